@@ -1,0 +1,54 @@
+# make demo   a story, streamed by the embedded model (creates .venv and installs on the first run)
+# make test   the tests (creates .venv and installs what is missing)
+# make lint   ruff, mypy             make docs    docs/stages.md from the stages; checks links
+# make bench  the benchmarks         make setup   only create .venv with everything for development
+
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
+SOURCES := pyproject.toml constraints.txt
+
+.PHONY: setup demo test test-slow lint docs docs-check bench clean
+
+.venv/python: 
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "nucleate needs Python 3.11 or newer; try: make PYTHON=python3.11 ..."; exit 1; }
+	@$(PYTHON) -m venv .venv
+	@touch $@
+
+.venv/demo: .venv/python $(SOURCES)
+	@echo "installing nucleate into .venv ..."
+	@$(PIP) -e .
+	@touch $@
+
+.venv/dev: .venv/python $(SOURCES)
+	@echo "installing nucleate with its tests' packages (torch, transformers) into .venv ..."
+	@$(PIP) -e '.[dev,torch]'
+	@touch $@ .venv/demo
+
+setup: .venv/dev
+
+demo: .venv/demo
+	@$(BIN)/nucleate generate --echo "Once upon a time, there was a little fox who found a drum."
+
+test: .venv/dev
+	$(BIN)/python -m pytest
+
+test-slow: .venv/dev
+	$(BIN)/python -m pytest -m "slow or not slow"
+
+lint: .venv/dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+docs: .venv/dev
+	$(BIN)/python docs/build.py
+
+docs-check: .venv/dev
+	$(BIN)/python docs/build.py --check
+
+bench: .venv/dev
+	$(BIN)/python benchmarks/reference.py
+
+clean:
+	rm -rf .venv dist build .pytest_cache .mypy_cache .ruff_cache
