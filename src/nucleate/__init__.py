@@ -1,0 +1,61 @@
+"""nucleate: the complete token-generation pipeline, from logits to streamed text.
+
+The names below are the public ones; each is imported when it is first used, so that ``import nucleate`` costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from nucleate.core.event import Completion, Output, Piece, Usage
+    from nucleate.core.parameter import ParameterError
+    from nucleate.llm import LLM
+    from nucleate.models.model import ModelError
+    from nucleate.params import SamplingParams
+    from nucleate.pipeline import LogitsError, explain, probabilities, sample
+
+_HOMES = {
+    "LLM": "llm",
+    "SamplingParams": "params",
+    "sample": "pipeline",
+    "probabilities": "pipeline",
+    "explain": "pipeline",
+    "Completion": "core.event",
+    "Output": "core.event",
+    "Piece": "core.event",
+    "Usage": "core.event",
+    "ParameterError": "core.parameter",
+    "LogitsError": "pipeline",
+    "ModelError": "models.model",
+}
+
+__all__ = [
+    "LLM",
+    "Completion",
+    "LogitsError",
+    "ModelError",
+    "Output",
+    "ParameterError",
+    "Piece",
+    "SamplingParams",
+    "Usage",
+    "explain",
+    "probabilities",
+    "sample",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'nucleate' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"nucleate.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -1,0 +1,30 @@
+"""What a request may say that is no stage: when to stop, how often to answer, what of the text to show. Values only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from nucleate.core.parameter import Parameter, declared, param
+
+
+class Stopping:
+    """When a request ends, and what of its end is shown."""
+
+    max_tokens: int | None = param("most tokens of output; none: as many as the context holds", default=None, low=1)
+    stop: tuple[str, ...] = param("strings that end the output; the text is cut before them", default=())
+    stop_token_ids: tuple[int, ...] = param("token ids that end the output", default=(), low=0)
+    stop_regex: tuple[str, ...] = param("patterns that end the output; the text is cut before them", default=())
+    stop_json: bool = param("end the output after the first complete JSON object or array", default=False)
+    include_stop_str_in_output: bool = param("keep what ended the output in the text", default=False)
+    ignore_eos: bool = param("go on after the end-of-sequence token", default=False)
+
+
+class Answering:
+    """How many answers, and how their text is made."""
+
+    n: int = param("how many answers; answer i uses seed + i", default=1, low=1, high=128)
+    skip_special_tokens: bool = param("leave special tokens out of the text", default=True)
+
+
+REQUEST_PARAMETERS: Mapping[str, Parameter] = {**declared(Stopping), **declared(Answering)}
+"""The parameters above by name."""

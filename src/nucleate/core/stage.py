@@ -1,0 +1,185 @@
+"""The shapes a stage can have. A stage is a frozen value; its rule is one expression over the names in ``maths``.
+
+Refuses to know any backend: a rule sees its own parameters, a score, a token and the statistics of its row, no more.
+
+Shape suffixes of arrays, everywhere: B rows of a batch, V vocabulary ids, N tokens that are still in, K listed tokens.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal, NamedTuple, dataclass_transform
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nucleate.core.parameter import Parameter, declared, param
+
+Scores = Any
+"""Scores or numbers as the backend holds them: NumPy arrays in the reference, scalars or blocks in a kernel."""
+
+
+class Row(NamedTuple):
+    """Statistics of the tokens of one row that are still in."""
+
+    n: Scores  #: how many
+    top: Scores  #: the highest score
+    mass: Scores  #: sum of exp(x - top)
+    entropy: Scores  #: -sum of p log p, in nats
+    mean: Scores  #: mean score
+    var: Scores  #: population variance of the scores
+
+
+class Token(NamedTuple):
+    """What a Shift may know of a token."""
+
+    id: Scores
+    prompt_count: Scores  #: occurrences in the prompt
+    output_count: Scores  #: occurrences in the output so far
+    listed: Scores  #: the value the stage's own list gives it (0 where it is not listed)
+
+
+class History(NamedTuple):
+    """The tokens of one sequence so far."""
+
+    prompt: Sequence[int] | NDArray[np.int64] = ()
+    output: Sequence[int] | NDArray[np.int64] = ()
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(param,))
+class Stage:
+    """A step of the pipeline. Subclass a shape, declare parameters with ``param``, write the rule.
+
+    ``rank`` gives the place in the canonical order; the docstring's first line is the help text everywhere.
+    """
+
+    rank: ClassVar[int] = 0
+    name: ClassVar[str] = ""
+    parameters: ClassVar[Mapping[str, Parameter]] = {}
+
+    def __init_subclass__(cls) -> None:
+        if "name" not in cls.__dict__:
+            cls.name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", cls.__name__).lower()
+        cls.parameters = declared(cls, prefix=cls.name)
+        dataclasses.dataclass(frozen=True, repr=False)(cls)
+        others = {field.name for field in dataclasses.fields(cls)} - cls.parameters.keys()  # type: ignore[arg-type]
+        if others:
+            raise TypeError(
+                f"{cls.__name__}: {', '.join(sorted(others))} must be declared in its own body with param(...), "
+                "or be a ClassVar; a stage with parameters is final"
+            )
+
+    def __post_init__(self) -> None:
+        for attribute, parameter in self.parameters.items():
+            object.__setattr__(self, attribute, parameter.check(getattr(self, attribute)))
+
+    @property
+    def neutral(self) -> bool:
+        """True when the stage does nothing, so that it may be left out of a pipeline."""
+        switches = [(a, p) for a, p in self.parameters.items() if p.neutral is not dataclasses.MISSING]
+        return bool(switches) and all(p.is_neutral(getattr(self, a)) for a, p in switches)
+
+    @property
+    def greedy(self) -> bool:
+        """True when the stage leaves only the first token of the order, whatever its rule would say."""
+        return False
+
+    def __repr__(self) -> str:
+        values = [getattr(self, attribute) for attribute in self.parameters]
+        if len(values) == 1:
+            shown = repr(values[0]) if values != [next(iter(self.parameters.values())).default] else ""
+        else:
+            pairs = ((a, getattr(self, a)) for a, p in self.parameters.items() if getattr(self, a) != p.default)
+            shown = ", ".join(f"{attribute}={value!r}" for attribute, value in pairs)
+        return f"{type(self).__name__}({shown})"
+
+
+class Shift(Stage):
+    """apply(self, x, token) -> x: changes the scores of some tokens, before anything else looks at them."""
+
+    touches: ClassVar[Literal["seen", "output", "listed", "unlisted"]]
+    """Which tokens the rule is applied to: in prompt or output, in the output, in the stage's list, or not in it."""
+
+    def apply(self, x: Scores, token: Token) -> Scores:
+        raise NotImplementedError
+
+    def listing(self, history: History) -> Mapping[int, float]:
+        """The stage's list for this step, ``{token id: value}``. Computed on the host; only for (un)listed."""
+        return {}
+
+
+class Scale(Stage):
+    """apply(self, x, row) -> x: monotone in x, so the order stays, even of tokens that rounding makes equal."""
+
+    def apply(self, x: Scores, row: Row) -> Scores:
+        raise NotImplementedError
+
+
+class Floor(Stage):
+    """floor(self, row) -> cut: keeps every score at or above it."""
+
+    def floor(self, row: Row) -> Scores:
+        raise NotImplementedError
+
+
+class Prefix(Stage):
+    """weight(self, x, row), target(self, row): keeps the fewest best tokens whose weights reach the target."""
+
+    def weight(self, x: Scores, row: Row) -> Scores:
+        raise NotImplementedError
+
+    def target(self, row: Row) -> Scores:
+        raise NotImplementedError
+
+
+class Draw(Stage):
+    """The last stage: picks one of the tokens that are still in.
+
+    ``uniforms`` says how many random numbers the rule takes: "none" and "each" race with ``score(self, x, u)`` and the
+    highest wins ("each" in two levels: first groups of 256 ids by their mass, then the tokens of the winner); "one"
+    walks down the order to the first token at which ``weight(self, x, row)`` has summed up to ``target(self, row, u)``.
+    """
+
+    rank: ClassVar[int] = 100
+    uniforms: ClassVar[Literal["none", "each", "one"]]
+
+    def score(self, x: Scores, u: Scores) -> Scores:
+        raise NotImplementedError
+
+    def weight(self, x: Scores, row: Row) -> Scores:
+        raise NotImplementedError
+
+    def target(self, row: Row, u: Scores) -> Scores:
+        raise NotImplementedError
+
+
+__all__ = [
+    "SHAPES",
+    "Draw",
+    "Floor",
+    "History",
+    "Pipeline",
+    "Prefix",
+    "Row",
+    "Scale",
+    "Scores",
+    "Shift",
+    "Stage",
+    "Token",
+    "param",
+    "shape_of",
+]
+
+Pipeline = tuple[Stage, ...]
+SHAPES: tuple[type[Stage], ...] = (Shift, Scale, Floor, Prefix, Draw)
+
+
+def shape_of(stage: Stage | type[Stage]) -> str:
+    """The name of a stage's shape: "Shift", "Scale", "Floor", "Prefix" or "Draw"."""
+    kind = stage if isinstance(stage, type) else type(stage)
+    for shape in SHAPES:
+        if issubclass(kind, shape):
+            return shape.__name__
+    raise TypeError(f"{kind.__name__} has none of the shapes {', '.join(s.__name__ for s in SHAPES)}")

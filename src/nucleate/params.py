@@ -1,0 +1,128 @@
+"""SamplingParams: everything one request may say, and the pipeline it means.
+
+Its fields are not listed here: they are the parameters of every stage, and of ``core.request``.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from nucleate.core.parameter import Parameter, ParameterError, read_json, unknown
+from nucleate.core.request import REQUEST_PARAMETERS
+from nucleate.core.stage import Draw, Pipeline, Stage
+from nucleate.stages import STAGES
+from nucleate.stages.gumbel import Gumbel
+
+
+def _fields() -> dict[str, Parameter]:
+    found: dict[str, Parameter] = {}
+    for kind in STAGES.values():
+        for parameter in kind.parameters.values():
+            if parameter.public and parameter.name not in found:  # both draws have the one seed
+                found[parameter.name] = parameter
+    return {**found, **REQUEST_PARAMETERS}
+
+
+FIELDS: Mapping[str, Parameter] = _fields()
+"""Every field of SamplingParams by name, in the order of the stages, then of the request."""
+
+
+class SamplingParams:
+    """How to turn the logits of one request into text: frozen, hashable, validated.
+
+    Keyword arguments only; ``FIELDS`` (or ``nucleate stages``) lists them with their ranges and defaults. The defaults
+    change nothing: they sample from the model's own distribution until EOS. Raises ParameterError, a ValueError that
+    names the field, its value and what is allowed.
+    """
+
+    __slots__ = ("_values",)
+    _values: dict[str, Any]
+
+    def __init__(self, /, **values: Any) -> None:
+        for name in values:
+            if name not in FIELDS:
+                raise unknown(name, FIELDS)
+        checked = {name: f.check(values[name]) if name in values else f.default for name, f in FIELDS.items()}
+        object.__setattr__(self, "_values", checked)
+        if checked["max_tokens"] is not None and checked["min_tokens"] > checked["max_tokens"]:
+            least, most = checked["min_tokens"], checked["max_tokens"]
+            raise ParameterError("min_tokens", f"min_tokens must be at most max_tokens ({most}), got {least}")
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self._values[name]
+        except KeyError:
+            raise AttributeError(str(unknown(name, FIELDS, "field"))) from None
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"SamplingParams is frozen; use params.replace({name}=...)")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError("SamplingParams is frozen")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SamplingParams.from_json, (self.to_json(),)
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *FIELDS]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SamplingParams) and self._values == other._values
+
+    def __hash__(self) -> int:
+        return hash(tuple(self._values.items()))
+
+    def __repr__(self) -> str:
+        return f"SamplingParams({', '.join(f'{name}={value!r}' for name, value in self._set())})"
+
+    def _set(self) -> Iterator[tuple[str, Any]]:
+        """The fields that differ from their default."""
+        return ((name, value) for name, value in self._values.items() if value != FIELDS[name].default)
+
+    def replace(self, /, **changes: Any) -> SamplingParams:
+        """The same parameters with some changed."""
+        return SamplingParams(**{**self._values, **changes})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values of the fields that differ from their default."""
+        return {name: _plain(value) for name, value in self._set()}
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict())
+
+    @classmethod
+    def from_json(cls, text: str) -> SamplingParams:
+        """The inverse of to_json. Raises ParameterError if the text is no JSON object of known fields."""
+        values = read_json(text, "params")
+        if not isinstance(values, dict):
+            raise ParameterError("params", f"params must be a JSON object, got {text[:60]!r}")
+        return cls(**values)
+
+    def pipeline(self, end_ids: tuple[int, ...] = ()) -> Pipeline:
+        """The stages these parameters mean, in canonical order, ending with a draw.
+
+        end_ids: the model's EOS ids, which ``min_tokens`` bans along with ``stop_token_ids``.
+        """
+        ends = tuple(sorted({*(() if self.ignore_eos else end_ids), *self.stop_token_ids}))
+        stages = (
+            _build(kind, {**self._values, "ends": ends}) for kind in STAGES.values() if not issubclass(kind, Draw)
+        )
+        return (*(stage for stage in stages if not stage.neutral), Gumbel(self.seed))
+
+
+def _build(kind: type[Stage], values: Mapping[str, Any]) -> Stage:
+    return kind(**{a: values[p.name if p.public else a] for a, p in kind.parameters.items()})
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): item for key, item in value.items()}
+    return list(value) if isinstance(value, tuple) else value
+
+
+SamplingParams.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+    [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=f.default) for n, f in FIELDS.items()]
+)

@@ -1,0 +1,25 @@
+"""Every stage, one file each. A file that is put here is found: no list to edit."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+from nucleate.core.stage import Stage
+
+
+def _find() -> dict[str, type[Stage]]:
+    found: dict[str, type[Stage]] = {}
+    for info in pkgutil.iter_modules(__path__):
+        module = importlib.import_module(f"{__name__}.{info.name}")
+        for value in vars(module).values():
+            if isinstance(value, type) and issubclass(value, Stage) and value.__module__ == module.__name__:
+                found[value.name] = value
+    return dict(sorted(found.items(), key=lambda item: (item[1].rank, item[0])))
+
+
+STAGES = _find()
+"""Every stage by its name, in canonical order."""
+
+globals().update({kind.__name__: kind for kind in STAGES.values()})
+__all__ = ["STAGES", *(kind.__name__ for kind in STAGES.values())]  # noqa: PLE0604  # names are found, not listed

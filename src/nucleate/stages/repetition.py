@@ -1,0 +1,25 @@
+"""Repetition penalty (Keskar et al.: CTRL, arXiv 1909.05858), in the signed form that all engines use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nucleate.core.maths import where
+from nucleate.core.stage import Shift, Token, param
+
+
+class Repetition(Shift):
+    """Make every token of prompt or output less likely, once, however often it was seen."""
+
+    rank = 20
+    touches = "seen"
+    r: float = param(
+        "divides positive and multiplies negative logits of tokens seen before; below 1 it rewards them",
+        neutral=1.0,
+        low=0.0,
+        open_low=True,
+        name="repetition_penalty",
+    )
+
+    def apply(self, x: Any, token: Token) -> Any:
+        return where(x > 0, x / self.r, x * self.r)
