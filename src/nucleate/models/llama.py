@@ -1,0 +1,195 @@
+"""A Llama in NumPy, for small models: no torch, a start in milliseconds. The slow, readable twin of the torch runtime.
+
+Reads a folder in the Transformers format (config.json, model.safetensors). Knows the plain Llama architecture only.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from threadpoolctl import ThreadpoolController
+
+from nucleate.models.model import ModelError
+
+Floats = NDArray[np.float32]
+
+
+class Layer(NamedTuple):
+    """The weights of one layer; matrices are [in, out], those that read the same input stand side by side."""
+
+    attention_norm: Floats
+    query_key_value: Floats
+    attention_out: Floats
+    mlp_norm: Floats
+    gate_up: Floats
+    down: Floats
+
+
+def why_not(folder: Path) -> str | None:
+    """Why this runtime cannot run the model in a folder; None if it can."""
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if config.get("model_type") != "llama":
+        return f"the architecture is {config.get('model_type')!r}, not 'llama'"
+    if config.get("attention_bias") or config.get("mlp_bias") or config.get("hidden_act", "silu") != "silu":
+        return "it has biases or another activation than SiLU"
+    if rope.get("rope_type", rope.get("type", "default")) != "default":
+        return "its positions are scaled"
+    if not (folder / "model.safetensors").exists():
+        return "its weights are not in one model.safetensors"
+    return None
+
+
+class Llama:
+    """A Llama model in float32. Raises ModelError if ``why_not`` has a reason."""
+
+    runtime = "numpy float32"
+
+    def __init__(self, folder: Path) -> None:
+        if (reason := why_not(folder)) is not None:
+            raise ModelError(f"the numpy runtime cannot run the model in {folder}: {reason}")
+        config = json.loads((folder / "config.json").read_text("utf-8"))
+        tensors = read(folder / "model.safetensors")
+        try:
+            self._build(config, tensors)
+        except KeyError as error:
+            raise ModelError(f"the model in {folder} is incomplete: {error.args[0]!r} is missing") from None
+
+    def _build(self, config: Mapping[str, Any], tensors: Mapping[str, Floats]) -> None:
+        self.heads: int = config["num_attention_heads"]
+        self.kv_heads: int = config.get("num_key_value_heads", self.heads)
+        self.head_size: int = config.get("head_dim") or config["hidden_size"] // self.heads
+        self.epsilon = np.float32(config["rms_norm_eps"])
+        self.vocab_size: int = config["vocab_size"]
+        self.context_length: int = config["max_position_embeddings"]
+        theta = (config.get("rope_parameters") or {}).get("rope_theta", config.get("rope_theta", 10000.0))
+        self.frequencies = theta ** -(np.arange(0, self.head_size, 2) / self.head_size)
+        self.embedding = tensors["model.embed_tokens.weight"]
+        tied = config.get("tie_word_embeddings", False)
+        self.unembedding = np.ascontiguousarray((self.embedding if tied else tensors["lm_head.weight"]).T)
+        self.norm = tensors["model.norm.weight"]
+        self.layers = [self._layer(tensors, f"model.layers.{i}.") for i in range(config["num_hidden_layers"])]
+
+    def _layer(self, tensors: Mapping[str, Floats], prefix: str) -> Layer:
+        def matrix(*names: str) -> Floats:
+            return np.ascontiguousarray(np.concatenate([tensors[f"{prefix}{name}_proj.weight"] for name in names]).T)
+
+        return Layer(
+            tensors[prefix + "input_layernorm.weight"],
+            matrix("self_attn.q", "self_attn.k", "self_attn.v"),
+            matrix("self_attn.o"),
+            tensors[prefix + "post_attention_layernorm.weight"],
+            matrix("mlp.gate", "mlp.up"),
+            matrix("mlp.down"),
+        )
+
+    def begin(self) -> LlamaContext:
+        return LlamaContext(self)
+
+    def normalise(self, x: Floats, weight: Floats) -> Floats:
+        """Root-mean-square normalisation of the rows of x."""
+        return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + self.epsilon) * weight
+
+
+class LlamaContext:
+    """One sequence: the keys and values of its tokens so far, [layers, 2, kv heads, room, head size]."""
+
+    def __init__(self, model: Llama) -> None:
+        self.model, self.length = model, 0
+        self.cache = np.empty((len(model.layers), 2, model.kv_heads, 64, model.head_size), np.float32)
+
+    def forward(self, token_ids: Sequence[int]) -> Floats:
+        """See ``Context.forward``. Raises ValueError for no token, ids outside the vocabulary, or a full context."""
+        model, count = self.model, len(token_ids)
+        ids = np.asarray(token_ids, np.int64)
+        if not count or ids.min() < 0 or ids.max() >= model.vocab_size:
+            raise ValueError(f"forward takes one or more token ids in 0..{model.vocab_size - 1}")
+        if self.length + count > model.context_length:
+            raise ValueError(f"{self.length + count} tokens do not fit the context of {model.context_length}")
+        with _one_thread():
+            return self._read(ids)
+
+    def _read(self, ids: NDArray[np.int64]) -> Floats:
+        model, count = self.model, len(ids)
+        self._make_room(self.length + count)
+        angle = np.arange(self.length, self.length + count)[:, None] * model.frequencies
+        rotation = np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+        x = model.embedding[ids]
+        for index, layer in enumerate(model.layers):
+            x = x + self._attend(index, model.normalise(x, layer.attention_norm) @ layer.query_key_value, rotation)
+            gate, up = np.split(model.normalise(x, layer.mlp_norm) @ layer.gate_up, 2, axis=-1)
+            with np.errstate(over="ignore"):  # exp(-gate) = inf is right: the gate is shut
+                x = x + (gate / (1 + np.exp(-gate)) * up) @ layer.down
+        self.length += count
+        logits: Floats = model.normalise(x[-1], model.norm) @ model.unembedding
+        return logits
+
+    def _make_room(self, length: int) -> None:
+        room = self.cache.shape[3]
+        if length > room:
+            grown = np.empty((*self.cache.shape[:3], max(length, 2 * room), self.cache.shape[4]), np.float32)
+            grown[:, :, :, : self.length] = self.cache[:, :, :, : self.length]
+            self.cache = grown
+
+    def _attend(self, index: int, projected: Floats, rotation: tuple[Floats, Floats]) -> Floats:
+        """Store the keys and values of the new tokens, attend from each over all up to itself."""
+        model, count, start = self.model, len(projected), self.length
+        split = projected.reshape(count, model.heads + 2 * model.kv_heads, model.head_size).swapaxes(0, 1)
+        query, key, value = np.split(split, (model.heads, model.heads + model.kv_heads))
+        self.cache[index, 0, :, start : start + count] = rotate(key, rotation)
+        self.cache[index, 1, :, start : start + count] = value
+        keys, values = self.cache[index, :, :, : start + count]
+        grouped = rotate(query, rotation).reshape(model.kv_heads, -1, model.head_size)  # heads that share keys
+        scores = grouped @ keys.swapaxes(1, 2) / np.float32(np.sqrt(model.head_size))
+        if count > 1:
+            future = np.arange(start + count) > np.arange(start, start + count)[:, None]
+            scores = np.where(np.tile(future, (model.heads // model.kv_heads, 1)), np.float32(-np.inf), scores)
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        mixed = (weights / weights.sum(axis=-1, keepdims=True)) @ values
+        heads = mixed.reshape(model.heads, count, model.head_size).swapaxes(0, 1).reshape(count, -1)
+        return heads @ model.layers[index].attention_out
+
+
+@functools.cache
+def _blas() -> ThreadpoolController:
+    return ThreadpoolController()
+
+
+def _one_thread() -> AbstractContextManager[object]:
+    """Products this small take longer to hand to several threads than to do: one thread is up to ten times as fast."""
+    return _blas().limit(limits=1, user_api="blas")  # type: ignore[no-any-return]
+
+
+def rotate(x: Floats, rotation: tuple[Floats, Floats]) -> Floats:
+    """Rotary position embedding (Su et al., arXiv 2104.09864) of [heads, tokens, head size], halves as pairs."""
+    cos, sin = rotation
+    first, second = np.split(x, 2, axis=-1)
+    return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+
+def read(path: Path) -> dict[str, Floats]:
+    """The tensors of a safetensors file as float32. bfloat16 is the upper half of a float32."""
+    from safetensors import SafetensorError, deserialize
+
+    try:
+        entries = deserialize(path.read_bytes())
+    except SafetensorError as error:
+        raise ModelError(f"{path} is no safetensors file: {error}") from None
+    found = {}
+    for name, entry in entries:
+        data, dtype = entry["data"], entry["dtype"]
+        if dtype == "BF16":
+            array = (np.frombuffer(data, np.uint16).astype(np.uint32) << 16).view(np.float32)
+        elif dtype in ("F16", "F32"):
+            array = np.frombuffer(data, dtype.replace("F16", "<f2").replace("F32", "<f4")).astype(np.float32)
+        else:
+            raise ModelError(f"{path}: {name} has the type {dtype}; the numpy runtime reads BF16, F16 and F32")
+        found[name] = array.reshape(entry["shape"])
+    return found

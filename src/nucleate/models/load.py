@@ -1,0 +1,76 @@
+"""From what a user calls a model to the model: find its folder, choose a runtime, read tokenizer and defaults."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from nucleate.models.llama import Llama, why_not
+from nucleate.models.model import Model, ModelError
+
+EMBEDDED = Path(__file__).parent / "tiny"
+"""The folder of the model that ships inside."""
+
+RUNTIMES = ("auto", "numpy", "torch")
+SMALL = 64 << 20
+"""Bytes of weights up to which "auto" prefers the numpy runtime: above, torch makes up for its start."""
+
+
+def resolve(model: str | Path | None) -> Path:
+    """The folder of a model: the embedded one for None, a folder, or a Hugging Face id (downloaded when not cached)."""
+    if model is None:
+        return EMBEDDED
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ModelError(f"{folder} is no model folder: it has no config.json")
+        return folder
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", str(model)) or str(model).startswith(("./", "../")):
+        raise ModelError(f"there is no model folder {str(model)!r} (a Hugging Face id has the form 'owner/name')")
+    return download(str(model))
+
+
+def download(name: str) -> Path:
+    """The folder of a Hugging Face id, from the local cache or the hub."""
+    import huggingface_hub
+
+    wanted = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
+    try:
+        return Path(huggingface_hub.snapshot_download(name, allow_patterns=wanted))
+    except Exception as error:  # the hub's client raises errors of many libraries
+        why = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise ModelError(f"there is no folder {name!r}, and it cannot be had from the hub: {why}") from error
+
+
+def load(folder: Path, device: str = "auto", dtype: str = "auto", runtime: str = "auto") -> Model:
+    """The model of a folder.
+
+    runtime: "numpy" (plain Llamas on CPU, starts at once), "torch" (everything Transformers knows), or "auto": numpy
+    for a Llama of at most 64 MiB, unless a device or dtype is asked for that it has not; else torch.
+    """
+    if runtime not in RUNTIMES:
+        raise ModelError(f"runtime must be one of {', '.join(RUNTIMES)}, got {runtime!r}")
+    suits = device in ("auto", "cpu") and dtype in ("auto", "float32")
+    if runtime == "numpy" and not suits:
+        raise ModelError(f"the numpy runtime has device 'cpu' and dtype 'float32' only, got {device!r} and {dtype!r}")
+    if runtime == "numpy" or (runtime == "auto" and suits and _is_small_llama(folder)):
+        return Llama(folder)
+    from nucleate.models.transformers import TransformersModel
+
+    return TransformersModel(folder, device, dtype)
+
+
+def _is_small_llama(folder: Path) -> bool:
+    return why_not(folder) is None and (folder / "model.safetensors").stat().st_size <= SMALL
+
+
+def recommended(folder: Path) -> dict[str, Any]:
+    """The sampling parameters that the model's authors recommend, from generation_config.json."""
+    path = folder / "generation_config.json"
+    config = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    if not config.get("do_sample", False):
+        return {}
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+    return {name: config[name] for name in names if config.get(name) is not None}
