@@ -1,0 +1,86 @@
+"""Find the end of the first complete JSON object or array in text that arrives in parts. Knows no tokens.
+
+A value begins at the first ``{`` or ``[``; what stands before it (space, prose, quotes) is skipped. It ends where all
+its brackets are closed, brackets in strings not counted, and it counts if ``json.loads`` reads it. What does not
+(``{name}`` in prose, ``{]``: a wrong bracket ends the attempt) is passed over, and the search goes on behind it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+_OPEN = re.compile(r"[\[{]")
+_MARK = re.compile(r'[\[\]{}"]')
+_IN_STRING = re.compile(r'["\\]')
+_CLOSING = {"{": "}", "[": "]"}
+
+
+class JsonSearch:
+    """The search in one text."""
+
+    def __init__(self) -> None:
+        self._closing: list[str] = []  # the brackets that are due, innermost last; empty before a value
+        self._parts: list[str] = []  # the value so far
+        self._in_string = False
+        self._escaped = False
+        self._length = 0
+
+    def push(self, text: str, ignore: bool = False) -> int | None:
+        """Read on; where the first complete value ends, in characters of all text so far, or None.
+
+        With ``ignore``, a value that is complete is passed over for good.
+        """
+        begin = place = 0  # the value's first character in ``text``, and the next character to read
+        while place < len(text):
+            if not self._closing:
+                opening = _OPEN.search(text, place)
+                if opening is None:
+                    break
+                begin, place = opening.start(), opening.end()
+                self._closing.append(_CLOSING[opening[0]])
+                continue
+            place, closed = self._read(text, place)
+            if closed:
+                self._parts.append(text[begin:place])
+                complete = not self._closing and _is_json("".join(self._parts))
+                self._parts.clear()
+                self._closing.clear()
+                if complete and not ignore:
+                    return self._length + place
+        if self._closing:
+            self._parts.append(text[begin:])
+        self._length += len(text)
+        return None
+
+    def _read(self, text: str, place: int) -> tuple[int, bool]:
+        """Read to the next character that means something: the place after it, and whether the attempt is over."""
+        if self._escaped:
+            self._escaped = False
+            return place + 1, False
+        mark = (_IN_STRING if self._in_string else _MARK).search(text, place)
+        if mark is None:
+            return len(text), False
+        character = mark[0]
+        if character == "\\":
+            self._escaped = True
+        elif character == '"':
+            self._in_string = not self._in_string
+        elif character in _CLOSING:
+            self._closing.append(_CLOSING[character])
+        elif character == self._closing[-1]:
+            self._closing.pop()
+            return mark.end(), not self._closing
+        else:
+            return mark.end(), True
+        return mark.end(), False
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text, parse_int=str, parse_float=str)  # as strings, so that no number is too long
+    except ValueError:
+        return False
+    except RecursionError:
+        return True  # deeper than Python reads; its brackets match, and that must do
+    return True

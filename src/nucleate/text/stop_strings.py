@@ -1,0 +1,103 @@
+"""Find stop strings in text that arrives in parts: one automaton (Aho-Corasick) for all of them. Knows no tokens.
+
+The work is a constant number of steps per character, however many strings there are. Two things are asked: which string
+that ends in the new text starts earliest, and how much of the text's end is the beginning of a string.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import lru_cache
+from typing import NamedTuple
+
+
+class Match(NamedTuple):
+    """A stop in the text: characters ``start`` to ``end`` of all text so far, and the string or pattern."""
+
+    start: int
+    end: int
+    detail: str
+
+
+class Automaton:
+    """The trie of the strings. State 0 is the root; every state is a prefix of some string."""
+
+    def __init__(self, strings: tuple[str, ...]) -> None:
+        self.follow: list[dict[str, int]] = [{}]
+        self.fail = [0]  # the state of the longest proper suffix that is a prefix too
+        self.longest: list[str | None] = [None]  # the longest string that ends in this state
+        self.open = [0]  # length of the longest suffix of this state that is a proper prefix of a string
+        for string in strings:
+            state = 0
+            for character in string:
+                following = self.follow[state].get(character)
+                if following is None:
+                    following = self.follow[state][character] = len(self.follow)
+                    self.follow.append({})
+                    self.fail.append(0)
+                    self.longest.append(None)
+                    self.open.append(0)
+                state = following
+            self.longest[state] = string
+        self.first = frozenset(self.follow[0])
+        self._link()
+
+    def _link(self) -> None:
+        queue = deque((state, 1) for state in self.follow[0].values())
+        while queue:  # by length, so that a suffix is done before the states it belongs to
+            state, length = queue.popleft()
+            suffix = self.fail[state]
+            self.longest[state] = self.longest[state] or self.longest[suffix]
+            self.open[state] = length if self.follow[state] else self.open[suffix]
+            for character, following in self.follow[state].items():
+                self.fail[following] = self.step(suffix, character)
+                queue.append((following, length + 1))
+
+    def step(self, state: int, character: str) -> int:
+        """The state after one more character."""
+        following = self.follow[state].get(character)
+        while following is None and state:
+            state = self.fail[state]
+            following = self.follow[state].get(character)
+        return following or 0
+
+
+@lru_cache(maxsize=64)
+def automaton(strings: tuple[str, ...]) -> Automaton:
+    """The automaton of these strings, shared between requests: it does not change."""
+    return Automaton(strings)
+
+
+class StringSearch:
+    """The search in one text. ``open`` is how many characters at the end of the text may become a match."""
+
+    def __init__(self, strings: tuple[str, ...]) -> None:
+        self._automaton = automaton(strings)
+        self._state = 0
+        self._length = 0
+        self.open = 0
+
+    def push(self, text: str, ignore: bool = False) -> Match | None:
+        """Read on. Of the strings that end in ``text``: the one that starts earliest, of these the longest.
+
+        With ``ignore`` a match is passed over for good; one that has only begun is still open.
+        """
+        machine = self._automaton
+        state, best = self._state, None
+        if not state and machine.first.isdisjoint(text):  # nothing begins here; most texts end with this line
+            self._length += len(text)
+            return None
+        follow, fail, longest = machine.follow, machine.fail, machine.longest
+        for position, character in enumerate(text, self._length + 1):
+            following = follow[state].get(character)  # machine.step, written out: this loop is the cost of stop strings
+            while following is None and state:
+                state = fail[state]
+                following = follow[state].get(character)
+            state = following or 0
+            found = longest[state]
+            # A later end with the same start is the longer string, so "not later" keeps the longest.
+            if found is not None and not ignore and (best is None or position - len(found) <= best.start):
+                best = Match(position - len(found), position, found)
+        self._state, self._length = state, self._length + len(text)
+        self.open = machine.open[state]
+        return best

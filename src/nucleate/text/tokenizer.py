@@ -1,0 +1,108 @@
+"""Text to token ids and back: a ``tokenizers.Tokenizer`` with the ids and the template that go with it. Knows no model.
+
+``decode`` here is the truth that the incremental detokenizer equals. Unlike the library, it refuses ids that are not in
+the vocabulary instead of leaving them out.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nucleate.text.folder import read_folder
+from nucleate.text.pieces import Pieces, read_pieces
+
+if TYPE_CHECKING:
+    import tokenizers
+
+
+class Tokenizer:
+    """A tokenizer with its special ids and chat template.
+
+    ``source`` is a folder with a ``tokenizer.json`` (beside it, where present, ``tokenizer_config.json``,
+    ``special_tokens_map.json``, ``generation_config.json``, ``config.json``, ``chat_template.jinja``), or a ready
+    ``tokenizers.Tokenizer``. The keywords are for what the source does not say, and win over what it says.
+
+    Raises FileNotFoundError if the folder or its tokenizer.json is missing, ValueError if a file cannot be read.
+    """
+
+    def __init__(
+        self,
+        source: str | os.PathLike[str] | tokenizers.Tokenizer,
+        *,
+        eos_token_ids: Iterable[int] | None = None,
+        bos_token_id: int | None = None,
+        chat_template: str | None = None,
+    ) -> None:
+        special_tokens: Mapping[str, str] = {}
+        eos_ids: frozenset[int] = frozenset()
+        if isinstance(source, (str, os.PathLike)):
+            self.backend, settings = read_folder(Path(source))
+            special_tokens, eos_ids = settings.special_tokens, settings.eos_token_ids
+            chat_template = settings.chat_template if chat_template is None else chat_template
+        else:
+            self.backend = source
+        self.special_tokens: Mapping[str, str] = special_tokens
+        """By role: ``{"bos_token": "<s>", ...}``; chat templates use these names."""
+        self.chat_template = chat_template
+        """The Jinja source, or None if the model has none."""
+        self.bos_token_id = self._id_of("bos_token") if bos_token_id is None else bos_token_id
+        if eos_token_ids is None:
+            eos = self._id_of("eos_token")
+            self.eos_token_ids = eos_ids | ({eos} if eos is not None else frozenset())
+        else:
+            self.eos_token_ids = frozenset(eos_token_ids)
+
+    def _id_of(self, role: str) -> int | None:
+        token = self.special_tokens.get(role)
+        return None if token is None else self.backend.token_to_id(token)
+
+    @cached_property
+    def pieces(self) -> Pieces:
+        """What each id adds to the text; built on first use, which takes a fraction of a second."""
+        return read_pieces(self.backend)
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """The ids that ``skip_special_tokens`` leaves out."""
+        # The library compares what a token says, so another id with the same content is left out too.
+        special = {token.content for token in self.backend.get_added_tokens_decoder().values() if token.special}
+        return frozenset(token_id for token_id, token in self.pieces.tokens.items() if token in special)
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """One more than the highest id, added tokens included. A model may have more logits than that."""
+        return max(self.backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """The ids of ``text``; ``add_special_tokens`` adds what the tokenizer puts around a text, such as BOS.
+
+        Raises ValueError for text that has no UTF-8 form (lone surrogates) or that the tokenizer cannot split.
+        """
+        if not isinstance(text, str):
+            raise TypeError(f"text must be a str, not {type(text).__name__}")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"text is not valid Unicode: {error.reason} at character {error.start}") from None
+        try:
+            return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        except Exception as error:  # noqa: BLE001 - the library raises nothing narrower
+            raise ValueError(f"the tokenizer cannot encode the text: {error}") from None
+
+    def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
+        """The text of ``ids``. Raises ValueError for an id that is not in the vocabulary."""
+        known = self.pieces.tokens
+        ids = list(ids)
+        for token_id in ids:
+            if token_id not in known:
+                raise self.unknown_id(token_id)
+        return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def unknown_id(self, token_id: int) -> ValueError:
+        """The error for an id that is not in the vocabulary."""
+        known = len(self.pieces.tokens)
+        return ValueError(f"token id {token_id} is not in the vocabulary ({known} tokens, ids below {self.vocab_size})")

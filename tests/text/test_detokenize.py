@@ -1,0 +1,235 @@
+"""The detokenizer equals decoding the whole, for every family, any ids and any split into prompt and output."""
+
+from __future__ import annotations
+
+import random
+from codecs import utf_8_decode
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nucleate.text.detokenize import Detokenizer
+from nucleate.text.tokenizer import Tokenizer
+
+
+def incomplete(tokenizer: Tokenizer, ids: list[int], skip: bool) -> int:
+    """How many tokens at the end of ``ids`` are bytes of a character that may still be completed."""
+    if tokenizer.pieces.family == "text":
+        run = b""
+        for token_id in reversed(ids):
+            piece = tokenizer.pieces.table[token_id]
+            if skip and token_id in tokenizer.special_ids:
+                continue
+            if not isinstance(piece, bytes):
+                break
+            run = piece + run
+        try:
+            return len(run) - utf_8_decode(run, "strict", False)[1] if run[-2:-1] != b"\xed" or run[-1] < 0xA0 else 0
+        except UnicodeDecodeError:
+            return 0
+    return 0
+
+
+def prompt_text(tokenizer: Tokenizer, ids: list[int], skip: bool) -> str:
+    """The slow twin's idea of the prompt's text: all of it, without bytes at the end that wait for more."""
+    if tokenizer.pieces.family == "utf8":
+        kept = [i for i in ids if not (skip and i in tokenizer.special_ids)]
+        data = b"".join(tokenizer.pieces.as_bytes(i) for i in kept)
+        whole = data.decode(errors="replace")
+        for size in range(min(3, len(data)), 0, -1):  # is the tail of this size the beginning of a character?
+            tail = data[-size:]
+            if any(
+                _completes(tail + more)
+                for more in (
+                    b"\x80",
+                    b"\x80\x80",
+                    b"\xbf\xbf",
+                    b"\x80\x80\x80",
+                    b"\xbf",
+                    b"\xbf\x80\x80",
+                    b"\xbf\xbf\xbf",
+                )
+            ):
+                return data[:-size].decode(errors="replace")
+        return whole
+    count = incomplete(tokenizer, ids, skip)
+    kept = [i for i in ids if not (skip and i in tokenizer.special_ids)]
+    return tokenizer.decode(kept[: len(kept) - count], skip_special_tokens=skip)
+
+
+def _completes(data: bytes) -> bool:
+    try:
+        return len(data.decode()) == 1
+    except UnicodeDecodeError:
+        return False
+
+
+def full(tokenizer: Tokenizer, prompt: list[int], output: list[int], skip: bool) -> str:
+    """The slow twin: decode everything, take the prompt's text away."""
+    return tokenizer.decode(prompt + output, skip)[len(prompt_text(tokenizer, prompt, skip)) :]
+
+
+def streamed(tokenizer: Tokenizer, prompt: list[int], output: list[int], skip: bool) -> list[str]:
+    detokenizer = Detokenizer(tokenizer, prompt, skip, hold_bytes=None)
+    pushed = [detokenizer.push(token_id) for token_id in output]
+    texts = [text for texts in [*pushed, detokenizer.close()] for text in texts]
+    assert all(texts)
+    assert all(len(texts) <= 1 for texts in pushed)
+    return texts
+
+
+def check(tokenizer: Tokenizer, prompt: list[int], output: list[int], skip: bool) -> None:
+    expected = full(tokenizer, prompt, output, skip)
+    assert "".join(streamed(tokenizer, prompt, output, skip)) == expected, (prompt, output, skip)
+
+
+def test_any_ids(tokenizer: Tokenizer) -> None:
+    ids = st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=12)
+
+    @given(ids, ids, st.booleans())
+    def law(prompt: list[int], output: list[int], skip: bool) -> None:
+        check(tokenizer, prompt, output, skip)
+
+    law()
+
+
+def test_seeded_fuzz(tokenizer: Tokenizer) -> None:
+    draw = random.Random(7)
+    byte_ids = [i for i, piece in tokenizer.pieces.table.items() if isinstance(piece, bytes)]
+    special = sorted(tokenizer.special_ids)
+    everything = sorted(tokenizer.pieces.tokens)
+    for _ in range(400):
+        pool = draw.choice([everything, byte_ids or everything, byte_ids * 3 + special + everything[-40:]])
+        ids = draw.choices(pool, k=draw.randint(0, 40))
+        cut = draw.choice([0, draw.randint(0, len(ids))])
+        check(tokenizer, ids[:cut], ids[cut:], draw.random() < 0.5)
+
+
+TEXTS = [
+    "Hello, wörld! 😀👩‍👩‍👧‍👦 我们今天去北京 e\u0301 नमस्ते two words 🦊 café\n\n    indented  twice",
+    " leading space",
+    "\ufffd literal replacement \ufffd\ufffd",
+    "ends in an emoji 😀",
+]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_every_cut_of_a_text(tokenizer: Tokenizer, text: str) -> None:
+    ids = tokenizer.encode(text)
+    for cut in range(len(ids) + 1):
+        check(tokenizer, ids[:cut], ids[cut:], True)
+        check(tokenizer, [], ids[:cut], False)
+
+
+def single_bytes(tokenizer: Tokenizer) -> dict[int, int]:
+    """The token of each byte."""
+    found: dict[int, int] = {}
+    for token_id in tokenizer.pieces.table:
+        data = tokenizer.pieces.as_bytes(token_id)
+        if len(data) == 1 and (
+            isinstance(tokenizer.pieces.table[token_id], bytes) or tokenizer.pieces.family == "utf8"
+        ):
+            found[data[0]] = token_id
+    return found
+
+
+@pytest.mark.parametrize("name", ["byte-level", "llama"])
+def test_every_kind_of_invalid_utf8(tokenizers_by_name: dict[str, Tokenizer], name: str) -> None:
+    tokenizer = tokenizers_by_name[name]
+    token_of = single_bytes(tokenizer)
+    assert len(token_of) == 256
+    leads = [0x00, 0x41, 0x7F, 0x80, 0xBF, 0xC0, 0xC1, 0xC2, 0xDF, 0xE0, 0xE1, 0xED, 0xEF, 0xF0, 0xF3, 0xF4, 0xF5, 0xFF]
+    rests = [0x41, 0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF, 0xED, 0xF0]
+    draw = random.Random(3)
+    for lead in leads:
+        for _ in range(60):
+            data = [lead, *draw.choices(rests, k=draw.randint(0, 4)), *draw.choices(leads, k=draw.randint(0, 2))]
+            ids = [token_of[byte] for byte in data]
+            cut = draw.randint(0, len(ids))
+            check(tokenizer, [], ids, True)
+            check(tokenizer, ids[:cut], ids[cut:], True)
+
+
+def test_split_character_is_held_and_invalid_bytes_are_not(tokenizers_by_name: dict[str, Tokenizer]) -> None:
+    tokenizer = tokenizers_by_name["byte-level"]
+    token_of = single_bytes(tokenizer)
+    detokenizer = Detokenizer(tokenizer)
+    assert [detokenizer.push(token_of[byte]) for byte in "😀".encode()] == [(), (), (), ("😀",)]
+    assert detokenizer.push(token_of[0xFF]) == ("\ufffd",)
+    # The second half of a surrogate can never come, which is certain with its second byte.
+    assert [detokenizer.push(token_of[byte]) for byte in (0xED, 0xA0)] == [(), ("\ufffd\ufffd",)]
+    assert [detokenizer.push(token_of[byte]) for byte in (0xE2, 0x82, 0x41)] == [(), (), ("\ufffdA",)]
+    assert detokenizer.push(token_of[0xE2]) == ()
+    assert detokenizer.close() == ("\ufffd",)
+    assert detokenizer.close() == ()
+
+
+def test_special_token_inside_a_character(tokenizers_by_name: dict[str, Tokenizer]) -> None:
+    tokenizer = tokenizers_by_name["byte-level"]
+    token_of = single_bytes(tokenizer)
+    eos = tokenizer.backend.token_to_id("</s>")
+    ids = [token_of[0xC3], eos, token_of[0xA9]]
+    assert streamed(tokenizer, [], ids, True) == ["é"]
+    assert streamed(tokenizer, [], ids, False) == ["\ufffd</s>", "\ufffd"]
+    assert streamed(tokenizer, ids[:1], ids[1:], True) == ["é"]
+
+
+def test_prompt_text_is_never_repeated(tokenizers_by_name: dict[str, Tokenizer]) -> None:
+    tokenizer = tokenizers_by_name["llama"]
+    token_of = single_bytes(tokenizer)
+    smile = [token_of[byte] for byte in "😀".encode()]
+    assert streamed(tokenizer, smile, smile, True) == ["😀"]
+    assert streamed(tokenizer, smile[:2], smile[2:], True) == ["😀"]
+    # The run turns invalid: four of the five U+FFFD are new, the first stands where the prompt's character stands.
+    assert streamed(tokenizer, smile, [token_of[0xFF]], True) == ["\ufffd" * 4]
+
+
+def test_a_long_run_of_bytes_is_shown_after_the_bound(tokenizers_by_name: dict[str, Tokenizer]) -> None:
+    tokenizer = tokenizers_by_name["llama"]
+    token_of = single_bytes(tokenizer)
+    ids = [token_of[byte] for byte in ("北" * 100).encode()]
+    detokenizer = Detokenizer(tokenizer, hold_bytes=30)
+    texts = ["".join(detokenizer.push(token_id)) for token_id in ids]
+    assert not any(texts[:30])
+    assert texts[30:33] == ["北" * 10, "", "北"]
+    assert "".join(texts) == "北" * 100
+    assert detokenizer.push(token_of[0xFF]) == ("\ufffd" * 201,)
+    assert detokenizer.push(token_of[0x41]) == ("\ufffd",)
+    assert detokenizer.close() == ()
+
+
+def test_first_space(tokenizers_by_name: dict[str, Tokenizer]) -> None:
+    for name in ("llama", "metaspace-always", "metaspace-first"):
+        tokenizer = tokenizers_by_name[name]
+        ids = tokenizer.encode("the dog", add_special_tokens=False)
+        assert "".join(streamed(tokenizer, [], ids, True)) == "the dog"
+        assert "".join(streamed(tokenizer, [tokenizer.backend.token_to_id("<s>")], ids, True)) == "the dog"
+        assert "".join(streamed(tokenizer, ids, ids, True)) == " the dog"
+
+
+@pytest.mark.parametrize("bad", [-1, 10**6, 2**70])
+def test_unknown_ids(tokenizer: Tokenizer, bad: int) -> None:
+    detokenizer = Detokenizer(tokenizer)
+    with pytest.raises(ValueError, match=f"token id {bad} is not in the vocabulary"):
+        detokenizer.push(bad)
+    with pytest.raises(ValueError, match="not in the vocabulary"):
+        Detokenizer(tokenizer, [0, bad])
+    with pytest.raises(ValueError, match="not in the vocabulary"):
+        tokenizer.decode([bad])
+    assert "".join([*detokenizer.push(1), *detokenizer.close()]) == tokenizer.decode([1])
+    with pytest.raises(ValueError, match="after the detokenizer was closed"):
+        detokenizer.push(1)
+
+
+def test_what_is_kept_does_not_grow(tokenizers_by_name: dict[str, Tokenizer]) -> None:
+    """Nothing but the last token or a run of bytes is kept, whatever the length."""
+    for tokenizer in tokenizers_by_name.values():
+        if tokenizer.pieces.family == "whole":
+            continue  # everything is kept, by nature
+        draw = random.Random(5)
+        detokenizer = Detokenizer(tokenizer)
+        for token_id in draw.choices(sorted(tokenizer.pieces.tokens), k=10_000):
+            detokenizer.push(token_id)
+        kept = [len(value) for value in vars(detokenizer._joiner).values() if isinstance(value, (str, bytes, list))]
+        assert sum(kept) < 200

@@ -1,0 +1,312 @@
+"""The stop matcher equals reading the whole text after every token."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Iterator
+
+import pytest
+import regex
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nucleate.core.event import Finish
+from nucleate.text.stop import StopMatcher, StopRules
+from nucleate.text.stop_rules import MAX_STRINGS
+
+Tokens = list[tuple[int, str]]
+
+
+# The slow twin: what somebody does who reads the whole text after every token.
+def occurrences(text: str, string: str) -> Iterator[tuple[int, int]]:
+    for start in range(len(text) - len(string) + 1):
+        if text.startswith(string, start):
+            yield start, start + len(string)
+
+
+def json_end(text: str, passed: int) -> int | None:
+    """Where the first complete value ends that does not end within the first ``passed`` characters."""
+    stack, start, quoted, escaped = "", 0, False, False
+    for place, character in enumerate(text):
+        if escaped:
+            escaped = False
+        elif quoted:
+            quoted, escaped = character != '"', character == "\\"
+        elif character in "{[":
+            start = start if stack else place
+            stack += "}" if character == "{" else "]"
+        elif stack and character == '"':
+            quoted = True
+        elif stack and character == stack[-1]:
+            stack = stack[:-1]
+            if not stack and place >= passed and loads(text[start : place + 1]):
+                return place + 1
+        elif character in "}]":
+            stack = ""
+    return None
+
+
+def loads(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
+def reader(rules: StopRules, tokens: Tokens, tail: str) -> tuple[str, Finish | None, int]:
+    """The text shown, the finish, and how many tokens are read."""
+    text, passed, ignored, finish, searched, count = "", 0, set[tuple[str, int]](), None, True, 0
+    for token_id, new in [*tokens, (None, tail)]:
+        count += token_id is not None
+        if token_id is not None and finish:
+            continue
+        eos = token_id in rules.eos_token_ids and not rules.ignore_eos
+        if token_id is not None and (eos or token_id in rules.stop_token_ids) and count >= rules.min_tokens:
+            finish, last = Finish("stop", None if eos else token_id), count
+            if rules.include_stop_str_in_output and new:
+                text, searched = text + new, False
+            continue
+        text += new
+        matches = [(m.start(), m.end(), p) for p in rules.stop_regex for m in regex.finditer(p, text, overlapped=True)]
+        if count < rules.min_tokens:
+            ignored |= {(pattern, start) for start, _, pattern in matches}
+            passed = len(text)
+        elif searched:
+            found = [(*span, s) for s in rules.stop for span in occurrences(text, s) if span[1] > passed]
+            found += [match for match in matches if (match[2], match[0]) not in ignored]
+            best = min(found, key=lambda match: (match[0], -match[1]), default=None)
+            end = json_end(text, passed) if rules.stop_json else None
+            if end is not None and (best is None or end <= best[0]):
+                return text[:end], Finish("stop", "json"), last if finish else count
+            if best is not None:
+                cut = best[1] if rules.include_stop_str_in_output else best[0]
+                return text[:cut], Finish("stop", best[2]), last if finish else count
+        if token_id is not None and rules.max_tokens is not None and count >= rules.max_tokens:
+            finish, last = Finish("length"), count
+    return text, finish, last if finish else count
+
+
+def run(rules: StopRules, tokens: Tokens, tail: str) -> tuple[str, Finish | None, int]:
+    matcher, shown, count = StopMatcher(rules), "", 0
+    for token_id, text in tokens:
+        out = matcher.push(token_id, text)
+        count += 1
+        assert len(out) <= 1
+        assert all(out)
+        shown += "".join(out)
+        if matcher.finish is not None:
+            with pytest.raises(RuntimeError, match="after the sequence had ended"):
+                matcher.push(token_id, text)
+            break
+        check_hold(rules, "".join(text for _, text in tokens[:count]), shown, count)
+    shown += "".join(matcher.close(tail))
+    assert matcher.close("more") == ()
+    return shown, matcher.finish, count
+
+
+def check_hold(rules: StopRules, text: str, shown: str, count: int) -> None:
+    """What is held is the longest end of the text that is the beginning of a possible match, and nothing else."""
+    assert text.startswith(shown)
+    if rules.stop_regex and rules.min_tokens:
+        return  # places that are passed over make this a longer story
+    held = [size for s in rules.stop for size in range(1, len(s)) if text.endswith(s[:size])]
+    for pattern in rules.stop_regex:
+        places = [
+            p for p in range(len(text)) if (m := regex.compile(pattern).match(text, p, partial=True)) and m.partial
+        ]
+        held += [len(text) - min(places)] if places else []
+    assert len(text) - len(shown) == max(held, default=0)
+
+
+PATTERNS = ["abbc|b", "ab+c", "a.b", "[ab]{3}c", "(?<=a)b+c", "b(?=ca)", "c|bb", "(?:ab)+cc", "a(?!b)c"]
+
+
+def random_case(draw: random.Random) -> tuple[StopRules, Tokens, str]:
+    def text(most: int, alphabet: str) -> str:
+        return "".join(draw.choices(alphabet, k=draw.randint(0, most)))
+
+    alphabet = draw.choice(["ab", "abc", "abc", '{}[]",1:\\a'])
+    tokens = [(draw.randint(0, 30), text(4, alphabet)) for _ in range(draw.randint(0, 25))]
+    strings = tuple({text(5, alphabet) or alphabet[0] for _ in range(draw.choice([0, 1, 1, 3, 8]))})
+    most = draw.choice([None, 8, 20])
+    rules = StopRules(
+        stop=strings if draw.random() < 0.7 else (),
+        stop_regex=tuple(draw.sample(PATTERNS, draw.choice([0, 0, 1, 2]))),
+        stop_json=draw.random() < 0.4,
+        stop_token_ids=frozenset({draw.randint(0, 30)}),
+        eos_token_ids=frozenset({draw.randint(0, 30)}),
+        include_stop_str_in_output=draw.random() < 0.5,
+        ignore_eos=draw.random() < 0.3,
+        max_tokens=most,
+        min_tokens=draw.choice([0, 0, 3, 7]),
+        regex_seconds=10.0,
+    )
+    return rules, tokens, draw.choice(["", text(3, alphabet)])
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_equals_the_reader(seed: int) -> None:
+    draw = random.Random(seed)
+    reasons: dict[object, int] = {}
+    for _ in range(600):
+        rules, tokens, tail = random_case(draw)
+        expected = reader(rules, tokens, tail)
+        assert run(rules, tokens, tail) == expected, (rules, tokens, tail)
+        kind = expected[1] and (expected[1].reason, type(expected[1].detail))
+        reasons[kind] = reasons.get(kind, 0) + 1
+    assert len(reasons) >= 5, "the cases must reach every kind of end"
+
+
+@given(
+    st.lists(st.text('ab{}[]"\\ 1,:', max_size=4), max_size=20),
+    st.lists(st.text("ab{", min_size=1, max_size=4), max_size=4),
+    st.booleans(),
+    st.booleans(),
+)
+def test_any_text(texts: list[str], strings: list[str], stop_json: bool, include: bool) -> None:
+    rules = StopRules(stop=tuple(strings), stop_json=stop_json, include_stop_str_in_output=include)
+    tokens = [(0, text) for text in texts]
+    assert run(rules, tokens, "") == reader(rules, tokens, "")
+
+
+@pytest.mark.parametrize("include", [False, True])
+def test_one_character_at_a_time_cuts_where_the_text_says(include: bool) -> None:
+    text = "one STOX then STOP and more"
+    rules = StopRules(stop=("STOP",), include_stop_str_in_output=include)
+    shown, finish, count = run(rules, [(1, character) for character in text], "")
+    assert shown == ("one STOX then STOP" if include else "one STOX then ")
+    assert finish == Finish("stop", "STOP")
+    assert count == 18
+
+
+def test_only_a_real_partial_match_is_held() -> None:
+    matcher = StopMatcher(StopRules(stop=("</answer>",)))
+    assert matcher.push(1, "no reason to hold <") == ("no reason to hold ",)
+    assert matcher.push(1, "/ans") == ()
+    assert matcher.push(1, "!") == ("</ans!",)
+
+
+def test_earliest_start_wins_and_then_the_longest() -> None:
+    assert run(StopRules(stop=("bc", "abcd")), [(1, "xab"), (1, "cd")], "")[:2] == ("x", Finish("stop", "abcd"))
+    # The inner string is there one token earlier than the outer one.
+    assert run(StopRules(stop=("bc", "abcd")), [(1, "xabc"), (1, "d")], "")[:2] == ("xa", Finish("stop", "bc"))
+    rules = StopRules(stop=("ab", "abc"), include_stop_str_in_output=True)
+    assert run(rules, [(1, "xabcd")], "")[:2] == ("xabc", Finish("stop", "abc"))
+
+
+def test_the_tail_may_complete_a_stop() -> None:
+    rules = StopRules(stop=("END",), max_tokens=1)
+    assert run(rules, [(1, "the EN")], "D.")[:2] == ("the ", Finish("stop", "END"))
+    assert run(rules, [(1, "the EN")], "\ufffd")[:2] == ("the EN\ufffd", Finish("length"))
+    eos = StopRules(stop=("END",), eos_token_ids=frozenset({9}))
+    assert run(eos, [(1, "the EN"), (9, "</s>")], "D")[:2] == ("the ", Finish("stop", "END"))
+    assert run(eos, [(1, "the EN"), (9, "</s>")], "")[:2] == ("the EN", Finish("stop"))
+
+
+def test_stop_tokens() -> None:
+    rules = StopRules(stop_token_ids=frozenset({5}), eos_token_ids=frozenset({9}))
+    assert run(rules, [(1, "a"), (5, "b")], "") == ("a", Finish("stop", 5), 2)
+    assert run(rules, [(1, "a"), (9, "b")], "") == ("a", Finish("stop"), 2)
+    shown = StopRules(stop_token_ids=frozenset({5}), include_stop_str_in_output=True, stop=("bc",))
+    assert run(shown, [(1, "a"), (5, "b")], "c") == ("abc", Finish("stop", 5), 2)
+    assert run(StopRules(eos_token_ids=frozenset({9}), ignore_eos=True), [(9, "</s>")], "") == ("</s>", None, 1)
+    assert run(StopRules(eos_token_ids=frozenset({9}), max_tokens=1), [(9, "")], "")[1] == Finish("stop")
+    matcher = StopMatcher(StopRules(eos_token_ids=frozenset({9}), min_tokens=2))
+    assert not matcher.is_stop_token(9)
+    matcher.push(9, "")
+    assert matcher.is_stop_token(9)
+    assert not matcher.is_stop_token(8)
+
+
+def test_before_min_tokens_nothing_counts() -> None:
+    rules = StopRules(stop=("ab",), min_tokens=3)
+    assert run(rules, [(1, "ab"), (1, "ab"), (1, "-"), (1, "ab")], "")[0] == "abab-"
+    assert run(rules, [(1, "ab"), (1, "-a"), (1, "b")], "")[0] == "ab-"  # begun before, complete in time
+    assert run(StopRules(stop_json=True, min_tokens=2), [(1, "[1]"), (1, "-"), (1, "[2]x")], "")[0] == "[1]-[2]"
+    assert run(StopRules(stop_regex=("a+",), min_tokens=2), [(1, "aa"), (1, "a-")], "")[0] == "aa"
+
+
+def test_no_tokens_allowed() -> None:
+    matcher = StopMatcher(StopRules(max_tokens=0))
+    assert matcher.finish == Finish("length")
+    assert matcher.close() == ()
+
+
+JSON_CASES = [
+    ('Sure: {"a": "}\\"]", "b": [1, {"c": null}]} done', 'Sure: {"a": "}\\"]", "b": [1, {"c": null}]}'),
+    ("[1, 2][3]", "[1, 2]"),
+    ('{] {"a": 1} x', '{] {"a": 1}'),
+    ('use {name} as in {"name": 1}.', 'use {name} as in {"name": 1}'),
+    ('"{" opens, and its end is in a string: {}', '"{" opens, and its end is in a string: {}'),
+    ("123 true", "123 true"),
+    ('{"never": "closed}', '{"never": "closed}'),
+    ("[" + "9" * 5000 + "]!", "[" + "9" * 5000 + "]"),
+    ("[" * 3000 + "]" * 3000 + "!", "[" * 3000 + "]" * 3000),
+]
+
+
+@pytest.mark.parametrize(("text", "shown"), JSON_CASES)
+@pytest.mark.parametrize("size", [1, 3, 100_000])
+def test_json(text: str, shown: str, size: int) -> None:
+    matcher = StopMatcher(StopRules(stop_json=True))
+    out = ""
+    for place in range(0, len(text), size):
+        out += "".join(matcher.push(1, text[place : place + size]))
+        if matcher.finish:
+            break
+    assert out + "".join(matcher.close()) == shown
+    assert matcher.finish == (Finish("stop", "json") if shown != text else None)
+
+
+def test_a_slow_pattern_ends_its_own_sequence_only() -> None:
+    slow = StopMatcher(StopRules(stop_regex=("(a|aa)+c",), regex_seconds=0.05))
+    other = StopMatcher(StopRules(stop_regex=("b",)))
+    began = time.monotonic()
+    slow.push(1, "a" * 200)
+    slow_text = slow.push(1, "b") if slow.finish is None else ()
+    assert time.monotonic() - began < 2
+    assert slow_text == ()
+    assert slow.close("tail") == ()
+    assert slow.finish == Finish("error", "stop_regex '(a|aa)+c' took longer than 0.05 s")
+    assert other.push(1, "ab") == ("a",)
+    assert other.finish == Finish("stop", "b")
+
+
+def test_regex_memory_and_work_stay_bounded() -> None:
+    matcher = StopMatcher(StopRules(stop_regex=("(?<=x)stop",)))
+    for _ in range(20_000):
+        assert matcher.push(1, "word ") == ("word ",)
+    assert len(matcher._regexes[0]._text) < 20_000
+    assert matcher.push(1, "xst") == ("x",)
+    assert matcher.push(1, "op!") == ()
+    assert matcher.finish == Finish("stop", "(?<=x)stop")
+
+
+def test_thousands_of_strings_cost_a_constant_number_of_steps() -> None:
+    """A character goes at most one state deeper, so all steps back together are at most the characters."""
+
+    class Counted(list):
+        steps = 0
+
+        def __getitem__(self, state):
+            Counted.steps += 1
+            return super().__getitem__(state)
+
+    draw = random.Random(1)
+    strings = tuple("".join(draw.choices("abcd", k=15)) for _ in range(MAX_STRINGS))
+    matcher = StopMatcher(StopRules(stop=strings))
+    machine = matcher._strings._automaton
+    machine.fail = Counted(machine.fail)
+    text = "".join(draw.choices("abcd", k=3000))
+    for place in range(0, len(text), 3):
+        matcher.push(1, text[place : place + 3])
+    assert len(text) / 4 < Counted.steps <= len(text)
+
+
+def test_json_that_ends_where_a_string_starts() -> None:
+    assert run(StopRules(stop_json=True, stop=("!",)), [(1, "[1]!")], "")[:2] == ("[1]", Finish("stop", "json"))
+    assert run(StopRules(stop_json=True, stop=("]",)), [(1, "[1]!")], "")[:2] == ("[1", Finish("stop", "]"))
+    assert run(StopRules(stop_json=True, stop=("-", "!")), [(1, "-[1]!")], "")[:2] == ("", Finish("stop", "-"))

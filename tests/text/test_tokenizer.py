@@ -1,0 +1,137 @@
+"""Loading folders, special ids, and the table of pieces."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nucleate.text.tokenizer import Tokenizer
+
+
+def write(folder: Path, tokenizer: Tokenizer, **files: object) -> Path:
+    tokenizer.backend.save(str(folder / "tokenizer.json"))
+    for name, value in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(value), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def plain(tokenizers_by_name: dict[str, Tokenizer]) -> Tokenizer:
+    return tokenizers_by_name["byte-level"]
+
+
+def test_folder(tmp_path: Path, plain: Tokenizer) -> None:
+    config = {"bos_token": {"content": "<s>"}, "eos_token": "</s>", "chat_template": "{{ bos_token }}"}
+    loaded = Tokenizer(write(tmp_path, plain, tokenizer_config=config, generation_config={"eos_token_id": [1, 2]}))
+    assert loaded.special_tokens == {"bos_token": "<s>", "eos_token": "</s>"}
+    assert loaded.bos_token_id == 0
+    assert loaded.eos_token_ids == {1, 2}
+    assert loaded.chat_template == "{{ bos_token }}"
+    assert loaded.decode(loaded.encode("Grüße 😀")) == "Grüße 😀"
+    (tmp_path / "chat_template.jinja").write_text("own file")
+    assert Tokenizer(str(tmp_path)).chat_template == "own file"
+    assert Tokenizer(tmp_path, eos_token_ids=[7], bos_token_id=3, chat_template="x").eos_token_ids == {7}
+
+
+def test_older_folders(tmp_path: Path, plain: Tokenizer) -> None:
+    templates = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "yes"}]
+    folder = write(
+        tmp_path,
+        plain,
+        tokenizer_config={"chat_template": templates},
+        special_tokens_map={"bos_token": "<s>"},
+        config={"eos_token_id": 2},
+    )
+    loaded = Tokenizer(folder)
+    assert (loaded.bos_token_id, loaded.eos_token_ids, loaded.chat_template) == (0, {2}, "yes")
+
+
+def test_training_settings_do_not_cut_the_text(tmp_path: Path, plain: Tokenizer) -> None:
+    data = json.loads(plain.backend.to_str())
+    data["truncation"] = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(data))
+    assert len(Tokenizer(tmp_path).encode("many more than two tokens")) > 2
+
+
+def test_folder_errors_name_the_path(tmp_path: Path, plain: Tokenizer) -> None:
+    with pytest.raises(FileNotFoundError, match="nowhere: no such folder"):
+        Tokenizer(tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError, match=r"no tokenizer\.json in this folder"):
+        Tokenizer(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    for content in ["", "{", "[]", '{"model": 3}']:
+        path.write_text(content)
+        with pytest.raises(ValueError, match=r"tokenizer\.json: not a tokenizer file") as caught:
+            Tokenizer(tmp_path)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(FileNotFoundError, match="not a folder"):
+        Tokenizer(path)
+    write(tmp_path, plain)
+    config = tmp_path / "tokenizer_config.json"
+    for content, message in [
+        ("{", "not valid JSON"),
+        ("[]", "expected a JSON object"),
+        ("[" * 99999, "not valid JSON"),
+    ]:
+        config.write_text(content)
+        with pytest.raises(ValueError, match=message):
+            Tokenizer(tmp_path)
+    config.write_bytes(b"\xff{}")
+    with pytest.raises(ValueError, match="not UTF-8"):
+        Tokenizer(tmp_path)
+    write(tmp_path, plain, tokenizer_config={"chat_template": 5})
+    with pytest.raises(ValueError, match="chat_template must be a string"):
+        Tokenizer(tmp_path)
+    write(tmp_path, plain, tokenizer_config={}, generation_config={"eos_token_id": ["a"]})
+    with pytest.raises(ValueError, match="eos_token_id must be a token id"):
+        Tokenizer(tmp_path)
+
+
+def test_ids(tokenizer: Tokenizer) -> None:
+    assert tokenizer.vocab_size == max(tokenizer.pieces.tokens) + 1
+    assert tokenizer.special_ids
+    for token_id in tokenizer.special_ids:
+        assert tokenizer.decode([token_id]) == ""
+    assert tokenizer.eos_token_ids == frozenset()
+    assert tokenizer.bos_token_id is None
+    assert tokenizer.chat_template is None
+
+
+def test_families(tokenizers_by_name: dict[str, Tokenizer]) -> None:
+    found = {name: tokenizer.pieces.family for name, tokenizer in tokenizers_by_name.items()}
+    assert found["byte-level"] == "utf8"
+    assert found["suffix"] == "suffix"
+    assert {name for name, family in found.items() if family == "whole"} == {
+        "whole",
+        "whole-replace",
+        "fallback-unfused",
+    }
+
+
+def test_pieces_are_the_bytes_of_a_text(tokenizers_by_name: dict[str, Tokenizer]) -> None:
+    text = "Grüße, the dog 😀 你"
+    for name in ("byte-level", "llama", "gemma"):
+        tokenizer = tokenizers_by_name[name]
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        assert b"".join(map(tokenizer.pieces.as_bytes, ids)).decode().lstrip() == text
+
+
+def test_encode_refuses_what_is_no_text(plain: Tokenizer) -> None:
+    with pytest.raises(ValueError, match="not valid Unicode: surrogates not allowed at character 1"):
+        plain.encode("a\ud800")
+    with pytest.raises(TypeError, match="text must be a str, not int"):
+        plain.encode(5)
+
+
+def test_import_is_light() -> None:
+    """What takes long to import is imported where it is used."""
+    code = (
+        "import sys, nucleate.text.tokenizer, nucleate.text.detokenize, nucleate.text.stop, nucleate.text.template\n"
+        "print([name for name in ('tokenizers', 'transformers', 'jinja2', 'regex', 'torch') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
