@@ -1,0 +1,141 @@
+"""Talk to a model. Lines are messages; lines that begin with / are commands (/help lists them).
+
+Ctrl-C stops an answer, not the program; Ctrl-D or /quit ends it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from nucleate.cli import flags
+from nucleate.cli.generate import Stream
+from nucleate.cli.main import UsageError
+from nucleate.core.parameter import ParameterError
+from nucleate.params import SamplingParams
+
+if TYPE_CHECKING:
+    from nucleate.llm import LLM
+
+HELP = """/set NAME VALUE   change a sampling parameter, as in /set temperature 0.7
+/params           show the sampling parameters
+/system TEXT      begin a new conversation with this system message
+/new              begin a new conversation
+/again            answer the last message once more, with fresh noise
+/help             this list
+/quit             end"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--system", metavar="TEXT", help="a system message to begin with")
+    flags.add_model(parser)
+    flags.add_sampling(parser, without=("n",))
+
+
+def run(arguments: argparse.Namespace) -> int:
+    values = flags.given(arguments)
+    from nucleate.llm import LLM
+
+    llm = LLM(arguments.model, arguments.device, arguments.dtype, runtime=arguments.runtime)
+    if llm.tokenizer.chat_template is None:
+        raise UsageError(f"the model in {llm.folder} has no chat template; use nucleate generate")
+    chat = Chat(llm, llm.default_params.replace(**values), arguments.system)
+    if sys.stdin.isatty():
+        print("/help lists the commands, Ctrl-D ends", file=sys.stderr)
+    return max([chat.hear(line) for line in lines()], default=0)
+
+
+def lines() -> Iterator[str]:
+    """The lines the user types, or those piped in, until the end or /quit."""
+    prompt = "> " if sys.stdin.isatty() else ""
+    if prompt:
+        import readline  # noqa: F401  # gives input() its editing and history
+    while True:
+        try:
+            line = input(prompt).strip()
+        except EOFError:
+            return
+        except KeyboardInterrupt:  # at the prompt it only clears the line
+            print(file=sys.stderr)
+            continue
+        if line == "/quit":
+            return
+        if line:
+            yield line
+
+
+class Chat:
+    """A conversation and its parameters."""
+
+    def __init__(self, llm: LLM, params: SamplingParams, system: str | None) -> None:
+        self.llm, self.params = llm, params
+        self.messages: list[dict[str, str]] = []
+        self.begin(system)
+
+    def begin(self, system: str | None) -> None:
+        self.system = system
+        self.messages = [{"role": "system", "content": system}] if system else []
+
+    def hear(self, line: str) -> int:
+        """Obey a command or answer a message. Returns 1 if that failed."""
+        try:
+            if line.startswith("/"):
+                return self.obey(*line[1:].partition(" ")[::2])
+            self.messages.append({"role": "user", "content": line})
+            return self.answer()
+        except ParameterError as error:
+            print(f"nucleate: {error}", file=sys.stderr)
+            return 1
+
+    def obey(self, command: str, rest: str) -> int:
+        match command:
+            case "set":
+                name, _, value = rest.strip().partition(" ")
+                if name == "n":
+                    raise ParameterError("n", "a chat has one answer at a time: n cannot be set")
+                self.params = flags.assign(self.params, name, value.strip())
+            case "params":
+                print(self.params)
+            case "system":
+                self.begin(rest.strip() or None)
+            case "new":
+                self.begin(self.system)
+            case "again":
+                if not any(message["role"] == "user" for message in self.messages):
+                    raise ParameterError("again", "there is no message to answer again")
+                while self.messages[-1]["role"] != "user":
+                    self.messages.pop()
+                return self.answer()
+            case "help":
+                print(HELP)
+            case _:
+                raise ParameterError("command", f"there is no command /{command}; /help lists them")
+        return 0
+
+    def answer(self) -> int:
+        """Stream an answer to the last message and keep it, also if Ctrl-C cut it short."""
+        self.make_room()
+        stream, parts = Stream(1), []
+        try:
+            for piece in self.llm.stream_chat(self.messages, self.params):
+                stream.print(piece)
+                parts.append(piece.text)
+        except KeyboardInterrupt:
+            pass
+        except ParameterError:
+            self.messages.pop()  # a message that cannot be answered is not kept
+            raise
+        self.messages.append({"role": "assistant", "content": "".join(parts)})
+        return stream.end(self.llm.model.runtime)
+
+    def make_room(self) -> None:
+        """Forget the oldest exchanges, and say so, while the conversation fills more than 3/4 of the context."""
+        room = self.llm.model.context_length * 3 // 4
+        while len(self.llm.encode_chat(self.messages)) > room:
+            users = [i for i, message in enumerate(self.messages) if message["role"] == "user"]
+            if len(users) < 2:
+                return
+            del self.messages[users[0] : users[1]]
+            print("(the oldest exchange is forgotten: the context is nearly full)", file=sys.stderr)

@@ -1,0 +1,97 @@
+"""Flags for every sampling parameter, made from the parameters themselves; and those that name the model."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Collection
+from typing import Any
+
+from nucleate.core.parameter import Parameter, ParameterError, unknown
+from nucleate.params import FIELDS, SamplingParams
+
+
+def add_sampling(parser: argparse.ArgumentParser, without: Collection[str] = ()) -> None:
+    """Add a flag per field of SamplingParams. Flags that are not given leave the model's recommendation."""
+    group = parser.add_argument_group("sampling parameters (what is not given is as the model's authors recommend)")
+    for name, parameter in FIELDS.items():
+        if name not in without:
+            _add(group, "--" + name.replace("_", "-"), parameter)
+
+
+def _add(group: Any, flag: str, parameter: Parameter) -> None:
+    text = f"{parameter.help}: {parameter.allowed}; without it {_shown(parameter.default)}".replace("%", "%%")
+    shared: dict[str, Any] = {"dest": f"param_{parameter.name}", "default": None, "help": text}
+    if parameter.kind == "bool":
+        group.add_argument(flag, action=argparse.BooleanOptionalAction, **{**shared, "help": parameter.help})
+    elif parameter.kind == "tuple[str, ...]":
+        shared["help"] += "; may be repeated"
+        group.add_argument(flag, action="append", metavar="TEXT", **shared)
+    else:
+        group.add_argument(flag, metavar=_METAVARS[parameter.kind], **shared)
+
+
+def _shown(default: Any) -> str:
+    return str(default) if default or default in (0, False) else "none"
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that choose a model and how it runs."""
+    group = parser.add_argument_group("model")
+    group.add_argument("--model", metavar="MODEL", help="a folder or a Hugging Face id; without it, the embedded model")
+    group.add_argument("--device", default="auto", help='"auto", "cpu", "cuda", "cuda:1"...')
+    group.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float16"))
+    group.add_argument("--runtime", default="auto", choices=("auto", "numpy", "torch"), help="what runs the model")
+
+
+def given(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The sampling parameters given as flags, parsed and checked."""
+    values = {}
+    for name, parameter in FIELDS.items():
+        text = getattr(arguments, f"param_{name}", None)
+        if text is not None:
+            values[name] = parse(parameter, text)
+    return values
+
+
+def parse(parameter: Parameter, text: Any) -> Any:
+    """The value of a parameter as written on a command line. Raises ParameterError."""
+    try:
+        return parameter.check(_PARSE[parameter.kind](text) if parameter.kind in _PARSE else text)
+    except ValueError as error:
+        raise (error if isinstance(error, ParameterError) else parameter.error(text)) from None
+
+
+def assign(params: SamplingParams, name: str, text: str) -> SamplingParams:
+    """The parameters with one of them set from text, as ``/set`` does. Raises ParameterError."""
+    name = name.replace("-", "_")
+    if name not in FIELDS:
+        raise unknown(name, FIELDS)
+    kind = FIELDS[name].kind
+    return params.replace(**{name: parse(FIELDS[name], _TEXTS[kind](text) if kind in _TEXTS else text)})
+
+
+def _switch(text: Any) -> Any:
+    return {"true": True, "on": True, "yes": True, "false": False, "off": False, "no": False}.get(text, text)
+
+
+def _integer(text: str) -> int | None:
+    return None if text == "none" else int(text)
+
+
+def _integers(text: str) -> tuple[int, ...] | None:
+    return None if text == "none" else tuple(int(part) for part in text.split(","))
+
+
+def _table(text: str) -> dict[int, float]:
+    pairs = [part.split("=") for part in text.split(",")]
+    return {int(token): float(value) for token, value in pairs}
+
+
+_PARSE: dict[str, Callable[[Any], Any]] = {
+    "float": float,
+    "int": _integer,
+    "tuple[int, ...]": _integers,
+    "Mapping[int, float]": _table,
+}
+_TEXTS: dict[str, Callable[[str], Any]] = {"bool": _switch, "tuple[str, ...]": lambda text: (text,)}
+_METAVARS = {"float": "NUMBER", "int": "INTEGER", "tuple[int, ...]": "ID,ID...", "Mapping[int, float]": "ID=NUMBER,..."}

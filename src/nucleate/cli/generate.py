@@ -1,0 +1,128 @@
+"""Continue a prompt, streaming to the terminal.
+
+The prompt is the argument, or a file (--file), or what is piped in. With none of them the embedded model tells a story.
+The text goes to stdout; tokens per second and the seed go to stderr at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import stat
+import sys
+import time
+from pathlib import Path
+
+from nucleate.cli import flags
+from nucleate.cli.main import UsageError
+from nucleate.core.event import Piece
+
+FIRST_WORDS = "Once upon a time"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="the text to continue; - reads stdin")
+    parser.add_argument("-f", "--file", type=Path, help="read the prompt from a file")
+    parser.add_argument("--echo", action="store_true", help="print the prompt before its continuation")
+    parser.add_argument("--json", action="store_true", help="print one JSON object when all is done, instead of text")
+    flags.add_model(parser)
+    flags.add_sampling(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    values = flags.given(arguments)
+    prompt = read_prompt(arguments)
+    from nucleate.llm import LLM
+
+    llm = LLM(arguments.model, arguments.device, arguments.dtype, runtime=arguments.runtime)
+    params = llm.default_params.replace(**values)
+    if arguments.json:
+        completion = llm.generate(prompt, params)[0]
+        print(json.dumps({"prompt": prompt, **dataclasses.asdict(completion), "params": params.to_dict()}))
+        return 1 if any(output.finish_reason == "error" for output in completion.outputs) else 0
+    pieces = llm.stream(prompt, params)
+    if arguments.echo:
+        print(prompt, end="", flush=True)
+    return show(pieces, params.n, llm.model.runtime)
+
+
+def read_prompt(arguments: argparse.Namespace) -> str:
+    """The prompt from wherever it comes."""
+    if arguments.prompt is not None and arguments.file is not None:
+        raise UsageError("give a prompt or --file, not both")
+    if arguments.file is not None:
+        text = arguments.file.read_text("utf-8")
+    elif arguments.prompt not in (None, "-"):
+        text = arguments.prompt
+    elif arguments.prompt == "-" or piped():
+        text = sys.stdin.read()
+    elif arguments.model is None:
+        arguments.echo = True
+        return FIRST_WORDS
+    else:
+        raise UsageError("no prompt: give one as an argument, with --file, or pipe one in")
+    if not text:
+        raise UsageError("the prompt is empty: give some text as an argument, with --file, or pipe it in")
+    return str(text)
+
+
+def piped() -> bool:
+    """True if stdin is a pipe or a file, so that somebody meant it to be read."""
+    if sys.stdin is None or sys.stdin.closed:
+        return False
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except (OSError, ValueError):  # no real file, as under a test runner
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)
+
+
+def show(pieces: object, answers: int, runtime: str) -> int:
+    """Print pieces as they come, then the figures. Returns the exit status."""
+    stream = Stream(answers)
+    status = 0
+    try:
+        for piece in pieces:  # type: ignore[attr-defined]
+            stream.print(piece)
+    except KeyboardInterrupt:
+        status = 130
+    return stream.end(runtime) or status
+
+
+class Stream:
+    """Prints the pieces of one or more answers and keeps count."""
+
+    def __init__(self, answers: int) -> None:
+        self.answers, self.tokens, self.index = answers, 0, -1
+        self.start, self.first = time.perf_counter(), 0.0
+        self.last: Piece | None = None
+        self.failures: list[str] = []
+
+    def print(self, piece: Piece) -> None:
+        if piece.index != self.index and self.answers > 1:
+            lead = "\n\n" if self.index >= 0 else ""
+            print(f"{lead}--- answer {piece.index + 1} of {self.answers}, seed {piece.seed}", flush=True)
+        self.index, self.last = piece.index, piece
+        self.first = self.first or time.perf_counter()
+        self.tokens += len(piece.token_ids)
+        print(piece.text, end="", flush=True)
+        if piece.finish_reason == "error":
+            self.failures.append(str(piece.stop_reason))
+
+    def end(self, runtime: str) -> int:
+        """End the text with a newline, then the figures on stderr. Returns 1 if an answer failed."""
+        print(flush=True)
+        if self.last is None:
+            return 0
+        seconds = time.perf_counter() - self.start
+        decoding = max(time.perf_counter() - self.first, 1e-9)
+        rate = (self.tokens - 1) / decoding if self.tokens > 1 else self.tokens / seconds
+        seed = (self.last.seed - self.index) % 2**64
+        why = self.last.finish_reason or "interrupted"
+        figures = f"[{self.tokens} tokens, {rate:.0f} tokens/s on {runtime}, seed {seed}, {why}]"
+        print(figures, file=sys.stderr)
+        for failure in self.failures:
+            print(f"nucleate: the answer ended with an error: {failure}", file=sys.stderr)
+        return 1 if self.failures else 0

@@ -1,0 +1,95 @@
+"""``nucleate COMMAND ...``: finds the command, and turns every error into one line and an exit status.
+
+Exit status: 0 done; 1 failed (a model that cannot be loaded, an answer that ended in an error); 2 bad usage (flags,
+values, prompts); 130 interrupted. Imports nothing heavy: a command's file is imported when it is asked for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import NoReturn
+
+COMMANDS = {
+    "generate": "continue a prompt, streaming to the terminal",
+    "chat": "talk to a model",
+    "stages": "list every stage of the pipeline with its parameters",
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} (see {self.prog} --help)")
+
+
+class UsageError(Exception):
+    """The command line is wrong; exit status 2."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line (without the program's name) and return the exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in arguments
+    try:
+        return run([argument for argument in arguments if argument != "--debug"])
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader went away, as with `| head`: nothing is left to say, not even at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:  # noqa: BLE001  # whatever it is, the user sees one line
+        if debug:
+            traceback.print_exc()
+        print(f"nucleate: {one_line(error)}", file=sys.stderr)
+        return 2 if isinstance(error, UsageError) or hasattr(error, "field") else 1
+
+
+def one_line(error: Exception) -> str:
+    """The message of an error; errors nobody planned for say their type and how to see more."""
+    from nucleate.core.parameter import ParameterError
+    from nucleate.models.model import ModelError
+
+    message = " ".join(str(error).split())
+    if isinstance(error, UsageError | ParameterError | ModelError):
+        return message
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return f"{type(error).__name__}: {message} (add --debug for the traceback)"
+
+
+def run(arguments: list[str]) -> int:
+    """Find the command and run it."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(usage())
+        return 0 if arguments else 2
+    if arguments[0] == "--version":
+        from nucleate import __version__
+
+        print(f"nucleate {__version__}")
+        return 0
+    name = arguments[0]
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise UsageError(f"there is no command {name!r}{hint} (commands: {', '.join(COMMANDS)})")
+    command = importlib.import_module(f"nucleate.cli.{name}")
+    parser = Parser(prog=f"nucleate {name}", description=command.__doc__, allow_abbrev=False)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    command.add_arguments(parser)
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return int(command.run(parser.parse_args(arguments[1:])))
+
+
+def usage() -> str:
+    rows = "\n".join(f"  {name:10}{summary}" for name, summary in COMMANDS.items())
+    return (
+        "usage: nucleate COMMAND [OPTIONS]\n\nFrom an LLM's logits to text. A tiny model ships inside.\n\n"
+        f"commands:\n{rows}\n\n`nucleate COMMAND --help` has the details; `nucleate --version` the version."
+    )

@@ -1,0 +1,225 @@
+"""The command line as a user runs it: a process, its two outputs, its exit status."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from nucleate.params import FIELDS
+
+
+def nucleate(*arguments: str, text: str | None = None, **options: object) -> subprocess.CompletedProcess[str]:
+    stdin = {"input": text} if text is not None else {"stdin": subprocess.DEVNULL}
+    command = [sys.executable, "-m", "nucleate", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, **stdin, **options)
+
+
+GENERATE = ("generate", "Once upon a time", "--max-tokens", "20")
+
+
+def test_a_story_streams_with_its_figures_on_stderr() -> None:
+    done = nucleate(*GENERATE, "--seed", "1")
+    assert done.returncode == 0
+    assert len(done.stdout) > 30
+    assert re.fullmatch(r"\[20 tokens, \d+ tokens/s on numpy float32, seed 1, length\]\n", done.stderr)
+
+
+def test_the_reported_seed_gives_the_same_text_another_seed_another() -> None:
+    first = nucleate(*GENERATE)
+    [seed] = re.findall(r"seed (\d+)", first.stderr)
+    assert nucleate(*GENERATE, "--seed", seed).stdout == first.stdout
+    assert nucleate(*GENERATE, "--seed", str(int(seed) ^ 1)).stdout != first.stdout
+
+
+def test_the_prompt_from_stdin_a_file_or_nowhere(tmp_path: Path) -> None:
+    rest = ("--max-tokens", "10", "--seed", "1")
+    (tmp_path / "prompt.txt").write_text("Once upon a time")
+    expected = nucleate("generate", "Once upon a time", *rest).stdout
+    assert nucleate("generate", *rest, text="Once upon a time").stdout == expected
+    assert nucleate("generate", "-", *rest, text="Once upon a time").stdout == expected
+    assert nucleate("generate", "--file", str(tmp_path / "prompt.txt"), *rest).stdout == expected
+    assert nucleate("generate", *rest).stdout == "Once upon a time" + expected
+
+
+def test_json_for_machines() -> None:
+    done = nucleate(*GENERATE, "--seed", "1", "--json", "--n", "2", "--temperature", "0.5")
+    answer = json.loads(done.stdout)
+    assert [output["seed"] for output in answer["outputs"]] == [1, 2]
+    assert answer["usage"] == {"prompt_tokens": len(answer["prompt_token_ids"]), "completion_tokens": 40}
+    assert answer["params"]["temperature"] == 0.5
+    assert answer["params"]["top_k"] == 50  # the model's own recommendation stays
+    assert nucleate(*GENERATE, "--seed", "1", "--temperature", "0.5").stdout == answer["outputs"][0]["text"] + "\n"
+
+
+def test_every_sampling_parameter_is_a_flag() -> None:
+    text = nucleate("generate", "--help").stdout
+    for name in FIELDS:
+        assert "--" + name.replace("_", "-") in text
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("--logit-bias", "300=100"),
+        ("--allowed-token-ids", "300,301"),
+        ("--stop", "x"),
+        ("--stop-regex", "[xyz]"),
+        ("--stop-token-ids", "13"),
+        ("--min-tokens", "5"),
+        ("--repetition-penalty", "1.3"),
+    ],
+)
+def test_flags_of_every_kind_reach_the_pipeline(flag: str, value: str) -> None:
+    done = nucleate(*GENERATE, "--json", "--seed", "1", flag, value)
+    assert done.returncode == 0, done.stderr
+    name = flag[2:].replace("-", "_")
+    assert name in json.loads(done.stdout)["params"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["generate", "x", "--temperature", "-1"], 2, "temperature must be a number >= 0, got"),
+        (["generate", "x", "--top-p", "2"], 2, "top_p must be a number > 0 and <= 1, got"),
+        (["generate", "x", "--top-k", "x"], 2, "top_k must be an integer"),
+        (["generate", "x", "--temperature", "nan"], 2, "temperature must be a number"),
+        (["generate", "x", "--seed", "-1"], 2, "seed must be an integer"),
+        (["generate", "x", "--logit-bias", "1:2"], 2, "logit_bias must be"),
+        (["generate", "x", "--logit-bias", "9999=1"], 2, "logit_bias names token 9999"),
+        (["generate", "x", "--stop-regex", "("], 2, "stop_regex"),
+        (["generate", "x", "--tempratur", "1"], 2, "unrecognized arguments: --tempratur 1"),
+        (["generate", "x", "--model", "/missing/model"], 1, "there is no model folder '/missing/model'"),
+        (["generate", "x", "--device", "cuda", "--runtime", "numpy"], 1, "the numpy runtime"),
+        (["generate", "word " * 2000], 2, "tokens, but the context holds 1024"),
+        (["generate", ""], 2, "the prompt is empty"),
+        (["generate", "x", "--file", "y"], 2, "not both"),
+        (["generate", "--file", "/missing.txt"], 1, "/missing.txt: No such file or directory"),
+        (["genrate"], 2, "did you mean generate?"),
+        (["generate", "x", "--dtype", "int3"], 2, "--dtype"),
+        (["chat", "--n", "2"], 2, "unrecognized arguments: --n 2"),
+    ],
+)
+def test_bad_usage_is_one_line_and_the_right_status(arguments: list[str], status: int, message: str) -> None:
+    done = nucleate(*arguments)
+    assert (done.returncode, done.stdout) == (status, "")
+    assert message in done.stderr
+    assert done.stderr.startswith("nucleate: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_an_empty_pipe_is_an_empty_prompt() -> None:
+    done = nucleate("generate", text="")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+
+
+def test_debug_shows_the_traceback() -> None:
+    assert "Traceback" in nucleate("generate", "x", "--model", "/missing", "--debug").stderr
+    assert "Traceback" not in nucleate("generate", "x", "--model", "/missing").stderr
+
+
+def test_help_is_fast_and_imports_no_torch() -> None:
+    best = 9.0
+    for _ in range(5):
+        start = time.perf_counter()
+        assert nucleate("--help").returncode == 0
+        best = min(best, time.perf_counter() - start)
+    assert best < 0.3
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    script = f"{sys.executable} -m nucleate generate 'Once' --max-tokens 200 --ignore-eos | head -c 5"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False, timeout=120)
+    assert "Traceback" not in done.stderr
+    assert "Exception" not in done.stderr
+
+
+def test_ctrl_c_keeps_what_came_and_says_so() -> None:
+    command = [sys.executable, "-m", "nucleate", "generate", "Once", "--ignore-eos", "--max-tokens", "1000"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1)
+    assert process.stdout is not None
+    process.stdout.read(20)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "interrupted]" in stderr
+    assert "Traceback" not in stderr
+
+
+def test_no_arguments_show_the_usage() -> None:
+    done = nucleate()
+    assert done.returncode == 2
+    assert "generate" in done.stdout + done.stderr
+    assert nucleate("--version").stdout.startswith("nucleate 0.")
+
+
+def test_stages_lists_every_parameter() -> None:
+    listed = nucleate("stages").stdout
+    rows = json.loads(nucleate("stages", "--json").stdout)
+    public = {parameter["name"] for row in rows for parameter in row["parameters"]}
+    assert public <= FIELDS.keys()
+    assert all(name in listed for name in public)
+
+
+def test_chat_obeys_commands_and_answers_lines() -> None:
+    lines = [
+        "/set seed 3", "/set temperature 0.5", "/set top_p 7", "/set nothing 1", "/params", "/help", "/again", "/nonsense",
+        "Tell me a story about a fox.", "/again", "/system You are a storyteller.", "Hello!", "/new", "/quit", "never read",
+    ]  # fmt: skip
+    done = nucleate("chat", "--max-tokens", "15", text="\n".join(lines))
+    assert "seed=3" in done.stdout
+    assert "temperature=0.5" in done.stdout
+    assert "/set NAME VALUE" in done.stdout
+    assert "top_p must be a number > 0 and <= 1" in done.stderr
+    assert "unknown parameter 'nothing'" in done.stderr
+    assert "no message to answer again" in done.stderr
+    assert "there is no command /nonsense" in done.stderr
+    assert len(re.findall(r"\[\d+ tokens, ", done.stderr)) == 3
+    assert done.returncode == 1  # because some commands failed
+
+
+def test_chat_remembers_and_forgets_the_oldest_when_the_context_is_full() -> None:
+    lines = "\n".join(["Tell me a story about a dog. " * 12] * 12)
+    done = nucleate("chat", "--max-tokens", "60", "--ignore-eos", text=lines)
+    assert done.returncode == 0, done.stderr
+    assert "the oldest exchange is forgotten" in done.stderr
+
+
+def test_a_message_that_does_not_fit_is_refused_and_the_chat_goes_on() -> None:
+    done = nucleate("chat", "--max-tokens", "10", text="word " * 2000 + "\nHello!")
+    assert "the context holds 1024" in done.stderr
+    assert "[10 tokens" in done.stderr
+
+
+def test_ctrl_c_in_a_chat_stops_the_answer_not_the_program() -> None:
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(sys.executable, [sys.executable, "-m", "nucleate", "chat", "--ignore-eos", "--min-tokens", "900"])
+
+    def read_until(text: str) -> str:
+        seen, deadline = "", time.monotonic() + 60
+        while text not in seen:
+            assert select.select([terminal], [], [], max(0.0, deadline - time.monotonic()))[0], seen
+            seen += os.read(terminal, 4096).decode()
+        return seen
+
+    read_until("> ")
+    os.write(terminal, b"Tell me a story about a fox.\n")
+    read_until("the")
+    os.write(terminal, b"\x03")
+    read_until("interrupted]")
+    read_until("> ")
+    os.write(terminal, b"/params\n")
+    read_until("min_tokens=900")
+    read_until("> ")
+    os.write(terminal, b"\x04")
+    assert os.waitpid(pid, 0)[1] == 0

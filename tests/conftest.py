@@ -1,0 +1,16 @@
+"""What all tests share: one deterministic hypothesis profile, and the embedded model, loaded once."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+import nucleate as nc
+
+settings.register_profile("ci", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("ci")
+
+
+@pytest.fixture(scope="session")
+def llm() -> nc.LLM:
+    return nc.LLM()

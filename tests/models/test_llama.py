@@ -1,0 +1,125 @@
+"""The NumPy Llama equals Transformers: logits for every shape of the architecture, tokens for the embedded model."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nucleate.models.llama import Llama, why_not
+from nucleate.models.load import EMBEDDED
+from nucleate.models.model import ModelError
+
+torch = pytest.importorskip("torch", reason="the twin needs the extra 'torch'")
+transformers = pytest.importorskip("transformers", reason="the twin needs the extra 'torch'")
+
+SHAPES = {
+    "tied": {},
+    "untied": {"tie_word_embeddings": False},
+    "one kv head": {"num_key_value_heads": 1},
+    "no sharing": {"num_key_value_heads": 4},
+    "own head size": {"head_dim": 24},
+    "theta": {"rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}},
+    "epsilon": {"rms_norm_eps": 1e-3},
+}
+
+
+def folder_of(path: Path, dtype: str = "float32", **changes: object) -> Path:
+    torch.manual_seed(0)
+    settings = dict(
+        vocab_size=97, hidden_size=48, intermediate_size=80, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=128, tie_word_embeddings=True, initializer_range=0.2,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**settings, **changes}))
+    model.to(getattr(torch, dtype)).save_pretrained(path)
+    return path
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_logits_equal_those_of_transformers(shape: str, tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, **SHAPES[shape])
+    twin = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    ids = np.random.default_rng(0).integers(0, 97, 70).tolist()
+    with torch.inference_mode():
+        expected_TV = twin(torch.tensor([ids])).logits[0].numpy()
+    context = Llama(folder).begin()
+    np.testing.assert_allclose(context.forward(ids[:3]), expected_TV[2], atol=1e-4)
+    np.testing.assert_allclose(context.forward(ids[3:40]), expected_TV[39], atol=1e-4)
+    for place in range(40, 70):  # past the first room of the cache
+        np.testing.assert_allclose(context.forward([ids[place]]), expected_TV[place], atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_every_stored_type_is_read_exactly(dtype: str, tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, dtype=dtype)
+    twin = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    expected = twin.model.embed_tokens.weight.detach().numpy()
+    np.testing.assert_array_equal(Llama(folder).embedding, expected)
+
+
+def test_greedy_tokens_of_the_embedded_model_equal_generate() -> None:
+    twin = transformers.AutoModelForCausalLM.from_pretrained(EMBEDDED, dtype=torch.float32)
+    prompt = [0, 500, 600, 700]
+    ids = torch.tensor([prompt])
+    settings = dict(max_new_tokens=80, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    out = twin.generate(ids, attention_mask=torch.ones_like(ids), **settings)
+    context = Llama(EMBEDDED).begin()
+    logits_V, ours = context.forward(prompt), []
+    for _ in range(80):
+        ours.append(int(logits_V.argmax()))
+        logits_V = context.forward(ours[-1:])
+    assert ours == out[0, len(prompt) :].tolist()
+
+
+def test_sequences_do_not_disturb_each_other() -> None:
+    model = Llama(EMBEDDED)
+    alone = model.begin().forward([0, 7, 8, 9])
+    first, second = model.begin(), model.begin()
+    first.forward([0, 7])
+    second.forward([0, 100, 101, 102])
+    np.testing.assert_allclose(first.forward([8, 9]), alone, atol=1e-4)
+
+
+@pytest.mark.parametrize("ids", [[], [-1], [4096], [5] * 1025])
+def test_what_cannot_be_read_is_refused_and_harms_nothing(ids: list[int]) -> None:
+    context = Llama(EMBEDDED).begin()
+    with pytest.raises(ValueError, match=r"token ids in 0\.\.4095|do not fit the context of 1024"):
+        context.forward(ids)
+    assert context.forward([0]).shape == (4096,)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"model_type": "qwen3"}, "the architecture is 'qwen3'"),
+        ({"attention_bias": True}, "biases"),
+        ({"hidden_act": "gelu"}, "another activation"),
+        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8}}, "positions are scaled"),
+        ({"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2}}, "positions are scaled"),
+    ],
+)
+def test_other_architectures_are_refused_with_the_reason(change: dict[str, object], reason: str, tmp_path: Path) -> None:
+    shutil.copytree(EMBEDDED, tmp_path, dirs_exist_ok=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, **change}))
+    assert reason in (why_not(tmp_path) or "")
+    with pytest.raises(ModelError, match=reason):
+        Llama(tmp_path)
+
+
+def test_a_broken_weights_file_is_one_clear_error(tmp_path: Path) -> None:
+    shutil.copytree(EMBEDDED, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "model.safetensors").write_bytes(b"\x10" + b"\0" * 40)
+    with pytest.raises(ModelError, match="is no safetensors file"):
+        Llama(tmp_path)
+
+
+def test_missing_tensors_are_one_clear_error(tmp_path: Path) -> None:
+    shutil.copytree(EMBEDDED, tmp_path, dirs_exist_ok=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 7}))
+    with pytest.raises(ModelError, match=r"'model\.layers\.6\.input_layernorm\.weight' is missing"):
+        Llama(tmp_path)

@@ -1,0 +1,61 @@
+"""The docs are true: code in README runs, its commands exist, and the page of stages is what the stages say."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nucleate.stages import STAGES
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text("utf-8")
+EXAMPLES = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", README, re.DOTALL) for line in block.splitlines()]
+
+
+@pytest.mark.parametrize("code", EXAMPLES, ids=lambda code: code.strip().splitlines()[-1][:40])
+def test_an_example_of_the_readme_runs(code: str) -> None:
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
+def test_the_readme_shows_three_kinds_of_use_of_about_ten_lines() -> None:
+    assert len(EXAMPLES) == 3
+    assert all(len(code.splitlines()) <= 15 for code in EXAMPLES)
+
+
+def test_the_readme_opens_with_the_two_commands() -> None:
+    assert [command.split("#")[0].strip() for command in COMMANDS[:2]] == ["make demo", "make test"]
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith(("nucleate generate", "echo"))])
+def test_a_command_of_the_readme_runs(command: str) -> None:
+    script = command.replace("nucleate", f"{shlex.quote(sys.executable)} -m nucleate")
+    done = subprocess.run(script, shell=True, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout) > 40
+
+
+def test_make_targets_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+    assert {"setup", "demo", "test", "lint", "docs", "bench"} <= targets
+
+
+def test_the_page_of_stages_and_all_links_are_right() -> None:
+    script = [sys.executable, str(ROOT / "docs" / "build.py"), "--check"]
+    done = subprocess.run(script, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_every_stage_has_a_meaning_and_a_source(name: str) -> None:
+    semantics = (ROOT / "docs" / "semantics.md").read_text("utf-8")
+    assert f"`{name}`" in semantics
+    assert (STAGES[name].__doc__ or "").strip().endswith(".")
+    assert (sys.modules[STAGES[name].__module__].__doc__ or "").strip()

@@ -1,0 +1,118 @@
+"""The front door: text in, text out, with the embedded model."""
+
+from __future__ import annotations
+
+import pytest
+
+import nucleate as nc
+
+SHORT = nc.SamplingParams(temperature=0.7, top_p=0.9, top_k=50, max_tokens=40, seed=1)
+
+
+def test_the_same_seed_gives_the_same_text_and_another_another(llm: nc.LLM) -> None:
+    texts = [llm.generate("Once upon a time", SHORT.replace(seed=seed))[0].text for seed in (1, 1, 2, 2**64 - 1)]
+    assert texts[0] == texts[1]
+    assert len(set(texts)) == 3
+
+
+def test_a_reported_seed_gives_the_text_again(llm: nc.LLM) -> None:
+    first = llm.generate("Once upon a time", SHORT.replace(seed=None))[0].outputs[0]
+    again = llm.generate("Once upon a time", SHORT.replace(seed=first.seed))[0].outputs[0]
+    assert first == again
+
+
+def test_n_answers_use_seed_plus_i(llm: nc.LLM) -> None:
+    [completion] = llm.generate("The fox", SHORT.replace(n=3, seed=2**64 - 2))
+    assert [output.seed for output in completion.outputs] == [2**64 - 2, 2**64 - 1, 0]
+    assert [output.index for output in completion.outputs] == [0, 1, 2]
+    alone = llm.generate("The fox", SHORT.replace(seed=0))[0]
+    assert completion.outputs[2].text == alone.text
+    assert completion.usage.completion_tokens == sum(len(output.token_ids) for output in completion.outputs)
+
+
+def test_streamed_pieces_join_to_the_completion(llm: nc.LLM) -> None:
+    pieces = list(llm.stream("Once upon a time", SHORT))
+    [completion] = llm.generate("Once upon a time", SHORT)
+    assert "".join(piece.text for piece in pieces) == completion.text
+    assert tuple(token for piece in pieces for token in piece.token_ids) == completion.outputs[0].token_ids
+    assert completion.text == llm.tokenizer.decode(completion.outputs[0].token_ids)
+
+
+def test_prompts_as_text_lists_and_ids_are_one(llm: nc.LLM) -> None:
+    ids = llm.tokenizer.encode("Once upon a time")
+    results = [llm.generate(prompt, SHORT)[0].text for prompt in ("Once upon a time", ["Once upon a time"], [ids])]
+    assert len(set(results)) == 1
+
+
+def test_many_prompts_each_with_its_own_parameters(llm: nc.LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    params = [SHORT.replace(max_tokens=3), SHORT.replace(max_tokens=5)]
+    completions = llm.generate(["The dog", "The cat"], params, progress=True)
+    assert [len(completion.outputs[0].token_ids) for completion in completions] == [3, 5]
+    assert "2/2" in capsys.readouterr().err
+    assert llm.generate([]) == []
+
+
+@pytest.mark.parametrize(
+    ("prompts", "params", "message"),
+    [
+        ("", None, "the prompt is empty"),
+        ([""], None, "the prompt is empty"),
+        ([[]], None, "the prompt is empty"),
+        ([1, 2, 3], None, r"a list of prompts.*\[\[1, 2, 3\]\]"),
+        ([[1, "a"]], None, "a prompt is a string or a list of token ids"),
+        ("word " * 2000, None, "the prompt has .* tokens, but the context holds 1024"),
+        (["a", "b"], [SHORT], "params has 1 entries for 2 prompts"),
+        ("a", {"temperature": 1}, "params"),
+        ("\ud800", None, "not valid Unicode"),
+    ],
+)
+def test_bad_input_is_one_clear_error(llm: nc.LLM, prompts: object, params: object, message: str) -> None:
+    with pytest.raises(nc.ParameterError, match=message):
+        llm.generate(prompts, params)  # type: ignore[arg-type]
+
+
+def test_one_bad_request_stops_the_call_before_the_first_runs(llm: nc.LLM) -> None:
+    with pytest.raises(nc.ParameterError, match="logit_bias"):
+        llm.generate(["a", "b"], [SHORT, SHORT.replace(logit_bias={9999: 1.0})])
+
+
+def test_chat_goes_through_the_models_own_template(llm: nc.LLM) -> None:
+    messages = [{"role": "system", "content": "S"}, {"role": "user", "content": "Hello!"}]
+    ids = llm.encode_chat(messages)
+    text = llm.tokenizer.decode(ids, skip_special_tokens=False)
+    assert text == "<|endoftext|><|system|>S<|end|><|user|>Hello!<|end|><|assistant|>"
+    completion = llm.chat(messages, SHORT)
+    assert completion.text
+    assert "".join(piece.text for piece in llm.stream_chat(messages, SHORT)) == completion.text
+
+
+@pytest.mark.parametrize(
+    ("messages", "message"),
+    [
+        ([], "messages"),
+        ([{"role": "user"}], "content"),
+        ([{"role": "wizard", "content": "x"}], "wizard"),
+        ("hello", "messages"),
+        ([{"role": "user", "content": 5}], "content"),
+    ],
+)
+def test_bad_messages_are_one_clear_error(llm: nc.LLM, messages: object, message: str) -> None:
+    with pytest.raises(nc.ParameterError, match=message):
+        llm.chat(messages)  # type: ignore[arg-type]
+
+
+def test_defaults_are_the_models_recommendation_and_given_parameters_are_taken_as_they_are(llm: nc.LLM) -> None:
+    assert llm.default_params == nc.SamplingParams(temperature=0.7, top_p=0.9, top_k=50)
+    plain = nc.SamplingParams(seed=3, max_tokens=30)
+    assert llm.generate("The", plain)[0].text != llm.generate("The", llm.default_params.replace(seed=3, max_tokens=30))[0].text
+
+
+def test_stories_are_stories(llm: nc.LLM) -> None:
+    """Not a proof of coherence: it catches a broken model, template or loop."""
+    params = llm.default_params.replace(seed=11, max_tokens=150)
+    words = llm.generate("Once upon a time, there was a little", params)[0].text.lower().split()
+    assert len(words) > 60
+    assert len(set(words)) > 35
+    assert {"the", "was", "and"} <= set(words)
+    answer = llm.chat([{"role": "user", "content": "Tell me a story about a fox and a drum"}], params).text
+    assert "fox" in answer.lower()

@@ -1,0 +1,43 @@
+"""The public names are there, documented, and cheap to import."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import nucleate as nc
+
+
+@pytest.mark.parametrize("name", nc.__all__)
+def test_every_public_name_exists_and_is_documented(name: str) -> None:
+    thing = getattr(nc, name)
+    assert (thing.__doc__ or "").strip()
+    assert name in dir(nc)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Sampling'"):
+        nc.Sampling
+
+
+def modules_after(code: str) -> set[str]:
+    script = f"import sys; {code}; print(' '.join(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+def test_importing_the_package_imports_nothing_heavy() -> None:
+    assert not modules_after("import nucleate") & {"numpy", "torch", "transformers", "tokenizers", "jinja2", "regex"}
+
+
+def test_the_core_needs_only_numpy() -> None:
+    loaded = modules_after("import nucleate.pipeline")
+    assert "numpy" in loaded
+    assert not loaded & {"torch", "transformers", "tokenizers", "jinja2", "regex", "safetensors"}
+
+
+def test_the_embedded_model_needs_no_torch() -> None:
+    loaded = modules_after("import nucleate; nucleate.LLM().generate('Once', nucleate.SamplingParams(max_tokens=2))")
+    assert not loaded & {"torch", "transformers", "huggingface_hub"}
