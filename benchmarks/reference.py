@@ -1,7 +1,7 @@
 """What the reference backend and the text stages cost, beside NumPy's max over the same logits, in one run.
 
-Run: make bench. Prints microseconds (the least of several runs) and ratios. The reference is the meaning, not the fast path:
-these are the figures that the compiled backends are to be compared with.
+Run: make bench. Prints microseconds (the least of several runs) and ratios. The reference is the meaning, not the fast
+path: these are the figures that compiled backends are to be compared with.
 """
 
 from __future__ import annotations

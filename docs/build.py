@@ -20,7 +20,8 @@ def page() -> str:
     lines = [
         "# Stages and parameters",
         "",
-        "Made by `make docs` from `src/nucleate/stages/`; do not edit. What each stage means, exactly: [semantics.md](semantics.md).",
+        "Made by `make docs` from `src/nucleate/stages/`; do not edit.",
+        "What each stage means, exactly: [semantics.md](semantics.md).",
         "",
         "| rank | stage | shape | what it does | parameter | allowed | without it |",
         "|---|---|---|---|---|---|---|",
@@ -32,7 +33,8 @@ def page() -> str:
         for row, (name, allowed, default) in enumerate(cells):
             head = f"| {stage.rank} | `{stage.name}` | {shape_of(stage)} | {what} " if row == 0 else "| | | | "
             lines.append(f"{head}| {name} | {allowed} | {default} |")
-    lines += ["", "## Parameters of a request", "", "| parameter | what it does | allowed | without it |", "|---|---|---|---|"]
+    lines += ["", "## Parameters of a request", ""]
+    lines += ["| parameter | what it does | allowed | without it |", "|---|---|---|---|"]
     for p in REQUEST_PARAMETERS.values():
         lines.append(f"| `{p.name}` | {p.help} | {p.allowed} | {shown(p.default)} |")
     return "\n".join(lines) + "\n"

@@ -104,7 +104,8 @@ def test_bad_messages_are_one_clear_error(llm: nc.LLM, messages: object, message
 def test_defaults_are_the_models_recommendation_and_given_parameters_are_taken_as_they_are(llm: nc.LLM) -> None:
     assert llm.default_params == nc.SamplingParams(temperature=0.7, top_p=0.9, top_k=50)
     plain = nc.SamplingParams(seed=3, max_tokens=30)
-    assert llm.generate("The", plain)[0].text != llm.generate("The", llm.default_params.replace(seed=3, max_tokens=30))[0].text
+    recommended = llm.default_params.replace(seed=3, max_tokens=30)
+    assert llm.generate("The", plain)[0].text != llm.generate("The", recommended)[0].text
 
 
 def test_stories_are_stories(llm: nc.LLM) -> None:
@@ -114,5 +115,6 @@ def test_stories_are_stories(llm: nc.LLM) -> None:
     assert len(words) > 60
     assert len(set(words)) > 35
     assert {"the", "was", "and"} <= set(words)
-    answer = llm.chat([{"role": "user", "content": "Tell me a story about a fox and a drum"}], params).text
-    assert "fox" in answer.lower()
+    question = [{"role": "user", "content": "Tell me a story about a fox and a drum"}]
+    answers = [llm.chat(question, params.replace(seed=seed)).text.lower() for seed in range(8)]
+    assert sum("fox" in answer for answer in answers) >= 5

@@ -83,7 +83,7 @@ def annotate(text: str, weights: dict[str, float]) -> Story:
     """Find hero, place and topics of a story."""
     seen = collections.Counter(word for word in NOUN.findall(text) if word in weights)
     kinds = [word for word in KIND.findall(text) if word in weights]
-    seen.update({word: 6 for word in kinds})
+    seen.update(dict.fromkeys(kinds, 6))
     topics = sorted(seen, key=lambda word: (-seen[word] * min(weights[word], 60.0), word))[:4]
     names = collections.Counter(SPOKEN.findall(text)) + collections.Counter(NAME.findall(text) * 3)
     for word in (

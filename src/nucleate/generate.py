@@ -54,7 +54,8 @@ def run(
             yield Piece(text, (), index, seed, *Finish("error", f"invalid logits: {error}"))
             return
         output.append(token)
-        text = "".join(matcher.push(token, "".join(detokenizer.push(token))))
+        hidden = matcher.is_stop_token(token) and not rules.include_stop_str_in_output
+        text = "".join(matcher.push(token, "" if hidden else "".join(detokenizer.push(token))))
         if matcher.finish is not None:
             text += "".join(matcher.close("".join(detokenizer.close())))
             yield Piece(text, (token,), index, seed, *matcher.finish)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from nucleate.core.event import Completion, Output, Piece, Usage
 from nucleate.core.noise import fresh_seed
@@ -17,15 +18,15 @@ from nucleate.text.template import render
 from nucleate.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
-Message = Mapping[str, str]
+Message = Mapping[str, Any]
 
 
 class LLM:
     """A model with its tokenizer.
 
     model: None for the embedded model, a folder in the Transformers format, or a Hugging Face id. device, dtype:
-    "auto", or as torch names them ("cpu", "cuda:0"; "float32", "bfloat16", "float16"). runtime: "auto", "numpy" or "torch", see
-    ``nucleate.models.load.load``. Raises ModelError with one line that says what is wrong.
+    "auto", or as torch names them ("cpu", "cuda:0"; "float32", "bfloat16", "float16"). runtime: "auto", "numpy" or
+    "torch", see ``nucleate.models.load.load``. Raises ModelError with one line that says what is wrong.
 
     ``params=None`` in the methods means ``default_params``: what the model's own generation_config.json recommends.
     Parameters that are given are taken as they are.
@@ -35,9 +36,9 @@ class LLM:
         self, model: str | Path | None = None, device: str = "auto", dtype: str = "auto", *, runtime: str = "auto"
     ) -> None:
         self.folder = resolve(model)
-        self.tokenizer = _tokenizer(self.folder)
         self.default_params = SamplingParams(**recommended(self.folder))
         self.model = load(self.folder, device, dtype, runtime)
+        self.tokenizer = _tokenizer(self.folder, self.model.vocab_size)
 
     def generate(
         self,
@@ -47,8 +48,8 @@ class LLM:
     ) -> list[Completion]:
         """Complete prompts (text or token ids): one Completion each, in order.
 
-        params: one for all, or a list of one per prompt. progress: show a bar on stderr. Every request is checked before
-        the first one runs; raises ParameterError.
+        params: one for all, or a list of one per prompt. progress: show a bar on stderr. Every request is checked
+        before the first one runs; raises ParameterError.
         """
         given = [prompts] if isinstance(prompts, str) else list(prompts)
         if given and isinstance(given[0], int):
@@ -90,7 +91,7 @@ class LLM:
         template = self.tokenizer.chat_template
         if template is None:
             raise ModelError(f"the model in {self.folder} has no chat template; use generate with a plain prompt")
-        text = render(template, [dict(message) for message in messages], **self.tokenizer.special_tokens)
+        text = render(template, list(messages), variables=self.tokenizer.special_tokens)
         return self.tokenizer.encode(text, add_special_tokens=False)
 
     def _answers(self, prompt_ids: list[int], params: SamplingParams | None) -> list[Iterator[Piece]]:
@@ -103,14 +104,17 @@ class LLM:
         return [generate(self.model, self.tokenizer, prompt_ids, chosen, i) for i in range(chosen.n)]
 
 
-def _tokenizer(folder: Path) -> Tokenizer:
-    if (folder / "tokenizer.json").is_file():
-        return Tokenizer(folder)
-    from nucleate.models.transformers import convert_tokenizer
+def _tokenizer(folder: Path, size: int) -> Tokenizer:
+    try:
+        if (folder / "tokenizer.json").is_file():
+            return Tokenizer(folder, padded_size=size)
+        from nucleate.models.transformers import convert_tokenizer
 
-    with tempfile.TemporaryDirectory() as converted:
-        convert_tokenizer(folder, Path(converted))
-        return Tokenizer(converted)
+        with tempfile.TemporaryDirectory() as converted:
+            convert_tokenizer(folder, Path(converted))
+            return Tokenizer(converted, padded_size=size)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"cannot read the tokenizer in {folder}: {error}") from error
 
 
 def _chain(answers: list[Iterator[Piece]]) -> Iterator[Piece]:

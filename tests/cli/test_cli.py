@@ -172,8 +172,9 @@ def test_stages_lists_every_parameter() -> None:
 
 def test_chat_obeys_commands_and_answers_lines() -> None:
     lines = [
-        "/set seed 3", "/set temperature 0.5", "/set top_p 7", "/set nothing 1", "/params", "/help", "/again", "/nonsense",
-        "Tell me a story about a fox.", "/again", "/system You are a storyteller.", "Hello!", "/new", "/quit", "never read",
+        "/set seed 3", "/set temperature 0.5", "/set top_p 7", "/set nothing 1", "/params", "/help", "/again",
+        "/nonsense", "Tell me a story about a fox.", "/again", "/system You are a storyteller.", "Hello!", "/new",
+        "/quit", "never read",
     ]  # fmt: skip
     done = nucleate("chat", "--max-tokens", "15", text="\n".join(lines))
     assert "seed=3" in done.stdout

@@ -101,7 +101,9 @@ def test_what_cannot_be_read_is_refused_and_harms_nothing(ids: list[int]) -> Non
         ({"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2}}, "positions are scaled"),
     ],
 )
-def test_other_architectures_are_refused_with_the_reason(change: dict[str, object], reason: str, tmp_path: Path) -> None:
+def test_other_architectures_are_refused_with_the_reason(
+    change: dict[str, object], reason: str, tmp_path: Path
+) -> None:
     shutil.copytree(EMBEDDED, tmp_path, dirs_exist_ok=True)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, **change}))

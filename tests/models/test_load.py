@@ -20,7 +20,7 @@ def test_none_is_the_embedded_model_and_a_folder_is_itself(tmp_path: Path) -> No
 @pytest.mark.parametrize("name", ["missing", "./missing", "/missing/folder", "a/b/c", "../x", ""])
 def test_a_missing_folder_is_said_so(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ModelError, match="no model folder|no config.json"):
+    with pytest.raises(ModelError, match=r"no model folder|no config\.json"):
         resolve(name)
 
 

@@ -41,7 +41,14 @@ def test_greedy_text_equals_generate(name: str, tmp_path: Path) -> None:
     [completion] = llm.generate("Once upon a time", params)
     twin = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     prompt = torch.tensor([completion.prompt_token_ids])
-    out = twin.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=30, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    out = twin.generate(
+        prompt,
+        attention_mask=torch.ones_like(prompt),
+        max_new_tokens=30,
+        do_sample=False,
+        eos_token_id=-1,
+        pad_token_id=0,
+    )
     assert llm.model.runtime == "torch cpu float32"
     assert list(completion.outputs[0].token_ids) == out[0, prompt.shape[1] :].tolist()
 

@@ -9,6 +9,7 @@ import pytest
 
 from nucleate.text.template import MAX_TEMPLATE, render
 
+TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 MESSAGES = [{"role": "system", "content": "Be <b>brief</b> & kind."}, {"role": "user", "content": "Hi"}]
 
 CHAT_ML = """
@@ -41,7 +42,7 @@ def test_common_templates() -> None:
     expected = "<|im_start|>system\nBe <b>brief</b> & kind.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
     assert render(CHAT_ML, MESSAGES) == expected + "<|im_start|>assistant\n"
     assert render(CHAT_ML, [*MESSAGES, {"role": "tool", "content": "x"}], add_generation_prompt=False) == expected
-    text = render(LLAMA, [*MESSAGES, {"role": "assistant", "content": "Yes?"}], bos_token="<s>", eos_token="</s>")
+    text = render(LLAMA, [*MESSAGES, {"role": "assistant", "content": "Yes?"}], variables=TOKENS)
     assert text == "<s>[INST] <<SYS>>Be <b>brief</b> & kind.<</SYS>>Hi [/INST]Yes?</s>"
 
 
@@ -59,7 +60,7 @@ def test_transformers_renders_the_same() -> None:
         theirs, _ = utilities.render_jinja_template(
             [MESSAGES], tools, None, template, add_generation_prompt=True, bos_token="<s>", eos_token="</s>"
         )
-        assert render(template, MESSAGES, bos_token="<s>", eos_token="</s>", tools=tools) == theirs[0]
+        assert render(template, MESSAGES, variables={**TOKENS, "tools": tools}) == theirs[0]
 
 
 def test_date() -> None:

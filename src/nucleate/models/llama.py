@@ -95,7 +95,8 @@ class Llama:
 
     def normalise(self, x: Floats, weight: Floats) -> Floats:
         """Root-mean-square normalisation of the rows of x."""
-        return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + self.epsilon) * weight
+        scaled: Floats = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + self.epsilon) * weight
+        return scaled
 
 
 class LlamaContext:
@@ -154,7 +155,8 @@ class LlamaContext:
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         mixed = (weights / weights.sum(axis=-1, keepdims=True)) @ values
         heads = mixed.reshape(model.heads, count, model.head_size).swapaxes(0, 1).reshape(count, -1)
-        return heads @ model.layers[index].attention_out
+        out: Floats = heads @ model.layers[index].attention_out
+        return out
 
 
 @functools.cache
@@ -179,7 +181,7 @@ def read(path: Path) -> dict[str, Floats]:
     from safetensors import SafetensorError, deserialize
 
     try:
-        entries = deserialize(path.read_bytes())
+        entries: list[tuple[str, dict[str, Any]]] = deserialize(path.read_bytes())  # type: ignore[no-untyped-call]
     except SafetensorError as error:
         raise ModelError(f"{path} is no safetensors file: {error}") from None
     found = {}

@@ -29,7 +29,7 @@ class TransformersModel:
             device_ = torch.device(chosen)
             transformers.utils.logging.disable_progress_bar()
             self.model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device_).eval()
-        except Exception as error:  # noqa: BLE001  # of torch, transformers, safetensors or the hub
+        except Exception as error:  # of torch, transformers, safetensors or the hub
             raise ModelError(f"cannot load the model in {folder} on {chosen}: {first_line(error)}") from error
         text = self.model.config.get_text_config()
         self.vocab_size: int = self.model.get_output_embeddings().weight.shape[0]

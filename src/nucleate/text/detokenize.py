@@ -60,6 +60,8 @@ class Detokenizer:
         try:
             piece = self._table[token_id]
         except KeyError:
+            if self._table and self._tokenizer.is_padding(token_id):
+                return ()
             raise self._unknown(token_id) from None
         if token_id in self._skipped:
             return ()

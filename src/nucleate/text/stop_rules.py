@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from nucleate.core.parameter import ParameterError
+
 MAX_STRINGS: Final = 4096
 MAX_STRING_CHARACTERS: Final = 65_536  # of all stop strings together
 MAX_TOKEN_IDS: Final = 65_536
@@ -19,8 +21,8 @@ MAX_SECONDS: Final = 10.0
 class StopRules:
     """What ends a sequence; ``stop`` has the meaning of each. Lists are taken as well as tuples and sets.
 
-    ``regex_seconds`` is the time one token may take in all patterns together. Raises ValueError that names the field,
-    its value and what is allowed.
+    ``regex_seconds`` is the time one token may take in all patterns together. Raises ParameterError that names the
+    field, its value and what is allowed.
     """
 
     stop: tuple[str, ...] = ()
@@ -89,8 +91,8 @@ class StopRules:
             raise _refusal("regex_seconds", seconds, f"must be above 0 and at most {MAX_SECONDS}")
 
 
-def _refusal(field: str, value: object, reason: str) -> ValueError:
-    return ValueError(f"{field}={value!r:.100}: {reason}")
+def _refusal(field: str, value: object, reason: str) -> ParameterError:
+    return ParameterError(field, f"{field}={value!r:.100}: {reason}")
 
 
 def _is_count(value: object) -> bool:

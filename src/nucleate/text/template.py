@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from datetime import datetime
 from functools import lru_cache
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+from nucleate.core.parameter import ParameterError
 
 if TYPE_CHECKING:
     import jinja2
@@ -26,7 +29,10 @@ _deadline: ContextVar[float] = ContextVar("deadline")
 
 
 def render(
-    template: str, messages: list[dict[str, Any]], add_generation_prompt: bool = True, **variables: object
+    template: str,
+    messages: Sequence[Mapping[str, Any]],
+    add_generation_prompt: bool = True,
+    variables: Mapping[str, object] = MappingProxyType({}),
 ) -> str:
     """The prompt for a conversation.
 
@@ -34,19 +40,21 @@ def render(
     has ``tool_calls``; other keys go to the template as they are. ``add_generation_prompt`` ends the prompt with what
     opens the model's answer. ``variables`` are what else the template asks for, such as ``bos_token`` and ``tools``.
 
-    Raises ValueError with one line: for a message that is not of this form (index and field), a template that is not
-    valid, one that refuses the conversation, and one that exceeds the limits above.
+    Raises ParameterError with one line: for a message that is not of this form (index and field), a template that is
+    not valid, one that refuses the conversation, and one that exceeds the limits above.
     """
     _check(messages)
     if len(template) > MAX_TEMPLATE:
-        raise ValueError(f"the chat template has {len(template)} characters; at most {MAX_TEMPLATE} are allowed")
+        raise ParameterError(
+            "messages", f"the chat template has {len(template)} characters; allowed are {MAX_TEMPLATE}"
+        )
     given: dict[str, object] = {"tools": None, "documents": None, **variables}  # templates test these against None
     token = _deadline.set(time.monotonic() + MAX_SECONDS)
     try:
         parts = _compiled(template).generate(messages=messages, add_generation_prompt=add_generation_prompt, **given)
         return _joined(parts)
     except Exception as error:  # noqa: BLE001 - a template can raise whatever an expression in it can
-        raise ValueError(f"chat template: {_line(error)}") from None
+        raise ParameterError("messages", f"chat template: {_line(error)}") from None
     finally:
         _deadline.reset(token)
 
@@ -93,8 +101,8 @@ def _check(messages: object) -> None:
             raise _wrong(f"{where}.content", "a string or a list of parts", content)
 
 
-def _wrong(where: str, allowed: str, value: object) -> ValueError:
-    return ValueError(f"{where}: must be {allowed}, not {value!r:.60}")
+def _wrong(where: str, allowed: str, value: object) -> ParameterError:
+    return ParameterError("messages", f"{where}: must be {allowed}, not {value!r:.60}")
 
 
 @lru_cache(maxsize=32)

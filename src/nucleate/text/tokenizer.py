@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nucleate.core.parameter import ParameterError
 from nucleate.text.folder import read_folder
 from nucleate.text.pieces import Pieces, read_pieces
 
@@ -25,6 +26,8 @@ class Tokenizer:
     ``source`` is a folder with a ``tokenizer.json`` (beside it, where present, ``tokenizer_config.json``,
     ``special_tokens_map.json``, ``generation_config.json``, ``config.json``, ``chat_template.jinja``), or a ready
     ``tokenizers.Tokenizer``. The keywords are for what the source does not say, and win over what it says.
+    ``padded_size`` is the length of the model's logits, where that is more than there are tokens: the ids between stand
+    for no text.
 
     Raises FileNotFoundError if the folder or its tokenizer.json is missing, ValueError if a file cannot be read.
     """
@@ -36,7 +39,9 @@ class Tokenizer:
         eos_token_ids: Iterable[int] | None = None,
         bos_token_id: int | None = None,
         chat_template: str | None = None,
+        padded_size: int = 0,
     ) -> None:
+        self.padded_size = padded_size
         special_tokens: Mapping[str, str] = {}
         eos_ids: frozenset[int] = frozenset()
         if isinstance(source, (str, os.PathLike)):
@@ -80,27 +85,33 @@ class Tokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The ids of ``text``; ``add_special_tokens`` adds what the tokenizer puts around a text, such as BOS.
 
-        Raises ValueError for text that has no UTF-8 form (lone surrogates) or that the tokenizer cannot split.
+        Raises ParameterError for text that has no UTF-8 form (lone surrogates) or that the tokenizer cannot split.
         """
         if not isinstance(text, str):
             raise TypeError(f"text must be a str, not {type(text).__name__}")
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            raise ValueError(f"text is not valid Unicode: {error.reason} at character {error.start}") from None
+            raise ParameterError(
+                "prompt", f"text is not valid Unicode: {error.reason} at character {error.start}"
+            ) from None
         try:
             return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
         except Exception as error:  # noqa: BLE001 - the library raises nothing narrower
-            raise ValueError(f"the tokenizer cannot encode the text: {error}") from None
+            raise ParameterError("prompt", f"the tokenizer cannot encode the text: {error}") from None
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """The text of ``ids``. Raises ValueError for an id that is not in the vocabulary."""
         known = self.pieces.tokens
         ids = list(ids)
         for token_id in ids:
-            if token_id not in known:
+            if token_id not in known and not self.is_padding(token_id):
                 raise self.unknown_id(token_id)
         return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def is_padding(self, token_id: int) -> bool:
+        """Whether an id is one of the model's that stands for no token. Its text is empty."""
+        return 0 <= token_id < self.padded_size and token_id not in self.pieces.tokens
 
     def unknown_id(self, token_id: int) -> ValueError:
         """The error for an id that is not in the vocabulary."""

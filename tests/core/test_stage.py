@@ -1,0 +1,234 @@
+"""Shapes: names, parameters, values; a stage of one's own; what a class body may not say."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import pickle
+from collections.abc import Mapping
+from typing import Any, ClassVar, Optional
+
+import numpy as np
+import pytest
+
+import nucleate as nc
+from nucleate.backends import reference
+from nucleate.core.maths import log
+from nucleate.core.parameter import ParameterError
+from nucleate.core.stage import SHAPES, Draw, Floor, History, Prefix, Row, Scale, Shift, Stage, Token, param, shape_of
+from nucleate.pipeline import explain
+from nucleate.stages import STAGES, Gumbel, LogitBias, MinTokens, Temperature, TopK, TopP
+
+
+class TopA(Floor):
+    """Top-a: keep every token at least a * (top probability) ** 2 likely."""
+
+    rank = 64
+    a: float = param("how likely a token must be", neutral=0.0, low=0.0, high=1.0)
+
+    def floor(self, row: Row) -> Any:
+        return row.top + log(self.a) - log(row.mass)
+
+
+def test_a_stage_of_ones_own_is_a_stage_like_any():
+    logits = np.log(np.array([[0.5, 0.3, 0.15, 0.05]], np.float32))
+    p = nc.probabilities(logits, (Temperature(1.0), TopA(0.4), Gumbel(1)))  # 0.4 * 0.5 ** 2 = 0.1
+    assert p == pytest.approx(np.array([[0.5, 0.3, 0.15, 0]]) / 0.95)
+    assert nc.sample(logits, (TopA(1.0), Gumbel(1))) in range(4)
+    assert "TopA(0.4)" in str(explain((TopA(0.4),)))
+    assert (TopA.name, TopA.parameters["a"].name, shape_of(TopA)) == ("top_a", "top_a", "Floor")
+    assert TopA(0.4) == pickle.loads(pickle.dumps(TopA(0.4))) == copy.deepcopy(TopA(0.4))
+    assert TopA().neutral
+    with pytest.raises(ParameterError, match=r"top_a must be a number >= 0 and <= 1, got 1\.5"):
+        TopA(1.5)
+
+
+def test_a_stage_may_be_made_in_a_function():
+    class Local: ...
+
+    class Half(Scale):
+        """Halve."""
+
+        kept: ClassVar[Local] = Local()
+        by: float = param("divides the scores", neutral=1.0)
+
+        def apply(self, x: Any, row: Row) -> Any:
+            return x / self.by
+
+        def other(self) -> Local:
+            return self.kept
+
+    ids, x = reference.survivors(np.array([4.0, 2.0], np.float32), (Half(2.0),))
+    assert (ids.tolist(), x.tolist()) == ([0, 1], [2.0, 1.0])
+
+
+def test_annotations_may_be_written_in_any_way():
+    class Written(Draw):
+        """All kinds."""
+
+        uniforms = "none"
+        a: Optional[int] = param("a", default=None, name="a")  # noqa: UP045
+        b: Mapping[int, float] = param("b", neutral={}, name="b")
+        c: tuple[str, ...] = param("c", default=(), name="c")
+        d: int | None = param("d", default=3, name="d")
+
+    kinds = {attribute: (p.kind, p.optional) for attribute, p in Written.parameters.items()}
+    assert kinds == {
+        "a": ("int", True),
+        "b": ("Mapping[int, float]", False),
+        "c": ("tuple[str, ...]", False),
+        "d": ("int", True),
+    }
+
+
+def test_annotations_that_are_no_text_are_read_too():
+    body = {"__annotations__": {"a": int | None}, "a": param("a", neutral=None), "uniforms": "none"}
+    kind = type("Made", (Draw,), body)
+    assert (kind.parameters["a"].kind, kind.parameters["a"].optional) == ("int", True)
+
+
+def test_a_parameter_without_default_must_be_given():
+    class Must(Floor):
+        """Must."""
+
+        a: float = param("needed")
+
+    assert repr(Must(2)) == "Must(2.0)"
+    assert not Must(2).neutral
+    with pytest.raises(TypeError, match="missing 1 required"):
+        Must()
+
+
+@pytest.mark.parametrize(
+    ("annotations", "values", "words"),
+    [
+        ({"a": complex}, {"a": param("a", neutral=0)}, "a parameter is one of float, int"),
+        ({"a": float, "b": float}, {"a": param("a"), "b": param("b")}, "a name of its own"),
+        ({"a": float, "b": int}, {"a": param("a"), "b": 5}, "b must be declared"),
+    ],
+)
+def test_a_class_body_that_would_lose_a_parameter_is_refused(annotations, values, words):
+    with pytest.raises(TypeError, match=words):
+        type("Wrong", (Floor,), {"__annotations__": annotations, **values})
+
+
+def test_a_stage_with_parameters_is_final():
+    with pytest.raises(TypeError, match="p must be declared in its own body"):
+
+        class Mine(TopP):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("name", "snake"),
+    [
+        ("TopK", "top_k"),
+        ("TopNSigma", "top_n_sigma"),
+        ("PLess", "p_less"),
+        ("Xtc", "xtc"),
+        ("DRY", "dry"),
+        ("Top2K", "top2_k"),
+    ],
+)
+def test_names_are_snake_case(name, snake):
+    assert type(name, (Floor,), {}).name == snake
+
+
+def test_every_shape_is_told_and_nothing_else():
+    assert [shape_of(shape) for shape in SHAPES] == ["Shift", "Scale", "Floor", "Prefix", "Draw"]
+    with pytest.raises(TypeError, match="Stage has none of the shapes Shift, Scale"):
+        shape_of(Stage)
+    with pytest.raises(TypeError, match="none of the shapes"):
+        shape_of(type("Odd", (Stage,), {})())
+
+
+def test_values_are_taken_to_their_canonical_type():
+    stage = LogitBias({np.int64(7): np.float32(0.5), "3": 1, 5: True + 1})
+    assert repr(stage) == "LogitBias({3: 1.0, 5: 2.0, 7: 0.5})"
+    assert stage == LogitBias({7: 0.5, 5: 2.0, 3: 1.0})
+    assert hash(stage) == hash(LogitBias({7: 0.5, 5: 2.0, 3: 1.0}))
+    assert TopK(np.int32(4)) == TopK(4) == TopK(k=4)
+    assert type(TopK(np.int32(4)).k) is int
+    assert type(Temperature(1).t) is float
+    assert MinTokens(2, [5, np.uint8(6)]).ends == (5, 6)
+
+
+def test_stages_of_different_kinds_differ():
+    assert Temperature(0.5) != TopP(0.5)
+    assert Temperature(0.5) != TopA(0.5)
+
+
+def test_stages_are_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        TopK(5).k = 6
+
+
+def test_a_stages_own_field_is_named_in_errors():
+    with pytest.raises(ParameterError, match="^ends must be a list of integers >= 0, got"):
+        MinTokens(1, (-1,))
+    with pytest.raises(ParameterError, match="^min_tokens must be an integer >= 0, got -1"):
+        MinTokens(-1)
+
+
+def test_every_file_of_stages_is_found_once():
+    kinds = list(STAGES.values())
+    assert len({kind.__module__ for kind in kinds}) == len(kinds)
+    assert [kind.rank for kind in kinds] == sorted(kind.rank for kind in kinds)
+    for name, kind in STAGES.items():
+        assert kind.name == name
+        assert (kind.__doc__ or "").strip().splitlines()[0].endswith((".", ";"))
+
+
+def test_a_shift_without_parameters_may_list_only_ids_of_the_vocabulary():
+    class Odd(Shift):
+        """Odd."""
+
+        touches = "listed"
+
+        def apply(self, x: Any, token: Token) -> Any:
+            return x + token.listed
+
+        def listing(self, history: History) -> Mapping[int, float]:
+            return {-1: 1.0}
+
+    with pytest.raises(ParameterError, match="odd names token -1, but the vocabulary ends at 2"):
+        reference.survivors(np.zeros(3, np.float32), (Odd(),))
+
+
+def test_a_draw_of_ones_own_is_its_distribution():
+    class Last(Draw):
+        """The least likely."""
+
+        uniforms = "none"
+
+        def score(self, x: Any, u: Any) -> Any:
+            return -x
+
+    logits = np.array([[3.0, 1.0, 2.0]], np.float32)
+    assert nc.sample(logits, (Last(),)).tolist() == [1]
+    assert nc.probabilities(logits, (Last(),)).tolist() == [[0, 1, 0]]
+
+
+def test_a_rule_that_breaks_is_an_error_of_its_row():
+    class Broken(Scale):
+        """Broken."""
+
+        def apply(self, x: Any, row: Row) -> Any:
+            return x / 0.0
+
+    with pytest.raises(nc.LogitsError, match="row 0: NaN at token 1 after broken"):
+        nc.sample(np.array([[1.0, 0.0]], np.float32), (Broken(),))
+
+
+def test_a_prefix_of_ones_own():
+    class Half(Prefix):
+        """The first half."""
+
+        def weight(self, x: Any, row: Row) -> Any:
+            return x * 0 + 1
+
+        def target(self, row: Row) -> Any:
+            return row.n // 2
+
+    assert nc.probabilities(np.zeros((1, 4)), (Half(),)).tolist() == [[0.5, 0.5, 0, 0]]
+    assert nc.probabilities(np.zeros((1, 1)), (Half(),)).tolist() == [[1.0]]
