@@ -1,4 +1,7 @@
-"""Write docs/stages.md from the stages, and check every relative link of every page. With --check, only compare."""
+"""Write what is derived from the stages: docs/stages.md, and the types of what is found at import.
+
+Also checks every relative link. With --check nothing is written, only compared.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,16 @@ import re
 import sys
 from pathlib import Path
 
+from nucleate.core.parameter import Parameter
 from nucleate.core.request import REQUEST_PARAMETERS
 from nucleate.core.stage import shape_of
+from nucleate.params import FIELDS
 from nucleate.stages import STAGES
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "stages.md"
+FIELD_TYPES = ROOT / "src" / "nucleate" / "fields.pyi"
+STAGE_TYPES = ROOT / "src" / "nucleate" / "stages" / "__init__.pyi"
 LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)")
 
 
@@ -44,6 +51,40 @@ def shown(default: object) -> str:
     return str(default).lower() if default or default in (0, False) else "none"
 
 
+def field_types() -> str:
+    """The fields of SamplingParams for type checkers and editors."""
+    lines = [
+        "# The fields of SamplingParams as type checkers see them. Made by `make docs` from the stages; do not edit.",
+        "",
+        "from collections.abc import Mapping, Sequence",
+        "",
+        "class Fields:",
+        "    def __init__(",
+        "        self,",
+        "        *,",
+    ]
+    lines += [f"        {name}: {taken(p)} = ...," for name, p in FIELDS.items()]
+    lines += ["    ) -> None: ..."]
+    for name, p in FIELDS.items():
+        lines += ["    @property", f"    def {name}(self) -> {p.kind}{' | None' if p.optional else ''}: ..."]
+    return "\n".join(lines) + "\n"
+
+
+def stage_types() -> str:
+    """The names in nucleate.stages, which are found at import, for type checkers and editors."""
+    kinds = sorted(STAGES.values(), key=lambda kind: kind.__module__)
+    lines = ["# The stages as type checkers see them. Made by `make docs`; do not edit.", ""]
+    lines += ["from nucleate.core.stage import Stage"]
+    lines += [f"from {kind.__module__} import {kind.__name__} as {kind.__name__}" for kind in kinds]
+    return "\n".join([*lines, "", "STAGES: dict[str, type[Stage]]"]) + "\n"
+
+
+def taken(p: Parameter) -> str:
+    """What may be given for a parameter: more than what it becomes."""
+    kind = {"tuple[int, ...]": "Sequence[int]", "tuple[str, ...]": "str | Sequence[str]"}.get(p.kind, p.kind)
+    return kind + (" | None" if p.optional else "")
+
+
 def broken_links() -> list[str]:
     """Every relative link to a file that does not exist."""
     pages = [path for path in ROOT.rglob("*.md") if not {".venv", "node_modules"} & set(path.parts)]
@@ -56,11 +97,12 @@ def broken_links() -> list[str]:
 
 
 def main() -> int:
-    if "--check" not in sys.argv:
-        PAGE.write_text(page(), "utf-8")
     problems = [f"broken link in {link}" for link in broken_links()]
-    if PAGE.read_text("utf-8") != page():
-        problems.append("docs/stages.md is not what the stages say: run `make docs`")
+    for path, text in ((PAGE, page()), (FIELD_TYPES, field_types()), (STAGE_TYPES, stage_types())):
+        if "--check" not in sys.argv:
+            path.write_text(text, "utf-8")
+        elif path.read_text("utf-8") != text:
+            problems.append(f"{path.relative_to(ROOT)} is not what the stages say: run `make docs`")
     print("\n".join(problems) or f"docs: {len(STAGES)} stages, no broken link")
     return 1 if problems else 0
 

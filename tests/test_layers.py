@@ -19,7 +19,7 @@ ALLOWED = {
     "backends": {"core"},
     "text": {"core"},
     "models": {"core"},
-    "params": {"core", "stages"},
+    "params": {"core", "stages", "fields"},  # fields are the derived types
     "pipeline": PIPELINE,
     "generate": EVERYTHING_BELOW_LLM,
     "llm": {*EVERYTHING_BELOW_LLM, "generate"},

@@ -8,13 +8,18 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nucleate.core.parameter import Parameter, ParameterError, read_json, unknown
 from nucleate.core.request import REQUEST_PARAMETERS
 from nucleate.core.stage import Draw, Pipeline, Stage
 from nucleate.stages import STAGES
 from nucleate.stages.gumbel import Gumbel
+
+if TYPE_CHECKING:
+    from nucleate.fields import Fields  # derived too, see docs/build.py
+else:
+    Fields = object
 
 
 def _fields() -> dict[str, Parameter]:
@@ -30,7 +35,7 @@ FIELDS: Mapping[str, Parameter] = _fields()
 """Every field of SamplingParams by name, in the order of the stages, then of the request."""
 
 
-class SamplingParams:
+class SamplingParams(Fields):
     """How to turn the logits of one request into text: frozen, hashable, validated.
 
     Keyword arguments only; ``FIELDS`` (or ``nucleate stages``) lists them with their ranges and defaults. The defaults
@@ -41,21 +46,23 @@ class SamplingParams:
     __slots__ = ("_values",)
     _values: dict[str, Any]
 
-    def __init__(self, /, **values: Any) -> None:
-        for name in values:
-            if name not in FIELDS:
-                raise unknown(name, FIELDS)
-        checked = {name: f.check(values[name]) if name in values else f.default for name, f in FIELDS.items()}
-        object.__setattr__(self, "_values", checked)
-        if checked["max_tokens"] is not None and checked["min_tokens"] > checked["max_tokens"]:
-            least, most = checked["min_tokens"], checked["max_tokens"]
-            raise ParameterError("min_tokens", f"min_tokens must be at most max_tokens ({most}), got {least}")
+    if not TYPE_CHECKING:  # they see the fields themselves
 
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self._values[name]
-        except KeyError:
-            raise AttributeError(str(unknown(name, FIELDS, "field"))) from None
+        def __init__(self, /, **values: Any) -> None:
+            for name in values:
+                if name not in FIELDS:
+                    raise unknown(name, FIELDS)
+            checked = {name: f.check(values[name]) if name in values else f.default for name, f in FIELDS.items()}
+            object.__setattr__(self, "_values", checked)
+            if checked["max_tokens"] is not None and checked["min_tokens"] > checked["max_tokens"]:
+                least, most = checked["min_tokens"], checked["max_tokens"]
+                raise ParameterError("min_tokens", f"min_tokens must be at most max_tokens ({most}), got {least}")
+
+        def __getattr__(self, name: str) -> Any:
+            try:
+                return self._values[name]
+            except KeyError:
+                raise AttributeError(str(unknown(name, FIELDS, "field"))) from None
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"SamplingParams is frozen; use params.replace({name}=...)")
