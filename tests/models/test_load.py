@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from nucleate.core.parameter import ParameterError
 from nucleate.models.load import EMBEDDED, load, recommended, resolve
 from nucleate.models.model import ModelError
 
@@ -52,7 +53,7 @@ def test_numpy_refuses_what_it_has_not(device: str, dtype: str) -> None:
         load(EMBEDDED, device, dtype, runtime="numpy")
 
 
-@pytest.mark.parametrize(("device", "dtype"), [("gpu", "auto"), ("cpu", "int7"), ("cuda:99", "auto")])
+@pytest.mark.parametrize(("device", "dtype"), [("gpu", "auto"), ("cuda:99", "auto")])
 def test_torch_errors_are_one_line(device: str, dtype: str) -> None:
     pytest.importorskip("transformers", reason="needs the extra 'torch'")
     with pytest.raises(ModelError) as caught:
@@ -61,8 +62,10 @@ def test_torch_errors_are_one_line(device: str, dtype: str) -> None:
 
 
 def test_an_unknown_runtime_is_refused() -> None:
-    with pytest.raises(ModelError, match="auto, numpy, torch"):
+    with pytest.raises(ParameterError, match="auto, numpy, torch"):
         load(EMBEDDED, runtime="jax")
+    with pytest.raises(ParameterError, match="bfloat16"):
+        load(EMBEDDED, dtype="int7")
 
 
 def test_recommended_parameters_are_those_of_the_folder(tmp_path: Path) -> None:

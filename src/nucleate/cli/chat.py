@@ -19,11 +19,12 @@ from nucleate.params import SamplingParams
 if TYPE_CHECKING:
     from nucleate.llm import LLM
 
+USAGE = "[OPTIONS]"
 HELP = """/set NAME VALUE   change a sampling parameter, as in /set temperature 0.7
 /params           show the sampling parameters
 /system TEXT      begin a new conversation with this system message
 /new              begin a new conversation
-/again            answer the last message once more, with fresh noise
+/again            answer the last message once more, with other noise
 /help             this list
 /quit             end"""
 
@@ -70,7 +71,7 @@ class Chat:
     """A conversation and its parameters."""
 
     def __init__(self, llm: LLM, params: SamplingParams, system: str | None) -> None:
-        self.llm, self.params = llm, params
+        self.llm, self.params, self.answers = llm, params, 0
         self.messages: list[dict[str, str]] = []
         self.begin(system)
 
@@ -117,9 +118,12 @@ class Chat:
     def answer(self) -> int:
         """Stream an answer to the last message and keep it, also if Ctrl-C cut it short."""
         self.make_room()
-        stream, parts = Stream(1), []
+        stream, parts, params = Stream(1), [], self.params
+        if params.seed is not None:  # each answer of a conversation has noise of its own
+            params = params.replace(seed=(params.seed + self.answers) % 2**64)
+        self.answers += 1
         try:
-            for piece in self.llm.stream_chat(self.messages, self.params):
+            for piece in self.llm.stream_chat(self.messages, params):
                 stream.print(piece)
                 parts.append(piece.text)
         except KeyboardInterrupt:

@@ -12,35 +12,40 @@ from nucleate.params import FIELDS, SamplingParams
 
 def add_sampling(parser: argparse.ArgumentParser, without: Collection[str] = ()) -> None:
     """Add a flag per field of SamplingParams. Flags that are not given leave the model's recommendation."""
-    group = parser.add_argument_group("sampling parameters (what is not given is as the model's authors recommend)")
+    title = "sampling parameters (what a model recommends in its generation_config.json goes before these defaults)"
+    group = parser.add_argument_group(title)
     for name, parameter in FIELDS.items():
         if name not in without:
-            _add(group, "--" + name.replace("_", "-"), parameter)
+            _add(group, name.replace("_", "-"), parameter)
 
 
-def _add(group: Any, flag: str, parameter: Parameter) -> None:
-    text = f"{parameter.help}: {parameter.allowed}; without it {_shown(parameter.default)}".replace("%", "%%")
-    shared: dict[str, Any] = {"dest": f"param_{parameter.name}", "default": None, "help": text}
-    if parameter.kind == "bool":
-        group.add_argument(flag, action=argparse.BooleanOptionalAction, **{**shared, "help": parameter.help})
-    elif parameter.kind == "tuple[str, ...]":
-        shared["help"] += "; may be repeated"
-        group.add_argument(flag, action="append", metavar="TEXT", **shared)
+def _add(group: Any, name: str, parameter: Parameter) -> None:
+    shared: dict[str, Any] = {"dest": f"param_{parameter.name}", "default": None}
+    if parameter.kind == "bool":  # the flag is for what is not the default
+        flag, value = (f"--no-{name}", False) if parameter.default else (f"--{name}", True)
+        group.add_argument(
+            flag, action="store_const", const=value, help=f"{'turn off: ' * (not value)}{parameter.help}", **shared
+        )
+        return
+    if parameter.kind == "tuple[str, ...]":
+        shared |= {"action": "append", "metavar": "TEXT"}
     else:
-        group.add_argument(flag, metavar=_METAVARS[parameter.kind], **shared)
+        shared["metavar"] = _METAVARS[parameter.kind]
+    text = f"{parameter.help} [{parameter.allowed}; default {_shown(parameter.default)}]"
+    group.add_argument(f"--{name}", help=text.replace("%", "%%"), **shared)
 
 
 def _shown(default: Any) -> str:
-    return str(default) if default or default in (0, False) else "none"
+    return f"{default:g}" if default or default in (0, False) else "none"
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
     """Add the flags that choose a model and how it runs."""
     group = parser.add_argument_group("model")
     group.add_argument("--model", metavar="MODEL", help="a folder or a Hugging Face id; without it, the embedded model")
-    group.add_argument("--device", default="auto", help='"auto", "cpu", "cuda", "cuda:1"...')
-    group.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float16"))
-    group.add_argument("--runtime", default="auto", choices=("auto", "numpy", "torch"), help="what runs the model")
+    group.add_argument("--device", metavar="DEVICE", default="auto", help='"auto", "cpu", "cuda", "cuda:1"...')
+    group.add_argument("--dtype", metavar="DTYPE", default="auto", help='"auto", "float32", "bfloat16", "float16"')
+    group.add_argument("--runtime", metavar="RUNTIME", default="auto", help='"auto", "numpy" or "torch"')
 
 
 def given(arguments: argparse.Namespace) -> dict[str, Any]:

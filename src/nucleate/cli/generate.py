@@ -19,6 +19,7 @@ from nucleate.cli import flags
 from nucleate.cli.main import UsageError
 from nucleate.core.event import Piece
 
+USAGE = "[OPTIONS] [PROMPT]"
 FIRST_WORDS = "Once upon a time"
 
 

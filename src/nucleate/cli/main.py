@@ -80,7 +80,8 @@ def run(arguments: list[str]) -> int:
         hint = f"; did you mean {near[0]}?" if near else ""
         raise UsageError(f"there is no command {name!r}{hint} (commands: {', '.join(COMMANDS)})")
     command = importlib.import_module(f"nucleate.cli.{name}")
-    parser = Parser(prog=f"nucleate {name}", description=command.__doc__, allow_abbrev=False)
+    prog = f"nucleate {name}"
+    parser = Parser(prog=prog, usage=f"{prog} {command.USAGE}", description=command.__doc__, allow_abbrev=False)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     command.add_arguments(parser)
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from nucleate.core.stage import shape_of
 from nucleate.stages import STAGES
 
+USAGE = "[--json]"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print a JSON list instead of text")

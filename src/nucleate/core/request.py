@@ -11,9 +11,9 @@ class Stopping:
     """When a request ends, and what of its end is shown."""
 
     max_tokens: int | None = param("most tokens of output; none: as many as the context holds", default=None, low=1)
-    stop: tuple[str, ...] = param("strings that end the output; the text is cut before them", default=())
+    stop: tuple[str, ...] = param("strings that end the output, cut before them", default=())
     stop_token_ids: tuple[int, ...] = param("token ids that end the output", default=(), low=0)
-    stop_regex: tuple[str, ...] = param("patterns that end the output; the text is cut before them", default=())
+    stop_regex: tuple[str, ...] = param("regular expressions that end the output, cut before their match", default=())
     stop_json: bool = param("end the output after the first complete JSON object or array", default=False)
     include_stop_str_in_output: bool = param("keep what ended the output in the text", default=False)
     ignore_eos: bool = param("go on after the end-of-sequence token", default=False)

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from nucleate.core.parameter import ParameterError
 from nucleate.models.llama import Llama, why_not
 from nucleate.models.model import Model, ModelError
 
@@ -14,6 +15,7 @@ EMBEDDED = Path(__file__).parent / "tiny"
 """The folder of the model that ships inside."""
 
 RUNTIMES = ("auto", "numpy", "torch")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
 SMALL = 64 << 20
 """Bytes of weights up to which "auto" prefers the numpy runtime: above, torch makes up for its start."""
 
@@ -48,10 +50,12 @@ def load(folder: Path, device: str = "auto", dtype: str = "auto", runtime: str =
     """The model of a folder.
 
     runtime: "numpy" (plain Llamas on CPU, starts at once), "torch" (everything Transformers knows), or "auto": numpy
-    for a Llama of at most 64 MiB, unless a device or dtype is asked for that it has not; else torch.
+    for a Llama of at most 64 MiB, unless a device or dtype is asked for that it has not; else torch. Raises
+    ParameterError or ModelError.
     """
-    if runtime not in RUNTIMES:
-        raise ModelError(f"runtime must be one of {', '.join(RUNTIMES)}, got {runtime!r}")
+    for name, value, allowed in (("runtime", runtime, RUNTIMES), ("dtype", dtype, DTYPES)):
+        if value not in allowed:
+            raise ParameterError(name, f"{name} must be one of {', '.join(allowed)}, got {value!r}")
     suits = device in ("auto", "cpu") and dtype in ("auto", "float32")
     if runtime == "numpy" and not suits:
         raise ModelError(f"the numpy runtime has device 'cpu' and dtype 'float32' only, got {device!r} and {dtype!r}")
