@@ -11,16 +11,16 @@ from collections import Counter
 SLACK = 1e-6
 
 
-class Bad(Exception):
+class BadRowError(Exception):
     """No token can be drawn."""
 
 
 def sort(x):
     if any(math.isnan(value) or value == math.inf for value in x.values()):
-        raise Bad
+        raise BadRowError
     inside = [token for token, value in x.items() if value != -math.inf]
     if not inside:
-        raise Bad
+        raise BadRowError
     return sorted(inside, key=lambda token: (-x[token], token))
 
 

@@ -108,4 +108,3 @@ def test_fresh_seeds_are_64_bit_and_differ():
     assert len(seeds) == 100
     assert max(seeds) >> 60
     assert all(0 <= seed < 2**64 for seed in seeds)
-

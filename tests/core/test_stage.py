@@ -164,9 +164,9 @@ def test_stages_are_frozen():
 
 
 def test_a_stages_own_field_is_named_in_errors():
-    with pytest.raises(ParameterError, match="^ends must be a list of integers >= 0, got"):
+    with pytest.raises(ParameterError, match=r"^ends must be a list of integers >= 0, got"):
         MinTokens(1, (-1,))
-    with pytest.raises(ParameterError, match="^min_tokens must be an integer >= 0, got -1"):
+    with pytest.raises(ParameterError, match=r"^min_tokens must be an integer >= 0, got -1"):
         MinTokens(-1)
 
 

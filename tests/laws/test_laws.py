@@ -64,10 +64,9 @@ def test_neutral_is_bit_equal_to_absent(kind):
                 assert draws(logits, with_it) == draws(logits, without)
 
 
-@of_kind
-def test_the_default_of_a_switch_is_neutral(kind):
-    if all(p.default == p.neutral for p in kind.parameters.values() if p.name in {kind.name}):
-        assert kind in DRAWS or kind().neutral
+@pytest.mark.parametrize("kind", SWITCHED, ids=lambda kind: kind.name)
+def test_a_switch_is_off_unless_it_is_set(kind):
+    assert kind().neutral
 
 
 @of_truncation
@@ -102,10 +101,8 @@ def test_a_tighter_parameter_keeps_a_subset(kind):
             assert max(sizes) <= len(reference.survivors(logits, ()).ids_N)
 
 
-@of_kind
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in DEPENDS_ON_ZERO], ids=lambda kind: kind.name)
 def test_a_constant_added_to_all_logits_changes_nothing(kind):
-    if kind in DEPENDS_ON_ZERO:
-        return
     for stage in examples.examples(kind):
         for logits in examples.rows():
             p, moved = (probabilities(x, whole(stage)) for x in (logits, logits + np.float32(17)))
@@ -131,7 +128,9 @@ def test_only_a_shift_can_empty_a_row(kind):
     for stage in examples.examples(kind):
         for logits in examples.rows():
             p = probabilities(logits, whole(stage))
-            assert not isinstance(p, str) or (issubclass(kind, Shift) and p == f"every token is at -inf after {kind.name}")
+            assert not isinstance(p, str) or (
+                issubclass(kind, Shift) and p == f"every token is at -inf after {kind.name}"
+            )
 
 
 @of_kind
@@ -243,12 +242,14 @@ def test_a_pipeline_is_a_value(stages):
     assert all(shape_of(stage).lower() in text for stage in stages)
 
 
-@given(st.lists(st.floats(width=32, allow_nan=False, max_value=3.0000000054977558e38), min_size=1, max_size=20), pipelines())
+@given(
+    st.lists(st.floats(width=32, allow_nan=False, max_value=3.0000000054977558e38), min_size=1, max_size=20),
+    pipelines(),
+)
 def test_any_logits_give_a_distribution_or_a_reason(logits, stages):
     try:
         p = reference.probabilities(np.array([*logits, *[-np.inf] * (SIZE - len(logits))], np.float32), stages, HISTORY)
-    except reference.RowError as error:
-        assert str(error)
+    except reference.RowError:
         return
     assert np.isfinite(p).all()
     assert p.min() >= 0

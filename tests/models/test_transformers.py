@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
 import pytest
+import tokenizers
 
 import nucleate as nc
 from nucleate.models.load import EMBEDDED
@@ -75,3 +77,44 @@ def test_a_model_whose_logits_are_longer_than_the_tokenizer(tmp_path: Path) -> N
     assert max(output.token_ids) >= 4096  # the padding was drawn, and adds no text
     known = [token for token in output.token_ids if token < 4096]
     assert output.text == llm.tokenizer.decode(known)
+
+
+def test_a_folder_without_tokenizer_json_has_its_tokenizer_converted(tmp_path: Path) -> None:
+    folder_of(tmp_path, CONFIGS["gpt2"]())
+    stored = json.loads((tmp_path / "tokenizer.json").read_text())
+    (tmp_path / "vocab.json").write_text(json.dumps(stored["model"]["vocab"]))
+    merges = [" ".join(pair) if isinstance(pair, list) else pair for pair in stored["model"]["merges"]]
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges) + "\n")
+    (tmp_path / "tokenizer.json").unlink()
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "GPT2Tokenizer"}))
+    llm = nc.LLM(tmp_path)
+    text = "Once upon a time, a fox found a drum."
+    expected = nc.LLM().tokenizer.encode(text, add_special_tokens=False)
+    assert llm.tokenizer.encode(text, add_special_tokens=False) == expected
+    assert llm.generate(text, nc.SamplingParams(max_tokens=4, seed=1))[0].outputs[0].finish_reason in ("length", "stop")
+    with pytest.raises(nc.ModelError, match="no chat template"):
+        llm.chat([{"role": "user", "content": "Hello"}])
+
+
+def test_a_metaspace_tokenizer_streams_what_decode_says(tmp_path: Path) -> None:
+    folder_of(tmp_path, transformers.LlamaConfig(**{**LLAMA_LIKE, "vocab_size": 600}))
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="<unk>"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+    tokenizer.decoder = tokenizers.decoders.Sequence(
+        [
+            tokenizers.decoders.Replace("▁", " "),
+            tokenizers.decoders.Fuse(),
+            tokenizers.decoders.Strip(" ", 1, 0),
+        ]
+    )
+    special = ["<s>", "</s>", "<unk>"]
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=600, special_tokens=special, show_progress=False)
+    tokenizer.train_from_iterator(["the little fox ran to the big red drum and the dog"] * 20, trainer)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", "eos_token": "</s>"}))
+    llm = nc.LLM(tmp_path)
+    params = nc.SamplingParams(temperature=5.0, seed=1, max_tokens=40, ignore_eos=True)
+    [completion] = llm.generate("the little fox", params)
+    whole = [*completion.prompt_token_ids, *completion.outputs[0].token_ids]
+    decoded = tokenizer.decode([token for token in whole if token < tokenizer.get_vocab_size()])
+    assert decoded == tokenizer.decode(completion.prompt_token_ids) + completion.text

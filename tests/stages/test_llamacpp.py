@@ -50,7 +50,7 @@ def test_no_vector_is_lost():
     assert counts == {"queue": 24, "min_p": 9, "penalties": 6, "top_k": 4, "top_p": 4, "temp": 2, "temp_ext": 2}
 
 
-@pytest.mark.parametrize("vector", SINGLE, ids=lambda v: f"{v['sampler']}-{list(v['params'].values())[0]}")
+@pytest.mark.parametrize("vector", SINGLE, ids=lambda v: f"{v['sampler']}-{next(iter(v['params'].values()))}")
 def test_one_sampler(vector):
     assert vector["then_softmax"]
     assert not vector["params"].get("delta")
@@ -63,7 +63,7 @@ def test_one_sampler(vector):
 
 
 def parts(kind: type[Stage], value: float) -> list[Stage]:
-    """llama.cpp takes any penalty; ours end at 2, as OpenAI's do. Penalties add up, so several stages make a larger one."""
+    """llama.cpp takes any penalty; ours end at 2, as OpenAI's do. Penalties add up, so several make a larger one."""
     if value > 2:
         with pytest.raises(nc.ParameterError, match="must be a number >= -2 and <= 2, got 5"):
             kind(value)
@@ -73,7 +73,7 @@ def parts(kind: type[Stage], value: float) -> list[Stage]:
 @pytest.mark.parametrize("vector", PENALTIES, ids=lambda v: f"{v['params']['history']}-{v['params']['repeat']}")
 def test_penalties(vector):
     params = vector["params"]
-    # llama.cpp counts over the last n tokens of prompt and output. Ours have no window, and two of them count the output.
+    # llama.cpp counts over the last n tokens of prompt and output. Ours have no window, and two count the output only.
     assert params["last_n"] == len(params["history"])
     stages = (
         Repetition(params["repeat"]),
@@ -88,7 +88,9 @@ def test_penalties(vector):
     assert changed == (params["repeat"] != 1)
 
 
-@pytest.mark.parametrize("vector", QUEUES, ids=lambda v: "-".join(f"{s['sampler']}{s.get('k', s.get('p'))}" for s in v["steps"]))
+@pytest.mark.parametrize(
+    "vector", QUEUES, ids=lambda v: "-".join(f"{s['sampler']}{s.get('k', s.get('p'))}" for s in v["steps"])
+)
 def test_queue(vector):
     with np.errstate(divide="ignore"):
         logits = np.log(np.arange(vector["n_vocab"], dtype=np.float32))

@@ -1,0 +1,278 @@
+"""SamplingParams: every field at its edges, errors that say what to do, values that survive any journey."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import json
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import nucleate as nc
+from nucleate.core.parameter import MISSING, ParameterError
+from nucleate.core.request import REQUEST_PARAMETERS
+from nucleate.params import FIELDS
+from nucleate.stages import (
+    STAGES,
+    Allowed,
+    Frequency,
+    Gumbel,
+    LogitBias,
+    MinP,
+    MinTokens,
+    Presence,
+    Repetition,
+    Suppress,
+    Temperature,
+    TopK,
+    TopP,
+)
+
+FULL = dict(
+    temperature=0.5,
+    top_k=3,
+    top_p=0.9,
+    min_p=0.1,
+    seed=7,
+    n=2,
+    max_tokens=10,
+    min_tokens=2,
+    repetition_penalty=1.1,
+    frequency_penalty=0.5,
+    presence_penalty=-0.5,
+    logit_bias={5: 1.0, 3: -2.5},
+    suppress_token_ids=(9,),
+    allowed_token_ids=(1, 2, 3),
+    stop=("a", "b\n"),
+    stop_token_ids=(4,),
+    stop_regex=("x+",),
+    stop_json=True,
+    include_stop_str_in_output=True,
+    ignore_eos=True,
+    skip_special_tokens=False,
+)
+
+EDGES = {  # field: (good values, bad values)
+    "temperature": ([0, 0.0, 5e-324, 1, 1.7e308], [-1e-9, float("inf"), float("nan"), None, "1", True]),
+    "top_k": ([-1, 0, 1, 2**31 - 1], [-2, 2**31, 10**5000, 1.0, None, "5", False]),
+    "top_p": ([5e-324, 0.5, 1, 1.0], [0, 0.0, -0.0, 1.0000001, None, float("nan"), "0.9"]),
+    "min_p": ([0, 0.0, 1], [-1e-9, 1.0000001, None]),
+    "seed": ([None, 0, 2**64 - 1, np.uint64(2**64 - 1)], [-1, 2**64, 1.0, "0", True]),
+    "n": ([1, 128], [0, 129, None]),
+    "max_tokens": ([None, 1, 10**9], [0, -1, 1.5]),
+    "min_tokens": ([0, 10**9], [-1, None]),
+    "repetition_penalty": ([5e-324, 1e300], [0, -1, None, float("inf")]),
+    "frequency_penalty": ([-2, 2], [-2.0001, 2.0001]),
+    "presence_penalty": ([-2, 2], [-2.0001, 2.0001]),
+    "logit_bias": ([{}, {0: 1}, {"0": -1e300}], [None, [], {-1: 1}, {0: float("inf")}, {"a": 1}, {1.5: 1}]),
+    "suppress_token_ids": ([(), [0], {3}], [None, 5, [-1], [None], [[1]], "12"]),
+    "allowed_token_ids": ([None, (), [0]], [5, [-1], [1.0]]),
+    "stop": ([(), "x", ["x", "y"]], ["", ["x", ""], 5, None, [5], b"x"]),
+    "stop_token_ids": ([(), [0, 0]], [None, [-1], "1"]),
+    "stop_regex": ([(), "x"], ["", None]),
+    "stop_json": ([True, False, np.True_], [0, 1, None, "true"]),
+    "include_stop_str_in_output": ([True, False], [0, None]),
+    "ignore_eos": ([True, False], [0, None]),
+    "skip_special_tokens": ([True, False], [0, None]),
+}
+
+
+def test_every_field_has_its_edges_here():
+    assert FIELDS.keys() == EDGES.keys() == FULL.keys() | set()
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_a_field_at_its_edges(name):
+    good, bad = EDGES[name]
+    for value in good:
+        params = nc.SamplingParams(**{name: value})
+        assert FIELDS[name].check(getattr(params, name)) == getattr(params, name)
+        assert nc.SamplingParams.from_json(params.to_json()) == params
+    for value in bad:
+        with pytest.raises(ParameterError) as caught:
+            nc.SamplingParams(**{name: value})
+        assert caught.value.field == name
+        assert str(caught.value).startswith(f"{name} must be {FIELDS[name].allowed}, got ")
+
+
+def test_fields_are_the_parameters_of_the_stages_and_of_the_request():
+    public = [p for kind in STAGES.values() for p in kind.parameters.values() if p.public]
+    assert {p.name for p in public}.isdisjoint(REQUEST_PARAMETERS)
+    assert FIELDS.keys() == {p.name for p in public} | REQUEST_PARAMETERS.keys()
+    for parameter in public:  # stages that share a field (the seed) mean the same by it
+        assert parameter == FIELDS[parameter.name]
+    for name, parameter in FIELDS.items():
+        assert parameter.name == name
+        assert parameter.help
+        assert parameter.default is not MISSING
+        assert parameter.check(parameter.default) == parameter.default
+
+
+def test_the_defaults_sample_from_the_models_distribution():
+    assert nc.SamplingParams().pipeline() == (Gumbel(None),)
+    assert repr(nc.SamplingParams()) == "SamplingParams()"
+    assert nc.SamplingParams().to_json() == "{}"
+
+
+def test_the_pipeline_is_in_canonical_order():
+    assert nc.SamplingParams(**FULL).pipeline((0, 8)) == (
+        LogitBias({3: -2.5, 5: 1.0}),
+        Repetition(1.1),
+        Frequency(0.5),
+        Presence(-0.5),
+        MinTokens(2, (4,)),
+        Suppress((9,)),
+        Allowed((1, 2, 3)),
+        Temperature(0.5),
+        TopK(3),
+        MinP(0.1),
+        TopP(0.9),
+        Gumbel(7),
+    )
+
+
+def test_min_tokens_bans_what_ends_the_request():
+    params = nc.SamplingParams(min_tokens=1, stop_token_ids=[5, 2])
+    assert params.pipeline((7, 2))[0] == MinTokens(1, (2, 5, 7))
+    assert params.replace(ignore_eos=True).pipeline((7, 2))[0] == MinTokens(1, (2, 5))
+    logits = np.array([[0, 1, 9, 2]], np.float32)
+    params = nc.SamplingParams(min_tokens=2, stop_token_ids=[2], temperature=0)
+    assert nc.sample(logits, params, output_ids=[[0]]).tolist() == [3]
+    assert nc.sample(logits, params, output_ids=[[0, 0]]).tolist() == [2]
+
+
+def test_min_tokens_above_max_tokens_is_an_error():
+    with pytest.raises(ParameterError, match=r"min_tokens must be at most max_tokens \(2\), got 3") as caught:
+        nc.SamplingParams(min_tokens=3, max_tokens=2)
+    assert caught.value.field == "min_tokens"
+    assert nc.SamplingParams(min_tokens=3, max_tokens=3).min_tokens == 3
+    with pytest.raises(ParameterError, match="min_tokens"):
+        nc.SamplingParams(min_tokens=3).replace(max_tokens=1)
+
+
+def test_unknown_names_list_the_known_ones():
+    with pytest.raises(ParameterError) as caught:
+        nc.SamplingParams(tempreature=1)
+    assert str(caught.value).startswith(
+        "unknown parameter 'tempreature'; did you mean temperature? (known: allowed_token_ids"
+    )
+    assert caught.value.field == "tempreature"
+    with pytest.raises(ParameterError, match="unknown parameter 'self'"):
+        nc.SamplingParams(self=1)
+    with pytest.raises(ParameterError, match="unknown parameter 'self'"):
+        nc.SamplingParams().replace(self=1)
+    with pytest.raises(ParameterError, match="unknown parameter 'ends'"):
+        nc.SamplingParams(ends=(1,))
+    with pytest.raises(TypeError):
+        nc.SamplingParams(0.7)
+    with pytest.raises(AttributeError, match="unknown field 'top_kk'; did you mean top_k"):
+        nc.SamplingParams().top_kk
+
+
+def test_params_are_frozen_values():
+    params = nc.SamplingParams(**FULL)
+    with pytest.raises(AttributeError, match=r"frozen; use params.replace\(top_k=...\)"):
+        params.top_k = 5
+    with pytest.raises(AttributeError, match="frozen"):
+        del params.top_k
+    with pytest.raises(AttributeError, match="frozen"):
+        params.new = 5
+    for again in (
+        pickle.loads(pickle.dumps(params)),
+        copy.copy(params),
+        copy.deepcopy(params),
+        nc.SamplingParams.from_json(params.to_json()),
+        nc.SamplingParams(**params.to_dict()),
+        nc.SamplingParams(**json.loads(params.to_json())),
+        params.replace(),
+        eval(repr(params), {"SamplingParams": nc.SamplingParams}),
+    ):
+        assert again == params
+        assert hash(again) == hash(params)
+        assert repr(again) == repr(params)
+        assert again.to_json() == params.to_json()
+    other = params.replace(top_k=4)
+    assert (other.top_k, params.top_k) == (4, 3)
+    assert other != params != "params"
+    assert len({params, other, params.replace(top_k=4)}) == 2
+
+
+def test_what_was_given_may_change_afterwards():
+    bias, stop = {1: 2.0}, ["a"]
+    params = nc.SamplingParams(logit_bias=bias, stop=stop)
+    bias[1] = 3.0
+    stop.append("b")
+    assert params == nc.SamplingParams(logit_bias={1: 2.0}, stop=["a"])
+    with pytest.raises(TypeError):
+        params.logit_bias[1] = 5.0
+
+
+def test_the_class_shows_its_fields():
+    assert list(inspect.signature(nc.SamplingParams).parameters) == list(FIELDS)
+    assert set(FIELDS) <= set(dir(nc.SamplingParams()))
+    assert not hasattr(nc.SamplingParams(), "nonsense")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "null",
+        "5",
+        "[]",
+        '"top_k"',
+        "{",
+        "[" * 100_000,
+        '{"logit_bias":' * 50_000,
+        '{"top_k": 1, "top_k": 2}',
+        '{"logit_bias": {"1": 0, "1": 0}}',
+        '{"logit_bias": {"1": 0, "01": 0}}',
+        '{"top_k": 1e400}',
+        '{"temperature": 1e400}',
+        '{"temperature": NaN}',
+        '{"temperature": -Infinity}',
+        '{"seed": ' + "9" * 400 + "}",
+        '{"seed": ' + "9" * 5000 + "}",
+        '{"top_k": 1.0}',
+        '{"top_k": "1"}',
+        '{"top_k": true}',
+        '{"top_k": {"a": []}}',
+        '{"stop": [["a"]]}',
+        '{"self": 1}',
+        '{"values": 1}',
+        '{"_values": {}}',
+        '{"__class__": 1}',
+        '{"ends": [1]}',
+        '{"": 1}',
+        json.dumps({"x" * 1_000_000: 1}),
+        '{"stop": "\\ud800", "stop_json": 5}',
+        b"\xff\xfe",
+        None,
+        5,
+    ],
+    ids=lambda text: repr(text)[:30],
+)
+def test_hostile_json_is_a_parameter_error(text):
+    with pytest.raises(ParameterError) as caught:
+        nc.SamplingParams.from_json(text)
+    assert len(str(caught.value)) < 1000
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3) | st.just("7"), inner, max_size=3),
+)
+
+
+@given(st.dictionaries(st.sampled_from(list(FIELDS)), JSON, max_size=4))
+def test_any_json_gives_params_or_a_parameter_error(values):
+    try:
+        params = nc.SamplingParams.from_json(json.dumps(values))
+    except ParameterError:
+        return
+    assert nc.SamplingParams.from_json(params.to_json()) == params
+    assert params.pipeline((3,))[-1] == Gumbel(params.seed)
