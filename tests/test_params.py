@@ -139,6 +139,7 @@ def test_min_tokens_bans_what_ends_the_request():
     params = nc.SamplingParams(min_tokens=1, stop_token_ids=[5, 2])
     assert params.pipeline((7, 2))[0] == MinTokens(1, (2, 5, 7))
     assert params.replace(ignore_eos=True).pipeline((7, 2))[0] == MinTokens(1, (2, 5))
+    assert params.replace(stop_token_ids=[8]).pipeline((1,))[0] == MinTokens(1, (1, 8))  # in order, as no set is
     logits = np.array([[0, 1, 9, 2]], np.float32)
     params = nc.SamplingParams(min_tokens=2, stop_token_ids=[2], temperature=0)
     assert nc.sample(logits, params, output_ids=[[0]]).tolist() == [3]

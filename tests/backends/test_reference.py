@@ -185,6 +185,9 @@ def test_the_statistics_of_a_row():
     single = reference.statistics(np.array([-1e30]))
     assert tuple(single) == (1, -1e30, 1.0, 0.0, -1e30, 0.0)
     assert reference.statistics(np.full(10, 3e38)).var == 0
+    with np.errstate(over="ignore"):
+        far = reference.statistics(np.array([1.7e308, -1.7e308]))
+    assert (far.mass, far.entropy) == (1.0, 0.0)
 
 
 def test_the_logits_given_are_not_written_to():

@@ -232,3 +232,30 @@ def test_a_prefix_of_ones_own():
 
     assert nc.probabilities(np.zeros((1, 4)), (Half(),)).tolist() == [[0.5, 0.5, 0, 0]]
     assert nc.probabilities(np.zeros((1, 1)), (Half(),)).tolist() == [[1.0]]
+
+
+def test_a_shift_cannot_bring_a_token_back():
+    class Same(Shift):
+        """Everything equal."""
+
+        touches = "unlisted"
+
+        def apply(self, x: Any, token: Token) -> Any:
+            return np.zeros_like(x)
+
+    p = reference.probabilities(np.array([1, -np.inf, 3, 2], np.float32), (TopK(2), Same(), Gumbel(0)))
+    assert p.tolist() == [0, 0, 0.5, 0.5]
+
+
+def test_a_stage_is_neutral_only_if_all_its_switches_are():
+    class Two(Floor):
+        """Two switches and a number that is none."""
+
+        a: float = param("a", neutral=0.0, name="a")
+        b: int = param("b", neutral=0, off=(-1,), name="b")
+        c: float = param("c", default=1.75, name="c")
+
+    assert Two().neutral
+    assert Two(b=-1, c=3).neutral
+    assert not Two(a=1).neutral
+    assert not Two(b=1).neutral

@@ -70,7 +70,7 @@ def uniforms(seed, steps, stream, index):
     return ((words[0] << np.uint64(32)) | words[1]).astype(np.float64) * 2.0**-64 + 2.0**-65
 
 
-def many(logits, seed, steps, chunk=500):
+def many(logits, seed, steps, chunk=100):
     """The two-level draw of the reference for many steps at once."""
     groups = np.arange(-(-len(logits) // 256))
     padded = np.full(len(groups) * 256, -np.inf)
@@ -119,7 +119,7 @@ def test_a_long_tail_gets_its_true_mass():
 
 @pytest.mark.slow
 def test_a_long_tail_gets_its_true_mass_over_many_draws():
-    assert tail(np.arange(1_000_000)) > 1500
+    assert tail(np.arange(300_000)) > 450
 
 
 def test_the_walk_of_categorical_reaches_the_tail():
