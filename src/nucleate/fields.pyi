@@ -14,8 +14,13 @@ class Fields:
         suppress_token_ids: Sequence[int] = ...,
         allowed_token_ids: Sequence[int] | None = ...,
         temperature: float = ...,
+        top_n_sigma: float = ...,
         top_k: int = ...,
         min_p: float = ...,
+        top_a: float = ...,
+        epsilon_cutoff: float = ...,
+        eta_cutoff: float = ...,
+        p_less: bool = ...,
         top_p: float = ...,
         seed: int | None = ...,
         max_tokens: int | None = ...,
@@ -45,9 +50,19 @@ class Fields:
     @property
     def temperature(self) -> float: ...
     @property
+    def top_n_sigma(self) -> float: ...
+    @property
     def top_k(self) -> int: ...
     @property
     def min_p(self) -> float: ...
+    @property
+    def top_a(self) -> float: ...
+    @property
+    def epsilon_cutoff(self) -> float: ...
+    @property
+    def eta_cutoff(self) -> float: ...
+    @property
+    def p_less(self) -> bool: ...
     @property
     def top_p(self) -> float: ...
     @property

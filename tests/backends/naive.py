@@ -108,6 +108,43 @@ def _min_p(stage, order, x, prompt, output):
     return [token for token in order if x[token] >= cut]
 
 
+def _at_least(order, x, log_chance):
+    """The tokens at least this likely, and the best. In logs, because chances vanish below 1e-323."""
+    top, _, mass = row(order, x)
+    return [t for t in order if t == order[0] or x[t] - top - math.log(mass) >= log_chance - SLACK]
+
+
+def _top_n_sigma(stage, order, x, prompt, output):
+    if stage.n == 0:
+        return None
+    try:
+        mean = math.fsum(x[t] for t in order) / len(order)
+        sigma = math.sqrt(math.fsum((x[t] - mean) ** 2 for t in order) / len(order))
+    except OverflowError:  # scores beyond 1e154, from a temperature near 0: no score is that many deviations away
+        return None
+    return [t for t in order if t == order[0] or x[t] >= x[order[0]] - stage.n * sigma - SLACK]
+
+
+def _top_a(stage, order, x, prompt, output):
+    _, _, mass = row(order, x)
+    return _at_least(order, x, math.log(stage.a) - 2 * math.log(mass)) if stage.a else None
+
+
+def _epsilon(stage, order, x, prompt, output):
+    return _at_least(order, x, math.log(stage.e)) if stage.e else None
+
+
+def _eta(stage, order, x, prompt, output):
+    _, e, mass = row(order, x)
+    entropy = -math.fsum(v / mass * math.log(v / mass) for v in e.values() if v)
+    return _at_least(order, x, min(math.log(stage.e), math.log(stage.e) / 2 - entropy)) if stage.e else None
+
+
+def _p_less(stage, order, x, prompt, output):
+    _, e, mass = row(order, x)
+    return _at_least(order, x, math.log(math.fsum((v / mass) ** 2 for v in e.values()))) if stage.on else None
+
+
 def _top_p(stage, order, x, prompt, output):
     if stage.p == 1:
         return None

@@ -57,6 +57,11 @@ def stage(rng, name, size):
         "top_k": lambda: (rng.choice([-1, 0, 1, 2, 3, 50, size, size + 1, 2**31 - 1]),),
         "min_p": lambda: (rng.choice([0, 5e-324, 1e-9, 0.05, 0.3, 0.999, 1.0]),),
         "top_p": lambda: (rng.choice([5e-324, 1e-9, 0.1, 0.25, 0.5, 0.9, 0.99, 1 - 1e-9, 1.0]),),
+        "top_n_sigma": lambda: (rng.choice([0, 5e-324, 0.01, 0.7, 1.0, 2.0, 1e30]),),
+        "top_a": lambda: (rng.choice([0, 5e-324, 1e-9, 0.05, 0.3, 1.0]),),
+        "epsilon": lambda: (rng.choice([0, 5e-324, 1e-9, 0.003, 0.3, 1.0]),),
+        "eta": lambda: (rng.choice([0, 5e-324, 1e-9, 0.003, 0.3, 1.0]),),
+        "p_less": lambda: (rng.choice([False, True]),),
         "greedy": lambda: (),
         "gumbel": lambda: (rng.choice([0, 1, 2**32, 2**64 - 1]),),
         "categorical": lambda: (rng.choice([0, 1, 2**32, 2**64 - 1]),),
@@ -180,10 +185,11 @@ def test_the_statistics_of_a_row():
     p = np.exp([-3, -2, 0]) / np.exp([-3, -2, 0]).sum()
     assert (got.n, got.top) == (3, 4.0)
     assert got.mass == pytest.approx(1 + np.exp(-2) + np.exp(-3))
+    assert got.square == pytest.approx(1 + np.exp(-4) + np.exp(-6))
     assert got.entropy == pytest.approx(-(p * np.log(p)).sum())
     assert (got.mean, got.var) == pytest.approx((7 / 3, np.var([1, 2, 4])))
     single = reference.statistics(np.array([-1e30]))
-    assert tuple(single) == (1, -1e30, 1.0, 0.0, -1e30, 0.0)
+    assert tuple(single) == (1, -1e30, 1.0, 1.0, 0.0, -1e30, 0.0)
     assert reference.statistics(np.full(10, 3e38)).var == 0
     with np.errstate(over="ignore"):
         far = reference.statistics(np.array([1.7e308, -1.7e308]))

@@ -28,8 +28,8 @@ def test_rebind_replaces_free_names_and_nothing_else():
 def test_rebind_works_on_the_rule_of_a_stage():
     names = {"log": lambda x: 10.0, "SLACK": 0.5}
     bound = maths.rebind(MinP.floor, names, "path")
-    assert bound(MinP(0.5), Row(1, 2.0, 1.0, 0.0, 2.0, 0.0)) == 11.5
-    assert MinP(0.5).floor(Row(1, 2.0, 1.0, 0.0, 2.0, 0.0)) < 2
+    assert bound(MinP(0.5), Row(1, 2.0, 1.0, 1.0, 0.0, 2.0, 0.0)) == 11.5
+    assert MinP(0.5).floor(Row(1, 2.0, 1.0, 1.0, 0.0, 2.0, 0.0)) < 2
 
 
 def test_every_name_is_there():

@@ -12,7 +12,7 @@ import pytest
 import nucleate as nc
 from nucleate.backends import reference
 from nucleate.core.stage import Stage
-from nucleate.stages import Frequency, Gumbel, MinP, Presence, Repetition, Temperature, TopK, TopP
+from nucleate.stages import Frequency, Gumbel, MinP, Presence, Repetition, Temperature, TopK, TopNSigma, TopP
 
 FACTS = json.loads((Path(__file__).parents[1] / "data" / "llamacpp.json").read_text("utf-8"))
 SINGLE = [vector for vector in FACTS["vectors"] if vector["sampler"] not in ("queue", "penalties")]
@@ -40,6 +40,7 @@ STAGES = {
     "temp": lambda step: Temperature(step["temp"]),
     "temp_ext": lambda step: Temperature(step["temp"]),  # with delta 0 it is the plain one
     "top_k": lambda step: TopK(step["k"]),
+    "top_n_sigma": lambda step: TopNSigma(step["n"]),
     "top_p": lambda step: top_p(step["p"]),
     "min_p": lambda step: min_p(step["p"]),
 }
@@ -47,7 +48,16 @@ STAGES = {
 
 def test_no_vector_is_lost():
     counts = Counter(vector["sampler"] for vector in FACTS["vectors"])
-    assert counts == {"queue": 24, "min_p": 9, "penalties": 6, "top_k": 4, "top_p": 4, "temp": 2, "temp_ext": 2}
+    assert counts == {
+        "queue": 24,
+        "min_p": 9,
+        "penalties": 6,
+        "top_k": 4,
+        "top_p": 4,
+        "temp": 2,
+        "temp_ext": 2,
+        "top_n_sigma": 3,
+    }
 
 
 @pytest.mark.parametrize("vector", SINGLE, ids=lambda v: f"{v['sampler']}-{next(iter(v['params'].values()))}")

@@ -12,7 +12,7 @@ import pytest
 import nucleate as nc
 from nucleate.backends import reference
 from nucleate.core.stage import History
-from nucleate.stages import Allowed, LogitBias, MinP, MinTokens, Repetition, Suppress, Temperature, TopK, TopP
+from nucleate.stages import Allowed, Epsilon, LogitBias, MinP, MinTokens, Repetition, Suppress, Temperature, TopK, TopP
 
 FACTS = json.loads((Path(__file__).parents[1] / "data" / "transformers.json").read_text("utf-8"))
 
@@ -23,6 +23,7 @@ DIFFERENT = {  # id: (why, the tokens ours keep, per row)
     "topk_ties_at_boundary": (TIES, [[0, 1]]),
     "topp_0_keeps_one": ("of equal tokens its sort puts any first; ours the lowest id", [[3], [1]]),
     "topp_0.9_keep2": (NO_MIN_KEEP, [[7, 8, 9], [9]]),
+    "epsilon_keep2": (NO_MIN_KEEP, [[7, 8, 9], [9]]),
     "minp_0.9_keep2": (NO_MIN_KEEP, [[9], [9]]),
     "legacy_topk10_topp0.6_keep4": (NO_MIN_KEEP, [[10, 26], [27]]),
 }
@@ -45,6 +46,8 @@ def stage(name, params, row, history):
             return TopP(params["top_p"] or 5e-324)  # 0 keeps one token there; ours must be above 0
         case "min_p":
             return MinP(params["min_p"])
+        case "epsilon":
+            return Epsilon(params["epsilon"])
         case "suppress":
             return Suppress(params["suppress_tokens"])
         case "allowed":  # theirs asks a function per row
@@ -73,6 +76,7 @@ def test_no_vector_is_lost():
         "top_k": 5,
         "repetition_penalty": 5,
         "chain": 5,
+        "epsilon": 3,
         "min_new_tokens": 2,
         "temperature": 1,
         "sequence_bias": 1,

@@ -118,7 +118,7 @@ def statistics(x_N: Floats) -> Row:
     e_N = np.exp(below_N)
     mass = e_N.sum()
     entropy = np.log(mass) - (e_N * below_N).sum() / mass
-    return Row(len(x_N), top, mass, entropy, top + below_N.mean(), below_N.var())
+    return Row(len(x_N), top, mass, (e_N * e_N).sum(), entropy, top + below_N.mean(), below_N.var())
 
 
 def before(weight_N: Floats) -> Floats:

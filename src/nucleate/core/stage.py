@@ -27,6 +27,7 @@ class Row(NamedTuple):
     n: Scores  #: how many
     top: Scores  #: the highest score
     mass: Scores  #: sum of exp(x - top)
+    square: Scores  #: sum of exp(x - top) ** 2
     entropy: Scores  #: -sum of p log p, in nats
     mean: Scores  #: mean score
     var: Scores  #: population variance of the scores

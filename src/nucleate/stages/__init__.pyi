@@ -3,17 +3,22 @@
 from nucleate.core.stage import Stage
 from nucleate.stages.allowed import Allowed as Allowed
 from nucleate.stages.categorical import Categorical as Categorical
+from nucleate.stages.epsilon import Epsilon as Epsilon
+from nucleate.stages.eta import Eta as Eta
 from nucleate.stages.frequency import Frequency as Frequency
 from nucleate.stages.greedy import Greedy as Greedy
 from nucleate.stages.gumbel import Gumbel as Gumbel
 from nucleate.stages.logit_bias import LogitBias as LogitBias
 from nucleate.stages.min_p import MinP as MinP
 from nucleate.stages.min_tokens import MinTokens as MinTokens
+from nucleate.stages.p_less import PLess as PLess
 from nucleate.stages.presence import Presence as Presence
 from nucleate.stages.repetition import Repetition as Repetition
 from nucleate.stages.suppress import Suppress as Suppress
 from nucleate.stages.temperature import Temperature as Temperature
+from nucleate.stages.top_a import TopA as TopA
 from nucleate.stages.top_k import TopK as TopK
+from nucleate.stages.top_n_sigma import TopNSigma as TopNSigma
 from nucleate.stages.top_p import TopP as TopP
 
 STAGES: dict[str, type[Stage]]
