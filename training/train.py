@@ -3,7 +3,8 @@
 Run: python training/tokenizer.py CORPUS OUT && python training/train.py CORPUS OUT --minutes 110
 
 The schedule follows the clock: warm-up, a constant rate, a linear fall to zero over the last third. Hidden matrices learn
-with Muon, everything else with AdamW. Every few minutes a checkpoint in the Transformers format is written to OUT.
+with Muon, everything else with AdamW. Every few minutes the held-out loss is measured, and the best checkpoint so far is written to OUT, in the Transformers
+format. A small model learns a small corpus by heart in the end; a short second run with --start and --noise undoes that.
 """
 
 from __future__ import annotations
@@ -103,6 +104,9 @@ def main() -> None:
     parser.add_argument("corpus", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--minutes", type=float, default=110.0)
+    parser.add_argument("--start", type=Path, help="go on from this checkpoint")
+    parser.add_argument("--rate", type=float, default=6e-3, help="highest learning rate")
+    parser.add_argument("--noise", type=float, default=0.0, help="part of the input tokens replaced by random ones")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
@@ -115,11 +119,14 @@ def main() -> None:
     held_tokens = sum(len(row) - 1 for row in held)
 
     model = LlamaForCausalLM(config()).to(options.device)
+    if options.start:
+        started = LlamaForCausalLM.from_pretrained(options.start, dtype=torch.float32)
+        model.load_state_dict(started.state_dict())
     hidden = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     other = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
     optimizers = [
-        torch.optim.Muon(hidden, lr=6e-3, momentum=0.95, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(other, lr=6e-3, betas=(0.9, 0.98), weight_decay=0.01),
+        torch.optim.Muon(hidden, lr=options.rate, momentum=0.95, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(other, lr=options.rate, betas=(0.9, 0.98), weight_decay=0.01),
     ]
     peak = [group["lr"] for optimizer in optimizers for group in optimizer.param_groups]
 
@@ -130,6 +137,8 @@ def main() -> None:
         stream.progress = (time.monotonic() - start) / (60 * options.minutes)
         for group, full in zip((g for o in optimizers for g in o.param_groups), peak, strict=True):
             group["lr"] = full * rate(stream.progress)
+        noisy = torch.rand(inputs.shape, device=inputs.device) < options.noise
+        inputs = torch.where(noisy, torch.randint_like(inputs, 5, 4096), inputs)
         with torch.autocast(options.device, dtype=torch.bfloat16):
             logits = model(input_ids=inputs, use_cache=False).logits
         loss = torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
@@ -146,10 +155,9 @@ def main() -> None:
                 flush=True,
             )
         done = stream.progress >= 1.0
-        if done or time.monotonic() - checkpoint > 300:
+        if done or time.monotonic() - checkpoint > min(300.0, 6 * options.minutes):
             checkpoint = time.monotonic()
             nats = evaluate(model, held)
-            best = min(best, nats)
             report = {
                 "held_out_nats_per_token": nats,
                 "held_out_bits_per_byte": nats * held_tokens / held_bytes / math.log(2),
@@ -158,7 +166,9 @@ def main() -> None:
                 "trained_tokens": step * TOKENS_PER_STEP,
                 "parameters": sum(p.numel() for p in model.parameters()),
             }
-            save(model, options.out, report)
+            if nats < best:
+                best = nats
+                save(model, options.out, report)
             print(
                 f"        held out {nats:.4f} nats/token (best {best:.4f}), {report['held_out_bits_per_byte']:.4f} bits/byte",
                 flush=True,

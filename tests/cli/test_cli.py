@@ -15,7 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from nucleate.cli.main import main
+from nucleate.core.stage import Floor
 from nucleate.params import FIELDS
+from nucleate.stages import STAGES
 
 
 def nucleate(*arguments: str, text: str | None = None, **options: object) -> subprocess.CompletedProcess[str]:
@@ -49,6 +52,63 @@ def test_the_prompt_from_stdin_a_file_or_nowhere(tmp_path: Path) -> None:
     assert nucleate("generate", "-", *rest, text="Once upon a time").stdout == expected
     assert nucleate("generate", "--file", str(tmp_path / "prompt.txt"), *rest).stdout == expected
     assert nucleate("generate", *rest).stdout == "Once upon a time" + expected
+
+
+def test_a_prompt_is_utf8_with_its_line_ends_wherever_it_comes_from(tmp_path: Path) -> None:
+    path = tmp_path / "prompt.txt"
+    path.write_bytes("café\r\n".encode())
+    for source in (["--file", str(path)], ["-"]):
+        with path.open() as stdin:
+            done = run(*source, "--json", "--max-tokens", "1", stdin=stdin, env={"PYTHONIOENCODING": "latin-1"})
+        assert json.loads(done.stdout)["prompt"] == "café\r\n"
+    path.write_bytes(b"caf\xe9")
+    for source, name in ((["--file", str(path)], str(path)), (["-"], "stdin")):
+        with path.open() as stdin:
+            done = run(*source, stdin=stdin)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr == f"nucleate: {name} is not UTF-8: unexpected end of data at byte 3\n"
+
+
+def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+    """``nucleate generate`` with a stdin of its own."""
+    command = [sys.executable, "-m", "nucleate", "generate", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, **options)
+
+
+def test_a_prompt_after_two_dashes_may_look_like_any_flag() -> None:
+    for prompt in ("-x", "--debug"):
+        done = nucleate("generate", "--max-tokens", "1", "--json", "--", prompt)
+        assert json.loads(done.stdout)["prompt"] == prompt
+
+
+def test_echo_begins_every_answer() -> None:
+    done = nucleate("generate", "The fox", "--max-tokens", "2", "--n", "2", "--seed", "1", "--echo")
+    assert re.findall(r"^--- answer . of 2, seed .\nThe fox", done.stdout, re.MULTILINE) == [
+        f"--- answer {seed} of 2, seed {seed}\nThe fox" for seed in (1, 2)
+    ]
+
+
+def test_a_terminal_without_the_characters_shows_their_escapes() -> None:
+    done = nucleate("generate", "café", "--echo", "--max-tokens", "1", env={"PYTHONIOENCODING": "ascii"})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("caf\\xe9")
+
+
+@pytest.mark.parametrize(
+    ("redirection", "status", "out", "err"),
+    [
+        ("generate x --max-tokens 1 2>&-", 0, "^(?!.*tokens/s)", "^$"),  # no figures in the text
+        ("generate x --max-tokens 1 >&-", 0, "^$", "tokens/s"),
+        ("generate - <&-", 2, "^$", "^nucleate: no prompt: stdin is closed\n$"),
+        ("chat <&-", 2, "^$", "^nucleate: nothing to read: stdin is closed\n$"),
+    ],
+)
+def test_closed_streams(redirection: str, status: int, out: str, err: str) -> None:
+    script = f"{sys.executable} -m nucleate {redirection}"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == status
+    assert re.search(out, done.stdout, re.DOTALL)
+    assert re.search(err, done.stderr)
 
 
 def test_json_for_machines() -> None:
@@ -107,6 +167,9 @@ def test_flags_of_every_kind_reach_the_pipeline(flag: str, value: str) -> None:
         (["genrate"], 2, "did you mean generate?"),
         (["generate", "x", "--dtype", "int3"], 2, "dtype must be one of"),
         (["chat", "--n", "2"], 2, "unrecognized arguments: --n 2"),
+        (["generate", "x", "--logit-bias", "1=2,1=3"], 2, "logit_bias must be a mapping"),
+        (["generate", "x", "--stop-token-ids", "none"], 2, "got 'none'"),
+        (["generate", "x", "--stop", "---"], 2, "a value that begins with - is written --flag=VALUE"),
     ],
 )
 def test_bad_usage_is_one_line_and_the_right_status(arguments: list[str], status: int, message: str) -> None:
@@ -160,6 +223,7 @@ def test_no_arguments_show_the_usage() -> None:
     assert done.returncode == 2
     assert "generate" in done.stdout + done.stderr
     assert nucleate("--version").stdout.startswith("nucleate 0.")
+    assert nucleate("help").returncode == 0
 
 
 def test_stages_lists_every_parameter() -> None:
@@ -168,6 +232,17 @@ def test_stages_lists_every_parameter() -> None:
     public = {parameter["name"] for row in rows for parameter in row["parameters"]}
     assert public <= FIELDS.keys()
     assert all(name in listed for name in public)
+
+
+def test_stages_are_columns_however_long_a_name_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class MuchLikelierThanTheAverage(Floor):
+        """Keep some."""
+
+    monkeypatch.setattr("nucleate.cli.stages.STAGES", {**STAGES, "long": MuchLikelierThanTheAverage})
+    assert main(["stages"]) == 0
+    assert "\nmuch_likelier_than_the_average floor   Keep some.\n" in capsys.readouterr().out
 
 
 def test_chat_obeys_commands_and_answers_lines() -> None:
@@ -199,6 +274,58 @@ def test_a_message_that_does_not_fit_is_refused_and_the_chat_goes_on() -> None:
     done = nucleate("chat", "--max-tokens", "10", text="word " * 2000 + "\nHello!")
     assert "the context holds 1024" in done.stderr
     assert "[10 tokens" in done.stderr
+
+
+def test_a_message_that_is_no_text_or_too_long_leaves_the_conversation_as_it_was() -> None:
+    command = [sys.executable, "-m", "nucleate", "chat", "--max-tokens", "5", "--temperature", "0"]
+
+    def chat(*lines: bytes) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(command, input=b"\n".join(lines), capture_output=True, check=False, timeout=120)
+
+    good = chat(b"Tell me a story.", b"Who is the fox?")
+    done = chat(b"Tell me a story.", b"caf\xff", b"word " * 2000, b"Who is the fox?")
+    assert done.returncode == 1
+    assert done.stdout == good.stdout
+    assert [line[:26] for line in done.stderr.decode().splitlines() if line.startswith("nucleate")] == [
+        "nucleate: text is not vali",
+        "nucleate: the prompt has 2",
+    ]
+    assert "forgotten" not in done.stderr.decode()
+
+
+def test_set_without_a_value_goes_back_to_the_default() -> None:
+    lines = [
+        "/set stop The end",
+        "/set temperature 2",
+        "/set  ignore_eos  True",
+        "/set max-tokens 9",
+        "/params",
+        "/set max-tokens",
+    ]
+    done = nucleate("chat", text="\n".join([*lines, "/set stop", "/set temperature", "/set ignore_eos", "/params"]))
+    assert (done.returncode, done.stderr) == (0, "")
+    changed, back = done.stdout.splitlines()
+    assert "max_tokens=9, stop=('The end',), ignore_eos=True" in changed
+    assert back == "SamplingParams(temperature=0.7, top_k=50, top_p=0.9)"
+
+
+def test_quit_with_more_behind_it_quits() -> None:
+    done = nucleate("chat", text="/quit now\n/params\n")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_ctrl_c_ends_a_chat_that_reads_a_pipe() -> None:
+    command = [sys.executable, "-m", "nucleate", "chat"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write("/params\n/params\n")
+    process.stdin.flush()
+    process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=60) == 130
+    process.stdin.close()
+    process.stdout.close()
 
 
 def test_ctrl_c_in_a_chat_stops_the_answer_not_the_program() -> None:

@@ -123,5 +123,35 @@ def test_missing_tensors_are_one_clear_error(tmp_path: Path) -> None:
     shutil.copytree(EMBEDDED, tmp_path, dirs_exist_ok=True)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 7}))
-    with pytest.raises(ModelError, match=r"'model\.layers\.6\.input_layernorm\.weight' is missing"):
+    with pytest.raises(ModelError, match=r"model\.layers\.6\.input_layernorm\.weight is missing"):
         Llama(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_attention_heads": 3}, r"q_proj\.weight has the shape \(192, 192\), but config\.json means \(96, 192\)"),
+        ({"vocab_size": 5000}, r"embed_tokens\.weight has the shape \(4096, 192\)"),
+        ({"num_attention_heads": "x"}, "num_attention_heads must be a number > 0, got 'x'"),
+        ({"num_hidden_layers": 6.0}, r"num_hidden_layers must be an integer, got 6\.0"),
+        ({"max_position_embeddings": None}, "max_position_embeddings must be a number > 0, got None"),
+        ({"rms_norm_eps": None}, "rms_norm_eps must be a number > 0, got None"),
+        ({"rope_parameters": {"rope_theta": "x"}}, "rope_theta must be a number > 0, got 'x'"),
+        ({"rope_parameters": ["x"]}, "rope_parameters that are no object"),
+    ],
+)
+def test_a_config_that_does_not_fit_the_weights_is_one_clear_error(
+    change: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    shutil.copytree(EMBEDDED, tmp_path, dirs_exist_ok=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, **change}))
+    with pytest.raises(ModelError, match=message):
+        Llama(tmp_path)
+
+
+def test_kv_heads_of_null_are_as_many_as_heads(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, num_key_value_heads=4)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "num_key_value_heads": None}))
+    assert Llama(folder).kv_heads == 4

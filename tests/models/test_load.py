@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,18 @@ def test_a_missing_folder_is_said_so(name: str, monkeypatch: pytest.MonkeyPatch,
 def test_a_folder_without_config_is_said_so(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"is no model folder: it has no config\.json"):
         resolve(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("tiny/config.json", "it is a file"), ("a" * 5000, "File name too long"), ("~nobody-here/x", "home directory")],
+)
+def test_what_cannot_be_a_folder_is_said_so_and_not_looked_for_on_the_hub(
+    name: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(EMBEDDED.parent)
+    with pytest.raises(ModelError, match=f"is no model folder: .*{message}"):
+        resolve(name)
 
 
 def test_an_id_that_cannot_be_downloaded_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,6 +86,21 @@ def test_recommended_parameters_are_those_of_the_folder(tmp_path: Path) -> None:
     assert recommended(tmp_path) == {}
     (tmp_path / "generation_config.json").write_text(json.dumps({"temperature": 0.1}))  # do_sample is not set
     assert recommended(tmp_path) == {}
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+@pytest.mark.parametrize("content", [b"", b"nonsense", b"[]", b"null", b"\xff\xfe"])
+def test_a_file_that_holds_no_json_object_is_one_clear_error(name: str, content: bytes, tmp_path: Path) -> None:
+    shutil.copytree(EMBEDDED, tmp_path, dirs_exist_ok=True)
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ModelError, match=rf"/{name} (is not valid JSON|must hold a JSON object)"):
+        (load if name == "config.json" else recommended)(tmp_path)
+
+
+def test_do_sample_is_true_or_false(tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text('{"do_sample": "false", "temperature": 0.5}')
+    with pytest.raises(ModelError, match="do_sample must be true or false, got 'false'"):
+        recommended(tmp_path)
 
 
 def test_the_embedded_model_is_small_and_says_where_it_comes_from() -> None:

@@ -68,6 +68,33 @@ def test_a_folder_with_torn_weights_is_one_clear_error(tmp_path: Path) -> None:
         nc.LLM(tmp_path, runtime="torch")
 
 
+def test_weights_that_are_not_there_are_an_error_not_random_numbers(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, CONFIGS["qwen2"]())
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3, "layer_types": None}))
+    with pytest.raises(nc.ModelError, match=r"weights are not there, such as model\.layers\.2\."):
+        nc.LLM(folder)
+
+
+def test_code_that_comes_with_a_model_is_not_run_nor_asked_about(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config", "AutoModelForCausalLM": "mine.Model"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "mine.py").write_text("raise SystemExit('it ran')")
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    with pytest.raises(nc.ModelError, match="contains custom code"):
+        nc.LLM(tmp_path)
+
+
+def test_a_folder_without_a_tokenizer_is_one_whole_error(tmp_path: Path) -> None:
+    shutil.copytree(EMBEDDED, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "tokenizer.json").unlink()
+    with pytest.raises(nc.ModelError, match=r"cannot load a tokenizer from .* one of: \(1\)") as caught:
+        nc.LLM(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
 def test_a_model_whose_logits_are_longer_than_the_tokenizer(tmp_path: Path) -> None:
     config = transformers.Qwen2Config(**{**LLAMA_LIKE, "vocab_size": 4200})
     llm = nc.LLM(folder_of(tmp_path, config))

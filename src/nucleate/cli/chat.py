@@ -6,6 +6,7 @@ Ctrl-C stops an answer, not the program; Ctrl-D or /quit ends it.
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -14,13 +15,13 @@ from nucleate.cli import flags
 from nucleate.cli.generate import Stream
 from nucleate.cli.main import UsageError
 from nucleate.core.parameter import ParameterError
-from nucleate.params import SamplingParams
+from nucleate.params import FIELDS, SamplingParams
 
 if TYPE_CHECKING:
     from nucleate.llm import LLM
 
 USAGE = "[OPTIONS]"
-HELP = """/set NAME VALUE   change a sampling parameter, as in /set temperature 0.7
+HELP = """/set NAME VALUE   change a sampling parameter, as in /set temperature 0.7; without VALUE, back to its default
 /params           show the sampling parameters
 /system TEXT      begin a new conversation with this system message
 /new              begin a new conversation
@@ -37,6 +38,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     values = flags.given(arguments)
+    if sys.stdin is None:
+        raise UsageError("nothing to read: stdin is closed")
+    if isinstance(sys.stdin, io.TextIOWrapper):  # a line that is no text is an error of that line alone
+        sys.stdin.reconfigure(errors="surrogateescape")
     from nucleate.llm import LLM
 
     llm = LLM(arguments.model, arguments.device, arguments.dtype, runtime=arguments.runtime)
@@ -57,11 +62,15 @@ def lines() -> Iterator[str]:
         try:
             line = input(prompt).strip()
         except EOFError:
+            if prompt:
+                print(file=sys.stderr)  # the shell's own prompt begins on a line of its own
             return
         except KeyboardInterrupt:  # at the prompt it only clears the line
+            if not prompt:
+                raise
             print(file=sys.stderr)
             continue
-        if line == "/quit":
+        if line.split()[:1] == ["/quit"]:
             return
         if line:
             yield line
@@ -83,63 +92,75 @@ class Chat:
         """Obey a command or answer a message. Returns 1 if that failed."""
         try:
             if line.startswith("/"):
-                return self.obey(*line[1:].partition(" ")[::2])
-            self.messages.append({"role": "user", "content": line})
-            return self.answer()
+                command, *rest = line[1:].split(maxsplit=1) or [""]
+                return self.obey(command, "".join(rest))
+            return self.answer([*self.messages, {"role": "user", "content": line}])
         except ParameterError as error:
             print(f"nucleate: {error}", file=sys.stderr)
             return 1
+        except KeyboardInterrupt:  # between two lines, too, it does not end the program
+            print(file=sys.stderr)
+            return 0
 
     def obey(self, command: str, rest: str) -> int:
         match command:
             case "set":
-                name, _, value = rest.strip().partition(" ")
-                if name == "n":
-                    raise ParameterError("n", "a chat has one answer at a time: n cannot be set")
-                self.params = flags.assign(self.params, name, value.strip())
+                self.set(*(rest.split(maxsplit=1) or [""]))
             case "params":
                 print(self.params)
             case "system":
-                self.begin(rest.strip() or None)
+                self.begin(rest or None)
             case "new":
                 self.begin(self.system)
             case "again":
-                if not any(message["role"] == "user" for message in self.messages):
+                users = [i for i, message in enumerate(self.messages) if message["role"] == "user"]
+                if not users:
                     raise ParameterError("again", "there is no message to answer again")
-                while self.messages[-1]["role"] != "user":
-                    self.messages.pop()
-                return self.answer()
+                return self.answer(self.messages[: users[-1] + 1])
             case "help":
                 print(HELP)
             case _:
                 raise ParameterError("command", f"there is no command /{command}; /help lists them")
         return 0
 
-    def answer(self) -> int:
-        """Stream an answer to the last message and keep it, also if Ctrl-C cut it short."""
-        self.make_room()
+    def set(self, name: str, value: str = "") -> None:
+        """Set a parameter, or without a value set it back to what the model recommends."""
+        name = name.replace("-", "_")
+        if name == "n":
+            raise ParameterError("n", "a chat has one answer at a time: n cannot be set")
+        if value or name not in FIELDS:
+            self.params = flags.assign(self.params, name, value)
+        else:
+            self.params = self.params.replace(**{name: getattr(self.llm.default_params, name)})
+
+    def answer(self, messages: list[dict[str, str]]) -> int:
+        """Stream an answer to the last message and keep both, also if Ctrl-C cut it short.
+
+        A message that cannot be answered is not kept, and leaves the conversation as it was.
+        """
+        kept = self.fitting(messages)
         stream, parts, params = Stream(1), [], self.params
         if params.seed is not None:  # each answer of a conversation has noise of its own
             params = params.replace(seed=(params.seed + self.answers) % 2**64)
+        pieces = self.llm.stream_chat(kept, params)
         self.answers += 1
+        for _ in range((len(messages) - len(kept)) // 2):
+            print("(the oldest exchange is forgotten: the context is nearly full)", file=sys.stderr)
         try:
-            for piece in self.llm.stream_chat(self.messages, params):
+            for piece in pieces:
                 stream.print(piece)
                 parts.append(piece.text)
         except KeyboardInterrupt:
             pass
-        except ParameterError:
-            self.messages.pop()  # a message that cannot be answered is not kept
-            raise
-        self.messages.append({"role": "assistant", "content": "".join(parts)})
+        self.messages = [*kept, {"role": "assistant", "content": "".join(parts)}]
         return stream.end(self.llm.model.runtime)
 
-    def make_room(self) -> None:
-        """Forget the oldest exchanges, and say so, while the conversation fills more than 3/4 of the context."""
+    def fitting(self, messages: list[dict[str, str]]) -> list[dict[str, str]]:
+        """The messages without the oldest exchanges, while they fill more than 3/4 of the context."""
         room = self.llm.model.context_length * 3 // 4
-        while len(self.llm.encode_chat(self.messages)) > room:
-            users = [i for i, message in enumerate(self.messages) if message["role"] == "user"]
+        while len(self.llm.encode_chat(messages)) > room:
+            users = [i for i, message in enumerate(messages) if message["role"] == "user"]
             if len(users) < 2:
-                return
-            del self.messages[users[0] : users[1]]
-            print("(the oldest exchange is forgotten: the context is nearly full)", file=sys.stderr)
+                break
+            messages = messages[: users[0]] + messages[users[1] :]
+        return messages

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable, Collection
 from typing import Any
 
-from nucleate.core.parameter import Parameter, ParameterError, unknown
+from nucleate.core.parameter import Parameter, unknown
 from nucleate.params import FIELDS, SamplingParams
 
 
@@ -62,8 +62,8 @@ def parse(parameter: Parameter, text: Any) -> Any:
     """The value of a parameter as written on a command line. Raises ParameterError."""
     try:
         return parameter.check(_PARSE[parameter.kind](text) if parameter.kind in _PARSE else text)
-    except ValueError as error:
-        raise (error if isinstance(error, ParameterError) else parameter.error(text)) from None
+    except ValueError:
+        raise parameter.error(text) from None  # as it was written, not as it was read
 
 
 def assign(params: SamplingParams, name: str, text: str) -> SamplingParams:
@@ -75,21 +75,24 @@ def assign(params: SamplingParams, name: str, text: str) -> SamplingParams:
     return params.replace(**{name: parse(FIELDS[name], _TEXTS[kind](text) if kind in _TEXTS else text)})
 
 
-def _switch(text: Any) -> Any:
-    return {"true": True, "on": True, "yes": True, "false": False, "off": False, "no": False}.get(text, text)
+def _switch(text: str) -> Any:
+    return {"true": True, "on": True, "yes": True, "false": False, "off": False, "no": False}.get(text.lower(), text)
 
 
 def _integer(text: str) -> int | None:
-    return None if text == "none" else int(text)
+    return None if text.lower() == "none" else int(text)
 
 
 def _integers(text: str) -> tuple[int, ...] | None:
-    return None if text == "none" else tuple(int(part) for part in text.split(","))
+    return None if text.lower() == "none" else tuple(int(part) for part in text.split(","))
 
 
 def _table(text: str) -> dict[int, float]:
     pairs = [part.split("=") for part in text.split(",")]
-    return {int(token): float(value) for token, value in pairs}
+    table = {int(token): float(value) for token, value in pairs}
+    if len(table) < len(pairs):
+        raise ValueError("a token is there twice")
+    return table
 
 
 _PARSE: dict[str, Callable[[Any], Any]] = {

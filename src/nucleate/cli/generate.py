@@ -13,6 +13,7 @@ import os
 import stat
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from nucleate.cli import flags
@@ -24,7 +25,8 @@ FIRST_WORDS = "Once upon a time"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="the text to continue; - reads stdin")
+    text = "the text to continue; - reads stdin; after --, it may begin with -"
+    parser.add_argument("prompt", nargs="?", metavar="PROMPT", help=text)
     parser.add_argument("-f", "--file", type=Path, help="read the prompt from a file")
     parser.add_argument("--echo", action="store_true", help="print the prompt before its continuation")
     parser.add_argument("--json", action="store_true", help="print one JSON object when all is done, instead of text")
@@ -44,9 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps({"prompt": prompt, **dataclasses.asdict(completion), "params": params.to_dict()}))
         return 1 if any(output.finish_reason == "error" for output in completion.outputs) else 0
     pieces = llm.stream(prompt, params)
-    if arguments.echo:
-        print(prompt, end="", flush=True)
-    return show(pieces, params.n, llm.model.runtime)
+    return show(pieces, Stream(params.n, prompt if arguments.echo else ""), llm.model.runtime)
 
 
 def read_prompt(arguments: argparse.Namespace) -> str:
@@ -54,11 +54,13 @@ def read_prompt(arguments: argparse.Namespace) -> str:
     if arguments.prompt is not None and arguments.file is not None:
         raise UsageError("give a prompt or --file, not both")
     if arguments.file is not None:
-        text = arguments.file.read_text("utf-8")
+        text = decode(arguments.file.read_bytes(), str(arguments.file))
     elif arguments.prompt not in (None, "-"):
         text = arguments.prompt
     elif arguments.prompt == "-" or piped():
-        text = sys.stdin.read()
+        if sys.stdin is None:
+            raise UsageError("no prompt: stdin is closed")
+        text = decode(sys.stdin.buffer.read(), "stdin")
     elif arguments.model is None:
         arguments.echo = True
         return FIRST_WORDS
@@ -67,6 +69,14 @@ def read_prompt(arguments: argparse.Namespace) -> str:
     if not text:
         raise UsageError("the prompt is empty: give some text as an argument, with --file, or pipe it in")
     return str(text)
+
+
+def decode(data: bytes, source: str) -> str:
+    """The text of a file or of stdin: UTF-8 whatever the locale, its line ends as they are."""
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{source} is not UTF-8: {error.reason} at byte {error.start}") from None
 
 
 def piped() -> bool:
@@ -80,12 +90,11 @@ def piped() -> bool:
     return stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)
 
 
-def show(pieces: object, answers: int, runtime: str) -> int:
+def show(pieces: Iterable[Piece], stream: Stream, runtime: str) -> int:
     """Print pieces as they come, then the figures. Returns the exit status."""
-    stream = Stream(answers)
     status = 0
     try:
-        for piece in pieces:  # type: ignore[attr-defined]
+        for piece in pieces:
             stream.print(piece)
     except KeyboardInterrupt:
         status = 130
@@ -93,18 +102,20 @@ def show(pieces: object, answers: int, runtime: str) -> int:
 
 
 class Stream:
-    """Prints the pieces of one or more answers and keeps count."""
+    """Prints the pieces of one or more answers, each after ``echo``, and keeps count."""
 
-    def __init__(self, answers: int) -> None:
-        self.answers, self.tokens, self.index = answers, 0, -1
+    def __init__(self, answers: int, echo: str = "") -> None:
+        self.echo, self.answers, self.tokens, self.index = echo, answers, 0, -1
         self.start, self.first = time.perf_counter(), 0.0
         self.last: Piece | None = None
         self.failures: list[str] = []
 
     def print(self, piece: Piece) -> None:
-        if piece.index != self.index and self.answers > 1:
-            lead = "\n\n" if self.index >= 0 else ""
-            print(f"{lead}--- answer {piece.index + 1} of {self.answers}, seed {piece.seed}", flush=True)
+        if piece.index != self.index:
+            if self.answers > 1:
+                lead = "\n\n" if self.index >= 0 else ""
+                print(f"{lead}--- answer {piece.index + 1} of {self.answers}, seed {piece.seed}", flush=True)
+            print(self.echo, end="")
         self.index, self.last = piece.index, piece
         self.first = self.first or time.perf_counter()
         self.tokens += len(piece.token_ids)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib
+import io
 import os
 import sys
 import traceback
@@ -26,6 +27,8 @@ class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are one line."""
 
     def error(self, message: str) -> NoReturn:
+        if message.endswith("expected one argument"):
+            message += "; a value that begins with - is written --flag=VALUE"
         raise UsageError(f"{message} (see {self.prog} --help)")
 
 
@@ -36,9 +39,12 @@ class UsageError(Exception):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line (without the program's name) and return the exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    debug = "--debug" in arguments
+    end = arguments.index("--") if "--" in arguments else len(arguments)  # what follows is text, not flags
+    options = [argument for argument in arguments[:end] if argument != "--debug"]
+    debug = len(options) < end
+    open_outputs()
     try:
-        return run([argument for argument in arguments if argument != "--debug"])
+        return run(options + arguments[end:])
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # the reader went away, as with `| head`: nothing is left to say, not even at exit
@@ -49,6 +55,19 @@ def main(argv: Sequence[str] | None = None) -> int:
             traceback.print_exc()
         print(f"nucleate: {one_line(error)}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) or hasattr(error, "field") else 1
+
+
+def open_outputs() -> None:
+    """Make stdout and stderr take every text, whatever they are: closed, or of an encoding that has not all characters.
+
+    Without a stderr, ``print(..., file=sys.stderr)`` would write to stdout.
+    """
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115  # for as long as we run
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def one_line(error: Exception) -> str:
@@ -66,7 +85,7 @@ def one_line(error: Exception) -> str:
 
 def run(arguments: list[str]) -> int:
     """Find the command and run it."""
-    if not arguments or arguments[0] in ("-h", "--help"):
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(usage())
         return 0 if arguments else 2
     if arguments[0] == "--version":

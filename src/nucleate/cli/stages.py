@@ -34,10 +34,11 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(rows, indent=1))
         return 0
+    width = max(len(stage.name) for stage in STAGES.values()) + 1
     for row in rows:
-        print(f"{row['name']:12}{row['shape']:8}{row['help']}")
+        print(f"{row['name']:{width}}{row['shape']:8}{row['help']}")
         for parameter in row["parameters"]:  # type: ignore[attr-defined]
-            print(f"{'':20}{parameter['name']}: {parameter['help']} [{parameter['allowed']}]")
+            print(f"{'':{width + 8}}{parameter['name']}: {parameter['help']} [{parameter['allowed']}]")
     return 0
 
 

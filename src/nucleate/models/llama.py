@@ -6,7 +6,6 @@ Reads a folder in the Transformers format (config.json, model.safetensors). Know
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -16,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 
+from nucleate.models.config import positive, positive_integer, read_config
 from nucleate.models.model import ModelError
 
 Floats = NDArray[np.float32]
@@ -34,15 +34,17 @@ class Layer(NamedTuple):
 
 def why_not(folder: Path) -> str | None:
     """Why this runtime cannot run the model in a folder; None if it can."""
-    config = json.loads((folder / "config.json").read_text("utf-8"))
+    config = read_config(folder / "config.json")
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(rope, dict):
+        return f"config.json has rope_parameters that are no object: {rope!r:.60}"
     if config.get("model_type") != "llama":
         return f"the architecture is {config.get('model_type')!r}, not 'llama'"
     if config.get("attention_bias") or config.get("mlp_bias") or config.get("hidden_act", "silu") != "silu":
         return "it has biases or another activation than SiLU"
     if rope.get("rope_type", rope.get("type", "default")) != "default":
         return "its positions are scaled"
-    if not (folder / "model.safetensors").exists():
+    if not (folder / "model.safetensors").is_file():
         return "its weights are not in one model.safetensors"
     return None
 
@@ -55,39 +57,45 @@ class Llama:
     def __init__(self, folder: Path) -> None:
         if (reason := why_not(folder)) is not None:
             raise ModelError(f"the numpy runtime cannot run the model in {folder}: {reason}")
-        config = json.loads((folder / "config.json").read_text("utf-8"))
-        tensors = read(folder / "model.safetensors")
+        config = read_config(folder / "config.json")
         try:
-            self._build(config, tensors)
-        except KeyError as error:
-            raise ModelError(f"the model in {folder} is incomplete: {error.args[0]!r} is missing") from None
+            self._build(config, read(folder / "model.safetensors"))
+        except ModelError as error:
+            raise ModelError(f"cannot load the model in {folder}: {error}") from None
 
-    def _build(self, config: Mapping[str, Any], tensors: Mapping[str, Floats]) -> None:
-        self.heads: int = config["num_attention_heads"]
-        self.kv_heads: int = config.get("num_key_value_heads", self.heads)
-        self.head_size: int = config.get("head_dim") or config["hidden_size"] // self.heads
-        self.epsilon = np.float32(config["rms_norm_eps"])
-        self.vocab_size: int = config["vocab_size"]
-        self.context_length: int = config["max_position_embeddings"]
-        theta = (config.get("rope_parameters") or {}).get("rope_theta", config.get("rope_theta", 10000.0))
+    def _build(self, config: dict[str, Any], tensors: Mapping[str, Floats]) -> None:
+        self.hidden_size = positive_integer(config, "hidden_size")
+        self.heads = positive_integer(config, "num_attention_heads")
+        self.kv_heads = positive_integer(config, "num_key_value_heads", self.heads)
+        self.head_size = positive_integer(config, "head_dim", self.hidden_size // self.heads)
+        self.inner_size = positive_integer(config, "intermediate_size")
+        self.epsilon = np.float32(positive(config, "rms_norm_eps"))
+        self.vocab_size = positive_integer(config, "vocab_size")
+        self.context_length = positive_integer(config, "max_position_embeddings")
+        theta = positive({**config, **(config.get("rope_parameters") or {})}, "rope_theta", 10000.0)
         self.frequencies = theta ** -(np.arange(0, self.head_size, 2) / self.head_size)
-        self.embedding = tensors["model.embed_tokens.weight"]
+        self.embedding = tensor(tensors, "model.embed_tokens", self.vocab_size, self.hidden_size)
         tied = config.get("tie_word_embeddings", False)
-        self.unembedding = np.ascontiguousarray((self.embedding if tied else tensors["lm_head.weight"]).T)
-        self.norm = tensors["model.norm.weight"]
-        self.layers = [self._layer(tensors, f"model.layers.{i}.") for i in range(config["num_hidden_layers"])]
+        unembedding = self.embedding if tied else tensor(tensors, "lm_head", self.vocab_size, self.hidden_size)
+        self.unembedding = np.ascontiguousarray(unembedding.T)
+        self.norm = tensor(tensors, "model.norm", self.hidden_size)
+        layers = positive_integer(config, "num_hidden_layers")
+        self.layers = [self._layer(tensors, f"model.layers.{i}.") for i in range(layers)]
 
     def _layer(self, tensors: Mapping[str, Floats], prefix: str) -> Layer:
-        def matrix(*names: str) -> Floats:
-            return np.ascontiguousarray(np.concatenate([tensors[f"{prefix}{name}_proj.weight"] for name in names]).T)
+        def matrix(size_in: int, size_out: Mapping[str, int]) -> Floats:
+            parts = [tensor(tensors, f"{prefix}{name}_proj", size, size_in) for name, size in size_out.items()]
+            return np.ascontiguousarray(np.concatenate(parts).T)
 
+        hidden, inner = self.hidden_size, self.inner_size
+        query, key = self.heads * self.head_size, self.kv_heads * self.head_size
         return Layer(
-            tensors[prefix + "input_layernorm.weight"],
-            matrix("self_attn.q", "self_attn.k", "self_attn.v"),
-            matrix("self_attn.o"),
-            tensors[prefix + "post_attention_layernorm.weight"],
-            matrix("mlp.gate", "mlp.up"),
-            matrix("mlp.down"),
+            tensor(tensors, prefix + "input_layernorm", hidden),
+            matrix(hidden, {"self_attn.q": query, "self_attn.k": key, "self_attn.v": key}),
+            matrix(query, {"self_attn.o": hidden}),
+            tensor(tensors, prefix + "post_attention_layernorm", hidden),
+            matrix(hidden, {"mlp.gate": inner, "mlp.up": inner}),
+            matrix(inner, {"mlp.down": hidden}),
         )
 
     def begin(self) -> LlamaContext:
@@ -174,6 +182,16 @@ def rotate(x: Floats, rotation: tuple[Floats, Floats]) -> Floats:
     cos, sin = rotation
     first, second = np.split(x, 2, axis=-1)
     return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+
+def tensor(tensors: Mapping[str, Floats], name: str, *shape: int) -> Floats:
+    """A weight by name. Raises ModelError if it is missing or has not the shape that config.json says."""
+    found = tensors.get(f"{name}.weight")
+    if found is None:
+        raise ModelError(f"it is incomplete, {name}.weight is missing")
+    if found.shape != shape:
+        raise ModelError(f"{name}.weight has the shape {found.shape}, but config.json means {shape}")
+    return found
 
 
 def read(path: Path) -> dict[str, Floats]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
 
 from nucleate.core.parameter import ParameterError
+from nucleate.models.config import read_config
 from nucleate.models.llama import Llama, why_not
 from nucleate.models.model import Model, ModelError
 
@@ -24,10 +24,18 @@ def resolve(model: str | Path | None) -> Path:
     """The folder of a model: the embedded one for None, a folder, or a Hugging Face id (downloaded when not cached)."""
     if model is None:
         return EMBEDDED
-    folder = Path(model).expanduser()
-    if folder.is_dir():
-        if not (folder / "config.json").is_file():
-            raise ModelError(f"{folder} is no model folder: it has no config.json")
+    try:
+        folder = Path(model).expanduser()
+        found = (folder / "config.json").is_file()
+        if found or not folder.exists():
+            problem = None
+        else:
+            problem = "it has no config.json" if folder.is_dir() else "it is a file"
+    except (OSError, RuntimeError) as error:  # no permission, a name too long, the home of nobody
+        problem = getattr(error, "strerror", None) or str(error)
+    if problem is not None:
+        raise ModelError(f"{str(model)[:200]} is no model folder: {problem}")
+    if found:
         return folder
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", str(model)) or str(model).startswith(("./", "../")):
         raise ModelError(f"there is no model folder {str(model)!r} (a Hugging Face id has the form 'owner/name')")
@@ -71,10 +79,16 @@ def _is_small_llama(folder: Path) -> bool:
 
 
 def recommended(folder: Path) -> dict[str, Any]:
-    """The sampling parameters that the model's authors recommend, from generation_config.json."""
+    """The sampling parameters that the model's authors recommend, from generation_config.json.
+
+    Their values are as they stand there. Raises ModelError if the file cannot be read.
+    """
     path = folder / "generation_config.json"
-    config = json.loads(path.read_text("utf-8")) if path.is_file() else {}
-    if not config.get("do_sample", False):
+    config = read_config(path) if path.is_file() else {}
+    sampled = config.get("do_sample") or False
+    if not isinstance(sampled, bool):
+        raise ModelError(f"{path}: do_sample must be true or false, got {sampled!r:.60}")
+    if not sampled:
         return {}
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
     return {name: config[name] for name in names if config.get(name) is not None}

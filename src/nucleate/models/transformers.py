@@ -28,9 +28,14 @@ class TransformersModel:
         try:
             device_ = torch.device(chosen)
             transformers.utils.logging.disable_progress_bar()
-            self.model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device_).eval()
+            model, found = transformers.AutoModelForCausalLM.from_pretrained(
+                folder, dtype=dtype, output_loading_info=True, trust_remote_code=False
+            )
+            if missing := sorted(found["missing_keys"]):  # Transformers would go on with random numbers in their place
+                raise ModelError(f"{len(missing)} of its weights are not there, such as {missing[0]}")
+            self.model = model.to(device_).eval()
         except Exception as error:  # of torch, transformers, safetensors or the hub
-            raise ModelError(f"cannot load the model in {folder} on {chosen}: {first_line(error)}") from error
+            raise ModelError(f"cannot load the model in {folder} on {chosen}: {one_line(error)}") from error
         text = self.model.config.get_text_config()
         self.vocab_size: int = self.model.get_output_embeddings().weight.shape[0]
         self.context_length: int = getattr(text, "max_position_embeddings", None) or 1 << 20
@@ -73,9 +78,9 @@ def convert_tokenizer(folder: Path, out: Path) -> None:
     """Write the tokenizer of a folder without tokenizer.json, converted by Transformers, to another folder."""
     _, transformers = libraries()
     try:
-        transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(out)
+        transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False).save_pretrained(out)
     except (OSError, ValueError, ImportError, AttributeError) as error:
-        raise ModelError(f"cannot load a tokenizer from {folder}: {first_line(error)}") from error
+        raise ModelError(f"cannot load a tokenizer from {folder}: {one_line(error)}") from error
     if not (out / "tokenizer.json").is_file():
         raise ModelError(f"the tokenizer in {folder} has no fast form (tokenizer.json)")
     for name in ("config.json", "generation_config.json"):  # they say which ids end a text
@@ -83,5 +88,5 @@ def convert_tokenizer(folder: Path, out: Path) -> None:
             shutil.copyfile(folder / name, out / name)
 
 
-def first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+def one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__
