@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
 import pytest
 
 import nucleate as nc
+from nucleate.models.load import EMBEDDED
 
 SHORT = nc.SamplingParams(temperature=0.7, top_p=0.9, top_k=50, max_tokens=40, seed=1)
 
@@ -40,7 +46,8 @@ def test_streamed_pieces_join_to_the_completion(llm: nc.LLM) -> None:
 
 def test_prompts_as_text_lists_and_ids_are_one(llm: nc.LLM) -> None:
     ids = llm.tokenizer.encode("Once upon a time")
-    results = [llm.generate(prompt, SHORT)[0].text for prompt in ("Once upon a time", ["Once upon a time"], [ids])]
+    prompts = ("Once upon a time", ["Once upon a time"], [ids], [np.array(ids)], np.array([ids]), iter([tuple(ids)]))
+    results = [llm.generate(prompt, SHORT)[0].text for prompt in prompts]
     assert len(set(results)) == 1
 
 
@@ -62,7 +69,17 @@ def test_many_prompts_each_with_its_own_parameters(llm: nc.LLM, capsys: pytest.C
         ([[1, "a"]], None, "a prompt is a string or a list of token ids"),
         ("word " * 2000, None, "the prompt has .* tokens, but the context holds 1024"),
         (["a", "b"], [SHORT], "params has 1 entries for 2 prompts"),
-        ("a", {"temperature": 1}, "params"),
+        ("a", {"temperature": 1}, "params must be a list, got"),
+        ("a", 3, "params must be a list, got 3"),
+        ("a", ["x"], "params must be a SamplingParams, got 'x'"),
+        (None, None, "prompts must be a list, got None"),
+        ({"prompt": "x"}, None, "prompts must be a list"),
+        (b"Once", None, "prompts must be a list"),
+        ([b"Once"], None, "a prompt is a string or a list of token ids, got b'Once'"),
+        ([{1, 2}], None, "a prompt is a string or a list of token ids"),
+        ([[True]], None, "a prompt is a string or a list of token ids"),
+        ([[1.5]], None, "a prompt is a string or a list of token ids"),
+        ("a", SHORT.replace(max_tokens=None, min_tokens=9999), "min_tokens is 9999, but the context has room for 1022"),
         ("\ud800", None, "not valid Unicode"),
     ],
 )
@@ -118,3 +135,17 @@ def test_stories_are_stories(llm: nc.LLM) -> None:
     question = [{"role": "user", "content": "Tell me a story about a fox and a drum"}]
     answers = [llm.chat(question, params.replace(seed=seed)).text.lower() for seed in range(8)]
     assert sum("fox" in answer for answer in answers) >= 5
+
+
+def test_a_broken_recommendation_is_the_folders_fault(tmp_path: Path) -> None:
+    shutil.copytree(EMBEDDED, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"do_sample": True, "top_p": 7}))
+    with pytest.raises(nc.ModelError, match=r"generation_config\.json: top_p must be a number > 0 and <= 1, got 7"):
+        nc.LLM(tmp_path)
+
+
+def test_an_end_beyond_the_logits_is_never_drawn_and_harms_nothing(tmp_path: Path) -> None:
+    shutil.copytree(EMBEDDED, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, 9999]}))
+    output = nc.LLM(tmp_path).generate("Once", SHORT.replace(min_tokens=5))[0].outputs[0]
+    assert len(output.token_ids) >= 5

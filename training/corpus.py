@@ -84,6 +84,8 @@ def annotate(text: str, weights: dict[str, float]) -> Story:
     seen = collections.Counter(word for word in NOUN.findall(text) if word in weights)
     kinds = [word for word in KIND.findall(text) if word in weights]
     seen.update(dict.fromkeys(kinds, 6))
+    early = set(WORD.findall(text[:300]))
+    seen = collections.Counter({word: count * (3 if word in early else 1) for word, count in seen.items()})
     topics = sorted(seen, key=lambda word: (-seen[word] * min(weights[word], 60.0), word))[:4]
     names = collections.Counter(SPOKEN.findall(text)) + collections.Counter(NAME.findall(text) * 3)
     for word in (
@@ -213,12 +215,15 @@ def record_chat(story: Story, rng: random.Random) -> str:
     return turn(USER, asked) + turn(ASSISTANT, record(story))
 
 
-def documents(stories: list[Story], plain: list[str], rng: random.Random) -> list[str]:
-    """One epoch: every story once, as text, as a chat or as a record, and the plain texts, in random order."""
+def documents(stories: list[Story], plain: list[str], rng: random.Random, chats: float = 0.5) -> list[str]:
+    """One epoch: every story once, a part of them as chats (one in five a record), the plain texts, in random order."""
     made = list(plain)
     for story in stories:
         kind = rng.random()
-        made.append(story.text if kind < 0.5 else chat(story, rng) if kind < 0.9 else record_chat(story, rng))
+        if kind < chats:
+            made.append(chat(story, rng) if kind < 0.8 * chats else record_chat(story, rng))
+        else:
+            made.append(story.text)
     made += [exchange(rng.choice(SMALL_TALK + THANKS), rng) for _ in range(len(stories) // 40)]
     rng.shuffle(made)
     return made

@@ -4,7 +4,8 @@ Run: python training/tokenizer.py CORPUS OUT && python training/train.py CORPUS 
 
 The schedule follows the clock: warm-up, a constant rate, a linear fall to zero over the last third. Hidden matrices learn
 with Muon, everything else with AdamW. Every few minutes the held-out loss is measured, and the best checkpoint so far is written to OUT, in the Transformers
-format. A small model learns a small corpus by heart in the end; a short second run with --start and --noise undoes that.
+format. A small model learns a small corpus by heart in the end: a short second run with --start, --noise and more --chats undoes
+some of that, and ties the stories closer to the requests.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ def config() -> LlamaConfig:
 class Stream:
     """Rows of token ids without end, from freshly derived documents each epoch; follows the progress of the run."""
 
-    def __init__(self, text: corpus.Corpus, tokenizer: Tokenizer, seed: int) -> None:
-        self.text, self.tokenizer, self.random = text, tokenizer, random.Random(seed)
+    def __init__(self, text: corpus.Corpus, tokenizer: Tokenizer, seed: int, chats: float) -> None:
+        self.text, self.tokenizer, self.random, self.chats = text, tokenizer, random.Random(seed), chats
         self.progress, self.epoch = 0.0, 0
         self.ids: list[int] = []
 
@@ -58,7 +59,7 @@ class Stream:
         need = rows * length + 1
         while len(self.ids) < need:
             plain = self.text.easy + (self.text.hard if self.progress < HARD_UNTIL and self.epoch % 2 == 0 else [])
-            made = corpus.documents(self.text.stories, plain, self.random)
+            made = corpus.documents(self.text.stories, plain, self.random, self.chats)
             self.epoch += 1
             for encoding in self.tokenizer.encode_batch(made):
                 self.ids += [0, *encoding.ids]
@@ -106,6 +107,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=110.0)
     parser.add_argument("--start", type=Path, help="go on from this checkpoint")
     parser.add_argument("--rate", type=float, default=6e-3, help="highest learning rate")
+    parser.add_argument("--chats", type=float, default=0.5, help="part of the stories told in chats")
     parser.add_argument("--noise", type=float, default=0.0, help="part of the input tokens replaced by random ones")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -119,9 +121,12 @@ def main() -> None:
     held_tokens = sum(len(row) - 1 for row in held)
 
     model = LlamaForCausalLM(config()).to(options.device)
+    before = 0
     if options.start:
         started = LlamaForCausalLM.from_pretrained(options.start, dtype=torch.float32)
         model.load_state_dict(started.state_dict())
+        text.hard.clear()  # read in the first run
+        before = json.loads((options.start / "training.json").read_text())["trained_tokens"]
     hidden = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     other = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
     optimizers = [
@@ -130,7 +135,7 @@ def main() -> None:
     ]
     peak = [group["lr"] for optimizer in optimizers for group in optimizer.param_groups]
 
-    stream = Stream(text, tokenizer, options.seed)
+    stream = Stream(text, tokenizer, options.seed, options.chats)
     start = checkpoint = time.monotonic()
     recent, best = 0.0, math.inf
     for step, (inputs, targets) in enumerate(batches(stream, options.device), 1):
@@ -163,7 +168,7 @@ def main() -> None:
                 "held_out_bits_per_byte": nats * held_tokens / held_bytes / math.log(2),
                 "held_out_tokens": held_tokens,
                 "held_out_bytes": held_bytes,
-                "trained_tokens": step * TOKENS_PER_STEP,
+                "trained_tokens": before + step * TOKENS_PER_STEP,
                 "parameters": sum(p.numel() for p in model.parameters()),
             }
             if nats < best:

@@ -40,7 +40,8 @@ def run(
     index: int,
 ) -> Iterator[Piece]:
     """The loop itself."""
-    stages = simplify(params.pipeline(tuple(tokenizer.eos_token_ids)))
+    ends = tuple(token for token in tokenizer.eos_token_ids if token < model.vocab_size)  # others cannot be drawn
+    stages = simplify(params.pipeline(ends))
     detokenizer = Detokenizer(tokenizer, prompt_ids, skip_special_tokens=params.skip_special_tokens)
     matcher = StopMatcher(rules)
     context = model.begin()
@@ -76,6 +77,9 @@ def admit(model: Model, tokenizer: Tokenizer, prompt_ids: Sequence[int], params:
             "prompt",
             f"the prompt has {len(prompt_ids)} tokens, but the context holds {model.context_length} with the answer",
         )
+    if params.min_tokens > room:
+        message = f"min_tokens is {params.min_tokens}, but the context has room for {room} tokens after the prompt"
+        raise ParameterError("min_tokens", message)
     for name in ("stop_token_ids", "suppress_token_ids", "allowed_token_ids", "logit_bias"):
         for token in getattr(params, name) or ():
             if token >= size:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import numbers
+import operator
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +39,10 @@ class LLM:
         self, model: str | Path | None = None, device: str = "auto", dtype: str = "auto", *, runtime: str = "auto"
     ) -> None:
         self.folder = resolve(model)
-        self.default_params = SamplingParams(**recommended(self.folder))
+        try:
+            self.default_params = SamplingParams(**recommended(self.folder))
+        except ParameterError as error:  # the folder's fault, not the user's
+            raise ModelError(f"{self.folder / 'generation_config.json'}: {error}") from None
         self.model = load(self.folder, device, dtype, runtime)
         self.tokenizer = _tokenizer(self.folder, self.model.vocab_size)
 
@@ -51,10 +57,11 @@ class LLM:
         params: one for all, or a list of one per prompt. progress: show a bar on stderr. Every request is checked
         before the first one runs; raises ParameterError.
         """
-        given = [prompts] if isinstance(prompts, str) else list(prompts)
-        if given and isinstance(given[0], int):
+        given = [prompts] if isinstance(prompts, str) else _listed("prompts", prompts)
+        if given and isinstance(given[0], numbers.Integral):
             raise ParameterError("prompts", f"prompts must be a string or a list of prompts, such as [{given!r:.40}]")
-        chosen = [params] * len(given) if params is None or isinstance(params, SamplingParams) else list(params)
+        one = params is None or isinstance(params, SamplingParams)
+        chosen = [params] * len(given) if one else _listed("params", params)
         if len(chosen) != len(given):
             raise ParameterError("params", f"params has {len(chosen)} entries for {len(given)} prompts")
         requests = [
@@ -67,7 +74,11 @@ class LLM:
         return _chain(self._answers(self.encode(prompt), params))
 
     def chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> Completion:
-        """Answer a conversation, [{"role": ..., "content": ...}, ...], through the model's own chat template."""
+        """Answer a conversation, [{"role": ..., "content": ...}, ...], through the model's own chat template.
+
+        As in Transformers, text in a message that spells a special token becomes that token: who serves strangers
+        must look for them.
+        """
         ids = self.encode_chat(messages)
         return _collect(ids, self._answers(ids, params))
 
@@ -81,10 +92,13 @@ class LLM:
             if not prompt:
                 raise ParameterError("prompt", "the prompt is empty; it must have at least one token")
             return self.tokenizer.encode(prompt)
-        ids = [token for token in prompt if isinstance(token, int) and not isinstance(token, bool)]
-        if len(ids) != len(prompt):
-            raise ParameterError("prompt", "a prompt is a string or a list of token ids")
-        return ids
+        try:
+            tokens = _listed("prompt", prompt)
+            if any(isinstance(token, bool) for token in tokens):
+                raise TypeError
+            return [operator.index(token) for token in tokens]
+        except (TypeError, ParameterError):
+            raise ParameterError("prompt", f"a prompt is a string or a list of token ids, got {prompt!r:.60}") from None
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """The token ids of a conversation, up to where the answer begins."""
@@ -102,6 +116,13 @@ class LLM:
         if chosen.seed is None:
             chosen = chosen.replace(seed=fresh_seed())
         return [generate(self.model, self.tokenizer, prompt_ids, chosen, i) for i in range(chosen.n)]
+
+
+def _listed(name: str, value: Any) -> list[Any]:
+    """The items of a list, or of what is as good as one. Strings, bytes, mappings and sets are not."""
+    if isinstance(value, str | bytes | Mapping | AbstractSet) or not isinstance(value, Iterable):
+        raise ParameterError(name, f"{name} must be a list, got {value!r:.60}")
+    return list(value)
 
 
 def _tokenizer(folder: Path, size: int) -> Tokenizer:

@@ -26,8 +26,10 @@ def _fields() -> dict[str, Parameter]:
     found: dict[str, Parameter] = {}
     for kind in STAGES.values():
         for parameter in kind.parameters.values():
-            if parameter.public and parameter.name not in found:  # both draws have the one seed
-                found[parameter.name] = parameter
+            if not parameter.public:
+                continue
+            if found.setdefault(parameter.name, parameter) != parameter:  # the draws share one seed
+                raise TypeError(f"two stages mean different things by {parameter.name}; one is {kind.name}")
     return {**found, **REQUEST_PARAMETERS}
 
 

@@ -14,6 +14,8 @@ def _find() -> dict[str, type[Stage]]:
         module = importlib.import_module(f"{__name__}.{info.name}")
         for value in vars(module).values():
             if isinstance(value, type) and issubclass(value, Stage) and value.__module__ == module.__name__:
+                if value.name in found:
+                    raise TypeError(f"two stages are named {value.name}: {found[value.name]!r} and {value!r}")
                 found[value.name] = value
     return dict(sorted(found.items(), key=lambda item: (item[1].rank, item[0])))
 
