@@ -8,14 +8,12 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
-import math
-import numbers
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from dataclasses import MISSING, dataclass
 from typing import Any
 
-import numpy as np
+from nucleate.core.values import CONVERT, NOUNS, Table, shown
 
 
 class ParameterError(ValueError):
@@ -27,30 +25,6 @@ class ParameterError(ValueError):
 
     def __str__(self) -> str:
         return str(self.args[1])
-
-
-class Table(Mapping[int, float]):
-    """An immutable, hashable ``{token id: value}``, in ascending order of the ids. Prints as a dict."""
-
-    __slots__ = ("_items",)
-
-    def __init__(self, items: Mapping[int, float] | Iterable[tuple[int, float]] = ()) -> None:
-        self._items = dict(sorted(dict(items).items()))
-
-    def __getitem__(self, key: int) -> float:
-        return self._items[key]
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._items)
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def __hash__(self) -> int:
-        return hash(tuple(self._items.items()))
-
-    def __repr__(self) -> str:
-        return repr(self._items)
 
 
 @dataclass(frozen=True)
@@ -79,7 +53,7 @@ class Parameter:
         """The valid values in words, for messages and docs."""
         if self.kind == "bool":
             return "true or false"
-        one, many = _NOUNS[self.kind]
+        one, many = NOUNS[self.kind]
         bounds = []
         if self.low is not None:
             bounds.append(f"{'>' if self.open_low else '>='} {_plain(self.low)}")
@@ -91,106 +65,29 @@ class Parameter:
     def is_neutral(self, value: Any) -> bool:
         return value == self.neutral or value in self.off
 
+    def admits(self, number: Any) -> bool:
+        """Whether a number is in range, or one of those that mean off."""
+        if number in self.off:
+            return True
+        above = self.low is None or (number > self.low if self.open_low else number >= self.low)
+        return above and (self.high is None or number <= self.high)
+
     def check(self, value: Any) -> Any:
         """The value in its canonical type, or a ParameterError that names field, value and what is allowed."""
         if value is None and self.optional:
             return None
         try:
-            return _CONVERT[self.kind](value, self)
+            return CONVERT[self.kind](value, self.admits)
         except (TypeError, ValueError, OverflowError):
             raise self.error(value) from None
 
     def error(self, value: object) -> ParameterError:
-        return ParameterError(self.name, f"{self.name} must be {self.allowed}, got {_shown(value)}")
+        return ParameterError(self.name, f"{self.name} must be {self.allowed}, got {shown(value)}")
 
 
 def _plain(bound: float) -> str:
     powers = {2**bits - 1: f"2**{bits} - 1" for bits in (31, 64)}
     return powers.get(bound, f"{bound:g}") if isinstance(bound, int) else f"{bound:g}"
-
-
-def _shown(value: object) -> str:
-    try:
-        text = repr(value)
-    except ValueError:  # Python does not print integers of more than 4300 digits
-        text = f"a very large {type(value).__name__}"
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _number(value: Any, parameter: Parameter) -> float:
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError
-    number = float(value)  # first, because what is out of range may round into it, and the other way round
-    if not math.isfinite(number) or not _in_range(number, parameter):
-        raise ValueError
-    return number
-
-
-def _in_range(value: Any, parameter: Parameter) -> bool:
-    low, high = parameter.low, parameter.high
-    if value in parameter.off:
-        return True
-    above = low is None or (value > low if parameter.open_low else value >= low)
-    return above and (high is None or value <= high)
-
-
-def _integer(value: Any, parameter: Parameter) -> int:
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not _in_range(int(value), parameter):
-        raise TypeError
-    return int(value)
-
-
-def _switch(value: Any, parameter: Parameter) -> bool:
-    if not isinstance(value, bool | np.bool_):
-        raise TypeError
-    return bool(value)
-
-
-def _integers(value: Any, parameter: Parameter) -> tuple[int, ...]:
-    if isinstance(value, str | bytes | Mapping):
-        raise TypeError
-    return tuple(_integer(item, parameter) for item in value)
-
-
-def _strings(value: Any, parameter: Parameter) -> tuple[str, ...]:
-    items = (value,) if isinstance(value, str) else tuple(value)
-    if isinstance(value, bytes | Mapping) or not all(isinstance(item, str) and item for item in items):
-        raise TypeError
-    return tuple(str.__str__(item) for item in items)  # of a subclass too, the plain string
-
-
-def _table(value: Any, parameter: Parameter) -> Table:
-    if not isinstance(value, Mapping):
-        raise TypeError
-    made = {_key(key): _number(bias, parameter) for key, bias in value.items()}
-    if len(made) != len(value):  # "5" and 5 would be one token with two values
-        raise ValueError
-    return Table(made)
-
-
-def _key(key: Any) -> int:
-    """A token id; JSON objects carry it as a string of digits."""
-    number = int(key) if isinstance(key, str) and key.isascii() and key.isdigit() else key
-    if isinstance(number, bool) or not isinstance(number, numbers.Integral) or number < 0:
-        raise TypeError
-    return int(number)
-
-
-_CONVERT = {
-    "float": _number,
-    "int": _integer,
-    "bool": _switch,
-    "tuple[int, ...]": _integers,
-    "tuple[str, ...]": _strings,
-    "Mapping[int, float]": _table,
-}
-_NOUNS = {
-    "float": ("a number", ""),
-    "int": ("an integer", ""),
-    "tuple[int, ...]": ("", "a list of integers"),
-    "tuple[str, ...]": ("", "a non-empty string or a list of such"),
-    "Mapping[int, float]": ("", "a mapping of token ids (>= 0) to finite numbers"),
-}
 
 
 def param(
@@ -248,8 +145,8 @@ def _kinds(cls: type, fields: Iterable[str]) -> dict[str, tuple[str, bool]]:
         kinds = [k for k in typing.get_args(annotation) if k is not type(None)] if optional else [annotation]
         kind = kinds[0].__name__ if isinstance(kinds[0], type) and not typing.get_args(kinds[0]) else str(kinds[0])
         kind = kind.removeprefix("typing.").removeprefix("collections.abc.")
-        if kind not in _CONVERT:
-            raise TypeError(f"{cls.__name__}.{attribute}: a parameter is one of {', '.join(_CONVERT)}, not {kind}")
+        if kind not in CONVERT:
+            raise TypeError(f"{cls.__name__}.{attribute}: a parameter is one of {', '.join(CONVERT)}, not {kind}")
         found[attribute] = kind, optional
     return found
 
@@ -259,7 +156,7 @@ def unknown(name: str, known: Iterable[str], what: str = "parameter") -> Paramet
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
-    return ParameterError(name, f"unknown {what} {_shown(name)}{hint} (known: {', '.join(names)})")
+    return ParameterError(name, f"unknown {what} {shown(name)}{hint} (known: {', '.join(names)})")
 
 
 def read_json(text: str, field: str) -> Any:
@@ -274,5 +171,5 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) < len(pairs):
         names = [name for name, _ in pairs]
-        raise ValueError(f"{_shown(next(name for name in made if names.count(name) > 1))} is there twice")
+        raise ValueError(f"{shown(next(name for name in made if names.count(name) > 1))} is there twice")
     return made
