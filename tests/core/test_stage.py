@@ -93,6 +93,9 @@ def test_a_parameter_without_default_must_be_given():
 
         a: float = param("needed")
 
+        def floor(self, row: Row) -> Any:
+            return row.top - self.a
+
     assert repr(Must(2)) == "Must(2.0)"
     assert not Must(2).neutral
     with pytest.raises(TypeError, match="missing 1 required"):
@@ -255,7 +258,18 @@ def test_a_stage_is_neutral_only_if_all_its_switches_are():
         b: int = param("b", neutral=0, off=(-1,), name="b")
         c: float = param("c", default=1.75, name="c")
 
+        def floor(self, row: Row) -> Any:
+            return row.top - self.a
+
     assert Two().neutral
     assert Two(b=-1, c=3).neutral
     assert not Two(a=1).neutral
     assert not Two(b=1).neutral
+
+
+def test_a_stage_without_its_rule_cannot_be_made():
+    class Ruleless(Floor):
+        """Nothing."""
+
+    with pytest.raises(TypeError, match="abstract method"):
+        Ruleless()

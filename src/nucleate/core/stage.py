@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple, dataclass_transform
 
@@ -50,7 +51,7 @@ class History(NamedTuple):
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(param,))
-class Stage:
+class Stage(ABC):  # noqa: B024  # its rule is of its shape
     """A step of the pipeline. Subclass a shape, declare parameters with ``param``, write the rule.
 
     ``rank`` gives the place in the canonical order; the docstring's first line is the help text everywhere.
@@ -103,8 +104,8 @@ class Shift(Stage):
     touches: ClassVar[Literal["seen", "output", "listed", "unlisted"]]
     """Which tokens the rule is applied to: in prompt or output, in the output, in the stage's list, or not in it."""
 
-    def apply(self, x: Scores, token: Token) -> Scores:
-        raise NotImplementedError
+    @abstractmethod
+    def apply(self, x: Scores, token: Token) -> Scores: ...
 
     def listing(self, history: History) -> Mapping[int, float]:
         """The stage's list for this step, ``{token id: value}``. Computed on the host; only for (un)listed."""
@@ -114,25 +115,25 @@ class Shift(Stage):
 class Scale(Stage):
     """apply(self, x, row) -> x: monotone in x, so the order stays, even of tokens that rounding makes equal."""
 
-    def apply(self, x: Scores, row: Row) -> Scores:
-        raise NotImplementedError
+    @abstractmethod
+    def apply(self, x: Scores, row: Row) -> Scores: ...
 
 
 class Floor(Stage):
     """floor(self, row) -> cut: keeps every score at or above it."""
 
-    def floor(self, row: Row) -> Scores:
-        raise NotImplementedError
+    @abstractmethod
+    def floor(self, row: Row) -> Scores: ...
 
 
 class Prefix(Stage):
     """weight(self, x, row), target(self, row): keeps the fewest best tokens whose weights reach the target."""
 
-    def weight(self, x: Scores, row: Row) -> Scores:
-        raise NotImplementedError
+    @abstractmethod
+    def weight(self, x: Scores, row: Row) -> Scores: ...
 
-    def target(self, row: Row) -> Scores:
-        raise NotImplementedError
+    @abstractmethod
+    def target(self, row: Row) -> Scores: ...
 
 
 class Draw(Stage):
@@ -147,13 +148,13 @@ class Draw(Stage):
     uniforms: ClassVar[Literal["none", "each", "one"]]
 
     def score(self, x: Scores, u: Scores) -> Scores:
-        raise NotImplementedError
+        raise NotImplementedError  # unless its ``uniforms`` needs it
 
     def weight(self, x: Scores, row: Row) -> Scores:
-        raise NotImplementedError
+        raise NotImplementedError  # unless its ``uniforms`` needs it
 
     def target(self, row: Row, u: Scores) -> Scores:
-        raise NotImplementedError
+        raise NotImplementedError  # unless its ``uniforms`` needs it
 
 
 __all__ = [
