@@ -38,7 +38,7 @@ with no download. It exists for demonstrations and tests: it knows nothing of th
 | tokenizer | byte-level BPE, 4096 ids, learned on the same text |
 | trained on | {trained_tokens:,} tokens, {minutes} minutes on two CPU cores, by `training/` of the nucleate repository |
 | held-out loss | {held_out_nats_per_token:.4f} nats per token, {held_out_nats_per_byte:.4f} nats ({held_out_bits_per_byte:.4f} bits) per byte |
-| held-out text | {held_out_bytes:,} bytes ({held_out_tokens:,} tokens): two in a hundred of the TinyStories, chosen by digest |
+| held-out text | {held_out_bytes:,} bytes ({held_out_tokens:,} tokens): two in a hundred of the TinyStories, chosen by digest; the checkpoint was chosen on it too |
 | recommended | temperature 0.7, top_p 0.9, top_k 50 (in `generation_config.json`) |
 
 ## What it can do
