@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import pty
@@ -10,6 +11,7 @@ import select
 import signal
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
@@ -328,26 +330,52 @@ def test_ctrl_c_ends_a_chat_that_reads_a_pipe() -> None:
     process.stdout.close()
 
 
+class Terminal:
+    """A program in a terminal of its own. ``expect`` reads on until a text has been seen."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.screen, inside = pty.openpty()
+        own = lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # so that Ctrl-C is a signal to the program
+        command = [sys.executable, "-m", "nucleate", *arguments]
+        self.process = subprocess.Popen(
+            command,
+            stdin=inside,
+            stdout=inside,
+            stderr=inside,
+            start_new_session=True,
+            preexec_fn=own,  # noqa: PLW1509  # no threads run here
+        )
+        os.close(inside)
+        self.unread = ""
+
+    def expect(self, text: str) -> None:
+        deadline = time.monotonic() + 60
+        while text not in self.unread:
+            assert select.select([self.screen], [], [], max(0.0, deadline - time.monotonic()))[0], self.unread
+            self.unread += os.read(self.screen, 4096).decode()
+        self.unread = self.unread.partition(text)[2]
+
+    def type(self, keys: bytes) -> None:
+        os.write(self.screen, keys)
+
+    def end(self) -> int:
+        try:
+            return self.process.wait(timeout=60)
+        finally:
+            self.process.kill()
+            os.close(self.screen)
+
+
 def test_ctrl_c_in_a_chat_stops_the_answer_not_the_program() -> None:
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.execv(sys.executable, [sys.executable, "-m", "nucleate", "chat", "--ignore-eos", "--min-tokens", "900"])
-
-    def read_until(text: str) -> str:
-        seen, deadline = "", time.monotonic() + 60
-        while text not in seen:
-            assert select.select([terminal], [], [], max(0.0, deadline - time.monotonic()))[0], seen
-            seen += os.read(terminal, 4096).decode()
-        return seen
-
-    read_until("> ")
-    os.write(terminal, b"Tell me a story about a fox.\n")
-    read_until("the")
-    os.write(terminal, b"\x03")
-    read_until("interrupted]")
-    read_until("> ")
-    os.write(terminal, b"/params\n")
-    read_until("min_tokens=900")
-    read_until("> ")
-    os.write(terminal, b"\x04")
-    assert os.waitpid(pid, 0)[1] == 0
+    terminal = Terminal("chat", "--ignore-eos", "--min-tokens", "900")
+    terminal.expect("> ")
+    terminal.type(b"Tell me a story about a fox.\n")
+    terminal.expect("the ")
+    terminal.type(b"\x03")
+    terminal.expect("interrupted]")
+    terminal.expect("> ")
+    terminal.type(b"/params\n")
+    terminal.expect("min_tokens=900")
+    terminal.expect("> ")
+    terminal.type(b"\x04")
+    assert terminal.end() == 0
