@@ -34,7 +34,7 @@ class StopRules:
     ignore_eos: bool = False
     max_tokens: int | None = None
     min_tokens: int = 0
-    regex_seconds: float = 0.1
+    regex_seconds: float = 0.5
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", _strings("stop", self.stop))
