@@ -28,7 +28,7 @@ SOURCES := pyproject.toml constraints.txt
 setup: .venv/dev
 
 demo: .venv/demo
-	@$(BIN)/nucleate generate --echo "Once upon a time, there was a little fox who found a drum."
+	@$(BIN)/nucleate generate --echo --repetition-penalty 1.1 "Once upon a time"
 
 test: .venv/dev
 	$(BIN)/python -m pytest
