@@ -60,8 +60,8 @@ class LLM:
         given = [prompts] if isinstance(prompts, str) else _listed("prompts", prompts)
         if given and isinstance(given[0], numbers.Integral):
             raise ParameterError("prompts", f"prompts must be a string or a list of prompts, such as [{given!r:.40}]")
-        one = params is None or isinstance(params, SamplingParams)
-        chosen = [params] * len(given) if one else _listed("params", params)
+        shared = params is None or isinstance(params, SamplingParams)
+        chosen = [params] * len(given) if shared else _listed("params", params)
         if len(chosen) != len(given):
             raise ParameterError("params", f"params has {len(chosen)} entries for {len(given)} prompts")
         requests = [

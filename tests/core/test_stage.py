@@ -67,7 +67,7 @@ def test_annotations_may_be_written_in_any_way():
         """All kinds."""
 
         uniforms = "none"
-        a: Optional[int] = param("a", default=None, name="a")  # noqa: UP045
+        a: Optional[int] = param("a", default=None, name="a")  # noqa: UP045  # users write it so too
         b: Mapping[int, float] = param("b", neutral={}, name="b")
         c: tuple[str, ...] = param("c", default=(), name="c")
         d: int | None = param("d", default=3, name="d")

@@ -142,19 +142,20 @@ class Draw(Stage):
     ``uniforms`` says how many random numbers the rule takes: "none" and "each" race with ``score(self, x, u)`` and the
     highest wins ("each" in two levels: first groups of 256 ids by their mass, then the tokens of the winner); "one"
     walks down the order to the first token at which ``weight(self, x, row)`` has summed up to ``target(self, row, u)``.
+    A draw defines the rules of its own kind only; the others are never called.
     """
 
     rank: ClassVar[int] = 100
     uniforms: ClassVar[Literal["none", "each", "one"]]
 
     def score(self, x: Scores, u: Scores) -> Scores:
-        raise NotImplementedError  # unless its ``uniforms`` needs it
+        raise NotImplementedError(f"{type(self).__name__} has uniforms = {self.uniforms!r}, and no rule for it")
 
     def weight(self, x: Scores, row: Row) -> Scores:
-        raise NotImplementedError  # unless its ``uniforms`` needs it
+        raise NotImplementedError(f"{type(self).__name__} has uniforms = {self.uniforms!r}, and no rule for it")
 
     def target(self, row: Row, u: Scores) -> Scores:
-        raise NotImplementedError  # unless its ``uniforms`` needs it
+        raise NotImplementedError(f"{type(self).__name__} has uniforms = {self.uniforms!r}, and no rule for it")
 
 
 __all__ = [
