@@ -49,6 +49,7 @@ docs-check: .venv/dev
 
 bench: .venv/dev
 	$(BIN)/python benchmarks/reference.py
+	$(BIN)/python benchmarks/history.py
 
 clean:
 	rm -rf .venv dist build .pytest_cache .mypy_cache .ruff_cache

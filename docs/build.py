@@ -81,7 +81,12 @@ def stage_types() -> str:
 
 def taken(p: Parameter) -> str:
     """What may be given for a parameter: more than what it becomes."""
-    kind = {"tuple[int, ...]": "Sequence[int]", "tuple[str, ...]": "str | Sequence[str]"}.get(p.kind, p.kind)
+    kind = {
+        "tuple[int, ...]": "Sequence[int]",
+        "tuple[str, ...]": "str | Sequence[str]",
+        "str | tuple[str, ...]": "str | Sequence[str]",
+        "tuple[str | tuple[int, ...], ...]": "str | Sequence[str | Sequence[int]]",
+    }.get(p.kind, p.kind)
     return kind + (" | None" if p.optional else "")
 
 

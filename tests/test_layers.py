@@ -11,19 +11,25 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "nucleate"
 
-PIPELINE = {"core", "stages", "backends", "params"}
-EVERYTHING_BELOW_LLM = {*PIPELINE, "pipeline", "text", "models"}
+BELOW_PIPELINE = {"core", "stages", "backends", "rows", "presets", "params"}
+PIPELINE = {*BELOW_PIPELINE, "pipeline"}
+EVERYTHING_BELOW_LLM = {*PIPELINE, "sampler", "text", "models"}
 ALLOWED = {
     "core": set(),
     "stages": {"core"},
     "backends": {"core"},
     "text": {"core"},
     "models": {"core"},
-    "params": {"core", "stages", "fields"},  # fields are the derived types
-    "pipeline": PIPELINE,
+    "rows": {"core"},
+    "presets": {"core", "stages"},
+    "params": {"core", "stages", "presets", "fields"},  # fields are the derived types
+    "pipeline": BELOW_PIPELINE,
+    "columns": {"core"},
+    "sampler": {*PIPELINE, "columns"},
+    "tracing": PIPELINE,
     "generate": EVERYTHING_BELOW_LLM,
     "llm": {*EVERYTHING_BELOW_LLM, "generate"},
-    "cli": {*EVERYTHING_BELOW_LLM, "generate", "llm", "__version__"},
+    "cli": {*EVERYTHING_BELOW_LLM, "generate", "llm", "tracing", "__version__"},
 }
 ONLY_IN = {
     "torch": {"models/transformers.py"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -153,3 +154,177 @@ def test_an_end_beyond_the_logits_is_never_drawn_and_harms_nothing(tmp_path: Pat
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, 9999]}))
     output = nc.LLM(tmp_path).generate("Once", SHORT.replace(min_tokens=5))[0].outputs[0]
     assert len(output.token_ids) >= 5
+
+
+# ---- logprobs
+
+
+def raw_rows(llm: nc.LLM, output: nc.Output, prompt: str) -> list[np.ndarray]:
+    """The logits that each token of an answer was drawn from."""
+    context = llm.model.begin()
+    rows = [context.forward(llm.encode(prompt))]
+    rows += [context.forward((token,)) for token in output.token_ids[:-1]]
+    return [np.array(row, np.float64) for row in rows]
+
+
+@pytest.mark.parametrize("mode", ["raw", "processed"])
+def test_logprobs_are_those_of_the_models_logits_or_of_the_draw(llm: nc.LLM, mode: str) -> None:
+    params = SHORT.replace(max_tokens=12, logprobs=3, logprob_token_ids=[7], logprobs_mode=mode, repetition_penalty=1.2)
+    [output] = llm.generate("Once upon a time", params)[0].outputs
+    assert output.logprobs is not None
+    assert len(output.logprobs) == len(output.token_ids)
+    prompt = llm.encode("Once upon a time")
+    for step, (logits_V, told) in enumerate(
+        zip(raw_rows(llm, output, "Once upon a time"), output.logprobs, strict=True)
+    ):
+        said = nc.SamplingParams() if mode == "raw" else params.replace(logprobs=None, logprob_token_ids=())
+        history = {"prompt_ids": [prompt], "output_ids": [output.token_ids[:step]]}
+        p_V = nc.probabilities(logits_V[None], said, **history)[0]
+        order = [int(i) for i in np.argsort(-p_V, kind="stable") if p_V[i] > 0]
+        assert told.chosen.token_id == output.token_ids[step]
+        assert [one.token_id for one in told.top] == order[:3]
+        for one in (told.chosen, *told.top, *told.asked):
+            with np.errstate(divide="ignore"):
+                assert one.logprob == pytest.approx(np.log(p_V[one.token_id]), abs=1e-9)
+            assert one.rank == (1 + order.index(one.token_id) if p_V[one.token_id] else None)
+
+
+def test_the_logprob_of_an_answer_is_the_sum_of_its_tokens(llm: nc.LLM) -> None:
+    for n in (0, 2):
+        outputs = llm.generate("The dog", SHORT.replace(n=2, logprobs=n, max_tokens=9))[0].outputs
+        for output in outputs:
+            assert output.logprobs is not None
+            assert all(len(step.top) == n for step in output.logprobs)
+            assert output.cumulative_logprob == pytest.approx(sum(step.chosen.logprob for step in output.logprobs))
+    assert outputs[0].cumulative_logprob != outputs[1].cumulative_logprob
+    plain = llm.generate("The dog", SHORT.replace(max_tokens=9))[0].outputs[0]
+    assert (plain.logprobs, plain.cumulative_logprob) == (None, None)
+    assert plain.token_ids == outputs[0].token_ids  # to report changes nothing
+
+
+def test_a_greedy_token_is_the_first_of_the_raw_order(llm: nc.LLM) -> None:
+    for greedy in ({"temperature": 0}, {"top_k": 1}, {"draw": "greedy"}):
+        params = nc.SamplingParams(**greedy, logprobs=1, max_tokens=15)
+        [output] = llm.generate("The dog", params)[0].outputs
+        assert output.logprobs is not None
+        assert [step.chosen.rank for step in output.logprobs] == [1] * 15
+        assert [step.top[0] for step in output.logprobs] == [step.chosen for step in output.logprobs]
+
+
+def test_a_piece_has_the_logprobs_of_its_token(llm: nc.LLM) -> None:
+    pieces = list(llm.stream("The dog", SHORT.replace(max_tokens=8, logprobs=1)))
+    for piece in pieces:
+        assert piece.logprobs is not None
+        [step] = piece.logprobs
+        assert (step.chosen.token_id,) == piece.token_ids
+    assert all(piece.logprobs is None for piece in llm.stream("The dog", SHORT.replace(max_tokens=2)))
+
+
+# ---- seeds, words, and stages with a state
+
+
+@pytest.mark.parametrize("draw", ["gumbel", "categorical", "greedy"])
+def test_answers_have_the_seeds_they_were_given_whatever_the_draw(llm: nc.LLM, draw: str) -> None:
+    params = SHORT.replace(n=3, seed=2**64 - 2, draw=draw, max_tokens=6)
+    outputs = llm.generate("The fox", params)[0].outputs
+    assert [output.seed for output in outputs] == [2**64 - 2, 2**64 - 1, 0]
+    assert len({output.text for output in outputs}) == (1 if draw == "greedy" else 3)
+    for output in outputs:
+        again = llm.generate("The fox", params.replace(n=1, seed=output.seed))[0].outputs[0]
+        assert again.token_ids == output.token_ids
+
+
+BAD = ["was", "little", "Lily", "a time", "there"]
+
+
+def test_bad_words_never_appear_with_or_without_a_space(llm: nc.LLM) -> None:
+    def text(prompt: str, seed: int, **changes: object) -> str:
+        return llm.generate(prompt, SHORT.replace(seed=seed, max_tokens=50, **changes))[0].text
+
+    plain = [text("Once upon", seed) for seed in range(3)]
+    assert all(any(word in one for one in plain) for word in BAD)
+    found = [text(prompt, seed, bad_words=BAD) for seed in range(3) for prompt in ("Once upon", "Once upon a time,")]
+    pattern = re.compile(rf"\b({'|'.join(BAD)})\b")
+    assert not any(pattern.search(one) for one in found)
+    assert min(map(len, found)) > 40
+    greedy = text("Once upon", 1, bad_words=BAD, temperature=0)
+    assert not pattern.search(greedy)
+
+
+def test_bad_words_may_be_ids(llm: nc.LLM) -> None:
+    first = llm.generate("Once upon a time", SHORT.replace(temperature=0))[0].outputs[0].token_ids
+    banned = (
+        llm.generate("Once upon a time", SHORT.replace(temperature=0, bad_words=[first[:3]]))[0].outputs[0].token_ids
+    )
+    assert banned[:2] == first[:2]
+    assert banned[2] != first[2]
+    with pytest.raises(nc.ParameterError, match="bad_words names token 4096, but the vocabulary ends at 4095"):
+        llm.generate("x", SHORT.replace(bad_words=[[1, 4096]]))
+
+
+def longest_repeat(ids: tuple[int, ...]) -> int:
+    """The most tokens in a row that occur twice."""
+    for length in range(len(ids) - 1, 0, -1):
+        runs = [ids[i : i + length] for i in range(len(ids) - length + 1)]
+        if len(set(runs)) < len(runs):
+            return length
+    return 0
+
+
+def test_dry_breaks_loops_and_breakers_may_be_text(llm: nc.LLM) -> None:
+    params = nc.SamplingParams(temperature=0, max_tokens=80, ignore_eos=True)
+    prompt = "Tim ran and ran. Tim ran and ran. Tim ran and ran."
+
+    def ids(**changes: object) -> tuple[int, ...]:
+        return llm.generate(prompt, params.replace(**changes))[0].outputs[0].token_ids
+
+    plain, dry = ids(), ids(dry_multiplier=2.0)
+    assert longest_repeat(dry) < longest_repeat(plain)
+    assert longest_repeat(dry) <= 6
+    assert ids(dry_multiplier=2.0, dry_sequence_breakers=["\n", ":", '"', "*"]) == dry  # those of the default
+    assert ids(dry_multiplier=2.0, dry_sequence_breakers=[" ", ".", ",", "e", "a"]) != dry
+    assert ids(dry_multiplier=2.0, dry_last_n=0) == plain
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"mirostat_tau": 3.0, "mirostat_eta": 0.5},
+        {"adaptive_p_target": 0.4, "adaptive_p_decay": 0.5},
+        {"xtc_probability": 0.5, "xtc_threshold": 0.05},
+        {"mirostat_tau": 4.0, "order": "llama.cpp", "xtc_probability": 0.3, "adaptive_p_target": 0.5},
+        {"xtc_probability": 0.5, "draw": "categorical"},
+    ],
+    ids=str,
+)
+def test_a_stage_with_a_state_or_a_coin_can_be_had_again_from_the_seed(llm: nc.LLM, changes: dict[str, object]) -> None:
+    params = nc.SamplingParams(max_tokens=25, ignore_eos=True, **changes)
+    first = llm.generate("Once upon a time", params)[0].outputs[0]
+    assert llm.generate("Once upon a time", params.replace(seed=first.seed))[0].outputs[0] == first
+    off = nc.SamplingParams(max_tokens=25, ignore_eos=True, seed=first.seed, draw=params.draw)
+    differs = [
+        llm.generate("Once upon a time", one.replace(seed=seed))[0].text for seed in range(3) for one in (params, off)
+    ]
+    assert differs[::2] != differs[1::2]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"bad_words": "x"}, "bad_words has the text 'x', but"),
+        ({"bad_words": [(1,), "x y"]}, "bad_words has the text 'x y', but"),
+        ({"dry_multiplier": 1.0, "dry_sequence_breakers": ["\n"]}, r"dry_sequence_breakers has the text '\\n', but"),
+    ],
+)
+def test_text_without_a_tokenizer_is_an_error_that_says_so(changes: dict[str, object], words: str) -> None:
+    logits = np.zeros((1, 9), np.float32)
+    params = nc.SamplingParams(**changes)
+    for call in (nc.sample, nc.probabilities):
+        with pytest.raises(nc.ParameterError, match=words) as caught:
+            call(logits, params, output_ids=[[1, 2, 1, 2]])
+        assert caught.value.field == words.split(maxsplit=1)[0]
+    with pytest.raises(nc.ParameterError, match=words):
+        nc.trace(logits[0], params)
+    with pytest.raises(nc.ParameterError, match=words):
+        nc.Sampler(9).add(params)
+    assert nc.sample(logits, params.replace(bad_words=(), dry_multiplier=0)).shape == (1,)

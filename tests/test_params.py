@@ -15,46 +15,102 @@ from hypothesis import strategies as st
 import nucleate as nc
 from nucleate.core.parameter import MISSING, ParameterError
 from nucleate.core.request import REQUEST_PARAMETERS
+from nucleate.core.stage import Shift
 from nucleate.params import FIELDS
+from nucleate.presets import ORDER_PARAMETERS, PRESETS
 from nucleate.stages import (
     STAGES,
+    AdaptiveP,
     Allowed,
+    BadWords,
+    Categorical,
+    Dry,
+    DynamicTemperature,
+    Epsilon,
+    Eta,
     Frequency,
     Gumbel,
     LogitBias,
+    Logprobs,
+    Mask,
     MinP,
     MinTokens,
+    Mirostat,
+    NoRepeatNgram,
+    PLess,
     Presence,
     Repetition,
     Suppress,
     Temperature,
+    TopA,
+    TopH,
     TopK,
+    TopNSigma,
     TopP,
+    Typical,
+    Xtc,
 )
 
 FULL = dict(
-    temperature=0.5,
-    top_k=3,
-    top_p=0.9,
-    min_p=0.1,
-    seed=7,
-    n=2,
-    max_tokens=10,
-    min_tokens=2,
+    logit_bias={5: 1.0, 3: -2.5},
     repetition_penalty=1.1,
+    penalty_last_n=9,
     frequency_penalty=0.5,
     presence_penalty=-0.5,
-    logit_bias={5: 1.0, 3: -2.5},
+    dry_multiplier=0.8,
+    dry_base=1.5,
+    dry_allowed_length=3,
+    dry_sequence_breakers=["\n", (4, 5)],
+    dry_last_n=100,
+    no_repeat_ngram_size=4,
+    min_tokens=2,
+    bad_words=["ugly", (7, 8)],
     suppress_token_ids=(9,),
     allowed_token_ids=(1, 2, 3),
+    temperature=0.5,
+    dynamic_temperature_low=0.5,
+    dynamic_temperature_high=1.5,
+    dynamic_temperature_exponent=2.0,
+    top_n_sigma=3.0,
+    top_k=3,
+    typical_p=0.99,
+    min_p=0.1,
+    top_a=0.1,
+    epsilon_cutoff=0.01,
+    eta_cutoff=0.02,
+    p_less=True,
+    top_h=0.9,
+    mirostat_tau=5.0,
+    mirostat_eta=0.2,
+    top_p=0.9,
+    xtc_probability=0.5,
+    xtc_threshold=0.2,
+    xtc_exempt_token_ids=(1,),
+    adaptive_p_target=0.3,
+    adaptive_p_decay=0.8,
+    logprobs=2,
+    logprob_token_ids=(6,),
+    seed=7,
+    order=("top_k", *PRESETS["canonical"][:-1], "adaptive_p"),
+    draw="categorical",
+    max_tokens=10,
     stop=("a", "b\n"),
     stop_token_ids=(4,),
     stop_regex=("x+",),
     stop_json=True,
     include_stop_str_in_output=True,
     ignore_eos=True,
+    n=2,
+    logprobs_mode="processed",
     skip_special_tokens=False,
 )
+FULL["order"] = tuple(dict.fromkeys(FULL["order"]))  # top_k first, the others as in the canonical order
+
+WITH = {  # what a field needs beside it
+    "dynamic_temperature_low": {"dynamic_temperature_high": 1e300},
+    "dynamic_temperature_high": {"dynamic_temperature_low": 0},
+    "mirostat_eta": {"mirostat_tau": 5},
+}
 
 EDGES = {  # field: (good values, bad values)
     "temperature": ([0, 0.0, 5e-324, 1, 1.7e308], [-1e-9, float("inf"), float("nan"), None, "1", True]),
@@ -78,6 +134,18 @@ EDGES = {  # field: (good values, bad values)
     "include_stop_str_in_output": ([True, False], [0, None]),
     "ignore_eos": ([True, False], [0, None]),
     "skip_special_tokens": ([True, False], [0, None]),
+    "dry_sequence_breakers": (
+        [None, (), "\n", ["a", (1, 2)], [[0]], [np.array([3])]],
+        ["", [""], [()], 5, [5], [[-1]], [[True]], b"x", {"a": 1}, [["a"]], [None]],
+    ),
+    "bad_words": ([(), "a b", ["a", (1, 2)], [[0]]], [None, "", [""], [[]], 5, [5], [[-1]], [[1.0]], b"x", [{"a": 1}]]),
+    "xtc_exempt_token_ids": ([(), [0]], [None, [-1], "1"]),
+    "logprob_token_ids": ([(), [0]], [None, [-1], "1"]),
+    "order": ([*PRESETS, (), ["top_k"], PRESETS["canonical"]], [None, 5, "", "top_k", "Canonical", [5], [""], b"hf"]),
+    "draw": (["gumbel", "categorical", "greedy"], [None, "", "Gumbel", ["gumbel"], 0, b"greedy"]),
+    "logprobs_mode": (["raw", "processed"], [None, "", "RAW", ["raw"], True]),
+    "dynamic_temperature_low": ([0, 5e-324, 1e300], [-1e-9, float("nan"), float("inf"), True, "1"]),
+    "dynamic_temperature_high": ([0, 5e-324, 1.7e308], [-1e-9, float("nan"), float("inf"), True, "1"]),
 }
 
 
@@ -87,8 +155,9 @@ def edges(field):
         return [True, False], [0, None]
     low, high = field.low, field.high
     good = [field.default, *field.off, *(bound for bound in (low, high) if bound is not None)]
-    bad = [None, "1", float("nan"), True]
-    bad += [] if low is None else [low - 1]
+    bad = ["1", float("nan"), True]
+    (good if field.optional else bad).append(None)
+    bad += [] if low is None else [next(n for n in (low - 1, low - 2) if n not in field.off)]
     bad += [] if high is None else [high + 1]
     if low is not None and field.open_low:
         good.remove(low)
@@ -97,7 +166,8 @@ def edges(field):
 
 
 def test_fields_without_edges_above_are_of_a_kind_whose_edges_are_derived():
-    assert EDGES.keys() == FULL.keys() <= FIELDS.keys()
+    assert EDGES.keys() <= FULL.keys() <= FIELDS.keys()
+    assert all(FIELDS[name].check(value) != FIELDS[name].default for name, value in FULL.items())
     assert {FIELDS[name].kind for name in FIELDS.keys() - EDGES.keys()} <= {"float", "int", "bool"}
 
 
@@ -105,20 +175,21 @@ def test_fields_without_edges_above_are_of_a_kind_whose_edges_are_derived():
 def test_a_field_at_its_edges(name):
     good, bad = EDGES.get(name) or edges(FIELDS[name])
     for value in good:
-        params = nc.SamplingParams(**{name: value})
+        params = nc.SamplingParams(**{name: value}, **WITH.get(name, {}))
         assert FIELDS[name].check(getattr(params, name)) == getattr(params, name)
         assert nc.SamplingParams.from_json(params.to_json()) == params
     for value in bad:
         with pytest.raises(ParameterError) as caught:
-            nc.SamplingParams(**{name: value})
+            nc.SamplingParams(**{name: value}, **WITH.get(name, {}))
         assert caught.value.field == name
         assert str(caught.value).startswith(f"{name} must be {FIELDS[name].allowed}, got ")
 
 
 def test_fields_are_the_parameters_of_the_stages_and_of_the_request():
     public = [p for kind in STAGES.values() for p in kind.parameters.values() if p.public]
-    assert {p.name for p in public}.isdisjoint(REQUEST_PARAMETERS)
-    assert FIELDS.keys() == {p.name for p in public} | REQUEST_PARAMETERS.keys()
+    parts = {p.name for p in public}, ORDER_PARAMETERS.keys(), REQUEST_PARAMETERS.keys()
+    assert FIELDS.keys() == set().union(*parts)
+    assert len(FIELDS) == sum(map(len, parts))
     for parameter in public:  # stages that share a field (the seed) mean the same by it
         assert parameter == FIELDS[parameter.name]
     for name, parameter in FIELDS.items():
@@ -135,20 +206,39 @@ def test_the_defaults_sample_from_the_models_distribution():
 
 
 def test_the_pipeline_is_in_canonical_order():
-    assert nc.SamplingParams(**FULL).pipeline((0, 8)) == (
+    first = {"order": "canonical", "draw": "gumbel", "logprobs_mode": "raw"}
+    stages = (
         LogitBias({3: -2.5, 5: 1.0}),
-        Repetition(1.1),
-        Frequency(0.5),
-        Presence(-0.5),
+        Repetition(1.1, 9),
+        Frequency(0.5, 9),
+        Presence(-0.5, 9),
+        Dry(0.8, 1.5, 3, ("\n", (4, 5)), 100),
+        NoRepeatNgram(4),
         MinTokens(2, (4,)),
+        BadWords(("ugly", (7, 8))),
         Suppress((9,)),
         Allowed((1, 2, 3)),
         Temperature(0.5),
+        DynamicTemperature(0.5, 1.5, 2.0),
+        TopNSigma(3.0),
         TopK(3),
+        Typical(0.99),
         MinP(0.1),
+        TopA(0.1),
+        Epsilon(0.01),
+        Eta(0.02),
+        PLess(True),
+        TopH(0.9),
+        Mirostat(5.0, 0.2),
         TopP(0.9),
-        Gumbel(7),
+        Xtc(0.5, 0.2, (1,)),
+        AdaptiveP(0.3, 0.8),
     )
+    assert nc.SamplingParams(**{**FULL, **first}).pipeline((0, 8)) == (Logprobs(2, (6,)), *stages, Gumbel(7))
+    reordered = (TopK(3), *(stage for stage in stages if stage != TopK(3)))
+    shifts = next(i for i, stage in enumerate(reordered) if not isinstance(stage, Shift))
+    expected = (*reordered[:shifts], Mask(), *reordered[shifts:], Logprobs(2, (6,)), Categorical(7))
+    assert nc.SamplingParams(**FULL).pipeline((0, 8)) == expected
 
 
 def test_min_tokens_bans_what_ends_the_request():
@@ -171,11 +261,35 @@ def test_min_tokens_above_max_tokens_is_an_error():
         nc.SamplingParams(min_tokens=3).replace(max_tokens=1)
 
 
+def test_to_dict_holds_what_json_holds():
+    params = nc.SamplingParams(**FULL)
+    assert json.loads(json.dumps(params.to_dict())) == params.to_dict()
+    assert params.to_dict()["bad_words"] == ["ugly", [7, 8]]
+
+
+@pytest.mark.parametrize(
+    ("given", "field", "words"),
+    [
+        ({"dynamic_temperature_low": 1}, "dynamic_temperature_high", "dynamic_temperature_high must be given"),
+        ({"dynamic_temperature_high": 1}, "dynamic_temperature_low", "dynamic_temperature_low must be given"),
+        (
+            {"dynamic_temperature_low": 2, "dynamic_temperature_high": 1},
+            "dynamic_temperature_low",
+            r"dynamic_temperature_low must be at most dynamic_temperature_high \(1\), got 2",
+        ),
+    ],
+)
+def test_a_pair_that_contradicts_itself_is_refused_when_it_is_made(given, field, words):
+    with pytest.raises(ParameterError, match=words) as caught:
+        nc.SamplingParams(**given)
+    assert caught.value.field == field
+
+
 def test_unknown_names_list_the_known_ones():
     with pytest.raises(ParameterError) as caught:
         nc.SamplingParams(tempreature=1)
     assert str(caught.value).startswith(
-        "unknown parameter 'tempreature'; did you mean temperature? (known: allowed_token_ids"
+        "unknown parameter 'tempreature'; did you mean temperature? (known: adaptive_p_decay, "
     )
     assert caught.value.field == "tempreature"
     with pytest.raises(ParameterError, match="unknown parameter 'self'"):
@@ -283,13 +397,16 @@ JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3) | st.just("7"), inner, max_size=3),
 )
+NAMES = st.sampled_from([choice for field in FIELDS.values() for choice in field.choices]) | st.lists(
+    st.sampled_from(PRESETS["canonical"]), max_size=30
+)
 
 
-@given(st.dictionaries(st.sampled_from(list(FIELDS)), JSON, max_size=4))
+@given(st.dictionaries(st.sampled_from(list(FIELDS)), JSON | NAMES, max_size=4))
 def test_any_json_gives_params_or_a_parameter_error(values):
     try:
         params = nc.SamplingParams.from_json(json.dumps(values))
     except ParameterError:
         return
     assert nc.SamplingParams.from_json(params.to_json()) == params
-    assert params.pipeline((3,))[-1] == Gumbel(params.seed)
+    assert params.pipeline((3,))[-1].name == params.draw

@@ -14,20 +14,31 @@ from hypothesis import strategies as st
 import nucleate as nc
 from nucleate.core.parameter import ParameterError
 from nucleate.core.stage import Stage
-from nucleate.pipeline import as_logits, as_pipeline, from_json, simplify, to_json
+from nucleate.pipeline import as_pipeline, from_json, simplify, to_json
+from nucleate.rows import Logits
 from nucleate.stages import (
     STAGES,
+    AdaptiveP,
     Categorical,
+    Dry,
+    DynamicTemperature,
     Greedy,
     Gumbel,
     LogitBias,
+    Logprobs,
+    Mask,
     MinP,
     MinTokens,
+    Mirostat,
     Presence,
+    Repetition,
     Suppress,
     Temperature,
+    TopH,
     TopK,
     TopP,
+    Typical,
+    Xtc,
 )
 
 LOGITS = np.array([[1.0, 3.0, 2.0, -1.0], [0.5, 0.25, 4.0, 0.0], [2.0, 2.0, 2.0, 2.0]], np.float32)
@@ -62,7 +73,7 @@ def test_any_layout_of_memory():
 
 
 def test_no_copy_where_none_is_needed():
-    assert as_logits(LOGITS) is LOGITS
+    assert np.shares_memory(Logits(LOGITS)[1], LOGITS)
 
 
 @pytest.mark.parametrize("name", ["float32", "float16", "bfloat16", "float64"])
@@ -225,6 +236,10 @@ def test_histories_reach_the_penalties_they_should():
         ({"output_ids": [[2**70], [], []]}, TypeError, "output_ids must hold one list of token ids per row"),
         ({"backend": "cpu"}, ParameterError, "backend must be one of auto, reference, got 'cpu'"),
         ({"params": (LogitBias({4: 1.0}),)}, ParameterError, "logit_bias names token 4, but the vocabulary ends at 3"),
+        ({"params": (Logprobs(1), TopK(2), Logprobs(2))}, ValueError, "a pipeline reports logprobs at one place, got"),
+        ({"mask": np.zeros((2, 1), np.int32)}, ValueError, r"mask must have the shape \[3, 1\], 32 tokens per word"),
+        ({"mask": np.zeros((3, 0), np.int32)}, ValueError, r"mask must have the shape \[3, 1\], .*, got \[3, 0\]"),
+        ({"mask": np.zeros((3, 1), bool)}, TypeError, "mask must be of int32, got bool"),
         ({"params": (Suppress((9,)),)}, ParameterError, "suppress_token_ids names token 9, but the vocabulary"),
         ({"params": (Suppress((2**70,)),)}, ParameterError, "suppress_token_ids names token"),
     ],
@@ -253,6 +268,17 @@ def test_without_a_seed_rows_and_calls_differ():
     assert len(set(seeded)) == 1
 
 
+def test_the_seed_of_a_draw_that_is_greedy_anyway_still_flips_the_coins():
+    stages = (Xtc(0.5, 0.05), Temperature(0))
+    logits = np.log([[0.3, 0.3, 0.3, 0.1]])
+    tokens = [nc.sample(logits[[0] * 5], (*stages, Gumbel(seed))).tolist() for seed in range(20)]
+    assert all(len(set(same)) == 1 for same in tokens)
+    assert {same[0] for same in tokens} == {0, 3}
+    assert tokens == [[nc.trace(logits[0], (*stages, Gumbel(seed))).token_id] * 5 for seed in range(20)]
+    free = [nc.sample(logits, (*stages, Greedy()))[0] for _ in range(40)]
+    assert set(free) == {0, 3}
+
+
 # ---- pipelines as values
 
 
@@ -274,6 +300,21 @@ def test_a_draw_is_added_where_none_is():
         ((TopP(0.9), Presence(1), MinP(0.1), Greedy()), (TopP(0.9), Presence(1), Greedy())),
         ((TopP(0.9), TopK(1), MinP(0.1), Suppress((1,)), Gumbel(3)), (TopK(1), Suppress((1,)), Greedy())),
         ((MinTokens(0, (1,)), Gumbel(3)), (Gumbel(3),)),
+        ((TopP(0.9), Typical(0.5), MinP(0.1), Temperature(0), Gumbel(3)), (TopP(0.9), Typical(0.5), Greedy())),
+        ((TopP(0.9), Xtc(0.5), MinP(0.1), Greedy()), (TopP(0.9), Xtc(0.5), Greedy())),
+        ((AdaptiveP(0.5), TopK(9), TopK(1), Gumbel(3)), (AdaptiveP(0.5), Greedy())),
+        ((Mirostat(5), TopH(0.5), Temperature(2), Greedy()), (Greedy(),)),
+        ((DynamicTemperature(0, 0), Xtc(0.5), Gumbel(3)), (Greedy(),)),
+        ((DynamicTemperature(0, 1), Gumbel(3)), (DynamicTemperature(0, 1), Gumbel(3))),
+        ((Temperature(0), Xtc(0.5), Suppress((1,)), Gumbel(3)), (Temperature(0), Suppress((1,)), Greedy())),
+        ((Logprobs(1), TopP(0.9), Temperature(0), Gumbel(3)), (Logprobs(1), Greedy())),
+        ((TopP(0.9), TopK(0), Logprobs(1), Greedy()), (TopP(0.9), Logprobs(1), Greedy())),
+        (
+            (Temperature(0), Logprobs(ids=(1,)), MinP(0.5), Gumbel(3)),
+            (Temperature(0), Logprobs(ids=(1,)), MinP(0.5), Gumbel(3)),
+        ),
+        ((Logprobs(), Repetition(1, 5), Dry(0), Xtc(0), AdaptiveP(), Mirostat(), Typical(), Gumbel(3)), (Gumbel(3),)),
+        ((Mask(), Temperature(0), Gumbel(3)), (Mask(), Greedy())),
         ((Gumbel(3),), (Gumbel(3),)),
     ],
 )
@@ -354,7 +395,7 @@ def test_json_of_a_pipeline():
     stages = (LogitBias({3: 1.5}), MinTokens(2, (7,)), TopK(5), Gumbel(2**64 - 1))
     assert to_json(stages) == (
         '[["logit_bias", {"bias": {"3": 1.5}}], ["min_tokens", {"n": 2, "ends": [7]}], '
-        '["top_k", {"k": 5}], ["gumbel", {"seed": 18446744073709551615}]]'
+        '["top_k", {"k": 5, "with_ties": false}], ["gumbel", {"seed": 18446744073709551615}]]'
     )
     assert from_json(to_json(stages)) == stages
     assert from_json("[]") == ()

@@ -11,22 +11,32 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from nucleate.core.event import Completion, Output, Piece, Usage
+    from nucleate.core.event import Completion, Output, Piece, StepLogprobs, TokenLogprob, Usage
     from nucleate.core.parameter import ParameterError
     from nucleate.llm import LLM
     from nucleate.models.model import ModelError
     from nucleate.params import SamplingParams
     from nucleate.pipeline import LogitsError, explain, probabilities, sample
+    from nucleate.presets import PRESETS
+    from nucleate.sampler import Sampled, Sampler
+    from nucleate.tracing import Trace, trace
 
 _HOMES = {
     "LLM": "llm",
     "SamplingParams": "params",
     "sample": "pipeline",
     "probabilities": "pipeline",
+    "Sampler": "sampler",
+    "Sampled": "sampler",
+    "PRESETS": "presets",
+    "trace": "tracing",
+    "Trace": "tracing",
     "explain": "pipeline",
     "Completion": "core.event",
     "Output": "core.event",
     "Piece": "core.event",
+    "StepLogprobs": "core.event",
+    "TokenLogprob": "core.event",
     "Usage": "core.event",
     "ParameterError": "core.parameter",
     "LogitsError": "pipeline",
@@ -35,17 +45,24 @@ _HOMES = {
 
 __all__ = [
     "LLM",
+    "PRESETS",
     "Completion",
     "LogitsError",
     "ModelError",
     "Output",
     "ParameterError",
     "Piece",
+    "Sampled",
+    "Sampler",
     "SamplingParams",
+    "StepLogprobs",
+    "TokenLogprob",
+    "Trace",
     "Usage",
     "explain",
     "probabilities",
     "sample",
+    "trace",
 ]
 
 

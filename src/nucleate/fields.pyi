@@ -8,21 +8,45 @@ class Fields:
         *,
         logit_bias: Mapping[int, float] = ...,
         repetition_penalty: float = ...,
+        penalty_last_n: int | None = ...,
         frequency_penalty: float = ...,
         presence_penalty: float = ...,
+        dry_multiplier: float = ...,
+        dry_base: float = ...,
+        dry_allowed_length: int = ...,
+        dry_sequence_breakers: str | Sequence[str | Sequence[int]] | None = ...,
+        dry_last_n: int = ...,
+        no_repeat_ngram_size: int = ...,
         min_tokens: int = ...,
+        bad_words: str | Sequence[str | Sequence[int]] = ...,
         suppress_token_ids: Sequence[int] = ...,
         allowed_token_ids: Sequence[int] | None = ...,
         temperature: float = ...,
+        dynamic_temperature_low: float | None = ...,
+        dynamic_temperature_high: float | None = ...,
+        dynamic_temperature_exponent: float = ...,
         top_n_sigma: float = ...,
         top_k: int = ...,
+        typical_p: float = ...,
         min_p: float = ...,
         top_a: float = ...,
         epsilon_cutoff: float = ...,
         eta_cutoff: float = ...,
         p_less: bool = ...,
+        top_h: float | None = ...,
+        mirostat_tau: float = ...,
+        mirostat_eta: float = ...,
         top_p: float = ...,
+        xtc_probability: float = ...,
+        xtc_threshold: float = ...,
+        xtc_exempt_token_ids: Sequence[int] = ...,
+        adaptive_p_target: float | None = ...,
+        adaptive_p_decay: float = ...,
+        logprobs: int | None = ...,
+        logprob_token_ids: Sequence[int] = ...,
         seed: int | None = ...,
+        order: str | Sequence[str] = ...,
+        draw: str = ...,
         max_tokens: int | None = ...,
         stop: str | Sequence[str] = ...,
         stop_token_ids: Sequence[int] = ...,
@@ -31,6 +55,8 @@ class Fields:
         include_stop_str_in_output: bool = ...,
         ignore_eos: bool = ...,
         n: int = ...,
+        prompt_logprobs: int | None = ...,
+        logprobs_mode: str = ...,
         skip_special_tokens: bool = ...,
     ) -> None: ...
     @property
@@ -38,11 +64,27 @@ class Fields:
     @property
     def repetition_penalty(self) -> float: ...
     @property
+    def penalty_last_n(self) -> int | None: ...
+    @property
     def frequency_penalty(self) -> float: ...
     @property
     def presence_penalty(self) -> float: ...
     @property
+    def dry_multiplier(self) -> float: ...
+    @property
+    def dry_base(self) -> float: ...
+    @property
+    def dry_allowed_length(self) -> int: ...
+    @property
+    def dry_sequence_breakers(self) -> tuple[str | tuple[int, ...], ...] | None: ...
+    @property
+    def dry_last_n(self) -> int: ...
+    @property
+    def no_repeat_ngram_size(self) -> int: ...
+    @property
     def min_tokens(self) -> int: ...
+    @property
+    def bad_words(self) -> tuple[str | tuple[int, ...], ...]: ...
     @property
     def suppress_token_ids(self) -> tuple[int, ...]: ...
     @property
@@ -50,9 +92,17 @@ class Fields:
     @property
     def temperature(self) -> float: ...
     @property
+    def dynamic_temperature_low(self) -> float | None: ...
+    @property
+    def dynamic_temperature_high(self) -> float | None: ...
+    @property
+    def dynamic_temperature_exponent(self) -> float: ...
+    @property
     def top_n_sigma(self) -> float: ...
     @property
     def top_k(self) -> int: ...
+    @property
+    def typical_p(self) -> float: ...
     @property
     def min_p(self) -> float: ...
     @property
@@ -64,9 +114,33 @@ class Fields:
     @property
     def p_less(self) -> bool: ...
     @property
+    def top_h(self) -> float | None: ...
+    @property
+    def mirostat_tau(self) -> float: ...
+    @property
+    def mirostat_eta(self) -> float: ...
+    @property
     def top_p(self) -> float: ...
     @property
+    def xtc_probability(self) -> float: ...
+    @property
+    def xtc_threshold(self) -> float: ...
+    @property
+    def xtc_exempt_token_ids(self) -> tuple[int, ...]: ...
+    @property
+    def adaptive_p_target(self) -> float | None: ...
+    @property
+    def adaptive_p_decay(self) -> float: ...
+    @property
+    def logprobs(self) -> int | None: ...
+    @property
+    def logprob_token_ids(self) -> tuple[int, ...]: ...
+    @property
     def seed(self) -> int | None: ...
+    @property
+    def order(self) -> str | tuple[str, ...]: ...
+    @property
+    def draw(self) -> str: ...
     @property
     def max_tokens(self) -> int | None: ...
     @property
@@ -83,5 +157,9 @@ class Fields:
     def ignore_eos(self) -> bool: ...
     @property
     def n(self) -> int: ...
+    @property
+    def prompt_logprobs(self) -> int | None: ...
+    @property
+    def logprobs_mode(self) -> str: ...
     @property
     def skip_special_tokens(self) -> bool: ...

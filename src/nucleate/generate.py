@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from nucleate.backends import reference
-from nucleate.core import noise
-from nucleate.core.event import Finish, Piece
+import numpy as np
+from numpy.typing import NDArray
+
+from nucleate.backends.logprobs import logprobs
+from nucleate.core.event import Finish, Piece, PromptLogprobs, StepLogprobs
 from nucleate.core.parameter import ParameterError
-from nucleate.core.stage import History
-from nucleate.models.model import Model
+from nucleate.core.stage import Pipeline
+from nucleate.models.model import Context, Model
 from nucleate.params import SamplingParams
-from nucleate.pipeline import simplify
+from nucleate.rows import check_ids
+from nucleate.sampler import Sampler
 from nucleate.text.detokenize import Detokenizer
 from nucleate.text.stop import StopMatcher, StopRules
 from nucleate.text.tokenizer import Tokenizer
@@ -26,8 +29,10 @@ def generate(
     model or the stop rules refuse. Logits without a token to draw end the answer with finish_reason "error".
     """
     rules = admit(model, tokenizer, prompt_ids, params)
-    seed = noise.fresh_seed() if params.seed is None else (params.seed + index) % 2**64
-    return run(model, tokenizer, tuple(prompt_ids), params, rules, seed, index)
+    ends = tuple(token for token in tokenizer.eos_token_ids if token < model.vocab_size)  # others cannot be drawn
+    stages = params.pipeline(ends, tokenizer)
+    check_ids(stages, model.vocab_size)
+    return run(model, tokenizer, tuple(prompt_ids), params, stages, rules, index)
 
 
 def run(
@@ -35,33 +40,39 @@ def run(
     tokenizer: Tokenizer,
     prompt_ids: tuple[int, ...],
     params: SamplingParams,
+    stages: Pipeline,
     rules: StopRules,
-    seed: int,
     index: int,
 ) -> Iterator[Piece]:
     """The loop itself."""
-    ends = tuple(token for token in tokenizer.eos_token_ids if token < model.vocab_size)  # others cannot be drawn
-    stages = simplify(params.pipeline(ends))
     detokenizer = Detokenizer(tokenizer, prompt_ids, skip_special_tokens=params.skip_special_tokens)
     matcher = StopMatcher(rules)
+    sampler = Sampler(model.vocab_size)
+    seed = sampler.seed(sampler.add(stages, prompt_ids, seed=params.seed, index=index))
     context = model.begin()
-    output: list[int] = []
-    logits_V = context.forward(prompt_ids)
+    told_of_prompt = None
+    if params.prompt_logprobs is None or index:
+        logits_V = context.forward(prompt_ids)
+    else:
+        logits_V, told_of_prompt = read_prompt(context, prompt_ids, params)
     while True:
-        try:
-            token = reference.draw(logits_V, stages, seed, len(output), History(prompt_ids, output))
-        except reference.RowError as error:
+        out = sampler(logits_V[None])
+        if out.errors:
             text = "".join(matcher.close("".join(detokenizer.close())))
-            yield Piece(text, (), index, seed, *Finish("error", f"invalid logits: {error}"))
+            finish = Finish("error", f"invalid logits: {out.errors[0]}")
+            yield Piece(text, (), index, seed, *finish, None, told_of_prompt)
             return
-        output.append(token)
+        token = int(out.token_ids[0])
         hidden = matcher.is_stop_token(token) and not rules.include_stop_str_in_output
         text = "".join(matcher.push(token, "" if hidden else "".join(detokenizer.push(token))))
         if matcher.finish is not None:
             text += "".join(matcher.close("".join(detokenizer.close())))
-            yield Piece(text, (token,), index, seed, *matcher.finish)
+        reason, detail = matcher.finish or (None, None)
+        told = None if out.logprobs is None or out.logprobs[0] is None else (out.logprobs[0],)
+        yield Piece(text, (token,), index, seed, reason, detail, told, told_of_prompt)
+        told_of_prompt = None
+        if matcher.finish is not None:
             return
-        yield Piece(text, (token,), index, seed)
         logits_V = context.forward((token,))
 
 
@@ -80,10 +91,11 @@ def admit(model: Model, tokenizer: Tokenizer, prompt_ids: Sequence[int], params:
     if params.min_tokens > room:
         message = f"min_tokens is {params.min_tokens}, but the context has room for {room} tokens after the prompt"
         raise ParameterError("min_tokens", message)
-    for name in ("stop_token_ids", "suppress_token_ids", "allowed_token_ids", "logit_bias"):
-        for token in getattr(params, name) or ():
-            if token >= size:
-                raise ParameterError(name, f"{name} names token {token}, but the vocabulary ends at {size - 1}")
+    for token in params.stop_token_ids:
+        if token >= size:
+            raise ParameterError(
+                "stop_token_ids", f"stop_token_ids names token {token}, but the vocabulary ends at {size - 1}"
+            )
     return StopRules(
         stop=params.stop,
         stop_token_ids=frozenset(params.stop_token_ids),
@@ -95,3 +107,23 @@ def admit(model: Model, tokenizer: Tokenizer, prompt_ids: Sequence[int], params:
         max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
         min_tokens=params.min_tokens,
     )
+
+
+def read_prompt(
+    context: Context, prompt_ids: tuple[int, ...], params: SamplingParams, most: int = 1 << 26
+) -> tuple[NDArray[np.float32], PromptLogprobs]:
+    """The logits after the prompt, and the logprobs of each of its tokens after those before it; None for the first.
+
+    Read in parts, so that no more than ``most`` logits are held at a time.
+    """
+    told: list[StepLogprobs | None] = [None]
+    top, asked = params.prompt_logprobs or 0, params.logprob_token_ids
+    logits_TV = context.forward_all(prompt_ids[:1])
+    ids_V = np.arange(logits_TV.shape[1])
+    size = max(1, most // len(ids_V))
+    for start in range(1, len(prompt_ids), size):
+        part = prompt_ids[start : start + size]
+        before_TV, logits_TV = logits_TV[-1:], context.forward_all(part)
+        for x_V, token in zip((*before_TV, *logits_TV[:-1]), part, strict=True):
+            told.append(logprobs(ids_V, x_V, token, top, asked) if np.isfinite(x_V.max()) else None)
+    return logits_TV[-1], tuple(told)

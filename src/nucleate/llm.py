@@ -144,16 +144,19 @@ def _chain(answers: list[Iterator[Piece]]) -> Iterator[Piece]:
 
 
 def _collect(prompt_ids: list[int], answers: list[Iterator[Piece]]) -> Completion:
-    outputs = []
+    outputs, prompt_logprobs = [], None
     for answer in answers:
         pieces = list(answer)
+        prompt_logprobs = prompt_logprobs or pieces[0].prompt_logprobs
         last = pieces[-1]
         token_ids = tuple(token for piece in pieces for token in piece.token_ids)
         text = "".join(piece.text for piece in pieces)
         reason = last.finish_reason or "abort"
-        outputs.append(Output(last.index, text, token_ids, reason, last.stop_reason, last.seed))
+        steps = tuple(step for piece in pieces for step in piece.logprobs or ())
+        logprobs = steps if len(steps) == len(token_ids) > 0 else None
+        outputs.append(Output(last.index, text, token_ids, reason, last.stop_reason, last.seed, logprobs))
     usage = Usage(len(prompt_ids), sum(len(output.token_ids) for output in outputs))
-    return Completion(tuple(prompt_ids), tuple(outputs), usage)
+    return Completion(tuple(prompt_ids), tuple(outputs), usage, prompt_logprobs)
 
 
 def _shown(

@@ -1,6 +1,6 @@
 """SamplingParams: everything one request may say, and the pipeline it means.
 
-Its fields are not listed here: they are the parameters of every stage, and of ``core.request``.
+Its fields are not listed here: they are the parameters of every stage, of ``presets``, and of ``core.request``.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from nucleate.core.parameter import Parameter, ParameterError, read_json, unknown
 from nucleate.core.request import REQUEST_PARAMETERS
-from nucleate.core.stage import Draw, Pipeline, Stage
+from nucleate.core.stage import Pipeline, Speller
+from nucleate.presets import ORDER_PARAMETERS, build, check_order, with_mask
 from nucleate.stages import STAGES
-from nucleate.stages.gumbel import Gumbel
+from nucleate.stages.logprobs import Logprobs
 
 if TYPE_CHECKING:
     from nucleate.fields import Fields  # derived too, see docs/build.py
@@ -30,11 +31,11 @@ def _fields() -> dict[str, Parameter]:
                 continue
             if found.setdefault(parameter.name, parameter) != parameter:  # the draws share one seed
                 raise TypeError(f"two stages mean different things by {parameter.name}; one is {kind.name}")
-    return {**found, **REQUEST_PARAMETERS}
+    return {**found, **ORDER_PARAMETERS, **REQUEST_PARAMETERS}
 
 
 FIELDS: Mapping[str, Parameter] = _fields()
-"""Every field of SamplingParams by name, in the order of the stages, then of the request."""
+"""Every field of SamplingParams by name: those of the stages in their order, the order itself, the request's."""
 
 
 class SamplingParams(Fields):
@@ -59,6 +60,8 @@ class SamplingParams(Fields):
             if checked["max_tokens"] is not None and checked["min_tokens"] > checked["max_tokens"]:
                 least, most = checked["min_tokens"], checked["max_tokens"]
                 raise ParameterError("min_tokens", f"min_tokens must be at most max_tokens ({most}), got {least}")
+            check_order(checked["order"])
+            build(checked)  # it refuses values that contradict each other
 
         def __getattr__(self, name: str) -> Any:
             try:
@@ -110,26 +113,31 @@ class SamplingParams(Fields):
             raise ParameterError("params", f"params must be a JSON object, got {text[:60]!r}")
         return cls(**values)
 
-    def pipeline(self, end_ids: tuple[int, ...] = ()) -> Pipeline:
-        """The stages these parameters mean, in canonical order, ending with a draw.
+    def pipeline(self, end_ids: tuple[int, ...] = (), speller: Speller | None = None) -> Pipeline:
+        """The stages these parameters mean, in their order, ending with a draw.
 
-        end_ids: the model's EOS ids, which ``min_tokens`` bans along with ``stop_token_ids``.
+        end_ids: the model's EOS ids, which ``min_tokens`` bans along with ``stop_token_ids``. speller: the tokenizer,
+        for parameters that hold text.
         """
         ends = tuple(sorted({*(() if self.ignore_eos else end_ids), *self.stop_token_ids}))
-        stages = (
-            _build(kind, {**self._values, "ends": ends}) for kind in STAGES.values() if not issubclass(kind, Draw)
-        )
-        return (*(stage for stage in stages if not stage.neutral), Gumbel(self.seed))
-
-
-def _build(kind: type[Stage], values: Mapping[str, Any]) -> Stage:
-    return kind(**{a: values[p.name if p.public else a] for a, p in kind.parameters.items()})
+        stages = build(self._values, ends)
+        if speller is not None:
+            stages = [stage.spell(speller) for stage in stages]
+        kind = STAGES[self.draw]
+        pipeline = (*stages, kind(*(self._values[p.name] for p in kind.parameters.values())))
+        tap = Logprobs(self.logprobs, self.logprob_token_ids)
+        if tap.neutral:
+            return pipeline
+        if self.logprobs_mode == "raw":
+            return (tap, *pipeline)
+        *before, draw = with_mask(pipeline)  # now, because later it could not be told from a raw one
+        return (*before, tap, draw)
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): item for key, item in value.items()}
-    return list(value) if isinstance(value, tuple) else value
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value
 
 
 SamplingParams.__signature__ = inspect.Signature(  # type: ignore[attr-defined]

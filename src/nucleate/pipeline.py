@@ -15,9 +15,12 @@ from numpy.typing import NDArray
 
 from nucleate.backends import reference
 from nucleate.core import noise
+from nucleate.core.history import History
 from nucleate.core.parameter import ParameterError, read_json, unknown
-from nucleate.core.stage import Draw, History, Pipeline, Shift, Stage, shape_of
+from nucleate.core.stage import Ceiling, Draw, Pipeline, Prefix, Scale, Shift, Stage, Tap, shape_of
 from nucleate.params import SamplingParams
+from nucleate.presets import with_mask
+from nucleate.rows import Logits, check_ids, histories, masks, per_row
 from nucleate.stages import STAGES
 from nucleate.stages.greedy import Greedy
 from nucleate.stages.gumbel import Gumbel
@@ -40,7 +43,7 @@ class LogitsError(ValueError):
 
 
 def as_pipeline(params: Params) -> Pipeline:
-    """The stages of parameters or of a tuple, checked: all of them stages, one draw, at the end."""
+    """The stages of parameters or of a tuple, checked: all of them stages, one draw, at the end, one Tap at most."""
     if isinstance(params, SamplingParams):
         return params.pipeline()
     if not isinstance(params, tuple) or not all(isinstance(stage, Stage) for stage in params):
@@ -50,23 +53,38 @@ def as_pipeline(params: Params) -> Pipeline:
     stages = params if params and isinstance(params[-1], Draw) else (*params, Gumbel())
     if any(isinstance(stage, Draw) for stage in stages[:-1]):
         raise ValueError(f"a pipeline has one draw, its last stage, got {stages}")
+    if sum(isinstance(stage, Tap) for stage in stages) > 1:
+        raise ValueError(f"a pipeline reports logprobs at one place, got {stages}")
     return stages
 
 
 def simplify(stages: Pipeline) -> Pipeline:
-    """A shorter pipeline with the same draws: no neutral stages, and greedy told as such.
+    """A shorter pipeline with the same draws and the same report: no neutral stages, and greedy told as such.
 
-    Temperature 0, top_k 1 and a greedy draw take the first token of the order as of their place. Scales and cuts since
-    the last shift cannot change which that is; of what comes after only a shift can matter, by banning that token.
+    Temperature 0, top_k 1 and a greedy draw take the first token of the order as of their place. What cannot change
+    which that is goes, as far back as a stage that can: a shift, a typical cut, a ceiling, a scale that is not
+    monotone. Of what comes after, only a shift can matter, by banning that token. What a Tap looks at stays as it is.
     """
     stages = tuple(stage for stage in stages if not stage.neutral)
+    tap = next((i + 1 for i, stage in enumerate(stages) if isinstance(stage, Tap)), 0)
+    told, stages = stages[:tap], stages[tap:]
     place = next((i for i, stage in enumerate(stages) if stage.greedy), None)
     if place is None:
-        return stages
-    shifts = [i for i, stage in enumerate(stages) if isinstance(stage, Shift)]
-    start = max((i + 1 for i in shifts if i < place), default=0)
-    later = [stages[i] for i in shifts if i > place]
-    return (*stages[:start], *([stages[place], *later] if later else []), Greedy())
+        return told + stages
+    start = max((i + 1 for i, stage in enumerate(stages[:place]) if _may_move_the_first(stage)), default=0)
+    later = [stage for stage in stages[place + 1 :] if isinstance(stage, Shift)]
+    return (*told, *stages[:start], *([stages[place], *later] if later else []), Greedy())
+
+
+def _may_move_the_first(stage: Stage) -> bool:
+    """Whether another token may be the first of the order after this stage."""
+    match stage:
+        case Scale():
+            return not stage.monotone
+        case Prefix():
+            return type(stage).order is not Prefix.order
+        case _:
+            return isinstance(stage, Shift | Ceiling)
 
 
 @dataclass(frozen=True)
@@ -103,20 +121,23 @@ def sample(
     step: int | Sequence[int] = 0,
     prompt_ids: Sequence[Sequence[int]] | None = None,
     output_ids: Sequence[Sequence[int]] | None = None,
+    mask: Any = None,
     backend: str = "auto",
 ) -> NDArray[np.int64]:
     """Draw one token per row. Stateless: int64 [B].
 
     logits_BV: float [B, V], NumPy or torch. params: one for all rows, or a list of one per row. step: the position of
     the token in the output (the noise depends on it), one for all or one per row. prompt_ids, output_ids: a list of
-    token ids per row, for penalties. Rows with the same parameters and logits draw the same token, unless the seed is
-    None. Raises LogitsError, with the other rows' tokens, if a row holds NaN, +inf or no finite score.
+    token ids per row, for penalties. mask: int32 [B, V / 32], what a grammar allows, packed, lowest bit first. Stages
+    with a state (mirostat, adaptive-p) are at its start; ``Sampler`` moves them on. Rows with the same parameters and
+    logits draw the same token, unless the seed is None. Raises LogitsError, with the other rows' tokens, if a row holds
+    NaN, +inf or no finite score.
     """
-    batch = _Batch(logits_BV, params, prompt_ids, output_ids, backend)
-    steps = _per_row(step, len(batch), "step")
+    batch = _Batch(logits_BV, params, prompt_ids, output_ids, mask, backend)
+    steps = per_row(step, len(batch), "step")
     tokens_B, errors = np.full(len(batch), -1, dtype=np.int64), {}
     for row, (logits_V, stages, history) in enumerate(batch):
-        seed = getattr(stages[-1], "seed", None)
+        seed = batch.seeds[row]
         seed = noise.fresh_seed() if seed is None else seed
         try:
             tokens_B[row] = reference.draw(logits_V, stages, seed, steps[row], history)
@@ -133,11 +154,15 @@ def probabilities(
     *,
     prompt_ids: Sequence[Sequence[int]] | None = None,
     output_ids: Sequence[Sequence[int]] | None = None,
+    mask: Any = None,
     backend: str = "auto",
 ) -> NDArray[np.float64]:
-    """The distribution that ``sample`` draws from, after the whole pipeline: float64 [B, V]. Arguments as there."""
-    batch = _Batch(logits_BV, params, prompt_ids, output_ids, backend)
-    p_BV, errors = np.zeros(batch.logits_BV.shape), {}
+    """The distribution that ``sample`` draws from, after the whole pipeline: float64 [B, V]. Arguments as there.
+
+    It is that of all seeds: with XTC, the average over what its coin may say.
+    """
+    batch = _Batch(logits_BV, params, prompt_ids, output_ids, mask, backend)
+    p_BV, errors = np.zeros(batch.logits.shape), {}
     for row, (logits_V, stages, history) in enumerate(batch):
         try:
             p_BV[row] = reference.probabilities(logits_V, stages, history)
@@ -151,62 +176,35 @@ def probabilities(
 class _Batch:
     """The checked arguments of one call, row by row."""
 
-    def __init__(self, logits_BV: Any, params: Any, prompt_ids: Any, output_ids: Any, backend: str) -> None:
-        if backend not in BACKENDS:
-            raise ParameterError("backend", f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
-        self.logits_BV = as_logits(logits_BV)
-        rows, size = self.logits_BV.shape
+    def __init__(self, logits_BV: Any, params: Any, prompt_ids: Any, output_ids: Any, mask: Any, backend: str) -> None:
+        check_backend(backend)
+        self.logits = Logits(logits_BV)
+        rows, size = self.logits.shape
         given = params if isinstance(params, list) else [params]
-        self.pipelines = [simplify(as_pipeline(one)) for one in given] * (1 if given is params else rows)
+        asked = [as_pipeline(one) for one in given]
+        pipelines = [simplify(stages) for stages in asked]
+        for stages in pipelines:
+            check_ids(stages, size)
+        self.pipelines = [stages if mask is None else with_mask(stages) for stages in pipelines]
+        self.pipelines *= 1 if given is params else rows
+        self.seeds = [getattr(stages[-1], "seed", None) for stages in asked]  # coins need them, also before Greedy
+        self.seeds *= 1 if given is params else rows
         if len(self.pipelines) != rows:
             raise ValueError(f"params has {len(given)} entries, but the logits have {rows} rows")
-        prompts = _histories(prompt_ids, rows, size, "prompt_ids")
-        outputs = _histories(output_ids, rows, size, "output_ids")
-        self.histories = [History(*pair) for pair in zip(prompts, outputs, strict=True)]
+        prompts = histories(prompt_ids, rows, size, "prompt_ids")
+        outputs = histories(output_ids, rows, size, "output_ids")
+        self.histories = [History(*three) for three in zip(prompts, outputs, masks(mask, rows, size), strict=True)]
 
     def __len__(self) -> int:
-        return len(self.logits_BV)
+        return len(self.logits)
 
     def __iter__(self) -> Any:
-        return zip(self.logits_BV, self.pipelines, self.histories, strict=True)
+        return zip(self.logits, self.pipelines, self.histories, strict=True)
 
 
-def as_logits(logits: Any) -> NDArray[np.float32]:
-    """A NumPy array or torch tensor of floats [B, V] as float32; no copy where none is needed."""
-    if hasattr(logits, "detach"):  # a torch tensor; NumPy has no bfloat16
-        logits = logits.detach()
-        logits = (logits.float() if logits.is_floating_point() else logits).cpu().numpy()
-    array = np.asarray(logits)
-    if array.ndim != 2 or array.shape[1] == 0:
-        raise ValueError(f"logits must have the shape [rows, vocabulary], got {list(array.shape)}")
-    if array.dtype.kind != "f":
-        raise TypeError(f"logits must be floating-point numbers, got {array.dtype}")
-    with np.errstate(over="ignore"):  # a float64 beyond float32 becomes inf, which is reported for its row
-        return array.astype(np.float32, copy=False)
-
-
-def _per_row(value: Any, rows: int, name: str) -> list[int]:
-    values = list(value) if isinstance(value, Sequence | np.ndarray) else [value] * rows
-    if len(values) != rows:
-        raise ValueError(f"{name} has {len(values)} entries, but the logits have {rows} rows")
-    for one in values:
-        if isinstance(one, bool) or not isinstance(one, int | np.integer) or not 0 <= one < 2**64:
-            raise ParameterError(name, f"{name} must be an integer >= 0 and < 2**64, got {one!r}")
-    return [int(one) for one in values]
-
-
-def _histories(lists: Any, rows: int, size: int, name: str) -> list[NDArray[np.int64]]:
-    if lists is None:
-        return [np.zeros(0, np.int64)] * rows
-    if len(lists) != rows:
-        raise ValueError(f"{name} must hold one list of token ids per row: {rows} rows, got {len(lists)}")
-    made = [np.asarray(ids) for ids in lists]
-    for ids in made:
-        if ids.ndim != 1 or (len(ids) and ids.dtype.kind not in "iu"):
-            raise TypeError(f"{name} must hold one list of token ids per row, got {ids!r:.60}")
-        if len(ids) and not 0 <= ids.min() <= ids.max() < size:
-            raise ValueError(f"{name} holds token ids outside the vocabulary (0..{size - 1})")
-    return [ids.astype(np.int64) for ids in made]
+def check_backend(backend: str) -> None:
+    if backend not in BACKENDS:
+        raise ParameterError("backend", f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
 
 
 def to_json(stages: Pipeline) -> str:

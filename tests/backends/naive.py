@@ -1,178 +1,51 @@
-"""A second, independent meaning of every stage, in plain Python from docs/semantics.md: dicts, sorted, math.fsum.
-
-Knows nothing of shapes or rules. A row is ``order``, a list of ids, and ``x``, their scores.
-"""
+"""A second, independent meaning of a pipeline: its rows, its draw, its report, its state. Slow, and free of NumPy."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
+from itertools import pairwise
+from typing import NamedTuple
 
-SLACK = 1e-6
+import naive_stages
+from naive_stages import BadRowError, Row, fresh
 
-
-class BadRowError(Exception):
-    """No token can be drawn."""
-
-
-def sort(x):
-    if any(math.isnan(value) or value == math.inf for value in x.values()):
-        raise BadRowError
-    inside = [token for token, value in x.items() if value != -math.inf]
-    if not inside:
-        raise BadRowError
-    return sorted(inside, key=lambda token: (-x[token], token))
+__all__ = ["BadRowError", "Past", "draw", "probabilities", "run", "step", "uniform"]
 
 
-def row(order, x):
-    top = x[order[0]]
-    e = {token: math.exp(x[token] - top) for token in order}
-    return top, e, math.fsum(e.values())
+class Past(NamedTuple):
+    """What a step knows beside its logits: what was said, what is allowed, how the coin fell."""
+
+    prompt: list
+    output: list
+    mask: object = None
+    u: float = 1.0
 
 
-def run(logits, stages, prompt=(), output=()):
-    """The tokens that stay, in order, and their scores."""
-    x = {token: float(value) for token, value in enumerate(logits)}
-    order = sort(x)
+def rows(logits, stages, past):
+    """The row as given, then after each stage."""
+    row = fresh({token: float(value) for token, value in enumerate(logits)})
+    yield row
     for stage in stages:
-        x = {token: x[token] for token in order}
-        rule = globals()[f"_{stage.name}"]
-        changed = rule(stage, order, x, list(prompt), list(output))
-        if isinstance(changed, dict):
-            order, x = sort(changed), changed
-        elif changed is not None:
-            order = changed
-    return order, {token: x[token] for token in order}
+        after = getattr(naive_stages, f"_{stage.name}")(stage, row, past) or row
+        row = row if stage.rank < 50 and after.x == row.x else after  # a shift that changes no score changes nothing
+        yield row
 
 
-def _logit_bias(stage, order, x, prompt, output):
-    return {token: x[token] + stage.bias.get(token, 0.0) for token in x}
+def run(logits, stages, past):
+    """The tokens that stay, in order, and their scores."""
+    *_, row = rows(logits, stages, past)
+    return row
 
 
-def _repetition(stage, order, x, prompt, output):
-    seen = {*prompt, *output}
-    return {t: (v / stage.r if v > 0 else v * stage.r) if t in seen else v for t, v in x.items()}
-
-
-def _frequency(stage, order, x, prompt, output):
-    count = Counter(output)
-    return {token: value - stage.f * count[token] for token, value in x.items()}
-
-
-def _presence(stage, order, x, prompt, output):
-    return {token: value - stage.a if token in output else value for token, value in x.items()}
-
-
-def _ban(x, banned):
-    return {token: -math.inf if token in banned else value for token, value in x.items()}
-
-
-def _min_tokens(stage, order, x, prompt, output):
-    return _ban(x, stage.ends if len(output) < stage.n else ())
-
-
-def _suppress(stage, order, x, prompt, output):
-    return _ban(x, stage.ids)
-
-
-def _allowed(stage, order, x, prompt, output):
-    return x if stage.ids is None else _ban(x, x.keys() - set(stage.ids))
-
-
-def _temperature(stage, order, x, prompt, output):
-    if stage.t == 1:
-        return None
-    if stage.t == 0:
-        return order[:1]
-    top = x[order[0]]
-    for token in order:
-        x[token] = _divide(x[token] - top, stage.t)  # in place: a Scale leaves the order
-    return [token for token in order if x[token] != -math.inf]
-
-
-def _divide(a, b):
-    try:
-        return a / b
-    except OverflowError:
-        return -math.inf
-
-
-def _top_k(stage, order, x, prompt, output):
-    return order[: stage.k] if stage.k > 0 else None
-
-
-def _min_p(stage, order, x, prompt, output):
-    if stage.m == 0:
-        return None
-    cut = x[order[0]] + math.log(stage.m) - SLACK
-    return [token for token in order if x[token] >= cut]
-
-
-def _at_least(order, x, log_chance):
-    """The tokens at least this likely, and the best. In logs, because chances vanish below 1e-323."""
-    top, _, mass = row(order, x)
-    return [t for t in order if t == order[0] or x[t] - top - math.log(mass) >= log_chance - SLACK]
-
-
-def _top_n_sigma(stage, order, x, prompt, output):
-    if stage.n == 0:
-        return None
-    try:
-        mean = math.fsum(x[t] for t in order) / len(order)
-        sigma = math.sqrt(math.fsum((x[t] - mean) ** 2 for t in order) / len(order))
-    except OverflowError:  # scores beyond 1e154, from a temperature near 0: no score is that many deviations away
-        return None
-    return [t for t in order if t == order[0] or x[t] >= x[order[0]] - stage.n * sigma - SLACK]
-
-
-def _top_a(stage, order, x, prompt, output):
-    _, _, mass = row(order, x)
-    return _at_least(order, x, math.log(stage.a) - 2 * math.log(mass)) if stage.a else None
-
-
-def _epsilon(stage, order, x, prompt, output):
-    return _at_least(order, x, math.log(stage.e)) if stage.e else None
-
-
-def _eta(stage, order, x, prompt, output):
-    _, e, mass = row(order, x)
-    entropy = -math.fsum(v / mass * math.log(v / mass) for v in e.values() if v)
-    return _at_least(order, x, min(math.log(stage.e), math.log(stage.e) / 2 - entropy)) if stage.e else None
-
-
-def _p_less(stage, order, x, prompt, output):
-    _, e, mass = row(order, x)
-    return _at_least(order, x, math.log(math.fsum((v / mass) ** 2 for v in e.values()))) if stage.on else None
-
-
-def _top_p(stage, order, x, prompt, output):
-    if stage.p == 1:
-        return None
-    _, e, mass = row(order, x)
-    kept, before = [], []
-    for token in order:
-        if kept and math.fsum(before) >= stage.p * mass * (1 - SLACK):
-            break
-        kept.append(token)
-        before.append(e[token])
-    return kept
-
-
-def _greedy(stage, order, x, prompt, output):
-    return order[:1]
-
-
-def _gumbel(stage, order, x, prompt, output):
-    return None
-
-
-_categorical = _gumbel
-
-
-def probabilities(logits, stages, prompt=(), output=()):
-    order, x = run(logits, stages, prompt, output)
-    _, e, mass = row(order, x)
-    return [e[token] / mass if token in e else 0.0 for token in range(len(logits))]
+def probabilities(logits, stages, past):
+    """Over all coins: between two chances of an XTC all of them fall the same way."""
+    chances = sorted({0.0, 1.0, *(stage.probability for stage in stages if stage.name == "xtc")})
+    found = [0.0] * len(logits)
+    for low, high in pairwise(chances):
+        row = run(logits, stages, past._replace(u=(low + high) / 2))
+        for token in row.order:
+            found[token] += (high - low) * row.e[token] / row.mass
+    return found
 
 
 def philox(counter, key):
@@ -194,28 +67,63 @@ def gumbel(seed, step, stream, index):
     return -math.log(-math.log1p(-uniform(seed, step, stream, index)))
 
 
-def draw(logits, stages, step, prompt=(), output=()):
-    """The token: greedy, by two levels of Gumbel noise, or walked down the order."""
-    order, x = run(logits, stages, prompt, output)
-    kind, seed = stages[-1].name, getattr(stages[-1], "seed", None)
+def draw(kind, row, seed, step):
+    """The token: greedy, by two levels of Gumbel noise, or walked down the order. From the top: noise must count."""
+    row = Row(row.order, {token: row.x[token] - row.top for token in row.order})
     if kind == "greedy":
-        return order[0]
+        return row.order[0]
     if kind == "categorical":
-        _, e, mass = row(order, x)
-        target, before = uniform(seed, step, 0, 0) * mass, 0.0
-        chosen = order[0]
-        for token in order:
+        target, before = uniform(seed, step, 0, 0) * row.mass, 0.0
+        chosen = row.order[0]
+        for token in row.order:
             if before >= target:
                 break
             chosen = token
-            before += e[token]
+            before += row.e[token]
         return chosen
     groups = {}
-    for token in order:
+    for token in row.order:
         groups.setdefault(token // 256, []).append(token)
     scores = {}
     for group, tokens in groups.items():
-        top, _, mass = row(tokens, x)
-        scores[group] = top + math.log(mass) + gumbel(seed, step, 1, group)
+        part = row.keep(tokens)
+        scores[group] = part.top + math.log(part.mass) + gumbel(seed, step, 1, group)
     winner = min(groups, key=lambda group: (-scores[group], group))
-    return min(groups[winner], key=lambda token: (-(x[token] + gumbel(seed, step, 0, token)), token))
+    return min(groups[winner], key=lambda token: (-(row.x[token] + gumbel(seed, step, 0, token)), token))
+
+
+class Step(NamedTuple):
+    """The token drawn; what the logprobs stage tells, as (chosen, top, asked) of (id, logprob, rank); the states."""
+
+    token: int
+    told: tuple | None
+    states: list
+
+
+def step(logits, stages, seed, at, past):
+    """One step. The coin is the step's own: past.u is not looked at."""
+    past = past._replace(u=uniform(seed, at, 2, 0))
+    found = list(rows(logits, stages, past))
+    token = draw(stages[-1].name, found[-1], seed, at)
+    told, states = None, []
+    for stage, before, after in zip(stages, found, found[1:], strict=False):
+        state = None
+        if stage.name == "logprobs" and (stage.n is not None or stage.ids):
+            told = report(before, token, stage.n or 0, stage.ids)
+        if stage.name == "mirostat" and stage.tau:
+            state = stage.mu - stage.eta * (-after.log_p(token) / math.log(2) - stage.tau)
+        if stage.name == "adaptive_p" and stage.target is not None:
+            state = stage.decay * stage.mean + (1 - stage.decay) * math.exp(before.log_p(token))
+        states.append(state)
+    return Step(token, told, states)
+
+
+def report(row, chosen, n, asked):
+    """Ranks go by score, then by id, as of the place: also where rounding has made equal what was not."""
+    order = sorted(row.order, key=lambda token: (-row.x[token], token))
+    rank = {token: place for place, token in enumerate(order, 1)}
+
+    def one(token):
+        return (token, row.log_p(token), rank[token]) if token in rank else (token, -math.inf, None)
+
+    return one(chosen), [one(token) for token in order[:n]], [one(token) for token in asked]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import pickle
 
 import pytest
 
-from nucleate.core.event import Completion, Finish, Output, Piece, Usage
+from nucleate.core.event import Completion, Finish, Output, Piece, StepLogprobs, TokenLogprob, Usage
 
 
 def test_a_completion_is_a_frozen_value():
@@ -25,3 +26,22 @@ def test_a_piece_says_which_answer_it_belongs_to():
     assert (piece.index, piece.seed, piece.finish_reason, piece.stop_reason) == (1, 99, "error", "why")
     assert Piece("x", (7,), 1, 99).finish_reason is None
     assert pickle.loads(pickle.dumps(piece)) == piece
+
+
+def test_the_logprob_of_an_answer_is_the_exact_sum_of_its_tokens():
+    def answer(*logprobs):
+        steps = tuple(StepLogprobs(TokenLogprob(7, one, 1), (), ()) for one in logprobs)
+        return Output(0, "", (7,) * len(logprobs), "stop", None, 3, steps)
+
+    assert answer(*[-0.1] * 10).cumulative_logprob == -1.0  # a plain sum says -0.9999999999999999
+    assert answer(-1e16, -1.0, 1e16).cumulative_logprob == -1.0
+    assert answer(-1.0, -math.inf).cumulative_logprob == -math.inf
+    assert Output(0, "", (), "stop", None, 3).cumulative_logprob is None
+    assert pickle.loads(pickle.dumps(answer(-0.5))) == answer(-0.5)
+
+
+def test_a_step_names_its_parts():
+    out = TokenLogprob(3, -math.inf, None)
+    step = StepLogprobs(TokenLogprob(1, -0.25, 1), (TokenLogprob(1, -0.25, 1),), (out,))
+    assert (step.chosen.token_id, step.top[0].rank, step.asked[0].rank) == (1, 1, None)
+    assert hash(step) == hash(pickle.loads(pickle.dumps(step)))

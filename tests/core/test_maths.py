@@ -11,6 +11,8 @@ from nucleate.core.maths import log
 from nucleate.core.stage import Row
 from nucleate.stages.min_p import MinP
 
+ROW = Row(n=1, top=2.0, mass=1.0, square=1.0, entropy=0.0, mean=2.0, var=0.0, whole=1.0)
+
 
 def rule(x, base=2.0):
     return log(x) / base
@@ -28,8 +30,8 @@ def test_rebind_replaces_free_names_and_nothing_else():
 def test_rebind_works_on_the_rule_of_a_stage():
     names = {"log": lambda x: 10.0, "SLACK": 0.5}
     bound = maths.rebind(MinP.floor, names, "path")
-    assert bound(MinP(0.5), Row(1, 2.0, 1.0, 1.0, 0.0, 2.0, 0.0)) == 11.5
-    assert MinP(0.5).floor(Row(1, 2.0, 1.0, 1.0, 0.0, 2.0, 0.0)) < 2
+    assert bound(MinP(0.5), ROW) == 11.5
+    assert MinP(0.5).floor(ROW) < 2
 
 
 def test_every_name_is_there():

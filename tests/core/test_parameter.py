@@ -15,7 +15,9 @@ from nucleate.core.parameter import MISSING, Parameter, ParameterError, Table, r
 
 def make(kind, **changes):
     base = dict(name="field", kind=kind, default=None, neutral=MISSING, off=(), low=None, high=None)
-    return Parameter(**{**base, "open_low": False, "help": "", "optional": False, "public": True, **changes})
+    return Parameter(
+        **{**base, "open_low": False, "choices": (), "help": "", "optional": False, "public": True, **changes}
+    )
 
 
 class Colour(enum.IntEnum):
@@ -33,6 +35,9 @@ SWITCH = make("bool")
 IDS = make("tuple[int, ...]", low=0)
 WORDS = make("tuple[str, ...]")
 TABLE = make("Mapping[int, float]")
+CHOICE = make("str", choices=("raw", "processed"))
+CHOICES = make("str | tuple[str, ...]", choices=("hf", "vllm"))
+SPELT = make("tuple[str | tuple[int, ...], ...]", low=0)
 
 
 @pytest.mark.parametrize(
@@ -58,6 +63,17 @@ TABLE = make("Mapping[int, float]")
         (WORDS, "ab", ("ab",)),
         (WORDS, ["a", "b"], ("a", "b")),
         (WORDS, [Word("a"), np.str_("b")], ("a", "b")),
+        (CHOICE, Word("raw"), "raw"),
+        (CHOICES, "hf", "hf"),
+        (CHOICES, np.str_("vllm"), "vllm"),
+        (CHOICES, ["x", Word("y")], ("x", "y")),  # names of stages, which are checked where the stages are known
+        (CHOICES, (), ()),
+        (SPELT, "a b", ("a b",)),
+        (SPELT, ["a", Word("b"), [1, np.uint8(2)], (3,)], ("a", "b", (1, 2), (3,))),
+        (SPELT, (i for i in ((0,), "a")), ((0,), "a")),
+        (SPELT, [np.array([4, 5])], ((4, 5),)),
+        (SPELT, np.array([[4, 5], [6, 7]]), ((4, 5), (6, 7))),
+        (SPELT, [], ()),
         (TABLE, {}, Table()),
         (TABLE, {"7": 1, 5: np.float32(2)}, Table({5: 2.0, 7: 1.0})),
     ],
@@ -86,6 +102,10 @@ def test_good_values_become_canonical(parameter, value, canonical):
         (SWITCH, [0, 1, None, "true", np.int8(1), []]),
         (IDS, [5, None, "12", b"12", {1: 2}, [[1]], [1, [2]], [True], [1.0], ["1"], [-1], [None], np.zeros(2)]),
         (WORDS, ["", [""], b"a", [b"a"], {"a": 1}, 5, None, [["a"]], [1]]),
+        (CHOICE, ["", "Raw", "raw ", None, 0, b"raw", ["raw"], ("raw", "processed"), {}]),
+        (CHOICES, ["", "x", "hf,vllm", None, 0, True, b"hf", [""], [1], [None], [["hf"]], [b"x"], {"hf": 1}]),
+        (SPELT, ["", [""], [()], ["a", []], 5, [5], [True], None, [None], b"a", [b"a"], {"a": 1}, [{"a": 1}]]),
+        (SPELT, [[[1, "a"]], [["a"]], [[1.0]], [[True]], [[-1]], [[[1]]], [10**5000], np.array([1, 2]), [np.array(1)]]),
         (TABLE, [None, [], [(1, 2.0)], "x", {1: None}, {1: "2"}, {1: True}, {1: float("nan")}, {1: float("-inf")}]),
         (TABLE, [{-1: 1.0}, {"-1": 1.0}, {1.0: 1.0}, {True: 1.0}, {"a": 1.0}, {"٣": 1.0}, {"5": 1, 5: 2}, {" 5": 1}]),
         (TABLE, [{"": 1.0}, {"9" * 5000: 1.0}, {None: 1.0}, {(1,): 1.0}, {1: [1.0]}, {1: 10**400}]),
@@ -113,6 +133,9 @@ def test_bad_values_are_errors_that_name_the_field(parameter, values):
         (SWITCH, "true or false"),
         (IDS, "a list of integers >= 0"),
         (WORDS, "a non-empty string or a list of such"),
+        (CHOICE, "one of raw, processed"),
+        (CHOICES, "one of hf, vllm or a list of stage names"),
+        (SPELT, "a list of non-empty strings or non-empty lists of token ids >= 0"),
         (TABLE, "a mapping of token ids (>= 0) to finite numbers"),
     ],
 )

@@ -15,9 +15,24 @@ import nucleate as nc
 from nucleate.backends import reference
 from nucleate.core.maths import log
 from nucleate.core.parameter import ParameterError
-from nucleate.core.stage import SHAPES, Draw, Floor, History, Prefix, Row, Scale, Shift, Stage, Token, param, shape_of
+from nucleate.core.stage import (
+    SHAPES,
+    Ceiling,
+    Draw,
+    Floor,
+    History,
+    Prefix,
+    Row,
+    Scale,
+    Shift,
+    Stage,
+    Tap,
+    Token,
+    param,
+    shape_of,
+)
 from nucleate.pipeline import explain
-from nucleate.stages import STAGES, Gumbel, LogitBias, MinTokens, Temperature, TopK, TopP
+from nucleate.stages import STAGES, Greedy, Gumbel, LogitBias, MinTokens, Temperature, TopK, TopP
 
 
 class TopA(Floor):
@@ -58,8 +73,9 @@ def test_a_stage_may_be_made_in_a_function():
         def other(self) -> Local:
             return self.kept
 
-    ids, x = reference.survivors(np.array([4.0, 2.0], np.float32), (Half(2.0),))
-    assert (ids.tolist(), x.tolist()) == ([0, 1], [2.0, 1.0])
+    ids, x, whole = reference.survivors(np.array([4.0, 2.0], np.float32), (Half(2.0),))
+    assert (ids.tolist(), x.tolist()) == ([0, 1], [0.0, -1.0])  # a rule sees scores from the top
+    assert whole == (0.0, pytest.approx(1 + np.exp(-1)))
 
 
 def test_annotations_may_be_written_in_any_way():
@@ -138,7 +154,7 @@ def test_names_are_snake_case(name, snake):
 
 
 def test_every_shape_is_told_and_nothing_else():
-    assert [shape_of(shape) for shape in SHAPES] == ["Shift", "Scale", "Floor", "Prefix", "Draw"]
+    assert [shape_of(shape) for shape in SHAPES] == ["Shift", "Scale", "Floor", "Prefix", "Ceiling", "Draw", "Tap"]
     with pytest.raises(TypeError, match="Stage has none of the shapes Shift, Scale"):
         shape_of(Stage)
     with pytest.raises(TypeError, match="none of the shapes"):
@@ -219,7 +235,7 @@ def test_a_rule_that_breaks_is_an_error_of_its_row():
         def apply(self, x: Any, row: Row) -> Any:
             return x / 0.0
 
-    with pytest.raises(nc.LogitsError, match="row 0: NaN at token 1 after broken"):
+    with pytest.raises(nc.LogitsError, match="row 0: NaN at token 0 after broken"):
         nc.sample(np.array([[1.0, 0.0]], np.float32), (Broken(),))
 
 
@@ -235,6 +251,86 @@ def test_a_prefix_of_ones_own():
 
     assert nc.probabilities(np.zeros((1, 4)), (Half(),)).tolist() == [[0.5, 0.5, 0, 0]]
     assert nc.probabilities(np.zeros((1, 1)), (Half(),)).tolist() == [[1.0]]
+
+
+def test_a_prefix_in_an_order_of_ones_own_that_stops_short():
+    class Worst(Prefix):
+        """The last ones, two of them at most."""
+
+        reaches = False
+
+        def order(self, x: Any, row: Row) -> Any:
+            return x
+
+        def weight(self, x: Any, row: Row) -> Any:
+            return x * 0 + 1
+
+        def target(self, row: Row) -> Any:
+            return 2.5
+
+    logits = np.log([[4.0, 2.0, 1.0, 1.0]])
+    assert nc.probabilities(logits, (Worst(),))[0] == pytest.approx([0, 0, 0.5, 0.5])
+    assert nc.probabilities(logits, (Worst(), Greedy())).tolist() == [[0, 0, 1, 0]]  # of equal ones the lowest id
+    assert nc.probabilities(logits[:, :1], (Worst(),)).tolist() == [[1.0]]
+
+
+def test_a_ceiling_of_ones_own():
+    class Roof(Ceiling):
+        """Drop what is at most 2 below the best, in a quarter of the steps."""
+
+        chance = 0.25
+
+        def ceiling(self, row: Row) -> Any:
+            return row.top - 2.0
+
+    assert shape_of(Roof) == "Ceiling"
+    logits = np.array([[2.0, 1.0, 0.0, -1.0]], np.float32)
+    every, few = (np.exp(x) / np.exp(x).sum() for x in (logits[0], np.array([-np.inf, -np.inf, 0.0, -1.0])))
+    assert nc.probabilities(logits, (Roof(),))[0] == pytest.approx(0.75 * every + 0.25 * few)
+    tokens = [nc.sample(logits, (Roof(), Gumbel(seed)))[0] for seed in range(400)]
+    assert 10 < np.isin(tokens, (2, 3)).sum() < 390
+
+
+def test_a_tap_of_ones_own_reports_and_changes_nothing():
+    class Watch(Tap):
+        """Report the best."""
+
+        @property
+        def wanted(self) -> tuple[int, tuple[int, ...]]:
+            return 1, (2,)
+
+    logits = np.array([2.0, 1.0, 0.0], np.float32)
+    told = reference.run(logits, (TopK(2), Watch(), Gumbel(1)), 1, 0).logprobs
+    assert [one.token_id for one in told.top] == [0]
+    assert (told.asked[0].logprob, told.asked[0].rank) == (-np.inf, None)
+    assert nc.probabilities(logits[None], (Watch(),)) == pytest.approx(nc.probabilities(logits[None], ()), rel=0)
+
+
+def test_a_shift_with_a_window_sees_all_it_sees_as_output():
+    class Seen(Shift):
+        """A point for each time."""
+
+        touches = "output"
+        last: int | None = param("window", default=None)
+
+        @property
+        def window(self) -> int | None:
+            return self.last
+
+        def apply(self, x: Any, token: Token) -> Any:
+            return x + token.output_count
+
+    past = History((0, 1, 1), (1, 2))
+    for window, counts in {
+        None: [0, 1, 1],
+        -1: [1, 3, 1],
+        0: [0, 0, 0],
+        2: [0, 1, 1],
+        4: [0, 3, 1],
+        99: [1, 3, 1],
+    }.items():
+        ids, x, _ = reference.survivors(np.zeros(3, np.float32), (Seen(window),), past)
+        assert x[np.argsort(ids)].tolist() == counts
 
 
 def test_a_shift_cannot_bring_a_token_back():

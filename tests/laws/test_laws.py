@@ -3,36 +3,47 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import itertools
 import math
 import pickle
 
 import examples
 import numpy as np
 import pytest
-from examples import DRAWS, KINDS, SIZE, SWITCHED, TRUNCATIONS
+from examples import DRAWS, KINDS, SIZE, SWITCHED, TAPS, TRUNCATIONS
 from hypothesis import given
 from hypothesis import strategies as st
 
 import nucleate as nc
 from nucleate import stages as all_stages
 from nucleate.backends import reference
-from nucleate.core.stage import Draw, History, Shift, shape_of
+from nucleate.core.parameter import ParameterError
+from nucleate.core.stage import Ceiling, Draw, History, Scale, Shift, Tap, shape_of
+from nucleate.params import FIELDS
 from nucleate.pipeline import as_pipeline, from_json, simplify, to_json
-from nucleate.stages import Gumbel, MinP, Repetition, Temperature, TopP
+from nucleate.presets import with_mask
+from nucleate.stages import Greedy, Gumbel, MinP, Repetition, Temperature, TopK, TopP, Xtc
 
-HISTORY = History((0, 1, 1, 5, 7), (7, 7, 2, 1))
+MASK = examples.masks(7, 1)[0]
+HISTORY = History((0, 1, 1, 5, 7), (7, 7, 2, 1), MASK)
 DEPENDS_ON_ZERO = {Repetition}  # divides what is above 0 and multiplies what is below
 
 of_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 of_truncation = pytest.mark.parametrize("kind", TRUNCATIONS, ids=lambda kind: kind.name)
 
 
-def draws(logits, stages, steps=range(4), history=HISTORY):
-    """The tokens of some steps; errors in words."""
+def results(logits, stages, steps=range(2), history=HISTORY):
+    """Token, report and stages of some steps; errors in words."""
     try:
-        return [reference.draw(logits, stages, 99, step, history) for step in steps]
+        return [reference.run(logits, stages, 99, step, history) for step in steps]
     except reference.RowError as error:
         return str(error)
+
+
+def draws(logits, stages, steps=range(2), history=HISTORY):
+    found = results(logits, stages, steps, history)
+    return found if isinstance(found, str) else [result.token for result in found]
 
 
 def probabilities(logits, stages, history=HISTORY):
@@ -53,52 +64,64 @@ def whole(stage):
 
 @pytest.mark.parametrize("kind", SWITCHED, ids=lambda kind: kind.name)
 def test_neutral_is_bit_equal_to_absent(kind):
+    around = itertools.cycle([((), ()), ((Temperature(0.7),), (TopP(0.8),)), ((MinP(0.1),), (Temperature(3.0),))])
     assert examples.neutrals(kind)
-    for stage in examples.neutrals(kind):
+    for stage, (before, after) in zip((*examples.neutrals(kind),) * 2, around, strict=False):
         assert stage.neutral
         for logits in examples.rows():
-            for before, after in (((), ()), ((Temperature(0.7),), (TopP(0.8),)), ((MinP(0.1),), (Temperature(3.0),))):
-                with_it, without = (*before, stage, *after, Gumbel(99)), (*before, *after, Gumbel(99))
-                assert simplify(with_it) == without
-                assert same(probabilities(logits, with_it), probabilities(logits, without))
-                assert draws(logits, with_it) == draws(logits, without)
+            with_it, without = (*before, stage, *after, Gumbel(99)), (*before, *after, Gumbel(99))
+            assert simplify(with_it) == without
+            assert same(probabilities(logits, with_it), probabilities(logits, without))
+            assert draws(logits, with_it, [3]) == draws(logits, without, [3])
 
 
 @pytest.mark.parametrize("kind", SWITCHED, ids=lambda kind: kind.name)
 def test_a_switch_is_off_unless_it_is_set(kind):
     assert kind().neutral
+    assert examples.on(kind)
+    assert not any(stage.neutral for stage in examples.on(kind))
 
 
 @of_truncation
-def test_a_truncation_keeps_a_prefix_that_is_never_empty(kind):
+def test_a_truncation_keeps_a_part_of_the_order_that_is_never_empty(kind):
+    """A prefix of it, but for those that drop from the top or have an order of their own."""
     for stage in examples.examples(kind):
         for logits in examples.rows():
             for before in ((), (Temperature(5.0),), (MinP(0.2),)):
-                order = reference.survivors(logits, before).ids_N
-                kept = reference.survivors(logits, (*before, stage)).ids_N
-                assert len(kept) >= 1
-                assert (kept == order[: len(kept)]).all()
+                for u in (1.0,) if not issubclass(kind, Ceiling) else (2.0**-65, 0.3, 1.0):
+                    order = reference.survivors(logits, before).ids_N
+                    kept = reference.survivors(logits, (*before, stage), u=u).ids_N
+                    assert len(kept) >= 1
+                    assert (order[np.isin(order, kept)] == kept).all()
+                    if examples.keeps_the_first(kind):
+                        assert (kept == order[: len(kept)]).all()
 
 
 @of_truncation
 def test_a_truncation_does_not_change_scores(kind):
     for stage in examples.examples(kind):
         for logits in examples.rows():
-            ids, x = reference.survivors(logits, (stage,))
-            assert (x == logits[ids]).all()
+            kept = reference.survivors(logits, (stage,), u=0.01)
+            assert (kept.x_N == logits[kept.ids_N]).all()
+            assert kept.whole == reference.survivors(logits, ()).whole
 
 
 @of_truncation
 def test_a_tighter_parameter_keeps_a_subset(kind):
-    """Of one parameter, with the others at a value that switches them on: kept sets grow, or shrink, over its range."""
+    """Of one parameter, with the others at values that switch them on: kept sets grow, or shrink, over its range."""
+    moved = set()
     for attribute, parameter in kind.parameters.items():
         if parameter.kind not in ("float", "int"):
             continue
         values = sorted(v for v in examples.inside(parameter) if not parameter.is_neutral(v))
         for logits in examples.rows(count=12):
-            sizes = [len(reference.survivors(logits, (kind(**{attribute: value}),)).ids_N) for value in values]
-            assert sizes == sorted(sizes) or sizes == sorted(sizes, reverse=True)
-            assert max(sizes) <= len(reference.survivors(logits, ()).ids_N)
+            for stages in zip(*(examples.on(kind, **{attribute: value}) for value in values), strict=True):
+                kept = [set(reference.survivors(logits, (stage,), u=0.3).ids_N.tolist()) for stage in stages]
+                sizes = [len(ids) for ids in kept]
+                assert sizes == sorted(sizes) or sizes == sorted(sizes, reverse=True)
+                assert issubclass(kind, Ceiling) or all(a <= b or b <= a for a in kept for b in kept)
+                moved |= {attribute} if len(set(sizes)) > 1 else set()
+    assert moved or not any(p.kind in ("float", "int") for p in kind.parameters.values())
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in DEPENDS_ON_ZERO], ids=lambda kind: kind.name)
@@ -133,23 +156,52 @@ def test_only_a_shift_can_empty_a_row(kind):
             )
 
 
+@pytest.mark.parametrize("kind", [k for k in KINDS if issubclass(k, Scale)], ids=lambda kind: kind.name)
+def test_a_scale_that_is_monotone_keeps_the_order_and_any_other_makes_one(kind):
+    reordered = False
+    for stage in examples.examples(kind):
+        for logits in examples.rows():
+            ids, x, _ = reference.survivors(logits, (stage,))
+            assert (np.lexsort((ids, -x)) == np.arange(len(x))).all() or kind.monotone
+            order = reference.survivors(logits, ()).ids_N
+            assert set(ids) <= set(order)
+            reordered |= (ids != order[: len(ids)]).any()
+            if kind.monotone:
+                assert (np.diff(x) <= 0).all()
+    assert reordered != kind.monotone
+
+
+@pytest.mark.parametrize("kind", TAPS, ids=lambda kind: kind.name)
+def test_a_tap_changes_nothing_and_reports_unless_it_is_neutral(kind):
+    for stage in examples.examples(kind):
+        for logits in examples.rows():
+            for before, after in (((), ()), ((MinP(0.2), Temperature(0.7)), ()), ((), (MinP(0.2), Xtc(0.5)))):
+                got = results(logits, (*before, stage, *after, Gumbel(99)))
+                expected = results(logits, (*before, *after, Gumbel(99)))
+                assert [one.token for one in got] == [one.token for one in expected]
+                assert all(one.stages == (*before, stage, *after, Gumbel(99)) for one in got)
+                p = probabilities(logits, (*before, Gumbel(99)))
+                for one in got:
+                    if stage.neutral:  # a report that nobody asked for; simplify leaves the stage out
+                        continue
+                    chosen = one.logprobs.chosen
+                    assert chosen.token_id == one.token
+                    assert math.exp(chosen.logprob) == pytest.approx(p[one.token])
+
+
 @of_kind
 def test_a_row_does_not_depend_on_its_place_or_neighbours(kind):
-    logits = examples.rows(count=5)
-    prompts = [list(HISTORY.prompt)] * 5
-    for stage in examples.examples(kind, most=8):
+    logits, masks = examples.rows(count=5), examples.masks(1, 5)
+    prompts, outputs = ([list(ids)] * 15 for ids in HISTORY[:2])
+    for stage in examples.examples(kind, most=4):
         stages = stage_with_seed(stage)
-        alone = [draws(row, simplify(stages), [3]) for row in logits]
+        pipeline = with_mask(simplify(stages))
+        alone = [draws(x, pipeline, [3], HISTORY._replace(mask=mask)) for x, mask in zip(logits, masks, strict=True)]
         good = [row for row in range(5) if not isinstance(alone[row], str)]
         for order in (good, good[::-1], good[2:], good * 3):
             if order:
-                got = nc.sample(
-                    logits[order],
-                    [stages] * len(order),
-                    step=3,
-                    prompt_ids=[prompts[0]] * len(order),
-                    output_ids=[list(HISTORY.output)] * len(order),
-                )
+                past = dict(prompt_ids=prompts[: len(order)], output_ids=outputs[: len(order)])
+                got = nc.sample(logits[order], [stages] * len(order), step=3, **past, mask=masks[order])
                 assert got.tolist() == [alone[row][0] for row in order]
 
 
@@ -169,12 +221,13 @@ def test_rows_of_all_kinds_share_a_batch():
         if not isinstance(got, str):
             expected.append(got[0])
             kept.append(place)
+    assert len(kept) > len(pipelines) // 2
     assert nc.sample(logits[kept], [pipelines[place] for place in kept]).tolist() == expected
 
 
 @of_kind
 def test_a_stage_is_a_value(kind):
-    found = examples.examples(kind)
+    found = examples.examples(kind, text=True)
     for stage in found:
         names = {name: getattr(all_stages, name) for name in all_stages.__all__}
         assert eval(repr(stage), names) == stage
@@ -190,33 +243,51 @@ def test_a_stage_is_a_value(kind):
 @of_kind
 def test_a_public_parameter_reaches_its_stage(kind):
     """What a request says is what the stage gets, and what it prints, stores and sends is the same again."""
-    for parameter in kind.parameters.values():
+    for attribute, parameter in kind.parameters.items():
         if not parameter.public:
             continue
-        for value in examples.every(parameter):
+        for value in examples.every(parameter, text=True):
+            if not examples.valid(kind, {attribute: value}):
+                with pytest.raises(ParameterError):
+                    nc.SamplingParams(**{parameter.name: value})
+                continue
             params = nc.SamplingParams(**{parameter.name: value})
-            assert nc.SamplingParams.from_json(params.to_json()) == params
-            assert eval(repr(params), {"SamplingParams": nc.SamplingParams}) == params
             built = {type(stage): stage for stage in params.pipeline()}
             if issubclass(kind, Draw):
                 continue
-            attribute = next(a for a, p in kind.parameters.items() if p is parameter)
             stage = kind(**{attribute: value})
             assert stage.neutral == (kind not in built)
             if not stage.neutral:
                 assert getattr(built[kind], attribute) == getattr(stage, attribute)
 
 
+@pytest.mark.parametrize("name", FIELDS)
+def test_a_field_is_printed_stored_and_sent_as_it_is(name):
+    made = 0
+    for value in examples.every(FIELDS[name], text=True):
+        try:
+            params = nc.SamplingParams(**{name: value})
+        except ParameterError:  # a field that needs another one
+            continue
+        made += 1
+        assert nc.SamplingParams.from_json(params.to_json()) == params
+        assert eval(repr(params), {"SamplingParams": nc.SamplingParams}) == params
+        assert pickle.loads(pickle.dumps(params)) == params
+        assert hash(nc.SamplingParams.from_json(params.to_json())) == hash(params)
+    assert made
+
+
 @st.composite
-def pipelines(draw):
-    others = [kind for kind in KINDS if kind not in DRAWS]
-    kinds = draw(st.lists(st.sampled_from(others), max_size=5))
-    stages = [draw(st.sampled_from(examples.examples(kind))) for kind in kinds]
+def pipelines(draw, text=False):
+    kinds = draw(st.lists(st.sampled_from([k for k in KINDS if k not in DRAWS and k not in TAPS]), max_size=5))
+    stages = [draw(st.sampled_from(examples.examples(kind, text=text))) for kind in kinds]
+    for tap in draw(st.lists(st.sampled_from(TAPS), max_size=1)):
+        stages.insert(draw(st.integers(0, len(stages))), draw(st.sampled_from(examples.examples(tap))))
     return (*stages, draw(st.sampled_from([s for kind in DRAWS for s in examples.examples(kind, most=3)])))
 
 
 @given(pipelines(), st.integers(0, 50), st.integers(0, 2**64 - 1))
-def test_simplify_keeps_draws_and_probabilities(stages, seed, step):
+def test_simplify_keeps_draws_and_reports_and_probabilities(stages, seed, step):
     for logits in examples.rows(seed, count=3):
         short = simplify(stages)
         assert simplify(short) == short
@@ -226,11 +297,39 @@ def test_simplify_keeps_draws_and_probabilities(stages, seed, step):
         assert isinstance(before, str) == isinstance(after, str)
         if not isinstance(before, str):
             assert np.array_equal(before, after)
-        got, expected = draws(logits, short, [step]), draws(logits, stages, [step])
-        assert got == expected or isinstance(before, str)
+        got, expected = results(logits, short, [step]), results(logits, stages, [step])
+        assert isinstance(got, str) == isinstance(expected, str)
+        if not isinstance(got, str):
+            assert got[0].token == expected[0].token
+            asked = any(isinstance(stage, Tap) and not stage.neutral for stage in stages)
+            assert got[0].logprobs == (expected[0].logprobs if asked else None)
+            if not any(stage.greedy for stage in stages):
+                assert got[0].stages == tuple(s for s in expected[0].stages if not s.neutral)
 
 
-@given(pipelines())
+@of_kind
+def test_what_moves_the_first_token_stays_before_a_greedy_stage(kind):
+    """And what cannot move it goes; a shift after it stays, and may leave no token."""
+    if issubclass(kind, Draw | Tap):
+        return
+    moved = False
+    for stage in examples.on(kind) if kind in SWITCHED else [kind()]:
+        for greedy in ((Temperature(0.0), Gumbel(3)), (TopK(1), Gumbel(3)), (Greedy(),)):
+            for stages in (
+                (stage, *greedy),
+                (Temperature(0.5), stage, MinP(0.1), *greedy),
+                (*greedy[:-1], stage, greedy[-1]),
+            ):
+                for logits in examples.rows():
+                    got = draws(logits, simplify(stages), range(6))
+                    assert got == draws(logits, stages, range(6))
+                    moved |= not isinstance(got, str) and set(got) != {int(reference.everything(logits).ids_N[0])}
+            if examples.keeps_the_first(kind):
+                assert simplify((stage, *greedy)) == (Greedy(),)
+    assert issubclass(kind, Shift) or moved != examples.keeps_the_first(kind)
+
+
+@given(pipelines(text=True))
 def test_a_pipeline_is_a_value(stages):
     assert as_pipeline(stages) == stages
     assert from_json(to_json(stages)) == stages
@@ -254,3 +353,39 @@ def test_any_logits_give_a_distribution_or_a_reason(logits, stages):
     assert np.isfinite(p).all()
     assert p.min() >= 0
     assert math.fsum(p) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if issubclass(kind, Ceiling)], ids=lambda kind: kind.name)
+def test_a_ceiling_drops_the_first_tokens_but_the_last_of_them_and_those_that_are_spared(kind):
+    dropped = 0
+    for stage in (*examples.examples(kind, most=40), *examples.on(kind, exempt=(1, 5, SIZE - 1), threshold=0.05)):
+        for logits in examples.rows():
+            order = reference.survivors(logits, ()).ids_N.tolist()
+            kept = reference.survivors(logits, (stage,), u=2.0**-65).ids_N.tolist()
+            out = [token for token in order if token not in kept]
+            assert not set(out) & set(stage.spared)
+            if out:  # behind all that are out is the last of those at the ceiling
+                assert order.index(out[-1]) + 1 < len(order)
+                before = order[: order.index(out[-1])]
+                assert all(token in out or token in stage.spared for token in before)
+                dropped += len(out)
+            assert reference.survivors(logits, (stage,), u=stage.chance).ids_N.tolist() == order
+    assert dropped
+
+
+def test_probabilities_with_xtc_are_the_average_over_its_coin():
+    for logits in examples.rows(3):
+        for stage in (Xtc(0.25, 0.05), Xtc(0.7, 0.01, (1, 5)), Xtc(1.0, 0.02), Xtc(0.999, 0.0)):
+            around = (Temperature(0.7), stage, TopP(0.9), Gumbel(0))
+            always = tuple(dataclasses.replace(s, probability=1.0) if s is stage else s for s in around)
+            never = tuple(s for s in around if s is not stage)
+            p = stage.probability * probabilities(logits, always) + (1 - stage.probability) * probabilities(
+                logits, never
+            )
+            assert nc.probabilities(logits[None], around)[0] == pytest.approx(p, abs=1e-12)
+        both = (Xtc(0.25, 0.05), Temperature(0.5), Xtc(0.75, 0.02), Gumbel(0))  # one coin for both
+        three = [(*both[:1], *both[1:]), both[1:], (*both[1:2], *both[3:])]
+        forced = [tuple(dataclasses.replace(s, probability=1.0) if isinstance(s, Xtc) else s for s in p) for p in three]
+        parts = [probabilities(logits, pipeline) for pipeline in forced]
+        p = 0.25 * parts[0] + 0.5 * parts[1] + 0.25 * parts[2]
+        assert nc.probabilities(logits[None], both)[0] == pytest.approx(p, abs=1e-12)

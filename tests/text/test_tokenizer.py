@@ -127,6 +127,38 @@ def test_encode_refuses_what_is_no_text(plain: Tokenizer) -> None:
         plain.encode(5)
 
 
+def test_spellings_are_those_of_a_word_that_begins_and_of_one_that_follows(
+    tokenizers_by_name: dict[str, Tokenizer],
+) -> None:
+    for name in ("byte-level", "llama", "gemma", "metaspace-always", "metaspace-first", "metaspace-never"):
+        tokenizer = tokenizers_by_name[name]
+        for word in ("dog", "lazy dog", "Grüße", "😀", "x.y", "!"):
+            spelled = tokenizer.spellings(word)
+            assert 1 <= len(spelled) <= 2
+            assert len(set(spelled)) == len(spelled)
+            if tokenizer.decode(tokenizer.encode(word, add_special_tokens=False)).strip() == word:  # it can be spelled
+                assert {tokenizer.decode(ids).strip() for ids in spelled} == {word}
+            written = {tuple(tokenizer.encode(text, add_special_tokens=False)) for text in (word, f" {word}")}
+            assert set(spelled) <= written
+            for ids in written:  # what is left out ends with one that is there, which bans it too
+                assert any(ids[-len(end) :] == end for end in spelled)
+
+
+def test_containing_is_every_token_that_has_the_text_in_its_own(tokenizer: Tokenizer) -> None:
+    for text in (".", "a", "og", "\n", '"', "😀", "</s>", "no token has this"):
+        slow = [i for i in sorted(tokenizer.pieces.tokens) if text in tokenizer.decode([i], skip_special_tokens=False)]
+        found = tokenizer.containing(text)
+        assert found == slow
+        found.append(-1)  # the caller's to change
+        assert tokenizer.containing(text) == slow
+
+
+def test_containing_may_be_asked_for_anything(plain: Tokenizer) -> None:
+    expected = plain.containing("dog")
+    assert [plain.containing(f"{number}") for number in range(200)][5] == plain.containing("5")
+    assert plain.containing("dog") == expected != []
+
+
 def test_import_is_light() -> None:
     """What takes long to import is imported where it is used."""
     code = (

@@ -98,7 +98,9 @@ class Chat:
         except ParameterError as error:
             print(f"nucleate: {error}", file=sys.stderr)
             return 1
-        except KeyboardInterrupt:  # between two lines, too, it does not end the program
+        except KeyboardInterrupt:  # between two lines, too, it does not end the program, unless nobody types them
+            if not sys.stdin.isatty():
+                raise
             print(file=sys.stderr)
             return 0
 

@@ -27,16 +27,19 @@ def _add(group: Any, name: str, parameter: Parameter) -> None:
             flag, action="store_const", const=value, help=f"{'turn off: ' * (not value)}{parameter.help}", **shared
         )
         return
-    if parameter.kind == "tuple[str, ...]":
+    if parameter.kind in TEXTS:
         shared |= {"action": "append", "metavar": "TEXT"}
     else:
         shared["metavar"] = _METAVARS[parameter.kind]
-    text = f"{parameter.help} [{parameter.allowed}; default {_shown(parameter.default)}]"
+    text = f"{parameter.help} [{parameter.allowed}; default {shown(parameter.default)}]"
     group.add_argument(f"--{name}", help=text.replace("%", "%%"), **shared)
 
 
-def _shown(default: Any) -> str:
-    return f"{default:g}" if default or default in (0, False) else "none"
+def shown(default: Any) -> str:
+    """A default in words."""
+    if isinstance(default, bool):
+        return str(default).lower()
+    return str(default) if isinstance(default, str) else f"{default:g}" if default or default == 0 else "none"
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
@@ -72,7 +75,7 @@ def assign(params: SamplingParams, name: str, text: str) -> SamplingParams:
     if name not in FIELDS:
         raise unknown(name, FIELDS)
     kind = FIELDS[name].kind
-    return params.replace(**{name: parse(FIELDS[name], _TEXTS[kind](text) if kind in _TEXTS else text)})
+    return params.replace(**{name: parse(FIELDS[name], _READ[kind](text) if kind in _READ else text)})
 
 
 def _switch(text: str) -> Any:
@@ -95,11 +98,27 @@ def _table(text: str) -> dict[int, float]:
     return table
 
 
+def _names(text: str) -> Any:
+    """One name, or a list of them; a list of one ends with a comma."""
+    return tuple(name.strip() for name in text.removesuffix(",").split(",")) if "," in text else text
+
+
+TEXTS = ("tuple[str, ...]", "tuple[str | tuple[int, ...], ...]")
+"""The kinds whose flag may be given several times, a text each."""
+
 _PARSE: dict[str, Callable[[Any], Any]] = {
     "float": float,
     "int": _integer,
     "tuple[int, ...]": _integers,
     "Mapping[int, float]": _table,
+    "str | tuple[str, ...]": _names,
 }
-_TEXTS: dict[str, Callable[[str], Any]] = {"bool": _switch, "tuple[str, ...]": lambda text: (text,)}
-_METAVARS = {"float": "NUMBER", "int": "INTEGER", "tuple[int, ...]": "ID,ID...", "Mapping[int, float]": "ID=NUMBER,..."}
+_READ: dict[str, Callable[[str], Any]] = {"bool": _switch, **dict.fromkeys(TEXTS, lambda text: (text,))}
+_METAVARS = {
+    "str": "NAME",
+    "str | tuple[str, ...]": "NAME,...",
+    "float": "NUMBER",
+    "int": "INTEGER",
+    "tuple[int, ...]": "ID,ID...",
+    "Mapping[int, float]": "ID=NUMBER,...",
+}

@@ -9,29 +9,36 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import os
 import stat
 import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from nucleate.cli import flags
 from nucleate.cli.main import UsageError
-from nucleate.core.event import Piece
+from nucleate.core.event import Output, Piece
 
 USAGE = "[OPTIONS] [PROMPT]"
 FIRST_WORDS = "Once upon a time"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    text = "the text to continue; - reads stdin; after --, it may begin with -"
-    parser.add_argument("prompt", nargs="?", metavar="PROMPT", help=text)
-    parser.add_argument("-f", "--file", type=Path, help="read the prompt from a file")
+    add_prompt(parser)
     parser.add_argument("--echo", action="store_true", help="print the prompt before its continuation")
     parser.add_argument("--json", action="store_true", help="print one JSON object when all is done, instead of text")
     flags.add_model(parser)
     flags.add_sampling(parser)
+
+
+def add_prompt(parser: argparse.ArgumentParser) -> None:
+    """The arguments that ``read_prompt`` reads."""
+    text = "the text to continue; - reads stdin; after --, it may begin with -"
+    parser.add_argument("prompt", nargs="?", metavar="PROMPT", help=text)
+    parser.add_argument("-f", "--file", type=Path, help="read the prompt from a file")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -43,10 +50,25 @@ def run(arguments: argparse.Namespace) -> int:
     params = llm.default_params.replace(**values)
     if arguments.json:
         completion = llm.generate(prompt, params)[0]
-        print(json.dumps({"prompt": prompt, **dataclasses.asdict(completion), "params": params.to_dict()}))
+        print(json.dumps({"prompt": prompt, **plain(completion), "params": params.to_dict()}, allow_nan=False))
         return 1 if any(output.finish_reason == "error" for output in completion.outputs) else 0
     pieces = llm.stream(prompt, params)
     return show(pieces, Stream(params.n, prompt if arguments.echo else ""), llm.model.runtime)
+
+
+def plain(value: Any) -> Any:
+    """A completion, or a part of it, as JSON has it: objects with names, and null for what has no number."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if hasattr(value, "_asdict"):
+        return {name: plain(item) for name, item in value._asdict().items()}
+    if isinstance(value, tuple):
+        return [plain(item) for item in value]
+    if dataclasses.is_dataclass(value):
+        names = [field.name for field in dataclasses.fields(value)]
+        names += ["cumulative_logprob"] if isinstance(value, Output) else []
+        return {name: plain(getattr(value, name)) for name in names}
+    return value
 
 
 def read_prompt(arguments: argparse.Namespace) -> str:

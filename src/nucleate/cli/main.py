@@ -19,6 +19,7 @@ from typing import NoReturn
 COMMANDS = {
     "generate": "continue a prompt, streaming to the terminal",
     "chat": "talk to a model",
+    "inspect": "show what every stage does to the next token of a prompt",
     "stages": "list every stage of the pipeline with its parameters",
 }
 

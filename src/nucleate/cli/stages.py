@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
+import textwrap
 from collections.abc import Mapping
+from typing import Any
 
+from nucleate.cli import flags
 from nucleate.core.stage import shape_of
 from nucleate.stages import STAGES
 
@@ -17,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "name": stage.name,
             "shape": shape_of(stage).lower(),
@@ -34,12 +38,35 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(rows, indent=1))
         return 0
-    width = max(len(stage.name) for stage in STAGES.values()) + 1
-    for row in rows:
-        print(f"{row['name']:{width}}{row['shape']:8}{row['help']}")
-        for parameter in row["parameters"]:  # type: ignore[attr-defined]
-            print(f"{'':{width + 8}}{parameter['name']}: {parameter['help']} [{parameter['allowed']}]")
+    show(rows)
     return 0
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    """A line per stage, and one per parameter below it, as wide as the terminal is."""
+    room = max(80, shutil.get_terminal_size((120, 24)).columns)
+    width = max(len(row["name"]) for row in rows) + 1
+    inner = max(len(parameter["name"]) for row in rows for parameter in row["parameters"]) + 1
+    told: dict[str, str] = {}
+    for row in rows:
+        print(_filled(f"{row['name']:{width}}{row['shape']:8}", row["help"], room))
+        for parameter in row["parameters"]:
+            text = f"{parameter['help']} [{parameter['allowed']}; default {flags.shown(parameter['default'])}]"
+            first = told.setdefault(parameter["name"], row["name"])
+            text = text if first == row["name"] else f"as of {first}"  # stages share it
+            lead = f"  {parameter['name']:{inner}}"
+            print(_filled(lead, text, room))
+
+
+def _filled(lead: str, text: str, room: int) -> str:
+    return textwrap.fill(
+        text,
+        room,
+        initial_indent=lead,
+        subsequent_indent=" " * len(lead),
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
 
 
 def _plain(value: object) -> object:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -19,6 +20,29 @@ class Finish(NamedTuple):
     detail: str | int | None = None
 
 
+class TokenLogprob(NamedTuple):
+    """How likely one token was: the natural logarithm, and 1 + the number of tokens before it in the order.
+
+    A token that was not in has the logprob -inf, and no rank.
+    """
+
+    token_id: int
+    logprob: float
+    rank: int | None
+
+
+class StepLogprobs(NamedTuple):
+    """What the distribution of a step was: of the token chosen, of the likeliest ones, of those asked for."""
+
+    chosen: TokenLogprob
+    top: tuple[TokenLogprob, ...]
+    asked: tuple[TokenLogprob, ...]
+
+
+PromptLogprobs = tuple[StepLogprobs | None, ...]
+"""One per token of the prompt, raw; None for the first, before which there is nothing, and after logits with a NaN."""
+
+
 @dataclass(frozen=True)
 class Piece:
     """What one step adds to an answer: usually one token. Its text may be held back, and come with a later piece."""
@@ -29,6 +53,8 @@ class Piece:
     seed: int  #: the seed of this answer: the same seed gives the same answer again
     finish_reason: FinishReason | None = None  #: set on the last piece of an answer
     stop_reason: str | int | None = None  #: see ``Finish.detail``
+    logprobs: tuple[StepLogprobs, ...] | None = None  #: one per token, if they were asked for
+    prompt_logprobs: PromptLogprobs | None = None  #: on the first piece of the first answer, if they were asked for
 
 
 @dataclass(frozen=True)
@@ -41,6 +67,12 @@ class Output:
     finish_reason: FinishReason
     stop_reason: str | int | None
     seed: int
+    logprobs: tuple[StepLogprobs, ...] | None = None  #: one per token, if they were asked for
+
+    @property
+    def cumulative_logprob(self) -> float | None:
+        """The logprob of the whole answer, the sum of those of its tokens, if they were asked for."""
+        return None if self.logprobs is None else math.fsum(step.chosen.logprob for step in self.logprobs)
 
 
 @dataclass(frozen=True)
@@ -62,6 +94,7 @@ class Completion:
     prompt_token_ids: tuple[int, ...]
     outputs: tuple[Output, ...]
     usage: Usage
+    prompt_logprobs: PromptLogprobs | None = None  #: if they were asked for
 
     @property
     def text(self) -> str:

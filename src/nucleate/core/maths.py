@@ -10,9 +10,11 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy import exp, log, log1p, maximum, minimum, sqrt, where
+from numpy import absolute, exp, log, log1p, maximum, minimum, sqrt
 
-NAMES = ("exp", "log", "log1p", "sqrt", "minimum", "maximum", "where", "ones", "INFINITY", "SLACK")
+NAMES = ("absolute", "exp", "log", "log1p", "sqrt", "minimum", "maximum", "where", "ones", "INFINITY", "SLACK")
+
+where: Any = np.where
 
 INFINITY = float("inf")
 
@@ -40,4 +42,18 @@ def rebind(rule: types.FunctionType, names: Mapping[str, Any], tag: str) -> type
     return bound
 
 
-__all__ = ["INFINITY", "NAMES", "SLACK", "exp", "log", "log1p", "maximum", "minimum", "ones", "rebind", "sqrt", "where"]
+__all__ = [
+    "INFINITY",
+    "NAMES",
+    "SLACK",
+    "absolute",
+    "exp",
+    "log",
+    "log1p",
+    "maximum",
+    "minimum",
+    "ones",
+    "rebind",
+    "sqrt",
+    "where",
+]

@@ -32,8 +32,8 @@ class Parameter:
     """One declared parameter.
 
     ``neutral`` is the value at which its stage does nothing (MISSING for a parameter that is no switch), ``off`` other
-    values that mean the same. ``low``/``high`` bound a number; ``open_low`` excludes the low end itself. ``public``
-    ones are fields of SamplingParams, flags and JSON fields.
+    values that mean the same. ``low``/``high`` bound a number; ``open_low`` excludes the low end itself; ``choices``
+    are all the strings there are. ``public`` ones are fields of SamplingParams, flags and JSON fields.
     """
 
     name: str
@@ -44,6 +44,7 @@ class Parameter:
     low: float | None
     high: float | None
     open_low: bool
+    choices: tuple[str, ...]
     help: str
     optional: bool
     public: bool
@@ -53,6 +54,9 @@ class Parameter:
         """The valid values in words, for messages and docs."""
         if self.kind == "bool":
             return "true or false"
+        if self.choices:
+            many = " or a list of stage names" if self.kind != "str" else ""
+            return f"one of {', '.join(self.choices)}{many}{' or none' if self.optional else ''}"
         one, many = NOUNS[self.kind]
         bounds = []
         if self.low is not None:
@@ -66,9 +70,11 @@ class Parameter:
         return value == self.neutral or value in self.off
 
     def admits(self, number: Any) -> bool:
-        """Whether a number is in range, or one of those that mean off."""
-        if number in self.off:
+        """Whether a number is in range, or one of those that mean off; of a string, whether it is a choice."""
+        if number in self.off or number in self.choices:
             return True
+        if self.choices:
+            return False
         above = self.low is None or (number > self.low if self.open_low else number >= self.low)
         return above and (self.high is None or number <= self.high)
 
@@ -100,6 +106,7 @@ def param(
     high: float | None = None,
     open_low: bool = False,
     off: tuple[Any, ...] = (),
+    choices: tuple[str, ...] = (),
     public: bool = True,
 ) -> Any:
     """Declare a parameter in the body of a stage.
@@ -110,7 +117,15 @@ def param(
     end it; its name is the attribute's.
     """
     declared = dict(
-        help=help, neutral=neutral, name=name, low=low, high=high, open_low=open_low, off=off, public=public
+        help=help,
+        neutral=neutral,
+        name=name,
+        low=low,
+        high=high,
+        open_low=open_low,
+        off=off,
+        choices=choices,
+        public=public,
     )
     declared["default"] = neutral if default is MISSING else default
     if isinstance(declared["default"], dict):
@@ -125,8 +140,9 @@ def declared(cls: type, prefix: str = "") -> dict[str, Parameter]:
     """
     fields = {a: f for a, f in vars(cls).items() if isinstance(f, dataclasses.Field) and "param" in f.metadata}
     found = {}
-    for attribute, (kind, optional) in _kinds(cls, fields).items():
+    for attribute, (kind, optional, choices) in _kinds(cls, fields).items():
         made = {**fields[attribute].metadata["param"]}
+        made["choices"] = made["choices"] or choices
         made["name"] = made["name"] or (prefix if made["public"] else "") or attribute
         found[attribute] = Parameter(kind=kind, optional=optional, **made)
     names = [parameter.name for parameter in found.values()]
@@ -135,8 +151,8 @@ def declared(cls: type, prefix: str = "") -> dict[str, Parameter]:
     return found
 
 
-def _kinds(cls: type, fields: Iterable[str]) -> dict[str, tuple[str, bool]]:
-    """What the annotations of some attributes say: (kind, whether None is allowed). Others are not looked at."""
+def _kinds(cls: type, fields: Iterable[str]) -> dict[str, tuple[str, bool, tuple[str, ...]]]:
+    """What the annotations of some attributes say: (kind, whether None is allowed, choices)."""
     own = {attribute: cls.__annotations__[attribute] for attribute in fields if attribute in cls.__annotations__}
     body = type(cls.__name__, (), {"__annotations__": own, "__module__": cls.__module__})
     found = {}
@@ -145,9 +161,11 @@ def _kinds(cls: type, fields: Iterable[str]) -> dict[str, tuple[str, bool]]:
         kinds = [k for k in typing.get_args(annotation) if k is not type(None)] if optional else [annotation]
         kind = kinds[0].__name__ if isinstance(kinds[0], type) and not typing.get_args(kinds[0]) else str(kinds[0])
         kind = kind.removeprefix("typing.").removeprefix("collections.abc.")
+        choices = typing.get_args(kinds[0]) if typing.get_origin(kinds[0]) is typing.Literal else ()
+        kind = "str" if choices else kind
         if kind not in CONVERT:
             raise TypeError(f"{cls.__name__}.{attribute}: a parameter is one of {', '.join(CONVERT)}, not {kind}")
-        found[attribute] = kind, optional
+        found[attribute] = kind, optional, choices
     return found
 
 

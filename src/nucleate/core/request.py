@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 from nucleate.core.parameter import Parameter, declared, param
 
@@ -23,6 +24,14 @@ class Answering:
     """How many answers, and how their text is made."""
 
     n: int = param("how many answers; answer i uses seed + i", default=1, low=1, high=128)
+    prompt_logprobs: int | None = param(
+        "how many of the likeliest tokens to report at each place of the prompt, beside the one there",
+        default=None,
+        low=0,
+    )
+    logprobs_mode: Literal["raw", "processed"] = param(
+        "whether logprobs are those of the logits as given, or those after the last stage", default="raw"
+    )
     skip_special_tokens: bool = param("leave special tokens out of the text", default=True)
 
 

@@ -10,12 +10,10 @@ from __future__ import annotations
 import dataclasses
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal, NamedTuple, dataclass_transform
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, dataclass_transform
 
-import numpy as np
-from numpy.typing import NDArray
-
+from nucleate.core.history import History
 from nucleate.core.parameter import Parameter, declared, param
 
 Scores = Any
@@ -32,6 +30,7 @@ class Row(NamedTuple):
     entropy: Scores  #: -sum of p log p, in nats
     mean: Scores  #: mean score
     var: Scores  #: population variance of the scores
+    whole: Scores  #: sum of exp(x - top) before the first cut since the last Shift or Scale: at least ``mass``
 
 
 class Token(NamedTuple):
@@ -43,11 +42,32 @@ class Token(NamedTuple):
     listed: Scores  #: the value the stage's own list gives it (0 where it is not listed)
 
 
-class History(NamedTuple):
-    """The tokens of one sequence so far."""
+class Drawn(NamedTuple):
+    """The token of a step, for a stage that learns from it: its log-probability as the stage found and left it."""
 
-    prompt: Sequence[int] | NDArray[np.int64] = ()
-    output: Sequence[int] | NDArray[np.int64] = ()
+    id: int
+    before: float
+    after: float
+
+
+class Speller(Protocol):
+    """What turns text in a stage's parameters into token ids: a tokenizer."""
+
+    def spellings(self, word: str) -> Iterable[tuple[int, ...]]:
+        """The token ids of a word, as it begins a text and as it follows a space."""
+
+    def containing(self, text: str) -> Iterable[int]:
+        """Every token whose own text has this text in it."""
+
+
+class Follower(Protocol):
+    """A stage's list, kept up to date token by token."""
+
+    def push(self, token: int) -> None:
+        """The row goes on with this token."""
+
+    def listing(self) -> Mapping[int, float]:
+        """What ``Shift.listing`` says of everything pushed so far."""
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(param,))
@@ -76,6 +96,18 @@ class Stage(ABC):  # noqa: B024  # its rule is of its shape
     def __post_init__(self) -> None:
         for attribute, parameter in self.parameters.items():
             object.__setattr__(self, attribute, parameter.check(getattr(self, attribute)))
+        self.verify()
+
+    def verify(self) -> None:  # noqa: B027  # most have nothing to verify
+        """Raise ParameterError where parameters that are valid alone contradict each other."""
+
+    def spell(self, speller: Speller) -> Self:
+        """The same stage with any text in its parameters as token ids."""
+        return self
+
+    def after(self, drawn: Drawn) -> Self:
+        """The same stage as of the next step: for those with a state, which is one of their parameters."""
+        return self
 
     @property
     def neutral(self) -> bool:
@@ -89,31 +121,45 @@ class Stage(ABC):  # noqa: B024  # its rule is of its shape
         return False
 
     def __repr__(self) -> str:
-        values = [getattr(self, attribute) for attribute in self.parameters]
-        if len(values) == 1:
-            shown = repr(values[0]) if values != [next(iter(self.parameters.values())).default] else ""
+        values = {a: getattr(self, a) for a, p in self.parameters.items() if getattr(self, a) != p.default}
+        if values and list(values) == list(self.parameters)[:1]:
+            shown = repr(*values.values())
         else:
-            pairs = ((a, getattr(self, a)) for a, p in self.parameters.items() if getattr(self, a) != p.default)
-            shown = ", ".join(f"{attribute}={value!r}" for attribute, value in pairs)
+            shown = ", ".join(f"{attribute}={value!r}" for attribute, value in values.items())
         return f"{type(self).__name__}({shown})"
 
 
 class Shift(Stage):
     """apply(self, x, token) -> x: changes the scores of some tokens, before anything else looks at them."""
 
-    touches: ClassVar[Literal["seen", "output", "listed", "unlisted"]]
-    """Which tokens the rule is applied to: in prompt or output, in the output, in the stage's list, or not in it."""
+    touches: ClassVar[Literal["seen", "output", "listed", "unlisted", "masked"]]
+    """Which tokens the rule is applied to: those in prompt or output, in the output, in the stage's list, not in it, or
+    those the step's bitmask forbids."""
 
     @abstractmethod
     def apply(self, x: Scores, token: Token) -> Scores: ...
+
+    @property
+    def window(self) -> int | None:
+        """None, or n: the stage sees the last n tokens of prompt and output (-1: all), and takes them all as output."""
+        return None
 
     def listing(self, history: History) -> Mapping[int, float]:
         """The stage's list for this step, ``{token id: value}``. Computed on the host; only for (un)listed."""
         return {}
 
+    def follow(self, history: History) -> Follower | None:
+        """The list from here on, at a cost per token that does not grow with the history.
+
+        None: ``listing`` itself is like that.
+        """
+        return None
+
 
 class Scale(Stage):
-    """apply(self, x, row) -> x: monotone in x, so the order stays, even of tokens that rounding makes equal."""
+    """apply(self, x, row) -> x. If monotone in x, the order stays, even of tokens that rounding makes equal."""
+
+    monotone: ClassVar[bool] = True
 
     @abstractmethod
     def apply(self, x: Scores, row: Row) -> Scores: ...
@@ -127,13 +173,53 @@ class Floor(Stage):
 
 
 class Prefix(Stage):
-    """weight(self, x, row), target(self, row): keeps the fewest best tokens whose weights reach the target."""
+    """weight(self, x, row), target(self, row): keeps the fewest first tokens whose weights reach the target.
+
+    The first are the best, unless ``order(self, x, row)`` says otherwise: ascending, equal ones as they are.
+    """
+
+    reaches: ClassVar[bool] = True
+    """Whether the token that reaches the target stays. If not, those stay whose weights together do not exceed it."""
+
+    @property
+    def ties(self) -> bool:
+        """True when tokens equal to the last one kept stay too."""
+        return False
 
     @abstractmethod
     def weight(self, x: Scores, row: Row) -> Scores: ...
 
     @abstractmethod
     def target(self, row: Row) -> Scores: ...
+
+    def order(self, x: Scores, row: Row) -> Scores:
+        return -x
+
+
+class Ceiling(Stage):
+    """ceiling(self, row) -> cut: of the tokens at or above it only the last stays, in steps where a coin says so."""
+
+    @property
+    @abstractmethod
+    def chance(self) -> float:
+        """The probability, per step, that the ceiling is there. One coin per step, which all ceilings share."""
+
+    @property
+    def spared(self) -> tuple[int, ...]:
+        """Token ids that are never dropped."""
+        return ()
+
+    @abstractmethod
+    def ceiling(self, row: Row) -> Scores: ...
+
+
+class Tap(Stage):
+    """Changes nothing: reports the distribution as of its place. A pipeline has one at most."""
+
+    @property
+    @abstractmethod
+    def wanted(self) -> tuple[int, tuple[int, ...]]:
+        """What to report beside the token drawn: how many of the best ones, and which ids."""
 
 
 class Draw(Stage):
@@ -160,8 +246,11 @@ class Draw(Stage):
 
 __all__ = [
     "SHAPES",
+    "Ceiling",
     "Draw",
+    "Drawn",
     "Floor",
+    "Follower",
     "History",
     "Pipeline",
     "Prefix",
@@ -169,18 +258,20 @@ __all__ = [
     "Scale",
     "Scores",
     "Shift",
+    "Speller",
     "Stage",
+    "Tap",
     "Token",
     "param",
     "shape_of",
 ]
 
 Pipeline = tuple[Stage, ...]
-SHAPES: tuple[type[Stage], ...] = (Shift, Scale, Floor, Prefix, Draw)
+SHAPES: tuple[type[Stage], ...] = (Shift, Scale, Floor, Prefix, Ceiling, Draw, Tap)
 
 
 def shape_of(stage: Stage | type[Stage]) -> str:
-    """The name of a stage's shape: "Shift", "Scale", "Floor", "Prefix" or "Draw"."""
+    """The name of a stage's shape: "Shift", "Scale", "Floor", "Prefix", "Ceiling", "Draw" or "Tap"."""
     kind = stage if isinstance(stage, type) else type(stage)
     for shape in SHAPES:
         if issubclass(kind, shape):

@@ -80,6 +80,26 @@ def _strings(value: Any, admits: Admits) -> tuple[str, ...]:
     return tuple(str.__str__(item) for item in items)  # of a subclass too, the plain string
 
 
+def _choice(value: Any, admits: Admits) -> str:
+    if not isinstance(value, str) or not admits(value):
+        raise TypeError
+    return str.__str__(value)
+
+
+def _choices(value: Any, admits: Admits) -> str | tuple[str, ...]:
+    return _choice(value, admits) if isinstance(value, str) else _strings(value, admits)
+
+
+def _words(value: Any, admits: Admits) -> tuple[str | tuple[int, ...], ...]:
+    items = (value,) if isinstance(value, str) else value
+    if isinstance(items, bytes | Mapping):
+        raise TypeError
+    words = tuple(str.__str__(item) if isinstance(item, str) else _integers(item, admits) for item in items)
+    if not all(words):
+        raise ValueError
+    return words
+
+
 def _table(value: Any, admits: Admits) -> Table:
     if not isinstance(value, Mapping):
         raise TypeError
@@ -101,8 +121,11 @@ CONVERT: Mapping[str, Callable[[Any, Admits], Any]] = {
     "float": _number,
     "int": _integer,
     "bool": _switch,
+    "str": _choice,
+    "str | tuple[str, ...]": _choices,
     "tuple[int, ...]": _integers,
     "tuple[str, ...]": _strings,
+    "tuple[str | tuple[int, ...], ...]": _words,
     "Mapping[int, float]": _table,
 }
 NOUNS = {
@@ -110,5 +133,9 @@ NOUNS = {
     "int": ("an integer", ""),
     "tuple[int, ...]": ("", "a list of integers"),
     "tuple[str, ...]": ("", "a non-empty string or a list of such"),
+    "tuple[str | tuple[int, ...], ...]": (
+        "",
+        "a list of non-empty strings or non-empty lists of token ids",
+    ),
     "Mapping[int, float]": ("", "a mapping of token ids (>= 0) to finite numbers"),
 }

@@ -116,17 +116,26 @@ class LlamaContext:
 
     def forward(self, token_ids: Sequence[int]) -> Floats:
         """See ``Context.forward``. Raises ValueError for no token, ids outside the vocabulary, or a full context."""
+        with _one_thread():
+            return self._logits(self._read(token_ids)[-1])
+
+    def forward_all(self, token_ids: Sequence[int]) -> Floats:
+        """See ``Context.forward_all``. Token by token at the end, so that the bits are those of ``forward``."""
+        with _one_thread():
+            return np.stack([self._logits(x) for x in self._read(token_ids)])
+
+    def _logits(self, x: Floats) -> Floats:
+        logits: Floats = self.model.normalise(x, self.model.norm) @ self.model.unembedding
+        return logits
+
+    def _read(self, token_ids: Sequence[int]) -> Floats:
+        """What the last layer makes of each token, [tokens, hidden size]."""
         model, count = self.model, len(token_ids)
         ids = np.asarray(token_ids, np.int64)
         if not count or ids.min() < 0 or ids.max() >= model.vocab_size:
             raise ValueError(f"forward takes one or more token ids in 0..{model.vocab_size - 1}")
         if self.length + count > model.context_length:
             raise ValueError(f"{self.length + count} tokens do not fit the context of {model.context_length}")
-        with _one_thread():
-            return self._read(ids)
-
-    def _read(self, ids: NDArray[np.int64]) -> Floats:
-        model, count = self.model, len(ids)
         self._make_room(self.length + count)
         angle = np.arange(self.length, self.length + count)[:, None] * model.frequencies
         rotation = np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
@@ -137,8 +146,7 @@ class LlamaContext:
             with np.errstate(over="ignore"):  # exp(-gate) = inf is right: the gate is shut
                 x = x + (gate / (1 + np.exp(-gate)) * up) @ layer.down
         self.length += count
-        logits: Floats = model.normalise(x[-1], model.norm) @ model.unembedding
-        return logits
+        return x
 
     def _make_room(self, length: int) -> None:
         room = self.cache.shape[3]

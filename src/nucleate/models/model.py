@@ -19,6 +19,9 @@ class Context(Protocol):
     def forward(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
         """Read more tokens (at least one) and return the logits [V] for the token that follows the last of them."""
 
+    def forward_all(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
+        """The same, with the logits [T, V] for what follows each of the T tokens."""
+
 
 class Model(Protocol):
     """A causal language model."""

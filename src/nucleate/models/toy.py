@@ -44,3 +44,11 @@ class ToyContext:
         """See ``Context.forward``."""
         self.seen += tuple(token_ids)
         return self.model.rule(self.seen)
+
+    def forward_all(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
+        """See ``Context.forward_all``."""
+        logits = []
+        for token in token_ids:
+            self.seen += (token,)
+            logits.append(self.model.rule(self.seen))
+        return np.stack(logits)

@@ -53,14 +53,23 @@ class TransformersContext:
 
     def forward(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
         """See ``Context.forward``."""
+        logits: NDArray[np.float32] = self._read(token_ids, 1)[-1]
+        return logits
+
+    def forward_all(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
+        """See ``Context.forward_all``."""
+        return self._read(token_ids, 0)
+
+    def _read(self, token_ids: Sequence[int], keep: int) -> NDArray[np.float32]:
+        """The logits of the last ``keep`` tokens, 0 for all."""
         torch, _ = libraries()
         if not len(token_ids):
             raise ValueError("forward takes one or more token ids")
         ids = torch.tensor([list(token_ids)], device=self.model.device)
         with torch.inference_mode():
-            out = self.model(input_ids=ids, past_key_values=self.cache, use_cache=True, logits_to_keep=1)
+            out = self.model(input_ids=ids, past_key_values=self.cache, use_cache=True, logits_to_keep=keep)
         self.cache, self.length = out.past_key_values, self.length + len(token_ids)
-        logits: NDArray[np.float32] = out.logits[0, -1].float().cpu().numpy()
+        logits: NDArray[np.float32] = out.logits[0].float().cpu().numpy()
         return logits
 
 

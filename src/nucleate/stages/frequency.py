@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nucleate.core.stage import Shift, Token, param
+from nucleate.stages.repetition import penalty_window
 
 
 class Frequency(Shift):
@@ -19,6 +20,11 @@ class Frequency(Shift):
         high=2.0,
         name="frequency_penalty",
     )
+    last_n: int | None = penalty_window()
+
+    @property
+    def window(self) -> int | None:
+        return self.last_n
 
     def apply(self, x: Any, token: Token) -> Any:
         return x - self.f * token.output_count

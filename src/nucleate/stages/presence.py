@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nucleate.core.stage import Shift, Token, param
+from nucleate.stages.repetition import penalty_window
 
 
 class Presence(Shift):
@@ -19,6 +20,11 @@ class Presence(Shift):
         high=2.0,
         name="presence_penalty",
     )
+    last_n: int | None = penalty_window()
+
+    @property
+    def window(self) -> int | None:
+        return self.last_n
 
     def apply(self, x: Any, token: Token) -> Any:
         return x - self.a

@@ -8,6 +8,17 @@ from nucleate.core.maths import where
 from nucleate.core.stage import Shift, Token, param
 
 
+def penalty_window() -> Any:
+    """The parameter that the three penalties share."""
+    return param(
+        "the penalties count the last n tokens of prompt and output (-1: all); "
+        "none: repetition counts all of both, the others all of the output",
+        default=None,
+        low=-1,
+        name="penalty_last_n",
+    )
+
+
 class Repetition(Shift):
     """Make every token of prompt or output less likely, once, however often it was seen."""
 
@@ -20,6 +31,11 @@ class Repetition(Shift):
         open_low=True,
         name="repetition_penalty",
     )
+    last_n: int | None = penalty_window()
+
+    @property
+    def window(self) -> int | None:
+        return self.last_n
 
     def apply(self, x: Any, token: Token) -> Any:
         return where(x > 0, x / self.r, x * self.r)

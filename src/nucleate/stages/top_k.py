@@ -13,10 +13,15 @@ class TopK(Prefix):
 
     rank = 61
     k: int = param("how many tokens stay in; 0 or -1 keeps all", neutral=0, off=(-1,), low=0, high=2**31 - 1)
+    with_ties: bool = param("keep tokens equal to the k-th too", default=False, public=False)
 
     @property
     def greedy(self) -> bool:
         return self.k == 1
+
+    @property
+    def ties(self) -> bool:
+        return self.with_ties
 
     def weight(self, x: Any, row: Row) -> Any:
         return ones(x)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nucleate.core.maths import SLACK, exp
+from nucleate.core.maths import SLACK, exp, where
 from nucleate.core.stage import Prefix, Row, param
 
 
@@ -13,9 +13,10 @@ class TopP(Prefix):
 
     rank = 70
     p: float = param("probability that the tokens kept must reach", neutral=1.0, low=0.0, high=1.0, open_low=True)
+    of_whole: bool = param("p is a part of all tokens, also of those cut before", default=False, public=False)
 
     def weight(self, x: Any, row: Row) -> Any:
         return exp(x - row.top)
 
     def target(self, row: Row) -> Any:
-        return self.p * row.mass * (1.0 - SLACK)
+        return self.p * where(self.of_whole, row.whole, row.mass) * (1.0 - SLACK)

@@ -42,6 +42,7 @@ class Tokenizer:
         padded_size: int = 0,
     ) -> None:
         self.padded_size = padded_size
+        self._containing: dict[str, list[int]] = {}
         special_tokens: Mapping[str, str] = {}
         eos_ids: frozenset[int] = frozenset()
         if isinstance(source, (str, os.PathLike)):
@@ -108,6 +109,25 @@ class Tokenizer:
             if token_id not in known and not self.is_padding(token_id):
                 raise self.unknown_id(token_id)
         return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def spellings(self, word: str) -> list[tuple[int, ...]]:
+        """The ids of a word as it begins a text and as it follows a space, without those that end with another one."""
+        found = {tuple(self.encode(text, add_special_tokens=False)) for text in (word, f" {word}")} - {()}
+        return sorted(ids for ids in found if not any(ids != end and ids[-len(end) :] == end for end in found))
+
+    def containing(self, text: str) -> list[int]:
+        """Every id whose own text has this text in it."""
+        if text not in self._containing:
+            self._containing[text] = [token for token, own in self._texts.items() if text in own]
+            if len(self._containing) > 64:  # requests may ask for anything
+                del self._containing[next(iter(self._containing))]
+        return list(self._containing[text])
+
+    @cached_property
+    def _texts(self) -> dict[int, str]:
+        ids = sorted(self.pieces.tokens)
+        texts = self.backend.decode_batch([[token] for token in ids], skip_special_tokens=False)
+        return dict(zip(ids, texts, strict=True))
 
     def is_padding(self, token_id: int) -> bool:
         """Whether an id is one of the model's that stands for no token. Its text is empty."""

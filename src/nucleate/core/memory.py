@@ -1,0 +1,80 @@
+"""The history of a row, kept up to date token by token at a cost that does not grow with it. Twin of ``History``."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nucleate.core.history import Counts, History
+from nucleate.core.stage import Pipeline, Shift
+
+
+class Memory:
+    """What one row has said, as its stages ask for it. ``mask`` may be set before each step."""
+
+    def __init__(self, stages: Pipeline, prompt: Sequence[int], output: Sequence[int] = ()) -> None:
+        self.prompt, self.output = [int(token) for token in prompt], [int(token) for token in output]
+        self.mask: NDArray[np.int32] | None = None
+        self._stages = tuple(stage for stage in stages if isinstance(stage, Shift))  # kept, because ids of them are
+        history = History(self.prompt, self.output)
+        self._history = history  # its lists are the ones that grow
+        self._tallies = {window: Tally(history, window) for window in {None, *(stage.window for stage in self._stages)}}
+        self._followers = {
+            id(stage): follower for stage in self._stages if (follower := stage.follow(history)) is not None
+        }
+
+    def push(self, token: int) -> None:
+        """The row goes on with this token."""
+        self.output.append(token)
+        for tally in self._tallies.values():
+            tally.push(token)
+        for follower in self._followers.values():
+            follower.push(token)
+
+    def counts(self, window: int | None) -> Counts:
+        return self._tallies[window].counts()
+
+    def listing(self, stage: Shift) -> Mapping[int, float]:
+        follower = self._followers.get(id(stage))
+        return stage.listing(self._history) if follower is None else follower.listing()
+
+
+class Tally:
+    """How often each token occurred: sparse columns with a place per token, those at zero taken out."""
+
+    def __init__(self, history: History, window: int | None) -> None:
+        start = history.counts(window)
+        self._window = window
+        self._used = len(start.ids_K)
+        self._columns = np.array(start, np.int64)  # ids, in the prompt, in the output
+        self._places = {int(token): place for place, token in enumerate(start.ids_K)}
+        self._recent = deque(history.last(window)[1].tolist()) if window is not None and window >= 0 else None
+
+    def push(self, token: int) -> None:
+        if self._recent is not None:
+            self._recent.append(token)
+        self._add(token, 1)
+        if self._recent is not None and self._window is not None and len(self._recent) > self._window:
+            self._add(self._recent.popleft(), -1)
+
+    def _add(self, token: int, change: int) -> None:
+        place = self._places.get(token)
+        if place is None:
+            if self._used == self._columns.shape[1]:
+                self._columns = np.concatenate((self._columns, np.zeros((3, self._used + 8), np.int64)), axis=1)
+            place = self._places[token] = self._used
+            self._columns[:, place] = token, 0, 0
+            self._used += 1
+        self._columns[2, place] += change
+        if not self._columns[1:, place].any():  # the last takes its place
+            self._used -= 1
+            last = int(self._columns[0, self._used])
+            self._columns[:, place] = self._columns[:, self._used]
+            self._places[last] = place
+            del self._places[token]
+
+    def counts(self) -> Counts:
+        return Counts(*self._columns[:, : self._used])

@@ -1,0 +1,222 @@
+"""Flags of every kind, on a command line and in a chat; what --json says of logprobs; the table of stages."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import math
+import re
+from typing import Any
+
+import pytest
+
+import nucleate as nc
+from nucleate.cli import flags
+from nucleate.cli.main import main
+from nucleate.core.parameter import ParameterError
+from nucleate.params import FIELDS
+from nucleate.stages import STAGES
+
+GENERATE = ("generate", "Once upon a time", "--max-tokens", "6", "--seed", "1", "--json")
+
+
+def params(*arguments: str) -> nc.SamplingParams:
+    """What a command line says."""
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    flags.add_sampling(parser)
+    return nc.SamplingParams(**flags.given(parser.parse_args([*arguments])))
+
+
+def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert main([*GENERATE, *arguments]) == 0, capsys.readouterr().err
+    return dict(json.loads(capsys.readouterr().out, parse_constant=pytest.fail))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--bad-words", "a b", "--bad-words", "c,d"], {"bad_words": ("a b", "c,d")}),
+        (
+            ["--dry-sequence-breakers", "\n", "--dry-sequence-breakers", "none"],
+            {"dry_sequence_breakers": ("\n", "none")},
+        ),
+        (["--order", "llama.cpp"], {"order": "llama.cpp"}),
+        (["--order", "top_k,temperature"], {"order": ("top_k", "temperature")}),
+        (["--order", "top_k, min_p"], {"order": ("top_k", "min_p")}),
+        (["--order", "top_k,"], {"order": ("top_k",)}),
+        (["--draw", "categorical"], {"draw": "categorical"}),
+        (["--logprobs", "3", "--logprobs-mode", "processed"], {"logprobs": 3, "logprobs_mode": "processed"}),
+        (["--logprobs", "none"], {}),
+        (["--logprob-token-ids", "5,7"], {"logprob_token_ids": (5, 7)}),
+        (["--penalty-last-n", "-1"], {"penalty_last_n": -1}),
+        (["--penalty-last-n", "none"], {}),
+        (
+            ["--xtc-exempt-token-ids", "1,2", "--xtc-probability", "1"],
+            {"xtc_exempt_token_ids": (1, 2), "xtc_probability": 1},
+        ),
+        (["--adaptive-p-target", "0.4"], {"adaptive_p_target": 0.4}),
+        (["--p-less"], {"p_less": True}),
+    ],
+)
+def test_flags_of_the_newer_kinds(arguments: list[str], expected: dict[str, Any]) -> None:
+    assert params(*arguments) == nc.SamplingParams(**expected)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--order", "vlm"], "order must be one of canonical, vllm, hf, llama.cpp, akunu or a list of stage names"),
+        (["--order", "top_k,topp"], "unknown stage in order 'topp'; did you mean top_p"),
+        (["--order", "top_k,,top_p"], "order must be one of"),
+        (["--order", ","], "order must be one of"),
+        (["--order", "top_k,top_k"], "order has top_k twice"),
+        (["--order", "top_k,greedy"], "order does not name greedy"),
+        (["--order", "top_k,", "--min-p", "0.5"], r"order \('top_k',\) has no place for min_p"),
+        (["--draw", "Greedy"], "draw must be one of"),
+        (["--logprobs", "-1"], "logprobs must be an integer >= 0 or none, got '?-1"),
+        (["--logprobs", "x"], "logprobs must be an integer >= 0 or none, got 'x'"),
+        (["--logprobs-mode", "cooked"], "logprobs_mode must be one of raw, processed, got 'cooked'"),
+        (["--bad-words", ""], "bad_words must be a list of non-empty strings"),
+    ],
+)
+def test_wrong_values_are_errors_of_their_field(arguments: list[str], words: str) -> None:
+    with pytest.raises(ParameterError, match=words):
+        params(*arguments)
+    with pytest.raises(ParameterError, match=words):
+        chat_params(*arguments)
+
+
+def chat_params(*arguments: str) -> nc.SamplingParams:
+    """The same by /set."""
+    made = nc.SamplingParams()
+    for flag, value in zip(arguments[::2], arguments[1::2], strict=True):
+        made = flags.assign(made, flag.removeprefix("--"), value)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("bad_words", "once upon", ("once upon",)),
+        ("bad-words", "none", ("none",)),
+        ("dry_sequence_breakers", ". ", (". ",)),
+        ("order", "hf", "hf"),
+        ("order", "temperature,top_k", ("temperature", "top_k")),
+        ("draw", "greedy", "greedy"),
+        ("logprobs", "2", 2),
+        ("logprobs", "none", None),
+        ("logprobs-mode", "processed", "processed"),
+        ("p_less", "on", True),
+        ("xtc_exempt_token_ids", "3,4", (3, 4)),
+    ],
+)
+def test_set_reads_every_kind(name: str, text: str, value: object) -> None:
+    assert getattr(flags.assign(nc.SamplingParams(), name, text), name.replace("-", "_")) == value
+
+
+def test_a_chat_with_the_newer_parameters(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = ["/set bad_words the", "/set order top_k,top_p,temperature,bad_words", "/set draw greedy", "/params", "Hi!"]
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join([*lines, "/set order nonsense", "/set order", "/params"])))
+    assert main(["chat", "--max-tokens", "12", "--seed", "1"]) == 1
+    done = capsys.readouterr()
+    assert "bad_words=('the',), top_k=50, top_p=0.9" in done.out.replace("temperature=0.7, ", "")
+    assert "order=('top_k', 'top_p', 'temperature', 'bad_words'), draw='greedy'" in done.out
+    assert re.search(r"\[\d+ tokens, .* seed 1, ", done.err)
+    assert "order must be one of canonical" in done.err
+    assert "order=" not in done.out.splitlines()[-1]
+
+
+# ---- --json
+
+
+def test_json_has_logprobs_as_objects(capsys: pytest.CaptureFixture[str]) -> None:
+    told = answer(capsys, "--logprobs", "2", "--logprob-token-ids", "16,5", "--n", "2")
+    for output in told["outputs"]:
+        assert len(output["logprobs"]) == len(output["token_ids"]) == 6
+        for token, step in zip(output["token_ids"], output["logprobs"], strict=True):
+            assert step.keys() == {"chosen", "top", "asked"}
+            assert step["chosen"].keys() == {"token_id", "logprob", "rank"}
+            assert step["chosen"]["token_id"] == token
+            assert [one["rank"] for one in step["top"]] == [1, 2]
+            assert [one["token_id"] for one in step["asked"]] == [16, 5]
+        total = math.fsum(step["chosen"]["logprob"] for step in output["logprobs"])
+        assert output["cumulative_logprob"] == pytest.approx(total)
+
+
+def test_json_has_null_where_a_token_was_out(capsys: pytest.CaptureFixture[str]) -> None:
+    told = answer(capsys, "--logprobs", "3", "--logprobs-mode", "processed", "--top-k", "2", "--logprob-token-ids", "5")
+    steps = told["outputs"][0]["logprobs"]
+    assert [step["asked"][0] for step in steps] == [{"token_id": 5, "logprob": None, "rank": None}] * 6
+    assert all(1 <= len(step["top"]) <= 2 for step in steps)
+
+
+def test_json_of_prompt_logprobs_is_objects_too(capsys: pytest.CaptureFixture[str]) -> None:
+    told = answer(capsys, "--prompt-logprobs", "1")
+    first, *others = told["prompt_logprobs"]
+    assert first is None
+    assert [step["chosen"]["token_id"] for step in others] == told["prompt_token_ids"][1:]
+
+
+def test_json_without_logprobs_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    told = answer(capsys)
+    [output] = told["outputs"]
+    assert (output["logprobs"], output["cumulative_logprob"], told["prompt_logprobs"]) == (None, None, None)
+    assert output.keys() == {
+        *("index", "text", "token_ids", "finish_reason", "stop_reason", "seed", "logprobs", "cumulative_logprob")
+    }
+    assert told["params"] == {"temperature": 0.7, "top_k": 50, "top_p": 0.9, "seed": 1, "max_tokens": 6}
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        ("--order", "llama.cpp"),
+        ("--order", "temperature,top_p,top_k,bad_words", "--bad-words", "the"),
+        ("--draw", "greedy"),
+        ("--draw", "categorical"),
+        ("--mirostat-tau", "3"),
+        ("--dry-multiplier", "0.8", "--dry-sequence-breakers", "a"),
+        ("--logprobs-mode", "processed", "--logprobs", "0"),
+    ],
+    ids=" ".join,
+)
+def test_newer_flags_reach_the_answer_and_it_can_be_had_again(
+    rest: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = answer(capsys, *rest)
+    assert rest[0][2:].replace("-", "_") in first["params"]
+    assert answer(capsys, *rest) == first
+
+
+# ---- nucleate stages
+
+
+def test_the_table_of_stages_is_readable(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for columns in ("60", "120", "400"):  # narrower than 80 is 80
+        monkeypatch.setenv("COLUMNS", columns)
+        assert main(["stages"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert max(map(len, lines)) <= max(80, int(columns))
+        assert [line.split()[0] for line in lines if not line.startswith(" ")] == list(STAGES)
+    for name in FIELDS:
+        if any(p.name == name for kind in STAGES.values() for p in kind.parameters.values()):
+            assert any(line.startswith(f"  {name} ") for line in lines)
+    [top_p] = [line for line in lines if line.startswith("  top_p ")]
+    assert top_p.endswith("[a number > 0 and <= 1; default 1]")
+    assert any(line.endswith("[true or false; default false]") for line in lines)
+    assert [line.split(maxsplit=1)[1] for line in lines if line.startswith("  penalty_last_n")][1:] == [
+        "as of repetition"
+    ] * 2
+
+
+def test_the_stages_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["stages", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert [row["name"] for row in rows] == list(STAGES)
+    assert {row["shape"] for row in rows} == {"shift", "scale", "floor", "prefix", "ceiling", "tap", "draw"}
+    for row in rows:
+        for parameter in row["parameters"]:
+            field = FIELDS[parameter["name"]]
+            assert (parameter["help"], parameter["allowed"]) == (field.help, field.allowed)
+            assert field.check(parameter["default"]) == field.default

@@ -1,0 +1,202 @@
+"""What a course on inference would ask of a sampler, on a real model: the embedded one."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from functools import cache
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import nucleate as nc
+from nucleate.params import FIELDS
+from nucleate.stages import STAGES, Gumbel, Repetition, Temperature, TopP
+
+PROMPT = "Once upon a time"
+STEPS = 20
+
+
+class Cached:
+    """The model's logits after any tokens; equal runs read them once."""
+
+    def __init__(self, llm: nc.LLM) -> None:
+        self.prompt = tuple(llm.encode(PROMPT))
+        self.size = llm.model.vocab_size
+
+        @cache
+        def context(output: tuple[int, ...]) -> NDArray[np.float32]:
+            return llm.model.begin().forward((*self.prompt, *output))
+
+        self.logits = context
+
+
+@pytest.fixture(scope="module")
+def model(llm: nc.LLM) -> Cached:
+    return Cached(llm)
+
+
+def draws(model: Cached, params: nc.SamplingParams | tuple, steps: int = STEPS) -> list[int]:
+    """Tokens drawn one after the other by a Sampler."""
+    sampler = nc.Sampler(model.size)
+    row = sampler.add(params, model.prompt)
+    for _ in range(steps):
+        sampler(model.logits(sampler.output_ids(row))[None])
+    return list(sampler.output_ids(row))
+
+
+# ---- greedy
+
+
+@pytest.mark.parametrize("greedy", [{"temperature": 0}, {"top_k": 1}, {"draw": "greedy"}], ids=str)
+def test_greedy_is_the_argmax_of_the_models_logits(llm: nc.LLM, greedy: dict[str, object]) -> None:
+    context, tokens = llm.model.begin(), []
+    logits_V = context.forward(llm.encode(PROMPT))
+    for _ in range(STEPS):
+        tokens.append(int(np.argmax(logits_V)))
+        logits_V = context.forward((tokens[-1],))
+    params = nc.SamplingParams(max_tokens=STEPS, ignore_eos=True, **greedy)
+    [output] = llm.generate(PROMPT, params)[0].outputs
+    assert list(output.token_ids) == tokens
+
+
+# ---- what is off is off
+
+
+USUAL = nc.SamplingParams(seed=11, temperature=0.8, top_p=0.95, top_k=5, repetition_penalty=1.1)
+
+
+def offs(name: str) -> list[object]:
+    """Every way to say that a field does nothing."""
+    field = FIELDS[name]
+    neutral = [] if field.neutral is dataclasses.MISSING else [field.neutral]
+    return [field.default, *field.off, *(value for value in neutral if value != field.default)]
+
+
+@pytest.mark.parametrize("name", [name for name in FIELDS if name != "seed"])
+def test_a_field_at_its_default_changes_no_token_and_no_bit(model: Cached, name: str) -> None:
+    plain = USUAL.replace(**{name: FIELDS[name].default})
+    if getattr(USUAL, name) != FIELDS[name].default:
+        assert draws(model, plain) != draws(model, USUAL)  # it does something
+    tokens = draws(model, plain)
+    logits_V, past = model.logits(tuple(tokens[:5])), {"prompt_ids": [model.prompt], "output_ids": [tokens[:5]]}
+    expected = nc.probabilities(logits_V[None], plain, **past)
+    for value in offs(name):
+        params = plain.replace(**{name: value})
+        assert draws(model, params) == tokens
+        assert (nc.probabilities(logits_V[None], params, **past) == expected).all()
+
+
+def neutrals() -> list[object]:
+    """A stage of every kind that can be neutral, in that state."""
+    stages = []
+    for kind in STAGES.values():
+        switches = {a: p.neutral for a, p in kind.parameters.items() if p.neutral is not dataclasses.MISSING}
+        stages += [kind(**switches)] if switches else []
+    return stages
+
+
+@pytest.mark.parametrize("stage", neutrals(), ids=repr)
+def test_a_neutral_stage_anywhere_changes_no_bit(model: Cached, stage: object) -> None:
+    stages = (Repetition(1.2), Temperature(0.9), TopP(0.9))
+    logits_V, past = model.logits((16, 411)), {"prompt_ids": [model.prompt], "output_ids": [(16, 411)]}
+    expected = nc.probabilities(logits_V[None], stages, **past)
+    for place in range(len(stages) + 1):
+        changed = (*stages[:place], stage, *stages[place:])
+        assert (nc.probabilities(logits_V[None], changed, **past) == expected).all()
+        assert draws(model, (*changed, Gumbel(3)), 3) == draws(model, (*stages, Gumbel(3)), 3)
+        told = nc.trace(logits_V, (*changed, Gumbel(3)), prompt_ids=model.prompt, output_ids=(16, 411))
+        assert (told.steps[-2].probabilities == expected[0]).all()
+
+
+# ---- coherence
+
+
+def known_words(llm: nc.LLM) -> set[str]:
+    """The words the tokenizer was trained on often enough to make them one token."""
+    texts = (llm.tokenizer.decode([token]) for token in range(llm.tokenizer.vocab_size))
+    return {text.strip().lower() for text in texts if text.startswith(" ")} | {"s", "t", "m", "re", "ve", "ll", "d"}
+
+
+def measures(llm: nc.LLM, params: nc.SamplingParams) -> tuple[float, float, float]:
+    """Of 64 tokens for each of four seeds: the mean raw logprob, that of the worst one, the share of known words."""
+    known, words, logprobs = known_words(llm), [], []
+    for seed in range(4):
+        said = params.replace(seed=seed, max_tokens=64, ignore_eos=True, logprobs=0, logprobs_mode="raw")
+        [output] = llm.generate(PROMPT, said)[0].outputs
+        assert output.cumulative_logprob is not None
+        logprobs.append(output.cumulative_logprob / len(output.token_ids))
+        words += re.findall(r"[^\W\d_]+|\ufffd", output.text.lower())
+    return float(np.mean(logprobs)), min(logprobs), sum(word in known for word in words) / len(words)
+
+
+def coherent(mean: float, worst: float, known: float) -> bool:
+    return mean > -1.2 and worst > -1.6 and known >= 0.95
+
+
+def test_64_tokens_at_the_usual_setting_are_coherent_and_hot_ones_are_not(llm: nc.LLM) -> None:
+    """The model's own text has about -0.7 nats per token, any other order of the same tokens about -9."""
+    assert coherent(*measures(llm, nc.SamplingParams(temperature=0.7, top_p=0.9, top_k=50)))
+    mean, worst, known = measures(llm, nc.SamplingParams(temperature=5.0))
+    assert not coherent(mean, worst, known)
+    assert mean < -8
+    assert known < 0.9
+
+
+def test_the_same_tokens_in_another_order_are_not_coherent(llm: nc.LLM) -> None:
+    params = nc.SamplingParams(temperature=0.7, top_p=0.9, top_k=50, seed=1, max_tokens=64, ignore_eos=True)
+    ids = list(llm.generate(PROMPT, params)[0].outputs[0].token_ids)
+    np.random.default_rng(0).shuffle(ids)
+    told = llm.generate([[*llm.encode(PROMPT), *ids]], nc.SamplingParams(max_tokens=1, prompt_logprobs=0))[
+        0
+    ].prompt_logprobs
+    assert told is not None
+    assert np.mean([step.chosen.logprob for step in told[-64:] if step is not None]) < -5
+
+
+# ---- a mixed batch
+
+
+MIXED = (
+    nc.SamplingParams(temperature=0, seed=1),
+    nc.SamplingParams(temperature=0.7, top_k=50, top_p=0.9, seed=2),
+    nc.SamplingParams(temperature=1.3, top_k=5, repetition_penalty=1.3, seed=3),
+    nc.SamplingParams(temperature=1.0, top_p=0.5, frequency_penalty=1.0, presence_penalty=0.5, seed=4),
+    nc.SamplingParams(temperature=2.0, top_k=200, top_p=0.99, presence_penalty=-1.0, penalty_last_n=8, seed=5),
+    nc.SamplingParams(top_k=1, frequency_penalty=2.0, seed=6),
+    nc.SamplingParams(temperature=0.9, mirostat_tau=3.0, dry_multiplier=0.8, xtc_probability=0.5, seed=7),
+    nc.SamplingParams(temperature=0.7, top_k=50, top_p=0.9, draw="categorical", seed=2**64 - 1),
+)
+
+
+def prompts(llm: nc.LLM) -> list[list[int]]:
+    texts = ("Once upon a time", "The dog", "Tim and Lily", "In a big forest", "One day", "The", "A fox said", "She")
+    return [llm.encode(text) for text in texts]
+
+
+def together(llm: nc.LLM, order: Sequence[int]) -> dict[int, list[int]]:
+    """All rows in one Sampler, in some order, each with a context of the model of its own."""
+    sampler, ids = nc.Sampler(llm.model.vocab_size), prompts(llm)
+    rows = {sampler.add(MIXED[i], ids[i]): i for i in order}
+    contexts = [llm.model.begin() for _ in rows]
+    logits = [context.forward(ids[i]) for context, i in zip(contexts, rows.values(), strict=True)]
+    for _ in range(STEPS):
+        out = sampler(np.stack(logits))
+        assert not out.errors
+        logits = [context.forward((token,)) for context, token in zip(contexts, out.token_ids.tolist(), strict=True)]
+    return {i: list(sampler.output_ids(row)) for row, i in rows.items()}
+
+
+def test_a_batch_of_different_requests_is_each_of_them_alone(llm: nc.LLM) -> None:
+    batch = together(llm, range(len(MIXED)))
+    alone = {i: together(llm, [i])[i] for i in range(len(MIXED))}
+    assert batch == alone
+    assert together(llm, [5, 2, 7, 0]) == {i: alone[i] for i in (5, 2, 7, 0)}
+    assert len({tuple(tokens) for tokens in alone.values()}) == len(MIXED)
+    for i, params in enumerate(MIXED):  # and generate is a Sampler of one row
+        said = params.replace(max_tokens=STEPS, ignore_eos=True)
+        tokens = llm.generate([prompts(llm)[i]], said)[0].outputs[0].token_ids
+        if params.dry_multiplier == 0:  # there, text has a tokenizer, and DRY its usual breakers
+            assert list(tokens) == alone[i]

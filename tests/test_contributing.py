@@ -1,0 +1,63 @@
+"""The worked example of CONTRIBUTING.md works: one file and its test make a stage, a field, a flag and its laws."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+FILES = dict(re.findall(r"^`([\w/]+\.py)`:\n\n```python\n(.*?)```", PAGE, re.DOTALL | re.MULTILINE))
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the project with the two files of the page added."""
+    root = tmp_path_factory.mktemp("contributing")
+    shutil.copytree(ROOT / "src", root / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "tests" / "laws", root / "tests" / "laws", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "tests" / "conftest.py", root / "tests")
+    shutil.copy(ROOT / "pyproject.toml", root)
+    for name, code in FILES.items():
+        (root / name).parent.mkdir(exist_ok=True, parents=True)
+        (root / name).write_text(code, "utf-8")
+    return root
+
+
+def run(copy: Path, *command: str) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(copy / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(
+        [sys.executable, *command], cwd=copy, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_page_has_a_stage_and_its_test() -> None:
+    assert list(FILES) == ["src/nucleate/stages/above_average.py", "tests/stages/test_above_average.py"]
+
+
+def test_its_own_test_and_every_law_pass(copy: Path) -> None:
+    laws = run(copy, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests", "-k", "above_average or average")
+    assert int(re.search(r"(\d+) passed", laws)[1]) >= 12  # type: ignore[index]  # one of its own, the others laws
+
+
+def test_it_is_a_flag_and_a_row_of_the_table(copy: Path) -> None:
+    table = run(copy, "-m", "nucleate", "stages")
+    assert "above_average" in table
+    assert "factor of the average probability" in table
+    seeded = ("--seed", "1", "--max-tokens", "8", "--json")
+    story = run(copy, "-m", "nucleate", "generate", "Once", "--above-average", "500", *seeded)
+    assert '"above_average": 500.0' in story
+
+
+def test_the_files_of_the_page_are_in_the_style_of_the_house(copy: Path) -> None:
+    run(copy, "-m", "ruff", "check", *FILES)
+    run(copy, "-m", "ruff", "format", "--check", *FILES)
+    run(copy, "-m", "mypy", "src/nucleate/stages/above_average.py")

@@ -1,0 +1,316 @@
+"""Orders: ours, other engines', a request's own. What each preset says is held against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import nucleate as nc
+from nucleate.core.parameter import ParameterError
+from nucleate.core.stage import Ceiling, Floor, Prefix, Tap
+from nucleate.params import FIELDS
+from nucleate.presets import with_mask, without_mask
+from nucleate.stages import STAGES, Categorical, Greedy, Gumbel, Mask, Temperature, TopK, TopP, Xtc
+
+SAID = {  # what a request says to have a stage
+    "logit_bias": {"logit_bias": {2: 1.0}},
+    "repetition": {"repetition_penalty": 1.2},
+    "frequency": {"frequency_penalty": 0.3},
+    "presence": {"presence_penalty": 0.2},
+    "dry": {"dry_multiplier": 0.8},
+    "no_repeat_ngram": {"no_repeat_ngram_size": 3},
+    "min_tokens": {"min_tokens": 4, "stop_token_ids": (9,)},
+    "bad_words": {"bad_words": ((4, 5),)},
+    "suppress": {"suppress_token_ids": (6,)},
+    "allowed": {"allowed_token_ids": tuple(range(10))},
+    "temperature": {"temperature": 0.8},
+    "dynamic_temperature": {"dynamic_temperature_low": 0.5, "dynamic_temperature_high": 1.5},
+    "top_n_sigma": {"top_n_sigma": 3.0},
+    "top_k": {"top_k": 8},
+    "typical": {"typical_p": 0.95},
+    "min_p": {"min_p": 0.02},
+    "top_a": {"top_a": 0.01},
+    "epsilon": {"epsilon_cutoff": 0.001},
+    "eta": {"eta_cutoff": 0.001},
+    "p_less": {"p_less": True},
+    "top_h": {"top_h": 0.9},
+    "mirostat": {"mirostat_tau": 6.0},
+    "top_p": {"top_p": 0.9},
+    "xtc": {"xtc_probability": 0.5},
+    "adaptive_p": {"adaptive_p_target": 0.3},
+}
+BANS = ["bad_words", "min_tokens", "suppress", "allowed"]
+ORDERS = {
+    "canonical": list(SAID),
+    "vllm": [*BANS, "logit_bias", "repetition", "frequency", "presence", "temperature", "min_p", "top_k", "top_p"],
+    "hf": [
+        *("logit_bias", "repetition", "no_repeat_ngram", *BANS, "temperature"),
+        *("top_h", "top_k", "top_p", "min_p", "typical", "epsilon", "eta"),
+    ],
+    "llama.cpp": [
+        *(*BANS, "logit_bias", "repetition", "frequency", "presence", "dry", "top_n_sigma", "top_k", "typical"),
+        *("top_p", "min_p", "xtc", "temperature", "dynamic_temperature", "mirostat", "adaptive_p"),
+    ],
+    "akunu": [*BANS, "repetition", "temperature", "top_k", "min_p", "top_p"],
+}
+LOGITS = np.log([[0.4, 0.3, 0.2, 0.1]])
+
+
+def asked(names, **changes):
+    """Parameters that ask for some stages."""
+    said = {field: value for name in names for field, value in SAID[name].items()}
+    return nc.SamplingParams(**{**said, **changes})
+
+
+def kept(logits=LOGITS, prompt=(), output=(), **params):
+    """The ids that are left, and their probabilities."""
+    p = nc.probabilities(logits, nc.SamplingParams(**params), prompt_ids=[prompt], output_ids=[output])[0]
+    return np.flatnonzero(p).tolist(), p
+
+
+# ---- what stands where
+
+
+def test_every_preset_is_tried_here():
+    assert ORDERS.keys() == nc.PRESETS.keys() == set(FIELDS["order"].choices)
+    assert ORDERS["canonical"] == [name for name in STAGES if name in SAID]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_request_for_everything_has_the_order_of_the_preset(order):
+    *stages, draw = asked(ORDERS[order], order=order, seed=3).pipeline()
+    assert [stage.name for stage in stages] == ORDERS[order]
+    assert draw == Gumbel(3)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_request_for_nothing_has_only_what_the_preset_always_has(order):
+    always = {"akunu": (TopK(256),)}.get(order, ())
+    assert nc.SamplingParams(order=order).pipeline() == (*always, Gumbel())
+
+
+@pytest.mark.parametrize(("order", "name"), [(o, n) for o, names in ORDERS.items() for n in SAID if n not in names])
+def test_a_stage_that_the_order_has_no_place_for_is_an_error(order, name):
+    with pytest.raises(ParameterError, match=f"order '{order}' has no place for {name}, which this request") as caught:
+        asked([name], order=order)
+    assert caught.value.field == "order"
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_an_order_survives_json_and_change(order):
+    params = asked(ORDERS[order], order=order, draw="categorical")
+    assert nc.SamplingParams.from_json(params.to_json()) == params
+    assert eval(repr(params), {"SamplingParams": nc.SamplingParams}) == params
+    assert params.replace(order=ORDERS[order]).order == tuple(ORDERS[order])
+    assert nc.SamplingParams.from_json(params.replace(order=ORDERS[order]).to_json()).order == tuple(ORDERS[order])
+
+
+# ---- what the presets give where the request says nothing
+
+
+def windows(**params):
+    stages = asked(["repetition", "frequency", "presence"], **params).pipeline()[:-1]
+    return {stage.window for stage in stages}
+
+
+def test_llama_cpp_counts_the_last_64_tokens_unless_the_request_says_how_many():
+    assert windows(order="llama.cpp") == {64}
+    assert windows(order="llama.cpp", penalty_last_n=5) == {5}
+    assert windows(order="llama.cpp", penalty_last_n=-1) == {-1}
+    assert windows(order="llama.cpp", penalty_last_n=0) == {0}
+    assert windows() == windows(order="vllm") == {None}
+    assert windows(order="vllm", penalty_last_n=7) == {7}
+
+
+def test_the_window_of_llama_cpp_in_numbers():
+    logits = np.zeros((1, 3))
+    prompt, output = [0] * 3 + [1] * 62, [2, 2]  # the last 64: 62 times 1, twice 2
+    _, p = kept(logits, prompt, output, order="llama.cpp", frequency_penalty=0.5)
+    assert p == pytest.approx(np.array([1, np.exp(-31), np.exp(-1)]) / (1 + np.exp(-31) + np.exp(-1)))
+    _, p = kept(logits, prompt, output, frequency_penalty=0.5)  # ours counts the output alone
+    assert p == pytest.approx(np.array([1, 1, np.exp(-1)]) / (2 + np.exp(-1)))
+
+
+def test_hf_keeps_what_equals_the_kth():
+    logits = np.array([[3.0, 2.0, 2.0, 2.0, 1.0]])
+    assert kept(logits, top_k=2)[0] == [0, 1]
+    assert kept(logits, top_k=2, order="hf")[0] == [0, 1, 2, 3]
+    assert kept(logits, top_k=4, order="hf")[0] == [0, 1, 2, 3]
+    assert kept(logits, top_k=5, order="hf")[0] == [0, 1, 2, 3, 4]
+    assert kept(np.zeros((1, 5)), top_k=2, order="hf")[0] == [0, 1, 2, 3, 4]
+    assert kept(np.zeros((1, 5)), top_k=1, order="hf")[0] == [0]  # greedy, whatever equals the best
+
+
+@pytest.mark.parametrize("top_k", [0, -1])
+def test_akunu_keeps_256_tokens_when_top_k_is_off(top_k):
+    logits = np.random.default_rng(0).normal(size=(1, 1000))
+    ids, _ = kept(logits, order="akunu", top_k=top_k)
+    assert ids == sorted(np.argsort(-logits[0])[:256].tolist())
+    assert len(kept(logits, order="akunu", top_k=999)[0]) == 999
+
+
+@pytest.mark.parametrize(
+    ("params", "ours", "akunus"),
+    [  # of 0.4, 0.3, 0.2, 0.1
+        ({"top_k": 2, "top_p": 0.5}, [0], [0, 1]),  # 0.4 / 0.7 reaches a half, 0.4 does not
+        ({"top_k": 2, "top_p": 0.95}, [0, 1], [0, 1]),  # all that is in does not reach 0.95 of the whole
+        ({"top_k": 3, "min_p": 0.6, "top_p": 0.55}, [0], [0, 1]),
+        ({"top_p": 0.4}, [0], [0]),
+        ({"top_p": 0.41}, [0, 1], [0, 1]),
+        ({"temperature": 0.5, "top_k": 2, "top_p": 0.6}, [0], [0, 1]),  # 16/30 of all, 16/25 of the two
+        ({"temperature": 0.5, "top_k": 2, "top_p": 0.5}, [0], [0]),
+    ],
+)
+def test_top_p_of_akunu_is_a_part_of_all_tokens(params, ours, akunus):
+    assert kept(**params)[0] == ours
+    assert kept(**params, order="akunu")[0] == akunus
+
+
+def test_hf_cuts_top_p_before_min_p_and_typical():
+    assert kept(top_p=0.5, min_p=0.6)[0] == [0]  # min-p leaves 0.4 and 0.3: 4/7 reaches a half
+    assert kept(top_p=0.5, min_p=0.6, order="hf")[0] == [0, 1]
+    typical = {"typical_p": 0.2, "top_p": 0.5}
+    assert kept(**typical)[0] == [1]  # of all four, 0.3 is nearest to the entropy
+    assert kept(**typical, order="hf")[0] == [0]  # of 4/7 and 3/7, the first
+
+
+def test_llama_cpp_cuts_before_the_temperature():
+    logits = np.log([[0.5, 0.3, 0.2]])
+    assert kept(logits, min_p=0.5, temperature=2.0)[0] == [0, 1, 2]  # sqrt(0.2 / 0.5) is above a half
+    assert kept(logits, min_p=0.5, temperature=2.0, order="llama.cpp")[0] == [0, 1]
+
+
+def test_vllm_cuts_in_another_order_with_the_same_effect():
+    """Min-p looks at the best token only and bans are for good, so that neither cares what came before it."""
+    random = np.random.default_rng(1)
+    for _ in range(50):
+        logits = (random.normal(size=(3, 12)) * 3).round(1)
+        params = asked(
+            random.permutation(ORDERS["vllm"])[:8],
+            top_k=int(random.integers(2, 9)),
+            top_p=float(random.uniform(0.1, 1)),
+        )
+        args = dict(prompt_ids=random.integers(0, 12, (3, 9)), output_ids=random.integers(0, 12, (3, 9)))
+        ours = nc.probabilities(logits, params, **args)
+        assert (ours == nc.probabilities(logits, params.replace(order="vllm"), **args)).all()
+
+
+# ---- orders of one's own
+
+
+def test_stages_run_in_the_order_they_are_named_in():
+    params = dict(temperature=2.0, top_p=0.65, top_k=2)
+    for order in (
+        ("top_p", "temperature", "top_k"),
+        ("top_k", "top_p", "temperature"),
+        ["temperature", "top_p", "top_k"],
+    ):
+        made = nc.SamplingParams(**params, order=order).pipeline()
+        assert [stage.name for stage in made] == [*order, "gumbel"]
+    logits = np.log([[0.64, 0.25, 0.11]])
+    assert kept(logits, **params, order=["top_p", "temperature", "top_k"])[0] == [0, 1]
+    assert kept(logits, temperature=2.0, top_p=0.6, order=["top_p", "temperature"])[0] == [0]
+    assert kept(logits, temperature=2.0, top_p=0.6, order=["temperature", "top_p"])[0] == [0, 1]  # 8/16.3 and 5/16.3
+
+
+def test_a_place_that_is_not_needed_is_left_empty():
+    assert nc.SamplingParams(order=["top_k", "dry", "min_p"], min_p=0.5).pipeline()[0].name == "min_p"
+    assert nc.SamplingParams(order=[]).pipeline() == (Gumbel(),)
+
+
+@pytest.mark.parametrize(
+    ("order", "words"),
+    [
+        ("vlm", "order must be one of canonical, vllm, hf, llama.cpp, akunu or a list of stage names, got 'vlm'"),
+        ("top_k", "order must be one of canonical"),
+        ("", "order must be one of canonical"),
+        (["topk"], "unknown stage in order 'topk'; did you mean top_k"),
+        (["top_k", "hf"], "unknown stage in order 'hf'"),
+        (["x" * 5000], "unknown stage in order 'xxxx"),
+        (["top_k", "min_p", "top_k"], "order has top_k twice"),
+        (["top_k", "gumbel"], "order does not name gumbel: the draw is last, logprobs_mode places logprobs, and"),
+        (["greedy"], "order does not name greedy"),
+        (["top_k", "mask"], "order does not name mask"),
+        (["logprobs", "top_k"], "order does not name logprobs"),
+        ([5], "order must be one of"),
+        (["top_k", ""], "order must be one of"),
+        ({"top_k": 1}, "order must be one of"),
+    ],
+)
+def test_an_order_that_makes_no_sense_is_an_error_that_names_it(order, words):
+    with pytest.raises(ParameterError, match=words) as caught:
+        nc.SamplingParams(order=order)
+    assert caught.value.field == "order"
+    assert len(str(caught.value)) < 700
+
+
+def test_a_stage_without_a_place_is_refused_however_it_comes_to_be():
+    with pytest.raises(ParameterError, match=r"order \('top_k',\) has no place for temperature") as caught:
+        nc.SamplingParams(order=["top_k"], temperature=0.5)
+    assert caught.value.field == "order"
+    with pytest.raises(ParameterError, match="no place for min_p"):
+        nc.SamplingParams(order=["top_k"]).replace(min_p=0.5)
+    with pytest.raises(ParameterError, match="no place for top_a"):
+        nc.SamplingParams(top_a=0.5).replace(order="vllm")
+    assert nc.SamplingParams(order="vllm", dry_base=2.0).pipeline() == (Gumbel(),)  # it asks for no penalty
+
+
+# ---- draws
+
+
+@pytest.mark.parametrize(
+    ("draw", "last"), [("gumbel", Gumbel(4)), ("categorical", Categorical(4)), ("greedy", Greedy())]
+)
+@pytest.mark.parametrize("order", ORDERS)
+def test_the_draw_is_last(order, draw, last):
+    assert asked(["temperature"], order=order, draw=draw, seed=4).pipeline()[-1] == last
+
+
+@pytest.mark.parametrize("greedy", [{"temperature": 0}, {"top_k": 1}, {"draw": "greedy"}], ids=str)
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_greedy_request_has_no_truncation_in_any_order(order, greedy):
+    names = [name for name in ORDERS[order] if name != "adaptive_p"]  # which is none, and makes an order of its own
+    params = asked(names, order=order, **greedy)
+    assert not any(isinstance(s, Floor | Prefix | Ceiling) and not s.greedy for s in params.pipeline())
+    logits = np.random.default_rng(2).normal(size=(20, 12))
+    plain = asked([n for n in names if not issubclass(STAGES[n], Floor | Prefix | Ceiling)], order=order, temperature=0)
+    assert nc.sample(logits, params).tolist() == nc.sample(logits, plain).tolist()
+    assert nc.probabilities(logits, params).max(axis=1).tolist() == [1.0] * 20
+
+
+def test_the_greedy_draw_flips_no_coin():
+    params = nc.SamplingParams(draw="greedy", xtc_probability=0.5, xtc_threshold=0.1)
+    assert {int(nc.sample(LOGITS, params)[0]) for _ in range(30)} == {0}
+    assert params.pipeline() == (Greedy(),)
+    assert Xtc(0.5) in params.replace(draw="gumbel").pipeline()
+
+
+# ---- the mask
+
+
+def test_a_mask_has_its_place_before_what_looks_at_the_row():
+    assert with_mask((TopK(2), Gumbel())) == (Mask(), TopK(2), Gumbel())
+    for order, names in ORDERS.items():
+        stages = asked(names, order=order).pipeline()
+        masked = with_mask(stages)
+        place = masked.index(Mask())
+        assert without_mask(masked) == stages
+        assert with_mask(masked) == masked
+        assert all(stage.touches for stage in masked[:place])
+        assert not hasattr(masked[place + 1], "touches")
+
+
+@pytest.mark.parametrize("mode", ["raw", "processed"])
+@pytest.mark.parametrize("order", ORDERS)
+def test_logprobs_stand_first_or_last_in_any_order(order, mode):
+    stages = asked(ORDERS[order], order=order, logprobs=1, logprobs_mode=mode).pipeline()
+    assert isinstance(stages[0 if mode == "raw" else -2], Tap)
+    names = [stage.name for stage in stages if not isinstance(stage, Tap | Mask)]
+    assert names == [*ORDERS[order], "gumbel"]
+
+
+def test_a_preset_is_data():
+    assert nc.PRESETS["canonical"][0] == "logit_bias"
+    assert all(isinstance(preset, tuple) for preset in nc.PRESETS.values())
+    stages = asked(["temperature", "top_p"], order="canonical", seed=1).pipeline()
+    assert stages == (Temperature(0.8), TopP(0.9), Gumbel(1))

@@ -1,0 +1,592 @@
+"""The Sampler: rows that come and go, what it refuses, what an error leaves as it was, seeds, logprobs, columns."""
+
+from __future__ import annotations
+
+import copy
+import math
+import random
+import time
+
+import numpy as np
+import pytest
+
+import nucleate as nc
+from nucleate.core.parameter import ParameterError
+from nucleate.pipeline import simplify
+from nucleate.stages import (
+    AdaptiveP,
+    Allowed,
+    BadWords,
+    Dry,
+    DynamicTemperature,
+    Frequency,
+    Greedy,
+    Gumbel,
+    LogitBias,
+    Logprobs,
+    Mask,
+    MinP,
+    MinTokens,
+    Mirostat,
+    NoRepeatNgram,
+    Presence,
+    Repetition,
+    Suppress,
+    Temperature,
+    TopK,
+    TopP,
+    Typical,
+    Xtc,
+)
+
+V = 37
+STATELESS = (
+    (Gumbel(1),),
+    (Temperature(0.7), TopP(0.9), Gumbel(2)),
+    (LogitBias({3: 2.0}), Repetition(1.3), Frequency(0.4), Presence(0.2, 5), MinP(0.05), Gumbel(3)),
+    (Dry(0.8, 1.75, 1, ((4,),)), NoRepeatNgram(2), BadWords(((1, 2), (3,))), Gumbel(4)),
+    (MinTokens(3, (5, 6)), Suppress((7,)), TopK(9), Typical(0.8), Xtc(0.5, 0.05), Gumbel(5)),
+    (Temperature(0.0), Gumbel(6)),
+    (DynamicTemperature(0.5, 1.5), Greedy()),
+    (Logprobs(2, (3,)), Temperature(0.7), Gumbel(7)),
+)
+STATEFUL = (
+    (Mirostat(3.0), Gumbel(8)),
+    (AdaptiveP(0.3), Gumbel(9)),
+    (Mirostat(2.0), Xtc(0.5), AdaptiveP(0.2), Gumbel(1)),
+)
+ALL = (*STATELESS, *STATEFUL)
+
+
+def logits(seed, rows, size=V):
+    return np.random.default_rng(seed).normal(size=(rows, size)).astype(np.float32) * 3
+
+
+def packed(allowed):
+    """Booleans [R, V] as a mask."""
+    size = -(-allowed.shape[1] // 32) * 32
+    return np.packbits(np.pad(allowed, ((0, 0), (0, size - allowed.shape[1]))), axis=1, bitorder="little").view("<i4")
+
+
+def full(pipelines=ALL):
+    sampler = nc.Sampler(V)
+    return sampler, [sampler.add(stages, [1, 2, place % 5]) for place, stages in enumerate(pipelines)]
+
+
+def state(sampler):
+    """Everything that a later draw can depend on."""
+    return copy.deepcopy(
+        {row: (sampler.stages(row), sampler.seed(row), sampler.output_ids(row)) for row in sampler._rows}
+    ), columns(sampler)
+
+
+def columns(sampler):
+    return {
+        structure: (group.rows[:], group.values.tolist() if not np.isnan(group.values).any() else repr(group.values))
+        for structure, group in sampler.groups.items()
+    }
+
+
+# ---- draws
+
+
+def test_every_row_is_what_sample_draws_with_its_step_and_history():
+    sampler, rows = full(STATELESS)
+    prompts = [[1, 2, place % 5] for place in range(len(rows))]
+    outputs = [[] for _ in rows]
+    for step in range(30):
+        x = logits(step, len(rows))
+        got = sampler(x).token_ids
+        expected = nc.sample(x, list(STATELESS), step=step, prompt_ids=prompts, output_ids=outputs)
+        assert got.tolist() == expected.tolist()
+        for output, token in zip(outputs, got.tolist(), strict=True):
+            output.append(token)
+    assert [sampler.output_ids(row) for row in rows] == [tuple(output) for output in outputs]
+
+
+def test_every_row_is_what_it_is_alone_in_any_order_of_the_calls():
+    sampler, rows = full()
+    assert (len(sampler), sampler.rows) == (len(rows), tuple(rows))
+    singles = []
+    for place, stages in enumerate(ALL):
+        single = nc.Sampler(V)
+        single.add(stages, [1, 2, place % 5])
+        singles.append(single)
+    numbers, steps = random.Random(1), [0] * len(rows)
+    for _ in range(60):
+        chosen = numbers.sample(range(len(rows)), numbers.randrange(len(rows) + 1))
+        x = np.stack([logits(100 * steps[i] + i, 1)[0] for i in chosen]) if chosen else np.zeros((0, V), np.float32)
+        got = sampler(x, [rows[i] for i in chosen])
+        assert got.seeds.tolist() == [sampler.seed(rows[i]) for i in chosen]
+        for place, i in enumerate(chosen):
+            one = singles[i](x[place : place + 1])
+            assert got.token_ids[place] == one.token_ids[0]
+            assert singles[i].stages(0) == sampler.stages(rows[i])
+            assert (got.logprobs or {place: None})[place] == (None if one.logprobs is None else one.logprobs[0])
+            steps[i] += 1
+    assert min(steps) > 10
+
+
+def test_rows_without_numbers_are_those_that_are_there_in_the_order_they_came():
+    sampler = nc.Sampler(V)
+    rows = [sampler.add((LogitBias({token: 1e4}), Gumbel(0))) for token in range(5)]
+    assert sampler(logits(0, 5)).token_ids.tolist() == [0, 1, 2, 3, 4]
+    sampler.remove(rows[1])
+    sampler.remove(rows[0])
+    assert sampler(logits(0, 3)).token_ids.tolist() == [2, 3, 4]
+    new = sampler.add((LogitBias({9: 1e4}), Gumbel(0)))
+    assert new not in rows
+    assert (len(sampler), sampler.rows) == (4, (2, 3, 4, new))
+    assert sampler(logits(0, 4)).token_ids.tolist() == [2, 3, 4, 9]
+    assert sampler(logits(0, 4), [new, 4, 2, 3]).token_ids.tolist() == [9, 4, 2, 3]
+    assert sampler(logits(0, 2), np.array([3, new])).token_ids.tolist() == [3, 9]
+    assert sampler(logits(0, 1), iter([new])).token_ids.tolist() == [9]
+    assert sampler.output_ids(new) == (9, 9, 9, 9)
+
+
+def test_a_row_that_goes_leaves_the_others_as_they_were():
+    whole, rows = full()
+    part, same = full()
+    for step in range(5):
+        whole(logits(step, len(rows)))
+        part(logits(step, len(rows)))
+    for place in (4, 0, -1, 3):
+        part.remove(same.pop(place))
+        rows.pop(place)
+    for step in range(5, 10):
+        x = logits(step, len(rows))
+        assert whole(x, rows).token_ids.tolist() == part(x).token_ids.tolist()
+    for row in same:
+        part.remove(row)
+    assert part.groups == {}
+    assert part(np.zeros((0, V), np.float32)).token_ids.tolist() == []
+
+
+def test_no_rows_give_nothing():
+    sampler = nc.Sampler(V)
+    for rows in (None, [], ()):
+        empty = sampler(np.zeros((0, V), np.float32), rows)
+        assert (empty.token_ids.tolist(), empty.logprobs, empty.errors, empty.seeds.tolist()) == ([], None, {}, [])
+        assert (empty.token_ids.dtype, empty.seeds.dtype) == (np.int64, np.uint64)
+
+
+def test_a_vocabulary_of_one_token():
+    sampler = nc.Sampler(1)
+    for stages in ALL:
+        if not any(isinstance(stage, LogitBias | BadWords | MinTokens | Logprobs | Dry) for stage in stages):
+            sampler.add(stages)
+    sampler.add(nc.SamplingParams(temperature=0, top_k=5, seed=1), [0, 0])
+    for _ in range(3):
+        assert set(sampler(np.full((len(sampler._rows), 1), -50.0, np.float32)).token_ids.tolist()) == {0}
+
+
+def test_thousands_of_rows_in_one_call():
+    sampler = nc.Sampler(8)
+    for seed in range(4096):
+        sampler.add((Temperature(0.5 + seed % 7), TopK(1 + seed % 5), Gumbel(seed)))
+    x = logits(0, 4096, 8)
+    start = time.perf_counter()
+    got = sampler(x)
+    assert time.perf_counter() - start < 10
+    for row in range(0, 4096, 97):
+        assert got.token_ids[row] == nc.sample(x[row : row + 1], sampler.stages(row))[0]
+    assert got.seeds.tolist() == list(range(4096))
+    assert sum(len(group) for group in sampler.groups.values()) == 4096
+
+
+# ---- kinds of logits
+
+
+@pytest.mark.parametrize("kind", ["float16", "bfloat16", "float32", "float64"])
+def test_torch_and_numpy_floats_of_any_width_and_layout(kind):
+    torch = pytest.importorskip("torch")
+    x = torch.tensor(logits(5, len(ALL)).tolist(), dtype=getattr(torch, kind))
+    expected = full()[0](x.float().numpy()).token_ids.tolist()
+    wide = torch.zeros((len(ALL), 2 * V), dtype=x.dtype)
+    wide[:, ::2] = x
+    given = [x, x.T.contiguous().T, wide[:, ::2], x.clone().requires_grad_(), x.flip(0).flip(0)]
+    if kind != "bfloat16":
+        one = x.numpy()
+        given += [
+            one,
+            np.asfortranarray(one),
+            wide[:, ::2].numpy(),
+            one[::-1].copy()[::-1],
+            one.astype(one.dtype.newbyteorder(">")),
+        ]
+    for way in given:
+        assert full()[0](way).token_ids.tolist() == expected
+
+
+def test_what_float32_does_not_hold_is_an_error_of_its_row():
+    sampler = nc.Sampler(3)
+    for seed in range(2):
+        sampler.add((Gumbel(seed),))
+    got = sampler(np.array([[1e300, 0, 0], [0, 1, -1e300]]))
+    assert got.errors == {0: "+inf at token 0"}
+    assert got.token_ids[1] in (0, 1)
+
+
+# ---- what is refused
+
+
+WRONG = {
+    "one row too few": dict(logits_RV=logits(0, 10)),
+    "one row too many": dict(logits_RV=logits(0, 12)),
+    "a wrong vocabulary": dict(logits_RV=logits(0, 11, V + 1)),
+    "no vocabulary": dict(logits_RV=np.zeros((11, 0), np.float32)),
+    "one dimension": dict(logits_RV=logits(0, 11)[0]),
+    "three dimensions": dict(logits_RV=logits(0, 11)[None]),
+    "integers": dict(logits_RV=logits(0, 11).astype(int)),
+    "complex numbers": dict(logits_RV=logits(0, 11).astype(complex)),
+    "objects": dict(logits_RV=logits(0, 11).astype(object)),
+    "booleans": dict(logits_RV=logits(0, 11) > 0),
+    "a row that never was": dict(logits_RV=logits(0, 2), rows=[1, 99]),
+    "a negative row": dict(logits_RV=logits(0, 1), rows=[-1]),
+    "a row that is gone": dict(logits_RV=logits(0, 2), rows=[1, 11]),
+    "a row twice": dict(logits_RV=logits(0, 3), rows=[1, 2, 1]),
+    "fewer logits than rows": dict(logits_RV=logits(0, 1), rows=[1, 2]),
+    "more logits than rows": dict(logits_RV=logits(0, 2), rows=[1]),
+    "logits for no rows": dict(logits_RV=logits(0, 1), rows=[]),
+    "a row that is half": dict(logits_RV=logits(0, 1), rows=[1.5]),
+    "a row that is text": dict(logits_RV=logits(0, 1), rows=["1"]),
+    "rows that are one number": dict(logits_RV=logits(0, 1), rows=1),
+    "a mask of too few rows": dict(logits_RV=logits(0, 11), mask=np.full((10, 2), -1, np.int32)),
+    "a mask of too few words": dict(logits_RV=logits(0, 11), mask=np.full((11, 1), -1, np.int32)),
+    "a mask of one dimension": dict(logits_RV=logits(0, 11), mask=np.full(11, -1, np.int32)),
+    "a mask of bytes": dict(logits_RV=logits(0, 11), mask=np.full((11, 8), -1, np.int8)),
+    "a mask of booleans": dict(logits_RV=logits(0, 11), mask=np.ones((11, V), bool)),
+    "a mask of floats": dict(logits_RV=logits(0, 11), mask=np.ones((11, 2), np.float32)),
+    "a mask of long integers": dict(logits_RV=logits(0, 11), mask=np.ones((11, 2), np.int64)),
+    "a mask for the rows that are not asked": dict(
+        logits_RV=logits(0, 2), rows=[1, 2], mask=np.ones((11, 2), np.int32)
+    ),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
+def test_nothing_changes_when_the_arguments_are_wrong(wrong):
+    assert len(ALL) == 11
+    (sampler, _), (twin, _) = full(), full()
+    for one in (sampler, twin):
+        one.remove(one.add((Gumbel(0),)))
+        one(logits(9, 11))
+    before = state(sampler)
+    with pytest.raises((ValueError, TypeError)):
+        sampler(**wrong)
+    assert state(sampler) == before
+    for step in range(3):
+        got, expected = sampler(logits(step, 11)), twin(logits(step, 11))
+        assert got.token_ids.tolist() == expected.token_ids.tolist()
+        assert got.logprobs == expected.logprobs
+
+
+@pytest.mark.parametrize(
+    ("params", "more", "kind", "words"),
+    [
+        ([Gumbel(0)], {}, TypeError, "a tuple of stages"),
+        ({}, {}, TypeError, "a tuple of stages"),
+        ((Gumbel(0), TopK(1)), {}, ValueError, "one draw, its last stage"),
+        ((Logprobs(1), Logprobs(2)), {}, ValueError, "at one place"),
+        ((LogitBias({V: 1.0}), Gumbel(0)), {}, ParameterError, f"names token {V}"),
+        ((BadWords(((1, V),)), Gumbel(0)), {}, ParameterError, f"names token {V}"),
+        ((Dry(1.0, breakers=((V,),)), Gumbel(0)), {}, ParameterError, f"names token {V}"),
+        ((Xtc(0.5, exempt=(V,)), Gumbel(0)), {}, ParameterError, f"names token {V}"),
+        ((Logprobs(0, (V,)), Gumbel(0)), {}, ParameterError, f"names token {V}"),
+        ((BadWords(("text",)), Gumbel(0)), {}, ParameterError, "no tokenizer"),
+        ((Dry(1.0, breakers=("\n",)), Gumbel(0)), {}, ParameterError, "no tokenizer"),
+        (nc.SamplingParams(bad_words=["text"]), {}, ParameterError, "no tokenizer"),
+        ((Gumbel(0),), {"prompt_ids": [V]}, ValueError, "outside the vocabulary"),
+        ((Gumbel(0),), {"prompt_ids": [-1]}, ValueError, "outside the vocabulary"),
+        ((Gumbel(0),), {"output_ids": [V]}, ValueError, "outside the vocabulary"),
+        ((Gumbel(0),), {"prompt_ids": [0.5]}, TypeError, "prompt_ids must be a list"),
+        ((Gumbel(0),), {"output_ids": [[1]]}, TypeError, "output_ids must be a list"),
+        ((Gumbel(0),), {"prompt_ids": 3}, TypeError, "prompt_ids must be a list"),
+        ((Gumbel(0),), {"prompt_ids": "12"}, TypeError, "prompt_ids must be a list"),
+        ((Gumbel(0),), {"index": 0.5}, (TypeError, ValueError), "index"),
+        ((Gumbel(0),), {"index": -1}, ValueError, "index"),
+    ],
+)
+def test_a_row_that_cannot_be_is_refused_and_leaves_nothing(params, more, kind, words):
+    (sampler, _), (twin, _) = full(), full()
+    before = state(sampler)
+    with pytest.raises(kind, match=words):
+        sampler.add(params, **more)
+    assert state(sampler) == before
+    assert sampler.add((Gumbel(7),)) == twin.add((Gumbel(7),))
+    assert sampler(logits(0, 12)).token_ids.tolist() == twin(logits(0, 12)).token_ids.tolist()
+
+
+@pytest.mark.parametrize("given", [0, -1, True, 2.0, "9", None, (5,)])
+def test_a_vocabulary_is_at_least_one_token(given):
+    with pytest.raises(ParameterError, match="vocab_size must be an integer >= 1"):
+        nc.Sampler(given)
+
+
+def test_a_sampler_says_what_it_cannot_run_on():
+    assert nc.Sampler(np.int64(5)).vocab_size == 5
+    with pytest.raises(ParameterError, match="device must be 'cpu'"):
+        nc.Sampler(5, device="cuda")
+    with pytest.raises(ParameterError, match="backend must be one of"):
+        nc.Sampler(5, backend="fast")
+
+
+@pytest.mark.parametrize("ask", ["remove", "seed", "stages", "output_ids"])
+def test_a_row_that_is_not_there_is_said_with_those_that_are(ask):
+    sampler, _ = full(ALL[:3])
+    sampler.remove(1)
+    for row in (1, 3, -1, None, "0"):
+        with pytest.raises(ParameterError, match=r"unknown row .*\(known: 0, 2\)"):
+            getattr(sampler, ask)(row)
+    assert list(sampler._rows) == [0, 2]
+
+
+# ---- rows that have no token
+
+
+BAD = {
+    "NaN": (np.nan, "NaN at token 3"),
+    "+inf": (np.inf, r"\+inf at token 3"),
+    "nothing": (None, "every token is at -inf"),
+}
+
+
+@pytest.mark.parametrize(("value", "words"), BAD.values(), ids=BAD)
+def test_a_bad_row_is_an_error_of_its_own_and_goes_on_afterwards(value, words):
+    (sampler, rows), (twin, _) = full(), full()
+    for step in range(8):
+        good = logits(step, len(rows))
+        bad, hurt = good.copy(), [step, (step * 3 + 5) % len(rows)] if step % 2 else []
+        for place in hurt:
+            bad[place, 3] = 0 if value is None else value
+            bad[place] = -np.inf if value is None else bad[place]
+        before = {place: (sampler.stages(place), sampler.output_ids(place)) for place in hurt}
+        got = sampler(bad)
+        well = [place for place in range(len(rows)) if place not in hurt]
+        assert got.errors.keys() == set(hurt)
+        assert all(got.errors[place].startswith(words.replace("\\", "")) for place in hurt)
+        assert all(got.token_ids[place] == -1 for place in hurt)
+        assert all((sampler.stages(p), sampler.output_ids(p)) == before[p] for p in hurt)
+        assert got.seeds.tolist() == [sampler.seed(row) for row in rows]
+        expected = twin(good[well], well)
+        assert got.token_ids[well].tolist() == expected.token_ids.tolist()
+        told, good_told = (one.logprobs or [None] * len(one.token_ids) for one in (got, expected))
+        assert [told[place] for place in well] == list(good_told)
+        assert all(told[place] is None for place in hurt)
+        assert (got.logprobs is None) == (7 in hurt)
+
+
+def test_a_row_whose_stages_leave_nothing_is_an_error_that_names_the_stage():
+    sampler = nc.Sampler(4)
+    sampler.add((Suppress((0, 1, 2, 3)), Gumbel(0)))
+    sampler.add((Allowed(()), Greedy()))
+    sampler.add((MinTokens(9, (0, 1, 2, 3)), Gumbel(0)))
+    sampler.add((TopK(1), Suppress((2,)), Gumbel(0)))
+    sampler.add((Gumbel(0),))
+    got = sampler(np.tile(np.array([0.0, 1, 2, 0], np.float32), (5, 1)))
+    names = ["suppress", "allowed", "min_tokens", "suppress"]
+    assert got.errors == {place: f"every token is at -inf after {name}" for place, name in enumerate(names)}
+    assert got.token_ids[4] >= 0
+    assert sampler.output_ids(0) == ()
+
+
+# ---- seeds, resuming
+
+
+def test_a_seed_that_was_not_given_is_reported_and_gives_the_same_again():
+    sampler = nc.Sampler(V)
+    for stages in (
+        (TopP(0.9),),
+        (Temperature(1.5), Gumbel()),
+        nc.SamplingParams(),
+        nc.SamplingParams(draw="categorical"),
+    ):
+        sampler.add(stages)
+    first = sampler(logits(0, 4))
+    assert len(set(first.seeds.tolist())) == 4
+    assert first.seeds.tolist() == [sampler.seed(row) for row in range(4)]
+    again = nc.Sampler(V)
+    for row, seed in enumerate(first.seeds.tolist()):
+        again.add((*sampler.stages(row)[:-1], type(sampler.stages(row)[-1])(seed)))
+    assert again(logits(0, 4)).token_ids.tolist() == first.token_ids.tolist()
+    assert again(logits(1, 4)).token_ids.tolist() == sampler(logits(1, 4)).token_ids.tolist()
+    assert again.seed(0) == sampler.seed(0)
+
+
+def test_answers_have_seeds_one_after_another_and_around_the_end():
+    sampler, last = nc.Sampler(V), 2**64 - 2
+    rows = [sampler.add(nc.SamplingParams(seed=last), index=index) for index in range(4)]
+    assert [sampler.seed(row) for row in rows] == [2**64 - 2, 2**64 - 1, 0, 1]
+    x = np.tile(logits(0, 1), (4, 1))
+    got = sampler(x)
+    assert got.seeds.tolist() == [2**64 - 2, 2**64 - 1, 0, 1]
+    params = [nc.SamplingParams(seed=seed) for seed in got.seeds.tolist()]
+    assert got.token_ids.tolist() == nc.sample(x, params).tolist()
+
+
+def test_a_seed_of_its_own_goes_before_the_one_of_the_params():
+    sampler = nc.Sampler(V)
+    for params in (nc.SamplingParams(seed=5), nc.SamplingParams(), (TopP(0.9), Gumbel(5)), (TopP(0.9),)):
+        row = sampler.add(params, seed=2**64 - 1, index=3)
+        assert sampler.seed(row) == 2
+    x = np.tile(logits(0, 1), (4, 1))
+    assert sampler(x).token_ids[0] == nc.sample(x[:1], nc.SamplingParams(seed=2))[0]
+    for wrong in (-1, 2**64, 0.5, True, "5"):
+        with pytest.raises(ParameterError, match="seed must be an integer"):
+            sampler.add((Gumbel(0),), seed=wrong)
+    assert list(sampler._rows) == [0, 1, 2, 3]
+
+
+def test_a_greedy_row_reports_the_seed_it_was_given():
+    sampler = nc.Sampler(V)
+    for params in (
+        *(nc.SamplingParams(temperature=0, seed=5), nc.SamplingParams(top_k=1, seed=5), (Temperature(0.0), Gumbel(5))),
+        nc.SamplingParams(draw="greedy", seed=5),
+    ):
+        assert sampler.seed(sampler.add(params, index=2)) == 7
+
+
+def test_a_row_goes_on_from_what_it_has_drawn():
+    pipelines = [stages for stages in STATELESS if stages[-1].name == "gumbel"]
+    whole = nc.Sampler(V)
+    for stages in pipelines:
+        whole.add(stages, [1, 2, 3])
+    for step in range(20):
+        if step in (1, 7, 13):
+            resumed = nc.Sampler(V)
+            for row, stages in enumerate(pipelines):
+                resumed.add(stages, [1, 2, 3], output_ids=whole.output_ids(row))
+        x = logits(step, len(pipelines))
+        got = whole(x)
+        if step > 1:
+            more = resumed(x)
+            assert more.token_ids.tolist() == got.token_ids.tolist()
+            assert more.logprobs == got.logprobs
+        elif step == 1:
+            resumed(x)
+    assert [resumed.output_ids(row) for row in range(3)] == [whole.output_ids(row) for row in range(3)]
+
+
+def test_a_stateful_row_goes_on_from_its_stages():
+    whole, resumed = nc.Sampler(V), nc.Sampler(V)
+    for stages in STATEFUL:
+        whole.add(stages)
+    for step in range(9):
+        whole(logits(step, 3))
+    for row in range(3):
+        resumed.add(whole.stages(row), output_ids=whole.output_ids(row))
+        assert whole.stages(row) != simplify(STATEFUL[row])
+    for step in range(9, 20):
+        assert resumed(logits(step, 3)).token_ids.tolist() == whole(logits(step, 3)).token_ids.tolist()
+
+
+# ---- masks
+
+
+def test_masks_of_a_step_are_of_that_step_only():
+    sampler, rows = full()
+    allowed = np.random.default_rng(1).random((len(rows), V)) < 0.6
+    allowed[:, 20] = True
+    masks = packed(allowed)
+    for step in range(12):
+        x = logits(step, len(rows))
+        if step % 2:
+            before = state(sampler)
+            got = sampler(x, mask=masks if step % 4 == 1 else masks.view(np.uint32))
+            assert all(allowed[row, token] for row, token in enumerate(got.token_ids.tolist()))
+            assert [type(s) for r in rows for s in sampler.stages(r)] == [
+                type(s) for r in rows for s in before[0][r][0]
+            ]
+        else:
+            got = sampler(x)
+            assert got.errors == {}
+    free = nc.Sampler(V)
+    for stages in ALL:
+        free.add(stages, [1, 2, 0])
+    assert any(
+        not allowed[row, token] for step in range(9) for row, token in enumerate(free(logits(step, 11)).token_ids)
+    )
+
+
+def test_a_mask_of_everything_changes_nothing_and_one_of_nothing_is_an_error():
+    (sampler, rows), (twin, _) = full(), full()
+    for step in range(3):
+        x = logits(step, len(rows))
+        every = np.full((len(rows), 5), -1, np.int32)
+        every[:, 2:] = 7  # words beyond the vocabulary
+        assert sampler(x, mask=every).token_ids.tolist() == twin(x).token_ids.tolist()
+    before = state(sampler)
+    none = np.zeros((len(rows), 2), np.int32)
+    none[:, 1] = ~np.int32(2 ** (V - 32) - 1)  # bits beyond the vocabulary
+    got = sampler(x, mask=none)
+    assert got.token_ids.tolist() == [-1] * len(rows)
+    assert set(got.errors.values()) == {"every token is at -inf after mask"}
+    assert state(sampler) == before
+
+
+def test_a_mask_is_the_same_as_a_ban():
+    banned = (3, 5, 8, 31, 32, 36)
+    mask = packed(~np.isin(np.arange(V), banned)[None])
+    strided = np.full((1, 4), 99, np.int32)
+    strided[:, ::2] = mask
+    backward = mask[:, ::-1].copy()[:, ::-1]
+    for stages in ((Temperature(0.7), TopP(0.9), Gumbel(1)), (Mirostat(2.0), Gumbel(2)), (Temperature(0.0),)):
+        for given in (mask, strided[:, ::2], backward):
+            one, other = nc.Sampler(V), nc.Sampler(V)
+            one.add(stages)
+            other.add((Suppress(banned), *stages))
+            for step in range(6):
+                x = logits(step, 1)
+                assert one(x, mask=given).token_ids.tolist() == other(x).token_ids.tolist()
+
+
+def test_a_mask_that_a_pipeline_has_a_place_for_stays_there():
+    sampler = nc.Sampler(4)
+    row = sampler.add((TopK(2), Mask(), Gumbel(0)))
+    x = np.array([[3.0, 2.0, 1.0, 0.0]], np.float32)
+    assert sampler(x, mask=np.array([[0b1110]], np.int32)).token_ids.tolist() == [1]
+    assert sampler(x, mask=np.array([[0b1100]], np.int32)).errors == {0: "every token is at -inf after mask"}
+    assert sampler.stages(row) == (TopK(2), Mask(), Gumbel(0))
+    assert sampler(x).token_ids[0] in (0, 1)
+
+
+# ---- logprobs
+
+
+def test_logprobs_of_those_who_asked_as_of_where_they_asked():
+    sampler = nc.Sampler(V)
+    asked = dict(logprobs=3, logprob_token_ids=(0, 36, 0), top_k=5, temperature=0.5, seed=1)
+    sampler.add(nc.SamplingParams(**asked))
+    sampler.add(nc.SamplingParams(**asked, logprobs_mode="processed"))
+    sampler.add(nc.SamplingParams(seed=1))
+    sampler.add(nc.SamplingParams(logprobs=0, seed=4))
+    x = np.tile(logits(3, 1), (4, 1))
+    got = sampler(x)
+    raw = nc.probabilities(x[:1], (Gumbel(0),))[0]
+    cut = nc.probabilities(x[:1], (Temperature(0.5), TopK(5), Gumbel(0)))[0]
+    for report, p, token in zip(got.logprobs[:2], (raw, cut), got.token_ids, strict=False):
+        assert report.chosen.token_id == token
+        assert math.exp(report.chosen.logprob) == pytest.approx(p[token])
+        assert [one.token_id for one in report.top] == np.argsort(-p, kind="stable")[:3].tolist()
+        assert [one.rank for one in report.top] == [1, 2, 3]
+        assert [one.token_id for one in report.asked] == [0, 36, 0]
+        assert [math.exp(one.logprob) for one in report.asked] == pytest.approx([p[0], p[36], p[0]])
+        assert all((one.rank is None) == (p[one.token_id] == 0) for one in report.asked)
+    assert got.logprobs[2] is None
+    assert got.logprobs[3].top == got.logprobs[3].asked == ()
+    sampler.remove(0)
+    sampler.remove(1)
+    sampler.remove(3)
+    assert sampler(x[:1]).logprobs is None
+
+
+def test_raw_logprobs_do_not_know_the_mask_and_processed_ones_do():
+    x, mask = np.zeros((2, 4), np.float32), np.array([[0b0011]] * 2, np.int32)
+    sampler = nc.Sampler(4)
+    for mode in ("raw", "processed"):
+        sampler.add(nc.SamplingParams(logprobs=4, logprobs_mode=mode, logprob_token_ids=[3], seed=0))
+    raw, processed = sampler(x, mask=mask).logprobs
+    assert raw.chosen.logprob == pytest.approx(math.log(0.25))
+    assert len(raw.top) == 4
+    assert processed.chosen.logprob == pytest.approx(math.log(0.5))
+    assert (len(processed.top), processed.asked[0]) == (2, (3, -math.inf, None))

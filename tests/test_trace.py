@@ -1,0 +1,398 @@
+"""trace tells the truth: its token is the sample's, its steps are the pipeline's, its words are right."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import itertools
+import json
+
+import numpy as np
+import pytest
+
+import nucleate as nc
+from nucleate.backends import reference
+from nucleate.core.parameter import ParameterError
+from nucleate.core.stage import Ceiling, Draw, Prefix, Scale, param
+from nucleate.stages import (
+    AdaptiveP,
+    BadWords,
+    Categorical,
+    Dry,
+    DynamicTemperature,
+    Epsilon,
+    Eta,
+    Frequency,
+    Greedy,
+    Gumbel,
+    LogitBias,
+    Logprobs,
+    MinP,
+    Mirostat,
+    NoRepeatNgram,
+    PLess,
+    Presence,
+    Repetition,
+    Suppress,
+    Temperature,
+    TopA,
+    TopH,
+    TopK,
+    TopNSigma,
+    TopP,
+    Typical,
+    Xtc,
+)
+
+SIZE = 37  # no multiple of 32 or of anything
+CHOICES = (
+    lambda r: LogitBias({int(i): float(r.normal()) for i in r.integers(0, SIZE, 3)}),
+    lambda r: Repetition(float(r.uniform(0.5, 2)), int(r.integers(-1, 9))),
+    lambda r: Frequency(float(r.uniform(-2, 2))),
+    lambda r: Presence(float(r.uniform(-2, 2)), 4),
+    lambda r: Dry(0.8, allowed_length=1),
+    lambda r: NoRepeatNgram(int(r.integers(1, 4))),
+    lambda r: BadWords(((int(r.integers(SIZE)),), (3, 4))),
+    lambda r: Suppress(tuple(r.integers(0, SIZE, 3).tolist())),
+    lambda r: Temperature(float(r.choice([0.0, 0.5, 1.0, 3.0]))),
+    lambda r: DynamicTemperature(0.5, 1.5),
+    lambda r: TopNSigma(1.5),
+    lambda r: TopK(int(r.integers(0, 20)), bool(r.integers(2))),
+    lambda r: Typical(float(r.uniform(0.2, 1))),
+    lambda r: MinP(0.05),
+    lambda r: TopA(0.2),
+    lambda r: Epsilon(0.02),
+    lambda r: Eta(0.02),
+    lambda r: PLess(True),
+    lambda r: TopH(0.6),
+    lambda r: Mirostat(2.0, mu=float(r.uniform(-1, 6))),
+    lambda r: TopP(float(r.uniform(0.2, 1)), bool(r.integers(2))),
+    lambda r: Xtc(float(r.uniform(0, 1)), 0.05, (2,)),
+    lambda r: AdaptiveP(0.3),
+)
+
+
+def case(seed):
+    """A random pipeline in a random order, with a row of logits that has ties and holes, histories, a mask, a step."""
+    r = np.random.default_rng(seed)
+    stages = [CHOICES[i](r) for i in r.permutation(len(CHOICES))[: r.integers(0, 8)]]
+    if r.integers(3) == 0:
+        stages.insert(int(r.integers(len(stages) + 1)), Logprobs(2))
+    draw = [Gumbel(seed), Categorical(seed), *[Greedy()] * (not any(isinstance(s, Xtc) for s in stages))]
+    stages.append(draw[r.integers(len(draw))])
+    logits = np.round(r.normal(size=SIZE) * 12) / 4
+    logits[r.random(SIZE) < 0.1] = -np.inf
+    logits[5] = 1.0
+    words = {"prompt_ids": r.integers(0, SIZE, 9).tolist(), "output_ids": r.integers(0, SIZE, 6).tolist()}
+    mask = r.integers(-(2**31), 2**31, 2).astype(np.int32) if r.integers(3) == 0 else None
+    return logits, tuple(stages), words, int(r.integers(0, 5)), mask
+
+
+def batch(words):
+    return {name: [ids] for name, ids in words.items()}
+
+
+@pytest.mark.parametrize("start", range(0, 300, 50))
+def test_the_token_is_the_samples_and_an_error_is_its_error(start):
+    failed = 0
+    for seed in range(start, start + 50):
+        logits, stages, words, step, mask = case(seed)
+        told = nc.trace(logits, stages, step=step, mask=mask, **words)
+        rows = None if mask is None else mask[None]
+        if told.error is None:
+            assert told.token_id == nc.sample(logits[None], stages, step=step, mask=rows, **batch(words))[0]
+            continue
+        with pytest.raises(nc.LogitsError) as caught:
+            nc.sample(logits[None], stages, step=step, mask=rows, **batch(words))
+        assert (told.token_id, told.error) == (None, caught.value.errors[0])
+        failed += 1
+    assert failed < 10
+
+
+def under(coin, stages):
+    """The stages in a step whose coin is known."""
+    for stage in stages:
+        if not isinstance(stage, Ceiling):
+            yield stage
+        elif coin < stage.chance:
+            yield dataclasses.replace(stage, probability=1.0)
+
+
+def test_every_step_is_the_pipeline_up_to_it():
+    for seed in range(120):
+        logits, stages, words, step, _ = case(seed)
+        told = nc.trace(logits, stages, step=step, **words)
+        coin = reference.coin(stages, getattr(stages[-1], "seed", 0), step)
+        assert [one.stage for one in told.steps] == [None, *stages][: len(told.steps)]
+        for place, one in enumerate(told.steps):
+            done = tuple(stage for stage in under(coin, stages[:place]) if not isinstance(stage, Draw))
+            if one.stage is stages[-1]:
+                expected = np.eye(SIZE)[told.token_id]
+            else:
+                expected = nc.probabilities(logits[None], done, **batch(words))[0]
+            assert one.probabilities == pytest.approx(expected, rel=1e-12)
+            assert one.left == np.count_nonzero(one.probabilities)
+
+
+def test_touched_and_removed_are_the_difference_to_the_step_before():
+    for seed in range(120):
+        logits, stages, words, step, mask = case(seed)
+        steps = nc.trace(logits, stages, step=step, mask=mask, **words).steps
+        first = steps[0]
+        assert (first.stage, len(first.touched), len(first.removed)) == (None, 0, 0)
+        assert first.scores.tolist() == logits.astype(np.float32).tolist()
+        for old, new in itertools.pairwise(steps):
+            in_before, in_after = (set(np.flatnonzero(np.isfinite(one.scores)).tolist()) for one in (old, new))
+            assert new.removed.tolist() == sorted(in_before - in_after)
+            changed = [i for i in sorted(in_before & in_after) if old.scores[i] != new.scores[i]]
+            assert new.touched.tolist() == changed
+            assert in_after <= in_before
+
+
+def test_numbers_of_a_step_are_those_of_its_distribution():
+    for seed in range(60):
+        logits, stages, words, step, mask = case(seed)
+        for one in nc.trace(logits, stages, step=step, mask=mask, **words).steps:
+            p = one.probabilities[one.probabilities > 0]
+            assert p.sum() == pytest.approx(1)
+            assert one.entropy == pytest.approx(-(p * np.log(p)).sum(), abs=1e-12)
+            assert one.entropy >= 0
+            order = sorted(np.flatnonzero(one.scores > -np.inf).tolist(), key=lambda i: (-one.scores[i], i))
+            assert one.likeliest(5) == order[:5]
+            assert one.likeliest(10**9) == order
+
+
+# ---- errors
+
+
+@pytest.mark.parametrize(
+    ("logits", "stages", "error", "steps"),
+    [
+        ([0.0, np.nan], (), "NaN at token 1", 0),
+        ([np.inf, 0.0], (TopK(1),), "+inf at token 0", 0),
+        ([1e300, 0.0], (), "+inf at token 0", 0),  # beyond float32
+        ([-np.inf, -np.inf], (), "every token is at -inf", 0),
+        ([0.0, 1.0], (TopK(2), Suppress((0, 1)), TopP(0.5)), "every token is at -inf after suppress", 2),
+        ([0.0, 1.0], (Temperature(0), Suppress((1,))), "every token is at -inf after suppress", 2),
+        ([3e38, 0.0], (Temperature(2.0), Repetition(1e-300)), "+inf at token 0 after repetition", 2),
+    ],
+)
+def test_a_row_without_a_token_says_why_and_how_far_it_came(logits, stages, error, steps):
+    told = nc.trace(logits, stages, prompt_ids=[0])
+    if steps and stages[0] == Temperature(2.0):  # the best score is at 0 by then, and nothing overflows
+        assert (told.error, len(told.steps)) == (None, 4)
+        return
+    assert (told.token_id, told.error, len(told.steps)) == (None, error, steps)
+    assert str(told).splitlines()[-1].startswith(f"error: {error} (seed ")
+    assert json.loads(told.to_json())["error"] == error
+    with pytest.raises(nc.LogitsError, match=error.replace("+", r"\+")):
+        nc.sample([logits], stages, prompt_ids=[[0]])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"logits_V": [[0.0, 1.0]]}, ValueError, r"logits must be one row, a list of numbers, got the shape \[1, 2\]"),
+        ({"logits_V": 5.0}, ValueError, r"logits must be one row.*\[\]"),
+        ({"logits_V": np.zeros(0)}, ValueError, "logits must have the shape"),
+        ({"logits_V": [1, 2]}, TypeError, "logits must be floating-point numbers"),
+        ({"mask": np.zeros((1, 1), np.int32)}, ValueError, r"mask must be one row"),
+        ({"mask": np.zeros(0, np.int32)}, ValueError, "mask must have the shape"),
+        ({"mask": np.zeros(1)}, TypeError, "mask must be of int32"),
+        ({"prompt_ids": [2]}, ValueError, "prompt_ids holds token ids outside the vocabulary"),
+        ({"output_ids": [[1]]}, TypeError, "output_ids must be a list of token ids"),
+        ({"step": -1}, ParameterError, "step must be an integer >= 0"),
+        ({"step": [0, 1]}, ValueError, "step has 2 entries"),
+        ({"params": (Suppress((2,)),)}, ParameterError, "suppress_token_ids names token 2"),
+        ({"params": [TopK(2)]}, TypeError, "params must be a SamplingParams or a tuple of stages"),
+        (
+            {"params": nc.SamplingParams(bad_words="x")},
+            ParameterError,
+            "bad_words has the text 'x', but no tokenizer is here",
+        ),
+    ],
+)
+def test_wrong_arguments_are_errors_that_say_so(arguments, error, words):
+    with pytest.raises(error, match=words):
+        nc.trace(**{"logits_V": [0.0, 1.0], "params": (), **arguments})
+
+
+# ---- what it takes
+
+
+def test_torch_rows_and_masks_are_as_good_as_numpys():
+    torch = pytest.importorskip("torch")
+    logits, params = np.array([0.5, 2.0, 1.0, 0.25]), nc.SamplingParams(seed=3, top_k=2)
+    mask = np.array([0b1101], np.int32)
+    expected = nc.trace(logits, params, mask=mask)
+    for kind in (torch.float32, torch.bfloat16, torch.float64):
+        row = torch.tensor(logits.tolist(), dtype=kind, requires_grad=True)
+        told = nc.trace(row, params, mask=torch.tensor(mask))
+        assert str(told) == str(expected)
+    assert expected.steps[1].removed.tolist() == [1]
+
+
+def test_a_mask_may_have_words_to_spare_and_bits_beyond_the_vocabulary():
+    mask = np.array([-1, 0b10001, -1], np.int32)
+    told = nc.trace(np.zeros(37), nc.SamplingParams(seed=1), mask=mask)
+    assert told.steps[1].name == "mask"
+    assert told.steps[1].removed.tolist() == [33, 34, 35]
+    assert told.steps[1].why == "tokens that the mask forbids: 3 banned"
+
+
+def test_without_a_seed_the_one_taken_is_told():
+    logits = np.zeros(1000)
+    told = nc.trace(logits, nc.SamplingParams(), step=3)
+    assert nc.sample(logits[None], nc.SamplingParams(seed=told.seed), step=3)[0] == told.token_id
+    assert nc.trace(logits, nc.SamplingParams()).seed != told.seed
+    assert told.step == 3
+
+
+def test_stages_that_do_nothing_are_shown_too():
+    told = nc.trace([0.0, 1.0, 2.0], (TopK(0), Temperature(0), TopP(0.9), Gumbel(1)))
+    assert [one.why for one in told.steps[1:4]] == [
+        "neutral: does nothing",
+        "greedy: only the first of the order stays",
+        "0.9 asked for, 1 reached",
+    ]
+
+
+# ---- words
+
+
+class Small(Prefix):
+    """Its weight is no probability."""
+
+    share: float = param("part")
+
+    def weight(self, x, row):
+        return x - x.min() + 1.0
+
+    def target(self, row):
+        return self.share
+
+
+class Turn(Scale):
+    """Upside down."""
+
+    monotone = False
+
+    def apply(self, x, row):
+        return -x
+
+
+P = np.log([0.4, 0.3, 0.2, 0.1])
+
+
+@pytest.mark.parametrize(
+    ("stages", "why"),
+    [
+        ((LogitBias({0: 1.5, 1: -2}),), "listed tokens: 2 changed by -2 to +1.5"),
+        ((LogitBias({0: 1.5, 1: 0}),), "listed tokens: 1 changed by +1.5"),
+        ((Presence(0.5),), "tokens of the output: 2 changed by -0.5"),
+        ((Presence(0.5, 3),), "tokens of prompt and output, the last 3 of them: 2 changed by -0.5"),
+        ((Frequency(0.5, -1),), "tokens of prompt and output: 3 changed by -1 to -0.5"),
+        ((TopK(1, False), Presence(0.5, 0)), "tokens of prompt and output, the last 0 of them: none to change"),
+        ((BadWords(((0,), (2, 1), (3, 3))),), "listed tokens: 2 banned"),
+        ((nc.SamplingParams(allowed_token_ids=(0, 1)).pipeline()[0],), "tokens that are not listed: 2 banned"),
+        ((Temperature(0.5),), "from the best score to the last 1.386, now 2.773"),
+        ((Turn(),), "from the best score to the last 1.386, now 1.386; another token is the best"),
+        ((MinP(0.5),), "probability >= 0.2, that is 0.5 of the best"),
+        ((Epsilon(0.25),), "probability >= 0.25, that is 0.625 of the best"),
+        ((Epsilon(0.5),), "probability >= 0.5, which none has: the best stays"),
+        ((Mirostat(1, mu=2),), "probability >= 0.25, that is 0.625 of the best"),
+        ((TopK(3),), "3 asked for, probability 0.9 in all"),
+        ((TopK(9),), "9 asked for, probability 1 in all"),
+        ((TopP(0.6),), "0.6 asked for, 0.7 reached"),
+        ((TopK(2), TopP(0.5)), "0.5 asked for, 0.5714 reached"),
+        ((TopK(2), TopP(0.5, True)), "0.5 of all tokens asked for, 0.7 reached, probability 1 in all"),
+        ((Typical(0.3),), "0.3 asked for, 0.3 reached, in an order of its own"),
+        ((TopH(0.5),), "at most 0.5 of the weight asked for, 0.2864 there, probability 0.4 in all"),
+        ((Small(3.0),), "0.4179 of the weight asked for, 0.6248 reached, probability 0.7 in all"),
+        ((Xtc(1, 0.15, (9,)),), "3 with probability >= 0.15, the last of them stays"),
+        ((Xtc(1, 0.5),), "0 with probability >= 0.5"),
+        ((Logprobs(3),), "reports logprobs as of here"),
+    ],
+)
+def test_why_says_the_numbers_it_went_by(stages, why):
+    logits = np.concatenate((P, np.full(6, -np.inf)))
+    told = nc.trace(logits, (*stages, Gumbel(1)), prompt_ids=[0], output_ids=[1, 1, 2])
+    said = told.steps[len(stages)].why
+    assert said == why or (said.startswith("coin 0.") and said.endswith(f" < 1: {why}"))
+
+
+def test_a_coin_that_spares_says_so():
+    seen = {nc.trace(P, (Xtc(0.5), Gumbel(seed))).steps[1].why.split(" ", 2)[2] for seed in range(40)}
+    assert seen == {">= 0.5: not in this step", "< 0.5: 4 with probability >= 0.1, the last of them stays"}
+
+
+@pytest.mark.parametrize(
+    ("draw", "how"),
+    [(Greedy(), "the highest score"), (Gumbel(2), "the highest score with noise"), (Categorical(2), "walked down")],
+)
+def test_the_draw_says_how_likely_its_token_was(draw, how):
+    told = nc.trace(P, (TopK(3), draw))
+    chance = [4 / 9, 3 / 9, 2 / 9][told.token_id]
+    assert told.steps[-1].why.startswith(how)
+    assert told.steps[-1].why.endswith(f": number {told.token_id + 1} of 3, probability {chance:.4g}")
+
+
+# ---- shown
+
+
+def test_the_table_is_lined_up_and_says_it_all():
+    told = nc.trace(P, nc.SamplingParams(temperature=0.5, top_k=3, top_p=0.6, seed=1, logit_bias={3: 1e-3}), step=2)
+    head, *rows, end = str(told).splitlines()
+    assert head.split() == ["stage", "left", "touched", "removed", "entropy", "best", "p", "why"]
+    stages = ["logits", "LogitBias({3: 0.001})", "Temperature(0.5)", "TopK(3)", "TopP(0.6)", "Gumbel(1)"]
+    assert [row[: head.index("left")].strip() for row in rows] == stages
+    assert end == f"token {told.token_id} (seed 1, step 2)"
+    why = head.index("why")
+    assert [row[why:] for row in rows] == [one.why for one in told.steps]
+    assert all(row[why - 1] == " " for row in rows)
+    left = head.index("left") + 4
+    assert [int(row[:left].split()[-1]) for row in rows] == [one.left for one in told.steps] == [4, 4, 4, 3, 2, 1]
+    assert not any(row.endswith(" ") for row in [head, *rows])
+
+
+def test_long_stages_and_words_do_not_break_the_table():
+    told = nc.trace(np.zeros(500), (Suppress(tuple(range(400))), Gumbel(1)))
+    table = told.table(lambda token: f"word {token} " * 20)
+    assert max(map(len, table.splitlines())) < 170
+    assert "Suppress((0, 1, 2" in table
+    assert "word 0 word 0 wor..." in table
+
+
+def test_json_is_json_for_every_pipeline():
+    refuse = lambda name: pytest.fail(f"{name} is no JSON")
+    for seed in range(60):
+        logits, stages, words, step, mask = case(seed)
+        told = nc.trace(logits, stages, step=step, mask=mask, **words)
+        page = json.loads(told.to_json(top=3), parse_constant=refuse)
+        assert (page["token_id"], page["error"], page["seed"], page["step"]) == (
+            told.token_id,
+            told.error,
+            told.seed,
+            step,
+        )
+        for shown, one in zip(page["steps"], told.steps, strict=True):
+            assert (shown["stage"], shown["left"], shown["why"]) == (one.name, one.left, one.why)
+            assert shown["removed_count"] == len(one.removed) >= len(shown["removed"]) <= 3
+            assert shown["touched_count"] == len(one.touched)
+            assert [i for i, _, _ in shown["top"]] == one.likeliest(3)
+            assert [p for _, _, p in shown["top"]] == one.probabilities[one.likeliest(3)].tolist()
+    assert json.loads(nc.trace([0.0, np.nan], ()).to_json())["steps"] == []
+    assert json.loads(nc.trace([0.0, 0.0], ()).to_json(top=0))["steps"][0]["top"] == []
+
+
+def test_no_public_name_is_also_a_module():
+    """Who imports the module would find it in place of the function."""
+    assert [name for name in nc.__all__ if importlib.util.find_spec(f"nucleate.{name}") is not None] == []
+
+
+def test_a_trace_changes_nothing_it_is_given():
+    logits, words = np.zeros(8, np.float32), [1, 2]
+    kept = logits.copy()
+    nc.trace(logits, nc.SamplingParams(repetition_penalty=2.0, logit_bias={1: 5}), prompt_ids=words)
+    assert (logits == kept).all()
+    assert words == [1, 2]
