@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -14,3 +15,9 @@ settings.load_profile("ci")
 @pytest.fixture(scope="session")
 def llm() -> nc.LLM:
     return nc.LLM()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled() -> None:
+    """The CPU kernels, compiled before anything is timed: 15 seconds, unless an earlier run has left them."""
+    nc.sample(np.zeros((1, 256), np.float32), nc.SamplingParams(), backend="cpu")

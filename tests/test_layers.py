@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "nucleate"
 
-BELOW_PIPELINE = {"core", "stages", "backends", "rows", "presets", "params"}
+BELOW_PIPELINE = {"core", "stages", "backends", "rows", "presets", "params", "plan"}
 PIPELINE = {*BELOW_PIPELINE, "pipeline"}
 EVERYTHING_BELOW_LLM = {*PIPELINE, "sampler", "text", "models"}
 ALLOWED = {
@@ -23,15 +23,19 @@ ALLOWED = {
     "rows": {"core"},
     "presets": {"core", "stages"},
     "params": {"core", "stages", "presets", "fields"},  # fields are the derived types
+    "plan": {"core", "stages"},
     "pipeline": BELOW_PIPELINE,
     "columns": {"core"},
     "sampler": {*PIPELINE, "columns"},
     "tracing": PIPELINE,
+    "beam": {"core"},
     "generate": EVERYTHING_BELOW_LLM,
     "llm": {*EVERYTHING_BELOW_LLM, "generate"},
     "cli": {*EVERYTHING_BELOW_LLM, "generate", "llm", "tracing", "__version__"},
 }
 ONLY_IN = {
+    "numba": {"backends/cpu"},
+    "llvmlite": {"backends/cpu"},
     "torch": {"models/transformers.py"},
     "transformers": {"models/transformers.py"},
     "huggingface_hub": {"models/load.py"},

@@ -234,7 +234,7 @@ def test_histories_reach_the_penalties_they_should():
         ({"output_ids": [[-1], [], []]}, ValueError, "output_ids holds token ids outside the vocabulary"),
         ({"output_ids": [[2**64 - 1], [], []]}, ValueError, "output_ids holds token ids outside the vocabulary"),
         ({"output_ids": [[2**70], [], []]}, TypeError, "output_ids must hold one list of token ids per row"),
-        ({"backend": "cpu"}, ParameterError, "backend must be one of auto, reference, got 'cpu'"),
+        ({"backend": "numpy"}, ParameterError, "backend must be one of auto, reference, cpu, got 'numpy'"),
         ({"params": (LogitBias({4: 1.0}),)}, ParameterError, "logit_bias names token 4, but the vocabulary ends at 3"),
         ({"params": (Logprobs(1), TopK(2), Logprobs(2))}, ValueError, "a pipeline reports logprobs at one place, got"),
         ({"mask": np.zeros((2, 1), np.int32)}, ValueError, r"mask must have the shape \[3, 1\], 32 tokens per word"),
@@ -325,10 +325,10 @@ def test_simplify(stages, simple):
 
 def test_explain_tells_the_truth():
     plan = nc.explain(nc.SamplingParams(temperature=0.7, top_p=0.9, seed=1))
-    assert plan.backend == "reference"
+    assert plan.backend == "cpu"
     assert plan.asked == plan.stages == (Temperature(0.7), TopP(0.9), Gumbel(1))
     assert str(plan).splitlines() == [
-        "reference backend: float64, sort and walk; no compiled backend exists yet",
+        "cpu backend: the compiled chain",
         "  scale   Temperature(0.7)",
         "  prefix  TopP(0.9)",
         "  draw    Gumbel(1)",

@@ -35,7 +35,7 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
 def test_the_core_needs_only_numpy() -> None:
     loaded = modules_after("import nucleate.pipeline")
     assert "numpy" in loaded
-    assert not loaded & {"torch", "transformers", "tokenizers", "jinja2", "regex", "safetensors"}
+    assert not loaded & {"torch", "transformers", "tokenizers", "jinja2", "regex", "safetensors", "numba"}
 
 
 def test_the_embedded_model_needs_no_torch() -> None:

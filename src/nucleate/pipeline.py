@@ -19,6 +19,7 @@ from nucleate.core.history import History
 from nucleate.core.parameter import ParameterError, read_json, unknown
 from nucleate.core.stage import Ceiling, Draw, Pipeline, Prefix, Scale, Shift, Stage, Tap, shape_of
 from nucleate.params import SamplingParams
+from nucleate.plan import chain_of, compiled
 from nucleate.presets import with_mask
 from nucleate.rows import Logits, check_ids, histories, masks, per_row
 from nucleate.stages import STAGES
@@ -27,8 +28,6 @@ from nucleate.stages.gumbel import Gumbel
 
 Params = SamplingParams | Pipeline
 """What one row may be given: parameters, or the stages themselves (a draw is added if the last is none)."""
-
-BACKENDS = ("auto", "reference")
 
 
 class LogitsError(ValueError):
@@ -111,7 +110,11 @@ def explain(params: Params, device: str = "cpu") -> Plan:
     if device != "cpu":
         raise ParameterError("device", f"device must be 'cpu' (there is no CUDA backend yet), got {device!r}")
     asked = as_pipeline(params)
-    return Plan(asked, simplify(asked), "reference", "float64, sort and walk; no compiled backend exists yet")
+    stages = simplify(asked)
+    chain = chain_of(stages)
+    if isinstance(chain, str):
+        return Plan(asked, stages, "reference", f"float64, sort and walk, because {chain}")
+    return Plan(asked, stages, "cpu", "the compiled chain")
 
 
 def sample(
@@ -136,16 +139,40 @@ def sample(
     batch = _Batch(logits_BV, params, prompt_ids, output_ids, mask, backend)
     steps = per_row(step, len(batch), "step")
     tokens_B, errors = np.full(len(batch), -1, dtype=np.int64), {}
+    seeds = [noise.fresh_seed() if seed is None else seed for seed in batch.seeds]
+    if compiled(backend, len(batch) * batch.logits.shape[1]):
+        _draw_chains(batch, seeds, steps, tokens_B)
     for row, (logits_V, stages, history) in enumerate(batch):
-        seed = batch.seeds[row]
-        seed = noise.fresh_seed() if seed is None else seed
+        if tokens_B[row] >= 0:
+            continue
         try:
-            tokens_B[row] = reference.draw(logits_V, stages, seed, steps[row], history)
+            tokens_B[row] = reference.draw(logits_V, stages, seeds[row], steps[row], history)
         except reference.RowError as error:
             errors[row] = str(error)
     if errors:
         raise LogitsError(errors, tokens_B)
     return tokens_B
+
+
+def _draw_chains(batch: _Batch, seeds: list[int], steps: list[int], tokens_B: NDArray[np.int64]) -> None:
+    """Draw the rows that fit the compiled chain; one it cannot draw from is left to the reference, to say why."""
+    found = {row: one for row, stages in enumerate(batch.pipelines) if not isinstance(one := chain_of(stages), str)}
+    if not found:
+        return
+    from nucleate.backends.cpu import shifts  # it loads the compiler
+    from nucleate.backends.cpu.rows import chains
+
+    def edit(row: int, x_V: NDArray[np.float32]) -> None:
+        shifts.edit_all(x_V, found[row].shifts, batch.histories[row])
+
+    room = chains(batch.logits.shape[1])
+    for edited in (None, edit):
+        rows = [row for row, chain in found.items() if bool(chain.shifts) == bool(edited)]
+        if rows:
+            values = np.array([found[row].numbers for row in rows], np.float64).T.copy()
+            own_seeds, own_steps = (np.array([column[row] for row in rows], np.uint64) for column in (seeds, steps))
+            slots = np.arange(len(rows))
+            tokens_B[rows] = room.draw(batch.logits, np.array(rows), slots, values, own_seeds, own_steps, edited)
 
 
 def probabilities(
@@ -177,7 +204,8 @@ class _Batch:
     """The checked arguments of one call, row by row."""
 
     def __init__(self, logits_BV: Any, params: Any, prompt_ids: Any, output_ids: Any, mask: Any, backend: str) -> None:
-        check_backend(backend)
+        compiled(backend, 0)  # it refuses one that does not exist
+        self.backend = backend
         self.logits = Logits(logits_BV)
         rows, size = self.logits.shape
         given = params if isinstance(params, list) else [params]
@@ -200,11 +228,6 @@ class _Batch:
 
     def __iter__(self) -> Any:
         return zip(self.logits, self.pipelines, self.histories, strict=True)
-
-
-def check_backend(backend: str) -> None:
-    if backend not in BACKENDS:
-        raise ParameterError("backend", f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
 
 
 def to_json(stages: Pipeline) -> str:

@@ -37,6 +37,17 @@ class Logits:
         with np.errstate(over="ignore"):
             return np.asarray(row.float().numpy() if hasattr(row, "detach") else row).astype(np.float32, copy=False)
 
+    def plain(self) -> NDArray[np.float32] | None:
+        """All rows as they lie in memory, if they are float32, one after the other and aligned; else None."""
+        rows = self._rows
+        if hasattr(rows, "detach"):
+            if rows.dtype.itemsize != 4 or not rows.is_contiguous():
+                return None
+            rows = rows.numpy()
+        flags = rows.flags
+        plain = rows.dtype == np.float32 and rows.dtype.isnative and flags.c_contiguous and flags.aligned
+        return rows if plain and flags.writeable else None
+
     def __iter__(self) -> Iterator[NDArray[np.float32]]:
         return (self[place] for place in range(len(self)))
 

@@ -14,16 +14,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nucleate.backends import reference
-from nucleate.columns import Columns, Structure, structure_of
+from nucleate.backends.logprobs import logprobs
+from nucleate.columns import ChainRows, Columns, Structure, structure_of
 from nucleate.core import noise
 from nucleate.core.event import StepLogprobs
 from nucleate.core.memory import Memory
 from nucleate.core.parameter import ParameterError, unknown
-from nucleate.core.stage import Pipeline
+from nucleate.core.stage import Pipeline, Shift, Tap
 from nucleate.params import SamplingParams
-from nucleate.pipeline import Params, as_pipeline, check_backend, simplify
+from nucleate.pipeline import Params, as_pipeline, simplify
+from nucleate.plan import Numbers, chain_of, compiled
 from nucleate.presets import with_mask, without_mask
 from nucleate.rows import Logits, check_ids, history, masks, per_row
+from nucleate.stages.mask import Mask
 
 
 class Sampled(NamedTuple):
@@ -40,6 +43,8 @@ class _Row:
     stages: Pipeline
     memory: Memory
     seed: int
+    tap: Tap | None  # of a row that the compiled chain can run, as are its Shifts
+    shifts: tuple[Shift, ...]
 
 
 class Sampler:
@@ -54,9 +59,12 @@ class Sampler:
             raise ParameterError("vocab_size", f"vocab_size must be an integer >= 1, got {vocab_size!r}")
         if device != "cpu":
             raise ParameterError("device", f"device must be 'cpu' (there is no CUDA backend yet), got {device!r}")
-        check_backend(backend)
+        compiled(backend, 0)  # it refuses one that does not exist
+        self.backend = backend
         self.vocab_size = int(vocab_size)
         self.groups: dict[Structure, Columns] = {}
+        self._chain_rows = ChainRows(len(Numbers._fields))
+        self._ids_V = np.arange(self.vocab_size)
         self._rows: dict[int, _Row] = {}
         self._next = 0
 
@@ -95,17 +103,23 @@ class Sampler:
         own_seed = noise.fresh_seed() if given is None else (per_row(given, 1, "seed")[0] + answer) % 2**64
         memory = Memory(stages, prompt.tolist(), output.tolist())
         row, self._next = self._next, self._next + 1
-        self._rows[row] = _Row(stages, memory, own_seed)
+        chain = chain_of(stages)
+        tap, shifts = (None, ()) if isinstance(chain, str) else chain[:2]
+        self._rows[row] = _Row(stages, memory, own_seed, tap, shifts)
         structure = structure_of(stages)
         if structure not in self.groups:
             self.groups[structure] = Columns(stages)
         self.groups[structure].add(row, stages)
+        if not isinstance(chain, str):
+            self._chain_rows.add(row, chain.numbers, own_seed, len(output), bool(chain.shifts))
         return row
 
     def remove(self, row: int) -> None:
         """Forget a row. The others stay as they are."""
         structure = structure_of(self._row(row).stages)
         del self._rows[row]
+        if row in self._chain_rows.slots:
+            self._chain_rows.remove(row)
         self.groups[structure].remove(row)
         if not len(self.groups[structure]):
             del self.groups[structure]
@@ -132,13 +146,21 @@ class Sampler:
         logits = Logits(logits_RV)
         chosen = list(self._rows) if rows is None else [operator.index(row) for row in rows]
         batch = [self._row(row) for row in chosen]
-        if len(set(chosen)) < len(chosen):
+        if rows is not None and len(set(chosen)) < len(chosen):
             raise ValueError(f"rows has one row twice, got {chosen!r:.60}")
         if logits.shape != (len(batch), self.vocab_size):
             raise ValueError(f"logits must have the shape {[len(batch), self.vocab_size]}, got {list(logits.shape)}")
+        masks_R = masks(mask, len(batch), self.vocab_size)
         tokens_R, errors = np.full(len(batch), -1, np.int64), {}
+        if batch and self._chain_rows.rows and compiled(self.backend, len(batch) * self.vocab_size):
+            self._draw_chains(logits, chosen, masks_R, tokens_R)
         reported: list[StepLogprobs | None] = [None] * len(batch)
-        for place, (row, mask_W) in enumerate(zip(batch, masks(mask, len(batch), self.vocab_size), strict=True)):
+        for place, (row, mask_W) in enumerate(zip(batch, masks_R, strict=True)):
+            if (token := int(tokens_R[place])) >= 0:
+                row.memory.push(token)
+                if row.tap is not None:
+                    reported[place] = logprobs(self._ids_V, logits[place], token, *row.tap.wanted)
+                continue
             stages = row.stages if mask_W is None else with_mask(row.stages)
             row.memory.mask = mask_W
             try:
@@ -149,9 +171,49 @@ class Sampler:
             tokens_R[place], reported[place] = result.token, result.logprobs
             row.memory.push(result.token)
             self._move(chosen[place], row, result.stages if stages is row.stages else without_mask(result.stages))
+            if chosen[place] in self._chain_rows.slots:
+                self._chain_rows.steps[self._chain_rows.slots[chosen[place]]] += np.uint64(1)
         seeds_R = np.array([row.seed for row in batch], np.uint64)
         told = tuple(reported) if any(report is not None for report in reported) else None
         return Sampled(tokens_R, told, errors, seeds_R)
+
+    def _draw_chains(
+        self, logits: Logits, chosen: list[int], masks_R: list[NDArray[np.int32] | None], tokens_R: NDArray[np.int64]
+    ) -> None:
+        """Draw the rows that fit the compiled chain; one it cannot draw from is left to the reference, to say why."""
+        from nucleate.backends.cpu.rows import chains  # it loads the compiler
+
+        table = self._chain_rows
+        if chosen == table.rows and not table.edited and masks_R[0] is None:
+            every = self._ids_V[: len(chosen)] if len(chosen) <= self.vocab_size else np.arange(len(chosen))
+            groups = [(every, every, None)]
+        else:
+            found: tuple[list[tuple[int, int]], list[tuple[int, int]]] = [], []
+            for place, row in enumerate(chosen):
+                if row in table.slots:
+                    found[row in table.edited or masks_R[place] is not None].append((place, table.slots[row]))
+            groups = [
+                (*np.array(pairs, np.int64).T.copy(), edit)
+                for pairs, edit in zip(found, (None, self._editor(chosen, masks_R)), strict=True)
+                if pairs
+            ]
+        for places, slots, edit in groups:
+            tokens = chains(self.vocab_size).draw(logits, places, slots, table.values, table.seeds, table.steps, edit)
+            tokens_R[places] = tokens
+
+    def _editor(self, chosen: list[int], masks_R: list[NDArray[np.int32] | None]) -> Any:
+        """What applies the Shifts of a row, and its mask."""
+        from nucleate.backends.cpu import shifts
+
+        def edit(place: int, x_V: NDArray[np.float32]) -> None:
+            row = self._rows[chosen[place]]
+            row.memory.mask = masks_R[place]
+            own = row.shifts
+            if masks_R[place] is not None and not any(stage.touches == "masked" for stage in own):
+                own = (*own, Mask())
+            shifts.edit_all(x_V, own, row.memory)
+
+        return edit
 
     def _move(self, number: int, row: _Row, stages: Pipeline) -> None:
         """Stages with a state are as of the next step now."""

@@ -21,7 +21,7 @@ class Memory:
         self._stages = tuple(stage for stage in stages if isinstance(stage, Shift))  # kept, because ids of them are
         history = History(self.prompt, self.output)
         self._history = history  # its lists are the ones that grow
-        self._tallies = {window: Tally(history, window) for window in {None, *(stage.window for stage in self._stages)}}
+        self._tallies: dict[int | None, Tally] = {}  # made when they are first asked for
         self._followers = {
             id(stage): follower for stage in self._stages if (follower := stage.follow(history)) is not None
         }
@@ -35,6 +35,8 @@ class Memory:
             follower.push(token)
 
     def counts(self, window: int | None) -> Counts:
+        if window not in self._tallies:
+            self._tallies[window] = Tally(self._history, window)
         return self._tallies[window].counts()
 
     def listing(self, stage: Shift) -> Mapping[int, float]:
@@ -69,7 +71,7 @@ class Tally:
             self._columns[:, place] = token, 0, 0
             self._used += 1
         self._columns[2, place] += change
-        if not self._columns[1:, place].any():  # the last takes its place
+        if change < 0 and not self._columns[1:, place].any():  # the last takes its place
             self._used -= 1
             last = int(self._columns[0, self._used])
             self._columns[:, place] = self._columns[:, self._used]

@@ -1,0 +1,1 @@
+"""The CPU backend, compiled by Numba. Imported only when it is used, because that alone takes half a second."""

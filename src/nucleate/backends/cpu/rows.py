@@ -1,0 +1,107 @@
+"""Rows of logits through the compiled chain: made contiguous where they are not, drawn on one thread or several."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nucleate.backends.cpu.chain import draw_rows, room_for
+from nucleate.backends.cpu.simd import GROUP
+
+AT_ONCE = 16
+"""Rows that are copied together, where they must be."""
+
+WORTH_A_THREAD = 1 << 21
+"""Scores per thread: fewer take less time than waking it."""
+
+Ids = NDArray[np.int64]
+
+
+class Chains:
+    """Draws from rows of ``size`` scores. Has room to work in, so that no call takes any that grows with the row."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.padded = size, -(-size // GROUP) * GROUP
+        self._rooms: list[NDArray[np.float64]] = []
+        self._copies: NDArray[np.float32] | None = None
+
+    def draw(
+        self,
+        logits: Any,
+        places: Ids,
+        slots: Ids,
+        columns: NDArray[np.float64],
+        seeds: NDArray[np.uint64],
+        steps: NDArray[np.uint64],
+        edit: Callable[[int, NDArray[np.float32]], None] | None = None,
+    ) -> Ids:
+        """The tokens of the rows at some places: int64, NOT_DRAWN where there is none.
+
+        logits: a ``rows.Logits``. edit(place, x_V): changes a row's scores; it is given a copy.
+        """
+        tokens = np.empty(len(places), np.int64)
+        rows = logits.plain() if self.size == self.padded and edit is None else None
+        if rows is not None:
+            self._draw(rows, places, slots, columns, seeds, steps, tokens)
+            return tokens
+        if self._copies is None:
+            self._copies = np.full((AT_ONCE, self.padded), -np.inf, np.float32)
+        for start in range(0, len(places), AT_ONCE):
+            part = slice(start, start + AT_ONCE)
+            for i, place in enumerate(places[part]):
+                self._copies[i, : self.size] = logits[place]
+                if edit is not None:
+                    edit(int(place), self._copies[i, : self.size])
+            own = np.arange(len(places[part]))
+            self._draw(self._copies, own, slots[part], columns, seeds, steps, tokens[part])
+        return tokens
+
+    def _draw(self, rows: Any, places: Ids, slots: Ids, columns: Any, seeds: Any, steps: Any, tokens: Ids) -> None:
+        threads = max(1, min(cores(), len(places), len(places) * self.size // WORTH_A_THREAD))
+        while len(self._rooms) < threads:
+            self._rooms.append(np.empty(room_for(self.padded)))
+        if threads == 1:
+            draw_rows(rows, places, slots, columns, seeds, steps, tokens, self._rooms[0])
+            return
+        bounds = np.linspace(0, len(places), threads + 1).astype(int)
+        parts = [slice(low, high) for low, high in pairwise(bounds)]
+        jobs = [
+            pool().submit(draw_rows, rows, places[p], slots[p], columns, seeds, steps, tokens[p], room)
+            for p, room in zip(parts[1:], self._rooms[1:], strict=False)
+        ]
+        first = parts[0]
+        draw_rows(rows, places[first], slots[first], columns, seeds, steps, tokens[first], self._rooms[0])
+        for job in jobs:
+            job.result()
+
+
+_own = threading.local()
+
+
+def chains(size: int) -> Chains:
+    """The ``Chains`` of this thread for rows of a size; the last few sizes are kept."""
+    kept: dict[int, Chains] = _own.__dict__.setdefault("kept", {})
+    if size not in kept:
+        if len(kept) == 4:
+            del kept[next(iter(kept))]
+        kept[size] = Chains(size)
+    return kept[size]
+
+
+@cache
+def cores() -> int:
+    """How many threads draw at most: those this process may run on, or NUCLEATE_THREADS."""
+    return int(os.environ.get("NUCLEATE_THREADS") or len(os.sched_getaffinity(0)))
+
+
+@cache
+def pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max(1, cores() - 1), thread_name_prefix="nucleate")

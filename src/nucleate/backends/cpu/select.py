@@ -1,0 +1,226 @@
+"""Finding the tokens above a cut, and the cut that keeps enough of them, without sorting the row.
+
+A token is ranked by its key: higher scores, and of equal ones lower ids, have higher keys. Rows are float32, padded
+with -inf to whole groups of 256; ``tops`` has the highest score of each group.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from nucleate.backends.cpu import simd
+from nucleate.backends.cpu.compile import inline, jit
+from nucleate.backends.cpu.simd import GROUP, LANES
+
+FEW = 4096
+"""More candidates than this are narrowed down by passes over the row, not one by one."""
+
+ID = np.int64(0xFFFFFFFF)
+
+
+@inline
+def key(x: Any, token: Any) -> Any:
+    """The rank of a token as an integer."""
+    bits = simd.image(x + np.float32(0.0))  # of -0.0 it makes 0.0
+    return (np.int64(bits ^ ((bits >> 31) & 0x7FFFFFFF)) << 32) | (ID - token)
+
+
+@inline
+def beside(x: Any, way: Any) -> Any:
+    """The float32 that follows x, upwards (1) or downwards (-1). Not for infinities."""
+    bits = simd.image(x + np.float32(0.0))
+    ordered = (bits ^ ((bits >> 31) & np.int32(0x7FFFFFFF))) + np.int32(way)
+    return simd.score(np.int32(ordered ^ ((ordered >> 31) & np.int32(0x7FFFFFFF))))
+
+
+@jit
+def lowest_at_least(top: Any, below: Any) -> Any:
+    """The lowest float32 x with x - top >= below, both in float64."""
+    if top + below < -3.4e38:
+        return np.float32(-np.inf)
+    x = np.float32(top + below)
+    while float(x) - top >= below:
+        x = beside(x, -1)
+    while float(x) - top < below:
+        x = beside(x, 1)
+    return x
+
+
+@jit
+def kth_highest(values: Any, work: Any, k: Any) -> Any:
+    """The k-th highest of some numbers."""
+    work[: values.size] = values
+    first, last = 0, values.size - 1
+    while first < last:
+        pivot, left, right = work[(first + last) >> 1], first, last
+        while left <= right:
+            while work[left] > pivot:
+                left += 1
+            while work[right] < pivot:
+                right -= 1
+            if left <= right:
+                work[left], work[right] = work[right], work[left]
+                left += 1
+                right -= 1
+        if k - 1 <= right:
+            last = right
+        elif k - 1 >= left:
+            first = left
+        else:
+            break
+    return work[k - 1]
+
+
+@jit
+def gather(x: Any, tops: Any, cut: Any, ids: Any) -> Any:
+    """Put the ids of all scores at or above a cut into ``ids``, ascending; returns how many there are."""
+    found = 0
+    for group in range(tops.size):
+        if tops[group] >= cut:
+            for start in range(group * GROUP, (group + 1) * GROUP, LANES):
+                bits = simd.at_least(x, start, cut)
+                while bits != 0:
+                    ids[found] = start + simd.lowest_bit(bits)
+                    found += 1
+                    bits &= bits - 1
+    return found
+
+
+@jit
+def count(x: Any, tops: Any, cut: Any) -> Any:
+    """How many scores are at or above a cut."""
+    found = 0
+    for group in range(tops.size):
+        if tops[group] >= cut:
+            found += simd.count(x, group * GROUP, cut)
+    return found
+
+
+@jit
+def gather_between(x: Any, tops: Any, cut: Any, up: Any, ids: Any) -> Any:
+    """As ``gather``, without those at or above ``up``."""
+    found = 0
+    for group in range(tops.size):
+        if tops[group] >= cut:
+            for start in range(group * GROUP, (group + 1) * GROUP, LANES):
+                bits = simd.at_least(x, start, cut) & ~simd.at_least(x, start, up)
+                while bits != 0:
+                    ids[found] = start + simd.lowest_bit(bits)
+                    found += 1
+                    bits &= bits - 1
+    return found
+
+
+@jit
+def cut_key(keys: Any, weights: Any, n: Any, goal: Any) -> Any:  # noqa: C901, PLR0912  # one loop, told in full
+    """The key of the last token of the fewest first ones whose weights reach the goal. Shuffles both."""
+    first, last, above = 0, n, 0.0
+    while last - first > 24:
+        a, b, c = keys[first], keys[(first + last) >> 1], keys[last - 1]
+        pivot = max(min(a, b), min(max(a, b), c))
+        left, right, inside = first, last - 1, 0.0
+        while left <= right:  # what is above the pivot, and the pivot, goes left
+            if keys[left] >= pivot:
+                inside += weights[left]
+                left += 1
+            else:
+                keys[left], keys[right] = keys[right], keys[left]
+                weights[left], weights[right] = weights[right], weights[left]
+                right -= 1
+        if above + inside >= goal:
+            if left == last:  # the pivot is the lowest: take it out
+                for i in range(first, last):
+                    if keys[i] == pivot:
+                        keys[i], keys[last - 1] = keys[last - 1], keys[i]
+                        weights[i], weights[last - 1] = weights[last - 1], weights[i]
+                        break
+                if above + inside - weights[last - 1] < goal:
+                    return pivot
+                last -= 1
+            else:
+                last = left
+        else:
+            above += inside
+            first = left
+            if first == last:
+                return pivot
+    for i in range(first + 1, last):
+        k, w, j = keys[i], weights[i], i - 1
+        while j >= first and keys[j] < k:
+            keys[j + 1], weights[j + 1] = keys[j], weights[j]
+            j -= 1
+        keys[j + 1], weights[j + 1] = k, w
+    end = first
+    while end < last - 1:
+        above += weights[end]
+        if above >= goal:
+            break
+        end += 1
+    return keys[end]
+
+
+@jit
+def keep_first(x: Any, ids: Any, weights: Any, keys: Any, work: Any, n: Any, goal: Any, by_weight: Any) -> Any:
+    """Keep, of n candidates, the fewest first whose weights (or number) reach the goal; they stay in ascending ids."""
+    for i in range(n):
+        keys[i] = key(x[ids[i]], ids[i])
+        work[i] = weights[i] if by_weight else 1.0
+    cut = cut_key(keys, work, n, goal)
+    kept = 0
+    for i in range(n):
+        if key(x[ids[i]], ids[i]) >= cut:
+            ids[kept], weights[kept] = ids[i], weights[i]
+            kept += 1
+    return kept
+
+
+@jit
+def bound(tops: Any, masses: Any, top: Any, t: Any, rest: Any) -> Any:
+    """A score below which all tokens together have at most a weight of ``rest``."""
+    low, high = -30.0, 0.0
+    for _ in range(12):
+        middle = (low + high) / 2
+        each = GROUP * math.exp(middle)
+        total = 0.0
+        for group in range(masses.size):
+            total += min(float(masses[group]), each)
+        if total <= rest:
+            low = middle
+        else:
+            high = middle
+    return np.float32(top + low * t)
+
+
+@jit
+def count_cut(x: Any, groups: Any, k: Any, top: Any, cuts: Any, sums: Any) -> Any:  # noqa: C901
+    """A score that at least k tokens reach, and not many more."""
+    low, high, span = -np.inf, np.inf, np.float32(4.0)
+    for _ in range(12):
+        for i in range(8):
+            if low == -np.inf:
+                cuts[i] = np.float32(top - span * (i + 1))
+            else:
+                cuts[i] = np.float32(high + (low - high) * (i + 1) / 9)
+            sums[i] = 0.0
+        for group in range(groups):
+            simd.counts_above(x, group * GROUP, top, top, top, top, cuts, sums)
+        more = high if high < np.inf else float(top)
+        enough = False
+        for i in range(8):
+            if sums[i] >= k:
+                low, high, enough = float(cuts[i]), more, True
+                break
+            more = float(cuts[i])
+        if enough and sums[i] <= k + FEW // 4:
+            return np.float32(low)
+        if not enough:
+            if low > -np.inf:
+                high = more
+            elif span > 1e30:
+                return np.float32(-np.inf)
+            else:
+                span *= np.float32(16.0)
+    return np.float32(low)
