@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nucleate.backends import reference
-from nucleate.backends.logprobs import logprobs
 from nucleate.columns import ChainRows, Columns, Structure, structure_of
 from nucleate.core import noise
 from nucleate.core.event import StepLogprobs
@@ -159,7 +158,7 @@ class Sampler:
             if (token := int(tokens_R[place])) >= 0:
                 row.memory.push(token)
                 if row.tap is not None:
-                    reported[place] = logprobs(self._ids_V, logits[place], token, *row.tap.wanted)
+                    reported[place] = self._report(logits[place], token, row.tap)
                 continue
             stages = row.stages if mask_W is None else with_mask(row.stages)
             row.memory.mask = mask_W
@@ -200,6 +199,11 @@ class Sampler:
         for places, slots, edit in groups:
             tokens = chains(self.vocab_size).draw(logits, places, slots, table.values, table.seeds, table.steps, edit)
             tokens_R[places] = tokens
+
+    def _report(self, logits_V: NDArray[np.float32], token: int, tap: Tap) -> StepLogprobs:
+        from nucleate.backends.cpu.rows import chains
+
+        return chains(self.vocab_size).report(logits_V, token, *tap.wanted)
 
     def _editor(self, chosen: list[int], masks_R: list[NDArray[np.int32] | None]) -> Any:
         """What applies the Shifts of a row, and its mask."""

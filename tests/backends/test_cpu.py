@@ -12,6 +12,8 @@ import pytest
 
 import nucleate as nc
 from nucleate.backends import reference
+from nucleate.backends.cpu.rows import chains
+from nucleate.backends.logprobs import logprobs
 from nucleate.pipeline import simplify
 from nucleate.plan import chain_of
 from nucleate.stages import Categorical, Greedy, Gumbel, MinP, Temperature, TopK, TopNSigma, TopP, Typical
@@ -302,3 +304,16 @@ def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: object) -> Non
     )
     assert done.stdout.splitlines()[-1] == "[0]"
     assert "cannot be written" in done.stderr
+
+
+def test_a_report_is_that_of_the_reference() -> None:
+    numbers = np.random.default_rng(0)
+    for turn in range(800):
+        size, kind = int(numbers.choice(SIZES)), str(numbers.choice(KINDS))
+        x = row(numbers, size, kind)
+        inside = np.flatnonzero(x > -np.inf)
+        top, asked = int(numbers.choice([0, 1, 5, 20, 300, 10_000])), numbers.integers(size, size=turn % 4).tolist()
+        told = chains(size).report(x, int(numbers.choice(inside)), top, tuple(asked))
+        expected = logprobs(np.arange(size), x, told.chosen.token_id, top, tuple(asked))
+        assert_told_alike([told], [expected])
+        assert [one.token_id for one in told.top] == [one.token_id for one in expected.top]

@@ -14,7 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nucleate.backends.cpu.chain import draw_rows, room_for
+from nucleate.backends.cpu.report import report
 from nucleate.backends.cpu.simd import GROUP
+from nucleate.core.event import StepLogprobs, TokenLogprob
 
 AT_ONCE = 16
 """Rows that are copied together, where they must be."""
@@ -52,17 +54,41 @@ class Chains:
         if rows is not None:
             self._draw(rows, places, slots, columns, seeds, steps, tokens)
             return tokens
-        if self._copies is None:
-            self._copies = np.full((AT_ONCE, self.padded), -np.inf, np.float32)
+        copies = self._copy()
         for start in range(0, len(places), AT_ONCE):
             part = slice(start, start + AT_ONCE)
             for i, place in enumerate(places[part]):
-                self._copies[i, : self.size] = logits[place]
+                copies[i, : self.size] = logits[place]
                 if edit is not None:
-                    edit(int(place), self._copies[i, : self.size])
+                    edit(int(place), copies[i, : self.size])
             own = np.arange(len(places[part]))
-            self._draw(self._copies, own, slots[part], columns, seeds, steps, tokens[part])
+            self._draw(copies, own, slots[part], columns, seeds, steps, tokens[part])
         return tokens
+
+    def report(self, row_V: NDArray[np.float32], chosen: int, top: int, asked: tuple[int, ...]) -> StepLogprobs:
+        """What ``backends.logprobs.logprobs`` says of a whole row."""
+        if self.size != self.padded or not (row_V.flags.c_contiguous and row_V.flags.writeable):
+            padded = self._copy()[0]
+            padded[: self.size] = row_V
+            row_V = padded
+        if not self._rooms:
+            self._rooms.append(np.empty(room_for(self.padded)))
+        tokens, count = np.array([chosen, *asked], np.int64), min(top, self.size)
+        ids, ranks = np.empty(count, np.int64), np.empty(len(tokens), np.int64)
+        numbers = np.empty(len(tokens) + count)
+        found = report(row_V, tokens, count, ids, numbers, ranks, self._rooms[0])
+        one, *others = (
+            TokenLogprob(*each)
+            for each in zip(tokens.tolist(), numbers.tolist(), (rank or None for rank in ranks.tolist()), strict=False)
+        )
+        likeliest = zip(ids[:found].tolist(), numbers[len(tokens) :].tolist(), range(1, found + 1), strict=False)
+        return StepLogprobs(one, tuple(TokenLogprob(*each) for each in likeliest), tuple(others))
+
+    def _copy(self) -> NDArray[np.float32]:
+        """Rows to copy into, padded."""
+        if self._copies is None:
+            self._copies = np.full((AT_ONCE, self.padded), -np.inf, np.float32)
+        return self._copies
 
     def _draw(self, rows: Any, places: Ids, slots: Ids, columns: Any, seeds: Any, steps: Any, tokens: Ids) -> None:
         threads = max(1, min(cores(), len(places), len(places) * self.size // WORTH_A_THREAD))

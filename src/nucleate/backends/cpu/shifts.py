@@ -25,7 +25,7 @@ def edit_all(x_V: NDArray[Any], stages: Sequence[Shift], past: Past) -> None:
             for stage in run:
                 edit(x_V, stage, past)
         else:
-            _edit_counted(x_V, run, past.counts(window))  # type: ignore[arg-type]
+            _edit_counted(x_V, run, past.counts(window))
 
 
 def edit(x_V: NDArray[Any], stage: Shift, past: Past) -> None:
