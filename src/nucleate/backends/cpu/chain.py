@@ -84,9 +84,9 @@ def draw(x: Any, size: Any, chain: Any, seed: Any, step: Any, work: Any) -> Any:
         return first(x, work.tops, top)
     c = 1.4426950408889634 / chain.t
     high = np.float32(c)
-    exponent = Exponent(top, high, np.float32(c - float(high)), np.float32(-126.0 / c))
+    exponent = Exponent(top, high, np.float32(c - np.float64(high)), np.float32(-126.0 / c))
     below = floor(x, top, chain, work)
-    cut = lowest_at_least(float(top), below * chain.t) if below > -np.inf else np.float32(-np.inf)
+    cut = lowest_at_least(np.float64(top), below * chain.t) if below > -np.inf else np.float32(-np.inf)
     whole = 0.0
     counted = 0 < chain.k < size
     if counted:
@@ -95,13 +95,13 @@ def draw(x: Any, size: Any, chain: Any, seed: Any, step: Any, work: Any) -> Any:
         whole = weigh(x, exponent, work)
         if chain.p >= 1.0:
             winner = race_groups(work.masses, seed, step, work.race)
-            return race_in(x, winner * GROUP, np.float32(-np.inf), ID, float(top), chain.t, seed, step)
-        cut = bound(work.tops, work.masses, float(top), chain.t, (1.0 - chain.p) * whole)
+            return race_in(x, winner * GROUP, np.float32(-np.inf), ID, np.float64(top), chain.t, seed, step)
+        cut = bound(work.tops, work.masses, np.float64(top), chain.t, (1.0 - chain.p) * whole)
     cut = max(np.float32(cut), LOWEST)
     if not counted and count(x, work.tops, cut) > FEW:
         return draw_of_many(x, cut, whole, chain, exponent, seed, step, work)
     found = gather(x, work.tops, cut, work.ids)
-    return draw_of_few(x, found, whole, chain, float(top), seed, step, work)
+    return draw_of_few(x, found, whole, chain, np.float64(top), seed, step, work)
 
 
 @jit
@@ -181,9 +181,9 @@ def draw_of_few(x: Any, n: Any, whole: Any, chain: Any, top: Any, seed: Any, ste
     """The draw among n candidates, whose ids are in ``work``. whole: the weight that top-p is a part of; 0: theirs."""
     ids, weights = work.ids, work.weights
     for i in range(n):
-        weights[i] = math.exp((float(x[ids[i]]) - top) / chain.t)
+        weights[i] = math.exp((np.float64(x[ids[i]]) - top) / chain.t)
     if 0 < chain.k < n:
-        n = keep_first(x, ids, weights, work.keys, work.others, n, float(chain.k), False)
+        n = keep_first(x, ids, weights, work.keys, work.others, n, np.float64(chain.k), False)
     if chain.p < 1.0:
         total = whole
         if whole == 0.0:
@@ -196,7 +196,7 @@ def draw_of_few(x: Any, n: Any, whole: Any, chain: Any, top: Any, seed: Any, ste
 @jit
 def draw_of_many(x: Any, cut: Any, whole: Any, chain: Any, exponent: Any, seed: Any, step: Any, work: Any) -> Any:
     """The draw where many tokens stay: by the weights of the groups' tokens above the cut."""
-    top, last = float(exponent.top), ID
+    top, last = np.float64(exponent.top), ID
     if chain.p < 1.0:
         last = last_of_many(x, cut, whole, chain, exponent, work)
         cut = x[last]
@@ -209,7 +209,7 @@ def draw_of_many(x: Any, cut: Any, whole: Any, chain: Any, exponent: Any, seed: 
             total = 0.0
             for token in range(start, start + GROUP):
                 if x[token] > cut or (x[token] == cut and token <= last):
-                    total += math.exp((float(x[token]) - top) / chain.t)
+                    total += math.exp((np.float64(x[token]) - top) / chain.t)
             mass = np.float32(total)
         else:
             least = over if start > last else cut
@@ -240,12 +240,12 @@ def last_of_many(x: Any, cut: Any, whole: Any, chain: Any, exponent: Any, work: 
         for group in range(groups):
             whole += simd.mass_above(x, group * GROUP, top, high, low, least, cut)
     goal, above, up, reached = chain.p * whole * (1.0 - SLACK), 0.0, beside(top, 1), whole
-    cut = max(cut, np.float32(float(top) - 30.0 * chain.t))  # what is further below weighs less than the slack
+    cut = max(cut, np.float32(np.float64(top) - 30.0 * chain.t))  # what is further below weighs less than the slack
     left = count(x, work.tops, cut)
     for turn in range(60):
         if beside(cut, 1) == up or left <= FEW:
             break
-        place_cuts(cuts, float(cut), float(up), (goal - above) / (reached - above), turn % 3)
+        place_cuts(cuts, np.float64(cut), np.float64(up), (goal - above) / (reached - above), turn % 3)
         sums[:] = 0.0
         for group in range(groups):
             simd.masses_above(x, group * GROUP, top, high, low, least, cuts, sums)
@@ -258,7 +258,7 @@ def last_of_many(x: Any, cut: Any, whole: Any, chain: Any, exponent: Any, work: 
     n = gather_between(x, work.tops, cut, up, work.ids)
     for i in range(n):
         work.keys[i] = key(x[work.ids[i]], work.ids[i])
-        work.others[i] = math.exp((float(x[work.ids[i]]) - float(top)) / chain.t)
+        work.others[i] = math.exp((np.float64(x[work.ids[i]]) - np.float64(top)) / chain.t)
     return ID - (cut_key(work.keys, work.others, n, goal - above) & ID)
 
 

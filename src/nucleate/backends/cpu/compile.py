@@ -23,7 +23,7 @@ SOURCES = (*sorted(Path(__file__).parent.glob("*.py")), Path(__file__).parents[2
 
 
 def jit(function: Callable[..., Any]) -> Any:
-    """Compile a function that other kernels call."""
+    """Compile a function that other kernels call. There, float(x) of a float32 stays one: np.float64(x) is meant."""
     return numba.njit(nogil=True, error_model="numpy")(function)
 
 

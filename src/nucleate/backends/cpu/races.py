@@ -26,7 +26,7 @@ def race_groups(masses: Any, seed: Any, step: Any, work: Any) -> Any:
         work[group] = uniform(seed, step, GROUP_STREAM, group)
     best, winner = np.inf, NOBODY
     for group in range(masses.size):
-        mass = float(masses[group])
+        mass = np.float64(masses[group])
         if mass > 0.0 and work[group] < best * mass:
             time = -math.log1p(-work[group]) / mass
             if time < best:
@@ -40,7 +40,7 @@ def race_in(x: Any, start: Any, cut: Any, last: Any, top: Any, t: Any, seed: Any
     best, winner = np.inf, NOBODY
     for token in range(start, start + GROUP):
         if x[token] > cut or (x[token] == cut and token <= last):
-            weight = math.exp((float(x[token]) - top) / t)
+            weight = math.exp((np.float64(x[token]) - top) / t)
             u = uniform(seed, step, TOKEN_STREAM, token)
             if weight > 0.0 and u < best * weight:
                 time = -math.log1p(-u) / weight

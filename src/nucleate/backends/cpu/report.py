@@ -24,11 +24,11 @@ def report(x: Any, asked: Any, best: Any, ids: Any, logprobs: Any, ranks: Any, r
     work = carve(room, x.size)
     top = read(x, work.tops)
     high = np.float32(LOG2_E)
-    exponent = Exponent(top, high, np.float32(LOG2_E - float(high)), np.float32(-126.0 / LOG2_E))
+    exponent = Exponent(top, high, np.float32(LOG2_E - np.float64(high)), np.float32(-126.0 / LOG2_E))
     log_mass = math.log(weigh(x, exponent, work))
     for i in range(asked.size):
         score = x[asked[i]]
-        logprobs[i] = float(score) - float(top) - log_mass
+        logprobs[i] = np.float64(score) - np.float64(top) - log_mass
         ranks[i] = 1 + before(x, asked[i], work) if score > -np.inf else 0
     inside = count(x, work.tops, LOWEST)
     wanted = min(best, inside)
@@ -37,13 +37,13 @@ def report(x: Any, asked: Any, best: Any, ids: Any, logprobs: Any, ranks: Any, r
     cut = LOWEST if wanted == inside else max(LOWEST, np.float32(at_most(x, top, wanted, work)))
     found = gather(x, work.tops, cut, work.ids)
     if wanted < found:
-        found = keep_first(x, work.ids, work.weights, work.keys, work.others, found, float(wanted), False)
+        found = keep_first(x, work.ids, work.weights, work.keys, work.others, found, np.float64(wanted), False)
     for i in range(found):
         work.keys[i] = -key(x[work.ids[i]], work.ids[i])
     order = np.argsort(work.keys[:found])
     for i in range(found):
         ids[i] = work.ids[order[i]]
-        logprobs[asked.size + i] = float(x[ids[i]]) - float(top) - log_mass
+        logprobs[asked.size + i] = np.float64(x[ids[i]]) - np.float64(top) - log_mass
     return found
 
 

@@ -42,9 +42,9 @@ def lowest_at_least(top: Any, below: Any) -> Any:
     if top + below < -3.4e38:
         return np.float32(-np.inf)
     x = np.float32(top + below)
-    while float(x) - top >= below:
+    while np.float64(x) - top >= below:
         x = beside(x, -1)
-    while float(x) - top < below:
+    while np.float64(x) - top < below:
         x = beside(x, 1)
     return x
 
@@ -186,7 +186,7 @@ def bound(tops: Any, masses: Any, top: Any, t: Any, rest: Any) -> Any:
         each = GROUP * math.exp(middle)
         total = 0.0
         for group in range(masses.size):
-            total += min(float(masses[group]), each)
+            total += min(np.float64(masses[group]), each)
         if total <= rest:
             low = middle
         else:
@@ -207,13 +207,13 @@ def count_cut(x: Any, groups: Any, k: Any, top: Any, cuts: Any, sums: Any) -> An
             sums[i] = 0.0
         for group in range(groups):
             simd.counts_above(x, group * GROUP, top, top, top, top, cuts, sums)
-        more = high if high < np.inf else float(top)
+        more = high if high < np.inf else np.float64(top)
         enough = False
         for i in range(8):
             if sums[i] >= k:
-                low, high, enough = float(cuts[i]), more, True
+                low, high, enough = np.float64(cuts[i]), more, True
                 break
-            more = float(cuts[i])
+            more = np.float64(cuts[i])
         if enough and sums[i] <= k + FEW // 4:
             return np.float32(low)
         if not enough:
