@@ -50,6 +50,7 @@ docs-check: .venv/dev
 bench: .venv/dev
 	$(BIN)/python benchmarks/reference.py
 	$(BIN)/python benchmarks/history.py
+	$(BIN)/nucleate bench
 
 clean:
 	rm -rf .venv dist build .pytest_cache .mypy_cache .ruff_cache

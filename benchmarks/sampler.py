@@ -10,9 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,48 +18,13 @@ os.environ.setdefault("NUCLEATE_THREADS", "1")
 
 import numpy as np
 
-import nucleate as nc
+from nucleate.cli.bench import CHAINS, KINDS, logits, medians, ours
 
-CHAINS: dict[str, dict[str, Any]] = {
-    "greedy": dict(temperature=0),
-    "temperature .7": dict(temperature=0.7),
-    "T .8, top_k 40, min_p .05, top_p .95": dict(temperature=0.8, top_k=40, min_p=0.05, top_p=0.95),
-    "the same, repetition + frequency over 1024": dict(
-        temperature=0.8, top_k=40, min_p=0.05, top_p=0.95, repetition_penalty=1.1, frequency_penalty=0.1
-    ),
-    "T .7, top_p .9": dict(temperature=0.7, top_p=0.9),
-    "T .8, min_p .05": dict(temperature=0.8, min_p=0.05),
-    "top_k 1000": dict(top_k=1000),
-    "T .8, top_n_sigma 1": dict(temperature=0.8, top_n_sigma=1.0),
-}
 SIZES = (32_000, 128_256, 151_936, 256_000)
 ROWS = (1, 8, 32)
 
 
-def logits(kind: str, rows: int, size: int) -> np.ndarray:
-    """float32 [rows, size]: noise with a peaked head, noise alone, the head far from 0, or many equal scores."""
-    numbers = np.random.default_rng(0)
-    x = numbers.normal(0, 2.5, (rows, size))
-    if kind in ("peaked", "shifted"):
-        for row in x:
-            row[numbers.integers(0, size, 40)] += np.linspace(2, 12, 40)
-    if kind == "shifted":
-        x += 50.0
-    if kind == "ties":
-        x = np.round(x)
-    return x.astype(np.float32)
-
-
-def ours(x: np.ndarray, params: dict[str, Any]) -> Callable[[], object]:
-    sampler = nc.Sampler(x.shape[1])
-    prompt = np.random.default_rng(1).integers(0, x.shape[1], 1024).tolist()
-    for row in range(len(x)):
-        output = prompt if "repetition_penalty" in params else []
-        sampler.add(nc.SamplingParams(seed=row, **params), output_ids=output)
-    return lambda: sampler(x)
-
-
-def by_torch(x: np.ndarray, params: dict[str, Any]) -> Callable[[], object] | None:
+def by_torch(x: np.ndarray, params: Mapping[str, Any]) -> Callable[[], object] | None:
     """What one writes by hand: topk or sort, softmax, cumsum, multinomial."""
     try:
         import torch
@@ -92,7 +55,7 @@ def by_torch(x: np.ndarray, params: dict[str, Any]) -> Callable[[], object] | No
     return run
 
 
-def by_transformers(x: np.ndarray, params: dict[str, Any]) -> Callable[[], object] | None:
+def by_transformers(x: np.ndarray, params: Mapping[str, Any]) -> Callable[[], object] | None:
     """Its processors, as generate runs them, and its draw."""
     try:
         import torch
@@ -113,22 +76,6 @@ def by_transformers(x: np.ndarray, params: dict[str, Any]) -> Callable[[], objec
     return lambda: torch.multinomial(made(ids, rows).softmax(-1), 1)
 
 
-def medians(contenders: dict[str, Callable[[], object]], seconds: float) -> dict[str, float]:
-    """Microseconds of each, measured in turn for so long."""
-    times: dict[str, list[float]] = {name: [] for name in contenders}
-    for run in contenders.values():
-        run()
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end or min(map(len, times.values())) < 5:
-        for name, run in contenders.items():
-            for turn in range(6):
-                start = time.perf_counter()
-                run()
-                if turn:  # the first one finds in the caches what another has left there
-                    times[name].append(time.perf_counter() - start)
-    return {name: statistics.median(found) * 1e6 for name, found in times.items()}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one vocabulary, one row")
@@ -137,7 +84,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.5, help="per case")
     asked = parser.parse_args()
     sizes, counts = ((128_256,), (1,)) if asked.quick else (SIZES, ROWS)
-    cases = [(kind, size, 1) for size in sizes for kind in ("peaked", "flat", "shifted", "ties")]
+    cases = [(kind, size, 1) for size in sizes for kind in KINDS]
     cases += [("peaked", size, rows) for size in sizes for rows in counts if rows > 1]
     found = []
     for kind, size, rows in cases:

@@ -20,6 +20,8 @@ COMMANDS = {
     "generate": "continue a prompt, streaming to the terminal",
     "chat": "talk to a model",
     "inspect": "show what every stage does to the next token of a prompt",
+    "bench": "measure what drawing a token costs here",
+    "warm": "compile the CPU kernels now, not when they are first needed",
     "stages": "list every stage of the pipeline with its parameters",
 }
 

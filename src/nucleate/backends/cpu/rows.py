@@ -131,3 +131,15 @@ def cores() -> int:
 @cache
 def pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(max(1, cores() - 1), thread_name_prefix="nucleate")
+
+
+def warm() -> None:
+    """Compile every kernel, or load it from where it is kept."""
+    from nucleate.backends.cpu.shifts import forbid
+
+    room, one = Chains(GROUP), np.zeros(1, np.int64)
+    x = np.zeros((1, GROUP), np.float32)
+    counts = one.astype(np.uint64)
+    room._draw(x, one, one, np.array([[1.0], [0.0], [0.0], [0.0], [1.0]]), counts, counts, one)  # noqa: SLF001
+    room.report(x[0], 0, 1, ())
+    forbid(x[0], np.full(GROUP // 32, -1, np.int32))

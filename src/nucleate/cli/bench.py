@@ -1,0 +1,107 @@
+"""Measure what drawing a token costs on this machine, beside NumPy's max over the same logits.
+
+Medians of one run; the two take turns, a few calls each, so that a slow moment of the machine hits both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+USAGE = "[OPTIONS]"
+
+CHAINS: Mapping[str, Mapping[str, Any]] = {
+    "greedy": dict(temperature=0),
+    "temperature .7": dict(temperature=0.7),
+    "T .8, top_k 40, min_p .05, top_p .95": dict(temperature=0.8, top_k=40, min_p=0.05, top_p=0.95),
+    "the same, repetition + frequency over 1024": dict(
+        temperature=0.8, top_k=40, min_p=0.05, top_p=0.95, repetition_penalty=1.1, frequency_penalty=0.1
+    ),
+    "T .7, top_p .9": dict(temperature=0.7, top_p=0.9),
+    "T .8, min_p .05": dict(temperature=0.8, min_p=0.05),
+    "top_k 1000": dict(top_k=1000),
+    "T .8, top_n_sigma 1": dict(temperature=0.8, top_n_sigma=1.0),
+}
+KINDS = ("peaked", "flat", "shifted", "ties")
+
+Call = Callable[[], object]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--vocabulary", type=int, default=128_256, metavar="V", help="scores per row [default 128256]")
+    parser.add_argument("--rows", type=int, default=1, metavar="R", help="rows per call [default 1]")
+    parser.add_argument("--logits", choices=KINDS, default="peaked", help="what the scores are like [default peaked]")
+    parser.add_argument("--seconds", type=float, default=0.5, help="per chain [default 0.5]")
+    parser.add_argument("--json", action="store_true", help="print a JSON list instead of a table")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from nucleate.core.parameter import ParameterError
+
+    for name, least in (("vocabulary", 1), ("rows", 1), ("seconds", 0.0)):
+        if not getattr(arguments, name) >= least:
+            raise ParameterError(name, f"--{name} must be at least {least:g}, got {getattr(arguments, name)}")
+    x_BV = logits(arguments.logits, arguments.rows, arguments.vocabulary)
+    found = []
+    if not arguments.json:
+        print(f"{arguments.rows} x {arguments.vocabulary} scores, {arguments.logits}: microseconds per call")
+        print(f"{'':44}{'nucleate':>10}{'NumPy max':>11}{'ratio':>8}")
+    for chain, params in CHAINS.items():
+        times = medians({"nucleate": ours(x_BV, params), "numpy max": lambda: x_BV.max(axis=1)}, arguments.seconds)
+        found.append({"chain": chain, "microseconds": times})
+        if not arguments.json:
+            own, floor = times["nucleate"], times["numpy max"]
+            print(f"{chain:44}{own:10.1f}{floor:11.1f}{own / floor:8.1f}", flush=True)
+    if arguments.json:
+        print(json.dumps(found, indent=1))
+    return 0
+
+
+def logits(kind: str, rows: int, size: int) -> NDArray[np.float32]:
+    """float32 [rows, size]: noise with a peaked head, noise alone, the head far from 0, or many equal scores."""
+    numbers = np.random.default_rng(0)
+    x_BV = numbers.normal(0, 2.5, (rows, size))
+    if kind in ("peaked", "shifted"):
+        for x_V in x_BV:
+            x_V[numbers.integers(0, size, 40)] += np.linspace(2, 12, 40)
+    if kind == "shifted":
+        x_BV += 50.0
+    if kind == "ties":
+        x_BV = np.round(x_BV)
+    return x_BV.astype(np.float32)
+
+
+def ours(x_BV: NDArray[np.float32], params: Mapping[str, Any], history: int = 1024) -> Call:
+    """A call of ``Sampler``; with penalties, after so many tokens of output."""
+    from nucleate.params import SamplingParams
+    from nucleate.sampler import Sampler
+
+    rows, size = x_BV.shape
+    said = np.random.default_rng(1).integers(0, size, history).tolist() if "repetition_penalty" in params else []
+    sampler = Sampler(size)
+    for row in range(rows):
+        sampler.add(SamplingParams(seed=row, **params), output_ids=said)
+    return lambda: sampler(x_BV)
+
+
+def medians(contenders: Mapping[str, Call], seconds: float) -> dict[str, float]:
+    """Microseconds of each, measured in turn for so long."""
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    for call in contenders.values():
+        call()
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or min(map(len, times.values())) < 5:
+        for name, call in contenders.items():
+            for turn in range(6):
+                start = time.perf_counter()
+                call()
+                if turn:  # the first one finds in the caches what another has left there
+                    times[name].append(time.perf_counter() - start)
+    return {name: statistics.median(found) * 1e6 for name, found in times.items()}
