@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -47,6 +48,22 @@ class Logits:
         flags = rows.flags
         plain = rows.dtype == np.float32 and rows.dtype.isnative and flags.c_contiguous and flags.aligned
         return rows if plain and flags.writeable else None
+
+    def halves(self, place: int) -> tuple[NDArray[np.uint16], bool] | None:
+        """The bits of a row of float16, or (True) bfloat16, that lies in one piece; None for any other row."""
+        row = self._rows[place]
+        if hasattr(row, "detach"):
+            brain = str(row.dtype) == "torch.bfloat16"
+            if not brain or not row.is_contiguous():
+                return self._half(row.numpy()) if row.dtype.itemsize == 2 and not brain else None
+            memory = (ctypes.c_uint16 * row.shape[0]).from_address(row.data_ptr())  # NumPy has no bfloat16
+            return np.frombuffer(memory, np.uint16), True
+        return self._half(row)
+
+    @staticmethod
+    def _half(row: NDArray[Any]) -> tuple[NDArray[np.uint16], bool] | None:
+        half = row.dtype == np.float16 and row.dtype.isnative and row.flags.c_contiguous
+        return (row.view(np.uint16), False) if half else None
 
     def __iter__(self) -> Iterator[NDArray[np.float32]]:
         return (self[place] for place in range(len(self)))

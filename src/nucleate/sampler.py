@@ -182,23 +182,24 @@ class Sampler:
         """Draw the rows that fit the compiled chain; one it cannot draw from is left to the reference, to say why."""
         from nucleate.backends.cpu.rows import chains  # it loads the compiler
 
-        table = self._chain_rows
-        if chosen == table.rows and not table.edited and masks_R[0] is None:
-            every = self._ids_V[: len(chosen)] if len(chosen) <= self.vocab_size else np.arange(len(chosen))
-            groups = [(every, every, None)]
+        table, masked, groups = self._chain_rows, masks_R[0] is not None, []
+        if chosen == table.rows and (masked or len(table.edited) in (0, len(chosen))):
+            every = np.arange(len(chosen))
+            groups.append((every, every, masked or bool(table.edited)))
         else:
-            found: tuple[list[tuple[int, int]], list[tuple[int, int]]] = [], []
-            for place, row in enumerate(chosen):
-                if row in table.slots:
-                    found[row in table.edited or masks_R[place] is not None].append((place, table.slots[row]))
-            groups = [
-                (*np.array(pairs, np.int64).T.copy(), edit)
-                for pairs, edit in zip(found, (None, self._editor(chosen, masks_R)), strict=True)
-                if pairs
-            ]
-        for places, slots, edit in groups:
-            tokens = chains(self.vocab_size).draw(logits, places, slots, table.values, table.seeds, table.steps, edit)
-            tokens_R[places] = tokens
+            for edited in (False, True):
+                pairs = [
+                    (place, table.slots[row])
+                    for place, row in enumerate(chosen)
+                    if row in table.slots and (masked or row in table.edited) == edited
+                ]
+                if pairs:
+                    groups.append((*np.array(pairs, np.int64).T.copy(), edited))
+        for places, slots, edited in groups:
+            edit = self._editor(chosen, masks_R) if edited else None
+            tokens_R[places] = chains(self.vocab_size).draw(
+                logits, places, slots, table.values, table.seeds, table.steps, edit
+            )
 
     def _report(self, logits_V: NDArray[np.float32], token: int, tap: Tap) -> StepLogprobs:
         from nucleate.backends.cpu.rows import chains

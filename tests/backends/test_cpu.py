@@ -12,6 +12,7 @@ import pytest
 
 import nucleate as nc
 from nucleate.backends import reference
+from nucleate.backends.cpu.halves import widen
 from nucleate.backends.cpu.rows import chains
 from nucleate.backends.logprobs import logprobs
 from nucleate.pipeline import simplify
@@ -317,3 +318,14 @@ def test_a_report_is_that_of_the_reference() -> None:
         expected = logprobs(np.arange(size), x, told.chosen.token_id, top, tuple(asked))
         assert_told_alike([told], [expected])
         assert [one.token_id for one in told.top] == [one.token_id for one in expected.top]
+
+
+def test_every_half_precision_number_is_read_as_what_it_is() -> None:
+    bits = np.arange(65536).astype(np.uint16)
+    wide = np.empty(65536, np.float32)
+    for start, stop in ((0, 65536), (3, 65533), (7, 7), (5, 20)):
+        widen(bits[start:stop], False, wide[start:stop])
+        assert np.array_equal(wide[start:stop], bits[start:stop].view(np.float16).astype(np.float32), equal_nan=True)
+        widen(bits[start:stop], True, wide[start:stop])
+        exact = (bits[start:stop].astype(np.uint32) << 16).view(np.float32)
+        assert np.array_equal(wide[start:stop], exact, equal_nan=True)

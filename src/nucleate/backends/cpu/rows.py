@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nucleate.backends.cpu.chain import draw_rows, room_for
+from nucleate.backends.cpu.halves import widen
 from nucleate.backends.cpu.report import report
 from nucleate.backends.cpu.simd import GROUP
 from nucleate.core.event import StepLogprobs, TokenLogprob
@@ -58,7 +59,7 @@ class Chains:
         for start in range(0, len(places), AT_ONCE):
             part = slice(start, start + AT_ONCE)
             for i, place in enumerate(places[part]):
-                copies[i, : self.size] = logits[place]
+                fill(copies[i, : self.size], logits, int(place))
                 if edit is not None:
                     edit(int(place), copies[i, : self.size])
             own = np.arange(len(places[part]))
@@ -109,6 +110,15 @@ class Chains:
             job.result()
 
 
+def fill(x_V: NDArray[np.float32], logits: Any, place: int) -> None:
+    """Copy a row of a ``rows.Logits``, as float32."""
+    halves = logits.halves(place)
+    if halves is None:
+        x_V[:] = logits[place]
+    else:
+        widen(*halves, x_V)
+
+
 _own = threading.local()
 
 
@@ -142,4 +152,5 @@ def warm() -> None:
     counts = one.astype(np.uint64)
     room._draw(x, one, one, np.array([[1.0], [0.0], [0.0], [0.0], [1.0]]), counts, counts, one)  # noqa: SLF001
     room.report(x[0], 0, 1, ())
+    widen(np.zeros(GROUP, np.uint16), False, x[0])
     forbid(x[0], np.full(GROUP // 32, -1, np.int32))
