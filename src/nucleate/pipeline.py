@@ -6,7 +6,7 @@ Refuses to hold state: each call is a function of its arguments (and of a fresh 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,8 +113,17 @@ def explain(params: Params, device: str = "cpu") -> Plan:
     stages = simplify(asked)
     chain = chain_of(stages)
     if isinstance(chain, str):
-        return Plan(asked, stages, "reference", f"float64, sort and walk, because {chain}")
+        return Plan(asked, stages, "cpu", f"compiled stage by stage from their rules, because {chain}")
     return Plan(asked, stages, "cpu", "the compiled chain")
+
+
+def runner(fast: bool) -> Callable[..., reference.Result]:
+    """What draws a row that the compiled chain does not: compiled stage by stage, or the reference."""
+    if not fast:
+        return reference.run
+    from nucleate.backends.cpu import fuse  # it loads the compiler
+
+    return fuse.run
 
 
 def sample(
@@ -140,13 +149,15 @@ def sample(
     steps = per_row(step, len(batch), "step")
     tokens_B, errors = np.full(len(batch), -1, dtype=np.int64), {}
     seeds = [noise.fresh_seed() if seed is None else seed for seed in batch.seeds]
-    if compiled(backend, len(batch) * batch.logits.shape[1]):
+    fast = bool(len(batch)) and compiled(backend, len(batch) * batch.logits.shape[1])
+    if fast:
         _draw_chains(batch, seeds, steps, tokens_B)
+    run = runner(fast)
     for row, (logits_V, stages, history) in enumerate(batch):
         if tokens_B[row] >= 0:
             continue
         try:
-            tokens_B[row] = reference.draw(logits_V, stages, seeds[row], steps[row], history)
+            tokens_B[row] = run(logits_V, stages, seeds[row], steps[row], history).token
         except reference.RowError as error:
             errors[row] = str(error)
     if errors:

@@ -1,4 +1,4 @@
-"""Which kernel runs a pipeline, and why: the compiled chain where it fits, the reference everywhere else."""
+"""Which kernel runs a pipeline: the compiled chain where it fits; why it does not elsewhere."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from nucleate.core.memory import Memory
 from nucleate.core.parameter import ParameterError, unknown
 from nucleate.core.stage import Pipeline, Shift, Tap
 from nucleate.params import SamplingParams
-from nucleate.pipeline import Params, as_pipeline, simplify
+from nucleate.pipeline import Params, as_pipeline, runner, simplify
 from nucleate.plan import Numbers, chain_of, compiled
 from nucleate.presets import with_mask, without_mask
 from nucleate.rows import Logits, check_ids, history, masks, per_row
@@ -151,8 +151,10 @@ class Sampler:
             raise ValueError(f"logits must have the shape {[len(batch), self.vocab_size]}, got {list(logits.shape)}")
         masks_R = masks(mask, len(batch), self.vocab_size)
         tokens_R, errors = np.full(len(batch), -1, np.int64), {}
-        if batch and self._chain_rows.rows and compiled(self.backend, len(batch) * self.vocab_size):
+        fast = bool(batch) and compiled(self.backend, len(batch) * self.vocab_size)
+        if fast and self._chain_rows.rows:
             self._draw_chains(logits, chosen, masks_R, tokens_R)
+        run = runner(fast)
         reported: list[StepLogprobs | None] = [None] * len(batch)
         for place, (row, mask_W) in enumerate(zip(batch, masks_R, strict=True)):
             if (token := int(tokens_R[place])) >= 0:
@@ -163,7 +165,7 @@ class Sampler:
             stages = row.stages if mask_W is None else with_mask(row.stages)
             row.memory.mask = mask_W
             try:
-                result = reference.run(logits[place], stages, row.seed, len(row.memory.output), row.memory)
+                result = run(logits[place], stages, row.seed, len(row.memory.output), row.memory)
             except (reference.RowError, ParameterError) as error:  # the latter of a stage of one's own
                 errors[place] = str(error)
                 continue
