@@ -16,7 +16,7 @@ from nucleate.backends.cpu import templates
 from nucleate.backends.cpu.compile import jit, kernel
 from nucleate.core import maths
 from nucleate.core.maths import exp, rebind
-from nucleate.core.stage import Row, Stage, shape_of
+from nucleate.core.stage import Row, Shift, Stage, Token, shape_of
 
 logger = logging.getLogger("nucleate")
 
@@ -118,9 +118,10 @@ def reads_whole(stage: Stage) -> bool:
 def _read(stage: Stage, rule: str) -> Asked:
     function = getattr(type(stage), rule)
     me, row = Self(stage), Row(*[Trace(frozenset((name,))) for name in Row._fields])
+    token = Token(*[Trace() for _ in Token._fields])
     names = function.__code__.co_varnames[1 : function.__code__.co_argcount]
     try:
-        said = function(me, *(row if name == "row" else Trace() for name in names))
+        said = function(me, *({"row": row, "token": token}.get(name) or Trace() for name in names))
     except Exception:  # noqa: BLE001  # a rule may do anything
         return EVERYTHING
     traced = isinstance(said, Trace)
@@ -167,7 +168,8 @@ def _compile(kind: type[Stage], rule: str, mine: tuple[str, ...] | None) -> Any:
     function = getattr(kind, rule)
     tag = f"{kind.__name__}_{rule}_{digest(function, mine)}"
     names = {"Mine": namedtuple(kind.__name__, mine or ("nothing",)), "rule": jit(bound(function, tag))}  # noqa: PYI024
-    return kernel(rebind(cast(types.FunctionType, templates.values), names, tag))
+    template = templates.edits if issubclass(kind, Shift) else templates.values
+    return kernel(rebind(cast(types.FunctionType, template), names, tag))
 
 
 _MATHS = {id(getattr(maths, name)): getattr(templates, name, None) for name in maths.NAMES}

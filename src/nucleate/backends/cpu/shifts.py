@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nucleate.backends.cpu.bind import give_up, loop, reads
 from nucleate.backends.cpu.compile import kernel
 from nucleate.core.history import Counts, Past
 from nucleate.core.stage import Shift, Token
@@ -56,16 +57,27 @@ def _edit_counted(x_V: NDArray[Any], stages: Iterable[Shift], counts: Counts) ->
     if not len(ids_K):
         return
     x_K = x_V.take(ids_K).astype(np.float64)
-    out = bool(x_K.min() == -np.inf)
     with np.errstate(all="ignore"):
         for stage in stages:
-            shifted_K = stage.apply(x_K, Token(ids_K, prompt_K, output_K, 0.0))
-            said_K = output_K > 0 if stage.touches == "output" else None
-            if said_K is not None and not said_K.all():
-                shifted_K = np.where(said_K, shifted_K, x_K)
-            x_K = np.where(x_K > -np.inf, shifted_K, x_K) if out else shifted_K
-            out = out or bool(np.min(x_K) == -np.inf)
+            numbers = reads(stage, "apply").numbers(stage)
+            run = None if numbers is None else loop(stage, "apply")
+            try:
+                if run is not None:
+                    run(x_K, ids_K, prompt_K, output_K, stage.touches == "output", numbers)
+            except Exception as error:  # noqa: BLE001  # whatever the compiler says
+                give_up(stage, "apply", error)
+                run = None
+            if run is None:
+                _edit_slowly(x_K, stage, counts)
         x_V[ids_K] = x_K
+
+
+def _edit_slowly(x_K: NDArray[np.float64], stage: Shift, counts: Counts) -> None:
+    """The same for a rule that cannot be compiled."""
+    ids_K, prompt_K, output_K = counts
+    shifted_K = stage.apply(x_K, Token(ids_K, prompt_K, output_K, 0.0))
+    touched_K = (x_K > -np.inf) & ((output_K > 0) | (stage.touches != "output"))
+    x_K[:] = np.where(touched_K, shifted_K, x_K)
 
 
 def _listed(listing: Mapping[int, float]) -> tuple[Ids, NDArray[np.float64]]:

@@ -21,6 +21,7 @@ from nucleate.backends.cpu.chain import read
 from nucleate.backends.cpu.compile import intrinsic, jit, kernel
 from nucleate.backends.cpu.select import count_cut, gather, kth_highest
 from nucleate.backends.cpu.simd import GROUP
+from nucleate.core.stage import Token
 
 MASS, MOMENTS = 1, 2
 ALL, WRONG = -1, -2
@@ -157,6 +158,14 @@ def values(x: Any, m: Any, top: Any, mine: Any, row: Any, out: Any) -> None:
     me = Mine(*mine)  # type: ignore[name-defined]  # noqa: F821
     for i in range(m):
         out[i] = rule(me, x[i] - top, row)  # type: ignore[name-defined]  # noqa: F821
+
+
+def edits(x: Any, ids: Any, prompt: Any, output: Any, said: Any, mine: Any) -> None:
+    """What a Shift makes of the scores of tokens that occurred; with ``said``, of those in the output only."""
+    me = Mine(*mine)  # type: ignore[name-defined]  # noqa: F821
+    for i in range(x.size):
+        if x[i] > -np.inf and (output[i] > 0 or not said):
+            x[i] = rule(me, x[i], Token(ids[i], prompt[i], output[i], 0.0))  # type: ignore[name-defined]  # noqa: F821
 
 
 # Reading a row.
