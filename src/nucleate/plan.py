@@ -68,7 +68,7 @@ def _numbers(stages: Pipeline) -> Numbers | str:
 
 
 BACKENDS = ("auto", "reference", "cpu")
-WORTH_COMPILING = 1 << 15
+WORTH_COMPILING = 1 << 13
 """Scores in a call; with fewer, "auto" does not load the compiler."""
 
 
