@@ -13,7 +13,7 @@ import pytest
 import nucleate as nc
 from nucleate.backends import reference
 from nucleate.backends.cpu.halves import widen
-from nucleate.backends.cpu.rows import chains
+from nucleate.backends.cpu.rows import chains, cores
 from nucleate.backends.logprobs import logprobs
 from nucleate.pipeline import simplify
 from nucleate.plan import chain_of
@@ -330,3 +330,14 @@ def test_every_half_precision_number_is_read_as_what_it_is() -> None:
         widen(bits[start:stop], True, wide[start:stop])
         exact = (bits[start:stop].astype(np.uint32) << 16).view(np.float32)
         assert np.array_equal(wide[start:stop], exact, equal_nan=True)
+
+
+@pytest.mark.parametrize("asked", ["0", "-1", "two", "1.5"])
+def test_a_number_of_threads_that_makes_no_sense_is_an_error_that_says_so(
+    asked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NUCLEATE_THREADS", asked)
+    with pytest.raises(nc.ParameterError, match=f"NUCLEATE_THREADS must be an integer >= 1, got '{asked}'"):
+        cores.__wrapped__()
+    monkeypatch.setenv("NUCLEATE_THREADS", "3")
+    assert cores.__wrapped__() == 3

@@ -18,6 +18,7 @@ from nucleate.backends.cpu.halves import widen
 from nucleate.backends.cpu.report import report
 from nucleate.backends.cpu.simd import GROUP
 from nucleate.core.event import StepLogprobs, TokenLogprob
+from nucleate.core.parameter import ParameterError
 
 AT_ONCE = 16
 """Rows that are copied together, where they must be."""
@@ -135,7 +136,11 @@ def chains(size: int) -> Chains:
 @cache
 def cores() -> int:
     """How many threads draw at most: those this process may run on, or NUCLEATE_THREADS."""
-    return int(os.environ.get("NUCLEATE_THREADS") or len(os.sched_getaffinity(0)))
+    mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    asked = os.environ.get("NUCLEATE_THREADS", "").strip()
+    if asked and not (asked.isdecimal() and int(asked)):
+        raise ParameterError("NUCLEATE_THREADS", f"NUCLEATE_THREADS must be an integer >= 1, got {asked!r:.40}")
+    return int(asked) if asked else mine
 
 
 @cache
