@@ -63,7 +63,6 @@ class Sampler:
         self.vocab_size = int(vocab_size)
         self.groups: dict[Structure, Columns] = {}
         self._chain_rows = ChainRows(len(Numbers._fields))
-        self._ids_V = np.arange(self.vocab_size)
         self._rows: dict[int, _Row] = {}
         self._next = 0
 
