@@ -1,14 +1,15 @@
 # make demo   a story, streamed by the embedded model (creates .venv and installs on the first run)
 # make test   the tests (creates .venv and installs what is missing)
 # make lint   ruff, mypy             make docs    docs/stages.md from the stages; checks links
-# make bench  the benchmarks         make setup   only create .venv with everything for development
+# make bench  the benchmarks, in a minute    make setup   only create .venv with everything for development
+# make bench-page  docs/benchmarks.md, measured: a quarter of an hour on an idle machine, with all of '.[torch,bench]'
 
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 SOURCES := pyproject.toml constraints.txt
 
-.PHONY: setup demo test test-slow lint docs docs-check bench clean
+.PHONY: setup demo test test-slow lint docs docs-check bench bench-page clean
 
 .venv/python: 
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "nucleate needs Python 3.11 or newer; try: make PYTHON=python3.11 ..."; exit 1; }
@@ -50,7 +51,11 @@ docs-check: .venv/dev
 bench: .venv/dev
 	$(BIN)/python benchmarks/reference.py
 	$(BIN)/python benchmarks/history.py
-	$(BIN)/nucleate bench
+	$(BIN)/python benchmarks/sampler.py --quick
+
+bench-page: .venv/dev
+	$(PIP) -e '.[dev,torch,bench]'
+	$(BIN)/python benchmarks/sampler.py --json benchmarks/results/sampler.json --docs docs
 
 clean:
 	rm -rf .venv dist build .pytest_cache .mypy_cache .ruff_cache

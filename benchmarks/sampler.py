@@ -1,8 +1,11 @@
-"""What one token costs, through the public ``Sampler`` call, beside NumPy's max over the same row and the peers.
+"""What one token costs, through the public ``Sampler`` call, beside NumPy's max over the same rows and the peers.
 
-Run: python benchmarks/sampler.py [--quick] [--json FILE] [--markdown FILE]. All figures are medians of one run on one
-thread; the contenders take turns, a few calls each, so that a slow moment of the machine hits all alike.
-torch (topk, sort, multinomial) and Transformers' processors take part if they are installed.
+Run: python benchmarks/sampler.py --quick, or, for the results and the page that are kept:
+python benchmarks/sampler.py --json benchmarks/results/sampler.json --docs docs
+
+All figures are medians of one run on one thread; the contenders take turns, a few calls each, so that a slow moment of
+the machine hits all alike. torch, Transformers and llama.cpp (contenders.py) and the plot take part if their packages
+are installed. A peer is not asked where a call would take longer than 1.5 seconds.
 """
 
 from __future__ import annotations
@@ -10,119 +13,109 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Callable, Mapping
+import platform
+import time
+from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("NUCLEATE_THREADS", "1")
+import contenders
+import page
+import threads
 
-import numpy as np
-
-from nucleate.cli.bench import CHAINS, KINDS, logits, medians, ours
+import nucleate as nc
+from nucleate.cli.bench import CHAINS, KINDS, Call, logits, medians, ours, said
 
 SIZES = (32_000, 128_256, 151_936, 256_000)
-ROWS = (1, 8, 32)
+MORE_ROWS = (8, 32, 256)
+LONGEST = 1.5e6
+"""Microseconds of a call that a peer is not asked for."""
+PACKAGES = ("numpy", "numba", "torch", "transformers", "llama-cpp-python")
+
+Case = dict[str, Any]
 
 
-def by_torch(x: np.ndarray, params: Mapping[str, Any]) -> Callable[[], object] | None:
-    """What one writes by hand: topk or sort, softmax, cumsum, multinomial."""
-    try:
-        import torch
-    except ImportError:
-        return None
-    torch.set_num_threads(1)
-    rows = torch.from_numpy(x)
-    if {"repetition_penalty", "top_n_sigma"} & params.keys():
-        return None
-
-    def run() -> object:
-        if params.get("temperature") == 0:
-            return rows.argmax(-1)
-        scores = rows / params.get("temperature", 1.0)
-        ids = None
-        if k := params.get("top_k"):
-            scores, ids = scores.topk(k)
-        elif "top_p" in params:
-            scores, ids = scores.sort(descending=True)
-        p = scores.softmax(-1)
-        if m := params.get("min_p"):
-            p = p.where(p >= m * p.max(-1, keepdim=True).values, 0.0)
-        if "top_p" in params:
-            p = p.where(p.cumsum(-1) - p < params["top_p"], 0.0)
-        drawn = p.multinomial(1)
-        return drawn if ids is None else ids.gather(-1, drawn)
-
-    return run
+def cases(quick: bool) -> Iterator[tuple[str, int, int]]:
+    """Which logits, how many, in how many rows: fewer rows first."""
+    for size in (128_256,) if quick else SIZES:
+        for kind in ("peaked", "flat") if quick else KINDS:
+            yield kind, size, 1
+        for rows in () if quick else MORE_ROWS:
+            yield "peaked", size, rows
 
 
-def by_transformers(x: np.ndarray, params: Mapping[str, Any]) -> Callable[[], object] | None:
-    """Its processors, as generate runs them, and its draw."""
-    try:
-        import torch
-        import transformers as hf
-    except ImportError:
-        return None
-    rows, made = torch.from_numpy(x), hf.LogitsProcessorList()
-    if params.get("temperature") == 0 or {"frequency_penalty", "top_n_sigma"} & params.keys():
-        return None
-    kinds = {
-        "temperature": hf.TemperatureLogitsWarper,
-        "top_k": hf.TopKLogitsWarper,
-        "top_p": hf.TopPLogitsWarper,
-        "min_p": hf.MinPLogitsWarper,
-    }
-    made.extend(kind(params[name]) for name, kind in kinds.items() if name in params)
-    ids = torch.zeros((len(x), 1), dtype=torch.long)
-    return lambda: torch.multinomial(made(ids, rows).softmax(-1), 1)
+def compete(makers: dict[str, contenders.Maker], quick: bool, seconds: float) -> list[Case]:
+    """Measure every chain in every case; print a line for each."""
+    found: list[Case] = []
+    names = ["numpy max", "nucleate", *makers]
+    print(f"{'microseconds per call; beside it, times nucleate':62}" + "".join(f"{name:>19}" for name in names))
+    for kind, size, rows in cases(quick):
+        x_BV = logits(kind, rows, size)
+        for chain, params in CHAINS.items():
+            stages, before = nc.SamplingParams(seed=0, **params).pipeline(), said(params, size)
+            entered: dict[str, Call] = {"numpy max": lambda x=x_BV: x.max(axis=1), "nucleate": ours(x_BV, params)}  # type: ignore[misc]
+            for name, make in makers.items():
+                if expected(found, kind, size, rows, chain, name) < LONGEST and (call := make(x_BV, stages, before)):
+                    entered[name] = call
+            times = medians(entered, seconds)
+            found.append(dict(logits=kind, vocabulary=size, rows=rows, chain=chain, microseconds=times))
+            shown = [f"{times[n]:11.1f}{times[n] / times['nucleate']:7.1f}x" if n in times else " " * 19 for n in names]
+            print(f"{kind:8}{size:>7}{rows:>4} {chain:42}{''.join(shown)}", flush=True)
+    return found
+
+
+def expected(found: list[Case], kind: str, size: int, rows: int, chain: str, name: str) -> float:
+    """Microseconds that a call will take, by what fewer rows took; a peer that was not asked then is not asked now."""
+    for case in reversed(found):
+        if (case["logits"], case["vocabulary"], case["chain"]) == (kind, size, chain):
+            return float(case["microseconds"].get(name, LONGEST)) * rows / case["rows"]
+    return 0.0
+
+
+def versions() -> dict[str, str]:
+    """Of everything that takes part."""
+    known = {"nucleate": nc.__version__, "Python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            known[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return known
+
+
+def machine() -> str:
+    """The processor, by its own name where the system tells it."""
+    told = Path("/proc/cpuinfo").read_text("utf-8") if Path("/proc/cpuinfo").exists() else ""
+    facts = dict(line.split(":", 1) for line in told.splitlines() if ":" in line)
+    lines = {name.strip(): value.strip() for name, value in facts.items()}
+    name = lines.get("model name") or platform.processor() or platform.machine()
+    vectors = ", AVX-512" if "avx512f" in lines.get("flags", "") else ""
+    return f"{name}{vectors}, {os.cpu_count()} cores, {platform.system()}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one vocabulary, one row")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--markdown", type=Path)
-    parser.add_argument("--seconds", type=float, default=0.5, help="per case")
+    parser.add_argument("--quick", action="store_true", help="one vocabulary, one row, peaked and flat")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="keep the results there")
+    parser.add_argument("--docs", type=Path, metavar="FOLDER", help="write benchmarks.md and benchmarks.svg there")
+    parser.add_argument("--seconds", type=float, default=0.5, help="per chain and case [default 0.5]")
     asked = parser.parse_args()
-    sizes, counts = ((128_256,), (1,)) if asked.quick else (SIZES, ROWS)
-    cases = [(kind, size, 1) for size in sizes for kind in KINDS]
-    cases += [("peaked", size, rows) for size in sizes for rows in counts if rows > 1]
-    found = []
-    for kind, size, rows in cases:
-        x = logits(kind, rows, size)
-        for chain, params in CHAINS.items():
-            contenders = {"numpy max": lambda x=x: x.max(axis=1), "nucleate": ours(x, params)}
-            for name, make in (("torch", by_torch), ("transformers", by_transformers)):
-                if (run := make(x, params)) is not None:
-                    contenders[name] = run
-            times = medians(contenders, asked.seconds)
-            found.append(dict(logits=kind, vocabulary=size, rows=rows, chain=chain, microseconds=times))
-            ratios = " ".join(f"{n} {t:9.1f} us ({t / times['numpy max']:6.1f}x)" for n, t in times.items())
-            print(f"{kind:8}{size:>8}{rows:>4}  {chain:44}{ratios}", flush=True)
+    start, os.environ["NUCLEATE_THREADS"] = time.perf_counter(), "1"
+    makers, missing = contenders.present()
+    for package in missing:
+        print(f"without {package}, which is not installed: pip install -c constraints.txt -e '.[torch,bench]'")
+    contenders.check(makers)
+    results: dict[str, Any] = dict(machine=machine(), versions=versions())
+    results["fill"] = contenders.fills([128_256] if asked.quick else SIZES) if "llama.cpp" in makers else {}
+    results["cases"] = compete(makers, asked.quick, asked.seconds)
+    results["two threads"] = {} if asked.quick else threads.compare(SIZES)
+    print("", page.summary(results), "", *page.misses(results), sep="\n")
+    print(f"{time.perf_counter() - start:.0f} s")
     if asked.json:
-        asked.json.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
-    if asked.markdown:
-        asked.markdown.write_text(page(found), "utf-8")
-
-
-def page(found: list[dict[str, Any]]) -> str:
-    """The table of the docs: microseconds, and times NumPy's max, at one row."""
-    names = ["numpy max", "nucleate", "torch", "transformers"]
-    lines = [
-        "# Benchmarks",
-        "",
-        "Made by `benchmarks/sampler.py`, which says how it measures: medians in microseconds per call, and how many",
-        "times NumPy's max over the same logits that is, from one run on one thread of one machine.",
-        "",
-        "| logits | vocabulary | rows | chain | " + " | ".join(names) + " |",
-        "|---|---|---|---|" + "---|" * len(names),
-    ]
-    for case in found:
-        times = case["microseconds"]
-        cells = [f"{times[n]:.0f} ({times[n] / times['numpy max']:.1f}x)" if n in times else "" for n in names]
-        lines.append(
-            f"| {case['logits']} | {case['vocabulary']} | {case['rows']} | {case['chain']} | {' | '.join(cells)} |"
-        )
-    return "\n".join(lines) + "\n"
+        asked.json.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+    if asked.docs:
+        page.write(results, asked.docs)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
 """Write what is derived from the stages: docs/stages.md, and the types of what is found at import.
 
-Also checks every relative link. With --check nothing is written, only compared.
+Also makes the page of benchmarks from the results that are kept (which only `make bench-page` measures), and checks
+every relative link. With --check nothing is written, only compared.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -17,6 +19,7 @@ from nucleate.stages import STAGES
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "stages.md"
+MEASURED = ROOT / "docs" / "benchmarks.md"
 FIELD_TYPES = ROOT / "src" / "nucleate" / "fields.pyi"
 STAGE_TYPES = ROOT / "src" / "nucleate" / "stages" / "__init__.pyi"
 LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)")
@@ -90,6 +93,14 @@ def taken(p: Parameter) -> str:
     return kind + (" | None" if p.optional else "")
 
 
+def benchmarks() -> str:
+    """The page of benchmarks."""
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    import page as measured
+
+    return measured.page(json.loads(measured.RESULTS.read_text("utf-8")))
+
+
 def broken_links() -> list[str]:
     """Every relative link to a file that does not exist."""
     pages = [path for path in ROOT.rglob("*.md") if not {".venv", "node_modules"} & set(path.parts)]
@@ -103,11 +114,12 @@ def broken_links() -> list[str]:
 
 def main() -> int:
     problems = [f"broken link in {link}" for link in broken_links()]
-    for path, text in ((PAGE, page()), (FIELD_TYPES, field_types()), (STAGE_TYPES, stage_types())):
+    made = {PAGE: page(), MEASURED: benchmarks(), FIELD_TYPES: field_types(), STAGE_TYPES: stage_types()}
+    for path, text in made.items():
         if "--check" not in sys.argv:
             path.write_text(text, "utf-8")
         elif path.read_text("utf-8") != text:
-            problems.append(f"{path.relative_to(ROOT)} is not what the stages say: run `make docs`")
+            problems.append(f"{path.relative_to(ROOT)} is not what it is made from: run `make docs`")
     print("\n".join(problems) or f"docs: {len(STAGES)} stages, no broken link")
     return 1 if problems else 0
 

@@ -23,15 +23,16 @@ ALLOWED = {
     "rows": {"core"},
     "presets": {"core", "stages"},
     "params": {"core", "stages", "presets", "fields"},  # fields are the derived types
-    "plan": {"core", "stages"},
+    "plan": {"core", "stages", "backends"},
     "pipeline": BELOW_PIPELINE,
     "columns": {"core"},
     "sampler": {*PIPELINE, "columns"},
     "tracing": PIPELINE,
+    "warming": {*PIPELINE, "columns", "sampler"},
     "beam": {"core"},
     "generate": EVERYTHING_BELOW_LLM,
     "llm": {*EVERYTHING_BELOW_LLM, "generate"},
-    "cli": {*EVERYTHING_BELOW_LLM, "generate", "llm", "tracing", "__version__"},
+    "cli": {*EVERYTHING_BELOW_LLM, "generate", "llm", "tracing", "warming", "__version__"},
 }
 ONLY_IN = {
     "numba": {"backends/cpu"},

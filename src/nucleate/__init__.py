@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from nucleate.presets import PRESETS
     from nucleate.sampler import Sampled, Sampler
     from nucleate.tracing import Trace, trace
+    from nucleate.warming import warm
 
 _HOMES = {
     "LLM": "llm",
@@ -41,6 +42,7 @@ _HOMES = {
     "ParameterError": "core.parameter",
     "LogitsError": "pipeline",
     "ModelError": "models.model",
+    "warm": "warming",
 }
 
 __all__ = [
@@ -63,6 +65,7 @@ __all__ = [
     "probabilities",
     "sample",
     "trace",
+    "warm",
 ]
 
 

@@ -6,7 +6,6 @@ Refuses to know what a number means. Lists, tables and words are no numbers: the
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -81,39 +80,3 @@ class Columns:
         if last != row:
             self.rows[place], self._places[last] = last, place
             self._values[:, place] = self._values[:, len(self.rows)]
-
-
-class ChainRows:
-    """The rows that the compiled chain can run, whatever their structure: the numbers, seed and step of each."""
-
-    def __init__(self, numbers: int) -> None:
-        self.values = np.zeros((numbers, 4))
-        self.seeds, self.steps = np.zeros(4, np.uint64), np.zeros(4, np.uint64)
-        self.rows: list[int] = []
-        self.slots: dict[int, int] = {}
-        self.edited: set[int] = set()
-
-    def add(self, row: int, numbers: Sequence[float], seed: int, step: int, edited: bool) -> None:
-        """A new last column. edited: whether Shifts change the row's scores first."""
-        if edited:
-            self.edited.add(row)
-        slot = len(self.rows)
-        if slot == self.values.shape[1]:
-            self.values = np.concatenate((self.values, np.zeros_like(self.values)), axis=1)
-            self.seeds, self.steps = (np.concatenate((one, np.zeros_like(one))) for one in (self.seeds, self.steps))
-        self.values[:, slot], self.seeds[slot], self.steps[slot] = numbers, seed, step
-        self.slots[row] = slot
-        self.rows.append(row)
-
-    def remove(self, row: int) -> None:
-        """Take out a column; the last one takes its place."""
-        self.edited.discard(row)
-        slot, last = self.slots.pop(row), self.rows.pop()
-        if last != row:
-            end = len(self.rows)
-            self.values[:, slot], self.seeds[slot], self.steps[slot] = (
-                self.values[:, end],
-                self.seeds[end],
-                self.steps[end],
-            )
-            self.rows[slot], self.slots[last] = last, slot

@@ -8,20 +8,23 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nucleate.backends import reference
+from nucleate.backends.cpu.special.program import Program
+from nucleate.backends.cpu.special.table import Table
 from nucleate.core import noise
 from nucleate.core.history import History
 from nucleate.core.parameter import ParameterError, read_json, unknown
 from nucleate.core.stage import Ceiling, Draw, Pipeline, Prefix, Scale, Shift, Stage, Tap, shape_of
 from nucleate.params import SamplingParams
-from nucleate.plan import chain_of, compiled
+from nucleate.plan import Numbers, chain_of, compiled
 from nucleate.presets import with_mask
-from nucleate.rows import Logits, check_ids, histories, masks, per_row
+from nucleate.rows import Logits, check_ids, histories, masks, per_row, where
 from nucleate.stages import STAGES
 from nucleate.stages.greedy import Greedy
 from nucleate.stages.gumbel import Gumbel
@@ -117,11 +120,23 @@ def explain(params: Params, device: str = "cpu") -> Plan:
     return Plan(asked, stages, "cpu", "the compiled chain")
 
 
+@cache
+def _kernels() -> Callable[[int], Any]:
+    from nucleate.backends.cpu.special import rows  # it loads the compiler
+
+    return rows.chains
+
+
+def chains(size: int) -> Any:
+    """What runs the compiled chain, for rows of a size. Each thread has its own."""
+    return _kernels()(size)
+
+
 def runner(fast: bool) -> Callable[..., reference.Result]:
     """What draws a row that the compiled chain does not: compiled stage by stage, or the reference."""
     if not fast:
         return reference.run
-    from nucleate.backends.cpu import fuse  # it loads the compiler
+    from nucleate.backends.cpu.staged import fuse  # it loads the compiler
 
     return fuse.run
 
@@ -166,24 +181,19 @@ def sample(
 
 
 def _draw_chains(batch: _Batch, seeds: list[int], steps: list[int], tokens_B: NDArray[np.int64]) -> None:
-    """Draw the rows that fit the compiled chain; one it cannot draw from is left to the reference, to say why."""
+    """Draw the rows that fit the compiled chain; one it cannot draw from is left to others, to say why."""
     found = {row: one for row, stages in enumerate(batch.pipelines) if not isinstance(one := chain_of(stages), str)}
     if not found:
         return
-    from nucleate.backends.cpu import shifts  # it loads the compiler
-    from nucleate.backends.cpu.rows import chains
-
-    def edit(row: int, x_V: NDArray[np.float32]) -> None:
-        shifts.edit_all(x_V, found[row].shifts, batch.histories[row])
-
-    room = chains(batch.logits.shape[1])
-    for edited in (None, edit):
-        rows = [row for row, chain in found.items() if bool(chain.shifts) == bool(edited)]
-        if rows:
-            values = np.array([found[row].numbers for row in rows], np.float64).T.copy()
-            own_seeds, own_steps = (np.array([column[row] for row in rows], np.uint64) for column in (seeds, steps))
-            slots = np.arange(len(rows))
-            tokens_B[rows] = room.draw(batch.logits, np.array(rows), slots, values, own_seeds, own_steps, edited)
+    size, table, programs = batch.logits.shape[1], Table(len(Numbers._fields), len(found)), []
+    for row, chain in found.items():
+        programs.append(Program(chain.edits, batch.histories[row], size))
+        table.add(row, chain.numbers, programs[-1].at, seeds[row], steps[row])
+    rows = np.array(table.rows)
+    control = table.part(rows, table.every)
+    masks_B = where([past.mask for past in batch.histories])
+    chains(size).draw(batch.logits.lying(), len(rows), control.ctypes.data, masks_B)
+    tokens_B[rows] = table.tokens
 
 
 def probabilities(

@@ -12,6 +12,14 @@ from numpy.typing import NDArray
 from nucleate.core.parameter import ParameterError
 from nucleate.core.stage import Pipeline
 
+FLOATS = ("float32", "float16", "bfloat16", "float64")
+"""What kernels read."""
+
+_KINDS = {np.dtype(name): kind for kind, name in enumerate(FLOATS) if name != "bfloat16"}
+
+Lying = tuple[int, int, int]
+"""Rows in memory: the address of the first, how many bytes further the next, and which of FLOATS they are."""
+
 
 class Logits:
     """Rows of floats [B, V], a NumPy array or a torch tensor, kept as given: each row is read when it is asked for."""
@@ -38,38 +46,31 @@ class Logits:
         with np.errstate(over="ignore"):
             return np.asarray(row.float().numpy() if hasattr(row, "detach") else row).astype(np.float32, copy=False)
 
-    def plain(self) -> NDArray[np.float32] | None:
-        """All rows as they lie in memory, if they are float32, one after the other and aligned; else None."""
+    def lying(self) -> Lying:
+        """Where the rows are in memory. Those a kernel cannot read, or that are not in one piece, are copied."""
         rows = self._rows
         if hasattr(rows, "detach"):
-            if rows.dtype.itemsize != 4 or not rows.is_contiguous():
-                return None
-            rows = rows.numpy()
-        flags = rows.flags
-        plain = rows.dtype == np.float32 and rows.dtype.isnative and flags.c_contiguous and flags.aligned
-        return rows if plain and flags.writeable else None
-
-    def halves(self, place: int) -> tuple[NDArray[np.uint16], bool] | None:
-        """The bits of a row of float16, or (True) bfloat16, that lies in one piece; None for any other row."""
-        row = self._rows[place]
-        if hasattr(row, "detach"):
-            brain = str(row.dtype) == "torch.bfloat16"
-            if not brain or not row.is_contiguous():
-                return self._half(row.numpy()) if row.dtype.itemsize == 2 and not brain else None
-            memory = (ctypes.c_uint16 * row.shape[0]).from_address(row.data_ptr())  # NumPy has no bfloat16
-            return np.frombuffer(memory, np.uint16), True
-        return self._half(row)
-
-    @staticmethod
-    def _half(row: NDArray[Any]) -> tuple[NDArray[np.uint16], bool] | None:
-        half = row.dtype == np.float16 and row.dtype.isnative and row.flags.c_contiguous
-        return (row.view(np.uint16), False) if half else None
+            kind = FLOATS.index(name) if (name := str(rows.dtype)[6:]) in FLOATS else -1
+            start, size = rows.data_ptr(), rows.itemsize
+            between, step = (stride * size for stride in rows.stride())
+        else:
+            flags = rows.flags
+            kind = _KINDS.get(rows.dtype, -1) if flags.aligned else -1
+            (between, step), size = rows.strides, rows.itemsize
+            if flags.c_contiguous and flags.writeable and len(rows):  # a quarter of the time of the other way
+                start = ctypes.addressof(ctypes.c_char.from_buffer(rows))
+            else:
+                start = rows.ctypes.data
+        if kind < 0 or (step != size and self.shape[1] > 1):
+            self._rows = np.array(list(self), np.float32).reshape(self.shape)
+            return self.lying()
+        return start, between, kind
 
     def __iter__(self) -> Iterator[NDArray[np.float32]]:
         return (self[place] for place in range(len(self)))
 
 
-def masks(mask: Any, rows: int, size: int) -> list[NDArray[np.int32] | None]:
+def masks(mask: Any, rows: int, size: int) -> Sequence[NDArray[np.int32] | None]:
     """Packed bitmasks [B, at least V / 32], int32, a row each; None for none. Bit i % 32 of word i // 32 is token i."""
     if mask is None:
         return [None] * rows
@@ -79,7 +80,13 @@ def masks(mask: Any, rows: int, size: int) -> list[NDArray[np.int32] | None]:
         raise ValueError(f"mask must have the shape [{rows}, {words}], 32 tokens per word, got {list(array.shape)}")
     if array.dtype not in (np.int32, np.uint32):
         raise TypeError(f"mask must be of int32, got {array.dtype}")
-    return list(array.view(np.int32))
+    return list(np.ascontiguousarray(array.view(np.int32)))
+
+
+def where(masks_B: Sequence[NDArray[np.int32] | None]) -> tuple[int, int]:
+    """The address of the first of some ``masks``, and how many bytes further the next one is; 0, 0 for none."""
+    first = masks_B[0]
+    return (0, 0) if first is None else (first.ctypes.data, first.nbytes)
 
 
 def per_row(value: Any, rows: int, name: str) -> list[int]:
@@ -114,12 +121,17 @@ def history(ids: Any, size: int, name: str, what: str = "be a list of token ids"
 
 def check_ids(stages: Pipeline, size: int) -> None:
     """Raise ParameterError if a list, a table or a word in the stages has a token that is not in the vocabulary."""
+    for field, token in ids_in(stages):
+        if token >= size:
+            raise ParameterError(field, f"{field} names token {token}, but the vocabulary ends at {size - 1}")
+
+
+def ids_in(stages: Pipeline) -> Iterator[tuple[str, int]]:
+    """The token ids in the parameters of stages, and the names of these."""
     for stage in stages:
         for attribute, parameter in stage.parameters.items():
             for token in _ids(getattr(stage, attribute)):
-                if token >= size:
-                    message = f"{parameter.name} names token {token}, but the vocabulary ends at {size - 1}"
-                    raise ParameterError(parameter.name, message)
+                yield parameter.name, token
 
 
 def _ids(value: Any) -> Iterable[int]:

@@ -14,18 +14,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nucleate.backends import reference
-from nucleate.columns import ChainRows, Columns, Structure, structure_of
+from nucleate.backends.cpu.special.program import Program
+from nucleate.backends.cpu.special.table import Table
+from nucleate.columns import Columns, Structure, structure_of
 from nucleate.core import noise
 from nucleate.core.event import StepLogprobs
 from nucleate.core.memory import Memory
 from nucleate.core.parameter import ParameterError, unknown
-from nucleate.core.stage import Pipeline, Shift, Tap
+from nucleate.core.stage import Pipeline, Tap
 from nucleate.params import SamplingParams
-from nucleate.pipeline import Params, as_pipeline, runner, simplify
+from nucleate.pipeline import Params, as_pipeline, chains, runner, simplify
 from nucleate.plan import Numbers, chain_of, compiled
 from nucleate.presets import with_mask, without_mask
-from nucleate.rows import Logits, check_ids, history, masks, per_row
-from nucleate.stages.mask import Mask
+from nucleate.rows import Logits, check_ids, history, masks, per_row, where
 
 
 class Sampled(NamedTuple):
@@ -42,8 +43,8 @@ class _Row:
     stages: Pipeline
     memory: Memory
     seed: int
-    tap: Tap | None  # of a row that the compiled chain can run, as are its Shifts
-    shifts: tuple[Shift, ...]
+    tap: Tap | None  # of a row that the compiled chain can run, as are its edits
+    program: Program | None
 
 
 class Sampler:
@@ -62,7 +63,7 @@ class Sampler:
         self.backend = backend
         self.vocab_size = int(vocab_size)
         self.groups: dict[Structure, Columns] = {}
-        self._chain_rows = ChainRows(len(Numbers._fields))
+        self._known = Table(len(Numbers._fields))
         self._rows: dict[int, _Row] = {}
         self._next = 0
 
@@ -102,22 +103,24 @@ class Sampler:
         memory = Memory(stages, prompt.tolist(), output.tolist())
         row, self._next = self._next, self._next + 1
         chain = chain_of(stages)
-        tap, shifts = (None, ()) if isinstance(chain, str) else chain[:2]
-        self._rows[row] = _Row(stages, memory, own_seed, tap, shifts)
+        tap = program = None
+        if not isinstance(chain, str):
+            tap, program = chain.tap, Program(chain.edits, memory, self.vocab_size) if chain.edits else None
+            at = program.at if program else (0, 0)
+            self._known.add(row, chain.numbers, at, own_seed, len(output))
+        self._rows[row] = _Row(stages, memory, own_seed, tap, program)
         structure = structure_of(stages)
         if structure not in self.groups:
             self.groups[structure] = Columns(stages)
         self.groups[structure].add(row, stages)
-        if not isinstance(chain, str):
-            self._chain_rows.add(row, chain.numbers, own_seed, len(output), bool(chain.shifts))
         return row
 
     def remove(self, row: int) -> None:
         """Forget a row. The others stay as they are."""
         structure = structure_of(self._row(row).stages)
         del self._rows[row]
-        if row in self._chain_rows.slots:
-            self._chain_rows.remove(row)
+        if row in self._known.slots:
+            self._known.remove(row)
         self.groups[structure].remove(row)
         if not len(self.groups[structure]):
             del self.groups[structure]
@@ -142,84 +145,70 @@ class Sampler:
         arguments are wrong (ValueError, TypeError, ParameterError).
         """
         logits = Logits(logits_RV)
-        chosen = list(self._rows) if rows is None else [operator.index(row) for row in rows]
-        batch = [self._row(row) for row in chosen]
-        if rows is not None and len(set(chosen)) < len(chosen):
-            raise ValueError(f"rows has one row twice, got {chosen!r:.60}")
+        chosen, batch = self._chosen(rows)
         if logits.shape != (len(batch), self.vocab_size):
             raise ValueError(f"logits must have the shape {[len(batch), self.vocab_size]}, got {list(logits.shape)}")
         masks_R = masks(mask, len(batch), self.vocab_size)
-        tokens_R, errors = np.full(len(batch), -1, np.int64), {}
         fast = bool(batch) and compiled(self.backend, len(batch) * self.vocab_size)
-        if fast and self._chain_rows.rows:
-            self._draw_chains(logits, chosen, masks_R, tokens_R)
-        run = runner(fast)
-        reported: list[StepLogprobs | None] = [None] * len(batch)
-        for place, (row, mask_W) in enumerate(zip(batch, masks_R, strict=True)):
-            if (token := int(tokens_R[place])) >= 0:
+        tokens_R, seeds_R = self._draw_chains(logits, chosen, batch, masks_R) if fast else _none(batch)
+        errors: dict[int, str] = {}
+        reported: dict[int, StepLogprobs | None] = {}
+        for place, (row, mask_W, token) in enumerate(zip(batch, masks_R, tokens_R.tolist(), strict=True)):
+            if token >= 0:
                 row.memory.push(token)
                 if row.tap is not None:
-                    reported[place] = self._report(logits[place], token, row.tap)
+                    reported[place] = self._report(logits, place, token, row.tap)
                 continue
             stages = row.stages if mask_W is None else with_mask(row.stages)
             row.memory.mask = mask_W
             try:
-                result = run(logits[place], stages, row.seed, len(row.memory.output), row.memory)
+                result = runner(fast)(logits[place], stages, row.seed, len(row.memory.output), row.memory)
             except (reference.RowError, ParameterError) as error:  # the latter of a stage of one's own
                 errors[place] = str(error)
                 continue
-            tokens_R[place], reported[place] = result.token, result.logprobs
+            tokens_R[place] = result.token
+            if result.logprobs is not None:
+                reported[place] = result.logprobs
             row.memory.push(result.token)
             self._move(chosen[place], row, result.stages if stages is row.stages else without_mask(result.stages))
-            if chosen[place] in self._chain_rows.slots:
-                self._chain_rows.steps[self._chain_rows.slots[chosen[place]]] += np.uint64(1)
-        seeds_R = np.array([row.seed for row in batch], np.uint64)
-        told = tuple(reported) if any(report is not None for report in reported) else None
+            if chosen[place] in self._known.slots:
+                self._known.steps[self._known.slots[chosen[place]]] += np.uint64(1)
+        told = tuple(reported.get(place) for place in range(len(batch))) if reported else None
         return Sampled(tokens_R, told, errors, seeds_R)
 
+    def _chosen(self, rows: Iterable[int] | None) -> tuple[list[int], list[_Row]]:
+        """The numbers of the rows of a call, and the rows."""
+        if rows is None:
+            return list(self._rows), list(self._rows.values())
+        chosen = [operator.index(row) for row in rows]
+        batch = [self._row(row) for row in chosen]
+        if len(set(chosen)) < len(chosen):
+            raise ValueError(f"rows has one row twice, got {chosen!r:.60}")
+        return chosen, batch
+
     def _draw_chains(
-        self, logits: Logits, chosen: list[int], masks_R: list[NDArray[np.int32] | None], tokens_R: NDArray[np.int64]
-    ) -> None:
-        """Draw the rows that fit the compiled chain; one it cannot draw from is left to the reference, to say why."""
-        from nucleate.backends.cpu.rows import chains  # it loads the compiler
+        self, logits: Logits, chosen: list[int], batch: list[_Row], masks_R: Sequence[NDArray[np.int32] | None]
+    ) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+        """Draw the rows that fit the compiled chain: (tokens, seeds of all). The others have -1, and odd ones."""
+        known, _held = self._known, self._known.held
+        for row in batch:
+            if row.program is not None:
+                row.program.refresh()
+        if chosen == known.rows:
+            chains(self.vocab_size).draw(logits.lying(), len(batch), known.at, where(masks_R))
+            return known.tokens[: len(batch)].copy(), known.seeds[: len(batch)].copy()
+        tokens_R, seeds_R = _none(batch)
+        pairs = [(place, known.slots[row]) for place, row in enumerate(chosen) if row in known.slots]
+        if pairs:
+            places, slots = np.array(pairs, np.int64).T.copy()
+            control = known.part(places, slots)
+            chains(self.vocab_size).draw(logits.lying(), len(pairs), control.ctypes.data, where(masks_R))
+            tokens_R[places] = known.tokens[: len(pairs)]
+        return tokens_R, seeds_R
 
-        table, masked, groups = self._chain_rows, masks_R[0] is not None, []
-        if chosen == table.rows and (masked or len(table.edited) in (0, len(chosen))):
-            every = np.arange(len(chosen))
-            groups.append((every, every, masked or bool(table.edited)))
-        else:
-            for edited in (False, True):
-                pairs = [
-                    (place, table.slots[row])
-                    for place, row in enumerate(chosen)
-                    if row in table.slots and (masked or row in table.edited) == edited
-                ]
-                if pairs:
-                    groups.append((*np.array(pairs, np.int64).T.copy(), edited))
-        for places, slots, edited in groups:
-            edit = self._editor(chosen, masks_R) if edited else None
-            tokens_R[places] = chains(self.vocab_size).draw(
-                logits, places, slots, table.values, table.seeds, table.steps, edit
-            )
-
-    def _report(self, logits_V: NDArray[np.float32], token: int, tap: Tap) -> StepLogprobs:
-        from nucleate.backends.cpu.rows import chains
-
-        return chains(self.vocab_size).report(logits_V, token, *tap.wanted)
-
-    def _editor(self, chosen: list[int], masks_R: list[NDArray[np.int32] | None]) -> Any:
-        """What applies the Shifts of a row, and its mask."""
-        from nucleate.backends.cpu import shifts
-
-        def edit(place: int, x_V: NDArray[np.float32]) -> None:
-            row = self._rows[chosen[place]]
-            row.memory.mask = masks_R[place]
-            own = row.shifts
-            if masks_R[place] is not None and not any(stage.touches == "masked" for stage in own):
-                own = (*own, Mask())
-            shifts.edit_all(x_V, own, row.memory)
-
-        return edit
+    def _report(self, logits: Logits, place: int, token: int, tap: Tap) -> StepLogprobs:
+        told: StepLogprobs = chains(self.vocab_size).report(logits.lying(), place, token, *tap.wanted)
+        return told
 
     def _move(self, number: int, row: _Row, stages: Pipeline) -> None:
         """Stages with a state are as of the next step now."""
@@ -231,3 +220,8 @@ class Sampler:
         if row not in self._rows:
             raise unknown(str(row), map(str, self._rows), "row")
         return self._rows[row]
+
+
+def _none(batch: list[_Row]) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+    """No tokens yet, and the seeds of the rows."""
+    return np.full(len(batch), -1, np.int64), np.array([row.seed for row in batch], np.uint64)

@@ -12,11 +12,12 @@ import pytest
 
 import nucleate as nc
 from nucleate.backends import reference
-from nucleate.backends.cpu.halves import widen
-from nucleate.backends.cpu.rows import chains, cores
+from nucleate.backends.cpu.load import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, copy
+from nucleate.backends.cpu.special.rows import chains, cores
 from nucleate.backends.logprobs import logprobs
 from nucleate.pipeline import simplify
 from nucleate.plan import chain_of
+from nucleate.rows import Logits
 from nucleate.stages import Categorical, Greedy, Gumbel, MinP, Temperature, TopK, TopNSigma, TopP, Typical
 
 SIZES = (1, 2, 5, 100, 255, 256, 257, 1000, 5000, 20_000)
@@ -274,12 +275,13 @@ def test_many_rows_on_several_threads_are_the_rows_alone() -> None:
     [
         ((Typical(0.9), Gumbel(1)), r"Typical\(0.9\) is not in the compiled chain"),
         ((TopP(0.9), TopK(5), Gumbel(1)), r"TopK\(5\) is not in the compiled chain, or not there"),
-        ((MinP(0.1), Temperature(0.5), Gumbel(1)), r"Temperature\(0.5\) is not in the compiled chain, or not there"),
+        ((MinP(0.1), Temperature(0.5), TopK(5), Gumbel(1)), r"TopK\(5\) is not in the compiled chain, or not there"),
         ((TopK(5), TopNSigma(1.0), Gumbel(1)), r"TopNSigma\(1.0\) is not in the compiled chain, or not there"),
         ((TopK(5), TopK(3), Gumbel(1)), r"TopK\(3\) is not"),
         ((TopK(5, with_ties=True), Gumbel(1)), r"TopK\(k=5, with_ties=True\) is not"),
         ((TopP(0.5, of_whole=True), Gumbel(1)), r"of_whole=True\) is not"),
-        ((Temperature(1e-9), Gumbel(1)), r"Temperature\(1e-09\) is not"),
+        ((Temperature(1e-9), Gumbel(1)), r"its temperature is not from 0.0001 to 10000"),
+        ((Temperature(0.01), TopP(0.5), Temperature(0.001), Gumbel(1)), r"its temperature is not from 0.0001 to 10000"),
         ((TopP(0.5), Categorical(1)), r"Categorical\(1\) is not in the compiled chain"),
     ],
 )
@@ -315,7 +317,7 @@ def test_a_report_is_that_of_the_reference() -> None:
         x = row(numbers, size, kind)
         inside = np.flatnonzero(x > -np.inf)
         top, asked = int(numbers.choice([0, 1, 5, 20, 300, 10_000])), numbers.integers(size, size=turn % 4).tolist()
-        told = chains(size).report(x, int(numbers.choice(inside)), top, tuple(asked))
+        told = chains(size).report(Logits(x[None]).lying(), 0, int(numbers.choice(inside)), top, tuple(asked))
         expected = logprobs(np.arange(size), x, told.chosen.token_id, top, tuple(asked))
         assert_told_alike([told], [expected])
         assert [one.token_id for one in told.top] == [one.token_id for one in expected.top]
@@ -323,13 +325,29 @@ def test_a_report_is_that_of_the_reference() -> None:
 
 def test_every_half_precision_number_is_read_as_what_it_is() -> None:
     bits = np.arange(65536).astype(np.uint16)
-    wide = np.empty(65536, np.float32)
-    for start, stop in ((0, 65536), (3, 65533), (7, 7), (5, 20)):
-        widen(bits[start:stop], False, wide[start:stop])
-        assert np.array_equal(wide[start:stop], bits[start:stop].view(np.float16).astype(np.float32), equal_nan=True)
-        widen(bits[start:stop], True, wide[start:stop])
-        exact = (bits[start:stop].astype(np.uint32) << 16).view(np.float32)
-        assert np.array_equal(wide[start:stop], exact, equal_nan=True)
+    for start, stop in ((0, 65536), (3, 65533), (7, 7), (5, 20), (65530, 65536)):
+        part = bits[start:stop]
+        wide = np.full(len(part) + 1, 5.0, np.float32)
+        copy(part.ctypes.data, FLOAT16, wide[:-1])
+        assert np.array_equal(wide[:-1], part.view(np.float16).astype(np.float32), equal_nan=True)
+        copy(part.ctypes.data, BFLOAT16, wide[:-1])
+        assert np.array_equal(wide[:-1], (part.astype(np.uint32) << 16).view(np.float32), equal_nan=True)
+        assert wide[-1] == 5.0
+
+
+def test_wide_numbers_are_rounded_as_numpy_rounds_them() -> None:
+    numbers = np.random.default_rng(0)
+    wide = numbers.integers(2**64, size=20_001, dtype=np.uint64).view(np.float64)
+    wide[:4000] = numbers.normal(size=4000) * 10.0 ** numbers.integers(-50, 45, size=4000)
+    wide[4000:4003] = 1e39, -1e39, 3.4028235677973366e38
+    narrow = np.empty(len(wide), np.float32)
+    copy(wide.ctypes.data, FLOAT64, narrow)
+    with np.errstate(all="ignore"):
+        expected = wide.astype(np.float32)
+    assert np.array_equal(narrow, expected, equal_nan=True)
+    again = np.empty(len(wide), np.float32)
+    copy(narrow.ctypes.data, FLOAT32, again)
+    assert np.array_equal(again.view(np.uint32), narrow.view(np.uint32))
 
 
 @pytest.mark.parametrize("asked", ["0", "-1", "two", "1.5"])

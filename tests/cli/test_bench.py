@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
 
 import numpy as np
 import pytest
 
-from nucleate.cli.bench import CHAINS, KINDS, logits, medians
+import nucleate as nc
+from nucleate.cli.bench import CHAINS, KINDS, logits, medians, ours, renewed, said
 from nucleate.cli.main import main
 
 
@@ -63,6 +65,65 @@ def test_contenders_take_turns() -> None:
     assert "".join(said).startswith("ab" + "aaaaaabbbbbb")
     assert times.keys() == {"a", "b"}
     assert all(0 < time < 1e4 for time in times.values())
+
+
+def test_a_slow_contender_is_called_once_per_turn_and_three_times_at_least(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nucleate.cli.bench.SLOW", 0.1)
+    calls: list[str] = []
+
+    def slow() -> None:
+        calls.append("slow")
+        time.sleep(0.11)
+
+    times = medians({"slow": slow, "fast": lambda: calls.append("fast")}, 0.0)
+    assert calls.count("slow") == 1 + 3
+    assert calls.count("fast") == 1 + 3 * 6
+    assert times["slow"] > 1e5 > times["fast"]
+
+
+def test_what_is_renewed_is_made_again_after_so_many_calls() -> None:
+    made: list[list[int]] = []
+
+    def make() -> object:
+        made.append([])
+        return lambda: made[-1].append(1)
+
+    call = renewed(make, 3)  # type: ignore[arg-type]
+    for _ in range(7):
+        call()
+    assert list(map(len, made)) == [3, 3, 1]
+
+
+@pytest.mark.parametrize(("chain", "params"), CHAINS.items())
+def test_a_chain_has_the_stages_that_it_is_called_by_in_their_order(chain: str, params: dict[str, object]) -> None:
+    default = "top_k 40, top_p .95, min_p .05, T .8"
+    wanted = chain.replace("the same", default if params.get("order") else "T .8, top_k 40, min_p .05, top_p .95")
+    wanted = (
+        wanted.replace("repetition +", "repetition,").replace("T .", "temperature .").replace("mirostat v2", "mirostat")
+    )
+    if wanted != "greedy":
+        names = [stage.name for stage in nc.SamplingParams(**params).pipeline()[:-1]]  # type: ignore[arg-type]
+        assert names == [part.split()[0] for part in wanted.split(", ")]
+
+
+def test_penalties_look_back_on_as_many_tokens_as_the_chain_says() -> None:
+    assert len(said(CHAINS["repetition over 64, the same"], 500)) == 64
+    assert max(said(CHAINS["repetition over 1024, the same"], 500)) < 500
+    assert said(CHAINS["greedy"], 500) == []
+
+
+def test_our_call_gives_a_token_per_row() -> None:
+    x = logits("peaked", 3, 500)
+    assert ours(x, CHAINS["greedy"])().tolist() == x.argmax(1).tolist()  # type: ignore[attr-defined]
+    tokens = [ours(x, CHAINS["repetition over 64, the same"])() for _ in range(2)]
+    assert np.array_equal(*tokens)
+
+
+@pytest.mark.parametrize("size", [32_000, 128_256, 256_000])
+def test_the_head_of_peaked_logits_has_nine_tenths_of_the_chance(size: int) -> None:
+    for x in logits("peaked", 4, size).astype(float):
+        p = np.exp(x - x.max())
+        assert np.sort(p)[-40:].sum() > 0.9 * p.sum()
 
 
 def test_warm_says_where_the_kernels_are(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from engines import ENGINES, on_every_engine
 
 from nucleate.backends import reference
 from nucleate.core import noise
@@ -78,10 +79,13 @@ def many(kept, seed, steps):
 
 
 def assert_draws(logits, stages, draws=DRAWS, checked=100):
-    """Truncate with the reference, draw with its twin, look at some of the draws one by one."""
+    """Truncate with the reference, draw with its twin, look at some of the draws of each backend one by one."""
     kept, p, steps = reference.survivors(logits, stages), reference.probabilities(logits, stages), np.arange(draws)
     got = many(kept, 7, steps)
-    assert got[:checked].tolist() == [reference.draw(logits, stages, 7, step) for step in range(checked)]
+    for engine in ENGINES:
+        assert got[:checked].tolist() == [engine.draw(logits, stages, 7, step) for step in range(checked)]
+        assert engine.survivors(logits, stages).ids_N.tolist() == kept.ids_N.tolist()
+        assert engine.probabilities(logits, stages) == pytest.approx(p, rel=1e-12, abs=1e-300)
     assert_follows(np.bincount(got, minlength=len(logits)), p)
     by_group = np.add.reduceat(p, np.arange(0, len(p), 256))
     if np.count_nonzero(by_group) > 1:
@@ -130,7 +134,8 @@ def test_the_textbook_draw_follows_it_too(stages):
     u = uniforms(7, np.arange(DRAWS), noise.TOKEN, np.array([0]))[:, 0]
     mass = np.cumsum(np.exp(kept.x_N - kept.x_N[0]))
     got = kept.ids_N[np.minimum(np.searchsorted(mass, u * mass[-1]), len(mass) - 1)]
-    assert got[:100].tolist() == [reference.draw(ROW, stages, 7, step) for step in range(100)]
+    for engine in ENGINES:
+        assert got[:100].tolist() == [engine.draw(ROW, stages, 7, step) for step in range(100)]
     assert_follows(np.bincount(got, minlength=len(ROW)), p)
 
 
@@ -143,23 +148,26 @@ def test_xtc_is_the_mixture_of_its_coin():
     got = np.zeros(len(steps), np.int64)
     for part, u in ((there, 0.0), (~there, 1.0)):
         got[part] = many(reference.survivors(ROW, stages, u=u), 7, steps[part])
-    assert got[:300].tolist() == [reference.run(ROW, stages, 7, step).token for step in range(300)]
+    for engine in ENGINES:
+        assert got[:300].tolist() == [engine.draw(ROW, stages, 7, step) for step in range(300)]
     assert_follows(np.bincount(got, minlength=len(ROW)), reference.probabilities(ROW, stages))
 
 
+@on_every_engine
 @pytest.mark.parametrize("draw", [Gumbel(0), Categorical(0)], ids=["gumbel", "categorical"])
-def test_seeds_are_as_good_as_steps(draw):
+def test_seeds_are_as_good_as_steps(engine, draw):
     logits = np.array([1.0, 0.0, 0.5, -1.0], np.float32)
-    got = [reference.draw(logits, (draw,), seed, 0) for seed in range(2500)]
+    got = [engine.draw(logits, (draw,), seed, 0) for seed in range(2500)]
     assert_follows(np.bincount(got, minlength=4), reference.probabilities(logits, (draw,)))
 
 
+@on_every_engine
 @pytest.mark.parametrize("draw", [Gumbel(0), Categorical(0)], ids=["gumbel", "categorical"])
-def test_a_token_does_not_depend_on_the_one_before(draw):
+def test_a_token_does_not_depend_on_the_one_before(engine, draw):
     """Pairs of steps, and of a step and the same one of the next seed, are as often there as their product says."""
     logits = np.array([0.7, 0.0, -0.3], np.float32)
     p = reference.probabilities(logits, (draw,))
-    got = np.array([[reference.draw(logits, (draw,), seed, step) for step in range(1000)] for seed in (8, 9)])
+    got = np.array([[engine.draw(logits, (draw,), seed, step) for step in range(1000)] for seed in (8, 9)])
     for one, other in ((got[0, :-1], got[0, 1:]), (got[0], got[1])):
         assert_follows(np.bincount(one * 3 + other, minlength=9), np.outer(p, p).ravel())
 
@@ -178,7 +186,8 @@ def tail(steps):
         assert_follows(np.bincount(got[few] % parts, minlength=parts), np.full(parts, 1 / parts))
     assert len(np.unique(got[few] // 256)) > few.sum() * 0.8 * (1 - few.sum() / 1024)
     checked = [*np.flatnonzero(few)[:12], 0, 1]
-    assert got[checked].tolist() == [reference.draw(logits, (Gumbel(0),), 5, int(steps[i])) for i in checked]
+    for engine in ENGINES:
+        assert got[checked].tolist() == [engine.draw(logits, (Gumbel(0),), 5, int(steps[i])) for i in checked]
     return int(few.sum())
 
 
@@ -200,6 +209,6 @@ def test_the_walk_of_categorical_reaches_the_tail():
     few = np.flatnonzero(u > p[70_000])
     assert abs(len(few) - 25_000 * (1 - p[70_000])) < 4.9 * (25_000 * (1 - p[70_000])) ** 0.5
     for step in few[:10].tolist():
-        drawn = reference.draw(logits, (Categorical(0),), 5, step)
-        assert drawn == order[np.searchsorted(np.cumsum(p[order]), u[step])]
-        assert drawn != 70_000
+        expected = order[np.searchsorted(np.cumsum(p[order]), u[step])]
+        assert expected != 70_000
+        assert [engine.draw(logits, (Categorical(0),), 5, step) for engine in ENGINES] == [expected] * len(ENGINES)

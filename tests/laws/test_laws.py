@@ -11,6 +11,7 @@ import pickle
 import examples
 import numpy as np
 import pytest
+from engines import on_every_engine
 from examples import DRAWS, KINDS, SIZE, SWITCHED, TAPS, TRUNCATIONS
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,22 +34,22 @@ of_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 of_truncation = pytest.mark.parametrize("kind", TRUNCATIONS, ids=lambda kind: kind.name)
 
 
-def results(logits, stages, steps=range(2), history=HISTORY):
+def results(engine, logits, stages, steps=range(2), history=HISTORY):
     """Token, report and stages of some steps; errors in words."""
     try:
-        return [reference.run(logits, stages, 99, step, history) for step in steps]
+        return [engine.run(logits, stages, 99, step, history) for step in steps]
     except reference.RowError as error:
         return str(error)
 
 
-def draws(logits, stages, steps=range(2), history=HISTORY):
-    found = results(logits, stages, steps, history)
+def draws(engine, logits, stages, steps=range(2), history=HISTORY):
+    found = results(engine, logits, stages, steps, history)
     return found if isinstance(found, str) else [result.token for result in found]
 
 
-def probabilities(logits, stages, history=HISTORY):
+def probabilities(engine, logits, stages, history=HISTORY):
     try:
-        return reference.probabilities(logits, stages, history)
+        return engine.probabilities(logits, stages, history)
     except reference.RowError as error:
         return str(error)
 
@@ -62,8 +63,9 @@ def whole(stage):
     return (stage,) if isinstance(stage, Draw) else (stage, Gumbel(99))
 
 
+@on_every_engine
 @pytest.mark.parametrize("kind", SWITCHED, ids=lambda kind: kind.name)
-def test_neutral_is_bit_equal_to_absent(kind):
+def test_neutral_is_bit_equal_to_absent(engine, kind):
     around = itertools.cycle([((), ()), ((Temperature(0.7),), (TopP(0.8),)), ((MinP(0.1),), (Temperature(3.0),))])
     assert examples.neutrals(kind)
     for stage, (before, after) in zip((*examples.neutrals(kind),) * 2, around, strict=False):
@@ -71,8 +73,8 @@ def test_neutral_is_bit_equal_to_absent(kind):
         for logits in examples.rows():
             with_it, without = (*before, stage, *after, Gumbel(99)), (*before, *after, Gumbel(99))
             assert simplify(with_it) == without
-            assert same(probabilities(logits, with_it), probabilities(logits, without))
-            assert draws(logits, with_it, [3]) == draws(logits, without, [3])
+            assert same(probabilities(engine, logits, with_it), probabilities(engine, logits, without))
+            assert draws(engine, logits, with_it, [3]) == draws(engine, logits, without, [3])
 
 
 @pytest.mark.parametrize("kind", SWITCHED, ids=lambda kind: kind.name)
@@ -82,32 +84,35 @@ def test_a_switch_is_off_unless_it_is_set(kind):
     assert not any(stage.neutral for stage in examples.on(kind))
 
 
+@on_every_engine
 @of_truncation
-def test_a_truncation_keeps_a_part_of_the_order_that_is_never_empty(kind):
+def test_a_truncation_keeps_a_part_of_the_order_that_is_never_empty(engine, kind):
     """A prefix of it, but for those that drop from the top or have an order of their own."""
     for stage in examples.examples(kind):
         for logits in examples.rows():
             for before in ((), (Temperature(5.0),), (MinP(0.2),)):
                 for u in (1.0,) if not issubclass(kind, Ceiling) else (2.0**-65, 0.3, 1.0):
-                    order = reference.survivors(logits, before).ids_N
-                    kept = reference.survivors(logits, (*before, stage), u=u).ids_N
+                    order = engine.survivors(logits, before).ids_N
+                    kept = engine.survivors(logits, (*before, stage), u=u).ids_N
                     assert len(kept) >= 1
                     assert (order[np.isin(order, kept)] == kept).all()
                     if examples.keeps_the_first(kind):
                         assert (kept == order[: len(kept)]).all()
 
 
+@on_every_engine
 @of_truncation
-def test_a_truncation_does_not_change_scores(kind):
+def test_a_truncation_does_not_change_scores(engine, kind):
     for stage in examples.examples(kind):
         for logits in examples.rows():
-            kept = reference.survivors(logits, (stage,), u=0.01)
+            kept = engine.survivors(logits, (stage,), u=0.01)
             assert (kept.x_N == logits[kept.ids_N]).all()
-            assert kept.whole == reference.survivors(logits, ()).whole
+            assert kept.whole == engine.survivors(logits, ()).whole
 
 
+@on_every_engine
 @of_truncation
-def test_a_tighter_parameter_keeps_a_subset(kind):
+def test_a_tighter_parameter_keeps_a_subset(engine, kind):
     """Of one parameter, with the others at values that switch them on: kept sets grow, or shrink, over its range."""
     moved = set()
     for attribute, parameter in kind.parameters.items():
@@ -116,7 +121,7 @@ def test_a_tighter_parameter_keeps_a_subset(kind):
         values = sorted(v for v in examples.inside(parameter) if not parameter.is_neutral(v))
         for logits in examples.rows(count=12):
             for stages in zip(*(examples.on(kind, **{attribute: value}) for value in values), strict=True):
-                kept = [set(reference.survivors(logits, (stage,), u=0.3).ids_N.tolist()) for stage in stages]
+                kept = [set(engine.survivors(logits, (stage,), u=0.3).ids_N.tolist()) for stage in stages]
                 sizes = [len(ids) for ids in kept]
                 assert sizes == sorted(sizes) or sizes == sorted(sizes, reverse=True)
                 assert issubclass(kind, Ceiling) or all(a <= b or b <= a for a in kept for b in kept)
@@ -124,46 +129,50 @@ def test_a_tighter_parameter_keeps_a_subset(kind):
     assert moved or not any(p.kind in ("float", "int") for p in kind.parameters.values())
 
 
+@on_every_engine
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in DEPENDS_ON_ZERO], ids=lambda kind: kind.name)
-def test_a_constant_added_to_all_logits_changes_nothing(kind):
+def test_a_constant_added_to_all_logits_changes_nothing(engine, kind):
     for stage in examples.examples(kind):
         for logits in examples.rows():
-            p, moved = (probabilities(x, whole(stage)) for x in (logits, logits + np.float32(17)))
+            p, moved = (probabilities(engine, x, whole(stage)) for x in (logits, logits + np.float32(17)))
             assert moved == pytest.approx(p, abs=1e-12) if not isinstance(p, str) else moved == p
-            assert draws(logits, whole(stage)) == draws(logits + np.float32(17), whole(stage))
+            assert draws(engine, logits, whole(stage)) == draws(engine, logits + np.float32(17), whole(stage))
 
 
+@on_every_engine
 @of_kind
-def test_what_is_out_never_returns(kind):
+def test_what_is_out_never_returns(engine, kind):
     for stage in examples.examples(kind):
         for logits in examples.rows():
             for before in ((), (MinP(0.3),)):
-                out = np.setdiff1d(np.arange(SIZE), reference.survivors(logits, before, HISTORY).ids_N)
-                p = probabilities(logits, (*before, *whole(stage)))
+                out = np.setdiff1d(np.arange(SIZE), engine.survivors(logits, before, HISTORY).ids_N)
+                p = probabilities(engine, logits, (*before, *whole(stage)))
                 if not isinstance(p, str):
                     assert (p[out] == 0).all()
                     assert p.sum() == pytest.approx(1)
-                    assert (p[draws(logits, (*before, *whole(stage)))] > 0).all()
+                    assert (p[draws(engine, logits, (*before, *whole(stage)))] > 0).all()
 
 
+@on_every_engine
 @of_kind
-def test_only_a_shift_can_empty_a_row(kind):
+def test_only_a_shift_can_empty_a_row(engine, kind):
     for stage in examples.examples(kind):
         for logits in examples.rows():
-            p = probabilities(logits, whole(stage))
+            p = probabilities(engine, logits, whole(stage))
             assert not isinstance(p, str) or (
                 issubclass(kind, Shift) and p == f"every token is at -inf after {kind.name}"
             )
 
 
+@on_every_engine
 @pytest.mark.parametrize("kind", [k for k in KINDS if issubclass(k, Scale)], ids=lambda kind: kind.name)
-def test_a_scale_that_is_monotone_keeps_the_order_and_any_other_makes_one(kind):
+def test_a_scale_that_is_monotone_keeps_the_order_and_any_other_makes_one(engine, kind):
     reordered = False
     for stage in examples.examples(kind):
         for logits in examples.rows():
-            ids, x, _ = reference.survivors(logits, (stage,))
+            ids, x, _ = engine.survivors(logits, (stage,))
             assert (np.lexsort((ids, -x)) == np.arange(len(x))).all() or kind.monotone
-            order = reference.survivors(logits, ()).ids_N
+            order = engine.survivors(logits, ()).ids_N
             assert set(ids) <= set(order)
             reordered |= (ids != order[: len(ids)]).any()
             if kind.monotone:
@@ -171,16 +180,17 @@ def test_a_scale_that_is_monotone_keeps_the_order_and_any_other_makes_one(kind):
     assert reordered != kind.monotone
 
 
+@on_every_engine
 @pytest.mark.parametrize("kind", TAPS, ids=lambda kind: kind.name)
-def test_a_tap_changes_nothing_and_reports_unless_it_is_neutral(kind):
+def test_a_tap_changes_nothing_and_reports_unless_it_is_neutral(engine, kind):
     for stage in examples.examples(kind):
         for logits in examples.rows():
             for before, after in (((), ()), ((MinP(0.2), Temperature(0.7)), ()), ((), (MinP(0.2), Xtc(0.5)))):
-                got = results(logits, (*before, stage, *after, Gumbel(99)))
-                expected = results(logits, (*before, *after, Gumbel(99)))
+                got = results(engine, logits, (*before, stage, *after, Gumbel(99)))
+                expected = results(engine, logits, (*before, *after, Gumbel(99)))
                 assert [one.token for one in got] == [one.token for one in expected]
                 assert all(one.stages == (*before, stage, *after, Gumbel(99)) for one in got)
-                p = probabilities(logits, (*before, Gumbel(99)))
+                p = probabilities(engine, logits, (*before, Gumbel(99)))
                 for one in got:
                     if stage.neutral:  # a report that nobody asked for; simplify leaves the stage out
                         continue
@@ -189,19 +199,22 @@ def test_a_tap_changes_nothing_and_reports_unless_it_is_neutral(kind):
                     assert math.exp(chosen.logprob) == pytest.approx(p[one.token])
 
 
+@on_every_engine
 @of_kind
-def test_a_row_does_not_depend_on_its_place_or_neighbours(kind):
+def test_a_row_does_not_depend_on_its_place_or_neighbours(engine, kind):
     logits, masks = examples.rows(count=5), examples.masks(1, 5)
     prompts, outputs = ([list(ids)] * 15 for ids in HISTORY[:2])
     for stage in examples.examples(kind, most=4):
         stages = stage_with_seed(stage)
         pipeline = with_mask(simplify(stages))
-        alone = [draws(x, pipeline, [3], HISTORY._replace(mask=mask)) for x, mask in zip(logits, masks, strict=True)]
+        alone = [
+            draws(engine, x, pipeline, [3], HISTORY._replace(mask=mask)) for x, mask in zip(logits, masks, strict=True)
+        ]
         good = [row for row in range(5) if not isinstance(alone[row], str)]
         for order in (good, good[::-1], good[2:], good * 3):
             if order:
                 past = dict(prompt_ids=prompts[: len(order)], output_ids=outputs[: len(order)])
-                got = nc.sample(logits[order], [stages] * len(order), step=3, **past, mask=masks[order])
+                got = engine.sample(logits[order], [stages] * len(order), step=3, **past, mask=masks[order])
                 assert got.tolist() == [alone[row][0] for row in order]
 
 
@@ -211,18 +224,19 @@ def stage_with_seed(stage):
     return whole(stage)
 
 
-def test_rows_of_all_kinds_share_a_batch():
+@on_every_engine
+def test_rows_of_all_kinds_share_a_batch(engine):
     pipelines = [stage_with_seed(stage) for kind in KINDS for stage in examples.examples(kind, most=3)]
     logits = np.repeat(examples.rows(count=1, seed=4), len(pipelines), axis=0)
     logits[:, 1] = 20.0
     expected, kept = [], []
     for place, stages in enumerate(pipelines):
-        got = draws(logits[place], simplify(stages), [0], History())
+        got = draws(engine, logits[place], simplify(stages), [0], History())
         if not isinstance(got, str):
             expected.append(got[0])
             kept.append(place)
     assert len(kept) > len(pipelines) // 2
-    assert nc.sample(logits[kept], [pipelines[place] for place in kept]).tolist() == expected
+    assert engine.sample(logits[kept], [pipelines[place] for place in kept]).tolist() == expected
 
 
 @of_kind
@@ -286,18 +300,19 @@ def pipelines(draw, text=False):
     return (*stages, draw(st.sampled_from([s for kind in DRAWS for s in examples.examples(kind, most=3)])))
 
 
+@on_every_engine
 @given(pipelines(), st.integers(0, 50), st.integers(0, 2**64 - 1))
-def test_simplify_keeps_draws_and_reports_and_probabilities(stages, seed, step):
+def test_simplify_keeps_draws_and_reports_and_probabilities(engine, stages, seed, step):
     for logits in examples.rows(seed, count=3):
         short = simplify(stages)
         assert simplify(short) == short
         assert len(short) <= len(stages)
         assert isinstance(short[-1], Draw)
-        before, after = probabilities(logits, stages), probabilities(logits, short)
+        before, after = probabilities(engine, logits, stages), probabilities(engine, logits, short)
         assert isinstance(before, str) == isinstance(after, str)
         if not isinstance(before, str):
             assert np.array_equal(before, after)
-        got, expected = results(logits, short, [step]), results(logits, stages, [step])
+        got, expected = results(engine, logits, short, [step]), results(engine, logits, stages, [step])
         assert isinstance(got, str) == isinstance(expected, str)
         if not isinstance(got, str):
             assert got[0].token == expected[0].token
@@ -307,8 +322,9 @@ def test_simplify_keeps_draws_and_reports_and_probabilities(stages, seed, step):
                 assert got[0].stages == tuple(s for s in expected[0].stages if not s.neutral)
 
 
+@on_every_engine
 @of_kind
-def test_what_moves_the_first_token_stays_before_a_greedy_stage(kind):
+def test_what_moves_the_first_token_stays_before_a_greedy_stage(engine, kind):
     """And what cannot move it goes; a shift after it stays, and may leave no token."""
     if issubclass(kind, Draw | Tap):
         return
@@ -321,8 +337,8 @@ def test_what_moves_the_first_token_stays_before_a_greedy_stage(kind):
                 (*greedy[:-1], stage, greedy[-1]),
             ):
                 for logits in examples.rows():
-                    got = draws(logits, simplify(stages), range(6))
-                    assert got == draws(logits, stages, range(6))
+                    got = draws(engine, logits, simplify(stages), range(6))
+                    assert got == draws(engine, logits, stages, range(6))
                     moved |= not isinstance(got, str) and set(got) != {int(reference.everything(logits).ids_N[0])}
             if examples.keeps_the_first(kind):
                 assert simplify((stage, *greedy)) == (Greedy(),)
@@ -341,13 +357,14 @@ def test_a_pipeline_is_a_value(stages):
     assert all(shape_of(stage).lower() in text for stage in stages)
 
 
+@on_every_engine
 @given(
     st.lists(st.floats(width=32, allow_nan=False, max_value=3.0000000054977558e38), min_size=1, max_size=20),
     pipelines(),
 )
-def test_any_logits_give_a_distribution_or_a_reason(logits, stages):
+def test_any_logits_give_a_distribution_or_a_reason(engine, logits, stages):
     try:
-        p = reference.probabilities(np.array([*logits, *[-np.inf] * (SIZE - len(logits))], np.float32), stages, HISTORY)
+        p = engine.probabilities(np.array([*logits, *[-np.inf] * (SIZE - len(logits))], np.float32), stages, HISTORY)
     except reference.RowError:
         return
     assert np.isfinite(p).all()
@@ -355,13 +372,14 @@ def test_any_logits_give_a_distribution_or_a_reason(logits, stages):
     assert math.fsum(p) == pytest.approx(1)
 
 
+@on_every_engine
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if issubclass(kind, Ceiling)], ids=lambda kind: kind.name)
-def test_a_ceiling_drops_the_first_tokens_but_the_last_of_them_and_those_that_are_spared(kind):
+def test_a_ceiling_drops_the_first_tokens_but_the_last_of_them_and_those_that_are_spared(engine, kind):
     dropped = 0
     for stage in (*examples.examples(kind, most=40), *examples.on(kind, exempt=(1, 5, SIZE - 1), threshold=0.05)):
         for logits in examples.rows():
-            order = reference.survivors(logits, ()).ids_N.tolist()
-            kept = reference.survivors(logits, (stage,), u=2.0**-65).ids_N.tolist()
+            order = engine.survivors(logits, ()).ids_N.tolist()
+            kept = engine.survivors(logits, (stage,), u=2.0**-65).ids_N.tolist()
             out = [token for token in order if token not in kept]
             assert not set(out) & set(stage.spared)
             if out:  # behind all that are out is the last of those at the ceiling
@@ -369,23 +387,24 @@ def test_a_ceiling_drops_the_first_tokens_but_the_last_of_them_and_those_that_ar
                 before = order[: order.index(out[-1])]
                 assert all(token in out or token in stage.spared for token in before)
                 dropped += len(out)
-            assert reference.survivors(logits, (stage,), u=stage.chance).ids_N.tolist() == order
+            assert engine.survivors(logits, (stage,), u=stage.chance).ids_N.tolist() == order
     assert dropped
 
 
-def test_probabilities_with_xtc_are_the_average_over_its_coin():
+@on_every_engine
+def test_probabilities_with_xtc_are_the_average_over_its_coin(engine):
     for logits in examples.rows(3):
         for stage in (Xtc(0.25, 0.05), Xtc(0.7, 0.01, (1, 5)), Xtc(1.0, 0.02), Xtc(0.999, 0.0)):
             around = (Temperature(0.7), stage, TopP(0.9), Gumbel(0))
             always = tuple(dataclasses.replace(s, probability=1.0) if s is stage else s for s in around)
             never = tuple(s for s in around if s is not stage)
-            p = stage.probability * probabilities(logits, always) + (1 - stage.probability) * probabilities(
-                logits, never
+            p = stage.probability * probabilities(engine, logits, always) + (1 - stage.probability) * probabilities(
+                engine, logits, never
             )
-            assert nc.probabilities(logits[None], around)[0] == pytest.approx(p, abs=1e-12)
+            assert nc.probabilities(logits[None], around, backend=engine.name)[0] == pytest.approx(p, abs=1e-12)
         both = (Xtc(0.25, 0.05), Temperature(0.5), Xtc(0.75, 0.02), Gumbel(0))  # one coin for both
         three = [(*both[:1], *both[1:]), both[1:], (*both[1:2], *both[3:])]
         forced = [tuple(dataclasses.replace(s, probability=1.0) if isinstance(s, Xtc) else s for s in p) for p in three]
-        parts = [probabilities(logits, pipeline) for pipeline in forced]
+        parts = [probabilities(engine, logits, pipeline) for pipeline in forced]
         p = 0.25 * parts[0] + 0.5 * parts[1] + 0.25 * parts[2]
-        assert nc.probabilities(logits[None], both)[0] == pytest.approx(p, abs=1e-12)
+        assert nc.probabilities(logits[None], both, backend=engine.name)[0] == pytest.approx(p, abs=1e-12)

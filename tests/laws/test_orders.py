@@ -9,6 +9,7 @@ import random
 import examples
 import numpy as np
 import pytest
+from engines import on_every_engine
 from examples import DRAWS, KINDS, SIZE, TAPS
 from hypothesis import given
 from hypothesis import strategies as st
@@ -66,9 +67,9 @@ def requests(draw):
     )
 
 
-def result(logits, stages, seed, step):
+def result(engine, logits, stages, seed, step):
     try:
-        return reference.run(logits, stages, seed, step, HISTORY)
+        return engine.run(logits, stages, seed, step, HISTORY)
     except reference.RowError as error:
         return str(error)
 
@@ -103,8 +104,9 @@ def stage_values(stage):
     return {attribute: getattr(stage, attribute) for attribute in stage.parameters}
 
 
+@on_every_engine
 @given(requests(), st.integers(0, 50))
-def test_neutral_stages_and_simplify_keep_draws_and_reports(params, step):
+def test_neutral_stages_and_simplify_keep_draws_and_reports(engine, params, step):
     stages = params.pipeline()
     numbers = random.Random(step)
     crowded = list(stages)
@@ -112,11 +114,11 @@ def test_neutral_stages_and_simplify_keep_draws_and_reports(params, step):
         if kind not in (*DRAWS, *TAPS, Mask):
             crowded.insert(numbers.randrange(len(crowded)), numbers.choice(examples.neutrals(kind)))
     for logits in examples.rows(step):
-        expected = result(logits, stages, params.seed, step)
-        more = result(logits, tuple(crowded), params.seed, step)
+        expected = result(engine, logits, stages, params.seed, step)
+        more = result(engine, logits, tuple(crowded), params.seed, step)
         assert more == expected if isinstance(expected, str) else more[:2] == expected[:2]
-        assert agree(result(logits, simplify(stages), params.seed, step), expected)
-        assert agree(result(logits, simplify(tuple(crowded)), params.seed, step), expected)
+        assert agree(result(engine, logits, simplify(stages), params.seed, step), expected)
+        assert agree(result(engine, logits, simplify(tuple(crowded)), params.seed, step), expected)
 
 
 @given(requests())
@@ -190,9 +192,10 @@ def test_presets_keep_what_their_engine_gives_unless_the_request_says_so():
 GREEDY = [{"temperature": 0}, {"top_k": 1}, {"draw": "greedy"}]
 
 
+@on_every_engine
 @in_every_preset
 @pytest.mark.parametrize("greedy", GREEDY, ids=lambda one: next(iter(one)))
-def test_a_greedy_request_takes_the_best_token_of_the_shifted_row_whatever_else_it_says(order, greedy):
+def test_a_greedy_request_takes_the_best_token_of_the_shifted_row_whatever_else_it_says(engine, order, greedy):
     """Typical and XTC included; adaptive-p, no truncation, makes a new order before a greedy draw."""
     numbers, seen = random.Random(order), set()
     names = [name for name in placed(order) if name in WANTED]
@@ -207,19 +210,20 @@ def test_a_greedy_request_takes_the_best_token_of_the_shifted_row_whatever_else_
         assert not any(isinstance(s, Floor | Prefix | Ceiling) and not s.greedy for s in stages)
         for logits in examples.rows(turn):
             shifts = tuple(stage for stage in stages if isinstance(stage, Shift))
-            shifted = result(logits, (*shifts, Greedy()), turn, 5)
+            shifted = result(engine, logits, (*shifts, Greedy()), turn, 5)
             if isinstance(shifted, str):
-                assert result(logits, stages, turn, 5) == shifted
+                assert result(engine, logits, stages, turn, 5) == shifted
                 continue
             best = shifted.token
-            assert result(logits, stages, turn, 5).token == best
-            assert result(logits, simplify(stages), turn, 5).token == best
+            assert result(engine, logits, stages, turn, 5).token == best
+            assert result(engine, logits, simplify(stages), turn, 5).token == best
             seen.add(best)
     assert len(seen) > 5
 
 
+@on_every_engine
 @pytest.mark.parametrize("greedy", GREEDY, ids=lambda one: next(iter(one)))
-def test_a_greedy_request_with_an_order_of_its_own_is_not_changed_by_any_truncation(greedy):
+def test_a_greedy_request_with_an_order_of_its_own_is_not_changed_by_any_truncation(engine, greedy):
     numbers = random.Random(8)
     cuts = [kind.name for kind in KINDS if issubclass(kind, Floor | Prefix | Ceiling)]
     for turn in range(30):
@@ -230,7 +234,9 @@ def test_a_greedy_request_with_an_order_of_its_own_is_not_changed_by_any_truncat
         plain |= greedy
         params, without = (nc.SamplingParams(order=order, seed=turn, **v) for v in (values, plain))
         for logits in examples.rows(turn):
-            assert agree(result(logits, params.pipeline(), turn, 5), result(logits, without.pipeline(), turn, 5))
+            assert agree(
+                result(engine, logits, params.pipeline(), turn, 5), result(engine, logits, without.pipeline(), turn, 5)
+            )
 
 
 def of(name):
@@ -253,22 +259,24 @@ def test_the_order_of_two_truncations_can_matter():
     assert np.count_nonzero(nc.probabilities(logits, last)) == 3
 
 
-def test_a_mask_may_stand_anywhere_in_a_pipeline():
+@on_every_engine
+def test_a_mask_may_stand_anywhere_in_a_pipeline(engine):
     mask, logits = np.array([[0b0101]], np.int32), np.zeros((1, 4), np.float32)
-    assert nc.probabilities(logits, (TopK(2), Greedy()), mask=mask).tolist() == [[1, 0, 0, 0]]
-    assert nc.probabilities(logits, (TopK(2),), mask=mask).tolist() == [[0.5, 0, 0.5, 0]]
-    assert nc.probabilities(logits, (TopK(2), Mask()), mask=mask).tolist() == [[1, 0, 0, 0]]
+    assert nc.probabilities(logits, (TopK(2), Greedy()), mask=mask, backend=engine.name).tolist() == [[1, 0, 0, 0]]
+    assert nc.probabilities(logits, (TopK(2),), mask=mask, backend=engine.name).tolist() == [[0.5, 0, 0.5, 0]]
+    assert nc.probabilities(logits, (TopK(2), Mask()), mask=mask, backend=engine.name).tolist() == [[1, 0, 0, 0]]
 
 
+@on_every_engine
 @given(requests(), st.integers(0, 50))
-def test_probabilities_are_of_the_tokens_that_can_be_drawn(params, step):
+def test_probabilities_are_of_the_tokens_that_can_be_drawn(engine, params, step):
     stages = params.pipeline()
     for logits in examples.rows(step, count=2):
         try:
-            p = reference.probabilities(logits, stages, HISTORY)
+            p = engine.probabilities(logits, stages, HISTORY)
         except reference.RowError:
             continue
         assert p.shape == (SIZE,)
         assert p.sum() == pytest.approx(1)
-        assert p[result(logits, stages, params.seed, step).token] > 0
+        assert p[result(engine, logits, stages, params.seed, step).token] > 0
         assert dataclasses.is_dataclass(stages[-1])

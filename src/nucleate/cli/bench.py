@@ -17,21 +17,36 @@ from numpy.typing import NDArray
 
 USAGE = "[OPTIONS]"
 
+_TRUNCATED: Mapping[str, Any] = dict(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05)
+_LLAMA_CPP: Mapping[str, Any] = dict(_TRUNCATED, order="llama.cpp")
+
 CHAINS: Mapping[str, Mapping[str, Any]] = {
     "greedy": dict(temperature=0),
-    "temperature .7": dict(temperature=0.7),
-    "T .8, top_k 40, min_p .05, top_p .95": dict(temperature=0.8, top_k=40, min_p=0.05, top_p=0.95),
-    "the same, repetition + frequency over 1024": dict(
-        temperature=0.8, top_k=40, min_p=0.05, top_p=0.95, repetition_penalty=1.1, frequency_penalty=0.1
+    "T .8": dict(temperature=0.8),
+    "T .8, top_k 40, min_p .05, top_p .95": _TRUNCATED,
+    "repetition + frequency over 1024, the same": dict(
+        _TRUNCATED, repetition_penalty=1.1, frequency_penalty=0.1, penalty_last_n=1024
     ),
+    "top_k 40, top_p .95, min_p .05, T .8": _LLAMA_CPP,
+    "repetition over 64, the same": dict(_LLAMA_CPP, repetition_penalty=1.1, penalty_last_n=64),
+    "repetition over 1024, the same": dict(_LLAMA_CPP, repetition_penalty=1.1, penalty_last_n=1024),
     "T .7, top_p .9": dict(temperature=0.7, top_p=0.9),
+    "top_p .9, T .7": dict(temperature=0.7, top_p=0.9, order="llama.cpp"),
     "T .8, min_p .05": dict(temperature=0.8, min_p=0.05),
-    "top_k 1000": dict(top_k=1000),
+    "min_p .05, T .8": dict(temperature=0.8, min_p=0.05, order="llama.cpp"),
     "T .8, top_n_sigma 1": dict(temperature=0.8, top_n_sigma=1.0),
+    "top_n_sigma 1, T .8": dict(temperature=0.8, top_n_sigma=1.0, order="llama.cpp"),
+    "top_k 1000": dict(top_k=1000),
+    "typical .95, T .8": dict(temperature=0.8, typical_p=0.95, order="llama.cpp"),
+    "mirostat v2": dict(mirostat_tau=5.0),
 }
+"""Parameters of requests by what they are called: stages in the order in which they run."""
 KINDS = ("peaked", "flat", "shifted", "ties")
 
 Call = Callable[[], object]
+
+SLOW = 0.02
+"""Seconds of a call that is too slow to be repeated within a turn."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,7 +85,9 @@ def logits(kind: str, rows: int, size: int) -> NDArray[np.float32]:
     x_BV = numbers.normal(0, 2.5, (rows, size))
     if kind in ("peaked", "shifted"):
         for x_V in x_BV:
-            x_V[numbers.integers(0, size, 40)] += np.linspace(2, 12, 40)
+            x_V[numbers.integers(0, size, 40)] += np.linspace(
+                2, 20, 40
+            )  # nine tenths of the chance, as in a model that knows
     if kind == "shifted":
         x_BV += 50.0
     if kind == "ties":
@@ -78,30 +95,69 @@ def logits(kind: str, rows: int, size: int) -> NDArray[np.float32]:
     return x_BV.astype(np.float32)
 
 
-def ours(x_BV: NDArray[np.float32], params: Mapping[str, Any], history: int = 1024) -> Call:
-    """A call of ``Sampler``; with penalties, after so many tokens of output."""
+def said(params: Mapping[str, Any], size: int) -> list[int]:
+    """What a row has drawn before: as many random tokens as its penalties look back on."""
+    tokens: list[int] = np.random.default_rng(1).integers(0, size, params.get("penalty_last_n", 0)).tolist()
+    return tokens
+
+
+def ours(x_BV: NDArray[np.float32], params: Mapping[str, Any]) -> Call:
+    """A call of ``Sampler``, which gives the tokens."""
     from nucleate.params import SamplingParams
     from nucleate.sampler import Sampler
 
     rows, size = x_BV.shape
-    said = np.random.default_rng(1).integers(0, size, history).tolist() if "repetition_penalty" in params else []
-    sampler = Sampler(size)
-    for row in range(rows):
-        sampler.add(SamplingParams(seed=row, **params), output_ids=said)
-    return lambda: sampler(x_BV)
+    before = said(params, size)
+
+    def make() -> Call:
+        sampler = Sampler(size)
+        for row in range(rows):
+            sampler.add(SamplingParams(seed=row, **params), output_ids=before)
+        return lambda: sampler(x_BV).token_ids
+
+    return renewed(make) if before else make()
+
+
+def renewed(make: Callable[[], Call], calls: int = 16) -> Call:
+    """A call that is made anew every so many calls.
+
+    With the same logits at every step, what is drawn repeats itself, and soon the penalties would look back on a few
+    tokens only. The calls that make it are too few to move a median.
+    """
+    call, done = make(), 0
+
+    def counting() -> object:
+        nonlocal call, done
+        if done == calls:
+            call, done = make(), 0
+        done += 1
+        return call()
+
+    return counting
 
 
 def medians(contenders: Mapping[str, Call], seconds: float) -> dict[str, float]:
-    """Microseconds of each, measured in turn for so long."""
+    """Microseconds of each, measured in turn for so long, and three times at least."""
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for call in contenders.values():
         call()
     end = time.perf_counter() + seconds
-    while time.perf_counter() < end or min(map(len, times.values())) < 5:
+    while time.perf_counter() < end or min(map(len, times.values())) < 3:
         for name, call in contenders.items():
-            for turn in range(6):
-                start = time.perf_counter()
-                call()
-                if turn:  # the first one finds in the caches what another has left there
-                    times[name].append(time.perf_counter() - start)
+            times[name] += turn(call)
     return {name: statistics.median(found) * 1e6 for name, found in times.items()}
+
+
+def turn(call: Call) -> list[float]:
+    """Seconds of each of five calls after one that finds in the caches what another has left there.
+
+    To a slow call that makes no difference, so that there is only one.
+    """
+    times = []
+    for _ in range(6):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+        if times[0] > SLOW:
+            return times
+    return times[1:]

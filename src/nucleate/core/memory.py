@@ -35,9 +35,16 @@ class Memory:
             follower.push(token)
 
     def counts(self, window: int | None) -> Counts:
+        return self._tally(window).counts()
+
+    def table(self, window: int | None) -> NDArray[np.int64]:
+        """Where these counts are, see ``Tally.table``."""
+        return self._tally(window).table
+
+    def _tally(self, window: int | None) -> Tally:
         if window not in self._tallies:
             self._tallies[window] = Tally(self._history, window)
-        return self._tallies[window].counts()
+        return self._tallies[window]
 
     def listing(self, stage: Shift) -> Mapping[int, float]:
         follower = self._followers.get(id(stage))
@@ -45,13 +52,19 @@ class Memory:
 
 
 class Tally:
-    """How often each token occurred: sparse columns with a place per token, those at zero taken out."""
+    """How often each token occurred: sparse columns with a place per token, those at zero taken out.
+
+    ``table`` is int64 [4], for kernels: the addresses of ids, counts in the prompt and counts in the output, all int64,
+    and how many there are. It stays where it is.
+    """
 
     def __init__(self, history: History, window: int | None) -> None:
         start = history.counts(window)
         self._window = window
         self._used = len(start.ids_K)
         self._columns = np.array(start, np.int64)  # ids, in the prompt, in the output
+        self.table = np.zeros(4, np.int64)
+        self._tell()
         self._places = {int(token): place for place, token in enumerate(start.ids_K)}
         self._recent = deque(history.last(window)[1].tolist()) if window is not None and window >= 0 else None
 
@@ -67,16 +80,23 @@ class Tally:
         if place is None:
             if self._used == self._columns.shape[1]:
                 self._columns = np.concatenate((self._columns, np.zeros((3, self._used + 8), np.int64)), axis=1)
+                self._tell()
             place = self._places[token] = self._used
             self._columns[:, place] = token, 0, 0
             self._used += 1
+            self.table[3] = self._used
         self._columns[2, place] += change
         if change < 0 and not self._columns[1:, place].any():  # the last takes its place
             self._used -= 1
+            self.table[3] = self._used
             last = int(self._columns[0, self._used])
             self._columns[:, place] = self._columns[:, self._used]
             self._places[last] = place
             del self._places[token]
+
+    def _tell(self) -> None:
+        """The columns are somewhere else now."""
+        self.table[:] = *(column.ctypes.data for column in self._columns), self._used
 
     def counts(self) -> Counts:
         return Counts(*self._columns[:, : self._used])

@@ -19,7 +19,7 @@ import numba
 import numba.extending
 
 logger = logging.getLogger("nucleate")
-SOURCES = (*sorted(Path(__file__).parent.glob("*.py")), Path(__file__).parents[2] / "core" / "maths.py")
+SOURCES = (*sorted(Path(__file__).parent.rglob("*.py")), Path(__file__).parents[2] / "core" / "maths.py")
 
 
 def jit(function: Callable[..., Any]) -> Any:

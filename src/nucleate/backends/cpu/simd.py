@@ -1,13 +1,13 @@
 """256 scores at a time, in explicit vectors of LLVM: what Numba's own loops do not reach. Knows no sampling.
 
-Each function takes a float32 array and the place of the first of the scores. Vectors are of 16 lanes; LLVM splits them
-on machines that have narrower ones.
+Each function takes scores and the place of the first of them, a multiple of 16. Scores are a float32 array padded to
+whole groups, or ``Scores``. Vectors are of 16 lanes; LLVM splits them on machines that have narrower ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from llvmlite import ir
 from numba import types
@@ -32,6 +32,13 @@ POLYNOMIAL = (
 """2 ** x on -0.5..0.5: least largest relative error, 2e-9, with f(0) = 1; 8e-8 in float32."""
 
 
+class Scores(NamedTuple):
+    """A row as it lies in memory."""
+
+    x: Any  #: float32 [V]
+    tail: Any  #: float32 [256]: what is left after the last whole group, padded with -inf
+
+
 def _all(value: float, kind: ir.VectorType = _FLOATS) -> ir.Constant:
     return ir.Constant(kind, [value] * LANES)
 
@@ -41,10 +48,19 @@ def _spread(b: Any, value: Any) -> Any:
     return b.shuffle_vector(one, ir.Constant(_FLOATS, ir.Undefined), _all(0, _INTS))
 
 
-def _scores(context: Any, b: Any, kind: Any, array: Any, start: Any, count: int = GROUP) -> list[Any]:
+def _place(context: Any, b: Any, kind: Any, scores: Any, start: Any) -> Any:
+    """Where scores are."""
+    if isinstance(kind, types.Array):
+        return b.gep(context.make_array(kind)(context, b, scores).data, [start])
+    x, tail = (context.make_array(one)(context, b, b.extract_value(scores, i)) for i, one in enumerate(kind.types))
+    whole = b.and_(cgutils.unpack_tuple(b, x.shape)[0], ir.Constant(start.type, -GROUP))
+    within = b.icmp_signed("<", start, whole)
+    return b.select(within, b.gep(x.data, [start]), b.gep(tail.data, [b.sub(start, whole)]))
+
+
+def _scores(context: Any, b: Any, kind: Any, scores: Any, start: Any, count: int = GROUP) -> list[Any]:
     """The scores from a place on, as vectors."""
-    data = context.make_array(kind)(context, b, array).data
-    place = b.bitcast(b.gep(data, [start]), _FLOATS.as_pointer())
+    place = b.bitcast(_place(context, b, kind, scores, start), _FLOATS.as_pointer())
     vectors = [b.load(b.gep(place, [ir.Constant(_INT, i)])) for i in range(count // LANES)]
     for vector in vectors:
         vector.align = 4
@@ -83,7 +99,7 @@ def _exp(b: Any, below: Any, high: Any, low: Any, least: Any) -> Any:
 
 
 @intrinsic
-def top(typing: Any, array: Any, start: Any) -> Any:
+def top(typing: Any, scores: Any, start: Any) -> Any:
     """The highest of 256 scores; NaN if one of them is."""
 
     def make(context: Any, b: Any, signature: Any, given: Any) -> Any:
@@ -100,11 +116,11 @@ def top(typing: Any, array: Any, start: Any) -> Any:
         is_wrong = b.icmp_unsigned("!=", b.bitcast(any_wrong, _BITS), ir.Constant(_BITS, 0))
         return b.select(is_wrong, ir.Constant(_FLOAT, float("nan")), _fold(b, best, higher))
 
-    return types.float32(array, types.intp), make
+    return types.float32(scores, types.intp), make
 
 
 @intrinsic
-def mass(typing: Any, array: Any, start: Any, best: Any, high: Any, low: Any, least: Any) -> Any:
+def mass(typing: Any, scores: Any, start: Any, best: Any, high: Any, low: Any, least: Any) -> Any:
     """The sum of exp((x - best) / t) of 256 scores; high + low = log2(e) / t, least = -126 / high."""
 
     def make(context: Any, b: Any, signature: Any, given: Any) -> Any:
@@ -114,11 +130,11 @@ def mass(typing: Any, array: Any, start: Any, best: Any, high: Any, low: Any, le
             sums[i % 4] = b.fadd(sums[i % 4], _exp(b, b.fsub(score, best), high, low, least))
         return _fold(b, sums, b.fadd)
 
-    return types.float32(array, types.intp, *[types.float32] * 4), make
+    return types.float32(scores, types.intp, *[types.float32] * 4), make
 
 
 @intrinsic
-def mass_above(typing: Any, array: Any, start: Any, best: Any, high: Any, low: Any, least: Any, cut: Any) -> Any:
+def mass_above(typing: Any, scores: Any, start: Any, best: Any, high: Any, low: Any, least: Any, cut: Any) -> Any:
     """The same, of those at or above a cut."""
 
     def make(context: Any, b: Any, signature: Any, given: Any) -> Any:
@@ -130,13 +146,13 @@ def mass_above(typing: Any, array: Any, start: Any, best: Any, high: Any, low: A
             sums[i % 4] = b.fadd(sums[i % 4], part)
         return _fold(b, sums, b.fadd)
 
-    return types.float32(array, types.intp, *[types.float32] * 5), make
+    return types.float32(scores, types.intp, *[types.float32] * 5), make
 
 
 def _sections(weigh: Callable[..., Any]) -> Any:
     @intrinsic
     def sections(
-        typing: Any, array: Any, start: Any, best: Any, high: Any, low: Any, least: Any, cuts: Any, sums: Any
+        typing: Any, scores: Any, start: Any, best: Any, high: Any, low: Any, least: Any, cuts: Any, sums: Any
     ) -> Any:
         """Add to each of eight sums the weights of those of 256 scores that are at or above each of eight cuts."""
 
@@ -159,7 +175,7 @@ def _sections(weigh: Callable[..., Any]) -> Any:
                 b.store(b.fadd(b.load(at), b.fpext(_fold(b, [vector], b.fadd), ir.DoubleType())), at)
             return context.get_dummy_value()
 
-        kinds = [array, types.intp, *[types.float32] * 4, cuts, sums]
+        kinds = [scores, types.intp, *[types.float32] * 4, cuts, sums]
         return types.void(*kinds), make
 
     return sections
@@ -170,7 +186,30 @@ counts_above = _sections(lambda b, x, *_: _all(1.0))
 
 
 @intrinsic
-def count(typing: Any, array: Any, start: Any, cut: Any) -> Any:
+def four_counts(typing: Any, scores: Any, start: Any, cuts: Any, sums: Any) -> Any:
+    """Add to the first four sums how many of 256 scores are at or above the first four cuts."""
+
+    def make(context: Any, b: Any, signature: Any, given: Any) -> Any:
+        cut_at, sum_at = (
+            context.make_array(kind)(context, b, value).data
+            for kind, value in zip(signature.args[2:], given[2:], strict=True)
+        )
+        places = [ir.Constant(_INT, i) for i in range(4)]
+        cuts = [_spread(b, b.load(b.gep(cut_at, [place]))) for place in places]
+        found = [_all(0, _INTS)] * 4
+        for score in _scores(context, b, signature.args[0], *given[:2]):
+            for i, cut in enumerate(cuts):
+                found[i] = b.sub(found[i], b.sext(b.fcmp_ordered(">=", score, cut), _INTS))  # -1 for each
+        for place, vector in zip(places, found, strict=True):
+            at = b.gep(sum_at, [place])
+            b.store(b.fadd(b.load(at), b.sitofp(_fold(b, [vector], b.add, _INTS), ir.DoubleType())), at)
+        return context.get_dummy_value()
+
+    return types.void(scores, types.intp, cuts, sums), make
+
+
+@intrinsic
+def count(typing: Any, scores: Any, start: Any, cut: Any) -> Any:
     """How many of 256 scores are at or above a cut."""
 
     def make(context: Any, b: Any, signature: Any, given: Any) -> Any:
@@ -180,11 +219,11 @@ def count(typing: Any, array: Any, start: Any, cut: Any) -> Any:
             found[i % 4] = b.sub(found[i % 4], inside)
         return _fold(b, found, b.add, _INTS)
 
-    return types.int32(array, types.intp, types.float32), make
+    return types.int32(scores, types.intp, types.float32), make
 
 
 @intrinsic
-def moments(typing: Any, array: Any, start: Any, top: Any, sums: Any) -> Any:
+def moments(typing: Any, scores: Any, start: Any, top: Any, sums: Any) -> Any:
     """Add the number of 256 scores that are in, the sum of their x - top, and of its square, to three sums."""
 
     def make(context: Any, b: Any, signature: Any, given: Any) -> Any:
@@ -202,18 +241,62 @@ def moments(typing: Any, array: Any, start: Any, top: Any, sums: Any) -> Any:
             b.store(b.fadd(b.load(at), _fold(b, [part], b.fadd, _DOUBLES)), at)
         return context.get_dummy_value()
 
-    return types.void(array, types.intp, types.float32, sums), make
+    return types.void(scores, types.intp, types.float32, sums), make
 
 
 @intrinsic
-def at_least(typing: Any, array: Any, start: Any, cut: Any) -> Any:
+def span(typing: Any, scores: Any, start: Any, cut: Any, up: Any, ends: Any) -> Any:
+    """Take into two float32, the lowest and the highest so far, those of 256 scores that are in [cut, up)."""
+
+    def make(context: Any, b: Any, signature: Any, given: Any) -> Any:
+        cut, up = _spread(b, given[2]), _spread(b, given[3])
+        data = context.make_array(signature.args[4])(context, b, given[4]).data
+        at = [b.gep(data, [ir.Constant(_INT, i)]) for i in range(2)]
+        lowest, highest = (_spread(b, b.load(one)) for one in at)
+        for score in _scores(context, b, signature.args[0], *given[:2]):
+            inside = b.and_(b.fcmp_ordered(">=", score, cut), b.fcmp_ordered("<", score, up))
+            lowest = b.select(b.and_(inside, b.fcmp_ordered("<", score, lowest)), score, lowest)
+            highest = b.select(b.and_(inside, b.fcmp_ordered(">", score, highest)), score, highest)
+        for place, vector, way in zip(at, (lowest, highest), "<>", strict=True):
+
+            def better(one: Any, other: Any, way: str = way) -> Any:
+                return b.select(b.fcmp_ordered(way, one, other), one, other)
+
+            b.store(_fold(b, [vector], better), place)
+        return context.get_dummy_value()
+
+    return types.void(scores, types.intp, types.float32, types.float32, ends), make
+
+
+@intrinsic
+def at_least(typing: Any, scores: Any, start: Any, cut: Any) -> Any:
     """Which of 16 scores are at or above a cut, as bits."""
 
     def make(context: Any, b: Any, signature: Any, given: Any) -> Any:
         [scores] = _scores(context, b, signature.args[0], given[0], given[1], LANES)
         return b.zext(b.bitcast(b.fcmp_ordered(">=", scores, _spread(b, given[2])), _BITS), _INT)
 
-    return types.int32(array, types.intp, types.float32), make
+    return types.int32(scores, types.intp, types.float32), make
+
+
+@intrinsic
+def forbid(typing: Any, x: Any, start: Any, bits: Any) -> Any:
+    """Take infinity away from those of 32 scores whose bit is 0: what is NaN or +inf becomes NaN."""
+
+    def make(context: Any, b: Any, signature: Any, given: Any) -> Any:
+        place = b.bitcast(_place(context, b, signature.args[0], *given[:2]), _FLOATS.as_pointer())
+        allowed = b.bitcast(given[2], ir.VectorType(ir.IntType(1), 2 * LANES))
+        for half in range(2):
+            lanes = ir.Constant(ir.VectorType(_INT, LANES), [half * LANES + lane for lane in range(LANES)])
+            inside = b.shuffle_vector(allowed, ir.Constant(allowed.type, ir.Undefined), lanes)
+            at = b.gep(place, [ir.Constant(_INT, half)])
+            score = b.load(at)
+            score.align = 4
+            left = b.select(inside, score, b.fsub(score, _all(float("inf"))))
+            b.store(left, at).align = 4
+        return context.get_dummy_value()
+
+    return types.void(x, types.intp, types.int32), make
 
 
 @intrinsic

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nucleate.backends import reference
-from nucleate.backends.cpu import templates
 from nucleate.backends.cpu.simd import GROUP
-from nucleate.backends.cpu.templates import MASS, MOMENTS
+from nucleate.backends.cpu.staged import summary
+from nucleate.backends.cpu.staged.reach import BINS
+from nucleate.backends.cpu.staged.summary import MASS, MOMENTS
 from nucleate.core.stage import Row
 
 Floats = NDArray[np.float64]
@@ -22,14 +24,18 @@ class Odd(Exception):  # noqa: N818  # it is not an error
 
 
 class Kept:
-    """The tokens that are in: the first ``m`` of ``ids`` and ``x``; ``base`` by id, see ``templates``."""
+    """The tokens that are in: the first ``m`` of ``ids`` and ``x``; ``base`` by id, see ``keep``."""
 
-    __slots__ = ("base", "ids", "known", "m", "row", "top", "whole", "x")
+    __slots__ = ("among", "base", "groups", "ids", "known", "m", "row", "top", "whole", "x")
 
-    def __init__(self, ids: Ids, x: Floats, base: Floats, m: int, top: float, whole: reference.Whole | None) -> None:
+    def __init__(
+        self, ids: Ids, x: Floats, base: Floats, m: int, top: float, whole: reference.Whole | None, among: Any = None
+    ) -> None:
         self.ids, self.x, self.base, self.m, self.top = ids, x, base, m, top
         self.whole = whole  #: None where nothing has been cut
-        self.known, self.row = 0, np.full(5, np.nan)
+        self.among = among  #: tokens of which these are all that matter to a stage: its statistics are theirs
+        self.groups: Floats | None = None  #: log masses of groups, from the top, once they have raced
+        self.known, self.row = 0, np.empty(5)  #: which statistics are there
 
     def with_whole(self, whole: reference.Whole | None) -> Kept:
         """The same tokens, after a cut that left all of them."""
@@ -39,6 +45,8 @@ class Kept:
 
     def statistics(self, names: frozenset[str]) -> Row:
         """What a rule sees, of scores from the top. What is not named may be missing."""
+        if self.among is not None:
+            return self.among.statistics(names)  # type: ignore[no-any-return]  # a Kept, or what stands for one
         mass, square, entropy, mean, var = self._at_least(
             (MASS if names & {"mass", "square", "entropy", "whole"} else 0)
             | (MOMENTS if names & {"mean", "var"} else 0)
@@ -51,19 +59,20 @@ class Kept:
 
     def _at_least(self, wanted: int) -> Floats:
         if wanted & ~self.known:
-            templates.statistics(self.x, self.m, self.top, wanted & ~self.known, self.row)
+            summary.statistics(self.x, self.m, self.top, wanted & ~self.known, self.row)
             self.known |= wanted
         return self.row
 
     @property
     def uncut(self) -> reference.Whole:
         """All tokens before the first cut, as of which this is one."""
-        return self.whole or reference.Whole(self.top, self._at_least(MASS)[0])
+        return self.whole or reference.Whole(self.top, self.statistics(frozenset(("mass",))).mass)
 
     def log_chance(self, token: int) -> float:
         """The log-probability of a token that is in."""
         place = np.searchsorted(self.ids[: self.m], token)
-        return float(self.x[place] - self.top - np.log(self._at_least(MASS)[0]))
+        mass = self.statistics(frozenset(("mass",))).mass if self.groups is None else np.exp(self.groups).sum()
+        return float(self.x[place] - self.top - np.log(mass))
 
 
 class Room:
@@ -72,12 +81,13 @@ class Room:
     def __init__(self, size: int) -> None:
         self.size, self.padded = size, -(-size // GROUP) * GROUP
         self.every = np.arange(self.padded)
-        self.row = np.full(self.padded, -np.inf, np.float32)
+        self.row, self.tail = np.empty(size, np.float32), np.empty(GROUP, np.float32)
         self.keys, self.weights, self.v, self.w = (np.empty(self.padded) for _ in range(4))
         self.places = np.empty(self.padded, np.int64)
-        self.sums = np.empty(templates.BINS)
+        self.sums = np.empty(BINS)
         count = self.padded // GROUP
         self.tops = np.empty(count, np.float32)
+        self.weights_G = np.empty(count)  #: what groups weigh, see ``weighed``
         self.starts, self.masses, self.noise = np.empty(count + 1, np.int64), np.empty(count), np.empty(count + GROUP)
         self.cuts = np.empty(8, np.float32)
         self._floats: list[Floats] = []
@@ -87,14 +97,16 @@ class Room:
     def start(self) -> None:
         """All arrays are free again."""
         self._used, self._fixed = [0, 0], {id(self.every)}
+        self.weighed: Any = None  #: the ``Raw`` whose groups ``weights_G`` is of
 
-    def fix(self, kept: Kept) -> None:
-        """Somebody will come back to these tokens: leave their arrays as they are."""
-        self._fixed |= {id(kept.ids), id(kept.x)}
+    def fix(self, kept: Any) -> None:
+        """Somebody will come back to these tokens: leave their arrays as they are, if they are listed in any."""
+        if isinstance(kept, Kept):
+            self._fixed |= {id(kept.ids), id(kept.x)}
 
     def floats(self) -> Floats:
         if self._used[0] == len(self._floats):
-            self._floats.append(np.empty(self.padded))
+            self._floats.append(np.empty(self.padded + GROUP))  # some loops read a little more
         self._used[0] += 1
         return self._floats[self._used[0] - 1]
 

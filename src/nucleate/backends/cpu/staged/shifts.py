@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING
-from itertools import groupby
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nucleate.backends.cpu.bind import give_up, loop, reads
 from nucleate.backends.cpu.compile import kernel
+from nucleate.backends.cpu.staged.bind import give_up, loop, reads
 from nucleate.core.history import Counts, Past
 from nucleate.core.stage import Shift, Token
 
 Ids = NDArray[np.int64]
 NOTHING = np.zeros(0)
-
-
-def edit_all(x_V: NDArray[Any], stages: Sequence[Shift], past: Past) -> None:
-    """``edit`` for stages in a row. Those that go by the same counts share a look at the tokens."""
-    for window, run in groupby(stages, lambda stage: stage.window if stage.touches in ("seen", "output") else MISSING):
-        if window is MISSING:
-            for stage in run:
-                edit(x_V, stage, past)
-        else:
-            _edit_counted(x_V, run, past.counts(window))
 
 
 def edit(x_V: NDArray[Any], stage: Shift, past: Past) -> None:
@@ -37,7 +25,7 @@ def edit(x_V: NDArray[Any], stage: Shift, past: Past) -> None:
     with np.errstate(all="ignore"):
         match stage.touches:
             case "seen" | "output":
-                _edit_counted(x_V, [stage], past.counts(stage.window))
+                _edit_counted(x_V, stage, past.counts(stage.window))
             case "listed":
                 ids_K, listed_K = _listed(past.listing(stage))
                 _apply(x_V, stage, ids_K, *_counts(past, stage, ids_K), listed_K)
@@ -51,25 +39,23 @@ def edit(x_V: NDArray[Any], stage: Shift, past: Past) -> None:
                     _mask(x_V, stage, past, past.mask)
 
 
-def _edit_counted(x_V: NDArray[Any], stages: Iterable[Shift], counts: Counts) -> None:
-    """Stages over the tokens that occurred, in float64 from one to the next."""
+def _edit_counted(x_V: NDArray[Any], stage: Shift, counts: Counts) -> None:
+    """A stage over the tokens that occurred."""
     ids_K, prompt_K, output_K = counts
     if not len(ids_K):
         return
     x_K = x_V.take(ids_K).astype(np.float64)
-    with np.errstate(all="ignore"):
-        for stage in stages:
-            numbers = reads(stage, "apply").numbers(stage)
-            run = None if numbers is None else loop(stage, "apply")
-            try:
-                if run is not None:
-                    run(x_K, ids_K, prompt_K, output_K, stage.touches == "output", numbers)
-            except Exception as error:  # noqa: BLE001  # whatever the compiler says
-                give_up(stage, "apply", error)
-                run = None
-            if run is None:
-                _edit_slowly(x_K, stage, counts)
-        x_V[ids_K] = x_K
+    numbers = reads(stage, "apply").numbers(stage)
+    run = None if numbers is None else loop(stage, "apply")
+    try:
+        if run is not None:
+            run(x_K, ids_K, prompt_K, output_K, stage.touches == "output", numbers)
+    except Exception as error:  # noqa: BLE001  # whatever the compiler says
+        give_up(stage, "apply", error)
+        run = None
+    if run is None:
+        _edit_slowly(x_K, stage, counts)
+    x_V[ids_K] = x_K
 
 
 def _edit_slowly(x_K: NDArray[np.float64], stage: Shift, counts: Counts) -> None:
@@ -82,7 +68,10 @@ def _edit_slowly(x_K: NDArray[np.float64], stage: Shift, counts: Counts) -> None
 
 def _listed(listing: Mapping[int, float]) -> tuple[Ids, NDArray[np.float64]]:
     count = len(listing)
-    return np.fromiter(listing, np.int64, count), np.fromiter(listing.values(), np.float64, count)
+    ids_K = np.fromiter(listing, np.int64, count)
+    if count and ids_K.min() < 0:
+        raise IndexError(ids_K.min())
+    return ids_K, np.fromiter(listing.values(), np.float64, count)
 
 
 def _counts(past: Past, stage: Shift, ids_K: Ids) -> tuple[Any, Any]:

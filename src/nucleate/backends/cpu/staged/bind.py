@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from nucleate.backends.cpu import templates
 from nucleate.backends.cpu.compile import jit, kernel
+from nucleate.backends.cpu.staged import rules
 from nucleate.core import maths
 from nucleate.core.maths import exp, rebind
 from nucleate.core.stage import Row, Shift, Stage, Token, shape_of
@@ -21,6 +21,9 @@ from nucleate.core.stage import Row, Shift, Stage, Token, shape_of
 logger = logging.getLogger("nucleate")
 
 NUMBERS = (int, float, np.integer, np.floating, types.NoneType)
+
+FEW = 512
+"""Up to so many scores NumPy is as fast as a compiled loop, and needs no compiler."""
 
 LARGEST = 2**62
 """An integer that is larger does not fit the compiler's."""
@@ -143,7 +146,7 @@ def sums_to_mass(stage: Stage) -> bool:
 
 
 def loop(stage: Stage, rule: str) -> Any:
-    """The rule of a stage over many scores, see ``templates.values``; None where it cannot be compiled."""
+    """The rule of a stage over many scores, see ``rules.values``; None where it cannot be compiled."""
     asked = reads(stage, rule)
     key = type(stage), rule, asked.mine
     if key not in _loops:
@@ -153,6 +156,18 @@ def loop(stage: Stage, rule: str) -> Any:
         except Exception as error:  # noqa: BLE001  # whatever the compiler says
             give_up(stage, rule, error)
     return _loops[key]
+
+
+def values(stage: Stage, rule: str, x: Any, m: int, top: float, row: Row, out: Any) -> None:
+    """What a rule says of m scores, into another array: only so do loops become vectors."""
+    run = loop(stage, rule) if m > FEW else None
+    if run is not None and (mine := reads(stage, rule).numbers(stage)) is not None:
+        try:
+            run(x, m, top, mine, row, out)
+            return
+        except Exception as error:  # noqa: BLE001  # whatever the compiler says: NumPy knows whether the rule is wrong
+            give_up(stage, rule, error)
+    out[:m] = getattr(stage, rule)(x[:m] - top, row)
 
 
 def give_up(stage: Stage, rule: str, why: Exception) -> None:
@@ -168,11 +183,11 @@ def _compile(kind: type[Stage], rule: str, mine: tuple[str, ...] | None) -> Any:
     function = getattr(kind, rule)
     tag = f"{kind.__name__}_{rule}_{digest(function, mine)}"
     names = {"Mine": namedtuple(kind.__name__, mine or ("nothing",)), "rule": jit(bound(function, tag))}  # noqa: PYI024
-    template = templates.edits if issubclass(kind, Shift) else templates.values
+    template = rules.edits if issubclass(kind, Shift) else rules.values
     return kernel(rebind(cast(types.FunctionType, template), names, tag))
 
 
-_MATHS = {id(getattr(maths, name)): getattr(templates, name, None) for name in maths.NAMES}
+_MATHS = {id(getattr(maths, name)): getattr(rules, name, None) for name in maths.NAMES}
 
 
 def _globals(function: Any) -> dict[str, Any]:

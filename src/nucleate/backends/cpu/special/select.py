@@ -1,7 +1,7 @@
 """Finding the tokens above a cut, and the cut that keeps enough of them, without sorting the row.
 
-A token is ranked by its key: higher scores, and of equal ones lower ids, have higher keys. Rows are float32, padded
-with -inf to whole groups of 256; ``tops`` has the highest score of each group.
+A token is ranked by its key: higher scores, and of equal ones lower ids, have higher keys. Rows are as of ``simd``;
+``tops`` has the highest score of each group of 256.
 """
 
 from __future__ import annotations
@@ -29,24 +29,45 @@ def key(x: Any, token: Any) -> Any:
 
 
 @inline
-def beside(x: Any, way: Any) -> Any:
-    """The float32 that follows x, upwards (1) or downwards (-1). Not for infinities."""
-    bits = simd.image(x + np.float32(0.0))
-    ordered = (bits ^ ((bits >> 31) & np.int32(0x7FFFFFFF))) + np.int32(way)
-    return simd.score(np.int32(ordered ^ ((ordered >> 31) & np.int32(0x7FFFFFFF))))
+def ordered(x: Any) -> Any:
+    """The bits of a float32 as an integer that is ordered as it is; -0.0 is right below 0.0."""
+    bits = simd.image(x)
+    return bits ^ ((bits >> 31) & np.int32(0x7FFFFFFF))
+
+
+@inline
+def floating(place: Any) -> Any:
+    """The inverse of ``ordered``."""
+    return simd.score(np.int32(place ^ ((place >> 31) & 0x7FFFFFFF)))
+
+
+@inline
+def next_up(x: Any) -> Any:
+    """The float32 that follows x, which is not infinite, upwards."""
+    return floating(ordered(x + np.float32(0.0)) + np.int32(1))  # of -0.0 it makes 0.0
 
 
 @jit
 def lowest_at_least(top: Any, below: Any) -> Any:
-    """The lowest float32 x with x - top >= below, both in float64."""
+    """The lowest float32 x with x - top >= below, both in float64. top: a float32; below: negative."""
     if top + below < -3.4e38:
         return np.float32(-np.inf)
-    x = np.float32(top + below)
-    while np.float64(x) - top >= below:
-        x = beside(x, -1)
-    while np.float64(x) - top < below:
-        x = beside(x, 1)
-    return x
+    in_place = np.int64(ordered(np.float32(top + below)))  # mostly it, or beside it; near 0 it may be far from it
+    out_place, step = in_place, np.int64(1)
+    most = np.int64(ordered(np.float32(top)))
+    while np.float64(floating(in_place)) - top < below:
+        out_place, in_place, step = in_place, min(in_place + step, most), 2 * step
+    if out_place == in_place:
+        out_place = in_place - step
+        while np.float64(floating(out_place)) - top >= below:
+            in_place, out_place, step = out_place, out_place - step, 2 * step
+    while in_place - out_place > 1:
+        middle = (in_place + out_place) >> 1
+        if np.float64(floating(middle)) - top >= below:
+            in_place = middle
+        else:
+            out_place = middle
+    return floating(in_place)
 
 
 @jit
@@ -75,13 +96,13 @@ def kth_highest(values: Any, work: Any, k: Any) -> Any:
 
 
 @jit
-def gather(x: Any, tops: Any, cut: Any, ids: Any) -> Any:
+def gather(row: Any, tops: Any, cut: Any, ids: Any) -> Any:
     """Put the ids of all scores at or above a cut into ``ids``, ascending; returns how many there are."""
     found = 0
     for group in range(tops.size):
         if tops[group] >= cut:
             for start in range(group * GROUP, (group + 1) * GROUP, LANES):
-                bits = simd.at_least(x, start, cut)
+                bits = simd.at_least(row, start, cut)
                 while bits != 0:
                     ids[found] = start + simd.lowest_bit(bits)
                     found += 1
@@ -90,23 +111,23 @@ def gather(x: Any, tops: Any, cut: Any, ids: Any) -> Any:
 
 
 @jit
-def count(x: Any, tops: Any, cut: Any) -> Any:
+def count(row: Any, tops: Any, cut: Any) -> Any:
     """How many scores are at or above a cut."""
     found = 0
     for group in range(tops.size):
         if tops[group] >= cut:
-            found += simd.count(x, group * GROUP, cut)
+            found += simd.count(row, group * GROUP, cut)
     return found
 
 
 @jit
-def gather_between(x: Any, tops: Any, cut: Any, up: Any, ids: Any) -> Any:
+def gather_between(row: Any, tops: Any, cut: Any, up: Any, ids: Any) -> Any:
     """As ``gather``, without those at or above ``up``."""
     found = 0
     for group in range(tops.size):
         if tops[group] >= cut:
             for start in range(group * GROUP, (group + 1) * GROUP, LANES):
-                bits = simd.at_least(x, start, cut) & ~simd.at_least(x, start, up)
+                bits = simd.at_least(row, start, cut) & ~simd.at_least(row, start, up)
                 while bits != 0:
                     ids[found] = start + simd.lowest_bit(bits)
                     found += 1
@@ -195,7 +216,7 @@ def bound(tops: Any, masses: Any, top: Any, t: Any, rest: Any) -> Any:
 
 
 @jit
-def count_cut(x: Any, groups: Any, k: Any, top: Any, cuts: Any, sums: Any) -> Any:  # noqa: C901
+def count_cut(row: Any, groups: Any, k: Any, top: Any, cuts: Any, sums: Any) -> Any:  # noqa: C901
     """A score that at least k tokens reach, and not many more."""
     low, high, span = -np.inf, np.inf, np.float32(4.0)
     for _ in range(12):
@@ -206,7 +227,7 @@ def count_cut(x: Any, groups: Any, k: Any, top: Any, cuts: Any, sums: Any) -> An
                 cuts[i] = np.float32(high + (low - high) * (i + 1) / 9)
             sums[i] = 0.0
         for group in range(groups):
-            simd.counts_above(x, group * GROUP, top, top, top, top, cuts, sums)
+            simd.counts_above(row, group * GROUP, top, top, top, top, cuts, sums)
         more = high if high < np.inf else np.float64(top)
         enough = False
         for i in range(8):

@@ -38,7 +38,7 @@ def race_groups(masses: Any, seed: Any, step: Any, work: Any) -> Any:
 def race_in(x: Any, start: Any, cut: Any, last: Any, top: Any, t: Any, seed: Any, step: Any) -> Any:
     """The token that wins, of the group from ``start`` on: those above a cut, or at it with an id up to ``last``."""
     best, winner = np.inf, NOBODY
-    for token in range(start, start + GROUP):
+    for token in range(start, min(start + GROUP, x.size)):
         if x[token] > cut or (x[token] == cut and token <= last):
             weight = math.exp((np.float64(x[token]) - top) / t)
             u = uniform(seed, step, TOKEN_STREAM, token)

@@ -1,0 +1,142 @@
+"""llama.cpp's sampler chain through the low-level interface of llama-cpp-python: its C functions and nothing else."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+import tempfile
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+import numpy as np
+from numpy.typing import NDArray
+
+from nucleate.cli.bench import Call, renewed
+from nucleate.core.stage import Pipeline
+from nucleate.stages import (
+    Frequency,
+    Gumbel,
+    MinP,
+    Mirostat,
+    Repetition,
+    Temperature,
+    TopK,
+    TopNSigma,
+    TopP,
+    Typical,
+)
+
+CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
+
+LOOP = """
+#include <stdint.h>
+
+struct candidate { int32_t id; float logit; float p; };
+
+void fill(struct candidate *all, const float *x, int32_t size) {
+    for (int32_t token = 0; token < size; token++) all[token] = (struct candidate){token, x[token], 0.0f};
+}
+"""
+"""What every program that uses it does before it can sample. NumPy's strided copies, which its users in Python have,
+take half as long again; Numba's loop, with AVX-512, half as long."""
+
+
+def compiled() -> Callable[[int, int, int], None]:
+    """The loop, by the compiler that built llama.cpp. Raises ImportError without one."""
+    if (compiler := shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")) is None:
+        raise ImportError("a C compiler fills in the candidates")
+    with tempfile.TemporaryDirectory() as folder:
+        library = Path(folder) / "fill.so"
+        options = ["-O3", "-shared", "-fPIC", "-x", "c", "-", "-o", str(library)]
+        subprocess.run([compiler, *options], input=LOOP, text=True, check=True)  # noqa: S603  # found by which
+        fill = ctypes.CDLL(str(library)).fill
+    fill.argtypes, fill.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32), None
+    return fill
+
+
+fill = compiled()
+
+
+Handle = int | None
+"""A pointer to one of its samplers."""
+
+
+class Chain:
+    """One row's samplers, with the state they keep, and room for its candidates."""
+
+    def __init__(self, samplers: list[Handle], candidates: NDArray[np.void], before: Sequence[int]) -> None:
+        self.chain = llama_cpp.llama_sampler_chain_init(llama_cpp.llama_sampler_chain_default_params())
+        weakref.finalize(self, llama_cpp.llama_sampler_free, self.chain)
+        for sampler in samplers:
+            llama_cpp.llama_sampler_chain_add(self.chain, sampler)
+        for token in before:
+            llama_cpp.llama_sampler_accept(self.chain, token)
+        self.candidates, self.start, self.size = candidates, candidates.ctypes.data, len(candidates)
+        data = candidates.ctypes.data_as(llama_cpp.llama_token_data_p)
+        self.array = llama_cpp.llama_token_data_array(data, len(candidates), -1, False)
+        self.pointer = ctypes.byref(self.array)
+
+    def draw(self, scores: int) -> int:
+        """The next token; scores: where they begin."""
+        array = self.array
+        fill(self.start, scores, self.size)
+        array.size, array.selected, array.sorted = self.size, -1, False
+        llama_cpp.llama_sampler_apply(self.chain, self.pointer)
+        token = array.data[array.selected].id
+        llama_cpp.llama_sampler_accept(self.chain, token)
+        return token
+
+
+MADE: dict[type, Callable[[Any, int], Handle]] = {
+    Temperature: lambda stage, _: llama_cpp.llama_sampler_init_temp(stage.t),
+    TopNSigma: lambda stage, _: llama_cpp.llama_sampler_init_top_n_sigma(stage.n),
+    TopK: lambda stage, _: llama_cpp.llama_sampler_init_top_k(stage.k),
+    Typical: lambda stage, _: llama_cpp.llama_sampler_init_typical(stage.p, 1),
+    TopP: lambda stage, _: llama_cpp.llama_sampler_init_top_p(stage.p, 1),
+    MinP: lambda stage, _: llama_cpp.llama_sampler_init_min_p(stage.m, 1),
+    Mirostat: lambda stage, seed: llama_cpp.llama_sampler_init_mirostat_v2(seed, stage.tau, stage.eta),
+    Gumbel: lambda _, seed: llama_cpp.llama_sampler_init_dist(seed),
+}
+
+
+def samplers_of(stages: Pipeline, size: int, seed: int) -> list[Handle]:
+    """Its samplers that mean the same, in this order."""
+    if stages[0] == Temperature(0):
+        return [llama_cpp.llama_sampler_init_greedy()]
+    found, rest = [], stages
+    if penalties := {stage.name: stage for stage in stages if isinstance(stage, Repetition | Frequency)}:
+        repetition, frequency = penalties.get("repetition", Repetition()), penalties.get("frequency", Frequency())
+        last_n, rest = stages[0].last_n, stages[len(penalties) :]  # one sampler for all of them
+        found.append(llama_cpp.llama_sampler_init_penalties(size, last_n, repetition.r, frequency.f, 0.0))
+    if isinstance(rest[-2], Mirostat):
+        rest = rest[:-1]  # it draws, too
+    return [*found, *(MADE[type(stage)](stage, seed) for stage in rest)]
+
+
+def contender(x_BV: NDArray[np.float32], stages: Pipeline, before: Sequence[int]) -> Call | None:
+    """A call that draws a token for each row, one after another: there is no call for more than one."""
+    rows, size = x_BV.shape
+    candidates = np.zeros(size, CANDIDATE)
+    if not all(type(stage) in (*MADE, Repetition, Frequency) for stage in stages):
+        return None
+
+    def make() -> Call:
+        chains = [Chain(samplers_of(stages, size, row), candidates, before) for row in range(rows)]
+
+        def draw() -> list[int]:
+            start, step = x_BV.ctypes.data, x_BV.strides[0]
+            return [chain.draw(start + row * step) for row, chain in enumerate(chains)]
+
+        return draw
+
+    return renewed(make) if before else make()
+
+
+def filling(x_BV: NDArray[np.float32]) -> Call:
+    """A call that only fills the array, with the first row."""
+    candidates = np.zeros(x_BV.shape[1], CANDIDATE)
+    return lambda: fill(candidates.ctypes.data, x_BV.ctypes.data, x_BV.shape[1])

@@ -1,0 +1,122 @@
+"""Rows of logits through the compiled chain, on one thread or several."""
+
+from __future__ import annotations
+
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nucleate.backends.cpu.special.chain import draw_rows, survivors
+from nucleate.backends.cpu.special.report import report
+from nucleate.backends.cpu.special.work import room_for
+from nucleate.core.event import StepLogprobs, TokenLogprob
+from nucleate.core.parameter import ParameterError
+
+WORTH_A_THREAD = 50e-6
+"""Seconds of work per thread: with less, waking it costs more than it saves."""
+
+Ids = NDArray[np.int64]
+Lying = tuple[int, int, int]
+
+
+class Chains:
+    """Draws from rows of ``size`` scores. Has room to work in, so that no call takes any that grows with the row."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._rooms: list[NDArray[np.float64]] = []
+        self._at: list[int] = []
+        self._add_room()
+        self._pace = size * 1e-10  # seconds per row, as of late
+
+    def _add_room(self) -> None:
+        self._rooms.append(np.empty(room_for(self.size)))
+        self._at.append(self._rooms[-1].ctypes.data)
+
+    def draw(self, lying: Lying, count: int, control: int, masks: tuple[int, int] = (0, 0)) -> None:
+        """Draw from some rows. control: the address of that of a ``Table``, which has the tokens afterwards.
+
+        lying: where the rows are, see ``rows.Lying``. masks: where the bitmask of the first row is, and how many bytes
+        further the next. A row from which nothing is drawn has NOT_DRAWN.
+        """
+        if count * self._pace > 2 * WORTH_A_THREAD and cores() > 1 < count:
+            self._draw_on_threads((*lying, self.size, *masks), count, control)
+            return
+        start = perf_counter()
+        draw_rows(*lying, self.size, *masks, 0, count, control, self._at[0])
+        self._learn((perf_counter() - start) / count)
+
+    def _draw_on_threads(self, given: tuple[int, ...], count: int, control: int) -> None:
+        threads = min(int(count * self._pace / WORTH_A_THREAD), count, cores())
+        while len(self._at) < threads:
+            self._add_room()
+        ends = [count * i // threads for i in range(threads + 1)]
+        parts: list[tuple[Any, ...]] = [(*given, ends[i], ends[i + 1], control, self._at[i]) for i in range(threads)]
+        jobs = [pool().submit(draw_rows, *part) for part in parts[1:]]
+        start = perf_counter()
+        draw_rows(*parts[0])
+        self._learn((perf_counter() - start) / ends[1])
+        for job in jobs:
+            job.result()
+
+    def _learn(self, pace: float) -> None:
+        self._pace = min(pace, 8 * self._pace)  # a call that compiles says little
+
+    def report(self, lying: Lying, place: int, chosen: int, top: int, asked: tuple[int, ...]) -> StepLogprobs:
+        """What ``backends.logprobs.logprobs`` says of a whole row, from which a token can be drawn."""
+        start, between, kind = lying
+        tokens, count = np.array([chosen, *asked], np.int64), min(top, self.size)
+        ids, ranks = np.empty(count, np.int64), np.empty(len(tokens), np.int64)
+        numbers = np.empty(len(tokens) + count)
+        found = report(start + place * between, kind, self.size, tokens, count, ids, numbers, ranks, self._rooms[0])
+        one, *others = (
+            TokenLogprob(*each)
+            for each in zip(tokens.tolist(), numbers.tolist(), (rank or None for rank in ranks.tolist()), strict=False)
+        )
+        likeliest = zip(ids[:found].tolist(), numbers[len(tokens) :].tolist(), range(1, found + 1), strict=False)
+        return StepLogprobs(one, tuple(TokenLogprob(*each) for each in likeliest), tuple(others))
+
+    def survivors(self, logits_V: NDArray[np.float32], numbers: tuple[float, ...]) -> Ids:
+        """The ids that the cuts of a chain leave, ascending; none where no token can be drawn."""
+        ids = np.empty(self.size, np.int64)
+        x = np.array(logits_V, np.float32)
+        return ids[: survivors(x, np.array(numbers, np.float64), ids, self._rooms[0])]
+
+
+class _Own(threading.local):
+    def __init__(self) -> None:
+        self.kept: dict[int, Chains] = {}
+
+
+_own = _Own()
+
+
+def chains(size: int) -> Chains:
+    """The ``Chains`` of this thread for rows of a size; the last few sizes are kept."""
+    kept = _own.kept
+    if size not in kept:
+        if len(kept) == 4:
+            del kept[next(iter(kept))]
+        kept[size] = Chains(size)
+    return kept[size]
+
+
+@cache
+def cores() -> int:
+    """How many threads draw at most: those this process may run on, or NUCLEATE_THREADS."""
+    mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    asked = os.environ.get("NUCLEATE_THREADS", "").strip()
+    if asked and not (asked.isdecimal() and int(asked)):
+        raise ParameterError("NUCLEATE_THREADS", f"NUCLEATE_THREADS must be an integer >= 1, got {asked!r:.40}")
+    return int(asked) if asked else mine
+
+
+@cache
+def pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max(1, cores() - 1), thread_name_prefix="nucleate")

@@ -1,0 +1,1 @@
+"""Any pipeline, compiled stage by stage from the rules. Start at ``fuse``, then ``raw`` and ``prefix``."""

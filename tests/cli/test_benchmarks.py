@@ -1,0 +1,95 @@
+"""``benchmarks/``: the contenders run the same chains, and the page says what was measured."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from nucleate.cli.bench import CHAINS, logits
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+GREEDY = dict(logits="peaked", vocabulary=1000, rows=1, chain="greedy")
+TOP_K = dict(logits="peaked", vocabulary=1000, rows=8, chain="top_k 1000")
+RESULTS = {
+    "machine": "a machine",
+    "versions": {"nucleate": "1.2"},
+    "fill": {"1000": 4.4},
+    "two threads": {},
+    "cases": [
+        dict(GREEDY, microseconds={"numpy max": 5.0, "nucleate": 10.0, "llama.cpp": 45.0, "torch": 80.0}),
+        dict(TOP_K, microseconds={"numpy max": 5.0, "nucleate": 80.0, "Transformers": 4800.0}),
+    ],
+}
+
+
+def module(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    return importlib.import_module(name)
+
+
+def test_torch_and_transformers_run_the_same_chains(monkeypatch: pytest.MonkeyPatch) -> None:
+    contenders = module("contenders", monkeypatch)
+    contenders.check({"torch": contenders.by_torch, "Transformers": contenders.by_transformers})
+
+
+def test_a_contender_that_runs_another_chain_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    contenders = module("contenders", monkeypatch)
+    with pytest.raises(RuntimeError, match="the third does not run the chain greedy"):
+        contenders.check({"the third": lambda x, stages, before: lambda: np.argsort(-x, axis=1)[:, 2]})
+
+
+def test_a_peer_leaves_out_the_chains_it_does_not_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    import nucleate as nc
+
+    contenders = module("contenders", monkeypatch)
+    x = logits("flat", 1, 100)
+    stages = {chain: nc.SamplingParams(seed=0, **params).pipeline() for chain, params in CHAINS.items()}
+    without = {
+        "by_torch": {"typical .95, T .8", "mirostat v2"},
+        "by_transformers": {
+            *("greedy", "repetition + frequency over 1024, the same", "mirostat v2"),
+            *("T .8, top_n_sigma 1", "top_n_sigma 1, T .8"),
+        },
+    }
+    for name, left_out in without.items():
+        assert {c for c in CHAINS if getattr(contenders, name)(x, stages[c], [1]) is None} == left_out
+
+
+def test_the_page_has_every_figure_and_its_ratio(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = module("page", monkeypatch).page(RESULTS)
+    assert "a machine. nucleate 1.2." in text
+    assert "4 µs at V = 1000" in text
+    assert "| greedy | 10.0 | 2.0 | 45 (4.5x) | 80 (8.0x) |  |" in text
+    assert "| llama.cpp | peaked, one row | 1 | 4.5 | 4.5 | 4.5 | 5x | 0 of 1 |" in text
+    assert "| Transformers | peaked, more rows | 1 | 60.0 | 60.0 | 60.0 |  |  |" in text
+
+
+def test_the_page_tells_which_cells_miss_their_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = module("page", monkeypatch)
+    assert page.misses(RESULTS)[2:] == ["| llama.cpp | 5x | greedy | peaked | 1000 | 4.5x |"]
+    better = copy.deepcopy(RESULTS)
+    better["cases"][0]["microseconds"]["nucleate"] = 9.0  # type: ignore[index]
+    assert page.misses(better) == []
+    assert "missed" not in page.page(better)
+
+
+def test_a_peer_is_not_asked_for_what_would_take_it_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    sampler = module("sampler", monkeypatch)
+    found = [dict(GREEDY, microseconds={"fast": 100.0, "slow": 60_000.0})]
+    cell = ("peaked", 1000, 32, "greedy")
+    assert sampler.expected(found, *cell, "fast") == 3200
+    assert sampler.expected(found, *cell, "slow") > sampler.LONGEST
+    assert sampler.expected(found, *cell, "absent") > sampler.LONGEST
+    assert sampler.expected([], *cell, "slow") == 0
+
+
+def test_rows_come_in_growing_numbers_so_that_more_can_be_foretold(monkeypatch: pytest.MonkeyPatch) -> None:
+    cases = list(module("sampler", monkeypatch).cases(quick=False))
+    for size in (32_000, 128_256, 151_936, 256_000):
+        assert [rows for kind, s, rows in cases if (kind, s) == ("peaked", size)] == [1, 8, 32, 256]
+        assert [kind for kind, s, rows in cases if (s, rows) == (size, 1)] == ["peaked", "flat", "shifted", "ties"]
