@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections import Counter
 from unittest import mock
 
@@ -17,7 +18,7 @@ from nucleate.backends.cpu.special.rows import chains
 from nucleate.backends.cpu.staged import fuse
 from nucleate.pipeline import simplify
 from nucleate.plan import Numbers, chain_of
-from nucleate.stages import Gumbel, MinP, Temperature, TopK, TopNSigma, TopP
+from nucleate.stages import Gumbel, LogitBias, MinP, Temperature, TopK, TopNSigma, TopP, Typical
 
 SEEDS = 2
 """How many draws are looked at per row."""
@@ -223,3 +224,20 @@ def test_the_edges_can_tell_an_edge_from_a_mistake() -> None:
     assert [edges.edge_of_a_draw(row, 5, 6, token) != "" for token in range(kept)] == [
         token == drawn for token in range(kept)
     ]
+
+
+def test_no_order_of_the_scores_is_slow():
+    """Orders that a quickselect with its pivot in the middle, or the median of three, takes hours for."""
+    size = 200_000
+    ramp = np.linspace(-1e-3, 1e-3, size)
+    orders = [ramp, -ramp, abs(ramp), -abs(ramp), np.where(np.arange(size) % 2, ramp, -ramp), np.roll(abs(ramp), 7)]
+    cuts = [(TopK(k),) for k in (9, 3000, 100_000)] + [(TopP(0.9),), (Typical(0.5),), (TopP(0.5), TopK(5))]
+    nc.warm(*cuts)
+    for x_V in orders:
+        x_V = x_V.copy()
+        x_V[size // 2] = 1.0
+        for stages in cuts:
+            start = time.perf_counter()
+            token = nc.sample(x_V[None].astype(np.float32), (LogitBias({5: 1.0}), *stages, Gumbel(3)), backend="cpu")
+            assert time.perf_counter() - start < 1.0, stages
+            assert token == nc.sample(x_V[None], (LogitBias({5: 1.0}), *stages, Gumbel(3)), backend="reference")

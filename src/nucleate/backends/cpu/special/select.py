@@ -22,6 +22,12 @@ ID = np.int64(0xFFFFFFFF)
 
 
 @inline
+def stir(state: Any) -> Any:
+    """The next of some numbers below 2**32: pivots are taken by them, as no order of scores is bad for all of these."""
+    return (state * 1664525 + 1013904223) & 0xFFFFFFFF
+
+
+@inline
 def key(x: Any, token: Any) -> Any:
     """The rank of a token as an integer."""
     bits = simd.image(x + np.float32(0.0))  # of -0.0 it makes 0.0
@@ -74,9 +80,10 @@ def lowest_at_least(top: Any, below: Any) -> Any:
 def kth_highest(values: Any, work: Any, k: Any) -> Any:
     """The k-th highest of some numbers."""
     work[: values.size] = values
-    first, last = 0, values.size - 1
+    first, last, state = 0, values.size - 1, np.int64(1)
     while first < last:
-        pivot, left, right = work[(first + last) >> 1], first, last
+        state = stir(state)
+        pivot, left, right = work[first + (state * (last - first + 1) >> 32)], first, last
         while left <= right:
             while work[left] > pivot:
                 left += 1
@@ -138,9 +145,16 @@ def gather_between(row: Any, tops: Any, cut: Any, up: Any, ids: Any) -> Any:
 @jit
 def cut_key(keys: Any, weights: Any, n: Any, goal: Any) -> Any:  # noqa: C901, PLR0912  # one loop, told in full
     """The key of the last token of the fewest first ones whose weights reach the goal. Shuffles both."""
-    first, last, above = 0, n, 0.0
+    first, last, above, state = 0, n, 0.0, np.int64(1)
     while last - first > 24:
-        a, b, c = keys[first], keys[(first + last) >> 1], keys[last - 1]
+        one = stir(state)
+        other = stir(one)
+        state = stir(other)
+        a, b, c = (
+            keys[first + (one * (last - first) >> 32)],
+            keys[first + (other * (last - first) >> 32)],
+            keys[first + (state * (last - first) >> 32)],
+        )
         pivot = max(min(a, b), min(max(a, b), c))
         left, right, inside = first, last - 1, 0.0
         while left <= right:  # what is above the pivot, and the pivot, goes left

@@ -10,6 +10,7 @@ from nucleate.backends.cpu import simd
 from nucleate.backends.cpu.compile import jit, kernel
 from nucleate.backends.cpu.doubles import BLOCK, extremes, inside, loose, told
 from nucleate.backends.cpu.simd import GROUP
+from nucleate.backends.cpu.special.select import stir
 
 ALL, WRONG = -1, -2
 BINS = 2048
@@ -21,9 +22,16 @@ def lowest_reaching(v: Any, w: Any, n: Any, above: Any, goal: Any, strict: Any) 
 
     above: the sum before all of them. Shuffles both.
     """
-    low, high = 0, n
+    low, high, state = 0, n, np.int64(1)
     while True:
-        a, b, c = v[low], v[(low + high) >> 1], v[high - 1]
+        one = stir(state)
+        other = stir(one)
+        state = stir(other)
+        a, b, c = (
+            v[low + (one * (high - low) >> 32)],
+            v[low + (other * (high - low) >> 32)],
+            v[low + (state * (high - low) >> 32)],
+        )
         pivot = max(min(a, b), min(max(a, b), c))
         i, less, more = low, low, high
         under, same = 0.0, 0.0
