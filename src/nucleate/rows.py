@@ -35,7 +35,8 @@ class Logits:
             raise ValueError(f"logits must have the shape [rows, vocabulary], got {list(logits.shape)}")
         if not floats:
             raise TypeError(f"logits must be floating-point numbers, got {logits.dtype}")
-        self.shape: tuple[int, int] = tuple(logits.shape)
+        rows, size = logits.shape
+        self.shape: tuple[int, int] = rows, size
 
     def __len__(self) -> int:
         return self.shape[0]

@@ -38,6 +38,9 @@ class Sampled(NamedTuple):
     seeds: NDArray[np.uint64]  #: [R]; with its seed a row can be drawn again
 
 
+_Drawn = tuple[NDArray[np.int64], NDArray[np.uint64]]  # tokens [R] and seeds [R]
+
+
 @dataclass
 class _Row:
     stages: Pipeline
@@ -65,6 +68,7 @@ class Sampler:
         self.groups: dict[Structure, Columns] = {}
         self._known = Table(len(Numbers._fields))
         self._rows: dict[int, _Row] = {}
+        self._plain: list[Memory] | None = None
         self._next = 0
 
     def __len__(self) -> int:
@@ -108,7 +112,7 @@ class Sampler:
             tap, program = chain.tap, Program(chain.edits, memory, self.vocab_size) if chain.edits else None
             at = program.at if program else (0, 0)
             self._known.add(row, chain.numbers, at, own_seed, len(output))
-        self._rows[row] = _Row(stages, memory, own_seed, tap, program)
+        self._rows[row], self._plain = _Row(stages, memory, own_seed, tap, program), None
         structure = structure_of(stages)
         if structure not in self.groups:
             self.groups[structure] = Columns(stages)
@@ -119,6 +123,7 @@ class Sampler:
         """Forget a row. The others stay as they are."""
         structure = structure_of(self._row(row).stages)
         del self._rows[row]
+        self._plain = None
         if row in self._known.slots:
             self._known.remove(row)
         self.groups[structure].remove(row)
@@ -145,12 +150,27 @@ class Sampler:
         arguments are wrong (ValueError, TypeError, ParameterError).
         """
         logits = Logits(logits_RV)
+        plain, drawn = self._plain_rows() if rows is None and mask is None else [], None
+        if plain and logits.shape == (len(plain), self.vocab_size) and self._fast(logits):
+            tokens_R, seeds_R = drawn = self._draw_known(logits, (0, 0))
+            tokens = tokens_R.tolist()
+            if min(tokens) >= 0:
+                for memory, token in zip(plain, tokens, strict=True):
+                    memory.push(token)
+                return Sampled(tokens_R, None, {}, seeds_R)
+        return self._step(logits, rows, mask, drawn)
+
+    def _fast(self, logits: Logits) -> bool:
+        return compiled(self.backend, logits.shape[0] * logits.shape[1])
+
+    def _step(self, logits: Logits, rows: Iterable[int] | None, mask: Any, drawn: _Drawn | None) -> Sampled:
+        """A step of any rows. drawn: what the chain has drawn already."""
         chosen, batch = self._chosen(rows)
         if logits.shape != (len(batch), self.vocab_size):
             raise ValueError(f"logits must have the shape {[len(batch), self.vocab_size]}, got {list(logits.shape)}")
         masks_R = masks(mask, len(batch), self.vocab_size)
-        fast = bool(batch) and compiled(self.backend, len(batch) * self.vocab_size)
-        tokens_R, seeds_R = self._draw_chains(logits, chosen, batch, masks_R) if fast else _none(batch)
+        fast = bool(batch) and self._fast(logits)
+        tokens_R, seeds_R = drawn or (self._draw_chains(logits, chosen, batch, masks_R) if fast else _none(batch))
         errors: dict[int, str] = {}
         reported: dict[int, StepLogprobs | None] = {}
         for place, (row, mask_W, token) in enumerate(zip(batch, masks_R, tokens_R.tolist(), strict=True)):
@@ -176,6 +196,21 @@ class Sampler:
         told = tuple(reported.get(place) for place in range(len(batch))) if reported else None
         return Sampled(tokens_R, told, errors, seeds_R)
 
+    def _plain_rows(self) -> list[Memory]:
+        """The memories of the rows, if all run through the chain and nothing more is to be done for them; else none."""
+        if self._plain is None:
+            plain = list(self._rows) == self._known.rows and all(
+                row.tap is None and not (row.program and row.program.changes) for row in self._rows.values()
+            )
+            self._plain = [row.memory for row in self._rows.values()] if plain else []
+        return self._plain
+
+    def _draw_known(self, logits: Logits, given: tuple[int, int]) -> _Drawn:
+        """Draw all rows of the chain: (tokens, seeds)."""
+        known, count, _held = self._known, len(self._known.rows), self._known.held
+        chains(self.vocab_size).draw(logits.lying(), count, known.at, given)
+        return known.tokens[:count].copy(), known.seeds[:count].copy()
+
     def _chosen(self, rows: Iterable[int] | None) -> tuple[list[int], list[_Row]]:
         """The numbers of the rows of a call, and the rows."""
         if rows is None:
@@ -188,15 +223,14 @@ class Sampler:
 
     def _draw_chains(
         self, logits: Logits, chosen: list[int], batch: list[_Row], masks_R: Sequence[NDArray[np.int32] | None]
-    ) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+    ) -> _Drawn:
         """Draw the rows that fit the compiled chain: (tokens, seeds of all). The others have -1, and odd ones."""
         known, _held = self._known, self._known.held
         for row in batch:
             if row.program is not None:
                 row.program.refresh()
         if chosen == known.rows:
-            chains(self.vocab_size).draw(logits.lying(), len(batch), known.at, where(masks_R))
-            return known.tokens[: len(batch)].copy(), known.seeds[: len(batch)].copy()
+            return self._draw_known(logits, where(masks_R))
         tokens_R, seeds_R = _none(batch)
         pairs = [(place, known.slots[row]) for place, row in enumerate(chosen) if row in known.slots]
         if pairs:
@@ -222,6 +256,6 @@ class Sampler:
         return self._rows[row]
 
 
-def _none(batch: list[_Row]) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+def _none(batch: list[_Row]) -> _Drawn:
     """No tokens yet, and the seeds of the rows."""
     return np.full(len(batch), -1, np.int64), np.array([row.seed for row in batch], np.uint64)

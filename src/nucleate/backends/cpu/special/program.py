@@ -58,6 +58,11 @@ class Program:
         self.at = self.orders.ctypes.data, len(edits)
         self.refresh()
 
+    @property
+    def changes(self) -> bool:
+        """Whether ``refresh`` has anything to do."""
+        return bool(self._changing)
+
     def refresh(self) -> None:
         """Ask Shifts whose lists depend on what was said for the lists of this step."""
         for place, stage in self._changing:
