@@ -29,10 +29,12 @@ class Memory:
     def push(self, token: int) -> None:
         """The row goes on with this token."""
         self.output.append(token)
-        for tally in self._tallies.values():
-            tally.push(token)
-        for follower in self._followers.values():
-            follower.push(token)
+        if self._tallies:
+            for tally in self._tallies.values():
+                tally.push(token)
+        if self._followers:
+            for follower in self._followers.values():
+                follower.push(token)
 
     def counts(self, window: int | None) -> Counts:
         return self._tally(window).counts()

@@ -45,7 +45,10 @@ class Chains:
         lying: where the rows are, see ``rows.Lying``. masks: where the bitmask of the first row is, and how many bytes
         further the next. A row from which nothing is drawn has NOT_DRAWN.
         """
-        if count * self._pace > 2 * WORTH_A_THREAD and cores() > 1 < count:
+        if count == 1:
+            draw_rows(*lying, self.size, *masks, 0, 1, control, self._at[0])
+            return
+        if count * self._pace > 2 * WORTH_A_THREAD and cores() > 1:
             self._draw_on_threads((*lying, self.size, *masks), count, control)
             return
         start = perf_counter()
