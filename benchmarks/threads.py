@@ -1,4 +1,4 @@
-"""What a second thread brings to a batch of 256 rows.
+"""What a second thread brings to a batch of 256 rows, and to reading them: there are more of them than the caches hold.
 
 A process reads NUCLEATE_THREADS once, so each count has one of its own.
 """
@@ -9,18 +9,24 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+from numpy.typing import NDArray
 
 from nucleate.cli.bench import CHAINS, logits, medians, ours
 
 ROWS = 256
-SECONDS = 0.2
+SECONDS = 0.5
+READING = "reading alone"
+SHOWN = ("T .8", "T .8, top_k 40, min_p .05, top_p .95", "T .7, top_p .9", "top_k 1000")
 
 
 def compare(sizes: Sequence[int]) -> dict[str, dict[str, float]]:
     """The time on two threads, over that on one, by vocabulary and chain."""
     one, two = (_measured(sizes, count) for count in ("1", "2"))
-    return {size: {chain: two[size][chain] / one[size][chain] for chain in CHAINS} for size in one}
+    return {size: {name: two[size][name] / one[size][name] for name in one[size]} for size in one}
 
 
 def _measured(sizes: Sequence[int], count: str) -> dict[str, dict[str, float]]:
@@ -32,13 +38,20 @@ def _measured(sizes: Sequence[int], count: str) -> dict[str, dict[str, float]]:
     return found
 
 
+def reading(x_BV: NDArray[np.float32], pool: ThreadPoolExecutor, threads: int) -> Callable[[], object]:
+    """NumPy's max over each row, on as many threads."""
+    parts = np.array_split(x_BV, threads)
+    return lambda: list(pool.map(lambda part: part.max(axis=1), parts))
+
+
 def main() -> None:
-    found = {}
-    for size in map(int, sys.argv[1:]):
-        x_BV = logits("peaked", ROWS, size)
-        found[size] = {
-            chain: medians({"nucleate": ours(x_BV, params)}, SECONDS)["nucleate"] for chain, params in CHAINS.items()
-        }
+    found, threads = {}, int(os.environ["NUCLEATE_THREADS"])
+    with ThreadPoolExecutor(threads) as pool:
+        for size in map(int, sys.argv[1:]):
+            x_BV = logits("peaked", ROWS, size)
+            calls = {READING: reading(x_BV, pool, threads)}
+            calls.update((chain, ours(x_BV, CHAINS[chain])) for chain in SHOWN)
+            found[size] = {name: medians({name: call}, SECONDS)[name] for name, call in calls.items()}
     print(json.dumps(found))
 
 

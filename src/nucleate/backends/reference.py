@@ -5,7 +5,7 @@ Refuses to be fast, and to know any stage: it knows the shapes only.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -223,12 +223,17 @@ def log_chance(kept: Survivors, token: int) -> float:
     return float(x - kept.x_N.max() - np.log(np.exp(kept.x_N - kept.x_N.max()).sum()))
 
 
-def probabilities(logits_V: NDArray[Any], stages: Pipeline, past: Past = History()) -> Floats:
-    """The distribution the draw draws from, float64 [V], over all coins. A draw without noise puts all on one token."""
+def probabilities(
+    logits_V: NDArray[Any], stages: Pipeline, past: Past = History(), left: Callable[..., Survivors] = survivors
+) -> Floats:
+    """The distribution the draw draws from, float64 [V], over all coins. A draw without noise puts all on one token.
+
+    left: what tells the survivors; each backend has its own.
+    """
     chances = sorted({0.0, 1.0, *(float(stage.chance) for stage in stages if isinstance(stage, Ceiling))})
     p_V = np.zeros(len(logits_V))
     for low, high in pairwise(chances):  # between two of them every coin falls the same way
-        ids_N, x_N, _ = survivors(logits_V, stages, past, (low + high) / 2)
+        ids_N, x_N, _ = left(logits_V, stages, past, (low + high) / 2)
         with np.errstate(all="ignore"):
             if isinstance(stages[-1], Draw) and stages[-1].uniforms == "none":
                 p_V[race(stages[-1], ids_N, x_N, np.zeros(len(x_N)))] += high - low

@@ -10,7 +10,6 @@ says what is wrong, or what is meant.
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -30,7 +29,7 @@ from nucleate.backends.logprobs import logprobs
 from nucleate.core import noise
 from nucleate.core.event import StepLogprobs
 from nucleate.core.history import History, Past
-from nucleate.core.stage import Ceiling, Draw, Drawn, Floor, Pipeline, Scale, Shift, Stage
+from nucleate.core.stage import Ceiling, Drawn, Floor, Pipeline, Scale, Shift, Stage
 
 UNKNOWN = reference.Whole(np.nan, np.nan)
 """What was before a cut, where nobody asks."""
@@ -66,17 +65,7 @@ def survivors(logits_V: NDArray[Any], stages: Pipeline, past: Past = History(), 
 
 def probabilities(logits_V: NDArray[Any], stages: Pipeline, past: Past = History()) -> Floats:
     """The distribution the draw draws from, float64 [V], over all coins. As ``reference.probabilities``."""
-    chances = sorted({0.0, 1.0, *(float(stage.chance) for stage in stages if isinstance(stage, Ceiling))})
-    draw, p_V = stages[-1], np.zeros(len(logits_V))
-    for low, high in pairwise(chances):  # between two of them every coin falls the same way
-        ids_N, x_N, _ = survivors(logits_V, stages, past, (low + high) / 2)
-        with np.errstate(all="ignore"):
-            if isinstance(draw, Draw) and draw.uniforms == "none":
-                p_V[reference.race(draw, ids_N, x_N, np.zeros(len(x_N)))] += high - low
-            else:
-                e_N = np.exp(x_N - x_N[0])
-                p_V[ids_N] += (high - low) * (e_N / e_N.sum())
-    return p_V
+    return reference.probabilities(logits_V, stages, past, survivors)
 
 
 def _run(logits_V: NDArray[Any], stages: Pipeline, seed: int, step: int, past: Past) -> reference.Result:
