@@ -149,40 +149,33 @@ def mass_above(typing: Any, scores: Any, start: Any, best: Any, high: Any, low: 
     return types.float32(scores, types.intp, *[types.float32] * 5), make
 
 
-def _sections(weigh: Callable[..., Any]) -> Any:
-    @intrinsic
-    def sections(
-        typing: Any, scores: Any, start: Any, best: Any, high: Any, low: Any, least: Any, cuts: Any, sums: Any
-    ) -> Any:
-        """Add to each of eight sums the weights of those of 256 scores that are at or above each of eight cuts."""
+@intrinsic
+def masses_above(
+    typing: Any, scores: Any, start: Any, best: Any, high: Any, low: Any, least: Any, cuts: Any, sums: Any
+) -> Any:
+    """Add to each of eight sums the weights of those of 256 scores that are at or above each of eight cuts."""
 
-        def make(context: Any, b: Any, signature: Any, given: Any) -> Any:
-            numbers = [_spread(b, value) for value in given[2:6]]
-            cut_at, sum_at = (
-                context.make_array(kind)(context, b, value).data
-                for kind, value in zip(signature.args[6:], given[6:], strict=True)
-            )
-            places = [ir.Constant(_INT, i) for i in range(8)]
-            cuts = [_spread(b, b.load(b.gep(cut_at, [place]))) for place in places]
-            inside = [_all(0.0)] * 8
-            for score in _scores(context, b, signature.args[0], *given[:2]):
-                weight = weigh(b, score, *numbers)
-                for i, cut in enumerate(cuts):
-                    part = b.select(b.fcmp_ordered(">=", score, cut), weight, _all(0.0))
-                    inside[i] = b.fadd(inside[i], part)
-            for place, vector in zip(places, inside, strict=True):
-                at = b.gep(sum_at, [place])
-                b.store(b.fadd(b.load(at), b.fpext(_fold(b, [vector], b.fadd), ir.DoubleType())), at)
-            return context.get_dummy_value()
+    def make(context: Any, b: Any, signature: Any, given: Any) -> Any:
+        best, high, low, least = (_spread(b, value) for value in given[2:6])
+        cut_at, sum_at = (
+            context.make_array(kind)(context, b, value).data
+            for kind, value in zip(signature.args[6:], given[6:], strict=True)
+        )
+        places = [ir.Constant(_INT, i) for i in range(8)]
+        cuts = [_spread(b, b.load(b.gep(cut_at, [place]))) for place in places]
+        inside = [_all(0.0)] * 8
+        for score in _scores(context, b, signature.args[0], *given[:2]):
+            weight = _exp(b, b.fsub(score, best), high, low, least)
+            for i, cut in enumerate(cuts):
+                part = b.select(b.fcmp_ordered(">=", score, cut), weight, _all(0.0))
+                inside[i] = b.fadd(inside[i], part)
+        for place, vector in zip(places, inside, strict=True):
+            at = b.gep(sum_at, [place])
+            b.store(b.fadd(b.load(at), b.fpext(_fold(b, [vector], b.fadd), ir.DoubleType())), at)
+        return context.get_dummy_value()
 
-        kinds = [scores, types.intp, *[types.float32] * 4, cuts, sums]
-        return types.void(*kinds), make
-
-    return sections
-
-
-masses_above = _sections(lambda b, x, best, high, low, least: _exp(b, b.fsub(x, best), high, low, least))
-counts_above = _sections(lambda b, x, *_: _all(1.0))
+    kinds = [scores, types.intp, *[types.float32] * 4, cuts, sums]
+    return types.void(*kinds), make
 
 
 @intrinsic

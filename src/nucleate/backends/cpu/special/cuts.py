@@ -76,7 +76,7 @@ def narrow(row: Any, top: Any, chain: Any, work: Any) -> Any:
     counted = 0 < chain.k < size
     last = ID
     if counted:
-        bounded, last = count_cut(row, top, chain.k, work)
+        bounded, last = kth_cut(row, top, chain.k, work)
         cut = max(cut, bounded)
     elif below == -np.inf:
         if chain.p < 1.0:
@@ -162,7 +162,7 @@ def deviation(row: Any, top: Any, work: Any) -> Any:
 
 
 @jit
-def count_cut(row: Any, top: Any, k: Any, work: Any) -> Any:
+def kth_cut(row: Any, top: Any, k: Any, work: Any) -> Any:
     """(a score that at least k tokens reach, or all; the k-th token, if it has that score, or ID)."""
     groups = work.tops.size
     if k <= groups // 2:

@@ -9,7 +9,7 @@ import numpy as np
 
 from nucleate.backends.cpu.compile import jit, kernel
 from nucleate.backends.cpu.special.chain import prepared
-from nucleate.backends.cpu.special.cuts import LOWEST, count_cut, exponent_of, read, weigh
+from nucleate.backends.cpu.special.cuts import LOWEST, exponent_of, kth_cut, read, weigh
 from nucleate.backends.cpu.special.select import count, gather, keep_first, key, next_up
 from nucleate.backends.cpu.special.work import carve
 
@@ -36,7 +36,7 @@ def report(
     wanted = min(best, inside)
     if wanted == 0:
         return 0
-    cut = LOWEST if wanted == inside else max(LOWEST, count_cut(row, top, wanted, work)[0])
+    cut = LOWEST if wanted == inside else max(LOWEST, kth_cut(row, top, wanted, work)[0])
     found = gather(row, work.tops, cut, work.ids)
     if wanted < found:
         found = keep_first(x, work.ids, work.weights, work.keys, work.others, found, np.float64(wanted), False)

@@ -233,18 +233,18 @@ def bound(tops: Any, masses: Any, top: Any, t: Any, rest: Any) -> Any:
 def count_cut(row: Any, groups: Any, k: Any, top: Any, cuts: Any, sums: Any) -> Any:  # noqa: C901
     """A score that at least k tokens reach, and not many more."""
     low, high, span = -np.inf, np.inf, np.float32(4.0)
-    for _ in range(12):
-        for i in range(8):
+    for _ in range(16):
+        for i in range(4):
             if low == -np.inf:
-                cuts[i] = np.float32(top - span * (i + 1))
+                cuts[i] = np.float32(top - 2 * span * (i + 1))
             else:
-                cuts[i] = np.float32(high + (low - high) * (i + 1) / 9)
+                cuts[i] = np.float32(high + (low - high) * (i + 1) / 5)
             sums[i] = 0.0
         for group in range(groups):
-            simd.counts_above(row, group * GROUP, top, top, top, top, cuts, sums)
+            simd.four_counts(row, group * GROUP, cuts, sums)
         more = high if high < np.inf else np.float64(top)
         enough = False
-        for i in range(8):
+        for i in range(4):
             if sums[i] >= k:
                 low, high, enough = np.float64(cuts[i]), more, True
                 break
