@@ -81,7 +81,8 @@ def second_thread(two: Mapping[str, Mapping[str, float]]) -> list[str]:
     """A table of what a second thread brings."""
     names = list(next(iter(two.values())))
     return [
-        "256 rows on two threads, rows per second as times of those on one; reading alone is NumPy's max, on as many:",
+        "256 rows on two threads, rows per second as times of those on one, each in its own process; reading alone",
+        "is NumPy's max, on as many:",
         "",
         f"| V | {' | '.join(names)} |",
         f"|---|{'---|' * len(names)}",
