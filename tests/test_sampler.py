@@ -12,7 +12,9 @@ import pytest
 
 import nucleate as nc
 from nucleate.core.parameter import ParameterError
+from nucleate.core.stage import Floor, param
 from nucleate.pipeline import simplify
+from nucleate.rows import Logits
 from nucleate.stages import (
     AdaptiveP,
     Allowed,
@@ -160,6 +162,64 @@ def test_a_row_that_goes_leaves_the_others_as_they_were():
         part.remove(row)
     assert part.groups == {}
     assert part(np.zeros((0, V), np.float32)).token_ids.tolist() == []
+
+
+def test_rows_that_come_and_go_stay_on_the_fast_path_in_any_order(monkeypatch):
+    numbers, size = random.Random(2), 300
+    asked = [(Temperature(0.8), TopK(9), Gumbel(1)), (Repetition(1.2, 5), MinP(0.05), Gumbel(2)), (Greedy(),)]
+    sampler, alone = nc.Sampler(size, backend="cpu"), nc.Sampler(size, backend="cpu")
+    pairs = []
+    for turn in range(60):
+        if len(pairs) > 6:
+            for one, row in zip((sampler, alone), pairs.pop(numbers.randrange(len(pairs))), strict=True):
+                one.remove(row)
+        params = asked[turn % 3]
+        pairs.append((sampler.add(params, [1], seed=turn), alone.add(params, [1], seed=turn)))
+        if turn < 10:
+            continue
+        there = dict(pairs)
+        some = numbers.sample(sorted(there), numbers.randrange(1, len(there) + 1))
+        for rows in (None, sorted(there), some, some, some[::-1]):
+            named = list(sampler.rows) if rows is None else rows
+            x = logits(turn, len(named), size)
+            expected = [
+                alone._step(Logits(x[i : i + 1]), alone._gathered([there[row]]), None, None)
+                for i, row in enumerate(named)
+            ]
+            with monkeypatch.context() as only:
+                only.setattr(nc.Sampler, "_step", None)
+                got = sampler(x, rows)
+            assert got.token_ids.tolist() == [int(one.token_ids[0]) for one in expected]
+            assert got.seeds.tolist() == [sampler.seed(row) for row in named]
+    assert [sampler.output_ids(mine) for mine, _ in pairs] == [alone.output_ids(other) for _, other in pairs]
+
+
+def test_the_tokens_of_a_call_are_not_touched_by_the_next_and_its_seeds_not_by_anybody():
+    sampler = nc.Sampler(300, backend="cpu")
+    for seed in range(3):
+        sampler.add((Gumbel(seed),))
+    first = sampler(logits(0, 3, 300))
+    kept = first.token_ids.tolist()
+    first.token_ids[:] = 0
+    assert sampler(logits(1, 3, 300)).seeds.tolist() == [0, 1, 2]
+    assert [sampler.output_ids(row)[0] for row in range(3)] == kept
+    with pytest.raises(ValueError, match="read-only"):
+        first.seeds[0] = 5
+
+
+def test_a_row_that_cannot_be_drawn_among_some_that_can_is_told_by_its_place():
+    sampler, twin = nc.Sampler(300, backend="cpu"), nc.Sampler(300, backend="cpu")
+    for seed in range(4):
+        sampler.add((Temperature(0.5), Gumbel(seed)))
+        twin.add((Temperature(0.5), Gumbel(seed)))
+    x = logits(0, 3, 300)
+    x[1, 7] = np.nan
+    got = sampler(x, [3, 0, 2])
+    assert got.errors == {1: "NaN at token 7"}
+    assert got.token_ids.tolist() == [*twin(x[:1], [3]).token_ids, -1, *twin(x[2:], [2]).token_ids]
+    assert [sampler.output_ids(row) for row in range(4)] == [twin.output_ids(row) for row in range(4)]
+    again = logits(1, 4, 300)
+    assert sampler(again).token_ids.tolist() == twin(again).token_ids.tolist()
 
 
 def test_no_rows_give_nothing():
@@ -590,3 +650,22 @@ def test_raw_logprobs_do_not_know_the_mask_and_processed_ones_do():
     assert len(raw.top) == 4
     assert processed.chosen.logprob == pytest.approx(math.log(0.5))
     assert (len(processed.top), processed.asked[0]) == (2, (3, -math.inf, None))
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_a_stage_that_fails_is_an_error_of_its_row_alone(backend: str) -> None:
+    class Torn(Floor):
+        """A stage that cannot do its work."""
+
+        rank = 1000
+        a: float = param("no matter what", neutral=0.0)
+
+        def floor(self, row: object) -> float:
+            raise ZeroDivisionError("it is torn")
+
+    sampler = nc.Sampler(8, backend=backend)
+    rows = [sampler.add(stages) for stages in ((Greedy(),), (Torn(1.0), Gumbel(seed=1)), (TopK(2), Greedy()))]
+    out = sampler(np.eye(3, 8, dtype=np.float32))
+    assert out.token_ids.tolist() == [0, -1, 2]
+    assert out.errors == {1: "ZeroDivisionError: it is torn"}
+    assert [len(sampler.output_ids(row)) for row in rows] == [1, 0, 1]

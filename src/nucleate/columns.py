@@ -6,6 +6,7 @@ Refuses to know what a number means. Lists, tables and words are no numbers: the
 from __future__ import annotations
 
 import sys
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -32,6 +33,7 @@ def structure_of(stages: Pipeline) -> Structure:
     return tuple(type(stage) for stage in stages)
 
 
+@lru_cache(maxsize=256)
 def lines_of(structure: Structure) -> tuple[Line, ...]:
     """The numbers of a structure, except the seed: 64 bits do not fit a float64."""
     return tuple(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from nucleate.core.history import History
 from nucleate.core.parameter import ParameterError, read_json, unknown
 from nucleate.core.stage import Ceiling, Draw, Pipeline, Prefix, Scale, Shift, Stage, Tap, shape_of
 from nucleate.params import SamplingParams
-from nucleate.plan import Numbers, chain_of, compiled
+from nucleate.plan import Chain, Numbers, chain_of, compiled
 from nucleate.presets import with_mask
 from nucleate.rows import Logits, check_ids, histories, masks, per_row, where
 from nucleate.stages import STAGES
@@ -78,6 +78,20 @@ def simplify(stages: Pipeline) -> Pipeline:
     return (*told, *stages[:start], *([stages[place], *later] if later else []), Greedy())
 
 
+def prepared(params: Params) -> tuple[Pipeline, Pipeline, Chain | str]:
+    """The stages of parameters as asked for, as simplified, and ``plan.chain_of`` these."""
+    if isinstance(params, SamplingParams):
+        return _prepared(params)
+    asked = as_pipeline(params)
+    return asked, (stages := simplify(asked)), chain_of(stages)
+
+
+@lru_cache(maxsize=1024)
+def _prepared(params: SamplingParams) -> tuple[Pipeline, Pipeline, Chain | str]:
+    """Kept, as a server is asked for the same again and again, and these are values."""
+    return prepared(params.pipeline())
+
+
 def _may_move_the_first(stage: Stage) -> bool:
     """Whether another token may be the first of the order after this stage."""
     match stage:
@@ -112,9 +126,7 @@ def explain(params: Params, device: str = "cpu") -> Plan:
     """How these parameters would run on a device ("cpu" only, so far). Print it, or read its fields."""
     if device != "cpu":
         raise ParameterError("device", f"device must be 'cpu' (there is no CUDA backend yet), got {device!r}")
-    asked = as_pipeline(params)
-    stages = simplify(asked)
-    chain = chain_of(stages)
+    asked, stages, chain = prepared(params)
     if isinstance(chain, str):
         return Plan(asked, stages, "cpu", f"compiled stage by stage from their rules, because {chain}")
     return Plan(asked, stages, "cpu", "the compiled chain")
@@ -134,8 +146,11 @@ def chains(size: int) -> Any:
 
 def runner(fast: bool) -> Callable[..., reference.Result]:
     """What draws a row that the compiled chain does not: compiled stage by stage, or the reference."""
-    if not fast:
-        return reference.run
+    return _staged() if fast else reference.run
+
+
+@cache
+def _staged() -> Callable[..., reference.Result]:
     from nucleate.backends.cpu.staged import fuse  # it loads the compiler
 
     return fuse.run
@@ -189,11 +204,10 @@ def _draw_chains(batch: _Batch, seeds: list[int], steps: list[int], tokens_B: ND
     for row, chain in found.items():
         programs.append(Program(chain.edits, batch.histories[row], size))
         table.add(row, chain.numbers, programs[-1].at, seeds[row], steps[row])
-    rows = np.array(table.rows)
-    control = table.part(rows, table.every)
+    part = table.part(table.rows, table.rows)
     masks_B = where([past.mask for past in batch.histories])
-    chains(size).draw(batch.logits.lying(), len(rows), control.ctypes.data, masks_B)
-    tokens_B[rows] = table.tokens
+    chains(size).draw(batch.logits.lying(), len(table.rows), part.at, masks_B)
+    tokens_B[table.rows] = part.tokens
 
 
 def probabilities(

@@ -154,6 +154,8 @@ WARMING: list[object] = []
 
 def compiled(backend: str, scores: int) -> bool:
     """Whether a call with so many scores runs what it can through compiled kernels. Raises ParameterError."""
+    if backend == "auto":
+        return scores >= WORTH_COMPILING and not WARMING
     if backend not in BACKENDS:
         raise ParameterError("backend", f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
-    return backend == "cpu" or (backend == "auto" and scores >= WORTH_COMPILING and not WARMING)
+    return backend == "cpu"

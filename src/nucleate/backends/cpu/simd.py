@@ -6,6 +6,7 @@ whole groups, or ``Scores``. Vectors are of 16 lanes; LLVM splits them on machin
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -108,11 +109,10 @@ def top(typing: Any, scores: Any, start: Any) -> Any:
 
         scores = _scores(context, b, signature.args[0], *given)
         best = list(scores[:4])  # four at a time, so that none waits for another
-        wrong = [b.fcmp_unordered("uno", one, one) for one in best]
         for i, score in enumerate(scores[4:]):
             best[i % 4] = higher(score, best[i % 4])
-            wrong[i % 4] = b.or_(wrong[i % 4], b.fcmp_unordered("uno", score, score))
-        any_wrong = b.or_(b.or_(wrong[0], wrong[1]), b.or_(wrong[2], wrong[3]))
+        wrong = [b.fcmp_unordered("uno", *scores[i : i + 2]) for i in range(0, len(scores), 2)]  # one of two is NaN
+        any_wrong = functools.reduce(b.or_, wrong)
         is_wrong = b.icmp_unsigned("!=", b.bitcast(any_wrong, _BITS), ir.Constant(_BITS, 0))
         return b.select(is_wrong, ir.Constant(_FLOAT, float("nan")), _fold(b, best, higher))
 
@@ -270,6 +270,33 @@ def at_least(typing: Any, scores: Any, start: Any, cut: Any) -> Any:
         return b.zext(b.bitcast(b.fcmp_ordered(">=", scores, _spread(b, given[2])), _BITS), _INT)
 
     return types.int32(scores, types.intp, types.float32), make
+
+
+@intrinsic
+def word_at_least(typing: Any, scores: Any, start: Any, cut: Any) -> Any:
+    """Which of 64 scores are at or above a cut, as bits."""
+
+    def make(context: Any, b: Any, signature: Any, given: Any) -> Any:
+        cut, word = _spread(b, given[2]), ir.IntType(64)
+        bits = ir.Constant(word, 0)
+        for i, vector in enumerate(_scores(context, b, signature.args[0], given[0], given[1], 64)):
+            found = b.zext(b.bitcast(b.fcmp_ordered(">=", vector, cut), _BITS), word)
+            bits = b.or_(bits, b.shl(found, ir.Constant(word, i * LANES)))
+        return bits
+
+    return types.int64(scores, types.intp, types.float32), make
+
+
+@intrinsic
+def ones(typing: Any, bits: Any) -> Any:
+    """How many of 64 bits are set."""
+    return types.int64(types.int64), lambda _, b, __, given: b.ctpop(given[0])
+
+
+@intrinsic
+def lowest_one(typing: Any, bits: Any) -> Any:
+    """The place of the lowest of 64 bits that is set; 64 if none is."""
+    return types.int64(types.int64), lambda _, b, __, given: b.cttz(given[0], ir.Constant(ir.IntType(1), 0))
 
 
 @intrinsic

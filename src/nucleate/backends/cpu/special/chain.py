@@ -12,11 +12,11 @@ from nucleate.backends.cpu import simd
 from nucleate.backends.cpu.compile import jit, kernel
 from nucleate.backends.cpu.load import FLOAT32, copy, doubles_at, longs_at, lying, unsigned_at, with_tail, words_at
 from nucleate.backends.cpu.simd import GROUP
-from nucleate.backends.cpu.special.cuts import MANY, NOT_DRAWN, Chain, exponent_of, first, narrow, read
+from nucleate.backends.cpu.special.cuts import MANY, Chain, exponent_of, first, narrow, read
 from nucleate.backends.cpu.special.edits import edit, forbid
 from nucleate.backends.cpu.special.races import race_few, race_groups, race_in
 from nucleate.backends.cpu.special.select import next_up
-from nucleate.backends.cpu.special.table import NUMBERS, PLACES, PROGRAMS, SEEDS, SLOTS, STEPS, TOKENS
+from nucleate.backends.cpu.special.table import NOT_DRAWN, NUMBERS, PLACES, PROGRAMS, SEEDS, SLOTS, STEPS, TOKENS
 from nucleate.backends.cpu.special.work import carve, room_for
 
 
@@ -85,14 +85,16 @@ def chain_of(numbers: Any) -> Any:
 
 @kernel
 def draw_rows(
-    start: Any, between: Any, kind: Any, size: Any, mask: Any, words: Any, low: Any, high: Any, control: Any, room: Any
-) -> None:
-    """Draw from the rows from ``low`` to below ``high``, and move their steps on. All arguments are integers.
+    x: Any, start: Any, between: Any, kind: Any, size: Any, mask: Any, words: Any, low: Any, high: Any,
+    control: Any, room: Any,
+) -> None:  # fmt: skip
+    """Draw from the rows from ``low`` to below ``high``, and move their steps on. All but the first are integers.
 
-    start, between: where the first row of a batch is in memory, and how many bytes further the next. kind: of its
-    ``size`` floats (see ``load``). mask, words: the same of bitmasks; 0 for none. control: the address of that of a
-    ``table.Table``. room: the address of as many float64 as ``room_for(size)`` says.
+    x, start, between: where the first row of a batch is in memory, in an array or, if not 0, at an address, and how
+    many bytes further the next. kind: of its ``size`` floats (see ``load``). mask, words: the same of bitmasks; 0 for
+    none. control: the address of that of a ``table.Part``. room: that of as many float64 as ``room_for(size)`` says.
     """
+    start = start or np.int64(x.ctypes.data)
     work = carve(carray(doubles_at(room), room_for(size)), size)
     arrays = carray(longs_at(control), 7)
     places, slots = carray(longs_at(arrays[PLACES]), high), carray(longs_at(arrays[SLOTS]), high)

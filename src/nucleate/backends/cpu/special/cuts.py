@@ -15,12 +15,16 @@ import numpy as np
 from nucleate.backends.cpu import simd
 from nucleate.backends.cpu.compile import jit
 from nucleate.backends.cpu.doubles import exp
-from nucleate.backends.cpu.simd import GROUP
+from nucleate.backends.cpu.simd import GROUP, LANES
 from nucleate.backends.cpu.special.sections import last_by_count, last_by_weight
-from nucleate.backends.cpu.special.select import FEW, ID, bound, count, gather, keep_first, kth_highest, lowest_at_least
+from nucleate.backends.cpu.special.select import FEW, ID, bound, count, gather, lowest_at_least
+from nucleate.backends.cpu.special.share import keep_first, reached
+from nucleate.backends.cpu.special.table import NOT_DRAWN
 from nucleate.core.maths import SLACK
 
-NOT_DRAWN = -1
+SURE = 2.5
+"""Standard deviations: so many more tokens than k are taken, where some are counted for all."""
+
 LOWEST = np.finfo(np.float32).min
 """What is at or above it is in: -inf is not."""
 
@@ -94,7 +98,7 @@ def narrow(row: Any, top: Any, chain: Any, work: Any) -> Any:
             return Kept(cut, ID, MANY)
         last = last_by_weight(row, lowest, whole, chain.p * (1.0 - SLACK), chain.t, exponent, work)
         return Kept(late, ID, MANY) if row.x[last] < late else Kept(row.x[last], last, MANY)
-    found = gather(row, work.tops, cut, work.ids)
+    found = gather(row, work.tops, cut, work.ids, work.keys)
     if last != ID and row.x[last] == cut:
         found = drop_after(row.x, cut, last, found, work.ids)
     return Kept(cut, ID, keep_few(row.x, found, whole, late, chain, np.float64(top), work))
@@ -164,18 +168,27 @@ def deviation(row: Any, top: Any, work: Any) -> Any:
 @jit
 def kth_cut(row: Any, top: Any, k: Any, work: Any) -> Any:
     """(a score that at least k tokens reach, or all; the k-th token, if it has that score, or ID)."""
-    groups = work.tops.size
-    if k <= groups // 2:
-        return np.float32(kth_highest(work.tops, work.race, k)), ID
-    # If tokens fall evenly into groups, -log of the share of groups whose top is lower is how many a group has above.
-    share = math.exp(-1.2 * k / groups)
-    place = groups - int(share * groups)
-    if place < groups:
-        cut = np.float32(kth_highest(work.tops, work.race, place))
-        if k <= count(row, work.tops, cut) <= k + FEW:
-            return cut, ID
+    if k <= work.tops.size // 2:
+        return reached(work.tops, k), ID
+    cut = max(likely(row.x, k, work), LOWEST)
+    if k <= count(row, work.tops, cut) <= k + FEW:
+        return cut, ID
     last = last_by_count(row, top, k, work, exponent_of(top, 1.0))
     return (LOWEST, ID) if last == ID else (row.x[last], last)
+
+
+@jit
+def likely(x: Any, k: Any, work: Any) -> Any:
+    """A score that at least k tokens most likely reach, and not many more: as some of every other group have it."""
+    some, found = work.others.view(np.float32), 0
+    for group in range(0, x.size // GROUP, 2):
+        start = group * GROUP + group % (GROUP // LANES) * LANES
+        for i in range(LANES):
+            some[found + i] = x[start + i]
+        found += LANES
+    place = k * (found / x.size)
+    place += SURE * math.sqrt(place) + 1.0
+    return reached(some[:found], int(place)) if place <= found else LOWEST
 
 
 @jit
@@ -196,15 +209,15 @@ def keep_few(x: Any, n: Any, whole: Any, late: Any, chain: Any, top: Any, work: 
     whole: what top-p keeps a part of; 0: all that top-k left. late: the score below which min-p after top-p cuts.
     """
     ids, weights = work.ids, work.weights
-    weigh_each(x, ids, weights, n, top, chain.t)
     if 0 < chain.k < n:
-        n = keep_first(x, ids, weights, work.keys, work.others, n, np.float64(chain.k), False)
+        n = keep_first(x, ids, weights, work.others, n, np.float64(chain.k), False)
+    weigh_each(x, ids, weights, n, top, chain.t)
     if chain.p < 1.0:
         total = whole
         if whole == 0.0:
             for i in range(n):
                 total += weights[i]
-        n = keep_first(x, ids, weights, work.keys, work.others, n, chain.p * total * (1.0 - SLACK), True)
+        n = keep_first(x, ids, weights, work.others, n, chain.p * total * (1.0 - SLACK), True)
     if chain.late_m == 0.0 and chain.late_t == 1.0:
         return n
     kept = 0

@@ -10,7 +10,8 @@ import numpy as np
 from nucleate.backends.cpu.compile import jit, kernel
 from nucleate.backends.cpu.special.chain import prepared
 from nucleate.backends.cpu.special.cuts import LOWEST, exponent_of, kth_cut, read, weigh
-from nucleate.backends.cpu.special.select import count, gather, keep_first, key, next_up
+from nucleate.backends.cpu.special.select import count, gather, key, next_up
+from nucleate.backends.cpu.special.share import keep_first
 from nucleate.backends.cpu.special.work import carve
 
 
@@ -37,9 +38,9 @@ def report(
     if wanted == 0:
         return 0
     cut = LOWEST if wanted == inside else max(LOWEST, kth_cut(row, top, wanted, work)[0])
-    found = gather(row, work.tops, cut, work.ids)
+    found = gather(row, work.tops, cut, work.ids, work.keys)
     if wanted < found:
-        found = keep_first(x, work.ids, work.weights, work.keys, work.others, found, np.float64(wanted), False)
+        found = keep_first(x, work.ids, work.weights, work.others, found, np.float64(wanted), False)
     for i in range(found):
         work.keys[i] = -key(x[work.ids[i]], work.ids[i])
     order = np.argsort(work.keys[:found])

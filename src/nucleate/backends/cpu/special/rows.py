@@ -22,7 +22,7 @@ WORTH_A_THREAD = 50e-6
 """Seconds of work per thread: with less, waking it costs more than it saves."""
 
 Ids = NDArray[np.int64]
-Lying = tuple[int, int, int]
+Lying = tuple[Any, int, int, int]
 
 
 class Chains:
@@ -55,7 +55,7 @@ class Chains:
         draw_rows(*lying, self.size, *masks, 0, count, control, self._at[0])
         self._learn((perf_counter() - start) / count)
 
-    def _draw_on_threads(self, given: tuple[int, ...], count: int, control: int) -> None:
+    def _draw_on_threads(self, given: tuple[Any, ...], count: int, control: int) -> None:
         threads = min(int(count * self._pace / WORTH_A_THREAD), count, cores())
         while len(self._at) < threads:
             self._add_room()
@@ -73,7 +73,8 @@ class Chains:
 
     def report(self, lying: Lying, place: int, chosen: int, top: int, asked: tuple[int, ...]) -> StepLogprobs:
         """What ``backends.logprobs.logprobs`` says of a whole row, from which a token can be drawn."""
-        start, between, kind = lying
+        x_RV, start, between, kind = lying
+        start = start or x_RV.ctypes.data
         tokens, count = np.array([chosen, *asked], np.int64), min(top, self.size)
         ids, ranks = np.empty(count, np.int64), np.empty(len(tokens), np.int64)
         numbers = np.empty(len(tokens) + count)

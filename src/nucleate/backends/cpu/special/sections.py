@@ -14,7 +14,8 @@ import numpy as np
 from nucleate.backends.cpu import simd
 from nucleate.backends.cpu.compile import jit
 from nucleate.backends.cpu.simd import GROUP
-from nucleate.backends.cpu.special.select import FEW, ID, count, cut_key, gather_between, key, kth_highest, next_up
+from nucleate.backends.cpu.special.select import FEW, ID, count, floating, gather_between, kth_highest, next_up
+from nucleate.backends.cpu.special.share import share
 
 LEFT = 512
 """So few tokens between two scores are looked at one by one."""
@@ -121,10 +122,15 @@ def close_in(  # noqa: C901  # one loop, told in full
                 return work.ids[i]
         return work.ids[n - 1]
     for i in range(n):
-        score = row.x[work.ids[i]]
-        work.keys[i] = key(score, work.ids[i])
-        work.others[i] = 1.0 if counting else math.exp((np.float64(score) - top) / t)
-    return ID - (cut_key(work.keys, work.others, n, goal - above) & ID)
+        work.others[i] = row.x[work.ids[i]]
+        work.weights[i] = 1.0 if counting else math.exp((work.others[i] - top) / t)
+    first = share(work.others[:n], work.weights[:n], goal - above, -1.0, not counting)
+    need = first.need
+    for i in range(n):
+        need -= floating(first.low) <= work.others[i] < floating(first.high)
+        if need == 0:
+            return work.ids[i]
+    return work.ids[n - 1]
 
 
 @jit

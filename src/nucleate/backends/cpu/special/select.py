@@ -15,6 +15,8 @@ from nucleate.backends.cpu import simd
 from nucleate.backends.cpu.compile import inline, jit
 from nucleate.backends.cpu.simd import GROUP, LANES
 
+WORD = 64
+
 FEW = 4096
 """More candidates than this are narrowed down by passes over the row, not one by one."""
 
@@ -103,18 +105,40 @@ def kth_highest(values: Any, work: Any, k: Any) -> Any:
 
 
 @jit
-def gather(row: Any, tops: Any, cut: Any, ids: Any) -> Any:
-    """Put the ids of all scores at or above a cut into ``ids``, ascending; returns how many there are."""
-    found = 0
+def gather(row: Any, tops: Any, cut: Any, ids: Any, groups: Any) -> Any:
+    """Put the ids of all scores at or above a cut into ``ids``, ascending; returns how many there are.
+
+    Without branches that would be guessed wrong at every other group: those that reach the cut are listed first, in
+    ``groups``. Most of these have one score, or some in every part.
+    """
+    count, found = 0, 0
     for group in range(tops.size):
-        if tops[group] >= cut:
-            for start in range(group * GROUP, (group + 1) * GROUP, LANES):
-                bits = simd.at_least(row, start, cut)
-                while bits != 0:
-                    ids[found] = start + simd.lowest_bit(bits)
-                    found += 1
-                    bits &= bits - 1
+        groups[count] = group
+        count += tops[group] >= cut
+    for i in range(count):
+        start = groups[i] * GROUP
+        a, b = simd.word_at_least(row, start, cut), simd.word_at_least(row, start + WORD, cut)
+        c, d = simd.word_at_least(row, start + 2 * WORD, cut), simd.word_at_least(row, start + 3 * WORD, cut)
+        if simd.ones(a) + simd.ones(b) + simd.ones(c) + simd.ones(d) == 1:
+            ids[found] = start + simd.lowest_one(a | b | c | d) + WORD * ((b != 0) + 2 * (c != 0) + 3 * (d != 0))
+            found += 1
+        else:
+            for place, bits in enumerate((a, b, c, d)):
+                found = spell(bits, start + place * WORD, ids, found)
     return found
+
+
+@inline
+def spell(bits: Any, start: Any, ids: Any, found: Any) -> Any:
+    """Write the places of the bits that are set; four at a time, be they there or not. Returns where they end."""
+    end = found + simd.ones(bits)
+    while True:
+        for i in range(4):
+            ids[found + i] = start + simd.lowest_one(bits)
+            bits &= bits - 1
+        if bits == 0:
+            return end
+        found += 4
 
 
 @jit
@@ -140,76 +164,6 @@ def gather_between(row: Any, tops: Any, cut: Any, up: Any, ids: Any) -> Any:
                     found += 1
                     bits &= bits - 1
     return found
-
-
-@jit
-def cut_key(keys: Any, weights: Any, n: Any, goal: Any) -> Any:  # noqa: C901, PLR0912  # one loop, told in full
-    """The key of the last token of the fewest first ones whose weights reach the goal. Shuffles both."""
-    first, last, above, state = 0, n, 0.0, np.int64(1)
-    while last - first > 24:
-        one = stir(state)
-        other = stir(one)
-        state = stir(other)
-        a, b, c = (
-            keys[first + (one * (last - first) >> 32)],
-            keys[first + (other * (last - first) >> 32)],
-            keys[first + (state * (last - first) >> 32)],
-        )
-        pivot = max(min(a, b), min(max(a, b), c))
-        left, right, inside = first, last - 1, 0.0
-        while left <= right:  # what is above the pivot, and the pivot, goes left
-            if keys[left] >= pivot:
-                inside += weights[left]
-                left += 1
-            else:
-                keys[left], keys[right] = keys[right], keys[left]
-                weights[left], weights[right] = weights[right], weights[left]
-                right -= 1
-        if above + inside >= goal:
-            if left == last:  # the pivot is the lowest: take it out
-                for i in range(first, last):
-                    if keys[i] == pivot:
-                        keys[i], keys[last - 1] = keys[last - 1], keys[i]
-                        weights[i], weights[last - 1] = weights[last - 1], weights[i]
-                        break
-                if above + inside - weights[last - 1] < goal:
-                    return pivot
-                last -= 1
-            else:
-                last = left
-        else:
-            above += inside
-            first = left
-            if first == last:
-                return pivot
-    for i in range(first + 1, last):
-        k, w, j = keys[i], weights[i], i - 1
-        while j >= first and keys[j] < k:
-            keys[j + 1], weights[j + 1] = keys[j], weights[j]
-            j -= 1
-        keys[j + 1], weights[j + 1] = k, w
-    end = first
-    while end < last - 1:
-        above += weights[end]
-        if above >= goal:
-            break
-        end += 1
-    return keys[end]
-
-
-@jit
-def keep_first(x: Any, ids: Any, weights: Any, keys: Any, work: Any, n: Any, goal: Any, by_weight: Any) -> Any:
-    """Keep, of n candidates, the fewest first whose weights (or number) reach the goal; they stay in ascending ids."""
-    for i in range(n):
-        keys[i] = key(x[ids[i]], ids[i])
-        work[i] = weights[i] if by_weight else 1.0
-    cut = cut_key(keys, work, n, goal)
-    kept = 0
-    for i in range(n):
-        if key(x[ids[i]], ids[i]) >= cut:
-            ids[kept], weights[kept] = ids[i], weights[i]
-            kept += 1
-    return kept
 
 
 @jit

@@ -6,6 +6,7 @@ A kernel is given one address: that of ``control``, which has those of all the a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,11 +16,22 @@ Ids = NDArray[np.int64]
 PLACES, SLOTS, NUMBERS, PROGRAMS, SEEDS, STEPS, TOKENS = range(7)
 """What the addresses in ``control`` are of."""
 
+NOT_DRAWN = -1
+"""The token of a row from which none can be drawn."""
+
+
+class Part(NamedTuple):
+    """Some rows of a table, in the order of a call. It is of no use once a row of the table comes or goes."""
+
+    at: int  #: the address of its ``control``
+    tokens: Ids  #: what the last call drew
+    held: Any  #: what must stay where it is while a kernel is at it
+
 
 class Table:
     """Rows come and go; a column is where ``slots`` says. ``count`` numbers per row, see ``plan.Numbers``.
 
-    ``tokens`` is what the last call drew, in its order. Arrays move as they grow.
+    Arrays move as they grow.
     """
 
     def __init__(self, count: int, capacity: int = 4) -> None:
@@ -30,11 +42,9 @@ class Table:
         self._tell()
 
     def _tell(self) -> None:
-        self.every, self.tokens = np.arange(len(self.steps)), np.empty(len(self.steps), np.int64)
-        arrays = self.every, self.every, self.numbers, self.programs, self.seeds, self.steps, self.tokens
-        self.control = np.array([array.ctypes.data for array in arrays], np.int64)
-        self.at: int = self.control.ctypes.data
-        self.held = self.control, arrays  # what a kernel may still be at when the table moves
+        """The columns are somewhere else now."""
+        self._columns = self.numbers, self.programs, self.seeds, self.steps
+        self._at = [column.ctypes.data for column in self._columns]
 
     def add(self, row: int, numbers: Sequence[float], program: tuple[int, int], seed: int, step: int) -> None:
         """A new last column. program: ``Program.at``, or 0, 0."""
@@ -53,12 +63,16 @@ class Table:
         """Take out a column; the last one takes its place."""
         slot, last = self.slots.pop(row), self.rows.pop()
         if last != row:
-            for column in (self.numbers, self.programs, self.seeds, self.steps):
+            for column in self._columns:
                 column[slot] = column[len(self.rows)]
             self.rows[slot], self.slots[last] = last, slot
 
-    def part(self, places: Ids, slots: Ids) -> Ids:
-        """A ``control`` for some rows: their places in a batch, and whose columns they have. It holds neither."""
-        control = self.control.copy()
-        control[PLACES], control[SLOTS] = places.ctypes.data, slots.ctypes.data
-        return control
+    def part(self, rows: Sequence[int], places: Sequence[int] | None = None) -> Part:
+        """What a kernel needs of some rows. places: where their logits are in the call, if not one after another."""
+        count = len(rows)
+        block = np.empty(3 * count + TOKENS + 1, np.int64)  # in one piece: to ask for an address takes a microsecond
+        block[:count] = range(count) if places is None else places
+        block[count : 2 * count] = [self.slots[row] for row in rows]
+        at = block.ctypes.data
+        block[3 * count :] = at, at + 8 * count, *self._at, at + 16 * count
+        return Part(at + 24 * count, block[2 * count : 3 * count], (block, self._columns))

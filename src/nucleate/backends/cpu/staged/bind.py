@@ -88,6 +88,7 @@ class Self:
 
 
 _asked: dict[Any, Asked] = {}
+_simple: dict[tuple[type[Stage], str], Asked] = {}
 _loops: dict[Any, Any] = {}
 _sums: dict[type[Stage], bool] = {}
 _switches: dict[type[Stage], tuple[str, ...]] = {}
@@ -103,9 +104,14 @@ def _settings(stage: Stage) -> tuple[Any, ...]:
 
 def reads(stage: Stage, rule: str) -> Asked:
     """What a rule of a stage reads."""
+    known = _simple.get((type(stage), rule))
+    if known is not None:
+        return known
     key = (rule, *_settings(stage))
     if key not in _asked:
         _asked[key] = _read(stage, rule)
+    if len(key) == 2:  # a stage of this type has no settings
+        _simple[type(stage), rule] = _asked[key]
     return _asked[key]
 
 

@@ -19,8 +19,11 @@ class Line(NDArrayOperatorsMixin):
 
     def __array_ufunc__(self, ufunc: Any, method: str, *given: Any, **others: Any) -> Any:
         make = UFUNCS.get(ufunc)
-        if make is None or method != "__call__" or others or any(one.bent for one in given if isinstance(one, Line)):
+        if make is None or method != "__call__" or others:
             return NotImplemented
+        for one in given:
+            if isinstance(one, Line) and one.bent:
+                return NotImplemented
         return make(*given)
 
     def __array_function__(self, function: Any, kinds: Any, given: Any, others: Any) -> Any:

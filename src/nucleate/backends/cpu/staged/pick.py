@@ -53,7 +53,7 @@ def _race_of_groups(work: Room, stage: Draw, kept: Tokens, seed: Any, step: Any)
         kept.groups = masses_G
     count = len(groups_G)
     candidates.uniforms(seed, step, noise.GROUP, groups_G, count, work.noise)
-    winner = _race(stage, np.arange(count), masses_G, work.noise[:count])
+    winner = _race(stage, work.every[:count], masses_G, work.noise[:count])
     if isinstance(kept, Raw):
         ids_N, x_N = kept.of_group(int(groups_G[winner]))
     else:

@@ -25,6 +25,7 @@ from nucleate.core.stage import Row, Scale
 
 UNKNOWN = np.nan, np.nan
 OF_MASS, OF_SCORES = frozenset(("mass", "entropy", "whole")), frozenset(("n", "mean", "var"))
+OF_OTHERS = OF_SCORES | {"square"}
 
 STEEPEST = 1e200
 """With more, scores might become infinite."""
@@ -47,6 +48,7 @@ class Raw:
         self.scales: tuple[tuple[Scale, Row], ...] = ()
         self._slope, self._blur = 1.0, 0.0
         self._row: Floats | None = None
+        self._told: Row | None = None  #: what most rules ask for: mass and entropy
 
     @property
     def m(self) -> int:
@@ -55,10 +57,14 @@ class Raw:
 
     def statistics(self, names: frozenset[str]) -> Row:
         """As ``Kept.statistics``."""
+        if self._told is not None and not names & OF_OTHERS:
+            return self._told
         mass, entropy = self._masses() if names & OF_MASS else UNKNOWN
         square = self._square() if "square" in names else np.nan
         n, mean, var = self._means() if names & OF_SCORES else (self.m, np.nan, np.nan)
-        return Row(n, np.float64(0.0), mass, square, entropy, mean, var, mass)
+        told = Row(n, np.float64(0.0), mass, square, entropy, mean, var, mass)
+        self._told = told if names & OF_MASS and not names & OF_OTHERS else self._told
+        return told
 
     def _masses(self) -> Floats:
         if self._row is None:
@@ -103,6 +109,7 @@ class Raw:
     def _with(self, stage: Scale, row: Row, found: Line) -> Raw:
         self.scales += ((stage, row),)
         self.top, self._slope, self._row = float(found.offset), self._slope * found.slope, None
+        self._told = None
         self._blur += 1e-15 * abs(self.top) / self._slope
         return self
 
@@ -175,8 +182,7 @@ class Raw:
 
     def report(self, chosen: int, top: int, asked: tuple[int, ...]) -> StepLogprobs:
         """What ``backends.logprobs`` says of the row as given."""
-        lies = self.row_V.ctypes.data, 0, FLOAT32
-        return chains(self.m).report(lies, 0, chosen, top, asked)
+        return chains(self.m).report((self.row_V, 0, 0, FLOAT32), 0, chosen, top, asked)
 
     def _below(self, raw_N: NDArray[np.float32]) -> Floats:
         """Scores as given, as the scales leave them, from the top."""

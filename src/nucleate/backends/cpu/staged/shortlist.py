@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from nucleate.backends.cpu.staged import candidates, keep
-from nucleate.backends.cpu.staged.bind import reads, sums_to_mass, values
+from nucleate.backends.cpu.staged.bind import Asked, reads, sums_to_mass, values
 from nucleate.backends.cpu.staged.bounds import never_negative
 from nucleate.backends.cpu.staged.lines import line
 from nucleate.backends.cpu.staged.raw import Raw
@@ -94,11 +95,8 @@ def _tried(work: Room, tokens: Tokens, stage: Any, goal: Callable[[Row], Any]) -
 
 def _cut(tokens: Tokens, stage: Any, goal: Callable[[Row], Any]) -> float | None:
     """A score, from the top, that all tokens reach that matter."""
-    asked = reads(stage, "target").row | {"mass"}
     order = type(stage).order if isinstance(stage, Prefix) else Prefix.order
-    if order is not Prefix.order:
-        asked |= reads(stage, "order").row
-    row = tokens.statistics(asked)
+    row = tokens.statistics(_asked(reads(stage, "target"), None if order is Prefix.order else reads(stage, "order")))
     rest = 0.99 * (row.mass - float(goal(row)))
     if not rest > CLOSE * row.mass:
         return None
@@ -113,6 +111,12 @@ def _cut(tokens: Tokens, stage: Any, goal: Callable[[Row], Any]) -> float | None
             centre = -found.offset / found.slope
             cut = min(cut, 2.0 * centre)
     return cut - CLOSE * (1.0 + abs(cut))
+
+
+@cache
+def _asked(target: Asked, order: Asked | None) -> frozenset[str]:
+    """What a target and an order read, and the mass."""
+    return target.row | (order.row if order else frozenset()) | {"mass"}
 
 
 def _above(work: Room, kept: Kept, cut: float) -> Kept:

@@ -1,0 +1,104 @@
+"""The fewest first of some numbers that reach a goal, by number or by weight: found by halving, with nothing moved.
+
+A pass over all of them that only counts is made of vectors and has no branches; ten or so are faster than one that
+moves numbers about. Knows no stage.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from nucleate.backends.cpu.compile import jit
+from nucleate.backends.cpu.doubles import loose
+from nucleate.backends.cpu.special.select import floating, ordered
+
+
+class Share(NamedTuple):
+    """The first of some numbers, the highest: those at or above ``high``, and some of those from ``low`` on."""
+
+    low: Any  #: as ``ordered``, as is high
+    high: Any
+    need: Any  #: how many of those
+
+
+@jit
+def reached(values: Any, k: Any) -> Any:
+    """A number that at least k of some float32 reach; of others at most an eighth more, but for equal ones."""
+    return floating(share(values, values, np.float64(k), np.float64(k >> 3), False).low)
+
+
+@jit
+def share(values: Any, weights: Any, goal: Any, spare: Any, by_weight: Any) -> Any:
+    """The fewest first numbers whose weights (or number) reach a goal; equal ones weigh the same.
+
+    spare: so much more than the goal is as good.
+    """
+    low, high = ends(values, -(1 << 31), 1 << 31)
+    inside, above, light = values.size, 0, 0.0
+    heavy = heavier(values, weights, -np.inf) if by_weight else 0.0
+    for turn in range(40):
+        if high - low <= 1 or inside - above <= 1:
+            break
+        if turn == 12:  # few numbers, many times?
+            low, high = ends(values, low, high)
+            continue
+        middle = (low + high) >> 1
+        found = how_many(values, floating(middle))
+        weight = heavier(values, weights, floating(middle)) if by_weight else np.float64(found)
+        if weight >= goal:
+            low, inside, heavy = middle, found, weight
+            if weight <= goal + spare:
+                break
+        else:
+            high, above, light = middle, found, weight
+    count = inside - above
+    if not by_weight:
+        return Share(low, high, min(count, np.int64(goal - light)))
+    each = (heavy - light) / count
+    return Share(low, high, max(1, min(count, np.int64(math.ceil((goal - light) / each)))) if each > 0.0 else count)
+
+
+@jit
+def ends(values: Any, least: Any, most: Any) -> Any:
+    """Of numbers from one to below another, all as ``ordered``: the lowest, and what follows the highest."""
+    low, high = np.int64(most), np.int64(least)
+    for i in range(values.size):
+        place = np.int64(ordered(np.float32(values[i]) + np.float32(0.0)))  # of -0.0 it makes 0.0
+        low = min(low, place if place >= least else most)
+        high = max(high, place if place < most else least)
+    return low, high + 1
+
+
+@jit
+def how_many(values: Any, cut: Any) -> Any:
+    found = 0
+    for i in range(values.size):
+        found += values[i] >= cut
+    return found
+
+
+@loose
+def heavier(values: Any, weights: Any, cut: Any) -> Any:
+    """The weight of those at or above a cut."""
+    total = 0.0
+    for i in range(values.size):
+        total += weights[i] if values[i] >= cut else 0.0
+    return total
+
+
+@jit
+def keep_first(x: Any, ids: Any, weights: Any, scores: Any, n: Any, goal: Any, by_weight: Any) -> Any:
+    """Keep, of n candidates, the fewest first whose weights (or number) reach the goal; they stay in ascending ids."""
+    for i in range(n):
+        scores[i] = x[ids[i]]
+    first = share(scores[:n], weights[:n], goal, -1.0 if by_weight else 0.0, by_weight)
+    least, sure, need, kept = np.float64(floating(first.low)), np.float64(floating(first.high)), first.need, 0
+    for i in range(n):
+        ids[kept], weights[kept] = ids[i], weights[i]
+        above, in_question = scores[i] >= sure, (scores[i] >= least) & (scores[i] < sure)
+        kept += above | (in_question & (need > 0))
+        need -= in_question
+    return kept

@@ -1,0 +1,105 @@
+"""Finding and keeping the first tokens of a row without sorting it, beside NumPy's stable sort."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from nucleate.backends.cpu.load import with_tail
+from nucleate.backends.cpu.special.rows import chains
+from nucleate.backends.cpu.special.select import gather
+from nucleate.backends.cpu.special.share import keep_first, reached
+
+KINDS = ("smooth", "few levels", "equal", "signed zeros", "far apart", "one far above", "holes")
+
+
+def scores(numbers: np.random.Generator, count: int, kind: str) -> np.ndarray:
+    x = numbers.normal(size=count) * 3
+    match kind:
+        case "few levels":
+            x = np.round(x)
+        case "equal":
+            x[:] = x[0]
+        case "signed zeros":
+            x = numbers.choice([0.0, -0.0, 1e-40, -1e-40, 1.0], count)
+        case "far apart":
+            x = numbers.choice([-1.0, 1.0], count) * 10.0 ** numbers.uniform(-44, 38, count)
+        case "one far above":
+            x[numbers.integers(count)] = 3e38
+        case "holes":
+            x[numbers.random(count) < 0.6] = -np.inf
+    return x.astype(np.float32)
+
+
+def first(x: np.ndarray, weights: np.ndarray, goal: float) -> list[int]:
+    """The fewest first tokens whose weights reach a goal, ascending: the slow twin."""
+    order = np.argsort(-x, kind="stable")
+    reaching = np.flatnonzero(np.cumsum(weights[order]) >= goal)
+    return sorted(order[: reaching[0] + 1 if len(reaching) else None].tolist())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_first_ones_by_number_and_by_weight(kind: str) -> None:
+    numbers = np.random.default_rng(KINDS.index(kind))
+    for _ in range(300):
+        size, count = 4000, int(numbers.choice([1, 2, 3, 30, 64, 65, 500]))
+        x = scores(numbers, size, kind)
+        ids = np.sort(numbers.choice(np.flatnonzero(x > -np.inf), min(count, (x > -np.inf).sum()), replace=False))
+        count = len(ids)
+        level = {float(score): numbers.uniform(0.5, 1.5) for score in x[ids]}  # equal scores weigh the same
+        given = np.array([level[float(score)] for score in x[ids]])
+        for by_weight in (False, True):
+            if by_weight:
+                goal = float(given.sum() * numbers.choice([1e-9, 0.3003, 0.5003, 0.9903, 2.0]))  # no tie of sums
+            else:
+                goal = float(numbers.integers(1, count + 1))
+            mine, weights = ids.copy(), given.copy()
+            kept = keep_first(x, mine, weights, np.empty(count), count, goal, by_weight)
+            expected = first(x[ids], given if by_weight else np.ones(count), goal)
+            assert mine[:kept].tolist() == ids[expected].tolist()
+            assert weights[:kept].tolist() == given[expected].tolist()
+
+
+def test_weights_of_nothing_do_no_harm() -> None:
+    x, ids, weights = np.array([1.0, 3.0, 2.0], np.float32), np.arange(3), np.zeros(3)
+    assert keep_first(x, ids, weights, np.empty(3), 3, 0.0, True) in (1, 2, 3)
+    weights[:] = 1.0, 0.0, 0.0  # rounding may have made the goal larger than all of them
+    assert keep_first(x, ids, weights, np.empty(3), 3, 1.1, True) == 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_number_that_at_least_k_reach_and_few_more(kind: str) -> None:
+    numbers = np.random.default_rng(10 + KINDS.index(kind))
+    for _ in range(300):
+        count = int(numbers.choice([1, 2, 7, 125, 501, 1000]))
+        values, k = scores(numbers, count, kind), int(numbers.integers(1, count + 1))
+        cut = reached(values, k)
+        lowest = np.sort(values)[-k]
+        assert cut <= lowest
+        assert (values >= cut).sum() <= max(k + k // 8, (values >= lowest).sum())
+
+
+@pytest.mark.parametrize("size", [1, 63, 256, 300, 5000])
+def test_what_is_at_or_above_a_cut_is_found_in_its_order(size: int) -> None:
+    numbers, tail, padded = np.random.default_rng(size), np.empty(256, np.float32), -(-size // 256) * 256
+    for kind in KINDS * 4:
+        x = scores(numbers, size, kind)
+        full = np.concatenate((x, np.full(padded - size, -np.inf, np.float32)))
+        tops, ids, groups = full.reshape(-1, 256).max(axis=1), np.empty(padded, np.int64), np.empty(padded, np.int64)
+        for cut in (np.float32(x.max()), np.sort(x)[-min(size, 9)], np.median(x), np.finfo(np.float32).min):
+            cut = max(np.float32(cut), np.finfo(np.float32).min)
+            found = gather(with_tail(x, tail), tops, cut, ids, groups)
+            assert ids[:found].tolist() == np.flatnonzero(x >= cut).tolist()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_large_k_leaves_the_first_k(kind: str) -> None:
+    numbers = np.random.default_rng(20 + KINDS.index(kind))
+    for size in (700, 5000, 32_000):
+        for k in (63, 200, 1000, 4500):
+            x = scores(numbers, size, kind)
+            if kind == "smooth":
+                x.sort()  # as uneven as can be: where a token is says how likely it is
+            best = first(x, np.ones(size), float(min(k, size, (x > -np.inf).sum())))
+            got = chains(size).survivors(x, (1.0, 0.0, k, 0.0, 1.0, 0.0, 1.0))
+            assert got.tolist() == best, (size, k)
