@@ -98,6 +98,11 @@ class Llama:
             matrix(inner, {"mlp.down": hidden}),
         )
 
+    @property
+    def token_bytes(self) -> int:
+        """What the keys and values of a token take."""
+        return 2 * len(self.layers) * self.kv_heads * self.head_size * 4
+
     def begin(self) -> LlamaContext:
         return LlamaContext(self)
 
@@ -116,12 +121,12 @@ class LlamaContext:
 
     def forward(self, token_ids: Sequence[int]) -> Floats:
         """See ``Context.forward``. Raises ValueError for no token, ids outside the vocabulary, or a full context."""
-        with _one_thread():
+        with one_thread():
             return self._logits(self._read(token_ids)[-1])
 
     def forward_all(self, token_ids: Sequence[int]) -> Floats:
         """See ``Context.forward_all``. Token by token at the end, so that the bits are those of ``forward``."""
-        with _one_thread():
+        with one_thread():
             return np.stack([self._logits(x) for x in self._read(token_ids)])
 
     def _logits(self, x: Floats) -> Floats:
@@ -180,7 +185,7 @@ def _blas() -> ThreadpoolController:
     return ThreadpoolController()
 
 
-def _one_thread() -> AbstractContextManager[object]:
+def one_thread() -> AbstractContextManager[object]:
     """Products this small take longer to hand to several threads than to do: one thread is up to ten times as fast."""
     return _blas().limit(limits=1, user_api="blas")  # type: ignore[no-any-return]
 

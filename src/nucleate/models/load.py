@@ -9,13 +9,19 @@ from typing import Any
 from nucleate.core.parameter import ParameterError
 from nucleate.models.config import read_config
 from nucleate.models.llama import Llama, why_not
+from nucleate.models.memory import free, suggested
 from nucleate.models.model import Model, ModelError
+from nucleate.models.packed_llama import PackedLlama
+from nucleate.models.runner import BLOCK, Contexts, Runner
+from nucleate.models.transformers import TransformersModel
 
 EMBEDDED = Path(__file__).parent / "tiny"
 """The folder of the model that ships inside."""
 
 RUNTIMES = ("auto", "numpy", "torch")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+UNTOLD = 1024
+"""Bytes that the state of a token takes, where a model does not say."""
 SMALL = 64 << 20
 """Bytes of weights up to which "auto" prefers the numpy runtime: above, torch makes up for its start."""
 
@@ -69,9 +75,37 @@ def load(folder: Path, device: str = "auto", dtype: str = "auto", runtime: str =
         raise ModelError(f"the numpy runtime has device 'cpu' and dtype 'float32' only, got {device!r} and {dtype!r}")
     if runtime == "numpy" or (runtime == "auto" and suits and _is_small_llama(folder)):
         return Llama(folder)
-    from nucleate.models.transformers import TransformersModel
-
     return TransformersModel(folder, device, dtype)
+
+
+def runner_of(model: Model, memory: int | None = None, tokens: int = 1 << 16) -> Runner:
+    """A model as it reads many sequences at once.
+
+    Packed if the model can be run so. Else one after the other, and the runner's ``why`` says why, in a line. memory:
+    bytes for keys and values; None: what so many tokens take, but at most a quarter of the memory that is free. Raises
+    ModelError if that does not hold one block.
+    """
+    each = getattr(model, "token_bytes", UNTOLD)
+    if memory is None:
+        memory = suggested(each * tokens, model.free_memory if isinstance(model, TransformersModel) else free())
+    if isinstance(model, Llama):
+        return PackedLlama(model, memory)
+    if not isinstance(model, TransformersModel):
+        return _one_by_one(model, memory, each, f"{type(model).__name__} reads one sequence at a time")
+    from nucleate.models.packed import PackedTransformers
+    from nucleate.models.packed_attention import UnfitError
+
+    try:
+        return PackedTransformers(model, memory)
+    except UnfitError as error:
+        return _one_by_one(model, memory, each, str(error))
+
+
+def _one_by_one(model: Model, memory: int, token_bytes: int, why: str) -> Contexts:
+    size = token_bytes * BLOCK
+    if memory < size:
+        raise ModelError(f"{memory} bytes for keys and values hold no block of {size}: give more")
+    return Contexts(model, memory // size, why=why)
 
 
 def _is_small_llama(folder: Path) -> bool:

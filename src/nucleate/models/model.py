@@ -23,8 +23,8 @@ class Context(Protocol):
         """The same, with the logits [T, V] for what follows each of the T tokens."""
 
 
-class Model(Protocol):
-    """A causal language model."""
+class Limits(Protocol):
+    """What a request has to keep to."""
 
     @property
     def vocab_size(self) -> int:
@@ -33,6 +33,10 @@ class Model(Protocol):
     @property
     def context_length(self) -> int:
         """The most tokens, prompt and output together, that one sequence may have."""
+
+
+class Model(Limits, Protocol):
+    """A causal language model."""
 
     @property
     def runtime(self) -> str:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from nucleate.models.runner import Part
+
 
 class Toy:
     """A Model of ``vocab_size`` tokens. ``rule`` gets all token ids so far and returns the logits [V] of the next."""
@@ -52,3 +54,35 @@ class ToyContext:
             self.seen += (token,)
             logits.append(self.model.rule(self.seen))
         return np.stack(logits)
+
+
+class PagedToy:
+    """A Toy as a Runner whose blocks hold token ids: it knows of a sequence only what its blocks say.
+
+    asynchronous: say so, though it is not. ``forwards`` is what it has read, part by part.
+    """
+
+    paged = True
+
+    def __init__(self, model: Toy, blocks: int, block_size: int = 16, *, asynchronous: bool = False) -> None:
+        self.model, self.blocks, self.block_size, self.asynchronous = model, blocks, block_size, asynchronous
+        self.vocab_size, self.context_length, self.runtime = model.vocab_size, model.context_length, model.runtime
+        self.forwards: list[list[tuple[int, int, int]]] = []  # key, start, stop
+        self._held = np.full((blocks, block_size), -1, np.int64)
+
+    def forward(self, parts: Sequence[Part]) -> NDArray[np.float32]:
+        """See ``Runner.forward``."""
+        self.forwards.append([(part.key, part.start, part.stop) for part in parts])
+        for part in parts:
+            for position in range(part.start, part.stop):
+                block = part.blocks[position // self.block_size]
+                self._held[block, position % self.block_size] = part.token_ids[position]
+        rows = [
+            self.model.rule(tuple(self._held[list(part.blocks)].ravel()[:stop].tolist()))
+            for part in parts
+            for stop in range(part.stop - part.logits + 1, part.stop + 1)
+        ]
+        return np.stack(rows) if rows else np.empty((0, self.vocab_size), np.float32)
+
+    def forget(self, key: int) -> None:
+        """See ``Runner.forget``."""

@@ -1,7 +1,9 @@
-"""Any causal language model of Transformers, run by torch. The one file that imports either."""
+"""Any causal language model of Transformers, run by torch: one sequence at a time, by the model's own cache."""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nucleate.models.memory import free
 from nucleate.models.model import ModelError
+
+NO_CACHE = "{} keeps what it has read to itself, so it cannot read one text after another"
 
 
 class TransformersModel:
@@ -33,23 +38,52 @@ class TransformersModel:
             )
             if missing := sorted(found["missing_keys"]):  # Transformers would go on with random numbers in their place
                 raise ModelError(f"{len(missing)} of its weights are not there, such as {missing[0]}")
-            self.model = model.to(device_).eval()
+            self._take(model.to(device_), chosen)
         except Exception as error:  # of torch, transformers, safetensors or the hub
             raise ModelError(f"cannot load the model in {folder} on {chosen}: {one_line(error)}") from error
-        text = self.model.config.get_text_config()
-        self.vocab_size: int = self.model.get_output_embeddings().weight.shape[0]
+
+    @classmethod
+    def of(cls, model: Any) -> TransformersModel:
+        """A model of Transformers that is in memory already. Raises ModelError if it cannot be run."""
+        made = cls.__new__(cls)
+        made._take(model, str(model.device))  # noqa: SLF001 - its own
+        return made
+
+    def _take(self, model: Any, device: str) -> None:
+        self.model = model.eval()
+        _signature(model.__class__)
+        text = model.config.get_text_config()
+        self.vocab_size: int = model.get_output_embeddings().weight.shape[0]
         self.context_length: int = getattr(text, "max_position_embeddings", None) or 1 << 20
-        self.runtime = f"torch {chosen} {str(self.model.dtype).removeprefix('torch.')}"
+        self.runtime = f"torch {device} {str(model.dtype).removeprefix('torch.')}"
+
+    @property
+    def token_bytes(self) -> int:
+        """What the keys and values of a token take, about: some models have other things in their cache."""
+        config = self.model.config.get_text_config()
+        heads = getattr(config, "num_attention_heads", None) or 1
+        size = getattr(config, "head_dim", None) or config.hidden_size // heads
+        shared = getattr(config, "num_key_value_heads", None) or heads
+        return int(2 * config.num_hidden_layers * shared * size * self.model.dtype.itemsize)
+
+    @property
+    def free_memory(self) -> int:
+        """Bytes that are free now where the model is."""
+        torch, _ = libraries()
+        device = self.model.device
+        return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else free()
 
     def begin(self) -> TransformersContext:
         return TransformersContext(self.model)
 
 
 class TransformersContext:
-    """One sequence, with the model's own cache."""
+    """One sequence, with the model's own cache: keys and values, or a state."""
 
     def __init__(self, model: Any) -> None:
         self.model, self.cache, self.length = model, None, 0
+        self.cache_name, self.takes_positions = _signature(model.__class__)
+        self.stateful = bool(getattr(model, "_is_stateful", False))
 
     def forward(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
         """See ``Context.forward``."""
@@ -65,12 +99,29 @@ class TransformersContext:
         torch, _ = libraries()
         if not len(token_ids):
             raise ValueError("forward takes one or more token ids")
+        if self.stateful and self.length and len(token_ids) > 1:  # many of these read several tokens from empty only
+            return np.concatenate([self._read([token], 1) for token in token_ids])[-keep:]
         ids = torch.tensor([list(token_ids)], device=self.model.device)
+        settings: dict[str, Any] = {self.cache_name: self.cache, "use_cache": True, "logits_to_keep": keep}
+        if self.stateful and self.takes_positions:  # some count wrongly themselves
+            settings["position_ids"] = torch.arange(self.length, self.length + ids.shape[1], device=ids.device)[None]
         with torch.inference_mode():
-            out = self.model(input_ids=ids, past_key_values=self.cache, use_cache=True, logits_to_keep=keep)
-        self.cache, self.length = out.past_key_values, self.length + len(token_ids)
+            out = self.model(input_ids=ids, **settings)
+        if out.get(self.cache_name) is None:
+            raise ModelError(NO_CACHE.format(type(self.model).__name__))
+        self.cache, self.length = out[self.cache_name], self.length + len(token_ids)
         logits: NDArray[np.float32] = out.logits[0].float().cpu().numpy()
         return logits
+
+
+@functools.cache
+def _signature(kind: Any) -> tuple[str, bool]:
+    """What a kind of model calls its cache, and whether it takes positions. Raises ModelError if it has none."""
+    parameters = inspect.signature(kind.forward).parameters
+    for name in ("past_key_values", "cache_params", "state"):
+        if name in parameters:
+            return name, "position_ids" in parameters
+    raise ModelError(NO_CACHE.format(kind.__name__))
 
 
 def libraries() -> tuple[Any, Any]:

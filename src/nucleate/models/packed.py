@@ -1,0 +1,138 @@
+"""Any causal model of Transformers as a Runner: many sequences packed into one, keys and values in blocks.
+
+The model is called through a twin that shares its weights and attends by the function below. Whether that is right for
+a model is found out, never assumed: see ``nucleate.models.trial``. Knows no architecture by name.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from contextvars import ContextVar
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from nucleate.models.model import ModelError
+from nucleate.models.packed_attention import Layer, Plan, Pool, UnfitError
+from nucleate.models.pool import by_token, new_pool
+from nucleate.models.runner import BLOCK, Part
+from nucleate.models.transformers import TransformersModel, one_line
+
+NAME, PROBE = "nucleate", "nucleate_probe"
+"""The attention implementations; to the second one, Transformers also says which masks a model wants."""
+
+
+class PackedTransformers:
+    """See ``Runner``. memory: bytes for keys and values. Raises UnfitError; ModelError if the memory is too small."""
+
+    paged = True
+    why = ""
+
+    def __init__(self, model: TransformersModel, memory: int, block_size: int = BLOCK) -> None:
+        from nucleate.models.trial import compare, layers_of
+
+        self.vocab_size, self.context_length, self.runtime = model.vocab_size, model.context_length, model.runtime
+        self.block_size = block_size
+        self.device, self.dtype = model.model.device, model.model.dtype
+        self.asynchronous = self.device.type == "cuda"
+        self.compiled = has_kernel(self.device, self.dtype)
+        try:
+            self.model = twin(model.model)
+            self.layers = layers_of(self.model)
+            with torch.inference_mode():
+                compare(self, model.model)
+        except UnfitError:
+            raise
+        except Exception as error:  # whatever a model does with what it does not expect
+            raise UnfitError(f"it cannot be called so: {type(error).__name__}: {one_line(error)}") from error
+        size = self.block_bytes
+        if memory < size:
+            raise ModelError(f"{memory} bytes for keys and values hold no block of {size}: give more")
+        self.allocate(memory // size)
+
+    @property
+    def block_bytes(self) -> int:
+        """What a block takes, in all layers."""
+        return sum(pool.size for pool in self.pools) // self.blocks
+
+    def allocate(self, blocks: int) -> None:
+        """Begin anew, with so many blocks. On CPU they take memory when they are first written."""
+        self.blocks = blocks
+        self.pools = [self._pool(layer) for layer in self.layers]
+
+    def _pool(self, layer: Layer) -> Pool:
+        (heads, size), (_, value_size) = layer.key_shape, layer.value_shape
+        if self.compiled:
+            arrays = new_pool(self.blocks, self.block_size, heads, size, value_size)
+            views = [torch.from_numpy(view) for view in by_token(arrays, value_size)]
+            return Pool(views[0], views[1], arrays, sum(array.nbytes for array in arrays))
+        tensors = [
+            torch.empty((self.blocks, heads, self.block_size, d), dtype=self.dtype, device=self.device)
+            for d in (size, value_size)
+        ]
+        return Pool(tensors[0], tensors[1], None, sum(tensor.nbytes for tensor in tensors))
+
+    def forward(self, parts: Sequence[Part]) -> Any:
+        """See ``Runner.forward``. NumPy of a model on CPU, a tensor on its device elsewhere; float32."""
+        if not parts:
+            return (
+                torch.empty((0, self.vocab_size)) if self.asynchronous else np.empty((0, self.vocab_size), np.float32)
+            )
+        with torch.inference_mode():
+            plan = Plan(parts, self.block_size, self.layers, self.pools, self.compiled, self.device)
+            out = self.model(
+                input_ids=plan.ids_T[None],
+                position_ids=plan.positions_T[None],
+                use_cache=False,
+                logits_to_keep=plan.kept_L,
+                nucleate=plan,
+            )
+            logits_LV = out.logits[0].float()
+        return logits_LV if self.asynchronous else logits_LV.cpu().numpy()
+
+    def forget(self, key: int) -> None:
+        """Nothing is kept of a sequence but what lies in its blocks."""
+
+
+def has_kernel(device: Any, dtype: Any) -> bool:
+    """Whether short parts are attended by the kernel of ``nucleate.models.attention``, not by torch."""
+    return bool(device.type == "cpu" and dtype == torch.float32)
+
+
+def twin(model: Any) -> Any:
+    """The model once more, with the same weights in memory and a config of its own, that attends by ``dispatch``."""
+    weights = {id(tensor): tensor for tensor in chain(model.parameters(), model.buffers())}
+    copied = copy.deepcopy(model, weights)
+    implement(copied, NAME)
+    return copied
+
+
+def implement(model: Any, name: str) -> None:
+    """Have the modules of a twin attend by an implementation."""
+    for config in {id(c): c for module in model.modules() if (c := getattr(module, "config", None))}.values():
+        config._attn_implementation = name  # noqa: SLF001 - Transformers' own setter asks the hub for kernels
+
+
+def dispatch(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **settings: Any) -> Any:
+    """What Transformers calls in every layer."""
+    plan = settings.pop("nucleate", None)
+    if plan is None:
+        raise UnfitError("it does not hand on what its attention is told")
+    if isinstance(plan, Plan):
+        return plan.attend(module, query, key, value), None
+    return plan.note(module, query, key, value, settings), None
+
+
+def note_mask(**settings: Any) -> None:
+    """What Transformers calls for a mask. None is needed; noted is whether it is of its own kind, and how wide."""
+    WANTED.get().append((bool(settings.get("use_vmap")), settings.get("local_size")))
+
+
+WANTED: ContextVar[list[tuple[bool, int | None]]] = ContextVar("WANTED")
+for _name in (NAME, PROBE):
+    AttentionInterface.register(_name, dispatch)
+AttentionMaskInterface.register(PROBE, note_mask)

@@ -1,0 +1,112 @@
+"""What a model is to the engine: it reads tokens of many sequences in one forward. Knows no requests and no sampling.
+
+Keys and values lie in *blocks* of ``block_size`` tokens, which the engine deals out: a sequence's token at position p
+is in its block p // block_size. Two sequences that begin alike may have the same blocks there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nucleate.models.model import Context, Model
+
+BLOCK = 16
+"""Tokens per block, where a model has no reason for another size."""
+
+
+class Part(NamedTuple):
+    """What one sequence has read in a forward."""
+
+    key: int  #: of the sequence; never used for another one
+    token_ids: Sequence[int]  #: all of the sequence as of now, prompt and output
+    start: int  #: it reads token_ids[start:stop]; what is before has been read
+    stop: int
+    blocks: Sequence[int]  #: at least ceil(stop / block_size)
+    logits: int  #: of how many of the last tokens it reads the logits are wanted; 0 to stop - start
+
+
+class Runner(Protocol):
+    """A causal language model that reads many sequences at once."""
+
+    @property
+    def vocab_size(self) -> int:
+        """The length of a row of logits."""
+
+    @property
+    def context_length(self) -> int:
+        """The most tokens that one sequence may have."""
+
+    @property
+    def runtime(self) -> str:
+        """What runs it, for people to read."""
+
+    @property
+    def block_size(self) -> int:
+        """Tokens per block."""
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks there are; their numbers are 0 to blocks - 1."""
+
+    @property
+    def paged(self) -> bool:
+        """Whether blocks hold the keys and values: then prompts may be read in parts, and blocks may be shared.
+
+        If not, the model keeps the state of each sequence elsewhere, and its first part must be all of it.
+        """
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether ``forward`` returns before the logits are there, so that other work can be done meanwhile."""
+
+    def forward(self, parts: Sequence[Part]) -> Any:
+        """Read the parts; float logits [L, V] of the tokens that are wanted, part by part: NumPy or torch.
+
+        Each part is of another sequence. Reading the same positions again is allowed, and replaces what was there. If
+        it raises, none of the parts counts as read, and each may be given again.
+        """
+
+    def forget(self, key: int) -> None:
+        """A sequence has ended, or will be read from its beginning again."""
+
+
+class Contexts:
+    """Any Model as a Runner: one sequence after the other, each with the model's own cache. Slow, and always right.
+
+    blocks: how much is to be in memory at a time, in blocks of tokens. why: the reason for this way, for people.
+    """
+
+    paged = False
+    asynchronous = False
+
+    def __init__(self, model: Model, blocks: int, block_size: int = BLOCK, why: str = "") -> None:
+        self.model, self.blocks, self.block_size, self.why = model, blocks, block_size, why
+        self.vocab_size, self.context_length, self.runtime = model.vocab_size, model.context_length, model.runtime
+        self._open: dict[int, tuple[Context, int]] = {}  # and how many tokens it has read
+
+    def forward(self, parts: Sequence[Part]) -> NDArray[np.float32]:
+        """See ``Runner.forward``."""
+        rows = [self._read(part) for part in parts]
+        return np.concatenate([row for row in rows if len(row)] or [np.empty((0, self.vocab_size), np.float32)])
+
+    def _read(self, part: Part) -> NDArray[np.float32]:
+        context, length = self._open.pop(part.key, (None, 0))  # back when it has been read
+        if context is None or length != part.start:
+            context, length = self.model.begin(), 0
+        if length < part.start:
+            context.forward(part.token_ids[: part.start])
+        ids = part.token_ids[part.start : part.stop]
+        if part.logits <= 1:
+            logits_LV = context.forward(ids)[None][: part.logits]
+        else:
+            logits_LV = context.forward_all(ids)[-part.logits :]
+        self._open[part.key] = context, part.stop
+        return logits_LV
+
+    def forget(self, key: int) -> None:
+        """See ``Runner.forget``."""
+        self._open.pop(key, None)

@@ -1,0 +1,230 @@
+"""The kernel equals attention as it is written in papers, in float64, for every shape and rule."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nucleate.core.parameter import ParameterError
+from nucleate.models import attention, kernels
+from nucleate.models.packing import Packing
+from nucleate.models.pool import NO_SINKS, Rule, by_token, new_pool
+from nucleate.models.runner import Part
+
+
+def attended(query_HD, keys_LKD, values_LKE, rule, length):
+    """One token at place length - 1, over the keys before it and its own."""
+    oldest = max(0, length - rule.window) if rule.window else 0
+    group = len(query_HD) // keys_LKD.shape[1]
+    rows = []
+    for head, query in enumerate(query_HD.astype(np.float64)):
+        scores = keys_LKD[oldest:length, head // group] @ query * rule.scaling
+        if rule.softcap:
+            scores = rule.softcap * np.tanh(scores / rule.softcap)
+        if len(rule.sinks):
+            scores = np.append(scores, rule.sinks[head])
+        weights = np.exp(scores - scores.max())
+        weights /= weights.sum()
+        rows.append(weights[: length - oldest] @ values_LKE[oldest:length, head // group].astype(np.float64))
+    return np.stack(rows)
+
+
+@st.composite
+def cases(draw):
+    group, kv_heads = draw(st.integers(1, 8)), draw(st.integers(1, 3))
+    sinks = draw(st.booleans())
+    rule = Rule(
+        draw(st.sampled_from([0.01, 0.125, 1.0])),
+        draw(st.sampled_from([0, 0, 1, 2, 15, 16, 17, 40, 1000])),
+        draw(st.sampled_from([0.0, 0.0, 0.5, 50.0])),
+        np.linspace(-3, 3, group * kv_heads, dtype=np.float32) if sinks else NO_SINKS,
+    )
+    size = draw(st.integers(1, 32)) * 8
+    return dict(
+        rule=rule, kv_heads=kv_heads, heads=group * kv_heads, size=size,
+        value_size=draw(st.sampled_from([size, size, 8, 24, 64])),
+        block_size=draw(st.sampled_from([16, 16, 32, 48])),
+        lengths=draw(st.lists(st.integers(1, 200), min_size=1, max_size=5)),
+        new=draw(st.integers(1, 8)), threads=draw(st.integers(1, 3)), seed=draw(st.integers(0, 2**20)),
+    )  # fmt: skip
+
+
+def run(rule, kv_heads, heads, size, value_size, block_size, lengths, new, threads, seed, dirt=np.nan):
+    """What the kernel gives, and what is right, for the last ``new`` tokens of some sequences."""
+    random = np.random.default_rng(seed)
+    blocks = sum(-(-length // block_size) for length in lengths) + 2
+    free = random.permutation(blocks).tolist()
+    pool = new_pool(blocks, block_size, kv_heads, size, value_size)
+    for array in pool:
+        array[:] = dirt
+    keys, values = by_token(pool, value_size)
+    parts, olds = [], []
+    for key, length in enumerate(lengths):
+        start = max(0, length - new)
+        table = [free.pop() for _ in range(-(-length // block_size))]
+        old = [random.standard_normal((length, kv_heads, d), np.float32) for d in (size, value_size)]
+        for place in range(start):
+            keys[table[place // block_size], :, place % block_size] = old[0][place]
+            values[table[place // block_size], :, place % block_size] = old[1][place]
+        parts.append(Part(key, [0] * length, start, length, table, 1))
+        olds.append(old)
+    packing = Packing(parts, block_size)
+    queries = random.standard_normal((packing.size, heads, size), np.float32)
+    new_keys, new_values = (
+        np.concatenate([old[i][part.start :] for old, part in zip(olds, parts, strict=True)]) for i in (0, 1)
+    )
+    out = np.full((packing.size, heads, value_size), 7, np.float32)
+    strided = np.asfortranarray(queries) if seed % 2 else queries
+    attention.decode(strided, new_keys, new_values, pool, packing, rule, out, threads)
+    rows = [
+        attended(queries[first + place - part.start], *old, rule, place + 1)
+        for part, old, first in zip(parts, olds, packing.parts[:, 0], strict=True)
+        for place in range(part.start, part.stop)
+    ]
+    return out, np.stack(rows), (parts, pool, olds)
+
+
+@given(cases())
+@settings(max_examples=150)
+def test_the_kernel_is_attention(case) -> None:
+    before, attention.LARGE = attention.LARGE, 0  # also small work is shared out among threads
+    try:
+        ours, right, _ = run(**case)
+    finally:
+        attention.LARGE = before
+    np.testing.assert_allclose(ours, right, atol=3e-5, rtol=1e-4)
+
+
+PLAIN = dict(
+    rule=Rule(0.25), kv_heads=2, heads=4, size=16, value_size=16, block_size=16, lengths=[33, 16, 1], new=1, threads=1,
+    seed=0,
+)  # fmt: skip
+
+
+def test_new_keys_and_values_are_stored_and_nothing_else_is_touched() -> None:
+    _, _, (parts, pool, olds) = run(**{**PLAIN, "new": 3})
+    written = np.zeros(len(pool[0]) * 16, bool)
+    for part, old in zip(parts, olds, strict=True):
+        for array, values in zip(by_token(pool, 16), old, strict=True):
+            for place in range(part.stop):
+                block = part.blocks[place // 16]
+                np.testing.assert_array_equal(array[block, :, place % 16], values[place])
+                written[block * 16 + place % 16] = True
+    for array in by_token(pool, 16):
+        assert np.isnan(array.swapaxes(1, 2).reshape(len(written), -1)[~written]).all()
+
+
+def test_scores_far_apart_do_not_overflow() -> None:
+    ours, right, _ = run(**{**PLAIN, "rule": Rule(100.0)})
+    np.testing.assert_allclose(ours, right, atol=1e-3)
+
+
+@pytest.mark.parametrize("value", [np.nan, -np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("place", [0, 4, 20])
+def test_what_is_not_finite_stays_within_its_sequence(value: float, place: int) -> None:
+    random = np.random.default_rng(0)
+    keys_RLKD, values_RLKD = random.standard_normal((2, 3, 21, 2, 16)).astype(np.float32)
+    keys_RLKD[1, place, 0, 3] = value
+    queries_RHD = random.standard_normal((3, 4, 16)).astype(np.float32)
+    pool = new_pool(6, 16, 2, 16, 16)
+    parts = [Part(i, [0] * 21, 20, 21, [i, 3 + i], 1) for i in range(3)]
+    for stored, rows in zip(by_token(pool, 16), (keys_RLKD, values_RLKD), strict=True):
+        stored[:3] = rows[:, :16].swapaxes(1, 2)
+        stored[3:, :, :4] = rows[:, 16:20].swapaxes(1, 2)
+    out = np.empty((3, 4, 16), np.float32)
+    attention.decode(queries_RHD, keys_RLKD[:, 20], values_RLKD[:, 20], pool, Packing(parts, 16), Rule(1.0), out)
+    with np.errstate(invalid="ignore"):
+        right = [attended(queries_RHD[i], keys_RLKD[i], values_RLKD[i], Rule(1.0), 21) for i in range(3)]
+    np.testing.assert_allclose(out, right, atol=1e-5)
+    assert np.isfinite(out[[0, 2]]).all()
+    assert np.isnan(out[1, :2]).all() or not np.isnan(value)
+
+
+def test_blocks_are_of_whole_vectors() -> None:
+    with pytest.raises(ValueError, match="blocks of a multiple of 16 tokens, got 8"):
+        new_pool(1, 8, 1, 16, 16)
+
+
+@given(st.lists(st.integers(1, 3000), min_size=1, max_size=40), st.integers(1, 8), st.sampled_from([0, 5]))
+def test_work_is_cut_evenly(lengths: list[int], count: int, window: int) -> None:
+    packing = Packing([Part(i, [0] * n, n - 1, n, [0] * n, 1) for i, n in enumerate(lengths)], 1)
+    cuts = packing.cuts(3, window, count)
+    work = np.repeat([min(n, window) if window else n for n in lengths], 3)
+    assert (cuts[0], cuts[-1], len(cuts)) == (0, len(work), count + 1)
+    assert cuts == sorted(cuts)
+    for begin, end in pairwise(cuts):
+        assert work[begin:end].sum() <= work.sum() / count + work.max()
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 60), st.integers(1, 20), st.integers(0, 20), st.integers(0, 2)), min_size=1, max_size=6
+    ),
+    st.integers(0, 99),
+)
+def test_a_packing_says_where_every_token_is(given_parts, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    free, parts, rows = random.permutation(200).tolist(), [], []
+    for key, (start, count, logits, more) in enumerate(given_parts):
+        stop = start + count
+        blocks = [free.pop() for _ in range(-(-stop // 16) + more)]
+        ids = random.integers(0, 99, stop + more).tolist()
+        parts.append(Part(key, ids, start, stop, blocks, min(logits, count)))
+        rows += [(ids[p], p, blocks[p // 16] * 16 + p % 16, p >= stop - min(logits, count)) for p in range(start, stop)]
+    packing = Packing(parts, 16)
+    ids, positions, slots, kept = zip(*rows, strict=True)
+    assert packing.ids_T.tolist() == list(ids)
+    assert packing.positions_T.tolist() == list(positions)
+    assert packing.slots.tolist() == list(slots)
+    assert packing.kept_L.tolist() == np.flatnonzero(kept).tolist()
+    for array in (packing.ids_T, packing.positions_T, packing.slots, packing.kept_L):
+        assert array.dtype == np.int64
+    both = np.concatenate((packing.short, packing.long))
+    assert sorted(map(tuple, both.tolist())) == sorted(map(tuple, packing.parts.tolist()))
+    assert (packing.short[:, 2] - packing.short[:, 1] <= 8).all()
+    assert (packing.long[:, 2] - packing.long[:, 1] > 8).all()
+    for part, (_, _, stop, table) in zip(parts, packing.parts, strict=True):
+        assert packing.blocks[table : table + len(part.blocks)].tolist() == part.blocks
+        assert part.stop == stop
+
+
+@pytest.mark.parametrize("asked", ["0", "-1", "x", "1.5"])
+def test_a_wrong_number_of_threads_is_refused(asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NUCLEATE_THREADS", asked)
+    with pytest.raises(ParameterError, match="NUCLEATE_THREADS must be an integer >= 1"):
+        attention.cores.__wrapped__()
+
+
+@pytest.mark.parametrize("place", ["writable", "file"])
+def test_kernels_are_kept_on_disk_where_that_is_possible(place: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    code = "from nucleate.models import kernels; kernels.rotate(); print(kernels.folder())"
+    env = {**os.environ, "NUCLEATE_CACHE": str(tmp_path / place)}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(str(tmp_path / place))
+    assert bool(list(tmp_path.rglob("*rotate*.nbc"))) == (place == "writable")
+
+
+@given(st.floats(-120, 0, width=32))
+def test_exp_is_exp(x: float) -> None:
+    ours = kernels.exp(np.float32(x))
+    assert ours == pytest.approx(np.exp(np.float64(max(x, -87.33))), rel=4e-7)
+
+
+def test_gate_is_silu_times_up() -> None:
+    random = np.random.default_rng(0)
+    both = random.standard_normal((5, 62)).astype(np.float32) * 30
+    both[0, :3] = 0, 1e30, -1e30
+    out = np.empty((5, 31), np.float32)
+    kernels.gate()(both, out)
+    gate, up = np.split(both.astype(np.float64), 2, axis=1)
+    with np.errstate(over="ignore"):
+        np.testing.assert_allclose(out, gate / (1 + np.exp(-gate)) * up, rtol=1e-5, atol=1e-6)

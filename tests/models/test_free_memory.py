@@ -1,0 +1,40 @@
+"""How much memory keys and values take without being told."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+import nucleate as nc
+from nucleate.models import memory
+
+
+def test_what_is_free_is_between_nothing_and_all() -> None:
+    assert 1 << 20 < memory.free() < 1 << 50
+
+
+def test_where_linux_does_not_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: object) -> str:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(Path, "read_text", missing)
+    monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_AVPHYS_PAGES": 10}.__getitem__)
+    assert memory.free() == 40960
+    monkeypatch.delattr(os, "sysconf")
+    assert memory.free() == memory.UNKNOWN
+
+
+def test_a_quarter_is_the_most() -> None:
+    assert memory.suggested(1000, 1 << 30) == 1000
+    assert memory.suggested(1 << 40, 1 << 30) == 1 << 28
+
+
+def test_an_engine_takes_what_its_sequences_can_fill(llm: nc.LLM) -> None:
+    assert llm.new_engine(max_sequences=2).stats.blocks == 2 * 1024 // 16
+    assert llm.new_engine(kv_memory=1 << 20).stats.blocks < 100
+    with pytest.raises(nc.ModelError, match="hold no block"):
+        llm.new_engine(kv_memory=1000)
+    with pytest.raises(nc.ParameterError, match="kv_memory must be an integer >= 1"):
+        llm.new_engine(kv_memory=0)
