@@ -41,3 +41,8 @@ def test_the_core_needs_only_numpy() -> None:
 def test_the_embedded_model_needs_no_torch() -> None:
     loaded = modules_after("import nucleate; nucleate.LLM().generate('Once', nucleate.SamplingParams(max_tokens=2))")
     assert not loaded & {"torch", "transformers", "huggingface_hub"}
+
+
+def test_one_answer_of_the_embedded_model_waits_for_no_compiler() -> None:
+    code = "import nucleate as nc; [*nc.LLM().stream('A', nc.SamplingParams(max_tokens=5))]"
+    assert not modules_after(code) & {"numba", "torch", "transformers"}

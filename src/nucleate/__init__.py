@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from nucleate.core.event import Completion, Output, Piece, StepLogprobs, TokenLogprob, Usage
+    from nucleate.core.event import Completion, Event, Output, Piece, StepLogprobs, TokenLogprob, Usage
     from nucleate.core.parameter import ParameterError
+    from nucleate.engine.engine import Engine
+    from nucleate.engine.request import Request
+    from nucleate.engine.worker import AsyncEngine, EngineStoppedError
     from nucleate.llm import LLM
     from nucleate.models.model import ModelError
     from nucleate.params import SamplingParams
@@ -24,6 +27,10 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "LLM": "llm",
+    "Engine": "engine.engine",
+    "Request": "engine.request",
+    "AsyncEngine": "engine.worker",
+    "EngineStoppedError": "engine.worker",
     "SamplingParams": "params",
     "sample": "pipeline",
     "probabilities": "pipeline",
@@ -34,6 +41,7 @@ _HOMES = {
     "Trace": "tracing",
     "explain": "pipeline",
     "Completion": "core.event",
+    "Event": "core.event",
     "Output": "core.event",
     "Piece": "core.event",
     "StepLogprobs": "core.event",
@@ -48,12 +56,17 @@ _HOMES = {
 __all__ = [
     "LLM",
     "PRESETS",
+    "AsyncEngine",
     "Completion",
+    "Engine",
+    "EngineStoppedError",
+    "Event",
     "LogitsError",
     "ModelError",
     "Output",
     "ParameterError",
     "Piece",
+    "Request",
     "Sampled",
     "Sampler",
     "SamplingParams",

@@ -11,7 +11,7 @@ from nucleate.backends.logprobs import logprobs
 from nucleate.core.event import Finish, Piece, PromptLogprobs, StepLogprobs
 from nucleate.core.parameter import ParameterError
 from nucleate.core.stage import Pipeline
-from nucleate.models.model import Context, Model
+from nucleate.models.model import Context, Limits, Model
 from nucleate.params import SamplingParams
 from nucleate.rows import check_ids
 from nucleate.sampler import Sampler
@@ -29,10 +29,16 @@ def generate(
     model or the stop rules refuse. Logits without a token to draw end the answer with finish_reason "error".
     """
     rules = admit(model, tokenizer, prompt_ids, params)
-    ends = tuple(token for token in tokenizer.eos_token_ids if token < model.vocab_size)  # others cannot be drawn
-    stages = params.pipeline(ends, tokenizer)
-    check_ids(stages, model.vocab_size)
+    stages = stages_of(params, model.vocab_size, tokenizer)
     return run(model, tokenizer, tuple(prompt_ids), params, stages, rules, index)
+
+
+def stages_of(params: SamplingParams, vocab_size: int, tokenizer: Tokenizer) -> Pipeline:
+    """The pipeline that parameters mean to a model and its tokenizer."""
+    ends = tuple(token for token in tokenizer.eos_token_ids if token < vocab_size)  # others cannot be drawn
+    stages = params.pipeline(ends, tokenizer)
+    check_ids(stages, vocab_size)
+    return stages
 
 
 def run(
@@ -76,7 +82,7 @@ def run(
         logits_V = context.forward((token,))
 
 
-def admit(model: Model, tokenizer: Tokenizer, prompt_ids: Sequence[int], params: SamplingParams) -> StopRules:
+def admit(model: Limits, tokenizer: Tokenizer, prompt_ids: Sequence[int], params: SamplingParams) -> StopRules:
     """Check a request against the model before anything runs, and make its stop rules."""
     size, room = model.vocab_size, model.context_length - len(prompt_ids)
     if not len(prompt_ids):

@@ -1,22 +1,25 @@
-"""LLM: text in, text out, over ``generate`` one sequence at a time. Knows no batch and no network."""
+"""LLM: text in, text out, over one engine for all calls. Knows no network."""
 
 from __future__ import annotations
 
 import numbers
 import operator
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any
 
-from nucleate.core.event import Completion, Output, Piece, Usage
-from nucleate.core.noise import fresh_seed
+from nucleate.core.event import Completion, Event, Piece
 from nucleate.core.parameter import ParameterError
-from nucleate.generate import generate
-from nucleate.models.load import load, recommended, resolve
+from nucleate.engine.calls import Calls
+from nucleate.engine.engine import MAX_SEQUENCES, Engine
+from nucleate.engine.request import Request
+from nucleate.models.load import load, recommended, resolve, runner_of
 from nucleate.models.model import ModelError
 from nucleate.params import SamplingParams
+from nucleate.progress import bar
 from nucleate.text.template import render
 from nucleate.text.tokenizer import Tokenizer
 
@@ -45,6 +48,7 @@ class LLM:
             raise ModelError(f"{self.folder / 'generation_config.json'}: {error}") from None
         self.model = load(self.folder, device, dtype, runtime)
         self.tokenizer = _tokenizer(self.folder, self.model.vocab_size)
+        self._calls = Calls(self.new_engine)
 
     def generate(
         self,
@@ -64,14 +68,15 @@ class LLM:
         chosen = [params] * len(given) if shared else _listed("params", params)
         if len(chosen) != len(given):
             raise ParameterError("params", f"params has {len(chosen)} entries for {len(given)} prompts")
-        requests = [
-            (ids := self.encode(prompt), self._answers(ids, one)) for prompt, one in zip(given, chosen, strict=True)
-        ]
-        return [_collect(ids, answers) for ids, answers in _shown(requests, progress)]
+        requests = [self._request(self.encode(prompt), one) for prompt, one in zip(given, chosen, strict=True)]
+        pieces: list[list[Piece]] = [[] for _ in requests]
+        for place, event in _shown(self._calls.run(requests), len(requests), progress):
+            pieces[place].append(event.piece)
+        return [Completion.of(request.prompt_ids, own) for request, own in zip(requests, pieces, strict=True)]
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Piece]:
         """The pieces of a completion as they come; with n > 1, one answer after the other (see ``Piece.index``)."""
-        return _chain(self._answers(self.encode(prompt), params))
+        return self._stream(self.encode(prompt), params)
 
     def chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> Completion:
         """Answer a conversation, [{"role": ..., "content": ...}, ...], through the model's own chat template.
@@ -80,11 +85,23 @@ class LLM:
         must look for them.
         """
         ids = self.encode_chat(messages)
-        return _collect(ids, self._answers(ids, params))
+        return Completion.of(ids, self._stream(ids, params))
 
     def stream_chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> Iterator[Piece]:
         """The pieces of an answer to a conversation as they come."""
-        return _chain(self._answers(self.encode_chat(messages), params))
+        return self._stream(self.encode_chat(messages), params)
+
+    def new_engine(self, *, kv_memory: int | None = None, **options: Any) -> Engine:
+        """An engine of its own over this model, for callers that make its steps themselves.
+
+        kv_memory: bytes for keys and values; None: what ``max_sequences`` of full length take, but at most a quarter
+        of the memory that is free. options: see ``Engine``. Raises ModelError, ParameterError.
+        """
+        if kv_memory is not None and (isinstance(kv_memory, bool) or not isinstance(kv_memory, int) or kv_memory < 1):
+            raise ParameterError("kv_memory", f"kv_memory must be an integer >= 1, or None, got {kv_memory!r:.60}")
+        sequences = options.get("max_sequences", MAX_SEQUENCES)
+        tokens = max(sequences, 1) * self.model.context_length if isinstance(sequences, int) else 1
+        return Engine(runner_of(self.model, kv_memory, tokens), self.tokenizer, **options)
 
     def encode(self, prompt: Prompt | Sequence[object]) -> list[int]:
         """The token ids of a prompt, with the special tokens the model expects (ids are taken as they are)."""
@@ -108,14 +125,13 @@ class LLM:
         text = render(template, list(messages), variables=self.tokenizer.special_tokens)
         return self.tokenizer.encode(text, add_special_tokens=False)
 
-    def _answers(self, prompt_ids: list[int], params: SamplingParams | None) -> list[Iterator[Piece]]:
-        """The n answers, admitted but not started. Without a seed they share a fresh one, and use seed + i as ever."""
-        chosen = self.default_params if params is None else params
-        if not isinstance(chosen, SamplingParams):
-            raise ParameterError("params", f"params must be a SamplingParams, got {chosen!r:.60}")
-        if chosen.seed is None:
-            chosen = chosen.replace(seed=fresh_seed())
-        return [generate(self.model, self.tokenizer, prompt_ids, chosen, i) for i in range(chosen.n)]
+    def _request(self, prompt_ids: Sequence[int], params: SamplingParams | None) -> Request:
+        return Request(prompt_ids, self.default_params if params is None else params)
+
+    def _stream(self, prompt_ids: Sequence[int], params: SamplingParams | None) -> Iterator[Piece]:
+        request = self._request(prompt_ids, params)
+        self._calls.check(request)  # now, not when the first piece is taken
+        return _in_order(event.piece for _, event in self._calls.run([request]))
 
 
 def _listed(name: str, value: Any) -> list[Any]:
@@ -138,32 +154,24 @@ def _tokenizer(folder: Path, size: int) -> Tokenizer:
         raise ModelError(f"cannot read the tokenizer in {folder}: {error}") from error
 
 
-def _chain(answers: list[Iterator[Piece]]) -> Iterator[Piece]:
-    for answer in answers:
-        yield from answer
+def _in_order(pieces: Iterable[Piece]) -> Iterator[Piece]:
+    """Pieces of one answer after the other; those that come too soon are held back."""
+    held: dict[int, list[Piece]] = {}
+    index = 0
+    for piece in pieces:
+        held.setdefault(piece.index, []).append(piece)
+        while own := held.pop(index, None):
+            yield from own
+            index += own[-1].finish_reason is not None
 
 
-def _collect(prompt_ids: list[int], answers: list[Iterator[Piece]]) -> Completion:
-    outputs, prompt_logprobs = [], None
-    for answer in answers:
-        pieces = list(answer)
-        prompt_logprobs = prompt_logprobs or pieces[0].prompt_logprobs
-        last = pieces[-1]
-        token_ids = tuple(token for piece in pieces for token in piece.token_ids)
-        text = "".join(piece.text for piece in pieces)
-        reason = last.finish_reason or "abort"
-        steps = tuple(step for piece in pieces for step in piece.logprobs or ())
-        logprobs = steps if len(steps) == len(token_ids) > 0 else None
-        outputs.append(Output(last.index, text, token_ids, reason, last.stop_reason, last.seed, logprobs))
-    usage = Usage(len(prompt_ids), sum(len(output.token_ids) for output in outputs))
-    return Completion(tuple(prompt_ids), tuple(outputs), usage, prompt_logprobs)
-
-
-def _shown(
-    requests: list[tuple[list[int], list[Iterator[Piece]]]], progress: bool
-) -> Iterator[tuple[list[int], list[Iterator[Piece]]]]:
-    if not progress:
-        return iter(requests)
-    from tqdm import tqdm
-
-    return iter(tqdm(requests, unit="prompt"))
+def _shown(events: Iterator[tuple[int, Event]], total: int, progress: bool) -> Iterator[tuple[int, Event]]:
+    """The same events; with ``progress``, a bar of requests that have ended, and tokens per second."""
+    tokens, start = 0, time.perf_counter()
+    with bar(total=total, unit="prompt", shown=progress) as shown:
+        for place, event in events:
+            tokens += len(event.piece.token_ids)
+            if event.last:
+                shown.set_postfix_str(f"{tokens / (time.perf_counter() - start):.0f} tokens/s", refresh=False)
+                shown.update()
+            yield place, event

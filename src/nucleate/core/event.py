@@ -1,8 +1,9 @@
-"""What comes out: pieces of text while a request runs, completions when it has ended. Values only; knows no machine."""
+"""What comes out: pieces of text while a request runs, completions when it has ended. Values only."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -69,6 +70,17 @@ class Output:
     seed: int
     logprobs: tuple[StepLogprobs, ...] | None = None  #: one per token, if they were asked for
 
+    @classmethod
+    def of(cls, pieces: Sequence[Piece]) -> Output:
+        """The answer that its pieces make up."""
+        last = pieces[-1]
+        token_ids = tuple(token for piece in pieces for token in piece.token_ids)
+        text = "".join(piece.text for piece in pieces)
+        steps = tuple(step for piece in pieces for step in piece.logprobs or ())
+        logprobs = steps if len(steps) == len(token_ids) > 0 else None
+        reason = last.finish_reason or "abort"
+        return cls(last.index, text, token_ids, reason, last.stop_reason, last.seed, logprobs)
+
     @property
     def cumulative_logprob(self) -> float | None:
         """The logprob of the whole answer, the sum of those of its tokens, if they were asked for."""
@@ -96,7 +108,33 @@ class Completion:
     usage: Usage
     prompt_logprobs: PromptLogprobs | None = None  #: if they were asked for
 
+    @classmethod
+    def of(cls, prompt_token_ids: Iterable[int], pieces: Iterable[Piece]) -> Completion:
+        """The completion that pieces make up: those of an answer in their order, the answers in any."""
+        answers: dict[int, list[Piece]] = {}
+        for piece in pieces:
+            answers.setdefault(piece.index, []).append(piece)
+        outputs = tuple(Output.of(answers[index]) for index in sorted(answers))
+        of_prompt = (piece.prompt_logprobs for own in answers.values() for piece in own if piece.prompt_logprobs)
+        prompt = tuple(prompt_token_ids)
+        usage = Usage(len(prompt), sum(len(output.token_ids) for output in outputs))
+        return cls(prompt, outputs, usage, next(of_prompt, None))
+
     @property
     def text(self) -> str:
         """The text of the first answer."""
         return self.outputs[0].text
+
+
+@dataclass(frozen=True)
+class Event:
+    """What an engine tells of a request: what a step adds to one of its answers."""
+
+    request_id: str
+    piece: Piece
+    usage: Usage | None = None  #: on the last event of a request
+
+    @property
+    def last(self) -> bool:
+        """Whether the request has ended: all its answers have."""
+        return self.usage is not None

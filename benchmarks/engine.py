@@ -1,0 +1,212 @@
+"""Requests of mixed lengths that arrive together: the engine beside Transformers' static and continuous batches.
+
+All contenders run the same model in the same process, in turn, with greedy draws; tokens per second count the tokens
+that were asked for. A static batch runs to the longest answer in it. Then, of the engine alone, what it costs outside
+the forward of the model.
+
+    python benchmarks/engine.py [--json FILE] [--repeat 3] [--requests 64]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import random
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import transformers
+from transformers.generation.configuration_utils import ContinuousBatchingConfig
+
+import nucleate as nc
+from nucleate.engine.engine import Engine
+from nucleate.engine.request import Request
+from nucleate.models.load import EMBEDDED, load, runner_of
+from nucleate.models.model import Model
+from nucleate.models.runner import Part, Runner
+from nucleate.models.transformers import TransformersModel
+from nucleate.text.tokenizer import Tokenizer
+
+ROWS = 32
+MEMORY = 256 << 20
+SAMPLED = nc.SamplingParams(temperature=0.8, top_k=40, top_p=0.9, ignore_eos=True)
+GREEDY = nc.SamplingParams(temperature=0.0, ignore_eos=True)
+
+
+class Asked(NamedTuple):
+    """A prompt, and how many tokens are to follow."""
+
+    prompt_ids: list[int]
+    tokens: int
+
+
+def workload(count: int, size: int, seed: int = 0) -> list[Asked]:
+    """Prompts and answers of 16 to 256 tokens."""
+    rng = random.Random(seed)
+    return [
+        Asked([rng.randrange(1, size) for _ in range(rng.randint(16, 256))], rng.randint(16, 256)) for _ in range(count)
+    ]
+
+
+class Timed:
+    """A runner that keeps the time of its forwards."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner, self.seconds, self.forwards = runner, 0.0, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runner, name)
+
+    def forward(self, parts: Sequence[Part]) -> Any:
+        start = time.perf_counter()
+        try:
+            return self._runner.forward(parts)
+        finally:
+            self.seconds += time.perf_counter() - start
+            self.forwards += 1
+
+
+def by_engine(
+    runner: Runner, tokenizer: Tokenizer, asked: Sequence[Asked], params: nc.SamplingParams
+) -> list[list[int]]:
+    """All requests through one engine; the tokens of each."""
+    engine = Engine(runner, tokenizer, max_sequences=ROWS)
+    ids = [engine.add(Request(one.prompt_ids, params.replace(max_tokens=one.tokens))) for one in asked]
+    tokens: dict[str, list[int]] = {number: [] for number in ids}
+    while len(engine):
+        for event in engine.step():
+            tokens[event.request_id] += event.piece.token_ids
+    return list(tokens.values())
+
+
+def by_generate(model: Any, asked: Sequence[Asked], rows: int) -> list[list[int]]:
+    """Static batches in the order of arrival, prompts padded on the left."""
+    out = []
+    for start in range(0, len(asked), rows):
+        batch = asked[start : start + rows]
+        longest = max(len(one.prompt_ids) for one in batch)
+        ids = torch.tensor([[0] * (longest - len(one.prompt_ids)) + one.prompt_ids for one in batch])
+        mask = torch.tensor([[0] * (longest - len(one.prompt_ids)) + [1] * len(one.prompt_ids) for one in batch])
+        most = max(one.tokens for one in batch)
+        found = model.generate(
+            input_ids=ids,
+            attention_mask=mask,
+            do_sample=False,
+            max_new_tokens=most,
+            min_new_tokens=most,
+            pad_token_id=0,
+        )
+        out += [row[longest : longest + one.tokens].tolist() for row, one in zip(found, batch, strict=True)]
+    return out
+
+
+def by_generate_batch(model: Any, asked: Sequence[Asked]) -> list[list[int]]:
+    """Transformers' continuous batching, each request with its own length."""
+    config = transformers.GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0, max_new_tokens=256)
+    longest = ContinuousBatchingConfig(max_batch_tokens=1024, num_blocks=None)
+    found: dict[str, list[int]] = {}
+    with model.continuous_batching_context_manager(generation_config=config, continuous_batching_config=longest) as run:
+        for place, one in enumerate(asked):
+            run.add_request(one.prompt_ids, request_id=str(place), max_new_tokens=one.tokens, eos_token_id=-1)
+        while len(found) < len(asked):
+            result = run.get_result(timeout=1)
+            if result is not None and result.is_finished():
+                found[result.request_id] = result.generated_tokens
+            elif result is None and not run.is_running():
+                raise RuntimeError("Transformers' continuous batching has stopped")
+    return [found[str(place)] for place in range(len(asked))]
+
+
+def random_llama() -> TransformersModel:
+    """Hidden size 512, 8 layers, 8 heads of which 4 share keys, a vocabulary of 32000."""
+    config = transformers.LlamaConfig(
+        hidden_size=512,
+        num_hidden_layers=8,
+        intermediate_size=1376,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        vocab_size=32000,
+        max_position_embeddings=1024,
+        attn_implementation="sdpa",
+    )
+    torch.manual_seed(0)
+    return TransformersModel.of(transformers.LlamaForCausalLM(config).eval())
+
+
+def compare(name: str, ours: Model, theirs: TransformersModel, count: int, repeat: int) -> dict[str, Any]:
+    """All contenders, in turn; medians. Prints a table."""
+    tokenizer = Tokenizer(EMBEDDED, padded_size=ours.vocab_size)
+    asked = workload(count, min(ours.vocab_size, 4000))
+    total = sum(one.tokens for one in asked)
+    runner = runner_of(ours, MEMORY)
+    contenders: dict[str, Callable[[], list[list[int]]]] = {
+        "nucleate": lambda: by_engine(runner, tokenizer, asked, GREEDY),
+        "nucleate, sampled": lambda: by_engine(runner, tokenizer, asked, SAMPLED),
+        f"generate, batches of {ROWS}": lambda: by_generate(theirs.model, asked, ROWS),
+        f"generate, batches of {2 * ROWS}": lambda: by_generate(theirs.model, asked, 2 * ROWS),
+        "generate_batch": lambda: by_generate_batch(theirs.model, asked),
+    }
+    by_engine(runner, tokenizer, asked[:4], SAMPLED)  # what is compiled is compiled now
+    seconds: dict[str, list[float]] = {contender: [] for contender in contenders}
+    tokens = {}
+    for _ in range(repeat):
+        for contender, run in contenders.items():
+            start = time.perf_counter()
+            tokens[contender] = run()
+            seconds[contender].append(time.perf_counter() - start)
+    speeds = {contender: total / statistics.median(times) for contender, times in seconds.items()}
+    same = {contender: _same(tokens["nucleate"], tokens[contender]) for contender in contenders}
+    print(f"\n{name} ({type(runner).__name__}): {count} requests, {total} tokens, {ROWS} rows")
+    for contender, speed in speeds.items():
+        agree = "" if "sampled" in contender else f"   {same[contender]:.0%} of the answers are the same"
+        print(f"  {contender:28}{speed:8.0f} tokens/s{speeds['nucleate'] / speed:8.2f} x{agree}")
+    return {"tokens per second": speeds, "same answers": same, "outside the forward": overhead(runner, tokenizer)}
+
+
+def _same(ours: list[list[int]], theirs: list[list[int]]) -> float:
+    return statistics.mean(a == b for a, b in zip(ours, theirs, strict=True))
+
+
+def overhead(runner: Runner, tokenizer: Tokenizer) -> dict[str, Any]:
+    """32 answers of 200 tokens: the share of the time that is not the model's forward, greedy and sampled."""
+    found = {}
+    asked = [Asked(one.prompt_ids, 200) for one in workload(ROWS, 4000, seed=1)]
+    for name, params in (("greedy", GREEDY), ("sampled", SAMPLED)):
+        shares = []
+        for _ in range(3):
+            timed = Timed(runner)
+            start = time.perf_counter()
+            by_engine(timed, tokenizer, asked, params)
+            seconds = time.perf_counter() - start
+            shares.append(((seconds - timed.seconds) / seconds, (seconds - timed.seconds) / (ROWS * 200) * 1e6))
+        share, each = statistics.median(shares)  # by the share
+        found[name] = {"share": share, "microseconds per token": each}
+        print(f"  outside the model's forward, {name:8}{share:6.1%}, {each:.1f} us per token")
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--requests", type=int, default=64)
+    arguments = parser.parse_args()
+    transformers.utils.logging.set_verbosity_error()
+    embedded, llama = load(EMBEDDED, runtime="torch"), random_llama()
+    results = {
+        "machine": f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads",
+        "versions": {"nucleate": nc.__version__, "torch": torch.__version__, "transformers": transformers.__version__},
+        "embedded": compare("embedded", load(EMBEDDED), embedded, arguments.requests, arguments.repeat),
+        "llama 512 x 8": compare("llama 512 x 8", llama, llama, arguments.requests, arguments.repeat),
+    }
+    if arguments.json:
+        arguments.json.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""One engine shared by the callers of a process, each of whom takes the events of its own requests. Has no thread.
+
+Whoever waits for an event makes the engine's next step, for all. A caller that leaves takes its requests along.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+
+from nucleate.core.event import Event
+from nucleate.engine.engine import Engine
+from nucleate.engine.request import Request
+
+
+class Calls:
+    """Every caller may be a thread of its own. make: gives an engine, when one is needed first.
+
+    An interrupt may come in the middle of a step: then the engine is given up, and the next caller gets a new one.
+    """
+
+    def __init__(self, make: Callable[[], Engine]) -> None:
+        self._make = make
+        self._engine: Engine | None = None
+        self._lock = threading.Lock()
+        self._boxes: dict[str, deque[Event]] = {}  # of each request, the box of its caller
+
+    def check(self, request: Request) -> None:
+        """Raise ParameterError if ``run`` would."""
+        with self._lock:
+            self._running().check(request)
+
+    def run(self, requests: Iterable[Request]) -> Iterator[tuple[int, Event]]:
+        """The events of some requests as they come, each with the place of its request among these.
+
+        All are admitted before the first one runs; raises ParameterError. The requests have no ids of their own.
+        """
+        box: deque[Event] = deque()
+        places: dict[str, int] = {}
+        with self._lock:
+            engine = self._running()
+        try:
+            for place, request in enumerate(requests):
+                with self._lock:
+                    number = engine.add(request)
+                    places[number], self._boxes[number] = place, box
+            while places:
+                if not box:
+                    self._wait(engine, box)
+                while box:
+                    event = box.popleft()
+                    place = places.pop(event.request_id) if event.last else places[event.request_id]
+                    yield place, event
+        finally:
+            with self._lock:
+                for number in places if engine is self._engine else ():
+                    engine.abort(number)
+                    self._boxes.pop(number, None)
+
+    def _running(self) -> Engine:
+        if self._engine is None:
+            self._engine, self._boxes = self._make(), {}
+        return self._engine
+
+    def _wait(self, engine: Engine, box: deque[Event]) -> None:
+        """Make a step, unless another caller has just made one that brought something."""
+        with self._lock:
+            if box:
+                return
+            if engine is not self._engine:
+                raise RuntimeError("the engine has stopped, as another caller's step was interrupted")
+            try:
+                events = engine.step()
+            except BaseException:
+                self._engine = None
+                raise
+            for event in events:
+                own = self._boxes.pop(event.request_id) if event.last else self._boxes[event.request_id]
+                own.append(event)

@@ -1,0 +1,292 @@
+"""Engine: many requests over one model, a step at a time. Without I/O, threads and clocks: who calls ``step`` has them.
+
+The life of a request: ``add`` admits it; its job waits in the schedule; steps read its prompt; after its last token the
+sampler draws, and each step adds a token, until the stop rules say that it has ended. Text and stop rules come after
+the draw; where a forward runs by itself, as on a GPU, they are worked out while the next one runs, and what that one
+reads of answers that have ended is not used. ``generate`` is the slow twin: the same tokens from the same logits.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from nucleate.core.event import Event, Finish, StepLogprobs
+from nucleate.core.noise import fresh_seed
+from nucleate.core.parameter import ParameterError
+from nucleate.core.stage import Pipeline
+from nucleate.engine.blocks import BlockPool
+from nucleate.engine.request import Branch, Live, Reading, Request
+from nucleate.engine.schedule import Job, Scheduler
+from nucleate.generate import admit, stages_of
+from nucleate.models.runner import Runner
+from nucleate.params import SamplingParams
+from nucleate.sampler import Sampler
+from nucleate.text.tokenizer import Tokenizer
+
+MAX_SEQUENCES, MAX_BATCH_TOKENS = 64, 1024
+"""What ``Engine`` does without being told."""
+
+LOGITS_AT_A_TIME = 1 << 26
+"""Of a prompt whose logprobs are asked for."""
+
+
+class Stats(NamedTuple):
+    """An engine in figures, as of now; the last five are counted from its beginning."""
+
+    running: int  #: answers
+    waiting: int  #: answers that have not begun, or were preempted
+    blocks: int  #: of keys and values
+    blocks_used: int
+    steps: int
+    read: int  #: tokens
+    reused: int  #: tokens that did not have to be read, as others begin with the same
+    drawn: int  #: tokens
+    preempted: int  #: answers
+
+
+class Engine:
+    """Requests come with ``add`` and go by themselves, or with ``abort``; ``step`` moves all of them on.
+
+    runner: the model. max_sequences: answers at work at a time. max_batch_tokens: tokens that one forward reads, at
+    least max_sequences. max_length: tokens of a prompt with its answer; none: what the model's context and its blocks
+    hold, which is the most in any case. prefix_sharing: whether requests that begin alike share what was read.
+    backend: as in ``sample``. Raises ParameterError.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        tokenizer: Tokenizer,
+        *,
+        max_sequences: int = MAX_SEQUENCES,
+        max_batch_tokens: int = MAX_BATCH_TOKENS,
+        max_length: int | None = None,
+        prefix_sharing: bool = True,
+        backend: str = "auto",
+    ) -> None:
+        _at_least("max_sequences", max_sequences, 1)
+        _at_least("max_batch_tokens", max_batch_tokens, max_sequences, "max_sequences")
+        self.context_length = min(runner.context_length, runner.blocks * runner.block_size)
+        if max_length is not None:
+            _at_least("max_length", max_length, 2)
+            self.context_length = min(self.context_length, max_length)
+        self.runner, self.tokenizer, self.vocab_size = runner, tokenizer, runner.vocab_size
+        self._pool = BlockPool(runner.blocks, runner.block_size, sharing=prefix_sharing and runner.paged)
+        self._schedule = Scheduler(
+            self._pool, max_sequences=max_sequences, max_tokens=max_batch_tokens, whole=not runner.paged
+        )
+        self._sampler = Sampler(runner.vocab_size, backend)
+        self._live: dict[str, Live] = {}
+        self._branches: dict[Job, Branch] = {}
+        self._drawn: list[_Drawn] = []  # whose text is not made yet
+        self.steps = 0  # forwards
+        self._arrivals = self._read = self._reused = self._tokens = 0
+        self._stages = functools.lru_cache(maxsize=256)(self._stages_of)
+
+    def __len__(self) -> int:
+        """How many requests have not ended."""
+        return len(self._live)
+
+    @property
+    def stats(self) -> Stats:
+        schedule, pool = self._schedule, self._pool
+        return Stats(
+            len(schedule.running),
+            len(schedule.waiting),
+            pool.count,
+            pool.used,
+            self.steps,
+            self._read,
+            self._reused,
+            self._tokens,
+            schedule.preemptions,
+        )
+
+    def check(self, request: Request) -> None:
+        """Raise ParameterError if ``add`` would."""
+        self._admit(request)
+
+    def add(self, request: Request) -> str:
+        """Admit a request and return its id. Raises ParameterError, and then nothing has changed."""
+        live = self._admit(request)
+        self._arrivals += 1
+        self._live[live.id] = live
+        self._begin(live)
+        return live.id
+
+    def abort(self, request_id: str) -> list[Event]:
+        """End a request now: the last event of each of its answers, with finish_reason "abort"; none if it is over."""
+        live = self._live.get(request_id)
+        if live is None:
+            return []
+        while live.begun < live.request.params.n:
+            self._begin(live)
+        return [self._end(branch, Finish("abort")) for branch in list(live.branches.values())]
+
+    def pause(self, request_id: str, *, paused: bool = True) -> None:
+        """Do not go on with a request for now: nobody takes what it writes. It is the first to make room for others.
+
+        Nothing happens if it is over.
+        """
+        live = self._live.get(request_id)
+        if live is None:
+            return
+        live.paused = paused
+        for branch in live.branches.values():
+            branch.job.paused = paused
+
+    def step(self) -> list[Event]:
+        """One forward, one draw: the events of all requests that it moved on; none if there is nothing to do."""
+        readings = [self._branches[chunk.job].reading(chunk) for chunk in self._schedule.plan()]
+        readings.sort(key=_row)  # the order of the sampler's rows, new ones at the end
+        behind = self.runner.asynchronous
+        events: list[Event] = []
+        batches = self._forward(readings, events) if readings else []
+        if behind or not readings:
+            events += self._tell()
+        for batch, logits_LV in batches:
+            self._draw(batch, logits_LV, events)
+        if not behind:
+            events += self._tell()
+        return events
+
+    def _admit(self, request: Request) -> Live:
+        prompt_ids, params = request.prompt_ids, request.params
+        rules = admit(self, self.tokenizer, prompt_ids, params)
+        stages = self._stages(params)
+        while request.id is None and f"request-{self._arrivals}" in self._live:  # somebody chose that name
+            self._arrivals += 1
+        number = f"request-{self._arrivals}" if request.id is None else request.id
+        if number in self._live:
+            raise ParameterError("id", f"there is a request {number!r:.80} already")
+        seed = fresh_seed() if params.seed is None else params.seed
+        limit = len(prompt_ids) + (rules.max_tokens or 0)  # admit fills it in
+        return Live(request, number, seed, stages, rules, limit, self._arrivals)
+
+    def _stages_of(self, params: SamplingParams) -> Pipeline:
+        return stages_of(params, self.vocab_size, self.tokenizer)
+
+    def _begin(self, live: Live) -> None:
+        """The next answer of a request waits for its turn."""
+        branch = live.branch(self.tokenizer, max(1, LOGITS_AT_A_TIME // self.vocab_size))
+        self._branches[branch.job] = branch
+        self._schedule.add(branch.job)
+
+    def _begin_others(self, live: Live) -> None:
+        """The prompt has been read: the other answers find it there."""
+        while live.begun < live.request.params.n:
+            self._begin(live)
+
+    def _forward(self, readings: list[Reading], events: list[Event]) -> list[_Batch]:
+        """What could be read, with its logits. If the model fails, each sequence is tried alone."""
+        self.steps += 1
+        try:
+            batches = [(readings, self.runner.forward([reading.part for reading in readings]))]
+        except Exception as error:  # noqa: BLE001  # of the model, whatever it is
+            batches = self._forward_alone(readings, events, error)
+        for batch, _ in batches:
+            self._schedule.done([reading.chunk for reading in batch])
+            self._read += sum([reading.part.stop - reading.part.start for reading in batch])
+        return batches
+
+    def _forward_alone(self, readings: list[Reading], events: list[Event], error: Exception) -> list[_Batch]:
+        batches: list[_Batch] = []
+        for reading in readings:
+            try:
+                if len(readings) == 1:
+                    raise error
+                batches.append(([reading], self.runner.forward([reading.part])))
+            except Exception as own:  # noqa: BLE001
+                branch = reading.branch
+                events += self._tell(branch)
+                if branch.job in self._branches:
+                    events.append(self._end(branch, Finish("error", f"the model failed: {_one_line(own)}")))
+        return batches
+
+    def _draw(self, batch: list[Reading], logits_LV: Any, events: list[Event]) -> None:
+        """Draw the next token of every answer whose last token has been read."""
+        branches, places, end = [], [], 0
+        for branch, chunk, part, last in batch:
+            start, end = end, end + part.logits
+            if chunk.job not in self._branches:  # its text has ended it meanwhile
+                continue
+            if branch.told is not None:
+                branch.tell_prompt(part, logits_LV[start:end])
+            if last:
+                branches.append(branch)
+                places.append(end - 1)
+        if not branches:
+            return
+        out = self._sampler(logits_LV if len(places) == end else logits_LV[places], list(map(self._row, branches)))
+        told = out.logprobs or (None,) * len(branches)
+        for place, (branch, token) in enumerate(zip(branches, out.token_ids.tolist(), strict=True)):
+            if token < 0:
+                events.append(self._end(branch, Finish("error", f"invalid logits: {out.errors[place]}")))
+                continue
+            branch.job.push(token)
+            self._drawn.append((branch, token, told[place]))
+        self._tokens += len(branches) - len(out.errors)
+
+    def _row(self, branch: Branch) -> int:
+        """The row of an answer in the sampler, from its first token on."""
+        if branch.row < 0:
+            live, answer = branch.live, branch.answer
+            branch.row = self._sampler.add(live.stages, live.request.prompt_ids, seed=answer.seed)
+            self._begin_others(live)
+        return branch.row
+
+    def _tell(self, only: Branch | None = None) -> list[Event]:
+        """The text of the tokens that were drawn, of all answers or of one."""
+        drawn, self._drawn = self._drawn, []
+        events = []
+        for branch, token, told in drawn:
+            if branch.job not in self._branches:
+                continue
+            if only is not None and branch is not only:
+                self._drawn.append((branch, token, told))
+                continue
+            piece = branch.answer.push(token, told)
+            events.append(branch.live.event(piece))
+            if piece.finish_reason is not None:
+                self._forget(branch)
+        return events
+
+    def _end(self, branch: Branch, finish: Finish) -> Event:
+        """An answer ends without a token."""
+        self._forget(branch)
+        return branch.live.event(branch.answer.end(finish))
+
+    def _forget(self, branch: Branch) -> None:
+        """An answer has ended: give back all that it holds."""
+        live, job = branch.live, branch.job
+        self._begin_others(live)
+        self._reused += job.reused
+        self._schedule.remove(job)
+        self.runner.forget(branch.key)
+        if branch.row >= 0:
+            self._sampler.remove(branch.row)
+        del self._branches[job], live.branches[branch.answer.index]
+        if not live.branches:
+            del self._live[live.id]
+
+
+_Batch = tuple[list[Reading], Any]  # with its logits
+_Drawn = tuple[Branch, int, StepLogprobs | None]
+
+
+def _row(reading: Reading) -> int:
+    row = reading.branch.row
+    return row if row >= 0 else 1 << 62
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+def _at_least(name: str, value: object, least: int, what: str = "") -> None:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        at = f"{what} ({least})" if what else str(least)
+        raise ParameterError(name, f"{name} must be an integer >= {at}, got {value!r:.60}")

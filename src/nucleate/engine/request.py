@@ -1,0 +1,144 @@
+"""What an engine is asked for, and what it keeps of it until all answers have ended. Knows no scheduler."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from nucleate.backends.logprobs import logprobs
+from nucleate.core.event import Event, Piece, StepLogprobs, Usage
+from nucleate.core.parameter import ParameterError
+from nucleate.core.stage import Pipeline
+from nucleate.engine.answer import Answer
+from nucleate.engine.schedule import Chunk, Job
+from nucleate.models.runner import Part
+from nucleate.params import SamplingParams
+from nucleate.rows import Logits
+from nucleate.text.stop import StopRules
+from nucleate.text.tokenizer import Tokenizer
+
+MOST_ANSWERS = 128
+"""Of a request: the most that n may be."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """A prompt and what is to be made of it. prompt_ids: token ids, at least one. priority: lower is sooner.
+
+    id: any text that no other running request has; without one, the engine gives it a number.
+    """
+
+    prompt_ids: Sequence[int]
+    params: SamplingParams = field(default_factory=SamplingParams)
+    id: str | None = None
+    priority: int = 0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.prompt_ids, str | bytes):
+            raise ParameterError("prompt", f"prompt_ids are token ids, not text, got {self.prompt_ids!r:.60}")
+        try:
+            if any(isinstance(token, bool) for token in self.prompt_ids):
+                raise TypeError
+            ids = tuple(map(operator.index, self.prompt_ids))
+        except TypeError:
+            raise ParameterError("prompt", f"prompt_ids must be token ids, got {self.prompt_ids!r:.60}") from None
+        object.__setattr__(self, "prompt_ids", ids)
+        if not isinstance(self.params, SamplingParams):
+            raise ParameterError("params", f"params must be a SamplingParams, got {self.params!r:.60}")
+        if self.id is not None and not isinstance(self.id, str):
+            raise ParameterError("id", f"id must be a string or None, got {self.id!r:.60}")
+        if isinstance(self.priority, bool) or not isinstance(self.priority, int):
+            raise ParameterError("priority", f"priority must be an integer, got {self.priority!r:.60}")
+
+
+@dataclass(eq=False, slots=True)
+class Live:
+    """A request that was admitted. Its first answer reads the prompt; the others begin after that."""
+
+    request: Request
+    id: str
+    seed: int
+    stages: Pipeline
+    rules: StopRules
+    limit: int  #: tokens of the prompt and the longest answer
+    arrival: int
+    paused: bool = False
+    branches: dict[int, Branch] = field(default_factory=dict)  #: the answers at work, by index
+    begun: int = 0  #: answers
+    ended: int = 0
+    completion_tokens: int = 0
+
+    def event(self, piece: Piece) -> Event:
+        """The event of a piece. The last of the last answer has the usage."""
+        self.completion_tokens += len(piece.token_ids)
+        if piece.finish_reason is None:
+            return Event(self.id, piece)
+        self.ended += 1
+        if self.ended < self.request.params.n:
+            return Event(self.id, piece)
+        return Event(self.id, piece, Usage(len(self.request.prompt_ids), self.completion_tokens))
+
+    def branch(self, tokenizer: Tokenizer, most: int) -> Branch:
+        """The next answer. most: tokens of a prompt that are read at a time if its logprobs are asked for."""
+        index, ids, params = self.begun, self.request.prompt_ids, self.request.params
+        self.begun += 1
+        told: list[StepLogprobs | None] | None = [None] if index == 0 and params.prompt_logprobs is not None else None
+        job = Job((self.request.priority, self.arrival, index), ids, self.limit, paused=self.paused)
+        if told is not None:
+            job.shares, job.most = False, most
+        answer = Answer(index, (self.seed + index) % 2**64, tokenizer, ids, params, self.rules)
+        branch = self.branches[index] = Branch(self, answer, job, told)
+        return branch
+
+
+@dataclass(eq=False, slots=True)
+class Branch:
+    """One answer of a request at work: its text, its place in the schedule, its row in the sampler."""
+
+    live: Live
+    answer: Answer
+    job: Job
+    told: list[StepLogprobs | None] | None  #: the logprobs of the prompt so far, if they are to be made
+    row: int = -1  #: from the first token on
+
+    @property
+    def key(self) -> int:
+        """A number that no other answer ever has."""
+        return self.live.arrival * MOST_ANSWERS + self.answer.index
+
+    def reading(self, chunk: Chunk) -> Reading:
+        """What the model is to read."""
+        job, start, stop = chunk
+        last = chunk.last
+        wanted = int(last) if self.told is None else stop - start
+        return Reading(self, chunk, Part(self.key, job.token_ids, start, stop, job.blocks, wanted), last)
+
+    def tell_prompt(self, part: Part, logits_TV: Any) -> None:
+        """Logprobs of the tokens that follow those of a part of the prompt; the answer tells them when all are there.
+
+        A prompt that is read again, because its answer was preempted, goes on where it was.
+        """
+        if self.told is None:
+            return
+        prompt_ids, params, rows = self.live.request.prompt_ids, self.live.request.params, Logits(logits_TV)
+        ids_V = np.arange(rows.shape[1])
+        top, asked = params.prompt_logprobs or 0, params.logprob_token_ids
+        for place in range(max(part.start + 1, len(self.told)), min(part.stop + 1, len(prompt_ids))):
+            x_V = rows[place - part.start - 1]
+            self.told.append(logprobs(ids_V, x_V, prompt_ids[place], top, asked) if np.isfinite(x_V.max()) else None)
+        if len(self.told) == len(prompt_ids):
+            self.answer.prompt_logprobs, self.told = tuple(self.told), None
+            self.job.shares, self.job.most = True, self.live.limit
+
+
+class Reading(NamedTuple):
+    """What a branch reads in a step."""
+
+    branch: Branch
+    chunk: Chunk
+    part: Part
+    last: bool  #: it ends with the last token there is: the next one is drawn

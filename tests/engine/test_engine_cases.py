@@ -1,0 +1,286 @@
+"""What an engine promises, one case at a time."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from toys import KINDS, SIZE, TABLE, alone, answers, drive, is_empty, rule, runner, toy
+
+import nucleate as nc
+from nucleate.core.event import Event, Usage
+from nucleate.engine.engine import Engine
+from nucleate.engine.request import Request
+from nucleate.models.toy import PagedToy
+
+GREEDY = nc.SamplingParams(temperature=0, ignore_eos=True, max_tokens=6, seed=1)
+
+
+def engine_of(llm: nc.LLM, kind: str = "paged", *, blocks: int = 100, of: object = rule, **options: int) -> Engine:
+    return Engine(runner(kind, toy(of=of), blocks), llm.tokenizer, backend="reference", **options)
+
+
+def reasons(events: list[Event]) -> list[tuple[object, object]]:
+    return [(e.piece.finish_reason, e.piece.stop_reason) for e in events if e.piece.finish_reason]
+
+
+def test_n_answers_read_the_prompt_once(llm: nc.LLM) -> None:
+    engine = engine_of(llm)
+    request = Request(range(1, 23), GREEDY.replace(n=5, temperature=1.0, seed=3))
+    [events] = drive(engine, [request])
+    assert answers(events, 5) == alone(toy(), llm.tokenizer, request)
+    first, *others = sorted({key for forward in engine.runner.forwards for key, _, _ in forward})
+    begins = {key: start for forward in reversed(engine.runner.forwards) for key, start, _ in forward}
+    assert begins == {first: 0, **dict.fromkeys(others, 20)}  # blocks of 4: the last two tokens of 22 are read again
+    assert engine.stats.reused == 4 * 20
+    assert events[-1].usage == Usage(22, 30)
+    assert [event.last for event in events].count(True) == 1
+
+
+def test_the_other_answers_wait_for_the_prompt(llm: nc.LLM) -> None:
+    engine = engine_of(llm, max_sequences=2, max_batch_tokens=8)
+    engine.add(Request(range(1, 23), GREEDY.replace(n=100)))
+    assert engine.stats.waiting == 1
+    engine.step()
+    assert (engine.stats.running, engine.stats.waiting) == (1, 0)
+    engine.step()
+    engine.step()
+    assert (engine.stats.running, engine.stats.waiting) == (1, 99)
+    engine.step()
+    assert engine.stats.running == 2
+
+
+def test_prompts_are_read_in_parts_beside_those_that_write(llm: nc.LLM) -> None:
+    engine = engine_of(llm, max_batch_tokens=10, max_sequences=10)
+    engine.add(Request([1, 2], GREEDY))
+    engine.step()
+    engine.add(Request(range(1, 30), GREEDY))
+    for _ in range(4):
+        engine.step()
+    sizes = [[stop - start for _, start, stop in forward] for forward in engine.runner.forwards]
+    assert sizes == [[2], [1, 9], [1, 9], [1, 9], [1, 2]]
+
+
+def test_a_better_priority_goes_first(llm: nc.LLM) -> None:
+    engine = engine_of(llm, max_sequences=1)
+    ids = [engine.add(Request([1, 2], GREEDY, priority=priority)) for priority in (5, 5, -1, 0)]
+    ended = []
+    while len(engine):
+        ended += [event.request_id for event in engine.step() if event.last]
+    assert ended == [ids[2], ids[3], ids[0], ids[1]]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_invalid_logits_end_their_answer_alone(llm: nc.LLM, kind: str) -> None:
+    def broken(seen: tuple[int, ...]) -> np.ndarray:
+        return np.full(SIZE, np.nan, np.float32) if seen[0] == 9 and len(seen) > 4 else rule(seen)
+
+    requests = [Request([8, 1, 1], GREEDY), Request([9, 1, 1], GREEDY.replace(n=2)), Request([7, 1, 1], GREEDY)]
+    events = drive(engine := engine_of(llm, kind, of=broken), requests)
+    assert reasons(events[0]) == reasons(events[2]) == [("length", None)]
+    assert [reason for reason, _ in reasons(events[1])] == ["error", "error"]
+    assert "invalid logits" in str(reasons(events[1])[0][1])
+    assert [len(pieces) for pieces in answers(events[1], 2)] == [3, 3]  # two tokens, and the end
+    assert is_empty(engine)
+
+
+def test_a_pattern_that_takes_too_long_ends_its_answer_alone(llm: nc.LLM) -> None:
+    a, b = (llm.tokenizer.encode(text, add_special_tokens=False)[0] for text in ("a", "b"))
+
+    def says(seen: tuple[int, ...]) -> np.ndarray:
+        return np.eye(SIZE, dtype=np.float32)[b if len(seen) > 90 else a] * 50
+
+    slow = GREEDY.replace(stop_regex="(a|aa)+c", max_tokens=120)
+    events = drive(engine := engine_of(llm, of=says), [Request([1], slow), Request([2], GREEDY)])
+    assert [reason for reason, _ in reasons(events[0]) + reasons(events[1])] == ["error", "length"]
+    assert is_empty(engine)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_that_fails_for_one_sequence_goes_on_with_the_others(llm: nc.LLM, kind: str) -> None:
+    def fails(seen: tuple[int, ...]) -> np.ndarray:
+        if seen[0] == 9 and len(seen) > 4:
+            raise RuntimeError("a kernel\nhas failed")
+        return rule(seen)
+
+    requests = [Request([8, 1, 1], GREEDY), Request([9, 1, 1], GREEDY), Request([7, 1, 1], GREEDY)]
+    events = drive(engine := engine_of(llm, kind, of=fails), requests)
+    assert reasons(events[1]) == [("error", "the model failed: a kernel has failed")]
+    for place in (0, 2):
+        assert answers(events[place], 1) == alone(toy(), llm.tokenizer, requests[place])
+    assert is_empty(engine)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("steps", range(6))
+def test_an_abort_in_every_state(llm: nc.LLM, kind: str, steps: int) -> None:
+    engine = engine_of(llm, kind, max_sequences=2, max_batch_tokens=4)
+    other = engine.add(Request([5, 6, 7], GREEDY))
+    number = engine.add(Request(range(1, 9), GREEDY.replace(n=3)))
+    seen = [event for _ in range(steps) for event in engine.step()]
+    events = engine.abort(number)
+    assert reasons(events) == [("abort", None)] * 3
+    assert [event.last for event in events] == [False, False, True]
+    told = [event for event in [*seen, *events] if event.request_id == number]
+    assert events[-1].usage == Usage(8, sum(len(event.piece.token_ids) for event in told))
+    assert engine.abort(number) == engine.abort("nobody") == []
+    rest = [event for event in seen if event.request_id == other]
+    while len(engine):
+        rest += engine.step()
+    assert answers(rest, 1) == alone(toy(), llm.tokenizer, Request([5, 6, 7], GREEDY))
+    assert is_empty(engine)
+
+
+def test_an_abort_shows_what_was_held_back(llm: nc.LLM) -> None:
+    ids = llm.tokenizer.encode("The little fox", add_special_tokens=False)
+
+    def says(seen: tuple[int, ...]) -> np.ndarray:
+        return np.eye(SIZE, dtype=np.float32)[ids[len(seen) - 1]] * 50
+
+    engine = engine_of(llm, of=says)
+    number = engine.add(Request([1], GREEDY.replace(stop="The little fox ran")))
+    for _ in ids:
+        assert [event.piece.text for event in engine.step()] == [""]
+    assert [event.piece.text for event in engine.abort(number)] == ["The little fox"]
+
+
+@pytest.mark.parametrize("budget", [1, 3, 64])
+@pytest.mark.parametrize("kind", KINDS)
+def test_logprobs_of_a_prompt_that_is_read_in_parts(
+    llm: nc.LLM, kind: str, budget: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nucleate.engine.engine.LOGITS_AT_A_TIME", 5 * SIZE)
+    params = GREEDY.replace(prompt_logprobs=2, logprob_token_ids=[3], n=2)
+    same, others = list(range(1, 14)), [Request(range(1, 30), GREEDY.replace(max_tokens=30)) for _ in range(3)]
+    requests = [Request(same, GREEDY), *others, Request(same, params), Request([4], params), Request(same, params)]
+    engine = engine_of(llm, kind, blocks=34, max_sequences=min(budget, 4), max_batch_tokens=budget)
+    events = drive(engine, requests)
+    for request, own in zip(requests, events, strict=True):
+        assert answers(own, request.params.n) == alone(toy(), llm.tokenizer, request)
+
+
+def test_what_a_finished_answer_reads_too_much(llm: nc.LLM) -> None:
+    """Where forwards run by themselves: nothing at a length, which is known before, one token at a stop."""
+    requests = [Request([1, 2], GREEDY), Request([3, 4], GREEDY)]
+    stop = drive(engine_of(llm), requests)[0][2].piece.token_ids[0]
+    requests[0] = Request([1, 2], GREEDY.replace(stop_token_ids=[stop]))
+    read = {}
+    for kind in ("paged", "asynchronous"):
+        drive(engine := engine_of(llm, kind), requests)
+        read[kind] = engine.stats.read
+        assert engine.stats.drawn == 3 + 6
+    assert read["asynchronous"] == read["paged"] + 1
+
+
+def test_a_paused_request_stands_still(llm: nc.LLM) -> None:
+    engine = engine_of(llm)
+    number, request = engine.add(Request([1, 2], GREEDY.replace(n=2))), Request([3, 4], GREEDY)
+    other = engine.add(request)
+    events = engine.step()
+    engine.pause(number)
+    for _ in range(20):
+        events += engine.step()
+    assert [event.request_id for event in events if event.last] == [other]
+    assert engine.step() == []
+    engine.pause(number, paused=False)
+    engine.pause("nobody")
+    while len(engine):
+        events += engine.step()
+    own = [event for event in events if event.request_id == number]
+    assert answers(own, 2) == alone(toy(), llm.tokenizer, Request([1, 2], GREEDY.replace(n=2)))
+
+
+def test_one_that_is_preempted_keeps_its_state(llm: nc.LLM) -> None:
+    """Mirostat's state cannot be had from the tokens; penalties and seeds go on where they were."""
+    params = GREEDY.replace(
+        temperature=1.0, max_tokens=30, mirostat_tau=3.0, repetition_penalty=1.3, seed=1, logprobs=2
+    )
+    requests = [Request([1 + i, 2, 3], params.replace(seed=i)) for i in range(4)]
+    engine = engine_of(llm, blocks=14)
+    for request, events in zip(requests, drive(engine, requests), strict=True):
+        assert answers(events, 1) == alone(toy(), llm.tokenizer, request)
+    assert engine.stats.preempted > 2
+
+
+@pytest.mark.parametrize(
+    ("request_", "field", "message"),
+    [
+        (lambda: Request([]), "prompt", "the prompt is empty"),
+        (lambda: Request("text"), "prompt", "token ids, not text"),
+        (lambda: Request([1.5]), "prompt", "must be token ids"),
+        (lambda: Request([True]), "prompt", "must be token ids"),
+        (lambda: Request(7), "prompt", "must be token ids"),
+        (lambda: Request([SIZE]), "prompt", "outside the vocabulary"),
+        (lambda: Request([1] * 40), "prompt", "has 40 tokens, but the context holds 40 with the answer"),
+        (lambda: Request([1], {"n": 2}), "params", "must be a SamplingParams"),
+        (lambda: Request([1], id=7), "id", "id must be a string"),
+        (lambda: Request([1], priority="high"), "priority", "priority must be an integer"),
+        (lambda: Request([1], nc.SamplingParams(logit_bias={SIZE: 1.0})), "logit_bias", "names token 4096"),
+        (lambda: Request([1], nc.SamplingParams(stop_token_ids=[SIZE])), "stop_token_ids", "names token 4096"),
+        (lambda: Request([1], nc.SamplingParams(min_tokens=41)), "min_tokens", "room for 39 tokens"),
+        (lambda: Request([1], nc.SamplingParams(stop_regex="(")), "stop_regex", "not a pattern"),
+        (lambda: Request([1], id="here"), "id", "there is a request 'here' already"),
+    ],
+)
+def test_what_is_refused_changes_nothing(llm: nc.LLM, request_: object, field: str, message: str) -> None:
+    engine = engine_of(llm, blocks=10)  # of 4 tokens
+    engine.add(Request([1, 2], GREEDY, id="here"))
+    with pytest.raises(nc.ParameterError, match=message) as caught:
+        engine.add(request_())
+    assert caught.value.field == field
+    assert len(engine) == 1
+    while len(engine):
+        engine.step()
+    assert is_empty(engine)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_sequences": 0}, "max_sequences must be an integer >= 1"),
+        ({"max_sequences": True}, "max_sequences must be an integer >= 1"),
+        ({"max_batch_tokens": 63}, r"max_batch_tokens must be an integer >= max_sequences \(64\), got 63"),
+        ({"max_length": 1}, "max_length must be an integer >= 2"),
+        ({"backend": "fast"}, "backend must be one of"),
+    ],
+)
+def test_an_engine_says_what_it_cannot_be(llm: nc.LLM, options: dict, message: str) -> None:
+    with pytest.raises(nc.ParameterError, match=message):
+        Engine(runner("paged", toy()), llm.tokenizer, **options)
+
+
+def test_ids_are_the_callers_or_numbers_that_nobody_took(llm: nc.LLM) -> None:
+    engine = engine_of(llm)
+    assert engine.add(Request([1], GREEDY, id="request-0")) == "request-0"
+    assert engine.add(Request([1], GREEDY, id="request-1")) == "request-1"
+    taken = engine.add(Request([1], GREEDY))
+    assert taken not in ("request-0", "request-1")
+    assert engine.add(Request([1], GREEDY)) != taken
+    while len(engine):
+        engine.step()
+    assert engine.add(Request([1], GREEDY, id=taken)) == taken  # it is over
+
+
+def test_a_context_shorter_than_the_model_has(llm: nc.LLM) -> None:
+    engine = engine_of(llm, max_length=10)
+    [events] = drive(engine, [Request([1, 2, 3], GREEDY.replace(max_tokens=None))])
+    assert (len(events), reasons(events)) == (7, [("length", None)])
+
+
+def test_a_runner_is_asked_for_no_more_logits_than_are_used(llm: nc.LLM) -> None:
+    class Counting(PagedToy):
+        asked = 0
+
+        def forward(self, parts: object) -> np.ndarray:
+            self.asked += sum(part.logits for part in parts)
+            return super().forward(parts)
+
+    engine = Engine(Counting(toy(), 100, 4), llm.tokenizer, max_batch_tokens=5, max_sequences=5)
+    drive(engine, [Request(range(1, 20), GREEDY), Request(range(1, 9), GREEDY)])
+    assert engine.runner.asked == 12
+
+
+def test_an_idle_engine_does_nothing(llm: nc.LLM) -> None:
+    engine = engine_of(llm)
+    assert engine.step() == []
+    assert engine.stats == (0, 0, 100, 0, 0, 0, 0, 0, 0)
+    assert TABLE.shape[1] == engine.vocab_size

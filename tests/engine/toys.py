@@ -1,0 +1,92 @@
+"""Models without weights for the engine's tests, and requests as a program would make them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+import nucleate as nc
+from nucleate.core.event import Event, Piece
+from nucleate.engine.engine import Engine
+from nucleate.engine.request import Request
+from nucleate.generate import generate
+from nucleate.models.runner import Contexts
+from nucleate.models.toy import PagedToy, Toy
+from nucleate.text.tokenizer import Tokenizer
+
+SIZE = 4096
+TABLE = np.random.default_rng(0).normal(0, 3, (97, SIZE)).astype(np.float32)
+TABLE[:, 0] += 6.0  # the end of a text, so that answers end
+
+
+def rule(seen: tuple[int, ...]) -> np.ndarray:
+    """Logits that depend on every token and on their order."""
+    return TABLE[hash(seen) % len(TABLE)]
+
+
+def toy(context_length: int = 256, of: Callable[[tuple[int, ...]], np.ndarray] = rule) -> Toy:
+    return Toy(of, SIZE, context_length)
+
+
+def runner(kind: str, model: Toy, blocks: int = 64, block_size: int = 4) -> PagedToy | Contexts:
+    if kind == "contexts":
+        return Contexts(model, blocks, block_size)
+    return PagedToy(model, blocks, block_size, asynchronous=kind == "asynchronous")
+
+
+KINDS = ("paged", "asynchronous", "contexts")
+
+
+def random_request(rng: random.Random, longest: int = 40) -> Request:
+    """A request with a bit of everything."""
+    prompt = [rng.randrange(1, 40) for _ in range(rng.randint(1, longest))]
+    if rng.random() < 0.5:
+        prompt = [*range(1, rng.randint(2, 30)), *prompt]
+    values = {
+        "temperature": rng.choice([0.0, 0.7, 1.3]),
+        "top_k": rng.choice([0, 1, 20]),
+        "top_p": rng.choice([1.0, 0.8]),
+        "repetition_penalty": rng.choice([1.0, 1.2]),
+        "typical_p": rng.choice([1.0, 1.0, 0.7]),
+        "max_tokens": rng.randint(1, 24),
+        "min_tokens": rng.choice([0, 0, 1]),
+        "stop": rng.choice([(), ("a",), ("th", "e ")]),
+        "stop_regex": rng.choice([(), (), ("[0-9]+x",)]),
+        "logprobs": rng.choice([None, None, 0, 2]),
+        "prompt_logprobs": rng.choice([None, None, None, 1]),
+        "seed": rng.randrange(2**64),
+        "n": rng.choice([1, 1, 1, 2, 5]),
+        "ignore_eos": rng.random() < 0.2,
+    }
+    return Request(prompt, nc.SamplingParams(**values), priority=rng.choice([0, 0, 0, 1, -1]))
+
+
+def drive(engine: Engine, requests: Iterable[Request], most: int = 20_000) -> list[list[Event]]:
+    """The events of requests that come all at once."""
+    ids = [engine.add(request) for request in requests]
+    events: dict[str, list[Event]] = {number: [] for number in ids}
+    for _ in range(most):
+        if not len(engine):
+            return [events[number] for number in ids]
+        for event in engine.step():
+            events[event.request_id].append(event)
+    raise AssertionError(f"not done after {most} steps: {engine.stats}")
+
+
+def alone(model: Toy, tokenizer: Tokenizer, request: Request) -> list[list[Piece]]:
+    """What the slow twin makes of a request, answer by answer."""
+    ids, params = request.prompt_ids, request.params
+    return [list(generate(model, tokenizer, ids, params, index)) for index in range(params.n)]
+
+
+def answers(events: list[Event], count: int) -> list[list[Piece]]:
+    return [[event.piece for event in events if event.piece.index == index] for index in range(count)]
+
+
+def is_empty(engine: Engine) -> bool:
+    """Whether nothing of any request is left in an engine."""
+    stats = engine.stats
+    left = (len(engine), stats.running, stats.waiting, stats.blocks_used, len(engine._sampler), len(engine._branches))
+    return left == (0,) * 6 and not engine._drawn and not getattr(engine.runner, "_open", None)

@@ -1,0 +1,421 @@
+"""A scheduler over a model that only remembers what was written where, with all that must hold at every step."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from nucleate.engine.blocks import START, BlockPool
+from nucleate.engine.schedule import Chunk, Job, Scheduler
+
+
+class World:
+    """A scheduler, its jobs, and the memory of a model: for each token of each block, what was written there."""
+
+    def __init__(
+        self, count: int, size: int, *, sequences: int, tokens: int, whole: bool = False, sharing: bool = True
+    ) -> None:
+        self.pool = BlockPool(count, size, sharing=sharing)
+        self.schedule = Scheduler(self.pool, max_sequences=sequences, max_tokens=tokens, whole=whole)
+        self.memory: list[list[int | None]] = [[None] * size for _ in range(count)]
+        self.names: dict[tuple[int, int], int] = {}  # of beginnings, so that two are compared at once
+        self.nodes: dict[int, int] = {START: 0}  # the name of the beginning that a node stands for
+        self.jobs: list[Job] = []
+        self.truth: dict[Job, list[int]] = {}  # the tokens, kept apart
+        self.names_of: dict[Job, list[int]] = {}
+        self.fresh: dict[Job, int] = {}  # how many of its first tokens it has never read
+        self.arrivals = self.forwards = 0
+        self.planned: list[Chunk] = []
+        self.gone: list[Job] = []  # that were preempted by the last plan
+        self.preempt, self.schedule._preempt = self.schedule._preempt, self.check_preempt
+
+    def name(self, before: int, token: int) -> int:
+        return self.names.setdefault((before, token), len(self.names) + 1)
+
+    def held(self, node: int, tokens: tuple[int, ...]) -> list[int]:
+        """The names of the beginnings that end with each of some tokens after a node."""
+        names = [self.nodes[node]]
+        for token in tokens:
+            names.append(self.name(names[-1], token))
+        return names[1:]
+
+    # what happens
+
+    def add(self, prompt: Any, output: int, priority: int = 0, **options: Any) -> Job:
+        limit = len(prompt) + output
+        job = Job((priority, self.arrivals, self.arrivals % 3), prompt, limit, **options)
+        self.arrivals += 1
+        if self.pool.blocks_for(limit) > self.pool.count:
+            with pytest.raises(ValueError, match="do not fit"):
+                self.schedule.add(job)
+            return job
+        self.schedule.add(job)
+        self.jobs.append(job)
+        self.truth[job], self.names_of[job], self.fresh[job] = list(prompt), [], limit
+        self.extend_names(job)
+        return job
+
+    def extend_names(self, job: Job) -> None:
+        names, tokens = self.names_of[job], self.truth[job]
+        for token in tokens[len(names) :]:
+            names.append(self.name(names[-1] if names else 0, token))
+
+    def push(self, job: Job, token: int) -> None:
+        job.push(token)
+        self.truth[job].append(token)
+        self.extend_names(job)
+
+    def remove(self, job: Job) -> None:
+        self.schedule.remove(job)
+        self.jobs.remove(job)
+        self.planned = [chunk for chunk in self.planned if chunk.job is not job]
+        assert not job.blocks
+
+    def plan(self) -> None:
+        """Plan, hold the plan against the rules, and plan again as if it had failed."""
+        before = Before(self)
+        self.gone = []
+        plan = self.schedule.plan()
+        check_plan(self, before, plan)
+        state = Before(self)
+        again = self.schedule.plan()
+        assert len(again) == len(plan)
+        assert set(again) == set(plan)
+        assert Before(self) == state
+        self.planned = again
+
+    def done(self) -> list[Job]:
+        """The forward: writes what it was told to; the jobs whose last token has been read."""
+        chunks, self.planned = self.planned, []
+        users = self.users()
+        size = self.pool.block_size
+        for job, start, stop in chunks:
+            self.fresh[job] = min(self.fresh[job], start)
+            for at in range(start, stop):
+                block = job.blocks[at // size]
+                assert users[block] == [job], "only a job's own blocks are written"
+                self.memory[block][at % size] = self.names_of[job][at]
+        self.forwards += bool(chunks)
+        last = [chunk.job for chunk in chunks if chunk.last]
+        assert last == [chunk.job for chunk in chunks if chunk.stop == len(self.truth[chunk.job])]
+        self.schedule.done(chunks)
+        for (before, tokens), (_, node) in sorted(self.pool._sealed.items(), key=lambda item: item[1][1]):
+            if node not in self.nodes:
+                self.nodes[node] = self.held(before, tokens)[-1]
+        return last
+
+    def check_preempt(self) -> Job:
+        """Those that are paused make room first, then the last, and only if there is no room."""
+        schedule = self.schedule
+        ready = [job for job in schedule.waiting if not job.idle]
+        assert self.pool.available == 0 or not all(can_begin(self, job) for job in ready)
+        last = max(schedule.running, key=lambda job: (job.paused, job.order))
+        assert self.preempt() is last
+        assert last in schedule.waiting
+        self.gone.append(last)
+        return last
+
+    # what holds
+
+    def users(self) -> list[list[Job]]:
+        users: list[list[Job]] = [[] for _ in range(self.pool.count)]
+        for job in self.jobs:
+            for block in job.blocks:
+                users[block].append(job)
+        return users
+
+    def check(self) -> None:
+        self.check_lists()
+        self.check_pool()
+        for job in self.jobs:
+            self.check_memory(job)
+
+    def check_lists(self) -> None:
+        running, waiting = self.schedule.running, self.schedule.waiting
+        assert len(running) <= self.schedule.max_sequences
+        assert len(self.schedule) == len(self.jobs) == len(running) + len(waiting)
+        assert {*running, *waiting} == set(self.jobs)
+        for jobs in (running, waiting):
+            assert [job.order for job in jobs] == sorted(job.order for job in jobs)
+        for job in running:
+            assert job.blocks
+        for job in waiting:
+            assert (job.blocks, job.read, job.sealed, job.node) == ([], 0, 0, START)
+
+    def check_pool(self) -> None:
+        pool, size, users = self.pool, self.pool.block_size, self.users()
+        used = {block for block, jobs in enumerate(users) if jobs}
+        assert pool.used == len(used)
+        assert pool.available == len(pool._free) + len(pool._kept) == pool.count - len(used)
+        assert {*pool._free, *pool._kept, *used} == set(range(pool.count))
+        assert pool._users == [len(jobs) for jobs in users]
+        assert len(pool._sealed) == len(pool._places) <= pool.count
+        for block, jobs in enumerate(users):
+            for job in jobs if len(jobs) > 1 else []:
+                end = (job.blocks.index(block) + 1) * size
+                assert job.blocks.count(block) == 1
+                assert end <= job.read
+                assert self.names_of[job][end - size : end] == self.memory[block]
+        for (before, tokens), (block, node) in pool._sealed.items():
+            assert pool._places[block] == (before, tokens)
+            assert self.memory[block] == self.held(before, tokens)
+            assert self.memory[block][-1] == self.nodes[node]
+
+    def check_memory(self, job: Job) -> None:
+        """What a job has read is in its blocks: all that a model needs to go on."""
+        size, names = self.pool.block_size, self.names_of[job]
+        assert list(job.token_ids) == self.truth[job]
+        assert 0 <= job.read <= len(names) <= job.limit
+        assert len(job.blocks) <= self.pool.blocks_for(len(names))
+        cells = [cell for block in job.blocks for cell in self.memory[block]]
+        assert cells[: job.read] == names[: job.read]
+        assert job.sealed == job.read // size
+        assert job.reused <= self.fresh[job]
+        if job.blocks and not job.preempted:
+            assert job.reused == min(self.fresh[job], job.read)
+            assert job.reused == 0 or job.shares
+
+
+class Before:
+    """What a plan may change."""
+
+    def __init__(self, world: World) -> None:
+        schedule = world.schedule
+        self.running, self.waiting = list(schedule.running), list(schedule.waiting)
+        self.blocks = {job: list(job.blocks) for job in world.jobs}
+        self.read = {job: job.read for job in world.jobs}
+        self.preemptions = schedule.preemptions
+
+    def __eq__(self, other: object) -> bool:
+        return self.__dict__ == other.__dict__
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def check_plan(world: World, before: Before, plan: list[Chunk]) -> None:
+    schedule, pool = world.schedule, world.pool
+    by_job = {chunk.job: chunk for chunk in plan}
+    assert len(by_job) == len(plan)
+    assert by_job.keys() <= set(schedule.running)
+    unread = {job: len(job.token_ids) - job.read for job in world.jobs}
+    for job, start, stop in plan:
+        assert not job.paused
+        assert len(job.token_ids) < job.limit
+        assert start == job.read < stop <= len(job.token_ids)
+        assert pool.blocks_for(len(job.token_ids)) <= len(job.blocks)
+        assert stop - start <= job.most
+        assert not schedule.whole or stop == len(job.token_ids) or stop - start == job.most
+    check_budget(world, by_job, unread)
+    check_beginners(world, before, by_job)
+    check_preempted(world, before)
+    if any(not job.idle for job in world.jobs) and not any(unwritten(job) for job in schedule.running):
+        assert plan, "there is always something to read, unless those that run wait for a token or an end"
+
+
+def check_budget(world: World, by_job: dict[Job, Chunk], unread: dict[Job, int]) -> None:
+    """Single tokens first, then the prompts by order, with all that is left."""
+    schedule = world.schedule
+    ready = [job for job in schedule.running if unread[job] and not job.idle]
+    singles = [job for job in ready if unread[job] == 1]
+    prompts = [job for job in ready if unread[job] > 1]
+    sizes = [by_job[job].stop - by_job[job].start for job in prompts if job in by_job]
+    total = sum(job in by_job for job in singles) + sum(sizes)
+    assert all(job in by_job for job in singles)
+    if schedule.whole:
+        assert total <= schedule.max_tokens or len(sizes) == 1
+        left = schedule.max_tokens - len(singles)
+        for at, job in enumerate(prompts):
+            part = min(unread[job], job.most)
+            if at and part > left:
+                assert not any(other in by_job for other in prompts[at:])
+                break
+            if left <= 0:
+                assert job not in by_job
+                break
+            assert job in by_job
+            left -= part
+        return
+    assert total <= schedule.max_tokens
+    left = schedule.max_tokens - len(singles)
+    for job in prompts:
+        part = min(left, unread[job], job.most)
+        assert (by_job[job].stop - by_job[job].start if job in by_job else 0) == part
+        left -= part
+    assert left == schedule.max_tokens - total
+
+
+def check_beginners(world: World, before: Before, by_job: dict[Job, Chunk]) -> None:
+    """None begins before one that comes first; the first that waits while tokens are left finds no room."""
+    schedule = world.schedule
+    begun = [job for job in schedule.running if job not in before.running]
+    first = next((job for job in schedule.waiting if not job.idle), None)
+    for job in begun:
+        assert job.shares or job.read == 0
+        assert not job.paused
+        assert job in by_job or schedule.whole
+    if first is None:
+        return
+    assert all(job.order < first.order for job in begun)
+    if schedule.whole and any(unread(job) > 1 and not job.idle and job not in by_job for job in schedule.running):
+        return  # no tokens are left for a prompt before it
+    sizes = {job: chunk.stop - chunk.start for job, chunk in by_job.items()}
+    tried = sum(sizes.values()) < schedule.max_tokens or (not begun and all(unread(job) == 1 for job in sizes))
+    if tried or any(size > 1 and job.order > first.order for job, size in sizes.items()):
+        assert not can_begin(world, first)
+        assert not any(job.paused or job.order[0] > first.order[0] for job in schedule.running)
+
+
+def unwritten(job: Job) -> bool:
+    """Whether the next token, or the end, is what a running job waits for."""
+    return not job.paused and (job.idle or not unread(job))
+
+
+def unread(job: Job) -> int:
+    return len(job.token_ids) - job.read
+
+
+def can_begin(world: World, job: Job) -> bool:
+    """Whether there is room as things are: a seat, and blocks for what nobody has."""
+    pool = world.pool
+    shared = pool.share(job.token_ids).blocks if job.shares else []
+    room = pool.blocks_for(len(job.token_ids)) - len(shared) <= pool.available
+    pool.release(shared)
+    return room and len(world.schedule.running) < world.schedule.max_sequences
+
+
+def check_preempted(world: World, before: Before) -> None:
+    """Only for one that runs and grows, or for one of a better priority that begins, or waits for still more."""
+    schedule, size = world.schedule, world.pool.block_size
+    assert schedule.preemptions - before.preemptions == len(world.gone)
+    grow = [job for job in before.running if len(job.token_ids) > len(before.blocks[job]) * size]
+    begin = [job for job in before.waiting if job in schedule.running]
+    begin += [job for job in schedule.waiting if not job.idle][:1]
+    for job in world.gone:
+        assert job.preempted
+        assert any(other.order <= job.order or job.paused for other in grow) or any(
+            other.order[0] < job.order[0] or job.paused for other in begin
+        )
+
+
+# configurations: blocks, tokens of one, sequences, tokens of a forward, whole, sharing
+
+CONFIGURATIONS = [
+    (1, 1, 1, 1, False, True),
+    (1, 16, 3, 4, False, True),
+    (4, 1, 2, 2, False, True),
+    (6, 3, 4, 4, False, True),
+    (6, 3, 4, 5, True, True),
+    (9, 3, 8, 8, False, True),
+    (9, 3, 5, 7, False, False),
+    (12, 1, 8, 9, True, False),
+    (20, 3, 8, 16, False, True),
+    (30, 3, 8, 11, True, True),
+    (12, 16, 8, 40, False, True),
+    (60, 3, 8, 64, False, True),
+]
+
+
+def world_of(configuration: tuple[int, int, int, int, bool, bool]) -> World:
+    count, size, sequences, tokens, whole, sharing = configuration
+    return World(count, size, sequences=sequences, tokens=tokens, whole=whole, sharing=sharing)
+
+
+class Drive:
+    """Requests at random: few tokens, common beginnings, so that much is shared and much is in the way."""
+
+    def __init__(self, world: World, seed: int) -> None:
+        self.world, self.rng = world, random.Random(seed)
+        self.late: list[Job] = []  # the next token is still to come
+        self.most = min(world.pool.count * world.pool.block_size, 60)
+        self.stems = [[self.rng.randrange(2) for _ in range(self.most + 1)] for _ in range(2)]
+
+    def add(self) -> None:
+        rng = self.rng
+        length = rng.randrange(1, self.most + 2)
+        if rng.random() < 0.5:
+            length = min(length, rng.randrange(1, 8))
+        prompt: Any = rng.choice(self.stems)[:length]
+        if rng.random() < 0.3:
+            prompt[-1] ^= 1
+        output = rng.randrange(1, max(2, min(self.most - length + 3, 20)))
+        for _ in range(rng.choice((1, 1, 1, 3))):  # several answers to one prompt: one list of tokens
+            self.world.add(
+                prompt,
+                output,
+                rng.choice((0, 0, 0, 1, 2)),
+                shares=rng.random() < 0.8,
+                most=rng.choice((1, 2, 5, 1 << 62)),
+                paused=rng.random() < 0.1,
+            )
+
+    def step(self) -> None:
+        self.world.plan()
+        while self.world.planned and self.rng.random() < 0.1:  # gone while the forward runs
+            self.world.remove(self.rng.choice(self.world.planned).job)
+        self.finish()
+
+    def finish(self) -> None:
+        for job in self.world.done():
+            if self.rng.random() < 0.1:
+                self.late.append(job)
+                continue
+            for _ in range(min(job.limit - len(job.token_ids), self.rng.choice((1, 1, 1, 1, 2)))):
+                self.world.push(job, self.rng.randrange(2))
+            if len(job.token_ids) == job.limit and self.rng.random() < 0.8:
+                self.world.remove(job)
+
+    def write(self) -> None:
+        """The tokens that are still to come."""
+        late, self.late = self.late, []
+        for job in late:
+            if job in self.world.jobs and job.read == len(job.token_ids):
+                self.world.push(job, self.rng.randrange(2))
+
+    def act(self) -> None:
+        world, rng = self.world, self.rng
+        choice = rng.random()
+        if rng.random() < 0.5:
+            self.write()
+        if choice < 0.15 and len(world.jobs) < 25:
+            self.add()
+        elif choice < 0.20 and world.jobs:
+            world.remove(rng.choice(world.jobs))
+        elif choice < 0.30 and world.jobs:
+            job = rng.choice(world.jobs)
+            job.paused = not job.paused
+        elif choice < 0.33:
+            world.plan()
+            world.planned = []  # a forward that failed
+        elif choice < 0.36:
+            world.plan()
+            world.check()
+        else:
+            self.step()
+        world.planned = []
+
+
+def resume(drive: Drive) -> None:
+    """From now on every job goes on."""
+    drive.write()
+    world = drive.world
+    for job in list(world.jobs):
+        job.paused = False
+        if job.idle:
+            world.remove(job)
+
+
+def finish(world: World, rng: random.Random) -> None:
+    """Drive until all have ended; a bound on the steps, as the first by order gets on in each."""
+    bound = 2 * sum(job.limit for job in world.jobs) + len(world.jobs)
+    for _ in range(bound + 1):
+        if not world.jobs:
+            return
+        world.plan()
+        assert world.planned
+        for job in world.done():
+            world.push(job, rng.randrange(2))
+            if len(job.token_ids) == job.limit:
+                world.remove(job)
+    pytest.fail(f"{len(world.jobs)} jobs have not ended after {bound} steps")
