@@ -1,0 +1,115 @@
+"""Answer the lines of a file, many at a time.
+
+A line of the input is a request as OpenAI's Batch API has it, a prompt as a JSON string, or an object with prompt or
+messages and any sampling parameters. Each gets a line in the output, as they finish. The same command again, after
+whatever ended it, goes on where it was. A line that fails is reported, and the others go on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import stat
+import sys
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from nucleate.cli import flags
+from nucleate.cli.journal import Journal
+from nucleate.cli.lines import lines, open_input
+from nucleate.progress import bar
+
+if TYPE_CHECKING:
+    from nucleate.cli.answering import Batch
+
+USAGE = "[OPTIONS] INPUT OUTPUT"
+EMBEDDED = "nucleate-tiny"
+"""What requests call the embedded model."""
+AHEAD = 2
+"""Requests at hand for each answer that the engine can work on, so that none of its places is ever empty."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("input", metavar="INPUT", help="the file of lines; - reads stdin")
+    parser.add_argument(
+        "output", metavar="OUTPUT", help="the file of answers, to which they are added; - writes to stdout"
+    )
+    before = parser.add_mutually_exclusive_group()
+    before.add_argument("--overwrite", action="store_true", help="forget the answers that are in OUTPUT")
+    before.add_argument("--retry-errors", action="store_true", help="try the lines that failed before once more")
+    parser.add_argument(
+        "--progress", action=argparse.BooleanOptionalAction, help="show a bar [default: if stderr is a terminal]"
+    )
+    name = "what requests may call the model, and answers do [default: what --model says]"
+    parser.add_argument("--served-model-name", metavar="NAME", help=name)
+    flags.add_model(parser)
+    engine = parser.add_argument_group("engine")
+    engine.add_argument("--max-sequences", type=int, default=64, metavar="N", help="answers at a time [default 64]")
+    engine.add_argument("--max-batch-tokens", type=int, metavar="N", help="most tokens that are read at a time")
+    engine.add_argument("--max-length", type=int, metavar="N", help="most tokens of a prompt with its answer")
+    engine.add_argument("--kv-memory", type=int, metavar="BYTES", help="memory for keys and values")
+    flags.add_sampling(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    values = flags.given(arguments)
+    with open_input(arguments.input) as source:
+        anew = {"overwrite": arguments.overwrite, "retry": arguments.retry_errors}
+        with Journal(arguments.output, source, **anew) as journal:
+            total = survey(source, journal)
+            if total == journal.count:
+                return told(journal, None, interrupted=False)
+            return answer(arguments, values, source, journal, total)
+
+
+def survey(source: BinaryIO, journal: Journal) -> int | None:
+    """How many lines there are, if the source can be read twice. Raises UsageError if they are not the journal's."""
+    try:
+        if not stat.S_ISREG(os.fstat(source.fileno()).st_mode):
+            return None
+    except (OSError, ValueError):  # no real file
+        return None
+    start = source.tell()
+    total = sum(1 for _ in journal.checked(lines(source)))
+    source.seek(start)
+    return total
+
+
+def answer(
+    arguments: argparse.Namespace, values: dict[str, Any], source: BinaryIO, journal: Journal, total: int | None
+) -> int:
+    """Answer the lines that have no record yet. Returns the exit status."""
+    from nucleate.cli.answering import Batch
+    from nucleate.llm import LLM
+
+    llm = LLM(arguments.model, arguments.device, arguments.dtype, runtime=arguments.runtime)
+    names = ("max_sequences", "max_batch_tokens", "max_length", "kv_memory")
+    options = {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
+    engine, called = llm.new_engine(**options), arguments.served_model_name or arguments.model or EMBEDDED
+    shown = sys.stderr.isatty() if arguments.progress is None else arguments.progress
+    interrupted = False
+    with bar(total=total, unit="line", shown=shown) as progress:
+        batch = Batch(llm, engine, values, called, journal, progress)
+        try:
+            for line, known in journal.checked(lines(source)):
+                batch.skip(line) if known else batch.begin(line)
+                while len(engine) >= AHEAD * arguments.max_sequences:
+                    batch.step()
+            while len(engine):
+                batch.step()
+        except KeyboardInterrupt:
+            interrupted = True
+    return told(journal, batch, interrupted=interrupted)
+
+
+def told(journal: Journal, batch: Batch | None, *, interrupted: bool) -> int:
+    """Print the figures of a run, and return its exit status."""
+    failed, figures = journal.failed, ""
+    parts = [f"{journal.count} done before" + f" ({journal.failed} of them failed)" * (journal.failed > 0)]
+    if batch is not None:
+        failed += batch.failed
+        parts = [f"{batch.done} lines done", f"{batch.failed} failed", *(parts if journal.count else [])]
+        figures = f"; {batch.tokens} tokens, {batch.rate:.0f} tokens/s on {batch.llm.model.runtime}"
+    print(f"[{', '.join(parts)}{figures}]", file=sys.stderr)
+    if interrupted and journal.resumes:
+        print("nucleate: interrupted; the same command again goes on from here", file=sys.stderr)
+    return 130 if interrupted else int(failed > 0)

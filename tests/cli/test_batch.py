@@ -1,0 +1,534 @@
+"""``nucleate batch``: every line answered once, whatever the lines are and whatever happens on the way."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import nucleate as nc
+from nucleate.cli import batch
+from nucleate.cli.journal import Journal
+from nucleate.cli.lines import MOST_BYTES, Line, lines
+from nucleate.cli.main import UsageError, main
+from nucleate.cli.records import has_failed, read_line
+from nucleate.engine.engine import Engine
+from nucleate.server.wire.requests import CHAT as CHAT_ENDPOINT
+from nucleate.server.wire.requests import COMPLETIONS
+
+Records = list[dict[str, Any]]
+
+SHORT = ("--max-tokens", "2")
+
+
+class Folder:
+    """An input and an output in a folder of their own, and the command over them."""
+
+    def __init__(self, path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.input, self.output, self._capsys = path / "in.jsonl", path / "out.jsonl", capsys
+
+    def write(self, *lines: Any) -> None:
+        """Lines as they stand, or values as JSON."""
+        made = [line if isinstance(line, bytes) else json.dumps(line).encode() for line in lines]
+        self.input.write_bytes(b"".join(line + b"\n" for line in made))
+
+    def run(self, *flags: str) -> tuple[int, Records, str]:
+        """The exit status, the records that are there now in the order of their lines, what stderr says."""
+        self._capsys.readouterr()
+        status = main(["batch", str(self.input), str(self.output), *flags])
+        captured = self._capsys.readouterr()
+        assert captured.out == ""
+        return status, self.records(), captured.err
+
+    def records(self) -> Records:
+        if not self.output.exists():
+            return []
+        found = [json.loads(line) for line in self.output.read_text().splitlines()]
+        return sorted(found, key=number)
+
+    def process(self, *flags: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "nucleate", "batch", str(self.input), str(self.output), *flags]
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Folder:
+    return Folder(tmp_path, capsys)
+
+
+def number(record: dict[str, Any]) -> int:
+    return int(record["id"].split("-")[1])
+
+
+def request(name: str, url: str = "/v1/completions", **fields: Any) -> dict[str, Any]:
+    subject = {"messages": CHAT} if "chat" in url else {"prompt": "The fox"}
+    return {"custom_id": name, "method": "POST", "url": url, "body": {**subject, **fields}}
+
+
+CHAT = [{"role": "user", "content": "Tell me a story about a fox and a drum."}]
+STORIES = [
+    value
+    for seed in range(40)
+    for value in (
+        {"prompt": "Once upon a time", "seed": seed, "max_tokens": 20 + seed, "n": 1 + seed % 2},
+        request(f"chat-{seed}", "/v1/chat/completions", seed=seed, max_tokens=12),
+        request(f"completion-{seed}", prompt=["The dog", "A cat"], seed=seed, logprobs=1),
+    )
+]
+"""Lines of all kinds, each with its seed, so that their answers are always the same."""
+
+
+def stripped(records: Records) -> str:
+    """Records without the time they were made at, and without logprobs: their last digits depend on the batch."""
+    return re.sub(r'"created": \d+|-?\d+\.\d+(e-\d+)?', "", json.dumps(records))
+
+
+def test_every_kind_of_line_is_answered_as_the_library_answers_it(folder: Folder, llm: nc.LLM) -> None:
+    params = llm.default_params.replace(seed=3, max_tokens=4)
+    ids = llm.encode("The fox")
+    folder.write(
+        "The fox",
+        {"prompt": ids, "n": 2},
+        {"messages": CHAT, "logprobs": 1, "custom_id": "mine", "prompt_logprobs": 0},
+        request("a", prompt=[ids, ids], n=2, user="me", model="nucleate-tiny"),
+        request("b", "/v1/chat/completions", max_completion_tokens=3, logprobs=True),
+    )
+    status, found, told = folder.run("--seed", "3", "--max-tokens", "4")
+    assert status == 0, told
+    fox = llm.generate("The fox", params.replace(n=2))[0]
+    assert found[0]["text"] == fox.text
+    assert {"line": 1, "prompt": "The fox", "finish_reason": "length", "seed": 3}.items() <= found[0].items()
+    assert found[0]["usage"] == {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
+    assert found[1]["prompt"] == ids
+    assert [output["text"] for output in found[1]["outputs"]] == [output.text for output in fox.outputs]
+    chat = llm.chat(CHAT, params)
+    assert (found[2]["text"], found[2]["messages"], found[2]["custom_id"]) == (chat.text, CHAT, "mine")
+    assert len(found[2]["logprobs"]) == 4
+    assert found[2]["prompt_logprobs"][0] is None
+    body = found[3]["response"]["body"]
+    assert found[3] == {
+        "id": found[3]["id"],
+        "custom_id": "a",
+        "response": {"status_code": 200, "request_id": f"req-{found[3]['id']}", "body": body},
+        "error": None,
+    }
+    assert (body["object"], body["model"], len(body["choices"])) == ("text_completion", "nucleate-tiny", 4)
+    assert [choice["text"] for choice in body["choices"]] == [output.text for output in fox.outputs] * 2
+    assert abs(body["created"] - time.time()) < 600
+    [choice] = found[4]["response"]["body"]["choices"]
+    assert choice["message"]["content"] == llm.chat(CHAT, params.replace(max_tokens=3)).text
+    assert re.search(r"^\[5 lines done, 0 failed; 35 tokens, \d+ tokens/s on numpy float32\]\n$", told)
+
+
+def test_the_lines_of_the_page_about_batches(folder: Folder) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "batch.md").read_text("utf-8")
+    [block] = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
+    folder.input.write_text(block)
+    status, found, told = folder.run(*SHORT)
+    assert (status, len(found)) == (0, 6), told
+    for endpoint in (COMPLETIONS, CHAT_ENDPOINT):
+        for name in {*endpoint.own, *endpoint.ignored, *endpoint.not_yet} - {"stream_options"}:
+            assert f"`{name}`" in page or f'"{name}"' in page
+
+
+def test_lengths_that_nobody_gave(folder: Folder) -> None:
+    folder.write(request("a", ignore_eos=True), request("b", ignore_eos=True, max_tokens=None))
+    assert [r["response"]["body"]["usage"]["completion_tokens"] for r in folder.run()[1]] == [16, 16]
+    folder.write(request("a", ignore_eos=True), request("b", ignore_eos=True, max_tokens=3))
+    found = folder.run("--overwrite", "--max-tokens", "20")[1]
+    assert [r["response"]["body"]["usage"]["completion_tokens"] for r in found] == [20, 3]
+    folder.write(request("a", ignore_eos=True), {"prompt": "The fox", "ignore_eos": True})
+    found = folder.run("--overwrite", "--max-tokens", "none", "--max-length", "30")[1]
+    assert found[0]["response"]["body"]["usage"]["total_tokens"] == found[1]["usage"]["total_tokens"] == 30
+
+
+BAD: list[tuple[Any, int | None, str | None, str]] = [
+    # the line, the status of HTTP if it gets one, its code, a part of its message
+    (b"{", None, "invalid_json", "not valid JSON"),
+    (b'{"prompt": "x"} {"prompt": "y"}', None, "invalid_json", "Extra data"),
+    (b'{"prompt": "\xff"}', None, "invalid_json", "not UTF-8: invalid start byte at byte 12"),
+    (b'{"prompt": "x", "temperature": NaN}', None, "invalid_json", "NaN"),
+    (b'{"prompt": "x", "top_k": -Infinity}', None, "invalid_json", "-Infinity"),
+    (b'{"prompt": "x", "prompt": "y"}', None, "invalid_json", "'prompt' is there twice"),
+    (b"[" * 100_000, None, "invalid_json", "deep"),
+    (b'{"prompt": ' + b"[" * 400 + b"]" * 400 + b"}", None, "invalid_request", "prompt must be"),
+    (b'{"custom_id": "deep", "url": ' + b"[" * 900 + b"]" * 900 + b"}", None, "invalid_line", "must be given"),
+    (b'"' + b"x" * MOST_BYTES + b'"', None, "line_too_long", "too long"),
+    (b"5", None, "invalid_line", "a line must be a JSON object or string, got 5"),
+    (b"[1, 2]", None, "invalid_line", "a line must be"),
+    ({}, None, "invalid_request", "prompt or messages must be given"),
+    ("", None, "invalid_request", "the prompt is empty"),
+    ({"prompt": "\ud800"}, None, "invalid_request", "not valid Unicode"),
+    ({"prompt": []}, None, "invalid_request", "prompt must be a string or a list of token ids, got []"),
+    ({"prompt": [99999]}, None, "invalid_request", "outside the vocabulary"),
+    ({"prompt": [-1]}, None, "invalid_request", "outside the vocabulary"),
+    ({"prompt": [0] * 2000}, None, "invalid_request", "2000 tokens, but the context holds 1024"),
+    ({"prompt": "x", "messages": CHAT}, None, "invalid_request", "not both"),
+    ({"prompt": "x", "temperatur": 1}, None, "invalid_request", "did you mean temperature?"),
+    ({"prompt": "x", "top_p": 2}, None, "invalid_request", "top_p must be a number > 0 and <= 1, got 2"),
+    ({"prompt": "x", "top_p": 1e999}, None, "invalid_json", "Infinity"),
+    (b'{"prompt": "x", "top_p": 1e999}', None, "invalid_request", "top_p must be"),
+    ({"prompt": "x", "stop_regex": "("}, None, "invalid_request", "stop_regex"),
+    ({"prompt": "x", "logit_bias": {"99999": 1}}, None, "invalid_request", "names token 99999"),
+    ({"prompt": "x", "min_tokens": 5, "max_tokens": 1}, None, "invalid_request", "min_tokens must be at most"),
+    ({"prompt": "x", "custom_id": 5}, None, "invalid_line", "custom_id must be a non-empty string, got 5"),
+    ({"messages": [{"role": "user"}]}, None, "invalid_request", "messages[0].content"),
+    ({**request("no method"), "method": "GET"}, None, "invalid_line", "method must be POST, got 'GET'"),
+    ({**request("no url"), "url": "/v1/embeddings"}, None, "invalid_line", "url must be one of /v1/completions"),
+    ({**request("more"), "bdy": 1}, None, "invalid_line", "'bdy'; did you mean body?"),
+    ({"method": "POST", "url": "/v1/completions", "body": {}}, None, "invalid_line", "custom_id must be given"),
+    ({**request("no body"), "body": 7}, 400, None, "body must be a JSON object, got 7"),
+    (request("no prompt", prompt=None), 400, None, "prompt must be given"),
+    (request("prompts", prompt=["x", [1]]), 400, None, "prompt must be"),
+    (request("one bad prompt", prompt=["x", "y " * 2000]), 400, None, "but the context holds 1024"),
+    (request("stream", stream=True), 400, None, "stream must be false in a batch"),
+    (request("echo", echo=True), 400, None, "echo is not supported yet"),
+    (request("tools", "/v1/chat/completions", tools=[1]), 400, None, "tools is not supported yet"),
+    (request("top", "/v1/chat/completions", top_logprobs=1), 400, None, "top_logprobs needs logprobs"),
+    (request("model", model="gpt-5"), 404, "model_not_found", "no model 'gpt-5' here, but 'nucleate-tiny'"),
+    (request("good"), None, "duplicate_custom_id", "an earlier line has the custom_id 'good' too"),
+]
+
+
+def test_bad_lines_are_reported_and_the_others_go_on(folder: Folder) -> None:
+    folder.write(request("good"), *(line for line, *_ in BAD), "The end")
+    status, found, told = folder.run(*SHORT)
+    assert status == 1
+    assert [number(record) for record in found] == list(range(1, len(BAD) + 3))
+    assert [has_failed(record) for record in found] == [False] + [True] * len(BAD) + [False]
+    for place, (record, (line, http, code, message)) in enumerate(zip(found[1:], BAD, strict=False), 2):
+        assert re.search(rf"^nucleate: line {place}: ", told, re.MULTILINE), line
+        if http is None:
+            assert record.get("response") is None
+            error = record["error"]
+        else:
+            assert (record["error"], record["response"]["status_code"]) == (None, http)
+            error = record["response"]["body"]["error"]
+            assert error["type"] == "invalid_request_error"
+            assert error["param"]
+        assert (error["code"], message in error["message"]) == (code, True), record
+        assert error["message"].startswith(f"line {place}: ")
+        if isinstance(line, dict) and isinstance(line.get("custom_id"), str):
+            assert record["custom_id"] == line["custom_id"]
+    assert f"[2 lines done, {len(BAD)} failed; 4 tokens, " in told
+    assert folder.run(*SHORT) == (1, found, f"[{len(BAD) + 2} done before ({len(BAD)} of them failed)]\n")
+
+
+@settings(max_examples=50)
+@given(data=st.binary(max_size=60) | st.text(max_size=30).map(lambda text: json.dumps(text).encode()))
+def test_no_line_is_more_than_an_entry(data: bytes) -> None:
+    entry = read_line(Line(3, 4, data))
+    assert (entry.id, entry.number) == ("line-3-0000000000000004", 3)
+    assert (entry.endpoint is None) == (entry.failure is not None)
+
+
+def test_an_answer_that_ends_with_an_error_is_a_failure(folder: Folder) -> None:
+    nothing = {"allowed_token_ids": [5], "suppress_token_ids": [5]}
+    folder.write({"prompt": "x", **nothing}, request("a", prompt=["x", "y"], **nothing), {"prompt": "x"})
+    status, found, told = folder.run(*SHORT)
+    assert (status, [has_failed(record) for record in found]) == (1, [True, True, False]), told
+    assert found[0]["error"]["code"] == "server_error"
+    assert found[1]["response"]["status_code"] == 500
+    assert found[1]["response"]["body"]["error"]["type"] == "server_error"
+    assert "line 2: the answer ended with an error: invalid logits" in told
+
+
+def test_windows_files(folder: Folder) -> None:
+    folder.input.write_bytes(b'\xef\xbb\xbf"The fox"\r\n\r\n   \n{"prompt": "caf\xc3\xa9"}\r\n"no end"')
+    status, found, _ = folder.run(*SHORT)
+    assert status == 0
+    assert [(record["line"], record["prompt"]) for record in found] == [(1, "The fox"), (4, "café"), (5, "no end")]
+    folder.input.write_bytes(b'"The fox"\n\n\n{"prompt": "caf\xc3\xa9"}\n"no end"\n')
+    assert folder.run(*SHORT)[0] == 0  # the same lines
+
+
+@given(
+    parts=st.lists(
+        st.sampled_from([b"a", b"bcd", b"\n", b"\r\n", b" ", b"x" * 7, b"\xef\xbb\xbf", b"\0"]), max_size=12
+    ),
+    most=st.integers(1, 9),
+)
+def test_lines_are_those_of_the_whole_text(parts: list[bytes], most: int) -> None:
+    data = b"".join(parts)
+    expected = []
+    for place, raw in enumerate(data.split(b"\n"), 1):
+        said = raw.removeprefix(b"\xef\xbb\xbf").strip(b" \t\r")
+        if len(raw) > most:
+            expected.append((place, int.from_bytes(blake2b(raw, digest_size=8).digest()), None))
+        elif said:
+            expected.append((place, int.from_bytes(blake2b(said, digest_size=8).digest()), said))
+    assert list(lines(io.BytesIO(data), most)) == expected
+
+
+@pytest.mark.parametrize("most", [3, pytest.param(40, marks=pytest.mark.slow)])
+def test_killed_at_any_moment_no_line_is_lost_and_none_repeated(folder: Folder, most: int) -> None:
+    stories = STORIES[: 12 if most < 10 else None]
+    folder.write(*stories)
+    status, whole, told = folder.run("--max-sequences", "3")
+    assert (status, len(whole)) == (0, len(stories)), told
+    folder.output.unlink()
+    rng, kills, done = random.Random(most), 0, False
+    while not done:
+        size = folder.output.stat().st_size if folder.output.exists() else 0
+        process = folder.process("--max-sequences", "3")
+        if kills == most:
+            pass
+        elif kills % 3 < 2 or most < 10:  # soon after something was written
+            while process.poll() is None and (not folder.output.exists() or folder.output.stat().st_size <= size):
+                time.sleep(0.002)
+            time.sleep(rng.choice([0, 0, 0.01, 0.1]))
+            process.kill()
+        else:
+            time.sleep(rng.uniform(0, 3))
+            process.kill()
+        _, errors = process.communicate(timeout=100)
+        kills += process.returncode == -signal.SIGKILL
+        done = process.returncode == 0
+        assert done or process.returncode == -signal.SIGKILL, errors
+    assert kills >= 2
+    assert stripped(folder.records()) == stripped(whole)
+
+
+def test_a_torn_record_is_cut_off_wherever_it_is_torn(folder: Folder) -> None:
+    folder.write(request("a", seed=1), request("b", seed=2), {"prompt": "x", "seed": 3})
+    _, whole, _ = folder.run(*SHORT)
+    data = folder.output.read_bytes()
+    second = data.rindex(b"\n", 0, -1) + 1
+    source = io.BytesIO()
+    for end in range(second, len(data)):
+        folder.output.write_bytes(data[:end])
+        with Journal(str(folder.output), source) as journal:
+            assert journal.count == 2
+        assert folder.output.read_bytes() == data[:second]
+    for end in (0, 1, 13, second - 1, second + 40, len(data) - 1):
+        folder.output.write_bytes(data[:end])
+        assert folder.run(*SHORT)[0] == 0
+        assert stripped(folder.records()) == stripped(whole)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"my notes\n",
+        b"my notes",
+        b'{"id": "a"}\n',
+        b'{"id": 5}\n',
+        b"[]\n",
+        b"\n",
+        b'{"id": "line-0-0000000000000001"}\n',
+        b'{"id": "line-1-0000000000000001", "response": []}\n',
+        b"[" * 100_000 + b"\n",
+        b"\xff\n",
+    ],
+)
+def test_a_file_of_somebody_else_is_not_touched(folder: Folder, content: bytes) -> None:
+    folder.write("x")
+    folder.output.write_bytes(content)
+    with pytest.raises(UsageError, match=r"line 1 of it was not written by nucleate batch; name another file"):
+        Journal(str(folder.output), io.BytesIO())
+    assert folder.output.read_bytes() == content
+    with Journal(str(folder.output), io.BytesIO(), overwrite=True):
+        assert folder.output.read_bytes() == b""
+
+
+def test_an_input_that_has_changed_is_an_error(folder: Folder) -> None:
+    folder.write({"prompt": "x", "seed": 1}, {"prompt": "y"})
+    _, first, _ = folder.run(*SHORT)
+    for changed in ([{"prompt": "x", "seed": 2}, {"prompt": "y"}], [{"prompt": "x", "seed": 1}], []):
+        folder.write(*changed)
+        status = main(["batch", str(folder.input), str(folder.output), *SHORT])
+        assert status == 2
+        assert folder.records() == first
+    folder.write({"prompt": "x", "seed": 1}, {"prompt": "y"}, {"prompt": "z"})  # more of them is no change
+    status, found, told = folder.run(*SHORT)
+    assert (status, found[:2], len(found)) == (0, first, 3)
+    assert told.startswith("[1 lines done, 0 failed, 2 done before; 2 tokens, ")
+    folder.write({"prompt": "other"})
+    status, found, told = folder.run("--overwrite", *SHORT)
+    assert (status, [record["prompt"] for record in found]) == (0, ["other"])
+
+
+def test_the_message_of_a_changed_input(folder: Folder) -> None:
+    folder.write("x", "y")
+    folder.run(*SHORT)
+    folder.write("x", "z")
+    assert "line 2 of the input is not the one that it has an answer to; name another file" in folder.run()[2]
+
+
+def test_lines_that_failed_are_tried_again_only_if_asked(folder: Folder) -> None:
+    folder.write("x", request("a", model="other"), b"{", request("a"))
+    status, first, _ = folder.run(*SHORT)
+    folder.output.chmod(0o640)
+    served = ("--served-model-name", "other", *SHORT)
+    assert folder.run(*served) == (status, first, "[4 done before (3 of them failed)]\n")
+    link = folder.output.with_name("link.jsonl")
+    folder.output.rename(link)
+    folder.output.symlink_to(link)
+    status, found, told = folder.run("--retry-errors", *served)
+    assert (status, [has_failed(record) for record in found]) == (1, [False, False, True, True])
+    assert told.endswith("on numpy float32]\n")
+    assert "[1 lines done, 2 failed, 1 done before; 2 tokens" in told
+    assert found[0] == first[0]
+    assert found[1]["response"]["body"]["model"] == "other"
+    assert found[3]["error"]["code"] == "duplicate_custom_id"
+    assert folder.output.is_symlink()
+    assert link.stat().st_mode & 0o777 == 0o640
+    assert sorted(path.name for path in link.parent.iterdir()) == ["in.jsonl", "link.jsonl", "out.jsonl"]
+
+
+def test_a_duplicate_is_the_later_line_after_an_interruption_too(folder: Folder) -> None:
+    folder.write(request("a", seed=1), request("a", seed=2), request("b"))
+    _, first, _ = folder.run(*SHORT)
+    kept = [record for record in folder.output.read_bytes().splitlines(keepends=True) if b'"line-2-' not in record]
+    for records in (kept, kept[:1], []):
+        folder.output.write_bytes(b"".join(records))
+        assert folder.run(*SHORT)[0] == 1
+        assert [has_failed(record) for record in folder.records()] == [has_failed(record) for record in first]
+
+
+def test_two_processes_do_not_write_one_file(folder: Folder) -> None:
+    folder.write("x")
+    with folder.output.open("ab") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        status, found, told = folder.run(*SHORT)
+        assert (status, found) == (2, [])
+        assert told == f"nucleate: {folder.output} is being written by another process\n"
+    assert folder.run(*SHORT)[0] == 0
+
+
+def test_a_file_that_was_replaced_is_still_locked(folder: Folder) -> None:
+    folder.write("x", b"{")
+    folder.run(*SHORT)
+    with Journal(str(folder.output), io.BytesIO(), retry=True) as journal:
+        assert (journal.count, journal.failed) == (1, 0)
+        assert len(folder.records()) == 1
+        with pytest.raises(UsageError, match="is being written by another process"):
+            Journal(str(folder.output), io.BytesIO())
+        journal.write({"id": "line-2-0000000000000001", "error": None})
+    assert len(folder.records()) == 2
+
+
+def test_a_file_that_is_both_input_and_output_is_not_touched(folder: Folder) -> None:
+    folder.write("x")
+    folder.output.symlink_to(folder.input)
+    for flags in ((), ("--overwrite",)):
+        assert main(["batch", str(folder.input), str(folder.output), *flags]) == 2
+    assert folder.input.read_bytes() == b'"x"\n'
+
+
+def test_an_interrupt_keeps_what_is_done_and_says_how_to_go_on(folder: Folder) -> None:
+    folder.write("x", *[{"prompt": "x", "max_tokens": 900, "ignore_eos": True}] * 6)
+    process = folder.process("--max-sequences", "2", "--seed", "1", "--max-tokens", "1")
+    while process.poll() is None and not (folder.output.exists() and folder.output.stat().st_size):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    out, told = process.communicate(timeout=60)
+    assert (process.returncode, out) == (130, b""), told
+    assert [number(record) for record in folder.records()][:1] == [1]
+    assert told.endswith(b"nucleate: interrupted; the same command again goes on from here\n")
+    assert b"Traceback" not in told
+
+
+@pytest.mark.parametrize("source", ["-", "pipe"])
+def test_stdin_to_stdout(folder: Folder, source: str) -> None:
+    os.mkfifo(folder.input) if source == "pipe" else None
+    name = str(folder.input) if source == "pipe" else "-"
+    script = f"{sys.executable} -m nucleate batch {name} - --seed 1 --max-tokens 2"
+    script = f"cat > {folder.input} & {script}" if source == "pipe" else script
+    script = script.replace("cat >", "cat <&3 >")
+    text = b'"x"\n"y"\n{\n'
+    done = subprocess.run(
+        ["bash", "-c", f"exec 3<&0; {script}"], input=text, capture_output=True, check=False, timeout=100
+    )
+    assert done.returncode == 1, done.stderr
+    found = sorted((json.loads(line) for line in done.stdout.splitlines()), key=number)
+    assert [record.get("prompt") for record in found] == ["x", "y", None]
+    assert b"[2 lines done, 1 failed; 4 tokens" in done.stderr
+
+
+def test_lines_from_stdin_are_known_again(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder.input = Path("-")
+    for text, status in ((b'"x"\n', 0), (b'"x"\n"y"\n', 0), (b'"y"\n', 2), (b"", 2)):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
+        assert folder.run(*SHORT)[0] == status
+    assert [record["prompt"] for record in folder.records()] == ["x", "y"]
+
+
+def test_the_input_is_read_as_it_is_needed(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken, sizes = 0, []
+
+    def counting(stream: object) -> Iterator[Line]:
+        nonlocal taken
+        for taken in range(1, 41):
+            yield Line(taken, taken, b'{"prompt": "x", "n": 2, "max_tokens": 3}')
+
+    step = Engine.step
+
+    def watched(engine: Engine) -> Any:
+        sizes.append(taken - folder.output.read_bytes().count(b"\n"))
+        return step(engine)
+
+    monkeypatch.setattr(batch, "lines", counting)
+    monkeypatch.setattr(batch, "survey", lambda source, journal: None)
+    monkeypatch.setattr(Engine, "step", watched)
+    folder.write()
+    assert folder.run("--max-sequences", "4")[0] == 0
+    assert max(sizes) <= 9
+    assert sorted(map(number, folder.records())) == list(range(1, 41))
+
+
+def test_a_bar_only_if_asked_or_on_a_terminal(folder: Folder) -> None:
+    folder.write("x", "y")
+    assert "%" not in folder.run(*SHORT)[2]
+    _, _, told = folder.run("--overwrite", "--progress", *SHORT)
+    assert "2/2" in told
+    assert "tokens/s, 0 failed" in told
+    assert told.splitlines()[-1].startswith("[2 lines done, 0 failed; 4 tokens, ")
+
+
+@pytest.mark.parametrize(
+    ("flags", "status", "message"),
+    [
+        (["--temperature", "-1"], 2, "temperature must be"),
+        (["--max-sequences", "0"], 2, "max_sequences must be an integer >= 1"),
+        (["--max-batch-tokens", "3"], 2, "max_batch_tokens must be"),
+        (["--max-sequences", "x"], 2, "invalid int value"),
+        (["--overwrite", "--retry-errors"], 2, "not allowed with argument"),
+        (["--model", "/missing/model"], 1, "there is no model folder"),
+    ],
+)
+def test_bad_usage(folder: Folder, flags: list[str], status: int, message: str) -> None:
+    folder.write("x")
+    found, records, told = folder.run(*flags)
+    assert (found, records, told.count("\n")) == (status, [], 1)
+    assert message in told
+
+
+def test_files_that_are_not_there(folder: Folder) -> None:
+    status, _, told = folder.run()
+    assert (status, "in.jsonl: No such file" in told, folder.output.exists()) == (1, True, False)
+    folder.write("x")
+    folder.output = folder.output.parent / "missing" / "out.jsonl"
+    assert folder.run()[0] == 1
+    folder.output = folder.input.parent
+    assert main(["batch", str(folder.input), str(folder.output)]) == 1
+
+
+def test_an_empty_input_is_done_at_once(folder: Folder) -> None:
+    folder.write()
+    assert folder.run() == (0, [], "[0 done before]\n")
