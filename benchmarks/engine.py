@@ -19,19 +19,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-import transformers
-from transformers.generation.configuration_utils import ContinuousBatchingConfig
-
 import nucleate as nc
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
 from nucleate.models.load import EMBEDDED, load, runner_of
 from nucleate.models.model import Model
 from nucleate.models.runner import Part, Runner
-from nucleate.models.transformers import TransformersModel
+from nucleate.models.transformers import TransformersModel, libraries
 from nucleate.text.tokenizer import Tokenizer
 
+torch, transformers = libraries()  # whose threads sleep soon after their work, for all contenders
 ROWS = 32
 MEMORY = 256 << 20
 SAMPLED = nc.SamplingParams(temperature=0.8, top_k=40, top_p=0.9, ignore_eos=True)
@@ -72,10 +69,10 @@ class Timed:
 
 
 def by_engine(
-    runner: Runner, tokenizer: Tokenizer, asked: Sequence[Asked], params: nc.SamplingParams
+    runner: Runner, tokenizer: Tokenizer, asked: Sequence[Asked], params: nc.SamplingParams, rows: int = 2 * ROWS
 ) -> list[list[int]]:
     """All requests through one engine; the tokens of each."""
-    engine = Engine(runner, tokenizer, max_sequences=ROWS)
+    engine = Engine(runner, tokenizer, max_sequences=rows)
     ids = [engine.add(Request(one.prompt_ids, params.replace(max_tokens=one.tokens))) for one in asked]
     tokens: dict[str, list[int]] = {number: [] for number in ids}
     while len(engine):
@@ -107,8 +104,10 @@ def by_generate(model: Any, asked: Sequence[Asked], rows: int) -> list[list[int]
 
 def by_generate_batch(model: Any, asked: Sequence[Asked]) -> list[list[int]]:
     """Transformers' continuous batching, each request with its own length."""
+    from transformers.generation.configuration_utils import ContinuousBatchingConfig
+
     config = transformers.GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0, max_new_tokens=256)
-    longest = ContinuousBatchingConfig(max_batch_tokens=1024, num_blocks=None)
+    longest = ContinuousBatchingConfig(max_batch_tokens=1024)
     found: dict[str, list[int]] = {}
     with model.continuous_batching_context_manager(generation_config=config, continuous_batching_config=longest) as run:
         for place, one in enumerate(asked):
@@ -146,6 +145,7 @@ def compare(name: str, ours: Model, theirs: TransformersModel, count: int, repea
     runner = runner_of(ours, MEMORY)
     contenders: dict[str, Callable[[], list[list[int]]]] = {
         "nucleate": lambda: by_engine(runner, tokenizer, asked, GREEDY),
+        f"nucleate, {ROWS} rows": lambda: by_engine(runner, tokenizer, asked, GREEDY, ROWS),
         "nucleate, sampled": lambda: by_engine(runner, tokenizer, asked, SAMPLED),
         f"generate, batches of {ROWS}": lambda: by_generate(theirs.model, asked, ROWS),
         f"generate, batches of {2 * ROWS}": lambda: by_generate(theirs.model, asked, 2 * ROWS),
@@ -161,7 +161,7 @@ def compare(name: str, ours: Model, theirs: TransformersModel, count: int, repea
             seconds[contender].append(time.perf_counter() - start)
     speeds = {contender: total / statistics.median(times) for contender, times in seconds.items()}
     same = {contender: _same(tokens["nucleate"], tokens[contender]) for contender in contenders}
-    print(f"\n{name} ({type(runner).__name__}): {count} requests, {total} tokens, {ROWS} rows")
+    print(f"\n{name} ({type(runner).__name__}): {count} requests, {total} tokens")
     for contender, speed in speeds.items():
         agree = "" if "sampled" in contender else f"   {same[contender]:.0%} of the answers are the same"
         print(f"  {contender:28}{speed:8.0f} tokens/s{speeds['nucleate'] / speed:8.2f} x{agree}")
@@ -181,12 +181,12 @@ def overhead(runner: Runner, tokenizer: Tokenizer) -> dict[str, Any]:
         for _ in range(3):
             timed = Timed(runner)
             start = time.perf_counter()
-            by_engine(timed, tokenizer, asked, params)
+            by_engine(timed, tokenizer, asked, params, ROWS)
             seconds = time.perf_counter() - start
             shares.append(((seconds - timed.seconds) / seconds, (seconds - timed.seconds) / (ROWS * 200) * 1e6))
         share, each = statistics.median(shares)  # by the share
         found[name] = {"share": share, "microseconds per token": each}
-        print(f"  outside the model's forward, {name:8}{share:6.1%}, {each:.1f} us per token")
+        print(f"  outside the model's forward at {ROWS} rows, {name:8}{share:6.1%}, {each:.1f} us per token")
     return found
 
 

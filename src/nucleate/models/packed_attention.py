@@ -5,6 +5,7 @@ What a kernel is faster at, it hands to ``nucleate.models.attention``.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -40,6 +41,13 @@ class Pool(NamedTuple):
     values: Any
     arrays: Any  #: the same memory as the kernel takes it, see ``pool.new_pool``; None where it does not
     size: int  #: bytes
+
+
+def threads() -> int:
+    """How many threads attend on CPU: as many as torch has, or half of them if its own stay awake after their work."""
+    sleeping = "GOMP_SPINCOUNT" in os.environ or os.environ.get("OMP_WAIT_POLICY", "").lower() == "passive"
+    count = torch.get_num_threads()
+    return int(count if sleeping else max(1, count // 2))
 
 
 class Plan:
@@ -88,7 +96,7 @@ class Plan:
             pass
         elif self.compiled:
             q, k, v = (x.numpy()[0].swapaxes(0, 1) for x in (query, key, value))
-            attention.decode(q, k, v, pool.arrays, self.packing, layer.rule, out.numpy()[0], torch.get_num_threads())
+            attention.decode(q, k, v, pool.arrays, self.packing, layer.rule, out.numpy()[0], threads())
         else:
             out[0, self.row_R] = self._decode(layer, pool, query)
         for first, start, stop, table in self.long:

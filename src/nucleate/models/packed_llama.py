@@ -6,6 +6,7 @@ Kernels are compiled, or loaded, for the first batch. One sequence alone is read
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +18,9 @@ from nucleate.models.packing import Packing
 from nucleate.models.pool import Pool, Rule, by_token, new_pool
 from nucleate.models.runner import BLOCK, Part
 
+MANY = 16
+"""Tokens in a forward from which more threads multiply matrices faster than one."""
+
 
 class Kernels(NamedTuple):
     """What runs the parts of a layer that are no products of matrices."""
@@ -24,7 +28,8 @@ class Kernels(NamedTuple):
     normalise: Callable[..., None]
     rotate: Callable[..., None]
     gate: Callable[..., None]
-    decode: Callable[..., None] | None  #: attention of few new tokens; without it, all attend as long parts do
+    decode: Callable[..., None] | None = None  #: attention of few new tokens; without it, all attend as long parts do
+    cores: int = 1  #: for that
 
 
 def compiled() -> Kernels:
@@ -32,7 +37,7 @@ def compiled() -> Kernels:
     from nucleate.models import attention, kernels
 
     attention.attend()  # loaded now, as are the others
-    return Kernels(kernels.add_and_normalise(), kernels.rotate(), kernels.gate(), attention.decode)
+    return Kernels(kernels.add_and_normalise(), kernels.rotate(), kernels.gate(), attention.decode, attention.cores())
 
 
 class PackedLlama:
@@ -52,7 +57,7 @@ class PackedLlama:
             raise ModelError(f"{memory} bytes for keys and values hold no block of {size}: give more")
         self.pools = [new_pool(self.blocks, *shape) for _ in model.layers]
         self.rule = Rule(model.head_size**-0.5)
-        self.kernels = Kernels(plain.add_and_normalise, plain.rotate, plain.gate, None)
+        self.kernels = Kernels(plain.add_and_normalise, plain.rotate, plain.gate)
 
     def forward(self, parts: Sequence[Part]) -> Floats:
         """See ``Runner.forward``. Raises ValueError for ids outside the vocabulary and positions past the context."""
@@ -66,7 +71,8 @@ class PackedLlama:
             raise ValueError(f"{packing.positions_T.max() + 1} tokens do not fit the context of {model.context_length}")
         if len(parts) > 1 and self.kernels.decode is None:
             self.kernels = compiled()
-        with one_thread(), np.errstate(over="ignore", invalid="ignore"):  # the sampler says what is wrong with logits
+        threads = one_thread() if packing.size < MANY else nullcontext()
+        with threads, np.errstate(over="ignore", invalid="ignore"):  # the sampler says what is wrong with logits
             return self._read(packing)
 
     def forget(self, key: int) -> None:
@@ -109,7 +115,9 @@ class PackedLlama:
             for store, new in zip(by_token(pool, model.head_size), (key, value), strict=True):
                 store[packing.slots // self.block_size, :, packing.slots % self.block_size] = new
         if decode is not None and len(packing.short):
-            decode(query, key, value, pool, packing, self.rule, out)
+            cores = self.kernels.cores
+            threads = cores if packing.size < MANY else max(1, cores // 2)  # those of BLAS stay awake for a while
+            decode(query, key, value, pool, packing, self.rule, out, threads)
         for first, start, stop, table in alone.tolist():
             blocks = packing.blocks[table : table + -(-stop // self.block_size)]
             tokens = slice(first, first + stop - start)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -124,8 +126,17 @@ def _signature(kind: Any) -> tuple[str, bool]:
     raise ModelError(NO_CACHE.format(kind.__name__))
 
 
+BRIEFLY = "2000"
+"""Turns of a loop for which torch's threads wait awake for more work (its OpenMP takes a hundred times as many)."""
+
+
 def libraries() -> tuple[Any, Any]:
-    """torch and transformers, or a ModelError that says how to get them."""
+    """torch and transformers, or a ModelError that says how to get them.
+
+    If torch is loaded here, its threads sleep soon after they have worked, so that they leave the cores to others.
+    """
+    if "torch" not in sys.modules:
+        os.environ.setdefault("GOMP_SPINCOUNT", BRIEFLY)
     try:
         import torch
         import transformers

@@ -18,8 +18,8 @@ from nucleate.backends.cpu.special.work import room_for
 from nucleate.core.event import StepLogprobs, TokenLogprob
 from nucleate.core.parameter import ParameterError
 
-WORTH_A_THREAD = 50e-6
-"""Seconds of work per thread: with less, waking it costs more than it saves."""
+WORTH_A_THREAD = 250e-6
+"""Seconds of work per thread: with less, waking it costs more than it saves, where a model's own threads are awake."""
 
 Ids = NDArray[np.int64]
 Lying = tuple[Any, int, int, int]
@@ -65,8 +65,11 @@ class Chains:
         start = perf_counter()
         draw_rows(*parts[0])
         self._learn((perf_counter() - start) / ends[1])
-        for job in jobs:
-            job.result()
+        for job, part in zip(jobs, parts[1:], strict=True):
+            if job.cancel():  # nobody has begun with it: its core has other things to do
+                draw_rows(*part)
+            else:
+                job.result()
 
     def _learn(self, pace: float) -> None:
         self._pace = min(pace, 8 * self._pace)  # a call that compiles says little
