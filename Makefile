@@ -3,13 +3,14 @@
 # make lint   ruff, mypy             make docs    docs/stages.md from the stages; checks links
 # make bench  the benchmarks, in a minute    make setup   only create .venv with everything for development
 # make bench-page  docs/benchmarks.md, measured: a quarter of an hour on an idle machine, with all of '.[torch,bench]'
+# make bench-engine  the engine beside Transformers: ten minutes
 
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 SOURCES := pyproject.toml constraints.txt
 
-.PHONY: setup demo test test-slow lint docs docs-check bench bench-page clean
+.PHONY: setup demo test test-slow lint docs docs-check bench bench-page bench-engine clean
 
 .venv/python: 
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "nucleate needs Python 3.11 or newer; try: make PYTHON=python3.11 ..."; exit 1; }
@@ -56,6 +57,9 @@ bench: .venv/dev
 bench-page: .venv/dev
 	$(PIP) -e '.[dev,torch,bench]'
 	$(BIN)/python benchmarks/sampler.py --json benchmarks/results/sampler.json --docs docs
+
+bench-engine: .venv/dev
+	$(BIN)/python benchmarks/engine.py --json benchmarks/results/engine.json
 
 clean:
 	rm -rf .venv dist build .pytest_cache .mypy_cache .ruff_cache

@@ -160,10 +160,11 @@ def compare(name: str, ours: Model, theirs: TransformersModel, count: int, repea
             tokens[contender] = run()
             seconds[contender].append(time.perf_counter() - start)
     speeds = {contender: total / statistics.median(times) for contender, times in seconds.items()}
-    same = {contender: _same(tokens["nucleate"], tokens[contender]) for contender in contenders}
+    greedy = [contender for contender in contenders if "sampled" not in contender]
+    same = {contender: _same(tokens["nucleate"], tokens[contender]) for contender in greedy}
     print(f"\n{name} ({type(runner).__name__}): {count} requests, {total} tokens")
     for contender, speed in speeds.items():
-        agree = "" if "sampled" in contender else f"   {same[contender]:.0%} of the answers are the same"
+        agree = f"   {same[contender]:.0%} of the answers are the same" if contender in same else ""
         print(f"  {contender:28}{speed:8.0f} tokens/s{speeds['nucleate'] / speed:8.2f} x{agree}")
     return {"tokens per second": speeds, "same answers": same, "outside the forward": overhead(runner, tokenizer)}
 

@@ -93,3 +93,16 @@ def test_rows_come_in_growing_numbers_so_that_more_can_be_foretold(monkeypatch: 
     for size in (32_000, 128_256, 151_936, 256_000):
         assert [rows for kind, s, rows in cases if (kind, s) == ("peaked", size)] == [1, 8, 32, 256]
         assert [kind for kind, s, rows in cases if (s, rows) == (size, 1)] == ["peaked", "flat", "shifted", "ties"]
+
+
+def test_the_contenders_of_the_engine_give_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("psutil", reason="Transformers asks it how much memory there is")
+    engine = module("engine", monkeypatch)
+    embedded = engine.load(engine.EMBEDDED, runtime="torch")
+    asked = [one._replace(tokens=one.tokens % 9 + 1) for one in engine.workload(3, 4000)]
+    runner = engine.runner_of(embedded, engine.MEMORY)
+    tokenizer = engine.Tokenizer(engine.EMBEDDED, padded_size=4096)
+    ours = engine.by_engine(runner, tokenizer, asked, engine.GREEDY)
+    assert [len(tokens) for tokens in ours] == [one.tokens for one in asked]
+    assert [len(tokens) for tokens in engine.by_generate(embedded.model, asked, 2)] == [one.tokens for one in asked]
+    assert engine.by_generate_batch(embedded.model, asked) == ours

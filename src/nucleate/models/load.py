@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from nucleate.models.model import Model, ModelError
 from nucleate.models.packed_llama import PackedLlama
 from nucleate.models.runner import BLOCK, Contexts, Runner
 from nucleate.models.transformers import TransformersModel
+
+logger = logging.getLogger("nucleate")
 
 EMBEDDED = Path(__file__).parent / "tiny"
 """The folder of the model that ships inside."""
@@ -105,6 +108,7 @@ def _one_by_one(model: Model, memory: int, token_bytes: int, why: str) -> Contex
     size = token_bytes * BLOCK
     if memory < size:
         raise ModelError(f"{memory} bytes for keys and values hold no block of {size}: give more")
+    logger.warning("sequences are read one after the other, not many at a time: %s", why)
     return Contexts(model, memory // size, why=why)
 
 

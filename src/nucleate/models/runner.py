@@ -45,6 +45,10 @@ class Runner(Protocol):
         """What runs it, for people to read."""
 
     @property
+    def why(self) -> str:
+        """Why it reads one sequence at a time; empty if it reads many."""
+
+    @property
     def block_size(self) -> int:
         """Tokens per block."""
 

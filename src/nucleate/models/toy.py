@@ -63,6 +63,7 @@ class PagedToy:
     """
 
     paged = True
+    why = ""
 
     def __init__(self, model: Toy, blocks: int, block_size: int = 16, *, asynchronous: bool = False) -> None:
         self.model, self.blocks, self.block_size, self.asynchronous = model, blocks, block_size, asynchronous
