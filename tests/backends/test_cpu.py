@@ -13,7 +13,7 @@ import pytest
 import nucleate as nc
 from nucleate.backends import reference
 from nucleate.backends.cpu.load import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, copy
-from nucleate.backends.cpu.special.rows import chains, cores
+from nucleate.backends.cpu.special.rows import chains
 from nucleate.backends.logprobs import logprobs
 from nucleate.pipeline import simplify
 from nucleate.plan import chain_of
@@ -348,14 +348,3 @@ def test_wide_numbers_are_rounded_as_numpy_rounds_them() -> None:
     again = np.empty(len(wide), np.float32)
     copy(narrow.ctypes.data, FLOAT32, again)
     assert np.array_equal(again.view(np.uint32), narrow.view(np.uint32))
-
-
-@pytest.mark.parametrize("asked", ["0", "-1", "two", "1.5"])
-def test_a_number_of_threads_that_makes_no_sense_is_an_error_that_says_so(
-    asked: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("NUCLEATE_THREADS", asked)
-    with pytest.raises(nc.ParameterError, match=f"NUCLEATE_THREADS must be an integer >= 1, got '{asked}'"):
-        cores.__wrapped__()
-    monkeypatch.setenv("NUCLEATE_THREADS", "3")
-    assert cores.__wrapped__() == 3

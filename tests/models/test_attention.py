@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nucleate.core.parameter import ParameterError
 from nucleate.models import attention, kernels
 from nucleate.models.packing import Packing
 from nucleate.models.pool import NO_SINKS, Rule, by_token, new_pool
@@ -194,13 +193,6 @@ def test_a_packing_says_where_every_token_is(given_parts, seed: int) -> None:
     for part, (_, _, stop, table) in zip(parts, packing.parts, strict=True):
         assert packing.blocks[table : table + len(part.blocks)].tolist() == part.blocks
         assert part.stop == stop
-
-
-@pytest.mark.parametrize("asked", ["0", "-1", "x", "1.5"])
-def test_a_wrong_number_of_threads_is_refused(asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NUCLEATE_THREADS", asked)
-    with pytest.raises(ParameterError, match="NUCLEATE_THREADS must be an integer >= 1"):
-        attention.cores.__wrapped__()
 
 
 @pytest.mark.parametrize("place", ["writable", "file"])

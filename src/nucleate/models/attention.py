@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import math
-import os
-from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
 
@@ -13,7 +10,8 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from nucleate.core.parameter import ParameterError
+from nucleate.core.threads import cores
+from nucleate.core.threads import pool as workers
 from nucleate.models.kernels import LONG, bits_of, exp, float_of, floats, kernel, loose
 from nucleate.models.packing import Packing
 from nucleate.models.pool import LANES, Rule
@@ -50,26 +48,6 @@ def decode(
         for job, _, _ in given:
             if not job.cancel():
                 job.result()
-
-
-@functools.cache
-def _workers(process: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(max(cores() - 1, 1), "nucleate-attention")
-
-
-def workers() -> ThreadPoolExecutor:
-    """The threads beside the caller's, of this process: a fork has none of its parent's."""
-    return _workers(os.getpid())
-
-
-@functools.cache
-def cores() -> int:
-    """How many threads attend at most: those this process may run on, or NUCLEATE_THREADS."""
-    here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    asked = os.environ.get("NUCLEATE_THREADS", "").strip()
-    if asked and (not asked.isdecimal() or int(asked) < 1):
-        raise ParameterError("NUCLEATE_THREADS", f"NUCLEATE_THREADS must be an integer >= 1, got {asked!r:.40}")
-    return int(asked) if asked else here
 
 
 @loose

@@ -1,16 +1,9 @@
-"""Small kernels for models on CPU in float32, compiled by Numba and kept on disk. Knows no model.
-
-The folder is NUCLEATE_CACHE, or nucleate in XDG_CACHE_HOME, or ~/.cache/nucleate. Where it cannot be written, kernels
-are compiled in every process.
-"""
+"""Small kernels for models on CPU in float32, compiled by Numba and kept on disk, see ``core.kept``. Knows no model."""
 
 from __future__ import annotations
 
 import functools
-import hashlib
-import logging
 import math
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,8 +12,9 @@ import numba
 import numpy as np
 from numba import extending, types
 
-logger = logging.getLogger("nucleate")
-SOURCES = [Path(__file__).parent / name for name in ("attention.py", "kernels.py", "vectors.py")]
+from nucleate.core import kept
+
+SOURCES = [Path(__file__).parent / name for name in ("attention.py", "kernels.py", "pool.py", "vectors.py")]
 FLOAT, LONG = types.float32, types.int64
 
 
@@ -41,33 +35,21 @@ def kernel(*signature: Any) -> Callable[[Callable[..., Any]], Callable[[], Any]]
 def _compiled(function: Callable[..., Any], signature: Any) -> Any:
     place, before = folder(), numba.config.CACHE_DIR
     settings: dict[str, Any] = dict(nogil=True, error_model="numpy", fastmath=LOOSE)
+    if not kept.prepared(place, "the kernels for models", 5):
+        return numba.njit(signature, **settings)(function)
     try:
-        place.mkdir(parents=True, exist_ok=True)
-        if not os.access(place, os.W_OK):
-            raise PermissionError(place)
         numba.config.CACHE_DIR = str(place)
-        if not any(place.rglob("*.nbi")):
-            say("compiling the kernels for models, once: about 5 seconds (kept in %s)", place)
         return numba.njit(signature, cache=True, **settings)(function)
-    except (OSError, RuntimeError):
-        say("compiling the kernels for models: about 5 seconds (%s cannot be written: not kept)", place)
+    except (OSError, RuntimeError):  # it can be written, but not as Numba does
         return numba.njit(signature, **settings)(function)
     finally:
         numba.config.CACHE_DIR = before
 
 
 @functools.cache
-def say(message: str, place: Path) -> None:
-    """Log, once."""
-    logger.warning(message, place)
-
-
-@functools.cache
 def folder() -> Path:
     """Where the kernels of this version of the sources are kept."""
-    base = os.environ.get("NUCLEATE_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "nucleate"
-    digest = hashlib.sha256(numba.__version__.encode() + b"".join(path.read_bytes() for path in SOURCES))
-    return Path(base).expanduser() / f"models-{digest.hexdigest()[:16]}"
+    return kept.folder(numba.__version__, SOURCES, "models-")
 
 
 LOOSE = {"reassoc", "contract", "nsz"}

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from nucleate.core.threads import cores
 from nucleate.models import plain
 from nucleate.models.llama import Floats, Layer, Llama, one_thread
 from nucleate.models.model import ModelError
@@ -29,7 +30,6 @@ class Kernels(NamedTuple):
     rotate: Callable[..., None]
     gate: Callable[..., None]
     decode: Callable[..., None] | None = None  #: attention of few new tokens; without it, all attend as long parts do
-    cores: int = 1  #: for that
 
 
 def compiled() -> Kernels:
@@ -37,7 +37,7 @@ def compiled() -> Kernels:
     from nucleate.models import attention, kernels
 
     attention.attend()  # loaded now, as are the others
-    return Kernels(kernels.add_and_normalise(), kernels.rotate(), kernels.gate(), attention.decode, attention.cores())
+    return Kernels(kernels.add_and_normalise(), kernels.rotate(), kernels.gate(), attention.decode)
 
 
 class PackedLlama:
@@ -115,8 +115,7 @@ class PackedLlama:
             for store, new in zip(by_token(pool, model.head_size), (key, value), strict=True):
                 store[packing.slots // self.block_size, :, packing.slots % self.block_size] = new
         if decode is not None and len(packing.short):
-            cores = self.kernels.cores
-            threads = cores if packing.size < MANY else max(1, cores // 2)  # those of BLAS stay awake for a while
+            threads = cores() if packing.size < MANY else max(1, cores() // 2)  # those of BLAS stay awake for a while
             decode(query, key, value, pool, packing, self.rule, out, threads)
         for first, start, stop, table in alone.tolist():
             blocks = packing.blocks[table : table + -(-stop // self.block_size)]

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import threading
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from time import perf_counter
 from typing import Any
 
@@ -16,7 +13,7 @@ from nucleate.backends.cpu.special.chain import draw_rows, survivors
 from nucleate.backends.cpu.special.report import report
 from nucleate.backends.cpu.special.work import room_for
 from nucleate.core.event import StepLogprobs, TokenLogprob
-from nucleate.core.parameter import ParameterError
+from nucleate.core.threads import cores, pool
 
 WORTH_A_THREAD = 250e-6
 """Seconds of work per thread: with less, waking it costs more than it saves, where a model's own threads are awake."""
@@ -112,18 +109,3 @@ def chains(size: int) -> Chains:
             del kept[next(iter(kept))]
         kept[size] = Chains(size)
     return kept[size]
-
-
-@cache
-def cores() -> int:
-    """How many threads draw at most: those this process may run on, or NUCLEATE_THREADS."""
-    mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    asked = os.environ.get("NUCLEATE_THREADS", "").strip()
-    if asked and not (asked.isdecimal() and int(asked)):
-        raise ParameterError("NUCLEATE_THREADS", f"NUCLEATE_THREADS must be an integer >= 1, got {asked!r:.40}")
-    return int(asked) if asked else mine
-
-
-@cache
-def pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(max(1, cores() - 1), thread_name_prefix="nucleate")

@@ -1,0 +1,42 @@
+"""Where compiled kernels are kept on disk, so that none can be stale. Knows no compiler.
+
+The folder is NUCLEATE_CACHE, or nucleate in XDG_CACHE_HOME, or ~/.cache/nucleate.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+logger = logging.getLogger("nucleate")
+
+
+def folder(versions: str, sources: Iterable[Path], prefix: str = "") -> Path:
+    """Where the kernels made of these sources, by these versions of a compiler, are kept."""
+    base = os.environ.get("NUCLEATE_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "nucleate"
+    digest = hashlib.sha256(versions.encode() + b"".join(path.read_bytes() for path in sources))
+    return Path(base).expanduser() / f"{prefix}{digest.hexdigest()[:16]}"
+
+
+def prepared(place: Path, what: str, seconds: int) -> bool:
+    """Whether kernels can be kept in a folder; says, once, that they are compiled now, if they are."""
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        if os.access(place, os.W_OK):
+            if not any(place.rglob("*.nbi")):
+                say(f"compiling {what}, once: about {seconds} seconds (kept in {place})")
+            return True
+    except OSError:
+        pass
+    say(f"compiling {what}: about {seconds} seconds ({place} cannot be written: not kept)")
+    return False
+
+
+@cache
+def say(message: str) -> None:
+    """Log, once."""
+    logger.warning("%s", message)
