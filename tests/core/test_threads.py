@@ -48,6 +48,7 @@ def test_kernels_of_other_sources_or_versions_are_kept_elsewhere(
 
 
 def test_a_folder_that_is_a_file_keeps_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("WARNING", logger="nucleate")  # whatever it was set to by others
     place = tmp_path / "file"
     place.write_text("")
     assert not kept.prepared(place, "something", 3)
