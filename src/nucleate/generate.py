@@ -82,7 +82,9 @@ def run(
         logits_V = context.forward((token,))
 
 
-def admit(model: Limits, tokenizer: Tokenizer, prompt_ids: Sequence[int], params: SamplingParams) -> StopRules:
+def admit(
+    model: Limits, tokenizer: Tokenizer, prompt_ids: Sequence[int], params: SamplingParams, regex_seconds: float = 0.5
+) -> StopRules:
     """Check a request against the model before anything runs, and make its stop rules."""
     size, room = model.vocab_size, model.context_length - len(prompt_ids)
     if not len(prompt_ids):
@@ -112,6 +114,7 @@ def admit(model: Limits, tokenizer: Tokenizer, prompt_ids: Sequence[int], params
         ignore_eos=params.ignore_eos,
         max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
         min_tokens=params.min_tokens,
+        regex_seconds=regex_seconds,
     )
 
 

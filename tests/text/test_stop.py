@@ -6,6 +6,7 @@ import json
 import random
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 import regex
@@ -13,6 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nucleate.core.event import Finish
+from nucleate.core.parameter import ParameterError
+from nucleate.text import stop
 from nucleate.text.stop import StopMatcher, StopRules
 from nucleate.text.stop_rules import MAX_STRINGS
 
@@ -270,7 +273,7 @@ def test_a_slow_pattern_ends_its_own_sequence_only() -> None:
     assert time.monotonic() - began < 2
     assert slow_text == ()
     assert slow.close("tail") == ()
-    assert slow.finish == Finish("error", "stop_regex '(a|aa)+c' took longer than 0.05 s")
+    assert slow.finish == Finish("error", "stop_regex '(a|aa)+c' took longer than 0.05 s, and 0.0005 s per token")
     assert other.push(1, "ab") == ("a",)
     assert other.finish == Finish("stop", "b")
 
@@ -310,3 +313,44 @@ def test_json_that_ends_where_a_string_starts() -> None:
     assert run(StopRules(stop_json=True, stop=("!",)), [(1, "[1]!")], "")[:2] == ("[1]", Finish("stop", "json"))
     assert run(StopRules(stop_json=True, stop=("]",)), [(1, "[1]!")], "")[:2] == ("[1", Finish("stop", "]"))
     assert run(StopRules(stop_json=True, stop=("-", "!")), [(1, "-[1]!")], "")[:2] == ("", Finish("stop", "-"))
+
+
+@pytest.mark.parametrize("quantifiers", [("+",), ("{2}",), ("{2,3}", "{1,3}"), ("+?", "{3}"), ("++",)])
+def test_no_pattern_that_is_taken_takes_long_to_compile(quantifiers: tuple[str, ...]) -> None:
+    """Nested repetitions cost a factor per level: those that would take seconds are refused by their look."""
+    taken = []
+    for depth in range(2, 90):
+        pattern = "(?:" * depth + "a|b" + "".join(")" + quantifiers[level % len(quantifiers)] for level in range(depth))
+        began = time.perf_counter()
+        with suppress(ParameterError):
+            StopRules(stop_regex=(pattern,))
+            taken.append(depth)
+        assert time.perf_counter() - began < 2
+    assert taken[:4] == [2, 3, 4, 5]
+
+
+def test_patterns_may_take_their_seconds_once_and_a_hundredth_per_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a clock that each search moves on by as much as it is told to take."""
+    clock, takes = [100.0], [0.0]
+    monkeypatch.setattr(stop.time, "monotonic", lambda: clock[0])
+
+    def push(self: object, text: str, seconds: float, ignore: bool = False) -> None:
+        clock[0] += min(takes[0], seconds)
+        if takes[0] > seconds:
+            raise TimeoutError
+
+    monkeypatch.setattr(stop.RegexSearch, "push", push)
+    matcher = StopMatcher(StopRules(stop_regex=("x",), regex_seconds=1.0))
+    takes[0] = 0.9
+    matcher.push(1, "a")
+    takes[0] = 0.01
+    for _ in range(500):
+        matcher.push(1, "a")
+    assert matcher.finish is None
+    takes[0] = 0.02
+    pushed = 0
+    while matcher.finish is None:
+        matcher.push(1, "a")
+        pushed += 1
+    assert pushed == pytest.approx(11, abs=1)
+    assert matcher.finish == Finish("error", "stop_regex 'x' took longer than 1 s, and 0.01 s per token")

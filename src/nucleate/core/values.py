@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -38,12 +39,25 @@ class Table(Mapping[int, float]):
 
 
 def shown(value: object) -> str:
-    """A value for a message: its repr, cut to 60 characters."""
+    """A value for a message: its repr, cut to 60 characters, at a cost that does not grow with the value."""
     try:
-        text = repr(value)
+        text = repr(_begin(value))
     except ValueError:  # Python does not print integers of more than 4300 digits
         text = f"a very large {type(value).__name__}"
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _begin(value: Any, depth: int = 60) -> Any:
+    """As much of a value as its first 60 characters can be of: its own repr would be made whole."""
+    if isinstance(value, str | bytes):
+        return value[:61]
+    if type(value) not in (list, tuple, dict):
+        return value
+    if depth == 0:
+        return ...
+    if isinstance(value, dict):
+        return {_begin(key, depth): _begin(item, depth - 1) for key, item in islice(value.items(), 16)}
+    return type(value)(_begin(item, depth - 1) for item in islice(value, 31))
 
 
 def _number(value: Any, admits: Admits) -> float:

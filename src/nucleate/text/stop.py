@@ -14,8 +14,9 @@ Each push is one token: its id, and the text that became certain with it. After 
 
 Until ``min_tokens`` tokens are out nothing of 1 and 2 counts: what completes before is passed over for good, what has
 begun may complete later. Text is held only while it is the beginning of a possible match, and is shown by ``close``
-however the sequence ends. A pattern that takes longer than ``regex_seconds`` for one token ends the sequence with
-reason "error"; what is held then is not shown, because nobody knows whether it matches.
+however the sequence ends. Patterns may take ``regex_seconds`` for a sequence, and a hundredth of that comes back with
+each token; once they have taken more, the sequence ends with reason "error". What is held then is not shown, because
+nobody knows whether it matches.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ from nucleate.text.stop_rules import StopRules
 from nucleate.text.stop_strings import Match, StringSearch
 
 __all__ = ["StopMatcher", "StopRules"]
+
+_BACK = 0.01
+"""The share of the seconds for patterns that comes back with each token."""
 
 
 class StopMatcher:
@@ -48,6 +52,7 @@ class StopMatcher:
         self._searches = bool(rules.stop or rules.stop_regex or rules.stop_json)
         self._held = ""
         self._shown = 0  # characters
+        self._seconds = rules.regex_seconds  # that patterns may take still
         self._over = False  # the text is cut, or closed: nothing follows
 
     def is_stop_token(self, token_id: int) -> bool:
@@ -137,15 +142,17 @@ class StopMatcher:
 
     def _search_patterns(self, text: str, ignore: bool) -> list[Match]:
         """The match of each pattern that has one. Raises TimeoutError, with the finish set, if one takes too long."""
-        limit = self._rules.regex_seconds
-        deadline = time.monotonic() + limit
+        limit, start = self._rules.regex_seconds, time.monotonic()
+        deadline = start + self._seconds
         found = []
         for search in self._regexes:
             try:
                 match = search.push(text, max(deadline - time.monotonic(), 1e-3), ignore)
             except TimeoutError:
-                self.finish = Finish("error", f"stop_regex {search.pattern!r:.200} took longer than {limit} s")
+                why = f"took longer than {limit:g} s, and {limit * _BACK:g} s per token"
+                self.finish = Finish("error", f"stop_regex {search.pattern!r:.200} {why}")
                 raise
             if match is not None:
                 found.append(match)
+        self._seconds = min(limit, deadline - time.monotonic() + limit * _BACK)
         return found

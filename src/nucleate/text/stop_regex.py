@@ -19,10 +19,12 @@ if TYPE_CHECKING:
     import regex  # type: ignore[import-untyped]
 
 CONTEXT: Final = 4096  # characters
-# Repetitions with a lower bound are unrolled when the pattern is compiled: (((a{1000}){1000}){1000}) would take the
-# machine's memory. The product of all lower bounds, times the length of the pattern, is more than what is unrolled.
+# Repetitions with a lower bound are unrolled when the pattern is compiled, and repeated groups in one another are
+# worked on again for each level: (((a{1000}){1000}){1000}) would take the machine's memory, and ((((a+)+)+)+)+ with 30
+# levels its time. The product of all lower bounds, with at least 2 (3, if it is unrolled) for a group, times the length
+# of the pattern, is more than what is done.
 MAX_UNROLLED: Final = 500_000
-_REPEAT = re.compile(r"\{(\d+)")
+_REPEAT = re.compile(r"(\)?)(?:[*+]|\{(\d*))")
 _VERBOSE = re.compile(r"\(\?\w*x")
 
 
@@ -31,8 +33,9 @@ def unrolled(pattern: str) -> int:
     if _VERBOSE.search(pattern) and "#" in pattern:
         return MAX_UNROLLED + 1  # a comment can stand inside a number, so the numbers cannot be read off
     size = max(len(pattern), 1)
-    for count in _REPEAT.findall("".join(pattern.split())):
-        size *= max(int(count[:10]), 1)  # ten digits are too many whatever follows
+    for group, digits in _REPEAT.findall("".join(pattern.split())):
+        count = int(digits[:10] or 0)  # ten digits are too many whatever follows
+        size *= max(count, 1 if not group else 2 if count < 2 else 3)
     return size
 
 

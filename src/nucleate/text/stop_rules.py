@@ -21,8 +21,8 @@ MAX_SECONDS: Final = 10.0
 class StopRules:
     """What ends a sequence; ``stop`` has the meaning of each. Lists are taken as well as tuples and sets.
 
-    ``regex_seconds`` is the time one token may take in all patterns together. Raises ParameterError that names the
-    field, its value and what is allowed.
+    ``regex_seconds`` is the time that all patterns together may take, see ``stop``. Raises ParameterError that names
+    the field, its value and what is allowed.
     """
 
     stop: tuple[str, ...] = ()

@@ -19,6 +19,8 @@ from nucleate.text.pieces import Pieces, read_pieces
 if TYPE_CHECKING:
     import tokenizers
 
+_LONG = 2000  # characters, from which on the library's call for batches is taken: it lets other threads run
+
 
 class Tokenizer:
     """A tokenizer with its special ids and chat template.
@@ -97,6 +99,8 @@ class Tokenizer:
                 "prompt", f"text is not valid Unicode: {error.reason} at character {error.start}"
             ) from None
         try:
+            if len(text) > _LONG:
+                return self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
             return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
         except Exception as error:  # noqa: BLE001 - the library raises nothing narrower
             raise ParameterError("prompt", f"the tokenizer cannot encode the text: {error}") from None
