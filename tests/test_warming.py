@@ -19,6 +19,11 @@ LOGITS = np.random.default_rng(0).normal(0, 2, (2, 20_000)).astype(np.float32)
 PARAMS = nc.SamplingParams(temperature=0.9, top_p=0.95, seed=5)
 
 
+@pytest.fixture(autouse=True)
+def as_before(monkeypatch):
+    monkeypatch.setattr(plan.KERNELS, "warm", False)
+
+
 @pytest.fixture
 def held(monkeypatch):
     """A compiler that waits until it is told to go on."""
@@ -41,7 +46,7 @@ def test_the_reference_answers_meanwhile_and_kernels_afterwards(held, monkeypatc
     assert by_reference == 2
     held.set()
     thread.join(30)
-    assert plan.WARMING == []
+    assert plan.KERNELS.warming == []
     afterwards, by_reference = who_drew(monkeypatch)
     assert by_reference == 0
     assert meanwhile.tolist() == afterwards.tolist()
@@ -69,9 +74,19 @@ def test_the_cpu_backend_waits_if_it_is_asked_for(held, monkeypatch):
     assert who_drew(monkeypatch, backend="cpu")[1] == 0
 
 
+def test_afterwards_small_rows_are_drawn_by_kernels_too(monkeypatch):
+    small = LOGITS[:1, :100]
+    before = nc.sample(small, PARAMS)
+    assert not plan.compiled("auto", small.size)
+    nc.warm()
+    assert plan.compiled("auto", small.size)
+    monkeypatch.setattr(reference, "run", None)
+    assert nc.sample(small, PARAMS).tolist() == before.tolist()
+
+
 def test_two_at_once_are_awaited_both(held):
     one, other = nc.warm(background=True), nc.warm(background=True)
-    assert [one, other] == plan.WARMING
+    assert [one, other] == plan.KERNELS.warming
     assert not plan.compiled("auto", 10**6)
     held.set()
     one.join(30)
@@ -85,7 +100,7 @@ def test_a_compiler_that_fails_is_logged_and_holds_up_nobody(monkeypatch, caplog
 
     monkeypatch.setattr(warming, "_compile", fail)
     nc.warm(background=True).join(30)
-    assert plan.WARMING == []
+    assert plan.KERNELS.warming == []
     assert "no such register" in caplog.text
     with pytest.raises(RuntimeError, match="no such register"):
         nc.warm()
@@ -97,7 +112,7 @@ def test_wrong_parameters_are_an_error_at_once(background):
         nc.warm((Gumbel(1), Gumbel(1)), background=background)
     with pytest.raises(TypeError, match="SamplingParams or a tuple"):
         nc.warm({"top_p": 0.5}, background=background)
-    assert plan.WARMING == []
+    assert plan.KERNELS.warming == []
 
 
 def test_what_was_warmed_compiles_nothing_more():

@@ -145,17 +145,24 @@ def _take(numbers: Numbers, place: int, stage: Stage) -> tuple[Numbers, int] | N
 
 BACKENDS = ("auto", "reference", "cpu")
 WORTH_COMPILING = 1 << 13
-"""Scores in a call; with fewer, "auto" does not load the compiler."""
+"""Scores in a call; with fewer, "auto" does not load the compiler, unless ``warm`` has."""
 
 
-WARMING: list[object] = []
-"""What compiles in the background now, see ``warm``."""
+class Kernels:
+    """What this process knows of its compiled kernels, see ``warm``."""
+
+    def __init__(self) -> None:
+        self.warming: list[object] = []  #: what compiles them in the background now
+        self.warm = False  #: those that nearly all requests need are there
+
+
+KERNELS = Kernels()
 
 
 def compiled(backend: str, scores: int) -> bool:
     """Whether a call with so many scores runs what it can through compiled kernels. Raises ParameterError."""
     if backend == "auto":
-        return scores >= WORTH_COMPILING and not WARMING
+        return (scores >= WORTH_COMPILING or KERNELS.warm) and not KERNELS.warming
     if backend not in BACKENDS:
         raise ParameterError("backend", f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
     return backend == "cpu"

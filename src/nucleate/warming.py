@@ -26,14 +26,14 @@ def warm(*params: Params, background: bool = False) -> threading.Thread | None:
 
     background: in a thread, which is returned. Until it ends, backend "auto" answers with the reference: the same
     tokens, slowly, but no call waits for the compiler. Without it, returns None when all is done. Raises ParameterError
-    for parameters that are wrong, in either case at once.
+    for parameters that are wrong, in either case at once. Once it is done, "auto" takes kernels for small rows too.
     """
     pipelines = [as_pipeline(one) for one in (SamplingParams(logprobs=1), *params)]
     if not background:
         _compile(pipelines)
         return None
     thread = threading.Thread(target=_compile_beside, args=(pipelines,), name="nucleate-warm", daemon=True)
-    plan.WARMING.append(thread)
+    plan.KERNELS.warming.append(thread)
     thread.start()
     return thread
 
@@ -44,7 +44,7 @@ def _compile_beside(pipelines: list[Pipeline]) -> None:
     except Exception:
         logger.exception("warm: the kernels could not be compiled; they will be when they are needed")
     finally:
-        plan.WARMING.remove(threading.current_thread())
+        plan.KERNELS.warming.remove(threading.current_thread())
 
 
 def _compile(pipelines: list[Pipeline]) -> None:
@@ -55,3 +55,4 @@ def _compile(pipelines: list[Pipeline]) -> None:
             sampler = Sampler(size, backend="cpu")
             sampler.add(some, [0, 1], output_ids=[1, 2, 1])
             sampler(row)
+    plan.KERNELS.warm = True

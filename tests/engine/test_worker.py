@@ -201,3 +201,109 @@ def test_a_failure_of_the_engine_itself_is_told_to_everyone(llm: nc.LLM, monkeyp
             pass
 
     asyncio.run(main())
+
+
+async def take_together(running: AsyncEngine, requests: list[Request]) -> list[list[Event]]:
+    taken: list[list[Event]] = [[] for _ in requests]
+    async with aclosing(running.run_all(requests)) as batches:
+        async for batch in batches:
+            assert batch
+            for place, event in batch:
+                taken[place].append(event)
+    return taken
+
+
+def test_several_requests_of_one_caller(llm: nc.LLM) -> None:
+    rng = random.Random(8)
+    groups = [[random_request(rng) for _ in range(rng.randint(0, 5))] for _ in range(8)]
+
+    async def use(running: AsyncEngine, engine: Engine) -> None:
+        together = await asyncio.gather(*(take_together(running, group) for group in groups))
+        for group, results in zip(groups, together, strict=True):
+            for request, events in zip(group, results, strict=True):
+                assert answers(events, request.params.n) == alone(toy(), llm.tokenizer, request)
+                assert [event.last for event in events] == [False] * (len(events) - 1) + [True]
+
+    assert is_empty(with_engine(llm, use, max_sequences=5))
+
+
+def test_of_several_requests_all_are_admitted_or_none(llm: nc.LLM) -> None:
+    async def use(running: AsyncEngine, engine: Engine) -> None:
+        for wrong in (0, 1, 2):
+            requests = [LONG, LONG, LONG]
+            requests[wrong] = Request([])
+            with pytest.raises(nc.ParameterError, match="the prompt is empty"):
+                await take_together(running, requests)
+        assert engine.stats.drawn == 0
+        assert len((await take_together(running, [SHORT, SHORT]))[1]) == 5
+
+    assert is_empty(with_engine(llm, use))
+
+
+def test_leaving_several_requests_ends_those_that_have_not_ended(llm: nc.LLM) -> None:
+    async def use(running: AsyncEngine, engine: Engine) -> None:
+        async with aclosing(running.run_all([SHORT, LONG, LONG])) as batches:
+            async for batch in batches:
+                if any(event.last for _, event in batch):
+                    break
+
+    engine = with_engine(llm, use, rule=slow_rule)
+    assert is_empty(engine)
+    assert engine.stats.drawn < 100
+
+
+async def slowly(batches: object) -> None:
+    async for _ in batches:
+        await asyncio.sleep(0.005)
+
+
+def test_a_beat_is_heard_while_nothing_comes(llm: nc.LLM) -> None:
+    async def use(running: AsyncEngine, engine: Engine) -> None:
+        late = [LONG, SHORT]
+        first = asyncio.create_task(take(running, LONG))
+        batches = [batch async for batch in running.run_all(late, beat=0.001)]  # there is one place, and it is taken
+        assert sum(not batch for batch in batches) >= 5
+        assert sum(len(batch) for batch in batches) == 205
+        assert len(await first) == 200
+        assert not [batch async for batch in running.run_all([SHORT], beat=60.0) if not batch]
+        with pytest.raises(nc.ParameterError):
+            await slowly(running.run_all([Request([])], beat=0.0001))
+
+    assert is_empty(with_engine(llm, use, max_sequences=1, rule=slow_rule))
+
+
+def test_a_caller_of_several_requests_that_takes_nothing_is_paused(llm: nc.LLM) -> None:
+    async def use(running: AsyncEngine, engine: Engine) -> None:
+        async with aclosing(running.run_all([LONG, LONG])) as batches:
+            await anext(batches)
+            await asyncio.sleep(0.2)
+            drawn = engine.stats.drawn
+            assert drawn < 2 * 8 + 20
+            assert len(await take(running, SHORT)) == 5
+            rest = [len(batch) async for batch in batches]
+            assert sum(rest) > 360
+
+    assert is_empty(with_engine(llm, use, room=8))
+
+
+def test_all_requests_can_be_ended_at_once(llm: nc.LLM) -> None:
+    async def use(running: AsyncEngine, engine: Engine) -> None:
+        tasks = [asyncio.create_task(take_together(running, [LONG, LONG])) for _ in range(3)]
+        while engine.stats.drawn < 12:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        running.abort_all()
+        for task in tasks:
+            for events in await task:
+                assert events[-1].piece.finish_reason == "abort"
+
+    assert is_empty(with_engine(llm, use, rule=slow_rule))
+
+
+def test_a_request_prepared_elsewhere(llm: nc.LLM) -> None:
+    async def use(running: AsyncEngine, engine: Engine) -> None:
+        prepared = await asyncio.to_thread(running.prepare, SHORT)
+        assert answers([event async for event in running.run(prepared)], 1) == alone(toy(), llm.tokenizer, SHORT)
+        with pytest.raises(nc.ParameterError, match="the prompt is empty"):
+            running.prepare(Request([]))
+
+    assert is_empty(with_engine(llm, use))

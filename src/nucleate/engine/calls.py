@@ -29,7 +29,7 @@ class Calls:
     def check(self, request: Request) -> None:
         """Raise ParameterError if ``run`` would."""
         with self._lock:
-            self._running().check(request)
+            self._running().prepare(request)
 
     def run(self, requests: Iterable[Request]) -> Iterator[tuple[int, Event]]:
         """The events of some requests as they come, each with the place of its request among these.

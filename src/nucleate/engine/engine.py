@@ -1,4 +1,4 @@
-"""Engine: many requests over one model, a step at a time. Without I/O, threads and clocks: who calls ``step`` has them.
+"""Engine: many requests over one model, a step at a time. Without I/O and threads: who calls ``step`` has them.
 
 The life of a request: ``add`` admits it; its job waits in the schedule; steps read its prompt; after its last token the
 sampler draws, and each step adds a token, until the stop rules say that it has ended. Text and stop rules come after
@@ -9,6 +9,7 @@ reads of answers that have ended is not used. ``generate`` is the slow twin: the
 from __future__ import annotations
 
 import functools
+from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +19,7 @@ from nucleate.core.noise import fresh_seed
 from nucleate.core.parameter import ParameterError
 from nucleate.core.stage import Pipeline
 from nucleate.engine.blocks import BlockPool
-from nucleate.engine.request import Branch, Live, Reading, Request
+from nucleate.engine.request import Branch, Live, Prepared, Reading, Request
 from nucleate.engine.schedule import Job, Scheduler
 from nucleate.generate import admit, stages_of
 from nucleate.models.runner import Runner
@@ -34,7 +35,7 @@ LOGITS_AT_A_TIME = 1 << 26
 
 
 class Stats(NamedTuple):
-    """An engine in figures, as of now; the last five are counted from its beginning."""
+    """An engine in figures, as of now; from ``steps`` on they are counted from its beginning."""
 
     running: int  #: answers
     waiting: int  #: answers that have not begun, or were preempted
@@ -45,6 +46,8 @@ class Stats(NamedTuple):
     reused: int  #: tokens that did not have to be read, as others begin with the same
     drawn: int  #: tokens
     preempted: int  #: answers
+    forward_seconds: float
+    sampler_seconds: float
 
 
 class Engine:
@@ -53,7 +56,8 @@ class Engine:
     runner: the model. max_sequences: answers at work at a time. max_batch_tokens: tokens that one forward reads, at
     least max_sequences. max_length: tokens of a prompt with its answer; none: what the model's context and its blocks
     hold, which is the most in any case. prefix_sharing: whether requests that begin alike share what was read.
-    backend: as in ``sample``. Raises ParameterError.
+    regex_seconds: that the stop patterns of an answer may take, see ``text.stop``. backend: as in ``sample``. Raises
+    ParameterError.
     """
 
     def __init__(
@@ -65,6 +69,7 @@ class Engine:
         max_batch_tokens: int = MAX_BATCH_TOKENS,
         max_length: int | None = None,
         prefix_sharing: bool = True,
+        regex_seconds: float = 0.5,
         backend: str = "auto",
     ) -> None:
         _at_least("max_sequences", max_sequences, 1)
@@ -74,6 +79,7 @@ class Engine:
             _at_least("max_length", max_length, 2)
             self.context_length = min(self.context_length, max_length)
         self.runner, self.tokenizer, self.vocab_size = runner, tokenizer, runner.vocab_size
+        self.max_sequences, self._regex_seconds = max_sequences, regex_seconds
         self._pool = BlockPool(runner.blocks, runner.block_size, sharing=prefix_sharing and runner.paged)
         self._schedule = Scheduler(
             self._pool, max_sequences=max_sequences, max_tokens=max_batch_tokens, whole=not runner.paged
@@ -84,6 +90,7 @@ class Engine:
         self._drawn: list[_Drawn] = []  # whose text is not made yet
         self.steps = 0  # forwards
         self._arrivals = self._read = self._reused = self._tokens = 0
+        self._forward_seconds = self._sampler_seconds = 0.0
         self._stages = functools.lru_cache(maxsize=256)(self._stages_of)
 
     def __len__(self) -> int:
@@ -103,15 +110,21 @@ class Engine:
             self._reused,
             self._tokens,
             schedule.preemptions,
+            self._forward_seconds,
+            self._sampler_seconds,
         )
 
-    def check(self, request: Request) -> None:
-        """Raise ParameterError if ``add`` would."""
-        self._admit(request)
+    def prepare(self, request: Request) -> Prepared:
+        """What ``add`` needs to know of a request. Raises ParameterError, as ``add`` would.
 
-    def add(self, request: Request) -> str:
+        This is most of the work of ``add``, and may be done on any thread, also while another one makes a step.
+        """
+        rules = admit(self, self.tokenizer, request.prompt_ids, request.params, self._regex_seconds)
+        return Prepared(request, self._stages(request.params), rules)
+
+    def add(self, request: Request | Prepared) -> str:
         """Admit a request and return its id. Raises ParameterError, and then nothing has changed."""
-        live = self._admit(request)
+        live = self._admit(self.prepare(request) if isinstance(request, Request) else request)
         self._arrivals += 1
         self._live[live.id] = live
         self._begin(live)
@@ -153,17 +166,15 @@ class Engine:
             events += self._tell()
         return events
 
-    def _admit(self, request: Request) -> Live:
-        prompt_ids, params = request.prompt_ids, request.params
-        rules = admit(self, self.tokenizer, prompt_ids, params)
-        stages = self._stages(params)
+    def _admit(self, prepared: Prepared) -> Live:
+        request, stages, rules = prepared
         while request.id is None and f"request-{self._arrivals}" in self._live:  # somebody chose that name
             self._arrivals += 1
         number = f"request-{self._arrivals}" if request.id is None else request.id
         if number in self._live:
             raise ParameterError("id", f"there is a request {number!r:.80} already")
-        seed = fresh_seed() if params.seed is None else params.seed
-        limit = len(prompt_ids) + (rules.max_tokens or 0)  # admit fills it in
+        seed = fresh_seed() if request.params.seed is None else request.params.seed
+        limit = len(request.prompt_ids) + (rules.max_tokens or 0)  # admit fills it in
         return Live(request, number, seed, stages, rules, limit, self._arrivals)
 
     def _stages_of(self, params: SamplingParams) -> Pipeline:
@@ -183,10 +194,12 @@ class Engine:
     def _forward(self, readings: list[Reading], events: list[Event]) -> list[_Batch]:
         """What could be read, with its logits. If the model fails, each sequence is tried alone."""
         self.steps += 1
+        begin = perf_counter()
         try:
             batches = [(readings, self.runner.forward([reading.part for reading in readings]))]
         except Exception as error:  # noqa: BLE001  # of the model, whatever it is
             batches = self._forward_alone(readings, events, error)
+        self._forward_seconds += perf_counter() - begin
         for batch, _ in batches:
             self._schedule.done([reading.chunk for reading in batch])
             self._read += sum([reading.part.stop - reading.part.start for reading in batch])
@@ -220,7 +233,9 @@ class Engine:
                 places.append(end - 1)
         if not branches:
             return
+        begin = perf_counter()
         out = self._sampler(logits_LV if len(places) == end else logits_LV[places], list(map(self._row, branches)))
+        self._sampler_seconds += perf_counter() - begin
         told = out.logprobs or (None,) * len(branches)
         for place, (branch, token) in enumerate(zip(branches, out.token_ids.tolist(), strict=True)):
             if token < 0:

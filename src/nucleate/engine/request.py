@@ -55,6 +55,14 @@ class Request:
             raise ParameterError("priority", f"priority must be an integer, got {self.priority!r:.60}")
 
 
+class Prepared(NamedTuple):
+    """A request that an engine has found to be as it must be, and what it means."""
+
+    request: Request
+    stages: Pipeline
+    rules: StopRules
+
+
 @dataclass(eq=False, slots=True)
 class Live:
     """A request that was admitted. Its first answer reads the prompt; the others begin after that."""
