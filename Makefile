@@ -23,8 +23,8 @@ SOURCES := pyproject.toml constraints.txt
 	@touch $@
 
 .venv/dev: .venv/python $(SOURCES)
-	@echo "installing nucleate with its tests' packages (torch, transformers) into .venv ..."
-	@$(PIP) -e '.[dev,torch]'
+	@echo "installing nucleate with its tests' packages (torch, transformers, starlette) into .venv ..."
+	@$(PIP) -e '.[dev,torch,server]'
 	@touch $@ .venv/demo
 
 setup: .venv/dev
@@ -55,7 +55,7 @@ bench: .venv/dev
 	$(BIN)/python benchmarks/sampler.py --quick
 
 bench-page: .venv/dev
-	$(PIP) -e '.[dev,torch,bench]'
+	$(PIP) -e '.[dev,torch,server,bench]'
 	$(BIN)/python benchmarks/sampler.py --json benchmarks/results/sampler.json --docs docs
 
 bench-engine: .venv/dev

@@ -15,7 +15,12 @@ from nucleate.stages import STAGES
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
 EXAMPLES = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-MORE = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "engine.md").read_text("utf-8"), re.DOTALL)
+PAGES = ("engine.md", "server.md")
+MORE = [
+    code
+    for page in PAGES
+    for code in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text("utf-8"), re.DOTALL)
+]
 COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", README, re.DOTALL) for line in block.splitlines()]
 
 

@@ -59,7 +59,10 @@ ONLY_IN = {
     "regex": {"text"},
     "jinja2": {"text"},
     "tqdm": {"progress.py"},
-    "asyncio": {"engine/worker.py"},
+    "asyncio": {"engine/worker.py", "server"},
+    "starlette": {"server"},
+    "uvicorn": {"server/run.py"},
+    "prometheus_client": {"server/metrics.py"},
     "argparse": {"cli"},
 }
 FILES = sorted(SOURCE.rglob("*.py"))

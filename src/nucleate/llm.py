@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from nucleate.core.event import Completion, Event, Piece
@@ -25,6 +26,7 @@ from nucleate.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
+_NONE: Mapping[str, object] = MappingProxyType({})
 
 
 class LLM:
@@ -117,12 +119,12 @@ class LLM:
         except (TypeError, ParameterError):
             raise ParameterError("prompt", f"a prompt is a string or a list of token ids, got {prompt!r:.60}") from None
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        """The token ids of a conversation, up to where the answer begins."""
+    def encode_chat(self, messages: Sequence[Message], variables: Mapping[str, object] = _NONE) -> list[int]:
+        """The token ids of a conversation, up to where the answer begins. variables: more that its template reads."""
         template = self.tokenizer.chat_template
         if template is None:
             raise ModelError(f"the model in {self.folder} has no chat template; use generate with a plain prompt")
-        text = render(template, list(messages), variables=self.tokenizer.special_tokens)
+        text = render(template, list(messages), variables={**variables, **self.tokenizer.special_tokens})
         return self.tokenizer.encode(text, add_special_tokens=False)
 
     def _request(self, prompt_ids: Sequence[int], params: SamplingParams | None) -> Request:

@@ -197,7 +197,9 @@ BAD: list[tuple[Any, int | None, str | None, str]] = [
     (request("prompts", prompt=["x", [1]]), 400, None, "prompt must be"),
     (request("one bad prompt", prompt=["x", "y " * 2000]), 400, None, "but the context holds 1024"),
     (request("stream", stream=True), 400, None, "stream must be false in a batch"),
-    (request("echo", echo=True), 400, None, "echo is not supported yet"),
+    (request("suffix", suffix="x"), 400, None, "suffix is not supported yet"),
+    (request("best", best_of=1, n=2), 400, None, "best_of must be at least n (2), got 1"),
+    (request("silent", max_tokens=0), 400, None, "max_tokens may be 0 only if echo is true"),
     (request("tools", "/v1/chat/completions", tools=[1]), 400, None, "tools is not supported yet"),
     (request("top", "/v1/chat/completions", top_logprobs=1), 400, None, "top_logprobs needs logprobs"),
     (request("model", model="gpt-5"), 404, "model_not_found", "no model 'gpt-5' here, but 'nucleate-tiny'"),
@@ -235,6 +237,27 @@ def test_no_line_is_more_than_an_entry(data: bytes) -> None:
     entry = read_line(Line(3, 4, data))
     assert (entry.id, entry.number) == ("line-3-0000000000000004", 3)
     assert (entry.endpoint is None) == (entry.failure is not None)
+
+
+def test_prompts_repeated_scored_and_the_best_of_several(folder: Folder, llm: nc.LLM) -> None:
+    kwargs = {"chat_template_kwargs": {"thinking": True}}
+    folder.write(
+        request("echo", echo=True, logprobs=1),
+        request("score", echo=True, logprobs=1, max_tokens=0),
+        request("best", best_of=4, seed=1),
+        request("told", "/v1/chat/completions", **kwargs),
+        request("ours", "/v1/chat/completions", chat_template_kwargs={"messages": []}),
+    )
+    _, found, told = folder.run(*SHORT)
+    bodies = [record["response"]["body"] for record in found]
+    (echo,), (score,), (best,) = (body["choices"] for body in bodies[:3])
+    size = len(llm.encode("The fox"))
+    assert echo["text"].startswith("The fox")
+    assert (score["text"], len(score["logprobs"]["tokens"])) == ("The fox", size)
+    assert len(echo["logprobs"]["tokens"]) == size + 2
+    assert (best["index"], best["logprobs"], bodies[2]["usage"]["completion_tokens"]) == (0, None, 8), told
+    assert bodies[3]["choices"][0]["finish_reason"] == "length"
+    assert bodies[4]["error"]["param"] == "chat_template_kwargs"
 
 
 def test_an_answer_that_ends_with_an_error_is_a_failure(folder: Folder) -> None:

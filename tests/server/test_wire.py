@@ -1,9 +1,10 @@
-"""The wire: what OpenAI's bodies mean to us, and what our values look like to OpenAI's clients."""
+"""The wire: what the bodies of requests mean to us."""
 
 from __future__ import annotations
 
 import json
 import math
+import time
 from typing import Any
 
 import pytest
@@ -11,16 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import nucleate as nc
-from nucleate.core.event import Completion, Output, StepLogprobs, TokenLogprob, Usage
 from nucleate.core.parameter import ParameterError
 from nucleate.core.values import shown
 from nucleate.params import FIELDS
-from nucleate.server.wire.requests import CHAT, COMPLETIONS, PLAIN, Endpoint, read_body
-from nucleate.server.wire.responses import Head, chat_body, completion_body, error_body, refusal_body
+from nucleate.server.wire.requests import CHAT, COMPLETIONS, PLAIN, Asked, Endpoint, read_body
+from nucleate.server.wire.responses import error_body, refusal_body
 from nucleate.server.wire.strict import read_json
+from nucleate.server.wire.tokens import DETOKENIZE, TOKENIZE, read_detokenize, read_tokenize
 
 DEFAULTS = nc.SamplingParams(top_k=50, temperature=0.7)
-HEAD = Head("x-1", 1700000000, "tiny")
 HELLO = [{"role": "user", "content": "Hello"}]
 KINDS = pytest.mark.parametrize("kind", [COMPLETIONS, CHAT, PLAIN], ids=lambda kind: kind.url or "plain")
 
@@ -66,7 +66,15 @@ def test_no_body_is_more_than_a_parameter_error(kind: Endpoint, data: st.DataObj
         assert (asked.messages is None) == bool(asked.prompts)
         return
     assert isinstance(error.field, str)
-    assert json.dumps(refusal_body(error))
+    assert_short(refusal_body(error))
+
+
+def assert_short(refused: dict[str, Any]) -> None:
+    """An error that says nothing at length, and that can be sent."""
+    error = refused["error"]
+    assert len(error["message"]) <= 2000
+    assert len(error["param"]) <= 100
+    assert json.dumps(refused, ensure_ascii=False).encode()
 
 
 @KINDS
@@ -170,9 +178,7 @@ def test_logprobs_of_a_chat() -> None:
 @pytest.mark.parametrize(
     ("kind", "name", "idle", "busy"),
     [
-        (COMPLETIONS, "echo", False, [True, 0, "no"]),
         (COMPLETIONS, "suffix", "", ["x", False]),
-        (COMPLETIONS, "best_of", 1, [2, True, "1"]),
         (CHAT, "tools", [], [[{"type": "function"}], {}]),
         (CHAT, "tool_choice", "none", ["required", {"type": "function"}]),
         (CHAT, "response_format", {"type": "text"}, [{"type": "json_object"}, "text"]),
@@ -189,9 +195,174 @@ def test_what_is_not_there_yet_is_refused_unless_it_asks_for_nothing(
         assert (error.field, "not supported yet" in str(error)) == (name, True)
 
 
-def test_best_of_may_be_n() -> None:
-    assert read(COMPLETIONS, best_of=3, n=3).n == 3
-    assert refusal(COMPLETIONS, body(COMPLETIONS, best_of=1, n=3)).field == "best_of"
+def asked_by(kind: Endpoint, **fields: Any) -> Asked:
+    return read_body(kind, body(kind, **fields), DEFAULTS)
+
+
+def test_best_of_is_at_least_n() -> None:
+    for fields, best_of in (({"best_of": 3, "n": 3}, 3), ({"best_of": 128, "n": 2}, 128), ({"n": 4}, 4), ({}, 1)):
+        asked = asked_by(COMPLETIONS, **fields)
+        assert (asked.params.n, asked.best_of) == (fields.get("n", 1), best_of)
+    for value in (1, 2, 129, 0, True, 3.0, "3"):
+        error = refusal(COMPLETIONS, body(COMPLETIONS, best_of=value, n=3))
+        assert (error.field, str(error)[:16]) == ("best_of", "best_of must be ")
+    assert "at least n (3), got 2" in str(refusal(COMPLETIONS, body(COMPLETIONS, best_of=2, n=3)))
+    assert asked_by(COMPLETIONS, best_of=3, n=3, stream=True).best_of == 3
+    assert "in a stream" in str(refusal(COMPLETIONS, body(COMPLETIONS, best_of=4, n=3, stream=True)))
+    assert refusal(CHAT, body(CHAT, best_of=1)).field == "best_of"
+
+
+def test_what_the_engine_does_may_be_more_than_what_is_told() -> None:
+    plain = asked_by(COMPLETIONS, n=2)
+    assert plain.to_run is plain.params
+    best = asked_by(COMPLETIONS, n=2, best_of=5)
+    assert best.to_run == best.params.replace(n=5, logprobs=0)
+    assert asked_by(COMPLETIONS, best_of=5, logprobs=3).to_run.logprobs == 3
+    assert asked_by(COMPLETIONS, best_of=5, logprob_token_ids=[3]).to_run.logprobs is None
+    assert asked_by(COMPLETIONS, echo=True).to_run.prompt_logprobs is None
+    assert asked_by(COMPLETIONS, logprobs=2).to_run.prompt_logprobs is None
+    for own, of_prompt, expected in ((2, None, 2), (0, None, 0), (2, 5, 5), (3, 1, 3)):
+        asked = asked_by(COMPLETIONS, echo=True, logprobs=own, prompt_logprobs=of_prompt)
+        assert (asked.to_run.logprobs, asked.to_run.prompt_logprobs) == (own, expected)
+        assert asked.params.prompt_logprobs == of_prompt
+    assert asked_by(COMPLETIONS, echo=True, logprob_token_ids=[3]).to_run.prompt_logprobs == 0
+
+
+def test_a_prompt_without_an_answer() -> None:
+    asked = asked_by(COMPLETIONS, echo=True, max_tokens=0, logprobs=1)
+    assert (asked.silent, asked.echo, asked.to_run.max_tokens) == (True, True, 1)
+    assert not asked_by(COMPLETIONS, echo=True, max_tokens=1).silent
+    for fields in ({}, {"echo": False}, {"echo": None}):
+        error = refusal(COMPLETIONS, body(COMPLETIONS, max_tokens=0, **fields))
+        assert (error.field, "only if echo is true" in str(error)) == ("max_tokens", True)
+    for value in (-1, False, 0.0, "0"):
+        assert refusal(COMPLETIONS, body(COMPLETIONS, max_tokens=value, echo=True)).field == "max_tokens"
+    for least in (1, 2, -1, "x"):
+        error = refusal(COMPLETIONS, body(COMPLETIONS, max_tokens=0, echo=True, min_tokens=least))
+        assert error.field == "min_tokens"
+    fields = body(COMPLETIONS, max_tokens=0, echo=True)
+    with pytest.raises(ParameterError, match=r"min_tokens must be at most max_tokens \(0\), got 1"):
+        read_body(COMPLETIONS, fields, DEFAULTS.replace(min_tokens=1))
+    for kind in (CHAT, PLAIN):
+        error = refusal(kind, body(kind, max_tokens=0))
+        assert (error.field, "echo" in str(error)) == ("max_tokens", False)
+        assert refusal(kind, body(kind, echo=True)).field == "echo"
+    for value in (0, "no", []):
+        assert refusal(COMPLETIONS, body(COMPLETIONS, echo=value)).field == "echo"
+
+
+def test_what_a_template_may_be_told() -> None:
+    told = {"enable_thinking": False, "x": None, "list": [1, {"a": [2.5, "b"]}], "größe": {"k-k": 1}}
+    assert asked_by(CHAT, chat_template_kwargs=told).template == told
+    assert asked_by(CHAT).template == asked_by(CHAT, chat_template_kwargs={}).template == {}
+    for kind in (COMPLETIONS, PLAIN):
+        assert refusal(kind, body(kind, chat_template_kwargs={})).field == "chat_template_kwargs"
+    assert refusal(CHAT, body(CHAT, chat_template="x")).field == "chat_template"
+
+
+@pytest.mark.parametrize(
+    ("told", "named"),
+    [
+        ([], "must be an object"),
+        ("x", "must be an object"),
+        ({"a b": 1}, "'a b' is no name"),
+        ({"": 1}, "'' is no name"),
+        ({"enable-thinking": 1}, "is no name"),
+        ({"a": [[[[[[[[[1]]]]]]]]]}, "chat_template_kwargs.a is nested too deeply"),
+        ({"a": {"b": math.inf}}, "chat_template_kwargs.a must have finite numbers, got inf"),
+        *[
+            ({"fine": 1, name: None}, f"may not say '{name}'")
+            for name in [
+                "messages", "add_generation_prompt", "tools", "documents", "chat_template", "bos_token", "eos_token",
+                "image_token", "additional_special_tokens", "self", "raise_exception", "continue_final_message",
+            ]
+        ],
+    ],
+)  # fmt: skip
+def test_what_a_template_may_not_be_told(told: Any, named: str) -> None:
+    error = refusal(CHAT, body(CHAT, chat_template_kwargs=told))
+    assert (error.field, named in str(error)) == ("chat_template_kwargs", True), str(error)
+    with pytest.raises(ParameterError, match="chat_template_kwargs"):
+        read_tokenize({"messages": HELLO, "chat_template_kwargs": told})
+
+
+def test_no_name_that_a_client_gives_is_one_of_ours(llm: nc.LLM) -> None:
+    assert asked_by(CHAT, chat_template_kwargs={"a": [[[[[[[{"b": 1}]]]]]]]}).template
+    for name in llm.tokenizer.special_tokens:
+        assert refusal(CHAT, body(CHAT, chat_template_kwargs={name: "x"})).field == "chat_template_kwargs"
+
+
+def test_token_ids_are_asked_for_as_vllm_has_it() -> None:
+    asked = read_tokenize({"model": "m", "prompt": "Hello"})
+    assert (asked.model, asked.prompt, asked.messages) == ("m", "Hello", None)
+    assert (asked.add_special_tokens, asked.return_token_strs, asked.template) == (True, False, {})
+    assert read_tokenize({"prompt": ""}).prompt == ""
+    asked = read_tokenize({"messages": HELLO, "prompt": None, "chat_template_kwargs": {"a": 1}})
+    assert (asked.messages, asked.add_special_tokens, asked.template) == (HELLO, False, {"a": 1})
+    asked = read_tokenize({"messages": HELLO, "add_special_tokens": True, "return_token_strs": True})
+    assert (asked.add_special_tokens, asked.return_token_strs) == (True, True)
+    assert not read_tokenize({"prompt": "a", "add_special_tokens": False}).add_special_tokens
+    assert read_detokenize({"tokens": [1, 2], "model": None}).tokens == (1, 2)
+    assert (read_detokenize({"tokens": [], "model": "m"}).tokens, read_detokenize({"tokens": [1]}).model) == ((), None)
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({}, "prompt"),
+        ({"prompt": "a", "messages": HELLO}, "prompt"),
+        ({"prompt": ["a"]}, "prompt"),
+        ({"prompt": 5}, "prompt"),
+        ({"messages": []}, "messages"),
+        ({"messages": "a"}, "messages"),
+        ({"prompt": "a", "chat_template_kwargs": {}}, "chat_template_kwargs"),
+        ({"prompt": "a", "add_special_tokens": 1}, "add_special_tokens"),
+        ({"prompt": "a", "return_token_strs": "yes"}, "return_token_strs"),
+        ({"prompt": "a", "model": ""}, "model"),
+        ({"prompt": "a", "promt": "b"}, "promt"),
+        ([], "body"),
+        (None, "body"),
+    ],
+)
+def test_what_is_no_body_for_token_ids(given: Any, field: str) -> None:
+    with pytest.raises(ParameterError) as caught:
+        read_tokenize(given)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({}, "tokens"),
+        ({"tokens": None}, "tokens"),
+        ({"tokens": [-1]}, "tokens"),
+        ({"tokens": [1, True]}, "tokens"),
+        ({"tokens": [1.0]}, "tokens"),
+        ({"tokens": "12"}, "tokens"),
+        ({"tokens": {"1": 1}}, "tokens"),
+        ({"tokens": [1], "prompt": "a"}, "prompt"),
+        ({"tokens": [1], "model": 5}, "model"),
+        ("x", "body"),
+    ],
+)
+def test_what_is_no_body_for_a_text(given: Any, field: str) -> None:
+    with pytest.raises(ParameterError) as caught:
+        read_detokenize(given)
+    assert caught.value.field == field
+
+
+@settings(max_examples=100)
+@given(data=st.data())
+def test_no_body_for_tokens_is_more_than_a_parameter_error(data: st.DataObject) -> None:
+    for read_it, known in ((read_tokenize, TOKENIZE), (read_detokenize, DETOKENIZE)):
+        names = st.sampled_from(sorted(known)) | st.text(max_size=6)
+        fields = data.draw(st.dictionaries(names, VALUES, max_size=4) | VALUES)
+        try:
+            read_it(fields)
+        except ParameterError as error:
+            assert_short(refusal_body(error))
+        else:
+            assert fields.keys() <= known
 
 
 @pytest.mark.parametrize("kind", [COMPLETIONS, CHAT])
@@ -284,8 +455,51 @@ def test_a_deep_value_is_an_error_of_one_line() -> None:
         deep: Any = []
         for _ in range(5000):  # repr cannot write so many
             deep = [deep]
-        for name in ("temperature", "prompt", "messages", "nothing", "metadata", "echo"):
+        for name in ("temperature", "prompt", "messages", "nothing", "metadata", "echo", "chat_template_kwargs"):
             assert "\n" not in str(refusal(kind, {name: deep}))
+    for name in ("prompt", "messages", "tokens"):
+        for read_it in (read_tokenize, read_detokenize):
+            with pytest.raises(ParameterError) as caught:
+                read_it({name: deep})
+            assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"x" * 1_000_000: 1},
+        {"temperature" * 100_000: 1},
+        {"temperature": "y" * 1_000_000},
+        {"temperature": [1] * 300_000},
+        {"model": ["m"] * 300_000},
+        {"stop": [""] * 300_000},
+        {"n": 10**4299},
+        {"messages": [{"role": "user", "content": "x", "z" * 1_000_000: 1}]},
+        {"messages": [{"role": "user", "content": [{"type": "z" * 1_000_000}]}]},
+        {"messages": HELLO, "chat_template_kwargs": {"z" * 1_000_000: math.inf}},
+        {"messages": HELLO, "chat_template_kwargs": {"z" * 1_000_000 + "_token": 1}},
+        {"messages": HELLO, "chat_template_kwargs": {"-" * 1_000_000: 1}},
+        {"stream": True, "stream_options": {"z" * 1_000_000: True}},
+        {"stream": True, "stream_options": {"\ud800": True}},
+        {"\ud800": 1},
+        {"model": "\ud800"},
+    ],
+)
+def test_an_error_is_short_and_soon_there_whatever_the_body_says(given: dict[str, Any]) -> None:
+    for kind in (COMPLETIONS, CHAT, PLAIN):
+        start = time.process_time()
+        error = refusal(kind, given)
+        assert len(error.field) <= 100
+        assert_short(refusal_body(error))
+        assert time.process_time() - start < 0.5
+
+
+def test_the_words_of_an_error_are_cut() -> None:
+    said = error_body("\ud800" + "é" * 5000, "p" * 5000 + "\udfff")["error"]
+    assert (len(said["message"]), said["message"][:3], said["message"][-4:]) == (2000, "?éé", "é...")
+    assert said["param"] == "p" * 97 + "..."
+    assert error_body("m" * 2000, "p" * 100)["error"] == {**said, "message": "m" * 2000, "param": "p" * 100}
+    assert error_body("x")["error"]["param"] is None
 
 
 @pytest.mark.parametrize(
@@ -308,115 +522,6 @@ def test_json_is_read_strictly(text: str, why: str) -> None:
         read_json(text)
     assert why in str(caught.value)
     assert caught.value.field == "body"
-
-
-def told(token: int, logprob: float = -1.0, rank: int | None = 1) -> TokenLogprob:
-    return TokenLogprob(token, logprob, rank)
-
-
-def completion(llm: nc.LLM, ids: list[int], prompt: str = "Once", steps: bool = True, **changes: Any) -> Completion:
-    """A completion as if the model had said these tokens."""
-    prompt_ids = llm.encode(prompt)
-    text = llm.tokenizer.decode(prompt_ids + ids)[len(prompt) :]
-    logprobs = tuple(StepLogprobs(told(token), (told(token), told(0, -2.0, 2)), ()) for token in ids) if steps else None
-    output = Output(**{**dict(index=0, text=text, token_ids=tuple(ids), finish_reason="stop", stop_reason=None, seed=7,
-                              logprobs=logprobs), **changes})  # fmt: skip
-    return Completion(tuple(prompt_ids), (output,), Usage(len(prompt_ids), len(ids)))
-
-
-def test_a_completion_as_openai_has_it(llm: nc.LLM) -> None:
-    first, second = (llm.generate(p, nc.SamplingParams(n=2, seed=1, max_tokens=5))[0] for p in ("The fox", "A"))
-    made = completion_body(HEAD, [first, second], llm.tokenizer)
-    assert {**made, "choices": 0} == {
-        "id": "x-1",
-        "object": "text_completion",
-        "created": 1700000000,
-        "model": "tiny",
-        "choices": 0,
-        "usage": {"prompt_tokens": 5, "completion_tokens": 20, "total_tokens": 25},
-    }
-    assert [choice["index"] for choice in made["choices"]] == [0, 1, 2, 3]
-    assert [choice["seed"] for choice in made["choices"]] == [1, 2, 1, 2]
-    outputs = (*first.outputs, *second.outputs)
-    assert [choice["text"] for choice in made["choices"]] == [output.text for output in outputs]
-    assert made["choices"][3] == {
-        "index": 3,
-        "text": second.outputs[1].text,
-        "logprobs": None,
-        "finish_reason": "length",
-        "stop_reason": None,
-        "seed": 2,
-        "token_ids": list(second.outputs[1].token_ids),
-    }
-
-
-def test_a_chat_completion_as_openai_has_it(llm: nc.LLM) -> None:
-    answer = llm.chat(HELLO, nc.SamplingParams(n=2, seed=1, max_tokens=3, logprobs=2, logprob_token_ids=[5]))
-    made = chat_body(HEAD, answer, llm.tokenizer)
-    assert made["object"] == "chat.completion"
-    choice = made["choices"][1]
-    assert choice["message"] == {"role": "assistant", "content": answer.outputs[1].text, "refusal": None}
-    assert choice["logprobs"]["refusal"] is None
-    assert len(choice["logprobs"]["content"]) == 3
-    for entry, token in zip(choice["logprobs"]["content"], answer.outputs[1].token_ids, strict=True):
-        assert set(entry) == {"token", "logprob", "bytes", "token_id", "rank", "top_logprobs", "asked_logprobs"}
-        assert (entry["token_id"], bytes(entry["bytes"]).decode()) == (token, entry["token"])
-        assert [one["rank"] for one in entry["top_logprobs"]] == [1, 2]
-        assert [one["token_id"] for one in entry["asked_logprobs"]] == [5]
-    assert "".join(entry["token"] for entry in choice["logprobs"]["content"]) == answer.outputs[1].text
-    assert json.dumps(made, allow_nan=False)
-
-
-def test_logprobs_of_the_prompt_come_with_its_first_answer(llm: nc.LLM) -> None:
-    params = nc.SamplingParams(n=2, max_tokens=1, prompt_logprobs=1)
-    answers = llm.generate(["The fox", "A dog"], params)
-    choices = completion_body(HEAD, answers, llm.tokenizer)["choices"]
-    assert [choice.get("prompt_logprobs") is not None for choice in choices] == [True, False, True, False]
-    first, second, _ = choices[0]["prompt_logprobs"]
-    assert first is None
-    assert second["token_id"] == answers[0].prompt_token_ids[1]
-    assert "prompt_logprobs" in chat_body(HEAD, answers[0], llm.tokenizer)["choices"][0]
-
-
-@pytest.mark.parametrize("text", [" a fox.", " 🦊🥁 né", "日本語", "a", ""])
-def test_offsets_of_tokens_are_those_of_their_text(llm: nc.LLM, text: str) -> None:
-    ids = llm.tokenizer.encode(text, add_special_tokens=False)
-    made = completion_body(HEAD, [completion(llm, ids)], llm.tokenizer)["choices"][0]
-    assert made["text"] == text
-    whole = [len(llm.tokenizer.decode(ids[:place]).rstrip("\ufffd")) for place in range(len(ids))]
-    assert made["logprobs"]["text_offset"] == whole
-    said = [name.removeprefix("bytes:") for name in made["logprobs"]["tokens"]]
-    data = b"".join(
-        bytes.fromhex(name.replace("\\x", "")) if name.startswith("\\x") else name.encode() for name in said
-    )
-    assert data.decode() == text
-
-
-def test_offsets_stay_in_a_text_that_was_cut(llm: nc.LLM) -> None:
-    ids = llm.tokenizer.encode(" the fox and the drum", add_special_tokens=False)
-    made = completion_body(HEAD, [completion(llm, ids, text=" the")], llm.tokenizer)["choices"][0]
-    assert made["logprobs"]["text_offset"] == [0] + [4] * (len(ids) - 1)
-
-
-def test_what_json_cannot_write_is_openais_number(llm: nc.LLM) -> None:
-    steps = (StepLogprobs(told(70, -math.inf, None), (told(71), told(70, -math.inf, None)), (told(3, -math.inf),)),)
-    answer = completion(llm, [70], logprobs=steps)
-    chat = chat_body(HEAD, answer, llm.tokenizer)["choices"][0]["logprobs"]["content"][0]
-    assert (chat["logprob"], chat["rank"], chat["top_logprobs"][1]["logprob"]) == (-9999.0, None, -9999.0)
-    legacy = completion_body(HEAD, [answer], llm.tokenizer)["choices"][0]["logprobs"]
-    assert legacy["token_logprobs"] == [-9999.0]
-    assert sorted(legacy["top_logprobs"][0].values()) == [-9999.0, -1.0]
-    assert legacy["asked_logprobs"][0][0]["logprob"] == -9999.0
-    assert json.dumps([chat, legacy], allow_nan=False)
-
-
-def test_ids_without_a_token_have_no_text(llm: nc.LLM) -> None:
-    size = llm.tokenizer.vocab_size
-    tokenizer = type(llm.tokenizer)(llm.folder, padded_size=size + 8)
-    answer = Output(0, "", (size + 1,), "length", None, 1, (StepLogprobs(told(size + 1), (), ()),))
-    made = chat_body(HEAD, Completion((1,), (answer,), Usage(1, 1)), tokenizer)
-    assert made["choices"][0]["logprobs"]["content"][0]["bytes"] == []
-    completion_body(HEAD, [Completion((1,), (answer,), Usage(1, 1))], tokenizer)
 
 
 def test_errors_as_openai_has_them() -> None:

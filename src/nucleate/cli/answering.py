@@ -115,7 +115,7 @@ class Batch:
                 )
                 return Failure(message, "model_not_found", "model", 404)
             if asked.messages is not None:
-                prompts = [self.llm.encode_chat(asked.messages)]
+                prompts = [self.llm.encode_chat(asked.messages, asked.template)]
             else:
                 prompts = [self.llm.encode(prompt) for prompt in asked.prompts]
             self._add(Work(entry, asked, prompts, [[] for _ in prompts], len(prompts)))
@@ -128,7 +128,7 @@ class Batch:
         numbers: list[str] = []
         try:
             for prompt_ids in work.prompts:
-                numbers.append(self.engine.add(Request(prompt_ids, work.asked.params)))
+                numbers.append(self.engine.add(Request(prompt_ids, work.asked.to_run)))
         except ParameterError:
             for number in numbers:
                 self.engine.abort(number)

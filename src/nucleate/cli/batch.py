@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from nucleate.cli.answering import Batch
 
 USAGE = "[OPTIONS] INPUT OUTPUT"
-EMBEDDED = "nucleate-tiny"
-"""What requests call the embedded model."""
 AHEAD = 2
 """Requests at hand for each answer that the engine can work on, so that none of its places is ever empty."""
 
@@ -39,14 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--progress", action=argparse.BooleanOptionalAction, help="show a bar [default: if stderr is a terminal]"
     )
-    name = "what requests may call the model, and answers do [default: what --model says]"
-    parser.add_argument("--served-model-name", metavar="NAME", help=name)
+    flags.add_name(parser)
     flags.add_model(parser)
-    engine = parser.add_argument_group("engine")
-    engine.add_argument("--max-sequences", type=int, default=64, metavar="N", help="answers at a time [default 64]")
-    engine.add_argument("--max-batch-tokens", type=int, metavar="N", help="most tokens that are read at a time")
-    engine.add_argument("--max-length", type=int, metavar="N", help="most tokens of a prompt with its answer")
-    engine.add_argument("--kv-memory", type=int, metavar="BYTES", help="memory for keys and values")
+    flags.add_engine(parser)
     flags.add_sampling(parser)
 
 
@@ -82,9 +75,7 @@ def answer(
     from nucleate.llm import LLM
 
     llm = LLM(arguments.model, arguments.device, arguments.dtype, runtime=arguments.runtime)
-    names = ("max_sequences", "max_batch_tokens", "max_length", "kv_memory")
-    options = {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
-    engine, called = llm.new_engine(**options), arguments.served_model_name or arguments.model or EMBEDDED
+    engine, called = llm.new_engine(**flags.engine_options(arguments)), flags.model_name(arguments)
     shown = sys.stderr.isatty() if arguments.progress is None else arguments.progress
     interrupted = False
     with bar(total=total, unit="line", shown=shown) as progress:

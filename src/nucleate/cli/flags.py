@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from nucleate.core.parameter import Parameter, unknown
@@ -16,11 +16,13 @@ def add_sampling(parser: argparse.ArgumentParser, without: Collection[str] = ())
     group = parser.add_argument_group(title)
     for name, parameter in FIELDS.items():
         if name not in without:
-            _add(group, name.replace("_", "-"), parameter)
+            add_parameter(group, name, parameter, "param")
 
 
-def _add(group: Any, name: str, parameter: Parameter) -> None:
-    shared: dict[str, Any] = {"dest": f"param_{parameter.name}", "default": None}
+def add_parameter(group: Any, name: str, parameter: Parameter, prefix: str) -> None:
+    """Add a flag for a parameter; ``given`` finds its value by the prefix."""
+    shared: dict[str, Any] = {"dest": f"{prefix}_{parameter.name}", "default": None}
+    name = name.replace("_", "-")
     if parameter.kind == "bool":  # the flag is for what is not the default
         flag, value = (f"--no-{name}", False) if parameter.default else (f"--{name}", True)
         group.add_argument(
@@ -39,7 +41,13 @@ def shown(default: Any) -> str:
     """A default in words."""
     if isinstance(default, bool):
         return str(default).lower()
-    return str(default) if isinstance(default, str) else f"{default:g}" if default or default == 0 else "none"
+    if isinstance(default, int | str):
+        return str(default)
+    return f"{default:g}" if default or default == 0 else "none"
+
+
+EMBEDDED = "nucleate-tiny"
+"""What requests call the embedded model."""
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
@@ -51,11 +59,39 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--runtime", metavar="RUNTIME", default="auto", help='"auto", "numpy" or "torch"')
 
 
-def given(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The sampling parameters given as flags, parsed and checked."""
+def add_name(parser: argparse.ArgumentParser) -> None:
+    """Add the flag for what requests call the model."""
+    text = "what requests may call the model, and answers do [default: what --model says]"
+    parser.add_argument("--served-model-name", metavar="NAME", help=text)
+
+
+def model_name(arguments: argparse.Namespace) -> str:
+    """What requests call the model."""
+    return str(arguments.served_model_name or arguments.model or EMBEDDED)
+
+
+def add_engine(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that size an engine."""
+    group = parser.add_argument_group("engine")
+    group.add_argument("--max-sequences", type=int, default=64, metavar="N", help="answers at a time [default 64]")
+    group.add_argument("--max-batch-tokens", type=int, metavar="N", help="most tokens that are read at a time")
+    group.add_argument("--max-length", type=int, metavar="N", help="most tokens of a prompt with its answer")
+    group.add_argument("--kv-memory", type=int, metavar="BYTES", help="memory for keys and values")
+
+
+def engine_options(arguments: argparse.Namespace) -> dict[str, int]:
+    """What the flags say of an engine, as ``LLM.new_engine`` takes it."""
+    names = ("max_sequences", "max_batch_tokens", "max_length", "kv_memory")
+    return {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
+
+
+def given(
+    arguments: argparse.Namespace, parameters: Mapping[str, Parameter] = FIELDS, prefix: str = "param"
+) -> dict[str, Any]:
+    """The parameters given as flags, parsed and checked; those of sampling, unless others are named."""
     values = {}
-    for name, parameter in FIELDS.items():
-        text = getattr(arguments, f"param_{name}", None)
+    for name, parameter in parameters.items():
+        text = getattr(arguments, f"{prefix}_{name}", None)
         if text is not None:
             values[name] = parse(parameter, text)
     return values

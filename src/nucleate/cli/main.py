@@ -19,6 +19,7 @@ from typing import NoReturn
 COMMANDS = {
     "generate": "continue a prompt, streaming to the terminal",
     "chat": "talk to a model",
+    "serve": "answer OpenAI's clients over HTTP",
     "batch": "answer the lines of a file, many at a time",
     "inspect": "show what every stage does to the next token of a prompt",
     "bench": "measure what drawing a token costs here",

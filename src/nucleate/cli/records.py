@@ -131,10 +131,9 @@ def answered(
     if entry.endpoint is PLAIN:
         return _plain(entry, completions[0])
     if entry.endpoint is CHAT:
-        body = chat_body(Head(f"chatcmpl-{entry.id}", created, model), completions[0], tokenizer)
+        body = chat_body(Head(f"chatcmpl-{entry.id}", created, model), asked, completions[0], tokenizer)
     else:
-        head, skip = Head(f"cmpl-{entry.id}", created, model), asked.params.skip_special_tokens
-        body = completion_body(head, completions, tokenizer, skip_special_tokens=skip)
+        body = completion_body(Head(f"cmpl-{entry.id}", created, model), asked, completions, tokenizer)
     response = _response(entry, 200, body)
     return {"id": entry.id, "custom_id": entry.custom_id, "response": response, "error": None}
 

@@ -1,16 +1,47 @@
-"""The messages of a conversation, checked, as text. Knows no chat template: what a role means is up to that."""
+"""A conversation and what else its template is told, checked. Knows no template: what a role means is up to that."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
-from nucleate.core.parameter import ParameterError, unknown
+from nucleate.core.parameter import ParameterError
 from nucleate.core.values import shown
+from nucleate.server.wire.fields import unknown_field
+
+MOST_DEPTH = 8
+"""Of lists and objects within ``chat_template_kwargs``."""
 
 _READ = ("role", "content", "name")
-_EMPTY = ("refusal", "audio", "annotations", "tool_calls", "function_call", "tool_call_id", "reasoning_content")
+EMPTY = ("refusal", "audio", "annotations", "tool_calls", "function_call", "tool_call_id", "reasoning_content")
 """What OpenAI's answers have too, and clients send back with them: understood as long as nothing is in it."""
+
+_OURS = frozenset(
+    {
+        # what every template is told
+        "messages",
+        "tools",
+        "documents",
+        "add_generation_prompt",
+        "raise_exception",
+        "strftime_now",
+        # what is said elsewhere, or not at all
+        "chat_template",
+        "continue_final_message",
+        "tokenize",
+        # Jinja's own
+        "self",
+        "loop",
+        "range",
+        "namespace",
+        "dict",
+        "cycler",
+        "joiner",
+        "lipsum",
+    }
+)
+"""Names that a client cannot give a meaning."""
 
 
 def read_messages(value: Any) -> list[dict[str, str]]:
@@ -24,13 +55,41 @@ def read_messages(value: Any) -> list[dict[str, str]]:
     return [_message(f"messages[{index}]", message) for index, message in enumerate(value)]
 
 
+def read_template(value: Any) -> dict[str, Any]:
+    """``chat_template_kwargs``: names that the template may look at, and JSON for them.
+
+    Raises ParameterError for a name that is not a client's to say: what every template is told by us, and the special
+    tokens of a tokenizer (``bos_token`` and all others of that form).
+    """
+    if not isinstance(value, Mapping):
+        raise ParameterError("chat_template_kwargs", f"chat_template_kwargs must be an object, got {shown(value)}")
+    for name, item in value.items():
+        if name in _OURS or name.endswith(("_token", "_tokens")):
+            raise ParameterError("chat_template_kwargs", f"chat_template_kwargs may not say {shown(name)}")
+        if not name.isidentifier():
+            what = f"chat_template_kwargs: {shown(name)} is no name that a template could use"
+            raise ParameterError("chat_template_kwargs", what)
+        _check(f"chat_template_kwargs.{name:.60}", item, MOST_DEPTH)
+    return dict(value)
+
+
+def _check(where: str, value: Any, depth: int) -> None:
+    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    if inner and not depth:
+        raise ParameterError("chat_template_kwargs", f"{where} is nested too deeply; allowed are {MOST_DEPTH} levels")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ParameterError("chat_template_kwargs", f"{where} must have finite numbers, got {shown(value)}")
+    for item in inner:
+        _check(where, item, depth - 1)
+
+
 def _message(where: str, message: Any) -> dict[str, str]:
     if not isinstance(message, Mapping):
         raise _wrong(where, "an object with role and content", message)
     for name, value in message.items():
-        if name not in _READ + _EMPTY:
-            raise ParameterError("messages", str(unknown(name, _READ, f"field of {where}")))
-        if name in _EMPTY and value not in (None, [], ""):
+        if name not in _READ + EMPTY:
+            raise ParameterError("messages", str(unknown_field(name, _READ, where)))
+        if name in EMPTY and value not in (None, [], ""):
             raise ParameterError("messages", f"{where}.{name} is not supported yet, got {shown(value)}")
     made = {"content": _content(where, message.get("content"))}
     for name in ("role", "name"):

@@ -12,10 +12,11 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
-from nucleate.core.parameter import ParameterError, unknown
+from nucleate.core.parameter import ParameterError
 from nucleate.core.values import shown
 from nucleate.params import FIELDS, SamplingParams
-from nucleate.server.wire.messages import read_messages
+from nucleate.server.wire.fields import are_ids, guarded, read_model, read_switch, same, unknown_field, wrong
+from nucleate.server.wire.messages import read_messages, read_template
 
 Prompt = str | tuple[int, ...]
 
@@ -47,14 +48,16 @@ COMPLETIONS = Endpoint(
     "/v1/completions",
     ("prompt",),
     max_tokens=16,
-    own=frozenset({"model", "stream", "stream_options", "best_of"}),
+    own=frozenset({"model", "stream", "stream_options", "best_of", "echo"}),
     ignored=_IGNORED,
-    not_yet=MappingProxyType({"echo": (False,), "suffix": ("",)}),
+    not_yet=MappingProxyType({"suffix": ("",)}),
 )
 CHAT = Endpoint(
     "/v1/chat/completions",
     ("messages",),
-    own=frozenset({"model", "stream", "stream_options", "max_completion_tokens", "top_logprobs"}),
+    own=frozenset(
+        ["model", "stream", "stream_options", "max_completion_tokens", "top_logprobs", "chat_template_kwargs"]
+    ),
     ignored=_IGNORED | {"parallel_tool_calls"},
     not_yet=MappingProxyType(
         {
@@ -77,7 +80,10 @@ ENDPOINTS: Mapping[str, Endpoint] = {endpoint.url: endpoint for endpoint in (COM
 
 @dataclass(frozen=True)
 class Asked:
-    """What a body asks for: answers to each of some prompts, or to a conversation."""
+    """What a body asks for: answers to each of some prompts, or to a conversation.
+
+    What is made may be more than what is told of it: ``to_run`` and ``params``.
+    """
 
     prompts: tuple[Prompt, ...]  #: text or token ids; none if there are messages
     messages: Sequence[Mapping[str, str]] | None
@@ -85,6 +91,30 @@ class Asked:
     model: str | None = None
     stream: bool = False
     include_usage: bool = False  #: whether a stream ends with the usage
+    echo: bool = False  #: whether each answer begins with its prompt
+    best_of: int = 0  #: answers to make, of which the n best are told; 0: n
+    silent: bool = False  #: max_tokens was 0: only the prompt is told
+    template: Mapping[str, Any] = field(default_factory=dict)  #: what the chat template is told besides the messages
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "best_of", self.best_of or self.params.n)
+
+    @property
+    def tells_logprobs(self) -> bool:
+        """Whether answers have logprobs."""
+        return self.params.logprobs is not None or bool(self.params.logprob_token_ids)
+
+    @cached_property
+    def to_run(self) -> SamplingParams:
+        """What an engine is to do: with logprobs where answers are to be compared, and of a prompt that is shown."""
+        params, changes = self.params, dict[str, Any]()
+        if self.best_of > params.n:
+            changes["n"] = self.best_of
+            if not self.tells_logprobs:
+                changes["logprobs"] = 0
+        if self.echo and self.tells_logprobs:
+            changes["prompt_logprobs"] = max(params.logprobs or 0, params.prompt_logprobs or 0)
+        return params.replace(**changes) if changes else params
 
 
 def read_body(endpoint: Endpoint, body: Any, defaults: SamplingParams) -> Asked:
@@ -92,38 +122,72 @@ def read_body(endpoint: Endpoint, body: Any, defaults: SamplingParams) -> Asked:
 
     Raises ParameterError with the name of the field at fault.
     """
-    try:
-        return _read(endpoint, body, defaults)
-    except RecursionError:  # of an error message, at the latest
-        raise ParameterError("body", "the body is nested too deeply") from None
+    return guarded(_read, endpoint, body, defaults)
 
 
 def _read(endpoint: Endpoint, body: Any, defaults: SamplingParams) -> Asked:
     if not isinstance(body, Mapping):
-        raise _wrong("body", "a JSON object", body)
+        raise wrong("body", "a JSON object", body)
     for name, value in body.items():
         if name not in endpoint.known:
-            raise unknown(name, endpoint.known, "field")
-        if value is not None and not any(_same(value, idle) for idle in endpoint.not_yet.get(name, (value,))):
+            raise unknown_field(name, endpoint.known)
+        idle = endpoint.not_yet.get(name)
+        if value is not None and idle is not None and not any(same(value, one) for one in idle):
             raise ParameterError(name, f"{name} is not supported yet, got {shown(value)}")
     given = {name: value for name, value in body.items() if value is not None}
+    echo, silent = read_switch(given, "echo"), same(given.get("max_tokens"), 0) and "echo" in endpoint.own
+    if silent:
+        given["max_tokens"] = _one_unseen(given, echo, defaults)
     params = defaults.replace(**_values(endpoint, given, defaults))
-    if "best_of" in given and not _same(given["best_of"], params.n):
-        raise ParameterError(
-            "best_of", f"best_of is not supported yet, but for n ({params.n}), got {shown(given['best_of'])}"
-        )
     stream, include_usage = _stream(given)
-    model = given.get("model")
-    if model is not None and (not isinstance(model, str) or not model):
-        raise _wrong("model", "a non-empty string", model)
+    prompts, messages = _subject(endpoint, given)
+    return Asked(
+        prompts,
+        messages,
+        params,
+        read_model(given),
+        stream,
+        include_usage,
+        echo=echo,
+        best_of=_best_of(given, params.n, stream),
+        silent=silent,
+        template=read_template(given.get("chat_template_kwargs", {})),
+    )
+
+
+def _subject(endpoint: Endpoint, given: Mapping[str, Any]) -> tuple[tuple[Prompt, ...], list[dict[str, str]] | None]:
+    """What is to be answered: prompts, or messages."""
     subject = [name for name in endpoint.subject if name in given]
     if len(subject) != 1:
         what = "must be given" if len(endpoint.subject) == 1 else "or messages must be given, and not both"
         raise ParameterError(endpoint.subject[0], f"{endpoint.subject[0]} {what}")
     if subject == ["messages"]:
-        return Asked((), read_messages(given["messages"]), params, model, stream, include_usage)
-    prompts = _prompts(given["prompt"], several=bool(endpoint.url))
-    return Asked(prompts, None, params, model, stream, include_usage)
+        return (), read_messages(given["messages"])
+    return _prompts(given["prompt"], several=bool(endpoint.url)), None
+
+
+def _one_unseen(given: Mapping[str, Any], echo: bool, defaults: SamplingParams) -> int:
+    """The tokens to make where a prompt is to be told without an answer: engines make at least one."""
+    if not echo:
+        raise ParameterError("max_tokens", "max_tokens may be 0 only if echo is true; else it must be an integer >= 1")
+    least = FIELDS["min_tokens"].check(given.get("min_tokens", defaults.min_tokens))
+    if least:
+        raise ParameterError("min_tokens", f"min_tokens must be at most max_tokens (0), got {least}")
+    return 1
+
+
+def _best_of(given: Mapping[str, Any], n: int, stream: bool) -> int:
+    """How many answers to make."""
+    if "best_of" not in given:
+        return n
+    best_of: int = replace(FIELDS["n"], name="best_of").check(given["best_of"])
+    if best_of < n:
+        raise ParameterError("best_of", f"best_of must be at least n ({n}), got {best_of}")
+    if stream and best_of > n:
+        raise ParameterError(
+            "best_of", f"best_of must be n ({n}) in a stream, as the best are not known before its end, got {best_of}"
+        )
+    return best_of
 
 
 def _values(endpoint: Endpoint, given: Mapping[str, Any], defaults: SamplingParams) -> dict[str, Any]:
@@ -145,7 +209,7 @@ def _chat_logprobs(given: Mapping[str, Any]) -> dict[str, int | None]:
     """In a chat, ``logprobs`` says whether, and ``top_logprobs`` how many."""
     told, top = given.get("logprobs"), given.get("top_logprobs")
     if told is not None and not isinstance(told, bool):
-        raise _wrong("logprobs", "true or false (top_logprobs says how many)", told)
+        raise wrong("logprobs", "true or false (top_logprobs says how many)", told)
     if top is not None:
         top = replace(FIELDS["logprobs"], name="top_logprobs", optional=False).check(top)
         if not told:
@@ -155,19 +219,17 @@ def _chat_logprobs(given: Mapping[str, Any]) -> dict[str, int | None]:
 
 def _stream(given: Mapping[str, Any]) -> tuple[bool, bool]:
     """Whether to stream, and whether with the usage at its end."""
-    stream, options = given.get("stream", False), given.get("stream_options", {})
-    if not isinstance(stream, bool):
-        raise _wrong("stream", "true or false", stream)
+    stream, options = read_switch(given, "stream"), given.get("stream_options", {})
     if not isinstance(options, Mapping):
-        raise _wrong("stream_options", "an object", options)
+        raise wrong("stream_options", "an object", options)
     if "stream_options" in given and not stream:
         raise ParameterError("stream_options", "stream_options needs stream to be true")
     for name, value in options.items():
         known = ("include_usage", "include_obfuscation")  # the latter pads what a listener could measure
         if name not in known:
-            raise unknown(name, known, "field of stream_options")
+            raise unknown_field(name, known, "stream_options")
         if not isinstance(value, bool):
-            raise _wrong(f"stream_options.{name}", "true or false", value)
+            raise wrong(f"stream_options.{name}", "true or false", value)
     return stream, options.get("include_usage", False)
 
 
@@ -175,24 +237,11 @@ def _prompts(value: Any, *, several: bool) -> tuple[Prompt, ...]:
     if isinstance(value, str):
         return (value,)
     if isinstance(value, list | tuple) and value:
-        if _are_ids(value):
+        if are_ids(value):
             return (tuple(value),)
         if several and all(isinstance(item, str) for item in value):
             return tuple(value)
-        if several and all(isinstance(item, list | tuple) and item and _are_ids(item) for item in value):
+        if several and all(isinstance(item, list | tuple) and item and are_ids(item) for item in value):
             return tuple(map(tuple, value))
     lists = ", or a list of either" if several else ""
-    raise _wrong("prompt", f"a string or a list of token ids{lists}", value)
-
-
-def _are_ids(value: Sequence[Any]) -> bool:
-    return all(isinstance(item, int) and not isinstance(item, bool) for item in value)
-
-
-def _same(value: Any, other: Any) -> bool:
-    """Whether two JSON values are the same; in Python 1 is true too."""
-    return type(value) is type(other) and value == other
-
-
-def _wrong(name: str, allowed: str, value: object) -> ParameterError:
-    return ParameterError(name, f"{name} must be {allowed}, got {shown(value)}")
+    raise wrong("prompt", f"a string or a list of token ids{lists}", value)

@@ -1,22 +1,27 @@
-"""Values to the bodies of answers, as OpenAI's API has them. Knows no requests and no I/O.
+"""Values to the bodies of answers, as OpenAI's API has them. Knows no I/O and no streams.
 
-Beyond OpenAI's fields a choice has the seed, the token ids and the stop reason, and a logprob its token id and rank.
+Beyond OpenAI's fields a choice has the seed, the token ids and the stop reason.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import NamedTuple, TypeVar
 
-from nucleate.core.event import Completion, Output, PromptLogprobs, StepLogprobs, TokenLogprob, Usage
+from nucleate.core.event import Completion, Output, Piece, Usage
 from nucleate.core.parameter import ParameterError
-from nucleate.text.detokenize import Detokenizer
+from nucleate.server.wire.echo import Echo
+from nucleate.server.wire.logprobs import JSON, Offsets, columns, prompt_body, step_body
+from nucleate.server.wire.requests import Asked
 from nucleate.text.tokenizer import Tokenizer
 
-UNLIKELY = -9999.0
-"""OpenAI's number for what JSON cannot write: the logprob of a token that was not in."""
+MOST_CHARACTERS, MOST_OF_A_NAME = 2000, 100
+"""Of the message of an error, and of the field that it names: a client's own words may be in both."""
 
-JSON = dict[str, Any]
+_FAILED = "the model failed"
+_Answer = TypeVar("_Answer", Output, Piece)
 
 
 class Head(NamedTuple):
@@ -27,40 +32,79 @@ class Head(NamedTuple):
     model: str
 
 
-def completion_body(
-    head: Head, completions: Sequence[Completion], tokenizer: Tokenizer, *, skip_special_tokens: bool = True
-) -> JSON:
-    """The answers to the prompts of one request, in order. skip_special_tokens: as the request had it."""
+def completion_body(head: Head, asked: Asked, completions: Sequence[Completion], tokenizer: Tokenizer) -> JSON:
+    """The answers to the prompts of one request, in order."""
     choices: list[JSON] = []
-    for completion in completions:
+    told = [chosen(asked, completion) for completion in completions]
+    for place, completion in enumerate(told):
+        echo = Echo(asked, place, completion.prompt_token_ids, tokenizer)
         for output in completion.outputs:
-            logprobs = _legacy_logprobs(completion, output, tokenizer, skip_special_tokens)
-            choices.append({"index": len(choices), "text": output.text, **_choice(output, logprobs)})
-            choices[-1] |= _of_prompt(completion, output, tokenizer)
-    usage = Usage(
-        sum(completion.usage.prompt_tokens for completion in completions),
-        sum(completion.usage.completion_tokens for completion in completions),
-    )
+            logprobs = _columns(asked, echo, completion, output, tokenizer) if asked.tells_logprobs else None
+            choices.append({"index": len(choices), "text": echo.text + output.text, **_choice(output, logprobs)})
+            choices[-1] |= _of_prompt(asked, completion, output, tokenizer)
+    prompt_tokens = sum(completion.usage.prompt_tokens for completion in told)
+    usage = Usage(prompt_tokens, sum(completion.usage.completion_tokens for completion in told))
     return _body(head, "text_completion", choices, usage)
 
 
-def chat_body(head: Head, completion: Completion, tokenizer: Tokenizer) -> JSON:
+def chat_body(head: Head, asked: Asked, completion: Completion, tokenizer: Tokenizer) -> JSON:
     """The answers to a conversation."""
+    completion = chosen(asked, completion)
     choices = []
     for output in completion.outputs:
-        content = None if output.logprobs is None else [_step(step, tokenizer) for step in output.logprobs]
-        logprobs = None if content is None else {"content": content, "refusal": None}
+        content = [step_body(step, tokenizer) for step in output.logprobs or ()]
+        logprobs = {"content": content, "refusal": None} if asked.tells_logprobs else None
         message = {"role": "assistant", "content": output.text, "refusal": None}
         choices.append({"index": output.index, "message": message, **_choice(output, logprobs)})
-        choices[-1] |= _of_prompt(completion, output, tokenizer)
+        choices[-1] |= _of_prompt(asked, completion, output, tokenizer)
     return _body(head, "chat.completion", choices, completion.usage)
+
+
+def chosen(asked: Asked, completion: Completion) -> Completion:
+    """What is told of the answers made: the n best of best_of, those with the highest mean logprob of their tokens.
+
+    They are numbered anew, best first. The usage counts all tokens that were made; where ``max_tokens`` was 0, none.
+    """
+    outputs, usage = completion.outputs, completion.usage
+    if len(outputs) > asked.params.n:
+        best = sorted(outputs, key=_mean_logprob, reverse=True)[: asked.params.n]  # of equals the first
+        outputs = tuple(replace(output, index=index) for index, output in enumerate(best))
+    if not asked.tells_logprobs:
+        outputs = tuple(output if output.logprobs is None else replace(output, logprobs=None) for output in outputs)
+    if asked.silent:
+        outputs, usage = tuple(map(unsaid, outputs)), Usage(usage.prompt_tokens, 0)
+    return replace(completion, outputs=outputs, usage=usage)
+
+
+def unsaid(answer: _Answer) -> _Answer:
+    """An answer, or a piece of one, without what it says: as if it had reached a length of 0."""
+    told = None if answer.logprobs is None else ()
+    if answer.finish_reason in ("stop", "length"):
+        answer = replace(answer, finish_reason="length", stop_reason=None)
+    return replace(answer, text="", token_ids=(), logprobs=told)
+
+
+def failure(completions: Iterable[Completion]) -> str | None:
+    """What a client is told instead of answers one of which ended in an error; None if none did."""
+    for completion in completions:
+        for output in completion.outputs:
+            if output.finish_reason == "error":
+                return failure_message(output.stop_reason)
+    return None
+
+
+def failure_message(stop_reason: str | int | None) -> str:
+    """What a client is told of an error: what the model itself said may hold paths, and is kept from it."""
+    text = str(stop_reason)
+    return _FAILED if text.startswith(_FAILED) else text
 
 
 def error_body(
     message: str, param: str | None = None, code: str | None = None, kind: str = "invalid_request_error"
 ) -> JSON:
-    """OpenAI's error object. param: the field at fault."""
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+    """OpenAI's error object. param: the field at fault. Both are cut, and can be written as UTF-8."""
+    named = None if param is None else _cut(param, MOST_OF_A_NAME)
+    return {"error": {"message": _cut(message, MOST_CHARACTERS), "type": kind, "param": named, "code": code}}
 
 
 def refusal_body(error: ParameterError) -> JSON:
@@ -92,79 +136,26 @@ def _choice(output: Output, logprobs: JSON | None) -> JSON:
     }
 
 
-def _of_prompt(completion: Completion, output: Output, tokenizer: Tokenizer) -> JSON:
+def _of_prompt(asked: Asked, completion: Completion, output: Output, tokenizer: Tokenizer) -> JSON:
     """The logprobs of the prompt, where they were asked for: with its first answer."""
-    told: PromptLogprobs | None = completion.prompt_logprobs
-    if told is None or output is not completion.outputs[0]:
+    told, top = completion.prompt_logprobs, asked.params.prompt_logprobs
+    if told is None or top is None or output is not completion.outputs[0]:
         return {}
-    return {"prompt_logprobs": [None if step is None else _step(step, tokenizer) for step in told]}
+    return {"prompt_logprobs": prompt_body(told, top, tokenizer)}
 
 
-def _step(step: StepLogprobs, tokenizer: Tokenizer) -> JSON:
-    """The logprobs of one token as a chat tells them."""
-    made = _token(step.chosen, tokenizer)
-    made["top_logprobs"] = [_token(one, tokenizer) for one in step.top]
-    if step.asked:
-        made["asked_logprobs"] = [_token(one, tokenizer) for one in step.asked]
-    return made
+def _columns(asked: Asked, echo: Echo, completion: Completion, output: Output, tokenizer: Tokenizer) -> JSON:
+    offsets, most = Offsets(asked, completion.prompt_token_ids, tokenizer), len(output.text)
+    places = [len(echo.text) + min(offsets.push(token), most) for token in output.token_ids]
+    own = columns(asked, output.token_ids, output.logprobs or (), places, tokenizer)
+    return echo.before(own, completion.prompt_logprobs)
 
 
-def _token(told: TokenLogprob, tokenizer: Tokenizer) -> JSON:
-    data = _bytes(told.token_id, tokenizer)
-    return {
-        "token": data.decode(errors="replace"),
-        "logprob": max(told.logprob, UNLIKELY),
-        "bytes": list(data),
-        "token_id": told.token_id,
-        "rank": told.rank,
-    }
+def _mean_logprob(output: Output) -> float:
+    total = output.cumulative_logprob
+    return -math.inf if total is None else total / len(output.token_ids)
 
 
-def _legacy_logprobs(
-    completion: Completion, output: Output, tokenizer: Tokenizer, skip_special_tokens: bool
-) -> JSON | None:
-    """The logprobs of an answer as /v1/completions tells them: in columns, and tokens by their text."""
-    steps = output.logprobs
-    if steps is None:
-        return None
-    made: JSON = {
-        "tokens": [_name(token, tokenizer) for token in output.token_ids],
-        "token_logprobs": [max(step.chosen.logprob, UNLIKELY) for step in steps],
-        "top_logprobs": [_by_name((step.chosen, *step.top), tokenizer) for step in steps],
-        "text_offset": list(_offsets(completion, output, tokenizer, skip_special_tokens)),
-    }
-    if any(step.asked for step in steps):
-        made["asked_logprobs"] = [[_token(one, tokenizer) for one in step.asked] for step in steps]
-    return made
-
-
-def _by_name(told: Sequence[TokenLogprob], tokenizer: Tokenizer) -> Mapping[str, float]:
-    """Of two tokens with the same text the likelier one."""
-    found: dict[str, float] = {}
-    for one in sorted(told, key=lambda one: -one.logprob):
-        found.setdefault(_name(one.token_id, tokenizer), max(one.logprob, UNLIKELY))
-    return found
-
-
-def _offsets(completion: Completion, output: Output, tokenizer: Tokenizer, skip_special_tokens: bool) -> Iterator[int]:
-    """How many characters of the answer are there before each of its tokens."""
-    detokenizer = Detokenizer(tokenizer, completion.prompt_token_ids, skip_special_tokens)
-    length = 0
-    for token in output.token_ids:
-        yield min(length, len(output.text))
-        length += sum(map(len, detokenizer.push(token)))
-
-
-def _name(token_id: int, tokenizer: Tokenizer) -> str:
-    """The text of a token; of one that is no text by itself its bytes, as OpenAI writes them."""
-    data = _bytes(token_id, tokenizer)
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
-
-
-def _bytes(token_id: int, tokenizer: Tokenizer) -> bytes:
-    """What a token adds to a text; nothing if it is one of the model's that stands for no token."""
-    pieces = tokenizer.pieces
-    return pieces.as_bytes(token_id) if token_id in pieces.table else b""
+def _cut(text: str, most: int) -> str:
+    text = text if len(text) <= most else text[: most - 3] + "..."
+    return text.encode(errors="replace").decode()  # half a character, as JSON can say it, has no UTF-8

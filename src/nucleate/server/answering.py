@@ -1,0 +1,138 @@
+"""The two paths that answer, ``/v1/completions`` and ``/v1/chat/completions``: at once, or as a stream."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing, suppress
+from functools import partial
+from itertools import groupby
+from operator import itemgetter
+from time import perf_counter
+
+from nucleate.core.event import Completion, Event, Piece, Usage
+from nucleate.server.exchange import Exchange, written
+from nucleate.server.metrics import Metrics
+from nucleate.server.refusal import Refusal, answer_failed, closing, late, refusal_of, unexpected
+from nucleate.server.service import Call, Service
+from nucleate.server.wire.chunks import KEEP_ALIVE, ChatChunks, Chunks, CompletionChunks, error_frame
+from nucleate.server.wire.responses import chat_body, completion_body, failure_message
+
+LAST_WORDS = 1.0
+"""Seconds for the frame that ends a stream in an error, to a client that may not read."""
+
+Batches = AsyncGenerator[list[tuple[int, Event]]]
+
+
+class Answering:
+    """Answers to the bodies of one path."""
+
+    def __init__(self, url: str, service: Service, metrics: Metrics) -> None:
+        self._url, self._service, self._metrics = url, service, metrics
+
+    async def __call__(self, exchange: Exchange) -> None:
+        """Answer, within the time for that. Raises what ``refusal_of`` knows, as long as nothing was sent."""
+        limits = self._service.limits
+        with self._service.place():
+            try:
+                async with asyncio.timeout(limits.request_seconds):
+                    data = await exchange.body(limits.max_body, limits.body_seconds)
+                    await exchange.unless_left(self._answer(exchange, data))
+            except TimeoutError:
+                await _end(exchange, late("the answer did not end", limits.request_seconds))
+            except Exception as error:  # noqa: BLE001  # a stream has an end, whatever happens
+                await _end(exchange, refusal_of(error) or error)
+
+    async def _answer(self, exchange: Exchange, data: bytes) -> None:
+        service, told = self._service, exchange.told
+        call, chunks = await service.aside(partial(self._read, data))
+        told.stream, told.prompt = call.asked.stream, call.asked.messages or call.asked.prompts
+        told.prompt_tokens = sum(map(len, call.prompts))
+        self._metrics.prompt(told.prompt_tokens)
+        with service.queue([one.request.params.n for one in call.prepared]) as leave:
+            async with aclosing(service.engine.run_all(call.prepared, beat=service.limits.keep_alive)) as batches:
+                noted = self._noted(exchange, batches, leave)
+                await (self._whole(exchange, call, noted) if chunks is None else self._stream(exchange, chunks, noted))
+
+    def _read(self, data: bytes) -> tuple[Call, Chunks | None]:
+        """On another thread: it may be long."""
+        call = self._service.call(self._url, data)
+        if not call.asked.stream:
+            return call, None
+        kind = CompletionChunks if call.asked.messages is None else ChatChunks
+        return call, kind(call.head, call.asked, call.prompts, self._service.llm.tokenizer)
+
+    async def _noted(self, exchange: Exchange, batches: Batches, leave: Callable[[int], None]) -> Batches:
+        """The same batches, on their way into the figures. Raises Refusal for an answer that cannot come to its end."""
+        told, metrics = exchange.told, self._metrics
+        last: dict[tuple[int, int], float] = {}  # by answer, when its last token came
+        async for batch in batches:
+            now = perf_counter()
+            for place, event in batch:
+                piece = event.piece
+                key = place, piece.index
+                if key in last:
+                    metrics.token(now - last[key])
+                elif told.first_token_seconds is None:
+                    told.first_token_seconds = now - exchange.start
+                    metrics.first_token(told.first_token_seconds)
+                last[key] = now
+                if piece.finish_reason is not None:
+                    self._finish(exchange, piece)
+                if event.usage is not None:
+                    told.completion_tokens += event.usage.completion_tokens
+                    leave(place)
+            yield batch
+
+    def _finish(self, exchange: Exchange, piece: Piece) -> None:
+        reason = piece.finish_reason
+        assert reason is not None  # noqa: S101  # that is why we are here
+        self._metrics.finish(reason)
+        exchange.told.finish_reasons.append(reason)
+        if reason == "error":
+            raise answer_failed(failure_message(piece.stop_reason))
+        if reason == "abort" and self._service.cut:
+            raise closing()
+
+    async def _whole(self, exchange: Exchange, call: Call, batches: Batches) -> None:
+        pieces: list[list[Piece]] = [[] for _ in call.prepared]
+        async for batch in batches:
+            for place, event in batch:
+                pieces[place].append(event.piece)
+        await exchange.reply(200, await self._service.aside(partial(self._body, call, pieces)))
+
+    def _body(self, call: Call, pieces: Sequence[Sequence[Piece]]) -> bytes:
+        """On another thread, too."""
+        tokenizer = self._service.llm.tokenizer
+        completions = [Completion.of(ids, own) for ids, own in zip(call.prompts, pieces, strict=True)]
+        if call.asked.messages is not None:
+            return written(chat_body(call.head, call.asked, completions[0], tokenizer))
+        return written(completion_body(call.head, call.asked, completions, tokenizer))
+
+    async def _stream(self, exchange: Exchange, chunks: Chunks, batches: Batches) -> None:
+        read = made = 0
+        async for batch in batches:
+            frames = b"" if batch else KEEP_ALIVE
+            for place, own in groupby(batch, itemgetter(0)):
+                events = [event for _, event in own]
+                frames += chunks.pieces(place, [event.piece for event in events])
+                if (usage := events[-1].usage) is not None:
+                    read, made = read + usage.prompt_tokens, made + usage.completion_tokens
+            if frames:
+                if not exchange.status:
+                    await exchange.begin(200)
+                await exchange.write(frames)
+        await exchange.write(chunks.end(Usage(read, made)), last=True)
+
+
+async def _end(exchange: Exchange, error: Exception) -> None:
+    """Raise the error, or end the stream with it if one has begun and its client reads it."""
+    if not exchange.status:
+        raise error
+    refusal = error if isinstance(error, Refusal) else unexpected(exchange.id)
+    exchange.broken = refusal
+    with suppress(TimeoutError):
+        async with asyncio.timeout(LAST_WORDS):
+            await exchange.write(error_frame(refusal.body), last=True)
+    if refusal is not error:
+        raise error

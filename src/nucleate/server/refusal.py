@@ -1,0 +1,89 @@
+"""Refusals: why a request gets no answer, as a status and OpenAI's error object. Knows no route."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from nucleate.core.parameter import ParameterError
+from nucleate.core.values import shown
+from nucleate.engine.worker import EngineStoppedError
+from nucleate.models.model import ModelError
+from nucleate.server.metrics import ErrorKind
+from nucleate.server.wire.responses import error_body, refusal_body
+
+RETRY = MappingProxyType({"retry-after": "1"})
+CLOSE = MappingProxyType({"connection": "close"})
+"""For a body that was not read to its end: nothing after it on this connection could be told from it."""
+
+
+class Refusal(Exception):  # noqa: N818  # it is not always an error
+    """What a request is answered with instead. fault: whose it is, if it is not the client's."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        fault: ErrorKind | None = None,
+        headers: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        super().__init__(message)
+        self.status, self.headers, self.fault = status, headers, fault
+        kind = "invalid_request_error" if fault is None else "server_error"
+        self.body: dict[str, Any] = error_body(message, param, code, kind)
+
+
+def overloaded(message: str, code: str, fault: ErrorKind = "queue_full") -> Refusal:
+    """The server cannot take a request now; clients come again by themselves."""
+    return Refusal(503, message, code=code, fault=fault, headers=RETRY)
+
+
+def closing() -> Refusal:
+    """The server ends."""
+    return overloaded("the server is shutting down", "shutting_down", "shutdown")
+
+
+def late(what: str, seconds: float) -> Refusal:
+    """Something was not done in time."""
+    return Refusal(504, f"{what} within {seconds:g} s", code="timeout", fault="timeout")
+
+
+def unexpected(number: str) -> Refusal:
+    """An error that nobody planned for. number: what the log has it under."""
+    return Refusal(500, f"internal error; the log has it under {number}", fault="internal")
+
+
+def answer_failed(why: str) -> Refusal:
+    """The model failed; or a pattern of the request took too long, or a stage of it made +inf of what was a number."""
+    if why.startswith("stop_regex "):
+        return Refusal(400, why, param="stop_regex")
+    if why.startswith("invalid logits: +inf") and " after " in why:
+        return Refusal(400, why)
+    return Refusal(500, f"the answer ended with an error: {why}", code="answer_failed", fault="model")
+
+
+def no_model(asked: str, name: str) -> Refusal:
+    """A request for another model than the one that is here."""
+    message = f"there is no model {shown(asked)} here, but {shown(name)}"
+    return Refusal(404, message, code="model_not_found", param="model")
+
+
+def refusal_of(error: BaseException) -> Refusal | None:
+    """The refusal that an error means to a client; None for one that nobody planned for."""
+    match error:
+        case Refusal():
+            return error
+        case ParameterError():
+            made = Refusal(400, "", param=error.field)
+            made.body = refusal_body(error)
+            return made
+        case ModelError():  # such as a conversation for a model without a template
+            return Refusal(400, "the model has no chat template; use /v1/completions", code="no_chat_template")
+        case EngineStoppedError():
+            return overloaded("the engine has stopped", "engine_stopped", "engine")
+        case _:
+            return None

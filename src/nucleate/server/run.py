@@ -1,0 +1,109 @@
+"""Runs the application on a socket until a signal ends it. Knows uvicorn and signals; knows no route."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from nucleate.server.log import Log
+from nucleate.server.service import Service
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+AFTER_GRACE = 5.0
+"""Seconds for the last frames of streams that were ended."""
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket to serve on, that does not take connections yet. port: 0 for any that is free. Raises OSError."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, kind, protocol, _, address = found[0]
+    bound = socket.socket(family, kind, protocol)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError as error:
+        bound.close()
+        error.filename = f"{host}:{port}"
+        raise
+    return bound
+
+
+def serve(app: ASGIApp, service: Service, log: Log, bound: socket.socket) -> int:
+    """Serve until SIGTERM or SIGINT; then take no more requests, and let those at work end within the grace period.
+
+    A second signal ends it at once. Returns the exit status: 1 if the engine has failed, else 0.
+    """
+    config = uvicorn.Config(
+        app,
+        http="httptools",
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        limit_concurrency=service.limits.connections,
+        timeout_graceful_shutdown=int(service.limits.grace + AFTER_GRACE) + 1,
+    )
+    gc.collect()
+    gc.freeze()  # the model and all modules: no request makes them garbage
+    gc.set_threshold(50_000, 20, 100)  # a large body is many objects at once, and a pause for everybody each time
+    server = _Server(config, service, log)
+    server.run(sockets=[bound])
+    return int(service.engine.stopped is not None and service.engine.stopped.__cause__ is not None)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's, with our own end."""
+
+    def __init__(self, config: uvicorn.Config, service: Service, log: Log) -> None:
+        super().__init__(config)
+        self._service, self._log = service, log
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for bound in sockets or ():
+            host, port = bound.getsockname()[:2]
+            self._log.event("ready", url=f"http://{f'[{host}]' if ':' in host else host}:{port}")
+
+    async def on_tick(self, counter: int) -> bool:
+        stopped = self._service.engine.stopped
+        if stopped is not None:
+            self._log.event("the engine has stopped", 50, stopped)
+            return True
+        return await super().on_tick(counter)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._service.drain()
+        self._log.event("shutting down", at_work=self._service.at_work, grace=self._service.limits.grace)
+        timer = asyncio.get_running_loop().call_later(self._service.limits.grace, self._service.end)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            timer.cancel()
+            self._log.event("ended")
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """As uvicorn's, but a signal that was heeded is not raised once more at the end: the exit status is ours."""
+        before = {number: signal.signal(number, self.handle_exit) for number in SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._service.drain()
+        if self.should_exit:
+            self.force_exit = True
+        self.should_exit = True

@@ -1,0 +1,181 @@
+"""Service: what all routes share: the model with its engine, the limits, and who is at work. Of HTTP it knows refusals.
+
+What takes time before the first token (JSON, the chat template, tokenization) is done on a few threads, so that the
+event loop is free for those who are being answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+from uuid import uuid4
+
+from nucleate.engine.engine import Engine
+from nucleate.engine.request import Prepared, Request
+from nucleate.engine.worker import AsyncEngine
+from nucleate.llm import LLM
+from nucleate.models.model import ModelError
+from nucleate.params import SamplingParams
+from nucleate.server.limits import Limits
+from nucleate.server.refusal import Refusal, closing, late, no_model, overloaded
+from nucleate.server.wire.requests import CHAT, COMPLETIONS, ENDPOINTS, Asked, read_body
+from nucleate.server.wire.responses import Head
+from nucleate.server.wire.strict import read_json
+
+T = TypeVar("T")
+
+THREADS = 4
+"""For what is done before the first token and after the last."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A body that was read: what it asks for, and what the engine gets."""
+
+    head: Head
+    asked: Asked
+    prepared: Sequence[Prepared]  #: one per prompt
+
+    @property
+    def prompts(self) -> list[Sequence[int]]:
+        """The token ids of each prompt."""
+        return [one.request.prompt_ids for one in self.prepared]
+
+
+class Service:
+    """One model behind all routes.
+
+    name: what requests call the model, and answers do. defaults: the parameters that a request does not say. The model
+    is run once, so that nobody has to wait for what its first forward takes longer. Raises ModelError if it fails,
+    ParameterError for defaults beyond the limits.
+    """
+
+    def __init__(self, llm: LLM, engine: Engine, name: str, defaults: SamplingParams, limits: Limits) -> None:
+        self.llm, self.name, self.limits = llm, name, limits
+        self.max_length, self.vocab_size = engine.context_length, engine.vocab_size
+        self._max_sequences = engine.max_sequences
+        _try(engine)
+        self.engine = AsyncEngine(engine)
+        self.created = int(time.time())
+        self.draining = False  #: no more requests
+        self.cut = False  #: those at work are ended
+        self.at_work = 0  #: requests
+        self.answers = 0  #: at work and waiting
+        self._defaults = defaults
+        self._endpoints = {url: limits.endpoint(endpoint) for url, endpoint in ENDPOINTS.items()}
+        limits.check(read_body(self._endpoints[COMPLETIONS.url], {"prompt": "x"}, defaults), self.vocab_size)
+        self._threads = ThreadPoolExecutor(THREADS, "nucleate-text")
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """While the engine runs."""
+        async with self.engine:
+            try:
+                yield
+            finally:
+                self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def drain(self) -> None:
+        """Take no more requests."""
+        self.draining = True
+
+    def end(self) -> None:
+        """End the requests at work."""
+        self.draining = self.cut = True
+        self.engine.abort_all()
+
+    def check(self) -> None:
+        """Raise Refusal if requests cannot be taken."""
+        if self.draining:
+            raise closing()
+        if self.engine.stopped is not None:
+            raise self.engine.stopped
+
+    @contextmanager
+    def place(self) -> Iterator[None]:
+        """A place among the requests at work. Raises Refusal if there is none."""
+        self.check()
+        if self.at_work >= self.limits.streams:
+            raise overloaded(f"{self.at_work} requests are at work; come again later", "too_many_requests")
+        self.at_work += 1
+        try:
+            yield
+        finally:
+            self.at_work -= 1
+
+    @contextmanager
+    def queue(self, answers: Sequence[int]) -> Iterator[Callable[[int], None]]:
+        """Places in the queue for so many answers to each of some prompts. Raises Refusal if there are none.
+
+        What it gives is called with the number of a prompt whose answers have ended.
+        """
+        self.check()
+        count, room = sum(answers), self._max_sequences + self.limits.queue
+        if self.answers and self.answers + count > room:
+            waiting = max(0, self.answers - self._max_sequences)
+            raise overloaded(f"{waiting} answers wait for their turn; come again later", "queue_full")
+        left = dict(enumerate(answers))
+        self.answers += count
+
+        def leave(place: int) -> None:
+            self.answers -= left.pop(place)
+
+        try:
+            yield leave
+        finally:
+            self.answers -= sum(left.values())
+
+    async def aside(self, work: Callable[[], T]) -> T:
+        """Do something on another thread, within the time for that. Raises Refusal."""
+        seconds = self.limits.prepare_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        except TimeoutError:
+            raise late("the text could not be worked on", seconds) from None
+
+    def call(self, url: str, data: bytes) -> Call:
+        """Read a body. Raises ParameterError, ModelError, Refusal."""
+        endpoint = self._endpoints[url]
+        body = self.read(data)
+        asked = read_body(endpoint, body, self._defaults)
+        self.limits.check(asked, self.vocab_size)
+        self.check_model(asked.model)
+        if asked.messages is not None:
+            prompts = [self.llm.encode_chat(asked.messages, asked.template)]
+        else:
+            prompts = [self.llm.encode(prompt) for prompt in asked.prompts]
+        self.limits.check_prompts(prompts)
+        self.limits.check_told(asked, prompts, self.max_length)
+        prepared = [self.engine.prepare(Request(ids, asked.to_run)) for ids in prompts]
+        kind = "chatcmpl" if url == CHAT.url else "cmpl"
+        return Call(Head(f"{kind}-{uuid4().hex}", int(time.time()), self.name), asked, prepared)
+
+    def read(self, data: bytes) -> object:
+        """The JSON of a body, which is not too large in any of its fields. Raises ParameterError, Refusal."""
+        try:
+            body = read_json(data.decode())
+        except UnicodeDecodeError as error:
+            raise Refusal(400, f"the body must be UTF-8, but byte {error.start} is not", param="body") from None
+        self.limits.check_body(body, self.vocab_size)
+        return body
+
+    def check_model(self, asked: str | None) -> None:
+        """Raise Refusal if a request is for another model."""
+        if asked not in (None, self.name):
+            raise no_model(asked, self.name)
+
+
+def _try(engine: Engine) -> None:
+    """Two answers side by side, since one alone may take another way through the model."""
+    params = SamplingParams(n=2, max_tokens=2, ignore_eos=True)
+    engine.add(Request([min(engine.tokenizer.eos_token_ids, default=0)], params))
+    while len(engine):
+        for event in engine.step():
+            if event.piece.finish_reason == "error":
+                raise ModelError(f"the model cannot be run: {event.piece.stop_reason}")

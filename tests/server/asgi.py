@@ -1,0 +1,93 @@
+"""Calls an ASGI application as a server would, without a socket: a test decides when the client reads and leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+JSON = (b"content-type", b"application/json")
+
+
+class Call:
+    """One request and what comes of it."""
+
+    def __init__(self, app: Any, method: str, path: str, body: bytes, headers: tuple[tuple[bytes, bytes], ...]) -> None:
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": method,
+            "scheme": "http",
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": b"",
+            "root_path": "",
+            "headers": list(headers),
+            "client": ("127.0.0.1", 1),
+            "server": ("127.0.0.1", 2),
+        }
+        self.status, self.headers, self.data, self.over = 0, {}, b"", False
+        self._incoming: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self._incoming.put_nowait({"type": "http.request", "body": body, "more_body": False})
+        self.reads = asyncio.Event()
+        self.reads.set()
+        self.task = asyncio.ensure_future(app(scope, self._incoming.get, self._send))
+
+    async def _send(self, message: dict[str, Any]) -> None:
+        await self.reads.wait()
+        if message["type"] == "http.response.start":
+            assert not self.status
+            self.status = message["status"]
+            self.headers = {name.decode(): value.decode() for name, value in message["headers"]}
+        else:
+            assert self.status
+            assert not self.over
+            self.data += message.get("body", b"")
+            self.over = not message.get("more_body", False)
+
+    def leave(self) -> None:
+        self._incoming.put_nowait({"type": "http.disconnect"})
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.data)
+
+    @property
+    def frames(self) -> list[Any]:
+        """The data of a stream's frames; comments as they are."""
+        made = []
+        for frame in self.data.decode().split("\n\n")[:-1]:
+            kind, _, data = frame.partition(": ")
+            made.append(frame if kind != "data" else data if data == "[DONE]" else json.loads(data))
+        return made
+
+
+def begin(app: Any, path: str, body: Any = None, method: str = "", headers: tuple = (JSON,)) -> Call:
+    """A request on its way. body: JSON, or bytes; without one, it is a GET."""
+    data = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
+    return Call(app, method or ("GET" if body is None else "POST"), path, data, tuple(headers))
+
+
+async def ask(app: Any, path: str, body: Any = None, **rest: Any) -> Call:
+    """A request, and its answer."""
+    call = begin(app, path, body, **rest)
+    await asyncio.wait_for(call.task, 60)
+    return call
+
+
+@asynccontextmanager
+async def alive(app: Any) -> AsyncIterator[Any]:
+    """While the application's lifespan lasts."""
+    incoming: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    outgoing: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    task = asyncio.ensure_future(app({"type": "lifespan", "asgi": {"version": "3.0"}}, incoming.get, outgoing.put))
+    incoming.put_nowait({"type": "lifespan.startup"})
+    assert (await outgoing.get())["type"] == "lifespan.startup.complete"
+    try:
+        yield app
+    finally:
+        incoming.put_nowait({"type": "lifespan.shutdown"})
+        await task

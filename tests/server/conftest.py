@@ -1,0 +1,15 @@
+"""The server that the ordinary tests of clients share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from serving import Server
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server]:
+    """The embedded model, with the limits that it has by itself."""
+    with Server() as running:
+        yield running

@@ -1,0 +1,139 @@
+"""A real `nucleate serve` process for the tests. Knows HTTP as plain as the standard library has it, and no client."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Self
+from urllib.parse import urlsplit
+
+URL = re.compile(rb"http://[0-9a-zA-Z.\[\]:-]+:[0-9]+")
+QUIET = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "2"}
+
+
+class Answer(NamedTuple):
+    """An HTTP answer. headers: by lower-case name."""
+
+    status: int
+    headers: Mapping[str, str]
+    data: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.data)
+
+
+class Server:
+    """`nucleate serve` with these flags, on a port of loopback that is free: ``with Server("--queue", "1") as server``.
+
+    environment: variables beside those of this process; None takes one away. Raises RuntimeError with what the
+    server wrote if it does not come up in time (seconds).
+    """
+
+    def __init__(self, *flags: str, environment: Mapping[str, str | None] | None = None, seconds: float = 60.0) -> None:
+        wanted = {**os.environ, **QUIET, **(environment or {})}
+        command = [sys.executable, "-m", "nucleate", "serve", "--host", "127.0.0.1", "--port", "0", *flags]
+        self._lines: list[bytes] = []
+        self._up = threading.Event()
+        self.url = ""
+        self.process = subprocess.Popen(
+            command,
+            env={name: value for name, value in wanted.items() if value is not None},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        self._up.wait(seconds)
+        if not self.url:
+            self.process.kill()
+            code = self._end()
+            raise RuntimeError(f"the server did not come up in {seconds} s (exit status {code}):\n{self.log}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def log(self) -> str:
+        """What the server has written to stderr."""
+        return b"".join(self._lines).decode(errors="replace")
+
+    def stop(self, seconds: float = 30.0) -> int:
+        """Ask the server to end as a supervisor does, and give its exit status. Twice is as good as once."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self._end()
+            raise RuntimeError(f"the server did not end in {seconds} s:\n{self.log}") from None
+        return self._end()
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        headers: Mapping[str, str] | None = None,
+        seconds: float = 30.0,
+    ) -> Answer:
+        """The answer to one request. body: bytes are sent as they are, all else as JSON."""
+        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        own = {} if data is None else {"content-type": "application/json"}
+        connection = http.client.HTTPConnection(urlsplit(self.url).netloc, timeout=seconds)
+        try:
+            connection.request(method, path, data, {**own, **(headers or {})})
+            answer = connection.getresponse()
+            told = {name.lower(): value for name, value in answer.getheaders()}
+            return Answer(answer.status, told, answer.read())
+        finally:
+            connection.close()
+
+    def metric(self, name: str, headers: Mapping[str, str] | None = None, **labels: str) -> float:
+        """A metric of /metrics with these labels, added up over all others. Raises KeyError if it is not there."""
+        found = []
+        for line in self.request("GET", "/metrics", headers=headers).data.decode().splitlines():
+            key, _, value = line.rpartition(" ")
+            own, _, told = key.partition("{")
+            if own == name and all(f'{label}="{wanted}"' in told for label, wanted in labels.items()):
+                found.append(float(value))
+        if not found:
+            raise KeyError(name)
+        return sum(found)
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        with self.process.stderr as stream:
+            for line in stream:
+                self._lines.append(line)
+                if not self.url and (found := URL.search(line)):
+                    self.url = found[0].decode()
+                    self._up.set()
+        self._up.set()  # it will say nothing more
+
+    def _end(self) -> int:
+        code = self.process.wait()
+        self._reader.join(10)
+        return code
+
+
+def wait_until(true: Callable[[], object], seconds: float = 5.0) -> float:
+    """Seconds until something is true. Raises AssertionError if it is not in time."""
+    start = time.perf_counter()
+    while not true():
+        assert time.perf_counter() - start < seconds, f"not so after {seconds} s"
+        time.sleep(0.01)
+    return time.perf_counter() - start

@@ -1,0 +1,458 @@
+"""The application, without a socket: what it answers when the model, the engine, the client or we fail."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from asgi import JSON, alive, ask, begin
+
+import nucleate as nc
+from nucleate.engine.engine import Engine
+from nucleate.models.model import ModelError
+from nucleate.models.toy import PagedToy, Toy
+from nucleate.server.app import application
+from nucleate.server.limits import Limits
+from nucleate.server.log import Log
+from nucleate.server.service import Service
+
+SIZE = 4096
+TEXT = {"prompt": [7, 8, 9], "max_tokens": 30, "ignore_eos": True, "seed": 3}
+CHAT = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 5, "seed": 3}
+NOISE = np.random.default_rng(0).normal(0, 2, (50, SIZE)).astype(np.float32)
+Use = Callable[[Any, Service], Awaitable[None]]
+
+
+def rule(seen: tuple[int, ...]) -> np.ndarray:
+    return NOISE[hash(seen) % len(NOISE)]
+
+
+def slowly(seen: tuple[int, ...]) -> np.ndarray:
+    time.sleep(0.002)
+    return rule(seen)
+
+
+def serve(llm: nc.LLM, use: Use, of: Any = rule, limits: Limits | None = None, **options: Any) -> None:
+    """Run something with an application over a model without weights."""
+    runner = PagedToy(Toy(of, SIZE, 256), 400, 4)
+    engine = Engine(runner, llm.tokenizer, backend="reference", **options.pop("engine", {}))
+    service = Service(llm, engine, "toy", nc.SamplingParams(), limits or Limits())
+
+    async def main() -> None:
+        async with alive(application(service, Log(), **options)) as app:
+            await asyncio.wait_for(use(app, service), 60)
+            assert service.at_work == service.answers == 0
+            for _ in range(2000):
+                if not len(engine):
+                    break
+                await asyncio.sleep(0.001)
+            assert not len(engine)
+
+    asyncio.run(main())
+
+
+def ids_of(parts: list[Any]) -> list[int]:
+    return [token for part in parts for token in part["token_ids"]]
+
+
+def check_error(call: Any, status: int, **fields: Any) -> None:
+    assert call.status == status
+    assert call.over
+    assert call.headers["content-type"] == "application/json"
+    assert call.headers["x-request-id"].startswith("req_")
+    error = call.json["error"]
+    assert call.json.keys() == {"error"}
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert {name: error[name] for name in fields} == fields
+    assert "Traceback" not in error["message"]
+    assert "/src/" not in error["message"]
+
+
+def test_whole_answers_and_streams_are_the_same(llm: nc.LLM) -> None:
+    async def use(app: Any, service: Service) -> None:
+        for path, body in (("/v1/completions", TEXT), ("/v1/chat/completions", CHAT)):
+            whole = await ask(app, path, body)
+            stream = await ask(app, path, {**body, "stream": True})
+            assert whole.status == stream.status == 200
+            assert stream.headers["content-type"].startswith("text/event-stream")
+            assert stream.frames[-1] == "[DONE]"
+            parts = [frame["choices"][0] for frame in stream.frames[:-1]]
+            text = "".join(part.get("text") or part.get("delta", {}).get("content") or "" for part in parts)
+            choice = whole.json["choices"][0]
+            assert text == (choice["text"] if "text" in choice else choice["message"]["content"])
+            assert ids_of(parts) == choice["token_ids"]
+            assert parts[-1]["finish_reason"] == choice["finish_reason"] == "length"
+
+    serve(llm, use)
+
+
+def test_several_prompts_each_with_several_answers(llm: nc.LLM) -> None:
+    async def use(app: Any, service: Service) -> None:
+        body = {**TEXT, "prompt": [[1, 2], [3], [4, 5, 6]], "n": 2}
+        whole = (await ask(app, "/v1/completions", body)).json
+        assert [choice["index"] for choice in whole["choices"]] == list(range(6))
+        assert [choice["seed"] for choice in whole["choices"]] == [3, 4] * 3
+        assert whole["usage"] == {"prompt_tokens": 6, "completion_tokens": 180, "total_tokens": 186}
+        stream = await ask(app, "/v1/completions", {**body, "stream": True, "stream_options": {"include_usage": True}})
+        assert stream.frames[-2]["usage"] == whole["usage"]
+        for choice in whole["choices"]:
+            own = [f["choices"][0] for f in stream.frames[:-2] if f["choices"][0]["index"] == choice["index"]]
+            assert "".join(part["text"] for part in own) == choice["text"]
+        for prompt, pair in zip(body["prompt"], (whole["choices"][i : i + 2] for i in (0, 2, 4)), strict=True):
+            alone = (await ask(app, "/v1/completions", {**body, "prompt": prompt})).json["choices"]
+            assert [one["token_ids"] for one in alone] == [one["token_ids"] for one in pair]
+
+    serve(llm, use, engine={"max_sequences": 4})
+
+
+def test_a_model_that_fails_at_once(llm: nc.LLM) -> None:
+    def fails(seen: tuple[int, ...]) -> np.ndarray:
+        if 7 in seen:
+            raise RuntimeError("/secret/path/model.bin is broken")
+        return rule(seen)
+
+    async def use(app: Any, service: Service) -> None:
+        other = begin(app, "/v1/completions", {**TEXT, "prompt": [1]})
+        for stream in (False, True):
+            call = await ask(app, "/v1/completions", {**TEXT, "stream": stream})
+            check_error(call, 500, type="server_error", code="answer_failed")
+            assert "secret" not in call.data.decode()
+        await other.task
+        assert other.status == 200
+
+    serve(llm, use, fails)
+
+
+@pytest.mark.parametrize("how", ["raises", "nan"])
+def test_a_model_that_fails_in_the_middle(llm: nc.LLM, how: str) -> None:
+    def fails(seen: tuple[int, ...]) -> np.ndarray:
+        if len(seen) < 10 or seen[0] != 7:
+            return rule(seen)
+        if how == "raises":
+            raise RuntimeError("/secret/path")
+        return np.full(SIZE, np.nan, np.float32)
+
+    async def use(app: Any, service: Service) -> None:
+        whole = await ask(app, "/v1/completions", TEXT)
+        check_error(whole, 500, code="answer_failed")
+        call = await ask(app, "/v1/completions", {**TEXT, "stream": True})
+        assert call.status == 200
+        assert call.over
+        *chunks, error, done = call.frames
+        assert 1 <= len(chunks) <= 8
+        assert all(chunk["choices"][0]["finish_reason"] is None for chunk in chunks)
+        assert error["error"]["type"] == "server_error"
+        assert done == "[DONE]"
+        assert "secret" not in call.data.decode()
+        assert ("invalid logits" in error["error"]["message"]) == (how == "nan")
+        both = await ask(app, "/v1/completions", {**TEXT, "prompt": [[7, 8, 9], [1, 2]], "stream": True})
+        assert next(frame for frame in both.frames if "error" in frame)["error"]["code"] == "answer_failed"
+
+    serve(llm, use, fails)
+
+
+def test_an_error_of_ours_is_a_500_that_tells_nothing(
+    llm: nc.LLM, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    async def use(app: Any, service: Service) -> None:
+        monkeypatch.setattr(service, "call", lambda *_: {}["/secret"])
+        call = await ask(app, "/v1/completions", TEXT)
+        check_error(call, 500, type="server_error", param=None)
+        assert call.headers["x-request-id"] in call.json["error"]["message"]
+        assert "secret" not in call.data.decode()
+        record = next(record for record in caplog.records if record.exc_info)
+        assert record.exc_info[0] is KeyError
+        assert record.fields["id"] == call.headers["x-request-id"]
+
+    with caplog.at_level(logging.INFO, "nucleate.server"):
+        serve(llm, use)
+
+
+def test_an_error_of_ours_in_the_middle_of_a_stream(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    from nucleate.server.wire import chunks
+
+    def fails(*_: object) -> bytes:
+        raise ZeroDivisionError("/secret")
+
+    async def use(app: Any, service: Service) -> None:
+        call = begin(app, "/v1/completions", {**TEXT, "max_tokens": 200, "stream": True})
+        while not call.data:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        monkeypatch.setattr(chunks.CompletionChunks, "pieces", fails)
+        await call.task
+        assert call.over
+        assert call.frames[-2]["error"]["type"] == "server_error"
+        assert call.frames[-1] == "[DONE]"
+        assert "secret" not in call.data.decode()
+
+    with caplog.at_level(logging.INFO, "nucleate.server"):
+        serve(llm, use, slowly)
+    assert any(record.exc_info and record.exc_info[0] is ZeroDivisionError for record in caplog.records)
+
+
+def test_an_engine_that_has_stopped(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        engine = Engine(PagedToy(Toy(slowly, SIZE, 256), 400, 4), llm.tokenizer, backend="reference")
+        service = Service(llm, engine, "toy", nc.SamplingParams(), Limits())
+        async with alive(application(service, Log())) as app:
+            assert (await ask(app, "/health")).json == {"status": "ok"}
+            stream = begin(app, "/v1/completions", {**TEXT, "max_tokens": 200, "stream": True})
+            while not stream.data:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+            monkeypatch.setattr(engine, "step", lambda: 1 / 0)
+            await asyncio.wait_for(stream.task, 10)
+            assert stream.frames[-2]["error"]["code"] == "engine_stopped"
+            for path, body in (("/health", None), ("/v1/completions", TEXT), ("/v1/chat/completions", CHAT)):
+                check_error(await ask(app, path, body), 503, code="engine_stopped", type="server_error")
+            assert (await ask(app, "/version")).status == 200
+
+    asyncio.run(main())
+
+
+def test_a_model_that_cannot_be_run_is_told_before_anybody_asks(llm: nc.LLM) -> None:
+    engine = Engine(PagedToy(Toy(lambda _: 1 / 0, SIZE, 256), 400, 4), llm.tokenizer, backend="reference")
+    with pytest.raises(ModelError, match=r"cannot be run: .*division"):
+        Service(llm, engine, "toy", nc.SamplingParams(), Limits())
+
+
+def test_a_client_that_leaves_ends_its_request(llm: nc.LLM) -> None:
+    async def use(app: Any, service: Service) -> None:
+        for stream in (False, True):
+            drawn = service.engine.stats.drawn
+            call = begin(app, "/v1/completions", {**TEXT, "max_tokens": 200, "stream": stream})
+            while service.engine.stats.drawn < drawn + 5:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+            call.leave()
+            await asyncio.wait_for(call.task, 5)
+            await asyncio.sleep(0.02)
+            at = service.engine.stats
+            await asyncio.sleep(0.03)
+            assert service.engine.stats == at
+            assert at.drawn < drawn + 100
+        text = (await ask(app, "/metrics")).data.decode()
+        assert 'nucleate_disconnects_total{model_name="toy"} 2.0' in text
+
+    serve(llm, use, slowly)
+
+
+def test_a_client_that_does_not_read_is_waited_for_and_loses_nothing(llm: nc.LLM) -> None:
+    async def use(app: Any, service: Service) -> None:
+        body = {**TEXT, "max_tokens": 240, "prompt": [7], "stream": True}
+        meant = (await ask(app, "/v1/completions", {**body, "stream": False})).json["choices"][0]
+        before = service.engine.stats.drawn
+        call = begin(app, "/v1/completions", body)
+        while not call.data:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        call.reads.clear()
+        await asyncio.sleep(0.6)
+        drawn = service.engine.stats.drawn
+        assert drawn < before + 200
+        assert (await ask(app, "/v1/completions", {**TEXT, "prompt": [1]})).status == 200
+        call.reads.set()
+        await asyncio.wait_for(call.task, 10)
+        chunks = [frame["choices"][0] for frame in call.frames[:-1]]
+        assert "".join(chunk["text"] for chunk in chunks) == meant["text"]
+        assert ids_of(chunks) == meant["token_ids"]
+        assert len(chunks) < 200  # what was left came in fewer frames
+
+    serve(llm, use, slowly)
+
+
+def test_a_silent_stream_gets_comments(llm: nc.LLM) -> None:
+    def asleep(seen: tuple[int, ...]) -> np.ndarray:
+        time.sleep(0.2 if 9 in seen else 0)
+        return rule(seen)
+
+    async def use(app: Any, service: Service) -> None:
+        call = await ask(app, "/v1/completions", {**TEXT, "max_tokens": 2, "stream": True})
+        assert call.frames[0] == ": keep-alive"
+        assert call.frames.count(": keep-alive") >= 4
+        assert call.frames[-1] == "[DONE]"
+
+    serve(llm, use, asleep, Limits(keep_alive=0.05))
+
+
+def test_a_request_that_takes_too_long(llm: nc.LLM) -> None:
+    async def use(app: Any, service: Service) -> None:
+        body = {**TEXT, "max_tokens": 240}
+        check_error(await ask(app, "/v1/completions", body), 504, code="timeout", type="server_error")
+        stream = await ask(app, "/v1/completions", {**body, "stream": True})
+        assert stream.frames[-2]["error"]["code"] == "timeout"
+        assert stream.frames[-1] == "[DONE]"
+        unread = begin(app, "/v1/completions", {**body, "stream": True})
+        unread.reads.clear()
+        await asyncio.wait_for(unread.task, 5)
+        assert not unread.over
+
+    serve(llm, use, slowly, Limits(request_seconds=0.2))
+
+
+def test_what_takes_too_long_to_prepare(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def use(app: Any, service: Service) -> None:
+        monkeypatch.setattr(service.llm, "encode", lambda _: time.sleep(0.5))
+        began = time.perf_counter()
+        check_error(await ask(app, "/v1/completions", {**TEXT, "prompt": "x"}), 504, code="timeout")
+        assert time.perf_counter() - began < 0.4
+
+    serve(llm, use, limits=Limits(prepare_seconds=0.1))
+
+
+def test_the_loop_is_free_while_a_long_prompt_is_read(llm: nc.LLM) -> None:
+    async def use(app: Any, service: Service) -> None:
+        call = begin(app, "/v1/completions", {"prompt": "Once upon a time there was a fox. " * 30_000})
+        gaps, last = [], time.perf_counter()
+        while not call.task.done():
+            await asyncio.sleep(0.001)
+            now = time.perf_counter()
+            gaps.append(now - last)
+            last = now
+        check_error(call, 400, param="prompt")
+        assert len(gaps) > 20
+        assert np.median(gaps) < 0.02
+        assert max(gaps) < 0.5
+
+    serve(llm, use)
+
+
+def test_places_and_queues_are_limited(llm: nc.LLM) -> None:
+    async def use(app: Any, service: Service) -> None:
+        calls = [begin(app, "/v1/completions", TEXT) for _ in range(9)]
+        await asyncio.gather(*(call.task for call in calls))
+        good, full = ([call for call in calls if call.status == status] for status in (200, 503))
+        assert len(good) == 5  # two at a time, and three wait
+        for call in full:
+            check_error(call, 503, code="queue_full", type="server_error")
+            assert call.headers["retry-after"] == "1"
+        assert (await ask(app, "/v1/completions", {**TEXT, "n": 20})).status == 200  # nobody else is there
+        calls = [begin(app, "/v1/completions", {**TEXT, "n": 4}) for _ in range(2)]
+        await asyncio.gather(*(call.task for call in calls))
+        assert sorted(call.status for call in calls) == [200, 503]
+
+    serve(llm, use, slowly, Limits(queue=3), engine={"max_sequences": 2})
+
+    async def few(app: Any, service: Service) -> None:
+        calls = [begin(app, "/v1/completions", TEXT) for _ in range(3)]
+        tokens = begin(app, "/tokenize", {"prompt": "x"})
+        await asyncio.gather(*(call.task for call in (*calls, tokens)))
+        assert sorted(call.status for call in calls) == [200, 200, 503]
+        check_error(tokens, 503, code="too_many_requests")
+        assert (await ask(app, "/health")).status == 200
+
+    serve(llm, few, slowly, Limits(streams=2))
+
+
+def test_draining_and_the_end(llm: nc.LLM) -> None:
+    async def use(app: Any, service: Service) -> None:
+        body = {**TEXT, "max_tokens": 240}
+        stream, whole = (begin(app, "/v1/completions", {**body, "stream": stream}) for stream in (True, False))
+        while not stream.data:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        service.drain()
+        for path, given in (("/v1/completions", TEXT), ("/tokenize", {"prompt": "x"}), ("/health", None)):
+            late = await ask(app, path, given)
+            check_error(late, 503, code="shutting_down", type="server_error")
+            assert late.headers["retry-after"]
+        assert not stream.over
+        service.end()
+        await asyncio.gather(stream.task, whole.task)
+        assert stream.frames[-2]["error"]["code"] == "shutting_down"
+        assert stream.frames[-1] == "[DONE]"
+        check_error(whole, 503, code="shutting_down")
+
+    serve(llm, use, slowly)
+
+
+def test_paths_and_methods(llm: nc.LLM) -> None:
+    async def use(app: Any, service: Service) -> None:
+        for path in ("/", "/v1", "/v1/completions/", "//v1/completions", "/v1/chat", "/docs", "/health/"):
+            check_error(await ask(app, path), 404)
+        call = await ask(app, "/v1/completions")
+        check_error(call, 405)
+        assert call.headers["allow"] == "POST"
+        check_error(await ask(app, "/health", {}, method="DELETE"), 405)
+        check_error(await ask(app, "/v1/models/other"), 404, code="model_not_found", param="model")
+        check_error(await ask(app, "/v1/completions", {**TEXT, "model": "o"}), 404, code="model_not_found")
+        assert (await ask(app, "/v1/models/toy")).json == (await ask(app, "/v1/models")).json["data"][0]
+        assert (await ask(app, "/v1/completions", {**TEXT, "model": "toy"})).status == 200
+        assert "paths" in (await ask(app, "/openapi.json")).json
+
+    serve(llm, use)
+
+
+def test_content_types(llm: nc.LLM) -> None:
+    async def use(app: Any, service: Service) -> None:
+        for kind in (b"text/plain", b"application/x-www-form-urlencoded", b"", b"application/jsonx"):
+            check_error(await ask(app, "/v1/completions", TEXT, headers=((b"content-type", kind),)), 415)
+        check_error(await ask(app, "/v1/completions", TEXT, headers=()), 415)
+        good = await ask(app, "/v1/completions", TEXT, headers=((b"content-type", b"Application/JSON; charset=utf-8"),))
+        assert good.status == 200
+        check_error(await ask(app, "/v1/completions", TEXT, headers=(JSON, (b"content-encoding", b"gzip"))), 415)
+        check_error(await ask(app, "/v1/completions", b"\xff{}"), 400, param="body")
+        check_error(await ask(app, "/v1/completions", b"x" * 2000), 413, code="body_too_large")
+
+    serve(llm, use, limits=Limits(max_body=1024))
+
+
+def test_tokens_and_text(llm: nc.LLM) -> None:
+    async def use(app: Any, service: Service) -> None:
+        text = "The fox said: \N{GRINNING FACE}!"
+        told = (await ask(app, "/tokenize", {"prompt": text, "return_token_strs": True})).json
+        assert told["tokens"] == llm.tokenizer.encode(text)
+        assert told["count"] == len(told["tokens"]) == len(told["token_strs"])
+        assert told["max_model_len"] == 256
+        bare = (await ask(app, "/tokenize", {"prompt": text, "add_special_tokens": False})).json["tokens"]
+        assert (await ask(app, "/detokenize", {"tokens": bare})).json == {"prompt": text}
+        chat = (await ask(app, "/tokenize", {"messages": CHAT["messages"]})).json
+        assert chat["tokens"] == llm.encode_chat(CHAT["messages"])
+        assert (await ask(app, "/tokenize", {"prompt": ""})).status == 200
+        check_error(await ask(app, "/detokenize", {"tokens": [SIZE + 5]}), 400, param="tokens")
+        info = (await ask(app, "/tokenizer_info")).json
+        assert info["eos_token"] == "<|endoftext|>"
+        assert info["chat_template"] == llm.tokenizer.chat_template
+
+    serve(llm, use)
+
+
+def test_keys_and_origins(llm: nc.LLM) -> None:
+    async def use(app: Any, service: Service) -> None:
+        key = (b"authorization", b"Bearer right")
+        origin = (b"origin", b"https://page.example")
+        assert (await ask(app, "/health")).status == 200
+        for path in ("/v1/models", "/metrics", "/openapi.json", "/nothing", "/v1/completions"):
+            check_error(await ask(app, path, headers=()), 401, code="invalid_api_key")
+        assert (await ask(app, "/v1/completions", TEXT, headers=(JSON, key))).status == 200
+        asked = await ask(app, "/v1/models", headers=(key, origin))
+        assert asked.headers["access-control-allow-origin"] == "https://page.example"
+        other = await ask(app, "/v1/models", headers=(key, (b"origin", b"https://other.example")))
+        assert "access-control-allow-origin" not in other.headers
+        wanted = (b"access-control-request-method", b"POST"), (b"access-control-request-headers", b"authorization")
+        assert (await ask(app, "/v1/completions", method="OPTIONS", headers=(origin, *wanted))).status == 200
+
+    serve(llm, use, keys=["right"], origins=["https://page.example"])
+
+    async def plain(app: Any, service: Service) -> None:
+        call = await ask(app, "/v1/models", headers=((b"origin", b"https://page.example"),))
+        assert not [name for name in call.headers if name.startswith("access-control")]
+
+    serve(llm, plain)
+
+
+def test_the_log_has_a_line_per_request_and_no_prompt(llm: nc.LLM, caplog: Any) -> None:
+    async def use(app: Any, service: Service) -> None:
+        await ask(app, "/v1/completions", {**TEXT, "prompt": "a very private matter", "n": 2})
+        await ask(app, "/v1/completions", {"prompt": "a very private matter", "nonsense": "private"})
+
+    with caplog.at_level(logging.INFO, "nucleate.server"):
+        serve(llm, use)
+    good, bad = (record.fields for record in caplog.records if record.getMessage() == "request")
+    assert (good["status"], bad["status"]) == (200, 400)
+    assert good["completion_tokens"] == 60
+    assert good["finish_reasons"] == ["length"] * 2
+    assert 0 < good["first_token_seconds"] < good["seconds"]
+    assert "private" not in json.dumps([good, bad])

@@ -1,0 +1,514 @@
+"""API keys: what passes, what does not, and what clients may try."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+from fastapi import FastAPI
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Host, Mount, Route, Router, WebSocketRoute
+
+from nucleate.core.parameter import ParameterError
+from nucleate.server import keys as module
+from nucleate.server.keys import VARIABLE, Keys, read_keys
+
+KEYS = ("sk-first", "sk-second", "sk-first-and-more")
+GOOD = (b"authorization", b"Bearer sk-second")
+Header = tuple[bytes, bytes]
+
+
+def answer(text: str) -> Any:
+    async def endpoint(request: Request) -> PlainTextResponse:
+        return PlainTextResponse(text)
+
+    return endpoint
+
+
+async def greet(socket: Any) -> None:
+    await socket.accept()
+    await socket.close()
+
+
+def router() -> Router:
+    """One open route, and others that look like it."""
+    inner = [Route("/health", answer("mounted"), name="health"), Route("/models", answer("inner models"))]
+    return Router(
+        [
+            Route("/v1/models", answer("models"), name="models"),
+            Route("/health", answer("health"), name="health"),
+            Route("/healthy", answer("healthy"), name="healthy"),
+            Route("/echo/{path:path}", answer("echo"), name="echo"),
+            Mount("/sub", routes=inner),
+            Mount("/named", routes=inner, name="health"),
+            Host("health.example", Router(inner), name="health"),
+            WebSocketRoute("/health", greet, name="health"),
+            Route("/{name}", answer("any"), name="any"),
+        ]
+    )
+
+
+def scope_of(path: str, method: str = "GET", root_path: str = "", headers: tuple[Header, ...] = ()) -> dict[str, Any]:
+    return {
+        "type": "http",
+        "method": method,
+        "path": path,
+        "raw_path": path.encode(errors="replace"),
+        "query_string": b"",
+        "root_path": root_path,
+        "headers": list(headers),
+        "scheme": "http",
+        "server": ("localhost", 80),
+    }
+
+
+def call(app: Any, scope: dict[str, Any]) -> tuple[int, dict[str, str], str]:
+    """Status, headers and body of what an app answers to a body that it must not have to read."""
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        raise AssertionError("the body was read")
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    asyncio.run(app(scope, receive, send))
+    if sent[0]["type"] == "websocket.close":
+        return sent[0]["code"], {}, ""
+    headers = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+    return sent[0]["status"], headers, b"".join(message.get("body", b"") for message in sent[1:]).decode()
+
+
+def status(app: Any, path: str, *headers: Header, **more: Any) -> int:
+    return call(app, scope_of(path, headers=headers, **more))[0]
+
+
+def guarded(keys: tuple[str, ...] = KEYS, **more: Any) -> Keys:
+    routes = router()
+    return Keys(routes, routes, keys, **more)
+
+
+def bearer(key: str) -> Header:
+    return b"authorization", b"Bearer " + key.encode("latin-1")
+
+
+def test_without_keys_everything_passes() -> None:
+    assert call(guarded(()), scope_of("/v1/models"))[2] == "models"
+    assert status(guarded(()), "/a/b/c") == 404
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_every_key_is_good(key: str) -> None:
+    assert call(guarded(), scope_of("/v1/models", headers=(bearer(key),)))[2] == "models"
+    assert status(guarded(), "/a/b/c", bearer(key)) == 404
+    assert status(guarded(), "/v1/models", bearer(key), method="POST") == 405
+
+
+def test_what_a_refusal_looks_like() -> None:
+    code, headers, body = call(guarded(), scope_of("/v1/models", headers=(bearer("sk-secret"),)))
+    error = json.loads(body)["error"]
+    assert (code, headers["www-authenticate"], headers["content-type"]) == (401, "Bearer", "application/json")
+    assert int(headers["content-length"]) == len(body)
+    assert {**error, "message": ""} == {
+        "message": "",
+        "type": "invalid_request_error",
+        "param": None,
+        "code": "invalid_api_key",
+    }
+    assert "Authorization: Bearer" in error["message"]
+    assert "sk-" not in body
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        (),
+        (bearer(""),),
+        (bearer(" "),),
+        (bearer("sk-firs"),),
+        (bearer("sk-first-"),),
+        (bearer("sk-first-and-more-still"),),
+        (bearer("k-first"),),
+        (bearer("SK-FIRST"),),
+        (bearer("sk-first sk-second"),),
+        (bearer("sk-first,sk-second"),),
+        (bearer("sk-first\x00"),),
+        (bearer("sk-first\t"),),
+        (bearer("sk-f\xefrst"),),
+        (bearer("\xff" * 5000),),
+        (bearer('"sk-first"'),),
+        (bearer(KEYS[0]), bearer(KEYS[0])),
+        (bearer("nothing"), bearer(KEYS[0])),
+        (bearer(KEYS[0]), (b"authorization", b"")),
+        ((b"authorization", b"sk-first"),),
+        ((b"authorization", b"Bearersk-first"),),
+        ((b"authorization", b"Bearer\tsk-first"),),
+        ((b"authorization", b"Basic sk-first"),),
+        ((b"authorization", b"Token sk-first"),),
+        ((b"authorization", b"Bearer Bearer sk-first"),),
+        ((b"authorization", b""),),
+        ((b"authorization", b" "),),
+        ((b"x-api-key", b"sk-first"),),
+        ((b"api-key", b"sk-first"),),
+        ((b"proxy-authorization", b"Bearer sk-first"),),
+        ((b"cookie", b"authorization=Bearer sk-first"),),
+        ((b"authorization\x00", b"Bearer sk-first"),),
+    ],
+)
+def test_no_key(headers: tuple[Header, ...]) -> None:
+    assert status(guarded(), "/v1/models", *headers) == 401
+    assert status(guarded(), "/health", *headers) == 200
+
+
+@pytest.mark.parametrize("value", [b"bearer sk-first", b"BEARER sk-first", b"Bearer   sk-first "])
+def test_the_scheme_is_read_as_http_has_it(value: bytes) -> None:
+    assert status(guarded(), "/v1/models", (b"authorization", value)) == 200
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/models",
+        "/nothing/there",
+        "/",
+        "",
+        "//health",
+        "/health/",
+        "/HEALTH",
+        "/health?x",
+        "/health/..",
+        "/health/../v1/models",
+        "/v1/models/../health",
+        "/v1/models/../../health",
+        "/./health",
+        "/health;x",
+        "/health#",
+        "/health\x00",
+        "/health%2f",
+        "/%68ealth",
+        "/health\\",
+        "\\health",
+        "health",
+        "/health\n\n",
+        "/health\r",
+        "/ health",
+        "/healthy",
+        "//v1/models",
+        "/v1/models/",
+        "http://localhost/health",
+        "/sub/health",
+        "/named/health",
+        "/named/models",
+        "/echo/health",
+        "/\uff48ealth",
+    ],
+)
+def test_a_path_that_only_looks_open(path: str) -> None:
+    assert status(guarded(), path) == 401
+    assert status(guarded(), path, GOOD) != 401
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "get", "", "X"])
+def test_another_method_is_no_open_route(method: str) -> None:
+    assert status(guarded(), "/health", method=method) == 401
+    assert status(guarded(), "/v1/models", method=method) == 401
+    assert status(guarded(), "/health", GOOD, method=method) == 405
+
+
+def test_what_is_open() -> None:
+    assert call(guarded(), scope_of("/health"))[2] == "health"
+    assert status(guarded(), "/health", method="HEAD") == 200
+    assert status(guarded(), "/v1/models", method="HEAD") == 401
+    assert status(guarded(), "/api/health", root_path="/api") == 200
+    assert status(guarded(open=frozenset()), "/health") == 401
+    assert status(guarded(open=frozenset({"models"})), "/health") == 401
+    assert status(guarded(open=frozenset({"models"})), "/v1/models") == 200
+
+
+@pytest.mark.parametrize(
+    ("root_path", "path"),
+    [
+        ("/health", "/health/v1/models"),
+        ("/health", "/v1/models"),
+        ("/api", "/api/v1/models"),
+        ("/api", "/api/api/health"),
+        ("/api", "/api/health/"),
+        ("/v1/models", "/v1/models"),
+    ],
+)
+def test_a_root_path_opens_nothing(root_path: str, path: str) -> None:
+    assert status(guarded(), path, root_path=root_path) == 401
+
+
+def test_a_host_opens_nothing() -> None:
+    for host in (b"health.example", b"HEALTH.example:80", b"x/health", b"localhost/health?", b""):
+        assert status(guarded(), "/v1/models", (b"host", host)) == 401
+        assert status(guarded(), "/models", (b"host", host)) == 401
+
+
+def test_what_is_no_request_for_a_page() -> None:
+    socket_scope = {**scope_of("/health"), "type": "websocket", "subprotocols": []}
+    del socket_scope["method"]
+    assert call(guarded(), socket_scope)[0] == 1008
+    assert status(guarded(), "/health", GOOD) == 200
+    assert call(guarded(), {**scope_of("/v1/models"), "type": "something new"})[0] == 401
+    begun = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        begun.append(scope["type"])
+
+    asyncio.run(Keys(app, router(), KEYS)({"type": "lifespan"}, None, None))  # type: ignore[arg-type]
+    asyncio.run(Keys(app, router(), KEYS)({**socket_scope, "headers": [GOOD]}, None, None))  # type: ignore[arg-type]
+    assert begun == ["lifespan", "websocket"]
+
+
+PARTS = st.sampled_from(["/", "health", "v1", "models", "sub", "named", "echo", "..", "%2f", "\n", "y", "api"])
+
+
+def routers() -> list[Any]:
+    page = FastAPI()
+    page.add_api_route("/v1/models", lambda: "models", name="models")
+    page.mount("/sub", Starlette(routes=[Route("/health", answer("mounted"), name="health")]))
+    page.add_api_route("/health", lambda: "health", name="health", methods=["GET", "HEAD"])
+    page.add_api_route("/{path:path}", lambda: "any", name="any")
+    return [router(), page.router]
+
+
+@settings(max_examples=150)
+@given(
+    which=st.integers(0, 1),
+    parts=st.lists(PARTS, max_size=6),
+    root_path=st.sampled_from(["", "", "/api", "/health", "/sub", "/v1"]),
+    method=st.sampled_from(["GET", "HEAD", "POST", "OPTIONS"]),
+)
+def test_open_is_what_the_router_answers_with_an_open_route(
+    which: int, parts: list[str], root_path: str, method: str
+) -> None:
+    routes = ROUTERS[which]
+    chosen: dict[str, Any] = scope_of(root_path + "/" + "".join(parts), method, root_path)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        chosen["passed"] = True
+
+    endpoints = {id(route.endpoint) for route in routes.routes if isinstance(route, Route) and route.name == "health"}
+    seen = dict(chosen)
+    asyncio.run(routed(routes, seen))
+    answered = id(seen.get("endpoint")) in endpoints and method in seen["route"].methods
+    try:
+        call(Keys(app, routes, KEYS), chosen)
+    except IndexError:  # nothing was sent
+        assert chosen.pop("passed")
+        assert answered
+    else:
+        assert not answered
+
+
+async def routed(routes: Any, scope: dict[str, Any]) -> None:
+    """Let a router answer, and leave in the scope which of its routes it was."""
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Any) -> None:
+        pass
+
+    scope["fastapi_inner_astack"] = scope["fastapi_function_astack"] = None
+    scope["app"] = None
+    try:
+        await routes(scope, receive, send)
+    except Exception:  # noqa: BLE001  # 404, 405, or an endpoint that misses its application
+        return
+
+
+ROUTERS = routers()
+
+
+def test_all_keys_are_compared_whichever_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[tuple[bytes, bytes]] = []
+    compare = module.compare_digest
+
+    def noticed(own: bytes, given: bytes) -> bool:
+        compared.append((own, given))
+        return compare(own, given)
+
+    monkeypatch.setattr(module, "compare_digest", noticed)
+    app = guarded()
+    for key in (*KEYS, "none", "", "\xff"):
+        compared.clear()
+        assert (status(app, "/v1/models", bearer(key)) == 200) == (key in KEYS)
+        assert len({own for own, _ in compared}) == len(compared) == len(KEYS)
+        assert {len(digest) for pair in compared for digest in pair} == {32}
+
+
+@settings(max_examples=100)
+@given(st.binary(max_size=30))
+def test_no_bytes_but_a_key_are_one(value: bytes) -> None:
+    assert status(APP, "/v1/models", (b"authorization", b"Bearer " + value)) == 401
+
+
+APP = guarded()
+
+
+@pytest.mark.parametrize("key", ["", " ", "sk first", "sk-\u00e9", "sk\n", "\ud800", "sk\x7f"])
+def test_a_key_that_no_client_could_send(key: str) -> None:
+    for make in (lambda: guarded(("good", key)), lambda: read_keys(["good", key], None, None)):
+        with pytest.raises(ParameterError, match=r"API key.* must ") as caught:
+            make()
+        assert caught.value.field == "api_key"
+        assert not key.strip() or key not in str(caught.value)
+
+
+def test_keys_come_from_flags_a_file_and_the_environment(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_bytes(b"\xef\xbb\xbf# ours\r\n\r\n  one \r\n\t# theirs\ntwo#2\n")
+    assert read_keys(["flag", "flag", "a,b"], file, "env, three ,one") == {
+        "flag",
+        "a,b",
+        "one",
+        "two#2",
+        "env",
+        "three",
+    }
+    assert read_keys([], None, None) == frozenset()
+
+
+@pytest.mark.parametrize("text", ["", " ", "a,", ",a", "a,,b", "a b", "a,\u00e9", "a\n"])
+def test_a_variable_that_is_not_as_it_should_be(text: str) -> None:
+    with pytest.raises(ParameterError, match=f"{VARIABLE}: key number [12] must"):
+        read_keys(["good"], None, text)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "has none"),
+        (b"# only\n\n", "has none"),
+        (b"a\nb c # laptop\n", "line 2 of .* without spaces"),
+        ("a\n\n\u00e9\n".encode(), "line 3 of .* visible ASCII"),
+        (b"a\x0bb\n", "line 1"),
+        (b"good\n\x0ba\n", "line 2"),
+        (b"a\x00\n", "line 1"),
+        (b"\xff\xfea\x00", "not a text file in UTF-8"),
+    ],
+)
+def test_a_file_that_is_not_as_it_should_be(tmp_path: Path, data: bytes, message: str) -> None:
+    (tmp_path / "keys").write_bytes(data)
+    with pytest.raises(ParameterError, match=message) as caught:
+        read_keys(["good"], tmp_path / "keys", None)
+    assert caught.value.field == "api_key_file"
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "none"):
+        with pytest.raises(ParameterError, match=r"cannot be read: (Is a directory|No such file)"):
+            read_keys([], path, None)
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    """A server that asks for keys, on loopback."""
+    page = FastAPI(redirect_slashes=True)
+    page.add_api_route("/health", lambda: "health", name="health", methods=["GET", "HEAD"])
+    page.add_api_route("/v1/models", lambda: "models", name="models", methods=["GET", "POST"])
+    page.add_middleware(Keys, router=page.router, keys=KEYS)  # type: ignore[arg-type]
+    config = uvicorn.Config(page, port=0, http="httptools", ws="none", log_config=None, lifespan="off")
+    server = uvicorn.Server(config)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=server.run, args=([listening],))
+        thread.start()
+        while not server.started:
+            time.sleep(0.01)
+        yield listening.getsockname()[1]
+        server.should_exit = True
+        thread.join()
+
+
+def talk(port: int, *requests: bytes) -> list[int]:
+    """The statuses of answers to raw requests on one connection."""
+    found = []
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection, connection.makefile("rb") as answers:
+        for request in requests:
+            connection.sendall(request)
+            found.append(int(answers.readline().split()[1]))
+            length = 0
+            for line in iter(answers.readline, b"\r\n"):
+                name, _, value = line.partition(b":")
+                length = int(value) if name.lower() == b"content-length" else length
+            if not request.startswith(b"HEAD"):
+                assert len(answers.read(length)) == length
+    return found
+
+
+def raw(target: str, *headers: str, method: str = "GET", body: bytes = b"") -> bytes:
+    lines = [f"{method} {target} HTTP/1.1", "host: localhost", *headers, f"content-length: {len(body)}", "", ""]
+    return "\r\n".join(lines).encode("latin-1") + body
+
+
+KEY = "Authorization: Bearer sk-first"
+
+
+def test_a_connection_goes_on_after_a_refusal_with_a_body_nobody_read(port: int) -> None:
+    large = raw("/v1/models", method="POST", body=b"x" * 3_000_000)
+    assert talk(port, large, raw("/v1/models", KEY), raw("/v1/models", "a: b"), large, raw("/health")) == [
+        401,
+        200,
+        401,
+        401,
+        200,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        ("/health", 200),
+        ("/health?x=/v1/models", 200),
+        ("/%68ealth", 200),
+        ("http://elsewhere/health", 200),
+        ("http://elsewhere/v1/models", 401),
+        ("http://health/v1/models?/health", 401),
+        ("//health", 401),
+        ("/health/", 401),
+        ("/health%2f..%2fv1%2fmodels", 401),
+        ("/health%00", 401),
+        ("/v1/models/../health", 401),
+        ("/health/../v1/models", 401),
+        ("//v1/models", 401),
+        ("/v1%2fmodels", 401),
+        ("/v1/models?/health", 401),
+        ("/nothing", 401),
+        ("/openapi.json", 401),
+        ("/docs", 401),
+    ],
+)
+def test_targets_over_the_wire(port: int, target: str, expected: int) -> None:
+    assert talk(port, raw(target), raw("/health")) == [expected, 200]
+
+
+def test_headers_over_the_wire(port: int) -> None:
+    for headers, expected in [
+        ((KEY,), 200),
+        (("AUTHORIZATION: bearer sk-first",), 200),
+        ((KEY, KEY), 401),
+        (("Authorization: Bearer none", KEY), 401),
+        (("Authorization:",), 401),
+        (("X-Forwarded-Prefix: /health", "X-Original-URL: /health", "X-Rewrite-URL: /health"), 401),
+    ]:
+        assert talk(port, raw("/v1/models", *headers)) == [expected]
+    for method in ("POST", "OPTIONS", "DELETE", "TRACE"):
+        assert talk(port, raw("/health", method=method)) == [401]
+    assert talk(port, raw("/health", method="HEAD"), raw("/v1/models", method="HEAD")) == [200, 401]
+    upgrade = ("Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: eA==")
+    assert talk(port, raw("/v1/models", *upgrade)) == [401]

@@ -1,0 +1,263 @@
+"""Metrics: the figures are right, the text is what scrapers can read, and clients cannot make it grow."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any, get_args
+
+import prometheus_client
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client.core import Metric
+from prometheus_client.openmetrics.exposition import ALLOWUTF8
+from prometheus_client.openmetrics.exposition import generate_latest as openmetrics_text
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as read_text
+
+from nucleate.core.event import FinishReason
+from nucleate.engine.engine import Stats
+from nucleate.server.metrics import BUCKETS, GENERATING, OTHER, ROUTES, ErrorKind, Metrics
+
+STATS = Stats(3, 5, 40, 10, 70, 900, 80, 600, 2, 1.5, 0.25)
+MODEL = {"model_name": "tiny"}
+SECONDS = st.one_of(
+    st.sampled_from(BUCKETS), st.floats(0, 100), st.sampled_from([0.0, 1e-9, math.nextafter(60, 61), 1e6])
+)
+
+
+def metrics(**more: Any) -> Metrics:
+    return Metrics("tiny", lambda: STATS, **more)
+
+
+def families(made: Metrics) -> dict[str, Metric]:
+    """What a scraper reads, by name."""
+    told, kind = made.render()
+    assert kind == "text/plain; version=0.0.4; charset=utf-8"
+    found = list(read_text(told.decode()))
+    assert len({family.name for family in found}) == len(found)
+    return {family.name: family for family in found}
+
+
+def value(made: Metrics, name: str, **labels: str) -> float | None:
+    """One sample, of this model; None if there is none."""
+    return made.registry.get_sample_value(name, {**MODEL, **labels})
+
+
+def used() -> Metrics:
+    """Some figures of every kind."""
+    made = metrics()
+    made.request(GENERATING[0], 200, 0.5)
+    made.request(GENERATING[1], 503, 0.5, error="queue_full")
+    made.request("/nothing", 404, 0.0001, disconnected=True)
+    made.prompt(3)
+    made.first_token(0.02)
+    made.token(1e9)
+    made.finish("length")
+    return made
+
+
+def test_the_engine_in_figures() -> None:
+    made = metrics()
+    told = {sample.name: sample.value for family in families(made).values() for sample in family.samples}
+    expected = {
+        "answers_running": 3,
+        "answers_waiting": 5,
+        "kv_blocks": 40,
+        "kv_blocks_used": 10,
+        "kv_cache_usage": 0.25,
+        "tokens_read_total": 900,
+        "tokens_reused_total": 80,
+        "tokens_drawn_total": 600,
+        "preemptions_total": 2,
+        "forwards_total": 70,
+        "forward_seconds_total": 1.5,
+        "sampler_seconds_total": 0.25,
+    }
+    assert {name: told["nucleate_" + name] for name in expected} == expected
+    aliases = {
+        "num_requests_running": 3,
+        "num_requests_waiting": 5,
+        "kv_cache_usage_perc": 0.25,
+        "generation_tokens_total": 600,
+    }
+    assert {name: told["vllm:" + name] for name in aliases} == aliases
+
+
+def test_every_name_that_gateways_and_people_look_for_is_there_from_the_beginning() -> None:
+    names = {sample.name for family in families(metrics()).values() for sample in family.samples}
+    for histogram in ("time_to_first_token", "inter_token_latency", "e2e_request_latency"):
+        assert f"vllm:{histogram}_seconds_bucket" in names
+    assert {"vllm:prompt_tokens_total", "vllm:request_success_total", "nucleate_errors_total"} <= names
+    assert all(name.startswith(("nucleate_", "vllm:")) for name in names)
+
+
+def test_the_engine_is_asked_once_per_scrape_and_never_while_counting() -> None:
+    asked = []
+    made = Metrics("tiny", lambda: (asked.append(0), STATS)[1])
+    made.token(0.1)
+    made.request("/v1/models", 200, 0.1)
+    assert not asked
+    made.render()
+    assert len(asked) == 1
+
+
+def test_the_strict_parser_reads_the_same() -> None:
+    made = used()
+    strict = openmetrics_text(made.registry, escaping=ALLOWUTF8).decode()  # else it writes other names than the text
+    assert {family.name: family for family in read_openmetrics(strict)} == families(made)
+    samples = [sample for family in families(made).values() for sample in family.samples]
+    assert len({(sample.name, *sorted(sample.labels.items())) for sample in samples}) == len(samples)
+    for sample in samples:
+        assert value(made, sample.name, **{k: v for k, v in sample.labels.items() if k not in MODEL}) == sample.value
+
+
+def test_no_blocks_at_all() -> None:
+    made = Metrics("tiny", lambda: STATS._replace(blocks=0, blocks_used=0))
+    assert value(made, "nucleate_kv_cache_usage") == 0
+
+
+def test_counters_end_in_total_and_gauges_do_not() -> None:
+    for family in families(used()).values():
+        if family.type == "counter":
+            assert {sample.name for sample in family.samples} == {family.name + "_total"}
+        else:
+            assert family.type in {"gauge", "histogram"}
+            assert not any(sample.name.endswith("_total") for sample in family.samples)
+        assert all(sample.labels["model_name"] == "tiny" for sample in family.samples)
+        assert family.documentation
+
+
+def slow_histogram(seen: list[float]) -> dict[str, float]:
+    """What a histogram says, by definition."""
+    return {end: sum(seconds <= float(end) for seconds in seen) for end in [*map(str, BUCKETS), "+Inf"]}
+
+
+@settings(max_examples=40)
+@given(st.lists(SECONDS, max_size=20), st.sampled_from(["first_token", "token"]))
+def test_a_histogram_counts_as_the_definition_says(seen: list[float], which: str) -> None:
+    made = metrics()
+    for seconds in seen:
+        getattr(made, which)(seconds)
+    name = {"first_token": "time_to_first_token_seconds", "token": "inter_token_latency_seconds"}[which]
+    found = families(made)
+    for prefix in ("nucleate_", "vllm:"):
+        samples = found[prefix + name].samples
+        buckets = {sample.labels["le"]: sample.value for sample in samples if sample.name.endswith("_bucket")}
+        rest = {sample.name: sample.value for sample in samples if not sample.name.endswith("_bucket")}
+        assert buckets == slow_histogram(seen)
+        assert rest == {prefix + name + "_count": len(seen), prefix + name + "_sum": pytest.approx(sum(seen))}
+    other = ({"time_to_first_token_seconds", "inter_token_latency_seconds"} - {name}).pop()
+    assert value(made, f"nucleate_{other}_count") == 0
+
+
+def test_buckets_tell_a_millisecond_from_a_minute() -> None:
+    assert list(BUCKETS) == sorted(set(BUCKETS))
+    assert (BUCKETS[0], BUCKETS[-1]) == (0.001, 60)
+
+
+def test_requests_by_route_and_status() -> None:
+    made = metrics()
+    made.request("/v1/completions", 200, 0.5)
+    made.request("/v1/completions", 200, 0.7)
+    made.request("/v1/completions", 400, 0.001)
+    made.request("/v1/chat/completions", 200, 2.0)
+    made.request("/health", 200, 0.001)
+    counted = {("/v1/completions", "200"): 2, ("/v1/completions", "400"): 1, ("/health", "200"): 1}
+    for (route, status), count in counted.items():
+        assert value(made, "nucleate_requests_total", route=route, status=status) == count
+    duration = "nucleate_request_duration_seconds"
+    assert value(made, f"{duration}_count", route="/v1/completions") == 2  # not that which was refused
+    assert value(made, f"{duration}_sum", route="/v1/completions") == pytest.approx(1.2)
+    assert value(made, f"{duration}_bucket", route="/v1/completions", le="0.5") == 1
+    assert value(made, "vllm:e2e_request_latency_seconds_count") == 3  # those that make text
+    assert value(made, "vllm:e2e_request_latency_seconds_sum") == pytest.approx(3.2)
+    assert value(made, "vllm:e2e_request_latency_seconds_bucket", le="0.75") == 2
+    assert value(made, f"{duration}_count", route="/v1/completions") == 2  # a scrape changes nothing
+
+
+def test_errors_and_clients_that_left() -> None:
+    made = metrics()
+    made.request(GENERATING[0], 500, 0.1)
+    made.request(GENERATING[0], 503, 0.1, error="queue_full")
+    made.request(GENERATING[0], 200, 0.1, error="model")  # in mid-stream
+    made.request(GENERATING[0], 200, 0.1, disconnected=True)
+    made.request(GENERATING[0], 404, 0.1)
+    told = {kind: value(made, "nucleate_errors_total", kind=kind) for kind in get_args(ErrorKind)}
+    assert told == {**dict.fromkeys(get_args(ErrorKind), 0), "internal": 1, "queue_full": 1, "model": 1}
+    assert value(made, "nucleate_disconnects_total") == 1
+    assert value(made, "nucleate_request_duration_seconds_count", route=GENERATING[0]) is None
+    assert value(made, "nucleate_requests_total", route=GENERATING[0], status="200") == 2
+
+
+def test_prompts_and_answers() -> None:
+    made = metrics()
+    made.prompt(7)
+    made.prompt(5)
+    for reason in ("stop", "stop", "length", "error"):
+        made.finish(reason)  # type: ignore[arg-type]
+    for name in ("nucleate_prompt_tokens_total", "vllm:prompt_tokens_total"):
+        assert value(made, name) == 12
+    told = {reason: value(made, "nucleate_answers_finished_total", finish_reason=reason) for reason in REASONS}
+    assert told == {"stop": 2, "length": 1, "abort": 0, "error": 1}
+    alias = {reason: value(made, "vllm:request_success_total", finished_reason=reason) for reason in REASONS}
+    assert alias == {"stop": 2, "length": 1, "abort": 0, "error": None}
+
+
+REASONS = get_args(FinishReason)
+
+
+@settings(max_examples=30)
+@given(st.lists(st.text(max_size=20), max_size=50))
+def test_clients_cannot_make_up_labels(paths: list[str]) -> None:
+    made = metrics()
+    for path in [*paths, "/v1/models/", "//v1/models", "/v1/models?x", "/V1/models"]:
+        made.request(path, 404, 0.1)
+        made.request(path, 200, 0.1)
+    routes = {s.labels["route"] for f in families(made).values() for s in f.samples if "route" in s.labels}
+    assert routes <= {*ROUTES, OTHER}
+    assert value(made, "nucleate_requests_total", route=OTHER, status="404") >= 4
+
+
+def test_a_server_may_have_other_routes() -> None:
+    made = metrics(routes=["/mine"])
+    made.request("/mine", 200, 0.1)
+    made.request("/v1/models", 200, 0.1)
+    assert value(made, "nucleate_requests_total", route="/mine", status="200") == 1
+    assert value(made, "nucleate_requests_total", route=OTHER, status="200") == 1
+
+
+@pytest.mark.parametrize("name", ['a"b', "a\\n", "a\nb 1", 'x"} 1\nforged 2', "\u00e9\u2028\r", "", "\udc80"])
+def test_any_model_name_is_a_label(name: str) -> None:
+    made = Metrics(name, lambda: STATS)
+    text = made.render()[0].decode()
+    names = {s.labels["model_name"] for f in read_text(text) for s in f.samples}
+    assert names == {name.encode(errors="backslashreplace").decode()}
+    assert "\nforged" not in text
+
+
+def test_servers_of_one_process_know_nothing_of_each_other() -> None:
+    before = prometheus_client.generate_latest()
+    one, two = metrics(), metrics()
+    one.token(0.1)
+    assert value(one, "nucleate_inter_token_latency_seconds_count") == 1
+    assert value(two, "nucleate_inter_token_latency_seconds_count") == 0
+    assert b"nucleate" not in before + prometheus_client.generate_latest()
+
+
+def test_a_token_costs_less_than_the_library_would() -> None:
+    own = metrics()
+    labels = {"name": "x", "documentation": "x", "labelnames": ["model_name"]}
+    theirs = prometheus_client.Histogram(**labels, buckets=BUCKETS, registry=prometheus_client.CollectorRegistry())
+
+    def cost(observe: Callable[[float], None]) -> float:
+        start = time.perf_counter()
+        for _ in range(5000):
+            observe(0.0123)
+        return time.perf_counter() - start
+
+    child = theirs.labels("tiny")
+    costs = [(cost(own.token), cost(child.observe)) for _ in range(10)]
+    assert min(one for one, _ in costs) < 0.7 * min(other for _, other in costs)

@@ -1,0 +1,482 @@
+"""The OpenAPI document: it is one, it has every field, and what it says of a value is what happens to the value."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from itertools import product
+from math import inf, nextafter
+from typing import Any
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+import nucleate as nc
+from nucleate.core.parameter import ParameterError
+from nucleate.params import FIELDS
+from nucleate.presets import WANTED
+from nucleate.server.limits import EACH, NUMBERS, Limits
+from nucleate.server.openapi import document
+from nucleate.server.wire.chunks import ChatChunks, CompletionChunks
+from nucleate.server.wire.requests import CHAT, COMPLETIONS, Endpoint, read_body
+from nucleate.server.wire.responses import Head, chat_body, completion_body, error_body
+from nucleate.server.wire.tokens import DETOKENIZE, TOKENIZE, read_detokenize, read_tokenize
+
+jsonschema = pytest.importorskip("jsonschema")
+
+LIMITS = Limits(
+    **dict.fromkeys(
+        ["max_stops", "max_patterns", "max_logit_bias", "max_breakers", "max_logprob_ids", "max_listed"], 3
+    ),
+    **dict.fromkeys(["max_stop_characters", "max_pattern_characters", "max_listed_characters"], 6),
+    **dict.fromkeys(["max_logprobs", "max_prompt_logprobs", "max_n", "max_prompts", "max_messages"], 4),
+    max_tokens=100,
+    max_prompt_tokens=5,
+)
+DOCUMENT = document("tiny", "1.2.3", LIMITS)
+SCHEMAS = DOCUMENT["components"]["schemas"]
+REQUESTS = {"CompletionRequest": COMPLETIONS, "ChatRequest": CHAT}
+DEFAULTS = nc.SamplingParams()
+HELLO = [{"role": "user", "content": "Hello"}]
+KINDS = pytest.mark.parametrize("kind", REQUESTS.values(), ids=lambda kind: kind.url)
+LARGEST = sys.float_info.max
+
+
+def valid(schema: Any, value: Any) -> bool:
+    return bool(jsonschema.Draft202012Validator(schema).is_valid(value))
+
+
+def conforms(name: str, value: Any) -> None:
+    rooted = {"$ref": f"#/components/schemas/{name}", "components": DOCUMENT["components"]}
+    jsonschema.Draft202012Validator(rooted).validate(json.loads(json.dumps(value, allow_nan=False)))
+
+
+def schema_of(kind: Endpoint) -> Any:
+    return next(SCHEMAS[name] for name, one in REQUESTS.items() if one is kind)
+
+
+@pytest.mark.parametrize("keys", [False, True])
+@pytest.mark.parametrize("limits", [LIMITS, Limits(), Limits(max_stops=0, max_logprobs=0, max_prompt_tokens=5)])
+def test_it_is_valid(limits: Limits, keys: bool) -> None:
+    validator = pytest.importorskip("openapi_spec_validator")
+    made = document("tiny", "1.2.3", limits, keys=keys)
+    assert json.loads(json.dumps(made, allow_nan=False)) == made
+    validator.validate(made)
+    for schema in made["components"]["schemas"].values():
+        jsonschema.Draft202012Validator.check_schema(schema)
+
+
+def test_every_route_says_what_it_answers() -> None:
+    made = document("tiny", "1.2.3", LIMITS, keys=True)
+    answers = {
+        f"{method} {path}": sorted(operation["responses"])
+        for path, methods in made["paths"].items()
+        for method, operation in methods.items()
+    }
+    plain = ["200", "401", "500"]
+    body = ["200", "400", "401", "404", "408", "413", "415", "500", "503", "504"]
+    assert answers == {
+        **dict.fromkeys(
+            ["post /v1/completions", "post /v1/chat/completions", "post /tokenize", "post /detokenize"], body
+        ),
+        **{f"get {path}": plain for path in ("/v1/models", "/tokenizer_info", "/version", "/metrics", "/openapi.json")},
+        "get /v1/models/{model}": ["200", "401", "404", "500"],
+        "get /health": ["200", "500", "503"],
+    }
+    operations = [operation for methods in made["paths"].values() for operation in methods.values()]
+    assert len({operation["operationId"] for operation in operations}) == len(operations) == 11
+
+
+def test_a_key_is_asked_for_where_there_are_keys() -> None:
+    open_, closed = (document("tiny", "1.2.3", LIMITS, keys=keys) for keys in (False, True))
+    assert closed["security"] == [{"key": []}]
+    assert closed["components"]["securitySchemes"]["key"] == {"type": "http", "scheme": "bearer"}
+    assert closed["paths"]["/health"]["get"]["security"] == []
+    assert "security" not in closed["paths"]["/version"]["get"]
+    assert "security" not in open_
+    assert not any("401" in one["responses"] for methods in open_["paths"].values() for one in methods.values())
+    for headers, status in {
+        ("Retry-After", "X-Request-Id"): "503",
+        ("WWW-Authenticate", "X-Request-Id"): "401",
+    }.items():
+        assert sorted(closed["components"]["responses"][f"Error{status}"]["headers"]) == sorted(headers)
+
+
+def test_streams_are_events() -> None:
+    for path in (COMPLETIONS.url, CHAT.url):
+        assert [*DOCUMENT["paths"][path]["post"]["responses"]["200"]["content"]] == [
+            "application/json",
+            "text/event-stream",
+        ]
+
+
+def test_the_model_is_named() -> None:
+    assert DOCUMENT["info"]["version"] == "1.2.3"
+    for name in (*REQUESTS, "TokenizeRequest", "DetokenizeRequest"):
+        assert SCHEMAS[name]["properties"]["model"]["examples"] == ["tiny"]
+
+
+@KINDS
+def test_every_field_is_there_and_no_other(kind: Endpoint) -> None:
+    schema = schema_of(kind)
+    assert schema["properties"].keys() == kind.known
+    assert schema["required"] == [*kind.subject]
+    assert schema["additionalProperties"] is False
+    for name, field in schema["properties"].items():
+        assert field.get("description") or name == "messages", name
+        assert "default" not in field or valid(field, field["default"]), name
+        assert valid(field, None) is (name not in kind.subject), name
+
+
+@KINDS
+def test_every_parameter_has_its_range_its_help_and_its_default(kind: Endpoint) -> None:
+    for name, field in FIELDS.items():
+        schema = schema_of(kind)["properties"][name]
+        if name == "logprobs" and kind is CHAT:
+            assert schema["type"] == ["boolean", "null"]
+            continue
+        assert field.help in schema["description"]
+        if name == "max_tokens":
+            assert schema["default"] == {COMPLETIONS: 16, CHAT: 100}[kind]
+        else:
+            assert schema["default"] == json.loads(json.dumps(field.default, default=dict))
+        if field.kind in ("float", "int") and not field.off:
+            low = 0 if name == "max_tokens" and kind is COMPLETIONS else field.low
+            assert schema["exclusiveMinimum" if field.open_low else "minimum"] == low
+            tightened = LIMITS.most(name) if name in NUMBERS else None
+            assert schema.get("maximum") == (tightened or field.high or (LARGEST if field.kind == "float" else None))
+
+
+URLS = (COMPLETIONS.url, CHAT.url)
+# What makes a value of a field possible that is not possible alone.
+WITH: Mapping[tuple[str, str], Mapping[str, Any]] = {
+    (COMPLETIONS.url, "max_tokens"): {"echo": True},
+    (COMPLETIONS.url, "min_tokens"): {"max_tokens": 100},
+    (COMPLETIONS.url, "n"): {"best_of": 4},
+    (CHAT.url, "top_logprobs"): {"logprobs": True},
+    **{(url, "stream_options"): {"stream": True} for url in URLS},
+    **{(url, "dynamic_temperature_low"): {"dynamic_temperature_high": LARGEST} for url in URLS},
+    **{(url, "dynamic_temperature_high"): {"dynamic_temperature_low": 0.0} for url in URLS},
+}
+
+
+def accepted(kind: Endpoint, field: str, value: Any) -> ParameterError | None:
+    """What the server says to a value: nothing, or why not."""
+    body = {"messages": HELLO} if kind is CHAT else {"prompt": "Hello"}
+    body = {**body, **({} if value is None else WITH.get((kind.url, field), {})), field: value}
+    try:
+        LIMITS.check_body(body, 10**6)
+        asked = read_body(LIMITS.endpoint(kind), body, DEFAULTS)
+        LIMITS.check(asked, 10**6)
+        LIMITS.check_prompts([prompt for prompt in asked.prompts if not isinstance(prompt, str)])
+    except ParameterError as error:
+        return error
+    return None
+
+
+def whole_floats(value: Any) -> bool:
+    """Whether a float is in it that JSON Schema takes for an integer."""
+    if isinstance(value, float):
+        return value.is_integer()
+    if isinstance(value, dict):
+        return any(map(whole_floats, value.values()))
+    return isinstance(value, list) and any(map(whole_floats, value))
+
+
+def beyond_schemas(field: str, value: Any) -> bool:
+    """Whether what the server says of a value is among what no schema says."""
+    if field == "prompt" and isinstance(value, list):
+        return any(
+            isinstance(item, int) and item < 0 for one in value for item in (one if isinstance(one, list) else [one])
+        )
+    if field == "logit_bias" and isinstance(value, dict):
+        return any(
+            key.endswith("\n") or len(key) > 20 or str(int(key)) != key for key in value if key.strip().isdecimal()
+        )
+    if field == "min_tokens" and isinstance(value, int):
+        return value > 100
+    if field == "messages" and isinstance(value, list):
+        contents = [message.get("content") for message in value if isinstance(message, dict)]
+        return sum(len(content) for content in contents if isinstance(content, list)) > LIMITS.max_messages
+    if field == "chat_template_kwargs":
+        return isinstance(value, dict)
+    if isinstance(value, list) and field not in EACH:  # characters of all entries together
+        return sum(len(item) for item in value if isinstance(item, str | list)) > 6
+    return False
+
+
+def agree(kind: Endpoint, field: str, value: Any) -> None:
+    value = json.loads(json.dumps(value))
+    if field in kind.subject and value is None:
+        return
+    says = valid(schema_of(kind)["properties"][field], value)
+    why = accepted(kind, field, value)
+    number = FIELDS[field].kind if field in FIELDS else ""
+    if says is (why is None) or beyond_schemas(field, value) or ("float" not in number and whole_floats(value)):
+        return
+    raise AssertionError(f"{field}={value!r:.200}: the schema says {says}, the server {why!r:.200}")
+
+
+def edges(field: str) -> list[Any]:
+    """Numbers at the ends of the range of a field, and at those of all ranges."""
+    near: set[float] = {
+        0,
+        1,
+        -1,
+        2**31 - 1,
+        2**31,
+        2**53,
+        2**63,
+        2**64 - 1,
+        2**64,
+        10**30,
+        0.5,
+        LARGEST,
+        -LARGEST,
+        5e-324,
+    }
+    parameter = FIELDS.get(field)
+    ends = [] if parameter is None else [parameter.low, parameter.high, *parameter.off, parameter.default]
+    ends += [LIMITS.most(field), LIMITS.max_n]
+    for end in (end for end in ends if isinstance(end, int | float) and not isinstance(end, bool)):
+        near |= {end, end - 1, end + 1}
+        if abs(end) < 2**53:
+            near |= {int(end), nextafter(end, inf), nextafter(end, -inf), float(end)}
+    return [*near, True, False, None, 10**400, -(10**400)]
+
+
+TEXTS = [
+    "",
+    "a",
+    "abcdef",
+    "abcdefg",
+    "ä" * 6,
+    "\N{GRINNING FACE}" * 6,
+    "canonical",
+    "gumbel",
+    "raw",
+    "none",
+    "text",
+    "5",
+]
+LISTS: list[Any] = [
+    [],
+    *(
+        [item] * size
+        for item, size in product(["a", "", "abc", 1, -1, 0, True, None, 2**70, 0.5, [1], [], ["a"]], [1, 3, 4, 5])
+    ),
+    *([1] * size for size in (6, 7)),
+    *([[1] * size] for size in (6, 7)),
+    *([text] for text in TEXTS),
+    ["a", [1]],
+    ["a", 1],
+    [1, "a"],
+    ["top_p"],
+    ["top_p", "top_p"],
+    [*WANTED],
+    [*reversed(WANTED)],
+    [*WANTED, "top_p"],
+    ["gumbel"],
+    ["mask"],
+    ["canonical"],
+]
+OBJECTS: list[Any] = [
+    {},
+    *(
+        {key: value}
+        for key, value in product(
+            ["0", "5", "-1", "+1", "1.0", "", "a", " 1", "1_0"], [0, 1.5, -1e308, None, "1", True, 10**400]
+        )
+    ),
+    *({str(key): 1.0 for key in range(size)} for size in (3, 4)),
+    *({"include_usage": value} for value in (True, False, None, 1, 0)),
+    {"include_obfuscation": False},
+    {"include_usage": True, "include_other": True},
+    {"type": "text"},
+    {"type": "json_object"},
+    {"type": "text", "more": 1},
+]
+PART = {"type": "text", "text": "a"}
+MESSAGES: list[Any] = [
+    [{**message}] * size
+    for size in (1, 4, 5)
+    for message in [
+        {"role": "user", "content": "a"},
+        {"role": "user", "content": ""},
+        {"role": "", "content": "a"},
+        {"role": None, "content": "a"},
+        {"role": "user"},
+        {"content": "a"},
+        {"role": "user", "content": None},
+        {"role": "user", "content": []},
+        {"role": "user", "content": [PART]},
+        {"role": "user", "content": [{**PART, "more": 1}]},
+        {"role": "user", "content": [{"type": "image_url", "text": "a"}]},
+        {"role": "user", "content": [{"type": "text"}]},
+        {"role": "user", "content": "a", "name": "b"},
+        {"role": "user", "content": "a", "name": None},
+        {"role": "user", "content": "a", "name": ""},
+        {"role": "user", "content": "a", "tool_calls": []},
+        {"role": "user", "content": "a", "tool_calls": [1]},
+        {"role": "user", "content": "a", "refusal": None, "audio": "", "annotations": []},
+        {"role": "user", "content": "a", "refusal": False},
+        {"role": "user", "content": "a", "tool_call_id": "x"},
+        {"role": "user", "content": "a", "more": 1},
+    ]
+]
+EVERYWHERE = [(kind, field) for kind in REQUESTS.values() for field in sorted(kind.known)]
+FIELD = pytest.mark.parametrize(
+    ("kind", "field"), EVERYWHERE, ids=[f"{kind.subject[0]}-{field}" for kind, field in EVERYWHERE]
+)
+
+
+@FIELD
+def test_schema_and_server_agree_at_the_edges(kind: Endpoint, field: str) -> None:
+    for value in (*edges(field), *TEXTS, *LISTS, *OBJECTS, *MESSAGES):
+        agree(kind, field, value)
+
+
+SCALARS = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.integers(-3, 9) | st.text(max_size=8)
+NUMBERS_ = st.floats(allow_nan=False, allow_infinity=False) | st.floats(-3, 3)
+VALUES = st.recursive(
+    SCALARS | NUMBERS_ | st.sampled_from(TEXTS),
+    lambda inner: (
+        st.lists(inner, max_size=5)
+        | st.dictionaries(st.text(max_size=3) | st.integers(0, 99).map(str), inner, max_size=5)
+    ),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=4000, deadline=None)
+@given(where=st.sampled_from(EVERYWHERE), value=VALUES | NUMBERS_)
+def test_schema_and_server_agree(where: tuple[Endpoint, str], value: Any) -> None:
+    assume(not (isinstance(value, dict) and any(key.isdigit() and not key.isascii() for key in value)))
+    agree(*where, value)
+
+
+def test_what_no_schema_says_is_refused_all_the_same() -> None:
+    for field in ("stop", "bad_words", "dry_sequence_breakers"):
+        error = accepted(COMPLETIONS, field, ["abcd", "abc"])
+        assert error is not None
+        assert "7 characters" in str(error)
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    fields=st.dictionaries(
+        st.sampled_from(sorted(TOKENIZE | DETOKENIZE)),
+        VALUES | st.just(HELLO) | st.lists(st.integers(0, 9), max_size=4) | st.sampled_from([{}, {"a": 1}]),
+        max_size=3,
+    )
+)
+def test_schema_and_server_agree_on_tokens(fields: dict[str, Any]) -> None:
+    for name, read in {"TokenizeRequest": read_tokenize, "DetokenizeRequest": read_detokenize}.items():
+        try:
+            read(fields)
+        except ParameterError as error:
+            why: ParameterError | None = error
+        else:
+            why = None
+        beyond = bool(fields.get("chat_template_kwargs")) or whole_floats([*fields.values()])
+        assert valid(SCHEMAS[name], fields) is (why is None) or beyond, why
+
+
+@pytest.mark.parametrize("prompt", [{}, {"prompt": None}, {"prompt": "a"}, {"prompt": ""}, {"prompt": [1]}], ids=str)
+@pytest.mark.parametrize("messages", [{}, {"messages": None}, {"messages": HELLO}, {"messages": []}], ids=str)
+@pytest.mark.parametrize("template", [{}, {"chat_template_kwargs": None}, {"chat_template_kwargs": {}}], ids=str)
+def test_a_text_or_a_conversation_is_tokenized(prompt: Any, messages: Any, template: Any) -> None:
+    body = {**prompt, **messages, **template}
+    try:
+        read_tokenize(body)
+    except ParameterError:
+        refused = True
+    else:
+        refused = False
+    assert valid(SCHEMAS["TokenizeRequest"], body) is not refused
+
+
+@pytest.mark.parametrize(("name", "known"), [("TokenizeRequest", TOKENIZE), ("DetokenizeRequest", DETOKENIZE)])
+def test_bodies_about_tokens_have_every_field(name: str, known: frozenset[str]) -> None:
+    assert SCHEMAS[name]["properties"].keys() == known
+
+
+@pytest.fixture(scope="module")
+def llm() -> nc.LLM:
+    return nc.LLM()
+
+
+HEAD = Head("x-1", 1_700_000_000, "tiny")
+ASKED: list[dict[str, Any]] = [
+    {},
+    {"n": 2, "stop": ["the"], "seed": 2**64 - 1},
+    {"stop_token_ids": [*range(2000)], "min_tokens": 2},
+    {"logprobs": 2, "allowed_token_ids": [300, 301], "logprob_token_ids": [5]},
+    {"logprobs": 0, "prompt_logprobs": 1, "n": 2},
+    {"prompt_logprobs": 0, "logprob_token_ids": [5]},
+    {"max_tokens": 1, "ignore_eos": True},
+    {"echo": True, "logprobs": 2, "logprob_token_ids": [7]},
+    {"echo": True, "logprobs": 1, "max_tokens": 0},
+    {"best_of": 3, "n": 2},
+    {"best_of": 3, "echo": True},
+]
+
+
+@KINDS
+@pytest.mark.parametrize("fields", ASKED, ids=str)
+def test_answers_are_what_the_document_says(llm: nc.LLM, kind: Endpoint, fields: dict[str, Any]) -> None:
+    if kind is CHAT and not fields.keys().isdisjoint({"echo", "best_of"}):
+        return
+    told = {"max_tokens": 6, "seed": 1, **fields}
+    if kind is CHAT:
+        top = told.pop("logprobs", None)
+        told |= {} if top is None else {"logprobs": True, "top_logprobs": top}
+    body = {**({"messages": HELLO} if kind is CHAT else {"prompt": ["Once upon a time", "The"]}), **told}
+    asked = read_body(kind, body, llm.default_params)
+    prompts = ["Hello"] if kind is CHAT else [*asked.prompts]
+    ids = [llm.encode(prompt) for prompt in prompts]
+    completions = llm.generate(ids, asked.to_run)
+    streams = (
+        [[piece] for one in ids for piece in llm.stream(one, asked.to_run)] if asked.best_of == asked.params.n else []
+    )
+    if kind is CHAT:
+        conforms("ChatCompletion", chat_body(HEAD, asked, completions[0], llm.tokenizer))
+    else:
+        conforms("Completion", completion_body(HEAD, asked, completions, llm.tokenizer))
+    assert streams or asked.best_of > asked.params.n
+    told_schema, maker = ("ChatChunk", ChatChunks) if kind is CHAT else ("CompletionChunk", CompletionChunks)
+    for include_usage in (False, True):
+        if not streams:
+            break
+        streamed = read_body(
+            kind, {**body, "stream": True, "stream_options": {"include_usage": include_usage}}, llm.default_params
+        )
+        chunks = maker(HEAD, streamed, ids, llm.tokenizer)
+        frames = b"".join(
+            chunks.pieces(place, [piece]) for place, one in enumerate(ids) for piece in llm.stream(one, streamed.to_run)
+        )
+        frames += chunks.end(completions[0].usage)
+        *events, done, rest = frames.split(b"\n\n")
+        assert (done, rest) == (b"data: [DONE]", b"")
+        assert len(events) > 1
+        for event in events:
+            conforms(told_schema, json.loads(event.removeprefix(b"data: ")))
+
+
+def test_other_answers_are_what_the_document_says() -> None:
+    conforms("Error", error_body("what"))
+    conforms("Error", error_body("what", "top_p", "code", "server_error"))
+    model = {"id": "tiny", "object": "model", "created": 1, "owned_by": "nucleate", "max_model_len": 1024}
+    conforms("Model", model)
+    conforms("Models", {"object": "list", "data": [model]})
+    conforms("Tokens", {"count": 1, "max_model_len": 5, "tokens": [1]})
+    conforms("Tokens", {"count": 1, "max_model_len": 5, "tokens": [1], "token_strs": ["a"]})
+    conforms("Text", {"prompt": "a"})
+    conforms("Health", {"status": "ok"})
+    conforms("Version", {"version": "1.2.3"})
+    conforms("Document", DOCUMENT)
+    for wrong in ({"error": {"message": "what"}}, {"error": "what"}, {"message": "what"}, {}):
+        with pytest.raises(jsonschema.ValidationError):
+            conforms("Error", wrong)

@@ -1,0 +1,332 @@
+"""What the wire tells of answers: bodies as OpenAI has them, with and without the prompt."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import nucleate as nc
+from nucleate.core.event import Completion, FinishReason, Output, StepLogprobs, TokenLogprob, Usage
+from nucleate.server.wire.requests import CHAT, COMPLETIONS, Asked, read_body
+from nucleate.server.wire.responses import Head, chat_body, chosen, completion_body, failure, failure_message
+
+HEAD = Head("x-1", 1700000000, "tiny")
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+def asked(*prompts: Any, **fields: Any) -> Asked:
+    """What a body with these fields asks for: completions of prompts, or an answer to a conversation."""
+    if prompts:
+        return read_body(COMPLETIONS, {"prompt": prompts[0] if len(prompts) == 1 else prompts, **fields}, ANY)
+    logprobs = {"logprobs": True, "top_logprobs": fields.pop("logprobs")} if "logprobs" in fields else {}
+    return read_body(CHAT, {"messages": HELLO, **logprobs, **fields}, ANY)
+
+
+ANY = nc.SamplingParams()
+TOLD = asked("Once", logprobs=1)
+
+
+def told(token: int, logprob: float = -1.0, rank: int | None = 1) -> TokenLogprob:
+    return TokenLogprob(token, logprob, rank)
+
+
+def completion(llm: nc.LLM, ids: list[int], prompt: str = "Once", steps: bool = True, **changes: Any) -> Completion:
+    """A completion as if the model had said these tokens."""
+    prompt_ids = llm.encode(prompt)
+    text = llm.tokenizer.decode(prompt_ids + ids)[len(prompt) :]
+    logprobs = tuple(StepLogprobs(told(token), (told(token), told(0, -2.0, 2)), ()) for token in ids) if steps else None
+    output = Output(**{**dict(index=0, text=text, token_ids=tuple(ids), finish_reason="stop", stop_reason=None, seed=7,
+                              logprobs=logprobs), **changes})  # fmt: skip
+    return Completion(tuple(prompt_ids), (output,), Usage(len(prompt_ids), len(ids)))
+
+
+def test_a_completion_as_openai_has_it(llm: nc.LLM) -> None:
+    request = asked("The fox", "A", n=2, seed=1, max_tokens=5)
+    first, second = llm.generate(list(request.prompts), request.to_run)
+    made = completion_body(HEAD, request, [first, second], llm.tokenizer)
+    assert {**made, "choices": 0} == {
+        "id": "x-1",
+        "object": "text_completion",
+        "created": 1700000000,
+        "model": "tiny",
+        "choices": 0,
+        "usage": {"prompt_tokens": 5, "completion_tokens": 20, "total_tokens": 25},
+    }
+    assert [choice["index"] for choice in made["choices"]] == [0, 1, 2, 3]
+    assert [choice["seed"] for choice in made["choices"]] == [1, 2, 1, 2]
+    outputs = (*first.outputs, *second.outputs)
+    assert [choice["text"] for choice in made["choices"]] == [output.text for output in outputs]
+    assert made["choices"][3] == {
+        "index": 3,
+        "text": second.outputs[1].text,
+        "logprobs": None,
+        "finish_reason": "length",
+        "stop_reason": None,
+        "seed": 2,
+        "token_ids": list(second.outputs[1].token_ids),
+    }
+
+
+def test_a_chat_completion_as_openai_has_it(llm: nc.LLM) -> None:
+    request = asked(n=2, seed=1, max_tokens=3, logprobs=2, logprob_token_ids=[5])
+    answer = llm.chat(HELLO, request.to_run)
+    made = chat_body(HEAD, request, answer, llm.tokenizer)
+    assert made["object"] == "chat.completion"
+    choice = made["choices"][1]
+    assert choice["message"] == {"role": "assistant", "content": answer.outputs[1].text, "refusal": None}
+    assert choice["logprobs"]["refusal"] is None
+    assert len(choice["logprobs"]["content"]) == 3
+    for entry, token in zip(choice["logprobs"]["content"], answer.outputs[1].token_ids, strict=True):
+        assert set(entry) == {"token", "logprob", "bytes", "token_id", "rank", "top_logprobs", "asked_logprobs"}
+        assert (entry["token_id"], bytes(entry["bytes"]).decode()) == (token, entry["token"])
+        assert [one["rank"] for one in entry["top_logprobs"]] == [1, 2]
+        assert [one["token_id"] for one in entry["asked_logprobs"]] == [5]
+    assert "".join(entry["token"] for entry in choice["logprobs"]["content"]) == answer.outputs[1].text
+    assert json.dumps(made, allow_nan=False)
+
+
+def test_logprobs_of_the_prompt_come_with_its_first_answer(llm: nc.LLM) -> None:
+    request = asked("The fox", "A dog", n=2, max_tokens=1, prompt_logprobs=1)
+    answers = llm.generate(list(request.prompts), request.to_run)
+    choices = completion_body(HEAD, request, answers, llm.tokenizer)["choices"]
+    assert [choice.get("prompt_logprobs") is not None for choice in choices] == [True, False, True, False]
+    first, second, _ = choices[0]["prompt_logprobs"]
+    assert first is None
+    assert second["token_id"] == answers[0].prompt_token_ids[1]
+    assert "prompt_logprobs" in chat_body(HEAD, request, answers[0], llm.tokenizer)["choices"][0]
+
+
+@pytest.mark.parametrize("text", [" a fox.", " 🦊🥁 né", "日本語", "a", ""])
+def test_offsets_of_tokens_are_those_of_their_text(llm: nc.LLM, text: str) -> None:
+    ids = llm.tokenizer.encode(text, add_special_tokens=False)
+    made = completion_body(HEAD, TOLD, [completion(llm, ids)], llm.tokenizer)["choices"][0]
+    assert made["text"] == text
+    whole = [len(llm.tokenizer.decode(ids[:place]).rstrip("\ufffd")) for place in range(len(ids))]
+    assert made["logprobs"]["text_offset"] == whole
+    said = [name.removeprefix("bytes:") for name in made["logprobs"]["tokens"]]
+    data = b"".join(
+        bytes.fromhex(name.replace("\\x", "")) if name.startswith("\\x") else name.encode() for name in said
+    )
+    assert data.decode() == text
+
+
+def test_offsets_stay_in_a_text_that_was_cut(llm: nc.LLM) -> None:
+    ids = llm.tokenizer.encode(" the fox and the drum", add_special_tokens=False)
+    made = completion_body(HEAD, TOLD, [completion(llm, ids, text=" the")], llm.tokenizer)["choices"][0]
+    assert made["logprobs"]["text_offset"] == [0] + [4] * (len(ids) - 1)
+
+
+def test_what_json_cannot_write_is_openais_number(llm: nc.LLM) -> None:
+    steps = (StepLogprobs(told(70, -math.inf, None), (told(71), told(70, -math.inf, None)), (told(3, -math.inf),)),)
+    answer = completion(llm, [70], logprobs=steps)
+    told_too = asked("Once", logprobs=1, logprob_token_ids=[3])
+    chat = chat_body(HEAD, told_too, answer, llm.tokenizer)["choices"][0]["logprobs"]["content"][0]
+    assert (chat["logprob"], chat["rank"], chat["top_logprobs"][1]["logprob"]) == (-9999.0, None, -9999.0)
+    legacy = completion_body(HEAD, told_too, [answer], llm.tokenizer)["choices"][0]["logprobs"]
+    assert legacy["token_logprobs"] == [-9999.0]
+    assert sorted(legacy["top_logprobs"][0].values()) == [-9999.0, -1.0]
+    assert legacy["asked_logprobs"][0][0]["logprob"] == -9999.0
+    assert json.dumps([chat, legacy], allow_nan=False)
+
+
+def test_ids_without_a_token_have_no_text(llm: nc.LLM) -> None:
+    size = llm.tokenizer.vocab_size
+    tokenizer = type(llm.tokenizer)(llm.folder, padded_size=size + 8)
+    answer = Output(0, "", (size + 1,), "length", None, 1, (StepLogprobs(told(size + 1), (), ()),))
+    made = chat_body(HEAD, TOLD, Completion((1,), (answer,), Usage(1, 1)), tokenizer)
+    assert made["choices"][0]["logprobs"]["content"][0]["bytes"] == []
+    completion_body(HEAD, TOLD, [Completion((1,), (answer,), Usage(1, 1))], tokenizer)
+
+
+def echoed(llm: nc.LLM, prompt: Any, **fields: Any) -> tuple[Completion, dict[str, Any]]:
+    """An answer with its prompt: what was made, and its first choice."""
+    request = asked(prompt, echo=True, seed=1, **fields)
+    ids = llm.encode(prompt)
+    completions = llm.generate([ids], request.to_run)
+    return completions[0], completion_body(HEAD, request, completions, llm.tokenizer)["choices"][0]
+
+
+PROMPTS = ["The fox", "x", "The 🦊 né", "<|user|>Hi<|end|>", "a<|endoftext|>b"]
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_a_prompt_is_shown_as_it_came(llm: nc.LLM, prompt: str) -> None:
+    answer, choice = echoed(llm, prompt, max_tokens=4)
+    assert choice["text"] == prompt + answer.text
+    assert choice["logprobs"] is None
+    assert "prompt_logprobs" not in choice
+    assert choice["token_ids"] == list(answer.outputs[0].token_ids)
+    ids = llm.encode(prompt)
+    shown = llm.tokenizer.decode(ids)  # without special tokens
+    answer, choice = echoed(llm, ids, max_tokens=4)
+    assert choice["text"] == shown + answer.text
+    answer, choice = echoed(llm, ids, max_tokens=4, skip_special_tokens=False)
+    assert choice["text"] == "<|endoftext|>" + prompt + answer.text
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+@pytest.mark.parametrize("silent", [False, True])
+@pytest.mark.parametrize("form", ["text", "text in full", "ids", "ids in full"])
+def test_logprobs_of_a_prompt_that_is_shown(llm: nc.LLM, prompt: str, silent: bool, form: str) -> None:
+    size, full, ids = 0 if silent else 3, form.endswith("full"), llm.encode(prompt)
+    answer, choice = echoed(
+        llm, prompt if "text" in form else ids, max_tokens=size, logprobs=2, skip_special_tokens=not full
+    )
+    told, own = choice["logprobs"], answer.outputs[0].token_ids[:size]
+    assert [len(column) for column in told.values()] == [len(ids) + size] * 4
+    assert (told["token_logprobs"][0], told["top_logprobs"][0]) == (None, None)
+    steps = [*answer.prompt_logprobs[1:], *answer.outputs[0].logprobs[:size]]
+    assert told["token_logprobs"][1:] == [step.chosen.logprob for step in steps]
+    for step, top in zip(steps, told["top_logprobs"][1:], strict=True):
+        assert sorted(top.values()) == sorted({step.chosen.logprob, *(one.logprob for one in step.top)})
+        assert len(top) in (2, 3)
+    # a text has no sign of what the tokenizer put before it
+    counts = {"text": [False] + [True] * (len(ids) - 1), "ids": [token > 4 for token in ids]}
+    counts |= {"text in full": counts["text"], "ids in full": [True] * len(ids)}
+
+    def before(place: int) -> str:
+        own = [token for token, there in zip(ids[:place], counts[form], strict=False) if there]
+        return llm.tokenizer.decode(own, skip_special_tokens=False).rstrip("\ufffd")
+
+    assert told["text_offset"][: len(ids)] == [len(before(place)) for place in range(len(ids))]
+    assert choice["text"] == before(len(ids)) + ("" if silent else answer.text)
+    assert told["text_offset"][len(ids) :][:1] == [len(before(len(ids)))] * (not silent)
+    assert told["tokens"][1:2] == [llm.tokenizer.decode(ids[1:2], skip_special_tokens=False)]
+    assert choice["token_ids"] == list(own)
+    assert "prompt_logprobs" not in choice
+
+
+def test_a_character_that_prompt_and_answer_share_is_there_once(llm: nc.LLM) -> None:
+    ids = llm.encode("A🦊")
+    request = asked(ids[:-1], echo=True, logprobs=0)
+    output = Output(0, "🦊", (ids[-1],), "stop", None, 1, (StepLogprobs(told(ids[-1]), (), ()),))
+    made = completion_body(HEAD, request, [Completion(tuple(ids[:-1]), (output,), Usage(5, 1))], llm.tokenizer)
+    assert made["choices"][0]["text"] == "A🦊"
+    assert made["choices"][0]["logprobs"]["text_offset"] == [0, 0, 1, 1, 1, 1]
+    silent = asked(ids[:-1], echo=True, max_tokens=0)
+    made = completion_body(HEAD, silent, [Completion(tuple(ids[:-1]), (output,), Usage(5, 1))], llm.tokenizer)
+    assert made["choices"][0]["text"] == "A\ufffd"
+
+
+def test_a_special_token_that_is_left_out_is_not_taken_for_its_spelling(llm: nc.LLM) -> None:
+    spelled = [token for part in ("<|", "user", "|>") for token in llm.tokenizer.encode(part, add_special_tokens=False)]
+    ids = [2, *spelled, 399]
+    output = Output(0, "", (), "abort", None, 7)
+    body = completion_body(
+        HEAD, asked(ids, echo=True, logprobs=0), [Completion(tuple(ids), (output,), Usage(9, 0))], llm.tokenizer
+    )
+    (choice,) = body["choices"]
+    assert (choice["text"], choice["logprobs"]["text_offset"][:2]) == ("<|user|>The", [0, 0])
+    assert choice["logprobs"]["text_offset"][-1] == len("<|user|>")
+
+
+def test_each_answer_of_each_prompt_repeats_its_own(llm: nc.LLM) -> None:
+    request = asked("The fox", "A", echo=True, n=2, seed=1, max_tokens=2, logprobs=1)
+    made = llm.generate(list(request.prompts), request.to_run)
+    choices = completion_body(HEAD, request, made, llm.tokenizer)["choices"]
+    for choice, prompt, output in zip(
+        choices, ["The fox"] * 2 + ["A"] * 2, made[0].outputs + made[1].outputs, strict=True
+    ):
+        assert choice["text"] == prompt + output.text
+        assert len(choice["logprobs"]["tokens"]) == len(llm.encode(prompt)) + 2
+        assert "".join(choice["logprobs"]["tokens"][1:]) == choice["text"]
+
+
+def test_logprobs_of_a_prompt_asked_for_twice(llm: nc.LLM) -> None:
+    for own, of_prompt in ((3, 1), (1, 3)):
+        _, choice = echoed(llm, "The fox", max_tokens=1, logprobs=own, prompt_logprobs=of_prompt)
+        assert [len(step["top_logprobs"]) for step in choice["prompt_logprobs"][1:]] == [of_prompt] * 2
+        assert {len(top) for top in choice["logprobs"]["top_logprobs"][1:]} <= {own, own + 1}
+    _, choice = echoed(llm, "The fox", max_tokens=2, logprobs=0, logprob_token_ids=[7, 9])
+    found = choice["logprobs"]["asked_logprobs"]
+    assert [step and [one["token_id"] for one in step] for step in found] == [None] + [[7, 9]] * 4
+
+
+def test_a_prompt_whose_logprobs_are_not_known(llm: nc.LLM) -> None:
+    request = asked("Once", echo=True, logprobs=1)
+    answer = replace(completion(llm, [70]), prompt_logprobs=(None, None))
+    told = completion_body(HEAD, request, [answer], llm.tokenizer)["choices"][0]["logprobs"]
+    assert told["token_logprobs"] == [None, None, -1.0]
+    aborted = Completion((0, 399), (Output(0, "", (), "abort", None, 7),), Usage(2, 0))
+    choice = completion_body(HEAD, request, [aborted], llm.tokenizer)["choices"][0]
+    assert (choice["logprobs"]["top_logprobs"], choice["finish_reason"]) == ([None, None], "abort")
+
+
+@pytest.mark.parametrize("reason", ["stop", "length", "abort"])
+def test_a_prompt_alone_has_no_answer(llm: nc.LLM, reason: FinishReason) -> None:
+    request = asked("Once", echo=True, max_tokens=0, n=2)
+    output = Output(0, " upon", (70,), reason, 70, 7)
+    made = completion_body(
+        HEAD, request, [Completion((0, 5), (output, replace(output, index=1)), Usage(2, 2))], llm.tokenizer
+    )
+    assert made["usage"] == {"prompt_tokens": 2, "completion_tokens": 0, "total_tokens": 2}
+    expected = "abort" if reason == "abort" else "length"
+    for choice in made["choices"]:
+        assert (choice["text"], choice["token_ids"], choice["logprobs"]) == ("Once", [], None)
+        assert (choice["finish_reason"], choice["stop_reason"]) == (expected, 70 if reason == "abort" else None)
+
+
+LOGPROBS = st.lists(st.sampled_from([0.0, -0.5, -1.0, -2.5, -math.inf]), max_size=4)
+
+
+@settings(max_examples=100)
+@given(answers=st.lists(LOGPROBS, min_size=1, max_size=6), n=st.integers(1, 6), tells=st.booleans())
+def test_the_best_are_those_with_the_highest_mean(answers: list[list[float]], n: int, tells: bool) -> None:
+    n = min(n, len(answers))
+    outputs = tuple(
+        Output(
+            index, str(index), tuple(range(len(own))), "stop", None, index + 5,
+            tuple(StepLogprobs(TokenLogprob(0, one, 1), (), ()) for one in own) or None,
+        )
+        for index, own in enumerate(answers)
+    )  # fmt: skip
+    usage = Usage(3, sum(map(len, answers)))
+    request = asked("Once", n=n, best_of=len(answers), **({"logprobs": 0} if tells else {}))
+    found = chosen(request, Completion((1, 2, 3), outputs, usage))
+    assert found.usage == usage
+    assert [output.index for output in found.outputs] == list(range(n))
+    places = sorted(
+        range(len(answers)), key=lambda i: (-sum(answers[i]) / len(answers[i]) if answers[i] else math.inf, i)
+    )
+    expected = places[:n] if len(answers) > n else range(n)
+    assert [output.seed - 5 for output in found.outputs] == list(expected)
+    assert all((output.logprobs is not None) == (tells and bool(output.token_ids)) for output in found.outputs)
+    assert chosen(request, found) == found
+
+
+def test_the_best_of_some_answers(llm: nc.LLM) -> None:
+    request = asked("The fox", n=2, best_of=6, seed=1, max_tokens=5, temperature=1.5)
+    made = llm.generate(["The fox"], request.to_run)
+    body = completion_body(HEAD, request, made, llm.tokenizer)
+    best = sorted(made[0].outputs, key=lambda output: -output.cumulative_logprob / len(output.token_ids))
+    assert [choice["seed"] for choice in body["choices"]] == [output.seed for output in best[:2]]
+    assert [choice["index"] for choice in body["choices"]] == [0, 1]
+    assert [choice["logprobs"] for choice in body["choices"]] == [None, None]
+    assert body["usage"]["completion_tokens"] == sum(len(output.token_ids) for output in made[0].outputs) > 10
+
+
+def test_logprobs_are_told_if_they_were_asked_for(llm: nc.LLM) -> None:
+    nothing = Completion((0,), (Output(0, "", (), "abort", None, 7),), Usage(1, 0))
+    assert chat_body(HEAD, asked(), completion(llm, [70]), llm.tokenizer)["choices"][0]["logprobs"] is None
+    assert chat_body(HEAD, TOLD, nothing, llm.tokenizer)["choices"][0]["logprobs"] == {"content": [], "refusal": None}
+
+
+def test_what_a_client_is_told_of_an_error(llm: nc.LLM) -> None:
+    good = Output(0, "x", (70,), "stop", None, 7)
+    for detail, said in (
+        ("invalid logits: no finite score", "invalid logits: no finite score"),
+        ("the model failed: [Errno 2] /secret/path", "the model failed"),
+        ("the model failed:", "the model failed"),
+        ("a pattern is too slow; the model failed: no", "a pattern is too slow; the model failed: no"),
+    ):
+        bad = replace(good, index=1, finish_reason="error", stop_reason=detail)
+        fine, broken = (Completion((1,), outputs, Usage(1, 1)) for outputs in ((good,), (good, bad)))
+        assert failure([fine, broken]) == failure_message(detail) == said
+        assert failure([fine, fine]) is None
+    assert failure([]) is None
