@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import uvicorn
-from fastapi import FastAPI
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.applications import Starlette
@@ -278,12 +277,13 @@ PARTS = st.sampled_from(["/", "health", "v1", "models", "sub", "named", "echo", 
 
 
 def routers() -> list[Any]:
-    page = FastAPI()
-    page.add_api_route("/v1/models", lambda: "models", name="models")
-    page.mount("/sub", Starlette(routes=[Route("/health", answer("mounted"), name="health")]))
-    page.add_api_route("/health", lambda: "health", name="health", methods=["GET", "HEAD"])
-    page.add_api_route("/{path:path}", lambda: "any", name="any")
-    return [router(), page.router]
+    page = [
+        Route("/v1/models", answer("models"), name="models"),
+        Mount("/sub", Starlette(routes=[Route("/health", answer("mounted"), name="health")])),
+        Route("/health", answer("health"), name="health", methods=["GET", "HEAD"]),
+        Route("/{path:path}", answer("any"), name="any"),
+    ]
+    return [router(), Starlette(routes=page).router]
 
 
 @settings(max_examples=150)
@@ -324,7 +324,6 @@ async def routed(routes: Any, scope: dict[str, Any]) -> None:
     async def send(message: Any) -> None:
         pass
 
-    scope["fastapi_inner_astack"] = scope["fastapi_function_astack"] = None
     scope["app"] = None
     try:
         await routes(scope, receive, send)
@@ -419,9 +418,9 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def port() -> Iterator[int]:
     """A server that asks for keys, on loopback."""
-    page = FastAPI(redirect_slashes=True)
-    page.add_api_route("/health", lambda: "health", name="health", methods=["GET", "HEAD"])
-    page.add_api_route("/v1/models", lambda: "models", name="models", methods=["GET", "POST"])
+    health = Route("/health", answer("health"), name="health", methods=["GET", "HEAD"])
+    models = Route("/v1/models", answer("models"), name="models", methods=["GET", "POST"])
+    page = Starlette(routes=[health, models])
     page.add_middleware(Keys, router=page.router, keys=KEYS)  # type: ignore[arg-type]
     config = uvicorn.Config(page, port=0, http="httptools", ws="none", log_config=None, lifespan="off")
     server = uvicorn.Server(config)

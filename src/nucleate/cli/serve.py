@@ -72,6 +72,8 @@ def run(arguments: argparse.Namespace) -> int:
     from nucleate.server.service import Service
     from nucleate.warming import warm
 
+    if not 0 <= arguments.port < 2**16:
+        raise UsageError(f"the port must be an integer >= 0 and < 65536, got {arguments.port}")
     limits = Limits(**flags.given(arguments, LIMITS, "limit"))
     values = flags.given(arguments)
     keys = read_keys(arguments.api_key, arguments.api_key_file, os.environ.get(VARIABLE))

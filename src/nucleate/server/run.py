@@ -23,14 +23,16 @@ AFTER_GRACE = 5.0
 
 def bind(host: str, port: int) -> socket.socket:
     """A socket to serve on, that does not take connections yet. port: 0 for any that is free. Raises OSError."""
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    family, kind, protocol, _, address = found[0]
-    bound = socket.socket(family, kind, protocol)
+    bound = None
     try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = found[0]
+        bound = socket.socket(family, kind, protocol)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
     except OSError as error:
-        bound.close()
+        if bound is not None:
+            bound.close()
         error.filename = f"{host}:{port}"
         raise
     return bound

@@ -1,0 +1,103 @@
+"""`nucleate serve` as a command: its flags, and what it refuses before anything is served."""
+
+from __future__ import annotations
+
+import re
+import socket
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from nucleate.cli import serve
+from nucleate.cli.main import main
+from nucleate.server import run
+from nucleate.server.keys import VARIABLE
+from nucleate.server.limits import LIMITS, Limits
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 2) -> str:
+    assert main(["serve", "--port", "0", *arguments]) == status
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    return error
+
+
+def test_every_limit_is_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["serve", "--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    for name, parameter in LIMITS.items():
+        flag = f"--limit-{name.removeprefix('max_').replace('_', '-')}"
+        assert flag in told
+        assert parameter.help.split(";")[0][:30] in told
+    assert "default 4194304" in told
+
+
+def test_the_extra_is_what_is_needed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))["project"]
+    lines = project["optional-dependencies"]["server"]
+    extra = {re.split(r"[^\w-]", line)[0].replace("-", "_") for line in lines}
+    assert extra - {"uvloop"} == set(serve.NEEDED)
+    assert serve.missing() == []
+    monkeypatch.setattr(serve, "NEEDED", ("uvicorn", "no_such_package"))
+    assert "needs no_such_package: pip install 'nucleate[server]'" in refused(capsys)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--limit-queue", "-1"], "queue must be an integer >= 0"),
+        (["--limit-queue", "x"], "queue must be an integer >= 0"),
+        (["--limit-body", "10"], "max_body must be"),
+        (["--limit-request-seconds", "0"], "request_seconds must be a number > 0"),
+        (["--top-p", "2"], "top_p must be"),
+        (["--api-key", ""], "must not be blank"),
+        (["--port", "70000"], "the port must be"),
+        (["--api-key-file", "/nowhere/keys"], "cannot be read"),
+        (["--log-format", "xml"], "invalid choice"),
+        (["--max-sequences", "0"], "max_sequences must be an integer >= 1"),
+    ],
+)
+def test_bad_usage(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert text in refused(capsys, *arguments)
+
+
+def test_defaults_that_no_request_could_have(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--port", "0", "--limit-logprobs", "2", "--logprobs", "3"]) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == "nucleate: logprobs must be at most 2 here, got 3"
+
+
+def test_a_variable_without_a_key(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv(VARIABLE, "")
+    assert VARIABLE in refused(capsys)
+
+
+def test_a_port_that_is_taken_is_told_before_the_model_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        error = refused(capsys, "--port", str(port), "--model", "/nowhere", status=1)
+    assert f"127.0.0.1:{port}" in error
+    assert "in use" in error
+
+
+def test_an_address_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "no.such.host.invalid:0: " in refused(capsys, "--host", "no.such.host.invalid", status=1)
+
+
+def test_a_socket_takes_no_connections_before_it_is_served() -> None:
+    with run.bind("127.0.0.1", 0) as bound, pytest.raises(ConnectionRefusedError):
+        socket.create_connection(bound.getsockname(), timeout=1)
+
+
+@pytest.mark.parametrize(
+    ("host", "local"),
+    [("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("::", False)],
+)
+def test_loopback(host: str, local: bool) -> None:
+    assert serve.is_loopback(host) == local
+
+
+def test_limits_check_themselves(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="grace must be"):
+        Limits(grace=-1.0)
