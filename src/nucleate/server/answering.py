@@ -10,7 +10,7 @@ from itertools import groupby
 from operator import itemgetter
 from time import perf_counter
 
-from nucleate.core.event import Completion, Event, Piece, Usage
+from nucleate.core.event import Completion, Event, FinishReason, Piece, Usage
 from nucleate.server.exchange import Exchange, written
 from nucleate.server.metrics import Metrics
 from nucleate.server.refusal import Refusal, answer_failed, closing, late, refusal_of, unexpected
@@ -51,8 +51,11 @@ class Answering:
         self._metrics.prompt(told.prompt_tokens)
         with service.queue([one.request.params.n for one in call.prepared]) as leave:
             async with aclosing(service.engine.run_all(call.prepared, beat=service.limits.keep_alive)) as batches:
-                noted = self._noted(exchange, batches, leave)
-                await (self._whole(exchange, call, noted) if chunks is None else self._stream(exchange, chunks, noted))
+                note = _Notes(exchange, self._metrics, leave, service)
+                if chunks is None:
+                    await self._whole(exchange, call, batches, note)
+                else:
+                    await _stream(exchange, chunks, batches, note)
 
     def _read(self, data: bytes) -> tuple[Call, Chunks | None]:
         """On another thread: it may be long."""
@@ -62,41 +65,10 @@ class Answering:
         kind = CompletionChunks if call.asked.messages is None else ChatChunks
         return call, kind(call.head, call.asked, call.prompts, self._service.llm.tokenizer)
 
-    async def _noted(self, exchange: Exchange, batches: Batches, leave: Callable[[int], None]) -> Batches:
-        """The same batches, on their way into the figures. Raises Refusal for an answer that cannot come to its end."""
-        told, metrics = exchange.told, self._metrics
-        last: dict[tuple[int, int], float] = {}  # by answer, when its last token came
-        async for batch in batches:
-            now = perf_counter()
-            for place, event in batch:
-                piece = event.piece
-                key = place, piece.index
-                if key in last:
-                    metrics.token(now - last[key])
-                elif told.first_token_seconds is None:
-                    told.first_token_seconds = now - exchange.start
-                    metrics.first_token(told.first_token_seconds)
-                last[key] = now
-                if piece.finish_reason is not None:
-                    self._finish(exchange, piece)
-                if event.usage is not None:
-                    told.completion_tokens += event.usage.completion_tokens
-                    leave(place)
-            yield batch
-
-    def _finish(self, exchange: Exchange, piece: Piece) -> None:
-        reason = piece.finish_reason
-        assert reason is not None  # noqa: S101  # that is why we are here
-        self._metrics.finish(reason)
-        exchange.told.finish_reasons.append(reason)
-        if reason == "error":
-            raise answer_failed(failure_message(piece.stop_reason))
-        if reason == "abort" and self._service.cut:
-            raise closing()
-
-    async def _whole(self, exchange: Exchange, call: Call, batches: Batches) -> None:
+    async def _whole(self, exchange: Exchange, call: Call, batches: Batches, note: _Notes) -> None:
         pieces: list[list[Piece]] = [[] for _ in call.prepared]
         async for batch in batches:
+            note(batch)
             for place, event in batch:
                 pieces[place].append(event.piece)
         await exchange.reply(200, await self._service.aside(partial(self._body, call, pieces)))
@@ -109,20 +81,61 @@ class Answering:
             return written(chat_body(call.head, call.asked, completions[0], tokenizer))
         return written(completion_body(call.head, call.asked, completions, tokenizer))
 
-    async def _stream(self, exchange: Exchange, chunks: Chunks, batches: Batches) -> None:
-        read = made = 0
-        async for batch in batches:
-            frames = b"" if batch else KEEP_ALIVE
-            for place, own in groupby(batch, itemgetter(0)):
-                events = [event for _, event in own]
-                frames += chunks.pieces(place, [event.piece for event in events])
-                if (usage := events[-1].usage) is not None:
-                    read, made = read + usage.prompt_tokens, made + usage.completion_tokens
-            if frames:
-                if not exchange.status:
-                    await exchange.begin(200)
-                await exchange.write(frames)
-        await exchange.write(chunks.end(Usage(read, made)), last=True)
+
+async def _stream(exchange: Exchange, chunks: Chunks, batches: Batches, note: _Notes) -> None:
+    async for batch in batches:
+        note(batch)
+        if len(batch) == 1:
+            place, event = batch[0]
+            frames = chunks.pieces(place, [event.piece])
+        elif batch:
+            places = groupby(batch, itemgetter(0))
+            frames = b"".join([chunks.pieces(place, [event.piece for _, event in own]) for place, own in places])
+        else:
+            frames = KEEP_ALIVE
+        if frames:
+            if not exchange.status:
+                await exchange.begin(200)
+            await exchange.write(frames)
+    await exchange.write(chunks.end(note.usage), last=True)
+
+
+class _Notes:
+    """What comes, on its way into the figures. leave: told which prompts are answered."""
+
+    def __init__(self, exchange: Exchange, metrics: Metrics, leave: Callable[[int], None], service: Service) -> None:
+        self.usage = Usage(0, 0)
+        self._told, self._start, self._metrics = exchange.told, exchange.start, metrics
+        self._leave, self._service = leave, service
+        self._last: dict[tuple[int, int], float] = {}  # by answer, when its last token came
+
+    def __call__(self, batch: Sequence[tuple[int, Event]]) -> None:
+        """Raises Refusal for an answer that cannot come to its end."""
+        now, last = perf_counter(), self._last
+        for place, event in batch:
+            piece = event.piece
+            key = place, piece.index
+            if key in last:
+                self._metrics.token(now - last[key])
+            elif self._told.first_token_seconds is None:
+                self._told.first_token_seconds = now - self._start
+                self._metrics.first_token(now - self._start)
+            last[key] = now
+            if piece.finish_reason is not None:
+                self._finish(piece.finish_reason, piece.stop_reason)
+            if event.usage is not None:
+                read, made = event.usage.prompt_tokens, event.usage.completion_tokens
+                self.usage = Usage(self.usage.prompt_tokens + read, self.usage.completion_tokens + made)
+                self._told.completion_tokens += made
+                self._leave(place)
+
+    def _finish(self, reason: FinishReason, detail: str | int | None) -> None:
+        self._metrics.finish(reason)
+        self._told.finish_reasons.append(reason)
+        if reason == "error":
+            raise answer_failed(failure_message(detail))
+        if reason == "abort" and self._service.cut:
+            raise closing()
 
 
 async def _end(exchange: Exchange, error: Exception) -> None:
