@@ -61,7 +61,7 @@ ONLY_IN = {
     "tqdm": {"progress.py"},
     "asyncio": {"engine/worker.py", "server"},
     "starlette": {"server"},
-    "uvicorn": {"server/run.py"},
+    "uvicorn": {"server/run.py", "server/protocol.py"},
     "prometheus_client": {"server/metrics.py"},
     "argparse": {"cli"},
 }

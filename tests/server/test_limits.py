@@ -101,7 +101,7 @@ def test_every_limit_of_a_field_is_tested() -> None:
     assert sized == {*ENTRIES.values(), *CHARACTERS.values(), *NUMBERS.values(), "max_prompts"}
     assert {name for name in LIMITS if name.startswith("max_")} == {
         *sized,
-        *("max_body", "max_prompt_tokens", "max_answers", "max_told"),  # below, and where a body is received
+        *("max_head", "max_body", "max_prompt_tokens", "max_answers", "max_told"),  # below, and where bytes come in
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
@@ -64,7 +65,7 @@ def _number(value: Any, admits: Admits) -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError
     number = float(value)  # first, because what is out of range may round into it, and the other way round
-    if not math.isfinite(number) or not admits(number):
+    if not math.isfinite(number) or abs(value) > sys.float_info.max or not admits(number):
         raise ValueError
     return number
 

@@ -6,21 +6,17 @@ Kernels are compiled, or loaded, for the first batch. One sequence alone is read
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import NamedTuple
 
 import numpy as np
 
-from nucleate.core.threads import cores
 from nucleate.models import plain
 from nucleate.models.llama import Floats, Layer, Llama, one_thread
 from nucleate.models.model import ModelError
 from nucleate.models.packing import Packing
 from nucleate.models.pool import Pool, Rule, by_token, new_pool
+from nucleate.models.product import product
 from nucleate.models.runner import BLOCK, Part
-
-MANY = 16
-"""Tokens in a forward from which more threads multiply matrices faster than one."""
 
 
 class Kernels(NamedTuple):
@@ -71,8 +67,7 @@ class PackedLlama:
             raise ValueError(f"{packing.positions_T.max() + 1} tokens do not fit the context of {model.context_length}")
         if len(parts) > 1 and self.kernels.decode is None:
             self.kernels = compiled()
-        threads = one_thread() if packing.size < MANY else nullcontext()
-        with threads, np.errstate(over="ignore", invalid="ignore"):  # the sampler says what is wrong with logits
+        with one_thread(), np.errstate(over="ignore", invalid="ignore"):  # the sampler says what is wrong with logits
             return self._read(packing)
 
     def forget(self, key: int) -> None:
@@ -88,16 +83,15 @@ class PackedLlama:
         gated = np.empty((packing.size, model.inner_size), np.float32)
         for layer, pool in zip(model.layers, self.pools, strict=True):
             normalise(x_TX, more_TX, layer.attention_norm, model.epsilon, normal_TX)
-            heads = self._attend(layer, pool, normal_TX @ layer.query_key_value, rotation, packing)
-            np.matmul(heads, layer.attention_out, out=more_TX)
+            heads = self._attend(layer, pool, product(normal_TX, layer.query_key_value), rotation, packing)
+            product(heads, layer.attention_out, more_TX)
             normalise(x_TX, more_TX, layer.mlp_norm, model.epsilon, normal_TX)
-            gate(normal_TX @ layer.gate_up, gated)
-            np.matmul(gated, layer.down, out=more_TX)
+            gate(product(normal_TX, layer.gate_up), gated)
+            product(gated, layer.down, more_TX)
         kept_LX = x_TX[packing.kept_L]
         normal_LX = np.empty_like(kept_LX)
         normalise(kept_LX, more_TX[packing.kept_L], model.norm, model.epsilon, normal_LX)
-        logits_LV: Floats = normal_LX @ model.unembedding
-        return logits_LV
+        return product(normal_LX, model.unembedding)
 
     def _attend(
         self, layer: Layer, pool: Pool, projected: Floats, rotation: tuple[Floats, Floats], packing: Packing
@@ -115,8 +109,7 @@ class PackedLlama:
             for store, new in zip(by_token(pool, model.head_size), (key, value), strict=True):
                 store[packing.slots // self.block_size, :, packing.slots % self.block_size] = new
         if decode is not None and len(packing.short):
-            threads = cores() if packing.size < MANY else max(1, cores() // 2)  # those of BLAS stay awake for a while
-            decode(query, key, value, pool, packing, self.rule, out, threads)
+            decode(query, key, value, pool, packing, self.rule, out)
         for first, start, stop, table in alone.tolist():
             blocks = packing.blocks[table : table + -(-stop // self.block_size)]
             tokens = slice(first, first + stop - start)

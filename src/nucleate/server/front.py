@@ -9,7 +9,8 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from nucleate.server.exchange import Exchange, Gone
-from nucleate.server.refusal import Refusal, refusal_of, unexpected
+from nucleate.server.protocol import CROWDED
+from nucleate.server.refusal import Refusal, overloaded, refusal_of, unexpected
 
 
 class Front:
@@ -27,6 +28,8 @@ class Front:
         scope["app"] = self  # then the router raises what it has no route for
         problem: BaseException | None = None
         try:
+            if CROWDED in scope and scope["path"] != "/health":
+                raise overloaded("there are too many connections; come again later", "too_many_connections")
             await self._app(scope, receive, exchange.send)
         except Gone:
             pass
@@ -38,9 +41,6 @@ class Front:
                 problem = error
             if not exchange.status:
                 await exchange.refuse(refusal or unexpected(exchange.id))
-        except BaseException as error:
-            problem = error
-            raise
         finally:
             self._over(exchange, problem)
 

@@ -32,6 +32,7 @@ MOST = 2**31 - 1
 class Limits:
     """The limits of one server. Raises ParameterError for a limit that is out of its own range."""
 
+    max_head: int = param("bytes of a request's path and headers", default=2**16, low=1024, high=MOST)
     max_body: int = param("bytes of a request's body", default=4 * 2**20, low=1024, high=MOST)
     max_prompt_tokens: int | None = param("tokens of a prompt; none: the context", default=None, low=1, high=MOST)
     max_tokens: int | None = param(
@@ -76,6 +77,9 @@ class Limits:
     streams: int = param("requests at work or waiting at a time; more get a 503", default=512, low=1, high=MOST)
     connections: int = param("connections at a time; more get a 503", default=2048, low=1, high=MOST)
     request_seconds: float = param("seconds that a request may take", default=600.0, low=0.0, open_low=True)
+    head_seconds: float = param(
+        "seconds in which a request's path and headers must arrive", default=10.0, low=0.0, open_low=True
+    )
     body_seconds: float = param("seconds in which a body must arrive", default=30.0, low=0.0, open_low=True)
     regex_seconds: float = param(
         "seconds that the stop patterns of an answer may take; a hundredth of it comes back with each token",

@@ -135,10 +135,11 @@ def _json(schema: str) -> dict[str, Any]:
 
 
 def _streamed(whole: str, chunk: str) -> dict[str, Any]:
-    about = f"With stream, server-sent events: the data of each is a {chunk}, or an Error; that of the last is [DONE]."
-    return _answer(
-        {"application/json": {"schema": _ref(whole)}, "text/event-stream": {"schema": {**TEXT, "description": about}}}
-    )
+    """An answer at once, or as server-sent events: chunks, maybe an error, and at the end [DONE]."""
+    told = {"contentMediaType": "application/json", "contentSchema": {"anyOf": [_ref(chunk), _ref("Error")]}}
+    data = {"anyOf": [{"const": "[DONE]"}, {**TEXT, **told}]}
+    event = {"type": "object", "required": ["data"], "properties": {"data": data}}
+    return _answer({"application/json": {"schema": _ref(whole)}, "text/event-stream": {"x-itemSchema": event}})
 
 
 _HEADERS = {

@@ -58,12 +58,19 @@ def unexpected(number: str) -> Refusal:
 
 
 def answer_failed(why: str) -> Refusal:
-    """The model failed; or a pattern of the request took too long, or a stage of it made +inf of what was a number."""
+    """The model failed; or a pattern of the request took too long, or after a stage of it there is no token to draw."""
     if why.startswith("stop_regex "):
         return Refusal(400, why, param="stop_regex")
-    if why.startswith("invalid logits: +inf") and " after " in why:
+    if why.startswith("invalid logits: ") and " after " in why:
         return Refusal(400, why)
     return Refusal(500, f"the answer ended with an error: {why}", code="answer_failed", fault="model")
+
+
+def too_long(field: str, count: int, context_length: int) -> Refusal:
+    """A prompt that leaves no room for an answer. Clients know it by its code, or by its words."""
+    most = f"this model's maximum context length is {context_length} tokens, of a prompt with its answer"
+    message = f"the prompt is too long: {most}, but the prompt alone has {count}"
+    return Refusal(400, message, code="context_length_exceeded", param=field)
 
 
 def no_model(asked: str, name: str) -> Refusal:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import signal
 import socket
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from nucleate.server.log import Log
+from nucleate.server.protocol import Protocol
 from nucleate.server.service import Service
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -45,7 +47,7 @@ def serve(app: ASGIApp, service: Service, log: Log, bound: socket.socket) -> int
     """
     config = uvicorn.Config(
         app,
-        http="httptools",
+        http=type("Bounded", (Protocol,), {"limits": service.limits}),
         ws="none",
         lifespan="on",
         log_config=None,
@@ -53,7 +55,6 @@ def serve(app: ASGIApp, service: Service, log: Log, bound: socket.socket) -> int
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        limit_concurrency=service.limits.connections,
         timeout_graceful_shutdown=int(service.limits.grace + AFTER_GRACE) + 1,
     )
     gc.collect()
@@ -108,4 +109,5 @@ class _Server(uvicorn.Server):
         self._service.drain()
         if self.should_exit:
             self.force_exit = True
+            logging.getLogger("uvicorn.error").disabled = True  # it would tell of everything that is cut off
         self.should_exit = True

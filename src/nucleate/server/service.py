@@ -22,7 +22,7 @@ from nucleate.llm import LLM
 from nucleate.models.model import ModelError
 from nucleate.params import SamplingParams
 from nucleate.server.limits import Limits
-from nucleate.server.refusal import Refusal, closing, late, no_model, overloaded
+from nucleate.server.refusal import Refusal, closing, late, no_model, overloaded, too_long
 from nucleate.server.wire.requests import CHAT, COMPLETIONS, ENDPOINTS, Asked, read_body
 from nucleate.server.wire.responses import Head
 from nucleate.server.wire.strict import read_json
@@ -151,6 +151,9 @@ class Service:
         else:
             prompts = [self.llm.encode(prompt) for prompt in asked.prompts]
         self.limits.check_prompts(prompts)
+        longest = max(map(len, prompts))
+        if longest >= self.max_length:
+            raise too_long("prompt" if asked.messages is None else "messages", longest, self.max_length)
         self.limits.check_told(asked, prompts, self.max_length)
         prepared = [self.engine.prepare(Request(ids, asked.to_run)) for ids in prompts]
         kind = "chatcmpl" if url == CHAT.url else "cmpl"

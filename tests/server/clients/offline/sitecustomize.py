@@ -1,0 +1,30 @@
+"""For a client's process (through PYTHONPATH): whoever looks for anything but loopback fails, and is written down.
+
+The file that OFFLINE_LOG names tells of it, since many a client carries on without what it wanted from the network.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+HERE = (None, "", "localhost", "127.0.0.1", "::1", "0.0.0.0", "::")
+
+
+def look(event: str, arguments: tuple[Any, ...]) -> None:
+    if event in ("socket.getaddrinfo", "socket.gethostbyname"):
+        host = arguments[0]
+    elif event in ("socket.connect", "socket.sendto") and isinstance(arguments[1], tuple):
+        host = arguments[1][0]
+    else:
+        return
+    name = host.decode() if isinstance(host, bytes) else host
+    if name not in HERE:
+        with Path(os.environ["OFFLINE_LOG"]).open("a") as log:
+            log.write(f"{event} {name}\n")
+        raise OSError(f"no network here: {name}")
+
+
+sys.addaudithook(look)

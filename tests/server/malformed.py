@@ -1,0 +1,290 @@
+"""Requests that no server should take, many kinds of them, each with what is wrong with it. Knows no server."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from nucleate.core.parameter import Parameter
+from nucleate.params import FIELDS
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+VOCABULARY, CONTEXT = 4096, 1024
+HELLO = [{"role": "user", "content": "Hello"}]
+SUBJECT: dict[str, dict[str, Any]] = {COMPLETIONS: {"prompt": "Once"}, CHAT: {"messages": HELLO}}
+JSON_TYPE = {"content-type": "application/json"}
+
+
+class Bad(NamedTuple):
+    """A request. field: what the error object must name; None: nothing. Several: any of them."""
+
+    name: str
+    path: str
+    data: bytes
+    field: str | tuple[str, ...] | None
+    status: int = 400
+    method: str = "POST"
+    headers: dict[str, str] = JSON_TYPE
+
+
+def malformed(count: int, seed: int = 0) -> list[Bad]:
+    """So many of them: most as ``fixed`` has them, the others with values at random. In any order."""
+    rng = random.Random(seed)
+    known = list(fixed())
+    rng.shuffle(known)
+    known = known[: count * 9 // 10]
+    made = [*known, *(rng.choice(RANDOM)(rng) for _ in range(count - len(known)))]
+    rng.shuffle(made)
+    return made
+
+
+def fixed() -> Iterator[Bad]:
+    """What somebody has thought of."""
+    for path in SUBJECT:
+        for name, parameter in FIELDS.items():
+            yield from _of_field(path, name, parameter)
+        yield from _of_body(path)
+    yield from _of_completions()
+    yield from _of_chat()
+    yield from _of_tokens()
+    yield from _of_http()
+
+
+def _body(path: str, name: str, value: Any, field: str | tuple[str, ...] | None = None, **more: Any) -> Bad:
+    data = json.dumps({**SUBJECT[path], **more, name: value}).encode()
+    return Bad(f"{path} {name}={str(value)[:40]}", path, data, field or name)
+
+
+def _literal(path: str, name: str, literal: str, field: str) -> Bad:
+    """A value that json.dumps would not write."""
+    data = json.dumps(SUBJECT[path]).encode()[:-1] + f', "{name}": {literal}}}'.encode()
+    return Bad(f"{path} {name}={literal[:40]}", path, data, field)
+
+
+def _of_field(path: str, name: str, parameter: Parameter) -> Iterator[Bad]:
+    """Every field: of other types, out of its range, no number."""
+    wrong: list[Any] = [{"a": {"b": 1}}, [[["x"]]], [None], [{}], {"1": []}]
+    if parameter.kind != "bool":
+        wrong += [True]
+    if "str" not in parameter.kind and not parameter.choices:
+        wrong += ["x", ""]
+    if "str" in parameter.kind or parameter.choices or parameter.kind == "bool":
+        wrong += [7]
+    if path == CHAT and name == "logprobs":  # there it is whether
+        wrong = [value for value in wrong if not isinstance(value, bool)] + [5]
+    for value in wrong:
+        yield _body(path, name, value)
+    if parameter.kind in ("int", "float") and not (path == CHAT and name == "logprobs"):
+        numbers: list[Any] = [bound - 1 for bound in (parameter.low,) if bound is not None]
+        numbers += [bound + 1 for bound in (parameter.high,) if bound is not None]
+        numbers += [-(10**30)] if parameter.low is not None else []
+        numbers += [parameter.low] if parameter.open_low else []
+        numbers += [1.5, 10**400] if parameter.kind == "int" else [10**400]
+        for number in numbers:
+            if not (path == COMPLETIONS and name == "max_tokens" and number == 0) and not parameter.admits(number):
+                yield _body(path, name, number)
+    if parameter.kind in ("int", "float"):
+        for literal in ("NaN", "Infinity", "-Infinity"):
+            yield _literal(path, name, literal, "body")
+        yield _literal(path, name, "1e999", name)
+
+
+def _of_body(path: str) -> Iterator[Bad]:
+    """What is wrong with a body as a whole."""
+    subject = json.dumps(SUBJECT[path])
+    texts = ["", " ", "{", "[]", "null", "1", '"text"', "{]", "{'a': 1}", "\x00", "{}}", subject[:-1], subject + "x"]
+    texts += [subject[:-1] + ",}", subject[:-1] + ', "seed": 01}', "[" * 100_000, '{"a":' * 50_000]
+    texts += [subject[:-1] + ', "seed": ' + "9" * 5000 + "}", "[" * 50_000 + "]" * 50_000, "\ufeff" + subject]
+    texts += [subject[:-1] + ', "seed": 1, "seed": 2}', subject[:-1] + ', "temperature": 1, "temperature": 1}']
+    for text in texts:
+        yield Bad(f"{path} {text[:40]!r}", path, text.encode(), "body")
+    for data in (b"\xff\xfe" + subject.encode("utf-16-le"), b"\x80", subject.encode()[:-1] + b', "user": "\xc3"}'):
+        yield Bad(f"{path} {data[:20]!r}", path, data, "body")
+    yield Bad(f"{path} {{}}", path, b"{}", "prompt" if path == COMPLETIONS else "messages")
+    for name in ("tempreature", "frob", "", "__class__", "a" * 100_000, "\ud800", "constructor", "logit_bias "):
+        yield _body(path, name, 1, (name[:100], "?"))
+    for depth in (50, 200, 500, 900):
+        nested: Any = 1
+        for _ in range(depth):
+            nested = [nested]
+        yield _body(path, "stop", nested, ("stop", "body"))
+        yield _body(path, "frob", nested, ("frob", "body"))
+    for name in ("stream", "stream_options", "model"):
+        for value in (7, ["x"], "yes" if name != "model" else ""):
+            yield _body(path, name, value)
+    yield Bad("another model", path, json.dumps({**SUBJECT[path], "model": "gpt-4"}).encode(), "model", 404)
+    yield _body(path, "stream_options", {"include_usage": True})
+    yield _body(path, "stream_options", {"frob": 1}, ("stream_options", "frob"), stream=True)
+    yield _body(path, "stream_options", {"include_usage": 1}, "stream_options.include_usage", stream=True)
+    for pattern in (
+        "(",
+        "[",
+        "*",
+        "(?P<a>",
+        "\\",
+        "(?P=b)",
+        "x{9999999999}",
+        "(?R)",
+        "a" * 513,
+    ):
+        yield _body(path, "stop_regex", [pattern])
+    yield _body(path, "stop", ["x"] * 17)
+    yield _body(path, "stop", [""])
+    yield _body(path, "stop", ["x" * 5000])
+    yield _body(path, "logit_bias", {str(number): 1 for number in range(2000)})
+    for key in ("x", "-1", "1.5", str(VOCABULARY), "9" * 50, ""):
+        yield _body(path, "logit_bias", {key: 1})
+    for value in ("x", None, [1], {"a": 1}, True):
+        yield _body(path, "logit_bias", {"5": value})
+    for name in ("stop_token_ids", "allowed_token_ids", "suppress_tokens", "logprob_token_ids"):
+        if name in FIELDS:
+            for value in ([VOCABULARY], [-1], [2**64], ["5"], [1.5], [True]):
+                yield _body(path, name, value)
+    yield _body(path, "min_tokens", 9, max_tokens=8)
+    yield _body(path, "n", 129)
+
+
+def _of_completions() -> Iterator[Bad]:
+    prompts: list[Any] = [
+        "",
+        [],
+        [[]],
+        [""],
+        7,
+        True,
+        {},
+        [None],
+        ["a", 7],
+        [["a"]],
+        [1.5],
+        [True],
+        [[1], "a"],
+        [[[1]]],
+    ]
+    prompts += [[VOCABULARY], [-1], [10**30], [[1, VOCABULARY]], [5] * (CONTEXT + 1), "a " * 20_000, ["a"] * 300]
+    for prompt in prompts:
+        yield _body(COMPLETIONS, "prompt", prompt)
+    yield _body(COMPLETIONS, "messages", HELLO)
+    yield _body(COMPLETIONS, "suffix", "x")
+    yield _body(COMPLETIONS, "max_tokens", 0)
+    yield _body(COMPLETIONS, "echo", "yes")
+    yield _body(COMPLETIONS, "logprobs", 21)
+    yield _body(COMPLETIONS, "best_of", 1, n=2)
+    yield _body(COMPLETIONS, "best_of", 3, n=2, stream=True)
+    yield _body(COMPLETIONS, "prompt_logprobs", 21)
+    for value in (0, -1, 1.5, "x", 200, [1]):
+        yield _body(COMPLETIONS, "best_of", value)
+
+
+def _of_chat() -> Iterator[Bad]:
+    messages: list[Any] = [[], {}, "Hello", 7, [None], ["Hello"], [[]], [{}], [{"role": "user"}], [{"content": "a"}]]
+    messages += [[{"role": 7, "content": "a"}], [{"role": "", "content": "a"}], [{"role": "user", "content": 7}]]
+    messages += [[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://localhost/"}}]}]]
+    messages += [[{"role": "user", "content": [{"type": "text"}]}], [{"role": "user", "content": [7]}]]
+    messages += [[{"role": "user", "content": "a", "frob": 1}], [{"role": "user", "content": "a", "tool_calls": [{}]}]]
+    messages += [HELLO * 3000, [{"role": "user", "content": [{"type": "text", "text": ""}] * 3000}]]
+    messages += [[{"role": "user", "content": "a " * 20_000}]]
+    for value in messages:
+        yield _body(CHAT, "messages", value, ("messages", "prompt"))  # a conversation is a prompt when it is tokens
+    yield _body(CHAT, "prompt", "Hello")
+    for name, value in (("tools", [{}]), ("tool_choice", "required"), ("response_format", {"type": "json_object"})):
+        yield _body(CHAT, name, value)
+    for name in ("audio", "functions", "reasoning_effort", "modalities", "web_search_options"):
+        yield _body(CHAT, name, "x")
+    yield _body(CHAT, "top_logprobs", 2)
+    yield _body(CHAT, "top_logprobs", 21, logprobs=True)
+    yield _body(CHAT, "top_logprobs", -1, logprobs=True)
+    yield _body(CHAT, "max_completion_tokens", 0)
+    yield _body(CHAT, "max_completion_tokens", 5, max_tokens=6)
+    for value in (7, "x", {"messages": []}, {"bos_token": "x"}, {"a b": 1}, {"a": [[[[[[[[[[1]]]]]]]]]]}):
+        yield _body(CHAT, "chat_template_kwargs", value)
+
+
+def _of_tokens() -> Iterator[Bad]:
+    for body, field in (({}, "prompt"), ({"prompt": 7}, "prompt"), ({"prompt": "a", "frob": 1}, "frob")):
+        yield Bad(f"/tokenize {body}", "/tokenize", json.dumps(body).encode(), field)
+    for tokens in ("a", [-1], [VOCABULARY], [2**70], ["a"], [1.5], [[1]], 7, None, [True]):
+        yield Bad(f"/detokenize {tokens}", "/detokenize", json.dumps({"tokens": tokens}).encode(), "tokens")
+
+
+def _of_http() -> Iterator[Bad]:
+    """What is wrong with a request that is HTTP."""
+    for path, subject in SUBJECT.items():
+        data = json.dumps(subject).encode()
+        for kind in (
+            "",
+            "text/plain",
+            "application/x-www-form-urlencoded",
+            "multipart/form-data; boundary=x",
+            "json",
+            "é",
+        ):
+            yield Bad(f"type {kind}", path, data, None, 415, headers={"content-type": kind})
+        yield Bad("gzip", path, data, None, 415, headers={**JSON_TYPE, "content-encoding": "gzip"})
+        yield Bad("too large", path, b'{"prompt": "' + b"x" * 300_000 + b'"}', None, 413)
+        for method in ("GET", "PUT", "DELETE", "PATCH", "OPTIONS"):
+            yield Bad(method, path, b"", None, 405, method, {})
+    for path in (
+        "/",
+        "/v1",
+        "/v1/",
+        "/v1/completions/",
+        "/v1/embeddings",
+        "/../../etc/passwd",
+        "/%00",
+        "/v1//models",
+        "/x" * 2000,
+    ):
+        yield Bad(path[:40], path, b"{}", None, 404)
+    yield Bad("a model", "/v1/models/gpt-4", b"", "model", 404, "GET")
+    yield Bad("a model's path", "/v1/models/../../etc", b"", "model", 404, "GET")
+
+
+def _out_of_range(rng: random.Random) -> Bad:
+    path = rng.choice([COMPLETIONS, CHAT])
+    numbers = [p for p in FIELDS.values() if p.kind in ("int", "float") and p.low is not None and p.name != "logprobs"]
+    parameter = rng.choice(numbers)
+    value: float = -rng.expovariate(1e-3) - 2 - abs(parameter.low or 0)
+    return _body(path, parameter.name, int(value) if parameter.kind == "int" else value)
+
+
+def _cut(rng: random.Random) -> Bad:
+    path = rng.choice([COMPLETIONS, CHAT])
+    whole = json.dumps({**SUBJECT[path], "stop": ["é", "\n"], "seed": 5}).encode()
+    return Bad("cut", path, whole[: rng.randrange(1, len(whole))], "body")
+
+
+def _noise(rng: random.Random) -> Bad:
+    return Bad("noise", rng.choice([COMPLETIONS, CHAT]), b"\xff" + rng.randbytes(rng.randrange(2000)), "body")
+
+
+def _strange_name(rng: random.Random) -> Bad:
+    name = "x" + "".join(chr(rng.choice([rng.randrange(1, 0xD800), rng.randrange(32, 127)])) for _ in range(20))
+    return _body(rng.choice([COMPLETIONS, CHAT]), name, 1)
+
+
+def _strange_ids(rng: random.Random) -> Bad:
+    ids = [rng.randrange(5, VOCABULARY) for _ in range(rng.randrange(50))]
+    ids.insert(rng.randrange(len(ids) + 1), rng.choice([-1, VOCABULARY, rng.getrandbits(70) + VOCABULARY, -(2**63)]))
+    return _body(COMPLETIONS, "prompt", ids)
+
+
+RANDOM = (_out_of_range, _cut, _noise, _strange_name, _strange_ids)
+
+GARBAGE = (
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 100,
+    b"GET\r\n\r\n",
+    b"FROB /v1/completions HTTP/1.1\r\nhost: x\r\n\r\n",
+    b"\r\n" * 10 + b"x\r\n\r\n",
+    b"GET / HTTP/9.9\r\n\r\n",
+    b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: -5\r\n\r\n",
+    b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999999999999999999\r\n\r\n",
+    b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\nhello",
+    b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+    b"POST /tokenize HTTP/1.1\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\nxyz\r\n",
+    b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nbad header\r\n\r\n",
+    b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nx: \x00\r\n\r\n",
+)
+"""What is no HTTP, or contradicts itself."""

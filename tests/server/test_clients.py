@@ -1,0 +1,266 @@
+"""Programs that people use against OpenAI's API, as they are installed, against a server process, with no network.
+
+Each runs in a process of its own, in which whoever asks for anything but loopback is written down. What it shows of
+the answers must be what the library answers by itself. `pip install langchain-openai llm 'lm-eval[api]' schemathesis`
+has them. litellm wants an older huggingface_hub than Transformers, and works with the newer one: `pip install --no-deps
+litellm`, and what else it imports, fastuuid, python-dotenv and importlib-metadata. The openai SDK has its own file.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import serving
+from serving import Server
+
+import nucleate as nc
+
+pytestmark = pytest.mark.slow
+
+HERE = Path(__file__).parent
+MODEL = "nucleate-tiny"
+PROMPT = "Once upon a time"
+HELLO = [{"role": "user", "content": "Tell me a story about a cat."}]
+SAMPLED = {"temperature": 0.9, "seed": 7, "max_tokens": 16}
+OWN = {"min_p": 0.02, "dry_multiplier": 0.8}
+
+
+class Box:
+    """Runs programs in a folder of their own, without a network and without the user's settings."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.attempts = folder, folder / "attempts"
+
+    def run(self, *command: str, codes: tuple[int, ...] = (0,), cwd: Path | None = None, **variables: str) -> str:
+        """What a Python program (-m NAME, or a file) writes to stdout. codes: the exit statuses that are right."""
+        path = os.pathsep.join(filter(None, [str(HERE / "clients" / "offline"), variables.pop("PYTHONPATH", "")]))
+        own = {"PATH": os.environ["PATH"], "HOME": str(self.folder), "OFFLINE_LOG": str(self.attempts)}
+        environment = {**own, **serving.QUIET, "PYTHONPATH": path, **variables}
+        done = subprocess.run(
+            [sys.executable, *command],
+            cwd=cwd or self.folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=570,
+            check=False,
+        )
+        assert done.returncode in codes, f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}"
+        assert not self.attempts.exists(), f"it asked for the network:\n{self.attempts.read_text()}"
+        return done.stdout
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Box:
+    return Box(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def small() -> Iterator[Server]:
+    """A server of short answers, for those who ask for very many."""
+    with Server("--max-length", "64", "--limit-tokens", "16") as running:
+        yield running
+
+
+def needs(*modules: str) -> pytest.MarkDecorator:
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    return pytest.mark.skipif(bool(missing), reason=f"{' and '.join(missing)} not installed")
+
+
+def of_chat(llm: nc.LLM, messages: list[dict[str, str]] = HELLO, **fields: Any) -> nc.Completion:
+    return llm.chat(messages, llm.default_params.replace(**{**SAMPLED, **fields}))
+
+
+def of_prompt(llm: nc.LLM, prompt: str = PROMPT, **fields: Any) -> str:
+    return llm.generate(prompt, llm.default_params.replace(**{**SAMPLED, **fields}))[0].text
+
+
+def test_the_box_has_no_network(tmp_path: Path) -> None:
+    code = "import socket; socket.create_connection(('example.org', 80), 1)"
+    with pytest.raises(AssertionError, match=r"no network here: example\.org"):
+        Box(tmp_path).run("-c", code)
+    with pytest.raises(AssertionError, match=r"it asked for the network:\s+socket.getaddrinfo example\.org"):
+        Box(tmp_path).run("-c", f"try: {code}\nexcept OSError: pass")
+
+
+@needs("litellm")
+def test_litellm(server: Server, llm: nc.LLM, box: Box) -> None:
+    script = str(HERE / "clients" / "with_litellm.py")
+    told = json.loads(box.run(script, server.url, MODEL, LITELLM_LOCAL_MODEL_COST_MAP="True").splitlines()[-1])
+    chat = of_chat(llm)
+    usage = [chat.usage.prompt_tokens, 16]
+    assert told == {
+        "chat": chat.text,
+        "finish_reason": "length",
+        "usage": usage,
+        "logprobs": [2] * 16,
+        "streamed": chat.text,
+        "built": [chat.text, *usage],
+        "async": chat.text,
+        "several": [of_chat(llm, seed=seed).text for seed in range(8)],
+        "text": of_prompt(llm),
+        "text streamed": of_prompt(llm),
+        "own": of_chat(llm, **OWN).text,
+        "top_k": of_chat(llm, top_k=1).text,
+        "n": [output.text for output in of_chat(llm, n=2).outputs],
+        "unknown field": "BadRequestError",
+        "too long": "ContextWindowExceededError",
+        "unknown model": "NotFoundError",
+    }
+
+
+@needs("langchain_openai")
+def test_langchain(server: Server, llm: nc.LLM, box: Box) -> None:
+    told = json.loads(box.run(str(HERE / "clients" / "with_langchain.py"), server.url, MODEL).splitlines()[-1])
+    chat, asked = of_chat(llm), HELLO[0]["content"]
+    usage = [chat.usage.prompt_tokens, 16]
+    others = [[{"role": "user", "content": f"Tell me of a {thing}."}] for thing in ("dog", "hat", "boat")]
+    brief = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": asked}]
+    assert told == {
+        "chat": chat.text,
+        "finish_reason": "length",
+        "usage": usage,
+        "streamed": chat.text,
+        "streamed usage": usage,
+        "streamed finish_reason": "length",
+        "async": chat.text,
+        "batch": [chat.text] * 4,
+        "several": [of_chat(llm, messages).text for messages in others],
+        "logprobs": [2] * 16,
+        "streamed logprobs": 16,
+        "conversation": of_chat(llm, brief).text,
+        "own": of_chat(llm, **OWN).text,
+        "stop": of_chat(llm, stop=" ").text,
+        "text": of_prompt(llm, top_p=1.0),  # it sends its own default
+        "text streamed": of_prompt(llm, top_p=1.0),
+        "text batch": [of_prompt(llm, top_p=1.0)] * 2,
+        "unknown field": ["OpenAIInvalidRequestError", "temprature"],
+        "too long": ["OpenAIContextOverflowError", "messages"],
+        "unknown model": ["OpenAIModelNotFoundError", "model"],
+    }
+
+
+@needs("llm")
+def test_llm(server: Server, llm: nc.LLM, box: Box) -> None:
+    models = box.folder / "extra-openai-models.yaml"
+    kinds = {"tiny": "", "tiny-text": "  completion: true\n"}
+    models.write_text(
+        "".join(
+            f"- model_id: {name}\n  model_name: {MODEL}\n  api_base: {server.url}/v1\n{more}"
+            for name, more in kinds.items()
+        )
+    )
+    options = ["-o", "temperature", "0.9", "-o", "seed", "7", "-o", "max_tokens", "16"]
+
+    def ask(name: str, prompt: str, *more: str) -> str:
+        return box.run("-m", "llm", "prompt", "-m", name, prompt, *options, *more, LLM_USER_PATH=str(box.folder))
+
+    chat, asked = of_chat(llm).text, HELLO[0]["content"]
+    assert ask("tiny", asked) == ask("tiny", asked, "--no-stream") == chat + "\n"
+    assert ask("tiny-text", PROMPT) == ask("tiny-text", PROMPT, "--no-stream") == of_prompt(llm) + "\n"
+    messages = [*HELLO, {"role": "assistant", "content": chat}, {"role": "user", "content": "And then?"}]
+    ask("tiny", asked)
+    assert ask("tiny", "And then?", "--continue") == of_chat(llm, messages).text + "\n"
+    brief = [{"role": "system", "content": "Be brief."}, *HELLO]
+    assert ask("tiny", asked, "--system", "Be brief.") == of_chat(llm, brief).text + "\n"
+    logged = json.loads(box.run("-m", "llm", "logs", "--json", "-n", "1", LLM_USER_PATH=str(box.folder)))
+    assert logged[0]["output_tokens"] == 16
+
+
+LM_EVAL = needs("lm_eval", "datasets", "aiohttp", "tenacity", "requests")
+
+
+def evaluate(server: Server, box: Box, options: dict[str, Any]) -> dict[str, Any]:
+    """What lm-eval makes of the tasks in the folder."""
+    folder = HERE / "data" / "lm_eval"
+    script, offline = str(HERE / "clients" / "with_lm_eval.py"), {"HF_DATASETS_OFFLINE": "1", "HF_HUB_OFFLINE": "1"}
+    told = box.run(script, server.url, MODEL, str(folder), json.dumps(options), cwd=folder, **offline)
+    return json.loads(told.splitlines()[-1])
+
+
+@LM_EVAL
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_concurrent": 1, "batch_size": 1},
+        {"num_concurrent": 1, "batch_size": 4},
+        {"num_concurrent": 4, "batch_size": 2, "tokenizer_backend": "auto"},
+    ],
+    ids=str,
+)
+def test_lm_eval(server: Server, llm: nc.LLM, box: Box, options: dict[str, Any]) -> None:
+    told = evaluate(server, box, options)
+    choices = told["samples"]["nucleate_choice"]
+    assert len(choices) == 5
+    for sample in choices:
+        for pair, ((value, greedy),) in zip(sample["asked"], sample["answered"], strict=True):
+            assert (pytest.approx(value, abs=1e-3), greedy) == score(llm, *pair)
+    assert told["results"]["nucleate_choice"]["acc,none"] == 1.0
+    for sample in told["samples"]["nucleate_story"]:
+        prompt = plain(llm, sample["asked"][0][0])
+        assert sample["answered"] == [[llm.generate([prompt], greedy_params())[0].text]]
+    for sample in told["samples"]["nucleate_rolling"]:
+        value, _ = score_ids(llm, [0], plain(llm, sample["asked"][0][0]))
+        assert sample["answered"] == [[pytest.approx(value, abs=1e-3)]]
+
+
+@LM_EVAL
+def test_lm_eval_in_a_chat(server: Server, llm: nc.LLM, box: Box) -> None:
+    told = evaluate(server, box, {"chat": True, "num_concurrent": 2, "eos_string": "<|end|>"})
+    samples = told["samples"]["nucleate_story"]
+    assert len(samples) == 5
+    for sample in samples:
+        (messages,), _ = sample["asked"][0]
+        assert sample["answered"] == [[llm.chat(json.loads(messages), greedy_params()).text]]
+
+
+def greedy_params() -> nc.SamplingParams:
+    return nc.SamplingParams(temperature=0, max_tokens=24, stop=["\n", ".", "<|endoftext|>"])
+
+
+def plain(llm: nc.LLM, text: str) -> list[int]:
+    return llm.tokenizer.encode(text, add_special_tokens=False)
+
+
+def score(llm: nc.LLM, start: str, end: str) -> tuple[float, bool]:
+    """The logprob of an end after a start, and whether it is what greedy decoding would write."""
+    head, whole = plain(llm, start), plain(llm, start + end)
+    return score_ids(llm, whole[: len(head)], whole[len(head) :])
+
+
+def score_ids(llm: nc.LLM, head: list[int], tail: list[int]) -> tuple[float, bool]:
+    params = nc.SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0)
+    told = llm.generate([[*head, *tail]], params)[0].prompt_logprobs
+    assert told is not None
+    steps = [step.chosen for step in told[len(head) :] if step is not None]
+    return math.fsum(step.logprob for step in steps), all(step.rank == 1 for step in steps)
+
+
+@needs("schemathesis")
+@pytest.mark.parametrize(("mode", "status"), [("positive", "200"), ("negative", "400")])
+def test_schemathesis(small: Server, box: Box, mode: str, status: str) -> None:
+    """What fits the document, and what does not: never an error of the server, and always as the document says."""
+    settings, report = str(HERE / "data" / "schemathesis.toml"), box.folder / "report.json"
+    written = box.run(
+        *("-m", "schemathesis.cli", "--config-file", settings, "run", f"{small.url}/openapi.json"),
+        *("--mode", mode, "--report-json-path", str(report)),
+        codes=(0, 1),
+        SCHEMATHESIS_HOOKS=str(HERE / "clients" / "schemathesis_hooks.py"),
+    )
+    told = json.loads(report.read_text())
+    assert told["exit_code"] == 0, written
+    assert told["operations"]["tested"] == told["operations"]["total"] >= 10
+    assert told["test_cases"]["generated"] > 500
+    for route in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"):
+        assert small.metric("nucleate_requests_total", route=route, status=status) > 10, written
+    assert small.request("GET", "/health").status == 200
+    assert "Traceback" not in small.log
