@@ -3,14 +3,15 @@
 # make lint   ruff, mypy             make docs    docs/stages.md from the stages; checks links
 # make bench  the benchmarks, in a minute    make setup   only create .venv with everything for development
 # make bench-page  docs/benchmarks.md, measured: a quarter of an hour on an idle machine, with all of '.[torch,bench]'
-# make bench-engine  the engine beside Transformers: ten minutes
+# make test-clients  the server with litellm, langchain, llm, lm-eval, schemathesis (litellm without its dependencies: they contradict ours)
+# make bench-server  the server under load: four minutes   make bench-engine  the engine beside Transformers: ten minutes
 
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 SOURCES := pyproject.toml constraints.txt
 
-.PHONY: setup demo test test-slow lint docs docs-check bench bench-page bench-engine clean
+.PHONY: setup demo test test-slow test-clients lint docs docs-check bench bench-page bench-engine bench-server clean
 
 .venv/python: 
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "nucleate needs Python 3.11 or newer; try: make PYTHON=python3.11 ..."; exit 1; }
@@ -24,7 +25,7 @@ SOURCES := pyproject.toml constraints.txt
 
 .venv/dev: .venv/python $(SOURCES)
 	@echo "installing nucleate with its tests' packages (torch, transformers, starlette) into .venv ..."
-	@$(PIP) -e '.[dev,torch,server]'
+	@$(PIP) -e '.[dev,torch,server,structured]'
 	@touch $@ .venv/demo
 
 setup: .venv/dev
@@ -37,6 +38,11 @@ test: .venv/dev
 
 test-slow: .venv/dev
 	$(BIN)/python -m pytest -m "slow or not slow"
+
+test-clients: .venv/dev
+	@$(PIP) -e '.[dev,torch,server,clients]'
+	@$(PIP) --no-deps litellm==1.109.1
+	$(BIN)/python -m pytest -m "slow or not slow" tests/server/test_clients.py
 
 lint: .venv/dev
 	$(BIN)/ruff check .
@@ -60,6 +66,9 @@ bench-page: .venv/dev
 
 bench-engine: .venv/dev
 	$(BIN)/python benchmarks/engine.py --json benchmarks/results/engine.json
+
+bench-server: .venv/dev
+	$(BIN)/python benchmarks/server.py --json benchmarks/results/server.json
 
 clean:
 	rm -rf .venv dist build .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,178 @@
+"""How large and how costly a form may be, told before anything is compiled. Knows no engine."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from nucleate.core.parameter import ParameterError
+from nucleate.core.values import shown
+from nucleate.text.structured.repetition import unrolled
+from nucleate.text.structured.schema import Place, joined_patterns, places
+from nucleate.text.structured.values import Structured
+
+_COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
+_QUOTED = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|//[^\n]*')
+_TERMINAL = re.compile(r"^[ \t]*_?[A-Z]\w*(?:\[[^\]]*\])?(?:\.\d+)?[ \t]*:", re.MULTILINE)
+_COUNT = re.compile(r"\{\s*(\d+)\s*(?:,\s*(\d*)\s*)?\}")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The most of everything. Each bounds work that was measured to grow with it faster than with the text's length.
+
+    ``characters`` of the whole; ``string`` of one regex, grammar, choice, or string in a schema. ``depth`` of JSON.
+    ``properties`` and ``enum``: names and values in all of a schema together; ``choices`` also of alternatives in a
+    grammar. ``repetitions``: of lengths and items, and of the most a regex can be repeated to; ``forced``: of the
+    least. ``joined``: patterns that one ``allOf`` may have to intersect, and uses of & and ~ in a grammar (half).
+    ``multiple``: of the integers of all ``multipleOf``, and of their least common multiple.
+    """
+
+    characters: int = 100_000
+    string: int = 20_000
+    depth: int = 64
+    properties: int = 1_000
+    enum: int = 10_000
+    choices: int = 10_000
+    repetitions: int = 1_000_000
+    forced: int = 20_000
+    joined: int = 16
+    multiple: int = 20_000
+
+    def check(self, structured: Structured) -> None:
+        """Raise ParameterError, which names the field, if the form is over a limit. Costs no more than reading it."""
+        if structured.json_schema is not None:
+            self._at_most("json_schema", "characters", len(structured.json_schema), self.characters)
+            self._check_schema(structured.schema)
+        elif structured.choice is not None:
+            self._at_most("choice", "texts", len(structured.choice), self.choices)
+            self._at_most("choice", "characters", sum(map(len, structured.choice)), self.characters)
+            self._at_most("choice", "characters in one text", max(map(len, structured.choice)), self.string)
+        elif structured.regex is not None:
+            self.check_pattern("regex", structured.regex, "")
+        elif structured.grammar is not None:
+            self.check_grammar(structured.grammar)
+
+    def check_pattern(self, field: str, pattern: str, where: str) -> None:
+        """The same for one regular expression, which is found at a place in the field."""
+        self._at_most(field, f"characters in one regex{where}", len(pattern), self.string)
+        least, most = unrolled(pattern)
+        self._at_most(field, f"repetitions in a regex at least{where}", least, self.forced)
+        self._at_most(field, f"repetitions in a regex at most{where}", most, self.repetitions)
+
+    def check_grammar(self, text: str) -> None:
+        """The same for a grammar in Lark or GBNF."""
+        field = "grammar"
+        self._at_most(field, "characters", len(text), self.string)
+        bare = _QUOTED.sub("''", text)
+        self._at_most(field, "alternatives", bare.count("|"), self.choices)
+        self._at_most(field, "uses of & and ~", bare.count("&") + bare.count("~"), self.joined // 2)
+        self._at_most(field, "brackets, one in another", _depth(bare), self.depth)
+        self.check_pattern(field, text, "")  # near enough: what groups and repeats is written alike
+        # Terminals are put into one another, so that their repetitions multiply; rules are not.
+        product = 1
+        starts = [*(found.start() for found in _TERMINAL.finditer(text)), len(text)]
+        for begin, end in pairwise(starts):
+            product *= max((int(least[:9]) for least, _ in _COUNT.findall(text[begin:end])), default=1) or 1
+            self._at_most(field, "repetitions of terminals in one another", product, 5 * self.forced)
+
+    def _check_schema(self, schema: dict[str, Any]) -> None:
+        field = "json_schema"
+        self._at_most(field, "levels of depth", _levels(schema, self.depth, self.string), self.depth)
+        properties = values = 0
+        multiples: set[int] = set()
+        found = list(places(schema))
+        self._at_most(field, "schemas", len(found), self.enum)
+        for place in found:
+            _check_reference(place, schema)
+            properties += sum(len(place.objects(name)) for name in ("properties", "patternProperties"))
+            self._at_most(field, "properties", properties, self.properties)
+            values += len(place.listed("enum"))
+            self._at_most(field, "values in enums", values, self.enum)
+            for name in _COUNTS:
+                count = place.schema.get(name)
+                if isinstance(count, int | float):
+                    self._at_most(field, f"in {name}{place.where}", count, self.repetitions)
+            for pattern in place.patterns():
+                self.check_pattern(field, pattern, place.where)
+            self._check_multiple(place, multiples)
+        self._check_joined(found, schema)
+
+    def _check_joined(self, found: list[Place], schema: dict[str, Any]) -> None:
+        """Patterns of which a text must match all: their intersection can be exponential in their number."""
+        if len({text for place in found for text in place.texts()}) <= self.joined:
+            return
+        joining = [place for place in found if place.joins]
+        self._at_most("json_schema", "schemas under allOf or $ref", len(joining) * len(found), 50 * self.enum)
+        for place in joining:
+            patterns = joined_patterns(place, schema)
+            self._at_most("json_schema", f"patterns joined by allOf or $ref{place.where}", patterns, self.joined)
+
+    def _check_multiple(self, place: Place, seen: set[int]) -> None:
+        value = place.schema.get("multipleOf")
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            return
+        digits, _, power = repr(value).partition("e")
+        whole, _, fraction = digits.removesuffix(".0").partition(".")
+        number = int((whole + fraction).strip("-")[:20] or 0)
+        if value <= 0 or (power and abs(int(power)) > 20):
+            raise ParameterError("json_schema", f"json_schema: multipleOf{place.where} is out of range: {value!r:.30}")
+        seen.add(number)
+        product = 1
+        for each in seen:
+            product *= each
+        self._at_most("json_schema", "as the product of all multipleOf", product, self.multiple)
+
+    @staticmethod
+    def _at_most(field: str, what: str, count: float, most: int) -> None:
+        if count > most:
+            number = f"{count}" if isinstance(count, int) and count < 10**12 else "far more"
+            raise ParameterError(field, f"{field} is too large: {number} {what}; allowed are {most}")
+
+
+def _check_reference(place: Place, root: dict[str, Any]) -> None:
+    """A reference must be one that is followed here too, or what it leads to would escape every limit."""
+    field, reference = "json_schema", place.schema.get("$ref")
+    if reference is not None and place.referred(root) is None:
+        told = f"{field}: $ref{place.where} must point to a schema in this document (#/...), got {shown(reference)}"
+        raise ParameterError(field, told)
+    if place.pointer and any(isinstance(place.schema.get(name), str) for name in ("$id", "id")):
+        raise ParameterError(field, f"{field}: an $id{place.where} is not supported, only at the root")
+
+
+def _levels(value: Any, most: int, longest: int) -> int:
+    """How deep JSON is nested, counted to a little over ``most``. Raises ParameterError for a string too long."""
+    deepest, waiting = 0, [(value, 1)]
+    while waiting:
+        item, level = waiting.pop()
+        if isinstance(item, str):
+            _check_string(item, longest)
+        elif isinstance(item, dict | list):
+            deepest = max(deepest, level)
+            if deepest > most:
+                break
+            for name in item if isinstance(item, dict) else ():
+                _check_string(name, longest)
+            waiting += [(child, level + 1) for child in (item.values() if isinstance(item, dict) else item)]
+    return deepest
+
+
+def _check_string(text: str, longest: int) -> None:
+    if len(text) > longest:
+        raise ParameterError(
+            "json_schema", f"json_schema has a string of {len(text)} characters; allowed are {longest}"
+        )
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ParameterError("json_schema", f"json_schema has a string that is no Unicode: {error.reason}") from None
+
+
+def _depth(text: str) -> int:
+    level = deepest = 0
+    for character in text:
+        level += (character in "([{") - (character in ")]}")
+        deepest = max(deepest, level)
+    return deepest

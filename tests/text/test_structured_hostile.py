@@ -1,0 +1,279 @@
+"""What is malformed, too large, or made to hang: a clear error in time, and the next request is served."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+import nucleate as nc
+from nucleate.core.parameter import ParameterError
+from nucleate.text.structured import Grammars, Limits, Structured
+
+SECONDS = 2.0
+
+
+def chain(count: int, **more: Any) -> dict[str, Any]:
+    """Definitions, each of which refers to the next one."""
+    made = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}", **{k: v.format(i) for k, v in more.items()}} for i in range(count)}
+    return {"$ref": "#/$defs/d0", "$defs": {**made, f"d{count}": {"type": "string"}}}
+
+
+def nested(depth: int) -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    for _ in range(depth):
+        made = {"items": made}
+    return made
+
+
+LINES = "\n".join
+SCHEMAS: dict[str, Any] = {
+    "no JSON": "{",
+    "trailing comma": '{"type": "object",}',
+    "twice the same name": '{"type": "object", "type": "array"}',
+    "a list": "[]",
+    "a number": "1",
+    "true": "true",
+    "empty text": "",
+    "NaN": {"const": float("nan")},
+    "NaN in text": '{"const": NaN}',
+    "infinite": '{"minimum": 1e999, "type": "integer"}',
+    "no JSON value": {"const": {1, 2}},
+    "numbers as names": {"properties": {1: {}}},
+    "half a character": {"const": "\ud800"},
+    "half a character in text": '{"const": "\\ud800"}',
+    "NUL": '{"type":\0"object"}',
+    "deep": nested(200),
+    "too deep to parse": '{"items":' * 100_000 + "{}" + "}" * 100_000,
+    "large": {"const": ["x" * 1000] * 200},
+    "one long string": {"const": "x" * 50_000},
+    "unknown type": {"type": "strnig"},
+    "type of a number": {"type": 1},
+    "no types": {"type": []},
+    "no values": {"enum": []},
+    "enum of a number": {"enum": 1},
+    "properties of a list": {"properties": []},
+    "required of a string": {"required": "a"},
+    "unsatisfiable": {"type": "integer", "minimum": 3, "maximum": 2},
+    "contradiction": {"allOf": [{"type": "string"}, {"type": "object"}]},
+    "required and forbidden": {"type": "object", "required": ["a"], "additionalProperties": False},
+    "negative length": {"type": "string", "minLength": -1},
+    "fetch": {"$ref": "http://127.0.0.1:9/x"},
+    "file": {"$ref": "file:///etc/passwd"},
+    "nowhere": {"$ref": "#/nowhere"},
+    "itself": {"$ref": "#"},
+    "one of itself": {"anyOf": [{"$ref": "#"}]},
+    "round and round": {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
+    "not": {"not": {"type": "string"}},
+    "own options": {"type": "object", "x-guidance": {"lenient": True}},
+    "misspelt": {"type": "string", "maxlength": 3},
+    "unknown format": {"type": "string", "format": "unknown"},
+    "look-around": {"type": "string", "pattern": "(?=a)b"},
+    "broken pattern": {"type": "string", "pattern": "["},
+    "pattern of a gigabyte": {"type": "string", "pattern": "((((a{1000}){1000}){1000}){1000})"},
+    "forced": {"type": "string", "pattern": "^(abc){30000}$"},
+    "lazy": {"type": "string", "pattern": "^((a{1000}?){1000}?){10}$"},
+    "verbose": {"type": "string", "pattern": "(?x)a{ # }\n 1000000}"},
+    "many patterns at once": {"allOf": [{"type": "string", "pattern": f"a.*{i}"} for i in range(60)]},
+    "many patterns by reference": chain(60, pattern="a.*{}"),
+    "references in disguise": json.loads(json.dumps(chain(60, pattern="a.*{}")).replace("#/$defs", "#/%24defs")),
+    "references by anchor": {"$ref": "#a", "$defs": {"x": {"$anchor": "a", "not": {}}}},
+    "another root": {"$ref": "#/$defs/a", "$defs": {"a": {"$id": "b", "$ref": "#/$defs/c"}, "c": {}}},
+    "patterns that meet in a property": {"allOf": [{"properties": {"a": {"pattern": f"a.*{i}"}}} for i in range(60)]},
+    "many alternatives of alternatives": {
+        "allOf": [{"anyOf": [{"properties": {f"a{i}{j}": {"type": "string"}}} for j in range(4)]} for i in range(8)]
+    },
+    "multiples": {"allOf": [{"type": "integer", "multipleOf": prime} for prime in (97, 101, 103, 107)]},
+    "large multiple": {"type": "integer", "multipleOf": 1_000_003},
+    "small multiple": {"type": "number", "multipleOf": 1.0000019e-7},
+    "multiple of nothing": {"type": "integer", "multipleOf": 0},
+    "long array": {"type": "array", "minItems": 10**9},
+    "long string": {"type": "string", "minLength": 10**15},
+    "many properties": {"type": "object", "properties": {f"p{i}": {} for i in range(3000)}},
+    "many values": {"enum": list(range(15_000))},
+    "many schemas": {"anyOf": [{}] * 20_000},
+    "many to join": {"properties": {f"p{i}": {"$ref": "#", "minLength": 1, "pattern": f"{i}"} for i in range(950)}},
+    "one of several": {"oneOf": [{"type": "object"}, {"type": "object", "required": ["a"]}]},
+}
+REGEXES = {
+    "empty": "",
+    "open group": "(",
+    "open class": "[a",
+    "backwards": "a{5,2}",
+    "backwards class": "[z-a]",
+    "look-ahead": "(?=a)b",
+    "look-behind": "(?<!a)b",
+    "back-reference": r"(a)\1",
+    "boundary": r"\bfoo",
+    "end in the middle": "a$b",
+    "unknown property": r"\p{Foo}",
+    "not UTF-8": r"(?-u)\xff",
+    "many digits": "a{" + "9" * 5000 + "}",
+    "nothing": r"[^\s\S]",
+    "NUL": "a\0b",
+    "half a character": "\udc00",
+    "deep": "(" * 2000 + "a" + ")" * 2000,
+    "large": "a" * 100_000,
+    "unrolled": "(((a{1000}){1000}){1000}){1000}",
+    "unrolled to nothing": "(((a{0,1000}){0,1000}){0,1000}){0,1000}",
+    "unrolled spaces": "((a{ 1000 }){ 1000 , }){1000}",
+}
+GRAMMARS = {
+    "empty": "",
+    "blank": "   \n ",
+    "no start": 'foo: "a"',
+    "unknown rule": "start: foo",
+    "open string": 'start: "a',
+    "broken regex": "start: /(/",
+    "twice": 'start: "a"\nstart: "b"',
+    "round terminals": "start: A\nA: B\nB: A",
+    "endless": 'start: "a" start',
+    "itself": "start: start",
+    "broken schema": 'start: %json {"type": "strnig"}',
+    "unknown import": "%import python.NAME\nstart: NAME",
+    "unknown grammar": "start: @foo",
+    "unknown token": "start: <|nope|>",
+    "the engine's own form": '{"grammars": [{"json_schema": {}}]}',
+    "NUL": 'start: "a\0"',
+    "deep": "start: " + "(" * 500 + '"a"' + ")" * 500,
+    "large": 'start: "' + "a" * 100_000 + '"',
+    "unrolled terminals": "start: D\nD: C{1000}\nC: B{1000}\nB: A{1000}\nA: /a/",
+    "doubled terminals": LINES(["start: R0", *(f"R{i}: R{i + 1} R{i + 1}" for i in range(40)), "R40: /z/"]),
+    "doubled rules": LINES(["start: r0", *(f"r{i}: r{i + 1} r{i + 1}" for i in range(40)), "r40: /z/"]),
+    "intersections": "start: A\nA: " + " & ".join(f"/(.*[abc]){{{i}}}.*/" for i in range(1, 30)),
+    "alternatives": "start: " + "|".join(["A"] * 11_000) + "\nA: /a/",
+    "GBNF, unrolled": 'root ::= d d\nd ::= c{1000}\nc ::= b{1000}\nb ::= a{1000}\na ::= "x"',
+    "GBNF without root": 'foo ::= "a"',
+    "GBNF with an open string": 'root ::= "a',
+    "GBNF with an unknown rule": "root ::= foo",
+    "GBNF with half a character": r'root ::= "\ud800"',
+    "GBNF with no character": r'root ::= "\UFFFFFFFF"',
+    "GBNF, deep": "root ::= " + "(" * 900 + '"a"' + ")" * 900,
+    "GBNF, round": "root ::= a\na ::= root",
+    "GBNF, endless rule": "root ::= \\",
+}
+CHOICES: dict[str, Any] = {
+    "none": (),
+    "empty": ("",),
+    "one empty": ("a", ""),
+    "a string": "abc",
+    "numbers": (1, 2),
+    "half a character": ("\ud83d",),
+    "NUL": ("a\0",),
+    "many": tuple(map(str, range(20_000))),
+    "large": tuple("x" * 1000 + str(i) for i in range(200)),
+    "one large": ("x" * 30_000,),
+}
+CASES = [
+    (field, name, value)
+    for field, cases in (("json_schema", SCHEMAS), ("regex", REGEXES), ("grammar", GRAMMARS), ("choice", CHOICES))
+    for name, value in cases.items()
+]
+
+
+@pytest.fixture(scope="module")
+def grammars() -> Grammars:
+    return Grammars(nc.LLM().tokenizer, 4096)
+
+
+def error_of(grammars: Grammars, **said: Any) -> ParameterError:
+    begun = time.monotonic()
+    with pytest.raises(ParameterError) as caught:
+        grammars.compile(Structured(**said))
+    assert time.monotonic() - begun < SECONDS
+    return caught.value
+
+
+def test_there_are_sixty_at_least() -> None:
+    assert len(CASES) >= 60
+
+
+@pytest.mark.parametrize(("field", "name", "value"), CASES, ids=[f"{field}-{name}" for field, name, _ in CASES])
+def test_a_hostile_form_is_a_clear_error_in_time(grammars: Grammars, field: str, name: str, value: Any) -> None:
+    error = error_of(grammars, **{field: value})
+    assert error.field == field
+    text = str(error)
+    assert text.startswith(field)
+    assert len(text) < 400
+    assert "\n" not in text
+    assert not any(word in text for word in (".rs", "site-packages", "panick", "<non-verbose", "Traceback"))
+    assert grammars.compile(Structured(regex="ok")).matcher().forced()  # and it goes on
+
+
+SLOW_BUT_FINE = {
+    "optional properties": {"json_schema": {"type": "object", "properties": {f"p{i}": {} for i in range(1000)}}},
+    "values": {"json_schema": {"enum": [f"v{i}" for i in range(9000)]}},
+    "multiple": {"json_schema": {"type": "integer", "multipleOf": 19_997}},
+    "forced": {"regex": "(ab){9999}"},
+    "alternatives": {"grammar": "start: " + " | ".join(f'"w{i}"' for i in range(1500))},
+    "choices": {"choice": [f"choice {i}" for i in range(5000)]},
+    "length": {"json_schema": {"type": "string", "minLength": 1000, "maxLength": 1_000_000}},
+    "patterns": {"json_schema": {"patternProperties": {f"^k{i:03}": {} for i in range(200)}, "type": "object"}},
+    "doubled": {"json_schema": {"$ref": "#/$defs/d0", "$defs": {
+        **{f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}, {"$ref": f"#/$defs/d{i + 1}"}]} for i in range(24)},
+        "d24": {"type": "string"}}}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SLOW_BUT_FINE)
+def test_what_is_just_within_the_limits_compiles_in_time(grammars: Grammars, name: str) -> None:
+    begun = time.monotonic()
+    matcher, mask_W = grammars.compile(Structured(**SLOW_BUT_FINE[name])).matcher(), np.empty(grammars.words, np.int32)
+    assert time.monotonic() - begun < SECONDS
+    for _ in range(12):  # and goes on without becoming too complex
+        matcher.fill(mask_W)
+        matcher.push(int(np.flatnonzero(np.unpackbits(mask_W.view(np.uint8), bitorder="little"))[-1]))
+    assert matcher.error is None
+
+
+def test_limits_can_be_set(grammars: Grammars) -> None:
+    tight = Limits(characters=40, string=10, depth=3, properties=1, enum=4, choices=2, repetitions=5, forced=3)
+    for said, words in (
+        ({"json_schema": {"title": "x" * 5, "description": "y" * 9}}, "characters"),
+        ({"json_schema": {"title": "x" * 11}}, "11 characters"),
+        ({"json_schema": {"items": {"items": {"items": {}}}}}, "depth"),
+        ({"json_schema": {"properties": {"a": {}, "b": {}}}}, "properties"),
+        ({"json_schema": {"enum": [1, 2, 3, 4, 5]}}, "values in enums"),
+        ({"json_schema": {"items": {"maxItems": 6}}}, "6 in maxItems at /items"),
+        ({"json_schema": {"items": {"pattern": "a{4}"}}}, "4 repetitions in a regex at least at /items"),
+        ({"choice": ["a", "b", "c"]}, "texts"),
+        ({"choice": ["x" * 11]}, "characters in one text"),
+        ({"regex": "a{0,6}"}, "6 repetitions in a regex at most"),
+        ({"grammar": "s:a|b|c|d"}, "alternatives"),
+    ):
+        with pytest.raises(ParameterError, match=words):
+            tight.check(Structured(**said))
+    tight.check(Structured(json_schema={"enum": [1, 2, 3, 4]}))
+    tight.check(Structured(regex="a{3}"))
+
+
+def test_errors_tell_the_keyword_and_the_place(grammars: Grammars) -> None:
+    def told(schema: dict[str, Any]) -> str:
+        return str(error_of(grammars, json_schema=schema))
+
+    deep = {"properties": {"a/b": {"items": {"uniqueItems": True}}}}
+    assert "uniqueItems at /properties/a~1b/items;" in told(deep)
+    assert "not at /components/schemas/X;" in told(
+        {"$ref": "#/components/schemas/X", "components": {"schemas": {"X": {"not": {}}}}}
+    )
+    assert "did you mean maxLength?" in told({"type": "string", "maxlength": 3})
+    assert "format 'iri' at /items " in told({"items": {"type": "string", "format": "iri"}})
+    assert "oneOf, of which several may hold, at /items;" in told({"items": {"oneOf": [{"type": "object"}, {}]}})
+    assert told({"type": "strnig"}) == "json_schema: Invalid type: strnig"
+    assert str(error_of(grammars, grammar="start: foo")) == 'grammar: at 1(8): unknown name: "foo"'
+    assert str(error_of(grammars, regex="(")) == "regex: unclosed group"
+
+
+def test_a_keyword_that_is_not_reached_does_not_matter(grammars: Grammars) -> None:
+    grammars.compile(Structured(json_schema={"type": "null", "$defs": {"a": {"not": {}}}, "default": {"not": 1}}))
+    grammars.compile(Structured(json_schema={"const": {"not": 1, "uniqueItems": True}}))
+    grammars.compile(Structured(json_schema={"properties": {"not": {"type": "null"}, "format": {"type": "null"}}}))
+    grammars.compile(Structured(json_schema={"type": "integer", "format": "int32"}))
+
+
+def test_json_text_and_object_say_the_same(grammars: Grammars) -> None:
+    schema = {"type": "object", "properties": {"b": {}, "a": {}}}
+    assert Structured(json_schema=schema) == Structured(json_schema=json.dumps(schema, indent=4))

@@ -1,0 +1,584 @@
+"""Masks, one by one and many at once, against slow twins; taking back, copies, the end, and what goes wrong."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+import regex
+import tokenizers
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+
+import nucleate as nc
+from nucleate.core.parameter import ParameterError
+from nucleate.text.structured import Compiled, Grammars, Matcher, MatcherError, Structured, library
+from nucleate.text.structured.matcher import GuidanceMatcher
+from nucleate.text.tokenizer import Tokenizer
+
+OBJECT = {"type": "object", "properties": {"name": {"type": "string"}, "n": {"type": "integer"}}, "required": ["name"]}
+FORMS = [
+    Structured(json_schema=OBJECT),
+    Structured(json_schema=OBJECT, whitespace="compact"),
+    Structured(json_object=True),
+    Structured(regex="[a-c]{2,9}(x|yz)?"),
+    Structured(choice=("yes", "no", "nothing at all")),
+    Structured(grammar='start: "(" start ")" | /[0-9]+/'),
+    Structured(regex="(.|\n)*"),
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return nc.LLM().tokenizer
+
+
+@pytest.fixture(scope="module")
+def grammars(tokenizer: Tokenizer) -> Grammars:
+    return Grammars(tokenizer, 4096, threads=2)
+
+
+def mask_of(matcher: Matcher, words: int = 128) -> np.ndarray:
+    mask_W = np.full(words, -1, np.int32)
+    matcher.fill(mask_W)
+    return mask_W
+
+
+def allowed(matcher: Matcher, words: int = 128) -> list[int]:
+    return np.flatnonzero(np.unpackbits(mask_of(matcher, words).view(np.uint8), bitorder="little")).tolist()
+
+
+def walk(
+    matcher: Matcher, steps: int, chance: random.Random, words: int = 128, ends: frozenset[int] = frozenset()
+) -> list[int]:
+    """Push random allowed tokens; tell them."""
+    pushed = []
+    for _ in range(steps):
+        tokens = [token for token in allowed(matcher, words) if token not in ends]
+        if not tokens:
+            break
+        pushed.append(chance.choice(tokens))
+        matcher.push(pushed[-1])
+    return pushed
+
+
+def takes(matcher: Matcher, token: int) -> bool:
+    try:
+        matcher.copy().push(token)
+    except ValueError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.to_json()[:40])
+def test_a_mask_is_every_token_tried(grammars: Grammars, tokenizer: Tokenizer, form: Structured) -> None:
+    """But where only one text can follow: there it is the first of the tokens in which that is usually written."""
+    matcher = grammars.compile(form).matcher()
+    chance = random.Random(1)
+    for _ in range(5):
+        tried = [token for token in range(4096) if takes(matcher, token)]
+        forced = matcher.forced()
+        assert allowed(matcher) == (list(forced[:1]) or tried)
+        assert set(forced[:1]) <= set(tried)
+        if not walk(matcher, 1, chance, ends=tokenizer.eos_token_ids):
+            break
+
+
+@pytest.mark.parametrize(
+    "pattern", ["[a-c]{2,9}(x|yz)?", "(ab|cd)*e?", "[^z]{3,5}", "(?i)hello|world", "x?y*z+[0-9]{2}"]
+)
+def test_a_mask_is_what_another_engine_says(grammars: Grammars, tokenizer: Tokenizer, pattern: str) -> None:
+    """A partial match of the text with each token added."""
+    compiled = regex.compile(pattern)
+    ends, table = tokenizer.eos_token_ids, tokenizer.pieces.table
+    texts = {
+        token: table[token] for token in table if token not in tokenizer.special_ids and isinstance(table[token], str)
+    }
+    for seed in range(3):
+        matcher, text, chance = grammars.compile(Structured(regex=pattern)).matcher(), "", random.Random(seed)
+        for _ in range(6):
+            right = {
+                token for token, piece in texts.items() if piece and compiled.fullmatch(text + piece, partial=True)
+            }
+            told = {token for token in allowed(matcher) if token in texts}
+            assert told == (right & set(matcher.forced()[:1]) or right), text
+            assert matcher.finished == (compiled.fullmatch(text) is not None)
+            if not told:
+                break
+            token = chance.choice(sorted(told))
+            matcher.push(token)
+            text += texts[token]
+    assert ends
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.to_json()[:40])
+def test_what_is_taken_back_never_was(grammars: Grammars, tokenizer: Tokenizer, form: Structured) -> None:
+    compiled, chance = grammars.compile(form), random.Random(2)
+    for _ in range(8):
+        matcher = compiled.matcher()
+        pushed = walk(matcher, chance.randrange(1, 25), chance)  # over the end, with EOS after EOS
+        back = chance.randrange(len(pushed) + 1)
+        matcher.rollback(back)
+        again = compiled.matcher()
+        for token in pushed[: len(pushed) - back]:
+            again.push(token)
+        assert np.array_equal(mask_of(matcher), mask_of(again))
+        assert (matcher.finished, matcher.stopped, matcher.forced()) == (again.finished, again.stopped, again.forced())
+        for token in pushed[len(pushed) - back :]:  # and forward again
+            assert takes(matcher, token)
+            matcher.push(token)
+            again.push(token)
+        assert np.array_equal(mask_of(matcher), mask_of(again))
+        with pytest.raises(ValueError, match="cannot take back"):
+            matcher.rollback(len(pushed) + 1)
+        with pytest.raises(ValueError, match="cannot take back"):
+            matcher.rollback(-1)
+        matcher.rollback(len(pushed))
+        assert np.array_equal(mask_of(matcher), mask_of(compiled.matcher()))
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.to_json()[:40])
+def test_copies_go_their_own_ways(grammars: Grammars, form: Structured) -> None:
+    matcher, chance = grammars.compile(form).matcher(), random.Random(3)
+    walk(matcher, 3, chance)
+    before = mask_of(matcher)
+    copies = [matcher.copy() for _ in range(6)]
+    for one in copies:
+        walk(one, 5, chance)
+        one.copy().rollback(2)
+    assert np.array_equal(mask_of(matcher), before)
+    for one in copies:
+        one.rollback(5)
+        assert np.array_equal(mask_of(one), before)
+
+
+def test_the_end(grammars: Grammars, tokenizer: Tokenizer) -> None:
+    ends = sorted(tokenizer.eos_token_ids)
+    assert len(ends) == 2
+    matcher = grammars.compile(Structured(regex="ab?")).matcher()
+    a, b = tokenizer.encode("a", add_special_tokens=False) + tokenizer.encode("b", add_special_tokens=False)
+    with pytest.raises(ValueError, match="not allowed"):
+        matcher.push(ends[0])  # too early
+    assert (matcher.finished, matcher.stopped) == (False, False)
+    matcher.push(a)
+    assert (matcher.finished, matcher.stopped) == (True, False)
+    assert allowed(matcher) == sorted([*ends, b])
+    early = matcher.copy()
+    early.push(ends[1])
+    assert (early.finished, early.stopped, allowed(early)) == (True, True, ends)
+    with pytest.raises(ValueError, match=f"token {b} is not allowed"):
+        early.push(b)
+    assert early.error is None
+    matcher.push(b)
+    assert (matcher.finished, matcher.stopped, allowed(matcher), matcher.forced()) == (True, True, ends, ())
+    for end in (*ends, *ends):
+        matcher.push(end)
+        assert (matcher.finished, matcher.stopped, allowed(matcher), matcher.forced()) == (True, True, ends, ())
+        copy = matcher.copy()
+        assert allowed(copy) == ends
+        copy.push(end)
+        copy.rollback(2)
+        assert copy.stopped
+    copy = matcher.copy()
+    copy.rollback(6)
+    assert allowed(copy) == allowed(grammars.compile(Structured(regex="ab?")).matcher())
+    matcher.rollback(4)
+    assert allowed(matcher) == ends
+    matcher.rollback(1)
+    assert allowed(matcher) == sorted([*ends, b])
+    matcher.push(b)
+
+
+def test_a_token_that_is_refused_changes_nothing(grammars: Grammars) -> None:
+    matcher = grammars.compile(Structured(regex="[a-z]+")).matcher()
+    walk(matcher, 2, random.Random(0))
+    before = mask_of(matcher)
+    digit = nc.LLM().tokenizer.encode("7", add_special_tokens=False)[0]
+    for token in (digit, -1, 4096, 10**6, 2**40):
+        with pytest.raises(ValueError, match="not allowed here"):
+            matcher.push(token)
+    assert matcher.error is None
+    assert np.array_equal(mask_of(matcher), before)
+
+
+def test_forced_tokens_are_the_usual_ones(grammars: Grammars, tokenizer: Tokenizer) -> None:
+    form = Structured(json_schema={"const": {"first_name": "hello world"}}, whitespace="compact")
+    matcher = grammars.compile(form).matcher()
+    text = '{"first_name":"hello world"}'
+    assert matcher.forced() == tuple(tokenizer.encode(text, add_special_tokens=False))
+    for token in matcher.forced():
+        matcher.push(token)
+    assert matcher.forced() == ()
+    assert matcher.stopped
+    assert grammars.compile(Structured(regex="[ab]c")).matcher().forced() == ()
+
+
+def test_a_wrong_array_is_refused(grammars: Grammars) -> None:
+    matcher = grammars.compile(Structured(regex="a")).matcher()
+    frozen = np.zeros(128, np.int32)
+    frozen.flags.writeable = False
+    for wrong in (
+        np.zeros(127, np.int32),
+        np.zeros(128, np.int64),
+        np.zeros((1, 128), np.int32),
+        np.zeros(256, np.int32)[::2],
+        frozen,
+        [0],
+    ):
+        with pytest.raises(ValueError, match="masks must be"):
+            matcher.fill(wrong)
+    with pytest.raises(ValueError, match="masks must be"):
+        grammars.fill_all([matcher], np.zeros((2, 128), np.int32))
+    with pytest.raises(ValueError, match="one row only"):
+        grammars.fill_all([matcher, matcher], np.zeros((2, 128), np.int32))
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2, 5, 32])
+def test_many_masks_are_those_one_by_one(grammars: Grammars, rows: int) -> None:
+    chance = random.Random(rows)
+    matchers: list[Matcher | None] = []
+    for row in range(rows):
+        matcher = grammars.compile(FORMS[row % len(FORMS)]).matcher()
+        walk(matcher, chance.randrange(12), chance)
+        matchers.append(None if row % 9 == 8 else matcher)
+    for _ in range(4):
+        masks_RW = np.full((rows, 128), 0x55555555, np.int32)
+        grammars.fill_all(matchers, masks_RW)
+        for matcher, mask_W in zip(matchers, masks_RW, strict=True):
+            assert np.array_equal(mask_W, np.full(128, -1) if matcher is None else mask_of(matcher))
+            if matcher is not None:
+                walk(matcher, 1, chance)
+
+
+def small(*words: str, eos: str = "</s>") -> Grammars:
+    """A vocabulary of these words as they are, and an EOS."""
+    backend = tokenizers.Tokenizer(
+        models.WordLevel({word: i for i, word in enumerate([*words, eos])}, unk_token=words[0])
+    )
+    backend.decoder = decoders.Fuse()
+    return Grammars(Tokenizer(backend, eos_token_ids=[len(words)]), len(words) + 1)
+
+
+def test_a_dead_end_is_an_error_that_stays() -> None:
+    """The text must go on with a letter that no token has."""
+    grammars = small("a", "b", "c", "e")
+    matcher = grammars.compile(Structured(regex="a(bd|ce)")).matcher()
+    good = matcher.copy()
+    for token in (0, 2):
+        good.push(token)
+    matcher.push(0)
+    assert allowed(matcher, 1) == [1, 2]
+    matcher.push(1)
+    masks_RW = np.full((3, 1), -1, np.int32)
+    grammars.fill_all([good, matcher, None], masks_RW)
+    assert masks_RW[:, 0].tolist() == [0b1000, 0, -1]
+    assert "no text of this vocabulary" in (matcher.error or "")
+    assert (good.error, matcher.finished, matcher.stopped) == (None, False, False)
+    one = np.full(1, -1, np.int32)
+    for call in (
+        lambda: matcher.fill(one),
+        lambda: matcher.push(2),
+        lambda: matcher.rollback(1),
+        matcher.forced,
+        matcher.copy,
+    ):
+        with pytest.raises(MatcherError, match="no text of this vocabulary"):
+            call()
+    grammars.fill_all([matcher], one[None])
+    assert one[0] == 0
+    with pytest.raises(ParameterError, match="regex: no text of this vocabulary"):
+        grammars.compile(Structured(regex="d"))
+
+
+def test_what_becomes_too_complex_is_an_error_of_its_row(grammars: Grammars, tokenizer: Tokenizer) -> None:
+    """Text without an end: nothing is wrong until its only way is taken."""
+    matcher = grammars.compile(Structured(grammar='start: "b" | "a" endless\nendless: "a" endless')).matcher()
+    other = grammars.compile(Structured(regex="[0-9]+")).matcher()
+    matcher.push(tokenizer.encode("a", add_special_tokens=False)[0])
+    assert matcher.error is None
+    with pytest.raises(MatcherError, match="Too many items"):
+        walk(matcher, 3, random.Random(0))
+    masks_RW = np.full((2, 128), -1, np.int32)
+    grammars.fill_all([matcher, other], masks_RW)
+    assert "Too many items" in matcher.error
+    assert not masks_RW[0].any()
+    assert np.array_equal(masks_RW[1], mask_of(other))
+
+
+def panic() -> BaseException:
+    """A real one, which the engine raises for a token it cannot hold."""
+
+    class Words:
+        is_tokenizer_wrapper, bos_token_id, eos_token_id, special_token_ids = True, None, 0, (0,)
+        tokens = (b"end", b"x" * 2000)
+
+        def __call__(self, text: Any) -> list[int]:
+            return []
+
+    try:
+        library.library().LLTokenizer(Words(), n_vocab=2, eos_token=[0])
+    except BaseException as error:  # noqa: BLE001 - it is no Exception
+        return error
+    raise AssertionError
+
+
+class Panics:
+    """Stands for an LLMatcher whose every call panics; or raises what it is told to."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def is_error(self) -> bool:
+        return False
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*_: object) -> Any:
+            raise self.error
+
+        return call
+
+
+def test_a_panic_of_the_engine_is_an_error_of_its_row(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+    error = panic()
+    assert not isinstance(error, Exception)
+    ends_W = np.zeros(128, np.int32)
+    calls = ("fill", np.zeros(128, np.int32)), ("push", 1), ("rollback", 0), ("forced",), ("copy",)
+    for name, *arguments in calls:
+        matcher = GuidanceMatcher(Panics(error), frozenset({0}), ends_W)
+        if name == "rollback":
+            matcher._count, arguments = 3, [1]
+        with pytest.raises(MatcherError, match="the grammar engine failed"):
+            getattr(matcher, name)(*arguments)
+        assert matcher.error == "the grammar engine failed"
+    good = [grammars.compile(form).matcher() for form in FORMS[:3]]
+    bad = GuidanceMatcher(Panics(error), frozenset({0}), ends_W)
+    masks_RW = np.full((4, 128), -1, np.int32)
+
+    class Executor:
+        def unsafe_compute_mask_ptr(self, *_: object) -> None:
+            raise error
+
+    monkeypatch.setattr(grammars, "_executor", Executor())
+    grammars.fill_all([good[0], bad, *good[1:]], masks_RW)
+    assert not masks_RW[1].any()
+    assert bad.error == "the grammar engine failed"
+    for matcher, row in zip(good, (0, 2, 3), strict=True):
+        assert np.array_equal(masks_RW[row], mask_of(matcher))
+
+
+def test_a_panic_while_compiling_is_a_parameter_error(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+    error = panic()
+
+    def fails(*_: object) -> Any:
+        raise error
+
+    monkeypatch.setattr(grammars._vocabulary, "matcher", fails)
+    with pytest.raises(ParameterError, match="regex: the grammar engine failed"):
+        grammars.compile(Structured(regex="panic"))
+
+
+def test_a_stop_that_is_no_error_and_no_end_is_an_error() -> None:
+    """The engine's mask would then allow EOS, and the text would be cut short without a word."""
+
+    class Stops(Panics):
+        def is_stopped(self) -> bool:
+            return True
+
+        def is_accepting(self) -> bool:
+            return False
+
+        def unsafe_compute_mask_ptr(self, *_: object) -> None:
+            pass
+
+    matcher = GuidanceMatcher(Stops(ValueError()), frozenset({0}), np.zeros(128, np.int32))
+    with pytest.raises(MatcherError, match="no text of this vocabulary"):
+        mask_of(matcher)
+    with pytest.raises(MatcherError, match="no text of this vocabulary"):
+        matcher.copy()
+
+
+def test_what_is_no_panic_goes_through() -> None:
+    matcher = GuidanceMatcher(Panics(KeyboardInterrupt()), frozenset({0}), np.zeros(1, np.int32))
+    with pytest.raises(KeyboardInterrupt):
+        matcher.forced()
+    assert matcher.error is None
+
+
+def byte_level(*added: str) -> tokenizers.Tokenizer:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = tokenizers.Tokenizer(models.BPE({character: i for i, character in enumerate(alphabet)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["<end>", "<tool>"])
+    backend.add_tokens([AddedToken(text, normalized=False) for text in added])
+    return backend
+
+
+@pytest.mark.parametrize(("length", "left_out"), [(1024, False), (1025, True), (5000, True)])
+def test_a_token_too_long_for_the_engine_is_never_allowed(length: int, left_out: bool) -> None:
+    tokenizer = Tokenizer(byte_level("x" * length), eos_token_ids=[256])
+    grammars = Grammars(tokenizer, tokenizer.vocab_size)
+    assert grammars.left_out == ((258,) if left_out else ())
+    matcher = grammars.compile(Structured(regex="x*")).matcher()
+    assert (258 in allowed(matcher, grammars.words)) is not left_out
+    assert takes(matcher, 258) is not left_out
+    assert allowed(matcher, grammars.words)[:1] == [tokenizer.encode("x")[0]]
+
+
+def test_special_tokens_are_no_text_but_can_be_named() -> None:
+    tokenizer = Tokenizer(byte_level(), eos_token_ids=[256])
+    grammars = Grammars(tokenizer, tokenizer.vocab_size)
+    assert not {256, 257} & set(allowed(grammars.compile(Structured(regex="<.*x")).matcher(), grammars.words))
+    matcher = grammars.compile(Structured(grammar='start: "a" <tool> "b"')).matcher()
+    matcher.push(tokenizer.encode("a")[0])
+    assert allowed(matcher, grammars.words) == [257]
+    named = grammars.compile(Structured(grammar='start: "a" <end> "b"')).matcher()  # an EOS in the middle of the text
+    named.push(tokenizer.encode("a")[0])
+    assert allowed(named, grammars.words) == [256]
+    named.push(256)
+    assert (named.finished, allowed(named, grammars.words)) == (False, [*tokenizer.encode("b")])
+
+
+def test_an_eos_that_reads_like_text_is_no_text() -> None:
+    tokenizer = Tokenizer(byte_level("xx"), eos_token_ids=[258])
+    grammars = Grammars(tokenizer, tokenizer.vocab_size)
+    matcher = grammars.compile(Structured(regex="x{2,4}")).matcher()
+    assert 258 not in allowed(matcher, grammars.words)
+    x = tokenizer.encode("x")[0]
+    matcher.push(x)
+    assert 258 not in allowed(matcher, grammars.words)
+    matcher.push(x)
+    assert allowed(matcher, grammars.words) == [x, 258]
+    matcher.push(258)
+    assert matcher.stopped
+
+
+@pytest.mark.parametrize("more", [0, 1, 31, 32, 33, 1000])
+def test_ids_beyond_the_tokenizer_are_never_allowed(tokenizer: Tokenizer, more: int) -> None:
+    grammars = Grammars(tokenizer, 4096 + more)
+    assert grammars.words == -(-(4096 + more) // 32)
+    for form in FORMS:
+        matcher, chance = grammars.compile(form).matcher(), random.Random(more)
+        for _ in range(12):
+            assert max(allowed(matcher, grammars.words)) < 4096
+            assert all(not takes(matcher, token) for token in range(4096, 4096 + more, 97))
+            walk(matcher, 1, chance, grammars.words)
+
+
+def test_a_model_may_have_fewer_ids_than_the_tokenizer(tokenizer: Tokenizer) -> None:
+    grammars = Grammars(tokenizer, 300)
+    matcher = grammars.compile(Structured(choice=("the sunny day", "the rainy day"))).matcher()
+    text = []
+    while not matcher.stopped:
+        assert max(allowed(matcher, grammars.words)) < 300
+        assert all(token < 300 for token in matcher.forced())
+        text += walk(matcher, 1, random.Random(0), grammars.words)
+    assert tokenizer.decode(text) in ("the sunny day", "the rainy day")
+
+
+def test_a_tokenizer_that_will_not_do_is_told(tokenizer: Tokenizer) -> None:
+    with pytest.raises(ValueError, match="with an EOS token"):
+        Grammars(Tokenizer(byte_level()), 258)
+    with pytest.raises(ValueError, match="with an EOS token"):
+        Grammars(Tokenizer(byte_level(), eos_token_ids=[257]), 257)
+    backend = byte_level()
+    backend.decoder = decoders.BPEDecoder("</w>")
+    with pytest.raises(ValueError, match="bytes of their own"):
+        Grammars(Tokenizer(backend, eos_token_ids=[256]), 258)
+
+
+@pytest.mark.parametrize(
+    "name", ["byte-level", "llama", "gemma", "metaspace-always", "metaspace-never", "word-piece", "no-decoder", "fuse"]
+)
+def test_other_kinds_of_tokenizers(tokenizers_by_name: dict[str, Tokenizer], name: str) -> None:
+    """What is checked is what the detokenizer shows after a prompt."""
+    backend = tokenizers_by_name[name]
+    tokenizer = Tokenizer(backend.backend, eos_token_ids=[backend.backend.token_to_id("</s>")])
+    grammars, words = Grammars(tokenizer, tokenizer.vocab_size), -(-tokenizer.vocab_size // 32)
+    from nucleate.text.detokenize import Detokenizer
+
+    prompt = next(token for token in tokenizer.pieces.table if token not in tokenizer.special_ids)
+    shown = set()
+    for seed in range(8):
+        matcher = grammars.compile(Structured(regex="[ a-z]{1,12}")).matcher()
+        tokens = walk(matcher, 12, random.Random(seed), words, tokenizer.eos_token_ids)
+        assert matcher.finished
+        detokenizer = Detokenizer(tokenizer, [prompt])
+        text = "".join(part for token in tokens for part in detokenizer.push(token)) + "".join(detokenizer.close())
+        assert regex.fullmatch("[ a-z]{1,12}", text), text
+        shown.add(text)
+        assert all(isinstance(token, int) for token in matcher.forced())
+    assert len(shown) > 1
+
+
+def test_who_asks_again_gets_the_same_and_the_oldest_goes(tokenizer: Tokenizer) -> None:
+    grammars = Grammars(tokenizer, 4096, cache_bytes=600_000)
+    first = grammars.compile(Structured(regex="first"))
+    assert grammars.compile(Structured(regex="first")) is first
+    for number in range(30):
+        grammars.compile(Structured(regex=f"{number}"))
+        assert grammars.compile(Structured(regex="first")) is first  # used, so it stays
+        assert grammars._size == sum(kept.size for kept in grammars._kept.values()) <= 600_000
+    assert 2 < len(grammars._kept) < 10
+    for number in range(10, 20):
+        grammars.compile(Structured(regex=f"{number}"))
+    assert grammars.compile(Structured(regex="first")) is not first
+    assert first.matcher().forced()  # what is dropped still works
+    grammars.compile(Structured(choice=[f"choice {i}" for i in range(2000)]))  # larger than all there is room for
+    assert grammars._size <= 600_000
+
+
+def test_many_threads_compile_the_same_once(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    grammars, made, count = Grammars(tokenizer, 4096), [], []
+    compile_once = grammars._compile
+
+    def slowly(structured: Structured) -> Compiled:
+        count.append(structured)
+        time.sleep(0.05)
+        return compile_once(structured)
+
+    monkeypatch.setattr(grammars, "_compile", slowly)
+    forms = [Structured(regex="same"), Structured(regex="same"), Structured(regex="("), Structured(regex="(")] * 4
+
+    def ask(form: Structured) -> None:
+        try:
+            made.append(grammars.compile(form))
+        except ParameterError as error:
+            made.append(str(error))
+
+    threads = [threading.Thread(target=ask, args=(form,)) for form in forms]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(count) == 2
+    assert len(set(made)) == 2
+    assert made.count("regex: unclosed group") == 8
+    assert not grammars._under_way
+    with pytest.raises(ParameterError):
+        grammars.compile(Structured(regex="("))
+    assert len(count) == 3  # an error is not kept
+
+
+def test_matchers_are_made_and_moved_in_many_threads(grammars: Grammars) -> None:
+    compiled = grammars.compile(FORMS[0])
+    expected = [mask_of(compiled.matcher()).tolist()]
+    wrong: list[object] = []
+
+    def use(seed: int) -> None:
+        chance = random.Random(seed)
+        for _ in range(20):
+            matcher = compiled.matcher()
+            if mask_of(matcher).tolist() not in expected:
+                wrong.append(seed)
+            walk(matcher, 10, chance)
+
+    threads = [threading.Thread(target=use, args=(seed,)) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong

@@ -1,0 +1,211 @@
+"""What a request says: a value. Policies, and what validation finds afterwards."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+
+import nucleate as nc
+from nucleate.core.parameter import ParameterError
+from nucleate.text.structured import Grammars, Structured
+from nucleate.text.structured.repetition import unrolled
+from nucleate.text.structured.validate import validate
+
+FORMS: list[dict[str, Any]] = [
+    {"json_schema": {"type": "object", "properties": {"b": {"const": "é\u2028"}, "a": {}}}},
+    {"json_schema": {"oneOf": []}, "policy": "coerce", "whitespace": "compact"},
+    {"json_schema": {}, "policy": "lenient"},
+    {"json_object": True},
+    {"json_object": True, "whitespace": "compact"},
+    {"regex": "a+"},
+    {"choice": ["a", "b"]},
+    {"grammar": 'start: "a"'},
+]
+
+
+@pytest.fixture(scope="module")
+def grammars() -> Grammars:
+    return Grammars(nc.LLM().tokenizer, 4096)
+
+
+@pytest.mark.parametrize("said", FORMS, ids=str)
+def test_a_value_goes_to_json_and_back(said: dict[str, Any]) -> None:
+    made = Structured(**said)
+    assert made.to_dict() == said
+    for again in (Structured.from_json(made.to_json()), Structured.from_dict(said), pickle.loads(pickle.dumps(made))):
+        assert again == made
+        assert hash(again) == hash(made)
+    assert eval(repr(made)) == made
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        made.policy = "lenient"  # type: ignore[misc]
+
+
+def test_values_that_were_written_differently_differ() -> None:
+    values = [Structured(**said) for said in FORMS]
+    assert len(set(values)) == len(values)
+    one, other = ({"properties": {a: {}, b: {}}} for a, b in ("ab", "ba"))
+    assert one == other
+    assert Structured(json_schema=one) != Structured(json_schema=other)  # written in another order
+
+
+@pytest.mark.parametrize(
+    ("said", "field"),
+    [
+        ({}, "structured"),
+        ({"json_object": False}, "structured"),
+        ({"regex": "a", "choice": ["a"]}, "choice"),
+        ({"json_schema": {}, "json_object": True}, "json_object"),
+        ({"regex": 1}, "regex"),
+        ({"json_object": 1}, "json_object"),
+        ({"choice": {"a": 1}}, "choice"),
+        ({"json_schema": {}, "policy": "loose"}, "policy"),
+        ({"json_schema": {}, "policy": ["strict"]}, "policy"),
+        ({"regex": "a", "policy": "lenient"}, "policy"),
+        ({"json_object": True, "policy": "coerce"}, "policy"),
+        ({"regex": "a", "whitespace": "compact"}, "whitespace"),
+        ({"json_object": True, "whitespace": " "}, "whitespace"),
+    ],
+)
+def test_an_error_names_the_field(said: dict[str, Any], field: str) -> None:
+    with pytest.raises(ParameterError) as caught:
+        Structured(**said)
+    assert caught.value.field == field
+
+
+def test_unknown_fields_and_text_that_is_no_object_are_errors() -> None:
+    with pytest.raises(ParameterError, match="unknown field 'jsonschema'; did you mean json_schema"):
+        Structured.from_json('{"jsonschema": {}}')
+    with pytest.raises(ParameterError, match="must be a JSON object"):
+        Structured.from_json("[]")
+    with pytest.raises(ParameterError, match="must be JSON"):
+        Structured.from_json("{")
+
+
+def test_coerce_takes_one_of_for_any_of_and_says_so(grammars: Grammars) -> None:
+    schema = {"items": {"oneOf": [{"type": "object"}, {"type": "object", "required": ["a"]}]}, "type": "array"}
+    for policy in ("coerce", "lenient"):
+        compiled = grammars.compile(Structured(json_schema=schema, policy=policy))
+        assert compiled.ignored == ("oneOf, taken for anyOf, at /items",)
+    with pytest.raises(ParameterError, match="cannot enforce not"):
+        grammars.compile(Structured(json_schema={"not": {}}, policy="coerce"))
+    apart = {"oneOf": [{"type": "object"}, {"type": "array"}]}  # these can be told apart
+    assert grammars.compile(Structured(json_schema=apart, policy="coerce")).ignored == ()
+
+
+def test_lenient_lists_what_it_ignores_and_validates_it_afterwards(grammars: Grammars) -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "a": {"type": "array", "uniqueItems": True, "items": {"type": "integer"}},
+            "b": {"type": "string", "format": "iri"},
+            "c": {"not": {"type": "null"}, "nullable": True},
+        },
+        "propertyNames": {"maxLength": 1},
+    }
+    compiled = grammars.compile(Structured(json_schema=schema, policy="lenient"))
+    assert compiled.ignored == (
+        "propertyNames",
+        "uniqueItems at /properties/a",
+        "format 'iri' at /properties/b",
+        "not at /properties/c",
+        "nullable at /properties/c",
+    )
+    assert compiled.validate('{"a": [1, 2]}') == []
+    assert compiled.validate('{"a": [1, 1]}') == ["$.a: [1, 1] has non-unique elements"]
+    assert len(compiled.validate('{"a": [1, 1], "c": null, "long": 1}')) == 3
+    for wrong in ("", "{", '{"a": NaN}', '{"a": [], "a": []}', "[" * 100_000):
+        assert compiled.validate(wrong)[0].startswith("not JSON: ")
+
+
+DOUBLED = {f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}, {"$ref": f"#/$defs/d{i + 1}"}]} for i in range(40)}
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "words"),
+    [
+        ({"not": {"pattern": "^(a+)+$"}}, '"' + "a" * 40 + 'b"', None),
+        ({"not": {"pattern": "^(a|a)*(a|a)*(a|a)*$(?<=b)"}}, '"' + "a" * 4000 + 'b"', "longer than"),
+        ({"patternProperties": {"^(a|a)*(a|a)*(a|a)*$(?<=b)": {}}}, '{"' + "a" * 4000 + '": 1}', "longer than"),
+        ({"patternProperties": {"^(a|a)*(a|a)*(a|a)*$(?<=b)": {}}, "additionalProperties": False},
+         '{"' + "a" * 4000 + '": 1}', "longer than"),
+        ({"$ref": "#/$defs/d0", "$defs": {**DOUBLED, "d40": {"type": "string"}}}, '"a"', "longer than"),
+        ({"$ref": "#"}, "1", "without end"),
+        ({"$ref": "http://127.0.0.1:9/x"}, "1", "cannot be applied"),
+        ({"type": "nothing"}, "1", "cannot be applied"),
+        ({"unevaluatedProperties": False, "patternProperties": {"a": {}}}, '{"a": 1}', "unevaluatedProperties beside"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_validation_ends_whatever_the_schema_says(schema: dict[str, Any], text: str, words: str | None) -> None:
+    begun = time.monotonic()
+    found = validate(Structured(json_schema=schema, policy="lenient"), text, seconds=0.3)
+    assert time.monotonic() - begun < 1.5
+    assert (words is None and not found) or words in found[0]
+
+
+@pytest.mark.parametrize(
+    ("schema", "right", "wrong"),
+    [
+        ({"pattern": "^a"}, '"ab"', '"ba"'),
+        ({"patternProperties": {"^x": {"type": "integer"}}}, '{"x1": 1, "y": ""}', '{"x1": ""}'),
+        ({"properties": {"a": {}}, "patternProperties": {"^x": {}}, "additionalProperties": False},
+         '{"a": 1, "x": 2}', '{"b": 1}'),
+        ({"additionalProperties": {"type": "integer"}}, '{"a": 1}', '{"a": ""}'),
+        ({"properties": {"a": {}}, "additionalProperties": {"type": "integer"}}, '{"a": ""}', '{"b": ""}'),
+        ({"allOf": [{"properties": {"a": {}}}], "unevaluatedProperties": False}, '{"a": 1}', '{"b": 1}'),
+        ({"if": {"type": "integer"}, "then": {"minimum": 3}}, "3", "2"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_replaces_keywords_of_jsonschema_means_the_same(schema: dict[str, Any], right: str, wrong: str) -> None:
+    structured = Structured(json_schema=schema, policy="lenient")
+    assert validate(structured, right) == []
+    assert len(validate(structured, wrong)) == 1
+
+
+def test_only_json_is_validated() -> None:
+    with pytest.raises(ValueError, match="only JSON"):
+        validate(Structured(regex="a"), "a")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "least", "most"),
+    [
+        ("abc", 3, 3),
+        ("a{3}", 3, 3),
+        ("(ab){3}c", 7, 7),
+        ("(ab){2,5}", 4, 10),
+        ("(?:a{10}){10}", 100, 100),
+        ("a{2,}", 2, 2),
+        ("a*b+c?", 1, 3),
+        ("(ab)?{4}", 0, 8),
+        ("a{3}?", 3, 3),
+        ("(a{3}?){3}?", 9, 9),
+        (r"\{3}", 3, 3),
+        ("[a{9}]{2}", 2, 2),
+        ("[]a]{4}", 4, 4),
+        (r"\p{Lu}{4}", 4, 4),
+        ("(?P<n>a){4}", 4, 4),
+        ("(?<n>a){4}", 4, 4),
+        ("(?i:a){4}", 4, 4),
+        ("a{ 3 , 4 }", 3, 4),
+        (")a{3}", 3, 3),
+        ("(((a", 1, 1),
+        ("{3}a", 1, 1),
+        ("(?x)a#", 10**12, 10**12),
+    ],
+)
+def test_repetitions_are_counted(pattern: str, least: int, most: int) -> None:
+    assert unrolled(pattern) == (least, most)
+
+
+def test_the_engine_is_loaded_only_when_needed() -> None:
+    code = "import sys, nucleate.text.structured as s; s.Structured(regex='a'); print('llguidance' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
