@@ -65,8 +65,9 @@ def _number(value: Any, admits: Admits) -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError
     number = float(value)  # first, because what is out of range may round into it, and the other way round
-    exact: Any = value  # an integer just above the largest float becomes that float
-    if not math.isfinite(number) or abs(exact) > sys.float_info.max or not admits(number):
+    given: Any = value
+    rounded = isinstance(given, int) and abs(given) > sys.float_info.max  # just above the largest float, it becomes it
+    if not math.isfinite(number) or rounded or not admits(number):
         raise ValueError
     return number
 
