@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import nucleate as nc
+from nucleate import plan
 
 settings.register_profile("ci", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("ci")
@@ -21,3 +22,9 @@ def llm() -> nc.LLM:
 def compiled() -> None:
     """The CPU kernels, compiled before anything is timed: 15 seconds, unless an earlier run has left them."""
     nc.sample(np.zeros((1, 256), np.float32), nc.SamplingParams(), backend="cpu")
+
+
+@pytest.fixture(autouse=True)
+def cold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which kernels draw depends on no test that was run before, such as one of ``warm``."""
+    monkeypatch.setattr(plan.KERNELS, "warm", False)

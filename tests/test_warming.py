@@ -19,11 +19,6 @@ LOGITS = np.random.default_rng(0).normal(0, 2, (2, 20_000)).astype(np.float32)
 PARAMS = nc.SamplingParams(temperature=0.9, top_p=0.95, seed=5)
 
 
-@pytest.fixture(autouse=True)
-def as_before(monkeypatch):
-    monkeypatch.setattr(plan.KERNELS, "warm", False)
-
-
 @pytest.fixture
 def held(monkeypatch):
     """A compiler that waits until it is told to go on."""

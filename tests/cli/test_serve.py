@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from nucleate import warming
 from nucleate.cli import serve
 from nucleate.cli.main import main
 from nucleate.server import run
@@ -63,7 +64,10 @@ def test_bad_usage(arguments: list[str], text: str, capsys: pytest.CaptureFixtur
     assert text in refused(capsys, *arguments)
 
 
-def test_defaults_that_no_request_could_have(capsys: pytest.CaptureFixture[str]) -> None:
+def test_defaults_that_no_request_could_have(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(warming, "warm", lambda *_, **__: None)  # it would go on beside other tests
     assert main(["serve", "--port", "0", "--limit-logprobs", "2", "--logprobs", "3"]) == 2
     assert capsys.readouterr().err.splitlines()[-1] == "nucleate: logprobs must be at most 2 here, got 3"
 

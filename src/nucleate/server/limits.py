@@ -80,6 +80,12 @@ class Limits:
     head_seconds: float = param(
         "seconds in which a request's path and headers must arrive", default=10.0, low=0.0, open_low=True
     )
+    idle_seconds: int = param(
+        "seconds that a connection may be idle between two requests; proxies in front want it to outlast theirs",
+        default=65,
+        low=1,
+        high=MOST,
+    )
     body_seconds: float = param("seconds in which a body must arrive", default=30.0, low=0.0, open_low=True)
     regex_seconds: float = param(
         "seconds that the stop patterns of an answer may take; a hundredth of it comes back with each token",

@@ -55,6 +55,7 @@ def serve(app: ASGIApp, service: Service, log: Log, bound: socket.socket) -> int
         access_log=False,
         server_header=False,
         proxy_headers=False,
+        timeout_keep_alive=service.limits.idle_seconds,
         timeout_graceful_shutdown=int(service.limits.grace + AFTER_GRACE) + 1,
     )
     gc.collect()
