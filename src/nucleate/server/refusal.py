@@ -58,10 +58,10 @@ def unexpected(number: str) -> Refusal:
 
 
 def answer_failed(why: str) -> Refusal:
-    """The model failed; or a pattern of the request took too long, or after a stage of it there is no token to draw."""
+    """The model failed; or a pattern of the request took too long, or a stage of it cannot go on with its numbers."""
     if why.startswith("stop_regex "):
         return Refusal(400, why, param="stop_regex")
-    if why.startswith("invalid logits: ") and " after " in why:
+    if why.startswith("invalid logits: ") and (" after " in why or " must be " in why):
         return Refusal(400, why)
     return Refusal(500, f"the answer ended with an error: {why}", code="answer_failed", fault="model")
 

@@ -15,8 +15,8 @@ class Mirostat(Floor):
     """Keep every token whose surprise is at most mu bits; mu follows what was drawn, so that the mean becomes tau."""
 
     rank = 69
-    tau: float = param("surprise to aim for, in bits; 0 is off", neutral=0.0, low=0.0, high=1e100, name="mirostat_tau")
-    eta: float = param("how fast mu learns", default=0.1, low=0.0, high=1e100, name="mirostat_eta")
+    tau: float = param("surprise to aim for, in bits; 0 is off", neutral=0.0, low=0.0, name="mirostat_tau")
+    eta: float = param("how fast mu learns", default=0.1, low=0.0, name="mirostat_eta")
     mu: float | None = param("most bits as of this step; at the start 2 tau", default=None, public=False)
 
     def verify(self) -> None:
