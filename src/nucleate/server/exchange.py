@@ -18,6 +18,8 @@ from starlette.types import Message, Receive, Scope, Send
 from nucleate.server.refusal import CLOSE, Refusal
 
 _NONE: Mapping[str, str] = MappingProxyType({})
+CROWDED = "nucleate.crowded"
+"""In the scope of a request on a connection too many."""
 JSON_TYPE, STREAM_TYPE = "application/json", "text/event-stream; charset=utf-8"
 
 
@@ -72,20 +74,18 @@ class Exchange:
             raise Refusal(408, message, code="timeout", headers=CLOSE) from None
 
     async def _read(self, most: int, declared: int) -> bytes:
-        data = bytearray()
-        more = True
-        while more:
+        data, more = bytearray(), True
+        while True:
             if max(declared, len(data)) > most:
                 raise Refusal(413, f"the body may have at most {most} bytes", code="body_too_large", headers=CLOSE)
+            if not more:
+                return bytes(data)
             message = await self._receive()
             if message["type"] == "http.disconnect":
                 self.left = True
                 raise Gone
             data += message.get("body", b"")
             more = message.get("more_body", False)
-        if len(data) > most:
-            raise Refusal(413, f"the body may have at most {most} bytes", code="body_too_large", headers=CLOSE)
-        return bytes(data)
 
     async def unless_left(self, work: Coroutine[Any, Any, None]) -> None:
         """Do the work, which is cancelled as soon as the client goes."""

@@ -8,8 +8,7 @@ from http import HTTPStatus
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from nucleate.server.exchange import Exchange, Gone
-from nucleate.server.protocol import CROWDED
+from nucleate.server.exchange import CROWDED, Exchange, Gone
 from nucleate.server.refusal import Refusal, overloaded, refusal_of, unexpected
 
 

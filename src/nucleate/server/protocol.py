@@ -12,12 +12,10 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from nucleate.server.exchange import JSON_TYPE, written
+from nucleate.server.exchange import CROWDED, JSON_TYPE, written
 from nucleate.server.limits import Limits
 from nucleate.server.wire.responses import error_body
 
-CROWDED = "nucleate.crowded"
-"""In the scope of a request on a connection too many."""
 _UPGRADE = re.compile(rb"\r\nupgrade[ \t]*:", re.IGNORECASE)
 
 

@@ -1,0 +1,37 @@
+"""Products shared out over threads are those of NumPy."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+
+import numpy as np
+import pytest
+
+from nucleate.models import product as module
+from nucleate.models.product import product
+
+RNG = np.random.default_rng(0)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 7, 64])
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_it_is_the_product(count: int, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LARGE", 100)
+    monkeypatch.setattr(module, "cores", lambda: threads)
+    x, weight = RNG.normal(size=(count, 20)).astype(np.float32), RNG.normal(size=(20, 30)).astype(np.float32)
+    out = np.full((count, 30), np.nan, np.float32)
+    assert product(x, weight, out) is out
+    assert out == pytest.approx(x @ weight, abs=1e-4)
+    assert product(x, weight) == pytest.approx(x @ weight, abs=1e-4)
+
+
+def test_parts_that_nobody_begins_are_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Busy:
+        def submit(self, *_: object, **__: object) -> Future[None]:
+            return Future()
+
+    monkeypatch.setattr(module, "LARGE", 100)
+    monkeypatch.setattr(module, "cores", lambda: 3)
+    monkeypatch.setattr(module, "workers", Busy)
+    x, weight = RNG.normal(size=(9, 20)).astype(np.float32), RNG.normal(size=(20, 30)).astype(np.float32)
+    assert product(x, weight) == pytest.approx(x @ weight, abs=1e-4)
