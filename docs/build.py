@@ -61,6 +61,8 @@ def field_types() -> str:
         "",
         "from collections.abc import Mapping, Sequence",
         "",
+        "from nucleate.core.structured import Structured",
+        "",
         "class Fields:",
         "    def __init__(",
         "        self,",
@@ -89,6 +91,7 @@ def taken(p: Parameter) -> str:
         "tuple[str, ...]": "str | Sequence[str]",
         "str | tuple[str, ...]": "str | Sequence[str]",
         "tuple[str | tuple[int, ...], ...]": "str | Sequence[str | Sequence[int]]",
+        "Structured": "Structured | Mapping[str, object]",
     }.get(p.kind, p.kind)
     return kind + (" | None" if p.optional else "")
 

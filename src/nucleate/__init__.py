@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from nucleate.core.event import Completion, Event, Output, Piece, StepLogprobs, TokenLogprob, Usage
     from nucleate.core.parameter import ParameterError
+    from nucleate.core.structured import Structured
     from nucleate.engine.engine import Engine
     from nucleate.engine.request import Request
     from nucleate.engine.worker import AsyncEngine, EngineStoppedError
@@ -45,6 +46,7 @@ _HOMES = {
     "Output": "core.event",
     "Piece": "core.event",
     "StepLogprobs": "core.event",
+    "Structured": "core.structured",
     "TokenLogprob": "core.event",
     "Usage": "core.event",
     "ParameterError": "core.parameter",
@@ -71,6 +73,7 @@ __all__ = [
     "Sampler",
     "SamplingParams",
     "StepLogprobs",
+    "Structured",
     "TokenLogprob",
     "Trace",
     "Usage",

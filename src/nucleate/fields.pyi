@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
+from nucleate.core.structured import Structured
+
 class Fields:
     def __init__(
         self,
@@ -54,6 +56,7 @@ class Fields:
         stop_json: bool = ...,
         include_stop_str_in_output: bool = ...,
         ignore_eos: bool = ...,
+        structured: Structured | Mapping[str, object] | None = ...,
         n: int = ...,
         prompt_logprobs: int | None = ...,
         logprobs_mode: str = ...,
@@ -155,6 +158,8 @@ class Fields:
     def include_stop_str_in_output(self) -> bool: ...
     @property
     def ignore_eos(self) -> bool: ...
+    @property
+    def structured(self) -> Structured | None: ...
     @property
     def n(self) -> int: ...
     @property

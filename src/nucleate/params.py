@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from nucleate.core.parameter import Parameter, ParameterError, read_json, unknown
 from nucleate.core.request import REQUEST_PARAMETERS
 from nucleate.core.stage import Pipeline, Speller
+from nucleate.core.structured import Structured
 from nucleate.presets import ORDER_PARAMETERS, build, check_order, with_mask
 from nucleate.stages import STAGES
 from nucleate.stages.logprobs import Logprobs
@@ -135,6 +136,8 @@ class SamplingParams(Fields):
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, Structured):
+        return value.to_dict()
     if isinstance(value, Mapping):
         return {str(key): item for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, tuple) else value

@@ -22,7 +22,7 @@ from nucleate.core import noise
 from nucleate.core.event import StepLogprobs
 from nucleate.core.memory import Memory
 from nucleate.core.parameter import ParameterError, unknown
-from nucleate.core.stage import Pipeline, Tap
+from nucleate.core.stage import Drawn, Pipeline, Tap
 from nucleate.params import SamplingParams
 from nucleate.pipeline import Params, chains, prepared, runner
 from nucleate.plan import Numbers, compiled
@@ -131,6 +131,19 @@ class Sampler:
             self.groups[structure] = Columns(stages)
         self.groups[structure].add(row, stages)
         return row
+
+    def push(self, row: int, token: int) -> None:
+        """A row goes on with a token that was not drawn, as no other could have been: the rest is as if it were.
+
+        Raises ParameterError for a token outside the vocabulary.
+        """
+        own = self._row(row)
+        if not 0 <= token < self.vocab_size:
+            raise ParameterError("token", f"token must be in 0..{self.vocab_size - 1}, got {token!r:.60}")
+        own.memory.push(token)
+        if row in self._known.slots:
+            self._known.steps[self._known.slots[row]] += np.uint64(1)
+        self._move(row, own, tuple(stage.after(Drawn(token, 0.0, 0.0)) for stage in own.stages))
 
     def remove(self, row: int) -> None:
         """Forget a row. The others stay as they are."""

@@ -282,5 +282,5 @@ def test_a_runner_is_asked_for_no_more_logits_than_are_used(llm: nc.LLM) -> None
 def test_an_idle_engine_does_nothing(llm: nc.LLM) -> None:
     engine = engine_of(llm)
     assert engine.step() == []
-    assert engine.stats == (0, 0, 100, 0, 0, 0, 0, 0, 0, 0.0, 0.0)
+    assert engine.stats == (0, 0, 100, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0)
     assert TABLE.shape[1] == engine.vocab_size

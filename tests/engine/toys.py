@@ -14,6 +14,7 @@ from nucleate.engine.request import Request
 from nucleate.generate import generate
 from nucleate.models.runner import Contexts
 from nucleate.models.toy import PagedToy, Toy
+from nucleate.text.structured import Grammars
 from nucleate.text.tokenizer import Tokenizer
 
 SIZE = 4096
@@ -75,10 +76,10 @@ def drive(engine: Engine, requests: Iterable[Request], most: int = 20_000) -> li
     raise AssertionError(f"not done after {most} steps: {engine.stats}")
 
 
-def alone(model: Toy, tokenizer: Tokenizer, request: Request) -> list[list[Piece]]:
+def alone(model: Toy, tokenizer: Tokenizer, request: Request, grammars: Grammars | None = None) -> list[list[Piece]]:
     """What the slow twin makes of a request, answer by answer."""
     ids, params = request.prompt_ids, request.params
-    return [list(generate(model, tokenizer, ids, params, index)) for index in range(params.n)]
+    return [list(generate(model, tokenizer, ids, params, index, grammars)) for index in range(params.n)]
 
 
 def answers(events: list[Event], count: int) -> list[list[Piece]]:

@@ -347,14 +347,14 @@ def test_a_panic_of_the_engine_is_an_error_of_its_row(grammars: Grammars, monkey
     ends_W = np.zeros(128, np.int32)
     calls = ("fill", np.zeros(128, np.int32)), ("push", 1), ("rollback", 0), ("forced",), ("copy",)
     for name, *arguments in calls:
-        matcher = GuidanceMatcher(Panics(error), frozenset({0}), ends_W)
+        matcher = GuidanceMatcher(Panics(error), frozenset({0}), ends_W, 1.0)
         if name == "rollback":
             matcher._count, arguments = 3, [1]
         with pytest.raises(MatcherError, match="the grammar engine failed"):
             getattr(matcher, name)(*arguments)
         assert matcher.error == "the grammar engine failed"
     good = [grammars.compile(form).matcher() for form in FORMS[:3]]
-    bad = GuidanceMatcher(Panics(error), frozenset({0}), ends_W)
+    bad = GuidanceMatcher(Panics(error), frozenset({0}), ends_W, 1.0)
     masks_RW = np.full((4, 128), -1, np.int32)
 
     class Executor:
@@ -393,7 +393,7 @@ def test_a_stop_that_is_no_error_and_no_end_is_an_error() -> None:
         def unsafe_compute_mask_ptr(self, *_: object) -> None:
             pass
 
-    matcher = GuidanceMatcher(Stops(ValueError()), frozenset({0}), np.zeros(128, np.int32))
+    matcher = GuidanceMatcher(Stops(ValueError()), frozenset({0}), np.zeros(128, np.int32), 1.0)
     with pytest.raises(MatcherError, match="no text of this vocabulary"):
         mask_of(matcher)
     with pytest.raises(MatcherError, match="no text of this vocabulary"):
@@ -401,7 +401,7 @@ def test_a_stop_that_is_no_error_and_no_end_is_an_error() -> None:
 
 
 def test_what_is_no_panic_goes_through() -> None:
-    matcher = GuidanceMatcher(Panics(KeyboardInterrupt()), frozenset({0}), np.zeros(1, np.int32))
+    matcher = GuidanceMatcher(Panics(KeyboardInterrupt()), frozenset({0}), np.zeros(1, np.int32), 1.0)
     with pytest.raises(KeyboardInterrupt):
         matcher.forced()
     assert matcher.error is None

@@ -21,6 +21,13 @@ class Finish(NamedTuple):
     detail: str | int | None = None
 
 
+class Validation(NamedTuple):
+    """How far an answer fulfils a schema that could not be held in full."""
+
+    ignored: tuple[str, ...]  #: the keywords that were not held, and where they are
+    errors: tuple[str, ...]  #: what is wrong with the text, as the library jsonschema finds it; () if it is right
+
+
 class TokenLogprob(NamedTuple):
     """How likely one token was: the natural logarithm, and 1 + the number of tokens before it in the order.
 
@@ -56,6 +63,7 @@ class Piece:
     stop_reason: str | int | None = None  #: see ``Finish.detail``
     logprobs: tuple[StepLogprobs, ...] | None = None  #: one per token, if they were asked for
     prompt_logprobs: PromptLogprobs | None = None  #: on the first piece of the first answer, if they were asked for
+    validation: Validation | None = None  #: on the last piece, if a schema was asked for that is not held in full
 
 
 @dataclass(frozen=True)
@@ -69,6 +77,7 @@ class Output:
     stop_reason: str | int | None
     seed: int
     logprobs: tuple[StepLogprobs, ...] | None = None  #: one per token, if they were asked for
+    validation: Validation | None = None  #: if a schema was asked for that is not held in full
 
     @classmethod
     def of(cls, pieces: Sequence[Piece]) -> Output:
@@ -79,7 +88,7 @@ class Output:
         steps = tuple(step for piece in pieces for step in piece.logprobs or ())
         logprobs = steps if len(steps) == len(token_ids) > 0 else None
         reason = last.finish_reason or "abort"
-        return cls(last.index, text, token_ids, reason, last.stop_reason, last.seed, logprobs)
+        return cls(last.index, text, token_ids, reason, last.stop_reason, last.seed, logprobs, last.validation)
 
     @property
     def cumulative_logprob(self) -> float | None:

@@ -84,6 +84,8 @@ class Parameter:
             return None
         try:
             return CONVERT[self.kind](value, self.admits)
+        except ParameterError:  # of a part of the value: it says more
+            raise
         except (TypeError, ValueError, OverflowError):
             raise self.error(value) from None
 

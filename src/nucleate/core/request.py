@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from nucleate.core.parameter import Parameter, declared, param
+from nucleate.core.structured import Structured
 
 
 class Stopping:
@@ -21,8 +22,12 @@ class Stopping:
 
 
 class Answering:
-    """How many answers, and how their text is made."""
+    """How many answers, of what form, and how their text is made."""
 
+    structured: Structured | None = param(
+        "the form that the text has: a JSON schema, any JSON object, a pattern, one of some texts, a grammar",
+        default=None,
+    )
     n: int = param("how many answers; answer i uses seed + i", default=1, low=1, high=128)
     prompt_logprobs: int | None = param(
         "how many of the likeliest tokens to report at each place of the prompt, beside the one there",

@@ -134,6 +134,16 @@ def _key(key: Any) -> int:
     return int(number)
 
 
+def _structured(value: Any, admits: Admits) -> Any:
+    from nucleate.core.structured import Structured  # its errors are those of parameters, which need these kinds
+
+    if isinstance(value, Structured):
+        return value
+    if not isinstance(value, Mapping):
+        raise TypeError
+    return Structured.from_dict(value)
+
+
 CONVERT: Mapping[str, Callable[[Any, Admits], Any]] = {
     "float": _number,
     "int": _integer,
@@ -144,6 +154,7 @@ CONVERT: Mapping[str, Callable[[Any, Admits], Any]] = {
     "tuple[str, ...]": _strings,
     "tuple[str | tuple[int, ...], ...]": _words,
     "Mapping[int, float]": _table,
+    "Structured": _structured,
 }
 NOUNS = {
     "float": ("a number", ""),
@@ -155,4 +166,5 @@ NOUNS = {
         "a list of non-empty strings or non-empty lists of token ids",
     ),
     "Mapping[int, float]": ("", "a mapping of token ids (>= 0) to finite numbers"),
+    "Structured": ("", "a Structured or a mapping of its fields"),
 }

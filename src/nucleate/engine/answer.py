@@ -9,6 +9,7 @@ from nucleate.core.event import Finish, Piece, PromptLogprobs, StepLogprobs
 from nucleate.params import SamplingParams
 from nucleate.text.detokenize import Detokenizer
 from nucleate.text.stop import StopMatcher, StopRules
+from nucleate.text.structured import Guide
 from nucleate.text.tokenizer import Tokenizer
 
 
@@ -23,21 +24,24 @@ class Answer:
         prompt_ids: Sequence[int],
         params: SamplingParams,
         rules: StopRules,
+        guide: Guide | None = None,
     ) -> None:
-        self.index, self.seed = index, seed
+        self.index, self.seed, self.guide = index, seed, guide
         self.prompt_logprobs: PromptLogprobs | None = None  #: to be told with the next piece
         self._matcher = StopMatcher(rules)
         self._shows_stop = rules.include_stop_str_in_output
         self._open = partial(Detokenizer, tokenizer, prompt_ids, params.skip_special_tokens)
         self._detokenizer: Detokenizer | None = None  # from the first token on: it reads all of the prompt
 
-    def push(self, token: int, told: StepLogprobs | None) -> Piece:
-        """One more token, and its logprobs if they were asked for."""
+    def push(self, token: int, told: StepLogprobs | None, *, done: bool = False) -> Piece:
+        """One more token, and its logprobs if they were asked for. done: nothing can follow it."""
         matcher, detokenizer = self._matcher, self._detokenizer
         if detokenizer is None:
             detokenizer = self._detokenizer = self._open()
         hidden = not self._shows_stop and matcher.is_stop_token(token)
         shown = matcher.push(token, "" if hidden else "".join(detokenizer.push(token)))
+        if done:
+            matcher.complete()
         if matcher.finish is not None:
             shown = (*shown, *matcher.close("".join(detokenizer.close())))
         return self._piece("".join(shown), (token,), matcher.finish, None if told is None else (told,))
@@ -52,4 +56,5 @@ class Answer:
     ) -> Piece:
         reason, detail = finish or (None, None)
         of_prompt, self.prompt_logprobs = self.prompt_logprobs, None
-        return Piece(text, tokens, self.index, self.seed, reason, detail, told, of_prompt)
+        validation = None if self.guide is None else self.guide.read(text, finish)
+        return Piece(text, tokens, self.index, self.seed, reason, detail, told, of_prompt, validation)

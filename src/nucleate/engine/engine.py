@@ -19,12 +19,14 @@ from nucleate.core.noise import fresh_seed
 from nucleate.core.parameter import ParameterError
 from nucleate.core.stage import Pipeline
 from nucleate.engine.blocks import BlockPool
+from nucleate.engine.forms import Forms
 from nucleate.engine.request import Branch, Live, Prepared, Reading, Request
 from nucleate.engine.schedule import Job, Scheduler
 from nucleate.generate import admit, stages_of
 from nucleate.models.runner import Runner
 from nucleate.params import SamplingParams
 from nucleate.sampler import Sampler
+from nucleate.text.structured import Guide, Limits, skippable, why
 from nucleate.text.tokenizer import Tokenizer
 
 MAX_SEQUENCES, MAX_BATCH_TOKENS = 64, 1024
@@ -48,6 +50,8 @@ class Stats(NamedTuple):
     preempted: int  #: answers
     forward_seconds: float
     sampler_seconds: float
+    mask_seconds: float  #: for the tokens that forms of text allow
+    forced: int  #: tokens that were neither drawn nor read by themselves, as nothing else could follow
 
 
 class Engine:
@@ -56,8 +60,8 @@ class Engine:
     runner: the model. max_sequences: answers at work at a time. max_batch_tokens: tokens that one forward reads, at
     least max_sequences. max_length: tokens of a prompt with its answer; none: what the model's context and its blocks
     hold, which is the most in any case. prefix_sharing: whether requests that begin alike share what was read.
-    regex_seconds: that the stop patterns of an answer may take, see ``text.stop``. backend: as in ``sample``. Raises
-    ParameterError.
+    regex_seconds: that the stop patterns of an answer may take, see ``text.stop``. structured_limits: of the forms that
+    text is asked to have. backend: as in ``sample``. Raises ParameterError.
     """
 
     def __init__(
@@ -70,6 +74,7 @@ class Engine:
         max_length: int | None = None,
         prefix_sharing: bool = True,
         regex_seconds: float = 0.5,
+        structured_limits: Limits | None = None,
         backend: str = "auto",
     ) -> None:
         _at_least("max_sequences", max_sequences, 1)
@@ -90,7 +95,9 @@ class Engine:
         self._drawn: list[_Drawn] = []  # whose text is not made yet
         self.steps = 0  # forwards
         self._arrivals = self._read = self._reused = self._tokens = 0
+        self._forced = 0
         self._forward_seconds = self._sampler_seconds = 0.0
+        self._forms = Forms(tokenizer, runner.vocab_size, structured_limits)
         self._stages = functools.lru_cache(maxsize=256)(self._stages_of)
 
     def __len__(self) -> int:
@@ -112,6 +119,8 @@ class Engine:
             schedule.preemptions,
             self._forward_seconds,
             self._sampler_seconds,
+            self._forms.seconds,
+            self._forced,
         )
 
     def prepare(self, request: Request) -> Prepared:
@@ -119,8 +128,10 @@ class Engine:
 
         This is most of the work of ``add``, and may be done on any thread, also while another one makes a step.
         """
-        rules = admit(self, self.tokenizer, request.prompt_ids, request.params, self._regex_seconds)
-        return Prepared(request, self._stages(request.params), rules)
+        params = request.params
+        rules = admit(self, self.tokenizer, request.prompt_ids, params, self._regex_seconds)
+        stages = self._stages(params)
+        return Prepared(request, stages, rules, self._forms.form(params.structured))
 
     def add(self, request: Request | Prepared) -> str:
         """Admit a request and return its id. Raises ParameterError, and then nothing has changed."""
@@ -167,7 +178,7 @@ class Engine:
         return events
 
     def _admit(self, prepared: Prepared) -> Live:
-        request, stages, rules = prepared
+        request, stages, rules, form = prepared
         while request.id is None and f"request-{self._arrivals}" in self._live:  # somebody chose that name
             self._arrivals += 1
         number = f"request-{self._arrivals}" if request.id is None else request.id
@@ -175,7 +186,7 @@ class Engine:
             raise ParameterError("id", f"there is a request {number!r:.80} already")
         seed = fresh_seed() if request.params.seed is None else request.params.seed
         limit = len(request.prompt_ids) + (rules.max_tokens or 0)  # admit fills it in
-        return Live(request, number, seed, stages, rules, limit, self._arrivals)
+        return Live(request, number, seed, stages, rules, form, limit, self._arrivals)
 
     def _stages_of(self, params: SamplingParams) -> Pipeline:
         return stages_of(params, self.vocab_size, self.tokenizer)
@@ -233,17 +244,37 @@ class Engine:
                 places.append(end - 1)
         if not branches:
             return
+        mask = self._forms.mask([branch.answer.guide for branch in branches])
         begin = perf_counter()
-        out = self._sampler(logits_LV if len(places) == end else logits_LV[places], list(map(self._row, branches)))
+        rows = list(map(self._row, branches))
+        out = self._sampler(logits_LV if len(places) == end else logits_LV[places], rows, mask=mask)
         self._sampler_seconds += perf_counter() - begin
         told = out.logprobs or (None,) * len(branches)
         for place, (branch, token) in enumerate(zip(branches, out.token_ids.tolist(), strict=True)):
             if token < 0:
-                events.append(self._end(branch, Finish("error", f"invalid logits: {out.errors[place]}")))
+                events.append(self._end(branch, Finish("error", why(out.errors[place], branch.answer.guide))))
                 continue
             branch.job.push(token)
-            self._drawn.append((branch, token, told[place]))
+            guide = branch.answer.guide
+            if guide is None:
+                self._drawn.append((branch, token, told[place], False))
+            else:
+                self._hold(branch, guide, token, told[place])
         self._tokens += len(branches) - len(out.errors)
+
+    def _hold(self, branch: Branch, guide: Guide, token: int, told: StepLogprobs | None) -> None:
+        """An answer of some form has a new token. Those that must follow it are neither drawn nor read one by one."""
+        done, job = guide.push(token), branch.job
+        self._drawn.append((branch, token, told, done))
+        if done or not skippable(branch.live.stages):
+            return
+        for forced in guide.forced():
+            if job.idle:
+                break
+            job.push(forced)
+            self._sampler.push(branch.row, forced)
+            self._drawn.append((branch, forced, None, guide.push(forced)))
+            self._forced += 1
 
     def _row(self, branch: Branch) -> int:
         """The row of an answer in the sampler, from its first token on."""
@@ -257,13 +288,13 @@ class Engine:
         """The text of the tokens that were drawn, of all answers or of one."""
         drawn, self._drawn = self._drawn, []
         events = []
-        for branch, token, told in drawn:
+        for branch, token, told, done in drawn:
             if branch.job not in self._branches:
                 continue
             if only is not None and branch is not only:
-                self._drawn.append((branch, token, told))
+                self._drawn.append((branch, token, told, done))
                 continue
-            piece = branch.answer.push(token, told)
+            piece = branch.answer.push(token, told, done=done)
             events.append(branch.live.event(piece))
             if piece.finish_reason is not None:
                 self._forget(branch)
@@ -289,7 +320,7 @@ class Engine:
 
 
 _Batch = tuple[list[Reading], Any]  # with its logits
-_Drawn = tuple[Branch, int, StepLogprobs | None]
+_Drawn = tuple[Branch, int, StepLogprobs | None, bool]  # a token, its logprobs, whether nothing can follow it
 
 
 def _row(reading: Reading) -> int:

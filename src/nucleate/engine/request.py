@@ -19,6 +19,7 @@ from nucleate.models.runner import Part
 from nucleate.params import SamplingParams
 from nucleate.rows import Logits
 from nucleate.text.stop import StopRules
+from nucleate.text.structured import Compiled, Guide
 from nucleate.text.tokenizer import Tokenizer
 
 MOST_ANSWERS = 128
@@ -61,6 +62,7 @@ class Prepared(NamedTuple):
     request: Request
     stages: Pipeline
     rules: StopRules
+    form: Compiled | None
 
 
 @dataclass(eq=False, slots=True)
@@ -72,6 +74,7 @@ class Live:
     seed: int
     stages: Pipeline
     rules: StopRules
+    form: Compiled | None
     limit: int  #: tokens of the prompt and the longest answer
     arrival: int
     paused: bool = False
@@ -98,7 +101,8 @@ class Live:
         job = Job((self.request.priority, self.arrival, index), ids, self.limit, paused=self.paused)
         if told is not None:
             job.shares, job.most = False, most
-        answer = Answer(index, (self.seed + index) % 2**64, tokenizer, ids, params, self.rules)
+        guide = None if self.form is None else Guide(self.form, ignore_eos=params.ignore_eos)
+        answer = Answer(index, (self.seed + index) % 2**64, tokenizer, ids, params, self.rules, guide)
         branch = self.branches[index] = Branch(self, answer, job, told)
         return branch
 

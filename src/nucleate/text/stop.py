@@ -81,6 +81,11 @@ class StopMatcher:
             self.finish = Finish("length")
         return shown
 
+    def complete(self) -> None:
+        """Nothing can follow the last token: that is why the sequence ended, unless a stop was found with it."""
+        if self.finish is None or self.finish.reason == "length":
+            self.finish = Finish("stop")
+
     def close(self, tail: str = "") -> tuple[str, ...]:
         """The end: ``tail`` is the text the detokenizer held to the end. The text that is still to be shown."""
         if self._over:

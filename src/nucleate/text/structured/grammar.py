@@ -6,43 +6,50 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from time import perf_counter
 from typing import Any, Final, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nucleate.core.parameter import ParameterError
+from nucleate.core.structured import Structured
 from nucleate.text.structured.library import library, parser_limits, raise_unless_panic, told
 from nucleate.text.structured.limits import Limits
 from nucleate.text.structured.matcher import GuidanceMatcher, Matcher, MatcherError, check_masks
 from nucleate.text.structured.schema import check_policy, places_of
 from nucleate.text.structured.source import lark_text, source
-from nucleate.text.structured.validate import validate
-from nucleate.text.structured.values import Structured
+from nucleate.text.structured.validate import MAX_SECONDS, validate
 from nucleate.text.structured.vocabulary import Vocabulary
 from nucleate.text.tokenizer import Tokenizer
 
 CACHE_BYTES: Final = 64 * 2**20
+SLOW_SECONDS: Final = 0.02
+"""If the masks of a step take longer, each is timed."""
 
 
 @final
 class Compiled:
     """A form, ready for one vocabulary. ``ignored``: what the policy does not hold, keyword and place."""
 
-    def __init__(self, structured: Structured, ignored: tuple[str, ...], first: GuidanceMatcher, size: int) -> None:
+    def __init__(
+        self, structured: Structured, ignored: tuple[str, ...], first: GuidanceMatcher, words: int, size: int
+    ) -> None:
         self.structured = structured
         self.ignored = ignored
+        self.words = words
+        """W, the length of a mask."""
         self.size = size
         """About how many bytes this takes."""
         self._first = first  # never moved, so that threads may copy it
 
-    def matcher(self) -> Matcher:
-        """The state of a new answer. Microseconds; from any thread."""
-        return self._first.copy()
+    def matcher(self, *, ignore_eos: bool = False) -> Matcher:
+        """The state of a new answer. Microseconds; from any thread. ignore_eos: EOS only where nothing else can be."""
+        return self._first.begun(goes_on=ignore_eos)
 
-    def validate(self, text: str) -> list[str]:
+    def validate(self, text: str, seconds: float = MAX_SECONDS) -> list[str]:
         """What is wrong with a whole text of JSON, held or ignored; see ``validate``."""
-        return validate(self.structured, text)
+        return validate(self.structured, text, seconds)
 
 
 @final
@@ -71,6 +78,7 @@ class Grammars:
         self.words = len(self._vocabulary.ends_W)
         """W, the length of a mask."""
         self._executor = library().LLExecutor(num_threads=threads)
+        self._slow = False  # the last masks were: they are filled one by one, so that each pays for its own
         self._cache_bytes = cache_bytes
         self._kept: OrderedDict[Structured, Compiled] = OrderedDict()
         self._size = 0
@@ -124,7 +132,8 @@ class Grammars:
                 jobs.append((each, row))
             else:
                 _fill_or_forbid(each, masks_RW[row])
-        if len(jobs) > 1:
+        begin = perf_counter()
+        if len(jobs) > 1 and not self._slow:
             try:
                 every = [(each.inner, row) for each, row in jobs]
                 self._executor.unsafe_compute_mask_ptr(every, masks_RW.ctypes.data, 4 * self.words, len(matchers))
@@ -133,9 +142,11 @@ class Grammars:
             else:
                 for each, row in jobs:
                     each.settle(masks_RW[row])
+                self._slow = perf_counter() - begin > SLOW_SECONDS
                 return
         for each, row in jobs:
             _fill_or_forbid(each, masks_RW[row])
+        self._slow = perf_counter() - begin > SLOW_SECONDS
 
     def _compile(self, structured: Structured) -> Compiled:
         self.limits.check(structured)
@@ -148,12 +159,12 @@ class Grammars:
             raise _refused(structured, inner.get_error())
         if structured.policy != "strict":
             ignored += _one_of_as_any_of(structured, inner.get_grammar_warnings())
-        first = GuidanceMatcher(inner, self._vocabulary.ends, self._vocabulary.ends_W)
+        first = GuidanceMatcher(inner, self._vocabulary.ends, self._vocabulary.ends_W, self.limits.seconds)
         try:
             self._try(first)  # what cannot even begin is told now, and copies begin warm
         except (MatcherError, ValueError) as error:
             raise _refused(structured, str(error)) from None
-        return Compiled(structured, ignored, first, _size(text))
+        return Compiled(structured, ignored, first, self.words, _size(text))
 
     def _try(self, first: GuidanceMatcher) -> None:
         """Fill the first mask, and where it leaves no choice take the token: text without an end shows only then."""

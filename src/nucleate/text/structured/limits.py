@@ -8,10 +8,10 @@ from itertools import pairwise
 from typing import Any
 
 from nucleate.core.parameter import ParameterError
+from nucleate.core.structured import Structured
 from nucleate.core.values import shown
 from nucleate.text.structured.repetition import unrolled
 from nucleate.text.structured.schema import Place, joined_patterns, places
-from nucleate.text.structured.values import Structured
 
 _COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
 _QUOTED = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|//[^\n]*')
@@ -27,7 +27,8 @@ class Limits:
     ``properties`` and ``enum``: names and values in all of a schema together; ``choices`` also of alternatives in a
     grammar. ``repetitions``: of lengths and items, and of the most a regex can be repeated to; ``forced``: of the
     least. ``joined``: patterns that one ``allOf`` may have to intersect, and uses of & and ~ in a grammar (half).
-    ``multiple``: of the integers of all ``multipleOf``, and of their least common multiple.
+    ``multiple``: of the integers of all ``multipleOf``, and of their least common multiple. ``seconds``: that the
+    masks of one answer may take beyond what masks usually take; ambiguous grammars can be slow at every token.
     """
 
     characters: int = 100_000
@@ -40,6 +41,7 @@ class Limits:
     forced: int = 20_000
     joined: int = 16
     multiple: int = 20_000
+    seconds: float = 1.0
 
     def check(self, structured: Structured) -> None:
         """Raise ParameterError, which names the field, if the form is over a limit. Costs no more than reading it."""

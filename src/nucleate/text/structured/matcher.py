@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol, final
+from time import perf_counter
+from typing import Any, Final, Protocol, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nucleate.text.structured.library import raise_unless_panic, told
+
+FREE_SECONDS: Final = 0.005
+"""What a mask may take at any time. Only what is more counts against the seconds of an answer."""
 
 _NOTHING = "no text of this vocabulary can fulfil it from here on"
 
@@ -57,13 +61,19 @@ class Matcher(Protocol):
 
 @final
 class GuidanceMatcher:
-    """A Matcher by llguidance. ``inner`` is an LLMatcher of its own; ``ends_W`` the mask of the EOS ids."""
+    """A Matcher by llguidance. ``inner`` is an LLMatcher of its own; ``ends_W`` the mask of the EOS ids.
 
-    __slots__ = ("_count", "_ended", "_ends", "_ends_W", "_error", "inner")
+    ``seconds`` are those that slow masks may take in all. ``goes_on``: EOS is allowed only where nothing else is.
+    """
 
-    def __init__(self, inner: Any, ends: frozenset[int], ends_W: NDArray[np.int32]) -> None:
+    __slots__ = ("_count", "_ended", "_ends", "_ends_W", "_error", "_goes_on", "_seconds", "inner")
+
+    def __init__(
+        self, inner: Any, ends: frozenset[int], ends_W: NDArray[np.int32], seconds: float, *, goes_on: bool = False
+    ) -> None:
         self.inner = inner
         self._ends, self._ends_W = ends, ends_W
+        self._seconds, self._goes_on = seconds, goes_on
         self._count = 0  # tokens the library counts
         self._ended = 0  # EOS ids after them, which it would count only sometimes
         self._error: str | None = None
@@ -93,7 +103,9 @@ class GuidanceMatcher:
         if self._ended:
             mask_W[:] = self._ends_W
             return
+        begin = perf_counter()
         self._ask(self.inner.unsafe_compute_mask_ptr, mask_W.ctypes.data, mask_W.nbytes)
+        self._seconds -= max(0.0, perf_counter() - begin - FREE_SECONDS)
         self.settle(mask_W)
         self._check()
 
@@ -104,8 +116,12 @@ class GuidanceMatcher:
                 self._error = _NOTHING if "NoExtension" in (why := self.inner.get_error()) else told(why)
             elif not self.inner.is_accepting():
                 self._error = _NOTHING
+        if self._seconds < 0 and self._error is None:
+            self._error = "it is so ambiguous that its masks took too long"
         if self._error is not None:
             mask_W[:] = 0
+        elif self._goes_on and (mask_W & ~self._ends_W).any():
+            mask_W &= ~self._ends_W
 
     def push(self, token_id: int) -> None:
         self._check()
@@ -151,8 +167,13 @@ class GuidanceMatcher:
         return tokens[:allowed]
 
     def copy(self) -> GuidanceMatcher:
+        return self.begun(goes_on=self._goes_on)
+
+    def begun(self, *, goes_on: bool) -> GuidanceMatcher:
+        """A copy that goes on after EOS where it can, or does not."""
         self._check()
-        made = GuidanceMatcher(self._ask(self.inner.deep_copy), self._ends, self._ends_W)
+        inner = self._ask(self.inner.deep_copy)
+        made = GuidanceMatcher(inner, self._ends, self._ends_W, self._seconds, goes_on=goes_on)
         made._count, made._ended = self._count, self._ended
         return made
 

@@ -9,8 +9,8 @@ from typing import Any
 from urllib.parse import unquote
 
 from nucleate.core.parameter import ParameterError
+from nucleate.core.structured import Policy
 from nucleate.core.values import shown
-from nucleate.text.structured.values import Policy
 
 
 def _words(text: str) -> frozenset[str]:

@@ -7,8 +7,8 @@ import re
 from typing import Any, Final
 
 from nucleate.core.parameter import ParameterError
+from nucleate.core.structured import Structured
 from nucleate.text.structured.library import library, told
-from nucleate.text.structured.values import Structured
 
 WHITESPACE: Final = r"( |\n( {0,40}|\t{0,10}))"
 """What may stand between tokens of JSON, once, or nothing: enough to indent, and an end to it."""

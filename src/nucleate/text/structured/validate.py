@@ -13,8 +13,8 @@ from itertools import islice
 from typing import Any, Final
 
 from nucleate.core.parameter import read_json
+from nucleate.core.structured import Structured
 from nucleate.core.values import shown
-from nucleate.text.structured.values import Structured
 
 MAX_SECONDS: Final = 1.0
 MAX_ERRORS: Final = 10

@@ -1,0 +1,294 @@
+"""Answers of a form: the engine beside its slow twin, forced tokens, and every other parameter beside a grammar."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from toys import KINDS, SIZE, alone, answers, drive, is_empty, random_request, runner, toy
+
+import nucleate as nc
+from nucleate.core.event import Event, Piece, Validation
+from nucleate.engine.engine import Engine
+from nucleate.engine.request import Request
+from nucleate.text.structured import Grammars, Limits
+
+RECORD = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "kind": {"enum": ["a rather long name of a kind", "short"]},
+        "sizes": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 99}, "maxItems": 2},
+    },
+    "required": ["name", "kind", "sizes"],
+    "additionalProperties": False,
+}
+FORMS: list[dict[str, Any]] = [
+    {"json_schema": RECORD, "whitespace": "compact"},
+    {"json_schema": RECORD},
+    {"json_object": True},
+    {"json_schema": {"const": {"all of it": ["is", "forced", 1.5, None]}}, "whitespace": "compact"},
+    {"choice": ["yes", "no", "perhaps not today", "perhaps not tomorrow"]},
+    {"regex": "[0-9]{3}-[0-9]{4}"},
+    {"regex": "[a-z ]{4,}"},
+    {"regex": "a very long text that leaves no choice at all"},
+    {"grammar": 'start: "(" start ")" | "x"'},
+    {"json_schema": {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}, "policy": "lenient"},
+]
+EVERY_STAGE = [
+    {"temperature": 0.0},
+    {"temperature": 1.3, "top_p": 0.9, "repetition_penalty": 1.3, "presence_penalty": 0.5},
+    {"mirostat_tau": 3.0},
+    {"adaptive_p_target": 0.4},
+    {"typical_p": 0.6, "min_p": 0.02, "frequency_penalty": 1.0},
+    {"dry_multiplier": 0.8, "no_repeat_ngram_size": 4},
+    {"xtc_probability": 0.9, "xtc_threshold": 0.05},
+    {"logit_bias": {300: 5.0}, "suppress_token_ids": [301]},
+    {"logprobs": 2},
+    {"logprobs": 2, "logprobs_mode": "processed", "top_k": 5},
+    {"draw": "categorical", "top_k": 30},
+]
+
+
+@pytest.fixture(scope="module")
+def grammars(llm: nc.LLM) -> Grammars:
+    return Grammars(llm.tokenizer, SIZE)
+
+
+def engine_of(llm: nc.LLM, kind: str = "paged", blocks: int = 300, **options: Any) -> Engine:
+    return Engine(runner(kind, toy(), blocks), llm.tokenizer, **{"backend": "reference", **options})
+
+
+def of_form(rng: random.Random) -> Request:
+    """A request with a bit of everything, of some form."""
+    request = random_request(rng)
+    params = request.params.replace(
+        structured=rng.choice(FORMS), **rng.choice(EVERY_STAGE), max_tokens=rng.randint(1, 60), stop_regex=()
+    )
+    return dataclasses.replace(request, params=params)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("options", [{}, {"max_sequences": 3, "max_batch_tokens": 7}])
+def test_pieces_are_those_of_the_slow_twin(llm: nc.LLM, grammars: Grammars, kind: str, options: dict) -> None:
+    rng = random.Random(f"{kind}{options}")
+    requests = [of_form(rng) if rng.random() < 0.8 else random_request(rng) for _ in range(30)]
+    engine = engine_of(llm, kind, 64, **options)
+    for request, events in zip(requests, drive(engine, requests), strict=True):
+        assert answers(events, request.params.n) == alone(toy(), llm.tokenizer, request, grammars), request
+    assert is_empty(engine)
+    assert engine.stats.forced
+    assert engine.stats.mask_seconds > 0
+    if kind != "contexts" and not options:
+        assert engine.stats.preempted
+
+
+@pytest.mark.parametrize("stage", EVERY_STAGE, ids=str)
+@pytest.mark.parametrize("structured", FORMS[:4] + FORMS[7:8], ids=str)
+def test_skipped_tokens_change_nothing(
+    llm: nc.LLM, grammars: Grammars, structured: dict[str, Any], stage: dict[str, Any]
+) -> None:
+    params = nc.SamplingParams(**{"structured": structured, "seed": 5, "max_tokens": 120, "n": 2, **stage})
+    request = Request([7, 8, 9], params)
+    engine = engine_of(llm)
+    [events] = drive(engine, [request])
+    assert answers(events, 2) == alone(toy(), llm.tokenizer, request, grammars)
+    tells_or_bans = {"logprobs", "suppress_token_ids", "dry_multiplier"} & stage.keys()
+    if structured.get("whitespace") == "compact" or "regex" in structured:
+        assert bool(engine.stats.forced) != bool(tells_or_bans)
+
+
+def test_forced_tokens_are_read_in_one_forward(llm: nc.LLM) -> None:
+    engine = engine_of(llm)
+    text = "a very long text that leaves no choice at all"
+    [events] = drive(engine, [Request([5, 6], nc.SamplingParams(structured={"regex": text}))])
+    assert "".join(event.piece.text for event in events) == text
+    assert engine.steps == 1
+    assert engine.stats.forced == len(events) - 1 > 5
+    assert events[-1].usage is not None
+    assert events[-1].usage.completion_tokens == len(events)
+
+
+def test_forced_tokens_do_not_pass_the_limit(llm: nc.LLM) -> None:
+    structured = {"regex": "a very long text that leaves no choice at all"}
+    [events] = drive(engine_of(llm), [Request([5, 6], nc.SamplingParams(structured=structured, max_tokens=4))])
+    assert [event.piece.finish_reason for event in events] == [None, None, None, "length"]
+
+
+def last(events: list[Event]) -> Piece:
+    return events[-1].piece
+
+
+def text_of(events: list[Event]) -> str:
+    return "".join(event.piece.text for event in events)
+
+
+def ended(llm: nc.LLM, structured: Any, kind: str = "paged", **params: Any) -> tuple[str, str | None, Any]:
+    [events] = drive(
+        engine_of(llm, kind), [Request([5, 6], nc.SamplingParams(structured=structured, seed=1, **params))]
+    )
+    return text_of(events), last(events).finish_reason, last(events).stop_reason
+
+
+@pytest.mark.parametrize("kind", KINDS)
+class TestBeside:
+    """What other parameters of a request mean beside a form."""
+
+    def test_the_end_of_the_form_is_the_end(self, llm: nc.LLM, kind: str) -> None:
+        text, *why = ended(llm, {"regex": "[0-9]{2}"}, kind)
+        assert re.fullmatch("[0-9]{2}", text)
+        assert why == ["stop", None]
+
+    def test_at_the_last_token_the_form_counts(self, llm: nc.LLM, kind: str) -> None:
+        [seven] = llm.tokenizer.encode("7", add_special_tokens=False)
+        assert ended(llm, {"choice": ["7"]}, kind, max_tokens=1) == ("7", "stop", None)
+        assert ended(llm, {"choice": ["7"]}, kind, max_tokens=1, stop_token_ids=[seven]) == ("", "stop", seven)
+        assert ended(llm, {"choice": ["7"]}, kind, max_tokens=1, stop="7") == ("", "stop", "7")
+
+    def test_a_longer_minimum_than_the_form_has(self, llm: nc.LLM, kind: str) -> None:
+        assert ended(llm, {"choice": ["7"]}, kind, min_tokens=20) == ("7", "stop", None)
+
+    def test_a_minimum_within_the_form(self, llm: nc.LLM, kind: str) -> None:
+        text, why, _ = ended(llm, {"regex": "[a-z]{0,99}"}, kind, min_tokens=12, max_tokens=12)
+        assert why == "length"
+        assert re.fullmatch("[a-z]+", text)
+
+    def test_ignore_eos_goes_on_as_long_as_the_form_can(self, llm: nc.LLM, kind: str) -> None:
+        text, why, _ = ended(llm, {"regex": "[a-z]{0,300}"}, kind, ignore_eos=True, max_tokens=40)
+        assert why == "length"
+        assert re.fullmatch("[a-z]{40,}", text)
+        text, why, _ = ended(llm, {"regex": "[a-z]{0,9}"}, kind, ignore_eos=True)
+        assert why == "stop"
+        assert re.fullmatch("[a-z]{9}", text)
+
+    def test_a_stop_string_within_the_form(self, llm: nc.LLM, kind: str) -> None:
+        text, why, which = ended(llm, {"json_schema": RECORD, "whitespace": "compact"}, kind, stop='"kind"')
+        assert text.endswith(",")
+        assert (why, which) == ("stop", '"kind"')
+
+    def test_top_k_1(self, llm: nc.LLM, kind: str) -> None:
+        text, why, _ = ended(llm, {"json_schema": RECORD}, kind, top_k=1)
+        assert why == "stop"
+        assert json.loads(text).keys() == RECORD["properties"].keys()
+
+    def test_penalties_never_let_a_token_in(self, llm: nc.LLM, kind: str) -> None:
+        bias = dict.fromkeys(range(0, SIZE, 3), 100.0)
+        text, why, _ = ended(
+            llm, {"regex": "[0-9]{9}"}, kind, logit_bias=bias, repetition_penalty=0.1, frequency_penalty=-2.0
+        )
+        assert why == "stop"
+        assert re.fullmatch("[0-9]{9}", text)
+
+    def test_a_ban_that_leaves_nothing_ends_this_answer_alone(self, llm: nc.LLM, kind: str) -> None:
+        seven = [token for token in range(SIZE) if "7" in llm.tokenizer.decode([token])]
+        alive = Request([1, 2], nc.SamplingParams(seed=3, max_tokens=9))
+        dies = Request([1, 2], nc.SamplingParams(structured={"regex": "a{9}7"}, suppress_token_ids=seven, n=2))
+        engine = engine_of(llm, kind)
+        events, others = drive(engine, [dies, alive])
+        for answer in answers(events, 2):
+            assert "".join(piece.text for piece in answer) == "a" * 9
+            assert answer[-1].finish_reason == "error"
+            assert "no token can be drawn within the form" in str(answer[-1].stop_reason)
+        assert answers(others, 1) == alone(toy(), llm.tokenizer, alive)
+        assert is_empty(engine)
+
+    def test_logprobs_raw_and_processed(self, llm: nc.LLM, kind: str) -> None:
+        for mode in ("raw", "processed"):
+            params = nc.SamplingParams(structured={"regex": "[01]{4}"}, logprobs=3, logprobs_mode=mode, seed=2)
+            [events] = drive(engine_of(llm, kind), [Request([5, 6], params)])
+            for event in events:
+                [step] = event.piece.logprobs or ()
+                shown = [llm.tokenizer.decode([each.token_id]) for each in step.top if each.logprob > -np.inf]
+                inside = all(set(text) <= {"0", "1"} for text in shown)
+                assert inside == (mode == "processed")
+
+    def test_a_form_that_is_not_held_in_full_is_validated(self, llm: nc.LLM, kind: str) -> None:
+        schema = {"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": True, "minItems": 4, "maxItems": 4}
+        params = nc.SamplingParams(structured={"json_schema": schema, "policy": "lenient"}, seed=1, n=2)
+        [events] = drive(engine_of(llm, kind), [Request([5, 6], params)])
+        for pieces in answers(events, 2):
+            *others, end = (piece.validation for piece in pieces)
+            assert not any(others)
+            assert isinstance(end, Validation)
+            assert end.ignored == ("uniqueItems",)
+            assert len(end.errors) == 1
+            assert "non-unique" in end.errors[0]
+        held = {"json_schema": {"type": "array", "items": {"enum": [1, 2]}, "maxItems": 4}, "policy": "lenient"}
+        [events] = drive(engine_of(llm, kind), [Request([5, 6], nc.SamplingParams(structured=held, seed=1))])
+        assert last(events).validation is None
+
+    def test_a_grammar_that_fails_ends_its_answer_alone(self, llm: nc.LLM, kind: str) -> None:
+        engine = engine_of(llm, kind)
+        params = nc.SamplingParams(structured={"regex": "[a-z]{30}"}, seed=1)
+        dies, lives = engine.add(Request([1, 2], params)), engine.add(Request([1, 3], params))
+        broken = engine._live[dies]
+        events = engine.step()
+        [branch] = broken.branches.values()
+        assert branch.answer.guide is not None
+        branch.answer.guide.matcher._error = "it broke"
+        while len(engine):
+            events += engine.step()
+        of = {number: [event for event in events if event.request_id == number] for number in (dies, lives)}
+        assert last(of[dies]).finish_reason == "error"
+        assert last(of[dies]).stop_reason == "the text cannot take the form asked for: it broke"
+        assert re.fullmatch("[a-z]{30}", text_of(of[lives]))
+        assert last(of[lives]).finish_reason == "stop"
+        assert is_empty(engine)
+
+    def test_an_abort_in_the_middle(self, llm: nc.LLM, kind: str) -> None:
+        engine = engine_of(llm, kind)
+        params = nc.SamplingParams(
+            structured={"json_schema": {"type": "array", "uniqueItems": True, "minItems": 99}, "policy": "lenient"}
+        )
+        number = engine.add(Request([1, 2], params.replace(n=3)))
+        for _ in range(4):
+            engine.step()
+        ends = engine.abort(number)
+        assert [(event.piece.finish_reason, event.piece.validation) for event in ends] == [("abort", None)] * 3
+        assert engine.step() == []
+        assert is_empty(engine)
+
+
+def test_slow_masks_end_their_answer_alone(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nucleate.text.structured.matcher.FREE_SECONDS", -0.05)  # as if each took so much longer
+    monkeypatch.setattr("nucleate.text.structured.grammar.SLOW_SECONDS", -1.0)
+    engine = engine_of(llm, structured_limits=Limits(seconds=0.4))
+    params = nc.SamplingParams(structured={"regex": "[0-9]{3,30}"}, logprobs=0, ignore_eos=True, seed=1)
+    slow, quick = drive(engine, [Request([1, 2], params), Request([1, 3], params.replace(max_tokens=3))])
+    assert (last(slow).finish_reason, len(slow)) == ("error", 8)
+    assert "masks took too long" in str(last(slow).stop_reason)
+    assert last(quick).finish_reason == "length"
+    assert is_empty(engine)
+
+
+@pytest.mark.parametrize(
+    ("structured", "field"),
+    [
+        ({"regex": "("}, "regex"),
+        ({"json_schema": {"not": {}}}, "json_schema"),
+        ({"grammar": "start: nothing"}, "grammar"),
+        ({"choice": ["x" * 30_000]}, "choice"),
+    ],
+)
+def test_what_cannot_be_compiled_is_refused(llm: nc.LLM, structured: dict[str, Any], field: str) -> None:
+    engine = engine_of(llm)
+    with pytest.raises(nc.ParameterError) as caught:
+        engine.add(Request([1], nc.SamplingParams(structured=structured)))
+    assert caught.value.field == field
+    assert is_empty(engine)
+
+
+def test_without_the_library_the_field_says_so(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> None:
+        raise ModuleNotFoundError("structured output needs the package llguidance: pip install llguidance")
+
+    monkeypatch.setattr("nucleate.text.structured.grammar.library", missing)
+    monkeypatch.setattr("nucleate.text.structured.vocabulary.library", missing)
+    with pytest.raises(nc.ParameterError, match="llguidance") as caught:
+        engine_of(llm).add(Request([1], nc.SamplingParams(structured={"regex": "a"})))
+    assert caught.value.field == "structured"
