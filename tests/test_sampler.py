@@ -669,3 +669,48 @@ def test_a_stage_that_fails_is_an_error_of_its_row_alone(backend: str) -> None:
     assert out.token_ids.tolist() == [0, -1, 2]
     assert out.errors == {1: "ZeroDivisionError: it is torn"}
     assert [len(sampler.output_ids(row)) for row in rows] == [1, 0, 1]
+
+
+PUSHED = [
+    (Temperature(0.8), TopK(20), Gumbel(5)),
+    (Repetition(1.3), Frequency(0.4), Temperature(1.2), TopP(0.9), Gumbel(5)),
+    (Typical(0.7), Temperature(0.9), Gumbel(5)),
+    (Mirostat(3.0), Gumbel(5)),
+    (AdaptiveP(0.4), Gumbel(5)),
+    (Temperature(0.7), Greedy()),
+]
+
+
+@pytest.mark.parametrize("stages", PUSHED, ids=str)
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_a_token_that_is_pushed_is_as_if_it_were_the_only_one_to_draw(stages, backend):
+    generator = np.random.default_rng(3)
+    size, forced = 97, (5, 96, 5, 0)
+    drawn, pushed = nc.Sampler(size, backend), nc.Sampler(size, backend)
+    rows = drawn.add(stages, [1, 2, 5]), pushed.add(stages, [1, 2, 5])
+    drawn.add(stages), pushed.add(stages)  # others, which stay where they are
+    for step in range(12):
+        logits_1V = generator.normal(0, 2, (1, size)).astype(np.float32)
+        if step % 3 == 1:
+            mask_1W = np.zeros((1, -(-size // 32)), np.int32)
+            token = forced[step // 3]
+            mask_1W.view(np.uint32)[0, token // 32] = 1 << token % 32
+            assert drawn(logits_1V, [rows[0]], mask=mask_1W).token_ids.tolist() == [token]
+            pushed.push(rows[1], token)
+        else:
+            one, other = drawn(logits_1V, [rows[0]]), pushed(logits_1V, [rows[1]])
+            assert one.token_ids.tolist() == other.token_ids.tolist()
+        assert drawn.output_ids(rows[0]) == pushed.output_ids(rows[1])
+        assert drawn.stages(rows[0]) == pushed.stages(rows[1])
+    assert not pushed.output_ids(1)
+
+
+@pytest.mark.parametrize("token", [-1, 97, 2**70])
+def test_a_token_outside_the_vocabulary_is_not_pushed(token):
+    sampler = nc.Sampler(97)
+    row = sampler.add((Gumbel(1),))
+    with pytest.raises(ParameterError, match="0..96"):
+        sampler.push(row, token)
+    assert not sampler.output_ids(row)
+    with pytest.raises(ParameterError, match="row"):
+        sampler.push(row + 1, 1)
