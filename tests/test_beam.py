@@ -188,6 +188,96 @@ def test_laws(seed: int, size: int, width: int, longest: int, ends: set[int], pe
         assert all(a.score <= b.score for a, b in zip(found[hasty], found[patient], strict=False))
 
 
+def plainly(model: LogitsOf, **asked: object) -> list[Beam]:
+    return beam_search(model, (5, 5), **asked)
+
+
+@given(st.integers(0, 2**32), st.integers(2, 7), st.integers(1, 4), st.integers(1, 5), st.sampled_from([0.0, 0.5, 9.0]))
+def test_groups_without_a_penalty_and_one_group_with_one(
+    seed: int, size: int, width: int, longest: int, weight: float
+) -> None:
+    model = hashed(size, seed, banned=0.2)
+    asked = dict(max_tokens=longest, eos_token_ids=[1], early_stopping=EARLY[seed % 3], length_penalty=0.5)
+    alone = plainly(model, width=width, **asked)
+    assert plainly(model, width=width, groups=1, diversity_penalty=weight, **asked) == alone
+    assert plainly(model, width=3 * width, groups=3, **asked) == alone  # all find the same
+
+
+@given(st.integers(0, 2**32), st.integers(2, 7), st.integers(1, 5), st.integers(1, 5), st.sampled_from([0.3, 2.0, 1e6]))
+def test_groups_of_one_beam_are_greedy_searches_that_avoid_each_other(
+    seed: int, size: int, groups: int, longest: int, weight: float
+) -> None:
+    model, end = hashed(size, seed), 1
+    texts: list[list[int]] = [[] for _ in range(groups)]
+    for _ in range(longest):
+        taken = [0] * size
+        for text in texts:
+            if text[-1:] == [end]:
+                continue
+            scores = [x - weight * n for x, n in zip(logprobs(model((5, 5, *text))), taken, strict=True)]
+            text.append(scores.index(max(scores)))
+            taken[text[-1]] += text[-1] != end
+    beams = plainly(
+        model,
+        width=groups,
+        groups=groups,
+        diversity_penalty=weight,
+        max_tokens=longest,
+        eos_token_ids=[end],
+        early_stopping=True,
+    )
+    assert {beam.token_ids for beam in beams} == set(map(tuple, texts))
+    assert len(beams) == len(set(map(tuple, texts)))
+    for beam in beams:  # the score knows of no penalty
+        parts = [logprobs(model((5, 5, *beam.token_ids[:i])))[token] for i, token in enumerate(beam.token_ids)]
+        assert beam.logprob == pytest.approx(math.fsum(parts), abs=1e-9)
+
+
+def test_a_group_avoids_what_the_groups_before_go_on_with() -> None:
+    model = steps([3.0, 2.0, 1.0, 0.0, 0.0, 0.0], [0.0] * 6)
+    beams = beam_search(model, (), width=4, groups=2, diversity_penalty=1.5, max_tokens=1)
+    assert [beam.token_ids[0] for beam in beams] == [0, 1, 2]  # of the second 0 at 1.5, then 2 at 1
+    beams = beam_search(model, (), width=4, groups=2, diversity_penalty=99.0, max_tokens=1)
+    assert [beam.token_ids[0] for beam in beams] == [0, 1, 2, 3]
+    ends = beam_search(model, (), width=2, groups=2, diversity_penalty=99.0, max_tokens=1, eos_token_ids=[0])
+    assert [beam.token_ids[0] for beam in ends] == [0]  # an end is nothing to be avoided
+
+
+TEXTS = [(0, 1), (0, 1, 2), (0, 2, 2, 2), (1,), (2, 0, 1, 0), (2, 0, 1, 1), (2, 1)]
+
+
+def after(ids: tuple[int, ...]) -> set[int]:
+    """What can follow in one of the texts above; 3 is the end of one that others go on from."""
+    found = {text[len(ids)] for text in TEXTS if text[: len(ids)] == ids and len(text) > len(ids)}
+    return found | {3} if ids in TEXTS and found else found
+
+
+@pytest.mark.parametrize("early", EARLY)
+@pytest.mark.parametrize("seed", range(5))
+def test_what_is_not_allowed_is_out_and_what_is_whole_ends(seed: int, early: bool | str) -> None:
+    model = hashed(4, seed)
+    expected = {}
+    for text in TEXTS:
+        ids = (*text, 3) if after(text) else text
+        expected[ids] = math.fsum(logprobs(model((5, 5, *ids[:i])))[token] for i, token in enumerate(ids))
+    asked = dict(max_tokens=9, eos_token_ids=[3], allowed=after, early_stopping=early, length_penalty=0.0)
+    beams = plainly(model, width=20, **asked)
+    assert [beam.token_ids for beam in beams] == sorted(expected, key=lambda ids: -expected[ids])
+    assert [beam.score for beam in beams] == pytest.approx(sorted(expected.values(), reverse=True), abs=1e-9)
+    assert {beam.finish_reason for beam in beams} == {"stop"}
+    short = plainly(model, width=20, **asked | {"max_tokens": 2})
+    assert {beam.token_ids for beam in short if beam.finish_reason == "stop"} == {(1,), (2, 1)}
+    assert {beam.token_ids for beam in short if beam.finish_reason == "length"} == {(0, 1), (0, 2), (2, 0)}
+    assert plainly(model, width=2, **asked)[0].token_ids in expected
+
+
+def test_where_nothing_that_is_allowed_can_be_the_search_fails() -> None:
+    with pytest.raises(ValueError, match="no token that is allowed has a finite score"):
+        beam_search(steps([0.0, -np.inf]), (), width=2, max_tokens=3, allowed=lambda ids: {1})
+    with pytest.raises(ValueError, match="no token that is allowed has a finite score"):
+        beam_search(steps([0.0, 0.0]), (), width=2, max_tokens=3, allowed=lambda ids: set())
+
+
 def test_ties_go_to_the_lower_beam_then_the_lower_token_and_the_earlier_end() -> None:
     flat = steps(*[[0.0] * 4] * 3)
     assert [b.token_ids for b in beam_search(flat, (), width=3, max_tokens=1)] == [(0,), (1,), (2,)]
@@ -305,6 +395,10 @@ def test_bad_logits_are_an_error_also_late_and_of_one_beam(bad: list, message: s
         ("early_stopping", None, "early_stopping must be true, false or 'never', got None"),
         ("early_stopping", "always", "early_stopping must be true, false or 'never', got 'always'"),
         ("early_stopping", np.array(["never"] * 2), "early_stopping must be true, false or 'never', got"),
+        ("groups", 0, "groups must be an integer >= 1, got 0"),
+        ("groups", 2, r"groups must divide width \(3\), got 2"),
+        ("diversity_penalty", -0.1, "diversity_penalty must be a number >= 0 and <= 1e\\+06, got -0.1"),
+        ("diversity_penalty", math.inf, "diversity_penalty must be a number"),
         ("returned", 0, "returned must be an integer >= 1 or none, got 0"),
         ("returned", 4, r"returned must be at most width \(3\), got 4"),
     ],

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from nucleate.core.event import Completion, Event, Output, Piece, StepLogprobs, TokenLogprob, Usage
     from nucleate.core.parameter import ParameterError
     from nucleate.core.structured import Structured
+    from nucleate.engine.beam import BeamCompletion, BeamOutput, BeamParams, BeamRequest
     from nucleate.engine.engine import Engine
     from nucleate.engine.request import Request
     from nucleate.engine.worker import AsyncEngine, EngineStoppedError
@@ -30,6 +31,10 @@ _HOMES = {
     "LLM": "llm",
     "Engine": "engine.engine",
     "Request": "engine.request",
+    "BeamCompletion": "engine.beam",
+    "BeamOutput": "engine.beam",
+    "BeamParams": "engine.beam",
+    "BeamRequest": "engine.beam",
     "AsyncEngine": "engine.worker",
     "EngineStoppedError": "engine.worker",
     "SamplingParams": "params",
@@ -59,6 +64,10 @@ __all__ = [
     "LLM",
     "PRESETS",
     "AsyncEngine",
+    "BeamCompletion",
+    "BeamOutput",
+    "BeamParams",
+    "BeamRequest",
     "Completion",
     "Engine",
     "EngineStoppedError",

@@ -1,13 +1,15 @@
 """Beam search, slowly: the meaning that a fast one must equal. Scores, ends and stops as in Transformers 5.
 
-Knows neither stages nor text nor a cache: the logits after some tokens come from a function, asked for every beam.
+Knows neither stages nor text nor a cache: the logits after some tokens come from a function, asked for every beam. The
+groups are those of Vijayakumar et al., Diverse Beam Search (arXiv 1610.02424).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -18,6 +20,11 @@ from nucleate.core.values import shown
 
 LogitsOf = Callable[[tuple[int, ...]], NDArray[Any]]
 """The logits [V] of the next token, given all tokens so far, those of the prompt included."""
+
+AllowedAfter = Callable[[tuple[int, ...]], Collection[int]]
+"""The tokens that may follow an answer so far, without the prompt: none if it is whole, and ends there."""
+
+EarlyStopping = bool | Literal["never"]
 
 
 @dataclass(frozen=True)
@@ -38,7 +45,7 @@ class _Open:
     logprob: float = 0.0
 
 
-class _Allowed:
+class _Ranges:
     """The parameters that can be declared."""
 
     prompt_ids: tuple[int, ...] = param("what the answer follows", low=0, public=False)
@@ -47,9 +54,13 @@ class _Allowed:
     eos_token_ids: tuple[int, ...] = param("what ends an answer", low=0, public=False)
     length_penalty: float = param("exponent of the length; above 0 favours long answers", public=False)
     returned: int | None = param("how many of the best to return", low=1, public=False)
+    groups: int = param("groups that share the width, each a search of its own", low=1, public=False)
+    diversity_penalty: float = param(
+        "what a token loses for each beam of an earlier group that goes on with it", low=0.0, high=1e6, public=False
+    )
 
 
-_ALLOWED = declared(_Allowed)
+_RANGES = declared(_Ranges)
 
 
 def beam_search(
@@ -60,63 +71,128 @@ def beam_search(
     max_tokens: int,
     eos_token_ids: Iterable[int] = (),
     length_penalty: float = 1.0,
-    early_stopping: bool | Literal["never"] = False,
+    early_stopping: EarlyStopping = False,
     returned: int | None = None,
+    groups: int = 1,
+    diversity_penalty: float = 0.0,
+    allowed: AllowedAfter | None = None,
 ) -> list[Beam]:
-    """The best answers, the best first: ``width`` of them, or ``returned``; fewer only if the model allows no more.
+    """The best answers, the best first: ``width`` of them, or ``returned``; fewer only if there are no more.
 
     early_stopping says when ``width`` finished answers are enough: True, at once; False, when the best open one, had it
     ended here, would not beat the worst of them; "never", when it would not even at the best length it can still have.
-    Raises ParameterError, and ValueError for logits that are NaN, +inf, or all -inf.
+
+    groups: so many searches of ``width / groups`` beams, one after the other in each step. For the choice of a step,
+    though not for its score, a token loses ``diversity_penalty`` for each beam of the groups before that goes on with
+    it. What two groups find is there once.
+
+    allowed: logprobs stay those of the model; other tokens are out. Raises ParameterError, and ValueError for logits
+    that are NaN, +inf, or -inf for all that is allowed.
     """
-    prompt = _ALLOWED["prompt_ids"].check(prompt_ids)
-    width, max_tokens = _ALLOWED["width"].check(width), _ALLOWED["max_tokens"].check(max_tokens)
-    ends = frozenset(_ALLOWED["eos_token_ids"].check(eos_token_ids))
-    penalty: float = _ALLOWED["length_penalty"].check(length_penalty)
-    returned = _ALLOWED["returned"].check(returned)
-    _check_together(width, max_tokens, penalty, early_stopping, returned)
+    asked = _Asked(
+        logits_of,
+        _RANGES["prompt_ids"].check(prompt_ids),
+        _RANGES["width"].check(width),
+        _RANGES["max_tokens"].check(max_tokens),
+        frozenset(_RANGES["eos_token_ids"].check(eos_token_ids)),
+        _RANGES["length_penalty"].check(length_penalty),
+        early_stopping,
+        _RANGES["diversity_penalty"].check(diversity_penalty),
+        allowed,
+    )
+    returned, groups = _RANGES["returned"].check(returned), _RANGES["groups"].check(groups)
+    check_together(asked.width, asked.max_tokens, asked.length_penalty, early_stopping, returned, groups)
 
-    def score(logprob: float, length: int) -> float:
-        return float(logprob / length**penalty)
+    searches = [_Group(asked, asked.width // groups) for _ in range(groups)]
+    for length in range(1, asked.max_tokens + 1):
+        chosen = Counter[int]()
+        for search in searches:
+            chosen.update(search.step(length, chosen))
+    found = sorted((beam for search in searches for beam in search.finished), key=_by_score)
+    return list(dict.fromkeys(found))[:returned]
 
-    open_beams, finished = [_Open()], list[Beam]()
-    for length in range(1, max_tokens + 1):
-        candidates = _candidates(logits_of, prompt, open_beams, ends, width)
-        open_beams = []
-        for rank, (beam, ended) in enumerate(candidates):
-            if not ended and length < max_tokens:
-                open_beams.append(beam)
-            elif rank < width:  # an end further down loses its place to the open ones before it
-                reason: Literal["stop", "length"] = "stop" if ended else "length"
-                finished.append(Beam(beam.token_ids, score(beam.logprob, length), beam.logprob, reason))
-        del open_beams[width:]
-        finished.sort(key=lambda beam: -beam.score)  # stable: of equal ones the earlier stays
-        del finished[width:]
-        if not open_beams:
-            break
-        if len(finished) == width:
-            longest = max_tokens if early_stopping == "never" and penalty > 0 else length
-            if early_stopping is True or score(open_beams[0].logprob, longest) <= finished[-1].score:
+
+def _by_score(beam: Beam) -> float:
+    """Sorting is stable: of equal ones the earlier stays."""
+    return -beam.score
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """The parameters, checked."""
+
+    logits_of: LogitsOf
+    prompt_ids: tuple[int, ...]
+    width: int
+    max_tokens: int
+    ends: frozenset[int]
+    length_penalty: float
+    early_stopping: EarlyStopping
+    diversity_penalty: float
+    allowed: AllowedAfter | None
+
+    def score(self, logprob: float, length: int) -> float:
+        return float(logprob / length**self.length_penalty)
+
+
+@dataclass
+class _Group:
+    """The beams of one group. It is over when none is open."""
+
+    asked: _Asked
+    size: int
+    open: list[_Open] = field(default_factory=lambda: [_Open()])
+    finished: list[Beam] = field(default_factory=list)
+
+    def step(self, length: int, chosen: Counter[int]) -> list[int]:
+        """Every open beam gets its next token. Returns those with which beams go on; ``chosen``: of groups before."""
+        before, self.open = self.open, []
+        last, chosen_here = length == self.asked.max_tokens, []
+        for rank, (place, token, logprob) in enumerate(self._candidates(before, chosen)):
+            if rank >= self.size and (last or len(self.open) == self.size):
                 break
-    return finished[:returned]
+            ids = (*before[place].token_ids, token)
+            ended = self._ended(ids)
+            if not ended:
+                chosen_here.append(token)
+            if not ended and not last:
+                self.open.append(_Open(ids, logprob))
+            elif rank < self.size:  # an end further down loses its place to the open ones before it
+                score = self.asked.score(logprob, length)
+                self.finished.append(Beam(ids, score, logprob, "stop" if ended else "length"))
+        self.finished.sort(key=_by_score)
+        del self.finished[self.size :]
+        if self._enough(length):
+            self.open, chosen_here = [], []
+        return chosen_here
 
+    def _candidates(self, beams: list[_Open], chosen: Counter[int]) -> list[tuple[int, int, float]]:
+        """The continuations of all beams by one token, the best first: place of the beam, token, logprob."""
+        asked, found = self.asked, []
+        for place, beam in enumerate(beams):
+            logprobs_V = _logprobs(asked.logits_of(asked.prompt_ids + beam.token_ids), asked.ends)
+            tokens = set(np.flatnonzero(logprobs_V > -np.inf).tolist())
+            if asked.allowed is not None:
+                tokens &= set(asked.allowed(beam.token_ids))
+            if not tokens:
+                raise ValueError("no token that is allowed has a finite score")
+            for token in tokens:
+                logprob = beam.logprob + float(logprobs_V[token])
+                found.append((asked.diversity_penalty * chosen[token] - logprob, place, token, logprob))
+        return [(place, token, logprob) for _, place, token, logprob in sorted(found)]  # ties: place, then token
 
-def _candidates(
-    logits_of: LogitsOf, prompt: tuple[int, ...], beams: list[_Open], ends: frozenset[int], width: int
-) -> list[tuple[_Open, bool]]:
-    """The continuations of all beams by one token, as far down the order as any can matter, and whether EOS ended them.
+    def _ended(self, token_ids: tuple[int, ...]) -> bool:
+        asked = self.asked
+        return token_ids[-1] in asked.ends or (asked.allowed is not None and not asked.allowed(token_ids))
 
-    At most one per beam and EOS is an end, so that ``width`` that are none are there, if so many exist.
-    """
-    found = []
-    for place, beam in enumerate(beams):
-        logprobs_V = _logprobs(logits_of(prompt + beam.token_ids), ends)
-        for token in np.flatnonzero(logprobs_V > -np.inf).tolist():
-            found.append((-(beam.logprob + float(logprobs_V[token])), place, token))
-    best = sorted(found)[: (1 + len(ends)) * width]  # by logprob, then place of the beam, then token id
-    return [
-        (_Open((*beams[place].token_ids, token), -minus_logprob), token in ends) for minus_logprob, place, token in best
-    ]
+    def _enough(self, length: int) -> bool:
+        """Whether nothing that is open is worth waiting for."""
+        asked = self.asked
+        if len(self.finished) < self.size or not self.open:
+            return False
+        longest = asked.max_tokens if asked.early_stopping == "never" and asked.length_penalty > 0 else length
+        best = max(beam.logprob for beam in self.open)
+        return asked.early_stopping is True or asked.score(best, longest) <= self.finished[-1].score
 
 
 def _logprobs(logits: Any, ends: frozenset[int]) -> NDArray[np.float64]:
@@ -135,7 +211,9 @@ def _logprobs(logits: Any, ends: frozenset[int]) -> NDArray[np.float64]:
     return np.asarray(x_V - np.log(np.exp(x_V).sum()))
 
 
-def _check_together(width: int, max_tokens: int, penalty: float, early_stopping: Any, returned: int | None) -> None:
+def check_together(
+    width: int, max_tokens: int, penalty: float, early_stopping: Any, returned: int | None, groups: int
+) -> None:
     """What one parameter alone does not say."""
     if not isinstance(early_stopping, bool) and not (isinstance(early_stopping, str) and early_stopping == "never"):
         message = f"early_stopping must be true, false or 'never', got {shown(early_stopping)}"
@@ -145,3 +223,5 @@ def _check_together(width: int, max_tokens: int, penalty: float, early_stopping:
         raise ParameterError("length_penalty", message)
     if returned is not None and returned > width:
         raise ParameterError("returned", f"returned must be at most width ({width}), got {returned}")
+    if width % groups:
+        raise ParameterError("groups", f"groups must divide width ({width}), got {groups}")

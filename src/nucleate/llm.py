@@ -14,6 +14,7 @@ from typing import Any
 
 from nucleate.core.event import Completion, Event, Piece
 from nucleate.core.parameter import ParameterError
+from nucleate.engine.beam import BeamCompletion, BeamParams, BeamRequest, beam_params
 from nucleate.engine.calls import Calls
 from nucleate.engine.engine import MAX_SEQUENCES, Engine
 from nucleate.engine.request import Request
@@ -63,9 +64,7 @@ class LLM:
         params: one for all, or a list of one per prompt. progress: show a bar on stderr. Every request is checked
         before the first one runs; raises ParameterError.
         """
-        given = [prompts] if isinstance(prompts, str) else _listed("prompts", prompts)
-        if given and isinstance(given[0], numbers.Integral):
-            raise ParameterError("prompts", f"prompts must be a string or a list of prompts, such as [{given!r:.40}]")
+        given = _prompts(prompts)
         shared = params is None or isinstance(params, SamplingParams)
         chosen = [params] * len(given) if shared else _listed("params", params)
         if len(chosen) != len(given):
@@ -75,6 +74,25 @@ class LLM:
         for place, event in _shown(self._calls.run(requests), len(requests), progress):
             pieces[place].append(event.piece)
         return [Completion.of(request.prompt_ids, own) for request, own in zip(requests, pieces, strict=True)]
+
+    def beam_search(
+        self,
+        prompts: str | Sequence[str] | Sequence[Sequence[int]],
+        params: BeamParams | None = None,
+        progress: bool = False,
+        **values: Any,
+    ) -> list[BeamCompletion]:
+        """The likeliest answers to prompts, the best first: one BeamCompletion each, in order.
+
+        params: one for all; or its fields, one by one (``width=8``). progress: show a bar on stderr. What
+        ``default_params`` recommend for sampling is not asked. Raises ParameterError.
+        """
+        chosen = beam_params(params, values)
+        requests = [BeamRequest(self.encode(prompt), chosen) for prompt in _prompts(prompts)]
+        pieces: list[list[Piece]] = [[] for _ in requests]
+        for place, event in _shown(self._calls.run(requests), len(requests), progress):
+            pieces[place].append(event.piece)
+        return [BeamCompletion.of(request.prompt_ids, own) for request, own in zip(requests, pieces, strict=True)]
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Piece]:
         """The pieces of a completion as they come; with n > 1, one answer after the other (see ``Piece.index``)."""
@@ -134,6 +152,13 @@ class LLM:
         request = self._request(prompt_ids, params)
         self._calls.check(request)  # now, not when the first piece is taken
         return _in_order(event.piece for _, event in self._calls.run([request]))
+
+
+def _prompts(prompts: Any) -> list[Any]:
+    given = [prompts] if isinstance(prompts, str) else _listed("prompts", prompts)
+    if given and isinstance(given[0], numbers.Integral):
+        raise ParameterError("prompts", f"prompts must be a string or a list of prompts, such as [{given!r:.40}]")
+    return given
 
 
 def _listed(name: str, value: Any) -> list[Any]:

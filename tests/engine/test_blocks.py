@@ -60,6 +60,19 @@ class Twin:
             return None
         return sequence
 
+    def fork(self, sequence: Sequence) -> None:
+        """Another sequence with all that one has read: in the same blocks, but for a last one that is not full."""
+        full, rest = divmod(sequence.read, self.pool.block_size)
+        shared = sequence.blocks[:full]
+        self.pool.join(shared)
+        child = Sequence(list(sequence.tokens), list(shared), sequence.node, sequence.read)
+        self.sequences.append(child)
+        if not self.grow(child):
+            self.close(child)
+        elif rest:
+            assert self.users(child.blocks[full]) == [child]
+            self.written[child.blocks[full]] = self.written[sequence.blocks[full]]
+
     def grow(self, sequence: Sequence) -> bool:
         """Blocks for all tokens: free ones, or else those that are out of use longest."""
         count = self.pool.blocks_for(len(sequence.tokens)) - len(sequence.blocks)
@@ -151,6 +164,11 @@ class PoolMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.twin.sequences)
     @rule(data=st.data())
+    def fork(self, data: st.DataObject) -> None:
+        self.twin.fork(data.draw(st.sampled_from(self.twin.sequences)))
+
+    @precondition(lambda self: self.twin.sequences)
+    @rule(data=st.data())
     def close(self, data: st.DataObject) -> None:
         self.twin.close(data.draw(st.sampled_from(self.twin.sequences)))
 
@@ -190,6 +208,8 @@ def test_ten_thousand_operations(count: int, size: int, sharing: bool) -> None:
             sequence.tokens.append(rng.randrange(2))
             if not twin.grow(sequence):
                 sequence.tokens.pop()
+        elif choice < 0.83:
+            twin.fork(rng.choice(sequences))
         else:
             twin.close(rng.choice(sequences))
         twin.check()

@@ -64,6 +64,13 @@ class ScheduleMachine(RuleBasedStateMachine):
         job = data.draw(st.sampled_from(self.world.jobs))
         job.paused = not job.paused
 
+    @precondition(lambda self: self.world.jobs)
+    @rule(data=st.data())
+    def fork(self, data: st.DataObject) -> None:
+        child = self.world.fork(data.draw(st.sampled_from(self.world.jobs)))
+        if child.read == len(child.token_ids):
+            self.late.append(child)
+
     @rule()
     def plan(self) -> None:
         self.world.plan()

@@ -67,6 +67,28 @@ class World:
         self.truth[job].append(token)
         self.extend_names(job)
 
+    def fork(self, parent: Job) -> Job:
+        """A second job from what one has read, and what a model does for it."""
+        schedule, pool, size = self.schedule, self.pool, self.pool.block_size
+        seat, available = len(schedule.running) < schedule.max_sequences, pool.available
+        child, pair = schedule.fork(parent, (parent.order[0], self.arrivals, self.arrivals % 3))
+        self.arrivals += 1
+        needed = pool.blocks_for(parent.read) if schedule.whole else parent.read % size > 0
+        assert bool(child.blocks) == (seat and parent.read > 0 and available >= needed)
+        assert pool.available == available - (needed if child.blocks else 0)
+        assert (pair is None) == (not child.blocks or schedule.whole or not parent.read % size)
+        self.jobs.append(child)
+        self.truth[child], self.names_of[child] = list(self.truth[parent]), list(self.names_of[parent])
+        self.fresh[child] = child.limit
+        users = self.users()
+        pairs = zip(parent.blocks, child.blocks, strict=False) if schedule.whole else [pair] if pair else []
+        for source, target in pairs:
+            assert users[target] == [child]
+            self.memory[target] = list(self.memory[source])
+        assert child.token_ids == parent.token_ids
+        assert child.token_ids is not parent.token_ids
+        return child
+
     def remove(self, job: Job) -> None:
         self.schedule.remove(job)
         self.jobs.remove(job)
@@ -354,10 +376,20 @@ class Drive:
         self.world.plan()
         while self.world.planned and self.rng.random() < 0.1:  # gone while the forward runs
             self.world.remove(self.rng.choice(self.world.planned).job)
+        if self.world.planned and self.rng.random() < 0.1:
+            self.fork(self.rng.choice(self.world.planned).job)
         self.finish()
+
+    def fork(self, job: Job) -> None:
+        if len(self.world.jobs) < 25:
+            child = self.world.fork(job)
+            if child.read == len(child.token_ids):
+                self.late.append(child)
 
     def finish(self) -> None:
         for job in self.world.done():
+            if self.rng.random() < 0.15:
+                self.fork(job)
             if self.rng.random() < 0.1:
                 self.late.append(job)
                 continue
@@ -385,7 +417,9 @@ class Drive:
         elif choice < 0.30 and world.jobs:
             job = rng.choice(world.jobs)
             job.paused = not job.paused
-        elif choice < 0.33:
+        elif choice < 0.32 and world.jobs:
+            self.fork(rng.choice(world.jobs))
+        elif choice < 0.34:
             world.plan()
             world.planned = []  # a forward that failed
         elif choice < 0.36:

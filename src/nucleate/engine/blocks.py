@@ -82,6 +82,11 @@ class BlockPool:
             blocks.append(block)
         return Shared(blocks, node)
 
+    def join(self, blocks: Iterable[int]) -> None:
+        """One more sequence uses blocks that are in use, and full: nobody writes to them any more."""
+        for block in blocks:
+            self._users[block] += 1
+
     def seal(self, block: int, node: int, token_ids: Sequence[int]) -> int:
         """A block in use is full, and will not change: it holds these tokens, after the beginning ``node``.
 

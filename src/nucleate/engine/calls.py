@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
 from nucleate.core.event import Event
+from nucleate.engine.beam import BeamRequest
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
 
@@ -26,12 +27,12 @@ class Calls:
         self._lock = threading.Lock()
         self._boxes: dict[str, deque[Event]] = {}  # of each request, the box of its caller
 
-    def check(self, request: Request) -> None:
+    def check(self, request: Request | BeamRequest) -> None:
         """Raise ParameterError if ``run`` would."""
         with self._lock:
             self._running().prepare(request)
 
-    def run(self, requests: Iterable[Request]) -> Iterator[tuple[int, Event]]:
+    def run(self, requests: Iterable[Request | BeamRequest]) -> Iterator[tuple[int, Event]]:
         """The events of some requests as they come, each with the place of its request among these.
 
         All are admitted before the first one runs; raises ParameterError. The requests have no ids of their own.

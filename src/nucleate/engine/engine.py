@@ -9,8 +9,9 @@ reads of answers that have ended is not used. ``generate`` is the slow twin: the
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 
@@ -18,6 +19,8 @@ from nucleate.core.event import Event, Finish, StepLogprobs
 from nucleate.core.noise import fresh_seed
 from nucleate.core.parameter import ParameterError
 from nucleate.core.stage import Pipeline
+from nucleate.engine.beam import BeamRequest
+from nucleate.engine.beam_jobs import Asked, Beam, LiveSearch, PreparedSearch, Searches
 from nucleate.engine.blocks import BlockPool
 from nucleate.engine.forms import Forms
 from nucleate.engine.request import Branch, Live, Prepared, Reading, Request
@@ -90,14 +93,15 @@ class Engine:
             self._pool, max_sequences=max_sequences, max_tokens=max_batch_tokens, whole=not runner.paged
         )
         self._sampler = Sampler(runner.vocab_size, backend)
-        self._live: dict[str, Live] = {}
-        self._branches: dict[Job, Branch] = {}
+        self._live: dict[str, Live | LiveSearch] = {}
+        self._branches: dict[Job, Branch | Beam] = {}
         self._drawn: list[_Drawn] = []  # whose text is not made yet
         self.steps = 0  # forwards
         self._arrivals = self._read = self._reused = self._tokens = 0
         self._forced = 0
         self._forward_seconds = self._sampler_seconds = 0.0
         self._forms = Forms(tokenizer, runner.vocab_size, structured_limits)
+        self._searches = Searches(self._schedule, runner, self._forms, tokenizer, self._live, self._branches)
         self._stages = functools.lru_cache(maxsize=256)(self._stages_of)
 
     def __len__(self) -> int:
@@ -106,7 +110,7 @@ class Engine:
 
     @property
     def stats(self) -> Stats:
-        schedule, pool = self._schedule, self._pool
+        schedule, pool, searches = self._schedule, self._pool, self._searches
         return Stats(
             len(schedule.running),
             len(schedule.waiting),
@@ -114,38 +118,53 @@ class Engine:
             pool.used,
             self.steps,
             self._read,
-            self._reused,
-            self._tokens,
+            self._reused + searches.reused,
+            self._tokens + searches.drawn,
             schedule.preemptions,
             self._forward_seconds,
-            self._sampler_seconds,
+            self._sampler_seconds + searches.seconds,
             self._forms.seconds,
             self._forced,
         )
 
-    def prepare(self, request: Request) -> Prepared:
+    @overload
+    def prepare(self, request: Request) -> Prepared: ...
+
+    @overload
+    def prepare(self, request: BeamRequest) -> PreparedSearch: ...
+
+    def prepare(self, request: Request | BeamRequest) -> Prepared | PreparedSearch:
         """What ``add`` needs to know of a request. Raises ParameterError, as ``add`` would.
 
         This is most of the work of ``add``, and may be done on any thread, also while another one makes a step.
         """
+        if isinstance(request, BeamRequest):
+            return self._searches.prepare(self, request)
         params = request.params
         rules = admit(self, self.tokenizer, request.prompt_ids, params, self._regex_seconds)
         stages = self._stages(params)
         return Prepared(request, stages, rules, self._forms.form(params.structured))
 
-    def add(self, request: Request | Prepared) -> str:
+    def add(self, request: Asked) -> str:
         """Admit a request and return its id. Raises ParameterError, and then nothing has changed."""
-        live = self._admit(self.prepare(request) if isinstance(request, Request) else request)
+        if isinstance(request, Request | BeamRequest):
+            request = self.prepare(request)
+        number = self._number(request.request.id)
+        if isinstance(request, PreparedSearch):
+            self._searches.begin(request, number, self._arrivals)
+        else:
+            live = self._live[number] = self._admit(request, number)
+            self._begin(live)
         self._arrivals += 1
-        self._live[live.id] = live
-        self._begin(live)
-        return live.id
+        return number
 
     def abort(self, request_id: str) -> list[Event]:
         """End a request now: the last event of each of its answers, with finish_reason "abort"; none if it is over."""
         live = self._live.get(request_id)
         if live is None:
             return []
+        if isinstance(live, LiveSearch):
+            return self._searches.end(live, Finish("abort"))
         while live.begun < live.request.params.n:
             self._begin(live)
         return [self._end(branch, Finish("abort")) for branch in list(live.branches.values())]
@@ -156,11 +175,8 @@ class Engine:
         Nothing happens if it is over.
         """
         live = self._live.get(request_id)
-        if live is None:
-            return
-        live.paused = paused
-        for branch in live.branches.values():
-            branch.job.paused = paused
+        if live is not None:
+            live.pause(paused=paused)
 
     def step(self) -> list[Event]:
         """One forward, one draw: the events of all requests that it moved on; none if there is nothing to do."""
@@ -177,13 +193,17 @@ class Engine:
             events += self._tell()
         return events
 
-    def _admit(self, prepared: Prepared) -> Live:
-        request, stages, rules, form = prepared
-        while request.id is None and f"request-{self._arrivals}" in self._live:  # somebody chose that name
+    def _number(self, chosen: str | None) -> str:
+        """The id of a new request."""
+        while chosen is None and f"request-{self._arrivals}" in self._live:  # somebody chose that name
             self._arrivals += 1
-        number = f"request-{self._arrivals}" if request.id is None else request.id
+        number = f"request-{self._arrivals}" if chosen is None else chosen
         if number in self._live:
             raise ParameterError("id", f"there is a request {number!r:.80} already")
+        return number
+
+    def _admit(self, prepared: Prepared, number: str) -> Live:
+        request, stages, rules, form = prepared
         seed = fresh_seed() if request.params.seed is None else request.params.seed
         limit = len(request.prompt_ids) + (rules.max_tokens or 0)  # admit fills it in
         return Live(request, number, seed, stages, rules, form, limit, self._arrivals)
@@ -212,42 +232,65 @@ class Engine:
             batches = self._forward_alone(readings, events, error)
         self._forward_seconds += perf_counter() - begin
         for batch, _ in batches:
-            self._schedule.done([reading.chunk for reading in batch])
+            self._schedule.done([reading.chunk for reading in batch if reading.chunk.job in self._branches])
             self._read += sum([reading.part.stop - reading.part.start for reading in batch])
         return batches
 
     def _forward_alone(self, readings: list[Reading], events: list[Event], error: Exception) -> list[_Batch]:
         batches: list[_Batch] = []
         for reading in readings:
+            if reading.chunk.job not in self._branches:  # another beam of its search has failed
+                continue
             try:
                 if len(readings) == 1:
                     raise error
                 batches.append(([reading], self.runner.forward([reading.part])))
             except Exception as own:  # noqa: BLE001
-                branch = reading.branch
-                events += self._tell(branch)
-                if branch.job in self._branches:
-                    events.append(self._end(branch, Finish("error", f"the model failed: {_one_line(own)}")))
+                events += self._fail(reading.branch, f"the model failed: {_one_line(own)}")
         return batches
 
+    def _fail(self, branch: Branch | Beam, message: str) -> list[Event]:
+        """An answer, or the search of a beam, cannot go on; what was drawn before is told."""
+        events = self._tell(branch)
+        if branch.job not in self._branches:
+            return events
+        finish = Finish("error", message)
+        if isinstance(branch, Beam):
+            return [*events, *self._searches.end(branch.live, finish)]
+        return [*events, self._end(branch, finish)]
+
     def _draw(self, batch: list[Reading], logits_LV: Any, events: list[Event]) -> None:
-        """Draw the next token of every answer whose last token has been read."""
-        branches, places, end = [], [], 0
+        """Draw the next token of every answer whose last token has been read; beams get theirs in their own way."""
+        branches: list[Branch] = []
+        places: list[int] = []
+        beams: list[tuple[Beam, int]] = []
+        for branch, place in self._rows(batch, logits_LV):
+            if isinstance(branch, Beam):
+                beams.append((branch, place))
+            else:
+                branches.append(branch)
+                places.append(place)
+        events += self._searches.take(beams, logits_LV)
+        if branches:
+            self._sample(branches, logits_LV if len(places) == len(logits_LV) else logits_LV[places], events)
+
+    def _rows(self, batch: list[Reading], logits_LV: Any) -> Iterator[tuple[Branch | Beam, int]]:
+        """Those whose last token has been read, with the place of its logits. Logits of prompts are told of."""
+        end = 0
         for branch, chunk, part, last in batch:
             start, end = end, end + part.logits
             if chunk.job not in self._branches:  # its text has ended it meanwhile
                 continue
-            if branch.told is not None:
+            if isinstance(branch, Branch) and branch.told is not None:
                 branch.tell_prompt(part, logits_LV[start:end])
             if last:
-                branches.append(branch)
-                places.append(end - 1)
-        if not branches:
-            return
+                yield branch, end - 1
+
+    def _sample(self, branches: list[Branch], logits_RV: Any, events: list[Event]) -> None:
         mask = self._forms.mask([branch.answer.guide for branch in branches])
         begin = perf_counter()
         rows = list(map(self._row, branches))
-        out = self._sampler(logits_LV if len(places) == end else logits_LV[places], rows, mask=mask)
+        out = self._sampler(logits_RV, rows, mask=mask)
         self._sampler_seconds += perf_counter() - begin
         told = out.logprobs or (None,) * len(branches)
         for place, (branch, token) in enumerate(zip(branches, out.token_ids.tolist(), strict=True)):
@@ -284,7 +327,7 @@ class Engine:
             self._begin_others(live)
         return branch.row
 
-    def _tell(self, only: Branch | None = None) -> list[Event]:
+    def _tell(self, only: Branch | Beam | None = None) -> list[Event]:
         """The text of the tokens that were drawn, of all answers or of one."""
         drawn, self._drawn = self._drawn, []
         events = []
@@ -324,8 +367,8 @@ _Drawn = tuple[Branch, int, StepLogprobs | None, bool]  # a token, its logprobs,
 
 
 def _row(reading: Reading) -> int:
-    row = reading.branch.row
-    return row if row >= 0 else 1 << 62
+    branch = reading.branch
+    return branch.row if isinstance(branch, Branch) and branch.row >= 0 else 1 << 62
 
 
 def _one_line(error: Exception) -> str:

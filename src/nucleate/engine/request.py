@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from nucleate.rows import Logits
 from nucleate.text.stop import StopRules
 from nucleate.text.structured import Compiled, Guide
 from nucleate.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from nucleate.engine.beam_jobs import Beam
 
 MOST_ANSWERS = 128
 """Of a request: the most that n may be."""
@@ -106,6 +109,12 @@ class Live:
         branch = self.branches[index] = Branch(self, answer, job, told)
         return branch
 
+    def pause(self, *, paused: bool) -> None:
+        """See ``Engine.pause``."""
+        self.paused = paused
+        for branch in self.branches.values():
+            branch.job.paused = paused
+
 
 @dataclass(eq=False, slots=True)
 class Branch:
@@ -148,9 +157,9 @@ class Branch:
 
 
 class Reading(NamedTuple):
-    """What a branch reads in a step."""
+    """What an answer, or a beam of a search, reads in a step."""
 
-    branch: Branch
+    branch: Branch | Beam
     chunk: Chunk
     part: Part
     last: bool  #: it ends with the last token there is: the next one is drawn

@@ -94,6 +94,24 @@ class Scheduler:
             raise ValueError(f"{job.limit} tokens do not fit {self.pool.count} blocks of {self.pool.block_size}")
         insort(self.waiting, job, key=_order)
 
+    def fork(self, parent: Job, order: Order) -> tuple[Job, tuple[int, int] | None]:
+        """A new job with the tokens of one that is there, and with what that one has read.
+
+        If there is room it runs at once: full blocks are shared, and one that is not full is to be copied, from the
+        first to the second of the pair, as both jobs will write to it. If not, it waits, as one that was added does.
+        """
+        child = Job(order, list(parent.token_ids), parent.limit, parent.most, paused=parent.paused, own=True)
+        full, rest = (0, parent.read) if self.whole else divmod(parent.read, self.pool.block_size)
+        taken = self.pool.take(self.pool.blocks_for(rest)) if self._seat() and parent.read else None
+        if taken is None:
+            insort(self.waiting, child, key=_order)
+            return child, None
+        self.pool.join(parent.blocks[:full])
+        child.blocks = parent.blocks[:full] + taken
+        child.read, child.reused, child.sealed, child.node = parent.read, parent.read, parent.sealed, parent.node
+        insort(self.running, child, key=_order)
+        return child, (parent.blocks[full], taken[0]) if taken and not self.whole else None
+
     def remove(self, job: Job) -> None:
         """Forget a job, whatever its state."""
         if job.blocks:
@@ -191,7 +209,7 @@ class Scheduler:
 
     def _room(self, job: Job) -> bool:
         """Give a job the blocks that it needs now, if there is room for it."""
-        if len(self.running) >= self.max_sequences:
+        if not self._seat():
             return False
         shared = self.pool.share(job.token_ids) if job.shares else Shared([], START)
         taken = self.pool.take(self.pool.blocks_for(len(job.token_ids)) - len(shared.blocks))
@@ -202,6 +220,9 @@ class Scheduler:
         job.read = len(shared.blocks) * self.pool.block_size
         job.reused = min(job.reused, job.read) if job.preempted else job.read
         return True
+
+    def _seat(self) -> bool:
+        return len(self.running) < self.max_sequences
 
     def _victim(self) -> Job:
         """The last of the running jobs that are paused, or else of all."""

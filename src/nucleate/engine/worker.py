@@ -12,9 +12,11 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
-from typing import Self
+from typing import Self, overload
 
 from nucleate.core.event import Event
+from nucleate.engine.beam import BeamRequest
+from nucleate.engine.beam_jobs import Asked, PreparedSearch
 from nucleate.engine.engine import Engine, Stats
 from nucleate.engine.request import Prepared, Request
 
@@ -65,11 +67,17 @@ class AsyncEngine:
         """Why the engine runs no longer, if so."""
         return self._stopped
 
-    def prepare(self, request: Request) -> Prepared:
+    @overload
+    def prepare(self, request: Request) -> Prepared: ...
+
+    @overload
+    def prepare(self, request: BeamRequest) -> PreparedSearch: ...
+
+    def prepare(self, request: Request | BeamRequest) -> Prepared | PreparedSearch:
         """Check a request, on any thread: what is left to do for it on the engine's own is little."""
         return self._engine.prepare(request)
 
-    async def run(self, request: Request | Prepared) -> AsyncGenerator[Event]:
+    async def run(self, request: Asked) -> AsyncGenerator[Event]:
         """The events of a request as they come, in an asynchronous generator.
 
         Raises ParameterError if the engine refuses the request, EngineStoppedError. Whoever leaves before the last
@@ -81,7 +89,7 @@ class AsyncEngine:
                     yield event
 
     async def run_all(
-        self, requests: Sequence[Request | Prepared], *, beat: float | None = None
+        self, requests: Sequence[Asked], *, beat: float | None = None
     ) -> AsyncGenerator[list[tuple[int, Event]]]:
         """As ``run``, of several requests: lists of what has come, each event with the place of its request.
 
@@ -114,7 +122,7 @@ class AsyncEngine:
         for number in self._callers:
             self.abort(number)
 
-    def _admit(self, caller: _Caller, requests: Sequence[Request | Prepared]) -> None:
+    def _admit(self, caller: _Caller, requests: Sequence[Asked]) -> None:
         """On the engine's thread, as all that is done with the engine."""
         numbers: list[str] = []
         try:
@@ -217,8 +225,9 @@ class AsyncEngine:
                 self._call(self._stop, error)
 
 
-def _answers(request: Request | Prepared) -> int:
-    return (request if isinstance(request, Request) else request.request).params.n
+def _answers(asked: Asked) -> int:
+    request = asked.request if isinstance(asked, Prepared | PreparedSearch) else asked
+    return request.params.n
 
 
 class _Caller:

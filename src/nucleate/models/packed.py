@@ -19,7 +19,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from nucleate.models.model import ModelError
 from nucleate.models.packed_attention import Layer, Plan, Pool, UnfitError
 from nucleate.models.pool import by_token, new_pool
-from nucleate.models.runner import BLOCK, Part
+from nucleate.models.runner import BLOCK, Fork, Part
 from nucleate.models.transformers import TransformersModel, one_line
 
 NAME, PROBE = "nucleate", "nucleate_probe"
@@ -93,6 +93,14 @@ class PackedTransformers:
             )
             logits_LV = out.logits[0].float()
         return logits_LV if self.asynchronous else logits_LV.cpu().numpy()
+
+    def fork(self, forks: Sequence[Fork]) -> None:
+        """See ``Runner.fork``."""
+        pairs = [fork.block for fork in forks if fork.block is not None]
+        if pairs:
+            source, target = torch.tensor(pairs, device=self.device).T
+            for tensor in (tensor for pool in self.pools for tensor in (pool.keys, pool.values)):
+                tensor[target] = tensor[source]
 
     def forget(self, key: int) -> None:
         """Nothing is kept of a sequence but what lies in its blocks."""

@@ -14,9 +14,9 @@ from nucleate.models import plain
 from nucleate.models.llama import Floats, Layer, Llama, one_thread
 from nucleate.models.model import ModelError
 from nucleate.models.packing import Packing
-from nucleate.models.pool import Pool, Rule, by_token, new_pool
+from nucleate.models.pool import Pool, Rule, by_token, copy_blocks, new_pool
 from nucleate.models.product import product
-from nucleate.models.runner import BLOCK, Part
+from nucleate.models.runner import BLOCK, Fork, Part
 
 
 class Kernels(NamedTuple):
@@ -69,6 +69,11 @@ class PackedLlama:
             self.kernels = compiled()
         with one_thread(), np.errstate(over="ignore", invalid="ignore"):  # the sampler says what is wrong with logits
             return self._read(packing)
+
+    def fork(self, forks: Sequence[Fork]) -> None:
+        """See ``Runner.fork``."""
+        for pool in self.pools:
+            copy_blocks(pool, (fork.block for fork in forks if fork.block is not None))
 
     def forget(self, key: int) -> None:
         """Nothing is kept of a sequence but what lies in its blocks."""

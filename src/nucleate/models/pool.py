@@ -7,6 +7,7 @@ values, are multiples of 16; see ``new_pool``.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +26,13 @@ def new_pool(blocks: int, block_size: int, kv_heads: int, key_size: int, value_s
         raise ValueError(f"the kernel needs blocks of a multiple of {LANES} tokens, got {block_size}")
     keys = np.empty((blocks, kv_heads, key_size, block_size), np.float32)
     return keys, np.empty((blocks, kv_heads, block_size, -(-value_size // LANES) * LANES), np.float32)
+
+
+def copy_blocks(pool: Pool, pairs: Iterable[tuple[int, int]]) -> None:
+    """Copy blocks to others, as whole ones; none of the targets is a source."""
+    for source, target in pairs:
+        for array in pool:
+            array[target] = array[source]
 
 
 class Rule(NamedTuple):

@@ -6,7 +6,9 @@ is in its block p // block_size. Two sequences that begin alike may have the sam
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -27,6 +29,14 @@ class Part(NamedTuple):
     stop: int
     blocks: Sequence[int]  #: at least ceil(stop / block_size)
     logits: int  #: of how many of the last tokens it reads the logits are wanted; 0 to stop - start
+
+
+class Fork(NamedTuple):
+    """A new sequence that begins with all that another one has read."""
+
+    key: int  #: of that one
+    child: int  #: the key of the new one
+    block: tuple[int, int] | None  #: one that both would write to, and the one that the child has in its place
 
 
 class Runner(Protocol):
@@ -74,6 +84,9 @@ class Runner(Protocol):
         it raises, none of the parts counts as read, and each may be given again.
         """
 
+    def fork(self, forks: Sequence[Fork]) -> None:
+        """Sequences go on in more ways than one: copy what is in the blocks that are named, the others are shared."""
+
     def forget(self, key: int) -> None:
         """A sequence has ended, or will be read from its beginning again."""
 
@@ -110,6 +123,15 @@ class Contexts:
             logits_LV = context.forward_all(ids)[-part.logits :]
         self._open[part.key] = context, part.stop
         return logits_LV
+
+    def fork(self, forks: Sequence[Fork]) -> None:
+        """See ``Runner.fork``. A context that cannot be copied is not: the child is then read from its beginning."""
+        weights = self.model, *getattr(self.model, "__dict__", {}).values()  # what is not copied
+        shared = {id(each): each for each in weights}
+        for key, child, _ in forks:
+            if key in self._open:
+                with suppress(Exception):  # of the model, whatever it is
+                    self._open[child] = copy.deepcopy(self._open[key], shared.copy())
 
     def forget(self, key: int) -> None:
         """See ``Runner.forget``."""

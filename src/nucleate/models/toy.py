@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from nucleate.models.runner import Part
+from nucleate.models.runner import Fork, Part
 
 
 class Toy:
@@ -84,6 +84,12 @@ class PagedToy:
             for stop in range(part.stop - part.logits + 1, part.stop + 1)
         ]
         return np.stack(rows) if rows else np.empty((0, self.vocab_size), np.float32)
+
+    def fork(self, forks: Sequence[Fork]) -> None:
+        """See ``Runner.fork``."""
+        for _, _, pair in forks:
+            if pair is not None:
+                self._held[pair[1]] = self._held[pair[0]]
 
     def forget(self, key: int) -> None:
         """See ``Runner.forget``."""

@@ -1,0 +1,132 @@
+"""Beam search on the engine beside ``generate(num_beams=...)`` of Transformers, in turn in one process.
+
+The same weights, prompts and searches, one prompt at a time and several at once (Transformers: a batch). Both run on
+torch and CPU; the embedded model's own runtime is measured beside them. The answers are compared, too.
+
+    python benchmarks/beam.py [--rounds 5] [--out benchmarks/results/beam.json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+import transformers
+
+import nucleate as nc
+from nucleate.engine.beam import BeamCompletion
+from nucleate.models.load import EMBEDDED
+
+PROMPTS = ("Once upon a time", "Lily had a red ball", "Tom went to the park", "The little dog was sad")
+WIDTH, TOKENS = 4, 24
+
+Answers = list[list[tuple[int, ...]]]
+
+
+class Ours:
+    """Searches on an engine of an LLM."""
+
+    def __init__(self, llm: nc.LLM) -> None:
+        self.llm, self.engine = llm, llm.new_engine()
+
+    def __call__(self, prompts: list[list[int]]) -> Answers:
+        params = nc.BeamParams(width=WIDTH, max_tokens=TOKENS)
+        places = {self.engine.add(nc.BeamRequest(ids, params)): at for at, ids in enumerate(prompts)}
+        pieces: list[list[Any]] = [[] for _ in prompts]
+        while len(self.engine):
+            for event in self.engine.step():
+                pieces[places[event.request_id]].append(event.piece)
+        found = [BeamCompletion.of(ids, own) for ids, own in zip(prompts, pieces, strict=True)]
+        return [[beam.token_ids for beam in one.beams] for one in found]
+
+
+class Theirs:
+    """``generate`` of Transformers; prompts of a batch are padded on the left."""
+
+    def __init__(self, model: Any, ends: list[int]) -> None:
+        self.model, self.ends = model, ends
+
+    def __call__(self, prompts: list[list[int]]) -> Answers:
+        longest = max(map(len, prompts))
+        ids = torch.tensor([[0] * (longest - len(one)) + one for one in prompts])
+        mask = torch.tensor([[0] * (longest - len(one)) + [1] * len(one) for one in prompts])
+        config = transformers.GenerationConfig(
+            num_beams=WIDTH, num_return_sequences=WIDTH, max_new_tokens=TOKENS, eos_token_id=self.ends, pad_token_id=0,
+            return_dict_in_generate=True, output_scores=True,
+        )  # fmt: skip
+        out = self.model.generate(ids, attention_mask=mask, generation_config=config)
+        lengths = (out.beam_indices >= 0).sum(1).tolist()
+        texts = [tuple(text[longest:][:n]) for text, n in zip(out.sequences.tolist(), lengths, strict=True)]
+        return [texts[at : at + WIDTH] for at in range(0, len(texts), WIDTH)]
+
+
+def measure(run: Callable[[list[list[int]]], Answers], batches: list[list[list[int]]]) -> tuple[float, Answers]:
+    begin = perf_counter()
+    found = [answer for batch in batches for answer in run(batch)]
+    return perf_counter() - begin, found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--out", type=Path)
+    asked = parser.parse_args()
+    native, packed = nc.LLM(), nc.LLM(EMBEDDED, runtime="torch", device="cpu")
+    model = transformers.AutoModelForCausalLM.from_pretrained(EMBEDDED, dtype=torch.float32).eval()
+    model.generation_config = transformers.GenerationConfig()  # the model's own would make it draw
+    runs: dict[str, Callable[[list[list[int]]], Answers]] = {
+        "engine, numpy": Ours(native),
+        "engine, torch": Ours(packed),
+        "transformers": Theirs(model, sorted(native.tokenizer.eos_token_ids)),
+    }
+    prompts = [native.encode(prompt) for prompt in PROMPTS]
+    ways = {"one prompt at a time": [[prompt] for prompt in prompts], "all prompts at once": [prompts]}
+    seconds: dict[str, dict[str, list[float]]] = {way: {name: [] for name in runs} for way in ways}
+    answers: dict[str, dict[str, Answers]] = {way: {} for way in ways}
+    for turn in range(asked.rounds + 1):  # the first one warms up
+        for way, batches in ways.items():
+            for name, run in runs.items():
+                taken, answers[way][name] = measure(run, batches)
+                if turn:
+                    seconds[way][name].append(taken)
+    report(seconds, answers, asked.out)
+
+
+def report(
+    seconds: dict[str, dict[str, list[float]]], answers: dict[str, dict[str, Answers]], out: Path | None
+) -> None:
+    result: dict[str, Any] = {
+        "what": f"{len(PROMPTS)} prompts, width {WIDTH}, {TOKENS} tokens, the embedded model, float32",
+        "where": f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, "
+        f"transformers {transformers.__version__}",
+    }
+    for way, taken in seconds.items():
+        least = {name: min(times) for name, times in taken.items()}
+        middle = {name: statistics.median(times) for name, times in taken.items()}
+        theirs = answers[way]["transformers"]
+        equal = {name: [a == b for a, b in zip(own, theirs, strict=True)] for name, own in answers[way].items()}
+        result[way] = {
+            name: {
+                "seconds, least": round(least[name], 4),
+                "seconds, median": round(middle[name], 4),
+                "times as fast as transformers": round(middle["transformers"] / middle[name], 2),
+                "answers equal": f"{sum(equal[name])} of {len(theirs)}",
+            }
+            for name in taken
+        }
+        for name, row in result[way].items():
+            print(f"{way}, {name}: {row}")
+    if out is not None:
+        out.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""Beam search from the command line: what is printed, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+import nucleate as nc
+from nucleate.cli.beams import NAMES
+from nucleate.cli.main import main
+
+GENERATE = ("generate", "Once upon a time", "--beam-width", "4", "--max-tokens", "9")
+
+
+def test_the_best_answer_is_printed(llm: nc.LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*GENERATE]) == 0
+    out, err = capsys.readouterr()
+    [found] = llm.beam_search("Once upon a time", width=4, max_tokens=9)
+    assert out == f"{found.text}\n"
+    assert err.startswith("[9 tokens, ")
+    assert err.endswith("width 4]\n")
+
+
+def test_several_answers_have_their_scores(llm: nc.LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    more = ("--n", "2", "--echo", "--length-penalty", "0.5", "--early-stopping", "never", "--ignore-eos")
+    assert main([*GENERATE, *more]) == 0
+    asked = dict(width=4, max_tokens=9, length_penalty=0.5, early_stopping="never", ignore_eos=True, returned=2)
+    first, second = llm.beam_search("Once upon a time", **asked)[0].beams
+    out = capsys.readouterr().out
+    assert re.sub(r"-\d\.\d{4}", "SCORE", out) == (
+        f"--- answer 1 of 2, score SCORE, length\nOnce upon a time{first.text}\n"
+        f"\n--- answer 2 of 2, score SCORE, length\nOnce upon a time{second.text}\n"
+    )
+    scores = [float(score) for score in re.findall(r"-\d\.\d{4}", out)]
+    assert scores == pytest.approx([first.score, second.score], abs=1e-3)
+
+
+def test_json_has_all_of_it(llm: nc.LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    more = ("--n", "3", "--json", "--beam-groups", "2", "--diversity-penalty", "1.5", "--logprobs", "1")
+    assert main([*GENERATE, *more]) == 0
+    told = json.loads(capsys.readouterr().out)
+    asked = dict(width=4, max_tokens=9, groups=2, diversity_penalty=1.5, returned=3, logprobs=1)
+    [found] = llm.beam_search("Once upon a time", **asked)
+    assert [beam["text"] for beam in told["beams"]] == [beam.text for beam in found.beams]
+    assert [beam["score"] for beam in told["beams"]] == pytest.approx([beam.score for beam in found.beams], abs=1e-4)
+    assert [len(beam["logprobs"]) for beam in told["beams"]] == [len(beam.token_ids) for beam in found.beams]
+    assert told["params"]["groups"] == 2
+    assert told["usage"]["prompt_tokens"] == len(found.prompt_token_ids)
+
+
+def test_an_answer_of_a_form(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("llguidance", reason="needs the extra 'structured'")
+    assert main(["generate", "Tim had", "--beam-width", "3", "--choice", "a dog", "--choice", "a cat"]) == 0
+    assert capsys.readouterr().out in ("a dog\n", "a cat\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--beam-width", "0"), "--beam-width: width must be an integer >= 1, got 0"),
+        (("--beam-width", "x"), "argument --beam-width: invalid int value: 'x'"),
+        (("--beam-width", "4", "--n", "5"), r"--n: returned must be at most width (4), got 5"),
+        (("--beam-width", "4", "--beam-groups", "3"), "--beam-groups: groups must divide width (4), got 3"),
+        (("--beam-width", "4", "--length-penalty", "inf"), "--length-penalty: length_penalty must be a number"),
+        (("--beam-width", "4", "--early-stopping", "soon"), "--early-stopping: early_stopping must be true, false or"),
+        (("--beam-width", "4", "--diversity-penalty", "-1"), "--diversity-penalty: diversity_penalty must be"),
+        (("--beam-width", "4", "--temperature", "1", "--top-k", "3"), "leave out --temperature, --top-k"),
+        (("--length-penalty", "2"), "--length-penalty is for a beam search: give --beam-width, too"),
+        (("--early-stopping", "false"), "--early-stopping is for a beam search: give --beam-width, too"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["generate", "x", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert message in err
+
+
+def test_every_flag_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["generate", "--help"])
+    text = capsys.readouterr().out
+    assert all(f"--{name.replace('_', '-')}" in text for name in NAMES)
+
+
+def test_a_search_that_failed_is_a_failure(
+    llm: nc.LLM, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from nucleate.engine import beam_search
+
+    def broken(logits_BV: np.ndarray) -> np.ndarray:
+        raise beam_search.SearchError(0, "NaN at token 3")
+
+    monkeypatch.setattr(beam_search, "logprobs", broken)
+    assert main([*GENERATE]) == 1
+    assert "nucleate: the search ended with an error: invalid logits: NaN at token 3" in capsys.readouterr().err
+    assert main([*GENERATE, "--json"]) == 1
+    out, _ = capsys.readouterr()
+    assert json.loads(out)["beams"][0]["score"] is None

@@ -1,0 +1,239 @@
+"""Beam searches, one thing at a time: what is asked, what is refused, text and logprobs, callers of other kinds."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from searches import found, wanted
+from toys import SIZE, drive, is_empty, rule, runner, toy
+
+import nucleate as nc
+from nucleate.engine.beam import BeamCompletion, BeamParams, BeamPiece, BeamRequest
+from nucleate.engine.engine import Engine
+from nucleate.engine.request import Request
+from nucleate.models.runner import Part
+from nucleate.models.toy import PagedToy
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("width", 0, "width must be an integer >= 1, got 0"),
+        ("width", True, "width must be an integer >= 1, got True"),
+        ("max_tokens", 0, "max_tokens must be an integer >= 1 or none, got 0"),
+        ("length_penalty", math.inf, "length_penalty must be a number, got inf"),
+        ("length_penalty", "1", "length_penalty must be a number"),
+        ("early_stopping", "always", "early_stopping must be true, false or 'never'"),
+        ("early_stopping", 1, "early_stopping must be true, false or 'never'"),
+        ("returned", 5, r"returned must be at most width \(4\), got 5"),
+        ("groups", 3, r"groups must divide width \(4\), got 3"),
+        ("diversity_penalty", -1.0, "diversity_penalty must be a number >= 0"),
+        ("structured", {"regex": 5}, "regex"),
+        ("stop_token_ids", [-1], "stop_token_ids must be a list of integers >= 0"),
+        ("ignore_eos", 1, "ignore_eos must be true or false, got 1"),
+        ("logprobs", -1, "logprobs must be an integer >= 0 or none"),
+        ("skip_special_tokens", "no", "skip_special_tokens must be true or false"),
+    ],
+)
+def test_an_error_names_the_field_and_what_is_allowed(field: str, value: object, message: str) -> None:
+    with pytest.raises(nc.ParameterError, match=message) as error:
+        BeamParams(**{field: value})
+    assert error.value.field in (field, "regex")
+
+
+def test_parameters_are_frozen_values() -> None:
+    params = BeamParams(width=np.int64(3), stop_token_ids=[4, 5], length_penalty=1)
+    assert params == BeamParams(width=3, stop_token_ids=(4, 5), length_penalty=1.0)
+    assert hash(params) == hash(BeamParams(width=3, stop_token_ids=(4, 5)))
+    assert type(params.width) is int
+    assert (params.n, BeamParams(width=9, returned=2).n) == (3, 2)
+    assert dataclasses.replace(params, width=4).width == 4
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        params.width = 2
+    assert list(BeamParams.PARAMETERS) == [f.name for f in dataclasses.fields(BeamParams) if f.name != "early_stopping"]
+    assert all(parameter.help for parameter in BeamParams.PARAMETERS.values())
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (lambda: BeamRequest("ab"), "prompt_ids are token ids, not text"),
+        (lambda: BeamRequest([0.5]), "prompt_ids must be token ids"),
+        (lambda: BeamRequest([1], id=7), "id must be a string or None"),
+        (lambda: BeamRequest([1], priority=True), "priority must be an integer"),
+        (lambda: BeamRequest([1], nc.SamplingParams()), "params must be a BeamParams, got SamplingParams"),
+        (lambda: BeamRequest([1], None), "params must be a BeamParams, got None"),
+    ],
+)
+def test_requests_that_are_none(request_: object, message: str) -> None:
+    with pytest.raises(nc.ParameterError, match=message):
+        request_()
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (BeamRequest([]), "the prompt is empty"),
+        (BeamRequest([SIZE]), "outside the vocabulary"),
+        (BeamRequest([1] * 256), "the context holds 256 with the answer"),
+        (BeamRequest([1], BeamParams(stop_token_ids=(SIZE,))), f"stop_token_ids names token {SIZE}"),
+        (BeamRequest([1], BeamParams(length_penalty=200.0)), r"length_penalty must leave max_tokens \*\* length"),
+        (BeamRequest([1], id="taken"), "there is a request 'taken' already"),
+    ],
+)
+def test_requests_that_an_engine_refuses(llm: nc.LLM, request_: BeamRequest, message: str) -> None:
+    engine = Engine(runner("paged", toy(), 64), llm.tokenizer, backend="reference")
+    engine.add(BeamRequest([1], id="taken"))
+    with pytest.raises(nc.ParameterError, match=message):
+        engine.add(request_)
+    assert len(engine) == 1
+    engine.abort("taken")
+    assert is_empty(engine)
+
+
+def test_without_a_length_the_context_is_the_limit(llm: nc.LLM) -> None:
+    model = toy(context_length=20)
+    engine = Engine(runner("paged", model, 64), llm.tokenizer, backend="reference")
+    request = BeamRequest([1, 2, 3], BeamParams(width=2, ignore_eos=True))
+    [events] = drive(engine, [request])
+    assert found(events) == wanted(model, request, ())
+    assert {len(event.piece.token_ids) for event in events} == {17}
+    assert {event.piece.finish_reason for event in events} == {"length"}
+
+
+def test_what_ended_an_answer_is_told_and_not_shown(llm: nc.LLM) -> None:
+    def ends(ids: tuple[int, ...]) -> np.ndarray:
+        logits = np.full(SIZE, -30.0, np.float32)
+        logits[[300, 301, 302, 0]] = [3.0, 2.9, 2.8, 2.7] if len(ids) == 2 else [0.0, -9.0, -9.0, -9.0]
+        return logits
+
+    engine = Engine(runner("paged", toy(of=ends)), llm.tokenizer, backend="reference")
+    params = BeamParams(width=4, max_tokens=1, stop_token_ids=(301, 302), skip_special_tokens=False)
+    [events] = drive(engine, [BeamRequest([260, 261], params)])
+    told = {e.piece.token_ids: (e.piece.text, e.piece.finish_reason, e.piece.stop_reason) for e in events}
+    shown = llm.tokenizer.decode([260, 261, 300]).removeprefix(llm.tokenizer.decode([260, 261]))
+    assert told == {
+        (300,): (shown, "length", None),
+        (301,): ("", "stop", 301),
+        (302,): ("", "stop", 302),
+        (0,): ("", "stop", None),
+    }
+    kept = BeamParams(width=4, max_tokens=1, ignore_eos=True, stop_token_ids=(0,))
+    [events] = drive(engine, [BeamRequest([260, 261], kept)])
+    assert {e.piece.stop_reason for e in events if e.piece.token_ids == (0,)} == {0}
+
+
+def test_logprobs_are_those_of_every_token(llm: nc.LLM) -> None:
+    [completion] = llm.beam_search("Once upon a time", width=3, max_tokens=8, logprobs=2)
+    for beam in completion.beams:
+        assert beam.logprobs is not None
+        assert [step.chosen.token_id for step in beam.logprobs] == list(beam.token_ids)
+        assert math.fsum(step.chosen.logprob for step in beam.logprobs) == pytest.approx(beam.logprob, abs=1e-9)
+        assert all(len(step.top) == 2 for step in beam.logprobs)
+        assert all(step.top[0].logprob >= step.chosen.logprob for step in beam.logprobs)
+        assert all(step.chosen.rank >= 1 for step in beam.logprobs)
+    [plain] = llm.beam_search("Once upon a time", width=3, max_tokens=8)
+    assert [beam.logprobs for beam in plain.beams] == [None] * 3
+    assert [beam.token_ids for beam in plain.beams] == [beam.token_ids for beam in completion.beams]
+
+
+def test_texts_are_the_tokens_decoded_after_the_prompt(llm: nc.LLM) -> None:
+    prompts = ["Tom and Lily went to", llm.encode("The")]
+    for prompt, completion in zip(prompts, llm.beam_search(prompts, BeamParams(width=3, max_tokens=9)), strict=True):
+        ids = llm.encode(prompt)
+        assert completion.prompt_token_ids == tuple(ids)
+        assert completion.text == completion.beams[0].text
+        assert completion.usage.completion_tokens == sum(len(beam.token_ids) for beam in completion.beams)
+        for beam in completion.beams:
+            assert llm.tokenizer.decode([*ids, *beam.token_ids]) == llm.tokenizer.decode(ids) + beam.text
+
+
+def test_a_call_takes_a_value_or_its_fields(llm: nc.LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    one = llm.beam_search("Tom", BeamParams(width=2, max_tokens=4))
+    assert llm.beam_search("Tom", width=2, max_tokens=4) == one
+    assert llm.beam_search(["Tom"], width=2, max_tokens=4, progress=True) == one
+    assert "1/1" in capsys.readouterr().err
+    assert llm.beam_search([]) == []
+    with pytest.raises(nc.ParameterError, match="unknown parameter 'widht'; did you mean width") as error:
+        llm.beam_search("Tom", widht=2)
+    assert error.value.field == "widht"
+    with pytest.raises(nc.ParameterError, match="give params or width, max_tokens, not both"):
+        llm.beam_search("Tom", BeamParams(), width=2, max_tokens=4)
+    with pytest.raises(nc.ParameterError, match="params must be a BeamParams, got SamplingParams"):
+        llm.beam_search("Tom", nc.SamplingParams())
+    with pytest.raises(nc.ParameterError, match="such as"):
+        llm.beam_search([1, 2])
+    with pytest.raises(nc.ParameterError, match="the prompt is empty"):
+        llm.beam_search(["Tom", ""])
+
+
+def test_a_search_that_failed_is_a_completion_that_says_why(llm: nc.LLM) -> None:
+    engine = Engine(runner("paged", toy(of=lambda ids: np.full(SIZE, np.nan, np.float32))), llm.tokenizer)
+    [events] = drive(engine, [BeamRequest([1, 2])])
+    completion = BeamCompletion.of([1, 2], [event.piece for event in events])
+    [beam] = completion.beams
+    assert (beam.finish_reason, beam.token_ids, completion.text) == ("error", (), "")
+    assert beam.stop_reason == "invalid logits: NaN at token 0"
+    assert (beam.score, beam.logprob) == (-math.inf, -math.inf)
+    assert completion.usage == nc.Usage(2, 0)
+
+
+def test_a_worker_runs_searches_beside_requests(llm: nc.LLM) -> None:
+    model = toy()
+    search = BeamRequest([1, 2, 3], BeamParams(width=3, max_tokens=9, returned=2))
+    sampled = Request([1, 2, 3], nc.SamplingParams(seed=1, max_tokens=9))
+
+    async def main() -> dict[int, list[nc.Event]]:
+        engine = Engine(runner("paged", model), llm.tokenizer, backend="reference")
+        told: dict[int, list[nc.Event]] = {0: [], 1: [], 2: []}
+        async with nc.AsyncEngine(engine) as running:
+            prepared = running.prepare(search)
+            async for batch in running.run_all([search, sampled, prepared]):
+                for place, event in batch:
+                    told[place].append(event)
+            with pytest.raises(nc.ParameterError):
+                [_ async for _ in running.run(BeamRequest([]))]
+        return told
+
+    told = asyncio.run(main())
+    assert found(told[0]) == found(told[2]) == wanted(model, search, llm.tokenizer.eos_token_ids)
+    assert told[1][-1].last
+    assert all(isinstance(event.piece, BeamPiece) for event in told[0])
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+def test_logits_may_be_tensors(llm: nc.LLM, kind: str) -> None:
+    torch = pytest.importorskip("torch", reason="needs the extra 'torch'")
+
+    def rounded(ids: tuple[int, ...]) -> np.ndarray:
+        return torch.from_numpy(rule(ids)).to(getattr(torch, kind)).float().numpy()
+
+    class Tensors(PagedToy):
+        def forward(self, parts: Sequence[Part]) -> object:
+            return torch.from_numpy(super().forward(parts)).to(getattr(torch, kind))
+
+    model = toy(of=rounded)
+    engine = Engine(Tensors(model, 20, 4), llm.tokenizer, max_sequences=3, backend="reference")
+    requests = [BeamRequest([1, 2, at], BeamParams(width=3, max_tokens=8)) for at in range(3)]
+    sampled = Request([1, 2], nc.SamplingParams(temperature=0.0, max_tokens=5))
+    *events, greedy = drive(engine, [*requests, sampled])
+    for request, own in zip(requests, events, strict=True):
+        assert found(own) == wanted(model, request, llm.tokenizer.eos_token_ids)
+    assert greedy[-1].last
+
+
+def test_better_priorities_come_first(llm: nc.LLM) -> None:
+    engine = Engine(runner("paged", toy(), 20), llm.tokenizer, max_sequences=2, backend="reference")
+    params = BeamParams(width=2, max_tokens=12, ignore_eos=True)
+    later = engine.add(BeamRequest([1, 2, 3], params, priority=1))
+    engine.step()
+    sooner = engine.add(BeamRequest([4, 5, 6], params))
+    order = []
+    while len(engine):
+        order += [event.request_id for event in engine.step() if event.last]
+    assert order == [sooner, later]

@@ -1,0 +1,359 @@
+"""Beam searches on the engine beside their slow twin: alone, among others, with little room, paused, failing."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from searches import SIZE, found, random_search, rule, toy, wanted
+from toys import KINDS, TABLE, alone, answers, drive, is_empty, random_request, runner
+
+import nucleate as nc
+from nucleate.core.event import Event, Usage
+from nucleate.engine.beam import BeamParams, BeamPiece, BeamRequest
+from nucleate.engine.engine import Engine
+from nucleate.engine.request import Request
+from nucleate.models.runner import Fork, Part
+from nucleate.models.toy import PagedToy, Toy
+
+OPTIONS = [{}, {"max_sequences": 2, "max_batch_tokens": 5}, {"max_sequences": 1}, {"prefix_sharing": False}]
+BAD = TABLE[0, :SIZE].copy()
+BAD[5] = np.nan
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("blocks", [12, 500])
+def test_answers_are_those_of_the_slow_twin(llm: nc.LLM, kind: str, options: dict, blocks: int) -> None:
+    rng = random.Random(f"{kind}{options}{blocks}")
+    requests = [random_search(rng) for _ in range(8)]
+    model = toy()
+    engine = Engine(runner(kind, model, blocks), llm.tokenizer, **options, backend="reference")
+    for request, events in zip(requests, drive(engine, requests), strict=True):
+        assert found(events) == wanted(model, request, llm.tokenizer.eos_token_ids)
+        assert events[-1].usage.prompt_tokens == len(request.prompt_ids)
+    assert is_empty(engine)
+    if blocks == 12 and not options:
+        assert engine.stats.preempted  # or the test would show less than it says
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("blocks", [30, 500])
+def test_others_in_the_batch_change_nothing_and_are_not_changed(llm: nc.LLM, kind: str, blocks: int) -> None:
+    rng = random.Random(f"{kind}{blocks}")
+    model = toy()
+    requests: list[Request | BeamRequest] = []
+    for _ in range(8):
+        requests.append(random_request(rng, 20))
+        requests += [random_search(rng)] * (rng.random() < 0.5)
+    engine = Engine(runner(kind, model, blocks), llm.tokenizer, max_sequences=9, backend="reference")
+    for request, events in zip(requests, drive(engine, requests), strict=True):
+        if isinstance(request, Request):
+            assert answers(events, request.params.n) == alone(model, llm.tokenizer, request)
+        else:
+            assert found(events) == wanted(model, request, llm.tokenizer.eos_token_ids)
+    assert is_empty(engine)
+
+
+def test_a_pool_that_holds_one_beam_is_enough_for_all(llm: nc.LLM) -> None:
+    """Then each is read from its beginning in every step, and makes room for the next."""
+    model = toy(context_length=32)
+    engine = Engine(PagedToy(model, 8, 4), llm.tokenizer, backend="reference", prefix_sharing=False)
+    request = BeamRequest([1, 2, 3] * 3, BeamParams(width=4, max_tokens=20, ignore_eos=True))
+    other = BeamRequest([4, 5, 6] * 3, BeamParams(width=3, max_tokens=15, ignore_eos=True))
+    for one, events in zip((request, other), drive(engine, [request, other]), strict=True):
+        assert found(events) == wanted(model, one, ())
+    assert engine.stats.preempted > 40
+
+
+@pytest.mark.parametrize("size", [1, 4, 16])
+def test_beams_share_their_blocks_and_a_child_costs_one_block_at_most(llm: nc.LLM, size: int) -> None:
+    model = toy(context_length=512)
+    forks: list[Fork] = []
+
+    class Watched(PagedToy):
+        def fork(self, given: Sequence[Fork]) -> None:
+            forks.extend(given)
+            super().fork(given)
+
+    inner = Watched(model, 4096 // size, size)
+    engine = Engine(inner, llm.tokenizer, backend="reference")
+    width, prompt, most = 5, [*range(1, 201)], 40
+    request = BeamRequest(prompt, BeamParams(width=width, max_tokens=most, ignore_eos=True))
+    number = engine.add(request)
+    used = 0
+    events: list[Event] = []
+    while not events:
+        events = engine.step()
+        used = max(used, engine.stats.blocks_used)
+    assert events[0].request_id == number
+    assert found(events) == wanted(model, request, ())
+    read = [(key, stop - start) for parts in inner.forwards for key, start, stop in parts]
+    assert sum(count for _, count in read) <= len(prompt) + width * most  # nothing is read twice
+    assert forks
+    assert all(fork.block is None for fork in forks) == (size == 1)
+    assert len({fork.child for fork in forks}) == len(forks)
+    own = -(-(most + size) // size) + 1  # blocks of a beam that are not the prompt's
+    assert used <= -(-len(prompt) // size) + width * own
+    assert is_empty(engine)
+
+
+def test_logits_are_kept_where_a_model_writes_the_next_ones_in_their_place(llm: nc.LLM) -> None:
+    class Reusing(PagedToy):
+        buffer = np.empty((64, SIZE), np.float32)
+
+        def forward(self, parts: Sequence[Part]) -> np.ndarray:
+            logits_LV = super().forward(parts)
+            self.buffer[:] = np.nan
+            self.buffer[: len(logits_LV)] = logits_LV
+            return self.buffer[: len(logits_LV)]
+
+    model = toy()
+    engine = Engine(Reusing(model, 12, 4), llm.tokenizer, max_sequences=2, backend="reference")
+    request = BeamRequest([1, 2, 3], BeamParams(width=5, max_tokens=12, ignore_eos=True))
+    [events] = drive(engine, [request])
+    assert found(events) == wanted(model, request, ())
+
+
+def test_a_beam_that_alone_follows_another_copies_nothing(llm: nc.LLM) -> None:
+    rows = {0: 1, 1: 2, 2: 3}
+
+    def chain(ids: tuple[int, ...]) -> np.ndarray:
+        """After the first token, each beam has one way to go on."""
+        logits = np.full(SIZE, -np.inf, np.float32)
+        if len(ids) == 1:
+            logits[[10, 20, 30]] = [3.0, 2.0, 1.0]
+        else:
+            logits[ids[-1] + rows[len(ids) % 3]] = 0.0
+        return logits
+
+    seen: list[Fork] = []
+
+    class Watched(PagedToy):
+        def fork(self, given: Sequence[Fork]) -> None:
+            seen.extend(given)
+            super().fork(given)
+
+    model = toy(of=chain)
+    engine = Engine(Watched(model, 64, 4), llm.tokenizer, backend="reference")
+    request = BeamRequest([9], BeamParams(width=3, max_tokens=30, ignore_eos=True))
+    [events] = drive(engine, [request])
+    assert found(events) == wanted(model, request, ())
+    assert len(seen) == 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_search_that_is_aborted_says_so_once(llm: nc.LLM, kind: str) -> None:
+    engine = Engine(runner(kind, toy()), llm.tokenizer, backend="reference")
+    request = BeamRequest([1, 2, 3], BeamParams(width=3, max_tokens=30, ignore_eos=True))
+    for steps in (0, 1, 2, 7):
+        number = engine.add(request)
+        for _ in range(steps):
+            assert engine.step() == []
+        [event] = engine.abort(number)
+        assert (event.piece.finish_reason, event.piece.token_ids, event.last) == ("abort", (), True)
+        assert event.usage == Usage(3, 0)
+        assert engine.abort(number) == []
+        engine.pause(number)
+        assert is_empty(engine)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_search_that_is_paused_goes_on_where_it_was(llm: nc.LLM, kind: str) -> None:
+    rng = random.Random(kind)
+    model = toy()
+    engine = Engine(runner(kind, model, 40), llm.tokenizer, max_sequences=3, backend="reference")
+    requests = [random_search(rng) for _ in range(3)]
+    numbers = [engine.add(request) for request in requests]
+    events: dict[str, list[Event]] = {number: [] for number in numbers}
+    for turn in range(600):
+        for number in numbers:
+            engine.pause(number, paused=turn < 500 and rng.random() < 0.6)
+        for event in engine.step():
+            events[event.request_id].append(event)
+    for number, request in zip(numbers, requests, strict=True):
+        assert found(events[number]) == wanted(model, request, llm.tokenizer.eos_token_ids)
+    assert is_empty(engine)
+
+
+def test_a_paused_search_is_not_read(llm: nc.LLM) -> None:
+    engine = Engine(runner("paged", toy()), llm.tokenizer, backend="reference")
+    number = engine.add(BeamRequest([1, 2, 3], BeamParams(width=3, max_tokens=30, ignore_eos=True)))
+    engine.step()
+    engine.step()
+    engine.pause(number)
+    before = engine.stats.read
+    for _ in range(3):
+        assert engine.step() == []
+    assert engine.stats.read == before
+    engine.pause(number, paused=False)
+    engine.step()
+    assert engine.stats.read == before + 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bad_logits_end_the_search_alone(llm: nc.LLM, kind: str) -> None:
+    request = BeamRequest([1, 2, 3], BeamParams(width=3, max_tokens=9, ignore_eos=True))
+    second = wanted(toy(), BeamRequest([1, 2, 3], BeamParams(width=3, max_tokens=2, ignore_eos=True)), ())[1][0]
+
+    def sometimes(ids: tuple[int, ...]) -> np.ndarray:
+        return BAD if ids == (1, 2, 3, *second) else rule(ids)
+
+    model = toy(of=sometimes)
+    engine = Engine(runner(kind, model), llm.tokenizer, backend="reference")
+    other = BeamRequest([4, 5], BeamParams(width=2, max_tokens=9))
+    sampled = Request([4, 5], nc.SamplingParams(seed=3, max_tokens=9))
+    bad, good, drawn = drive(engine, [request, other, sampled])
+    assert [(e.piece.finish_reason, e.piece.stop_reason, e.last) for e in bad] == [
+        ("error", "invalid logits: NaN at token 5", True)
+    ]
+    assert not isinstance(bad[0].piece, BeamPiece)
+    assert found(good) == wanted(model, other, llm.tokenizer.eos_token_ids)
+    assert answers(drawn, 1) == alone(model, llm.tokenizer, sampled)
+    assert is_empty(engine)
+
+
+class Failing:
+    """A runner that fails for some texts, or when it is to copy."""
+
+    def __init__(self, inner: object, *, cursed: int = -1, copies: bool = True) -> None:
+        self.inner, self.cursed, self.copies = inner, cursed, copies
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.inner, name)
+
+    def forward(self, parts: Sequence[Part]) -> object:
+        if any(self.cursed in part.token_ids[: part.stop] for part in parts):
+            raise RuntimeError("out of memory\nin a kernel")
+        return self.inner.forward(parts)
+
+    def fork(self, forks: Sequence[Fork]) -> None:
+        if forks and not self.copies:
+            raise RuntimeError("no room\nto copy")
+        self.inner.fork(forks)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_that_fails_for_a_beam_ends_its_search_alone(llm: nc.LLM, kind: str) -> None:
+    model = toy()
+    request = BeamRequest([1, 2, 3], BeamParams(width=3, max_tokens=9, ignore_eos=True))
+    first = wanted(model, BeamRequest([1, 2, 3], BeamParams(width=3, max_tokens=1, ignore_eos=True)), ())
+    for rank in range(3):
+        engine = Engine(Failing(runner(kind, model), cursed=first[rank][0][0]), llm.tokenizer, backend="reference")
+        other = BeamRequest([4, 5], BeamParams(width=2, max_tokens=3))
+        bad, good = drive(engine, [request, other])
+        assert [(e.piece.finish_reason, e.piece.stop_reason, e.last) for e in bad] == [
+            ("error", "the model failed: out of memory in a kernel", True)
+        ]
+        assert found(good) == wanted(model, other, llm.tokenizer.eos_token_ids)
+        assert is_empty(engine)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_that_fails_to_copy_ends_the_search(llm: nc.LLM, kind: str) -> None:
+    engine = Engine(Failing(runner(kind, toy()), copies=False), llm.tokenizer, backend="reference")
+    alone_ = BeamRequest([1, 2, 3], BeamParams(width=1, max_tokens=9, ignore_eos=True))
+    bad, good = drive(engine, [BeamRequest([1, 2, 3], BeamParams(width=3, max_tokens=9)), alone_])
+    assert [(e.piece.finish_reason, e.piece.stop_reason) for e in bad] == [
+        ("error", "the model failed: no room to copy")
+    ]
+    assert found(good) == wanted(toy(), alone_, ())
+    assert is_empty(engine)
+
+
+def test_a_beam_of_one_is_greedy(llm: nc.LLM) -> None:
+    prompts = ["Once upon a time", "The dog", "Tom"]
+    greedy = llm.generate(prompts, nc.SamplingParams(temperature=0.0, max_tokens=30))
+    for early in (True, False):
+        for one, plain in zip(
+            llm.beam_search(prompts, width=1, max_tokens=30, early_stopping=early), greedy, strict=True
+        ):
+            [beam] = one.beams
+            assert (beam.token_ids, beam.text) == (plain.outputs[0].token_ids, plain.text)
+            assert (beam.finish_reason, beam.stop_reason) == (plain.outputs[0].finish_reason, None)
+
+
+def test_scores_of_a_real_model_are_those_of_teacher_forcing(llm: nc.LLM) -> None:
+    """The embedded model reads each answer again, one token at a time."""
+    asked = dict(width=4, max_tokens=14, length_penalty=0.7, early_stopping="never")
+    prompts = ["Once upon a time", "Lily had a big red ball. She"]
+    for completion in llm.beam_search(prompts, **asked):
+        assert len(completion.beams) == 4
+        assert [beam.score for beam in completion.beams] == sorted((b.score for b in completion.beams), reverse=True)
+        for beam in completion.beams:
+            ids = [*completion.prompt_token_ids, *beam.token_ids]
+            logits_TV = llm.model.begin().forward_all(ids).astype(np.float64)
+            logits_TV -= logits_TV.max(axis=1, keepdims=True)
+            logits_TV -= np.log(np.exp(logits_TV).sum(axis=1, keepdims=True))
+            first = len(completion.prompt_token_ids)
+            total = sum(logits_TV[at - 1, ids[at]] for at in range(first, len(ids)))
+            assert beam.logprob == pytest.approx(total, abs=1e-3)
+            assert beam.score == beam.logprob / len(beam.token_ids) ** 0.7
+            assert beam.finish_reason == ("stop" if beam.token_ids[-1] in llm.tokenizer.eos_token_ids else "length")
+
+
+def storm(llm: nc.LLM, kind: str, seed: int, steps: int) -> None:
+    """Searches and other requests come, go, pause, fail; what ends well is right, and nothing is left."""
+    rng = random.Random(seed)
+    model = Toy(lambda ids: BAD if hash(ids) % 997 == 7 else rule(ids), SIZE, 64)
+    inner = runner(kind, model, blocks=rng.randint(16, 60), block_size=4)
+    most = rng.randint(1, 9)
+    engine = Engine(
+        inner, llm.tokenizer, max_sequences=most, max_batch_tokens=most + 9, prefix_sharing=rng.random() < 0.7,
+        backend="reference",
+    )  # fmt: skip
+    live: dict[str, tuple[Request | BeamRequest, list[Event]]] = {}
+    reasons: list[str | None] = []
+
+    def take(events: list[Event]) -> None:
+        for event in events:
+            request, own = live[event.request_id]
+            own.append(event)
+            if not event.last:
+                continue
+            del live[event.request_id]
+            reason = own[-1].piece.finish_reason
+            reasons.append(reason)
+            if isinstance(request, BeamRequest) and reason not in ("abort", "error"):
+                assert found(own) == wanted(model, request, llm.tokenizer.eos_token_ids)
+            elif reason == "error" and isinstance(request, BeamRequest):
+                with pytest.raises(ValueError, match="NaN"):
+                    wanted(model, request, llm.tokenizer.eos_token_ids)
+            elif isinstance(request, Request) and reason != "abort":
+                assert answers(own, request.params.n) == alone(model, llm.tokenizer, request)
+
+    for _ in range(steps):
+        chance = rng.random()
+        if chance < 0.15 and len(live) < 8:
+            request = random_search(rng) if rng.random() < 0.6 else random_request(rng, 20)
+            live[engine.add(request)] = request, []
+        elif chance < 0.17 and live:
+            take(engine.abort(rng.choice(list(live))))
+        elif chance < 0.25 and live:
+            engine.pause(rng.choice(list(live)), paused=rng.random() < 0.5)
+        take(engine.step())
+        assert engine.stats.running <= most
+        assert len(engine) == len(live)
+    for number in live:
+        engine.pause(number, paused=False)
+    for _ in range(3000):
+        if not live:
+            break
+        take(engine.step())
+    assert not live, f"stuck: {engine.stats}"
+    assert is_empty(engine)
+    assert set(reasons) >= {"stop", "length"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_short_storm(llm: nc.LLM, kind: str) -> None:
+    storm(llm, kind, seed=1, steps=150)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", range(2, 6))
+def test_a_long_storm(llm: nc.LLM, kind: str, seed: int) -> None:
+    storm(llm, kind, seed, steps=1500)

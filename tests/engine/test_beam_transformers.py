@@ -1,0 +1,118 @@
+"""Beam search on the engine beside ``generate(num_beams=...)`` of Transformers: a thousand random searches.
+
+Token for token, and scores within 1e-4. Models are small Llamas with random weights; all searches on a model run on one
+engine, many at a time.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import nucleate as nc
+from nucleate.engine.beam import BeamCompletion, BeamParams, BeamRequest
+from nucleate.engine.engine import Engine
+from nucleate.models.load import runner_of
+
+torch = pytest.importorskip("torch", reason="needs the extra 'torch'")
+transformers = pytest.importorskip("transformers", reason="needs the extra 'torch'")
+
+PENALTIES = (-1.0, 0.0, 0.5, 1.0, 2.0)
+EARLY: tuple[Any, ...] = (True, False, "never")
+SIZES = (40, 53, 64, 101)
+SETTINGS = list(itertools.product(PENALTIES, EARLY, (1, 2, 3)))  # and how many ids end an answer
+ALL = 1000
+
+
+class Beams(transformers.GenerationConfig):
+    def get_generation_mode(self, *_: object) -> Any:  # also of width 1, for which it would be greedy search
+        return transformers.generation.GenerationMode.BEAM_SEARCH
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def model_of(size: int) -> Any:
+    torch.manual_seed(size)
+    config = transformers.LlamaConfig(
+        vocab_size=size, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=64, initializer_range=0.4, bos_token_id=0, eos_token_id=None,
+    )  # fmt: skip
+    return transformers.LlamaForCausalLM(config).eval()
+
+
+def request_of(number: int, size: int) -> BeamRequest:
+    rng = np.random.default_rng(number)
+    penalty, early, ends = SETTINGS[number % len(SETTINGS)]
+    width = int(rng.integers(1, 7))
+    params = BeamParams(
+        width=width,
+        max_tokens=int(rng.integers(1, 13)),
+        length_penalty=penalty,
+        early_stopping=early,
+        returned=int(rng.integers(1, width + 1)),
+        stop_token_ids=rng.choice(size, ends, replace=False).tolist(),
+        ignore_eos=True,
+    )
+    return BeamRequest(rng.integers(0, size, rng.integers(1, 20)).tolist(), params)
+
+
+def theirs(model: Any, request: BeamRequest, returned: int) -> list[tuple[tuple[int, ...], float]]:
+    params, prompt = request.params, list(request.prompt_ids)
+    config = Beams(
+        num_beams=params.width, num_return_sequences=returned, max_new_tokens=params.max_tokens, pad_token_id=0,
+        eos_token_id=list(params.stop_token_ids), length_penalty=params.length_penalty,
+        early_stopping=params.early_stopping, return_dict_in_generate=True, output_scores=True,
+    )  # fmt: skip
+    ids = torch.tensor([prompt])
+    out = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
+    lengths = (out.beam_indices >= 0).sum(1).tolist()  # padding may look like an end
+    texts = [tuple(text[len(prompt) :][:n]) for text, n in zip(out.sequences.tolist(), lengths, strict=True)]
+    return list(zip(texts, out.sequences_scores.tolist(), strict=True))
+
+
+def compare(ours: BeamCompletion, model: Any, request: BeamRequest) -> None:
+    """Scores are as many float32 sums there: large ones differ by a hundred-thousandth of themselves."""
+    expected = theirs(model, request, request.params.n)
+    assert [beam.token_ids for beam in ours.beams] == [ids for ids, _ in expected]
+    assert [beam.score for beam in ours.beams] == pytest.approx([score for _, score in expected], abs=1e-4, rel=1e-5)
+
+
+def run(llm: nc.LLM, numbers: range) -> int:
+    """Compare; how many are equal."""
+    from nucleate.models.transformers import TransformersModel
+
+    equal = 0
+    for place, size in enumerate(SIZES):
+        model = model_of(size)
+        requests = {number: request_of(number, size) for number in numbers if number % len(SIZES) == place}
+        engine = Engine(runner_of(TransformersModel.of(model), 8 << 20), llm.tokenizer, max_sequences=48)
+        assert engine.runner.paged
+        places = {engine.add(request): number for number, request in requests.items()}
+        pieces: dict[int, list[Any]] = {number: [] for number in requests}
+        while len(engine):
+            for event in engine.step():
+                pieces[places[event.request_id]].append(event.piece)
+        for number, request in requests.items():
+            ours = BeamCompletion.of(request.prompt_ids, pieces[number])
+            compare(ours, model, request)
+            equal += 1
+    return equal
+
+
+def test_searches_of_all_settings_equal_transformers(llm: nc.LLM) -> None:
+    assert run(llm, range(len(SETTINGS) * 2)) == len(SETTINGS) * 2
+
+
+@pytest.mark.slow
+def test_a_thousand_searches_equal_transformers(llm: nc.LLM) -> None:
+    assert run(llm, range(ALL)) == ALL

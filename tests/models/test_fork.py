@@ -1,0 +1,147 @@
+"""A sequence that goes on in two ways: each says what it would say had it been read alone."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nucleate.models.llama import Llama
+from nucleate.models.load import EMBEDDED, runner_of
+from nucleate.models.model import Model
+from nucleate.models.runner import Contexts, Fork, Part, Runner
+from nucleate.models.toy import PagedToy, Toy
+
+ONE = dict(
+    vocab_size=199, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, max_position_embeddings=128, initializer_range=0.2, bos_token_id=0, eos_token_id=1,
+    pad_token_id=0,
+)  # fmt: skip
+CONFIGS = {
+    "llama": ("LlamaConfig", ONE),
+    "windows": ("MistralConfig", dict(ONE, sliding_window=11)),
+    "mamba": (
+        "MambaConfig",
+        dict(vocab_size=199, hidden_size=64, num_hidden_layers=2, state_size=8, initializer_range=0.2),
+    ),
+    "jamba": (
+        "JambaConfig",
+        dict(ONE, attn_layer_period=2, attn_layer_offset=1, num_experts=2, mamba_d_state=8, use_mamba_kernels=False),
+    ),
+}
+
+
+def of_transformers(name: str) -> Model:
+    torch = pytest.importorskip("torch", reason="needs the extra 'torch'")
+    transformers = pytest.importorskip("transformers", reason="needs the extra 'torch'")
+    from nucleate.models.transformers import TransformersModel
+
+    torch.manual_seed(0)
+    kind, settings = CONFIGS[name]
+    return TransformersModel.of(transformers.AutoModelForCausalLM.from_config(getattr(transformers, kind)(**settings)))
+
+
+def read(runner: Runner, key: int, ids: Sequence[int], start: int, blocks: list[int]) -> np.ndarray:
+    """The logits after the last of some tokens."""
+    return np.array(runner.forward([Part(key, list(ids), start, len(ids), blocks, 1)]))[0]
+
+
+def fork_everywhere(runner: Runner, model: Model, places: Sequence[int], atol: float) -> None:
+    size = runner.block_size
+    prompt = np.random.default_rng(0).integers(3, min(199, runner.vocab_size), 70).tolist()
+    free = iter(range(runner.blocks))
+    keys = iter(range(1, 1000))
+    for place in places:
+        parent, child, grandchild = next(keys), next(keys), next(keys)
+        blocks = [next(free) for _ in range(-(-80 // size))]
+        read(runner, parent, prompt[:place], 0, blocks)
+        full, rest = divmod(place, size)
+        others = [[*blocks[:full], *[next(free) for _ in range(-(-80 // size) - full)]] for _ in range(2)]
+        pairs = [(blocks[full], own[full]) if rest and runner.paged else None for own in others]
+        runner.fork([Fork(parent, child, pairs[0]), Fork(parent, grandchild, pairs[1])])
+        for step in range(3):  # each goes on its own way, in turn
+            for key, table, token in ((parent, blocks, 7), (child, others[0], 8), (grandchild, others[1], 9)):
+                ids = [*prompt[:place], *[token] * (step + 1)]
+                ours_V = read(runner, key, ids, len(ids) - 1, table)
+                np.testing.assert_allclose(ours_V, model.begin().forward(ids), atol=atol)
+        for key in (parent, child, grandchild):
+            runner.forget(key)
+
+
+def test_the_embedded_model() -> None:
+    model = Llama(EMBEDDED)
+    fork_everywhere(runner_of(model, 64 << 20), model, (1, 2, 15, 16, 17, 32, 47), 5e-4)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_models_of_transformers(name: str) -> None:
+    model = of_transformers(name)
+    runner = runner_of(model, 64 << 20)
+    assert runner.paged == (name in ("llama", "windows"))
+    fork_everywhere(runner, model, (1, 15, 16, 17, 40), 2e-3)
+
+
+def test_a_packed_model_without_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    from nucleate.models import packed
+
+    monkeypatch.setattr(packed, "has_kernel", lambda *_: False)
+    model = of_transformers("llama")
+    fork_everywhere(runner_of(model, 64 << 20), model, (1, 16, 21), 2e-3)
+
+
+@pytest.mark.parametrize("size", [1, 3, 16])
+def test_models_without_weights(size: int) -> None:
+    model = Toy(lambda seen: np.random.default_rng(seen).normal(size=199).astype(np.float32), 199)
+    fork_everywhere(PagedToy(model, 4096, size), model, (1, 2, 3, 16, 40), 0)
+    fork_everywhere(Contexts(model, 4096, size), model, (1, 2, 3, 16, 40), 0)
+
+
+class Counting:
+    """A model that counts what its contexts read, and whether they are copied."""
+
+    runtime = "counting"
+    vocab_size, context_length = 9, 99
+
+    def __init__(self, *, copies: bool = True) -> None:
+        self.copies, self.read, self.copied = copies, 0, 0
+
+    def __deepcopy__(self, memo: Any) -> Counting:
+        raise AssertionError("weights are not copied")
+
+    def begin(self) -> CountingContext:
+        return CountingContext(self)
+
+
+class CountingContext:
+    def __init__(self, model: Counting) -> None:
+        self.model, self.seen = model, []
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CountingContext:
+        if not self.model.copies:
+            raise TypeError("it cannot be copied")
+        made = CountingContext(copy.deepcopy(self.model, memo))
+        made.seen = list(self.seen)
+        self.model.copied += 1
+        return made
+
+    def forward(self, token_ids: Sequence[int]) -> np.ndarray:
+        self.model.read += len(token_ids)
+        self.seen += token_ids
+        return np.full(9, sum(self.seen), np.float32)
+
+
+@pytest.mark.parametrize("copies", [True, False])
+def test_what_a_model_has_read_is_copied_or_else_read_again(copies: bool) -> None:
+    model = Counting(copies=copies)
+    runner = Contexts(model, 9)
+    read(runner, 1, [1, 2, 3, 4], 0, [])
+    runner.fork([Fork(1, 2, None), Fork(77, 3, None)])  # one that is not there, as it has made room, is left
+    assert read(runner, 2, [1, 2, 3, 4, 5], 4, [])[0] == 15
+    assert read(runner, 1, [1, 2, 3, 4, 6], 4, [])[0] == 16
+    assert (model.read, model.copied) == ((6, 1) if copies else (10, 0))
+    for key in (1, 2, 3):
+        runner.forget(key)
+    assert not runner._open
