@@ -7,21 +7,30 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+from nucleate.cli.form import FLAGS
+from nucleate.core.structured import Policy, Whitespace
 from nucleate.stages import STAGES
+from nucleate.text.structured.schema import FORMATS, HELD
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
 EXAMPLES = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-PAGES = ("engine.md", "server.md")
-MORE = [
-    code
-    for page in PAGES
-    for code in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text("utf-8"), re.DOTALL)
-]
-COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", README, re.DOTALL) for line in block.splitlines()]
+PAGES = {
+    name: (ROOT / "docs" / name).read_text("utf-8") for name in ("engine.md", "server.md", "structured.md", "beam.md")
+}
+MORE = [code for page in PAGES.values() for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL)]
+
+
+def commands(page: str) -> list[str]:
+    return [line for block in re.findall(r"```sh\n(.*?)```", page, re.DOTALL) for line in block.splitlines()]
+
+
+COMMANDS = commands(README)
+OF_FORMS = commands(PAGES["structured.md"])
 
 
 @pytest.mark.parametrize("code", EXAMPLES + MORE, ids=lambda code: code.strip().splitlines()[-1][:40])
@@ -40,12 +49,25 @@ def test_the_readme_opens_with_the_two_commands() -> None:
     assert [command.split("#")[0].strip() for command in COMMANDS[:2]] == ["make demo", "make test"]
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith(("nucleate generate", "echo"))])
-def test_a_command_of_the_readme_runs(command: str) -> None:
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith(("nucleate generate", "echo"))] + OF_FORMS)
+def test_a_command_of_the_docs_runs(command: str) -> None:
     script = command.replace("nucleate", f"{shlex.quote(sys.executable)} -m nucleate")
     done = subprocess.run(script, shell=True, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
     assert done.returncode == 0, done.stderr
-    assert len(done.stdout) > 40
+    assert len(done.stdout) > (2 if "--regex" in command or "--choice" in command else 40)
+
+
+def test_the_page_of_forms_names_all_that_is_held() -> None:
+    page = PAGES["structured.md"]
+    held, _, rest = page.partition("Every text fulfils these keywords: ")[2].partition("Names such as")
+    assert set(re.findall(r"`([^`]+)`", held)) == HELD
+    formats = held.partition("`format` of ")[2].rstrip(". ")
+    assert set(re.split(r",\s+|\s+and\s+", formats)) == FORMATS
+    assert not set(re.findall(r"`([^`]+)`", rest.partition("| policy |")[0])) & HELD
+    for flag, _, _ in FLAGS.values():
+        assert f"--{flag}" in page
+    for name in (*get_args(Policy), *get_args(Whitespace)):
+        assert f"`{name}`" in page
 
 
 def test_make_targets_exist() -> None:

@@ -100,6 +100,7 @@ FULL = dict(
     stop_json=True,
     include_stop_str_in_output=True,
     ignore_eos=True,
+    structured={"json_schema": {"type": "object", "properties": {"b": {}, "a": {}}}, "policy": "lenient"},
     n=2,
     logprobs_mode="processed",
     skip_special_tokens=False,
@@ -143,6 +144,10 @@ EDGES = {  # field: (good values, bad values)
     "logprob_token_ids": ([(), [0]], [None, [-1], "1"]),
     "order": ([*PRESETS, (), ["top_k"], PRESETS["canonical"]], [None, 5, "", "top_k", "Canonical", [5], [""], b"hf"]),
     "draw": (["gumbel", "categorical", "greedy"], [None, "", "Gumbel", ["gumbel"], 0, b"greedy"]),
+    "structured": (
+        [None, {"regex": "a"}, {"choice": ["b", "a"]}, {"json_object": True}, nc.Structured(grammar='start: "a"')],
+        [5, "", "regex", True, ["regex"], b"{}", float("nan")],
+    ),
     "logprobs_mode": (["raw", "processed"], [None, "", "RAW", ["raw"], True]),
     "dynamic_temperature_low": ([0, 5e-324, 1e300], [-1e-9, float("nan"), float("inf"), True, "1"]),
     "dynamic_temperature_high": ([0, 5e-324, 1.7e308], [-1e-9, float("nan"), float("inf"), True, "1"]),
@@ -320,7 +325,7 @@ def test_params_are_frozen_values():
         nc.SamplingParams(**params.to_dict()),
         nc.SamplingParams(**json.loads(params.to_json())),
         params.replace(),
-        eval(repr(params), {"SamplingParams": nc.SamplingParams}),
+        eval(repr(params), {"SamplingParams": nc.SamplingParams, "Structured": nc.Structured}),
     ):
         assert again == params
         assert hash(again) == hash(params)
@@ -332,12 +337,91 @@ def test_params_are_frozen_values():
     assert len({params, other, params.replace(top_k=4)}) == 2
 
 
+@pytest.mark.parametrize(
+    ("structured", "field", "words"),
+    [
+        ({}, "structured", "say exactly one of json_schema, json_object, regex, choice, grammar; got none"),
+        ({"json_object": False}, "structured", "say exactly one of"),
+        ({"regex": "a", "choice": ["b"]}, "choice", "got regex and choice"),
+        ({"regexp": "a"}, "regexp", "unknown field 'regexp'; did you mean regex"),
+        ({5: "a"}, "5", "unknown field '5'"),
+        ({"regex": 5}, "regex", "regex must be a non-empty string, got 5"),
+        ({"json_schema": [1]}, "json_schema", r"json_schema must be a JSON object or its text, got \[1\]"),
+        ({"choice": "ab"}, "choice", "choice must be a non-empty list of non-empty strings, got 'ab'"),
+        ({"json_object": 1}, "json_object", "json_object must be true or false, got 1"),
+        ({"regex": "a", "policy": "lenient"}, "policy", "policy lenient is for json_schema, not for regex"),
+        ({"regex": "a", "whitespace": None}, "whitespace", "whitespace must be one of bounded, compact, got None"),
+    ],
+)
+def test_a_form_that_is_none_is_an_error_of_its_own_field(structured, field, words):
+    for made in (
+        lambda: nc.SamplingParams(structured=structured),
+        lambda: nc.SamplingParams().replace(structured=structured),
+        lambda: nc.SamplingParams.from_json(json.dumps({"structured": structured})),
+    ):
+        with pytest.raises(ParameterError, match=words) as caught:
+            made()
+        assert caught.value.field == field
+
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=8)
+SCHEMAS = st.recursive(
+    st.fixed_dictionaries({}, optional={"type": st.sampled_from(["string", "null"]), "const": TEXT | st.integers()}),
+    lambda inner: st.dictionaries(TEXT, inner, max_size=4).map(lambda named: {"type": "object", "properties": named}),
+    max_leaves=6,
+)
+POLICY, WHITESPACE = st.sampled_from(["strict", "coerce", "lenient"]), st.sampled_from(["bounded", "compact"])
+FORMS = st.one_of(
+    st.fixed_dictionaries({"json_schema": SCHEMAS}, optional={"policy": POLICY, "whitespace": WHITESPACE}),
+    st.fixed_dictionaries({"json_object": st.just(value=True)}, optional={"whitespace": WHITESPACE}),
+    st.fixed_dictionaries({"regex": TEXT}),
+    st.fixed_dictionaries({"choice": st.lists(TEXT, min_size=1, max_size=4)}),
+    st.fixed_dictionaries({"grammar": TEXT}),
+)
+
+
+@given(FORMS, FORMS)
+def test_a_form_survives_any_journey(first, second):
+    params = nc.SamplingParams(structured=first, top_k=3)
+    for again in (
+        nc.SamplingParams(structured=nc.Structured(**first), top_k=3),
+        nc.SamplingParams(structured=nc.Structured.from_json(nc.Structured(**first).to_json()), top_k=3),
+        nc.SamplingParams.from_json(params.to_json()),
+        nc.SamplingParams(**json.loads(params.to_json())),
+        nc.SamplingParams(top_k=3).replace(structured=first),
+        params.replace(structured=second).replace(structured=params.structured),
+        pickle.loads(pickle.dumps(params)),
+        copy.deepcopy(params),
+        eval(repr(params), {"SamplingParams": nc.SamplingParams, "Structured": nc.Structured}),
+    ):
+        assert again == params
+        assert hash(again) == hash(params)
+        assert again.to_json() == params.to_json()
+    if "json_schema" in first:  # properties are written in the order in which the schema has them
+        assert json.dumps(params.to_dict()["structured"]["json_schema"]) == json.dumps(first["json_schema"])
+    other = params.replace(structured=second)
+    assert (other == params) == (nc.Structured(**first) == nc.Structured(**second))
+    assert params.replace(structured=None) == nc.SamplingParams(top_k=3) != params
+    assert params.pipeline((3,)) == nc.SamplingParams(top_k=3).pipeline((3,))  # a form is no stage: it is a mask
+
+
+def test_the_order_of_properties_is_part_of_a_form():
+    one, other = ({"json_schema": {"properties": {a: {}, b: {}}}} for a, b in ("ab", "ba"))
+    assert nc.SamplingParams(structured=one) != nc.SamplingParams(structured=other)
+
+
 def test_what_was_given_may_change_afterwards():
     bias, stop = {1: 2.0}, ["a"]
     params = nc.SamplingParams(logit_bias=bias, stop=stop)
     bias[1] = 3.0
     stop.append("b")
     assert params == nc.SamplingParams(logit_bias={1: 2.0}, stop=["a"])
+    schema = {"properties": {"a": {}}}
+    params = nc.SamplingParams(structured={"json_schema": schema})
+    schema["properties"]["a"]["type"] = "string"
+    params.structured.schema["properties"].clear()
+    assert params.structured.schema == {"properties": {"a": {}}}
+    params = nc.SamplingParams(logit_bias={1: 2.0})
     with pytest.raises(TypeError):
         params.logit_bias[1] = 5.0
 

@@ -72,6 +72,22 @@ def test_defaults_that_no_request_could_have(
     assert capsys.readouterr().err.splitlines()[-1] == "nucleate: logprobs must be at most 2 here, got 3"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--regex", "("], "nucleate: regex: "),
+        (["--json-schema", '{"not": {}}'], "nucleate: json_schema: cannot enforce not"),
+        (["--choice", "ab", "--limit-form-text", "1"], "nucleate: choice is too large: 2 characters"),
+    ],
+)
+def test_a_form_that_no_request_could_have(
+    arguments: list[str], words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(warming, "warm", lambda *_, **__: None)
+    assert main(["serve", "--port", "0", *arguments]) == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith(words)
+
+
 def test_a_variable_without_a_key(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv(VARIABLE, "")
     assert VARIABLE in refused(capsys)

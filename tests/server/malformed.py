@@ -144,6 +144,43 @@ def _of_body(path: str) -> Iterator[Bad]:
                 yield _body(path, name, value)
     yield _body(path, "min_tokens", 9, max_tokens=8)
     yield _body(path, "n", 129)
+    yield from _of_forms(path)
+
+
+def _of_forms(path: str) -> Iterator[Bad]:
+    """What is wrong with the form of an answer, or with how it is said."""
+    schema = {"name": "x", "schema": {"type": "object"}}
+    formats: list[Any] = ["text", 7, {}, [], {"type": "xml"}, {"type": ["text"]}, {"type": "text", "frob": 1}]
+    formats += [{"type": "json_schema"}, {"type": "json_schema", "json_schema": {}}, {"schema": {}}]
+    formats += [{"type": kind, "json_schema": schema} for kind in ("text", "json_object")]
+    for name, value in (
+        *(("name", wrong) for wrong in (None, "", "a b", "a" * 65, 7)),
+        *(("schema", wrong) for wrong in (None, "{}", [], True, {"type": "strnig"}, {"not": {}}, {"type": 7})),
+        *(("strict", wrong) for wrong in (1, "true", [])),
+        *(("description", 7), ("frob", 1)),
+    ):
+        formats.append({"type": "json_schema", "json_schema": {**schema, name: value}})
+    for value in formats:
+        yield _body(path, "response_format", value)
+    outputs: list[Any] = ["json", 7, {}, [], {"json": 7}, {"json": "{"}, {"json": {"type": 7}}, {"regex": "("}]
+    outputs += [{"regex": "a", "choice": ["a"]}, {"choice": []}, {"choice": "a"}, {"choice": [7]}, {"frob": 1}]
+    outputs += [
+        {"json_object": 1},
+        {"json_object": False},
+        {"grammar": "start: foo"},
+        {"json_object": True, "json": {}},
+    ]
+    outputs += [{"regex": "a", "disable_any_whitespace": True}, {"json_object": True, "disable_any_whitespace": 1}]
+    outputs += [{"regex": "a", name: "x"} for name in ("structural_tag", "whitespace_pattern", "disable_fallback")]
+    for value in outputs:
+        yield _body(path, "structured_outputs", value)
+    own: list[Any] = [7, "a", {"regex": "["}, {"regex": "a", "policy": "x"}, {"json_schema": []}, {"grammar": "\0"}]
+    own += [{"regex": "a", "whitespace": "compact"}, {"json_schema": {"oneOf": [{}, {}]}}, {"choice": ["x" * 30_000]}]
+    for value in own:
+        yield _body(path, "structured", value)
+    yield _body(path, "structured", {"regex": "a"}, response_format={"type": "json_object"})
+    yield _body(path, "structured_outputs", {"regex": "a"}, response_format={"type": "json_object"})
+    yield _body(path, "guided_json", {})
 
 
 def _of_completions() -> Iterator[Bad]:
@@ -189,7 +226,7 @@ def _of_chat() -> Iterator[Bad]:
     for value in messages:
         yield _body(CHAT, "messages", value, ("messages", "prompt"))  # a conversation is a prompt when it is tokens
     yield _body(CHAT, "prompt", "Hello")
-    for name, value in (("tools", [{}]), ("tool_choice", "required"), ("response_format", {"type": "json_object"})):
+    for name, value in (("tools", [{}]), ("tool_choice", "required")):
         yield _body(CHAT, name, value)
     for name in ("audio", "functions", "reasoning_effort", "modalities", "web_search_options"):
         yield _body(CHAT, name, "x")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import nucleate as nc
-from nucleate.core.event import Completion, Piece, StepLogprobs, TokenLogprob, Usage
+from nucleate.core.event import Completion, Piece, StepLogprobs, TokenLogprob, Usage, Validation
 from nucleate.server.wire.chunks import DONE, KEEP_ALIVE, ChatChunks, Chunks, CompletionChunks, error_frame
 from nucleate.server.wire.requests import CHAT, COMPLETIONS, Asked, read_body
 from nucleate.server.wire.responses import Head, chat_body, completion_body, error_body
@@ -105,6 +106,17 @@ def test_what_says_nothing_makes_no_frame(llm: nc.LLM, kind: type[Chunks]) -> No
     assert chunks.pieces(0, [Piece("", (74,), 0, 7)]) == b""
     (end,) = choices(chunks.pieces(0, [Piece("", (), 0, 7, "abort")]))
     assert (end["token_ids"], end["finish_reason"]) == ([74], "abort")
+
+
+@KINDS
+def test_what_an_answer_is_worth_comes_with_its_end(llm: nc.LLM, kind: type[Chunks]) -> None:
+    chunks = opened(llm, kind, n=2)
+    worth = Validation(("uniqueItems at /a",), ("$.a: wrong",))
+    early = choices(chunks.pieces(0, [Piece("[", (70,), 0, 7), Piece("[", (70,), 1, 7), Piece("1", (71,), 0, 7)]))
+    ends = choices(chunks.pieces(0, [Piece("]", (72,), 0, 7, "stop", validation=worth)]))
+    other = choices(chunks.pieces(0, [Piece("]", (72,), 1, 7, "stop")]))
+    assert ends[-1]["validation"] == {"ignored": ["uniqueItems at /a"], "errors": ["$.a: wrong"]}
+    assert not any("validation" in choice for choice in (*early, *ends[:-1], *other))
 
 
 @KINDS
@@ -241,9 +253,9 @@ def joined(kind: type[Chunks], given: list[dict[str, Any]]) -> dict[str, Any]:
             if "prompt_logprobs" in choice:
                 assert own.setdefault("prompt_logprobs", choice["prompt_logprobs"]) is choice["prompt_logprobs"]
             if choice["finish_reason"] is None:
-                assert "stop_reason" not in choice
+                assert choice.keys().isdisjoint({"stop_reason", "validation"})
             else:
-                own |= {name: choice[name] for name in ("finish_reason", "stop_reason")}
+                own |= {name: choice[name] for name in ("finish_reason", "stop_reason", "validation") if name in choice}
     made = []
     for _, own in sorted(whole.items()):
         text, parts = "".join(own.pop("said")), own.pop("logprobs")
@@ -285,6 +297,9 @@ def answers(draw: st.DrawFn, llm: nc.LLM, prompt_ids: Sequence[int], index: int,
     told = list(steps(draw, ids, request.to_run.logprobs or 0, request.params.logprob_token_ids))
     reason = draw(st.sampled_from(["stop", "length", "abort"]))
     detail = draw(st.sampled_from([None, 4, "the end"]))
+    worth = draw(
+        st.sampled_from([None, Validation(("not at /a",), ()), Validation(("not",), ("$: wrong", "$.a: too"))])
+    )
     pieces, shown, certain = [], 0, 0
     for place, token in enumerate(ids):
         last = place == len(ids) - 1
@@ -292,7 +307,8 @@ def answers(draw: st.DrawFn, llm: nc.LLM, prompt_ids: Sequence[int], index: int,
         until = len(text) if last else draw(st.integers(shown, max(shown, min(certain, len(text)))))
         logprobs = (told[place],) if request.tells_logprobs else None
         end = (reason, detail) if last else (None, None)
-        pieces.append(Piece(text[shown:until], (token,), index, 7 + index, *end, logprobs))
+        validation = worth if last else None
+        pieces.append(Piece(text[shown:until], (token,), index, 7 + index, *end, logprobs, validation=validation))
         shown = until
     if not pieces:
         pieces = [Piece("", (), index, 7 + index, "abort")]
@@ -303,8 +319,7 @@ def answers(draw: st.DrawFn, llm: nc.LLM, prompt_ids: Sequence[int], index: int,
             *steps(draw, prompt_ids[1:], request.to_run.prompt_logprobs, request.params.logprob_token_ids),
         )
     first = pieces[0]
-    pieces[0] = Piece(first.text, first.token_ids, index, first.seed, first.finish_reason, first.stop_reason,
-                      first.logprobs, of_prompt)  # fmt: skip
+    pieces[0] = replace(first, prompt_logprobs=of_prompt)
     return pieces
 
 

@@ -101,6 +101,7 @@ def test_every_limit_of_a_field_is_tested() -> None:
     assert sized == {*ENTRIES.values(), *CHARACTERS.values(), *NUMBERS.values(), "max_prompts"}
     assert {name for name in LIMITS if name.startswith("max_")} == {
         *sized,
+        *(name for name in LIMITS if name.startswith("max_form_")),  # in test_forms.py
         *("max_head", "max_body", "max_prompt_tokens", "max_answers", "max_told"),  # below, and where bytes come in
     }
 
@@ -357,10 +358,10 @@ def test_the_most_that_is_allowed_is_read_soon() -> None:
     }
     best = 9.0
     for _ in range(3):
-        start = time.perf_counter()
+        start = time.thread_time()  # whatever else the machine does
         Limits().check_body(fields, vocabulary)
         Limits().check(read_body(COMPLETIONS, fields, DEFAULTS), vocabulary)
-        best = min(best, time.perf_counter() - start)
+        best = min(best, time.thread_time() - start)
     assert best < 1.0  # 0.3 s on a slow machine
 
 

@@ -18,10 +18,11 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as read_text
 
 from nucleate.core.event import FinishReason
+from nucleate.core.structured import FORMS
 from nucleate.engine.engine import Stats
 from nucleate.server.metrics import BUCKETS, GENERATING, OTHER, ROUTES, ErrorKind, Metrics
 
-STATS = Stats(3, 5, 40, 10, 70, 900, 80, 600, 2, 1.5, 0.25)
+STATS = Stats(3, 5, 40, 10, 70, 900, 80, 600, 2, 1.5, 0.25, 0.125, 77)
 MODEL = {"model_name": "tiny"}
 SECONDS = st.one_of(
     st.sampled_from(BUCKETS), st.floats(0, 100), st.sampled_from([0.0, 1e-9, math.nextafter(60, 61), 1e6])
@@ -56,6 +57,8 @@ def used() -> Metrics:
     made.first_token(0.02)
     made.token(1e9)
     made.finish("length")
+    made.form("regex")
+    made.refused_form("structured")
     return made
 
 
@@ -71,17 +74,19 @@ def test_the_engine_in_figures() -> None:
         "tokens_read_total": 900,
         "tokens_reused_total": 80,
         "tokens_drawn_total": 600,
+        "tokens_forced_total": 77,
         "preemptions_total": 2,
         "forwards_total": 70,
         "forward_seconds_total": 1.5,
         "sampler_seconds_total": 0.25,
+        "mask_seconds_total": 0.125,
     }
     assert {name: told["nucleate_" + name] for name in expected} == expected
     aliases = {
         "num_requests_running": 3,
         "num_requests_waiting": 5,
         "kv_cache_usage_perc": 0.25,
-        "generation_tokens_total": 600,
+        "generation_tokens_total": 677,
     }
     assert {name: told["vllm:" + name] for name in aliases} == aliases
 
@@ -261,3 +266,15 @@ def test_a_token_costs_less_than_the_library_would() -> None:
     child = theirs.labels("tiny")
     costs = [(cost(own.token), cost(child.observe)) for _ in range(10)]
     assert min(one for one, _ in costs) < 0.7 * min(other for _, other in costs)
+
+
+def test_forms_are_counted_by_kind_and_refusals_of_them_apart() -> None:
+    made = metrics()
+    assert [value(made, "nucleate_forms_total", form=form) for form in FORMS] == [0] * 5
+    for form in ("regex", "json_schema", "regex"):
+        made.form(form)
+    for field in ("response_format", "structured_outputs", "structured", "temperature", "regex", "prompt"):
+        made.refused_form(field)
+    assert value(made, "nucleate_forms_total", form="regex") == 2
+    assert value(made, "nucleate_forms_total", form="json_schema") == 1
+    assert value(made, "nucleate_forms_refused_total") == 3

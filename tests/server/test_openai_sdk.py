@@ -366,7 +366,7 @@ def test_a_field_that_is_wrong_is_named(client: Any, kind: str, field: str, valu
         ("messages", []),
         ("messages", [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]),
         ("messages", [{"role": "somebody", "content": "hello"}]),
-        ("response_format", {"type": "json_object"}),
+        ("response_format", {"type": "xml"}),
         ("top_logprobs", 3),
         ("prompt", "x"),
     ],

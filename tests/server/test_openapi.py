@@ -202,6 +202,12 @@ def beyond_schemas(field: str, value: Any) -> bool:
         return sum(len(content) for content in contents if isinstance(content, list)) > LIMITS.max_messages
     if field == "chat_template_kwargs":
         return isinstance(value, dict)
+    if field in ("structured", "structured_outputs") and isinstance(value, dict):
+        schema = value.get("json_schema", value.get("json"))
+        if isinstance(schema, str):
+            return schema != "{}"
+        compact = value.get("whitespace") == "compact" or value.get("disable_any_whitespace")
+        return schema is None and (value.get("policy") is not None or (compact and not value.get("json_object")))
     if isinstance(value, list) and field not in EACH:  # characters of all entries together
         return sum(len(item) for item in value if isinstance(item, str | list)) > 6
     return False
@@ -282,6 +288,38 @@ LISTS: list[Any] = [
     ["mask"],
     ["canonical"],
 ]
+OBJECT = {"type": "object"}
+FORMATS: list[Any] = [
+    *({"type": kind} for kind in ("json_schema", "xml", None, 1, ["text"])),
+    *({"type": kind, "json_schema": value} for kind, value in product(["text", "json_schema"], [None, {}, OBJECT])),
+    *(
+        {"type": "json_schema", "json_schema": {"name": "a-B_9", "schema": OBJECT, name: value}}
+        for name, values in {
+            "name": ["", "a b", "a" * 64, "a" * 65, None, 1],
+            "schema": [{}, None, "{}", [], True],
+            "strict": [True, False, None, 0, "yes"],
+            "description": ["", "x", None, 1],
+            "more": [None, 1],
+        }.items()
+        for value in values
+    ),
+    *({name: OBJECT, "policy": policy} for name, policy in product(["json", "json_schema"], ["lenient", "x", None])),
+    *({"json_schema": OBJECT, "whitespace": value} for value in ("compact", "bounded", "", None, 1)),
+    *({name: value} for name, value in product(["json", "json_schema"], [OBJECT, "{}", "", None, [], 1])),
+    *({name: value} for name, value in product(["regex", "grammar"], ["a", "", None, 1, ["a"]])),
+    *({"choice": value} for value in (["a"], ["a", "a"], [], [""], ["a", 1], "a", None)),
+    *({"json_object": value} for value in (True, False, None, 1, "yes")),
+    *({"regex": "a", name: value} for name, value in product(["choice", "grammar", "json"], [None, ["a"], "a", {}])),
+    *({"regex": "a", "json_object": value} for value in (True, False, None)),
+    *({"json_object": True, "disable_any_whitespace": value} for value in (True, False, None, 1)),
+    *(
+        {"regex": "a", name: value}
+        for name, value in product(
+            ["disable_fallback", "disable_additional_properties", "whitespace_pattern", "structural_tag", "more"],
+            [True, False, None, 0, "", "x"],
+        )
+    ),
+]
 OBJECTS: list[Any] = [
     {},
     *(
@@ -297,6 +335,7 @@ OBJECTS: list[Any] = [
     {"type": "text"},
     {"type": "json_object"},
     {"type": "text", "more": 1},
+    *FORMATS,
 ]
 PART = {"type": "text", "text": "a"}
 MESSAGES: list[Any] = [
@@ -409,6 +448,7 @@ def llm() -> nc.LLM:
 
 
 HEAD = Head("x-1", 1_700_000_000, "tiny")
+LENIENT = {"json_schema": {"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": True}, "policy": "lenient"}
 ASKED: list[dict[str, Any]] = [
     {},
     {"n": 2, "stop": ["the"], "seed": 2**64 - 1},
@@ -421,6 +461,10 @@ ASKED: list[dict[str, Any]] = [
     {"echo": True, "logprobs": 1, "max_tokens": 0},
     {"best_of": 3, "n": 2},
     {"best_of": 3, "echo": True},
+    {"response_format": {"type": "json_object"}, "max_tokens": 60},
+    {"structured": {"regex": "a very long text", "json_object": False}, "n": 2, "max_tokens": 60},
+    {"structured": LENIENT, "max_tokens": 100, "n": 2},
+    {"structured": LENIENT, "max_tokens": 100, "logprobs": 1},
 ]
 
 

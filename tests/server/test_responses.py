@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import nucleate as nc
-from nucleate.core.event import Completion, FinishReason, Output, StepLogprobs, TokenLogprob, Usage
+from nucleate.core.event import Completion, FinishReason, Output, StepLogprobs, TokenLogprob, Usage, Validation
 from nucleate.server.wire.requests import CHAT, COMPLETIONS, Asked, read_body
 from nucleate.server.wire.responses import Head, chat_body, chosen, completion_body, failure, failure_message
 
@@ -330,3 +330,26 @@ def test_what_a_client_is_told_of_an_error(llm: nc.LLM) -> None:
         assert failure([fine, broken]) == failure_message(detail) == said
         assert failure([fine, fine]) is None
     assert failure([]) is None
+
+
+def test_what_an_answer_is_worth(llm: nc.LLM) -> None:
+    worth = Validation(("uniqueItems at /a",), ())
+    for request, make in ((asked("Once"), completion_body), (asked(), chat_body)):
+        for validation, expected in ((worth, {"ignored": ["uniqueItems at /a"], "errors": []}), (None, None)):
+            done: Any = completion(llm, [5], validation=validation)
+            [choice] = make(HEAD, request, [done] if make is completion_body else done, llm.tokenizer)["choices"]
+            assert choice.get("validation") == expected
+            assert ("validation" in choice) == (validation is not None)
+    silent = asked("Once", echo=True, max_tokens=0)
+    [choice] = completion_body(HEAD, silent, [completion(llm, [5], validation=worth)], llm.tokenizer)["choices"]
+    assert "validation" not in choice
+
+
+def test_what_an_answer_is_worth_is_not_told_at_any_length(llm: nc.LLM) -> None:
+    worth = Validation(tuple(f"not at /{number}" for number in range(5000)), ("x" * 10**5,))
+    [choice] = completion_body(HEAD, asked("Once"), [completion(llm, [5], validation=worth)], llm.tokenizer)["choices"]
+    assert choice["validation"]["ignored"][98:] == ["not at /98", "not at /99", "and 4900 more"]
+    assert len(choice["validation"]["errors"][0]) == 2000
+    few = Validation(("not",) * 100, ())
+    [choice] = completion_body(HEAD, asked("Once"), [completion(llm, [5], validation=few)], llm.tokenizer)["choices"]
+    assert choice["validation"]["ignored"] == ["not"] * 100

@@ -100,6 +100,9 @@ def test_a_near_miss_is_told_what_was_meant(kind: Endpoint) -> None:
     assert "did you mean temperature?" in str(refusal(kind, body(kind, temprature=1)))
 
 
+FORMS = [{"regex": "a+"}, {"json_object": True, "whitespace": "compact"}, {"choice": ["a"]}, {"regex": ""}, {}]
+
+
 def one(name: str) -> st.SearchStrategy[Any]:
     """Values of a field, most of them allowed."""
     field = FIELDS[name]
@@ -113,6 +116,7 @@ def one(name: str) -> st.SearchStrategy[Any]:
         "int": st.integers(int(low), int(low) + 60),
         "bool": st.booleans(),
         "tuple[int, ...]": ids,
+        "Structured": st.sampled_from(FORMS),
         "Mapping[int, float]": st.dictionaries(st.integers(0, 99), st.floats(-100, 100), max_size=3),
     }.get(field.kind, words)
 
@@ -181,7 +185,6 @@ def test_logprobs_of_a_chat() -> None:
         (COMPLETIONS, "suffix", "", ["x", False]),
         (CHAT, "tools", [], [[{"type": "function"}], {}]),
         (CHAT, "tool_choice", "none", ["required", {"type": "function"}]),
-        (CHAT, "response_format", {"type": "text"}, [{"type": "json_object"}, "text"]),
         (CHAT, "modalities", ["text"], [["text", "audio"]]),
         (CHAT, "reasoning_effort", None, ["low"]),
     ],

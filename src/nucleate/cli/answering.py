@@ -19,6 +19,7 @@ from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
 from nucleate.llm import LLM
 from nucleate.models.model import ModelError
+from nucleate.server.wire.forms import named
 from nucleate.server.wire.requests import CHAT, COMPLETIONS, PLAIN, Asked, read_body
 
 SHOWN_EVERY = 0.2  # seconds
@@ -118,7 +119,8 @@ class Batch:
                 prompts = [self.llm.encode_chat(asked.messages, asked.template)]
             else:
                 prompts = [self.llm.encode(prompt) for prompt in asked.prompts]
-            self._add(Work(entry, asked, prompts, [[] for _ in prompts], len(prompts)))
+            with named(asked.form_field):
+                self._add(Work(entry, asked, prompts, [[] for _ in prompts], len(prompts)))
         except (ParameterError, ModelError) as error:
             return Failure(" ".join(str(error).split()), param=getattr(error, "field", None), status=400)
         return None
@@ -139,8 +141,7 @@ class Batch:
         completions = [Completion.of(ids, pieces) for ids, pieces in zip(work.prompts, work.pieces, strict=True)]
         for output in (output for completion in completions for output in completion.outputs):
             if output.finish_reason == "error":
-                message = f"the answer ended with an error: {output.stop_reason}"
-                self._fail(work.entry, Failure(message, "server_error", status=500))
+                self._fail(work.entry, _failure(str(output.stop_reason), work.asked))
                 return
         created, tokenizer = int(time.time()), self.llm.tokenizer
         self.journal.write(answered(work.entry, work.asked, completions, tokenizer, created=created, model=self.name))
@@ -153,3 +154,11 @@ class Batch:
         short = textwrap.shorten(failure.message, 200, placeholder=" ...")  # the record has all of it
         self._progress.write(f"nucleate: line {entry.number}: {short}", file=sys.stderr)
         self._progress.update(1)
+
+
+def _failure(why: str, asked: Asked) -> Failure:
+    """What the record tells of an answer that could not go on. If its form was the reason, the request is at fault."""
+    message = f"the answer ended with an error: {why}"
+    if asked.params.structured is not None and "the form asked for" in why:
+        return Failure(message, param=asked.form_field, status=400)
+    return Failure(message, "server_error", status=500)

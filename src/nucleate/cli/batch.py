@@ -14,6 +14,7 @@ import sys
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from nucleate.cli import flags
+from nucleate.cli.form import check_form
 from nucleate.cli.journal import Journal
 from nucleate.cli.lines import lines, open_input
 from nucleate.progress import bar
@@ -76,6 +77,7 @@ def answer(
 
     llm = LLM(arguments.model, arguments.device, arguments.dtype, runtime=arguments.runtime)
     engine, called = llm.new_engine(**flags.engine_options(arguments)), flags.model_name(arguments)
+    check_form(engine, values.get("structured"))
     shown = sys.stderr.isatty() if arguments.progress is None else arguments.progress
     interrupted = False
     with bar(total=total, unit="line", shown=shown) as progress:

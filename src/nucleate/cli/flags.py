@@ -6,7 +6,9 @@ import argparse
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from nucleate.core.parameter import Parameter, unknown
+from nucleate.cli.form import add_form, read_form
+from nucleate.core.parameter import Parameter, ParameterError, unknown
+from nucleate.core.structured import Structured
 from nucleate.params import FIELDS, SamplingParams
 
 
@@ -15,8 +17,10 @@ def add_sampling(parser: argparse.ArgumentParser, without: Collection[str] = ())
     title = "sampling parameters (what a model recommends in its generation_config.json goes before these defaults)"
     group = parser.add_argument_group(title)
     for name, parameter in FIELDS.items():
-        if name not in without:
+        if name not in without and parameter.kind != FORM:
             add_parameter(group, name, parameter, "param")
+    if "structured" not in without:
+        add_form(parser)
 
 
 def add_parameter(group: Any, name: str, parameter: Parameter, prefix: str) -> None:
@@ -91,9 +95,9 @@ def given(
     """The parameters given as flags, parsed and checked; those of sampling, unless others are named."""
     values = {}
     for name, parameter in parameters.items():
-        text = getattr(arguments, f"{prefix}_{name}", None)
-        if text is not None:
-            values[name] = parse(parameter, text)
+        said = read_form(arguments) if parameter.kind == FORM else getattr(arguments, f"{prefix}_{name}", None)
+        if said is not None:
+            values[name] = said if isinstance(said, Structured) else parse(parameter, said)
     return values
 
 
@@ -101,7 +105,9 @@ def parse(parameter: Parameter, text: Any) -> Any:
     """The value of a parameter as written on a command line. Raises ParameterError."""
     try:
         return parameter.check(_PARSE[parameter.kind](text) if parameter.kind in _PARSE else text)
-    except ValueError:
+    except ValueError as error:
+        if parameter.kind == FORM and isinstance(error, ParameterError):  # of a part of it: it says more
+            raise
         raise parameter.error(text) from None  # as it was written, not as it was read
 
 
@@ -139,6 +145,13 @@ def _names(text: str) -> Any:
     return tuple(name.strip() for name in text.removesuffix(",").split(",")) if "," in text else text
 
 
+def _form(text: str) -> Structured | None:
+    return None if text.lower() == "none" else Structured.from_json(text)
+
+
+FORM = "Structured"
+"""The kind that has flags of its own; ``/set`` takes it as JSON."""
+
 TEXTS = ("tuple[str, ...]", "tuple[str | tuple[int, ...], ...]")
 """The kinds whose flag may be given several times, a text each."""
 
@@ -148,6 +161,7 @@ _PARSE: dict[str, Callable[[Any], Any]] = {
     "tuple[int, ...]": _integers,
     "Mapping[int, float]": _table,
     "str | tuple[str, ...]": _names,
+    FORM: _form,
 }
 _READ: dict[str, Callable[[str], Any]] = {"bool": _switch, **dict.fromkeys(TEXTS, lambda text: (text,))}
 _METAVARS = {

@@ -10,20 +10,17 @@ import argparse
 import dataclasses
 import json
 import math
-import os
-import stat
 import sys
 import time
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from nucleate.cli import flags
-from nucleate.cli.main import UsageError
-from nucleate.core.event import Output, Piece
+from nucleate.cli.beams import add_beams, read_beams, search
+from nucleate.cli.text import add_prompt, read_prompt
+from nucleate.core.event import Output, Piece, Validation
 
 USAGE = "[OPTIONS] [PROMPT]"
-FIRST_WORDS = "Once upon a time"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,22 +28,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--echo", action="store_true", help="print the prompt before its continuation")
     parser.add_argument("--json", action="store_true", help="print one JSON object when all is done, instead of text")
     flags.add_model(parser)
+    add_beams(parser)
     flags.add_sampling(parser)
-
-
-def add_prompt(parser: argparse.ArgumentParser) -> None:
-    """The arguments that ``read_prompt`` reads."""
-    text = "the text to continue; - reads stdin; after --, it may begin with -"
-    parser.add_argument("prompt", nargs="?", metavar="PROMPT", help=text)
-    parser.add_argument("-f", "--file", type=Path, help="read the prompt from a file")
 
 
 def run(arguments: argparse.Namespace) -> int:
     values = flags.given(arguments)
+    beams = read_beams(arguments, values)
     prompt = read_prompt(arguments)
     from nucleate.llm import LLM
 
     llm = LLM(arguments.model, arguments.device, arguments.dtype, runtime=arguments.runtime)
+    if beams is not None:
+        return search(llm, prompt, beams, echo=prompt if arguments.echo else "", as_json=arguments.json)
     params = llm.default_params.replace(**values)
     if arguments.json:
         completion = llm.generate(prompt, params)[0]
@@ -67,49 +61,17 @@ def plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
         names = [field.name for field in dataclasses.fields(value)]
         names += ["cumulative_logprob"] if isinstance(value, Output) else []
-        return {name: plain(getattr(value, name)) for name in names}
+        found = {name: plain(getattr(value, name)) for name in names}
+        if found.get("validation", "") is None:  # most answers have none
+            del found["validation"]
+        return found
     return value
 
 
-def read_prompt(arguments: argparse.Namespace) -> str:
-    """The prompt from wherever it comes."""
-    if arguments.prompt is not None and arguments.file is not None:
-        raise UsageError("give a prompt or --file, not both")
-    if arguments.file is not None:
-        text = decode(arguments.file.read_bytes(), str(arguments.file))
-    elif arguments.prompt not in (None, "-"):
-        text = arguments.prompt
-    elif arguments.prompt == "-" or piped():
-        if sys.stdin is None:
-            raise UsageError("no prompt: stdin is closed")
-        text = decode(sys.stdin.buffer.read(), "stdin")
-    elif arguments.model is None:
-        arguments.echo = True
-        return FIRST_WORDS
-    else:
-        raise UsageError("no prompt: give one as an argument, with --file, or pipe one in")
-    if not text:
-        raise UsageError("the prompt is empty: give some text as an argument, with --file, or pipe it in")
-    return str(text)
-
-
-def decode(data: bytes, source: str) -> str:
-    """The text of a file or of stdin: UTF-8 whatever the locale, its line ends as they are."""
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{source} is not UTF-8: {error.reason} at byte {error.start}") from None
-
-
-def piped() -> bool:
-    """True if stdin is a pipe or a file, so that somebody meant it to be read."""
-    if sys.stdin is None or sys.stdin.closed:
-        return False
-    try:
-        mode = os.fstat(sys.stdin.fileno()).st_mode
-    except (OSError, ValueError):  # no real file, as under a test runner
-        return False
-    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)
+def worth(validation: Validation) -> str:
+    """How far an answer fulfils a schema that was not held in full, on one line."""
+    found = f"the text is wrong: {'; '.join(validation.errors)}" if validation.errors else "the text fulfils it all"
+    return " ".join(f"the schema was not held in full: {', '.join(validation.ignored)}; {found}".split())
 
 
 def show(pieces: Iterable[Piece], stream: Stream, runtime: str) -> int:
@@ -131,6 +93,7 @@ class Stream:
         self.start, self.first = time.perf_counter(), 0.0
         self.last: Piece | None = None
         self.failures: list[str] = []
+        self.validations: list[tuple[int, Validation]] = []
 
     def print(self, piece: Piece) -> None:
         if piece.index != self.index:
@@ -144,6 +107,8 @@ class Stream:
         print(piece.text, end="", flush=True)
         if piece.finish_reason == "error":
             self.failures.append(str(piece.stop_reason))
+        if piece.validation is not None:
+            self.validations.append((piece.index + 1, piece.validation))
 
     def end(self, runtime: str) -> int:
         """End the text with a newline, then the figures on stderr. Returns 1 if an answer failed."""
@@ -157,6 +122,9 @@ class Stream:
         why = self.last.finish_reason or "interrupted"
         figures = f"[{self.tokens} tokens, {rate:.0f} tokens/s on {runtime}, seed {seed}, {why}]"
         print(figures, file=sys.stderr)
+        for number, validation in self.validations:
+            which = f"answer {number}: " if self.answers > 1 else ""
+            print(f"nucleate: {which}{worth(validation)}", file=sys.stderr)
         for failure in self.failures:
             print(f"nucleate: the answer ended with an error: {failure}", file=sys.stderr)
         return 1 if self.failures else 0

@@ -12,11 +12,16 @@ import sys
 from typing import TYPE_CHECKING
 
 from nucleate.cli import flags
-from nucleate.cli.generate import add_prompt, read_prompt
 from nucleate.cli.main import UsageError
+from nucleate.cli.text import add_prompt, read_prompt
 from nucleate.core.request import REQUEST_PARAMETERS
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from nucleate.llm import LLM
+    from nucleate.params import SamplingParams
     from nucleate.text.tokenizer import Tokenizer
     from nucleate.tracing import Step, Trace
 
@@ -24,8 +29,9 @@ USAGE = "[OPTIONS] [PROMPT]"
 BAR = 24
 """Characters of the bar of the likeliest token."""
 
-ENDS = ("stop_token_ids", "ignore_eos")
-"""What of a request that is no stage has a say in the next token: min_tokens bans what ends the answer."""
+NEXT = ("stop_token_ids", "ignore_eos", "structured")
+"""What of a request that is no stage has a say in the next token: min_tokens bans what ends the answer, and a form is a
+mask."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     flags.add_model(parser)
     parser.set_defaults(echo=False)
-    later = (name for name in REQUEST_PARAMETERS if name not in ENDS)
+    later = (name for name in REQUEST_PARAMETERS if name not in NEXT)
     flags.add_sampling(parser, without=(*later, "logprobs", "logprob_token_ids"))
 
 
@@ -46,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     if top < 1:
         raise UsageError(f"--top must be an integer >= 1, got {arguments.top!r}")
     prompt = read_prompt(arguments)
-    from nucleate.generate import admit
+    from nucleate.generate import admit, stages_of
     from nucleate.llm import LLM
     from nucleate.tracing import trace
 
@@ -54,8 +60,8 @@ def run(arguments: argparse.Namespace) -> int:
     params = llm.default_params.replace(**values)
     ids = llm.encode(prompt)
     admit(llm.model, llm.tokenizer, ids, params)
-    ends = tuple(token for token in llm.tokenizer.eos_token_ids if token < llm.model.vocab_size)
-    told = trace(llm.model.begin().forward(ids), params.pipeline(ends, llm.tokenizer), prompt_ids=ids)
+    stages, mask = stages_of(params, llm.model.vocab_size, llm.tokenizer), mask_of(llm, params)
+    told = trace(llm.model.begin().forward(ids), stages, prompt_ids=ids, mask=mask)
     if arguments.json:
         page = {"prompt": prompt, "prompt_token_ids": ids, "params": params.to_dict(), **json.loads(told.to_json(top))}
         mentioned = {token for step in page["steps"] for token in (*step["touched"], *step["removed"])}
@@ -67,6 +73,14 @@ def run(arguments: argparse.Namespace) -> int:
     if told.error is not None:
         print(f"nucleate: no token can be drawn: {told.error}", file=sys.stderr)
     return 0 if told.error is None else 1
+
+
+def mask_of(llm: LLM, params: SamplingParams) -> NDArray[np.int32] | None:
+    """The tokens [W] that a text of the form asked for can begin with; None if none is asked for."""
+    from nucleate.text.structured import Grammars, Guide, form_of
+
+    form = form_of(params.structured, lambda: Grammars(llm.tokenizer, llm.model.vocab_size))
+    return None if form is None else Guide(form, ignore_eos=params.ignore_eos).mask()[0]
 
 
 def show(told: Trace, tokenizer: Tokenizer, ids: list[int], top: int) -> None:

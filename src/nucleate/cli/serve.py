@@ -84,7 +84,11 @@ def run(arguments: argparse.Namespace) -> int:
     ):
         log = Log(prompts=arguments.log_prompts)
         llm = LLM(arguments.model, arguments.device, arguments.dtype, runtime=arguments.runtime)
-        engine = llm.new_engine(**flags.engine_options(arguments), regex_seconds=limits.regex_seconds)
+        engine = llm.new_engine(
+            **flags.engine_options(arguments),
+            regex_seconds=limits.regex_seconds,
+            structured_limits=limits.of_forms,
+        )
         defaults = llm.default_params.replace(**values)
         log.event("warming up", model=flags.model_name(arguments), runtime=llm.model.runtime)
         warm(defaults, background=True)  # the reference draws until the kernels are there

@@ -11,6 +11,7 @@ from operator import itemgetter
 from time import perf_counter
 
 from nucleate.core.event import Completion, Event, FinishReason, Piece, Usage
+from nucleate.core.parameter import ParameterError
 from nucleate.server.exchange import Exchange, written
 from nucleate.server.metrics import Metrics
 from nucleate.server.refusal import Refusal, answer_failed, closing, late, refusal_of, unexpected
@@ -45,13 +46,22 @@ class Answering:
 
     async def _answer(self, exchange: Exchange, data: bytes) -> None:
         service, told = self._service, exchange.told
-        call, chunks = await service.aside(partial(self._read, data))
+        try:
+            call, chunks = await service.aside(partial(self._read, data))
+            if call.form is not None:
+                call = await service.aside(partial(service.prepare, call), form=True)
+        except ParameterError as error:
+            self._metrics.refused_form(error.field)
+            raise
+        if call.form is not None:
+            told.structured = call.form
+            self._metrics.form(call.form)
         told.stream, told.prompt = call.asked.stream, call.asked.messages or call.asked.prompts
         told.prompt_tokens = sum(map(len, call.prompts))
         self._metrics.prompt(told.prompt_tokens)
         with service.queue([one.request.params.n for one in call.prepared]) as leave:
             async with aclosing(service.engine.run_all(call.prepared, beat=service.limits.keep_alive)) as batches:
-                note = _Notes(exchange, self._metrics, leave, service)
+                note = _Notes(exchange, self._metrics, leave, service, call)
                 if chunks is None:
                     await self._whole(exchange, call, batches, note)
                 else:
@@ -103,10 +113,12 @@ async def _stream(exchange: Exchange, chunks: Chunks, batches: Batches, note: _N
 class _Notes:
     """What comes, on its way into the figures. leave: told which prompts are answered."""
 
-    def __init__(self, exchange: Exchange, metrics: Metrics, leave: Callable[[int], None], service: Service) -> None:
+    def __init__(
+        self, exchange: Exchange, metrics: Metrics, leave: Callable[[int], None], service: Service, call: Call
+    ) -> None:
         self.usage = Usage(0, 0)
         self._told, self._start, self._metrics = exchange.told, exchange.start, metrics
-        self._leave, self._service = leave, service
+        self._leave, self._service, self._call = leave, service, call
         self._last: dict[tuple[int, int], float] = {}  # by answer, when its last token came
 
     def __call__(self, batch: Sequence[tuple[int, Event]]) -> None:
@@ -133,7 +145,8 @@ class _Notes:
         self._metrics.finish(reason)
         self._told.finish_reasons.append(reason)
         if reason == "error":
-            raise answer_failed(failure_message(detail))
+            form_field = None if self._call.form is None else self._call.asked.form_field
+            raise answer_failed(failure_message(detail), form_field)
         if reason == "abort" and self._service.cut:
             raise closing()
 

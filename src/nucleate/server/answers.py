@@ -41,7 +41,8 @@ _ENDS: dict[str, Schema] = {
     "finish_reason": {"enum": ["stop", "length", "abort"]},
     "stop_reason": {
         "type": ["string", "integer", "null"],
-        "description": "what ended the answer: a stop string, a pattern or a token id; null for the end of sequence",
+        "description": "what ended the answer: a stop string, a pattern or a token id; null for the end of sequence, "
+        "and for a form that is complete",
     },
     "seed": {"type": "integer", "minimum": 0, "maximum": 2**64 - 1, "description": "gives the same answer again"},
     "token_ids": _list(COUNT),
@@ -50,7 +51,15 @@ _GOES_ON = {
     **{name: schema for name, schema in _ENDS.items() if name != "stop_reason"},
     "finish_reason": {"enum": [*_ENDS["finish_reason"]["enum"], None]},
 }
-_LAST = {**_OF_PROMPT, "stop_reason": _ENDS["stop_reason"]}
+_WORTH = {
+    "validation": closed({"ignored": _list(TEXT), "errors": _list(TEXT)})
+    | {
+        "description": "of a schema that was not held in full: its keywords that were not, and what is wrong with the "
+        "answer by it; no errors mean that the answer is valid"
+    }
+}
+_MAYBE = {**_OF_PROMPT, **_WORTH}
+_LAST = {**_MAYBE, "stop_reason": _ENDS["stop_reason"]}
 
 
 def _body(kind: str, choice: str) -> Mapping[str, Schema]:
@@ -76,14 +85,14 @@ SCHEMAS: Mapping[str, Schema] = {
     ),
     "Steps": _object({"content": _list(_ref("Step")), "refusal": {"type": "null"}}),
     "Completion": _object({**_body("text_completion", "CompletionChoice"), "usage": _ref("Usage")}),
-    "CompletionChoice": _object({"index": COUNT, "text": TEXT, "logprobs": _or_null("Columns"), **_ENDS}, _OF_PROMPT),
+    "CompletionChoice": _object({"index": COUNT, "text": TEXT, "logprobs": _or_null("Columns"), **_ENDS}, _MAYBE),
     "CompletionChunk": _object(_body("text_completion", "CompletionChunkChoice"), {"usage": _or_null("Usage")}),
     "CompletionChunkChoice": _object(
         {"index": COUNT, "text": TEXT, "logprobs": _or_null("Columns"), **_GOES_ON}, _LAST
     ),
     "ChatCompletion": _object({**_body("chat.completion", "ChatChoice"), "usage": _ref("Usage")}),
     "ChatChoice": _object(
-        {"index": COUNT, "message": _object(_MESSAGE), "logprobs": _or_null("Steps"), **_ENDS}, _OF_PROMPT
+        {"index": COUNT, "message": _object(_MESSAGE), "logprobs": _or_null("Steps"), **_ENDS}, _MAYBE
     ),
     "ChatChunk": _object(_body("chat.completion.chunk", "ChatChunkChoice"), {"usage": _or_null("Usage")}),
     "ChatChunkChoice": _object(

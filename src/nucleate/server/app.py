@@ -117,6 +117,7 @@ def _over(log: Log, metrics: Metrics, exchange: Exchange, error: BaseException |
         seconds=exchange.seconds,
         client=client and f"{client[0]}:{client[1]}",
         stream=told.stream,
+        structured=told.structured,
         prompt_tokens=told.prompt_tokens,
         completion_tokens=told.completion_tokens if told.prompt_tokens is not None else None,
         first_token_seconds=told.first_token_seconds,

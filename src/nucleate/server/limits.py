@@ -7,7 +7,7 @@ in the tables below; the OpenAPI document is made from the same tables.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,8 @@ from nucleate.core.parameter import Parameter, ParameterError, declared, param
 from nucleate.core.values import shown
 from nucleate.params import FIELDS
 from nucleate.presets import WANTED
+from nucleate.server.sizes import characters_of, sizes_of, values_of
+from nucleate.server.wire.forms import NAMES
 from nucleate.server.wire.requests import Asked, Endpoint
 from nucleate.text.stop_rules import (
     MAX_PATTERN_CHARACTERS,
@@ -24,8 +26,10 @@ from nucleate.text.stop_rules import (
     MAX_STRINGS,
     MAX_TOKEN_IDS,
 )
+from nucleate.text.structured import Limits as FormLimits
 
 MOST = 2**31 - 1
+_FORM = FormLimits()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +76,32 @@ class Limits:
     max_prompt_logprobs: int = param("likeliest tokens told with each token of a prompt", default=20, low=0, high=MOST)
     max_told: int = param(
         "logprobs that a request asks for in all, and tokens that it has echoed", default=2**21, low=1, high=MOST
+    )
+    max_form_characters: int = param(
+        "characters of a form: the JSON of a schema, all texts of a choice", default=_FORM.characters, low=1, high=MOST
+    )
+    max_form_text: int = param(
+        "characters of a regular expression or a grammar, and of one text within a schema or a choice",
+        default=_FORM.string,
+        low=1,
+        high=MOST,
+    )
+    max_form_depth: int = param("levels of a schema", default=_FORM.depth, low=1, high=_FORM.depth)
+    max_form_properties: int = param("properties in all of a schema", default=_FORM.properties, low=0, high=MOST)
+    max_form_values: int = param(
+        "values in all enums of a schema, texts of a choice, alternatives of a grammar",
+        default=_FORM.enum,
+        low=1,
+        high=MOST,
+    )
+    max_form_repetitions: int = param(
+        "the most that a regular expression or a schema may let something be repeated",
+        default=_FORM.repetitions,
+        low=0,
+        high=MOST,
+    )
+    form_seconds: float = param(
+        "seconds that the form of an answer may take beyond what forms usually take", default=_FORM.seconds, low=0.001
     )
     queue: int = param("answers that may wait for their turn; more requests get a 503", default=256, low=0, high=MOST)
     streams: int = param("requests at work or waiting at a time; more get a 503", default=512, low=1, high=MOST)
@@ -121,6 +151,20 @@ class Limits:
         """The largest number that a field may be; None: that is not limited here."""
         return getattr(self, NUMBERS[field]) if field in NUMBERS else None
 
+    @property
+    def of_forms(self) -> FormLimits:
+        """Those that an engine has to know."""
+        return FormLimits(
+            characters=self.max_form_characters,
+            string=self.max_form_text,
+            depth=self.max_form_depth,
+            properties=self.max_form_properties,
+            enum=self.max_form_values,
+            choices=self.max_form_values,
+            repetitions=self.max_form_repetitions,
+            seconds=self.form_seconds,
+        )
+
     def endpoint(self, endpoint: Endpoint) -> Endpoint:
         """The same kind of body, with ``max_tokens`` limited where a body does not say it."""
         said = [most for most in (endpoint.max_tokens, self.max_tokens) if most is not None]
@@ -142,7 +186,9 @@ class Limits:
             contents = [message.get("content") for message in messages if isinstance(message, Mapping)]
             parts = sum(len(content) for content in contents if isinstance(content, list))
             _check_count("messages", parts, self.max_messages, "parts")
-        _check_count(_VARIABLES, _values(given.get(_VARIABLES), self.max_listed), self.max_listed, "values")
+        _check_count(_VARIABLES, values_of(given.get(_VARIABLES), self.max_listed), self.max_listed, "values")
+        for field in filter(given.__contains__, NAMES):
+            self._check_form(field, given[field])
 
     def check(self, asked: Asked, vocab_size: int) -> None:
         """Raise ParameterError, with the field, what it is and what is allowed, for more than this server does.
@@ -187,9 +233,15 @@ class Limits:
             _check_count(field, len(value), allowed, "entries")
         characters = self.characters(field)
         if characters is not None and isinstance(value, str | list | tuple):
-            sizes = [len(value)] if isinstance(value, str) else _sizes(value)
+            sizes = [len(value)] if isinstance(value, str) else sizes_of(value)
             one, size = ("an entry of ", max(sizes, default=0)) if field in EACH else ("", sum(sizes))
             _check_count(field, size, characters, "characters", one)
+
+    def _check_form(self, field: str, value: Any) -> None:
+        """Before anything is made of it. Its JSON has at least so many characters; the engine counts them all."""
+        most = self.max_form_characters
+        if characters_of(value, most) > most:
+            raise ParameterError(field, f"{field} is too large: at most {most} characters are allowed here")
 
     def _check_answers(self, asked: Asked) -> None:
         prompts = 1 if asked.messages is not None else len(asked.prompts)
@@ -203,21 +255,6 @@ class Limits:
 def _check_count(field: str, count: int, allowed: int | None, noun: str, one: str = "") -> None:
     if allowed is not None and count > allowed:
         raise ParameterError(field, f"{one}{field} has {count} {noun}, but at most {allowed} are allowed here")
-
-
-def _values(value: Any, most: int) -> int:
-    """How many values there are in lists and objects in one another; more than most, if there are more."""
-    inner, count = [value], 0
-    while inner and count <= most:
-        last = inner.pop()
-        if isinstance(last, list | Mapping):
-            count += len(last)
-            inner += (last.values() if isinstance(last, Mapping) else last) if count <= most else ()
-    return count
-
-
-def _sizes(entries: Iterable[Any]) -> list[int]:
-    return [len(entry) for entry in entries if isinstance(entry, str | list | tuple)]
 
 
 # A dataclass keeps its defaults where a class body has its declarations, so they are put together again.

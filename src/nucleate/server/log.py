@@ -56,6 +56,7 @@ class Log:
         seconds: float,
         client: str | None = None,
         stream: bool | None = None,
+        structured: str | None = None,
         prompt_tokens: int | None = None,
         completion_tokens: int | None = None,
         first_token_seconds: float | None = None,
@@ -68,6 +69,7 @@ class Log:
 
         route: the path that was routed, or what was asked for if none was. What is None is left out. disconnected:
         the client left before the end. error: what nobody expected; its traceback is logged, and must go nowhere else.
+        structured: the kind of form that was asked for, never the form itself.
         prompt: logged, cut to 2,000 characters, only if the log may hold prompts.
         """
         fields = {
@@ -78,6 +80,7 @@ class Log:
             "status": status,
             "seconds": round(seconds, 6),
             "stream": stream,
+            "structured": structured,
             "prompt_tokens": prompt_tokens,
             "completion_tokens": completion_tokens,
             "first_token_seconds": None if first_token_seconds is None else round(first_token_seconds, 6),

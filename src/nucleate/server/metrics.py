@@ -15,7 +15,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from nucleate.core.event import FinishReason
+from nucleate.core.structured import FORMS
 from nucleate.engine.engine import Stats
+from nucleate.server.wire.forms import NAMES
 
 ErrorKind = Literal["internal", "model", "engine", "timeout", "queue_full", "shutdown"]
 """Why a request failed that was not itself at fault. internal: nobody expected it. model: an answer's logits were not
@@ -87,7 +89,8 @@ class Metrics:
         self._first, self._between = Histogram(), Histogram()
         self._finished: dict[str, int] = dict.fromkeys(get_args(FinishReason), 0)
         self._errors: dict[str, int] = dict.fromkeys(get_args(ErrorKind), 0)
-        self._prompt_tokens = self._disconnects = 0
+        self._forms: dict[str, int] = dict.fromkeys(FORMS, 0)
+        self._prompt_tokens = self._disconnects = self._refused_forms = 0
         self.registry = CollectorRegistry()
         self.registry.register(self)
 
@@ -125,6 +128,14 @@ class Metrics:
     def finish(self, reason: FinishReason) -> None:
         """An answer has ended."""
         self._finished[reason] += 1
+
+    def form(self, kind: str) -> None:
+        """A request whose answers have a form goes to the engine. kind: one of FORMS."""
+        self._forms[kind] += 1
+
+    def refused_form(self, field: str) -> None:
+        """A request was refused for a field of its body: counted if that says a form."""
+        self._refused_forms += field in NAMES
 
     def render(self) -> tuple[bytes, str]:
         """All figures as Prometheus' text, and its content type.
@@ -164,6 +175,8 @@ class Metrics:
         finished = "Answers that have ended (a request may ask for many)"
         yield self._counters("nucleate_answers_finished", finished, "finish_reason", self._finished)
         yield self._counter("nucleate_prompt_tokens", "Tokens of prompts", self._prompt_tokens)
+        yield self._counters("nucleate_forms", "Requests for answers of some form, by kind", "form", self._forms)
+        yield self._counter("nucleate_forms_refused", "Requests refused for their form", self._refused_forms)
         first, between = "From a request to its first token", "Between two tokens of an answer"
         yield self._histogram("nucleate_time_to_first_token_seconds", first, self._first)
         yield self._histogram("nucleate_inter_token_latency_seconds", between, self._between)
@@ -177,11 +190,14 @@ class Metrics:
         reused = "Tokens that did not have to be read, as others begin with the same"
         yield self._counter("nucleate_tokens_read", "Tokens that the model read: prompts and answers", stats.read)
         yield self._counter("nucleate_tokens_reused", reused, stats.reused)
-        yield self._counter("nucleate_tokens_drawn", "Tokens of answers", stats.drawn)
+        forced = "Tokens of answers that were not drawn, as nothing else could follow"
+        yield self._counter("nucleate_tokens_drawn", "Tokens of answers that were drawn", stats.drawn)
+        yield self._counter("nucleate_tokens_forced", forced, stats.forced)
         yield self._counter("nucleate_preemptions", "Answers that had to give way to others", stats.preempted)
         yield self._counter("nucleate_forwards", "Forwards of the model", stats.steps)
         yield self._counter("nucleate_forward_seconds", "Seconds in the model", stats.forward_seconds)
         yield self._counter("nucleate_sampler_seconds", "Seconds in the sampler", stats.sampler_seconds)
+        yield self._counter("nucleate_mask_seconds", "Seconds for what forms allow", stats.mask_seconds)
 
     def _as_vllm(self, stats: Stats) -> Iterator[Metric]:
         """The same under the names that gateways look for."""
@@ -189,7 +205,8 @@ class Metrics:
         yield self._gauge("vllm:num_requests_waiting", "As nucleate_answers_waiting", stats.waiting)
         yield self._gauge("vllm:kv_cache_usage_perc", "As nucleate_kv_cache_usage: 1 is all of it", _share(stats))
         yield self._counter("vllm:prompt_tokens", "As nucleate_prompt_tokens_total", self._prompt_tokens)
-        yield self._counter("vllm:generation_tokens", "As nucleate_tokens_drawn_total", stats.drawn)
+        generated = "As nucleate_tokens_drawn_total and nucleate_tokens_forced_total"
+        yield self._counter("vllm:generation_tokens", generated, stats.drawn + stats.forced)
         yield self._histogram(
             "vllm:time_to_first_token_seconds", "As nucleate_time_to_first_token_seconds", self._first
         )

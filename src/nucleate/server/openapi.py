@@ -22,6 +22,9 @@ without a fraction. These rules are over more than one field, or need the model:
 - `n` is at most `best_of`, and a stream has no `best_of` above `n`.
 - `dynamic_temperature_low` and `dynamic_temperature_high` are there both or neither, and the former is not the higher.
 - A list in `order` has a place for every stage that the request asks for.
+- At most one of `response_format` (unless its type is text), `structured_outputs` and `structured` is there. Of
+  `structured`, `policy` is for `json_schema`, and `whitespace` for JSON. What a form says must be possible to hold, and
+  small enough: at most {max_form_characters} characters.
 - Token ids are those of the vocabulary; prompt and answer are within the model's context.
 - A request makes at most {max_answers} answers, and tells at most {max_told} logprobs and echoed tokens.
 """
@@ -42,7 +45,9 @@ _TO_BODY = ("400", "408", "413", "415", "504")  # what a body can lead to, where
 
 def document(name: str, version: str, limits: Limits, *, keys: bool = False) -> dict[str, Any]:
     """The document. name: of the model that is served. keys: whether a key is needed, on all routes but /health."""
-    about = _ABOUT.format(max_answers=limits.max_answers, max_told=limits.max_told)
+    about = _ABOUT.format(
+        max_answers=limits.max_answers, max_told=limits.max_told, max_form_characters=limits.max_form_characters
+    )
     schemas = {
         **answers.SCHEMAS,
         "CompletionRequest": body_schema(COMPLETIONS, limits),

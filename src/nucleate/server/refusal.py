@@ -18,6 +18,10 @@ CLOSE = MappingProxyType({"connection": "close"})
 """For a body that was not read to its end: nothing after it on this connection could be told from it."""
 
 
+FORM_FAILED = ("the text cannot take the form asked for", "no token can be drawn within the form asked for")
+"""How the message of an answer begins whose form did not let it go on."""
+
+
 class Refusal(Exception):  # noqa: N818  # it is not always an error
     """What a request is answered with instead. fault: whose it is, if it is not the client's."""
 
@@ -57,8 +61,13 @@ def unexpected(number: str) -> Refusal:
     return Refusal(500, f"internal error; the log has it under {number}", fault="internal")
 
 
-def answer_failed(why: str) -> Refusal:
-    """The model failed; or a pattern of the request took too long, or a stage of it cannot go on with its numbers."""
+def answer_failed(why: str, form: str | None = None) -> Refusal:
+    """The model failed; or a pattern or a form of the request did, or a stage of it cannot go on with its numbers.
+
+    form: the field of the body that says the form, if there is one.
+    """
+    if form is not None and why.startswith(FORM_FAILED):
+        return Refusal(400, f"{form}: {why}", param=form)
     if why.startswith("stop_regex "):
         return Refusal(400, why, param="stop_regex")
     if why.startswith("invalid logits: ") and (" after " in why or " must be " in why):

@@ -9,12 +9,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 from nucleate.core.parameter import Parameter
+from nucleate.core.structured import FORMS, Policy, Whitespace
 from nucleate.params import FIELDS
 from nucleate.presets import WANTED
 from nucleate.server.limits import EACH, Limits
+from nucleate.server.wire.forms import COMPACT, IDLE, KINDS, OUTPUTS, RESPONSE
+from nucleate.server.wire.forms import NAME as SCHEMA_NAME
 from nucleate.server.wire.messages import EMPTY, MOST_DEPTH
 from nucleate.server.wire.requests import Endpoint
 
@@ -24,6 +27,8 @@ LARGEST = sys.float_info.max
 BOOLEAN: Schema = {"type": "boolean"}
 TEXT: Schema = {"type": "string"}
 NAME: Schema = {"type": "string", "minLength": 1}
+_POLICIES, _WHITESPACES = get_args(Policy), get_args(Whitespace)
+_THERE: Schema = {"not": {"type": "null"}}
 _VARIABLES = (
     "more variables for the chat template, under names of their own: not those that every template is told, nor those "
     f"of special tokens; nested {MOST_DEPTH} deep at most"
@@ -64,7 +69,8 @@ def field_schema(parameter: Parameter, limits: Limits, name: str = "") -> Schema
     default = parameter.default
     if isinstance(default, Mapping | tuple):
         default = {str(key): value for key, value in default.items()} if isinstance(default, Mapping) else [*default]
-    schema = optional(_values(parameter, limits, name or parameter.name))
+    of_form = parameter.kind == "Structured"
+    schema = optional(_own_form(limits) if of_form else _values(parameter, limits, name or parameter.name))
     return {**schema, "description": parameter.help, "default": default}
 
 
@@ -143,7 +149,53 @@ def _own(limits: Limits) -> dict[str, Schema]:
         "stream_options": _said(options, "only with stream; include_obfuscation has no effect"),
         "chat_template_kwargs": _said({"type": "object", "maxProperties": limits.max_listed}, _VARIABLES),
         "model": _said(NAME, "the name of the model"),
+        RESPONSE: _said(_response_format(), "the form of the answer; without strict, or where it is true, as strict"),
+        OUTPUTS: _said(_structured_outputs(limits), "the form of the answer, as vLLM has it"),
     }
+
+
+def _own_form(limits: Limits) -> Schema:
+    """The field ``structured``: exactly one form, and how it is meant."""
+    more = {name: {"enum": [*choices, None]} for name, choices in (("policy", _POLICIES), ("whitespace", _WHITESPACES))}
+    return _one_form({name: name for name in FORMS}, limits, more)
+
+
+def _structured_outputs(limits: Limits) -> Schema:
+    idle = {name: {"enum": [*values, None]} for name, values in IDLE.items()}
+    return _one_form(KINDS, limits, {COMPACT: optional(BOOLEAN), **idle})
+
+
+def _one_form(names: Mapping[str, str], limits: Limits, more: Mapping[str, Schema]) -> Schema:
+    """An object with exactly one of some fields. names: those, and what we call them. more: other fields."""
+    text = {**NAME, "maxLength": limits.max_form_text}
+    kinds = {
+        "json_schema": {"anyOf": [{"type": "object"}, {**NAME, "description": "JSON"}]},
+        "json_object": BOOLEAN,
+        "regex": text,
+        "choice": _list(text, limits.max_form_values, least=1),
+        "grammar": text,
+    }
+    one = [
+        {"properties": {name: {"const": True} if kind == "json_object" else _THERE}, "required": [name]}
+        for name, kind in names.items()
+    ]
+    said = {name: optional(kinds[kind]) for name, kind in names.items()}
+    return {"anyOf": [{**closed({**said, **more}, ()), "oneOf": one}]}
+
+
+def _response_format() -> Schema:
+    schema = closed(
+        {
+            "name": {"type": "string", "pattern": f"^{SCHEMA_NAME}$"},
+            "schema": {"type": "object"},
+            "strict": optional(BOOLEAN),
+            "description": optional(TEXT),
+        },
+        ("name", "schema"),
+    )
+    plain: dict[str, Schema] = {"type": {"enum": ["text", "json_object"]}, "json_schema": {"type": "null"}}
+    of_schema: dict[str, Schema] = {"type": {"const": "json_schema"}, "json_schema": schema}
+    return {"anyOf": [closed(plain, ("type",)), closed(of_schema)]}
 
 
 def _said(schema: Schema, about: str) -> Schema:

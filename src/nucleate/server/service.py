@@ -1,7 +1,8 @@
 """Service: what all routes share: the model with its engine, the limits, and who is at work. Of HTTP it knows refusals.
 
 What takes time before the first token (JSON, the chat template, tokenization) is done on a few threads, so that the
-event loop is free for those who are being answered.
+event loop is free for those who are being answered. Forms of text have a thread of their own, on which they wait for
+each other only.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, replace
 from typing import TypeVar
 from uuid import uuid4
 
+from nucleate.core.parameter import ParameterError
+from nucleate.core.structured import Structured
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Prepared, Request
 from nucleate.engine.worker import AsyncEngine
@@ -23,6 +26,7 @@ from nucleate.models.model import ModelError
 from nucleate.params import SamplingParams
 from nucleate.server.limits import Limits
 from nucleate.server.refusal import Refusal, closing, late, no_model, overloaded, too_long
+from nucleate.server.wire.forms import named
 from nucleate.server.wire.requests import CHAT, COMPLETIONS, ENDPOINTS, Asked, read_body
 from nucleate.server.wire.responses import Head
 from nucleate.server.wire.strict import read_json
@@ -39,20 +43,27 @@ class Call:
 
     head: Head
     asked: Asked
-    prepared: Sequence[Prepared]  #: one per prompt
+    requests: Sequence[Request]  #: one per prompt
+    prepared: Sequence[Prepared] = ()  #: the same, as soon as the engine has looked at them
 
     @property
     def prompts(self) -> list[Sequence[int]]:
         """The token ids of each prompt."""
-        return [one.request.prompt_ids for one in self.prepared]
+        return [one.prompt_ids for one in self.requests]
+
+    @property
+    def form(self) -> str | None:
+        """The kind of form that the answers are to have, one of ``core.structured.FORMS``; None: none."""
+        structured = self.asked.params.structured
+        return None if structured is None else structured.form
 
 
 class Service:
     """One model behind all routes.
 
     name: what requests call the model, and answers do. defaults: the parameters that a request does not say. The model
-    is run once, so that nobody has to wait for what its first forward takes longer. Raises ModelError if it fails,
-    ParameterError for defaults beyond the limits.
+    is run once, so that nobody has to wait for what its first forward takes longer, and its vocabulary made ready for
+    forms. Raises ModelError if it fails, ParameterError for defaults beyond the limits, or whose form cannot be held.
     """
 
     def __init__(self, llm: LLM, engine: Engine, name: str, defaults: SamplingParams, limits: Limits) -> None:
@@ -69,7 +80,9 @@ class Service:
         self._defaults = defaults
         self._endpoints = {url: limits.endpoint(endpoint) for url, endpoint in ENDPOINTS.items()}
         limits.check(read_body(self._endpoints[COMPLETIONS.url], {"prompt": "x"}, defaults), self.vocab_size)
+        _try_forms(engine, defaults)
         self._threads = ThreadPoolExecutor(THREADS, "nucleate-text")
+        self._forms = ThreadPoolExecutor(1, "nucleate-forms")
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -78,7 +91,8 @@ class Service:
             try:
                 yield
             finally:
-                self._threads.shutdown(wait=False, cancel_futures=True)
+                for threads in (self._threads, self._forms):
+                    threads.shutdown(wait=False, cancel_futures=True)
 
     def drain(self) -> None:
         """Take no more requests."""
@@ -130,17 +144,17 @@ class Service:
         finally:
             self.answers -= sum(left.values())
 
-    async def aside(self, work: Callable[[], T]) -> T:
-        """Do something on another thread, within the time for that. Raises Refusal."""
-        seconds = self.limits.prepare_seconds
+    async def aside(self, work: Callable[[], T], *, form: bool = False) -> T:
+        """Do something on another thread, within the time for that; form: on that of forms. Raises Refusal."""
+        seconds, threads = self.limits.prepare_seconds, self._forms if form else self._threads
         try:
             async with asyncio.timeout(seconds):
-                return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+                return await asyncio.get_running_loop().run_in_executor(threads, work)
         except TimeoutError:
             raise late("the text could not be worked on", seconds) from None
 
     def call(self, url: str, data: bytes) -> Call:
-        """Read a body. Raises ParameterError, ModelError, Refusal."""
+        """Read a body. If it says a form, ``prepare`` is left to do. Raises ParameterError, ModelError, Refusal."""
         endpoint = self._endpoints[url]
         body = self.read(data)
         asked = read_body(endpoint, body, self._defaults)
@@ -155,9 +169,15 @@ class Service:
         if longest >= self.max_length:
             raise too_long("prompt" if asked.messages is None else "messages", longest, self.max_length)
         self.limits.check_told(asked, prompts, self.max_length)
-        prepared = [self.engine.prepare(Request(ids, asked.to_run)) for ids in prompts]
         kind = "chatcmpl" if url == CHAT.url else "cmpl"
-        return Call(Head(f"{kind}-{uuid4().hex}", int(time.time()), self.name), asked, prepared)
+        head = Head(f"{kind}-{uuid4().hex}", int(time.time()), self.name)
+        made = Call(head, asked, [Request(ids, asked.to_run) for ids in prompts])
+        return self.prepare(made) if made.form is None else made
+
+    def prepare(self, call: Call) -> Call:
+        """The same call, ready for the engine. A form may take a second. Raises ParameterError."""
+        with named(call.asked.form_field):
+            return replace(call, prepared=[self.engine.prepare(request) for request in call.requests])
 
     def read(self, data: bytes) -> object:
         """The JSON of a body, which is not too large in any of its fields. Raises ParameterError, Refusal."""
@@ -174,11 +194,24 @@ class Service:
             raise no_model(asked, self.name)
 
 
+def _shortest(engine: Engine) -> list[int]:
+    """A prompt that any model takes."""
+    return [min(engine.tokenizer.eos_token_ids, default=0)]
+
+
 def _try(engine: Engine) -> None:
     """Two answers side by side, since one alone may take another way through the model."""
     params = SamplingParams(n=2, max_tokens=2, ignore_eos=True)
-    engine.add(Request([min(engine.tokenizer.eos_token_ids, default=0)], params))
+    engine.add(Request(_shortest(engine), params))
     while len(engine):
         for event in engine.step():
             if event.piece.finish_reason == "error":
                 raise ModelError(f"the model cannot be run: {event.piece.stop_reason}")
+
+
+def _try_forms(engine: Engine, defaults: SamplingParams) -> None:
+    """A large vocabulary is made ready in seconds in which no other thread runs: now, not under streams."""
+    with suppress(ParameterError):  # without the library, or for this tokenizer: requests are told
+        engine.prepare(Request(_shortest(engine), SamplingParams(structured=Structured(json_object=True))))
+    if defaults.structured is not None:
+        engine.prepare(Request(_shortest(engine), defaults))

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from json.encoder import encode_basestring_ascii as quoted
 from typing import Any, ClassVar, final
 
-from nucleate.core.event import FinishReason, Piece, PromptLogprobs, StepLogprobs, Usage
+from nucleate.core.event import FinishReason, Piece, PromptLogprobs, StepLogprobs, Usage, Validation
 from nucleate.server.wire.echo import Echo
 from nucleate.server.wire.logprobs import JSON, Offsets, columns, prompt_body, step_body
 from nucleate.server.wire.requests import Asked
-from nucleate.server.wire.responses import Head, unsaid, usage_body
+from nucleate.server.wire.responses import Head, unsaid, usage_body, validation_body
 from nucleate.text.tokenizer import Tokenizer
 
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -50,6 +50,7 @@ class Choice:
     places: list[int] = field(default_factory=list)  #: where these tokens begin, see ``offsets``
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
+    validation: Validation | None = None
     plain: bool = False  #: whether a frame brings nothing but text and token ids, between these parts:
     before: str = ""
     between: str = ""
@@ -63,7 +64,7 @@ class Choice:
                 self.places += map(self.offsets.push, piece.token_ids)
         last = pieces[-1]
         self.text += "".join([piece.text for piece in pieces])
-        self.seed, self.stop_reason = last.seed, last.stop_reason
+        self.seed, self.stop_reason, self.validation = last.seed, last.stop_reason, last.validation
         self.finish_reason = None if last.finish_reason == "error" else last.finish_reason
 
     def leave(self, count: int) -> None:
@@ -142,7 +143,7 @@ class Chunks(ABC):
             "token_ids": choice.token_ids[:count],
         }
         if last:
-            made["stop_reason"] = choice.stop_reason
+            made |= {"stop_reason": choice.stop_reason, **validation_body(choice.validation)}
         told, top = self._prompt_logprobs[choice.place], self._asked.params.prompt_logprobs
         if choice.first and not choice.begun and told is not None and top is not None:
             made["prompt_logprobs"] = prompt_body(told, top, self._tokenizer)

@@ -16,6 +16,7 @@ from nucleate.core.parameter import ParameterError
 from nucleate.core.values import shown
 from nucleate.params import FIELDS, SamplingParams
 from nucleate.server.wire.fields import are_ids, guarded, read_model, read_switch, same, unknown_field, wrong
+from nucleate.server.wire.forms import OLDER, OUTPUTS, OWN, RESPONSE, Said, read_form
 from nucleate.server.wire.messages import read_messages, read_template
 
 Prompt = str | tuple[int, ...]
@@ -48,7 +49,7 @@ COMPLETIONS = Endpoint(
     "/v1/completions",
     ("prompt",),
     max_tokens=16,
-    own=frozenset({"model", "stream", "stream_options", "best_of", "echo"}),
+    own=frozenset({"model", "stream", "stream_options", "best_of", "echo", RESPONSE, OUTPUTS}),
     ignored=_IGNORED,
     not_yet=MappingProxyType({"suffix": ("",)}),
 )
@@ -56,7 +57,10 @@ CHAT = Endpoint(
     "/v1/chat/completions",
     ("messages",),
     own=frozenset(
-        ["model", "stream", "stream_options", "max_completion_tokens", "top_logprobs", "chat_template_kwargs"]
+        [
+            *("model", "stream", "stream_options", "max_completion_tokens", "top_logprobs", "chat_template_kwargs"),
+            *(RESPONSE, OUTPUTS),
+        ]
     ),
     ignored=_IGNORED | {"parallel_tool_calls"},
     not_yet=MappingProxyType(
@@ -65,7 +69,6 @@ CHAT = Endpoint(
             "tool_choice": _NO_TOOLS,
             "functions": ([],),
             "function_call": _NO_TOOLS,
-            "response_format": ({"type": "text"},),
             "modalities": (["text"],),
             **dict.fromkeys(("audio", "prediction", "reasoning_effort", "verbosity", "web_search_options"), ()),
         }
@@ -95,6 +98,7 @@ class Asked:
     best_of: int = 0  #: answers to make, of which the n best are told; 0: n
     silent: bool = False  #: max_tokens was 0: only the prompt is told
     template: Mapping[str, Any] = field(default_factory=dict)  #: what the chat template is told besides the messages
+    form_field: str = OWN  #: the field of the body that says the form of the answers, if there is one
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "best_of", self.best_of or self.params.n)
@@ -130,7 +134,7 @@ def _read(endpoint: Endpoint, body: Any, defaults: SamplingParams) -> Asked:
         raise wrong("body", "a JSON object", body)
     for name, value in body.items():
         if name not in endpoint.known:
-            raise unknown_field(name, endpoint.known)
+            raise _unknown(name, endpoint)
         idle = endpoint.not_yet.get(name)
         if value is not None and idle is not None and not any(same(value, one) for one in idle):
             raise ParameterError(name, f"{name} is not supported yet, got {shown(value)}")
@@ -138,7 +142,8 @@ def _read(endpoint: Endpoint, body: Any, defaults: SamplingParams) -> Asked:
     echo, silent = read_switch(given, "echo"), same(given.get("max_tokens"), 0) and "echo" in endpoint.own
     if silent:
         given["max_tokens"] = _one_unseen(given, echo, defaults)
-    params = defaults.replace(**_values(endpoint, given, defaults))
+    form = read_form(given)
+    params = defaults.replace(**_values(endpoint, given, defaults, form))
     stream, include_usage = _stream(given)
     prompts, messages = _subject(endpoint, given)
     return Asked(
@@ -152,7 +157,14 @@ def _read(endpoint: Endpoint, body: Any, defaults: SamplingParams) -> Asked:
         best_of=_best_of(given, params.n, stream),
         silent=silent,
         template=read_template(given.get("chat_template_kwargs", {})),
+        form_field=OWN if form is None else form.field,
     )
+
+
+def _unknown(name: str, endpoint: Endpoint) -> ParameterError:
+    if name in OLDER and OUTPUTS in endpoint.known:
+        return ParameterError(name, f"unknown field {shown(name)}; it is {OLDER[name]} now")
+    return unknown_field(name, endpoint.known)
 
 
 def _subject(endpoint: Endpoint, given: Mapping[str, Any]) -> tuple[tuple[Prompt, ...], list[dict[str, str]] | None]:
@@ -190,9 +202,13 @@ def _best_of(given: Mapping[str, Any], n: int, stream: bool) -> int:
     return best_of
 
 
-def _values(endpoint: Endpoint, given: Mapping[str, Any], defaults: SamplingParams) -> dict[str, Any]:
+def _values(
+    endpoint: Endpoint, given: Mapping[str, Any], defaults: SamplingParams, form: Said | None
+) -> dict[str, Any]:
     """The fields of SamplingParams that a body says, by whatever name."""
     values = {name: value for name, value in given.items() if name in FIELDS}
+    if form is not None:
+        values["structured"] = form.structured
     if "top_logprobs" in endpoint.own:
         values |= _chat_logprobs(given)
     most = given.get("max_completion_tokens")

@@ -1,6 +1,7 @@
 """Values to the bodies of answers, as OpenAI's API has them. Knows no I/O and no streams.
 
-Beyond OpenAI's fields a choice has the seed, the token ids and the stop reason.
+Beyond OpenAI's fields a choice has the seed, the token ids, the stop reason, and what an answer is worth whose schema
+was not held in full.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
-from nucleate.core.event import Completion, Output, Piece, Usage
+from nucleate.core.event import Completion, Output, Piece, Usage, Validation
 from nucleate.core.parameter import ParameterError
 from nucleate.server.wire.echo import Echo
 from nucleate.server.wire.logprobs import JSON, Offsets, columns, prompt_body, step_body
@@ -19,6 +20,8 @@ from nucleate.text.tokenizer import Tokenizer
 
 MOST_CHARACTERS, MOST_OF_A_NAME = 2000, 100
 """Of the message of an error, and of the field that it names: a client's own words may be in both."""
+MOST_LISTED = 100
+"""Of what is wrong with a schema or a text."""
 
 _FAILED = "the model failed"
 _Answer = TypeVar("_Answer", Output, Piece)
@@ -81,7 +84,7 @@ def unsaid(answer: _Answer) -> _Answer:
     told = None if answer.logprobs is None else ()
     if answer.finish_reason in ("stop", "length"):
         answer = replace(answer, finish_reason="length", stop_reason=None)
-    return replace(answer, text="", token_ids=(), logprobs=told)
+    return replace(answer, text="", token_ids=(), logprobs=told, validation=None)
 
 
 def failure(completions: Iterable[Completion]) -> str | None:
@@ -112,6 +115,18 @@ def refusal_body(error: ParameterError) -> JSON:
     return error_body(str(error), error.field)
 
 
+def validation_body(validation: Validation | None) -> JSON:
+    """What a choice has of it: nothing, if its schema was held in full, or there was none."""
+    if validation is None:
+        return {}
+    return {"validation": {name: _first(told) for name, told in validation._asdict().items()}}
+
+
+def _first(texts: Sequence[str]) -> list[str]:
+    more = [f"and {len(texts) - MOST_LISTED} more"] if len(texts) > MOST_LISTED else []
+    return [*(_cut(text, MOST_CHARACTERS) for text in texts[:MOST_LISTED]), *more]
+
+
 def usage_body(usage: Usage) -> JSON:
     """Tokens read and written."""
     return {
@@ -133,6 +148,7 @@ def _choice(output: Output, logprobs: JSON | None) -> JSON:
         "stop_reason": output.stop_reason,
         "seed": output.seed,
         "token_ids": list(output.token_ids),
+        **validation_body(output.validation),
     }
 
 

@@ -1,0 +1,416 @@
+"""Flags for the form of the text, on every command that has them; what is told of schemas that are not held in full."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import io
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import nucleate as nc
+from nucleate.cli import flags
+from nucleate.cli.form import FLAGS
+from nucleate.cli.main import COMMANDS, UsageError, main
+from nucleate.core.structured import FORMS
+
+SCHEMA = {"type": "object", "properties": {"z": {"enum": ["é", 1]}, "a": {"type": "null"}}, "required": ["z", "a"]}
+LENIENT = {"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": True, "minItems": 3, "maxItems": 3}
+GENERATE = ("generate", "Once upon a time", "--max-tokens", "60", "--seed", "1")
+
+
+def params(*arguments: str) -> nc.SamplingParams:
+    """What a command line says."""
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    flags.add_sampling(parser)
+    return nc.SamplingParams(**flags.given(parser.parse_args([*arguments])))
+
+
+def form(*arguments: str) -> nc.Structured | None:
+    return params(*arguments).structured
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ((), None),
+        (("--json-schema", json.dumps(SCHEMA)), {"json_schema": SCHEMA}),
+        (("--json-schema", " {} "), {"json_schema": {}}),
+        (("--json-object",), {"json_object": True}),
+        (("--regex", "@[a-z]+"), {"regex": "@[a-z]+"}),
+        (("--regex=-[0-9]",), {"regex": "-[0-9]"}),
+        (("--choice", "yes"), {"choice": ("yes",)}),
+        (("--choice", "b,c", "--choice", "@a", "--choice", "b,c"), {"choice": ("b,c", "@a", "b,c")}),
+        (("--grammar", 'start: "a" start | "b"'), {"grammar": 'start: "a" start | "b"'}),
+        (
+            ("--json-object", "--structured-whitespace", "compact"),
+            {"json_object": True, "whitespace": "compact"},
+        ),
+        (
+            ("--structured-policy", "coerce", "--json-schema", "{}"),
+            {"json_schema": {}, "policy": "coerce"},
+        ),
+    ],
+)
+def test_a_flag_for_every_field(arguments: tuple[str, ...], expected: dict[str, Any] | None) -> None:
+    assert form(*arguments) == (None if expected is None else nc.Structured(**expected))
+
+
+def test_every_field_has_its_flag() -> None:
+    assert list(FLAGS) == list(nc.Structured.__dataclass_fields__)
+    assert set(FORMS) < set(FLAGS)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+def test_a_file_is_named_after_an_at_sign(tmp_path: Path, encoding: str) -> None:
+    schema, grammar = tmp_path / "a schema.json", tmp_path / "g.lark"
+    schema.write_text(json.dumps(SCHEMA, ensure_ascii=False, indent=2), encoding)
+    grammar.write_text('start: "é"\r\n  | "x"\n', encoding, newline="")
+    made = form("--json-schema", f"@{schema}")
+    assert made == nc.Structured(json_schema=SCHEMA)
+    assert list(made.schema["properties"]) == ["z", "a"]
+    assert form("--grammar", f"@{grammar}") == nc.Structured(grammar='start: "é"\r\n  | "x"\n')
+
+
+@pytest.mark.parametrize("flag", ["--json-schema", "--grammar"])
+def test_files_that_cannot_be_read_are_errors(tmp_path: Path, flag: str) -> None:
+    file = tmp_path / "form"
+    with pytest.raises(FileNotFoundError):
+        form(flag, f"@{file}")
+    file.write_bytes(b"{}\xff")
+    with pytest.raises(UsageError, match=r"form is not UTF-8: invalid start byte at byte 2"):
+        form(flag, f"@{file}")
+    with pytest.raises(UsageError, match=rf"{flag} {file} is the name of a file: {flag} @{file} reads it"):
+        form(flag, str(file))
+    file.write_bytes(b"")
+    with pytest.raises(nc.ParameterError):
+        form(flag, f"@{file}")
+
+
+@pytest.mark.parametrize("text", ["x" * 5000, "a\nb", "{" + "[" * 90_000])
+def test_a_text_that_can_be_no_path_is_a_text(text: str) -> None:
+    assert form("--grammar", text) == nc.Structured(grammar=text)
+    with pytest.raises(nc.ParameterError, match="json_schema must be JSON"):
+        form("--json-schema", text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field", "words"),
+    [
+        (("--json-schema", "{"), "json_schema", "json_schema must be JSON: "),
+        (("--json-schema", "[]"), "json_schema", "json_schema must be a JSON object or its text, got"),
+        (("--json-schema", '{"a": 1, "a": 2}'), "json_schema", "'a' is there twice"),
+        (("--regex", ""), "regex", "regex must be a non-empty string, got ''"),
+        (("--choice", "a", "--choice", ""), "choice", "choice must be a non-empty list of non-empty strings"),
+        (("--grammar", "\udc80"), "grammar", "grammar is not valid Unicode"),
+        (
+            ("--regex", "a", "--choice", "b"),
+            "choice",
+            "say exactly one of json_schema, json_object, regex, choice, grammar; got regex and choice",
+        ),
+        (("--structured-policy", "strict"), "structured", "say exactly one of .*; got none"),
+        (
+            ("--json-object", "--structured-policy", "Strict"),
+            "policy",
+            "policy must be one of strict, coerce, lenient, got 'Strict'",
+        ),
+        (("--regex", "a", "--structured-policy", "lenient"), "policy", "policy lenient is for json_schema, not for"),
+        (
+            ("--json-object", "--structured-whitespace", ""),
+            "whitespace",
+            "whitespace must be one of bounded, compact, got ''",
+        ),
+        (("--choice", "a", "--structured-whitespace", "compact"), "whitespace", "whitespace is for JSON"),
+    ],
+)
+def test_wrong_values_are_errors_of_their_field(arguments: tuple[str, ...], field: str, words: str) -> None:
+    with pytest.raises(nc.ParameterError, match=words) as caught:
+        params(*arguments)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_that_sample_have_the_flags(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    told = capsys.readouterr().out
+    samples = command in ("generate", "chat", "serve", "batch", "inspect")
+    for flag, _, _ in FLAGS.values():
+        assert (re.search(rf"^  --{flag}\b", told, re.MULTILINE) is not None) == samples, flag
+    module = importlib.import_module(f"nucleate.cli.{command}")
+    parser = argparse.ArgumentParser()
+    module.add_arguments(parser)  # would raise if two flags had one name
+    if samples:
+        subject = ["in", "out"] if command == "batch" else []
+        assert flags.given(parser.parse_args([*subject, "--regex", "a"])) == {"structured": nc.Structured(regex="a")}
+        assert flags.given(parser.parse_args(subject)) == {}
+
+
+# ---- /set
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("none", None),
+        ("None", None),
+        ('{"regex": "[0-9]+"}', {"regex": "[0-9]+"}),
+        (
+            '{"json_schema": {"type": "object"}, "policy": "lenient"}',
+            {"json_schema": {"type": "object"}, "policy": "lenient"},
+        ),
+        ('{"choice": ["a b", "c"]}', {"choice": ("a b", "c")}),
+    ],
+)
+def test_set_takes_json(text: str, expected: dict[str, Any] | None) -> None:
+    before = nc.SamplingParams(structured={"regex": "x"}, top_k=3)
+    after = flags.assign(before, "structured", text)
+    assert after == before.replace(structured=expected)
+    assert after.structured == (None if expected is None else nc.Structured(**expected))
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "words"),
+    [
+        ("[0-9]+", "structured", "structured must be JSON"),
+        ("5", "structured", "structured must be a JSON object, got 5"),
+        ("{}", "structured", "say exactly one of"),
+        ('{"regexp": "a"}', "regexp", "unknown field 'regexp'; did you mean regex"),
+        ('{"regex": 5}', "regex", "regex must be a non-empty string, got 5"),
+        ('{"regex": "a", "regex": "b"}', "structured", "'regex' is there twice"),
+    ],
+)
+def test_set_refuses_what_is_no_form(text: str, field: str, words: str) -> None:
+    with pytest.raises(nc.ParameterError, match=re.escape(words)) as caught:
+        flags.assign(nc.SamplingParams(), "structured", text)
+    assert caught.value.field == field
+
+
+def test_a_chat_with_forms(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [
+        '/set structured {"regex": "[0-9]{4}"}',
+        "How many?",
+        '/set structured {"regex": "("}',
+        "What now?",
+        "/set structured",
+        "Yes?",
+        "/set structured none",
+        "/params",
+    ]
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(lines)))
+    assert main(["chat", "--choice", "perhaps", "--seed", "1"]) == 1
+    done = capsys.readouterr()
+    assert re.fullmatch(r"[0-9]{4}\nperhaps?\n?|[0-9]{4}\n.*\n.*\n", done.out), done.out
+    assert "nucleate: regex: " in done.err
+    assert "structured" not in done.out.splitlines()[-1]
+
+
+# ---- generate
+
+
+def test_generate_writes_the_form(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*GENERATE, "--regex", "[0-9]{3}", "--n", "2"]) == 0
+    done = capsys.readouterr()
+    assert re.fullmatch(r"--- answer 1 of 2, seed 1\n[0-9]{3}\n\n--- answer 2 of 2, seed 2\n[0-9]{3}\n", done.out)
+    assert re.fullmatch(r"\[\d+ tokens, \d+ tokens/s on .*, seed 1, stop\]\n", done.err)
+
+
+def test_json_has_the_form_and_no_validation_where_there_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("--json-schema", json.dumps(SCHEMA | {"additionalProperties": False}))
+    assert main([*GENERATE, *arguments, "--structured-whitespace", "compact", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    [output] = told["outputs"]
+    assert output["text"] in ('{"z":"é","a":null}', '{"z":1,"a":null}')
+    assert output["finish_reason"] == "stop"
+    assert "validation" not in output
+    assert nc.SamplingParams(**told["params"]) == params(
+        *GENERATE[2:], *arguments, "--structured-whitespace", "compact"
+    ).replace(**{name: told["params"][name] for name in ("temperature", "top_k", "top_p")})
+
+
+def test_what_lenient_left_out_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = (*GENERATE, "--json-schema", json.dumps(LENIENT), "--structured-policy", "lenient")
+    assert main(arguments) == 0
+    *_, last = capsys.readouterr().err.splitlines()
+    assert last.startswith("nucleate: the schema was not held in full: uniqueItems; the text is wrong: $: [")
+    assert last.endswith("has non-unique elements")
+    assert main([*arguments, "--n", "2"]) == 0
+    *_, first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("nucleate: answer 1: the schema was not held in full: uniqueItems; the text is wrong: ")
+    assert second.startswith("nucleate: answer 2: the schema was not held in full: uniqueItems; the text is wrong: ")
+    assert main([*arguments, "--json"]) == 0
+    [output] = json.loads(capsys.readouterr().out)["outputs"]
+    assert output["validation"]["ignored"] == ["uniqueItems"]
+    assert len(output["validation"]["errors"]) == 1
+    one = LENIENT | {"minItems": 1, "maxItems": 1}
+    assert main([*GENERATE, "--json-schema", json.dumps(one), "--structured-policy", "lenient"]) == 0
+    assert capsys.readouterr().err.endswith("not held in full: uniqueItems; the text fulfils it all\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--json-schema", '{"not": {}}'), "json_schema: cannot enforce not; policy lenient would ignore it"),
+        (("--regex", "("), "regex: "),
+        (("--grammar", "start: nothing"), "grammar: "),
+        (("--json-schema", os.devnull + "x"), "json_schema must be JSON"),
+    ],
+)
+def test_what_cannot_be_held_is_bad_usage(
+    arguments: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*GENERATE, *arguments]) == 2
+    done = capsys.readouterr()
+    assert done.out == ""
+    assert done.err.startswith(f"nucleate: {words}")
+    assert done.err.count("\n") == 1
+
+
+# ---- inspect
+
+
+def test_inspect_shows_the_mask(llm: nc.LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", "Once upon a time", "--regex", "[0-9]+", "--top-k", "3", "--seed", "1", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    steps = {step["stage"]: step for step in told["steps"]}
+    digits = [
+        token
+        for token in range(llm.model.vocab_size)
+        if re.fullmatch("[0-9]+", llm.tokenizer.decode([token], skip_special_tokens=False))
+    ]
+    assert steps["mask"]["left"] == len(digits) >= 10
+    assert {token for token, _, _ in steps["mask"]["top"]} == set(digits)
+    assert steps["top_k"]["left"] == 3
+    assert told["token_id"] in digits
+    assert main(["inspect", "Once upon a time", "--regex", "[0-9]+", "--seed", "1"]) == 0
+    shown = capsys.readouterr().out
+    assert f"tokens that the mask forbids: {llm.model.vocab_size - len(digits)} banned" in shown
+    assert "out: mask" in shown
+
+
+def test_inspect_allows_the_end_only_where_it_may_come(llm: nc.LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    end = min(llm.tokenizer.eos_token_ids)
+    found = []
+    for more in ((), ("--ignore-eos",)):
+        assert main(["inspect", "Once", "--regex", "(yes)?", *more, "--json", "--top", "99"]) == 0
+        steps = {step["stage"]: step for step in json.loads(capsys.readouterr().out)["steps"]}
+        found.append(end in [token for token, _, _ in steps["mask"]["top"]])
+    assert found == [True, False]
+
+
+def test_inspect_has_no_mask_without_a_form(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", "Once upon a time", "--json"]) == 0
+    assert "mask" not in [step["stage"] for step in json.loads(capsys.readouterr().out)["steps"]]
+    assert main(["inspect", "Once upon a time", "--regex", "("]) == 2
+    assert capsys.readouterr().err.startswith("nucleate: regex: ")
+
+
+# ---- batch
+
+
+def batch(folder: Path, lines: list[Any], *arguments: str) -> tuple[int, list[dict[str, Any]]]:
+    """The exit status, and the records in the order of their lines."""
+    source, target = folder / "in.jsonl", folder / "out.jsonl"
+    source.write_text("\n".join(map(json.dumps, lines)))
+    status = main(["batch", str(source), str(target), *arguments])
+    records = [json.loads(line) for line in target.read_text().splitlines()] if target.exists() else []
+    return status, sorted(records, key=lambda record: int(record["id"].split("-")[1]))
+
+
+def request(name: str, url: str, **fields: Any) -> dict[str, Any]:
+    subject = {"messages": [{"role": "user", "content": "Hello"}]} if "chat" in url else {"prompt": "The fox"}
+    return {"custom_id": name, "method": "POST", "url": url, "body": {**subject, **fields}}
+
+
+def test_lines_of_a_batch_ask_for_forms(tmp_path: Path) -> None:
+    lenient = {"json_schema": LENIENT, "policy": "lenient"}
+    schema = {"type": "json_schema", "json_schema": {"name": "few", "schema": LENIENT, "strict": False}}
+    status, records = batch(
+        tmp_path,
+        [
+            {"prompt": "The fox", "structured": {"regex": "[0-9]{5}"}},
+            request("a", "/v1/completions", structured={"regex": "[0-9]{5}"}),
+            request("b", "/v1/chat/completions", structured_outputs={"choice": ["fox", "dog"]}),
+            {"prompt": "The fox", "structured": lenient},
+            request("c", "/v1/chat/completions", response_format=schema),
+        ],
+    )
+    assert status == 0
+    plain, completion, chat, told, formatted = records
+    assert re.fullmatch("[0-9]{5}", plain["text"])
+    assert "validation" not in plain
+    assert re.fullmatch("[0-9]{5}", completion["response"]["body"]["choices"][0]["text"])
+    assert chat["response"]["body"]["choices"][0]["message"]["content"] in ("fox", "dog")
+    [choice] = formatted["response"]["body"]["choices"]
+    assert all(set(json.loads(text)) <= {1, 2} for text in (told["text"], choice["message"]["content"]))
+    for found in (told, choice):
+        assert found["validation"]["ignored"] == ["uniqueItems"]
+        assert len(found["validation"]["errors"]) == 1
+
+
+def test_lines_whose_form_cannot_be_held_fail_alone(tmp_path: Path) -> None:
+    banned = {"structured": {"regex": "aaaa"}, "suppress_token_ids": list(range(4096))}
+    status, records = batch(
+        tmp_path,
+        [
+            {"prompt": "The fox", "structured": {"regex": "("}},
+            request("c", "/v1/completions", structured={"json_schema": {"not": {}}}),
+            {"prompt": "The fox", "structured": {"regex": "a", "choice": ["b"]}},
+            request("d", "/v1/completions", **banned),
+            {"prompt": "The fox", **banned},
+            {"prompt": "The fox", "structured": {"regex": "[0-9]{5}"}},
+        ],
+    )
+    assert status == 1
+    *failed, lives = records
+    errors = [record["error"] or record["response"]["body"]["error"] for record in failed]
+    assert [error["param"] for error in errors] == ["structured"] * 4 + ["structured"]
+    assert [record["response"]["status_code"] for record in failed if "response" in record] == [400, 400]
+    for error, words in zip(
+        errors,
+        ["structured.regex: ", "cannot enforce not", "say exactly one of", "the form asked for", "the form asked for"],
+        strict=True,
+    ):
+        assert words in error["message"]
+    assert re.fullmatch("[0-9]{5}", lives["text"])
+
+
+def test_flags_of_a_batch_are_for_lines_that_say_nothing(tmp_path: Path) -> None:
+    lines = ["The fox", {"prompt": "The fox", "structured": {"choice": ["dog"]}}]
+    status, records = batch(tmp_path, lines, "--choice", "fox")
+    assert (status, [record["text"] for record in records]) == (0, ["fox", "dog"])
+
+
+def test_a_form_that_cannot_be_held_is_told_before_any_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, records = batch(tmp_path, ["The fox", "A cat"], "--regex", "(")
+    assert (status, records) == (2, [])
+    assert capsys.readouterr().err.startswith("nucleate: regex: ")
+    status, records = batch(tmp_path, ["The fox", "A cat"], "--regex", "a")
+    assert (status, [record["text"] for record in records]) == (0, ["a", "a"])
+
+
+# ---- any text
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.sampled_from([flag for flag, _, _ in FLAGS.values()]),
+    st.text(st.characters(exclude_characters="\0"), max_size=30),
+)
+def test_any_text_is_a_form_or_an_error_of_its_own_kind(flag: str, text: str) -> None:
+    arguments = ["--json-object"] if flag == "json-object" else [f"--{flag}={text}"]
+    if flag.startswith("structured"):
+        arguments.append("--json-object")
+    try:
+        made = form(*arguments)
+    except (nc.ParameterError, UsageError, OSError):
+        return
+    assert made is not None
+    assert made == nc.Structured.from_json(made.to_json())

@@ -1,0 +1,319 @@
+"""Forms on the wire: three ways to say one, one meaning, and errors that name the field as the body has it."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import nucleate as nc
+from nucleate.core.parameter import ParameterError
+from nucleate.core.structured import FORMS, Structured
+from nucleate.engine.request import Request
+from nucleate.server.limits import LIMITS, Limits
+from nucleate.server.wire.forms import NAMES, OUTPUTS, OWN, RESPONSE, named, read_form
+from nucleate.server.wire.requests import CHAT, COMPLETIONS, PLAIN, Asked, Endpoint, read_body
+from nucleate.server.wire.strict import read_json
+from nucleate.text.structured import Limits as FormLimits
+
+HELLO = [{"role": "user", "content": "Hello"}]
+BOTH = pytest.mark.parametrize("kind", [COMPLETIONS, CHAT], ids=lambda kind: kind.url)
+SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {}}, "required": ["a", "b"]}
+NAMED = {"name": "x", "schema": SCHEMA}
+LENIENT = {"type": "array", "uniqueItems": True}
+
+
+def asked(kind: Endpoint = CHAT, defaults: nc.SamplingParams | None = None, **fields: Any) -> Asked:
+    body = {"messages": HELLO} if kind is CHAT else {"prompt": "Hello"}
+    return read_body(kind, json.loads(json.dumps({**body, **fields})), defaults or nc.SamplingParams())
+
+
+def error_of(kind: Endpoint = CHAT, **fields: Any) -> ParameterError:
+    with pytest.raises(ParameterError) as caught:
+        asked(kind, **fields)
+    return caught.value
+
+
+def schema_of(**fields: Any) -> dict[str, Any]:
+    return {"response_format": {"type": "json_schema", "json_schema": {**NAMED, **fields}}}
+
+
+# what a body says, and what it means
+MEANINGS: list[tuple[dict[str, Any], Structured | None]] = [
+    ({"response_format": {"type": "text"}}, None),
+    ({"response_format": {"type": "text", "json_schema": None}}, None),
+    ({"response_format": {"type": "json_object"}}, Structured(json_object=True)),
+    (schema_of(), Structured(json_schema=SCHEMA)),
+    (schema_of(strict=True, description="what it is for"), Structured(json_schema=SCHEMA)),
+    (schema_of(strict=None, description=None), Structured(json_schema=SCHEMA)),
+    (schema_of(strict=False, name="a-B_9" * 12), Structured(json_schema=SCHEMA, policy="lenient")),
+    ({"structured_outputs": {"json": SCHEMA}}, Structured(json_schema=SCHEMA)),
+    ({"structured_outputs": {"json": json.dumps(SCHEMA, indent=4)}}, Structured(json_schema=SCHEMA)),
+    ({"structured_outputs": {"regex": "a+"}}, Structured(regex="a+")),
+    ({"structured_outputs": {"choice": ["a", "b"]}}, Structured(choice=("a", "b"))),
+    ({"structured_outputs": {"grammar": 'start: "a"'}}, Structured(grammar='start: "a"')),
+    ({"structured_outputs": {"json_object": True}}, Structured(json_object=True)),
+    ({"structured_outputs": {"regex": "a", "json_object": False, "json": None}}, Structured(regex="a")),
+    (
+        {"structured_outputs": {"json_object": True, "disable_any_whitespace": True}},
+        Structured(json_object=True, whitespace="compact"),
+    ),
+    (
+        {
+            "structured_outputs": {
+                "regex": "a",
+                "disable_any_whitespace": False,
+                "disable_fallback": True,
+                "disable_additional_properties": False,
+                "whitespace_pattern": None,
+                "structural_tag": None,
+            }
+        },
+        Structured(regex="a"),
+    ),
+    (
+        {"structured": {"json_schema": SCHEMA, "policy": "coerce", "whitespace": "compact"}},
+        Structured(json_schema=SCHEMA, policy="coerce", whitespace="compact"),
+    ),
+    ({"structured": {"regex": "a", "policy": None, "choice": None}}, Structured(regex="a")),
+    ({"structured": {"regex": "a"}, "response_format": {"type": "text"}}, Structured(regex="a")),
+    ({"structured": {"regex": "a"}, "response_format": None, "structured_outputs": None}, Structured(regex="a")),
+]
+
+
+@BOTH
+@pytest.mark.parametrize(("fields", "meant"), MEANINGS, ids=lambda value: json.dumps(value, default=str)[:60])
+def test_each_way_to_say_a_form_means_the_same(
+    kind: Endpoint, fields: dict[str, Any], meant: Structured | None
+) -> None:
+    read = asked(kind, **fields)
+    assert read.params.structured == meant
+    assert read.params == asked(kind).params.replace(structured=meant)
+    busy = [name for name, value in fields.items() if value is not None and value != {"type": "text"}]
+    assert read.form_field == (busy or [RESPONSE])[0]
+
+
+def test_the_properties_of_a_schema_stay_in_their_order() -> None:
+    text = '{"messages": [{"role": "user", "content": "x"}], "response_format": {"json_schema": {"schema": '
+    text += '{"properties": {"b": {}, "a": {}, "c": {}}, "type": "object"}, "name": "x"}, "type": "json_schema"}}'
+    structured = read_body(CHAT, read_json(text), nc.SamplingParams()).params.structured
+    assert structured is not None
+    assert [*structured.schema["properties"]] == ["b", "a", "c"]
+    assert [*structured.schema] == ["properties", "type"]
+
+
+def test_a_line_of_a_batch_says_it_by_our_own_name() -> None:
+    assert asked(PLAIN, structured={"regex": "a"}).params.structured == Structured(regex="a")
+    assert str(error_of(PLAIN, structured={"regex": 7})).startswith("structured.regex must be")
+    for name in (RESPONSE, OUTPUTS):
+        assert error_of(PLAIN, **{name: {"type": "json_object"}}).field == name
+    assert "unknown field 'guided_json'; did" not in str(error_of(PLAIN, guided_json={}))
+
+
+def test_what_a_body_says_goes_before_the_default() -> None:
+    defaults = nc.SamplingParams(structured={"regex": "a"})
+    assert asked(defaults=defaults).params.structured == Structured(regex="a")
+    assert asked(defaults=defaults).form_field == OWN
+    assert asked(defaults=defaults, response_format=None).params.structured == Structured(regex="a")
+    assert asked(defaults=defaults, response_format={"type": "json_object"}).params.structured is not None
+    assert asked(defaults=defaults, response_format={"type": "text"}).params.structured is None
+
+
+# how an error begins
+ERRORS: list[tuple[dict[str, Any], str]] = [
+    ({"response_format": "text"}, "response_format must be an object, got 'text'"),
+    ({"response_format": {}}, "response_format.type must be one of text, json_object, json_schema, got None"),
+    ({"response_format": {"type": ["text"]}}, "response_format.type must be one of "),
+    ({"response_format": {"type": "text", "frob": None}}, "unknown field of response_format 'frob'"),
+    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema must be an object"),
+    ({"response_format": {"type": "text", "json_schema": NAMED}}, "response_format.json_schema needs response_format."),
+    (schema_of(name=None), "response_format.json_schema.name must be 1 to 64 letters, digits, - and _, got None"),
+    (schema_of(name="a\n"), "response_format.json_schema.name must be"),
+    (schema_of(name="ä"), "response_format.json_schema.name must be"),
+    (schema_of(name="a" * 65), "response_format.json_schema.name must be"),
+    (schema_of(schema=None), "response_format.json_schema.schema must be an object, got None"),
+    (schema_of(schema="{}"), "response_format.json_schema.schema must be an object, got '{}'"),
+    (schema_of(strict="yes"), "response_format.json_schema.strict must be true or false"),
+    (schema_of(description=1), "response_format.json_schema.description must be a string"),
+    (schema_of(frob=1), "unknown field of response_format.json_schema 'frob'"),
+    ({"structured_outputs": ["json"]}, "structured_outputs must be an object"),
+    ({"structured_outputs": {}}, "structured_outputs must have exactly one of json, regex, choice, grammar, json_obj"),
+    ({"structured_outputs": {"json_object": False}}, "structured_outputs must have exactly one of "),
+    ({"structured_outputs": {"json": False, "regex": "a"}}, "structured_outputs must have exactly one of "),
+    ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs must have exactly one of "),
+    ({"structured_outputs": {"json": 5}}, "structured_outputs.json must be a JSON object or its text, got 5"),
+    ({"structured_outputs": {"json": '{"a":1,"a":2}'}}, "structured_outputs.json must be JSON: 'a' is there twice"),
+    ({"structured_outputs": {"json_object": 1}}, "structured_outputs.json_object must be true or false"),
+    ({"structured_outputs": {"choice": []}}, "structured_outputs.choice must be a non-empty list"),
+    ({"structured_outputs": {"regex": "a", "disable_any_whitespace": True}}, "structured_outputs.disable_any_whitesp"),
+    ({"structured_outputs": {"regex": "a", "structural_tag": "{}"}}, "structured_outputs.structural_tag is not supp"),
+    ({"structured_outputs": {"regex": "a", "whitespace_pattern": " "}}, "structured_outputs.whitespace_pattern is n"),
+    ({"structured_outputs": {"json": {}, "disable_additional_properties": True}}, "structured_outputs.disable_addi"),
+    ({"structured_outputs": {"regexp": "a"}}, "unknown field of structured_outputs 'regexp'; did you mean regex?"),
+    ({"structured": 5}, "structured must be an object, got 5"),
+    ({"structured": {}}, "structured: say exactly one of json_schema"),
+    ({"structured": {"regex": "a", "grammar": "b"}}, "structured.grammar: say exactly one of "),
+    ({"structured": {"regex": "a", "policy": "lenient"}}, "structured.policy lenient is for json_schema"),
+    ({"structured": {"regx": "a"}}, "unknown field of structured 'regx'; did you mean regex?"),
+    ({"structured": {"a" * 10**6: "a"}}, "unknown field of structured 'aaa"),
+]
+
+
+@BOTH
+@pytest.mark.parametrize(("fields", "begins"), ERRORS, ids=[begins for _, begins in ERRORS])
+def test_an_error_names_the_field_and_the_place(kind: Endpoint, fields: dict[str, Any], begins: str) -> None:
+    error = error_of(kind, **fields)
+    assert error.field == next(iter(fields))
+    assert str(error).startswith(begins)
+    assert len(str(error)) < 400
+
+
+@BOTH
+def test_a_form_is_said_once(kind: Endpoint) -> None:
+    said = {RESPONSE: {"type": "json_object"}, OUTPUTS: {"regex": "a"}, OWN: {"regex": "a"}}
+    assert said.keys() == set(NAMES)
+    for first, second in ((RESPONSE, OUTPUTS), (RESPONSE, OWN), (OUTPUTS, OWN)):
+        for fields in ({first: said[first], second: said[second]}, {second: said[second], first: said[first]}):
+            error = error_of(kind, **fields)
+            assert (error.field, str(error)) == (second, f"{second} and {first} must not both be there")
+
+
+@BOTH
+@pytest.mark.parametrize("name", ["json", "regex", "choice", "grammar", "json_object"])
+def test_what_vllm_called_it_once_is_told_by_its_new_name(kind: Endpoint, name: str) -> None:
+    error = error_of(kind, **{f"guided_{name}": "a"})
+    assert error.field == f"guided_{name}"
+    assert str(error) == f"unknown field 'guided_{name}'; it is structured_outputs.{name} now"
+
+
+@settings(max_examples=300)
+@given(data=st.data())
+def test_any_value_is_a_form_or_an_error_that_names_its_field(data: st.DataObject) -> None:
+    keys = ("type", "json_schema", "name", "schema", "json", "strict", "policy", "whitespace", *FORMS)
+    scalars = st.none() | st.booleans() | st.integers(-2, 2) | st.sampled_from([*keys, "text", "strict", "{}", "a"])
+    values = st.recursive(
+        scalars | st.floats() | st.text(max_size=3),
+        lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(keys), inner, max_size=3),
+        max_leaves=8,
+    )
+    given_ = data.draw(st.dictionaries(st.sampled_from(NAMES), values.filter(lambda value: value is not None)))
+    try:
+        said = read_form(given_)
+    except ParameterError as caught:
+        error, said = caught, None
+    else:
+        error = None
+    if error is not None:
+        assert error.field in given_
+        assert error.field in str(error)
+        return
+    assert (said is None) == (not given_)
+    assert said is None or said.field in given_
+
+
+# ---- what the engine says of a form
+
+
+@pytest.mark.parametrize(
+    ("fields", "begins"),
+    [
+        (schema_of(schema=LENIENT), "response_format.json_schema.schema: cannot enforce uniqueItems; policy lenient"),
+        (schema_of(schema={"type": "strnig"}), "response_format.json_schema.schema: Invalid type: strnig"),
+        (schema_of(schema={"enum": ["x" * 30_000]}), "response_format.json_schema.schema has a string of 30000"),
+        ({"structured_outputs": {"json": LENIENT}}, "structured_outputs.json: cannot enforce uniqueItems; policy len"),
+        ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex: unclosed group"),
+        ({"structured_outputs": {"grammar": "start: x"}}, 'structured_outputs.grammar: at 1(8): unknown name: "x"'),
+        ({"structured": {"json_schema": LENIENT}}, "structured.json_schema: cannot enforce uniqueItems; policy leni"),
+        ({"structured": {"regex": "(?=a)"}}, "structured.regex: "),
+    ],
+    ids=str,
+)
+def test_what_the_engine_refuses_names_the_field_too(llm: nc.LLM, fields: dict[str, Any], begins: str) -> None:
+    read = asked(**fields)
+    with pytest.raises(ParameterError) as caught, named(read.form_field):
+        llm.new_engine().prepare(Request([1], read.to_run))
+    field = next(iter(fields))
+    assert caught.value.field == field
+    assert str(caught.value).startswith(begins)
+    if "uniqueItems" in begins:  # how it can be had all the same, in words of this field
+        assert {RESPONSE: '"strict": false', OUTPUTS: "the field structured", OWN: "policy lenient"}[field] in str(
+            caught.value
+        )
+
+
+def test_errors_of_other_fields_stay_what_they_are(llm: nc.LLM) -> None:
+    with pytest.raises(ParameterError) as caught, named(RESPONSE):
+        llm.new_engine().prepare(Request([1], nc.SamplingParams(allowed_token_ids=(10**6,))))
+    assert caught.value.field == "allowed_token_ids"
+    with pytest.raises(ZeroDivisionError), named(RESPONSE):
+        raise ZeroDivisionError
+
+
+# ---- limits
+
+
+def test_the_limits_of_forms_reach_the_engine() -> None:
+    assert Limits().of_forms == FormLimits()
+    names = {
+        "max_form_characters": ("characters",),
+        "max_form_text": ("string",),
+        "max_form_depth": ("depth",),
+        "max_form_properties": ("properties",),
+        "max_form_values": ("enum", "choices"),
+        "max_form_repetitions": ("repetitions",),
+        "form_seconds": ("seconds",),
+    }
+    assert {name for name in LIMITS if "form_" in name} == names.keys()
+    for name, own in names.items():
+        tight, usual = Limits(**{name: 3}).of_forms, FormLimits()
+        assert all(getattr(tight, field) == 3 for field in own)
+        others = [field for field in FormLimits.__dataclass_fields__ if field not in own]
+        assert all(getattr(tight, field) == getattr(usual, field) for field in others)
+
+
+@pytest.mark.parametrize("field", NAMES)
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"json": "x" * 101},
+        {"choice": ["x" * 10] * 11},
+        {"x" * 101: 1},
+        {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": [1] * 101}}},
+        {"json": {"properties": {f"p{number}": {} for number in range(40)}}},
+        ["x" * 101],
+        "x" * 101,
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_form_that_is_too_large_is_refused_before_it_is_read(field: str, value: Any) -> None:
+    body = {"prompt": "x", field: value}
+    Limits().check_body(body, 50)
+    with pytest.raises(ParameterError) as caught:
+        Limits(max_form_characters=100).check_body(body, 50)
+    assert caught.value.field == field
+    assert str(caught.value) == f"{field} is too large: at most 100 characters are allowed here"
+
+
+@settings(max_examples=200)
+@given(
+    value=st.recursive(
+        st.text() | st.integers() | st.booleans(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)
+    )
+)
+def test_no_form_is_too_large_whose_json_is_not(value: Any) -> None:
+    size = len(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
+    Limits(max_form_characters=max(size, 1)).check_body({"structured": value}, 50)
+
+
+@pytest.mark.parametrize(
+    "value", [[{"a": 1}] * 500_000, {f"key {number}": number for number in range(300_000)}, "x" * 4_000_000], ids=type
+)
+def test_a_large_form_is_refused_at_once(value: Any) -> None:
+    start = time.thread_time()
+    with pytest.raises(ParameterError):
+        Limits().check_body({"structured_outputs": {"json": value}}, 50)
+    assert time.thread_time() - start < 0.5
