@@ -5,13 +5,14 @@
 # make bench-page  docs/benchmarks.md, measured: a quarter of an hour on an idle machine, with all of '.[torch,bench]'
 # make test-clients  the server with litellm, langchain, llm, lm-eval, schemathesis (litellm without its dependencies: they contradict ours)
 # make bench-server  the server under load: four minutes   make bench-engine  the engine beside Transformers: ten minutes
+# make bench-structured  what answers of a form cost: masks, compiling, drawing; five minutes
 
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 SOURCES := pyproject.toml constraints.txt
 
-.PHONY: setup demo test test-slow test-clients lint docs docs-check bench bench-page bench-engine bench-server clean
+.PHONY: setup demo test test-slow test-clients lint docs docs-check bench bench-page bench-engine bench-server bench-structured clean
 
 .venv/python: 
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "nucleate needs Python 3.11 or newer; try: make PYTHON=python3.11 ..."; exit 1; }
@@ -69,6 +70,9 @@ bench-engine: .venv/dev
 
 bench-server: .venv/dev
 	$(BIN)/python benchmarks/server.py --json benchmarks/results/server.json
+
+bench-structured: .venv/dev
+	$(BIN)/python benchmarks/structured.py --json benchmarks/results/structured.json
 
 clean:
 	rm -rf .venv dist build .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,330 @@
+"""What answers of a form cost: masks beside the forward and the step, compiling, and drawing under a mask.
+
+1. The embedded model writes answers, always as many at a time: without a form, under one, and under one whose forced
+   tokens are drawn like all others. The three take turns.
+2. The masks alone, for its vocabulary of 4096 tokens and for one of 128256 (``made_vocabulary``), along texts that
+   the embedded model has written under the same forms.
+3. Compiling the fifty schemas of the tests, for both.
+4. Drawing from 32 rows of 128256 logits, with masks and without.
+
+    python benchmarks/structured.py [--json FILE] [--seconds 0.7] [--repeat 5]
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from made_vocabulary import vocabulary
+from sampler import machine, versions
+
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "engine"))
+from forms_data import SCHEMAS, closed, listed, text, whole
+
+import nucleate as nc
+from nucleate.cli.bench import CHAINS, logits, medians
+from nucleate.engine.engine import Engine
+from nucleate.engine.request import Request
+from nucleate.sampler import Sampler
+from nucleate.text.structured import Compiled, Grammars, Guide, Structured
+from nucleate.text.tokenizer import Tokenizer
+
+ROWS = (1, 8, 32)
+LARGE = 128_256
+TARGET = 0.10
+"""The share of a step that masks may take at 32 rows of the embedded model."""
+SAMPLED: Mapping[str, Any] = dict(temperature=0.8, top_k=40, top_p=0.9)
+UNUSED = 1
+"""A special token, which no form here allows: to ban it changes nothing but that forced tokens are drawn."""
+
+_RECORD = closed(
+    ("tags", "born"),
+    name=text(20),
+    kind={"enum": ["person", "animal", "thing"]},
+    age=whole(0, 120),
+    tags=listed(text(10), 0, 3),
+    born={"type": "string", "format": "date"},
+)
+_MANY = {f"field_{i}": whole(0, 9) for i in range(30)}
+FORMS: dict[str, Structured] = {
+    "easy: numbers": Structured(json_schema=listed(whole(0, 999), 40, 40)),
+    "typical: records": Structured(json_schema=listed(_RECORD, 3, 3)),
+    "hard: patterns, 30 optional fields": Structured(
+        json_schema=closed(
+            tuple(_MANY),
+            story=text(200, pattern="^(?:[A-Z][a-z]{1,9}(?: [a-z]{1,9}){3,8}[.!?] ?){2,9}$"),
+            mail=text(40, format="email"),
+            **_MANY,
+        )
+    ),
+    "any text of 5 to 400 characters": Structured(regex="(?s).{5,400}"),
+}
+
+
+class Writing:
+    """The embedded model with a number of answers at work, one after the other, and what they cost so far."""
+
+    def __init__(self, llm: nc.LLM, rows: int, params: nc.SamplingParams) -> None:
+        prompt = llm.encode("Once upon a time")
+        self._engine: Engine = llm.new_engine(max_sequences=rows)
+        self._rows = rows
+        self._asked = itertools.cycle(
+            [self._engine.prepare(Request(prompt, params.replace(seed=i))) for i in range(97)]
+        )
+        self._holding, self._engine._hold = 0.0, self._timed(self._engine._hold)  # type: ignore[method-assign]  # noqa: SLF001
+        self.sums = dict.fromkeys(
+            ("seconds", "forward", "sampler", "masks", "taking tokens", "tokens", "forced", "steps"), 0.0
+        )
+        self.run(0.0, steps=20)
+        self.sums = dict.fromkeys(self.sums, 0.0)
+
+    def _timed(self, hold: Callable[..., None]) -> Callable[..., None]:
+        def timed(*arguments: Any) -> None:
+            start = perf_counter()
+            hold(*arguments)
+            self._holding += perf_counter() - start
+
+        return timed
+
+    def run(self, seconds: float, steps: int = 0) -> None:
+        """Go on for so long, and for so many steps at least."""
+        engine, before, held = self._engine, self._engine.stats, self._holding
+        start = perf_counter()
+        while perf_counter() - start < seconds or engine.steps - before.steps < steps:
+            while len(engine) < self._rows:
+                engine.add(next(self._asked))
+            engine.step()
+        took, after = perf_counter() - start, engine.stats
+        forced = after.forced - before.forced
+        found = (
+            *(took, after.forward_seconds - before.forward_seconds, after.sampler_seconds - before.sampler_seconds),
+            *(after.mask_seconds - before.mask_seconds, self._holding - held),
+            *(after.drawn - before.drawn + forced, forced, after.steps - before.steps),
+        )
+        for name, more in zip(self.sums, found, strict=True):
+            self.sums[name] += more
+
+    @property
+    def told(self) -> dict[str, float]:
+        sums = self.sums
+        shares = {
+            f"share of {name}": sums[name] / sums["seconds"]
+            for name in ("forward", "sampler", "masks", "taking tokens")
+        }
+        return {
+            "tokens per second": sums["tokens"] / sums["seconds"],
+            "share of tokens that are forced": sums["forced"] / sums["tokens"],
+            "step in microseconds": sums["seconds"] / sums["steps"] * 1e6,
+            "masks of a step in microseconds": sums["masks"] / sums["steps"] * 1e6,
+            **shares,
+        }
+
+
+def writing(llm: nc.LLM, seconds: float, repeat: int) -> list[dict[str, Any]]:
+    """Part 1."""
+    found = []
+    for (name, form), rows in itertools.product(FORMS.items(), ROWS):
+        under = nc.SamplingParams(**SAMPLED, structured=form)
+        length = statistics.mean(len(one.outputs[0].token_ids) for one in answers(llm, form, 32))
+        contenders = {
+            "no form": Writing(llm, rows, nc.SamplingParams(**SAMPLED, ignore_eos=True, max_tokens=round(length))),
+            "form": Writing(llm, rows, under),
+            "form, all tokens drawn": Writing(llm, rows, under.replace(suppress_token_ids=[UNUSED])),
+        }
+        for _ in range(repeat):
+            for contender in contenders.values():
+                contender.run(seconds)
+        told = {contender: one.told for contender, one in contenders.items()}
+        print(f"{name:36}{rows:>3} rows: {_line(told)}", flush=True)
+        found.append({"form": name, "rows": rows, "tokens of an answer": length, **told})
+    return found
+
+
+def _line(told: Mapping[str, Mapping[str, float]]) -> str:
+    own = told["form"]
+    shares = ", ".join(
+        f"{part} {own[f'share of {part}']:.1%}" for part in ("forward", "sampler", "masks", "taking tokens")
+    )
+    speed = own["tokens per second"]
+    ratios = ", ".join(
+        f"{speed / told[other]['tokens per second']:.2f} x {other}" for other in ("no form", "form, all tokens drawn")
+    )
+    return f"{shares}; {speed:.0f} tokens/s, {ratios}; {own['share of tokens that are forced']:.0%} forced"
+
+
+def answers(llm: nc.LLM, form: Structured, count: int) -> list[nc.Completion]:
+    """Texts that the embedded model writes under a form."""
+    asked = [nc.SamplingParams(**SAMPLED, structured=form, seed=seed, max_tokens=700) for seed in range(count)]
+    return llm.generate(["Once upon a time"] * count, asked)
+
+
+def walk(form: Compiled, tokens_of: Mapping[bytes, int], written: bytes) -> list[int]:
+    """A text in the longest tokens that its form allows."""
+    matcher, mask_W, tokens, place = form.matcher(), np.empty(form.words, np.int32), [], 0
+    while place < len(written) and not matcher.stopped:
+        matcher.fill(mask_W)
+        for end in range(min(len(written), place + 64), place, -1):
+            token = tokens_of.get(written[place:end], -1)
+            if token >= 0 and mask_W[token // 32] >> (token % 32) & 1:
+                break
+        else:
+            break  # the end of an answer that had no room
+        matcher.push(token)
+        tokens.append(token)
+        place = end
+    return tokens
+
+
+class Walking:
+    """Guides under one form on their ways through texts, each somewhere else."""
+
+    def __init__(self, form: Compiled, walks: Sequence[Sequence[int]]) -> None:
+        self._form, self._walks = form, walks
+        self._next = 0
+        self.guide, self._tokens = self._begun()
+        for _ in range(len(self._walks[0]) // 2):
+            self.push()
+
+    def _begun(self) -> tuple[Guide, Iterator[int]]:
+        self._next += 1
+        return Guide(self._form), iter(self._walks[self._next % len(self._walks)])
+
+    def push(self) -> None:
+        token = next(self._tokens, None)
+        while token is None:
+            self.guide, self._tokens = self._begun()
+            token = next(self._tokens, None)
+        if self.guide.push(token):
+            self.guide, self._tokens = self._begun()
+
+
+def filling(name: str, grammars: Grammars, walks: Mapping[str, list[list[int]]], steps: int) -> list[dict[str, Any]]:
+    """Part 2, for one vocabulary."""
+    found = []
+    for (form, structured), rows in itertools.product(FORMS.items(), ROWS):
+        compiled = grammars.compile(structured)
+        own = walks[form]
+        walking = [Walking(compiled, own[row % len(own) :] + own[: row % len(own)]) for row in range(rows)]
+        masks_RW = np.empty((rows, grammars.words), np.int32)
+        times: dict[str, list[float]] = {"fill": [], "push": [], "forced": []}
+        for _ in range(steps):
+            clock = [perf_counter()]
+            grammars.fill_all([each.guide.matcher for each in walking], masks_RW)
+            clock.append(perf_counter())
+            for each in walking:
+                each.push()
+            clock.append(perf_counter())
+            for each in walking:
+                each.guide.forced()
+            clock.append(perf_counter())
+            for (_, kept), (begin, end) in zip(times.items(), itertools.pairwise(clock), strict=True):
+                kept.append((end - begin) * 1e6)
+        told = {
+            what: {"median": statistics.median(kept), "mean": statistics.mean(kept), "max": max(kept)}
+            for what, kept in times.items()
+        }
+        told["fill"]["p99"] = sorted(times["fill"])[int(0.99 * len(times["fill"]))]
+        each = {what: f"{numbers['median']:.0f}" for what, numbers in told.items()}
+        print(
+            f"{name:>9} {form:36}{rows:>3} rows: us of a step, median: {each}, fill p99 {told['fill']['p99']:.0f}",
+            flush=True,
+        )
+        found.append({"vocabulary": name, "form": form, "rows": rows, "microseconds of a step": told})
+    return found
+
+
+def compiling(tokenizer: Tokenizer, size: int, repeat: int) -> dict[str, float]:
+    """Part 3, for one vocabulary: milliseconds."""
+    start = perf_counter()
+    grammars = Grammars(tokenizer, size, cache_bytes=0)
+    made = perf_counter() - start
+    grammars.compile(Structured(json_object=True))
+    times: dict[str, list[float]] = {name: [] for name in SCHEMAS}
+    for _ in range(repeat):
+        for name, schema in SCHEMAS.items():
+            structured = Structured(json_schema=schema)
+            start = perf_counter()
+            grammars.compile(structured)
+            times[name].append((perf_counter() - start) * 1e3)
+    each = {name: statistics.median(kept) for name, kept in times.items()}
+    slowest = max(each, key=lambda name: each[name])
+    middle, most = statistics.median(each.values()), each[slowest]
+    print(f"compiling for {size} tokens: p50 {middle:.2f} ms, max {most:.1f} ms ({slowest}); made once: {made:.2f} s")
+    return {"p50": middle, "max": most, "once": made * 1e3}
+
+
+def applying(masks: Mapping[str, Any], rows: int, seconds: float) -> list[dict[str, Any]]:
+    """Part 4."""
+    x_RV = logits("peaked", rows, LARGE)
+    found = []
+    for chain in ("greedy", "T .8, top_k 40, min_p .05, top_p .95", "T .7, top_p .9"):
+        calls = {}
+        for name, mask in {"no mask": None, **masks}.items():
+            sampler = Sampler(LARGE)
+            for row in range(rows):
+                sampler.add(nc.SamplingParams(seed=row, **CHAINS[chain]))
+            calls[name] = lambda sampler=sampler, mask=mask: sampler(x_RV, mask=mask)
+        times = medians(calls, seconds)
+        print(
+            f"{rows} x {LARGE}, {chain:38}" + "".join(f"  {name}: {took:.0f} us" for name, took in times.items()),
+            flush=True,
+        )
+        found.append({"chain": chain, "microseconds": times})
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--seconds", type=float, default=0.7, help="of a turn [default 0.7]")
+    parser.add_argument("--repeat", type=int, default=5, help="turns [default 5]")
+    parser.add_argument("--vocabulary", type=Path, metavar="FILE", help="where the large one is kept, if it is to be")
+    asked = parser.parse_args()
+    llm, start = nc.LLM(), perf_counter()
+    results: dict[str, Any] = {"machine": machine(), "versions": versions()}
+    results["writing"] = writing(llm, asked.seconds, asked.repeat)
+    worst = max(case["form"]["share of masks"] for case in results["writing"] if case["rows"] == 32)
+    print(f"masks take at most {worst:.1%} of a step at 32 rows; the target is {TARGET:.0%}")
+    texts = {name: [one.text.encode() for one in answers(llm, form, 8)] for name, form in FORMS.items()}
+    vocabularies = {
+        "embedded": (llm.tokenizer, llm.model.vocab_size),
+        "made": (vocabulary(LARGE, asked.vocabulary), LARGE),
+    }
+    results["filling"], results["compiling, ms"], masks = [], {}, {}
+    for name, (tokenizer, size) in vocabularies.items():
+        results["compiling, ms"][name] = compiling(tokenizer, size, 3)
+        grammars = Grammars(tokenizer, size)
+        pieces = tokenizer.pieces
+        tokens_of = {pieces.as_bytes(token): token for token in pieces.table if token not in tokenizer.special_ids}
+        walks = {
+            form: [walk(grammars.compile(one), tokens_of, written) for written in texts[form]]
+            for form, one in FORMS.items()
+        }
+        results["filling"] += filling(name, grammars, walks, 400)
+        masks = first_masks(grammars, 32)
+    results["applying"] = applying(masks, 32, 5 * asked.seconds)
+    print(f"{perf_counter() - start:.0f} s")
+    if asked.json:
+        asked.json.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+
+
+def first_masks(grammars: Grammars, rows: int) -> dict[str, Any]:
+    """Masks that allow little, and much."""
+    forms = {"few tokens": Structured(regex="[0-9]{9}"), "most tokens": Structured(regex="(?s).{9,999}")}
+    masks = {"all tokens": np.full((rows, grammars.words), -1, np.int32)}
+    for name, form in forms.items():
+        mask_W = Guide(grammars.compile(form)).mask()
+        masks[f"{name} ({int(np.bitwise_count(mask_W.view(np.uint32)).sum())})"] = np.repeat(mask_W, rows, axis=0)
+    return masks
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""Answers of the embedded model under many forms: each is what was asked for, or says that it ran out of room."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import re
+from collections import Counter
+from typing import Any
+
+import jsonschema
+import pytest
+import regex
+from forms_data import CHOICES, OPEN, PATTERNS, SCHEMAS
+
+import nucleate as nc
+from nucleate.core.event import Output
+from nucleate.text.structured import Grammars, Structured
+
+PROMPTS = ("Once upon a time", "The little dog", '{"name": "', "Answer: ")
+SETTINGS: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 0.7, "top_p": 0.9, "top_k": 50},
+    {"temperature": 1.0, "repetition_penalty": 1.2, "presence_penalty": 0.3},
+    {"temperature": 1.4, "min_p": 0.02, "frequency_penalty": 0.5},
+    {"temperature": 0.8, "logprobs": 2},
+    {"temperature": 1.1, "dry_multiplier": 0.8, "logit_bias": {300: 2.0}},
+    {"mirostat_tau": 4.0, "min_tokens": 5},
+    {"temperature": 0.9, "top_p": 0.8, "min_p": 0.05, "n": 2},
+]
+STREAMED = {"temperature": 0.8, "top_p": 0.95, "repetition_penalty": 1.1}
+MAY_REPEAT = {"names of a pattern", "other names are numbers"}
+"""Schemas with names that are not listed: no grammar remembers which of them it has seen; JSON's last one counts."""
+
+
+def requests(structured: dict[str, Any], place: int) -> list[nc.SamplingParams]:
+    """One of all settings under a form, nine answers."""
+    return [
+        nc.SamplingParams(structured=structured, seed=1000 * place + number, **values)
+        for number, values in enumerate(SETTINGS)
+    ]
+
+
+def outputs(llm: nc.LLM, forms: list[dict[str, Any]]) -> list[list[Output]]:
+    """Ten answers under each form: nine of one batch of all, one streamed."""
+    asked = [params for place, structured in enumerate(forms) for params in requests(structured, place)]
+    prompts = [PROMPTS[number % len(PROMPTS)] for number in range(len(asked))]
+    done = iter(llm.generate(prompts, asked))
+    found = [[output for _ in SETTINGS for output in next(done).outputs] for _ in forms]
+    for place, structured in enumerate(forms):
+        params = nc.SamplingParams(structured=structured, seed=place, **STREAMED)
+        pieces = list(llm.stream(PROMPTS[place % len(PROMPTS)], params))
+        assert [piece.finish_reason for piece in pieces[:-1]] == [None] * (len(pieces) - 1)
+        found[place].append(nc.Completion.of((1,), pieces).outputs[0])
+    assert {len(each) for each in found} == {10}
+    return found
+
+
+def wrong(schema: dict[str, Any], text: str, *, may_repeat: bool = False) -> list[str]:
+    """What is wrong with a text, by another judge than the one that made it."""
+    value = json.loads(text, parse_constant=_never, object_pairs_hook=dict if may_repeat else _once)
+    judge = jsonschema.validators.extend(jsonschema.Draft202012Validator, {"pattern": _pattern})
+    return [error.message for error in judge(schema, format_checker=FORMATS).iter_errors(value)]
+
+
+def _never(name: str) -> None:
+    raise AssertionError(f"{name} is not JSON")
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    assert len(dict(pairs)) == len(pairs), f"a name twice in {pairs}"
+    return dict(pairs)
+
+
+def _pattern(validator: Any, pattern: str, value: Any, schema: Any) -> Any:
+    if isinstance(value, str) and not re.search(pattern, value, re.ASCII):  # in JSON schemas, \d is 0 to 9
+        yield jsonschema.ValidationError(f"{value!r} does not match {pattern!r}")
+
+
+FORMATS = jsonschema.FormatChecker(("date", "email", "ipv4", "ipv6", "uuid"))
+_TIME = re.compile(r"([01]\d|2[0-3]):[0-5]\d:([0-5]\d|60)(\.\d+)?([Zz]|[+-]([01]\d|2[0-3]):[0-5]\d)", re.ASCII)
+_PART = r"(?:\d+{}(?:\d+{}(?:\d+{})?)?|\d+{}(?:\d+{})?|\d+{})"
+_DATES, _TIMES = (_PART.format(*"".join((units, units[1:], units[2:]))) for units in ("YMD", "HMS"))
+_DURATION = re.compile(rf"P(?:{_DATES}(?:T{_TIMES})?|T{_TIMES}|\d+W)", re.ASCII)
+
+
+@FORMATS.checks("time")
+def _is_time(text: object) -> bool:
+    return not isinstance(text, str) or _TIME.fullmatch(text) is not None
+
+
+@FORMATS.checks("date-time", raises=ValueError)
+def _is_moment(text: object) -> bool:
+    if not isinstance(text, str):
+        return True
+    dt.date.fromisoformat(text[:10])
+    return text[10:11] in ("T", "t") and _is_time(text[11:])
+
+
+@FORMATS.checks("duration")
+def _is_duration(text: object) -> bool:
+    return not isinstance(text, str) or _DURATION.fullmatch(text) is not None
+
+
+@pytest.mark.parametrize(
+    ("schema", "right", "not_right"),
+    [
+        ({"format": "time"}, "23:59:60Z", "24:00:00Z"),
+        ({"format": "date-time"}, "2024-02-29T00:00:00.5+01:30", "2023-02-29T00:00:00Z"),
+        ({"format": "duration"}, "P1Y2M3DT4H5M6S", "P1Y3D"),
+        ({"format": "duration"}, "PT5M", "PT"),
+        ({"format": "ipv4"}, "1.2.3.4", "1.2.3"),
+        ({"pattern": r"^\d$"}, "7", "٧"),
+        ({"maxLength": 2}, "🙂🙂", "abc"),
+        ({"multipleOf": 0.25}, 1.75, 1.8),
+    ],
+)
+def test_the_judge_knows_right_from_wrong(schema: dict[str, Any], right: object, not_right: object) -> None:
+    assert wrong(schema, json.dumps(right)) == []
+    assert len(wrong(schema, json.dumps(not_right))) == 1
+
+
+def test_answers_under_fifty_schemas_parse_and_validate(llm: nc.LLM) -> None:
+    forms = [
+        {"json_schema": schema, "whitespace": "compact" if place % 2 else "bounded"}
+        for place, schema in enumerate(SCHEMAS.values())
+    ]
+    assert len(forms) == 50
+    grammars = Grammars(llm.tokenizer, llm.model.vocab_size)
+    without_end: Counter[str] = Counter()
+    for (name, schema), structured, each in zip(SCHEMAS.items(), forms, outputs(llm, forms), strict=True):
+        for output in each:
+            if output.finish_reason == "length":
+                assert name in OPEN, (name, output.text[-200:])
+                assert begins(grammars, structured, output.token_ids)
+                without_end[name] += 1
+            else:
+                assert (output.finish_reason, output.stop_reason) == ("stop", None), (name, output)
+                assert wrong(schema, output.text, may_repeat=name in MAY_REPEAT) == [], (name, output.text)
+            assert output.validation is None
+    assert without_end.total() <= 10, without_end
+
+
+def begins(grammars: Grammars, structured: dict[str, Any], tokens: tuple[int, ...]) -> bool:
+    """Whether tokens are the beginning of a text under a form that goes on."""
+    matcher = grammars.compile(Structured(**structured)).matcher()
+    for token in tokens:
+        matcher.push(token)
+    return not matcher.stopped
+
+
+def test_answers_match_their_expression(llm: nc.LLM) -> None:
+    assert len(PATTERNS) == 20
+    for pattern, each in zip(PATTERNS, outputs(llm, [{"regex": pattern} for pattern in PATTERNS]), strict=True):
+        for output in each:
+            assert (output.finish_reason, output.stop_reason) == ("stop", None), (pattern, output)
+            assert regex.fullmatch(pattern, output.text), (pattern, output.text)
+
+
+def test_answers_are_one_of_the_choices(llm: nc.LLM) -> None:
+    assert len(CHOICES) == 20
+    for texts, each in zip(CHOICES, outputs(llm, [{"choice": texts} for texts in CHOICES]), strict=True):
+        for output in each:
+            assert (output.finish_reason, output.stop_reason) == ("stop", None), (texts, output)
+            assert output.text in texts

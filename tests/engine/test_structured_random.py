@@ -1,0 +1,226 @@
+"""Forms beside everything else a request can ask for, drawn at random: the engine and its slow twin, and the judge."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema
+import pytest
+from forms_data import CHOICES, PATTERNS, SCHEMAS, Schema, closed, listed, text, whole
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from toys import KINDS, SIZE, alone, answers, drive, is_empty, runner, toy
+
+import nucleate as nc
+from nucleate.core.event import Event, Piece
+from nucleate.engine.engine import Engine
+from nucleate.engine.request import Request
+from nucleate.text.structured import Grammars, Structured
+from nucleate.text.structured.validate import validate
+
+LENIENT = {"json_schema": {"type": "array", "items": whole(0, 3), "uniqueItems": True}, "policy": "lenient"}
+FORMS: list[dict[str, Any]] = [
+    *({"json_schema": schema, "whitespace": "compact"} for schema in SCHEMAS.values()),
+    *({"json_schema": schema} for schema in SCHEMAS.values()),
+    *({"regex": pattern} for pattern in (*PATTERNS, "[a-z ]*", "x?", "(?s).*")),
+    *({"choice": list(texts)} for texts in CHOICES),
+    {"json_object": True},
+    {"grammar": 'start: "(" start ")" | "x"'},
+    {"grammar": 'start: word (" " word)*\nword: /[a-z]{1,5}/'},
+    LENIENT,
+]
+STAGES: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.0, "repetition_penalty": 1.3},
+    {"temperature": 1.4, "top_p": 0.9, "frequency_penalty": -1.0, "presence_penalty": 0.7},
+    {"repetition_penalty": 0.6, "penalty_last_n": 4, "top_k": 8},
+    {"dry_multiplier": 0.9, "no_repeat_ngram_size": 3},
+    {"logit_bias": {20: 4.0, 38: 9.0, 300: -5.0}},
+    {"suppress_token_ids": [7, 38, 95, 300]},
+    {"bad_words": ["t", "no"]},
+    {"mirostat_tau": 3.0, "repetition_penalty": 1.2},
+    {"xtc_probability": 0.8, "xtc_threshold": 0.05, "min_p": 0.01},
+    {"draw": "categorical", "typical_p": 0.7},
+]
+
+
+@st.composite
+def of_form(draw: st.DrawFn) -> Request:
+    """A request of some form, with what may meet it: penalties, bans, minimum, stops, logprobs, several answers."""
+    most = draw(st.integers(1, 40))
+    values = {
+        "min_tokens": draw(st.sampled_from([0, 0, 1, 7])),
+        "stop": draw(st.sampled_from([(), (), ('"',), (",", "]"), ("e", " t", "1"), ("a very",)])),
+        "stop_regex": draw(st.sampled_from([(), (), ("[0-9]{2}",), (r"\}$",)])),
+        "stop_json": draw(st.sampled_from([False, False, False, True])),
+        "stop_token_ids": draw(st.sampled_from([(), (), (6, 17), tuple(range(20, 40))])),
+        "include_stop_str_in_output": draw(st.booleans()),
+        "logprobs": draw(st.sampled_from([None, None, None, 0, 3])),
+        "logprobs_mode": draw(st.sampled_from(["raw", "processed"])),
+        "prompt_logprobs": draw(st.sampled_from([None, None, 1])),
+        "ignore_eos": draw(st.booleans()),
+        "skip_special_tokens": draw(st.booleans()),
+        "n": draw(st.sampled_from([1, 1, 2, 3])),
+        "seed": draw(st.integers(0, 2**64 - 1)),
+        **draw(st.sampled_from(STAGES)),
+    }
+    values["min_tokens"] = min(values["min_tokens"], most)
+    params = nc.SamplingParams(structured=draw(st.sampled_from(FORMS)), max_tokens=most, **values)
+    prompt = draw(st.lists(st.integers(1, 40), min_size=1, max_size=6))
+    return Request(prompt, params)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _patient() -> Iterator[None]:
+    """Validating takes as long as it takes, so that a busy machine makes no difference."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("nucleate.text.structured.guide.VALIDATION_SECONDS", 60.0)
+        yield
+
+
+@pytest.fixture(scope="module")
+def grammars(llm: nc.LLM) -> Grammars:
+    return Grammars(llm.tokenizer, SIZE)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=30)
+@given(asked=st.lists(of_form(), min_size=1, max_size=4), rows=st.integers(1, 5))
+def test_every_parameter_beside_a_form(
+    llm: nc.LLM, grammars: Grammars, kind: str, asked: list[Request], rows: int
+) -> None:
+    engine = Engine(runner(kind, toy(), 30), llm.tokenizer, max_sequences=rows, max_batch_tokens=8, backend="reference")
+    for request, events in zip(asked, drive(engine, asked), strict=True):
+        found = answers(events, request.params.n)
+        assert found == alone(toy(), llm.tokenizer, request, grammars), request
+        for pieces in found:
+            assert holds(grammars, request.params, pieces), request
+        assert events[-1].usage is not None
+        assert events[-1].usage.completion_tokens == sum(len(event.piece.token_ids) for event in events)
+    assert is_empty(engine)
+
+
+def holds(grammars: Grammars, params: nc.SamplingParams, pieces: list[Piece]) -> bool:
+    """Whether the tokens of an answer are a beginning of its form, and all of it where nothing else ended it."""
+    assert params.structured is not None
+    matcher = grammars.compile(params.structured).matcher(ignore_eos=params.ignore_eos)
+    tokens = [token for piece in pieces for token in piece.token_ids]
+    for place, token in enumerate(tokens):
+        assert place == 0 or not matcher.stopped
+        matcher.push(token)
+    reason, detail = pieces[-1].finish_reason, pieces[-1].stop_reason
+    if matcher.stopped:
+        return reason == "stop"
+    return (reason, detail) != ("stop", None) or params.stop_json
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", range(2))
+def test_aborts_and_pauses_leave_the_others_alone(llm: nc.LLM, grammars: Grammars, kind: str, seed: int) -> None:
+    rng = random.Random(seed)
+    engine = Engine(runner(kind, toy(), 24), llm.tokenizer, max_sequences=4, max_batch_tokens=9, backend="reference")
+    asked = [Request([1 + number], one_of(rng)) for number in range(24)]
+    live = {engine.add(request): request for request in asked}
+    events: dict[str, list[Event]] = {number: [] for number in live}
+    aborted = set(rng.sample(list(live), 8))
+    while len(engine):
+        told = engine.step()
+        if rng.random() < 0.3:
+            engine.pause(rng.choice(list(live)), paused=rng.random() < 0.3)
+        if rng.random() < 0.2:
+            told += engine.abort(rng.choice(list(aborted)))
+        if rng.random() < 0.05:
+            for number in live:
+                engine.pause(number, paused=False)
+        for event in told:
+            events[event.request_id].append(event)
+    for number, request in live.items():
+        wanted = alone(toy(), llm.tokenizer, request, grammars)
+        for pieces, whole_answer in zip(answers(events[number], request.params.n), wanted, strict=True):
+            if pieces[-1].finish_reason == "abort":
+                assert number in aborted
+                told = [piece.token_ids for piece in pieces[:-1]]
+                assert told == [piece.token_ids for piece in whole_answer[: len(told)]]
+                assert pieces[-1].validation is None
+            else:
+                assert pieces == whole_answer
+    assert is_empty(engine)
+
+
+def one_of(rng: random.Random) -> nc.SamplingParams:
+    values = rng.choice(STAGES)
+    return nc.SamplingParams(
+        structured=rng.choice(FORMS),
+        max_tokens=rng.randint(5, 50),
+        n=rng.choice([1, 2]),
+        seed=rng.randrange(99),
+        **values,
+    )
+
+
+def _joined(inner: st.SearchStrategy[Schema]) -> st.SearchStrategy[Schema]:
+    names = st.lists(st.sampled_from(["a", "b c", "ä", "key", 'q"', "x\\y", "🙂"]), max_size=3, unique=True)
+    return st.one_of(
+        st.builds(_object, names, st.lists(inner, min_size=3, max_size=3), st.integers(0, 3)),
+        st.builds(lambda items, low, more: listed(items, low, low + more), inner, st.integers(0, 2), st.integers(0, 2)),
+        st.builds(_tuple, st.lists(inner, min_size=1, max_size=3)),
+        st.builds(lambda either: {"anyOf": either}, st.lists(inner, min_size=1, max_size=3)),
+    )
+
+
+def _object(names: list[str], schemas: list[Schema], optional: int) -> Schema:
+    return closed(tuple(names[:optional]), **dict(zip(names, schemas, strict=False)))
+
+
+def _tuple(schemas: list[Schema]) -> Schema:
+    return {"type": "array", "prefixItems": schemas, "items": False, "minItems": len(schemas)}
+
+
+def _referred(schema: Schema) -> Schema:
+    """The same schema, twice and by a name."""
+    return {"$defs": {"it": schema}, **closed(one={"$ref": "#/$defs/it"}, two={"$ref": "#/$defs/it"})}
+
+
+_VALUES = st.one_of(
+    st.none(), st.booleans(), st.integers(-99, 99), st.sampled_from([0.5, -1.25, "", "yes", "ü", "a\nb"])
+)
+_BOUNDS = st.tuples(st.integers(-120, 120), st.integers(0, 130)).map(lambda pair: (pair[0], pair[0] + pair[1]))
+_PATTERNS = st.sampled_from(["^[a-f]{1,4}$", "^(?:ab|cd)+$", "^x", "[0-9]", "y$", "^$|^z{2}$", "^[^a-z]{3}$"])
+_FORMATS = st.sampled_from(["date", "ipv4", "uuid", "email"])
+LEAVES: st.SearchStrategy[Schema] = st.one_of(
+    st.sampled_from([{"type": "null"}, {"type": "boolean"}, {"type": ["boolean", "null"]}]),
+    st.builds(lambda bounds: whole(*bounds), _BOUNDS),
+    st.builds(lambda bounds: {"type": "number", "minimum": bounds[0], "maximum": bounds[1]}, _BOUNDS),
+    st.builds(lambda bounds: {"type": "number", "exclusiveMinimum": bounds[0] - 0.5, "maximum": bounds[1]}, _BOUNDS),
+    st.builds(lambda least, k: whole(least, least + 3 * k, multipleOf=k), st.integers(-50, 50), st.integers(1, 12)),
+    st.builds(lambda low, more: text(low + more, minLength=low), st.integers(0, 4), st.integers(0, 6)),
+    st.builds(lambda pattern: text(12, pattern=pattern), _PATTERNS),
+    st.builds(lambda name: text(40, format=name), _FORMATS),
+    st.builds(lambda values: {"enum": values}, st.lists(_VALUES, min_size=1, max_size=5)),
+    st.builds(lambda value: {"const": value}, _VALUES),
+)
+_WHOLE = st.recursive(LEAVES, _joined, max_leaves=6)
+RANDOM = st.one_of(_WHOLE, _WHOLE, st.builds(_referred, _WHOLE))
+
+
+@settings(max_examples=30)
+@given(
+    schemas=st.lists(RANDOM, min_size=10, max_size=10), seed=st.integers(0, 2**32), stage=st.sampled_from(STAGES[:4])
+)
+def test_random_schemas_are_fulfilled(llm: nc.LLM, schemas: list[Schema], seed: int, stage: dict[str, Any]) -> None:
+    engine = Engine(runner("paged", toy(1024), 4000), llm.tokenizer)
+    asked = [
+        nc.SamplingParams(
+            structured={"json_schema": schema, "whitespace": ("bounded", "compact")[place % 2]}, seed=seed, **stage
+        )
+        for place, schema in enumerate(schemas)
+    ]
+    for schema, events in zip(schemas, drive(engine, [Request([5], params) for params in asked]), strict=True):
+        written = "".join(event.piece.text for event in events)
+        assert (events[-1].piece.finish_reason, events[-1].piece.stop_reason) == ("stop", None), (schema, written)
+        judge = jsonschema.Draft202012Validator(schema, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER)
+        assert [error.message for error in judge.iter_errors(json.loads(written))] == [], (schema, written)
+        assert validate(Structured(json_schema=schema), written) == []
