@@ -19,6 +19,7 @@ from nucleate.params import FIELDS
 from nucleate.presets import WANTED
 from nucleate.server.limits import EACH, NUMBERS, Limits
 from nucleate.server.openapi import document
+from nucleate.server.wire.beams import FIELDS_OF_BEAMS
 from nucleate.server.wire.chunks import ChatChunks, CompletionChunks
 from nucleate.server.wire.requests import CHAT, COMPLETIONS, Endpoint, read_body
 from nucleate.server.wire.responses import Head, chat_body, completion_body, error_body
@@ -157,6 +158,7 @@ WITH: Mapping[tuple[str, str], Mapping[str, Any]] = {
     (COMPLETIONS.url, "n"): {"best_of": 4},
     (CHAT.url, "top_logprobs"): {"logprobs": True},
     **{(url, "stream_options"): {"stream": True} for url in URLS},
+    **{(url, name): {"use_beam_search": True, "max_tokens": 1} for url in URLS for name in FIELDS_OF_BEAMS},
     **{(url, "dynamic_temperature_low"): {"dynamic_temperature_high": LARGEST} for url in URLS},
     **{(url, "dynamic_temperature_high"): {"dynamic_temperature_low": 0.0} for url in URLS},
 }
@@ -197,6 +199,8 @@ def beyond_schemas(field: str, value: Any) -> bool:
         )
     if field == "min_tokens" and isinstance(value, int):
         return value > 100
+    if field == "beam_groups" and isinstance(value, int):
+        return value > 1  # they must divide the beams
     if field == "messages" and isinstance(value, list):
         contents = [message.get("content") for message in value if isinstance(message, dict)]
         return sum(len(content) for content in contents if isinstance(content, list)) > LIMITS.max_messages

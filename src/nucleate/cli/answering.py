@@ -16,7 +16,6 @@ from nucleate.core.event import Completion, Piece
 from nucleate.core.parameter import ParameterError
 from nucleate.core.values import shown
 from nucleate.engine.engine import Engine
-from nucleate.engine.request import Request
 from nucleate.llm import LLM
 from nucleate.models.model import ModelError
 from nucleate.server.wire.forms import named
@@ -130,7 +129,7 @@ class Batch:
         numbers: list[str] = []
         try:
             for prompt_ids in work.prompts:
-                numbers.append(self.engine.add(Request(prompt_ids, work.asked.to_run)))
+                numbers.append(self.engine.add(work.asked.request(prompt_ids)))
         except ParameterError:
             for number in numbers:
                 self.engine.abort(number)

@@ -59,7 +59,7 @@ class Answering:
         told.stream, told.prompt = call.asked.stream, call.asked.messages or call.asked.prompts
         told.prompt_tokens = sum(map(len, call.prompts))
         self._metrics.prompt(told.prompt_tokens)
-        with service.queue([one.request.params.n for one in call.prepared]) as leave:
+        with service.queue([call.asked.best_of] * len(call.prepared)) as leave:
             async with aclosing(service.engine.run_all(call.prepared, beat=service.limits.keep_alive)) as batches:
                 note = _Notes(exchange, self._metrics, leave, service, call)
                 if chunks is None:

@@ -20,6 +20,8 @@ without a fraction. These rules are over more than one field, or need the model:
 - `stream_options` needs `stream`; in a chat, `top_logprobs` needs `logprobs`.
 - `min_tokens` is at most `max_tokens`; `max_completion_tokens` and `max_tokens`, if both are there, are the same.
 - `n` is at most `best_of`, and a stream has no `best_of` above `n`.
+- Fields of a beam search need `use_beam_search`, which has no stream, no logprobs of an echo, no field that says how
+  to draw or when else to stop; and `beam_groups` divides `best_of`.
 - `dynamic_temperature_low` and `dynamic_temperature_high` are there both or neither, and the former is not the higher.
 - A list in `order` has a place for every stage that the request asks for.
 - At most one of `response_format` (unless its type is text), `structured_outputs` and `structured` is there. Of

@@ -13,9 +13,11 @@ from typing import Any, get_args
 
 from nucleate.core.parameter import Parameter
 from nucleate.core.structured import FORMS, Policy, Whitespace
+from nucleate.engine.beam import BeamParams
 from nucleate.params import FIELDS
 from nucleate.presets import WANTED
 from nucleate.server.limits import EACH, Limits
+from nucleate.server.wire.beams import FIELDS_OF_BEAMS, SWITCH
 from nucleate.server.wire.forms import COMPACT, IDLE, KINDS, OUTPUTS, RESPONSE
 from nucleate.server.wire.forms import NAME as SCHEMA_NAME
 from nucleate.server.wire.messages import EMPTY, MOST_DEPTH
@@ -151,7 +153,21 @@ def _own(limits: Limits) -> dict[str, Schema]:
         "model": _said(NAME, "the name of the model"),
         RESPONSE: _said(_response_format(), "the form of the answer; without strict, or where it is true, as strict"),
         OUTPUTS: _said(_structured_outputs(limits), "the form of the answer, as vLLM has it"),
+        SWITCH: _said(BOOLEAN, "search for the likeliest answers, with best_of (or n) beams, instead of drawing any"),
+        **_searching(),
     }
+
+
+def _searching() -> dict[str, Schema]:
+    """The fields that say how to search."""
+    found: dict[str, Schema] = {}
+    for name, field in FIELDS_OF_BEAMS.items():
+        parameter = BeamParams.PARAMETERS.get(field)
+        if parameter is None:
+            found[name] = {"enum": [False, True, "never", None], "description": "only in a beam search: when to stop"}
+        else:
+            found[name] = _said(_number(parameter, None), f"only in a beam search: {parameter.help}")
+    return found
 
 
 def _own_form(limits: Limits) -> Schema:

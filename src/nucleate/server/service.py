@@ -18,6 +18,8 @@ from uuid import uuid4
 
 from nucleate.core.parameter import ParameterError
 from nucleate.core.structured import Structured
+from nucleate.engine.beam import BeamRequest
+from nucleate.engine.beam_jobs import PreparedSearch
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Prepared, Request
 from nucleate.engine.worker import AsyncEngine
@@ -43,8 +45,8 @@ class Call:
 
     head: Head
     asked: Asked
-    requests: Sequence[Request]  #: one per prompt
-    prepared: Sequence[Prepared] = ()  #: the same, as soon as the engine has looked at them
+    requests: Sequence[Request | BeamRequest]  #: one per prompt
+    prepared: Sequence[Prepared | PreparedSearch] = ()  #: the same, as soon as the engine has looked at them
 
     @property
     def prompts(self) -> list[Sequence[int]]:
@@ -171,7 +173,7 @@ class Service:
         self.limits.check_told(asked, prompts, self.max_length)
         kind = "chatcmpl" if url == CHAT.url else "cmpl"
         head = Head(f"{kind}-{uuid4().hex}", int(time.time()), self.name)
-        made = Call(head, asked, [Request(ids, asked.to_run) for ids in prompts])
+        made = Call(head, asked, [asked.request(ids) for ids in prompts])
         return self.prepare(made) if made.form is None else made
 
     def prepare(self, call: Call) -> Call:

@@ -46,9 +46,8 @@ def read_beams(
     if echo and params.logprobs is not None:
         raise ParameterError("logprobs", "logprobs of a prompt (with echo) are not told of a beam search")
     for name in FIELDS:
-        if name in given and name not in (*_SHARED, *_IDLE) and getattr(params, name) != FIELDS[name].default:
-            if name != "temperature" or params.temperature != 0:
-                raise ParameterError(name, f"a beam search draws nothing: leave out {name}, got {shown(given[name])}")
+        if name in given and name not in (*_SHARED, *_IDLE) and not _says_nothing(name, getattr(params, name)):
+            raise ParameterError(name, f"a beam search draws nothing: leave out {name}, got {shown(given[name])}")
     said = {field: given[name] for name, field in FIELDS_OF_BEAMS.items() if name in given}
     shared = {name: getattr(params, name) for name in _SHARED}
     try:
@@ -56,3 +55,7 @@ def read_beams(
     except ParameterError as error:
         name = _PUBLIC.get(error.field, error.field)
         raise ParameterError(name, str(error).replace(error.field, name, 1)) from None
+
+
+def _says_nothing(name: str, value: Any) -> bool:
+    return value == FIELDS[name].default or (name == "temperature" and value == 0)

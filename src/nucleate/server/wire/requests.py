@@ -14,7 +14,11 @@ from typing import Any
 
 from nucleate.core.parameter import ParameterError
 from nucleate.core.values import shown
+from nucleate.engine.beam import BeamParams, BeamRequest
+from nucleate.engine.request import Request
 from nucleate.params import FIELDS, SamplingParams
+from nucleate.server.wire.beams import FIELDS_OF_BEAMS as SEARCHING
+from nucleate.server.wire.beams import SWITCH, read_beams
 from nucleate.server.wire.fields import are_ids, guarded, read_model, read_switch, same, unknown_field, wrong
 from nucleate.server.wire.forms import OLDER, OUTPUTS, OWN, RESPONSE, Said, read_form
 from nucleate.server.wire.messages import read_messages, read_template
@@ -49,7 +53,7 @@ COMPLETIONS = Endpoint(
     "/v1/completions",
     ("prompt",),
     max_tokens=16,
-    own=frozenset({"model", "stream", "stream_options", "best_of", "echo", RESPONSE, OUTPUTS}),
+    own=frozenset({"model", "stream", "stream_options", "best_of", "echo", RESPONSE, OUTPUTS, SWITCH, *SEARCHING}),
     ignored=_IGNORED,
     not_yet=MappingProxyType({"suffix": ("",)}),
 )
@@ -59,7 +63,7 @@ CHAT = Endpoint(
     own=frozenset(
         [
             *("model", "stream", "stream_options", "max_completion_tokens", "top_logprobs", "chat_template_kwargs"),
-            *(RESPONSE, OUTPUTS),
+            *(RESPONSE, OUTPUTS, SWITCH, *SEARCHING),
         ]
     ),
     ignored=_IGNORED | {"parallel_tool_calls"},
@@ -99,6 +103,7 @@ class Asked:
     silent: bool = False  #: max_tokens was 0: only the prompt is told
     template: Mapping[str, Any] = field(default_factory=dict)  #: what the chat template is told besides the messages
     form_field: str = OWN  #: the field of the body that says the form of the answers, if there is one
+    beams: BeamParams | None = None  #: how to search for the answers, if they are not drawn
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "best_of", self.best_of or self.params.n)
@@ -107,6 +112,10 @@ class Asked:
     def tells_logprobs(self) -> bool:
         """Whether answers have logprobs."""
         return self.params.logprobs is not None or bool(self.params.logprob_token_ids)
+
+    def request(self, prompt_ids: Sequence[int]) -> Request | BeamRequest:
+        """What an engine is asked for one of the prompts."""
+        return Request(prompt_ids, self.to_run) if self.beams is None else BeamRequest(prompt_ids, self.beams)
 
     @cached_property
     def to_run(self) -> SamplingParams:
@@ -146,6 +155,7 @@ def _read(endpoint: Endpoint, body: Any, defaults: SamplingParams) -> Asked:
     params = defaults.replace(**_values(endpoint, given, defaults, form))
     stream, include_usage = _stream(given)
     prompts, messages = _subject(endpoint, given)
+    best_of = _best_of(given, params.n, stream)
     return Asked(
         prompts,
         messages,
@@ -154,10 +164,11 @@ def _read(endpoint: Endpoint, body: Any, defaults: SamplingParams) -> Asked:
         stream,
         include_usage,
         echo=echo,
-        best_of=_best_of(given, params.n, stream),
+        best_of=best_of,
         silent=silent,
         template=read_template(given.get("chat_template_kwargs", {})),
         form_field=OWN if form is None else form.field,
+        beams=read_beams(given, params, best_of=best_of, stream=stream, echo=echo),
     )
 
 

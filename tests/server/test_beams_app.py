@@ -1,0 +1,203 @@
+"""Beam search over the application: the answers that ``LLM.beam_search`` gives, and what cannot be asked beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from asgi import ask, begin
+from test_app import SIZE, check_error, rule, serve, slowly
+
+import nucleate as nc
+from nucleate.beam import beam_search
+from nucleate.core.parameter import ParameterError
+from nucleate.params import FIELDS
+from nucleate.server.service import Service
+from nucleate.server.wire.beams import FIELDS_OF_BEAMS
+from nucleate.server.wire.requests import CHAT, COMPLETIONS, read_body
+
+PATH, CHAT_PATH = "/v1/completions", "/v1/chat/completions"
+BODY: dict[str, Any] = {"prompt": [7, 8, 9], "max_tokens": 12, "use_beam_search": True}
+HELLO = [{"role": "user", "content": "Hello"}]
+SEARCHES: list[dict[str, Any]] = [
+    {"best_of": 4, "n": 2},
+    {"n": 3},
+    {"best_of": 1},
+    {"best_of": 4, "n": 4, "length_penalty": -1.0, "early_stopping": True},
+    {"best_of": 6, "n": 6, "beam_groups": 3, "diversity_penalty": 2.5, "early_stopping": "never"},
+    {"best_of": 2, "ignore_eos": True, "temperature": 0, "seed": 5},
+]
+
+
+def searched(llm: nc.LLM, fields: dict[str, Any]) -> list[list[int]]:
+    """The answers by the slow twin."""
+    width = fields.get("best_of", fields.get("n", 1))
+    names = ("length_penalty", "early_stopping", "diversity_penalty")
+    found = beam_search(
+        rule,
+        BODY["prompt"],
+        width=width,
+        max_tokens=BODY["max_tokens"],
+        eos_token_ids=() if fields.get("ignore_eos") else llm.tokenizer.eos_token_ids,
+        returned=fields.get("n", 1),
+        groups=fields.get("beam_groups", 1),
+        **{name: fields[name] for name in names if name in fields},
+    )
+    return [list(beam.token_ids) for beam in found]
+
+
+@pytest.mark.parametrize("fields", SEARCHES, ids=str)
+def test_the_best_come_first_and_are_those_of_the_twin(llm: nc.LLM, fields: dict[str, Any]) -> None:
+    async def use(app: Any, service: Service) -> None:
+        call = await ask(app, PATH, {**BODY, **fields})
+        assert call.status == 200, call.data
+        choices = call.json["choices"]
+        assert [choice["token_ids"] for choice in choices] == searched(llm, fields)
+        assert [choice["index"] for choice in choices] == list(range(len(choices)))
+        assert {choice["finish_reason"] for choice in choices} <= {"stop", "length"}
+        made = sum(len(choice["token_ids"]) for choice in choices)
+        assert call.json["usage"] == {"prompt_tokens": 3, "completion_tokens": made, "total_tokens": made + 3}
+
+    serve(llm, use)
+
+
+def test_several_prompts_echo_and_logprobs(llm: nc.LLM) -> None:
+    async def use(app: Any, service: Service) -> None:
+        body = {**BODY, "prompt": ["Lily", "The dog"], "best_of": 3, "n": 2}
+        call = await ask(app, PATH, {**body, "echo": True})
+        texts = [choice["text"] for choice in call.json["choices"]]
+        assert len(texts) == 4
+        assert all(text.startswith("Lily" if place < 2 else "The dog") for place, text in enumerate(texts))
+        told = await ask(app, PATH, {**body, "logprobs": 2})
+        for choice, text in zip(told.json["choices"], texts, strict=True):
+            assert text.endswith(choice["text"])
+            assert len(choice["logprobs"]["token_logprobs"]) == len(choice["token_ids"])
+
+    serve(llm, use)
+
+
+def test_a_chat_of_some_form(llm: nc.LLM) -> None:
+    async def use(app: Any, service: Service) -> None:
+        body = {"messages": HELLO, "use_beam_search": True, "n": 3, "structured_outputs": {"regex": "[0-9]{2}-[a-c]"}}
+        call = await ask(app, CHAT_PATH, {**body, "logprobs": True, "top_logprobs": 1})
+        assert call.status == 200, call.data
+        for choice in call.json["choices"]:
+            assert re.fullmatch("[0-9]{2}-[a-c]", choice["message"]["content"])
+            assert choice["finish_reason"] == "stop"
+            assert len(choice["logprobs"]["content"]) == len(choice["token_ids"])
+
+    serve(llm, use)
+
+
+def test_beside_others_their_answers_stay_what_they_are(llm: nc.LLM) -> None:
+    async def use(app: Any, service: Service) -> None:
+        drawn = {"prompt": [1, 2, 3], "max_tokens": 30, "seed": 4, "ignore_eos": True, "n": 3}
+        alone = (await ask(app, PATH, drawn)).json["choices"]
+        bodies = [drawn, {**BODY, "best_of": 8}, drawn, {**BODY, "best_of": 5, "n": 5}]
+        calls = await asyncio.gather(*(ask(app, PATH, body) for body in bodies))
+        assert calls[0].json["choices"] == calls[2].json["choices"] == alone
+        assert [one["token_ids"] for one in calls[1].json["choices"]] == searched(llm, {"best_of": 8})
+
+    serve(llm, use)
+
+
+def test_who_leaves_ends_the_search(llm: nc.LLM) -> None:
+    async def use(app: Any, service: Service) -> None:
+        call = begin(app, PATH, {**BODY, "best_of": 8, "max_tokens": 200, "ignore_eos": True})
+        for _ in range(400):
+            await asyncio.sleep(0.005)
+            if service.engine.stats.running:
+                break
+        assert service.engine.stats.running
+        call.leave()
+        await call.task
+        for _ in range(400):
+            if not service.engine.stats.running:
+                break
+            await asyncio.sleep(0.005)
+        assert service.engine.stats.running == 0
+
+    serve(llm, use, slowly)
+
+
+def test_a_search_that_fails_is_an_error(llm: nc.LLM) -> None:
+    def broken(seen: tuple[int, ...]) -> np.ndarray:
+        return np.full(SIZE, np.nan, np.float32) if len(seen) > 5 else rule(seen)
+
+    async def use(app: Any, service: Service) -> None:
+        call = await ask(app, PATH, {**BODY, "best_of": 4, "ignore_eos": True})
+        check_error(call, 500)
+
+    serve(llm, use, broken)
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"stream": True}, "stream"),
+    ({"use_beam_search": "yes"}, "use_beam_search"),
+    ({"early_stopping": "sometimes"}, "early_stopping"),
+    ({"best_of": 4, "beam_groups": 3}, "beam_groups"),
+    ({"best_of": 2, "n": 3}, "best_of"),
+    ({"best_of": 129}, "best_of"),
+    ({"length_penalty": "1"}, "length_penalty"),
+    ({"length_penalty": 1e9}, "length_penalty"),
+    ({"diversity_penalty": -1}, "diversity_penalty"),
+    ({"echo": True, "logprobs": 1}, "logprobs"),
+    ({"temperature": 0.5}, "temperature"),
+    ({"structured": {"regex": "("}}, "structured"),
+    *(
+        ({name: value}, name)
+        for name, value in {
+            "top_p": 0.9,
+            "top_k": 5,
+            "stop": "x",
+            "stop_regex": "x",
+            "min_tokens": 2,
+            "logit_bias": {"5": 1.0},
+            "repetition_penalty": 1.1,
+            "suppress_token_ids": [4],
+            "prompt_logprobs": 1,
+            "logprob_token_ids": [4],
+            "draw": "greedy",
+            "include_stop_str_in_output": True,
+        }.items()
+    ),
+    *(({"use_beam_search": False, name: 1}, name) for name in FIELDS_OF_BEAMS),
+]
+
+
+def test_what_does_not_go_together_is_refused_by_name(llm: nc.LLM) -> None:
+    async def use(app: Any, service: Service) -> None:
+        for fields, name in REFUSED:
+            check_error(await ask(app, PATH, {**BODY, **fields}), 400, param=name)
+
+    serve(llm, use)
+
+
+@pytest.mark.parametrize("endpoint", [COMPLETIONS, CHAT], ids=["completions", "chat"])
+def test_every_parameter_is_taken_over_or_refused(endpoint: Any) -> None:
+    """None is dropped: what a search does not know is refused when it says something."""
+    subject = {"prompt": "x"} if endpoint is COMPLETIONS else {"messages": HELLO}
+    plain = read_body(endpoint, {**subject, "use_beam_search": True}, nc.SamplingParams()).beams
+    for name, parameter in FIELDS.items():
+        other = {"bool": not parameter.default, "float": 0.5, "int": 3}.get(parameter.kind)
+        if other is None or name in ("n", "seed", "logprobs"):
+            continue
+        refused = asked = None
+        try:
+            asked = read_body(endpoint, {**subject, "use_beam_search": True, name: other}, nc.SamplingParams())
+        except ParameterError as error:
+            refused = error
+        if asked is None:
+            assert (name.rpartition("_")[0] or name) in str(refused)
+        else:
+            assert asked.beams != plain, name
+
+
+def test_what_a_model_recommends_for_drawing_does_not_matter() -> None:
+    defaults = nc.SamplingParams(temperature=0.7, top_p=0.9, max_tokens=9)
+    asked = read_body(COMPLETIONS, {"prompt": "x", "use_beam_search": True}, defaults)
+    assert asked.beams is not None
+    assert (asked.beams.max_tokens, asked.beams.width) == (9, 1)
