@@ -1,0 +1,227 @@
+"""Rules of verification, number by number: what must happen at the edges."""
+
+from __future__ import annotations
+
+import inspect
+
+import numpy as np
+import pytest
+
+from nucleate.core import noise
+from nucleate.engine import verify
+from nucleate.engine.draft.draft import ROOT, Draft
+from nucleate.engine.verify import RULES, Verdict, block, coins, last_coin, rejection, typical
+
+EVERY = sorted(RULES)
+EXACT = [name for name in EVERY if RULES[name].exact]
+LAST = 1 - 2**-53
+P = np.array([[0.5, 0.3, 0.2], [0.1, 0.1, 0.8], [0.0, 1.0, 0.0]])
+Q = np.array([0.2, 0.3, 0.5])
+
+
+def test_rejection_by_hand():
+    draft = Draft((2, 2), laws=(Q, Q))
+    assert rejection(P, draft, [0.39, 0.99], 0.5) == Verdict((0, 1), 1)  # 0.2 / 0.5, then 0.8 / 0.5
+    assert rejection(P, draft, [0.41, 0.0], 0.5) == Verdict((), 0)  # all that p has over q is at 0
+    assert rejection(P, Draft((2, 0), laws=(Q, Q)), [0.0, 0.51], 0.0) == Verdict((0,), 2)  # 0.1 / 0.2
+    assert rejection(P, Draft((0, 1)), [0.49, 0.0], 0.9) == Verdict((0, 1), 1)
+    assert rejection(P, Draft((0, 1)), [0.51, 0.0], 0.59) == Verdict((), 1)  # 0.3 of 0.5
+    assert rejection(P, Draft((0, 1)), [0.51, 0.0], 0.61) == Verdict((), 2)
+    assert rejection(P, draft, [0.39, 0.99], 0.5).tokens(draft) == [2, 2, 1]
+
+
+def test_block_by_hand():
+    draft = Draft((2, 2), laws=(Q, Q))  # weights 0.4, 0.64; over q at 0.4: (0, 0, 0); after the first: (0.05, 0, 0)
+    assert block(P, draft, [0.0, 0.63], 0.5) == Verdict((0, 1), 1)
+    assert block(P, draft, [0.0, 0.65], 0.5) == Verdict((), 0)  # 0.4 p has nothing over q
+    more = Draft((0, 2), laws=(Q, Q))  # weights 1, 1
+    assert block(P, more, [LAST, LAST], 0.5) == Verdict((0, 1), 1)
+    down = Draft((0, 0), laws=(Q, Q))  # weights 1, 0.5
+    assert block(P, down, [LAST, 0.51], 0.5) == Verdict((0,), 2)
+    half = Draft((2, 0), laws=(Q, np.array([0.9, 0.1, 0.0])))  # weights 0.4, 0.0444; over: (0, 0, 0.32): 0.32 / 0.92
+    assert block(P, half, [0.347, 0.05], 0.5) == Verdict((0,), 2)
+    assert block(P, half, [0.349, 0.05], 0.5) == Verdict((), 0)
+    other = Draft((2, 1), laws=(Q, np.array([0.02, 0.9, 0.08])))  # over: (0.02, 0, 0.24), and 0.26 / 0.86
+    assert block(P, other, [0.30, 0.05], 0.07) == Verdict((0,), 0)
+    assert block(P, other, [0.30, 0.05], 0.08) == Verdict((0,), 2)
+    assert block(P, other, [0.31, 0.05], 0.08) == Verdict((), 0)
+    assert block(P, Draft((2,)), [0.19], 0.5) == Verdict((0,), 2)
+    assert block(P, Draft((2,)), [0.21], 0.5) == Verdict((), 0)
+
+
+def test_siblings_by_hand():
+    tree = Draft((2, 1, 1, 0), (ROOT, ROOT, 1, 1))
+    rows = [P[0], P[1], P[1], P[2], P[2]]
+    assert rejection(rows, tree, [0.19, 0, 0, 0], 0.5) == Verdict((0,), 2)
+    assert rejection(rows, tree, [0.21, 0.37, 0.09, 0], 0.5) == Verdict((1, 2), 1)  # 0.3 of 0.8 that are left
+    assert rejection(rows, tree, [0.21, 0.38, 0, 0], 0.99) == Verdict((), 0)
+    assert rejection(rows, tree, [0.21, 0.37, 0.11, 0.12], 0.3) == Verdict((1,), 2)
+    assert rejection(rows, tree, [0.21, 0.37, 0.11, 0.11], 0.3) == Verdict((1, 3), 1)  # 0.1 of 0.9
+    twice = Draft((2, 2), (ROOT, ROOT))
+    assert rejection(rows, twice, [0.21, 0.0], 0.0) == Verdict((), 0)  # it is not likelier for being asked twice
+
+
+def test_typical_by_hand():
+    flat, sharp = np.full(10, 0.1), np.array([0.91, *[0.01] * 9])
+    assert typical([flat, sharp, sharp], Draft((3, 0)), [], 0.0) == Verdict((0, 1), 0)  # 0.09 exp(-2.3) is little
+    assert typical([sharp, flat, flat], Draft((3, 0)), [], 0.95) == Verdict((), 4)  # 0.01 is below 0.09 exp(-0.5)
+    assert typical([sharp] * 3, Draft((3, 0)), [], 0.0, limit=0.009) == Verdict((0, 1), 0)
+    assert typical([sharp] * 3, Draft((3, 0)), [], 0.0, factor=0.01) == Verdict((0, 1), 0)
+    tree = Draft((3, 0, 0, 0, 1), (ROOT, ROOT, 0, 1, 1))
+    assert typical([sharp] * 6, tree, [], 0.0) == Verdict((1, 3), 0)
+    assert typical([flat] * 6, tree, [], 0.0) == Verdict((0, 2), 0)  # the first of the longest
+    assert not RULES["typical"].exact
+    assert "Not exact" in (inspect.getdoc(typical) or "")
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_equal_laws_keep_everything(name):
+    rng = np.random.default_rng(1)
+    for size in (1, 2, 7, 31, 257, 1000):
+        p = rng.random((4, size)) ** 8
+        p /= p.sum(axis=1, keepdims=True)
+        tokens = tuple(int(rng.choice(size, p=row)) for row in p[:3])
+        for coin in (0.0, LAST):
+            verdict = RULES[name].verify(p, Draft(tokens, laws=tuple(p[:3])), [LAST] * 3, coin)
+            assert verdict.path == (0, 1, 2)
+            assert p[3, verdict.token] > 0
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_no_residual_is_not_the_end(name):
+    """A coin of 1 refuses what is certain, as a coin that was rounded may: then p itself is drawn from."""
+    for law in (P[0], None):
+        p = P if law is not None else [[1.0, 0.0, 0.0], *P[1:]]
+        verdict = RULES[name].verify(p, Draft((0,), laws=(law,)), [1.0], 0.2)
+        assert verdict == Verdict((), 0)
+    verdict = RULES[name].verify(P, Draft((0, 2), laws=(P[0], P[1])), [1.0, 1.0], 0.15)
+    assert verdict == Verdict((), 0)
+
+
+@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("coin", [0.0, 0.5, LAST])
+def test_what_the_target_never_says_is_never_said(name, coin):
+    rng = np.random.default_rng(2)
+    for _ in range(100):
+        size = int(rng.integers(2, 9))
+        p = rng.random((3, size)) * (rng.random((3, size)) < 0.5)
+        p[np.arange(3), rng.integers(size, size=3)] = 1e-12
+        laws = tuple(rng.dirichlet(np.ones(size), 2)) if rng.random() < 0.7 else None
+        draft = Draft(tuple(map(int, rng.integers(size, size=2))), laws=laws)
+        verdict = RULES[name].verify(p, draft, [0.0, rng.random()] if coin == 0 else rng.random(2), coin)
+        for row, token in enumerate(verdict.tokens(draft)):
+            assert p[row, token] > 0
+
+
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("broken", [np.nan, np.inf, -1.0, 0.0])
+def test_a_broken_row_is_an_error_where_it_is_come_to(name, broken):
+    verify_with, draft = RULES[name].verify, Draft((1, 1, 1))
+    good, bad = [0.0, 1.0], [0.0, broken]
+    for place in range(4):
+        rows = [good] * place + [bad] + [good] * (3 - place)
+        path, token, error = verify_with(rows, draft, [0.5] * 3, 0.5)
+        assert (path, token) == (tuple(range(place)), -1)
+        assert error == "the target has no token to draw" + (f" after {place} drafted tokens" if place else "")
+        assert Verdict(path, token, error).tokens(draft) == [1] * place
+        assert verify_with(rows, Draft((0, 1, 1)), [0.5] * 3, 0.5).error == (error if place == 0 else None)
+
+
+@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize(
+    "law",
+    [[np.nan, 1, 0], [0, 0, 0], [1, -1, 1], [np.inf, 0, 0], [1.0, 0.0, 0.0]],
+    ids=["nan", "0", "-", "inf", "not it"],
+)
+def test_a_broken_law_ends_the_draft(name, law):
+    laws = (P[0], np.array(law, float), P[2])
+    for coin in (0.05, 0.15, 0.5):
+        verdict = RULES[name].verify(P[[0, 1, 2, 2]], Draft((0, 1, 1), laws=laws), [0.0] * 3, coin)
+        assert verdict == Verdict((0,), [0, 1, 2][int(np.searchsorted([0.1, 0.2], coin))])
+    siblings = Draft((1, 2), (ROOT, ROOT), (None, np.array(law, float)))
+    assert rejection(P[[0, 1, 1]], siblings, [0.9, 0.0], 0.99) == Verdict((), 2)
+    assert rejection(P[[0, 1, 1]], siblings, [0.9, 0.0], 0.0) == Verdict((), 0)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_another_vocabulary_is_refused(name):
+    for token in (-1, 3):
+        with pytest.raises(ValueError, match=rf"0\.\.2, got {token}"):
+            RULES[name].verify(P, Draft((token,)), [0.5], 0.5)
+    if name != "typical":
+        with pytest.raises(ValueError, match="has 4 chances, but those of the target are 3"):
+            RULES[name].verify(P, Draft((0,), laws=(np.ones(4) / 4,)), [0.5], 0.5)
+    with pytest.raises(ValueError, match="shape"):
+        RULES[name].verify(P[None], Draft(), [], 0.5)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_no_draft_is_a_draw(name):
+    for u, token in ((0.0, 0), (0.49, 0), (0.51, 1), (0.79, 1), (0.81, 2), (LAST, 2)):
+        assert RULES[name].verify(P, Draft(), [], u) == Verdict((), token)
+
+
+def test_a_block_is_a_chain():
+    with pytest.raises(ValueError, match="got a tree"):
+        block(P, Draft((0, 1), (ROOT, ROOT)), [0, 0], 0)
+    assert block(P, Draft((0, 2), (ROOT, 0)), [0, 0], 0) == Verdict((0, 1), 1)
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_laws_of_any_size_and_precision(name):
+    """float32 laws sum to 1 but for rounding; weights that do not are taken as weights."""
+    rng = np.random.default_rng(3)
+    x = rng.normal(0, 3, 50_001).astype(np.float32)
+    p = np.exp(x - x.max())
+    p32 = (p / p.sum()).astype(np.float32)
+    tokens = tuple(map(int, np.argsort(-p)[:3]))
+    rows, draft = [p32, p32 * 7, p, p], Draft(tokens, laws=(p32 * 3, p, p32))
+    verdict = RULES[name].verify(rows, draft, [1 - 1e-6] * 3, 0.5)
+    assert verdict.path == (0, 1, 2)
+    tiny = Draft((1,), laws=([1.0, 1e-310],))
+    assert RULES[name].verify([[0.5, 0.5]] * 2, tiny, [0.99], 0.7) == Verdict((0,), 1)
+
+
+def test_rows_are_looked_at_only_if_come_to():
+    class Rows:
+        def __init__(self):
+            self.seen = []
+
+        def __getitem__(self, row):
+            self.seen.append(row)
+            return P[0]
+
+    for rule, seen in ((rejection, [0]), (typical, [0])):
+        rows = Rows()
+        rule(rows, Draft((2, 2, 2)), [0.9] * 3, 0.5) if rule is rejection else rule(
+            rows, Draft((2, 2)), [], 0, 1.0, 9.0
+        )
+        assert sorted(set(rows.seen)) == seen
+
+
+def test_the_noise_of_a_round():
+    assert np.array_equal(coins(5, 2**40, 3), noise.uniform(5, 2**40, noise.ACCEPT, np.arange(3)))
+    assert np.array_equal(coins(5, 1, 9)[:4], coins(5, 1, 4))  # whatever the length of the draft
+    assert len(coins(5, 1, 0)) == 0
+    assert last_coin(5, 2) == noise.uniform(5, 2, noise.RESIDUAL, np.zeros(1, int))[0]
+    numbers = [*coins(5, 1, 3), *coins(5, 2, 3), *coins(6, 1, 3), last_coin(5, 1), last_coin(5, 2)]
+    assert len(set(numbers)) == len(numbers)
+    assert 0 < min(numbers) <= max(numbers) < 1
+
+
+def test_no_rule_is_forgotten():
+    with pytest.raises(TypeError):
+        RULES["mine"] = RULES["block"]
+    assert {name: (rule.exact, rule.trees) for name, rule in RULES.items()} == {
+        "rejection": (True, True),
+        "block": (True, False),
+        "typical": (False, True),
+    }
+    assert all(rule.verify is getattr(verify, name) for name, rule in RULES.items())
+
+
+def test_a_block_ends_with_a_token_that_cannot_be():
+    rows = [[0.5, 0.5], [0.0, 1.0], [np.nan, 1.0]]
+    assert block(rows, Draft((1, 0, 0)), [0.4, 0.0, 0.0], 0.5) == Verdict((0,), 1)
+    assert block(rows, Draft((1, 0, 0)), [0.6, 0.0, 0.0], 0.5) == Verdict((), 0)
+    assert block([[0.0, 1.0]], Draft((0, 0)), [0.0, 0.0], 0.5) == Verdict((), 1)
