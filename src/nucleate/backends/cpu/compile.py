@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import llvmlite
 import numba
 import numba.extending
+from numba import types
 
 from nucleate.core import kept
 
@@ -37,13 +39,25 @@ def folder() -> Path:
 
 def kernel(function: Callable[..., Any]) -> Any:
     """Compile a function that Python calls, when it is first called; from then on it comes from disk."""
+    return _kept(function, numba.njit, nogil=True, error_model="numpy")
+
+
+RULE = types.void(types.int64, types.int64, types.int64, types.int64, types.float64, types.int64)
+
+
+def entry(function: Callable[..., Any]) -> Any:
+    """Compile, now, a function that kernels call by its ``address``, see ``staged.entries``."""
+    return _kept(function, functools.partial(numba.cfunc, RULE), error_model="numpy")
+
+
+def _kept(function: Callable[..., Any], compiler: Callable[..., Any], **options: Any) -> Any:
     before, place = numba.config.CACHE_DIR, folder()
     if not kept.prepared(place, "the CPU kernels", 15):
-        return jit(function)
+        return compiler(**options)(function)
     try:
         numba.config.CACHE_DIR = str(place)
-        return numba.njit(nogil=True, error_model="numpy", cache=True)(function)
+        return compiler(cache=True, **options)(function)
     except (OSError, RuntimeError):  # it can be written, but not as Numba does
-        return jit(function)
+        return compiler(**options)(function)
     finally:
         numba.config.CACHE_DIR = before

@@ -36,6 +36,17 @@ halves_at = _pointer(types.uint16, ir.IntType(16))
 
 
 @intrinsic
+def next_of(typing: Any, address: Any) -> Any:
+    """Add 1 to the integer at an address, which others may do at the same time; returns what was there before."""
+
+    def make(context: Any, b: Any, signature: Any, given: Any) -> Any:
+        place = b.inttoptr(given[0], ir.IntType(64).as_pointer())
+        return b.atomic_rmw("add", place, ir.Constant(ir.IntType(64), 1), "monotonic")
+
+    return types.int64(types.int64), make
+
+
+@intrinsic
 def move(typing: Any, address: Any, x: Any) -> Any:
     """Copy what lies at an address into a float32 array."""
 

@@ -10,7 +10,17 @@ from numba import carray
 
 from nucleate.backends.cpu import simd
 from nucleate.backends.cpu.compile import jit, kernel
-from nucleate.backends.cpu.load import FLOAT32, copy, doubles_at, longs_at, lying, unsigned_at, with_tail, words_at
+from nucleate.backends.cpu.load import (
+    FLOAT32,
+    copy,
+    doubles_at,
+    longs_at,
+    lying,
+    next_of,
+    unsigned_at,
+    with_tail,
+    words_at,
+)
 from nucleate.backends.cpu.simd import GROUP
 from nucleate.backends.cpu.special.cuts import MANY, Chain, exponent_of, first, narrow, read
 from nucleate.backends.cpu.special.edits import edit, forbid
@@ -85,21 +95,23 @@ def chain_of(numbers: Any) -> Any:
 
 @kernel
 def draw_rows(
-    x: Any, start: Any, between: Any, kind: Any, size: Any, mask: Any, words: Any, low: Any, high: Any,
+    x: Any, start: Any, between: Any, kind: Any, size: Any, mask: Any, words: Any, count: Any, begun: Any,
     control: Any, room: Any,
-) -> None:  # fmt: skip
-    """Draw from the rows from ``low`` to below ``high``, and move their steps on. All but the first are integers.
+) -> Any:  # fmt: skip
+    """Draw from rows, and move their steps on; returns how many. All but the first are integers.
 
     x, start, between: where the first row of a batch is in memory, in an array or, if not 0, at an address, and how
     many bytes further the next. kind: of its ``size`` floats (see ``load``). mask, words: the same of bitmasks; 0 for
-    none. control: the address of that of a ``table.Part``. room: that of as many float64 as ``room_for(size)`` says.
+    none. count: of the rows. begun: the address of how many of them somebody has begun with; each call that is given it
+    takes the next one, until there is none. control: the address of that of a ``table.Part``. room: that of as many
+    float64 as ``room_for(size)`` says.
     """
     start = start or np.int64(x.ctypes.data)
     work = carve(carray(doubles_at(room), room_for(size)), size)
     arrays = carray(longs_at(control), 7)
-    places, slots = carray(longs_at(arrays[PLACES]), high), carray(longs_at(arrays[SLOTS]), high)
-    tokens = carray(longs_at(arrays[TOKENS]), high)
-    for i in range(low, high):
+    places, slots = carray(longs_at(arrays[PLACES]), count), carray(longs_at(arrays[SLOTS]), count)
+    tokens, drawn, i = carray(longs_at(arrays[TOKENS]), count), 0, next_of(begun)
+    while i < count:
         place, slot = places[i], slots[i]
         numbers = carray(doubles_at(arrays[NUMBERS] + slot * 56), 7)
         program = carray(longs_at(arrays[PROGRAMS] + slot * 16), 2)
@@ -110,6 +122,8 @@ def draw_rows(
         tokens[i] = token
         if token != NOT_DRAWN:
             step[0] += np.uint64(1)
+        drawn, i = drawn + 1, next_of(begun)
+    return drawn
 
 
 @kernel

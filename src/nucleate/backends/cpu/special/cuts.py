@@ -78,9 +78,9 @@ def narrow(row: Any, top: Any, chain: Any, work: Any) -> Any:
     cut = cut_at(top, below, chain.t) if below > -np.inf else LOWEST
     whole = 0.0
     counted = 0 < chain.k < size
-    last = ID
+    last, bounded, floored = ID, LOWEST, cut
     if counted:
-        bounded, last = kth_cut(row, top, chain.k, work)
+        bounded = kth_bound(row, chain.k, work)
         cut = max(cut, bounded)
     elif below == -np.inf:
         if chain.p < 1.0:
@@ -99,6 +99,10 @@ def narrow(row: Any, top: Any, chain: Any, work: Any) -> Any:
         last = last_by_weight(row, lowest, whole, chain.p * (1.0 - SLACK), chain.t, exponent, work)
         return Kept(late, ID, MANY) if row.x[last] < late else Kept(row.x[last], last, MANY)
     found = gather(row, work.tops, cut, work.ids, work.keys)
+    if counted and not sure(chain.k, work) and cut == bounded and not chain.k <= found <= chain.k + FEW:
+        bounded, last = kth_counted(row, top, chain.k, work)
+        cut = max(floored, bounded, late if chain.p >= 1.0 else LOWEST)
+        found = gather(row, work.tops, cut, work.ids, work.keys)
     if last != ID and row.x[last] == cut:
         found = drop_after(row.x, cut, last, found, work.ids)
     return Kept(cut, ID, keep_few(row.x, found, whole, late, chain, np.float64(top), work))
@@ -168,11 +172,26 @@ def deviation(row: Any, top: Any, work: Any) -> Any:
 @jit
 def kth_cut(row: Any, top: Any, k: Any, work: Any) -> Any:
     """(a score that at least k tokens reach, or all; the k-th token, if it has that score, or ID)."""
-    if k <= work.tops.size // 2:
-        return reached(work.tops, k), ID
-    cut = max(likely(row.x, k, work), LOWEST)
-    if k <= count(row, work.tops, cut) <= k + FEW:
-        return cut, ID
+    cut = kth_bound(row, k, work)
+    well = sure(k, work) or k <= count(row, work.tops, cut) <= k + FEW
+    return (cut, ID) if well else kth_counted(row, top, k, work)
+
+
+@jit
+def sure(k: Any, work: Any) -> Any:
+    """Whether ``kth_bound`` is told by the highest of the groups, so that it is more than likely."""
+    return k <= work.tops.size // 2
+
+
+@jit
+def kth_bound(row: Any, k: Any, work: Any) -> Any:
+    """A score that at least k tokens most likely reach, and not many more."""
+    return reached(work.tops, k) if sure(k, work) else max(likely(row.x, k, work), LOWEST)
+
+
+@jit
+def kth_counted(row: Any, top: Any, k: Any, work: Any) -> Any:
+    """As ``kth_cut``, where nothing is likely."""
     last = last_by_count(row, top, k, work, exponent_of(top, 1.0))
     return (LOWEST, ID) if last == ID else (row.x[last], last)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import Future
 from time import perf_counter
 from typing import Any
 
@@ -30,6 +31,8 @@ class Chains:
         self._rooms: list[NDArray[np.float64]] = []
         self._at: list[int] = []
         self._add_room()
+        self._begun = np.zeros(1, np.int64)  #: how many rows of this call threads have begun with
+        self._begun_at = self._begun.ctypes.data
         self._pace = size * 1e-10  # seconds per row, as of late
 
     def _add_room(self) -> None:
@@ -42,31 +45,26 @@ class Chains:
         lying: where the rows are, see ``rows.Lying``. masks: where the bitmask of the first row is, and how many bytes
         further the next. A row from which nothing is drawn has NOT_DRAWN.
         """
+        self._begun[0] = 0
         if count == 1:
-            draw_rows(*lying, self.size, *masks, 0, 1, control, self._at[0])
+            draw_rows(*lying, self.size, *masks, 1, self._begun_at, control, self._at[0])
             return
+        part: tuple[Any, ...] = (*lying, self.size, *masks, count, self._begun_at, control)
+        jobs: list[Future[int]] = []
         if count * self._pace > 2 * WORTH_A_THREAD and cores() > 1:
-            self._draw_on_threads((*lying, self.size, *masks), count, control)
-            return
-        start = perf_counter()
-        draw_rows(*lying, self.size, *masks, 0, count, control, self._at[0])
-        self._learn((perf_counter() - start) / count)
-
-    def _draw_on_threads(self, given: tuple[Any, ...], count: int, control: int) -> None:
-        threads = min(int(count * self._pace / WORTH_A_THREAD), count, cores())
-        while len(self._at) < threads:
-            self._add_room()
-        ends = [count * i // threads for i in range(threads + 1)]
-        parts: list[tuple[Any, ...]] = [(*given, ends[i], ends[i + 1], control, self._at[i]) for i in range(threads)]
-        jobs = [pool().submit(draw_rows, *part) for part in parts[1:]]
-        start = perf_counter()
-        draw_rows(*parts[0])
-        self._learn((perf_counter() - start) / ends[1])
-        for job, part in zip(jobs, parts[1:], strict=True):
-            if job.cancel():  # nobody has begun with it: its core has other things to do
-                draw_rows(*part)
-            else:
-                job.result()
+            threads = min(int(count * self._pace / WORTH_A_THREAD), count, cores())
+            while len(self._at) < threads:
+                self._add_room()
+            jobs = [pool().submit(draw_rows, *(*part, at)) for at in self._at[1:threads]]
+        try:
+            start = perf_counter()
+            drawn = draw_rows(*part, self._at[0])
+            if drawn:
+                self._learn((perf_counter() - start) / drawn)
+        finally:
+            for job in jobs:
+                if not job.cancel():  # else nobody has begun with it: its core has other things to do
+                    job.result()
 
     def _learn(self, pace: float) -> None:
         self._pace = min(pace, 8 * self._pace)  # a call that compiles says little

@@ -12,8 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nucleate.backends.cpu.compile import jit
-from nucleate.backends.cpu.doubles import loose
+from nucleate.backends.cpu.doubles import BLOCK, bits_of, loose
 from nucleate.backends.cpu.special.select import floating, ordered
+from nucleate.backends.cpu.squeeze import EIGHT, squeeze
+from nucleate.backends.cpu.squeeze import how_many as how_many_bits
 
 
 class Share(NamedTuple):
@@ -96,9 +98,28 @@ def keep_first(x: Any, ids: Any, weights: Any, scores: Any, n: Any, goal: Any, b
         scores[i] = x[ids[i]]
     first = share(scores[:n], weights[:n], goal, -1.0 if by_weight else 0.0, by_weight)
     least, sure, need, kept = np.float64(floating(first.low)), np.float64(floating(first.high)), first.need, 0
+    if need == how_many(scores[:n], least) - how_many(scores[:n], sure):
+        return keep_all(ids, weights, scores, n, least)
     for i in range(n):
         ids[kept], weights[kept] = ids[i], weights[i]
         above, in_question = scores[i] >= sure, (scores[i] >= least) & (scores[i] < sure)
         kept += above | (in_question & (need > 0))
         need -= in_question
+    return kept
+
+
+@jit
+def keep_all(ids: Any, weights: Any, scores: Any, n: Any, least: Any) -> Any:
+    """Keep those at or above a score, 8 at a time but for the last few."""
+    kept, full = 0, n // BLOCK * BLOCK
+    for start in range(0, full, BLOCK):
+        found = bits_of(scores, start, n, 1.0, 0.0, least, np.nan)
+        for place in range(start, start + BLOCK, EIGHT):
+            bits = np.int32((found >> (place - start)) & 255)
+            squeeze(bits, ids, place, ids, kept)
+            squeeze(bits, weights, place, weights, kept)
+            kept += how_many_bits(bits)
+    for i in range(full, n):
+        ids[kept], weights[kept] = ids[i], weights[i]
+        kept += scores[i] >= least
     return kept

@@ -76,15 +76,15 @@ class Trace(NDArrayOperatorsMixin):
 class Self:
     """Stands for the stage: its switches are as they are, its numbers may be any."""
 
-    def __init__(self, stage: Stage) -> None:
-        self.__dict__.update(_stage=stage, _read={})
+    def __init__(self, stage: Stage, number: Callable[[], Any] = Trace) -> None:
+        self.__dict__.update(_stage=stage, _read={}, _number=number)
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._stage, name)
         if not isinstance(value, NUMBERS):
             raise TypeError(f"{name} is no number")
         self._read[name] = True
-        return value if name in self._stage.parameters and isinstance(value, bool | None) else Trace()
+        return value if name in self._stage.parameters and isinstance(value, bool | None) else self._number()
 
 
 _asked: dict[Any, Asked] = {}
@@ -94,7 +94,7 @@ _sums: dict[type[Stage], bool] = {}
 _switches: dict[type[Stage], tuple[str, ...]] = {}
 
 
-def _settings(stage: Stage) -> tuple[Any, ...]:
+def settings(stage: Stage) -> tuple[Any, ...]:
     """The switches of a stage, and which of its numbers are none: with these, what it reads is the same."""
     kind = type(stage)
     if kind not in _switches:
@@ -107,7 +107,7 @@ def reads(stage: Stage, rule: str) -> Asked:
     known = _simple.get((type(stage), rule))
     if known is not None:
         return known
-    key = (rule, *_settings(stage))
+    key = (rule, *settings(stage))
     if key not in _asked:
         _asked[key] = _read(stage, rule)
     if len(key) == 2:  # a stage of this type has no settings
@@ -117,7 +117,7 @@ def reads(stage: Stage, rule: str) -> Asked:
 
 def reads_whole(stage: Stage) -> bool:
     """Whether a rule of a stage asks for the mass before the cuts."""
-    key = ("", *_settings(stage))
+    key = ("", *settings(stage))
     if key not in _asked:
         rules = RULES.get(shape_of(stage), ())
         _asked[key] = Asked(frozenset().union(*(reads(stage, rule).row for rule in rules)), (), ones=False)

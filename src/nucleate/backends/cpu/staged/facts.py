@@ -10,6 +10,8 @@ from nucleate.core.stage import Pipeline, Stage, Tap, shape_of
 MOST = 256
 """So many pipelines are remembered."""
 
+STRAIGHT = {"Scale", "Floor", "Prefix"}
+
 
 class Step(NamedTuple):
     """A stage, and what it is."""
@@ -28,6 +30,7 @@ class Facts(NamedTuple):
     steps: tuple[Step, ...]
     whole: bool  #: whether a rule asks for the mass before the cuts
     flips: bool  #: whether there is a coin
+    straight: bool  #: scales, cuts and a draw that nobody is told of: see ``straight``
 
 
 _known: dict[int, Facts] = {}
@@ -39,11 +42,19 @@ def facts_of(stages: Pipeline) -> Facts:
     if found is None or found.stages is not stages:
         steps = tuple(map(_step, stages))
         flips = any(step.shape == "Ceiling" for step in steps)
-        found = Facts(stages, steps, any(map(reads_whole, stages)), flips)
+        whole = any(map(reads_whole, stages))
+        found = Facts(stages, steps, whole, flips, not whole and _straight(steps))
         if len(_known) >= MOST:
             _known.clear()
         _known[id(stages)] = found
     return found
+
+
+def _straight(steps: tuple[Step, ...]) -> bool:
+    if not steps or steps[-1].shape != "Draw" or steps[-1].idle:
+        return False
+    known = all(step.idle or step.shape in STRAIGHT for step in steps[:-1])
+    return known and not any(step.remembers or step.greedy for step in steps)
 
 
 def _step(stage: Stage) -> Step:

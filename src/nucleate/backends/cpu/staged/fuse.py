@@ -6,6 +6,8 @@ or where the compiler does not understand them. So nothing is compiled per pipel
 (statistics, cuts, the search for a prefix, noise) is compiled once for all. What no rule asks for is not
 computed. What is odd (a row that cannot be drawn, weights below 0, a score that is NaN) is left to the reference: it
 says what is wrong, or what is meant.
+
+Where there is nothing but scales, cuts and a draw, all of this is one call of a kernel, see ``straight``.
 """
 
 from __future__ import annotations
@@ -18,18 +20,22 @@ from numpy.typing import NDArray
 from nucleate.backends import reference
 from nucleate.backends.cpu.doubles import LOWEST
 from nucleate.backends.cpu.staged import candidates, keep, summary
+from nucleate.backends.cpu.staged import start as begin
 from nucleate.backends.cpu.staged.bind import reads
 from nucleate.backends.cpu.staged.facts import Step, facts_of
 from nucleate.backends.cpu.staged.pick import pick
 from nucleate.backends.cpu.staged.prefix import narrow, said
 from nucleate.backends.cpu.staged.raw import Raw, dense, listed
 from nucleate.backends.cpu.staged.room import Floats, Kept, Odd, Room, room
-from nucleate.backends.cpu.staged.start import Spans, Tokens, check, edit, start
+from nucleate.backends.cpu.staged.start import Spans, Tokens, check, edit, plain, start
+from nucleate.backends.cpu.staged.straight import straight
 from nucleate.backends.logprobs import logprobs
 from nucleate.core import noise
 from nucleate.core.event import StepLogprobs
 from nucleate.core.history import History, Past
 from nucleate.core.stage import Ceiling, Drawn, Floor, Pipeline, Scale, Shift, Stage
+
+FLOAT32 = np.dtype(np.float32)
 
 UNKNOWN = reference.Whole(np.nan, np.nan)
 """What was before a cut, where nobody asks."""
@@ -37,6 +43,12 @@ UNKNOWN = reference.Whole(np.nan, np.nan)
 
 def run(logits_V: NDArray[Any], stages: Pipeline, seed: int, step: int, past: Past = History()) -> reference.Result:
     """Draw a token, report what a Tap asks for, and let the stages learn from it. As ``reference.run``."""
+    facts = facts_of(stages)
+    if facts.straight and logits_V.dtype is FLOAT32 and len(logits_V) > begin.FEW:
+        work = room(len(logits_V))
+        token = straight(work, plain(work, logits_V), facts, seed, step)
+        if token >= 0:
+            return reference.Result(token, None, stages)
     try:
         with np.errstate(all="ignore"):
             return _run(logits_V, stages, seed, step, past)

@@ -12,6 +12,7 @@ from nucleate.backends import reference
 from nucleate.backends.cpu.simd import GROUP
 from nucleate.backends.cpu.staged import summary
 from nucleate.backends.cpu.staged.reach import BINS
+from nucleate.backends.cpu.staged.space import LONGEST
 from nucleate.backends.cpu.staged.summary import MASS, MOMENTS
 from nucleate.core.stage import Row
 
@@ -90,9 +91,38 @@ class Room:
         self.weights_G = np.empty(count)  #: what groups weigh, see ``weighed``
         self.starts, self.masses, self.noise = np.empty(count + 1, np.int64), np.empty(count), np.empty(count + GROUP)
         self.cuts = np.empty(8, np.float32)
+        self.four, self.rows = np.empty(4, np.int64), np.empty((LONGEST + 1, 8))
         self._floats: list[Floats] = []
         self._ids: list[Ids] = []
         self.start()
+        self._control = self._addresses()
+        self.control = self._control.ctypes.data  #: of the arrays of ``walk``
+
+    def _addresses(self) -> Ids:
+        ids, floats = self.ids(), [self.floats() for _ in range(3)]
+        self.start()
+        first: tuple[Any, ...] = (
+            self.tail,
+            self.tops,
+            self.weights_G,
+            self.starts,
+            self.masses,
+            self.noise,
+            self.cuts,
+            self.four,
+        )
+        second: tuple[Any, ...] = (
+            self.sums,
+            self.keys,
+            self.weights,
+            self.v,
+            self.w,
+            self.places,
+            ids,
+            *floats,
+            self.rows,
+        )
+        return np.array([one.ctypes.data for one in (*first, *second)], np.int64)
 
     def start(self) -> None:
         """All arrays are free again."""

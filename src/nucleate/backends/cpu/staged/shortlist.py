@@ -43,7 +43,7 @@ def shortlist(work: Room, tokens: Tokens, stage: Any, goal: Callable[[Row], Any]
     """
     if tokens.m <= FEW:
         return None
-    if isinstance(stage, Prefix) and _counts(stage):
+    if isinstance(stage, Prefix) and counts(stage):
         return _best(work, tokens, float(goal(tokens.statistics(frozenset()))))
     if not sums_to_mass(stage):
         return _tried(work, tokens, stage, goal)
@@ -53,7 +53,7 @@ def shortlist(work: Room, tokens: Tokens, stage: Any, goal: Callable[[Row], Any]
     return tokens.from_cut(cut, tokens) if isinstance(tokens, Raw) else _above(work, tokens, cut)
 
 
-def _counts(stage: Prefix) -> bool:
+def counts(stage: Prefix) -> bool:
     """Whether a stage keeps a number of tokens, the best ones."""
     plain = type(stage).order is Prefix.order and stage.reaches and not stage.ties
     return plain and reads(stage, "weight").ones and not reads(stage, "target").row

@@ -24,7 +24,7 @@ Spans = dict[int, tuple[Tokens, Tokens]]
 
 def start(work: Room, logits_V: NDArray[Any], steps: tuple[Step, ...], past: Past) -> tuple[Tokens, int, Spans]:
     """The tokens as of some stage, and its place. Before it there are Shifts at most, and a Tap of the row as given."""
-    row_V = _plain(work, np.asarray(logits_V, dtype=np.float32))
+    row_V = plain(work, np.asarray(logits_V, dtype=np.float32))
     spans: Spans = {}
     place = _next(steps, 0)
     if work.size > FEW:
@@ -60,7 +60,7 @@ def edit(x_V: Floats, stage: Shift, past: Past) -> None:
         raise Odd from None
 
 
-def _plain(work: Room, row_V: NDArray[np.float32]) -> NDArray[np.float32]:
+def plain(work: Room, row_V: NDArray[np.float32]) -> NDArray[np.float32]:
     """A row as the kernels know it: contiguous and writeable."""
     flags = row_V.flags
     if flags.c_contiguous and flags.writeable and flags.aligned:
