@@ -709,7 +709,7 @@ def test_a_token_that_is_pushed_is_as_if_it_were_the_only_one_to_draw(stages, ba
 def test_a_token_outside_the_vocabulary_is_not_pushed(token):
     sampler = nc.Sampler(97)
     row = sampler.add((Gumbel(1),))
-    with pytest.raises(ParameterError, match="0..96"):
+    with pytest.raises(ParameterError, match=r"0\.\.96"):
         sampler.push(row, token)
     assert not sampler.output_ids(row)
     with pytest.raises(ParameterError, match="row"):

@@ -20,6 +20,7 @@ from nucleate.llm import LLM
 from nucleate.models.model import ModelError
 from nucleate.server.wire.forms import named
 from nucleate.server.wire.requests import CHAT, COMPLETIONS, PLAIN, Asked, read_body
+from nucleate.text.structured.guide import FORM_FAILED
 
 SHOWN_EVERY = 0.2  # seconds
 
@@ -158,6 +159,6 @@ class Batch:
 def _failure(why: str, asked: Asked) -> Failure:
     """What the record tells of an answer that could not go on. If its form was the reason, the request is at fault."""
     message = f"the answer ended with an error: {why}"
-    if asked.params.structured is not None and "the form asked for" in why:
+    if asked.params.structured is not None and why.startswith(FORM_FAILED):
         return Failure(message, param=asked.form_field, status=400)
     return Failure(message, "server_error", status=500)

@@ -27,7 +27,7 @@ class Structured:
 
     ``policy`` says what to do with keywords of a schema that cannot be held: ``strict`` refuses them; ``coerce`` is
     strict but takes ``oneOf`` for ``anyOf``; ``lenient`` ignores and lists them. ``whitespace`` between the tokens of
-    JSON: ``bounded`` is a space, or a line break and up to 40 spaces or 10 tabs; ``compact`` is none.
+    JSON: ``bounded`` is a space, or a line break and up to 16 spaces or 8 tabs; ``compact`` is none.
 
     Raises ParameterError, which names the field, for values that have no such form. What can be compiled is not checked
     here.

@@ -64,7 +64,8 @@ class Engine:
     least max_sequences. max_length: tokens of a prompt with its answer; none: what the model's context and its blocks
     hold, which is the most in any case. prefix_sharing: whether requests that begin alike share what was read.
     regex_seconds: that the stop patterns of an answer may take, see ``text.stop``. structured_limits: of the forms that
-    text is asked to have. backend: as in ``sample``. Raises ParameterError.
+    text is asked to have. structured_engine: what holds them, "guidance" or "xgrammar". backend: as in ``sample``.
+    Raises ParameterError.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Engine:
         prefix_sharing: bool = True,
         regex_seconds: float = 0.5,
         structured_limits: Limits | None = None,
+        structured_engine: str = "guidance",
         backend: str = "auto",
     ) -> None:
         _at_least("max_sequences", max_sequences, 1)
@@ -100,7 +102,7 @@ class Engine:
         self._arrivals = self._read = self._reused = self._tokens = 0
         self._forced = 0
         self._forward_seconds = self._sampler_seconds = 0.0
-        self._forms = Forms(tokenizer, runner.vocab_size, structured_limits)
+        self._forms = Forms(tokenizer, runner.vocab_size, structured_limits, structured_engine)
         self._searches = Searches(self._schedule, runner, self._forms, tokenizer, self._live, self._branches)
         self._stages = functools.lru_cache(maxsize=256)(self._stages_of)
 

@@ -9,21 +9,32 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from time import perf_counter
+from typing import cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from nucleate.core.parameter import ParameterError
 from nucleate.core.structured import Structured
+from nucleate.core.values import shown
 from nucleate.text.structured import Compiled, Grammars, Guide, Limits, form_of
+from nucleate.text.structured.grammar import Engine
 from nucleate.text.tokenizer import Tokenizer
+
+ENGINES = get_args(Engine)
 
 
 class Forms:
-    """Of one vocabulary. ``seconds``: what masks took so far."""
+    """Of one vocabulary. ``seconds``: what masks took so far. Raises ParameterError for an engine that is none."""
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int, limits: Limits | None) -> None:
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, limits: Limits | None, engine: str = "guidance") -> None:
+        if engine not in ENGINES:
+            known = " or ".join(ENGINES)
+            raise ParameterError("structured_engine", f"structured_engine must be {known}, got {shown(engine)}")
         self.seconds = 0.0
-        self._make: Callable[[], Grammars] = partial(Grammars, tokenizer, vocab_size, limits=limits)
+        self._make: Callable[[], Grammars] = partial(
+            Grammars, tokenizer, vocab_size, limits=limits, engine=cast("Engine", engine)
+        )
         self._made: Grammars | None = None
         self._lock = threading.Lock()
         self._masks_RW = np.empty((0, 0), np.int32)

@@ -12,14 +12,11 @@ from nucleate.engine.worker import EngineStoppedError
 from nucleate.models.model import ModelError
 from nucleate.server.metrics import ErrorKind
 from nucleate.server.wire.responses import error_body, refusal_body
+from nucleate.text.structured.guide import FORM_FAILED
 
 RETRY = MappingProxyType({"retry-after": "1"})
 CLOSE = MappingProxyType({"connection": "close"})
 """For a body that was not read to its end: nothing after it on this connection could be told from it."""
-
-
-FORM_FAILED = ("the text cannot take the form asked for", "no token can be drawn within the form asked for")
-"""How the message of an answer begins whose form did not let it go on."""
 
 
 class Refusal(Exception):  # noqa: N818  # it is not always an error

@@ -4,28 +4,43 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from time import perf_counter
-from typing import Any, Final, final
+from time import perf_counter, thread_time
+from typing import Final, Literal, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nucleate.core.parameter import ParameterError
 from nucleate.core.structured import Structured
-from nucleate.text.structured.library import library, parser_limits, raise_unless_panic, told
+from nucleate.text.structured.guidance import Guidance
 from nucleate.text.structured.limits import Limits
-from nucleate.text.structured.matcher import GuidanceMatcher, Matcher, MatcherError, check_masks
-from nucleate.text.structured.schema import check_policy, places_of
-from nucleate.text.structured.source import lark_text, source
+from nucleate.text.structured.matcher import (
+    FREE_SECONDS,
+    FirstMatcher,
+    GrammarEngine,
+    Matcher,
+    MatcherError,
+    check_masks,
+)
 from nucleate.text.structured.validate import MAX_SECONDS, validate
 from nucleate.text.structured.vocabulary import Vocabulary
+from nucleate.text.structured.xgrammar import XGRAMMAR_LIMITS, XGrammar
 from nucleate.text.tokenizer import Tokenizer
 
+Engine = Literal["guidance", "xgrammar"]
 CACHE_BYTES: Final = 64 * 2**20
 SLOW_SECONDS: Final = 0.02
-"""If the masks of a step take longer, each is timed."""
+"""If the masks of a step take longer, each is timed in the next one."""
+ALONE_SECONDS: Final = 0.0005
+"""For so long masks are filled on the calling thread: to wake others can cost more than what they would take over."""
+QUIET_STEPS: Final = 64
+"""After a step in which each was timed and none was slow."""
+_ENGINES: Final[Mapping[str, tuple[Callable[[Vocabulary, Limits, int | None], GrammarEngine], Limits]]] = {
+    "guidance": (Guidance, Limits()),
+    "xgrammar": (XGrammar, XGRAMMAR_LIMITS),
+}
 
 
 @final
@@ -33,7 +48,7 @@ class Compiled:
     """A form, ready for one vocabulary. ``ignored``: what the policy does not hold, keyword and place."""
 
     def __init__(
-        self, structured: Structured, ignored: tuple[str, ...], first: GuidanceMatcher, words: int, size: int
+        self, structured: Structured, ignored: tuple[str, ...], first: FirstMatcher, words: int, size: int
     ) -> None:
         self.structured = structured
         self.ignored = ignored
@@ -41,7 +56,7 @@ class Compiled:
         """W, the length of a mask."""
         self.size = size
         """About how many bytes this takes."""
-        self._first = first  # never moved, so that threads may copy it
+        self._first = first
 
     def matcher(self, *, ignore_eos: bool = False) -> Matcher:
         """The state of a new answer. Microseconds; from any thread. ignore_eos: EOS only where nothing else can be."""
@@ -57,9 +72,12 @@ class Grammars:
     """All forms over the vocabulary of one model. Thread safe; made once, since it takes a second for 128k tokens.
 
     ``vocab_size`` is the length of the model's logits; ids that are no token are never allowed, nor are those of more
-    than 1024 bytes, which the engine cannot hold (``left_out``). ``threads`` fill masks; None: 80 % of the processors.
+    than 1024 bytes, which llguidance cannot hold (``left_out``). ``engine``: the library that compiles, "guidance"
+    (llguidance) or "xgrammar". ``limits``: by default those of the engine. ``threads`` fill masks; None: most of the
+    processors.
 
-    Raises ValueError for a tokenizer without EOS, or whose tokens have no bytes of their own.
+    Raises ValueError for a tokenizer without EOS, or whose tokens have no bytes of their own; ModuleNotFoundError,
+    which says what to install, without the library.
     """
 
     def __init__(
@@ -67,18 +85,23 @@ class Grammars:
         tokenizer: Tokenizer,
         vocab_size: int,
         *,
+        engine: Engine = "guidance",
         limits: Limits | None = None,
         cache_bytes: int = CACHE_BYTES,
         threads: int | None = None,
     ) -> None:
-        self.limits = limits or Limits()
-        self._vocabulary = Vocabulary(tokenizer, vocab_size)
-        self.left_out = self._vocabulary.left_out
+        if engine not in _ENGINES:
+            raise ValueError(f"engine must be one of {', '.join(_ENGINES)}, got {engine!r}")
+        make, usual = _ENGINES[engine]
+        self.limits = limits or usual
+        vocabulary = Vocabulary(tokenizer, vocab_size)
+        self.left_out = vocabulary.left_out
         """Ids of tokens that are never allowed because they are too long."""
-        self.words = len(self._vocabulary.ends_W)
+        self.words = len(vocabulary.ends_W)
         """W, the length of a mask."""
-        self._executor = library().LLExecutor(num_threads=threads)
-        self._slow = False  # the last masks were: they are filled one by one, so that each pays for its own
+        self._engine = make(vocabulary, self.limits, threads)
+        self._each_timed = False  # masks are filled one by one, so that each pays for its own
+        self._quiet = 0  # for so many steps they are filled together however long it takes
         self._cache_bytes = cache_bytes
         self._kept: OrderedDict[Structured, Compiled] = OrderedDict()
         self._size = 0
@@ -124,49 +147,46 @@ class Grammars:
         check_masks(masks_RW, (len(matchers), self.words))
         if len({id(each) for each in matchers if each is not None}) < sum(each is not None for each in matchers):
             raise ValueError("a matcher can be in one row only")
-        jobs: list[tuple[GuidanceMatcher, int]] = []
+        jobs: list[tuple[Matcher, int]] = []
         for row, each in enumerate(matchers):
             if each is None:
                 masks_RW[row] = -1
-            elif isinstance(each, GuidanceMatcher) and each.error is None and not each.ended:
+            elif each.error is None and not each.ended:
                 jobs.append((each, row))
             else:
                 _fill_or_forbid(each, masks_RW[row])
         begin = perf_counter()
-        if len(jobs) > 1 and not self._slow:
-            try:
-                every = [(each.inner, row) for each, row in jobs]
-                self._executor.unsafe_compute_mask_ptr(every, masks_RW.ctypes.data, 4 * self.words, len(matchers))
-            except BaseException as error:  # noqa: BLE001 - a panic is no Exception, and does not tell its row
-                raise_unless_panic(error)
-            else:
-                for each, row in jobs:
-                    each.settle(masks_RW[row])
-                self._slow = perf_counter() - begin > SLOW_SECONDS
-                return
-        for each, row in jobs:
+        rest = jobs[self._fill_alone(jobs, masks_RW) :]
+        if not rest:
+            return
+        if self._engine.fill_all([each for each, _ in rest], [row for _, row in rest], masks_RW):
+            self._quiet -= 1
+            self._each_timed = self._quiet < 0 and perf_counter() - begin > SLOW_SECONDS
+            return
+        for each, row in rest:
             _fill_or_forbid(each, masks_RW[row])
-        self._slow = perf_counter() - begin > SLOW_SECONDS
+
+    def _fill_alone(self, jobs: Sequence[tuple[Matcher, int]], masks_RW: NDArray[np.int32]) -> int:
+        """Fill masks on this thread, and say how many: all if each is timed, else until others are woken for two."""
+        begin, slow = perf_counter(), False
+        for done, (each, row) in enumerate(jobs):
+            if not self._each_timed and done + 1 < len(jobs) and perf_counter() - begin > ALONE_SECONDS:
+                return done
+            slow |= _fill_or_forbid(each, masks_RW[row]) > FREE_SECONDS
+        if not slow:
+            self._quiet = QUIET_STEPS
+        self._each_timed = slow
+        return len(jobs)
 
     def _compile(self, structured: Structured) -> Compiled:
-        self.limits.check(structured)
-        ignored = check_policy(structured.schema, structured.policy) if structured.json_schema is not None else ()
-        if structured.grammar is not None:
-            self.limits.check_grammar(lark_text(structured.grammar))
-        text = _or_refused(structured, lambda: source(structured))
-        inner = _or_refused(structured, lambda: self._vocabulary.matcher(text, parser_limits()))
-        if inner.is_error():
-            raise _refused(structured, inner.get_error())
-        if structured.policy != "strict":
-            ignored += _one_of_as_any_of(structured, inner.get_grammar_warnings())
-        first = GuidanceMatcher(inner, self._vocabulary.ends, self._vocabulary.ends_W, self.limits.seconds)
+        first, ignored, size = self._engine.compile(structured)
         try:
             self._try(first)  # what cannot even begin is told now, and copies begin warm
         except (MatcherError, ValueError) as error:
-            raise _refused(structured, str(error)) from None
-        return Compiled(structured, ignored, first, self.words, _size(text))
+            raise ParameterError(structured.form, f"{structured.form}: {error}") from None
+        return Compiled(structured, ignored, first, self.words, size)
 
-    def _try(self, first: GuidanceMatcher) -> None:
+    def _try(self, first: FirstMatcher) -> None:
         """Fill the first mask, and where it leaves no choice take the token: text without an end shows only then."""
         mask_W = np.empty(self.words, np.int32)
         first.fill(mask_W)
@@ -181,38 +201,11 @@ class Grammars:
             self._size -= self._kept.popitem(last=False)[1].size
 
 
-def _fill_or_forbid(each: Matcher, mask_W: NDArray[np.int32]) -> None:
+def _fill_or_forbid(each: Matcher, mask_W: NDArray[np.int32]) -> float:
+    """How many seconds of this thread it took."""
+    begin = thread_time()
     try:
         each.fill(mask_W)
     except MatcherError:
         mask_W[:] = 0
-
-
-def _size(text: str) -> int:
-    return 2**16 + 64 * len(text)
-
-
-def _or_refused(structured: Structured, call: Callable[[], Any]) -> Any:
-    try:
-        return call()
-    except ParameterError:
-        raise
-    except (ValueError, OverflowError) as error:
-        raise _refused(structured, str(error)) from None
-    except BaseException as error:  # noqa: BLE001 - a panic is no Exception
-        raise_unless_panic(error)
-        raise _refused(structured, "the grammar engine failed") from None
-
-
-def _refused(structured: Structured, message: str) -> ParameterError:
-    field = structured.form
-    reason = told(message, place=field == "grammar")
-    if field == "json_schema" and "oneOf" in reason:
-        where = places_of(structured.schema, "oneOf")
-        reason = f"cannot enforce oneOf, of which several may hold, at {where}; policy coerce would take it for anyOf"
-    return ParameterError(field, f"{field}: {reason}")
-
-
-def _one_of_as_any_of(structured: Structured, warnings: Sequence[str]) -> tuple[str, ...]:
-    taken = any("oneOf" in warning for warning in warnings)
-    return (f"oneOf, taken for anyOf, at {places_of(structured.schema, 'oneOf')}",) if taken else ()
+    return thread_time() - begin

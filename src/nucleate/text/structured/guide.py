@@ -14,7 +14,10 @@ from nucleate.core.stage import Pipeline, Shift, Tap
 from nucleate.core.structured import Structured
 from nucleate.text.structured.grammar import Compiled, Grammars
 from nucleate.text.structured.matcher import MatcherError
+from nucleate.text.structured.validate import load
 
+FORM_FAILED = ("the text cannot take the form asked for", "no token can be drawn within the form asked for")
+"""How the message of an answer begins whose form did not let it go on: of the grammar, and of what stands beside it."""
 VALIDATION_SECONDS = 0.1
 """Of an answer whose schema was not held in full."""
 
@@ -66,8 +69,8 @@ def why(error: str, guide: Guide | None) -> str:
     if guide is None:
         return f"invalid logits: {error}"
     if guide.matcher.error is not None:
-        return f"the text cannot take the form asked for: {guide.matcher.error}"
-    return f"no token can be drawn within the form asked for: {error}"
+        return f"{FORM_FAILED[0]}: {guide.matcher.error}"
+    return f"{FORM_FAILED[1]}: {error}"
 
 
 def skippable(stages: Pipeline) -> bool:
@@ -86,4 +89,10 @@ def form_of(structured: Structured | None, grammars: Callable[[], Grammars]) -> 
         known = grammars()
     except (ModuleNotFoundError, ValueError) as error:
         raise ParameterError("structured", str(error)) from None
-    return known.compile(structured)
+    form = known.compile(structured)
+    if form.ignored:
+        try:
+            load()  # not in the middle of an answer
+        except ModuleNotFoundError as error:
+            raise ParameterError("structured", str(error)) from None
+    return form

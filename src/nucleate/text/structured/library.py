@@ -28,11 +28,11 @@ def library() -> Any:
 def parser_limits() -> Any:
     """What one grammar may cost the library. Its own errors would quote the grammar, so they are kept short.
 
-    Rows as long as a thousand optional properties need; fewer items in a step than its default, which an ambiguous
-    grammar can stretch to a tenth of a second.
+    As many items in a row as a thousand optional properties need; in a step the library's own number, since a mask over
+    a large vocabulary takes thousands for the simplest pattern. What ambiguous grammars cost is for the time to bound.
     """
     return library().LLParserLimits(
-        max_items_in_row=5_000, step_max_items=30_000, max_lexer_states=50_000, verbose_errors=False
+        max_items_in_row=5_000, step_max_items=50_000, max_lexer_states=50_000, verbose_errors=False
     )
 
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 from nucleate.core.parameter import ParameterError
 from nucleate.core.structured import Structured
 from nucleate.core.values import shown
+from nucleate.text.structured.gbnf import lark_text
+from nucleate.text.structured.lark import read
 from nucleate.text.structured.repetition import unrolled
 from nucleate.text.structured.schema import Place, joined_patterns, places
 
 _COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
-_QUOTED = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|//[^\n]*')
-_TERMINAL = re.compile(r"^[ \t]*_?[A-Z]\w*(?:\[[^\]]*\])?(?:\.\d+)?[ \t]*:", re.MULTILINE)
-_COUNT = re.compile(r"\{\s*(\d+)\s*(?:,\s*(\d*)\s*)?\}")
 
 
 @dataclass(frozen=True)
@@ -27,8 +25,9 @@ class Limits:
     ``properties`` and ``enum``: names and values in all of a schema together; ``choices`` also of alternatives in a
     grammar. ``repetitions``: of lengths and items, and of the most a regex can be repeated to; ``forced``: of the
     least. ``joined``: patterns that one ``allOf`` may have to intersect, and uses of & and ~ in a grammar (half).
-    ``multiple``: of the integers of all ``multipleOf``, and of their least common multiple. ``seconds``: that the
-    masks of one answer may take beyond what masks usually take; ambiguous grammars can be slow at every token.
+    ``parts``: characters of all ``%regex`` in a grammar. ``multiple``: of the integers of all ``multipleOf``, and of
+    their least common multiple. ``seconds``: that one answer may take beyond what its masks usually take; ambiguous
+    grammars can be slow at every token. ``compiling``: seconds that xgrammar may take for one form.
     """
 
     characters: int = 100_000
@@ -40,14 +39,16 @@ class Limits:
     repetitions: int = 1_000_000
     forced: int = 20_000
     joined: int = 16
+    parts: int = 2_000
     multiple: int = 20_000
     seconds: float = 1.0
+    compiling: float = 10.0
 
     def check(self, structured: Structured) -> None:
         """Raise ParameterError, which names the field, if the form is over a limit. Costs no more than reading it."""
         if structured.json_schema is not None:
             self._at_most("json_schema", "characters", len(structured.json_schema), self.characters)
-            self._check_schema(structured.schema)
+            self._check_schemas([structured.schema])
         elif structured.choice is not None:
             self._at_most("choice", "texts", len(structured.choice), self.choices)
             self._at_most("choice", "characters", sum(map(len, structured.choice)), self.characters)
@@ -68,39 +69,45 @@ class Limits:
         """The same for a grammar in Lark or GBNF."""
         field = "grammar"
         self._at_most(field, "characters", len(text), self.string)
-        bare = _QUOTED.sub("''", text)
-        self._at_most(field, "alternatives", bare.count("|"), self.choices)
-        self._at_most(field, "uses of & and ~", bare.count("&") + bare.count("~"), self.joined // 2)
-        self._at_most(field, "brackets, one in another", _depth(bare), self.depth)
-        self.check_pattern(field, text, "")  # near enough: what groups and repeats is written alike
-        # Terminals are put into one another, so that their repetitions multiply; rules are not.
-        product = 1
-        starts = [*(found.start() for found in _TERMINAL.finditer(text)), len(text)]
-        for begin, end in pairwise(starts):
-            product *= max((int(least[:9]) for least, _ in _COUNT.findall(text[begin:end])), default=1) or 1
-            self._at_most(field, "repetitions of terminals in one another", product, 5 * self.forced)
+        said = read(lark_text(text))
+        self._at_most(field, "alternatives", said.alternatives, self.choices)
+        self._at_most(field, "uses of & and ~", said.operators, self.joined // 2)
+        self._at_most(field, "brackets, one in another", said.depth, self.depth)
+        self._at_most(field, "characters in %regex", said.parts, self.parts)
+        self._at_most(field, "repetitions at least", said.size[0], self.forced)
+        self._at_most(field, "repetitions at most", said.size[1], self.repetitions)
+        try:
+            self._check_schemas(said.schemas)
+        except ParameterError as error:
+            raise ParameterError(field, f"{field}: %json{str(error).removeprefix('json_schema')}") from None
 
-    def _check_schema(self, schema: dict[str, Any]) -> None:
+    def _check_schemas(self, schemas: Sequence[dict[str, Any]]) -> None:
+        """The limits hold for all of them together."""
         field = "json_schema"
-        self._at_most(field, "levels of depth", _levels(schema, self.depth, self.string), self.depth)
-        properties = values = 0
+        properties = values = count = 0
         multiples: set[int] = set()
-        found = list(places(schema))
-        self._at_most(field, "schemas", len(found), self.enum)
-        for place in found:
-            _check_reference(place, schema)
-            properties += sum(len(place.objects(name)) for name in ("properties", "patternProperties"))
-            self._at_most(field, "properties", properties, self.properties)
-            values += len(place.listed("enum"))
-            self._at_most(field, "values in enums", values, self.enum)
-            for name in _COUNTS:
-                count = place.schema.get(name)
-                if isinstance(count, int | float):
-                    self._at_most(field, f"in {name}{place.where}", count, self.repetitions)
-            for pattern in place.patterns():
-                self.check_pattern(field, pattern, place.where)
-            self._check_multiple(place, multiples)
-        self._check_joined(found, schema)
+        for schema in schemas:
+            self._at_most(field, "levels of depth", _levels(schema, self.depth, self.string), self.depth)
+            found = list(places(schema))
+            count += len(found)
+            self._at_most(field, "schemas", count, self.enum)
+            for place in found:
+                _check_reference(place, schema)
+                properties += sum(len(place.objects(name)) for name in ("properties", "patternProperties"))
+                self._at_most(field, "properties", properties, self.properties)
+                values += len(place.listed("enum"))
+                self._at_most(field, "values in enums", values, self.enum)
+                self._check_place(place, multiples)
+            self._check_joined(found, schema)
+
+    def _check_place(self, place: Place, multiples: set[int]) -> None:
+        for name in _COUNTS:
+            count = place.schema.get(name)
+            if isinstance(count, int | float):
+                self._at_most("json_schema", f"in {name}{place.where}", count, self.repetitions)
+        for pattern in place.patterns():
+            self.check_pattern("json_schema", pattern, place.where)
+        self._check_multiple(place, multiples)
 
     def _check_joined(self, found: list[Place], schema: dict[str, Any]) -> None:
         """Patterns of which a text must match all: their intersection can be exponential in their number."""
@@ -170,11 +177,3 @@ def _check_string(text: str, longest: int) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise ParameterError("json_schema", f"json_schema has a string that is no Unicode: {error.reason}") from None
-
-
-def _depth(text: str) -> int:
-    level = deepest = 0
-    for character in text:
-        level += (character in "([{") - (character in ")]}")
-        deepest = max(deepest, level)
-    return deepest

@@ -1,8 +1,10 @@
-"""How large a regular expression is once its repetitions are written out, read off its text. Compiles nothing."""
+"""How large an expression is once its repetitions are written out, read off its text. Compiles nothing."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
+from typing import Final
 
 _ITEM = re.compile(
     r"(?P<open>\((?:\?(?:P?<\w*>|[\w-]*:?))?)|(?P<close>\))|(?P<count>\{\s*(\d+)\s*(,?)\s*(\d*)\s*\})|(?P<loop>[*+?])"
@@ -10,43 +12,64 @@ _ITEM = re.compile(
     re.DOTALL,
 )
 _VERBOSE = re.compile(r"\(\?[\w-]*x")
-_MOST = 10**12  # beyond any limit; keeps the numbers small
+MOST: Final = 10**12
+"""Beyond any limit; keeps the numbers small."""
+
+Size = tuple[int, int]
+"""The (least, most) characters that something stands for, with * and + as one; an upper bound of both."""
+Item = Size | str
+"""A part of an expression: what has a size, a bracket ``(`` or ``)``, an operator ``* + ?``, or a count ``{2,5}``."""
 
 
-def unrolled(pattern: str) -> tuple[int, int]:
-    """The (least, most) characters an expression stands for, with * and + as one; an upper bound of both.
-
-    A sum over alternatives, not a maximum. What is no valid expression gives some numbers.
-    """
+def unrolled(pattern: str) -> Size:
+    """The size of a regular expression. What is no valid expression gives some numbers."""
     if _VERBOSE.search(pattern) and "#" in pattern:
-        return _MOST, _MOST  # a comment can stand inside a count
-    levels: list[list[tuple[int, int]]] = [[]]
-    repeated = False  # a ? after a repetition makes it lazy, not optional
+        return MOST, MOST  # a comment can stand inside a count
+    return size_of(items(pattern))
+
+
+def items(pattern: str) -> Iterator[Item]:
+    """A regular expression in parts."""
     for found in _ITEM.finditer(pattern):
         kind = found.lastgroup
-        if kind == "open":
+        if kind in ("class", "one"):
+            yield 1, 1
+        elif kind == "count":
+            yield f"{{{found[4][:12]}{found[5]}{found[6][:12]}}}"
+        else:
+            yield "(" if kind == "open" else found[0]
+
+
+def size_of(parts: Iterable[Item]) -> Size:
+    """The size of parts one after another. A sum over alternatives, not a maximum."""
+    levels: list[list[Size]] = [[]]
+    repeated = False  # a ? after a repetition makes it lazy, not optional
+    for part in parts:
+        repeats = False
+        if not isinstance(part, str):
+            levels[-1].append(part)
+        elif part == "(":
             levels.append([])
-        elif kind == "close":
+        elif part == ")":
             inner = _sum(levels.pop())
             levels = levels or [[]]
             levels[-1].append(inner)
-        elif kind in ("count", "loop"):
-            if levels[-1] and not (repeated and found["loop"] == "?"):
-                levels[-1].append(_times(levels[-1].pop(), found))
         else:
-            levels[-1].append((1, 1))
-        repeated = kind in ("count", "loop")
+            repeats = True
+            if levels[-1] and not (repeated and part == "?"):
+                levels[-1].append(_times(levels[-1].pop(), part))
+        repeated = repeats
     return _sum([size for level in levels for size in level])
 
 
-def _sum(sizes: list[tuple[int, int]]) -> tuple[int, int]:
-    return min(sum(least for least, _ in sizes), _MOST), min(sum(most for _, most in sizes), _MOST)
+def _sum(sizes: list[Size]) -> Size:
+    return min(sum(least for least, _ in sizes), MOST), min(sum(most for _, most in sizes), MOST)
 
 
-def _times(size: tuple[int, int], found: re.Match[str]) -> tuple[int, int]:
-    if found["loop"]:
-        return (size[0] if found["loop"] == "+" else 0), size[1]
-    low, comma, high = found[4], found[5], found[6]
-    least = int(low[:12])
-    most = int(high[:12]) if high else max(least, 1) if comma else least
-    return min(size[0] * least, _MOST), min(size[1] * max(most, least), _MOST)
+def _times(size: Size, operator: str) -> Size:
+    if operator in "*+?":
+        return (size[0] if operator == "+" else 0), size[1]
+    low, comma, high = operator[1:-1].partition(",")
+    least = int(low or 0)
+    most = int(high) if high else max(least, 1) if comma else least
+    return min(size[0] * least, MOST), min(size[1] * max(most, least), MOST)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
@@ -131,20 +131,24 @@ def joined_patterns(place: Place, root: Mapping[str, Any]) -> int:
     return len({text for each in _reached([place], root) for text in each.texts()})
 
 
-def not_held(root: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def not_held(
+    root: Mapping[str, Any], held: frozenset[str] = HELD, formats: frozenset[str] = FORMATS
+) -> Iterator[tuple[str, str]]:
     """What of a schema is not held, and why, as (``keyword at pointer``, a hint or nothing)."""
     containers = _containers(root)
     for place in places(root):
         for keyword in place.schema:
-            if keyword in HELD or keyword in SAID or (keyword.startswith("x-") and keyword != "x-guidance"):
+            if keyword in held or keyword in SAID or (keyword.startswith("x-") and keyword != "x-guidance"):
                 continue
             if not place.pointer and keyword in containers:
                 continue
-            near = [] if keyword in KNOWN_NOT_HELD else difflib.get_close_matches(keyword[:40], [*HELD, *SAID], n=1)
+            near = (
+                [] if keyword in KNOWN_NOT_HELD | HELD else difflib.get_close_matches(keyword[:40], [*HELD, *SAID], n=1)
+            )
             yield f"{shown(keyword)[1:-1]}{place.where}", f"; did you mean {near[0]}?" if near else ""
         form = place.schema.get("format")
-        if form is not None and _concerns_strings(place.schema) and form not in FORMATS:
-            yield f"format {shown(form)}{place.where}", f" (known: {', '.join(sorted(FORMATS))})"
+        if form is not None and _concerns_strings(place.schema) and form not in formats:
+            yield f"format {shown(form)}{place.where}", f" (known: {', '.join(sorted(formats))})"
 
 
 def _containers(root: Mapping[str, Any]) -> set[str]:
@@ -158,11 +162,11 @@ def _concerns_strings(schema: Mapping[str, Any]) -> bool:
     return "string" in kind if isinstance(kind, list | str) else False
 
 
-def check_policy(root: Mapping[str, Any], policy: Policy) -> tuple[str, ...]:
-    """What is ignored. Raises ParameterError, which names the keyword and the place, where the policy forbids that."""
+def check_policy(found: Iterable[tuple[str, str]], policy: Policy) -> tuple[str, ...]:
+    """What is ignored of what is not held. Raises ParameterError, which names the first, if the policy is another."""
     if policy == "lenient":
-        return tuple(what for what, _ in not_held(root))
-    for what, hint in not_held(root):
+        return tuple(dict.fromkeys(what for what, _ in found))
+    for what, hint in found:
         raise ParameterError("json_schema", f"json_schema: cannot enforce {what}{hint}; policy lenient would ignore it")
     return ()
 

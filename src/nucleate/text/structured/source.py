@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import Any, Final
 
-from nucleate.core.parameter import ParameterError
 from nucleate.core.structured import Structured
-from nucleate.text.structured.library import library, told
+from nucleate.text.structured.gbnf import lark_text
+from nucleate.text.structured.lark import read
+from nucleate.text.structured.library import library
+from nucleate.text.structured.sound import sound
 
-WHITESPACE: Final = r"( |\n( {0,40}|\t{0,10}))"
-"""What may stand between tokens of JSON, once, or nothing: enough to indent, and an end to it."""
+WHITESPACE: Final = r"( |\n( {0,16}|\t{0,8}))"
+"""What may stand between tokens of JSON, once, or nothing: enough to indent, and an end to it.
 
-_GBNF = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
-_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
+Four levels of four spaces, or eight of two; what is deeper is indented less. A model that likes blanks writes as many
+as it may, at every place: with 40 the embedded model took 1.3 times the tokens.
+"""
 
 
 def source(structured: Structured) -> str:
-    """The JSON text of a grammar. Raises ParameterError for GBNF that cannot be read."""
+    """The JSON text of a grammar. Raises ParameterError for a grammar that cannot be read."""
     if structured.form.startswith("json"):
-        schema = json.dumps(structured.schema)
+        schema = json.dumps(sound(structured.schema))
         return str(library().LLMatcher.grammar_from_json_schema(schema, overrides=_options(structured)))
     if structured.regex is not None:
         return str(library().LLMatcher.grammar_from_regex(structured.regex))
@@ -30,12 +32,7 @@ def source(structured: Structured) -> str:
         return _lark(
             "start: CHOICE\nCHOICE: " + " | ".join(json.dumps(text) for text in dict.fromkeys(structured.choice))
         )
-    return _lark(lark_text(structured.grammar or ""))
-
-
-def lark_text(grammar: str) -> str:
-    """A grammar in Lark; GBNF is converted."""
-    return _converted(grammar) if _GBNF.search(grammar) else grammar
+    return _lark(read(lark_text(structured.grammar or ""), _options(structured)).text)
 
 
 def _lark(text: str) -> str:
@@ -44,7 +41,7 @@ def _lark(text: str) -> str:
 
 
 def _options(structured: Structured) -> dict[str, Any]:
-    """Every option the library has, so that none can be set by the schema itself."""
+    """Every option for JSON the library has, so that none can be set by a schema itself."""
     flexible = structured.whitespace == "bounded"
     return {
         "item_separator": ",",
@@ -54,26 +51,3 @@ def _options(structured: Structured) -> dict[str, Any]:
         "coerce_one_of": structured.policy != "strict",
         "lenient": structured.policy == "lenient",
     }
-
-
-def _converted(text: str) -> str:
-    library()
-    from llguidance.gbnf_to_lark import gbnf_to_lark
-
-    try:
-        return str(gbnf_to_lark(_ESCAPE.sub(_character, text)))
-    except RecursionError:
-        raise ParameterError("grammar", "grammar: nested too deeply") from None
-    except Exception as error:  # noqa: BLE001 - the library raises nothing narrower
-        raise ParameterError("grammar", f"grammar: not GBNF: {told(str(error))}") from None
-
-
-def _character(found: re.Match[str]) -> str:
-    """An escape of GBNF that the converter gets wrong, as one that it gets right or as the character itself."""
-    digits = found[1] or found[2]
-    if not digits:
-        return found[0]
-    code = int(digits, 16)
-    if code > 0x10FFFF or 0xD800 <= code < 0xE000:
-        raise ParameterError("grammar", f"grammar: {found[0]} is no character")
-    return f"\\x{code:02x}" if code < 0x80 else chr(code)

@@ -31,6 +31,7 @@ def validate(structured: Structured, text: str, seconds: float = MAX_SECONDS) ->
     """
     if not structured.form.startswith("json"):
         raise ValueError(f"only JSON can be validated, not {structured.form}")
+    load()
     try:
         value = json.loads(text, parse_constant=_no_constant)
         read_json(text, "text")
@@ -51,12 +52,20 @@ def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
-def _validator(schema: dict[str, Any], deadline: float) -> Any:
+def load() -> None:
+    """Load the libraries, so that ``validate`` does not have to. Raises ModuleNotFoundError with what to install."""
     try:
-        import jsonschema  # type: ignore[import-untyped]
-        import referencing
+        import jsonschema  # type: ignore[import-untyped]  # noqa: F401
+        import referencing  # noqa: F401
+        import regex  # type: ignore[import-untyped]  # noqa: F401
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(f"to validate needs the package jsonschema: pip install {error.name}") from None
+
+
+def _validator(schema: dict[str, Any], deadline: float) -> Any:
+    import jsonschema
+    import referencing
+
     kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
     own = {name: _within(deadline, kind.VALIDATORS[name]) for name in _EVERY_STEP if name in kind.VALIDATORS}
     search = _search(deadline)
@@ -78,7 +87,7 @@ def _within(deadline: float, check: Check) -> Check:
 
 
 def _search(deadline: float) -> Callable[[str, str], bool]:
-    import regex  # type: ignore[import-untyped]
+    import regex
 
     def search(pattern: str, text: str) -> bool:
         left = deadline - time.monotonic()

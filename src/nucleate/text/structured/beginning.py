@@ -1,0 +1,36 @@
+"""Where the texts of one form begin in llguidance, made anew once its states are used up. Knows no vocabulary.
+
+All copies of a matcher share the states of its lexer, so that masks get quicker with use; and the library counts the
+states of all answers there ever were. When there are too many it tells the one that asked, and remembers for all the
+others that nothing can follow there. So no copy is to be believed after that, and all go on from a new beginning.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, final
+
+from nucleate.text.structured.matcher import Budget
+
+USED_UP = "too many states"
+
+
+@final
+class Beginning:
+    """``make`` gives an LLMatcher. ``now``: the current one, never moved, and how many there were before it.
+
+    ``budget`` is that of all answers.
+    """
+
+    def __init__(self, first: Any, make: Callable[[], Any], budget: Budget) -> None:
+        self.now: tuple[Any, int] = first, 0
+        self.budget = budget
+        self._make = make
+        self._lock = threading.Lock()
+
+    def after(self, number: int) -> None:
+        """Make the one that comes after this number, whose states are used up, unless another has."""
+        with self._lock:
+            if self.now[1] == number:
+                self.now = self._make(), number + 1
