@@ -39,7 +39,7 @@ def test_the_extra_is_what_is_needed(monkeypatch: pytest.MonkeyPatch, capsys: py
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))["project"]
     lines = project["optional-dependencies"]["server"]
     extra = {re.split(r"[^\w-]", line)[0].replace("-", "_") for line in lines}
-    assert extra - {"uvloop"} == set(serve.NEEDED)
+    assert extra - {"uvloop", "nucleate"} == set(serve.NEEDED)
     assert serve.missing() == []
     monkeypatch.setattr(serve, "NEEDED", ("uvicorn", "no_such_package"))
     assert "needs no_such_package: pip install 'nucleate[server]'" in refused(capsys)

@@ -260,7 +260,8 @@ def test_slow_masks_end_their_answer_alone(llm: nc.LLM, monkeypatch: pytest.Monk
     monkeypatch.setattr("nucleate.text.structured.grammar.SLOW_SECONDS", -1.0)
     engine = engine_of(llm, structured_limits=Limits(seconds=0.4))
     params = nc.SamplingParams(structured={"regex": "[0-9]{3,30}"}, logprobs=0, ignore_eos=True, seed=1)
-    slow, quick = drive(engine, [Request([1, 2], params), Request([1, 3], params.replace(max_tokens=3))])
+    other = params.replace(structured={"regex": "[0-9]{3,31}"}, max_tokens=3)  # the answers of a form share its seconds
+    slow, quick = drive(engine, [Request([1, 2], params), Request([1, 3], other)])
     assert last(slow).finish_reason == "error"
     assert 3 <= len(slow) <= 8
     assert "too long" in str(last(slow).stop_reason)

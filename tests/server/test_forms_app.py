@@ -271,7 +271,14 @@ async def longest_hold(task: asyncio.Future[Any]) -> tuple[float, float]:
 
 
 COSTLY: list[tuple[Callable[[int], Any], int]] = [
-    (lambda seed: {"type": "object", "patternProperties": {f"^k{seed}{i:03}": {} for i in range(150)}}, 200),
+    (
+        lambda seed: {
+            "type": "object",
+            "patternProperties": {f"^k{seed}{i:03}": {} for i in range(150)},
+            "additionalProperties": False,
+        },
+        200,
+    ),
     (lambda seed: {"type": "object", "properties": {f"p{seed}{i}": {} for i in range(1000)}}, 200),
     (lambda seed: {"title": f"{seed}", "anyOf": [{}] * 20_000}, 400),
 ]
