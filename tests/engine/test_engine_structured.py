@@ -241,6 +241,30 @@ class TestBeside:
         assert last(of[lives]).finish_reason == "stop"
         assert is_empty(engine)
 
+    def test_a_token_that_the_mask_allowed_and_the_grammar_refuses_ends_its_answer_alone(
+        self, llm: nc.LLM, kind: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        engine = engine_of(llm, kind)
+        params = nc.SamplingParams(structured={"regex": "[a-z]{30}"}, seed=1)
+        dies, lives = engine.add(Request([1, 2], params)), engine.add(Request([1, 3], params))
+        events = engine.step()
+        [branch] = engine._live[dies].branches.values()
+        refusing = branch.answer.guide.matcher
+        plain = type(refusing).push
+
+        def push(matcher: Any, token: int) -> None:
+            if matcher is refusing:
+                raise ValueError("not allowed here")
+            plain(matcher, token)
+
+        monkeypatch.setattr(type(refusing), "push", push)
+        while len(engine):
+            events += engine.step()
+        of = {number: [event for event in events if event.request_id == number] for number in (dies, lives)}
+        assert last(of[dies]).stop_reason == "the text cannot take the form asked for: not allowed here"
+        assert re.fullmatch("[a-z]{30}", text_of(of[lives]))
+        assert is_empty(engine)
+
     def test_an_abort_in_the_middle(self, llm: nc.LLM, kind: str) -> None:
         engine = engine_of(llm, kind)
         params = nc.SamplingParams(

@@ -31,6 +31,7 @@ from nucleate.rows import Logits
 from nucleate.text.detokenize import Detokenizer
 from nucleate.text.stop import StopRules
 from nucleate.text.structured import Compiled, Guide, MatcherError, why
+from nucleate.text.structured.guide import FORM_FAILED
 from nucleate.text.tokenizer import Tokenizer
 
 
@@ -178,7 +179,7 @@ class Searches:
         except _CopyError as error:
             return self.end(live, Finish("error", str(error)))
         except MatcherError as error:
-            return self.end(live, Finish("error", f"the text cannot take the form asked for: {error}"))
+            return self.end(live, Finish("error", f"{FORM_FAILED[0]}: {error}"))
         return [] if live.beams else self._tell(live)
 
     def _go_on(self, live: LiveSearch, children: Sequence[Child]) -> None:

@@ -208,7 +208,8 @@ class Engine:
         request, stages, rules, form = prepared
         seed = fresh_seed() if request.params.seed is None else request.params.seed
         limit = len(request.prompt_ids) + (rules.max_tokens or 0)  # admit fills it in
-        return Live(request, number, seed, stages, rules, form, limit, self._arrivals)
+        skips = form is not None and skippable(stages)
+        return Live(request, number, seed, stages, rules, form, limit, self._arrivals, skips)
 
     def _stages_of(self, params: SamplingParams) -> Pipeline:
         return stages_of(params, self.vocab_size, self.tokenizer)
@@ -311,7 +312,7 @@ class Engine:
         """An answer of some form has a new token. Those that must follow it are neither drawn nor read one by one."""
         done, job = guide.push(token), branch.job
         self._drawn.append((branch, token, told, done))
-        if done or not skippable(branch.live.stages):
+        if done or not branch.live.skips:
             return
         for forced in guide.forced():
             if job.idle:

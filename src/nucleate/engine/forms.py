@@ -52,6 +52,9 @@ class Forms:
             self._masks_RW = np.empty((len(guides), self._made.words), np.int32)
         masks_RW = self._masks_RW[: len(guides)]
         self._made.fill_all([None if guide is None else guide.matcher for guide in guides], masks_RW)
+        for place, guide in enumerate(guides):
+            if guide is not None and guide.error is not None:
+                masks_RW[place] = 0
         self.seconds += perf_counter() - begin
         return masks_RW
 

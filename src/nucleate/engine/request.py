@@ -80,6 +80,7 @@ class Live:
     form: Compiled | None
     limit: int  #: tokens of the prompt and the longest answer
     arrival: int
+    skips: bool = False  #: whether tokens that must follow need not be drawn
     paused: bool = False
     branches: dict[int, Branch] = field(default_factory=dict)  #: the answers at work, by index
     begun: int = 0  #: answers

@@ -29,6 +29,12 @@ class Guide:
     def __init__(self, form: Compiled, *, ignore_eos: bool = False) -> None:
         self.form, self.matcher = form, form.matcher(ignore_eos=ignore_eos)
         self._text: list[str] = []
+        self._refused: str | None = None  # a token that the mask had allowed
+
+    @property
+    def error(self) -> str | None:
+        """Why the answer cannot go on."""
+        return self._refused or self.matcher.error
 
     def mask(self) -> NDArray[np.int32]:
         """The tokens that may come next [1, W]; none after an error."""
@@ -36,6 +42,8 @@ class Guide:
         try:
             self.matcher.fill(mask_1W[0])
         except MatcherError:
+            mask_1W[:] = 0
+        if self.error is not None:
             mask_1W[:] = 0
         return mask_1W
 
@@ -45,6 +53,9 @@ class Guide:
             self.matcher.push(token)
             return self.matcher.stopped
         except MatcherError:
+            return False
+        except ValueError as error:  # never seen, and not worth the other answers
+            self._refused = str(error)
             return False
 
     def forced(self) -> tuple[int, ...]:
@@ -68,8 +79,8 @@ def why(error: str, guide: Guide | None) -> str:
     """Why an answer ends for which no token could be drawn."""
     if guide is None:
         return f"invalid logits: {error}"
-    if guide.matcher.error is not None:
-        return f"{FORM_FAILED[0]}: {guide.matcher.error}"
+    if guide.error is not None:
+        return f"{FORM_FAILED[0]}: {guide.error}"
     return f"{FORM_FAILED[1]}: {error}"
 
 
