@@ -299,6 +299,25 @@ def test_all_requests_can_be_ended_at_once(llm: nc.LLM) -> None:
     assert is_empty(with_engine(llm, use, rule=slow_rule))
 
 
+def test_requests_that_the_engine_has_not_taken_yet_are_ended_too(llm: nc.LLM) -> None:
+    async def use(running: AsyncEngine, engine: Engine) -> None:
+        first = asyncio.create_task(take_together(running, [LONG]))
+        while engine.stats.drawn < 3:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        others = [asyncio.create_task(take_together(running, [LONG, LONG])) for _ in range(3)]
+        await asyncio.sleep(0)  # they have asked, and the loop cannot have heard of it that they were taken
+        running.abort_all()
+        later = asyncio.create_task(take(running, SHORT))
+        for task in (first, *others):
+            for events in await task:
+                assert events[-1].piece.finish_reason == "abort"
+        assert len(await later) == 5
+
+    engine = with_engine(llm, use, rule=slow_rule)
+    assert is_empty(engine)
+    assert engine.stats.drawn < 300
+
+
 def test_a_request_prepared_elsewhere(llm: nc.LLM) -> None:
     async def use(running: AsyncEngine, engine: Engine) -> None:
         prepared = await asyncio.to_thread(running.prepare, SHORT)

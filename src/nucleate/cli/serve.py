@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
     from nucleate.server.app import application
     from nucleate.server.keys import VARIABLE, read_keys
     from nucleate.server.log import Form, Log, configure
-    from nucleate.server.run import bind, serve
+    from nucleate.server.run import bind, interrupted_at_once, serve
     from nucleate.server.service import Service
     from nucleate.warming import warm
 
@@ -79,6 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
     keys = read_keys(arguments.api_key, arguments.api_key_file, os.environ.get(VARIABLE))
     form: Form = arguments.log_format or ("text" if sys.stderr.isatty() else "json")
     with (
+        interrupted_at_once(),
         bind(arguments.host, arguments.port) as bound,  # first: a model takes long to load
         configure(sys.stderr, form=form, level=arguments.log_level),
     ):

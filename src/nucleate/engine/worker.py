@@ -118,7 +118,9 @@ class AsyncEngine:
         self._order(lambda: self._send(self._engine.abort(request_id)))
 
     def abort_all(self) -> None:
-        """End all requests soon, as ``abort`` does."""
+        """End all requests soon, as ``abort`` does; also those that the engine has not taken yet."""
+        for caller in self._waiting:
+            caller.unwanted = not caller.admitted
         for number in self._callers:
             self.abort(number)
 
@@ -141,6 +143,9 @@ class AsyncEngine:
         caller.admitted = True
         caller.places = {number: place for place, number in enumerate(numbers)}
         self._callers |= dict.fromkeys(numbers, caller)
+        if caller.unwanted:
+            for number in numbers:
+                self.abort(number)
         if not numbers:
             caller.wake()
 
@@ -238,6 +243,7 @@ class _Caller:
         self.places: dict[str, int] = {}  #: by request, of those whose last event it has not taken
         self.events: list[tuple[int, Event]] = []
         self.admitted = self.paused = False
+        self.unwanted = False  #: they are to be ended as soon as they are there
         self.error: Exception | None = None  #: of the engine, which refused its requests
         self._future: asyncio.Future[None] | None = None  # while it waits
         self._timer: asyncio.TimerHandle | None = None

@@ -40,6 +40,16 @@ def bind(host: str, port: int) -> socket.socket:
     return bound
 
 
+@contextmanager
+def interrupted_at_once() -> Iterator[None]:
+    """While a server starts, Ctrl-C ends the process, as SIGTERM does: an exception would break what threads import."""
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def serve(app: ASGIApp, service: Service, log: Log, bound: socket.socket) -> int:
     """Serve until SIGTERM or SIGINT; then take no more requests, and let those at work end within the grace period.
 
