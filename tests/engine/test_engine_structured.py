@@ -280,7 +280,8 @@ class TestBeside:
 
 
 def test_slow_masks_end_their_answer_alone(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nucleate.text.structured.matcher.FREE_SECONDS", -0.05)  # as if each took so much longer
+    for module in ("matcher", "guidance"):  # as if each took so much longer
+        monkeypatch.setattr(f"nucleate.text.structured.{module}.FREE_SECONDS", -0.05)
     monkeypatch.setattr("nucleate.text.structured.grammar.SLOW_SECONDS", -1.0)
     engine = engine_of(llm, structured_limits=Limits(seconds=0.4))
     params = nc.SamplingParams(structured={"regex": "[0-9]{3,30}"}, logprobs=0, ignore_eos=True, seed=1)

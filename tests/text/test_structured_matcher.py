@@ -443,6 +443,7 @@ class Clock:
         self.now = 0.0
         self.day = 0.0  # by which budgets fill
         monkeypatch.setattr(structured.matcher, "monotonic", lambda: self.day)
+        monkeypatch.setattr(structured.matcher, "_MARKS", structured.matcher._Marks())
         for module in (structured.grammar, structured.guidance, structured.matcher):
             for name in ("thread_time", "perf_counter"):
                 monkeypatch.setattr(module, name, lambda: self.now, raising=False)

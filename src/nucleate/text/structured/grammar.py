@@ -6,7 +6,8 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from time import perf_counter, thread_time
+from math import inf
+from time import perf_counter
 from typing import Final, Literal, final
 
 import numpy as np
@@ -17,12 +18,13 @@ from nucleate.core.structured import Structured
 from nucleate.text.structured.guidance import Guidance
 from nucleate.text.structured.limits import Limits
 from nucleate.text.structured.matcher import (
-    FREE_SECONDS,
     FirstMatcher,
     GrammarEngine,
     Matcher,
     MatcherError,
     check_masks,
+    fill_or_forbid,
+    mark,
 )
 from nucleate.text.structured.validate import MAX_SECONDS, validate
 from nucleate.text.structured.vocabulary import Vocabulary
@@ -145,38 +147,32 @@ class Grammars:
         row harms another. Raises ValueError for an array of another shape, or if a matcher is there twice.
         """
         check_masks(masks_RW, (len(matchers), self.words))
-        if len({id(each) for each in matchers if each is not None}) < sum(each is not None for each in matchers):
+        held = [each for each in matchers if each is not None]
+        if len(set(map(id, held))) < len(held):
             raise ValueError("a matcher can be in one row only")
-        jobs: list[tuple[Matcher, int]] = []
+        mark()
+        going: list[Matcher] = []
+        rows: list[int] = []
         for row, each in enumerate(matchers):
             if each is None:
                 masks_RW[row] = -1
             elif each.error is None and not each.ended:
-                jobs.append((each, row))
+                going.append(each)
+                rows.append(row)
             else:
-                _fill_or_forbid(each, masks_RW[row])
+                fill_or_forbid(each, masks_RW[row])
         begin = perf_counter()
-        rest = jobs[self._fill_alone(jobs, masks_RW) :]
-        if not rest:
-            return
-        if self._engine.fill_all([each for each, _ in rest], [row for _, row in rest], masks_RW):
+        done, slow = self._engine.fill_here(going, rows, masks_RW, inf if self._each_timed else ALONE_SECONDS)
+        if done == len(going):
+            self._each_timed = slow
+            if not slow:
+                self._quiet = QUIET_STEPS
+        elif self._engine.fill_all(going[done:], rows[done:], masks_RW):
             self._quiet -= 1
             self._each_timed = self._quiet < 0 and perf_counter() - begin > SLOW_SECONDS
-            return
-        for each, row in rest:
-            _fill_or_forbid(each, masks_RW[row])
-
-    def _fill_alone(self, jobs: Sequence[tuple[Matcher, int]], masks_RW: NDArray[np.int32]) -> int:
-        """Fill masks on this thread, and say how many: all if each is timed, else until others are woken for two."""
-        begin, slow = perf_counter(), False
-        for done, (each, row) in enumerate(jobs):
-            if not self._each_timed and done + 1 < len(jobs) and perf_counter() - begin > ALONE_SECONDS:
-                return done
-            slow |= _fill_or_forbid(each, masks_RW[row]) > FREE_SECONDS
-        if not slow:
-            self._quiet = QUIET_STEPS
-        self._each_timed = slow
-        return len(jobs)
+        else:
+            for each, row in zip(going[done:], rows[done:], strict=True):
+                fill_or_forbid(each, masks_RW[row])
 
     def _compile(self, structured: Structured) -> Compiled:
         first, ignored, size = self._engine.compile(structured)
@@ -199,13 +195,3 @@ class Grammars:
         self._size += made.size
         while self._size > self._cache_bytes and self._kept:
             self._size -= self._kept.popitem(last=False)[1].size
-
-
-def _fill_or_forbid(each: Matcher, mask_W: NDArray[np.int32]) -> float:
-    """How many seconds of this thread it took."""
-    begin = thread_time()
-    try:
-        each.fill(mask_W)
-    except MatcherError:
-        mask_W[:] = 0
-    return thread_time() - begin

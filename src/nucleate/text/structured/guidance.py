@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from time import thread_time
+from time import perf_counter
 from typing import Any, Final, final
 
 import numpy as np
@@ -18,7 +18,15 @@ from nucleate.text.structured.guidance_tokenizer import guidance_tokenizer
 from nucleate.text.structured.lark import read
 from nucleate.text.structured.library import library, parser_limits, raise_unless_panic, told
 from nucleate.text.structured.limits import Limits
-from nucleate.text.structured.matcher import FAILED, NOTHING, TOO_SLOW, Budget, MatcherError, check_masks
+from nucleate.text.structured.matcher import (
+    FAILED,
+    FREE_SECONDS,
+    NOTHING,
+    TOO_SLOW,
+    Budget,
+    MatcherError,
+    check_masks,
+)
 from nucleate.text.structured.schema import check_policy, not_held, places_of
 from nucleate.text.structured.sound import unsound
 from nucleate.text.structured.source import source
@@ -82,22 +90,35 @@ class GuidanceMatcher:
 
     def fill(self, mask_W: NDArray[np.int32]) -> None:
         check_masks(mask_W, self._ends_W.shape)
-        self._check()
         if self._ended:
+            self._check()
             mask_W[:] = self._ends_W
             return
-        self._compute(mask_W)
-        self.settle(mask_W)
+        if self.fill_at(mask_W.ctypes.data, mask_W.nbytes):
+            self.settle(mask_W)
         self._check()
+
+    def fill_at(self, address: int, size: int) -> bool:
+        """Write the mask to memory, of an answer that goes on. Whether ``settle`` is to see it."""
+        self._check()
+        self._ask("unsafe_compute_mask_ptr", address, size)
+        return self.odd
+
+    @property
+    def odd(self) -> bool:
+        """Whether there is more to a mask than what the library has written, or may be."""
+        beginning = self._beginning
+        renewed = beginning is not None and self._number != beginning.now[1]
+        return self._goes_on or renewed or self._error is not None or self.inner.is_stopped()
 
     def settle(self, mask_W: NDArray[np.int32]) -> None:
         """See what computing a mask has led to. After an error nothing is allowed; the library would allow EOS."""
         if self._error is None and self.behind():
             try:
-                self._compute(mask_W)
+                self._ask("unsafe_compute_mask_ptr", mask_W.ctypes.data, mask_W.nbytes)
             except MatcherError:
                 mask_W[:] = 0
-        if self.inner.is_stopped() and self._error is None:
+        if self._error is None and self.inner.is_stopped():
             if self.inner.is_error():
                 self._error = NOTHING if "NoExtension" in (why := self.inner.get_error()) else told(why)
             elif not self.inner.is_accepting():
@@ -178,16 +199,13 @@ class GuidanceMatcher:
         raise_unless_panic(error)
         self._error = FAILED
 
-    def _compute(self, mask_W: NDArray[np.int32]) -> None:
-        self._ask("unsafe_compute_mask_ptr", mask_W.ctypes.data, mask_W.nbytes)
-
     def behind(self) -> bool:
         """Whether there is a newer beginning, after this one's states or another's that shares them are used up."""
         beginning = self._beginning
         if beginning is None:
             return False
         if self._number == beginning.now[1] and self.inner.is_error() and USED_UP in self.inner.get_error():
-            self._timed(lambda: beginning.after(self._number))
+            self._timed(beginning.after, self._number)
             if len(self._tokens) < self._renewable:
                 self._look()
             self._renewable = len(self._tokens) + RENEWED_EVERY
@@ -195,22 +213,23 @@ class GuidanceMatcher:
 
     def _ask(self, name: str, *arguments: Any) -> Any:
         """What the library's matcher says to a call; a second time if its states are used up."""
-        if self.behind():
+        beginning = self._beginning
+        if beginning is not None and self._number != beginning.now[1]:
             self._renew()
-        said = self._timed(lambda: getattr(self.inner, name)(*arguments))
-        if not self.behind():
+        said = self._timed(getattr(self.inner, name), *arguments)
+        if beginning is None or (self._number == beginning.now[1] and not self.inner.is_error()) or not self.behind():
             return said
         self._renew()
-        return self._timed(lambda: getattr(self.inner, name)(*arguments))
+        return self._timed(getattr(self.inner, name), *arguments)
 
-    def _timed(self, call: Callable[[], Any]) -> Any:
-        begin = thread_time()
+    def _timed(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        begin = perf_counter()
         try:
-            return call()
+            return call(*arguments)
         except BaseException as error:  # noqa: BLE001 - a panic is no Exception
             self.fail(error)
         finally:
-            self._slow = self.budget.charge(begin)
+            self._slow = perf_counter() - begin > FREE_SECONDS and self.budget.charge(begin)
             if self._slow and self.budget.empty and self._error is None:
                 self._error = TOO_SLOW
         raise MatcherError(self._error)
@@ -220,7 +239,7 @@ class GuidanceMatcher:
         if self._beginning is not None:
             first, self._number = self._beginning.now
             self.inner = self._timed(first.deep_copy)
-            self._timed(lambda: self.inner.consume_tokens(self._tokens))
+            self._timed(self.inner.consume_tokens, self._tokens)
             self._look()
 
     def _check(self) -> None:
@@ -272,6 +291,25 @@ class Guidance:
         """An LLMatcher; it may be in error."""
         return library().LLMatcher(self._tokenizer, text, log_level=0, limits=parser_limits())
 
+    def fill_here(
+        self, matchers: Sequence[GuidanceMatcher], rows: Sequence[int], masks_RW: NDArray[np.int32], seconds: float
+    ) -> tuple[int, bool]:
+        address, size = masks_RW.ctypes.data, masks_RW.strides[0]
+        begin = before = perf_counter()
+        slow, last = False, len(matchers) - 1
+        for done, (each, row) in enumerate(zip(matchers, rows, strict=True)):
+            if before - begin > seconds and done < last:
+                return done, slow
+            try:
+                if each.fill_at(address + row * size, size):
+                    each.settle(masks_RW[row])
+            except MatcherError:
+                masks_RW[row] = 0
+            now = perf_counter()
+            slow |= now - before > FREE_SECONDS
+            before = now
+        return len(matchers), slow
+
     def fill_all(self, matchers: Sequence[GuidanceMatcher], rows: Sequence[int], masks_RW: NDArray[np.int32]) -> bool:
         every = [(each.inner, row) for each, row in zip(matchers, rows, strict=True)]
         try:
@@ -280,10 +318,12 @@ class Guidance:
             raise_unless_panic(error)
             return False
         for each in matchers:
-            with suppress(MatcherError):  # it tells itself
-                each.behind()  # all see it before any mask is believed
+            if each.inner.is_error():
+                with suppress(MatcherError):  # it tells itself
+                    each.behind()  # all see it before any mask is believed
         for each, row in zip(matchers, rows, strict=True):
-            each.settle(masks_RW[row])
+            if each.odd:
+                each.settle(masks_RW[row])
         return True
 
     def _check_grammar(self, grammar: str) -> None:

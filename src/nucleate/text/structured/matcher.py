@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from time import monotonic, thread_time
+from time import monotonic, perf_counter, thread_time
 from typing import Any, Final, Protocol, final
 
 import numpy as np
@@ -83,16 +83,48 @@ class GrammarEngine(Protocol):
         Raises ParameterError, which names the field.
         """
 
+    def fill_here(
+        self, matchers: Sequence[Any], rows: Sequence[int], masks_RW: NDArray[np.int32], seconds: float
+    ) -> tuple[int, bool]:
+        """Fill rows for matchers of this engine that go on, on this thread, as long as it takes no more seconds.
+
+        Returns how many, at least one and all but one, or all; and whether one took more than what is free.
+        """
+
     def fill_all(self, matchers: Sequence[Any], rows: Sequence[int], masks_RW: NDArray[np.int32]) -> bool:
-        """Fill some rows for matchers of this engine that go on, in parallel. False if it did not work out."""
+        """As ``fill_here``, all in parallel. False if it did not work out."""
+
+
+class _Marks(threading.local):
+    own = -np.inf  # seconds of this thread, when they were looked at last
+
+
+_MARKS = _Marks()
+
+
+def mark() -> None:
+    """Look at the time of this thread: what follows is measured from here, which is cheaper than for each call."""
+    _MARKS.own = thread_time()
+
+
+def beyond_free(begin: float) -> float:
+    """By how many seconds a call that began at this time of ``perf_counter`` took more than what is free.
+
+    Of this thread, since an answer is not to pay for what else the machine does: no more than those since ``mark``.
+    """
+    wall = perf_counter() - begin
+    if wall <= FREE_SECONDS:
+        return 0.0
+    before = _MARKS.own
+    mark()
+    return max(0.0, min(wall, _MARKS.own - before) - FREE_SECONDS)
 
 
 @final
 class Budget:
     """The seconds that all answers of one form may take beyond what is free. It fills again, slowly.
 
-    Of the thread that calls, since an answer is not to pay for what else the machine does. Who is slow when it is empty
-    ends; who is not does not mind.
+    Who is slow when it is empty ends; who is not does not mind.
     """
 
     __slots__ = ("_filled", "_left", "_lock", "most")
@@ -112,8 +144,8 @@ class Budget:
         return self.left < 0
 
     def charge(self, begin: float) -> bool:
-        """For a call that began at this time of ``thread_time``. Whether it was slow."""
-        more = thread_time() - begin - FREE_SECONDS
+        """For a call that began at this time of ``perf_counter``. Whether it was slow."""
+        more = beyond_free(begin)
         if more <= 0:
             return False
         self._fill()
@@ -126,6 +158,14 @@ class Budget:
             now = monotonic()
             self._left = min(self.most, self._left + FILLED * (now - self._filled))
             self._filled = now
+
+
+def fill_or_forbid(each: Matcher, mask_W: NDArray[np.int32]) -> None:
+    """Fill a mask; after an error nothing is allowed."""
+    try:
+        each.fill(mask_W)
+    except MatcherError:
+        mask_W[:] = 0
 
 
 def check_masks(masks: NDArray[np.int32], shape: tuple[int, ...]) -> None:

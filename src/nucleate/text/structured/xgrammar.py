@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import cache
-from time import thread_time
+from time import perf_counter
 from typing import Any, Final, final
 
 import numpy as np
@@ -20,7 +20,16 @@ from numpy.typing import NDArray
 from nucleate.core.parameter import ParameterError
 from nucleate.core.structured import Structured
 from nucleate.text.structured.limits import Limits
-from nucleate.text.structured.matcher import FAILED, NOTHING, TOO_SLOW, Budget, MatcherError, check_masks
+from nucleate.text.structured.matcher import (
+    FAILED,
+    FREE_SECONDS,
+    NOTHING,
+    TOO_SLOW,
+    Budget,
+    MatcherError,
+    check_masks,
+    fill_or_forbid,
+)
 from nucleate.text.structured.vocabulary import Vocabulary, mask_of
 from nucleate.text.structured.xgrammar_forms import check_schema, taken_regex, taken_schema
 
@@ -204,7 +213,7 @@ class XGrammarMatcher:
         return self.next_W
 
     def _ask(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        begin = thread_time()
+        begin = perf_counter()
         try:
             return call(*arguments)
         except RuntimeError:
@@ -248,6 +257,19 @@ class XGrammar:
         inner = library().GrammarMatcher(compiled)
         first = XGrammarMatcher(inner, self._words, Budget(self._limits.seconds), answers=Budget(self._limits.seconds))
         return first, ignored, 2**16 + int(compiled.memory_size_bytes)
+
+    def fill_here(
+        self, matchers: Sequence[XGrammarMatcher], rows: Sequence[int], masks_RW: NDArray[np.int32], seconds: float
+    ) -> tuple[int, bool]:
+        begin = before = perf_counter()
+        slow = False
+        for done, (each, row) in enumerate(zip(matchers, rows, strict=True)):
+            if before - begin > seconds and done + 1 < len(matchers):
+                return done, slow
+            fill_or_forbid(each, masks_RW[row])
+            slow |= (now := perf_counter()) - before > FREE_SECONDS
+            before = now
+        return len(matchers), slow
 
     def fill_all(self, matchers: Sequence[XGrammarMatcher], rows: Sequence[int], masks_RW: NDArray[np.int32]) -> bool:
         new = [(each, row) for each, row in zip(matchers, rows, strict=True) if each.next_W is None]
