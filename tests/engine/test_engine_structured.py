@@ -7,11 +7,12 @@ import json
 import random
 import re
 import sys
+import threading
 from typing import Any
 
 import numpy as np
 import pytest
-from toys import KINDS, SIZE, alone, answers, drive, is_empty, random_request, runner, toy
+from toys import KINDS, SIZE, alone, answers, drive, is_empty, random_request, rule, runner, toy
 
 import nucleate as nc
 from nucleate.core.event import Event, Piece, Validation
@@ -74,9 +75,13 @@ def of_form(rng: random.Random) -> Request:
     return dataclasses.replace(request, params=params)
 
 
+@pytest.mark.parametrize("worth", [-1.0, 1e9], ids=["masks during the forward", "masks after it"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("options", [{}, {"max_sequences": 3, "max_batch_tokens": 7}])
-def test_pieces_are_those_of_the_slow_twin(llm: nc.LLM, grammars: Grammars, kind: str, options: dict) -> None:
+def test_pieces_are_those_of_the_slow_twin(
+    llm: nc.LLM, grammars: Grammars, kind: str, options: dict, worth: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nucleate.engine.forms.WORTH_SECONDS", worth)
     rng = random.Random(f"{kind}{options}")
     requests = [of_form(rng) if rng.random() < 0.8 else random_request(rng) for _ in range(30)]
     engine = engine_of(llm, kind, 64, **options)
@@ -87,6 +92,37 @@ def test_pieces_are_those_of_the_slow_twin(llm: nc.LLM, grammars: Grammars, kind
     assert engine.stats.mask_seconds > 0
     if kind != "contexts" and not options:
         assert engine.stats.preempted
+
+
+def test_masks_are_made_while_the_model_reads_and_its_failures_harm_nobody_else(
+    llm: nc.LLM, grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(seen: tuple[int, ...]) -> np.ndarray:
+        if seen[0] == 13 and len(seen) > 6:
+            raise OSError("no memory")
+        return rule(seen)
+
+    monkeypatch.setattr("nucleate.engine.forms.WORTH_SECONDS", -1.0)
+    engine = Engine(runner("paged", toy(of=fails), 300), llm.tokenizer, backend="reference")
+    rng = random.Random(3)
+    params = nc.SamplingParams(structured={"regex": "[a-z ]{30,}"}, max_tokens=12, seed=7, ignore_eos=True)
+    requests = [Request([13, rng.randrange(40), 3] if i % 3 == 1 else [i, 4], params) for i in range(9)]
+    threads = set()
+    fill_all = Grammars.fill_all
+
+    def filled(self: Grammars, *arguments: Any, **named: Any) -> None:
+        threads.add(threading.current_thread().name.split("_")[0])
+        fill_all(self, *arguments, **named)
+
+    monkeypatch.setattr(Grammars, "fill_all", filled)
+    for request, events in zip(requests, drive(engine, requests), strict=True):
+        if request.prompt_ids[0] == 13:
+            assert last(events).finish_reason == "error"
+            assert "no memory" in str(last(events).stop_reason)
+        else:
+            assert answers(events, 1) == alone(toy(), llm.tokenizer, request, grammars)
+    assert "nucleate-masks" in threads
+    assert is_empty(engine)
 
 
 @pytest.mark.parametrize("stage", EVERY_STAGE, ids=str)

@@ -228,6 +228,8 @@ class Engine:
     def _forward(self, readings: list[Reading], events: list[Event]) -> list[_Batch]:
         """What could be read, with its logits. If the model fails, each sequence is tried alone."""
         self.steps += 1
+        drawing = [each.branch for each in readings if each.last and isinstance(each.branch, Branch)]
+        self._forms.begin([branch.answer.guide for branch in drawing])
         begin = perf_counter()
         try:
             batches = [(readings, self.runner.forward([reading.part for reading in readings]))]

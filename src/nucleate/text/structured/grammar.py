@@ -140,8 +140,17 @@ class Grammars:
                 if mine.exception() is None:
                     self._keep(mine.result())
 
-    def fill_all(self, matchers: Sequence[Matcher | None], masks_RW: NDArray[np.int32]) -> None:
+    @property
+    def together(self) -> bool:
+        """Whether the next masks are filled together: not if one of the last was slow."""
+        return not self._each_timed
+
+    def fill_all(
+        self, matchers: Sequence[Matcher | None], masks_RW: NDArray[np.int32], *, beside: bool = False
+    ) -> None:
         """``fill`` for a row each, in parallel and without Python's lock. A row of None is not restricted.
+
+        beside: other work is going on, which is to be held up as little as can be.
 
         A matcher in error, or that comes into it, gets a row in which nothing is allowed, and tells by ``error``; no
         row harms another. Raises ValueError for an array of another shape, or if a matcher is there twice.
@@ -162,7 +171,9 @@ class Grammars:
             else:
                 fill_or_forbid(each, masks_RW[row])
         begin = perf_counter()
-        done, slow = self._engine.fill_here(going, rows, masks_RW, inf if self._each_timed else ALONE_SECONDS)
+        done, slow = 0, False
+        if self._each_timed or not beside:
+            done, slow = self._engine.fill_here(going, rows, masks_RW, inf if self._each_timed else ALONE_SECONDS)
         if done == len(going):
             self._each_timed = slow
             if not slow:
