@@ -5,6 +5,7 @@ What it takes is made when the first request asks for it: nobody else waits for 
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -65,7 +66,9 @@ class Forms:
         if self._made is None or not any(guides):
             return None
         begin = perf_counter()
-        masks_RW = self._fill(guides) if ahead is None else ahead.masks(guides)
+        masks_RW = None if ahead is None else ahead.masks(guides)
+        if masks_RW is None:
+            masks_RW = self._fill(guides)
         for place, guide in enumerate(guides):
             if guide is not None and guide.error is not None:
                 masks_RW[place] = 0
@@ -94,10 +97,11 @@ class _Ahead(NamedTuple):
     guides: Sequence[Guide | None]
     made: Future[NDArray[np.int32]]
 
-    def masks(self, guides: Sequence[Guide | None]) -> NDArray[np.int32]:
-        """Those of some of the answers: a forward may have failed for others."""
+    def masks(self, guides: Sequence[Guide | None]) -> NDArray[np.int32] | None:
+        """Those of some of the answers, as a forward may have failed for others; None if there are more."""
         masks_RW = self.made.result()
-        if len(guides) == len(self.guides):
+        if len(guides) == len(self.guides) and all(map(operator.is_, guides, self.guides)):
             return masks_RW
         rows = {id(guide): row for row, guide in enumerate(self.guides)}
-        return masks_RW[[rows[id(guide)] for guide in guides]]
+        places = [rows.get(id(guide), -1) for guide in guides]
+        return None if -1 in places else masks_RW[places]
