@@ -1,5 +1,5 @@
 # make demo   a story, streamed by the embedded model (creates .venv and installs on the first run)
-# make test   the tests (creates .venv and installs what is missing)
+# make test   the tests, in two processes (creates .venv and installs what is missing)
 # make lint   ruff, mypy             make docs    docs/stages.md from the stages; checks links
 # make bench  the benchmarks, in a minute    make setup   only create .venv with everything for development
 # make bench-page  docs/benchmarks.md, measured: a quarter of an hour on an idle machine, with all of '.[torch,bench]'
@@ -11,6 +11,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 SOURCES := pyproject.toml constraints.txt
+SIDE_BY_SIDE := -n 2 --dist worksteal
 
 .PHONY: setup demo test test-slow test-clients lint docs docs-check bench bench-page bench-engine bench-server bench-structured clean
 
@@ -35,10 +36,10 @@ demo: .venv/demo
 	@$(BIN)/nucleate generate --echo --repetition-penalty 1.1 "Once upon a time"
 
 test: .venv/dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
 
 test-slow: .venv/dev
-	$(BIN)/python -m pytest -m "slow or not slow"
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "slow or not slow"
 
 test-clients: .venv/dev
 	@$(PIP) -e '.[dev,torch,server,clients]'
