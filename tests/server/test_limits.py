@@ -80,8 +80,12 @@ SIZES: list[tuple[str, int, str, Any, str]] = [
 ]
 
 
+def told(value: Any) -> str:
+    return "" if callable(value) else str(value)
+
+
 @pytest.mark.parametrize("early", [True, False], ids=["before", "after"])
-@pytest.mark.parametrize(("limit", "allowed", "field", "sized", "noun"), SIZES, ids=lambda value: "" if callable(value) else str(value))
+@pytest.mark.parametrize(("limit", "allowed", "field", "sized", "noun"), SIZES, ids=told)
 def test_one_more_than_allowed_is_refused_with_both_numbers(
     limit: str, allowed: int, field: str, sized: Any, noun: str, early: bool
 ) -> None:
