@@ -349,7 +349,7 @@ def test_what_cannot_be_compiled_is_refused(llm: nc.LLM, structured: dict[str, A
 
 def test_without_the_library_the_field_says_so(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing() -> None:
-        raise ModuleNotFoundError("structured output needs the package llguidance: pip install llguidance")
+        raise ModuleNotFoundError("structured output needs the package llguidance: pip install 'nucleate[structured]'")
 
     monkeypatch.setattr("nucleate.text.structured.guidance.library", missing)
     monkeypatch.setattr("nucleate.text.structured.guidance_tokenizer.library", missing)
@@ -366,6 +366,6 @@ def test_without_the_library_that_validates_a_form_that_needs_it_is_refused(
     monkeypatch.setitem(sys.modules, "jsonschema", None)
     engine.prepare(Request([1], nc.SamplingParams(structured={"json_schema": held, "policy": "lenient"})))
     lenient = {"json_schema": {**held, "uniqueItems": True}, "policy": "lenient"}
-    with pytest.raises(nc.ParameterError, match="pip install jsonschema") as caught:
+    with pytest.raises(nc.ParameterError, match="needs jsonschema") as caught:
         engine.prepare(Request([1], nc.SamplingParams(structured=lenient)))
     assert caught.value.field == "structured"

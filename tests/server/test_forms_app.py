@@ -377,7 +377,7 @@ def test_the_vocabulary_is_ready_before_anybody_asks(llm: nc.LLM, monkeypatch: p
 
 def test_a_server_without_the_library_serves_all_else(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(*_: object, **__: object) -> None:
-        raise ModuleNotFoundError("structured output needs the package llguidance: pip install llguidance")
+        raise ModuleNotFoundError("structured output needs the package llguidance: pip install 'nucleate[structured]'")
 
     monkeypatch.setattr(Grammars, "__init__", missing)
 

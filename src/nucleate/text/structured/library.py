@@ -20,7 +20,9 @@ def library() -> Any:
     except ModuleNotFoundError as error:
         if error.name != "llguidance":
             raise
-        raise ModuleNotFoundError("structured output needs the package llguidance: pip install llguidance") from None
+        raise ModuleNotFoundError(
+            "structured output needs the package llguidance: pip install 'nucleate[structured]'"
+        ) from None
     return llguidance
 
 

@@ -58,8 +58,8 @@ def load() -> None:
         import jsonschema  # type: ignore[import-untyped]  # noqa: F401
         import referencing  # noqa: F401
         import regex  # type: ignore[import-untyped]  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(f"to validate needs the package jsonschema: pip install {error.name}") from None
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError("to validate needs jsonschema: pip install 'nucleate[structured]'") from None
 
 
 def _validator(schema: dict[str, Any], deadline: float) -> Any:

@@ -57,7 +57,7 @@ def library() -> Any:
         if error.name not in ("xgrammar", "tvm_ffi", "torch", "transformers", "pydantic"):
             raise
         raise ModuleNotFoundError(
-            "the grammar engine xgrammar needs the package xgrammar: pip install xgrammar", name="xgrammar"
+            "the grammar engine xgrammar needs the package xgrammar: pip install 'nucleate[xgrammar]'", name="xgrammar"
         ) from None
     return xgrammar
 
