@@ -148,7 +148,7 @@ def writing(llm: nc.LLM, seconds: float, repeat: int) -> list[dict[str, Any]]:
                 contender.run(seconds)
         told = {contender: one.told for contender, one in contenders.items()}
         print(f"{name:36}{rows:>3} rows: {_line(told)}", flush=True)
-        found.append({"form": name, "rows": rows, "tokens of an answer": length, **told})
+        found.append({"what": name, "rows": rows, "tokens of an answer": length, **told})
     return found
 
 
