@@ -1,0 +1,1 @@
+"""What runs the chain on tensors: Triton kernels (``special``), and plain torch for devices without Triton."""

@@ -1,0 +1,125 @@
+"""Runs the Triton kernels in Triton's interpreter, in a process of its own: it decides on import how kernels run."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from typing import Any
+
+
+class Interpreted:
+    """A process that runs kernels in NumPy. ``call`` one of the functions below by its name."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-W", "ignore", __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        )
+
+    def call(self, name: str, *given: Any) -> Any:
+        """What the function says; raises what it raises."""
+        pickle.dump((name, given), self._process.stdin)
+        self._process.stdin.flush()
+        well, answer = pickle.load(self._process.stdout)
+        if well:
+            return answer
+        raise answer
+
+    def close(self) -> None:
+        self._process.stdin.close()
+        self._process.wait(30)
+        self._process.stdout.close()
+
+
+def hasten() -> None:
+    """The interpreter patches the language for each call of a function; once for each module and kernel is enough."""
+    from triton.runtime import interpreter
+
+    patched, run = set(), interpreter.InterpretedFunction.run
+
+    def called(self: Any, *given: Any, **named: Any) -> Any:
+        if id(self.fn.__globals__) not in patched:
+            patched.add(id(self.fn.__globals__))
+            interpreter._patch_lang(self.fn)
+        return self.rewrite()(*given, **named)
+
+    def started(self: Any, *given: Any, **named: Any) -> Any:
+        patched.clear()
+        return run(self, *given, **named)
+
+    interpreter.InterpretedFunction.__call__, interpreter.InterpretedFunction.run = called, started
+
+
+def uniforms(seed: int, step: int, stream: int, count: int) -> tuple[list[float], list[float]]:
+    """(uniform numbers, exponential ones) of the first ids."""
+    import torch
+    import triton.language as tl
+
+    from nucleate.backends.cuda.special.compile import jit
+    from nucleate.backends.cuda.special.noise import times, uniform
+
+    @jit
+    def fill(seeds, numbers, waits, stream, count: tl.constexpr):
+        ids = tl.arange(0, count)
+        seed, step = tl.load(seeds), tl.load(seeds + 1)
+        tl.store(numbers + ids, uniform(seed, step, stream, ids))
+        tl.store(waits + ids, times(seed, step, stream, ids))
+
+    fill.fn.__globals__.update(tl=tl, uniform=uniform, times=times)
+    signed = [word - 2**64 * (word >= 2**63) for word in (seed, step)]
+    out = torch.zeros(2, count, dtype=torch.float64)
+    fill[(1,)](torch.tensor(signed), out[0], out[1], stream, count)
+    return out[0].tolist(), out[1].tolist()
+
+
+def sample(x_RV: Any, numbers: Any, seeds: Any, steps: Any, **more: Any) -> dict[str, Any]:
+    """What the two kernels leave in their workspace. more: dtype, stride, edits (arrays), mask, rows."""
+    import torch
+
+    from nucleate.backends.cuda.edits import Edits
+    from nucleate.backends.cuda.special import launch
+    from nucleate.backends.cuda.special.index import indexed
+
+    rows, size = x_RV.shape
+    lying = torch.full((rows, size * more.get("stride", 1) + more.get("stride", 1)), torch.nan)
+    lying = lying.to(getattr(torch, more.get("dtype", "float32")))
+    logits = lying[:, : size * more.get("stride", 1) : more.get("stride", 1)]
+    logits.copy_(torch.from_numpy(x_RV))
+    work = launch.Workspace(more.get("rows", rows), size, "cpu", reports=True)
+    for tensor in (work.masses, work.some, work.some_weights, work.moments, work.tops, work.raw_tops):
+        tensor.fill_(torch.nan)  # what an earlier call left there is of no account
+    index = indexed(Edits(*map(torch.from_numpy, more["edits"])), size) if "edits" in more else None
+    mask = torch.from_numpy(more["mask"]) if "mask" in more else None
+    steps = torch.from_numpy(steps).clone()
+    tokens = launch.sample(
+        logits, torch.tensor(numbers, dtype=torch.float64), torch.from_numpy(seeds), steps, work, index, mask
+    )
+    found = {"tokens": tokens, "steps": steps, "states": work.states_R, "cuts": work.cuts_R, "lasts": work.lasts_R}
+    found |= {"logprobs": work.logprobs_R, "ranks": work.ranks_R}
+    return {name: column[:rows].numpy().copy() for name, column in found.items()}
+
+
+def serve() -> None:
+    hasten()
+    source, target = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what is printed goes elsewhere
+    while True:
+        try:
+            name, given = pickle.load(source)
+        except EOFError:
+            return
+        try:
+            named = given[-1] if given and isinstance(given[-1], dict) else {}
+            answer = True, globals()[name](*given[: len(given) - bool(named)], **named)
+        except Exception as error:  # noqa: BLE001  # told to whoever asked
+            answer = False, error
+        pickle.dump(answer, target)
+        target.flush()
+
+
+if __name__ == "__main__":
+    serve()

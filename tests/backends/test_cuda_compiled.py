@@ -1,0 +1,52 @@
+"""The Triton kernels compile for GPUs of three generations, spill nothing, and stay within a budget."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="the kernels are launched with torch's tensors")
+pytest.importorskip("triton", reason="the kernels are Triton's: pip install triton (Linux only)")
+
+CAPABILITIES = (80, 90, 100)
+TOKENS = 16
+"""How many tokens a thread of the first kernel has at once."""
+
+# (kernel, type of the logits, with mask, edits and report): the most registers, the most instructions
+BUDGET = {
+    ("stats", "fp32", False): (80, 45 * TOKENS),
+    ("stats", "bf16", False): (80, 45 * TOKENS),
+    ("stats", "bf16", True): (128, 75 * TOKENS),
+    ("finish", "fp32", False): (168, 8500),
+    ("finish", "bf16", True): (255, 18000),
+}
+
+
+def compiled(capability: int, kernels: list[tuple[str, str, bool]]) -> None:
+    """In a process of its own, where nothing says that kernels are interpreted."""
+    asked = json.dumps([(*kernel, capability) for kernel in kernels])
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    script = [sys.executable, "-W", "error", str(Path(__file__).with_name("compiled.py")), asked]
+    done = subprocess.run(script, env=environment, check=True, capture_output=True, text=True)
+    for kernel, found in zip(kernels, json.loads(done.stdout), strict=True):
+        registers, instructions = BUDGET[kernel]
+        print(capability, kernel, found)
+        assert found["stack"] == 0, (capability, kernel, found)
+        assert 0 < found["registers"] <= registers, (capability, kernel, found)
+        assert 0 < found["instructions"] <= instructions, (capability, kernel, found)
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_the_first_kernel_and_the_plain_second_stay_within_the_budget(capability: int) -> None:
+    compiled(capability, [kernel for kernel in BUDGET if kernel != ("finish", "bf16", True)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_the_second_kernel_with_everything_stays_within_the_budget(capability: int) -> None:
+    compiled(capability, [("finish", "bf16", True)])

@@ -1,0 +1,231 @@
+"""The chain as plain tensor code: survivors and tokens are the reference's, in float64 without exception."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import edges
+import numpy as np
+import pytest
+
+from nucleate.backends import reference
+from nucleate.core.history import History
+from nucleate.pipeline import simplify
+from nucleate.plan import Numbers, chain_of
+from nucleate.stages import Frequency, Gumbel, LogitBias, Presence, Repetition, TopP
+
+torch = pytest.importorskip("torch", reason="tensor code needs torch")
+from nucleate.backends.cuda import plain  # noqa: E402
+from nucleate.backends.cuda.edits import Edits  # noqa: E402
+
+SIZES = (1, 2, 31, 255, 256, 257, 700, 1000)
+
+
+def words(numbers: np.random.Generator, rows: int) -> torch.Tensor:
+    """Random 64-bit integers as int64."""
+    return torch.from_numpy(numbers.integers(2**64, size=rows, dtype=np.uint64).view(np.int64))
+
+
+def unsigned(words_R: torch.Tensor) -> list[int]:
+    return [word % 2**64 for word in words_R.tolist()]
+
+
+def columns(asked: list[Numbers], dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    return torch.tensor([list(one) for one in asked], dtype=dtype)
+
+
+def batch(numbers: np.random.Generator, rows: int, size: int) -> tuple[np.ndarray, list[Numbers], list[bool]]:
+    """Random rows that the chain can run, their parameters, and whether these are at an edge by design."""
+    x_RV, asked, tight = np.empty((rows, size), np.float32), [], []
+    for row in range(rows):
+        while len(asked) == row:
+            x_RV[row] = edges.row(numbers, size, str(numbers.choice(edges.KINDS)))
+            one, at_an_edge = edges.numbers_for(numbers, x_RV[row])
+            chain = chain_of(simplify(edges.pipeline(one)))
+            if not isinstance(chain, str):
+                asked.append(chain.numbers)
+                tight.append(at_an_edge)
+    return x_RV, asked, tight
+
+
+def inside(x_RV: np.ndarray, numbers_RC: torch.Tensor) -> np.ndarray:
+    """Which tokens are left: bool [R, V]."""
+    x, odd_R = plain.scores(torch.from_numpy(x_RV))
+    assert not odd_R.any()
+    return np.asarray(plain.survivors(x, *plain.read(numbers_RC)))
+
+
+def survey(rows: int, sizes: tuple[int, ...], seed: int) -> Counter[str]:
+    """Compare random rows with the reference; differences that are float edges are counted, others fail."""
+    numbers, found = np.random.default_rng(seed), Counter[str]()
+    for size in sizes:
+        x_RV, asked, tight = batch(numbers, rows, size)
+        seeds, steps, numbers_RC = words(numbers, rows), words(numbers, rows), columns(asked)
+        inside_RV = inside(x_RV, numbers_RC)
+        tokens = plain.sample(torch.from_numpy(x_RV), numbers_RC, seeds, steps).tolist()
+        for row, (seed_, step) in enumerate(zip(unsigned(seeds), unsigned(steps), strict=True)):
+            stages, found["rows"] = simplify(edges.pipeline(asked[row])), found["rows"] + 1
+            kept, got = reference.survivors(x_RV[row], stages), np.flatnonzero(inside_RV[row])
+            if got.tolist() != np.sort(kept.ids_N).tolist():
+                order = reference.everything(x_RV[row]).ids_N.tolist()
+                edge = edges.edge_of_a_set(x_RV[row], asked[row], order, got.tolist())
+                assert edge, (size, row, asked[row], len(got), len(kept.ids_N))
+                found[f"{'tight ' * tight[row]}set: {edge}"] += 1
+                continue
+            assert tokens[row] == reference.pick(stages[-1], kept, seed_, step), (size, row, asked[row])
+    return found
+
+
+def test_sets_and_draws_are_those_of_the_reference() -> None:
+    found = survey(150, SIZES, 0)
+    print(found)
+    assert found["rows"] == 150 * len(SIZES)
+    assert sum(n for name, n in found.items() if name.startswith("set")) == 0, found
+    assert sum(n for name, n in found.items() if name.startswith("tight")) < 12, found
+
+
+def test_draws_of_a_whole_vocabulary_are_those_of_the_reference() -> None:
+    found = survey(8, (128_256, 32_000), 1)
+    assert set(found) == {"rows"}, found
+
+
+def test_float32_columns_draw_the_same_tokens_but_for_float_edges() -> None:
+    """For devices that have no float64."""
+    numbers = np.random.default_rng(2)
+    x_RV = numbers.normal(size=(400, 1000)).astype(np.float32) * 3
+    asked = [Numbers(t=0.8, k=40, p=0.9), Numbers(p=0.95), Numbers(m=0.05), Numbers(t=1.3)] * 100
+    seeds, steps = words(numbers, 400), words(numbers, 400)
+    exact, short = (
+        plain.sample(torch.from_numpy(x_RV), columns(asked, dtype), seeds, steps)
+        for dtype in (torch.float64, torch.float32)
+    )
+    assert (exact != short).sum() <= 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_floats_are_taken_as_float32(dtype: torch.dtype) -> None:
+    numbers = np.random.default_rng(3)
+    x_RV = torch.from_numpy(numbers.normal(size=(20, 300)) * 4).to(dtype)
+    seeds, steps, numbers_RC = words(numbers, 20), words(numbers, 20), columns([Numbers(k=30, p=0.9)] * 20)
+    expected = plain.sample(x_RV.to(torch.float32), numbers_RC, seeds, steps)
+    assert plain.sample(x_RV, numbers_RC, seeds, steps).tolist() == expected.tolist()
+    wide_RV = torch.zeros(20, 900, dtype=dtype)
+    wide_RV[:, ::3] = x_RV
+    assert plain.sample(wide_RV[:, ::3], numbers_RC, seeds, steps).tolist() == expected.tolist()
+
+
+def test_an_odd_row_gives_no_token_and_the_others_theirs() -> None:
+    numbers = np.random.default_rng(4)
+    x_RV = numbers.normal(size=(6, 500)).astype(np.float32)
+    seeds, steps, numbers_RC = words(numbers, 6), words(numbers, 6), columns([Numbers(p=0.9)] * 6)
+    expected = plain.sample(torch.from_numpy(x_RV), numbers_RC, seeds, steps).tolist()
+    x_RV[1, 77], x_RV[3, 499], x_RV[5] = np.nan, np.inf, -np.inf
+    got = plain.sample(torch.from_numpy(x_RV), numbers_RC, seeds, steps).tolist()
+    assert got == [expected[0], -1, expected[2], -1, expected[4], -1]
+
+
+def edits_of(rows: list[dict[int, tuple[float, float, float]]], most: int) -> Edits:
+    """Columns of {token: (before, scale, after)} per row."""
+    ids, table = np.full((len(rows), most), -1), np.tile([0.0, 1.0, 0.0], (len(rows), most, 1))
+    for row, entries in enumerate(rows):
+        for place, (token, entry) in enumerate(entries.items()):
+            ids[row, place], table[row, place] = token, entry
+    return Edits(torch.from_numpy(ids), *(torch.from_numpy(column.copy()) for column in np.moveaxis(table, 2, 0)))
+
+
+def shifted(x: np.ndarray, stages: tuple[Any, ...], past: History) -> np.ndarray:
+    """A row after a stage or several as the reference has it, rounded to float32."""
+    kept, out = reference.survivors(x, stages, past), np.full(len(x), -np.inf, np.float32)
+    out[kept.ids_N] = kept.x_N
+    return out
+
+
+def penalised(numbers: np.random.Generator, size: int) -> tuple[Any, ...]:
+    """A row, what it is to go through, the past, and the same as edits."""
+    prompt, output = (numbers.integers(size, size=n).tolist() for n in (9, 7))
+    bias = {int(token): float(numbers.choice([-np.inf, 2.5, -1.1])) for token in numbers.integers(size, size=4)}
+    r, f, a = float(numbers.choice([0.5, 1.1, 1.7])), float(numbers.uniform(-1, 1)), float(numbers.uniform(-1, 1))
+    entries = {}
+    for token in sorted({*prompt, *output, *bias}):
+        seen, times = token in prompt or token in output, output.count(token)
+        entries[token] = bias.get(token, 0.0), r if seen else 1.0, f * times + a * (times > 0)
+    packed = numbers.integers(-(2**31), 2**31, size=-(-size // 32)).astype(np.int32)
+    return bias, (Repetition(r), Frequency(f), Presence(a)), History(prompt, output, packed), entries
+
+
+def test_edits_and_masks_are_those_of_the_shifts() -> None:
+    numbers = np.random.default_rng(5)
+    for size in (40, 257, 600):
+        x_RV = np.stack([edges.row(numbers, size, kind) for kind in ("smooth", "grid", "holes", "peaked") * 6])
+        cases = [penalised(numbers, size) for _ in x_RV]
+        expected = []
+        for x, (bias, penalties, past, _) in zip(x_RV, cases, strict=True):
+            finite = {token: b for token, b in bias.items() if b > -np.inf}
+            x = shifted(x, (LogitBias(finite),), past)
+            x[[token for token, b in bias.items() if b == -np.inf]] = -np.inf
+            x = shifted(x, penalties, past) if (x > -np.inf).any() else x
+            allowed = ~reference.forbidden(past.mask, size)
+            expected.append(np.where(allowed, x, -np.inf))
+        masks = torch.from_numpy(np.stack([past.mask for _, _, past, _ in cases]))
+        edits = edits_of([entries for *_, entries in cases], 24)
+        got, odd_R = plain.scores(torch.from_numpy(x_RV), edits, masks)
+        assert odd_R.tolist() == [not (x > -np.inf).any() for x in expected]
+        kept = ~odd_R.numpy()
+        assert np.array_equal(got.numpy()[kept], np.stack(expected)[kept])
+        seeds, steps, numbers_RC = words(numbers, 24), words(numbers, 24), columns([Numbers(t=0.7, p=0.9)] * 24)
+        tokens = plain.sample(torch.from_numpy(x_RV), numbers_RC, seeds, steps, edits, masks).tolist()
+        stages = simplify(edges.pipeline(Numbers(t=0.7, p=0.9)))
+        for row in np.flatnonzero(kept):
+            seed, step = unsigned(seeds)[row], unsigned(steps)[row]
+            assert tokens[row] == reference.draw(expected[row], stages, seed, step)
+
+
+def test_a_mask_may_be_longer_than_the_row_and_edits_may_overflow() -> None:
+    x_RV = torch.tensor([[1.0, 2.0, 3.0], [1.0, 2.0, 3.0]])
+    edits = edits_of([{1: (3e38, 1e-5, 0.0)}, {2: (-np.inf, 1.0, 0.0)}], 2)
+    mask = torch.tensor([[7, -1], [6, 5]], dtype=torch.int32)
+    tokens = plain.sample(
+        x_RV, columns([Numbers(t=0.0)] * 2), torch.zeros(2).long(), torch.zeros(2).long(), edits, mask
+    )
+    assert tokens.tolist() == [-1, 1]
+
+
+def compiled(backend: str) -> None:
+    """One graph, and the same tokens as without."""
+    numbers = np.random.default_rng(6)
+    x_RV, asked, _ = batch(numbers, 12, 700)
+    seeds, steps, numbers_RC = words(numbers, 12), words(numbers, 12), columns(asked)
+    edits, mask = edits_of([{5: (1.0, 1.2, 0.5)}] * 12, 3), torch.full((12, 22), -2, dtype=torch.int32)
+    mask[:, 1:] = -1
+    torch._dynamo.reset()
+    draw = torch.compile(plain.sample, fullgraph=True, backend=backend)
+    for more in ((), (edits, mask)):
+        given = torch.from_numpy(x_RV), numbers_RC, seeds, steps, *more
+        assert draw(*given).tolist() == plain.sample(*given).tolist()
+
+
+def test_it_compiles_without_a_graph_break() -> None:
+    compiled("eager")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own
+def test_compiled_code_draws_the_same_tokens() -> None:
+    compiled("inductor")
+
+
+def test_draws_follow_the_distribution() -> None:
+    """Level by level: three groups, a cut within the last."""
+    x = np.log(np.r_[np.full(256, 1.0), np.full(256, 3.0), np.full(88, 2.0)] / 1200).astype(np.float32)
+    count = 10_000
+    numbers_RC = columns([Numbers(p=0.9)]).expand(count, -1)
+    seeds, steps = torch.arange(count), torch.zeros(count, dtype=torch.int64)
+    tokens = plain.sample(torch.from_numpy(x).expand(count, -1), numbers_RC, seeds, steps).numpy()
+    p = reference.probabilities(x, (TopP(0.9), Gumbel(0)))
+    seen = np.bincount(tokens, minlength=600)
+    assert (seen[p == 0] == 0).all()
+    kept = p > 0
+    chi_square = ((seen[kept] - count * p[kept]) ** 2 / (count * p[kept])).sum()
+    freedom = kept.sum() - 1
+    assert abs(chi_square - freedom) < 5 * np.sqrt(2 * freedom)
