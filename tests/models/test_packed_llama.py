@@ -139,6 +139,28 @@ def test_one_alone_is_read_without_kernels_and_with_others_goes_on(length: int, 
     assert_as_alone(driver, model)
 
 
+def test_with_kernels_a_draft_is_read_to_the_bit_as_token_by_token(model: Llama) -> None:
+    together, alone = (PackedLlama(model, 20 * BLOCK_BYTES) for _ in range(2))
+    together.kernels = alone.kernels = compiled()
+    one, two = prompts(40, 33)
+    for runner in (together, alone):
+        runner.forward([Part(0, one, 0, 33, [1, 5, 3], 0), Part(1, two, 0, 29, [2, 4, 6], 0)])
+    drafts = together.forward([Part(0, one, 33, 40, [1, 5, 3], 7), Part(1, two, 29, 33, [2, 4, 6], 4)])
+    for row, place in enumerate(range(33, 40)):
+        np.testing.assert_array_equal(alone.forward([Part(0, one, place, place + 1, [1, 5, 3], 1)])[0], drafts[row])
+    for row, place in enumerate(range(29, 33)):
+        np.testing.assert_array_equal(alone.forward([Part(1, two, place, place + 1, [2, 4, 6], 1)])[0], drafts[7 + row])
+
+
+def test_one_that_is_alone_has_kernels_from_its_first_draft_on(model: Llama) -> None:
+    runner = PackedLlama(model, 10 * BLOCK_BYTES)
+    [ids] = prompts(30)
+    runner.forward([Part(0, ids, 0, 20, [1, 2], 1)])
+    assert runner.kernels.decode is None
+    runner.forward([Part(0, ids, 20, 24, [1, 2], 4)])
+    assert runner.kernels.decode is not None
+
+
 @pytest.mark.parametrize(("tokens", "size"), [(1, 2), (7, 62), (33, 192)])
 def test_kernels_and_their_twins(tokens: int, size: int) -> None:
     random = np.random.default_rng(size)

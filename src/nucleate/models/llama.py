@@ -57,11 +57,20 @@ class Llama:
     def __init__(self, folder: Path) -> None:
         if (reason := why_not(folder)) is not None:
             raise ModelError(f"the numpy runtime cannot run the model in {folder}: {reason}")
+        self.folder: Path | None = folder
         config = read_config(folder / "config.json")
         try:
             self._build(config, read(folder / "model.safetensors"))
         except ModelError as error:
             raise ModelError(f"cannot load the model in {folder}: {error}") from None
+
+    @classmethod
+    def of(cls, config: dict[str, Any], tensors: Mapping[str, Floats]) -> Llama:
+        """One that lies in no folder: what config.json and model.safetensors would say. Raises ModelError."""
+        model = cls.__new__(cls)
+        model.folder = None
+        model._build(config, tensors)  # noqa: SLF001
+        return model
 
     def _build(self, config: dict[str, Any], tensors: Mapping[str, Floats]) -> None:
         self.hidden_size = positive_integer(config, "hidden_size")

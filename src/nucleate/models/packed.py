@@ -19,7 +19,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from nucleate.models.model import ModelError
 from nucleate.models.packed_attention import Layer, Plan, Pool, UnfitError
 from nucleate.models.pool import by_token, new_pool
-from nucleate.models.runner import BLOCK, Fork, Part
+from nucleate.models.runner import BLOCK, UNWATCHED, Fork, Part, refuse_to_be_watched
 from nucleate.models.transformers import TransformersModel, one_line
 
 NAME, PROBE = "nucleate", "nucleate_probe"
@@ -31,6 +31,7 @@ class PackedTransformers:
 
     paged = True
     why = ""
+    features = UNWATCHED
 
     def __init__(self, model: TransformersModel, memory: int, block_size: int = BLOCK) -> None:
         from nucleate.models.trial import compare, layers_of
@@ -93,6 +94,10 @@ class PackedTransformers:
             )
             logits_LV = out.logits[0].float()
         return logits_LV if self.asynchronous else logits_LV.cpu().numpy()
+
+    def watch(self, layers: Sequence[int]) -> None:
+        """See ``Runner.watch``."""
+        refuse_to_be_watched(layers)
 
     def fork(self, forks: Sequence[Fork]) -> None:
         """See ``Runner.fork``."""

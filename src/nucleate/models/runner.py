@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from nucleate.models.model import Context, Model
+from nucleate.models.model import Context, Model, ModelError
 
 BLOCK = 16
 """Tokens per block, where a model has no reason for another size."""
@@ -84,11 +84,34 @@ class Runner(Protocol):
         it raises, none of the parts counts as read, and each may be given again.
         """
 
+    def watch(self, layers: Sequence[int]) -> None:
+        """From now on, leave in ``features`` what these layers read. () for none, as it is at first.
+
+        A layer is meant by its number: 0 reads the embeddings, and what the last normalisation reads has the number of
+        layers as its own. Raises ModelError of a model that does not let itself be watched.
+        """
+
+    @property
+    def features(self) -> NDArray[np.float32]:
+        """Hidden states of all tokens that the last forward read, part by part: [T, layers watched * hidden size].
+
+        They belong to the caller. In the order in which the layers were asked for.
+        """
+
     def fork(self, forks: Sequence[Fork]) -> None:
         """Sequences go on in more ways than one: copy what is in the blocks that are named, the others are shared."""
 
     def forget(self, key: int) -> None:
         """A sequence has ended, or will be read from its beginning again."""
+
+
+UNWATCHED = np.empty((0, 0), np.float32)
+
+
+def refuse_to_be_watched(layers: Sequence[int]) -> None:
+    """``watch`` of a runner that does not let itself be watched. Raises ModelError if there are any layers."""
+    if layers:
+        raise ModelError("hidden states are to be had only of a Llama on the numpy runtime that reads many sequences")
 
 
 class Contexts:
@@ -104,6 +127,11 @@ class Contexts:
         self.model, self.blocks, self.block_size, self.why = model, blocks, block_size, why
         self.vocab_size, self.context_length, self.runtime = model.vocab_size, model.context_length, model.runtime
         self._open: dict[int, tuple[Context, int]] = {}  # and how many tokens it has read
+        self.features = UNWATCHED
+
+    def watch(self, layers: Sequence[int]) -> None:
+        """See ``Runner.watch``."""
+        refuse_to_be_watched(layers)
 
     def forward(self, parts: Sequence[Part]) -> NDArray[np.float32]:
         """See ``Runner.forward``."""

@@ -59,7 +59,8 @@ class ToyContext:
 class PagedToy:
     """A Toy as a Runner whose blocks hold token ids: it knows of a sequence only what its blocks say.
 
-    asynchronous: say so, though it is not. ``forwards`` is what it has read, part by part.
+    asynchronous: say so, though it is not. ``forwards`` is what it has read, part by part. The hidden state of a token
+    is its place in the sequence and its id, in all layers.
     """
 
     paged = True
@@ -70,6 +71,12 @@ class PagedToy:
         self.vocab_size, self.context_length, self.runtime = model.vocab_size, model.context_length, model.runtime
         self.forwards: list[list[tuple[int, int, int]]] = []  # key, start, stop
         self._held = np.full((blocks, block_size), -1, np.int64)
+        self.watch(())
+
+    def watch(self, layers: Sequence[int]) -> None:
+        """See ``Runner.watch``."""
+        self.watched = tuple(layers)
+        self.features = np.empty((0, 2 * len(self.watched)), np.float32)
 
     def forward(self, parts: Sequence[Part]) -> NDArray[np.float32]:
         """See ``Runner.forward``."""
@@ -78,6 +85,9 @@ class PagedToy:
             for position in range(part.start, part.stop):
                 block = part.blocks[position // self.block_size]
                 self._held[block, position % self.block_size] = part.token_ids[position]
+        if self.watched:
+            read = [(place, part.token_ids[place]) for part in parts for place in range(part.start, part.stop)]
+            self.features = np.tile(np.array(read, np.float32).reshape(-1, 2), len(self.watched))
         rows = [
             self.model.rule(tuple(self._held[list(part.blocks)].ravel()[:stop].tolist()))
             for part in parts

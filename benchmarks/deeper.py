@@ -1,0 +1,140 @@
+"""What a draft model saves where the target is large beside it: 8 layers of width 512, about 25 million parameters.
+
+The target is the embedded model inside a wider and deeper one: it says the same, and costs what one of its size costs.
+(Width and layers that it does not need hold zeros, which take as long to multiply as any numbers.) So drafts are as
+good as they are for the embedded model, and only the price of verifying them is that of a deeper one.
+
+    python benchmarks/deeper.py [--repeat 5] [--tokens 64]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from typing import Any
+
+import numpy as np
+
+import nucleate as nc
+from nucleate.engine.draft.neural.small import DraftModel
+from nucleate.engine.engine import Engine
+from nucleate.engine.request import Request
+from nucleate.engine.speculate import Speculation
+from nucleate.models.llama import Floats, Llama, read
+from nucleate.models.load import EMBEDDED, runner_of
+from nucleate.text.tokenizer import Tokenizer
+
+WIDTH, LAYERS, HEADS, KV_HEADS, INNER = 512, 8, 16, 4, 1408
+PROMPTS = (
+    "Once upon a time, there was a little girl named Lily. She loved",
+    "Tom and his dog Max went to the lake. They saw a big boat",
+    "One day, a small bird found a shiny red button in the grass. She wanted to",
+    "The old farmer had a cow that could not sleep. Every night",
+    "<|user|>Tell me a story about a fox and a drum.<|end|><|assistant|>",
+    "<|user|>Write a short story about a bear, a cake and a hat.<|end|><|assistant|>",
+    "<|user|>Tell me a story about a queen.<|end|><|assistant|>",
+    "Ben was sad because he lost his ball. His mom",
+)
+
+
+def padded(array: Floats, *shape: int) -> Floats:
+    """With zeros after what is there."""
+    return np.pad(array, [(0, wanted - size) for wanted, size in zip(shape, array.shape, strict=True)])
+
+
+def spread(rows: Floats, groups: int, size: int, *, width: int) -> Floats:
+    """Rows of heads that share keys in groups, each group made larger: [groups * size, width]."""
+    parts = np.split(rows, groups)
+    return np.concatenate([padded(part, size, width) for part in parts])
+
+
+def deeper() -> Llama:
+    """The embedded model, wider and deeper, and in what it says the same."""
+    small, tensors = Llama(EMBEDDED), read(EMBEDDED / "model.safetensors")
+    part = small.hidden_size / WIDTH
+    group, size = HEADS // KV_HEADS * small.head_size, small.head_size
+    made: dict[str, Floats] = {
+        "model.embed_tokens.weight": padded(tensors["model.embed_tokens.weight"], small.vocab_size, WIDTH),
+        "model.norm.weight": padded(tensors["model.norm.weight"] * np.float32(part**0.5), WIDTH),
+    }
+    names = {"q": HEADS * size, "k": KV_HEADS * size, "v": KV_HEADS * size}
+    for layer in range(LAYERS):
+        prefix = f"model.layers.{layer}."
+        found = {name: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+        for norm in ("input_layernorm", "post_attention_layernorm"):
+            weight = found.get(f"{prefix}{norm}.weight", np.ones(1, np.float32))
+            made[f"{prefix}{norm}.weight"] = padded(weight * np.float32(part**0.5), WIDTH)
+        for name, rows in names.items():
+            weight = found.get(f"{prefix}self_attn.{name}_proj.weight", np.zeros((small.kv_heads, 1), np.float32))
+            each = group if name == "q" else size
+            made[f"{prefix}self_attn.{name}_proj.weight"] = padded(
+                spread(weight, small.kv_heads, each, width=WIDTH), rows, WIDTH
+            )
+        out = found.get(f"{prefix}self_attn.o_proj.weight", np.zeros((1, small.kv_heads), np.float32))
+        columns = spread(np.ascontiguousarray(out.T), small.kv_heads, group, width=WIDTH).T
+        made[f"{prefix}self_attn.o_proj.weight"] = padded(columns, WIDTH, HEADS * size)
+        for name, shape in (("gate", (INNER, WIDTH)), ("up", (INNER, WIDTH)), ("down", (WIDTH, INNER))):
+            weight = found.get(f"{prefix}mlp.{name}_proj.weight", np.zeros((1, 1), np.float32))
+            made[f"{prefix}mlp.{name}_proj.weight"] = padded(weight, *shape)
+    config = {
+        "hidden_size": WIDTH, "intermediate_size": INNER, "num_hidden_layers": LAYERS, "head_dim": size,
+        "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "vocab_size": small.vocab_size,
+        "rms_norm_eps": float(small.epsilon) * part, "max_position_embeddings": small.context_length,
+        "tie_word_embeddings": True,
+    }  # fmt: skip
+    return Llama.of(config, made)
+
+
+def seconds_of(
+    engine: Engine, prompts: list[list[int]], params: nc.SamplingParams, rows: int
+) -> tuple[float, list[Any]]:
+    """The time of all answers, so many at once, and their tokens."""
+    begin, said = time.perf_counter(), []
+    for start in range(0, len(prompts), rows):
+        asked = [
+            engine.add(Request(ids, params.replace(seed=start + row)))
+            for row, ids in enumerate(prompts[start : start + rows])
+        ]
+        tokens: dict[str, list[int]] = {number: [] for number in asked}
+        while len(engine):
+            for event in engine.step():
+                tokens[event.request_id] += event.piece.token_ids
+        said += tokens.values()
+    return time.perf_counter() - begin, said
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=64)
+    options = parser.parse_args()
+    small, large, tokenizer = Llama(EMBEDDED), deeper(), Tokenizer(EMBEDDED)
+    prompts = [tokenizer.encode(text) for text in PROMPTS]
+    runner = runner_of(large, 256 << 20)
+    speculations = {
+        "plain": None,
+        "draft, 4 tokens": Speculation(lambda: DraftModel.load(small), tokens=4, adaptive=False),
+        "draft, adaptive": Speculation(lambda: DraftModel.load(small), tokens=4),
+    }
+    for rows, temperature in ((1, 0.0), (1, 0.7), (8, 0.0)):
+        params = nc.SamplingParams(temperature=temperature, max_tokens=options.tokens, ignore_eos=True)
+        engines = {name: Engine(runner, tokenizer, speculation=one) for name, one in speculations.items()}
+        times: dict[str, list[float]] = {name: [] for name in engines}
+        said = {}
+        for turn in range(options.repeat + 1):
+            for name, engine in engines.items():
+                seconds, said[name] = seconds_of(engine, prompts, params, rows)
+                if turn:  # the first one compiles
+                    times[name].append(seconds)
+        plain = statistics.median(times["plain"])
+        print(
+            f"{rows} at once, temperature {temperature:g}: plain {len(prompts) * options.tokens / plain:.0f} tokens/s"
+        )
+        for name, engine in engines.items():
+            gain, tau = plain / statistics.median(times[name]), engine.stats.drafts.tau
+            print(f"  {name:16} {gain:.2f} x  tau {tau:.2f}  the same text: {said[name] == said['plain']}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""A head that goes on from the target's hidden states by its own: EAGLE-3 (Li et al., arXiv 2503.01840), as a chain.
+
+From what the target made of a token and the token after it, one layer guesses what follows; where the target has not
+been yet, the layer's own output stands for its hidden state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from nucleate.engine.draft.draft import Draft, Read, State
+from nucleate.engine.draft.neural.chain import Chain, drafts_of
+from nucleate.engine.draft.neural.draw import draw
+from nucleate.engine.draft.neural.files import Weights, weights_for
+from nucleate.engine.draft.neural.heads import Followed
+from nucleate.engine.draft.neural.layer import TOKENS, Layer, fused, rotation, unit
+from nucleate.models.attention import decode
+from nucleate.models.block_attention import attend, store
+from nucleate.models.few import product
+from nucleate.models.llama import Floats, Llama, one_thread
+from nucleate.models.packing import Packing
+from nucleate.models.runner import BLOCK
+
+
+class Eagle:
+    """See ``Proposer``. tokens: that keys and values are kept of at most, of all sequences together."""
+
+    layers: tuple[int, ...] = (2, 4, 6)
+
+    def __init__(self, weights: Weights, target: Llama, tokens: int = TOKENS) -> None:
+        self._target, self._followed = target, Followed(tokens // BLOCK, BLOCK)
+        self._fuse = weights.matrix("fuse")
+        self._token_norm, self._hidden_norm = weights["token_norm.weight"], weights["hidden_norm.weight"]
+        self._norm, self._layer = weights["norm.weight"], Layer(weights, "layer.", target, tokens // BLOCK)
+
+    @classmethod
+    def load(cls, model: object) -> Eagle:
+        """The one that was trained for a model. Raises ModelError for others."""
+        return cls(*weights_for("eagle", model))
+
+    def propose(self, states: Sequence[State], counts: Sequence[int]) -> list[Draft]:
+        """See ``Proposer.propose``. None for a sequence whose last tokens' hidden states are not known."""
+        chains = [Chain(state, count) for state, count in zip(states, counts, strict=True)]
+        going = self._followed.ready(chains)
+        with one_thread():
+            if going:
+                self._draft(going)
+        return drafts_of(chains)
+
+    def _draft(self, going: list[Chain]) -> None:
+        for chain in going:
+            chain.ids = [*chain.state.token_ids]
+        x_RX = self._take_in(going)
+        place = 0
+        while True:
+            logits_RV = product(self._unit(x_RX, self._norm), self._target.unembedding)
+            drawn = draw(logits_RV, [chain.state for chain in going], [place] * len(going))
+            stays = np.array([chain.add(one) for chain, one in zip(going, drawn, strict=True)])
+            going = [chain for chain, stay in zip(going, stays, strict=True) if stay]
+            if not going:
+                return
+            for chain in going:
+                chain.ids.append(chain.tokens[-1])
+            x_RX = self._step(going, x_RX[stays], place)
+            place += 1
+
+    def _take_in(self, going: list[Chain]) -> Floats:
+        """Keep what the head makes of the hidden states that wait; its output after the last token of each sequence."""
+        followed, target = self._followed, self._target
+        found = [followed.features(chain) for chain in going]
+        for one in found:
+            one.again()
+        context_TX = fused(
+            np.concatenate([one.wait() for one in found]), target.hidden_size, target.epsilon, self._fuse
+        )
+        packing = followed.waiting(going, shift=1)
+        both_TY = self._both(packing, context_TX)
+        store(self._layer.pool, packing, *self._layer.keys(both_TY, rotation(packing.positions_T, target)))
+        for one in found:
+            one.take()
+        last = Packing(
+            [followed.part(chain, one.taken - 1, one.taken, 1) for chain, one in zip(going, found, strict=True)], BLOCK
+        )
+        return self._mixed(both_TY[packing.kept_L], context_TX[packing.kept_L], last)
+
+    def _step(self, going: list[Chain], x_RX: Floats, place: int) -> Floats:
+        """Its output after a drafted token."""
+        taken = [self._followed.features(chain).taken + place for chain in going]
+        packing = Packing(
+            [self._followed.part(chain, at, at + 1, 1) for chain, at in zip(going, taken, strict=True)], BLOCK
+        )
+        return self._mixed(self._both(packing, x_RX), x_RX, packing)
+
+    def _both(self, packing: Packing, x_TX: Floats) -> Floats:
+        """Tokens beside hidden states, [T, 2 * width]."""
+        tokens_TX = self._unit(self._target.embedding[packing.ids_T], self._token_norm)
+        return np.concatenate([tokens_TX, self._unit(x_TX, self._hidden_norm)], axis=1)
+
+    def _mixed(self, both_TY: Floats, x_TX: Floats, packing: Packing) -> Floats:
+        turn, layer = rotation(packing.positions_T, self._target), self._layer
+        new = layer.queries(both_TY, turn), *layer.keys(both_TY, turn)
+        heads_THD = attend(*new, layer.pool, packing, layer.rule, decode)
+        return layer.rest(x_TX, heads_THD)
+
+    def _unit(self, x_TX: Floats, norm_X: Floats) -> Floats:
+        return unit(x_TX, self._target.epsilon) * norm_X
+
+    def read(self, readings: Sequence[Read]) -> None:
+        """See ``Proposer.read``."""
+        self._followed.read(readings)
+
+    def accepted(self, key: int, count: int) -> None:
+        """It is seen by what the target reads."""
+
+    def forget(self, key: int, output_ids: Sequence[int] = ()) -> None:
+        """See ``Proposer.forget``. Nothing is learned."""
+        self._followed.forget(key)

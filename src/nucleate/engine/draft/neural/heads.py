@@ -1,0 +1,65 @@
+"""What heads that attend to the target's hidden states have in common: which sequences they follow, and how far."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nucleate.engine.draft.draft import Read, State
+from nucleate.engine.draft.neural.chain import Chain
+from nucleate.engine.draft.neural.features import Features
+from nucleate.engine.draft.neural.rooms import Rooms
+from nucleate.models.packing import Packing
+from nucleate.models.runner import Part
+
+
+class Followed:
+    """The sequences whose hidden states are told, and the blocks for what a head makes of them."""
+
+    def __init__(self, blocks: int, block_size: int) -> None:
+        self._rooms = Rooms(blocks, block_size)
+        self._features: dict[int, Features] = {}
+
+    def __len__(self) -> int:
+        return len(self._features)
+
+    def read(self, readings: Sequence[Read]) -> None:
+        """See ``Proposer.read``."""
+        for read in readings:
+            self._features.setdefault(read.key, Features()).add(read)
+
+    def forget(self, key: int) -> None:
+        """See ``Proposer.forget``."""
+        self._features.pop(key, None)
+        self._rooms.leave(key)
+
+    def ready(self, chains: Sequence[Chain], more: int | None = None) -> list[Chain]:
+        """Those that a draft can be made for: all but the last token of a sequence are known, and there is room.
+
+        more: tokens of drafts that room is needed for; None for as many as are wanted.
+        """
+        keys = [chain.state.key for chain in chains]
+        return [chain for chain in chains if chain.count > 0 and self._room(chain.state, chain.count, more, keys)]
+
+    def _room(self, state: State, count: int, more: int | None, keys: list[int]) -> bool:
+        features = self._features.get(state.key)
+        if features is None or features.stop != len(state.token_ids) - 1 or not features.stop - features.base:
+            return False
+        length = features.stop - features.base
+        for key in self._rooms.room(state.key, length + (count if more is None else more), keys):
+            self._features.pop(key, None)
+        return state.key in self._features
+
+    def features(self, chain: Chain) -> Features:
+        """What is known of a sequence."""
+        return self._features[chain.state.key]
+
+    def part(self, chain: Chain, start: int, stop: int, shift: int = 0) -> Part:
+        """Tokens of what a head has of a sequence, counted from where that begins; ``shift`` places later."""
+        ids = chain.ids[self._features[chain.state.key].base + shift :]
+        return Part(chain.state.key, ids, start, stop, self._rooms.tables[chain.state.key], 1)
+
+    def waiting(self, chains: Sequence[Chain], shift: int = 0) -> Packing:
+        """The tokens whose hidden states wait."""
+        found = [(chain, self._features[chain.state.key]) for chain in chains]
+        parts = [self.part(chain, one.taken, one.taken + one.waiting, shift) for chain, one in found]
+        return Packing(parts, self._rooms.block_size)

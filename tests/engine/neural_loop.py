@@ -1,0 +1,88 @@
+"""The embedded model with drafts, as plainly as can be: a forward of all sequences at a time, no engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from nucleate.engine.draft.draft import Draft, Proposer, Read, State
+from nucleate.engine.verify import coupled
+from nucleate.models.llama import Llama
+from nucleate.models.packed_llama import PackedLlama
+from nucleate.models.runner import Part
+from nucleate.params import SamplingParams
+from nucleate.pipeline import sample
+
+
+@dataclass
+class Text:
+    """A sequence. ``drafts``: all it was given."""
+
+    key: int
+    ids: list[int]
+    prompt: int
+    blocks: list[int]
+    params: SamplingParams
+    read: int = 0
+    drafts: list[Draft] = field(default_factory=list)
+
+    @property
+    def state(self) -> State:
+        return State(self.key, self.ids, self.prompt, self.params.seed or 0, self.params.temperature)
+
+
+class Loop:
+    """A model, and a proposer or none."""
+
+    def __init__(self, model: Llama, proposer: Proposer | None = None, tokens: int = 4) -> None:
+        self.runner, self.proposer, self.tokens = PackedLlama(model, 64 << 20), proposer, tokens
+        self.runner.watch(proposer.layers if proposer is not None else ())
+        self.texts: list[Text] = []
+
+    def add(self, ids: Sequence[int], **params: float) -> Text:
+        key, each = len(self.texts), 20
+        made = Text(key, [*ids], len(ids), [*range(key * each, key * each + each)], SamplingParams(**params))
+        self.texts.append(made)
+        return made
+
+    def run(self, outputs: int) -> None:
+        while going := [text for text in self.texts if len(text.ids) < text.prompt + outputs]:
+            drafts = [Draft()] * len(going)
+            if self.proposer is not None:
+                drafts = self.proposer.propose([text.state for text in going], [self.tokens] * len(going))
+            self.step(going, drafts)
+
+    def step(self, texts: list[Text], drafts: list[Draft]) -> None:
+        parts = [
+            Part(
+                text.key, [*text.ids, *draft.tokens], text.read, len(text.ids) + len(draft), text.blocks, 1 + len(draft)
+            )
+            for text, draft in zip(texts, drafts, strict=True)
+        ]
+        logits_LV = self.runner.forward(parts)
+        firsts = np.cumsum([0, *(part.logits for part in parts)])
+
+        def draw(sequences: list[int], places: list[int]) -> list[int]:
+            rows = [int(firsts[sequence]) + place + 1 for sequence, place in zip(sequences, places, strict=True)]
+            steps = [texts[at].state.position + place + 1 for at, place in zip(sequences, places, strict=True)]
+            params = [texts[sequence].params for sequence in sequences]
+            return sample(logits_LV[rows], params, step=steps).tolist()
+
+        readings, start = [], 0
+        for text, draft, verdict, part in zip(texts, drafts, coupled(drafts, draw), parts, strict=True):
+            new, before, text.read = verdict.tokens(draft), text.read, len(text.ids) + len(verdict.path)
+            text.ids = [*text.ids, *new]
+            text.drafts.append(draft)
+            told_TF = self.runner.features[start : start + text.read - before]
+            readings.append(Read(text.key, before, text.ids[before : text.read], told_TF))
+            start += part.stop - part.start
+        if self.proposer is not None and self.proposer.layers:
+            self.proposer.read(readings)
+
+    @property
+    def tau(self) -> float:
+        """Tokens per forward, but for those of the prompts."""
+        forwards = sum(len(text.drafts) - 1 for text in self.texts)
+        return sum(len(text.ids) - text.prompt - 1 for text in self.texts) / forwards

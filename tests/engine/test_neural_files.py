@@ -1,0 +1,191 @@
+"""The trained parts as files: small, of this target, complete; and what they compute is what was trained."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nucleate.engine.draft.draft import Read, State
+from nucleate.engine.draft.neural import NAMES, load
+from nucleate.engine.draft.neural.files import DATA, about
+from nucleate.models.llama import Llama
+from nucleate.models.load import EMBEDDED
+from nucleate.models.model import ModelError
+from nucleate.models.packed_llama import PackedLlama
+from nucleate.models.runner import Part
+from nucleate.models.toy import Toy
+
+TRAINING = Path(__file__).parents[2] / "training"
+
+
+@pytest.fixture(scope="module")
+def model() -> Llama:
+    return Llama(EMBEDDED)
+
+
+def test_they_are_small() -> None:
+    sizes = {path.stem: path.stat().st_size for path in DATA.glob("*.safetensors")}
+    assert set(sizes) == set(NAMES)
+    assert max(sizes.values()) <= 1_500_000
+    assert sum(sizes.values()) <= 5_000_000
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_says_which_target_it_is_for(name: str) -> None:
+    digest = hashlib.sha256((EMBEDDED / "model.safetensors").read_bytes()).hexdigest()
+    assert about(DATA / f"{name}.safetensors")["target"] == digest
+
+
+def test_their_card_names_all() -> None:
+    card = (DATA / "README.md").read_text("utf-8")
+    assert all(f"`{name}`" in card for name in NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_other_models_are_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=f"the trained part '{name}' is for the embedded model .*, not for one on toy"):
+        load(name, Toy(lambda _: np.zeros(9, np.float32), 9))
+    for file in EMBEDDED.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    load(name, Llama(tmp_path))  # it is the same
+    weights = bytearray((tmp_path / "model.safetensors").read_bytes())
+    weights[-2] ^= 1
+    (tmp_path / "model.safetensors").write_bytes(weights)
+    with pytest.raises(
+        ModelError, match=f"the trained part '{name}' is for the embedded model; the model in .* another"
+    ):
+        load(name, Llama(tmp_path))
+
+
+def test_there_are_no_others(model: Llama) -> None:
+    with pytest.raises(ModelError, match="no trained part 'hydra'; there are draft, medusa, eagle, dflash"):
+        load("hydra", model)
+
+
+def test_nothing_of_them_is_read_unless_asked_for() -> None:
+    code = (
+        "import sys, nucleate, nucleate.engine.engine\n"
+        "assert not any(name.startswith('nucleate.engine.draft.neural') for name in sys.modules)\n"
+        "import nucleate.engine.draft.neural\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+IDS = [0, 318, 44, 1007, 25, 903, 2222, 5, 17, 1300, 4, 2, 905, 333, 262, 11, 77, 612, 9, 1021]
+
+
+@pytest.fixture
+def parts() -> Iterator[ModuleType]:
+    pytest.importorskip("torch", reason="runs the parts as they are trained")
+    pytest.importorskip("transformers", reason="runs the parts as they are trained")
+    sys.path.insert(0, str(TRAINING))
+    try:
+        import parts
+
+        yield parts
+    finally:
+        sys.path.remove(str(TRAINING))
+
+
+def trained(parts: ModuleType, name: str) -> Any:
+    from safetensors.torch import load_file
+
+    part = parts.PARTS[name]()
+    part.load_state_dict({key: value.float() for key, value in load_file(DATA / f"{name}.safetensors").items()})
+    return part.eval()
+
+
+def read_by(model: Llama, layers: tuple[int, ...]) -> np.ndarray:
+    runner = PackedLlama(model, 8 << 20)
+    runner.watch(layers)
+    runner.forward([Part(0, IDS, 0, len(IDS), [0, 1], 1)])
+    return runner.features
+
+
+def scores_of(name: str, model: Llama, monkeypatch: pytest.MonkeyPatch, start: int = 0) -> np.ndarray:
+    """The scores of the four tokens after all but the last of IDS, as the drafted tokens were chosen by them."""
+    from nucleate.engine.draft.neural import dflash as flash
+    from nucleate.engine.draft.neural import draw, eagle, small
+    from nucleate.engine.draft.neural import medusa as heads
+
+    seen: list[np.ndarray] = []
+
+    def peeking(logits_RV: np.ndarray, *rest: Any) -> Any:
+        seen.append(logits_RV.copy())
+        return draw.draw(logits_RV, *rest)
+
+    for module in (eagle, small, flash, heads):
+        monkeypatch.setattr(module, "draw", peeking)
+    proposer = load(name, model)
+    if proposer.layers:
+        features_TF = read_by(model, proposer.layers)[:-1]
+        proposer.read([Read(0, start, IDS[start:-1], features_TF[start:])])
+    [draft] = proposer.propose([State(0, IDS, temperature=0.0)], [4])
+    scores_NV = np.concatenate(seen)
+    assert scores_NV.shape == (4, 4096)
+    assert draft.tokens == tuple(scores_NV.argmax(axis=1).tolist())
+    return scores_NV
+
+
+def test_the_draft_model_in_numpy_is_that_in_torch(
+    model: Llama, parts: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    part, ours_NV = trained(parts, "draft"), scores_of("draft", model, monkeypatch)
+    table = torch.tensor(model.embedding)
+    ids = torch.tensor([[*IDS, *ours_NV.argmax(axis=1)[:-1]]])
+    with torch.no_grad():
+        theirs = part.unembed(part.model(inputs_embeds=part.embed(table[ids]) * 8.0).last_hidden_state) @ table.T
+    np.testing.assert_allclose(ours_NV, theirs[0, -4:].numpy(), atol=2e-3)
+
+
+def test_medusa_in_numpy_is_that_in_torch(model: Llama, parts: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    part, ours_NV = trained(parts, "medusa"), scores_of("medusa", model, monkeypatch)
+    last_X = model.normalise(read_by(model, (6,))[-2], model.norm)
+    with torch.no_grad():
+        for head, ours_V in zip(part.heads, ours_NV, strict=True):
+            x = torch.tensor(last_X)
+            for block in head:
+                x = x + torch.nn.functional.silu(block(x))
+            np.testing.assert_allclose(ours_V, (x @ torch.tensor(model.embedding).T).numpy(), atol=2e-3)
+
+
+@pytest.mark.parametrize(("name", "start"), [("eagle", 0), ("eagle", 7), ("dflash", 0), ("dflash", 7)])
+def test_heads_in_numpy_have_the_loss_that_training_says(
+    name: str, start: int, model: Llama, parts: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training is asked for its loss against our scores at our anchor: there is none, if they are the same."""
+    import torch
+
+    part, ours_NV = trained(parts, name), scores_of(name, model, monkeypatch, start)
+    own = ours_NV.argmax(axis=1).tolist()
+    ids, count = torch.tensor([[*IDS, *own, 0, 0]]), len(IDS)
+    hidden_TF = np.zeros((ids.shape[1], 576), np.float32)
+    hidden_TF[: count - 1] = read_by(model, (2, 4, 6))[:-1]
+    hidden = {layer: torch.tensor(hidden_TF[None, :, i * 192 : i * 192 + 192]) for i, layer in enumerate((2, 4, 6))}
+    logits = torch.zeros((1, ids.shape[1], 4096))
+    logits[0, count - 1 : count + 3] = torch.tensor(ours_NV)
+    rows = parts.Rows(ids, hidden, torch.zeros(1), logits)
+    anchor = torch.tensor([[count - 2]])  # dflash begins one later
+    monkeypatch.setattr(parts, "anchors", lambda *_: anchor)
+    draws = iter([torch.tensor([0.0 if start else 1.0]), torch.tensor([start / 0.8 / ids.shape[1] + 1e-6])])
+    monkeypatch.setattr(parts.torch, "rand", lambda *_: next(draws))
+    with torch.no_grad():
+        losses = part(rows, torch.tensor(model.embedding))
+    assert losses[:4].numpy() == pytest.approx(np.zeros(4), abs=1e-5)
+    monkeypatch.setattr(parts, "anchors", lambda *_: anchor - 1)  # the comparison can tell
+    monkeypatch.setattr(parts.torch, "rand", lambda *_: torch.tensor([1.0]))
+    with torch.no_grad():
+        assert part(rows, torch.tensor(model.embedding))[:4].max() > 0.1

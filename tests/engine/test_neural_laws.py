@@ -1,0 +1,163 @@
+"""Tokens of trained proposers are drawn from the laws they are told with, or as the target would draw them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import nucleate as nc
+from nucleate.core import noise
+from nucleate.engine import verify
+from nucleate.engine.draft.draft import Draft, Proposer, Read, State
+from nucleate.engine.draft.neural import NAMES, load
+from nucleate.engine.draft.neural.draw import draw
+from nucleate.models.llama import Llama
+from nucleate.models.load import EMBEDDED
+from nucleate.models.packed_llama import PackedLlama
+from nucleate.models.runner import Part
+
+TEXT = [0, 2, 417, 3, 905, 11, 262, 1300, 77, 903, 5, 1021]
+
+
+@pytest.fixture(scope="module")
+def model() -> Llama:
+    return Llama(EMBEDDED)
+
+
+def told(proposer: Proposer, model: Llama, keys: range) -> None:
+    """Many sequences of the same text have been read up to the last token."""
+    if proposer.layers:
+        runner = PackedLlama(model, 8 << 20)
+        runner.watch(proposer.layers)
+        runner.forward([Part(0, TEXT, 0, len(TEXT) - 1, [0], 1)])
+        proposer.read([Read(key, 0, TEXT[:-1], runner.features) for key in keys])
+
+
+def drafts_of(name: str, model: Llama, count: int, tokens: int, temperature: float = 1.0) -> list[Draft]:
+    """Drafts of the same text with so many seeds."""
+    proposer = load(name, model)
+    found = []
+    for start in range(0, count, 250):
+        keys = range(start, start + 250)
+        told(proposer, model, keys)
+        states = [State(key, TEXT, 5, 1000 + key, temperature, shared=False) for key in keys]
+        found += proposer.propose(states, [tokens] * 250)
+        for key in keys:
+            proposer.forget(key)
+    return found
+
+
+BINS_V = np.arange(4096) * 7919 % 13
+"""Where each token is counted: whatever a law is like, it has something in most of these."""
+
+
+def fits(tokens: list[int], laws: list[np.ndarray]) -> bool:
+    """Whether tokens may have been drawn each from its law: chi-square of how many fell where."""
+    seen = np.bincount(BINS_V[tokens], minlength=13)
+    expected = sum(np.bincount(BINS_V, law_V, 13) for law_V in laws)
+    order = np.argsort(expected)
+    rare = min(12, int(np.searchsorted(expected[order].cumsum(), 5)))  # the bins up to this one are one bin
+    starts = np.array([0, *range(rare + 1, 13)])
+    seen, expected = np.add.reduceat(seen[order], starts), np.add.reduceat(expected[order], starts)
+    freedom = len(starts) - 1
+    return bool(((seen - expected) ** 2 / expected).sum() < 1 + freedom + 4.5 * np.sqrt(2 * freedom))
+
+
+@pytest.mark.parametrize(("name", "temperature"), [*((name, 1.0) for name in NAMES), ("eagle", 0.7)])
+def test_tokens_have_the_laws_that_are_told(name: str, temperature: float, model: Llama) -> None:
+    drafts = drafts_of(name, model, 1500, 2, temperature)
+    laws = [draft.laws for draft in drafts]
+    first_V = laws[0][0]
+    assert first_V.dtype == np.float64
+    assert first_V.shape == (4096,)
+    assert first_V.sum() == pytest.approx(1)
+    for draft in drafts:
+        np.testing.assert_allclose(draft.laws[0], first_V, atol=1e-5)
+    for place in range(2):
+        tokens = [draft.tokens[place] for draft in drafts]
+        assert fits(tokens, [draft.laws[place] for draft in drafts])
+        assert not fits(tokens, [np.roll(draft.laws[place], 1) for draft in drafts])  # other laws
+    common = max({draft.tokens[0] for draft in drafts}, key=[draft.tokens[0] for draft in drafts].count)
+    after = [draft for draft in drafts if draft.tokens[0] == common]
+    assert fits([draft.tokens[1] for draft in after], [draft.laws[1] for draft in after])
+    if name in ("draft", "eagle"):  # the second token knows the first
+        other = next(draft for draft in drafts if draft.tokens[0] != common)
+        assert np.abs(other.laws[1] - after[0].laws[1]).sum() > 0.1
+    else:
+        for draft in drafts[:50]:
+            np.testing.assert_allclose(draft.laws[1], after[0].laws[1], atol=1e-5)
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_with_these_laws_a_rule_gives_what_the_target_draws(rule: str, model: Llama) -> None:
+    logits_V = model.begin().forward(TEXT)
+    p_V = nc.probabilities(logits_V[None], nc.SamplingParams())[0]
+    given = []
+    for place, draft in enumerate(drafts_of("eagle", model, 1500, 1)):
+        coins = verify.coins(1000 + place, len(TEXT) - 5, 1)
+        verdict = verify.RULES[rule].verify(
+            np.stack([p_V, p_V]), draft, coins, verify.last_coin(1000 + place, len(TEXT) - 5)
+        )
+        given.append(verdict.tokens(draft)[0])
+    assert fits(given, [p_V] * len(given))
+    drafted = [draft.tokens[0] for draft in drafts_of("eagle", model, 1500, 1)]
+    assert not fits(drafted, [p_V] * len(drafted))  # the test can tell
+
+
+def rows(count: int, size: int = 700, seed: int = 0) -> np.ndarray:
+    return (np.random.default_rng(seed).standard_normal((count, size)) * 3).astype(np.float32)
+
+
+@pytest.mark.parametrize("size", [700, 256, 257, 5, 4096])
+def test_shared_noise_draws_as_the_target(size: int) -> None:
+    logits_RV = rows(12, size)
+    logits_RV[4, :-2] = -np.inf
+    seeds = [99, 2**64 - 1, 0, 2**33 + 5, *range(8)]
+    states = [State(0, [1] * (10 + row), 4, seeds[row], (0.5, 1.0, 1.7)[row % 3]) for row in range(12)]
+    places = [row % 5 for row in range(12)]
+    for row, one in enumerate(draw(logits_RV, states, places)):
+        params = nc.SamplingParams(temperature=states[row].temperature, seed=states[row].seed)
+        assert one.token == nc.sample(logits_RV[row][None], params, step=6 + row + places[row])[0]
+        assert one.law is None
+
+
+def test_noise_of_its_own_is_of_its_own_stream() -> None:
+    logits_RV = rows(4)
+    states = [State(0, [1] * 9, 4, 5, 0.8, shared=False)] * 4
+    drawn = draw(logits_RV, states, range(4))
+    for place, one in enumerate(drawn):
+        x_V = logits_RV[place].astype(np.float64) / 0.8
+        law_V = np.exp(x_V - x_V.max())
+        law_V /= law_V.sum()
+        assert one.law is not None
+        np.testing.assert_allclose(one.law, law_V, rtol=1e-12)
+        u = noise.uniform(5, 5, noise.DRAFT, np.array([place]))[0]
+        assert one.token == np.flatnonzero(law_V.cumsum() > u)[0]
+    again = draw(logits_RV[2:3], states[:1], [2])
+    assert again[0].token == drawn[2].token
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("temperature", [0.0, 1e-5, 1.0])
+def test_scores_without_a_token_to_draw(temperature: float, *, shared: bool) -> None:
+    logits_RV = rows(6)
+    logits_RV[1, 3], logits_RV[2, 0], logits_RV[3] = np.nan, np.inf, -np.inf
+    logits_RV[4, 1:] = -np.inf
+    states = [State(0, [1] * 9, 4, 5, temperature, shared)] * 6
+    tokens = [one.token for one in draw(logits_RV, states, [0] * 6)]
+    assert tokens[1:5] == [-1, -1, -1, 0]
+    assert min(tokens[0], tokens[5]) >= 0
+    if temperature < 1:
+        assert tokens[0] == logits_RV[0].argmax()
+
+
+@pytest.mark.parametrize("name", ["medusa", "eagle", "dflash"])
+def test_hidden_states_that_are_no_numbers_give_no_draft(name: str, model: Llama) -> None:
+    proposer = load(name, model)
+    told(proposer, model, range(2))
+    width = 192 * len(proposer.layers)
+    proposer.read([Read(1, len(TEXT) - 1, TEXT[-1:], np.full((1, width), np.nan, np.float32))])
+    states = [State(0, TEXT, 5, 3), State(1, [*TEXT, 8], 5, 3)]
+    one, other = proposer.propose(states, [3, 3])
+    assert len(one) == 3
+    assert not other.tokens

@@ -1,0 +1,176 @@
+"""How many tokens a forward of the target gives with each proposer, on beginnings that it was not trained on.
+
+Run: python training/tau.py CORPUS --tokens 4 --temperature 0 draft medusa eagle dflash
+
+A loop of its own over the packed model and the rules of ``nucleate.engine.verify``: no engine. tau is the number of
+tokens per forward, at most tokens + 1; a prompt's own forward and its token do not count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import corpus
+import numpy as np
+from tokenizers import Tokenizer
+
+from nucleate.engine import verify
+from nucleate.engine.draft.draft import Draft, Proposer, Read, State
+from nucleate.engine.draft.neural import NAMES, load
+from nucleate.models.llama import Floats, Llama
+from nucleate.models.load import EMBEDDED
+from nucleate.models.packed_llama import PackedLlama
+from nucleate.models.runner import BLOCK, Part
+from nucleate.params import SamplingParams
+from nucleate.pipeline import probabilities, sample
+
+ENDS = (0, 4)
+COUPLED = "coupled"
+
+
+@dataclass
+class Text:
+    """A sequence, its noise, and how far the target has read it."""
+
+    key: int
+    ids: list[int]
+    prompt: int
+    blocks: list[int]
+    most: int
+    params: SamplingParams
+    read: int = 0
+    forwards: int = 0
+    told: list[int] = field(default_factory=list)
+
+    @property
+    def over(self) -> bool:
+        return len(self.told) > self.most or any(token in ENDS for token in self.told)
+
+    def state(self, rule: str) -> State:
+        temperature = self.params.temperature
+        return State(self.key, self.ids, self.prompt, self.params.seed or 0, temperature, rule == COUPLED)
+
+
+class Loop:
+    """Verifies the drafts of a proposer with one rule, until all texts are over."""
+
+    def __init__(self, model: Llama, proposer: Proposer, rule: str, tokens: int) -> None:
+        self.runner, self.proposer, self.rule, self.tokens = PackedLlama(model, 1 << 28), proposer, rule, tokens
+        self.runner.watch(proposer.layers)
+        self.seconds = 0.0
+
+    def run(self, prompts: Sequence[Sequence[int]], most: int, params: SamplingParams) -> list[Text]:
+        each = -(-self.runner.context_length // BLOCK)
+        texts = [
+            Text(key, [*ids], len(ids), [*range(key * each, key * each + each)], most, params.replace(seed=key))
+            for key, ids in enumerate(prompts)
+        ]
+        self._step(texts, [Draft()] * len(texts))
+        while going := [text for text in texts if not text.over]:
+            begin = time.perf_counter()
+            drafts = self.proposer.propose([text.state(self.rule) for text in going], [self.tokens] * len(going))
+            self.seconds += time.perf_counter() - begin
+            self._step(going, drafts)
+            for text in going:
+                text.forwards += 1
+        return texts
+
+    def _step(self, texts: list[Text], drafts: list[Draft]) -> None:
+        parts = []
+        for text, draft in zip(texts, drafts, strict=True):
+            ids = [*text.ids, *draft.tokens]
+            parts.append(Part(text.key, ids, text.read, len(ids), text.blocks, len(draft) + 1))
+        logits_LV = self.runner.forward(parts)
+        firsts = np.cumsum([0, *(part.logits for part in parts)])
+        if self.rule == COUPLED:
+            verdicts = self._coupled(texts, drafts, logits_LV, firsts)
+        else:
+            verdicts = [
+                self._ruled(text, draft, logits_LV[first : first + len(draft) + 1])
+                for text, draft, first in zip(texts, drafts, firsts, strict=False)
+            ]
+        readings, start = [], 0
+        for text, draft, verdict, part in zip(texts, drafts, verdicts, parts, strict=True):
+            new = verdict.tokens(draft)
+            new = new[: next((place + 1 for place, token in enumerate(new) if token in ENDS), len(new))]
+            stop, text.ids, before = len(text.ids) + len(new) - 1, text.ids + new, text.read
+            text.told, text.read = text.told + new, stop
+            features_TF = self.runner.features[start : start + stop - before]
+            readings.append(Read(text.key, before, text.ids[before:stop], features_TF))
+            start += part.stop - part.start
+        if self.proposer.layers:
+            begin = time.perf_counter()
+            self.proposer.read(readings)
+            self.seconds += time.perf_counter() - begin
+
+    def _coupled(self, texts: list[Text], drafts: list[Draft], logits_LV: Floats, firsts: Any) -> list[verify.Verdict]:
+        def draw(sequences: list[int], places: list[int]) -> list[int]:
+            rows = [firsts[sequence] + place + 1 for sequence, place in zip(sequences, places, strict=True)]
+            steps = [len(texts[s].told) + place + 1 for s, place in zip(sequences, places, strict=True)]
+            return [*map(int, sample(logits_LV[rows], [texts[s].params for s in sequences], step=steps))]
+
+        return verify.coupled(drafts, draw)
+
+    def _ruled(self, text: Text, draft: Draft, logits_LV: Floats) -> verify.Verdict:
+        seed, step = text.params.seed or 0, len(text.told)
+        p_LV = probabilities(logits_LV, text.params)
+        coins = verify.coins(seed, step, len(draft))
+        return verify.RULES[self.rule].verify(p_LV, draft, coins, verify.last_coin(seed, step))
+
+
+def tau(texts: Sequence[Text]) -> float:
+    """Tokens per forward."""
+    return sum(len(text.told) - 1 for text in texts) / sum(text.forwards for text in texts)
+
+
+def prompts(folder: Path, count: int, seed: int = 0) -> list[list[int]]:
+    """Beginnings of stories that were held out, and as many requests for such stories."""
+    text, rng = corpus.load(folder), random.Random(seed)
+    tokenizer = Tokenizer.from_file(str(EMBEDDED / "tokenizer.json"))
+    weights = corpus.nouns([story.text for story in text.stories])
+    made = []
+    for place, story in enumerate(rng.sample(text.held_out, count)):
+        if place % 2:
+            asked = corpus.turn(corpus.USER, corpus.request(corpus.annotate(story, weights), rng)) + corpus.ASSISTANT
+            made.append([0, *tokenizer.encode(asked).ids])
+        else:
+            made.append([0, *tokenizer.encode(story).ids[: rng.choice((16, 32, 64, 128))]])
+    return [ids[1:] if ids[1:2] == [0] else ids for ids in made]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("corpus", type=Path)
+    parser.add_argument("parts", nargs="+", choices=NAMES)
+    parser.add_argument("--tokens", type=int, nargs="+", default=[4])
+    parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 1.0])
+    parser.add_argument("--top-p", type=float, default=1.0)
+    parser.add_argument("--top-k", type=int, default=0)
+    parser.add_argument("--rules", nargs="+", default=[COUPLED, "rejection", "block"])
+    parser.add_argument("--prompts", type=int, default=40)
+    parser.add_argument("--length", type=int, default=64)
+    options = parser.parse_args()
+    model, texts = Llama(EMBEDDED), prompts(options.corpus, options.prompts)
+    for name in options.parts:
+        for temperature in options.temperature:
+            for tokens in options.tokens:
+                for rule in options.rules if temperature else [COUPLED]:
+                    params = SamplingParams(temperature=temperature, top_p=options.top_p, top_k=options.top_k)
+                    begin = time.perf_counter()
+                    loop = Loop(model, load(name, model), rule, tokens)
+                    done = loop.run(texts, options.length, params)
+                    print(
+                        f"{name:7} T={temperature:g} k={tokens} {rule:9} tau {tau(done):.2f}"
+                        f"  {time.perf_counter() - begin:.1f} s, {loop.seconds:.1f} of them for drafts",
+                        flush=True,
+                    )
+
+
+if __name__ == "__main__":
+    main()
