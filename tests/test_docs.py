@@ -20,7 +20,8 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
 EXAMPLES = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 PAGES = {
-    name: (ROOT / "docs" / name).read_text("utf-8") for name in ("engine.md", "server.md", "structured.md", "beam.md")
+    name: (ROOT / "docs" / name).read_text("utf-8")
+    for name in ("engine.md", "server.md", "structured.md", "beam.md", "speculation.md")
 }
 MORE = [code for page in PAGES.values() for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL)]
 

@@ -13,7 +13,7 @@ SOURCE = ROOT / "src" / "nucleate"
 
 BELOW_PIPELINE = {"core", "stages", "backends", "rows", "presets", "params", "plan"}
 PIPELINE = {*BELOW_PIPELINE, "pipeline"}
-EVERYTHING_BELOW_LLM = {*PIPELINE, "sampler", "text", "models"}
+EVERYTHING_BELOW_LLM = {*PIPELINE, "laws", "sampler", "text", "models"}
 ALLOWED = {
     "core": set(),
     "stages": {"core"},
@@ -26,9 +26,10 @@ ALLOWED = {
     "plan": {"core", "stages", "backends"},
     "pipeline": BELOW_PIPELINE,
     "columns": {"core"},
-    "sampler": {*PIPELINE, "columns"},
+    "laws": PIPELINE,
+    "sampler": {*PIPELINE, "columns", "laws"},
     "tracing": PIPELINE,
-    "warming": {*PIPELINE, "columns", "sampler"},
+    "warming": {*PIPELINE, "columns", "laws", "sampler"},
     "beam": {"core"},
     "generate": EVERYTHING_BELOW_LLM,
     "engine": {*EVERYTHING_BELOW_LLM, "generate", "beam"},
@@ -50,7 +51,11 @@ ALLOWED = {
 ONLY_IN = {
     "numba": {"backends/cpu", "models/attention.py", "models/kernels.py", "models/vectors.py"},
     "llvmlite": {"backends/cpu", "models/vectors.py"},
-    "torch": {"models/transformers.py", "models/packed.py", "models/packed_attention.py", "models/trial.py"},
+    "torch": {
+        *("models/transformers.py", "models/packed.py", "models/packed_attention.py", "models/trial.py"),
+        "backends/cuda",
+    },
+    "triton": {"backends/cuda"},
     "transformers": {"models/transformers.py", "models/packed.py"},
     "huggingface_hub": {"models/load.py"},
     "safetensors": {"models/llama.py"},

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from nucleate.engine.beam import BeamCompletion, BeamOutput, BeamParams, BeamRequest
     from nucleate.engine.engine import Engine
     from nucleate.engine.request import Request
+    from nucleate.engine.speculate import Speculation
     from nucleate.engine.worker import AsyncEngine, EngineStoppedError
     from nucleate.llm import LLM
     from nucleate.models.model import ModelError
@@ -31,6 +32,7 @@ _HOMES = {
     "LLM": "llm",
     "Engine": "engine.engine",
     "Request": "engine.request",
+    "Speculation": "engine.speculate",
     "BeamCompletion": "engine.beam",
     "BeamOutput": "engine.beam",
     "BeamParams": "engine.beam",
@@ -81,6 +83,7 @@ __all__ = [
     "Sampled",
     "Sampler",
     "SamplingParams",
+    "Speculation",
     "StepLogprobs",
     "Structured",
     "TokenLogprob",

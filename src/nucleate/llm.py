@@ -18,6 +18,7 @@ from nucleate.engine.beam import BeamCompletion, BeamParams, BeamRequest, beam_p
 from nucleate.engine.calls import Calls
 from nucleate.engine.engine import MAX_SEQUENCES, Engine
 from nucleate.engine.request import Request
+from nucleate.engine.speculate import Speculation
 from nucleate.models.load import load, recommended, resolve, runner_of
 from nucleate.models.model import ModelError
 from nucleate.params import SamplingParams
@@ -35,15 +36,24 @@ class LLM:
 
     model: None for the embedded model, a folder in the Transformers format, or a Hugging Face id. device, dtype:
     "auto", or as torch names them ("cpu", "cuda:0"; "float32", "bfloat16", "float16"). runtime: "auto", "numpy" or
-    "torch", see ``nucleate.models.load.load``. Raises ModelError with one line that says what is wrong.
+    "torch", see ``nucleate.models.load.load``. speculative: whether tokens are drafted, so that there are fewer
+    forwards for the same text: "ngram", "suffix", a part that was trained for the model ("draft", "medusa", "eagle",
+    "dflash"), or a ``Speculation``. Raises ModelError with one line that says what is wrong, ParameterError.
 
     ``params=None`` in the methods means ``default_params``: what the model's own generation_config.json recommends.
     Parameters that are given are taken as they are.
     """
 
     def __init__(
-        self, model: str | Path | None = None, device: str = "auto", dtype: str = "auto", *, runtime: str = "auto"
+        self,
+        model: str | Path | None = None,
+        device: str = "auto",
+        dtype: str = "auto",
+        *,
+        runtime: str = "auto",
+        speculative: str | Speculation | None = None,
     ) -> None:
+        asked = Speculation.of(speculative)
         self.folder = resolve(model)
         try:
             self.default_params = SamplingParams(**recommended(self.folder))
@@ -51,6 +61,7 @@ class LLM:
             raise ModelError(f"{self.folder / 'generation_config.json'}: {error}") from None
         self.model = load(self.folder, device, dtype, runtime)
         self.tokenizer = _tokenizer(self.folder, self.model.vocab_size)
+        self.speculation = None if asked is None else asked.on(self.model)
         self._calls = Calls(self.new_engine)
 
     def generate(
@@ -115,12 +126,15 @@ class LLM:
         """An engine of its own over this model, for callers that make its steps themselves.
 
         kv_memory: bytes for keys and values; None: what ``max_sequences`` of full length take, but at most a quarter
-        of the memory that is free. options: see ``Engine``. Raises ModelError, ParameterError.
+        of the memory that is free. options: see ``Engine``; tokens are drafted as for the LLM, unless they say how.
+        Raises ModelError, ParameterError.
         """
         if kv_memory is not None and (isinstance(kv_memory, bool) or not isinstance(kv_memory, int) or kv_memory < 1):
             raise ParameterError("kv_memory", f"kv_memory must be an integer >= 1, or None, got {kv_memory!r:.60}")
         sequences = options.get("max_sequences", MAX_SEQUENCES)
         tokens = max(sequences, 1) * self.model.context_length if isinstance(sequences, int) else 1
+        asked = Speculation.of(options.pop("speculation", self.speculation))
+        options["speculation"] = None if asked is None else asked.on(self.model)
         return Engine(runner_of(self.model, kv_memory, tokens), self.tokenizer, **options)
 
     def encode(self, prompt: Prompt | Sequence[object]) -> list[int]:

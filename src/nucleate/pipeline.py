@@ -149,6 +149,18 @@ def runner(fast: bool) -> Callable[..., reference.Result]:
     return _staged() if fast else reference.run
 
 
+def chances(fast: bool) -> Callable[..., NDArray[np.float64]]:
+    """What tells the distribution that a row is drawn from: compiled stage by stage, or the reference."""
+    return _staged_chances() if fast else reference.probabilities
+
+
+@cache
+def _staged_chances() -> Callable[..., NDArray[np.float64]]:
+    from nucleate.backends.cpu.staged import fuse  # it loads the compiler
+
+    return fuse.probabilities
+
+
 @cache
 def _staged() -> Callable[..., reference.Result]:
     from nucleate.backends.cpu.staged import fuse  # it loads the compiler

@@ -20,9 +20,11 @@ from nucleate.backends.cpu.special.table import NOT_DRAWN, Part, Table
 from nucleate.columns import Columns, Structure, structure_of
 from nucleate.core import noise
 from nucleate.core.event import StepLogprobs
+from nucleate.core.history import History
 from nucleate.core.memory import Memory
 from nucleate.core.parameter import ParameterError, unknown
 from nucleate.core.stage import Drawn, Pipeline, Tap
+from nucleate.laws import Laws, learns
 from nucleate.params import SamplingParams
 from nucleate.pipeline import Params, chains, prepared, runner
 from nucleate.plan import Numbers, compiled
@@ -38,6 +40,9 @@ class Sampled(NamedTuple):
     errors: Mapping[int, str]  #: {place in this call: why no token could be drawn}; such a row stays as it was
     seeds: NDArray[np.uint64]  #: [R], read-only; with its seed a row can be drawn again
 
+
+KEPT_BATCHES = 32
+"""Of different calls."""
 
 _sampled = functools.partial(tuple.__new__, Sampled)
 """In half the time of ``Sampled(...)``."""
@@ -84,6 +89,7 @@ class Sampler:
         self._known = Table(len(Numbers._fields))
         self._rows: dict[int, _Row] = {}
         self._batch: _Batch | None = None
+        self._batches: dict[tuple[int, ...] | None, _Batch] = {}
         self._next = 0
 
     def __len__(self) -> int:
@@ -125,7 +131,8 @@ class Sampler:
             tap, program = chain.tap, Program(chain.edits, memory, self.vocab_size) if chain.edits else None
             at = program.at if program else (0, 0)
             self._known.add(row, chain.numbers, at, own_seed, len(output))
-        self._rows[row], self._batch = _Row(stages, memory, own_seed, tap, program), None
+        self._rows[row] = _Row(stages, memory, own_seed, tap, program)
+        self._forget_batches()
         structure = structure_of(stages)
         if structure not in self.groups:
             self.groups[structure] = Columns(stages)
@@ -140,16 +147,45 @@ class Sampler:
         own = self._row(row)
         if not 0 <= token < self.vocab_size:
             raise ParameterError("token", f"token must be in 0..{self.vocab_size - 1}, got {token!r:.60}")
-        own.memory.push(token)
-        if row in self._known.slots:
-            self._known.steps[self._known.slots[row]] += np.uint64(1)
+        self._count(row, own, token)
         self._move(row, own, tuple(stage.after(Drawn(token, 0.0, 0.0)) for stage in own.stages))
+
+    def laws(self, row: int, logits_NV: Any, tokens: Sequence[int] = (), masks: Any = None) -> Laws:
+        """What a row's next tokens would be drawn from, [N, V] float64: now, and after each of some tokens.
+
+        logits_NV: float [N, V], NumPy or torch, with N - 1 tokens; masks: what a grammar allows, int32 [W] for each of
+        the N, or None. Nothing changes; with XTC it is the average over what its coin may say, as in
+        ``probabilities``. Raises ValueError.
+        """
+        own, logits = self._row(row), Logits(logits_NV)
+        if logits.shape != (len(tokens) + 1, self.vocab_size):
+            raise ValueError(
+                f"logits must have the shape {[len(tokens) + 1, self.vocab_size]}, got {list(logits.shape)}"
+            )
+        fast = compiled(self.backend, self.vocab_size)
+        return Laws(own.stages, own.memory.prompt, own.memory.output, logits, tokens, masks, fast=fast)
+
+    def take(self, row: int, logits_V: Any, token: int, mask_W: Any = None) -> StepLogprobs | None:
+        """A row goes on with a token that was chosen by its law, as if it had been drawn: stages learn from it.
+
+        Returns its logprobs, if they were asked for. Raises ValueError for a token that cannot be drawn.
+        """
+        own = self._row(row)
+        if not any(isinstance(stage, Tap) or learns(stage) for stage in own.stages):
+            self.push(row, token)
+            return None
+        stages = own.stages if mask_W is None else with_mask(own.stages)
+        past = History(own.memory.prompt, own.memory.output, mask_W)
+        result = reference.take(Logits(logits_V[None])[0], stages, token, past)
+        self._count(row, own, token)
+        self._move(row, own, result.stages if mask_W is None else without_mask(result.stages))
+        return result.logprobs
 
     def remove(self, row: int) -> None:
         """Forget a row. The others stay as they are."""
         structure = structure_of(self._row(row).stages)
         del self._rows[row]
-        self._batch = None
+        self._forget_batches()
         if row in self._known.slots:
             self._known.remove(row)
         self.groups[structure].remove(row)
@@ -178,7 +214,7 @@ class Sampler:
         asked = None if rows is None else [operator.index(row) for row in rows]
         batch = self._batch
         if batch is None or batch.asked != asked:
-            batch = self._batch = self._gathered(asked)
+            batch = self._batch = self._known_batch(asked)
         memories = batch.memories if mask is None else None
         lying = lying_plainly(logits_RV, batch.shape) if memories else None
         if not memories or lying is None or not compiled(self.backend, batch.shape[0] * batch.shape[1]):
@@ -191,6 +227,16 @@ class Sampler:
         for memory, token in zip(memories, tokens, strict=True):
             memory.push(token)
         return _sampled((tokens_R, None, {}, batch.seeds))
+
+    def _known_batch(self, asked: list[int] | None) -> _Batch:
+        """The rows of a call, as gathered for one before: who verifies drafts asks for all, for fewer, and for all."""
+        key = None if asked is None else tuple(asked)
+        batch = self._batches.get(key)
+        if batch is None:
+            if len(self._batches) >= KEPT_BATCHES:
+                self._batches.clear()
+            batch = self._batches[key] = self._gathered(asked)
+        return batch
 
     def _gathered(self, asked: list[int] | None) -> _Batch:
         """The rows of a call."""
@@ -259,11 +305,22 @@ class Sampler:
         told: StepLogprobs = chains(self.vocab_size).report(logits.lying(), place, token, *tap.wanted)
         return told
 
+    def _count(self, number: int, row: _Row, token: int) -> None:
+        """A row has a token that was not drawn here."""
+        row.memory.push(token)
+        if number in self._known.slots:
+            self._known.steps[self._known.slots[number]] += np.uint64(1)
+
     def _move(self, number: int, row: _Row, stages: Pipeline) -> None:
         """Stages with a state are as of the next step now."""
         if stages is not row.stages and any(old is not new for old, new in zip(row.stages, stages, strict=True)):
             row.stages = stages
             self.groups[structure_of(stages)].update(number, stages)
+
+    def _forget_batches(self) -> None:
+        """Rows have come or gone, and columns are elsewhere."""
+        self._batch = None
+        self._batches.clear()
 
     def _row(self, row: int) -> _Row:
         if row not in self._rows:

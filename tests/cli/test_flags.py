@@ -15,6 +15,7 @@ import nucleate as nc
 from nucleate.cli import flags
 from nucleate.cli.main import main
 from nucleate.core.parameter import ParameterError
+from nucleate.engine.speculate import Speculation
 from nucleate.params import FIELDS
 from nucleate.stages import STAGES
 
@@ -220,3 +221,30 @@ def test_the_stages_as_json(capsys: pytest.CaptureFixture[str]) -> None:
             field = FIELDS[parameter["name"]]
             assert (parameter["help"], parameter["allowed"]) == (field.help, field.allowed)
             assert field.check(parameter["default"]) == field.default
+
+
+def drafts(*arguments: str) -> Any:
+    """What a command line says of drafts."""
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    flags.add_model(parser)
+    flags.add_speculation(parser)
+    return flags.model_options(parser.parse_args([*arguments])).get("speculative")
+
+
+def test_drafts_on_a_command_line() -> None:
+    assert drafts() is None
+    assert drafts("--speculative", "ngram") == Speculation("ngram")
+    asked = drafts("--speculative", "suffix", "--speculative-tokens", "7", "--speculative-rule", "block")
+    assert asked == Speculation("suffix", 7, "block")
+    with pytest.raises(nc.ParameterError, match="--speculative-tokens goes with --speculative"):
+        drafts("--speculative-tokens", "3")
+    with pytest.raises(nc.ParameterError, match=r"must be in 1\.\.64, got 0"):
+        drafts("--speculative", "ngram", "--speculative-tokens", "0")
+    with pytest.raises(argparse.ArgumentError, match="medusa"):
+        drafts("--speculative", "nobody")
+
+
+def test_drafts_change_nothing_that_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    plain = answer(capsys, "--max-tokens", "30", "--stop", "girl")
+    for name in ("ngram", "suffix"):
+        assert answer(capsys, "--max-tokens", "30", "--stop", "girl", "--speculative", name) == plain

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -87,13 +88,14 @@ def taken(live: dict[str, Watched]) -> list[Request]:
     return [Request([1], id=number) for number in list(live)[:1]]
 
 
-def storm(llm: nc.LLM, kind: str, seed: int, steps: int) -> None:
+def storm(llm: nc.LLM, kind: str, seed: int, steps: int, **options: Any) -> None:
     rng = random.Random(seed)
     model = toy(context_length=96, of=rule)
     inner = runner(kind, model, blocks=rng.randint(26, 60), block_size=4)
     failing = Failing(inner, rng)
     limits = {"max_sequences": rng.randint(1, 9), "max_batch_tokens": rng.randint(9, 40)}
-    engine = Engine(failing, llm.tokenizer, **limits, prefix_sharing=rng.random() < 0.8, backend="reference")
+    options = {**limits, "prefix_sharing": rng.random() < 0.8, "backend": "reference", **options}
+    engine = Engine(failing, llm.tokenizer, **options)
     live: dict[str, Watched] = {}
     done: list[Watched] = []
 

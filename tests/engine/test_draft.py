@@ -8,6 +8,7 @@ import time
 
 import numpy as np
 import pytest
+from drafting import draft_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -130,7 +131,7 @@ def lookup(ids, k, longest, shortest):
 def test_n_grams_equal_their_twin(ids, k, shortest, more, step):
     proposer = NgramProposer(shortest + more, shortest)
     for end in [*range(0, len(ids), step), len(ids)]:
-        found = proposer.propose(State(3, ids[:end]), k)
+        found = draft_of(proposer, State(3, ids[:end]), k)
         assert found.tokens == lookup(ids[:end], k, shortest + more, shortest)
         assert found.parents is None
         assert found.laws is None
@@ -138,10 +139,10 @@ def test_n_grams_equal_their_twin(ids, k, shortest, more, step):
 
 def test_n_grams_in_words():
     proposer = NgramProposer(3, 2)
-    assert proposer.propose(State(0, [1, 2, 3, 9, 1, 2, 4, 1, 2]), 2).tokens == (4, 1)  # the most recent
-    assert proposer.propose(State(1, [8, 1, 2, 3, 9, 1, 2, 4, 8, 1, 2]), 2).tokens == (3, 9)  # but the longest first
-    assert proposer.propose(State(2, [1, 2, 1, 2, 1]), 5).tokens == (2, 1, 2, 1, 2)  # a period goes on
-    assert proposer.propose(State(3, [1, 2, 3, 2]), 5).tokens == ()
+    assert draft_of(proposer, State(0, [1, 2, 3, 9, 1, 2, 4, 1, 2]), 2).tokens == (4, 1)  # the most recent
+    assert draft_of(proposer, State(1, [8, 1, 2, 3, 9, 1, 2, 4, 8, 1, 2]), 2).tokens == (3, 9)  # but the longest first
+    assert draft_of(proposer, State(2, [1, 2, 1, 2, 1]), 5).tokens == (2, 1, 2, 1, 2)  # a period goes on
+    assert draft_of(proposer, State(3, [1, 2, 3, 2]), 5).tokens == ()
 
 
 # suffixes
@@ -182,7 +183,7 @@ def suffix_draft(texts, ids, k, proposer):
 def test_suffixes_equal_their_twin(ids, k, longest, factor, least):
     proposer = SuffixProposer(longest, factor, least, 0)
     for end in range(len(ids) + 1):
-        found = proposer.propose(State(3, ids[:end]), k)
+        found = draft_of(proposer, State(3, ids[:end]), k)
         assert found.tokens == suffix_draft([ids[:end]], ids[:end], k, proposer)
         assert found.laws is None
 
@@ -201,7 +202,7 @@ def test_answers_of_before_equal_their_twin(outputs, ids, remembered, longest):
         assert len(young) <= half
         assert len(old) <= half
     texts = [ids, *([young] if young else []), *([old] if old else [])]
-    assert proposer.propose(State(99, ids), 5).tokens == suffix_draft(texts, ids, 5, proposer)
+    assert draft_of(proposer, State(99, ids), 5).tokens == suffix_draft(texts, ids, 5, proposer)
 
 
 @given(TEXTS, st.integers(1, 6))
@@ -222,18 +223,18 @@ def test_an_automaton_counts(ids, depth):
 
 def test_suffixes_in_words():
     proposer = SuffixProposer()
-    assert proposer.propose(State(0, [1, 2, 3, 4, 1, 2]), 5).tokens == (3, 4)  # not longer than the repeat
-    assert SuffixProposer(factor=2).propose(State(0, [1, 2, 3, 4, 1, 2]), 5).tokens == (3, 4, 1, 2)
-    assert proposer.propose(State(1, [1, 7, 1, 7, 1, 8, 1]), 5).tokens == (7,)  # most often, not latest
-    assert proposer.propose(State(2, [1, 7, 1, 8, 1]), 5).tokens == (8,)  # of equal ones the latest
-    assert proposer.propose(State(3, [5, 6]), 5).tokens == ()
+    assert draft_of(proposer, State(0, [1, 2, 3, 4, 1, 2]), 5).tokens == (3, 4)  # not longer than the repeat
+    assert draft_of(SuffixProposer(factor=2), State(0, [1, 2, 3, 4, 1, 2]), 5).tokens == (3, 4, 1, 2)
+    assert draft_of(proposer, State(1, [1, 7, 1, 7, 1, 8, 1]), 5).tokens == (7,)  # most often, not latest
+    assert draft_of(proposer, State(2, [1, 7, 1, 8, 1]), 5).tokens == (8,)  # of equal ones the latest
+    assert draft_of(proposer, State(3, [5, 6]), 5).tokens == ()
     proposer.forget(4, [5, 6, 7, 8, 9])
-    assert proposer.propose(State(5, [5, 6]), 5).tokens == (7, 8)
-    assert proposer.propose(State(5, [5, 6, 7, 8, 9]), 5).tokens == ()  # there the answer was over
+    assert draft_of(proposer, State(5, [5, 6]), 5).tokens == (7, 8)
+    assert draft_of(proposer, State(5, [5, 6, 7, 8, 9]), 5).tokens == ()  # there the answer was over
     proposer.learn([1, 2, 3, 4])
-    assert proposer.propose(State(6, [1, 2, 9, 8, 1, 2]), 5).tokens == (9, 8)  # of two as good its own
+    assert draft_of(proposer, State(6, [1, 2, 9, 8, 1, 2]), 5).tokens == (9, 8)  # of two as good its own
     rare = [5, *itertools.chain.from_iterable((token, 5) for token in range(10, 21))]
-    assert SuffixProposer().propose(State(7, rare), 5).tokens == ()  # each came next once in eleven times
+    assert draft_of(SuffixProposer(), State(7, rare), 5).tokens == ()  # each came next once in eleven times
 
 
 def test_old_answers_make_room():
@@ -263,36 +264,36 @@ def test_old_answers_make_room():
 def test_a_long_prompt_is_read_bit_by_bit():
     ids = [3, 1, 4, 1, 5, 9, 2, 6] * 3
     for proposer, first in zip(proposers(pace=10), [(3, 1, 4, 1), (3, 1)], strict=True):
-        found = [proposer.propose(State(0, ids), 4).tokens for _ in range(3)]
+        found = [draft_of(proposer, State(0, ids), 4).tokens for _ in range(3)]
         assert found == [first, (3, 1, 4, 1), (3, 1, 4, 1)]
     proposer, whole = NgramProposer(pace=1), NgramProposer()
     ids = [1, 2, 3, 1, 2, 4, 1, 2]
-    found = [proposer.propose(State(0, ids), 1).tokens for _ in range(9)]
+    found = [draft_of(proposer, State(0, ids), 1).tokens for _ in range(9)]
     assert found == [(), (), (3,), (3,), (3,), (4,), (4,), (4,), (4,)]
-    assert found[-1] == whole.propose(State(0, ids), 1).tokens
+    assert found[-1] == draft_of(whole, State(0, ids), 1).tokens
 
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_the_empty_the_forgotten_and_the_shorter(number):
     proposer = proposers()[number]
-    assert proposer.propose(State(0, []), 4).tokens == ()
-    assert proposer.propose(State(0, [7]), 4).tokens == ()
-    assert proposer.propose(State(0, [7, 7, 7]), 0).tokens == ()
+    assert draft_of(proposer, State(0, []), 4).tokens == ()
+    assert draft_of(proposer, State(0, [7]), 4).tokens == ()
+    assert draft_of(proposer, State(0, [7, 7, 7]), 0).tokens == ()
     ids = [1, 2, 3, 1, 2]
-    assert proposer.propose(State(1, ids), 1).tokens == (3,)
-    assert proposer.propose(State(2, [9, 1, 2]), 1).tokens == ()  # another's text is not its own
+    assert draft_of(proposer, State(1, ids), 1).tokens == (3,)
+    assert draft_of(proposer, State(2, [9, 1, 2]), 1).tokens == ()  # another's text is not its own
     proposer.accepted(1, 1)
-    assert proposer.propose(State(1, [8, 8, 8]), 1).tokens == (8,)  # shorter than before: another text
+    assert draft_of(proposer, State(1, [8, 8, 8]), 1).tokens == (8,)  # shorter than before: another text
     for key in (0, 1, 2, 1, 77):
         proposer.forget(key)
     assert not vars(proposer).get("_indices")
     assert not vars(proposer).get("_own")
-    assert proposer.propose(State(1, [1, 2]), 1).tokens == ()
+    assert draft_of(proposer, State(1, [1, 2]), 1).tokens == ()
 
 
 def test_arrays_of_ids_give_integers():
     for proposer in proposers():
-        tokens = proposer.propose(State(0, np.array([1, 2, 3, 1, 2])), 1).tokens
+        tokens = draft_of(proposer, State(0, np.array([1, 2, 3, 1, 2])), 1).tokens
         assert tokens == (3,)
         assert type(tokens[0]) is int
 
@@ -319,9 +320,9 @@ def test_the_cost_of_a_token_does_not_grow(ids, number):
     times = []
     for _ in range(0, len(ids), 1000):
         begin = time.process_time()
-        proposer.propose(State(0, ids), 8)
+        draft_of(proposer, State(0, ids), 8)
         times.append(time.process_time() - begin)
     tenth = len(times) // 10
     assert np.median(times[-tenth:]) < 4 * np.median(times[:tenth]) + 0.01
     repeats = ids[0] == ids[2]
-    assert proposer.propose(State(0, ids), 8).tokens == (tuple((ids * 2)[len(ids) :][:8]) if repeats else ())
+    assert draft_of(proposer, State(0, ids), 8).tokens == (tuple((ids * 2)[len(ids) :][:8]) if repeats else ())

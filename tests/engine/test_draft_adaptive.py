@@ -7,6 +7,7 @@ import random
 
 import numpy as np
 import pytest
+from drafting import draft_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,9 +23,11 @@ class Eager:
     def __init__(self):
         self.asked, self.told, self.forgotten = [], [], []
 
-    def propose(self, state, k):
-        self.asked.append(k)
-        return Draft((0,) * k)
+    layers = ()
+
+    def propose(self, states, counts):
+        self.asked += counts
+        return [Draft((0,) * count) for count in counts]
 
     def accepted(self, key, count):
         self.told.append((key, count))
@@ -38,7 +41,7 @@ def rate(chance, slope, fixed=None, sequences=1, steps=400, drafting=0.0):
     rng, proposer, keys = random.Random(3), AdaptiveProposer(Eager()), range(sequences)
     written, seconds, drafted = 0, 0.0, []
     for step in range(steps):
-        counts = [fixed if fixed is not None else len(proposer.propose(State(key, []), MOST)) for key in keys]
+        counts = [fixed if fixed is not None else len(draft_of(proposer, State(key, []), MOST)) for key in keys]
         more = 0
         for key, count in zip(keys, counts, strict=True):
             kept = next((i for i in range(count) if rng.random() >= chance(step)), count)
@@ -86,11 +89,11 @@ def test_others_are_worth_learning_from():
         proposer = AdaptiveProposer(Eager())
         for key in range(6):
             for _ in range(20):
-                count = len(proposer.propose(State(key, []), MOST))
+                count = len(draft_of(proposer, State(key, []), MOST))
                 proposer.accepted(key, int(count * chance))
                 proposer.stepped(1 + count, 1 + int(count * chance), 1 + 0.1 * (1 + count))
             proposer.forget(key)
-        assert check(len(proposer.propose(State(99, []), MOST)))
+        assert check(len(draft_of(proposer, State(99, []), MOST)))
         assert list(proposer._chances) == [99]
 
 
@@ -98,10 +101,10 @@ def test_it_passes_on_what_it_is_told():
     inner = Eager()
     proposer = AdaptiveProposer(inner)
     proposer.accepted(1, 3)  # of a sequence that never was
-    assert len(proposer.propose(State(1, [1]), 0)) == 0
+    assert len(draft_of(proposer, State(1, [1]), 0)) == 0
     proposer.accepted(1, 0)
     assert inner.asked == inner.told == []
-    count = len(proposer.propose(State(1, [1]), MOST))
+    count = len(draft_of(proposer, State(1, [1]), MOST))
     assert 0 < count == inner.asked[0]
     proposer.accepted(1, 1)
     proposer.accepted(1, 1)  # of one draft once
@@ -114,14 +117,14 @@ def test_it_passes_on_what_it_is_told():
 
 def test_a_proposer_with_nothing_to_say_is_asked_again():
     class Silent(Eager):
-        def propose(self, state, k):
-            super().propose(state, k)
-            return Draft()
+        def propose(self, states, counts):
+            super().propose(states, counts)
+            return [Draft()] * len(states)
 
     inner = Silent()
     proposer = AdaptiveProposer(inner)
     for _ in range(50):
-        assert len(proposer.propose(State(0, []), 4)) == 0
+        assert len(draft_of(proposer, State(0, []), 4)) == 0
         proposer.accepted(0, 0)
         proposer.stepped(1, 1, 1.0)
     assert len(inner.asked) == 50

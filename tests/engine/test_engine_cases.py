@@ -10,6 +10,7 @@ import nucleate as nc
 from nucleate.core.event import Event, Usage
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
+from nucleate.engine.speculator import Drafts
 from nucleate.models.toy import PagedToy
 
 GREEDY = nc.SamplingParams(temperature=0, ignore_eos=True, max_tokens=6, seed=1)
@@ -282,5 +283,5 @@ def test_a_runner_is_asked_for_no_more_logits_than_are_used(llm: nc.LLM) -> None
 def test_an_idle_engine_does_nothing(llm: nc.LLM) -> None:
     engine = engine_of(llm)
     assert engine.step() == []
-    assert engine.stats == (0, 0, 100, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0)
+    assert engine.stats == (0, 0, 100, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0, Drafts())
     assert TABLE.shape[1] == engine.vocab_size

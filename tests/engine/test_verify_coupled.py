@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from drafting import draft_of
 
 import nucleate as nc
 from nucleate.engine.draft.draft import ROOT, Draft, State
@@ -135,7 +136,7 @@ def test_sequences_of_all_kinds_together():
     params, seeds = list(PARAMS.values()), list(range(len(PARAMS)))
     truth = World(params, seeds).plain()
     world, proposer = World(params, seeds), NgramProposer(3, 1)
-    found, _ = world.speculative(lambda number, ids, left: proposer.propose(State(number, ids, 3), min(4, left - 1)))
+    found, _ = world.speculative(lambda number, ids, left: draft_of(proposer, State(number, ids, 3), min(4, left - 1)))
     assert found == truth
     assert (
         truth

@@ -20,9 +20,10 @@ from prometheus_client.parser import text_string_to_metric_families as read_text
 from nucleate.core.event import FinishReason
 from nucleate.core.structured import FORMS
 from nucleate.engine.engine import Stats
+from nucleate.engine.speculator import Drafts
 from nucleate.server.metrics import BUCKETS, GENERATING, OTHER, ROUTES, ErrorKind, Metrics
 
-STATS = Stats(3, 5, 40, 10, 70, 900, 80, 600, 2, 1.5, 0.25, 0.125, 77)
+STATS = Stats(3, 5, 40, 10, 70, 900, 80, 600, 2, 1.5, 0.25, 0.125, 77, Drafts(40, 90, 60, (40, 30), (35, 25), 0.5))
 MODEL = {"model_name": "tiny"}
 SECONDS = st.one_of(
     st.sampled_from(BUCKETS), st.floats(0, 100), st.sampled_from([0.0, 1e-9, math.nextafter(60, 61), 1e6])
@@ -80,6 +81,11 @@ def test_the_engine_in_figures() -> None:
         "forward_seconds_total": 1.5,
         "sampler_seconds_total": 0.25,
         "mask_seconds_total": 0.125,
+        "draft_rounds_total": 40,
+        "draft_tokens_total": 90,
+        "draft_tokens_accepted_total": 60,
+        "draft_tau": 2.5,
+        "draft_seconds_total": 0.5,
     }
     assert {name: told["nucleate_" + name] for name in expected} == expected
     aliases = {
@@ -87,8 +93,13 @@ def test_the_engine_in_figures() -> None:
         "num_requests_waiting": 5,
         "kv_cache_usage_perc": 0.25,
         "generation_tokens_total": 677,
+        "spec_decode_num_draft_tokens_total": 90,
+        "spec_decode_num_accepted_tokens_total": 60,
     }
     assert {name: told["vllm:" + name] for name in aliases} == aliases
+    assert [value(made, "nucleate_draft_tokens_accepted_by_place_total", place=place) for place in "01"] == [35, 25]
+    name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+    assert [value(made, name, position=place) for place in "012"] == [35, 25, None]
 
 
 def test_every_name_that_gateways_and_people_look_for_is_there_from_the_beginning() -> None:

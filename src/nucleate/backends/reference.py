@@ -52,9 +52,23 @@ class Result(NamedTuple):
 
 def run(logits_V: NDArray[Any], stages: Pipeline, seed: int, step: int, past: Past = History()) -> Result:
     """Draw a token, report what a Tap asks for, and let the stages learn from it. Raises RowError."""
+    found = spans(logits_V, stages, past, coin(stages, seed, step))
+    return settled(found, stages, pick(stages[-1], found[-1], seed, step))
+
+
+def take(logits_V: NDArray[Any], stages: Pipeline, token: int, past: Past = History(), u: float = 0.5) -> Result:
+    """The same for a token that was chosen elsewhere, which must be one that may be drawn. u: the coin of the step."""
+    return settled(spans(logits_V, stages, past, u), stages, token)
+
+
+def spans(logits_V: NDArray[Any], stages: Pipeline, past: Past, u: float) -> list[Survivors]:
+    """What is left before the first stage, and after each of them."""
     found = [before := everything(logits_V)]
-    found += [before := after for after in walk(before, len(logits_V), stages, past, coin(stages, seed, step))]
-    token = pick(stages[-1], before, seed, step)
+    return found + [before := after for after in walk(before, len(logits_V), stages, past, u)]
+
+
+def settled(found: list[Survivors], stages: Pipeline, token: int) -> Result:
+    """What a token means to the stages."""
     told, moved = None, []
     for stage, kept, left in zip(stages, found[:-1], found[1:], strict=True):
         if isinstance(stage, Tap) and not stage.neutral:

@@ -41,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     flags.add_name(parser)
     flags.add_model(parser)
     flags.add_engine(parser)
+    flags.add_speculation(parser)
     flags.add_sampling(parser)
 
 
@@ -75,7 +76,7 @@ def answer(
     from nucleate.cli.answering import Batch
     from nucleate.llm import LLM
 
-    llm = LLM(arguments.model, arguments.device, arguments.dtype, runtime=arguments.runtime)
+    llm = LLM(**flags.model_options(arguments))
     engine, called = llm.new_engine(**flags.engine_options(arguments)), flags.model_name(arguments)
     check_form(engine, values.get("structured"))
     shown = sys.stderr.isatty() if arguments.progress is None else arguments.progress

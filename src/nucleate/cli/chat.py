@@ -33,6 +33,7 @@ HELP = """/set NAME VALUE   change a sampling parameter, as in /set temperature 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--system", metavar="TEXT", help="a system message to begin with")
     flags.add_model(parser)
+    flags.add_speculation(parser)
     flags.add_sampling(parser, without=("n",))
 
 
@@ -44,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stdin.reconfigure(errors="surrogateescape")
     from nucleate.llm import LLM
 
-    llm = LLM(arguments.model, arguments.device, arguments.dtype, runtime=arguments.runtime)
+    llm = LLM(**flags.model_options(arguments))
     if llm.tokenizer.chat_template is None:
         raise UsageError(f"the model in {llm.folder} has no chat template; use nucleate generate")
     chat = Chat(llm, llm.default_params.replace(**values), arguments.system)

@@ -9,6 +9,7 @@ from typing import Any
 from nucleate.cli.form import add_form, read_form
 from nucleate.core.parameter import Parameter, ParameterError, unknown
 from nucleate.core.structured import Structured
+from nucleate.engine.speculate import NAMES, RULE_NAMES, Speculation
 from nucleate.params import FIELDS, SamplingParams
 
 
@@ -87,6 +88,35 @@ def engine_options(arguments: argparse.Namespace) -> dict[str, int]:
     """What the flags say of an engine, as ``LLM.new_engine`` takes it."""
     names = ("max_sequences", "max_batch_tokens", "max_length", "kv_memory")
     return {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
+
+
+def add_speculation(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that say whether tokens are drafted, and how."""
+    title = "drafts (tokens that are guessed, and verified several at a time: the same text, sooner)"
+    group = parser.add_argument_group(title)
+    text = "who guesses: n-grams of the text, suffixes of it and of earlier answers, or a part trained for the model"
+    group.add_argument("--speculative", choices=NAMES, help=f"{text} [default: nobody]")
+    group.add_argument("--speculative-tokens", type=int, metavar="N", help="most tokens of a draft [default 4]")
+    text = "how drafts are verified: all but typical are exact, and coupled gives the very tokens [default coupled]"
+    group.add_argument("--speculative-rule", choices=RULE_NAMES, help=text)
+
+
+def model_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What the flags say of a model and of drafts, as ``LLM`` takes it. Raises ParameterError."""
+    options = {name: getattr(arguments, name) for name in ("model", "device", "dtype", "runtime")}
+    drafts = _speculation(arguments) if hasattr(arguments, "speculative") else None
+    return options if drafts is None else {**options, "speculative": drafts}
+
+
+def _speculation(arguments: argparse.Namespace) -> Speculation | None:
+    said = {name: getattr(arguments, f"speculative_{name}") for name in ("tokens", "rule")}
+    said = {name: value for name, value in said.items() if value is not None}
+    if arguments.speculative is None:
+        if said:
+            name = next(iter(said))
+            raise ParameterError(f"speculative_{name}", f"--speculative-{name} goes with --speculative")
+        return None
+    return Speculation(arguments.speculative, **said)
 
 
 def given(

@@ -28,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--echo", action="store_true", help="print the prompt before its continuation")
     parser.add_argument("--json", action="store_true", help="print one JSON object when all is done, instead of text")
     flags.add_model(parser)
+    flags.add_speculation(parser)
     add_beams(parser)
     flags.add_sampling(parser)
 
@@ -38,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     prompt = read_prompt(arguments)
     from nucleate.llm import LLM
 
-    llm = LLM(arguments.model, arguments.device, arguments.dtype, runtime=arguments.runtime)
+    llm = LLM(**flags.model_options(arguments))
     if beams is not None:
         return search(llm, prompt, beams, echo=prompt if arguments.echo else "", as_json=arguments.json)
     params = llm.default_params.replace(**values)

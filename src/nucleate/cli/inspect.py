@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     from nucleate.llm import LLM
     from nucleate.tracing import trace
 
-    llm = LLM(arguments.model, arguments.device, arguments.dtype, runtime=arguments.runtime)
+    llm = LLM(**flags.model_options(arguments))
     params = llm.default_params.replace(**values)
     ids = llm.encode(prompt)
     admit(llm.model, llm.tokenizer, ids, params)

@@ -49,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     log.add_argument("--log-prompts", action="store_true", help="log the beginning of each prompt, too")
     flags.add_model(parser)
     flags.add_engine(parser)
+    flags.add_speculation(parser)
     group = parser.add_argument_group("limits")
     for name, parameter in LIMITS.items():
         flags.add_parameter(group, f"limit_{name.removeprefix('max_')}", parameter, "limit")
@@ -84,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
         configure(sys.stderr, form=form, level=arguments.log_level),
     ):
         log = Log(prompts=arguments.log_prompts)
-        llm = LLM(arguments.model, arguments.device, arguments.dtype, runtime=arguments.runtime)
+        llm = LLM(**flags.model_options(arguments))
         engine = llm.new_engine(
             **flags.engine_options(arguments),
             regex_seconds=limits.regex_seconds,

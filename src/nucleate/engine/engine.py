@@ -9,7 +9,7 @@ reads of answers that have ended is not used. ``generate`` is the slow twin: the
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from time import perf_counter
 from typing import Any, NamedTuple, overload
 
@@ -25,6 +25,9 @@ from nucleate.engine.blocks import BlockPool
 from nucleate.engine.forms import Forms
 from nucleate.engine.request import Branch, Live, Prepared, Reading, Request
 from nucleate.engine.schedule import Job, Scheduler
+from nucleate.engine.speculate import Speculation
+from nucleate.engine.speculate_rows import Hands, Row
+from nucleate.engine.speculator import Drafts, Speculator
 from nucleate.generate import admit, stages_of
 from nucleate.models.runner import Runner
 from nucleate.params import SamplingParams
@@ -55,6 +58,7 @@ class Stats(NamedTuple):
     sampler_seconds: float
     mask_seconds: float  #: for the tokens that forms of text allow
     forced: int  #: tokens that were neither drawn nor read by themselves, as nothing else could follow
+    drafts: Drafts = Drafts()  #: tokens that were guessed, and read to see whether they are right
 
 
 class Engine:
@@ -64,8 +68,8 @@ class Engine:
     least max_sequences. max_length: tokens of a prompt with its answer; none: what the model's context and its blocks
     hold, which is the most in any case. prefix_sharing: whether requests that begin alike share what was read.
     regex_seconds: that the stop patterns of an answer may take, see ``text.stop``. structured_limits: of the forms that
-    text is asked to have. structured_engine: what holds them, "guidance" or "xgrammar". backend: as in ``sample``.
-    Raises ParameterError.
+    text is asked to have. structured_engine: what holds them, "guidance" or "xgrammar". speculation: whether tokens are
+    drafted, and how. backend: as in ``sample``. Raises ParameterError.
     """
 
     def __init__(
@@ -80,6 +84,7 @@ class Engine:
         regex_seconds: float = 0.5,
         structured_limits: Limits | None = None,
         structured_engine: str = "guidance",
+        speculation: Speculation | str | None = None,
         backend: str = "auto",
     ) -> None:
         _at_least("max_sequences", max_sequences, 1)
@@ -105,6 +110,9 @@ class Engine:
         self._forms = Forms(tokenizer, runner.vocab_size, structured_limits, structured_engine)
         self._searches = Searches(self._schedule, runner, self._forms, tokenizer, self._live, self._branches)
         self._stages = functools.lru_cache(maxsize=256)(self._stages_of)
+        self._speculator: Speculator | None = None
+        if (asked := Speculation.of(speculation)) is not None:
+            self._speculator = Speculator(asked, runner, self._schedule, self._sampler, self._branches)
 
     def __len__(self) -> int:
         """How many requests have not ended."""
@@ -127,6 +135,7 @@ class Engine:
             self._sampler_seconds + searches.seconds,
             self._forms.seconds,
             self._forced,
+            Drafts() if self._speculator is None else self._speculator.figures,
         )
 
     @overload
@@ -182,17 +191,22 @@ class Engine:
 
     def step(self) -> list[Event]:
         """One forward, one draw: the events of all requests that it moved on; none if there is nothing to do."""
+        begin, written = perf_counter(), self._tokens + self._forced
         readings = [self._branches[chunk.job].reading(chunk) for chunk in self._schedule.plan()]
         readings.sort(key=_row)  # the order of the sampler's rows, new ones at the end
+        if self._speculator is not None:
+            readings = self._speculator.extend(readings)
         behind = self.runner.asynchronous
         events: list[Event] = []
         batches = self._forward(readings, events) if readings else []
         if behind or not readings:
             events += self._tell()
-        for batch, logits_LV in batches:
-            self._draw(batch, logits_LV, events)
+        for batch in batches:
+            self._draw(batch, events)
         if not behind:
             events += self._tell()
+        if self._speculator is not None and readings:
+            self._speculator.stepped(readings, self._tokens + self._forced - written, perf_counter() - begin)
         return events
 
     def _number(self, chosen: str | None) -> str:
@@ -228,28 +242,40 @@ class Engine:
     def _forward(self, readings: list[Reading], events: list[Event]) -> list[_Batch]:
         """What could be read, with its logits. If the model fails, each sequence is tried alone."""
         self.steps += 1
-        drawing = [each.branch for each in readings if each.last and isinstance(each.branch, Branch)]
-        self._forms.begin([branch.answer.guide for branch in drawing])
+        if self._speculator is None or self._speculator.draws:  # or else other masks are asked for
+            drawing = [each.branch for each in readings if each.last and isinstance(each.branch, Branch)]
+            self._forms.begin([branch.answer.guide for branch in drawing])
         begin = perf_counter()
         try:
-            batches = [(readings, self.runner.forward([reading.part for reading in readings]))]
+            batches = [self._read_all(readings)]
         except Exception as error:  # noqa: BLE001  # of the model, whatever it is
             batches = self._forward_alone(readings, events, error)
         self._forward_seconds += perf_counter() - begin
-        for batch, _ in batches:
-            self._schedule.done([reading.chunk for reading in batch if reading.chunk.job in self._branches])
-            self._read += sum([reading.part.stop - reading.part.start for reading in batch])
+        for batch in batches:
+            self._schedule.done([reading.chunk for reading in batch.readings if reading.chunk.job in self._branches])
+            self._read += sum([reading.part.stop - reading.part.start for reading in batch.readings])
         return batches
+
+    def _read_all(self, readings: list[Reading]) -> _Batch:
+        logits_LV = self.runner.forward([reading.part for reading in readings])
+        speculator = self._speculator
+        if speculator is None:
+            return _Batch(readings, logits_LV)
+        speculator.cut(readings)
+        return _Batch(readings, logits_LV, speculator.features())
 
     def _forward_alone(self, readings: list[Reading], events: list[Event], error: Exception) -> list[_Batch]:
         batches: list[_Batch] = []
+        again = len(readings) > 1 or any(reading.draft for reading in readings)
+        if self._speculator is not None:
+            readings = self._speculator.withdraw(readings)
         for reading in readings:
             if reading.chunk.job not in self._branches:  # another beam of its search has failed
                 continue
             try:
-                if len(readings) == 1:
+                if not again:
                     raise error
-                batches.append(([reading], self.runner.forward([reading.part])))
+                batches.append(self._read_all([reading]))
             except Exception as own:  # noqa: BLE001
                 events += self._fail(reading.branch, f"the model failed: {_one_line(own)}")
         return batches
@@ -264,64 +290,102 @@ class Engine:
             return [*events, *self._searches.end(branch.live, finish)]
         return [*events, self._end(branch, finish)]
 
-    def _draw(self, batch: list[Reading], logits_LV: Any, events: list[Event]) -> None:
+    def _draw(self, batch: _Batch, events: list[Event]) -> None:
         """Draw the next token of every answer whose last token has been read; beams get theirs in their own way."""
-        branches: list[Branch] = []
-        places: list[int] = []
+        rows: list[Row] = []
         beams: list[tuple[Beam, int]] = []
-        for branch, place in self._rows(batch, logits_LV):
+        for reading, place in self._rows(batch):
+            branch = reading.branch
             if isinstance(branch, Beam):
                 beams.append((branch, place))
             else:
-                branches.append(branch)
-                places.append(place)
+                rows.append(Row(reading, branch, place))
+        logits_LV, speculator = batch.logits, self._speculator
         events += self._searches.take(beams, logits_LV)
-        if branches:
-            self._sample(branches, logits_LV if len(places) == len(logits_LV) else logits_LV[places], events)
+        if speculator is None:
+            self._sample([row.branch for row in rows], [row.place for row in rows], logits_LV, events)
+            return
+        speculator.verify(rows, self._hands(logits_LV, events))
+        if speculator.watches:
+            speculator.read(batch.readings, batch.features)
 
-    def _rows(self, batch: list[Reading], logits_LV: Any) -> Iterator[tuple[Branch | Beam, int]]:
+    def _hands(self, logits_LV: Any, events: list[Event]) -> Hands:
+        """For those who verify drafts. What ends an answer within a draft is found on the way."""
+
+        def draw(branches: list[Branch], places: list[int]) -> Sequence[int]:
+            tokens = self._sample(branches, places, logits_LV, events)
+            tell()
+            return tokens
+
+        def take(branch: Branch, token: int, told: StepLogprobs | None) -> None:
+            self._take(branch, token, told)
+            self._tokens += 1
+            tell()
+
+        def tell() -> None:
+            if not self.runner.asynchronous:
+                events.extend(self._tell())
+
+        def fail(branch: Branch, error: str) -> None:
+            events.extend(self._fail(branch, why(error, branch.answer.guide)))
+
+        return Hands(logits_LV, draw, take, fail, lambda branch: branch.over or branch.job not in self._branches)
+
+    def _rows(self, batch: _Batch) -> Iterator[tuple[Reading, int]]:
         """Those whose last token has been read, with the place of its logits. Logits of prompts are told of."""
         end = 0
-        for branch, chunk, part, last in batch:
+        for reading in batch.readings:
+            branch, chunk, part, last, draft = reading
             start, end = end, end + part.logits
             if chunk.job not in self._branches:  # its text has ended it meanwhile
                 continue
             if isinstance(branch, Branch) and branch.told is not None:
-                branch.tell_prompt(part, logits_LV[start:end])
+                branch.tell_prompt(part, batch.logits[start:end])
             if last:
-                yield branch, end - 1
+                yield reading, end - 1 - len(draft)
 
-    def _sample(self, branches: list[Branch], logits_RV: Any, events: list[Event]) -> None:
+    def _sample(self, branches: list[Branch], places: list[int], logits_LV: Any, events: list[Event]) -> list[int]:
+        """A token for each of some answers, from the logits at these places; -1 for those that end without."""
+        if not branches:
+            return []
+        logits_RV = logits_LV if len(places) == len(logits_LV) else logits_LV[places]
         mask = self._forms.mask([branch.answer.guide for branch in branches])
         begin = perf_counter()
-        rows = list(map(self._row, branches))
-        out = self._sampler(logits_RV, rows, mask=mask)
+        out = self._sampler(logits_RV, list(map(self._row, branches)), mask=mask)
         self._sampler_seconds += perf_counter() - begin
         told = out.logprobs or (None,) * len(branches)
-        for place, (branch, token) in enumerate(zip(branches, out.token_ids.tolist(), strict=True)):
+        tokens: list[int] = out.token_ids.tolist()
+        for place, (branch, token) in enumerate(zip(branches, tokens, strict=True)):
             if token < 0:
-                events.append(self._end(branch, Finish("error", why(out.errors[place], branch.answer.guide))))
-                continue
-            branch.job.push(token)
-            guide = branch.answer.guide
-            if guide is None:
-                self._drawn.append((branch, token, told[place], False))
+                events += self._fail(branch, why(out.errors[place], branch.answer.guide))
             else:
-                self._hold(branch, guide, token, told[place])
+                self._take(branch, token, told[place])
         self._tokens += len(branches) - len(out.errors)
+        return tokens
+
+    def _take(self, branch: Branch, token: int, told: StepLogprobs | None) -> None:
+        """An answer has a new token."""
+        branch.job.push(token)
+        guide = branch.answer.guide
+        if guide is None:
+            self._drawn.append((branch, token, told, False))
+        else:
+            self._hold(branch, guide, token, told)
 
     def _hold(self, branch: Branch, guide: Guide, token: int, told: StepLogprobs | None) -> None:
         """An answer of some form has a new token. Those that must follow it are neither drawn nor read one by one."""
-        done, job = guide.push(token), branch.job
-        self._drawn.append((branch, token, told, done))
-        if done or not branch.live.skips:
+        job = branch.job
+        branch.over = guide.push(token)
+        self._drawn.append((branch, token, told, branch.over))
+        if branch.over or not branch.live.skips:
             return
         for forced in guide.forced():
             if job.idle:
                 break
             job.push(forced)
             self._sampler.push(branch.row, forced)
-            self._drawn.append((branch, forced, None, guide.push(forced)))
+            branch.over = guide.push(forced)
+            self._drawn.append((branch, forced, None, branch.over))
             self._forced += 1
 
     def _row(self, branch: Branch) -> int:
@@ -360,6 +424,8 @@ class Engine:
         self._reused += job.reused
         self._schedule.remove(job)
         self.runner.forget(branch.key)
+        if self._speculator is not None:
+            self._speculator.forget(branch)
         if branch.row >= 0:
             self._sampler.remove(branch.row)
         del self._branches[job], live.branches[branch.answer.index]
@@ -367,7 +433,14 @@ class Engine:
             del self._live[live.id]
 
 
-_Batch = tuple[list[Reading], Any]  # with its logits
+class _Batch(NamedTuple):
+    """What a forward has read, and what it gave."""
+
+    readings: list[Reading]
+    logits: Any
+    features: Any = None  #: of all tokens, if a proposer wants them
+
+
 _Drawn = tuple[Branch, int, StepLogprobs | None, bool]  # a token, its logprobs, whether nothing can follow it
 
 

@@ -14,6 +14,7 @@ from nucleate.core.event import Event, Piece, StepLogprobs, Usage
 from nucleate.core.parameter import ParameterError
 from nucleate.core.stage import Pipeline
 from nucleate.engine.answer import Answer
+from nucleate.engine.draft.draft import Draft, State
 from nucleate.engine.schedule import Chunk, Job
 from nucleate.models.runner import Part
 from nucleate.params import SamplingParams
@@ -24,6 +25,8 @@ from nucleate.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from nucleate.engine.beam_jobs import Beam
+
+NONE = Draft()
 
 MOST_ANSWERS = 128
 """Of a request: the most that n may be."""
@@ -126,6 +129,9 @@ class Branch:
     job: Job
     told: list[StepLogprobs | None] | None  #: the logprobs of the prompt so far, if they are to be made
     row: int = -1  #: from the first token on
+    state: State | None = None  #: for who drafts, see there
+    rests: int = 0  #: the step before which no draft is asked for
+    over: bool = False  #: nothing can follow what was drawn, as far as its form goes
 
     @property
     def key(self) -> int:
@@ -164,3 +170,4 @@ class Reading(NamedTuple):
     chunk: Chunk
     part: Part
     last: bool  #: it ends with the last token there is: the next one is drawn
+    draft: Draft = NONE  #: what is read after that, to be verified; ``part`` has it, ``chunk`` does not

@@ -150,6 +150,25 @@ class Scheduler:
                 job.node = self.pool.seal(job.blocks[job.sealed], job.node, ids)
                 job.sealed += 1
 
+    def reserve(self, job: Job, count: int) -> int:
+        """Find a running job blocks for so many tokens that it may have soon, if nobody must make room for them.
+
+        Returns how many fit.
+        """
+        length, pool = len(job.token_ids), self.pool
+        while pool.blocks_for(length + count) > len(job.blocks):
+            if (taken := pool.take(1)) is None:
+                return len(job.blocks) * pool.block_size - length
+            job.blocks += taken
+        return count
+
+    def trim(self, job: Job) -> None:
+        """Give back the blocks of a running job that its tokens do not need."""
+        needed = self.pool.blocks_for(len(job.token_ids))
+        if needed < len(job.blocks):
+            self.pool.release(job.blocks[needed:])
+            del job.blocks[needed:]
+
     def _grow(self, job: Job) -> bool:
         """Find a running job the blocks for all its tokens, unless it must make room itself."""
         while self.pool.blocks_for(len(job.token_ids)) > len(job.blocks):

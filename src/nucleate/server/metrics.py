@@ -17,6 +17,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from nucleate.core.event import FinishReason
 from nucleate.core.structured import FORMS
 from nucleate.engine.engine import Stats
+from nucleate.engine.speculator import Drafts
 from nucleate.server.wire.forms import NAMES
 
 ErrorKind = Literal["internal", "model", "engine", "timeout", "queue_full", "shutdown"]
@@ -150,6 +151,7 @@ class Metrics:
         yield from self._of_requests()
         yield from self._of_answers()
         yield from self._of_engine(stats)
+        yield from self._of_drafts(stats.drafts)
         yield from self._as_vllm(stats)
 
     def _of_requests(self) -> Iterator[Metric]:
@@ -198,6 +200,24 @@ class Metrics:
         yield self._counter("nucleate_forward_seconds", "Seconds in the model", stats.forward_seconds)
         yield self._counter("nucleate_sampler_seconds", "Seconds in the sampler", stats.sampler_seconds)
         yield self._counter("nucleate_mask_seconds", "Seconds for what forms allow", stats.mask_seconds)
+
+    def _of_drafts(self, drafts: Drafts) -> Iterator[Metric]:
+        rounds = "Forwards that gave an answer tokens, counted for each such answer, if tokens are drafted"
+        yield self._counter("nucleate_draft_rounds", rounds, drafts.rounds)
+        yield self._counter("nucleate_draft_tokens", "Drafted tokens that were read", drafts.drafted)
+        yield self._counter("nucleate_draft_tokens_accepted", "Drafted tokens that were right", drafts.accepted)
+        kept = {str(place): count for place, count in enumerate(drafts.kept)}
+        accepted = "Drafted tokens that were right, by their place in the draft"
+        yield self._counters("nucleate_draft_tokens_accepted_by_place", accepted, "place", kept)
+        tau = "Tokens that a forward gives an answer, since the server began; 1 without drafts"
+        yield self._gauge("nucleate_draft_tau", tau, drafts.tau)
+        yield self._counter("nucleate_draft_seconds", "Seconds for drafts", drafts.seconds)
+        made = "As nucleate_draft_tokens_total"
+        yield self._counter("vllm:spec_decode_num_draft_tokens", made, drafts.drafted)
+        right = "As nucleate_draft_tokens_accepted_total"
+        yield self._counter("vllm:spec_decode_num_accepted_tokens", right, drafts.accepted)
+        by_place = "As nucleate_draft_tokens_accepted_by_place_total"
+        yield self._counters("vllm:spec_decode_num_accepted_tokens_per_pos", by_place, "position", kept)
 
     def _as_vllm(self, stats: Stats) -> Iterator[Metric]:
         """The same under the names that gateways look for."""

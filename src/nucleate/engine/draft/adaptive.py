@@ -10,13 +10,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from nucleate.engine.draft.draft import Draft, Proposer, State
+from nucleate.engine.draft.draft import Draft, Proposer, Read, State
+from nucleate.engine.draft.worth import Worth
 
 TRIALS = 0.01
 """The part of its tokens that a sequence may lose by drafts that were only tried."""
 
 LONGEST_PAUSE = 100
 """Steps without a draft, before one is tried."""
+
+MARGIN = 1.15, 0.01
+"""What a token must bring: so many times its price, and so much more, as prices are estimates."""
+
+REST = 16
+"""Steps for which nobody needs to ask, at most."""
 
 
 class AdaptiveProposer:
@@ -26,27 +33,58 @@ class AdaptiveProposer:
     """
 
     def __init__(self, proposer: Proposer) -> None:
-        self.costs = Costs()
+        self.costs, self.worth = Costs(), Worth()
         self._proposer = proposer
         self._chances: dict[int, Chances] = {}
         self._all = Kept()
 
-    def propose(self, state: State, k: int) -> Draft:
-        """See ``Proposer.propose``."""
-        chances = self._chances.get(state.key)
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """See ``Proposer.layers``."""
+        return self._proposer.layers
+
+    def propose(self, states: Sequence[State], counts: Sequence[int]) -> list[Draft]:
+        """See ``Proposer.propose``. Who gets no draft is not asked for: those that do get theirs at once."""
+        drafts, price = [Draft()] * len(states), self._wanted
+        if not self.worth.allows():
+            return drafts
+        known = [self._known(state.key) for state in states]
+        lengths = [chances.length(count, price) for chances, count in zip(known, counts, strict=True)]
+        asked = [place for place, length in enumerate(lengths) if length]
+        if asked:
+            made = self._proposer.propose([states[place] for place in asked], [lengths[place] for place in asked])
+            for place, draft in zip(asked, made, strict=True):
+                drafts[place] = draft
+        for chances, draft, length in zip(known, drafts, lengths, strict=True):
+            chances.drafted = len(draft)
+            chances.silent = chances.silent + 1 if length and not draft else 0
+        return drafts
+
+    def rest(self, key: int) -> int:
+        """For how many steps a sequence that got no draft need not be asked for again. They count as if it had been."""
+        chances = self._chances.get(key)
+        return 0 if chances is None else chances.rest()
+
+    def read(self, readings: Sequence[Read]) -> None:
+        """See ``Proposer.read``."""
+        self._proposer.read(readings)
+
+    @property
+    def _wanted(self) -> float:
+        return MARGIN[0] * self.costs.price + MARGIN[1]
+
+    def _known(self, key: int) -> Chances:
+        chances = self._chances.get(key)
         if chances is None:
-            chances = self._chances[state.key] = Chances(self._all)
-        count = chances.length(k, self.costs.price)
-        draft = self._proposer.propose(state, count) if count else Draft()
-        chances.drafted = len(draft)
-        return draft
+            chances = self._chances[key] = Chances(self._all)
+        return chances
 
     def accepted(self, key: int, count: int) -> None:
         """See ``Proposer.accepted``."""
         chances = self._chances.get(key)
         if chances is not None and chances.drafted:
             self._all.add(chances.drafted, count)
-            chances.told(count, self.costs.price)
+            chances.told(count, self._wanted)
             self._proposer.accepted(key, count)
 
     def forget(self, key: int, output_ids: Sequence[int] = ()) -> None:
@@ -54,9 +92,14 @@ class AdaptiveProposer:
         self._chances.pop(key, None)
         self._proposer.forget(key, output_ids)
 
-    def stepped(self, read: int, written: int, seconds: float) -> None:
-        """A step read so many tokens, those of drafts too, and wrote so many, in this time, drafting included."""
+    def stepped(self, read: int, written: int, seconds: float, sequences: int = 0) -> None:
+        """A step read so many tokens, those of drafts too, and wrote so many, in this time, drafting included.
+
+        sequences: how many there were; if it is told, drafts that cost more time than they save are found out.
+        """
         self.costs.stepped(read, written, seconds)
+        if sequences:
+            self.worth.stepped(sequences, read, written, seconds)
 
 
 @dataclass
@@ -123,6 +166,7 @@ class Chances:
 
     def __init__(self, everyone: Kept) -> None:
         self.drafted = 0  # tokens of the draft that is being verified
+        self.silent = 0  # times in a row that there was none, though it was worth one
         self._own, self._all = Kept(), everyone
         self._lost = 0.0  # tokens that would have been written in the time of drafts that failed
 
@@ -139,6 +183,14 @@ class Chances:
             return count
         self._lost -= TRIALS
         return 1 if self._lost <= 0 else 0
+
+    def rest(self) -> int:
+        """Steps until the next trial, if there is time until then; and a few, where nothing has suggested itself."""
+        if self.silent:
+            return min(REST // 2, self.silent // 8)
+        steps = min(REST, max(0, int(self._lost / TRIALS) - 1))
+        self._lost -= TRIALS * steps
+        return steps
 
     def told(self, kept: int, price: float) -> None:
         """Of the draft so many tokens were kept."""

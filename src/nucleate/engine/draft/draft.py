@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from nucleate.engine.draft.law import Law
 
 ROOT = -1
@@ -78,6 +81,10 @@ class State(NamedTuple):
     token_ids: Sequence[int]  #: prompt and output
     prompt: int = 0  #: how many of these are the prompt
     seed: int = 0  #: of its noise: with (seed, position) a drafted token can be drawn as the target will draw its own
+    temperature: float = 1.0  #: that the target draws at; 0: it takes the best token
+    shared: bool = True
+    """Whether to draw with the noise of the target, so that the two agree more often: then laws are of no use. If not,
+    a token that is drawn is drawn with noise of the stream ``noise.DRAFT``, and its law is told."""
 
     @property
     def position(self) -> int:
@@ -85,11 +92,34 @@ class State(NamedTuple):
         return len(self.token_ids) - self.prompt
 
 
+class Read(NamedTuple):
+    """Tokens of a sequence that the target has read, and that stay; in the order of the sequence.
+
+    Of a sequence that begins like another one, or was read before it had to make room, the beginning may be missing:
+    the first that is told may be at any place. What was told once may come again.
+    """
+
+    key: int
+    start: int  #: the place of the first of them in the sequence
+    token_ids: Sequence[int]  #: those that were read, T of them
+    features_TF: NDArray[np.float32]  #: of each, what the target's layers that the proposer asked for gave
+
+
 class Proposer(Protocol):
     """Guesses how sequences go on. What it guesses may change the time that they take, never what they say."""
 
-    def propose(self, state: State, k: int) -> Draft:
-        """At most k tokens, of all branches together; none where nothing suggests itself."""
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The layers of the target whose features it reads, see ``Runner.watch``; none for most."""
+
+    def propose(self, states: Sequence[State], counts: Sequence[int]) -> list[Draft]:
+        """For each of some sequences at most so many tokens, of all branches of its draft together.
+
+        An empty draft where nothing suggests itself, or nothing is asked for.
+        """
+
+    def read(self, readings: Sequence[Read]) -> None:
+        """What the target has read in a step; never called where ``layers`` is empty."""
 
     def accepted(self, key: int, count: int) -> None:
         """So many tokens of the last draft of a sequence were kept."""

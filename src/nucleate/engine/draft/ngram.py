@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nucleate.engine.draft.draft import PACE, Draft, State
+from nucleate.engine.draft.draft import PACE, Draft, Read, State
 
 
 class NgramProposer:
@@ -18,6 +18,8 @@ class NgramProposer:
     costs the same however long the sequence is, in time and in memory. pace: see ``PACE``. Raises ValueError.
     """
 
+    layers: tuple[int, ...] = ()
+
     def __init__(self, longest: int = 4, shortest: int = 2, pace: int = 4 * PACE) -> None:
         if not 1 <= shortest <= longest or pace < 1:
             message = f"1 <= shortest <= longest and pace >= 1 must hold, got {shortest}, {longest} and {pace}"
@@ -25,8 +27,14 @@ class NgramProposer:
         self.longest, self.shortest, self.pace = longest, shortest, pace
         self._indices: dict[int, _Index] = {}
 
-    def propose(self, state: State, k: int) -> Draft:
+    def propose(self, states: Sequence[State], counts: Sequence[int]) -> list[Draft]:
         """See ``Proposer.propose``."""
+        return [self._propose(state, k) for state, k in zip(states, counts, strict=True)]
+
+    def read(self, readings: Sequence[Read]) -> None:
+        """It needs no features."""
+
+    def _propose(self, state: State, k: int) -> Draft:
         index, ids = self._indices.get(state.key), state.token_ids
         if index is None or index.read > len(ids):
             index = self._indices[state.key] = _Index(range(self.shortest, self.longest + 1))

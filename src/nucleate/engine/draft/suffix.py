@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nucleate.engine.draft.automaton import NOTHING, Automaton, extend
-from nucleate.engine.draft.draft import PACE, Draft, State
+from nucleate.engine.draft.draft import PACE, Draft, Read, State
 
 REMEMBERED = 1 << 16
 """Tokens of answers that have ended, if nothing else is asked for: some 30 MB."""
@@ -26,6 +26,8 @@ class SuffixProposer:
     pace: see ``PACE``. Raises ValueError.
     """
 
+    layers: tuple[int, ...] = ()
+
     def __init__(
         self,
         longest: int = 16,
@@ -41,8 +43,14 @@ class SuffixProposer:
         self._own: dict[int, Automaton] = {}
         self._past = Generations(2 * longest, remembered)
 
-    def propose(self, state: State, k: int) -> Draft:
+    def propose(self, states: Sequence[State], counts: Sequence[int]) -> list[Draft]:
         """See ``Proposer.propose``."""
+        return [self._propose(state, k) for state, k in zip(states, counts, strict=True)]
+
+    def read(self, readings: Sequence[Read]) -> None:
+        """It needs no features."""
+
+    def _propose(self, state: State, k: int) -> Draft:
         ids, own = state.token_ids, self._own.get(state.key)
         if own is None or own.size > len(ids):
             own = self._own[state.key] = Automaton(2 * self.longest)

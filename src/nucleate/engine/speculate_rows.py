@@ -1,0 +1,128 @@
+"""Verification of the drafts of some answers, by drawing or by laws. Knows neither schedule nor proposers.
+
+The rules themselves are those of ``verify``; here they meet the sampler, forms of text, and the ends of answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nucleate.core.event import StepLogprobs
+from nucleate.engine.draft.draft import ROOT
+from nucleate.engine.request import Branch, Reading
+from nucleate.engine.verify import RULES, coins, coupled, last_coin
+from nucleate.sampler import Sampler
+from nucleate.text.structured import Guide
+
+
+class Row(NamedTuple):
+    """An answer whose next token is to be drawn."""
+
+    reading: Reading
+    branch: Branch
+    place: int  #: of the logits of its last token; those of its drafted tokens follow
+
+
+class Hands(NamedTuple):
+    """What an engine does for a verification."""
+
+    logits: Any  #: [L, V], NumPy or torch
+    draw: Callable[[list[Branch], list[int]], Sequence[int]]
+    """A token for each of some answers, from the logits at these places; -1 for those that end without."""
+    take: Callable[[Branch, int, StepLogprobs | None], None]
+    """An answer goes on with a token that was chosen."""
+    fail: Callable[[Branch, str], None]
+    """An answer ends, as no token can be drawn for this reason."""
+    over: Callable[[Branch], bool]
+    """Whether an answer has ended, or will, with what it has."""
+
+
+class WrongLawError(ValueError):
+    """A draft whose law is none, or of another vocabulary."""
+
+
+def follow(rows: Sequence[Row], hands: Hands) -> list[int]:
+    """Draw as without drafts, and go on while what is drawn has been drafted; how many were. See ``verify.coupled``.
+
+    Tokens that had to follow one that was drawn are there already.
+    """
+    drafted = [place for place, row in enumerate(rows) if row.reading.draft]
+    starts = [rows[place].reading.chunk.stop for place in drafted]
+
+    def draw(sequences: list[int], places: list[int]) -> list[int]:
+        if places[0] == ROOT:  # all of them, and those without drafts
+            tokens = hands.draw([row.branch for row in rows], [row.place for row in rows])
+            return [tokens[place] for place in drafted]
+        found = [-1] * len(sequences)
+        asked: list[int] = []
+        for at, (sequence, place) in enumerate(zip(sequences, places, strict=True)):
+            ids, end = rows[drafted[sequence]].branch.job.token_ids, starts[sequence] + place + 1
+            if end < len(ids):
+                found[at] = ids[end]
+            else:
+                asked.append(at)
+        if asked:
+            going = [(rows[drafted[sequences[at]]], places[at] + 1) for at in asked]
+            drawn = hands.draw([row.branch for row, _ in going], [row.place + more for row, more in going])
+            for at, token in zip(asked, drawn, strict=True):
+                found[at] = token
+        return found
+
+    drafts = [rows[place].reading.draft for place in drafted]
+    kept = [0] * len(rows)
+    for place, verdict in zip(
+        drafted, coupled(drafts, draw, lambda each, _: hands.over(rows[drafted[each]].branch)), strict=True
+    ):
+        kept[place] = len(verdict.path)
+    return kept
+
+
+def judge(row: Row, hands: Hands, sampler: Sampler, rule: str) -> int:
+    """Verify the draft of one answer by a rule of ``verify.RULES``; how many of its tokens stay.
+
+    Raises WrongLawError, and then nothing has changed.
+    """
+    branch, draft, start = row.branch, row.reading.draft, row.reading.chunk.stop
+    step = start - len(branch.live.request.prompt_ids)
+    logits_NV = hands.logits[row.place : row.place + len(draft) + 1]
+    masks = None if branch.answer.guide is None else Masks(branch.answer.guide, draft.tokens)
+    laws = sampler.laws(branch.row, logits_NV, draft.tokens, masks)
+    seed, count = branch.answer.seed, len(draft)
+    try:
+        verdict = RULES[rule].verify(laws, draft, coins(seed, step, count), last_coin(seed, step))
+    except (ValueError, TypeError) as error:
+        raise WrongLawError(str(error)) from error
+    ids = branch.job.token_ids
+    for place, token in enumerate(verdict.tokens(draft)):
+        if hands.over(branch):
+            break
+        if start + place < len(ids):  # it had to follow
+            if ids[start + place] != token:
+                break
+            continue
+        told = sampler.take(branch.row, logits_NV[place], token, None if masks is None else masks[place])
+        hands.take(branch, token, told)
+    else:
+        if verdict.token < 0 and not hands.over(branch):
+            hands.fail(branch, laws.errors[len(verdict.path)])
+    return min(len(verdict.path), len(ids) - start - 1)
+
+
+class Masks:
+    """What a form allows after each of some tokens that it allows, int32 [W]: worked out as it is asked for."""
+
+    def __init__(self, guide: Guide, tokens: Sequence[int]) -> None:
+        self._guide, self._tokens = Guide(guide.form), tokens
+        self._guide.matcher = guide.matcher.copy()
+        self._found: list[NDArray[np.int32]] = []
+
+    def __getitem__(self, place: int) -> NDArray[np.int32]:
+        while len(self._found) <= place:
+            if self._found:
+                self._guide.push(self._tokens[len(self._found) - 1])
+            self._found.append(self._guide.mask()[0])
+        return self._found[place]

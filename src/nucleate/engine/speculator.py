@@ -1,0 +1,310 @@
+"""The drafts of an engine: they are asked for, read with the tokens they follow, verified, and given back.
+
+Knows the schedule and the proposer; refuses to know how a token is drawn. Whatever a proposer does, answers go on.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from nucleate.core.parameter import ParameterError
+from nucleate.engine.draft.adaptive import AdaptiveProposer
+from nucleate.engine.draft.draft import Draft, Read, State
+from nucleate.engine.request import NONE, Branch, Reading
+from nucleate.engine.schedule import Chunk, Job, Scheduler
+from nucleate.engine.speculate import COUPLED, FIELD, Speculation
+from nucleate.engine.speculate_rows import Hands, Row, WrongLawError, follow, judge
+from nucleate.laws import foreseeable
+from nucleate.models.runner import Runner
+from nucleate.sampler import Sampler
+from nucleate.stages.greedy import Greedy
+from nucleate.text.structured import Guide, MatcherError
+
+logger = logging.getLogger("nucleate")
+
+MOST_LOGITS = 1 << 26
+"""Of a forward with drafts."""
+
+
+class Drafts(NamedTuple):
+    """The drafts of an engine in figures, counted from its beginning."""
+
+    rounds: int = 0  #: forwards that gave an answer tokens, each counted for each such answer
+    drafted: int = 0  #: tokens that were read
+    accepted: int = 0  #: of these
+    tried: tuple[int, ...] = ()  #: by place in the draft: how often those before it were accepted
+    kept: tuple[int, ...] = ()  #: by place in the draft: how often it was accepted
+    seconds: float = 0.0  #: that proposers took
+
+    @property
+    def tau(self) -> float:
+        """Tokens that a forward gives an answer, those aside that a form forced; 1 without drafts."""
+        return 1 + self.accepted / self.rounds if self.rounds else 1.0
+
+
+class Speculator:
+    """The drafts of one engine. jobs: of the engine, what is at work. Raises ParameterError, ModelError."""
+
+    def __init__(
+        self,
+        speculation: Speculation,
+        runner: Runner,
+        schedule: Scheduler,
+        sampler: Sampler,
+        jobs: Mapping[Job, Any],
+    ) -> None:
+        if not runner.paged:
+            why = f": {runner.why}" if runner.why else ""
+            raise ParameterError(FIELD, f"drafts are for models that read many sequences at a time{why}")
+        self.speculation, self.proposer = speculation, speculation.make()
+        self._adaptive = self.proposer if isinstance(self.proposer, AdaptiveProposer) else None
+        self.watches = tuple(self.proposer.layers)
+        if self.watches:
+            runner.watch(self.watches)
+        self._runner, self._schedule, self._sampler, self._jobs = runner, schedule, sampler, jobs
+        self._rounds = self._drafted = self._accepted = 0
+        self._tried, self._kept = [0] * speculation.tokens, [0] * speculation.tokens
+        self._seconds = 0.0
+        self._step = 0
+        self._failed = False
+
+    @property
+    def figures(self) -> Drafts:
+        """What came of it so far."""
+        tried, kept = tuple(self._tried), tuple(self._kept)
+        return Drafts(self._rounds, self._drafted, self._accepted, tried, kept, self._seconds)
+
+    @property
+    def draws(self) -> bool:
+        """Whether tokens are drawn first, and then compared with drafts."""
+        return self.speculation.rule == COUPLED
+
+    def extend(self, readings: list[Reading]) -> list[Reading]:
+        """The same readings, and drafted tokens with those that come to the end of an answer.
+
+        There are as many as there is room for in the forward and in the blocks, beside all else: nobody waits or makes
+        room for them. Until ``cut`` or ``withdraw``, they are at the end of the tokens of their jobs.
+        """
+        begin = perf_counter()
+        self._step += 1
+        places = [place for place, reading in enumerate(readings) if _goes_on(reading, self._step)]
+        if places:
+            counts = self._counts(readings, places)
+            states = [self._state(readings[place].branch) for place in places]  # type: ignore[arg-type]
+            drafts = self._ask(states, counts) if any(counts) else [NONE] * len(states)
+            readings = readings.copy()
+            for place, count, draft in zip(places, counts, drafts, strict=True):
+                if draft:
+                    readings[place] = self._with(readings[place], draft, count)
+                elif count and self._adaptive is not None:
+                    branch = readings[place].branch
+                    branch.rests = self._step + 1 + self._adaptive.rest(branch.key)  # type: ignore[union-attr]
+        self._seconds += perf_counter() - begin
+        return readings
+
+    def _counts(self, readings: list[Reading], places: list[int]) -> list[int]:
+        """How many tokens may be drafted for each."""
+        left = self._schedule.max_tokens - sum([part.stop - part.start for _, _, part, _, _ in readings])
+        left = min(left, MOST_LOGITS // self._runner.vocab_size - len(readings))
+        counts = []
+        for place in places:
+            job = readings[place].chunk.job
+            most = self.speculation.tokens if self._may(readings[place].branch) else 0  # type: ignore[arg-type]
+            count = max(0, min(most, job.limit - len(job.token_ids) - 1, left))
+            counts.append(count)
+            left -= count
+        return counts
+
+    def _may(self, branch: Branch) -> bool:
+        """Whether drafts of an answer can be verified."""
+        return self.draws or foreseeable(self._sampler.stages(branch.row))
+
+    def _state(self, branch: Branch) -> State:
+        """The list of tokens stays the same, and grows: made once, it is the state of every step."""
+        if branch.state is None:
+            params, greedy = branch.live.request.params, isinstance(self._sampler.stages(branch.row)[-1], Greedy)
+            prompt, temperature = len(branch.live.request.prompt_ids), 0.0 if greedy else params.temperature
+            branch.state = State(branch.key, branch.job.token_ids, prompt, branch.answer.seed, temperature, self.draws)
+        return branch.state
+
+    def _ask(self, states: list[State], counts: list[int]) -> list[Draft]:
+        drafts = self._safely(self.proposer.propose, states, counts)
+        if drafts is None or len(drafts) != len(states) or not all(isinstance(draft, Draft) for draft in drafts):
+            if drafts is not None:
+                self._complain("it does not give one draft per sequence")
+            return [NONE] * len(states)
+        return list(drafts)
+
+    def _with(self, reading: Reading, draft: Draft, count: int) -> Reading:
+        """A reading with as much of a draft as can be read, and as may follow."""
+        branch, job, part = reading.branch, reading.chunk.job, reading.part
+        draft = trunk(draft).cut(count)
+        draft = draft.cut(_valid(draft, self._runner.vocab_size, branch.answer.guide))  # type: ignore[union-attr]
+        draft = draft.cut(self._schedule.reserve(job, len(draft)))
+        if not draft:
+            self._safely(self.proposer.accepted, part.key, 0)
+            return reading
+        job.token_ids += draft.tokens  # type: ignore[operator]
+        part = part._replace(stop=part.stop + len(draft), logits=part.logits + len(draft))
+        return reading._replace(part=part, draft=draft)
+
+    def cut(self, readings: Sequence[Reading]) -> None:
+        """Drafts have been read: take them off the tokens of their jobs."""
+        for reading in readings:
+            if reading.draft:
+                del reading.chunk.job.token_ids[reading.chunk.stop :]  # type: ignore[attr-defined]
+
+    def withdraw(self, readings: Sequence[Reading]) -> list[Reading]:
+        """Drafts could not be read: the same readings without them."""
+        self.cut(readings)
+        plain = []
+        for reading in readings:
+            kept = reading
+            if reading.draft:
+                count, part = len(reading.draft), reading.part
+                kept = reading._replace(
+                    part=part._replace(stop=part.stop - count, logits=part.logits - count), draft=NONE
+                )
+                self._schedule.trim(reading.chunk.job)
+                self._safely(self.proposer.accepted, part.key, 0)
+            plain.append(kept)
+        return plain
+
+    def verify(self, rows: Sequence[Row], hands: Hands) -> None:
+        """Draw the next token of some answers, and go on as long as what comes has been drafted."""
+        if not any(row.reading.draft for row in rows):
+            self._rounds += len(rows)
+            hands.draw([row.branch for row in rows], [row.place for row in rows])
+            return
+        if self.draws:
+            kept = follow(rows, hands)
+        else:
+            drafted = [row for row in rows if row.reading.draft]
+            plain = [row for row in rows if not row.reading.draft]
+            if plain:
+                hands.draw([row.branch for row in plain], [row.place for row in plain])
+            kept = [0] * len(plain) + [self._judged(row, hands) for row in drafted]
+            rows = [*plain, *drafted]
+        for row, count in zip(rows, kept, strict=True):
+            self._told(row, count)
+
+    def _judged(self, row: Row, hands: Hands) -> int:
+        try:
+            return judge(row, hands, self._sampler, self.speculation.rule)
+        except WrongLawError as error:
+            self._complain(str(error))
+            hands.draw([row.branch], [row.place])
+            return 0
+
+    def _told(self, row: Row, kept: int) -> None:
+        """So many drafted tokens of an answer are its own now."""
+        job, start, count = row.branch.job, row.reading.chunk.stop, len(row.reading.draft)
+        self._rounds += 1
+        if not count:
+            return
+        self._drafted += count
+        self._accepted += kept
+        for place in range(min(count, kept + 1)):
+            self._tried[place] += 1
+            self._kept[place] += place < kept
+        if job in self._jobs:
+            self._schedule.done([Chunk(job, start, start + kept)])
+            self._schedule.trim(job)
+            self._safely(self.proposer.accepted, row.branch.key, kept)
+
+    def features(self) -> Any:
+        """What the layers gave that the proposer reads, of the last forward; None if it reads none."""
+        return self._runner.features if self.watches else None
+
+    def read(self, readings: Sequence[Reading], features_TF: Any) -> None:
+        """Tell a proposer what was read, of the tokens that stay."""
+        begin, end = perf_counter(), 0
+        told = []
+        for branch, chunk, part, _, _ in readings:
+            start, end = end, end + part.stop - part.start
+            if isinstance(branch, Branch) and chunk.job in self._jobs:
+                ids = chunk.job.token_ids[part.start : chunk.job.read]
+                told.append(Read(part.key, part.start, ids, features_TF[start : start + len(ids)]))
+        if told:
+            self._safely(self.proposer.read, told)
+        self._seconds += perf_counter() - begin
+
+    def stepped(self, readings: Sequence[Reading], written: int, seconds: float) -> None:
+        """A step took so many seconds, and wrote so many tokens."""
+        if self._adaptive is not None and all(map(_only_goes_on, readings)):
+            read = sum([part.stop - part.start for _, _, part, _, _ in readings])
+            self._adaptive.stepped(read, written, seconds, len(readings))
+
+    def forget(self, branch: Branch) -> None:
+        """An answer has ended."""
+        begin = perf_counter()
+        output = branch.job.token_ids[len(branch.live.request.prompt_ids) :]
+        self._safely(self.proposer.forget, branch.key, output)
+        self._seconds += perf_counter() - begin
+
+    def _safely(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """What a proposer gives; None if it fails."""
+        try:
+            return function(*arguments)
+        except Exception as error:  # noqa: BLE001  # a proposer of one's own may raise anything
+            self._complain(f"{type(error).__name__}: {error}")
+            return None
+
+    def _complain(self, what: str) -> None:
+        if not self._failed:
+            logger.warning("drafts fail, and answers go on without them (said once): %.300s", what)
+        self._failed = True
+
+
+def trunk(draft: Draft) -> Draft:
+    """The first branch of a tree: each token is the first of its siblings."""
+    if draft.chain:
+        return draft
+    followers, place = draft.children(), -1
+    path: list[int] = []
+    while place in followers:
+        place = followers[place][0]
+        path.append(place)
+    laws = None if draft.laws is None else tuple(draft.laws[each] for each in path)
+    return Draft(tuple(draft.tokens[each] for each in path), None, laws)
+
+
+def _goes_on(reading: Reading, step: int = 1 << 62) -> bool:
+    """Whether it ends with the last token that an answer has written, and a draft may be asked for in this step."""
+    branch = reading.branch
+    return (
+        reading.last and isinstance(branch, Branch) and branch.row >= 0 and branch.told is None and branch.rests <= step
+    )
+
+
+def _only_goes_on(reading: Reading) -> bool:
+    """Whether it reads the last token that an answer has, and nothing else but a draft."""
+    return reading.last and isinstance(reading.branch, Branch) and reading.chunk.stop - reading.chunk.start == 1
+
+
+def _valid(draft: Draft, vocab_size: int, guide: Guide | None) -> int:
+    """How many of the first tokens are tokens, and may follow as far as a form goes.
+
+    The first that may not is left out, but not if it was drawn from a law: to leave a token out for what it is would
+    change the law of what is said.
+    """
+    tokens, more = draft.tokens, int(draft.laws is not None)
+    kinds = int, np.integer
+    wrong = (at for at, token in enumerate(tokens) if not isinstance(token, kinds) or not 0 <= token < vocab_size)
+    count = next(wrong, len(tokens))
+    if guide is None or not count:
+        return count
+    place = 0
+    try:
+        matcher = guide.matcher.copy()
+        while place < count and not matcher.stopped:
+            matcher.push(tokens[place])
+            place += 1
+    except (ValueError, MatcherError):
+        return min(place + more, count)
+    return place
