@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 AFRESH = 64
 """Steps after which one without drafts is made, if there was none."""
 
-PAUSE, LONGEST = 16, 1024
+PAUSE, LONGEST = 64, 1024
 """Steps without drafts after they were found to cost time: at first, and after that was found again and again."""
 
 TRIED = 8
