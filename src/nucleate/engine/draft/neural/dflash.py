@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from nucleate.engine.draft.draft import Draft, Read, State
+from nucleate.engine.draft.draft import Draft, State
 from nucleate.engine.draft.neural.chain import Chain, drafts_of
 from nucleate.engine.draft.neural.draw import draw
 from nucleate.engine.draft.neural.files import Weights, weights_for
-from nucleate.engine.draft.neural.heads import Followed
+from nucleate.engine.draft.neural.heads import Head
 from nucleate.engine.draft.neural.layer import TOKENS, Layer, fused, rotation, unit
 from nucleate.models.block_attention import mix, store
 from nucleate.models.few import product
@@ -23,13 +23,13 @@ from nucleate.models.packing import Packing
 from nucleate.models.runner import BLOCK
 
 
-class DFlash:
+class DFlash(Head):
     """See ``Proposer``; it drafts four tokens at most. tokens: that keys and values are kept of, of all sequences."""
 
     layers: tuple[int, ...] = (2, 4, 6)
 
     def __init__(self, weights: Weights, target: Llama, tokens: int = TOKENS) -> None:
-        self._target, self._followed = target, Followed(tokens // BLOCK, BLOCK)
+        super().__init__(target, tokens)
         self._fuse, self._empty = weights.matrix("fuse"), weights["empty"]
         self._context_norm, self._norm = weights["context_norm.weight"], weights["norm.weight"]
         count = range(weights.count("norms."))
@@ -99,17 +99,3 @@ class DFlash:
             tokens = slice(first, first + stop - start)
             out_THD[tokens] = mix(query_THD[tokens], layer.pool, blocks, stop, layer.rule.scaling)
         return out_THD
-
-    def _unit(self, x_TX: Floats, norm_X: Floats) -> Floats:
-        return unit(x_TX, self._target.epsilon) * norm_X
-
-    def read(self, readings: Sequence[Read]) -> None:
-        """See ``Proposer.read``."""
-        self._followed.read(readings)
-
-    def accepted(self, key: int, count: int) -> None:
-        """It is seen by what the target reads."""
-
-    def forget(self, key: int, output_ids: Sequence[int] = ()) -> None:
-        """See ``Proposer.forget``. Nothing is learned."""
-        self._followed.forget(key)

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from nucleate.engine.draft.draft import Draft, Read, State
+from nucleate.engine.draft.draft import Draft, State
 from nucleate.engine.draft.neural.chain import Chain, drafts_of
 from nucleate.engine.draft.neural.draw import draw
 from nucleate.engine.draft.neural.files import Weights, weights_for
-from nucleate.engine.draft.neural.heads import Followed
-from nucleate.engine.draft.neural.layer import TOKENS, Layer, fused, rotation, unit
+from nucleate.engine.draft.neural.heads import Head
+from nucleate.engine.draft.neural.layer import TOKENS, Layer, fused, rotation
 from nucleate.models.attention import decode
 from nucleate.models.block_attention import attend, store
 from nucleate.models.few import product
@@ -24,13 +24,13 @@ from nucleate.models.packing import Packing
 from nucleate.models.runner import BLOCK
 
 
-class Eagle:
+class Eagle(Head):
     """See ``Proposer``. tokens: that keys and values are kept of at most, of all sequences together."""
 
     layers: tuple[int, ...] = (2, 4, 6)
 
     def __init__(self, weights: Weights, target: Llama, tokens: int = TOKENS) -> None:
-        self._target, self._followed = target, Followed(tokens // BLOCK, BLOCK)
+        super().__init__(target, tokens)
         self._fuse = weights.matrix("fuse")
         self._token_norm, self._hidden_norm = weights["token_norm.weight"], weights["hidden_norm.weight"]
         self._norm, self._layer = weights["norm.weight"], Layer(weights, "layer.", target, tokens // BLOCK)
@@ -103,17 +103,3 @@ class Eagle:
         new = layer.queries(both_TY, turn), *layer.keys(both_TY, turn)
         heads_THD = attend(*new, layer.pool, packing, layer.rule, decode)
         return layer.rest(x_TX, heads_THD)
-
-    def _unit(self, x_TX: Floats, norm_X: Floats) -> Floats:
-        return unit(x_TX, self._target.epsilon) * norm_X
-
-    def read(self, readings: Sequence[Read]) -> None:
-        """See ``Proposer.read``."""
-        self._followed.read(readings)
-
-    def accepted(self, key: int, count: int) -> None:
-        """It is seen by what the target reads."""
-
-    def forget(self, key: int, output_ids: Sequence[int] = ()) -> None:
-        """See ``Proposer.forget``. Nothing is learned."""
-        self._followed.forget(key)

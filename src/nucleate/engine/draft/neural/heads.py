@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from nucleate.engine.draft.draft import Read, State
 from nucleate.engine.draft.neural.chain import Chain
 from nucleate.engine.draft.neural.features import Features
+from nucleate.engine.draft.neural.layer import unit
 from nucleate.engine.draft.neural.rooms import Rooms
+from nucleate.models.llama import Floats, Llama
 from nucleate.models.packing import Packing
-from nucleate.models.runner import Part
+from nucleate.models.runner import BLOCK, Part
 
 
 class Followed:
@@ -63,3 +65,24 @@ class Followed:
         found = [(chain, self._features[chain.state.key]) for chain in chains]
         parts = [self.part(chain, one.taken, one.taken + one.waiting, shift) for chain, one in found]
         return Packing(parts, self._rooms.block_size)
+
+
+class Head:
+    """What a proposer is that follows sequences. tokens: that are kept of at most, of all sequences together."""
+
+    def __init__(self, target: Llama, tokens: int) -> None:
+        self._target, self._followed = target, Followed(tokens // BLOCK, BLOCK)
+
+    def read(self, readings: Sequence[Read]) -> None:
+        """See ``Proposer.read``."""
+        self._followed.read(readings)
+
+    def accepted(self, key: int, count: int) -> None:
+        """It is seen by what the target reads."""
+
+    def forget(self, key: int, output_ids: Sequence[int] = ()) -> None:
+        """See ``Proposer.forget``. Nothing is learned."""
+        self._followed.forget(key)
+
+    def _unit(self, x_TX: Floats, norm_X: Floats) -> Floats:
+        return unit(x_TX, self._target.epsilon) * norm_X
