@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 
 import numpy as np
@@ -131,3 +132,9 @@ def test_warm_says_where_the_kernels_are(capsys: pytest.CaptureFixture[str]) -> 
     told = capsys.readouterr().out
     assert told.startswith("CPU kernels ready after ")
     assert told.count("\n") == 1
+
+
+def test_warm_leaves_the_log_as_it_was(caplog: pytest.LogCaptureFixture) -> None:
+    assert main(["warm"]) == 0
+    logging.getLogger("nucleate").warning("told")
+    assert caplog.messages == ["told"]

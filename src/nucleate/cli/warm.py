@@ -9,6 +9,8 @@ from __future__ import annotations
 import argparse
 import logging
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from nucleate.cli import flags
 from nucleate.core.request import REQUEST_PARAMETERS
@@ -21,13 +23,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    logging.getLogger("nucleate").setLevel(logging.ERROR)  # what it would say is what was asked for
     start = time.perf_counter()
     from nucleate.params import SamplingParams
     from nucleate.warming import warm
 
-    warm(SamplingParams(**flags.given(arguments)))
+    with _only_errors():  # it would warn that it compiles, which is what was asked for
+        warm(SamplingParams(**flags.given(arguments)))
     from nucleate.backends.cpu.compile import folder  # after it, because it loads the compiler
 
     print(f"CPU kernels ready after {time.perf_counter() - start:.1f} s, in {folder()}")
     return 0
+
+
+@contextmanager
+def _only_errors() -> Iterator[None]:
+    logger = logging.getLogger("nucleate")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
