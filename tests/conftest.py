@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
@@ -25,6 +28,15 @@ def compiled() -> None:
 
 
 @pytest.fixture(autouse=True)
-def cold(monkeypatch: pytest.MonkeyPatch) -> None:
+def log() -> Iterator[None]:
+    """A test that leaves the log as others would not find it fails, and not those that run after it."""
+    loggers = [logging.getLogger(name) for name in ("nucleate", "nucleate.server")]
+    before = [(logger.level, logger.propagate, logger.disabled) for logger in loggers]
+    yield
+    assert [(logger.level, logger.propagate, logger.disabled) for logger in loggers] == before
+
+
+@pytest.fixture(autouse=True)
+def cold(log: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which kernels draw depends on no test that was run before, such as one of ``warm``."""
     monkeypatch.setattr(plan.KERNELS, "warm", False)

@@ -22,8 +22,8 @@ LONGEST_PAUSE = 100
 MARGIN = 1.15, 0.01
 """What a token must bring: so many times its price, and so much more, as prices are estimates."""
 
-REST = 16
-"""Steps for which nobody needs to ask, at most."""
+REST, SILENCE = 16, 8
+"""Steps for which nobody needs to ask, at most: where drafts do not pay, and where nothing suggests itself."""
 
 
 class AdaptiveProposer:
@@ -187,7 +187,7 @@ class Chances:
     def rest(self) -> int:
         """Steps until the next trial, if there is time until then; and a few, where nothing has suggested itself."""
         if self.silent:
-            return min(REST // 2, self.silent // 8)
+            return min(SILENCE, self.silent // 2)
         steps = min(REST, max(0, int(self._lost / TRIALS) - 1))
         self._lost -= TRIALS * steps
         return steps

@@ -74,8 +74,11 @@ class _Index:
         self.read = stop
 
     def find(self, ids: Sequence[int]) -> int | None:
-        """The place after the last n-gram that equals the end."""
-        for size in reversed(self._sizes):
-            if size <= len(ids) and (place := self._after.get(tuple(ids[-size:]))) is not None:
-                return place
-        return None
+        """The place after the last of the longest n-grams that equals the end."""
+        found = None
+        for size in self._sizes:  # where a shorter one was never continued, no longer one was
+            place = self._after.get(tuple(ids[-size:])) if size <= len(ids) else None
+            if place is None:
+                break
+            found = place
+        return found
