@@ -37,8 +37,10 @@ class Laws:
     """The laws [N + 1, V] of N + 1 tokens of a row, float64: the first one now, each other after the tokens before it.
 
     stages, prompt, output: of the row. logits: N + 1 rows, see ``rows.Logits``. tokens: N of them. masks: of each
-    place what a grammar allows, int32 [W], or None. They are worked out as they are asked for; where no token can be
-    drawn, all are NaN, and ``errors`` says why. What cannot be is no error: the law after a token that has no chance.
+    place what a grammar allows, int32 [W], or None. parents: for each token which one it follows, -1 for none of them;
+    without it the one before. They are worked out as they are asked for, each after those on its way; where no token
+    can be drawn, all are NaN, and ``errors`` says why. What cannot be is no error: the law after a token that has no
+    chance.
     """
 
     def __init__(
@@ -50,31 +52,52 @@ class Laws:
         tokens: Sequence[int],
         masks: Any = None,
         *,
+        parents: Sequence[int] | None = None,
         fast: bool = False,
     ) -> None:
         self.errors: dict[int, str] = {}
-        self._stages, self._prompt, self._output = stages, prompt, output
+        self._prompt, self._output = prompt, output
+        self._before = range(-1, len(tokens) - 1) if parents is None else parents
         self._logits, self._tokens, self._masks, self._fast = logits, tokens, masks, fast
         self._learns = any(map(learns, stages))
-        self._found: list[NDArray[np.float64]] = []
+        self._stages = {0: stages}  # as of each place, if they learn on the way to it
+        self._found: dict[int, NDArray[np.float64]] = {}
 
     def __getitem__(self, place: int) -> NDArray[np.float64]:
-        while len(self._found) <= place:
-            self._found.append(self._law(len(self._found)))
+        if place not in self._found:
+            if place:
+                _ = self[self._before[place - 1] + 1]
+            self._found[place] = self._law(place)
         return self._found[place]
+
+    def _past(self, place: int, mask_W: NDArray[np.int32] | None) -> History:
+        ahead = []
+        while place:
+            ahead.append(self._tokens[place - 1])
+            place = self._before[place - 1] + 1
+        return History(self._prompt, [*self._output, *reversed(ahead)], mask_W)
+
+    def _stages_at(self, place: int) -> Pipeline:
+        """Stages have learned from the tokens on the way, as far as these have a chance."""
+        if not self._learns:
+            return self._stages[0]
+        if place not in self._stages:
+            before, token = self._before[place - 1] + 1, self._tokens[place - 1]
+            mask_W, stages = None if self._masks is None else self._masks[before], self._stages_at(before)
+            if self[before][token] > 0:
+                given = stages if mask_W is None else with_mask(stages)
+                moved = reference.take(self._logits[before], given, token, self._past(before, mask_W)).stages
+                stages = moved if mask_W is None else without_mask(moved)
+            self._stages[place] = stages
+        return self._stages[place]
 
     def _law(self, place: int) -> NDArray[np.float64]:
         mask_W = None if self._masks is None else self._masks[place]
-        past = History(self._prompt, [*self._output, *self._tokens[:place]], mask_W)
-        stages = self._stages if mask_W is None else with_mask(self._stages)
-        logits_V = self._logits[place]
+        past, logits_V = self._past(place, mask_W), self._logits[place]
         try:
-            law_V = chances(self._fast)(logits_V, stages, past)
+            stages = self._stages_at(place)
+            return chances(self._fast)(logits_V, stages if mask_W is None else with_mask(stages), past)
         except Exception as error:  # noqa: BLE001  # a stage of one's own may raise anything
             known = isinstance(error, reference.RowError | ParameterError)
             self.errors[place] = str(error) if known else f"{type(error).__name__}: {error}"
             return np.full(len(logits_V), np.nan)
-        if self._learns and place < len(self._tokens) and law_V[self._tokens[place]] > 0:
-            moved = reference.take(logits_V, stages, self._tokens[place], past).stages
-            self._stages = moved if mask_W is None else without_mask(moved)
-        return law_V

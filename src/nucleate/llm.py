@@ -38,7 +38,7 @@ class LLM:
     "auto", or as torch names them ("cpu", "cuda:0"; "float32", "bfloat16", "float16"). runtime: "auto", "numpy" or
     "torch", see ``nucleate.models.load.load``. speculative: whether tokens are drafted, so that there are fewer
     forwards for the same text: "ngram", "suffix", a part that was trained for the model ("draft", "medusa", "eagle",
-    "dflash"), or a ``Speculation``. Raises ModelError with one line that says what is wrong, ParameterError.
+    "dflash", "mtp"), or a ``Speculation``. Raises ModelError with one line that says what is wrong, ParameterError.
 
     ``params=None`` in the methods means ``default_params``: what the model's own generation_config.json recommends.
     Parameters that are given are taken as they are.

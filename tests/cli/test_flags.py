@@ -236,8 +236,14 @@ def test_drafts_on_a_command_line() -> None:
     assert drafts("--speculative", "ngram") == Speculation("ngram")
     asked = drafts("--speculative", "suffix", "--speculative-tokens", "7", "--speculative-rule", "block")
     assert asked == Speculation("suffix", 7, "block")
+    asked = drafts("--speculative", "medusa", "--speculative-tokens", "16", "--speculative-branches", "3")
+    assert asked == Speculation("medusa", 16, branches=3)
     with pytest.raises(nc.ParameterError, match="--speculative-tokens goes with --speculative"):
         drafts("--speculative-tokens", "3")
+    with pytest.raises(nc.ParameterError, match="--speculative-branches goes with --speculative"):
+        drafts("--speculative-branches", "3")
+    with pytest.raises(nc.ParameterError, match="drafts of 'ngram' have one branch, got 2 branches"):
+        drafts("--speculative", "ngram", "--speculative-branches", "2")
     with pytest.raises(nc.ParameterError, match=r"must be in 1\.\.64, got 0"):
         drafts("--speculative", "ngram", "--speculative-tokens", "0")
     with pytest.raises(argparse.ArgumentError, match="medusa"):

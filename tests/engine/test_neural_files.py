@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ import pytest
 from nucleate.engine.draft.draft import Read, State
 from nucleate.engine.draft.neural import NAMES, load
 from nucleate.engine.draft.neural.files import DATA, about
-from nucleate.models.llama import Llama
+from nucleate.models.llama import Llama, read
 from nucleate.models.load import EMBEDDED
 from nucleate.models.model import ModelError
 from nucleate.models.packed_llama import PackedLlama
@@ -65,6 +66,16 @@ def test_other_models_are_refused(name: str, tmp_path: Path) -> None:
         load(name, Llama(tmp_path))
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_model_in_memory_is_another(name: str) -> None:
+    """It may have the same weights, or not: nothing tells."""
+    settings = json.loads((EMBEDDED / "config.json").read_text("utf-8"))
+    with pytest.raises(ModelError, match=f"'{name}' is for the embedded model; the model in memory is another"):
+        load(name, Llama.of(settings, read(EMBEDDED / "model.safetensors")))
+    with pytest.raises(ModelError, match="for the embedded model on the numpy runtime, not for one on object"):
+        load(name, object())
+
+
 def test_there_are_no_others(model: Llama) -> None:
     with pytest.raises(ModelError, match="no trained part 'hydra'; there are draft, medusa, eagle, dflash"):
         load("hydra", model)
@@ -111,8 +122,8 @@ def read_by(model: Llama, layers: tuple[int, ...]) -> np.ndarray:
     return runner.features
 
 
-def scores_of(name: str, model: Llama, monkeypatch: pytest.MonkeyPatch, start: int = 0) -> np.ndarray:
-    """The scores of the four tokens after all but the last of IDS, as the drafted tokens were chosen by them."""
+def scores_of(name: str, model: Llama, monkeypatch: pytest.MonkeyPatch, start: int = 0, count: int = 4) -> np.ndarray:
+    """The scores of the ``count`` tokens after all but the last of IDS, as the drafted tokens were chosen by them."""
     from nucleate.engine.draft.neural import dflash as flash
     from nucleate.engine.draft.neural import draw, eagle, small
     from nucleate.engine.draft.neural import medusa as heads
@@ -129,9 +140,9 @@ def scores_of(name: str, model: Llama, monkeypatch: pytest.MonkeyPatch, start: i
     if proposer.layers:
         features_TF = read_by(model, proposer.layers)[:-1]
         proposer.read([Read(0, start, IDS[start:-1], features_TF[start:])])
-    [draft] = proposer.propose([State(0, IDS, temperature=0.0)], [4])
+    [draft] = proposer.propose([State(0, IDS, temperature=0.0)], [count])
     scores_NV = np.concatenate(seen)
-    assert scores_NV.shape == (4, 4096)
+    assert scores_NV.shape == (count, 4096)
     assert draft.tokens == tuple(scores_NV.argmax(axis=1).tolist())
     return scores_NV
 
@@ -162,30 +173,77 @@ def test_medusa_in_numpy_is_that_in_torch(model: Llama, parts: ModuleType, monke
             np.testing.assert_allclose(ours_V, (x @ torch.tensor(model.embedding).T).numpy(), atol=2e-3)
 
 
-@pytest.mark.parametrize(("name", "start"), [("eagle", 0), ("eagle", 7), ("dflash", 0), ("dflash", 7)])
+LATEST = len(IDS) - 2
+"""The last of the tokens that the target has read."""
+
+
+@pytest.mark.parametrize("start", [0, 7, LATEST])
+@pytest.mark.parametrize(("name", "steps"), [("eagle", 5), ("dflash", 4)])
 def test_heads_in_numpy_have_the_loss_that_training_says(
-    name: str, start: int, model: Llama, parts: ModuleType, monkeypatch: pytest.MonkeyPatch
+    name: str, steps: int, start: int, model: Llama, parts: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Training is asked for its loss against our scores at our anchor: there is none, if they are the same."""
     import torch
 
-    part, ours_NV = trained(parts, name), scores_of(name, model, monkeypatch, start)
+    part, ours_NV = trained(parts, name), scores_of(name, model, monkeypatch, start, steps)
     own = ours_NV.argmax(axis=1).tolist()
     ids, count = torch.tensor([[*IDS, *own, 0, 0]]), len(IDS)
     hidden_TF = np.zeros((ids.shape[1], 576), np.float32)
     hidden_TF[: count - 1] = read_by(model, (2, 4, 6))[:-1]
     hidden = {layer: torch.tensor(hidden_TF[None, :, i * 192 : i * 192 + 192]) for i, layer in enumerate((2, 4, 6))}
     logits = torch.zeros((1, ids.shape[1], 4096))
-    logits[0, count - 1 : count + 3] = torch.tensor(ours_NV)
+    logits[0, count - 1 : count - 1 + steps] = torch.tensor(ours_NV)
     rows = parts.Rows(ids, hidden, torch.zeros(1), logits)
     anchor = torch.tensor([[count - 2]])  # dflash begins one later
     monkeypatch.setattr(parts, "anchors", lambda *_: anchor)
-    draws = iter([torch.tensor([0.0 if start else 1.0]), torch.tensor([start / 0.8 / ids.shape[1] + 1e-6])])
+    late = 0.99 if start == LATEST else start / 0.8 / ids.shape[1] + 1e-6  # too late: as late as can be
+    draws = iter([torch.tensor([0.0 if start else 1.0]), torch.tensor([late])])
     monkeypatch.setattr(parts.torch, "rand", lambda *_: next(draws))
     with torch.no_grad():
         losses = part(rows, torch.tensor(model.embedding))
-    assert losses[:4].numpy() == pytest.approx(np.zeros(4), abs=1e-5)
+    assert losses.shape == (steps,)
+    assert losses.numpy() == pytest.approx(np.zeros(steps), abs=1e-5)
     monkeypatch.setattr(parts, "anchors", lambda *_: anchor - 1)  # the comparison can tell
     monkeypatch.setattr(parts.torch, "rand", lambda *_: torch.tensor([1.0]))
     with torch.no_grad():
         assert part(rows, torch.tensor(model.embedding))[:4].max() > 0.1
+
+
+@pytest.mark.parametrize(("name", "anchor"), [("draft", len(IDS) - 1), ("medusa", len(IDS) - 2)])
+def test_the_others_have_the_loss_that_training_says(
+    name: str, anchor: int, model: Llama, parts: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    part, ours_NV = trained(parts, name), scores_of(name, model, monkeypatch)
+    ids, count = torch.tensor([[*IDS, *ours_NV.argmax(axis=1)]]), len(IDS)
+    last = np.zeros((1, ids.shape[1], 192), np.float32)
+    last[0, : count - 1] = model.normalise(read_by(model, (6,))[:-1], model.norm)
+    logits = torch.zeros((1, ids.shape[1], 4096))
+    logits[0, count - 1 : count + 3] = torch.tensor(ours_NV)
+    rows = parts.Rows(ids, {}, torch.tensor(last), logits)
+    monkeypatch.setattr(parts, "anchors", lambda *_: torch.tensor([[anchor]]))
+    with torch.no_grad():
+        losses = part(rows, torch.tensor(model.embedding))
+        assert losses.numpy() == pytest.approx(np.zeros(4 if name == "medusa" else 1), abs=1e-5)
+        monkeypatch.setattr(parts, "anchors", lambda *_: torch.tensor([[anchor - 1]]))  # the comparison can tell
+        assert part(rows, torch.tensor(model.embedding)).max() > 0.1
+
+
+def test_a_loss_is_how_far_the_guess_is_from_the_target(parts: ModuleType) -> None:
+    """KL(target || guess), not the other way round: what the target may say must not be missing from a guess."""
+    import torch
+
+    target, guess = np.array([[0.5, 0.4, 0.1], [0.2, 0.2, 0.6]]), np.array([[0.2, 0.2, 0.6], [0.2, 0.2, 0.6]])
+    found = parts.divergence(torch.tensor(np.log(guess)) + 3, torch.tensor(np.log(target)) - 2)
+    assert found.numpy() == pytest.approx((target * np.log(target / guess)).sum(axis=1), abs=1e-6)
+    assert parts.weights(3).tolist() == pytest.approx(np.array([1, 0.8, 0.64]) / 2.44)
+
+
+def test_places_to_train_at_are_others_in_every_row(parts: ModuleType) -> None:
+    places = parts.anchors(50, 30, 12).numpy()
+    assert places.shape == (50, 12)
+    assert (np.diff(places, axis=1) > 0).all()
+    assert places.min() == 0
+    assert places.max() == 29
+    assert len({tuple(row) for row in places.tolist()}) > 40

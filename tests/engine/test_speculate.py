@@ -13,10 +13,11 @@ import nucleate as nc
 from nucleate.engine.draft.adaptive import AdaptiveProposer
 from nucleate.engine.draft.draft import ROOT, Draft, State
 from nucleate.engine.draft.ngram import NgramProposer
+from nucleate.engine.draft.tree import narrow
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
 from nucleate.engine.speculate import NAMES, RULE_NAMES, Speculation
-from nucleate.engine.speculator import Drafts, trunk
+from nucleate.engine.speculator import Drafts
 from nucleate.models.model import ModelError
 from nucleate.models.toy import PagedToy, Toy
 
@@ -55,13 +56,20 @@ def engine_of(
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"proposer": "none"}, "the proposer must be one of ngram, suffix, draft, medusa, eagle, dflash, got 'none'"),
+        (
+            {"proposer": "none"},
+            "the proposer must be one of ngram, suffix, draft, medusa, eagle, dflash, mtp, got 'none'",
+        ),
         ({"proposer": 3}, "the proposer must be one of"),
         ({"rule": "greedy"}, "the rule must be one of coupled, rejection, block, typical, got 'greedy'"),
         ({"tokens": 0}, "the tokens of a draft must be in 1..64, got 0"),
         ({"tokens": 65}, "the tokens of a draft must be in 1..64, got 65"),
         ({"tokens": True}, "the tokens of a draft must be an integer, got True"),
         ({"tokens": 2.0}, "the tokens of a draft must be an integer, got 2.0"),
+        ({"branches": 0}, "the branches of a draft must be in 1..64, got 0"),
+        ({"branches": 65, "proposer": "suffix"}, "the branches of a draft must be in 1..64, got 65"),
+        ({"branches": True}, "the branches of a draft must be an integer, got True"),
+        ({"branches": 2}, "drafts of 'ngram' have one branch, got 2 branches; those of suffix, medusa, eagle may have"),
         ({"adaptive": 1}, "adaptive must be True or False, got 1"),
     ],
 )
@@ -84,7 +92,7 @@ def test_what_is_asked_for() -> None:
         Speculation.of(4)
     with pytest.raises(nc.ParameterError, match="'eagle' needs to know the model"):
         Speculation("eagle").make()
-    assert len({*NAMES, *RULE_NAMES}) == 10
+    assert len({*NAMES, *RULE_NAMES}) == 11
 
 
 def test_a_model_that_reads_one_sequence_at_a_time(llm: nc.LLM) -> None:
@@ -117,12 +125,12 @@ def test_an_llm_that_drafts() -> None:
 
 def test_the_first_branch_of_a_tree() -> None:
     tree = Draft((1, 2, 3, 4, 5), (ROOT, ROOT, 0, 0, 2), (None, None, *[np.ones(1)] * 3))
-    found = trunk(tree)
+    found = narrow(tree, 1, 9, 9)
     assert found.tokens == (1, 3, 5)
-    assert found.chain
+    assert found.parents is None
     assert found.laws[0] is None
-    assert trunk(found) is found
-    assert trunk(Draft()).tokens == ()
+    assert narrow(found, 1, 9, 9) is found
+    assert narrow(Draft(), 1, 9, 9).tokens == ()
 
 
 def test_what_a_proposer_sees(llm: nc.LLM) -> None:

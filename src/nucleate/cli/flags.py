@@ -9,7 +9,7 @@ from typing import Any
 from nucleate.cli.form import add_form, read_form
 from nucleate.core.parameter import Parameter, ParameterError, unknown
 from nucleate.core.structured import Structured
-from nucleate.engine.speculate import NAMES, RULE_NAMES, Speculation
+from nucleate.engine.speculate import NAMES, RULE_NAMES, TREES, Speculation
 from nucleate.params import FIELDS, SamplingParams
 
 
@@ -97,6 +97,8 @@ def add_speculation(parser: argparse.ArgumentParser) -> None:
     text = "who guesses: n-grams of the text, suffixes of it and of earlier answers, or a part trained for the model"
     group.add_argument("--speculative", choices=NAMES, help=f"{text} [default: nobody]")
     group.add_argument("--speculative-tokens", type=int, metavar="N", help="most tokens of a draft [default 4]")
+    text = f"most tokens of a draft that follow the same one, of {', '.join(TREES)}: drafts are trees [default 1]"
+    group.add_argument("--speculative-branches", type=int, metavar="N", help=text)
     text = "how drafts are verified: all but typical are exact, and coupled gives the very tokens [default coupled]"
     group.add_argument("--speculative-rule", choices=RULE_NAMES, help=text)
 
@@ -109,7 +111,7 @@ def model_options(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _speculation(arguments: argparse.Namespace) -> Speculation | None:
-    said = {name: getattr(arguments, f"speculative_{name}") for name in ("tokens", "rule")}
+    said = {name: getattr(arguments, f"speculative_{name}") for name in ("tokens", "branches", "rule")}
     said = {name: value for name, value in said.items() if value is not None}
     if arguments.speculative is None:
         if said:

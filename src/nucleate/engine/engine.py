@@ -31,6 +31,7 @@ from nucleate.engine.speculator import Drafts, Speculator
 from nucleate.generate import admit, stages_of
 from nucleate.models.runner import Runner
 from nucleate.params import SamplingParams
+from nucleate.plan import TENSOR_BACKENDS
 from nucleate.sampler import Sampler
 from nucleate.text.structured import Guide, Limits, skippable, why
 from nucleate.text.tokenizer import Tokenizer
@@ -69,7 +70,8 @@ class Engine:
     hold, which is the most in any case. prefix_sharing: whether requests that begin alike share what was read.
     regex_seconds: that the stop patterns of an answer may take, see ``text.stop``. structured_limits: of the forms that
     text is asked to have. structured_engine: what holds them, "guidance" or "xgrammar". speculation: whether tokens are
-    drafted, and how. backend: as in ``sample``. Raises ParameterError.
+    drafted, and how. backend: as in ``Sampler``; with "triton" or "torch", tokens are drawn where the logits are.
+    Raises ParameterError.
     """
 
     def __init__(
@@ -99,7 +101,9 @@ class Engine:
         self._schedule = Scheduler(
             self._pool, max_sequences=max_sequences, max_tokens=max_batch_tokens, whole=not runner.paged
         )
-        self._sampler = Sampler(runner.vocab_size, backend)
+        on_device = backend in TENSOR_BACKENDS and runner.asynchronous  # asked for by name, as no GPU has run it yet
+        device = str(getattr(runner, "device", "cpu")) if on_device else "cpu"
+        self._sampler = Sampler(runner.vocab_size, backend, device)
         self._live: dict[str, Live | LiveSearch] = {}
         self._branches: dict[Job, Branch | Beam] = {}
         self._drawn: list[_Drawn] = []  # whose text is not made yet

@@ -130,7 +130,6 @@ class Branch:
     told: list[StepLogprobs | None] | None  #: the logprobs of the prompt so far, if they are to be made
     row: int = -1  #: from the first token on
     state: State | None = None  #: for who drafts, see there
-    rests: int = 0  #: the step before which no draft is asked for
     over: bool = False  #: nothing can follow what was drawn, as far as its form goes
 
     @property

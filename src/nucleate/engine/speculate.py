@@ -26,10 +26,13 @@ RULE_NAMES = (COUPLED, *RULES)
 PLAIN: Mapping[str, Callable[[], Proposer]] = MappingProxyType({"ngram": NgramProposer, "suffix": SuffixProposer})
 """Proposers that look at tokens only."""
 
-TRAINED = ("draft", "medusa", "eagle", "dflash")
+TRAINED = ("draft", "medusa", "eagle", "dflash", "mtp")
 """Proposers that were trained for a model."""
 
 NAMES = (*PLAIN, *TRAINED)
+
+TREES = ("suffix", "medusa", "eagle")
+"""Proposers whose drafts may have branches."""
 
 MOST_TOKENS = 64
 """Of a draft."""
@@ -42,24 +45,36 @@ class Speculation:
     proposer: one of NAMES, or a function that makes a ``Proposer``, a new one for each engine. tokens: how many are
     drafted for a sequence at a time, 1 to 64. rule: "coupled" draws as without drafts, seed for seed; "rejection" and
     "block" draw from the same law with other noise; "typical" does not. adaptive: fewer tokens, or none, where
-    drafts do not pay. Raises ParameterError.
+    drafts do not pay. branches: the most tokens of a draft that follow the same one, 1 to 64: with more than one, the
+    drafts of TREES, or of a proposer of one's own, are trees, of so many ``tokens`` in all. "block" reads their first
+    branch, and so does a model whose runner has no ``branches``. Raises ParameterError.
     """
 
     proposer: str | Callable[[], Proposer] = "ngram"
     tokens: int = 4
     rule: str = COUPLED
     adaptive: bool = True
+    branches: int = 1
 
     def __post_init__(self) -> None:
         if not callable(self.proposer):
             _known("the proposer", self.proposer, NAMES)
         _known("the rule", self.rule, RULE_NAMES)
-        if isinstance(self.tokens, bool) or not isinstance(self.tokens, int | np.integer):
-            raise ParameterError(FIELD, f"the tokens of a draft must be an integer, got {shown(self.tokens)}")
-        if not 1 <= self.tokens <= MOST_TOKENS:
-            raise ParameterError(FIELD, f"the tokens of a draft must be in 1..{MOST_TOKENS}, got {self.tokens}")
+        for what, number in (("tokens", self.tokens), ("branches", self.branches)):
+            if isinstance(number, bool) or not isinstance(number, int | np.integer):
+                raise ParameterError(FIELD, f"the {what} of a draft must be an integer, got {shown(number)}")
+            if not 1 <= number <= MOST_TOKENS:
+                raise ParameterError(FIELD, f"the {what} of a draft must be in 1..{MOST_TOKENS}, got {number}")
+        if self.branches > 1 and not callable(self.proposer) and self.proposer not in TREES:
+            message = f"drafts of {self.proposer!r} have one branch, got {self.branches} branches"
+            raise ParameterError(FIELD, f"{message}; those of {', '.join(TREES)} may have more")
         if not isinstance(self.adaptive, bool):
             raise ParameterError(FIELD, f"adaptive must be True or False, got {shown(self.adaptive)}")
+
+    @property
+    def wide(self) -> int:
+        """The branches that drafts have, as the rule takes them."""
+        return self.branches if self.rule == COUPLED or RULES[self.rule].trees else 1
 
     @classmethod
     def of(cls, asked: Any) -> Speculation | None:
@@ -76,19 +91,19 @@ class Speculation:
             return self
         from nucleate.engine.draft.neural import load
 
-        name = self.proposer
-        load(name, model)  # now, not with the first request
-        return replace(self, proposer=lambda: load(name, model))
+        name, wide = self.proposer, self.wide
+        load(name, model, wide)  # now, not with the first request
+        return replace(self, proposer=lambda: load(name, model, wide))
 
     def make(self) -> Proposer:
         """A new proposer. Raises ParameterError for one that needs a model, see ``on``."""
         if callable(self.proposer):
             made = self.proposer()
         elif self.proposer in PLAIN:
-            made = PLAIN[self.proposer]()
+            made = SuffixProposer(branches=self.wide) if self.proposer == "suffix" else PLAIN[self.proposer]()
         else:
             raise ParameterError(FIELD, f"the proposer {self.proposer!r} needs to know the model: ask for it with LLM")
-        return AdaptiveProposer(made) if self.adaptive else made
+        return AdaptiveProposer(made, trees=self.wide > 1) if self.adaptive else made
 
 
 def _known(what: str, value: object, names: tuple[str, ...]) -> None:

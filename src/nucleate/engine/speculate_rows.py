@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nucleate.core.event import StepLogprobs
-from nucleate.engine.draft.draft import ROOT
+from nucleate.engine.draft.draft import ROOT, Draft
 from nucleate.engine.request import Branch, Reading
 from nucleate.engine.verify import RULES, coins, coupled, last_coin
 from nucleate.sampler import Sampler
@@ -45,13 +45,18 @@ class WrongLawError(ValueError):
     """A draft whose law is none, or of another vocabulary."""
 
 
-def follow(rows: Sequence[Row], hands: Hands) -> list[int]:
-    """Draw as without drafts, and go on while what is drawn has been drafted; how many were. See ``verify.coupled``.
+Path = tuple[int, ...]
+"""The places of the drafted tokens that stay, see ``Verdict``."""
+
+
+def follow(rows: Sequence[Row], hands: Hands) -> list[Path]:
+    """Draw as without drafts, and go on while what is drawn has been drafted; which were. See ``verify.coupled``.
 
     Tokens that had to follow one that was drawn are there already.
     """
     drafted = [place for place, row in enumerate(rows) if row.reading.draft]
     starts = [rows[place].reading.chunk.stop for place in drafted]
+    depths = [rows[place].reading.draft.depths() for place in drafted]
 
     def draw(sequences: list[int], places: list[int]) -> list[int]:
         if places[0] == ROOT:  # all of them, and those without drafts
@@ -60,7 +65,7 @@ def follow(rows: Sequence[Row], hands: Hands) -> list[int]:
         found = [-1] * len(sequences)
         asked: list[int] = []
         for at, (sequence, place) in enumerate(zip(sequences, places, strict=True)):
-            ids, end = rows[drafted[sequence]].branch.job.token_ids, starts[sequence] + place + 1
+            ids, end = rows[drafted[sequence]].branch.job.token_ids, starts[sequence] + depths[sequence][place] + 1
             if end < len(ids):
                 found[at] = ids[end]
             else:
@@ -73,30 +78,30 @@ def follow(rows: Sequence[Row], hands: Hands) -> list[int]:
         return found
 
     drafts = [rows[place].reading.draft for place in drafted]
-    kept = [0] * len(rows)
+    kept: list[Path] = [()] * len(rows)
     for place, verdict in zip(
         drafted, coupled(drafts, draw, lambda each, _: hands.over(rows[drafted[each]].branch)), strict=True
     ):
-        kept[place] = len(verdict.path)
+        kept[place] = verdict.path
     return kept
 
 
-def judge(row: Row, hands: Hands, sampler: Sampler, rule: str) -> int:
-    """Verify the draft of one answer by a rule of ``verify.RULES``; how many of its tokens stay.
+def judge(row: Row, hands: Hands, sampler: Sampler, rule: str) -> Path:
+    """Verify the draft of one answer by a rule of ``verify.RULES``; which of its tokens stay.
 
     Raises WrongLawError, and then nothing has changed.
     """
     branch, draft, start = row.branch, row.reading.draft, row.reading.chunk.stop
     step = start - len(branch.live.request.prompt_ids)
     logits_NV = hands.logits[row.place : row.place + len(draft) + 1]
-    masks = None if branch.answer.guide is None else Masks(branch.answer.guide, draft.tokens)
-    laws = sampler.laws(branch.row, logits_NV, draft.tokens, masks)
+    masks = None if branch.answer.guide is None else Masks(branch.answer.guide, draft)
+    laws = sampler.laws(branch.row, logits_NV, draft.tokens, masks, parents=draft.parents)
     seed, count = branch.answer.seed, len(draft)
     try:
         verdict = RULES[rule].verify(laws, draft, coins(seed, step, count), last_coin(seed, step))
     except (ValueError, TypeError) as error:
         raise WrongLawError(str(error)) from error
-    ids = branch.job.token_ids
+    ids, lines = branch.job.token_ids, [0, *(place + 1 for place in verdict.path)]  # of logits, laws and masks
     for place, token in enumerate(verdict.tokens(draft)):
         if hands.over(branch):
             break
@@ -104,25 +109,36 @@ def judge(row: Row, hands: Hands, sampler: Sampler, rule: str) -> int:
             if ids[start + place] != token:
                 break
             continue
-        told = sampler.take(branch.row, logits_NV[place], token, None if masks is None else masks[place])
+        line = lines[place]
+        told = sampler.take(branch.row, logits_NV[line], token, None if masks is None else masks[line])
         hands.take(branch, token, told)
     else:
         if verdict.token < 0 and not hands.over(branch):
-            hands.fail(branch, laws.errors[len(verdict.path)])
-    return min(len(verdict.path), len(ids) - start - 1)
+            hands.fail(branch, laws.errors[lines[-1]])
+    return verdict.path[: len(ids) - start - 1]
 
 
 class Masks:
-    """What a form allows after each of some tokens that it allows, int32 [W]: worked out as it is asked for."""
+    """What a form allows now, and after each drafted token that it allows, int32 [W]: worked out as it is asked for."""
 
-    def __init__(self, guide: Guide, tokens: Sequence[int]) -> None:
-        self._guide, self._tokens = Guide(guide.form), tokens
-        self._guide.matcher = guide.matcher.copy()
-        self._found: list[NDArray[np.int32]] = []
+    def __init__(self, guide: Guide, draft: Draft) -> None:
+        self._draft, self._before = draft, draft.before()
+        self._guides = {0: _copy(guide)}
+        self._found: dict[int, NDArray[np.int32]] = {}
 
-    def __getitem__(self, place: int) -> NDArray[np.int32]:
-        while len(self._found) <= place:
-            if self._found:
-                self._guide.push(self._tokens[len(self._found) - 1])
-            self._found.append(self._guide.mask()[0])
-        return self._found[place]
+    def __getitem__(self, line: int) -> NDArray[np.int32]:
+        if line not in self._found:
+            self._found[line] = self._guide(line).mask()[0]
+        return self._found[line]
+
+    def _guide(self, line: int) -> Guide:
+        if line not in self._guides:
+            guide = self._guides[line] = _copy(self._guide(self._before[line - 1] + 1))
+            guide.push(self._draft.tokens[line - 1])
+        return self._guides[line]
+
+
+def _copy(guide: Guide) -> Guide:
+    copied = Guide(guide.form)
+    copied.matcher = guide.matcher.copy()
+    return copied

@@ -10,20 +10,19 @@ from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from nucleate.core.parameter import ParameterError
 from nucleate.engine.draft.adaptive import AdaptiveProposer
+from nucleate.engine.draft.allowed import allowed
 from nucleate.engine.draft.draft import Draft, Read, State
+from nucleate.engine.draft.tree import narrow
 from nucleate.engine.request import NONE, Branch, Reading
 from nucleate.engine.schedule import Chunk, Job, Scheduler
 from nucleate.engine.speculate import COUPLED, FIELD, Speculation
-from nucleate.engine.speculate_rows import Hands, Row, WrongLawError, follow, judge
+from nucleate.engine.speculate_rows import Hands, Path, Row, WrongLawError, follow, judge
 from nucleate.laws import foreseeable
-from nucleate.models.runner import Runner
+from nucleate.models.runner import Move, Runner
 from nucleate.sampler import Sampler
 from nucleate.stages.greedy import Greedy
-from nucleate.text.structured import Guide, MatcherError
 
 logger = logging.getLogger("nucleate")
 
@@ -37,8 +36,8 @@ class Drafts(NamedTuple):
     rounds: int = 0  #: forwards that gave an answer tokens, each counted for each such answer
     drafted: int = 0  #: tokens that were read
     accepted: int = 0  #: of these
-    tried: tuple[int, ...] = ()  #: by place in the draft: how often those before it were accepted
-    kept: tuple[int, ...] = ()  #: by place in the draft: how often it was accepted
+    tried: tuple[int, ...] = ()  #: by place in the draft (in a tree: by depth): how often those before it were accepted
+    kept: tuple[int, ...] = ()  #: the same: how often it was accepted
     seconds: float = 0.0  #: that proposers took
 
     @property
@@ -67,10 +66,11 @@ class Speculator:
         if self.watches:
             runner.watch(self.watches)
         self._runner, self._schedule, self._sampler, self._jobs = runner, schedule, sampler, jobs
+        self._branches = speculation.wide if getattr(runner, "branches", False) else 1
+        self._paths: dict[int, Path] = {}  # of trees that were verified in this step, by key
         self._rounds = self._drafted = self._accepted = 0
         self._tried, self._kept = [0] * speculation.tokens, [0] * speculation.tokens
         self._seconds = 0.0
-        self._step = 0
         self._failed = False
 
     @property
@@ -90,9 +90,10 @@ class Speculator:
         There are as many as there is room for in the forward and in the blocks, beside all else: nobody waits or makes
         room for them. Until ``cut`` or ``withdraw``, they are at the end of the tokens of their jobs.
         """
+        if self._adaptive is not None and not self._adaptive.asks():
+            return readings
         begin = perf_counter()
-        self._step += 1
-        places = [place for place, reading in enumerate(readings) if _goes_on(reading, self._step)]
+        places = [place for place, reading in enumerate(readings) if _goes_on(reading)]
         if places:
             counts = self._counts(readings, places)
             states = [self._state(readings[place].branch) for place in places]  # type: ignore[arg-type]
@@ -101,9 +102,6 @@ class Speculator:
             for place, count, draft in zip(places, counts, drafts, strict=True):
                 if draft:
                     readings[place] = self._with(readings[place], draft, count)
-                elif count and self._adaptive is not None:
-                    branch = readings[place].branch
-                    branch.rests = self._step + 1 + self._adaptive.rest(branch.key)  # type: ignore[union-attr]
         self._seconds += perf_counter() - begin
         return readings
 
@@ -113,9 +111,9 @@ class Speculator:
         left = min(left, MOST_LOGITS // self._runner.vocab_size - len(readings))
         counts = []
         for place in places:
-            job = readings[place].chunk.job
+            room = _room(readings[place].chunk.job)
             most = self.speculation.tokens if self._may(readings[place].branch) else 0  # type: ignore[arg-type]
-            count = max(0, min(most, job.limit - len(job.token_ids) - 1, left))
+            count = max(0, min(most, left, most if room > 0 and self._branches > 1 else room))
             counts.append(count)
             left -= count
         return counts
@@ -143,14 +141,15 @@ class Speculator:
     def _with(self, reading: Reading, draft: Draft, count: int) -> Reading:
         """A reading with as much of a draft as can be read, and as may follow."""
         branch, job, part = reading.branch, reading.chunk.job, reading.part
-        draft = trunk(draft).cut(count)
-        draft = draft.cut(_valid(draft, self._runner.vocab_size, branch.answer.guide))  # type: ignore[union-attr]
+        draft = narrow(draft, self._branches, _room(job), count)
+        draft = allowed(draft, self._runner.vocab_size, branch.answer.guide)  # type: ignore[union-attr]
         draft = draft.cut(self._schedule.reserve(job, len(draft)))
         if not draft:
             self._safely(self.proposer.accepted, part.key, 0)
             return reading
         job.token_ids += draft.tokens  # type: ignore[operator]
-        part = part._replace(stop=part.stop + len(draft), logits=part.logits + len(draft))
+        stop, logits = part.stop + len(draft), part.logits + len(draft)
+        part = part._replace(stop=stop, logits=logits, parents=None if draft.chain else draft.parents)
         return reading._replace(part=part, draft=draft)
 
     def cut(self, readings: Sequence[Reading]) -> None:
@@ -168,7 +167,7 @@ class Speculator:
             if reading.draft:
                 count, part = len(reading.draft), reading.part
                 kept = reading._replace(
-                    part=part._replace(stop=part.stop - count, logits=part.logits - count), draft=NONE
+                    part=part._replace(stop=part.stop - count, logits=part.logits - count, parents=None), draft=NONE
                 )
                 self._schedule.trim(reading.chunk.job)
                 self._safely(self.proposer.accepted, part.key, 0)
@@ -182,34 +181,52 @@ class Speculator:
             hands.draw([row.branch for row in rows], [row.place for row in rows])
             return
         if self.draws:
-            kept = follow(rows, hands)
+            paths = follow(rows, hands)
         else:
             drafted = [row for row in rows if row.reading.draft]
             plain = [row for row in rows if not row.reading.draft]
             if plain:
                 hands.draw([row.branch for row in plain], [row.place for row in plain])
-            kept = [0] * len(plain) + [self._judged(row, hands) for row in drafted]
+            paths = [()] * len(plain) + [self._judged(row, hands) for row in drafted]
             rows = [*plain, *drafted]
-        for row, count in zip(rows, kept, strict=True):
-            self._told(row, count)
+        if self._branches > 1:
+            self._straighten(rows, paths)
+        for row, path in zip(rows, paths, strict=True):
+            self._told(row, len(path))
 
-    def _judged(self, row: Row, hands: Hands) -> int:
+    def _straighten(self, rows: Sequence[Row], paths: Sequence[Path]) -> None:
+        """What was kept of a tree is a chain now: have its keys and values lie like that."""
+        moves = []
+        for row, path in zip(rows, paths, strict=True):
+            if row.branch.job not in self._jobs or row.reading.part.parents is None:
+                continue
+            if self.watches:
+                self._paths[row.branch.key] = path
+            right = next((depth for depth, place in enumerate(path) if place != depth), len(path))
+            if right < len(path):
+                start = row.reading.chunk.stop
+                sources = [start + place for place in path[right:]]
+                moves.append(Move(row.branch.key, row.branch.job.blocks, sources, start + right))
+        if moves:
+            self._runner.move(moves)
+
+    def _judged(self, row: Row, hands: Hands) -> Path:
         try:
             return judge(row, hands, self._sampler, self.speculation.rule)
         except WrongLawError as error:
             self._complain(str(error))
             hands.draw([row.branch], [row.place])
-            return 0
+            return ()
 
     def _told(self, row: Row, kept: int) -> None:
         """So many drafted tokens of an answer are its own now."""
-        job, start, count = row.branch.job, row.reading.chunk.stop, len(row.reading.draft)
+        job, start, draft = row.branch.job, row.reading.chunk.stop, row.reading.draft
         self._rounds += 1
-        if not count:
+        if not draft:
             return
-        self._drafted += count
+        self._drafted += len(draft)
         self._accepted += kept
-        for place in range(min(count, kept + 1)):
+        for place in range(min(draft.depth, kept + 1)):
             self._tried[place] += 1
             self._kept[place] += place < kept
         if job in self._jobs:
@@ -229,7 +246,12 @@ class Speculator:
             start, end = end, end + part.stop - part.start
             if isinstance(branch, Branch) and chunk.job in self._jobs:
                 ids = chunk.job.token_ids[part.start : chunk.job.read]
-                told.append(Read(part.key, part.start, ids, features_TF[start : start + len(ids)]))
+                places: Any = slice(start, start + len(ids))
+                if part.parents is not None:
+                    first = start + chunk.stop - part.start
+                    places = [*range(start, first), *[first + place for place in self._paths.get(part.key, ())]]
+                told.append(Read(part.key, part.start, ids, features_TF[places]))
+        self._paths.clear()
         if told:
             self._safely(self.proposer.read, told)
         self._seconds += perf_counter() - begin
@@ -261,50 +283,17 @@ class Speculator:
         self._failed = True
 
 
-def trunk(draft: Draft) -> Draft:
-    """The first branch of a tree: each token is the first of its siblings."""
-    if draft.chain:
-        return draft
-    followers, place = draft.children(), -1
-    path: list[int] = []
-    while place in followers:
-        place = followers[place][0]
-        path.append(place)
-    laws = None if draft.laws is None else tuple(draft.laws[each] for each in path)
-    return Draft(tuple(draft.tokens[each] for each in path), None, laws)
+def _room(job: Job) -> int:
+    """How many tokens may be drafted one after the other, so that the last one there is is not among them."""
+    return job.limit - len(job.token_ids) - 1
 
 
-def _goes_on(reading: Reading, step: int = 1 << 62) -> bool:
-    """Whether it ends with the last token that an answer has written, and a draft may be asked for in this step."""
+def _goes_on(reading: Reading) -> bool:
+    """Whether it ends with the last token that an answer has written, and a draft may be asked for."""
     branch = reading.branch
-    return (
-        reading.last and isinstance(branch, Branch) and branch.row >= 0 and branch.told is None and branch.rests <= step
-    )
+    return reading.last and isinstance(branch, Branch) and branch.row >= 0 and branch.told is None
 
 
 def _only_goes_on(reading: Reading) -> bool:
     """Whether it reads the last token that an answer has, and nothing else but a draft."""
     return reading.last and isinstance(reading.branch, Branch) and reading.chunk.stop - reading.chunk.start == 1
-
-
-def _valid(draft: Draft, vocab_size: int, guide: Guide | None) -> int:
-    """How many of the first tokens are tokens, and may follow as far as a form goes.
-
-    The first that may not is left out, but not if it was drawn from a law: to leave a token out for what it is would
-    change the law of what is said.
-    """
-    tokens, more = draft.tokens, int(draft.laws is not None)
-    kinds = int, np.integer
-    wrong = (at for at, token in enumerate(tokens) if not isinstance(token, kinds) or not 0 <= token < vocab_size)
-    count = next(wrong, len(tokens))
-    if guide is None or not count:
-        return count
-    place = 0
-    try:
-        matcher = guide.matcher.copy()
-        while place < count and not matcher.stopped:
-            matcher.push(tokens[place])
-            place += 1
-    except (ValueError, MatcherError):
-        return min(place + more, count)
-    return place

@@ -157,9 +157,9 @@ def typical(p: Rows, draft: Draft, coins_N: Coins, coin: float, limit: float = 0
     depends on the proposer. coins_N is not used; laws are not either.
     """
     rows: dict[int, tuple[Law, float] | None] = {}
-    depths = {ROOT: 0}
+    depths, before = {ROOT: 0}, draft.before()
     for place, token in enumerate(draft.tokens):
-        parent = place - 1 if draft.parents is None else draft.parents[place]
+        parent = before[place]
         if parent not in depths:
             continue
         if parent not in rows:
@@ -167,13 +167,8 @@ def typical(p: Rows, draft: Draft, coins_N: Coins, coin: float, limit: float = 0
         found = rows[parent]
         if found is not None and _token(token, len(found[0])) and found[0][token] > found[1]:
             depths[place] = depths[parent] + 1
-    place = max(depths, key=lambda each: depths[each])  # the first of the longest
-    path: list[int] = []
-    last = place
-    while place != ROOT:
-        path.insert(0, place)
-        place = place - 1 if draft.parents is None else draft.parents[place]
-    row = law_of(p[last + 1])
+    last = max(depths, key=lambda each: depths[each])  # the first of the longest
+    path, row = draft.path(last), law_of(p[last + 1])
     return _broken(path) if row is None else Verdict(tuple(path), choose(row, coin))
 
 

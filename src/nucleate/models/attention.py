@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from nucleate.core.threads import cores
 from nucleate.core.threads import pool as workers
+from nucleate.models.branches import MOST
 from nucleate.models.kernels import LONG, bits_of, exp, float_of, floats, kernel, loose
 from nucleate.models.packing import Packing
 from nucleate.models.pool import LANES, Rule
@@ -36,7 +37,8 @@ def decode(
     kv_heads, size = pool[0].shape[1], pool[0].shape[2] + pool[1].shape[3]
     count = min(cores(), threads or cores()) if packing.reach * kv_heads * size * 4 >= LARGE else 1
     cuts = packing.cuts(kv_heads, rule.window, 2 * count if count > 1 else 1)
-    rest: tuple[Any, ...] = (queries_THD, keys_TKD, values_TKE, *pool, packing.short, packing.blocks, *rule, out_THE)
+    where = packing.short, packing.blocks, packing.followed_T2
+    rest: tuple[Any, ...] = (queries_THD, keys_TKD, values_TKE, *pool, *where, *rule, out_THE)
     run = attend()
     given = [(workers().submit(run, begin, end, *rest), begin, end) for begin, end in pairwise(cuts[1:])]
     try:
@@ -84,6 +86,50 @@ def _store(new_TKX: Any, t: Any, k: Any, pool_BKXX: Any, block: Any, start: Any,
 
 
 @loose
+def _put(
+    t: Any, place: Any, keys_TKD: Any, values_TKE: Any, k: Any, pool_BKDS: Any, pool_BKSE: Any, table: Any
+) -> None:
+    """Put the key and value of a token and head to a place of its sequence."""
+    block, at = table[place // pool_BKDS.shape[3]], place % pool_BKDS.shape[3]
+    _store(keys_TKD, t, k, pool_BKDS, block, at, pool_BKDS.shape[3])
+    _store(values_TKE, t, k, pool_BKSE, block, at * pool_BKSE.shape[3], 1)
+
+
+@loose
+def _lay(
+    t: Any, first: Any, start: Any, followed_T2: Any, held: Any, keys_TKD: Any, values_TKE: Any, k: Any,
+    pool_BKDS: Any, pool_BKSE: Any, table: Any,
+) -> None:  # fmt: skip
+    """Have what leads to a token of a tree, and itself, lie as a chain. held: the token at each place from start on."""
+    place = followed_T2[t, 0]
+    while t >= first:
+        if held[place - start] != t:
+            held[place - start] = t
+            _put(t, place, keys_TKD, values_TKE, k, pool_BKDS, pool_BKSE, table)
+        t = followed_T2[t, 1]
+        place -= 1
+
+
+@loose
+def _list(
+    first: Any, start: Any, stop: Any, held: Any, keys_TKD: Any, values_TKE: Any, k: Any, pool_BKDS: Any,
+    pool_BKSE: Any, table: Any,
+) -> None:  # fmt: skip
+    """Have all tokens of a tree lie in their order."""
+    for place in range(start, stop):
+        if held[place - start] != first + place - start:
+            _put(first + place - start, place, keys_TKD, values_TKE, k, pool_BKDS, pool_BKSE, table)
+
+
+@loose
+def _scale(queries_THD: Any, t: Any, h: Any, scaling: Any, query_GD: Any) -> None:
+    """The queries of a token from head h on, for the heads that share keys."""
+    for g in range(query_GD.shape[0]):
+        for d in range(query_GD.shape[1]):
+            query_GD[g, d] = queries_THD[t, h + g, d] * np.float32(scaling)
+
+
+@loose
 def _score(query_GD: Any, pool_BKDS: Any, k: Any, blocks: Any, low: Any, high: Any, scores_GL: Any) -> None:
     """The scores of all tokens of blocks low to high, also of places that nobody has written."""
     group, size_d = query_GD.shape
@@ -113,16 +159,21 @@ def _mix(weights_GL: Any, pool_BKSE: Any, k: Any, blocks: Any, oldest: Any, leng
 
 @kernel(
     types.intp, types.intp, *[floats(3, "A")] * 3, *[floats(4)] * 2, types.Array(LONG, 2, "C"),
-    types.Array(types.int32, 1, "C"), types.float64, types.intp, types.float64, floats(1), floats(3),
+    types.Array(types.int32, 1, "C"), types.Array(LONG, 2, "C"), types.float64, types.intp, types.float64, floats(1),
+    floats(3),
 )  # fmt: skip
 def attend(
     begin: Any, end: Any, queries_THD: Any, keys_TKD: Any, values_TKE: Any, pool_BKDS: Any, pool_BKSE: Any,
-    parts: Any, blocks: Any, scaling: Any, window: Any, softcap: Any, sinks_H: Any, out_THE: Any,
+    parts: Any, blocks: Any, followed_T2: Any, scaling: Any, window: Any, softcap: Any, sinks_H: Any, out_THE: Any,
 ) -> None:  # fmt: skip
-    """Items begin to end of (part, kv head); a row of ``parts``: first token, start, stop, where its blocks begin."""
+    """Items begin to end of (part, kv head); a row of ``parts``: first token, start, stop, where its blocks begin.
+
+    Where there are trees (see ``Packing.followed_T2``), each token is attended as the last of a chain, which is laid
+    down for it: so its sums are those of that chain, to the last bit.
+    """
     kv_heads, size_d, size = pool_BKDS.shape[1], pool_BKDS.shape[2], pool_BKDS.shape[3]
     group, size_e = queries_THD.shape[1] // kv_heads, pool_BKSE.shape[3]
-    longest = 0
+    longest, branches, held = 0, followed_T2.shape[0] > 0, np.empty(MOST, np.int64)
     for item in range(begin, end):
         longest = max(longest, parts[item // kv_heads, 2])
     query_GD, mixed_GE = np.empty((group, size_d), np.float32), np.empty((group, size_e), np.float32)
@@ -131,17 +182,17 @@ def attend(
         part, k = item // kv_heads, item % kv_heads
         first, start, stop, table = parts[part, 0], parts[part, 1], parts[part, 2], blocks[parts[part, 3] :]
         for place in range(start, stop):
-            t, at = first + place - start, place % size
-            _store(keys_TKD, t, k, pool_BKDS, table[place // size], at, size)
-            _store(values_TKE, t, k, pool_BKSE, table[place // size], at * size_e, 1)
+            held[place - start] = first + place - start
+            _put(first + place - start, place, keys_TKD, values_TKE, k, pool_BKDS, pool_BKSE, table)
         for place in range(start, stop):
             t, length = first + place - start, place + 1
+            if branches:
+                length = followed_T2[t, 0] + 1
+                _lay(t, first, start, followed_T2, held, keys_TKD, values_TKE, k, pool_BKDS, pool_BKSE, table)
             oldest = max(0, length - window) if window > 0 else 0
             low = oldest // size
-            for g in range(group):
-                for d in range(size_d):
-                    query_GD[g, d] = queries_THD[t, k * group + g, d] * np.float32(scaling)
-            _score(query_GD, pool_BKDS, k, table, low, place // size + 1, scores_GL)
+            _scale(queries_THD, t, k * group, scaling, query_GD)
+            _score(query_GD, pool_BKDS, k, table, low, (length - 1) // size + 1, scores_GL)
             for g in range(group):
                 sink = sinks_H[k * group + g] if sinks_H.size else np.float32(-np.inf)
                 query_GD[g, 0] = _weigh(scores_GL[g, oldest - low * size :], length - oldest, softcap, sink)
@@ -149,3 +200,5 @@ def attend(
             for g in range(group):
                 for e in range(out_THE.shape[2]):
                     out_THE[t, k * group + g, e] = mixed_GE[g, e] / query_GD[g, 0]
+        if branches:
+            _list(first, start, stop, held, keys_TKD, values_TKE, k, pool_BKDS, pool_BKSE, table)

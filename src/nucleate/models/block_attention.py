@@ -21,7 +21,7 @@ def attend(
     query_THD: Floats, key_TKD: Floats, value_TKD: Floats, pool: Pool, packing: Packing, rule: Rule,
     decode: Decode | None = None,
 ) -> Floats:  # fmt: skip
-    """[T, heads, size] of every token over its own sequence up to itself; new keys and values are stored first.
+    """[T, heads, size] of every token over its own branch up to itself; new keys and values are stored first.
 
     decode: the kernel; without it, all attend as long parts do. Heads of queries that share keys lie together.
     """
@@ -34,8 +34,11 @@ def attend(
     for first, start, stop, table in alone.tolist():
         blocks = packing.blocks[table : table + -(-stop // packing.block_size)]
         tokens = slice(first, first + stop - start)
-        future = np.arange(stop) > np.arange(start, stop)[:, None]
-        out_THD[tokens] = mix(query_THD[tokens], pool, blocks, stop, rule.scaling, future)
+        if first in packing.trees:
+            hidden = ~packing.trees[first].seen(start)
+        else:
+            hidden = np.arange(stop) > np.arange(start, stop)[:, None]
+        out_THD[tokens] = mix(query_THD[tokens], pool, blocks, stop, rule.scaling, hidden)
     return out_THD
 
 

@@ -14,7 +14,8 @@ from numba import extending, types
 
 from nucleate.core import kept
 
-SOURCES = [Path(__file__).parent / name for name in ("attention.py", "few.py", "kernels.py", "pool.py", "vectors.py")]
+NAMES = ("attention.py", "branches.py", "few.py", "kernels.py", "pool.py", "vectors.py")
+SOURCES = [Path(__file__).parent / name for name in NAMES]
 FLOAT, LONG = types.float32, types.int64
 
 

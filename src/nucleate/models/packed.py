@@ -18,9 +18,11 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from nucleate.models.model import ModelError
 from nucleate.models.packed_attention import Layer, Plan, Pool, UnfitError
+from nucleate.models.packing import slots_of
 from nucleate.models.pool import by_token, new_pool
-from nucleate.models.runner import BLOCK, UNWATCHED, Fork, Part, refuse_to_be_watched
+from nucleate.models.runner import BLOCK, UNWATCHED, Fork, Move, Part
 from nucleate.models.transformers import TransformersModel, one_line
+from nucleate.models.watching import Watcher
 
 NAME, PROBE = "nucleate", "nucleate_probe"
 """The attention implementations; to the second one, Transformers also says which masks a model wants."""
@@ -30,8 +32,9 @@ class PackedTransformers:
     """See ``Runner``. memory: bytes for keys and values. Raises UnfitError; ModelError if the memory is too small."""
 
     paged = True
+    branches = True
     why = ""
-    features = UNWATCHED
+    features: Any = UNWATCHED  #: see ``Runner.features``; on a device like the logits, a tensor there
 
     def __init__(self, model: TransformersModel, memory: int, block_size: int = BLOCK) -> None:
         from nucleate.models.trial import compare, layers_of
@@ -41,6 +44,7 @@ class PackedTransformers:
         self.device, self.dtype = model.model.device, model.model.dtype
         self.asynchronous = self.device.type == "cuda"
         self.compiled = has_kernel(self.device, self.dtype)
+        self._watcher: Watcher | None = None
         try:
             self.model = twin(model.model)
             self.layers = layers_of(self.model)
@@ -63,23 +67,12 @@ class PackedTransformers:
     def allocate(self, blocks: int) -> None:
         """Begin anew, with so many blocks. On CPU they take memory when they are first written."""
         self.blocks = blocks
-        self.pools = [self._pool(layer) for layer in self.layers]
-
-    def _pool(self, layer: Layer) -> Pool:
-        (heads, size), (_, value_size) = layer.key_shape, layer.value_shape
-        if self.compiled:
-            arrays = new_pool(self.blocks, self.block_size, heads, size, value_size)
-            views = [torch.from_numpy(view) for view in by_token(arrays, value_size)]
-            return Pool(views[0], views[1], arrays, sum(array.nbytes for array in arrays))
-        tensors = [
-            torch.empty((self.blocks, heads, self.block_size, d), dtype=self.dtype, device=self.device)
-            for d in (size, value_size)
-        ]
-        return Pool(tensors[0], tensors[1], None, sum(tensor.nbytes for tensor in tensors))
+        self.pools = [new_pool_of(layer, blocks, self.block_size, self.device, self.dtype) for layer in self.layers]
 
     def forward(self, parts: Sequence[Part]) -> Any:
         """See ``Runner.forward``. NumPy of a model on CPU, a tensor on its device elsewhere; float32."""
         if not parts:
+            self.features = self.features[:0]
             return (
                 torch.empty((0, self.vocab_size)) if self.asynchronous else np.empty((0, self.vocab_size), np.float32)
             )
@@ -93,11 +86,29 @@ class PackedTransformers:
                 nucleate=plan,
             )
             logits_LV = out.logits[0].float()
-        return logits_LV if self.asynchronous else logits_LV.cpu().numpy()
+            if self._watcher is not None:
+                self.features = self._given(self._watcher.take())
+        return self._given(logits_LV)
+
+    def _given(self, tensor: Any) -> Any:
+        return tensor if self.asynchronous else tensor.cpu().numpy()
 
     def watch(self, layers: Sequence[int]) -> None:
-        """See ``Runner.watch``."""
-        refuse_to_be_watched(layers)
+        """See ``Runner.watch``: the layers are hooked, and seen once with one token. Not while a forward goes on."""
+        from nucleate.models.trial import layers_of
+
+        if self._watcher is not None:
+            self._watcher.close()
+        self._watcher, self.features = None, UNWATCHED
+        if layers:
+            watcher = Watcher(self.model, layers)
+            try:
+                layers_of(self.model)
+                self.features = self._given(watcher.take()[:0])
+            except ModelError:
+                watcher.close()
+                raise
+            self._watcher = watcher
 
     def fork(self, forks: Sequence[Fork]) -> None:
         """See ``Runner.fork``."""
@@ -107,8 +118,27 @@ class PackedTransformers:
             for tensor in (tensor for pool in self.pools for tensor in (pool.keys, pool.values)):
                 tensor[target] = tensor[source]
 
+    def move(self, moves: Sequence[Move]) -> None:
+        """See ``Runner.move``."""
+        size, slots = self.block_size, slots_of(moves, self.block_size)
+        (source, place), (target, goal) = (np.divmod(each, size) for each in slots)
+        source, place, target, goal = torch.from_numpy(np.stack((source, place, target, goal))).to(self.device)
+        for tensor in (tensor for pool in self.pools for tensor in (pool.keys, pool.values)):
+            tensor[target, :, goal] = tensor[source, :, place]
+
     def forget(self, key: int) -> None:
         """Nothing is kept of a sequence but what lies in its blocks."""
+
+
+def new_pool_of(layer: Layer, blocks: int, block_size: int, device: Any, dtype: Any) -> Pool:
+    """For the keys and values of a layer, in the order that what attends on this device is fast with."""
+    (heads, size), (_, value_size) = layer.key_shape, layer.value_shape
+    if has_kernel(device, dtype):
+        arrays = new_pool(blocks, block_size, heads, size, value_size)
+        views = [torch.from_numpy(view) for view in by_token(arrays, value_size)]
+        return Pool(views[0], views[1], arrays, sum(array.nbytes for array in arrays))
+    tensors = [torch.empty((blocks, heads, block_size, d), dtype=dtype, device=device) for d in (size, value_size)]
+    return Pool(tensors[0], tensors[1], None, sum(tensor.nbytes for tensor in tensors))
 
 
 def has_kernel(device: Any, dtype: Any) -> bool:

@@ -14,6 +14,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from nucleate.models import attention
+from nucleate.models.branches import Tree
 from nucleate.models.model import ModelError
 from nucleate.models.packing import SHORT, Packing
 from nucleate.models.pool import Rule
@@ -91,18 +92,19 @@ class Plan:
         if self.stores:
             pool.keys[self.block_T, :, self.place_T] = key[0].transpose(0, 1)
             pool.values[self.block_T, :, self.place_T] = value[0].transpose(0, 1)
-        out = query.new_empty((1, query.shape[2], query.shape[1], value.shape[3]))
-        if not len(self.packing.short):
+        out, packing = query.new_empty((1, query.shape[2], query.shape[1], value.shape[3])), self.packing
+        if not len(packing.short):
             pass
         elif self.compiled:
             q, k, v = (x.numpy()[0].swapaxes(0, 1) for x in (query, key, value))
-            attention.decode(q, k, v, pool.arrays, self.packing, layer.rule, out.numpy()[0], threads())
+            attention.decode(q, k, v, pool.arrays, packing, layer.rule, out.numpy()[0], threads())
         else:
             out[0, self.row_R] = self._decode(layer, pool, query)
         for first, start, stop, table in self.long:
             end = first + stop - start
             new = query[:, :, first:end], key[:, :, first:end], value[:, :, first:end]
-            out[:, first:end] = self._chunk(layer, pool, new, (start, stop, table)).transpose(1, 2)
+            tree = packing.trees.get(first)
+            out[:, first:end] = self._chunk(layer, pool, new, (start, stop, table), tree).transpose(1, 2)
         return out
 
     def _decode(self, layer: Layer, pool: Pool, query: Any) -> Any:
@@ -134,7 +136,7 @@ class Plan:
         index = table[..., None, :] * kv_heads + self.heads[kv_heads]
         return pool.flatten(0, 1)[index].flatten(-3, -2)
 
-    def _chunk(self, layer: Layer, pool: Pool, new: Any, place: tuple[int, int, int]) -> Any:
+    def _chunk(self, layer: Layer, pool: Pool, new: Any, place: tuple[int, int, int], tree: Tree | None = None) -> Any:
         """[1, heads, tokens, size] of a part with several tokens."""
         query, keys, values = new
         start, stop, table = place
@@ -144,9 +146,13 @@ class Plan:
             blocks = self.blocks[table + base : table + -(-stop // self.size)]
             length = stop - base * self.size
             keys, values = (self._gathered(x, blocks)[None, :, :length] for x in (pool.keys, pool.values))
-        if not start and not (window and stop > window) and not layer.rule.softcap and layer.sinks_H is None:
+        plain = not (window and stop > window) and not layer.rule.softcap and layer.sinks_H is None
+        if not start and plain and tree is None:
             return sdpa(query, keys, values, is_causal=True, scale=layer.rule.scaling, enable_gqa=True)
-        if (place, window) not in self.masks:
+        if (place, window) not in self.masks and tree is not None:
+            seen = tree.seen(start, window)[:, base * self.size :]
+            self.masks[place, window] = torch.from_numpy(seen).to(query.device)[None, None]
+        elif (place, window) not in self.masks:
             old = torch.arange(base * self.size, stop, device=query.device)
             now = torch.arange(start, stop, device=query.device)[:, None]
             seen = (old <= now) & (old > now - window) if window else old <= now

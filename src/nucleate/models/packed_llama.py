@@ -15,10 +15,10 @@ from nucleate.models import plain
 from nucleate.models.block_attention import Decode, attend
 from nucleate.models.llama import Floats, Layer, Llama, one_thread
 from nucleate.models.model import ModelError
-from nucleate.models.packing import Packing
-from nucleate.models.pool import Pool, Rule, copy_blocks, new_pool
+from nucleate.models.packing import Packing, slots_of
+from nucleate.models.pool import Pool, Rule, copy_blocks, copy_places, new_pool
 from nucleate.models.product import product
-from nucleate.models.runner import BLOCK, Fork, Part
+from nucleate.models.runner import BLOCK, Fork, Move, Part
 
 
 class Kernels(NamedTuple):
@@ -44,6 +44,7 @@ class PackedLlama:
 
     paged = True
     asynchronous = False
+    branches = True
     why = ""
 
     def __init__(self, model: Llama, memory: int, block_size: int = BLOCK) -> None:
@@ -88,6 +89,12 @@ class PackedLlama:
         for pool in self.pools:
             copy_blocks(pool, (fork.block for fork in forks if fork.block is not None))
 
+    def move(self, moves: Sequence[Move]) -> None:
+        """See ``Runner.move``."""
+        sources, targets = slots_of(moves, self.block_size)
+        for pool in self.pools:
+            copy_places(pool, sources, targets)
+
     def forget(self, key: int) -> None:
         """Nothing is kept of a sequence but what lies in its blocks."""
 
@@ -120,7 +127,7 @@ class PackedLlama:
     def _attend(
         self, layer: Layer, pool: Pool, projected: Floats, rotation: tuple[Floats, Floats], packing: Packing
     ) -> Floats:
-        """[T, heads * head size] of every token over its own sequence up to itself."""
+        """[T, heads * head size] of every token over its own branch up to itself."""
         heads, keys = self.model.heads, self.model.heads + self.model.kv_heads
         all_THD = projected.reshape(packing.size, keys + self.model.kv_heads, self.model.head_size)
         self.kernels.rotate(all_THD[:, :keys], *rotation)

@@ -35,6 +35,14 @@ def copy_blocks(pool: Pool, pairs: Iterable[tuple[int, int]]) -> None:
             array[target] = array[source]
 
 
+def copy_places(pool: Pool, sources_N: NDArray[np.int64], targets_N: NDArray[np.int64]) -> None:
+    """Copy what lies at some slots (block * block size + place) to others: all are read before any is written."""
+    size = pool[0].shape[3]
+    (from_N, place_N), (to_N, goal_N) = np.divmod(sources_N, size), np.divmod(targets_N, size)
+    for array in by_token(pool, pool[1].shape[3]):
+        array[to_N, :, goal_N] = array[from_N, :, place_N]
+
+
 class Rule(NamedTuple):
     """How a layer attends."""
 

@@ -29,6 +29,11 @@ class Part(NamedTuple):
     stop: int
     blocks: Sequence[int]  #: at least ceil(stop / block_size)
     logits: int  #: of how many of the last tokens it reads the logits are wanted; 0 to stop - start
+    parents: Sequence[int] | None = None
+    """Of its last tokens, if they are a tree: for each the place in the tree of the one it follows, -1 for the token
+    before the tree; an earlier one in any case. A token of a tree sees what is before the tree, what leads to it, and
+    itself; its position is that of its depth. Keys and values lie in the order of the list. Tokens of the tree before
+    ``start`` were read before. Only where there are ``branches``."""
 
 
 class Fork(NamedTuple):
@@ -37,6 +42,15 @@ class Fork(NamedTuple):
     key: int  #: of that one
     child: int  #: the key of the new one
     block: tuple[int, int] | None  #: one that both would write to, and the one that the child has in its place
+
+
+class Move(NamedTuple):
+    """Tokens of a sequence, of which others were left out: what was made of them goes to where they are now."""
+
+    key: int
+    blocks: Sequence[int]
+    sources: Sequence[int]  #: places in the sequence as it was read, ascending
+    start: int  #: the place of the first of them now; the others follow. Not after its source
 
 
 class Runner(Protocol):
@@ -84,6 +98,13 @@ class Runner(Protocol):
         it raises, none of the parts counts as read, and each may be given again.
         """
 
+    @property
+    def branches(self) -> bool:
+        """Whether parts may have ``parents``, and ``move`` can be asked for. Taken for False where it is missing."""
+
+    def move(self, moves: Sequence[Move]) -> None:
+        """Of some trees a path has been kept: have its keys and values where those of a chain would be."""
+
     def watch(self, layers: Sequence[int]) -> None:
         """From now on, leave in ``features`` what these layers read. () for none, as it is at first.
 
@@ -95,7 +116,7 @@ class Runner(Protocol):
     def features(self) -> NDArray[np.float32]:
         """Hidden states of all tokens that the last forward read, part by part: [T, layers watched * hidden size].
 
-        They belong to the caller. In the order in which the layers were asked for.
+        They belong to the caller. In the order in which the layers were asked for. A tensor where the logits are one.
         """
 
     def fork(self, forks: Sequence[Fork]) -> None:
@@ -111,7 +132,7 @@ UNWATCHED = np.empty((0, 0), np.float32)
 def refuse_to_be_watched(layers: Sequence[int]) -> None:
     """``watch`` of a runner that does not let itself be watched. Raises ModelError if there are any layers."""
     if layers:
-        raise ModelError("hidden states are to be had only of a Llama on the numpy runtime that reads many sequences")
+        raise ModelError("hidden states are to be had only of a model that reads many sequences at a time")
 
 
 class Contexts:
@@ -122,6 +143,7 @@ class Contexts:
 
     paged = False
     asynchronous = False
+    branches = False
 
     def __init__(self, model: Model, blocks: int, block_size: int = BLOCK, why: str = "") -> None:
         self.model, self.blocks, self.block_size, self.why = model, blocks, block_size, why
@@ -151,6 +173,9 @@ class Contexts:
             logits_LV = context.forward_all(ids)[-part.logits :]
         self._open[part.key] = context, part.stop
         return logits_LV
+
+    def move(self, moves: Sequence[Move]) -> None:
+        """There are no trees."""
 
     def fork(self, forks: Sequence[Fork]) -> None:
         """See ``Runner.fork``. A context that cannot be copied is not: the child is then read from its beginning."""

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from nucleate.models.runner import Fork, Part
+from nucleate.models.branches import Tree
+from nucleate.models.runner import Fork, Move, Part
 
 
 class Toy:
@@ -64,6 +65,7 @@ class PagedToy:
     """
 
     paged = True
+    branches = True
     why = ""
 
     def __init__(self, model: Toy, blocks: int, block_size: int = 16, *, asynchronous: bool = False) -> None:
@@ -86,14 +88,34 @@ class PagedToy:
                 block = part.blocks[position // self.block_size]
                 self._held[block, position % self.block_size] = part.token_ids[position]
         if self.watched:
-            read = [(place, part.token_ids[place]) for part in parts for place in range(part.start, part.stop)]
+            read = [
+                (position, part.token_ids[place])
+                for part in parts
+                for place, position in zip(range(part.start, part.stop), _positions(part), strict=True)
+            ]
             self.features = np.tile(np.array(read, np.float32).reshape(-1, 2), len(self.watched))
         rows = [
-            self.model.rule(tuple(self._held[list(part.blocks)].ravel()[:stop].tolist()))
+            self.model.rule(self._seen(part, place))
             for part in parts
-            for stop in range(part.stop - part.logits + 1, part.stop + 1)
+            for place in range(part.stop - part.logits, part.stop)
         ]
         return np.stack(rows) if rows else np.empty((0, self.vocab_size), np.float32)
+
+    def _seen(self, part: Part, place: int) -> tuple[int, ...]:
+        """The tokens up to a place, along its branch."""
+        held = self._held[list(part.blocks)].ravel().tolist()
+        base, path = part.stop - len(part.parents or ()), []
+        while place >= base and part.parents:
+            path.append(held[place])
+            place = base + part.parents[place - base]
+        return (*held[: place + 1], *reversed(path))
+
+    def move(self, moves: Sequence[Move]) -> None:
+        """See ``Runner.move``."""
+        for _, blocks, sources, start in moves:
+            for target, source in enumerate(sources, start):
+                (block, place), (old, at) = divmod(target, self.block_size), divmod(source, self.block_size)
+                self._held[blocks[block], place] = self._held[blocks[old], at]
 
     def fork(self, forks: Sequence[Fork]) -> None:
         """See ``Runner.fork``."""
@@ -103,3 +125,11 @@ class PagedToy:
 
     def forget(self, key: int) -> None:
         """See ``Runner.forget``."""
+
+
+def _positions(part: Part) -> list[int]:
+    """Of the tokens that are read, in the sequence."""
+    if not part.parents:
+        return [*range(part.start, part.stop)]
+    tree = Tree(part.parents, part.stop)
+    return [*range(part.start, min(part.stop, tree.base)), *tree.positions(part.start).tolist()]

@@ -5,6 +5,7 @@ Knows symbols, which are integers, and refuses to know what they stand for.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable, Iterator, Sequence
 
 ROOT = 0
@@ -123,6 +124,15 @@ class Automaton:
             score += chance
             state = after
         return symbols, score
+
+    def followers(self, state: int, most: int) -> list[tuple[int, float, int]]:
+        """The symbols that follow most often, at most so many: (symbol, chance, state after it)."""
+        follows, count, favourite = self._next[state], self._count, self._best[state]
+        found = heapq.nlargest(
+            most, ((count[after], symbol == favourite, symbol, after) for symbol, after in follows.items())
+        )
+        all_of = self._followed[state]
+        return [(symbol, often / all_of, after) for often, _, symbol, after in found if symbol != NOTHING]
 
 
 def extend(automaton: Automaton, symbols: Sequence[int], start: int, stop: int) -> None:

@@ -52,6 +52,32 @@ class Draft:
         """Whether each token follows the one before it."""
         return self.parents is None or all(parent == place - 1 for place, parent in enumerate(self.parents))
 
+    @property
+    def depth(self) -> int:
+        """The tokens of the longest branch."""
+        return len(self.tokens) if self.parents is None else max(self.depths(), default=-1) + 1
+
+    def before(self) -> Sequence[int]:
+        """For each token the place of the one it follows."""
+        return range(ROOT, len(self.tokens) + ROOT) if self.parents is None else self.parents
+
+    def depths(self) -> Sequence[int]:
+        """For each token how many drafted ones lead to it."""
+        if self.parents is None:
+            return range(len(self.tokens))
+        found: list[int] = []
+        for parent in self.parents:
+            found.append(0 if parent == ROOT else found[parent] + 1)
+        return found
+
+    def path(self, place: int) -> list[int]:
+        """The places that lead to one, and itself; none for ROOT."""
+        path, before = [], self.before()
+        while place != ROOT:
+            path.append(place)
+            place = before[place]
+        return path[::-1]
+
     def law(self, place: int) -> Law | None:
         """The law that a token was drawn from, if it has one."""
         return None if self.laws is None else self.laws[place]

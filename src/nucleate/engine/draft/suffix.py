@@ -6,9 +6,11 @@ The method is that of Oliaro, Jia, Campos and Qiao, SuffixDecoding (arXiv 2411.0
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from nucleate.engine.draft.automaton import NOTHING, Automaton, extend
 from nucleate.engine.draft.draft import PACE, Draft, Read, State
+from nucleate.engine.draft.tree import Node, Offer, best_first, draft_of
 
 REMEMBERED = 1 << 16
 """Tokens of answers that have ended, if nothing else is asked for: some 30 MB."""
@@ -20,6 +22,7 @@ class SuffixProposer:
     Each suffix of the last ``longest`` tokens that was there before is continued by what followed it most often, for at
     most ``factor`` times its length, while the chance of the whole is at least ``least``: the product of how often each
     token followed, of all times that something did. The continuation with the highest sum of chances is the draft.
+    With ``branches``, each token is continued by so many at most, and the likeliest tokens of that tree are the draft.
     Suffixes are looked for in the sequence itself, and in the last ``remembered`` tokens that ``forget`` or ``learn``
     was given (0: none, so that nothing of a sequence outlives it).
 
@@ -35,11 +38,14 @@ class SuffixProposer:
         least: float = 0.1,
         remembered: int = REMEMBERED,
         pace: int = PACE,
+        branches: int = 1,
     ) -> None:
         if longest < 1 or not factor > 0 or not 0 <= least <= 1 or remembered < 0 or pace < 1:
             message = "longest and pace must be >= 1, factor > 0, least in 0..1 and remembered >= 0, got "
             raise ValueError(message + f"{longest}, {pace}, {factor}, {least} and {remembered}")
-        self.longest, self.factor, self.least, self.pace = longest, factor, least, pace
+        if branches < 1:
+            raise ValueError(f"branches must be >= 1, got {branches}")
+        self.longest, self.factor, self.least, self.pace, self.branches = longest, factor, least, pace, branches
         self._own: dict[int, Automaton] = {}
         self._past = Generations(2 * longest, remembered)
 
@@ -56,6 +62,8 @@ class SuffixProposer:
             own = self._own[state.key] = Automaton(2 * self.longest)
         extend(own, ids, own.size, own.size + self.pace)
         end = [int(token) for token in ids[max(0, len(ids) - self.longest) :]]
+        if self.branches > 1:
+            return self._tree(own, end, k)
         best: list[int] = []
         best_score = 0.0
         for automaton in (own, *self._past.automata):
@@ -65,6 +73,22 @@ class SuffixProposer:
                 if score > best_score:
                     best, best_score = tokens, score
         return Draft(tuple(best))
+
+    def _tree(self, own: Automaton, end: list[int], k: int) -> Draft:
+        """The same of trees: the likeliest nodes after each suffix, and of these trees the best."""
+        best: list[Node] = []
+        best_score = 0.0
+        for automaton in (own, *self._past.automata):
+            for place, length in automaton.matches(end):
+                most = min(self.longest, int(self.factor * length))
+                nodes = best_first(partial(self._offers, automaton, most), place, k, self.least)
+                score = sum(node.chance for node in nodes)
+                if score > best_score:
+                    best, best_score = nodes, score
+        return draft_of(best)
+
+    def _offers(self, automaton: Automaton, most: int, state: int, depth: int) -> list[Offer]:
+        return [] if depth >= most else [Offer(*found) for found in automaton.followers(state, self.branches)]
 
     def accepted(self, key: int, count: int) -> None:
         """It makes no difference."""

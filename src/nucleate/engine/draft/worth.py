@@ -12,13 +12,16 @@ AFRESH = 64
 """Steps after which one without drafts is made, if there was none."""
 
 PAUSE, LONGEST = 64, 1024
-"""Steps without drafts after they were found to cost time: at first, and after that was found again and again."""
+"""Steps in which no draft is read after drafts were found to cost time: at first, and found so again and again."""
 
 TRIED = 8
 """Steps with drafts that are looked at before they are judged."""
 
-KEPT = 0.8
-"""What is left of the weight of a step after another one."""
+KEPT, KEPT_PLAIN = 0.96, 0.8
+"""What is left of the weight of a step after another one: with drafts, and without."""
+
+DOUBT = 0.5
+"""What a token may seem to cost too much, by the square root of the tokens that were looked at: luck, maybe."""
 
 
 @dataclass
@@ -27,37 +30,48 @@ class Worth:
 
     plain: dict[int, float] = field(default_factory=dict)
     """Seconds of a step without drafts, by the number of sequences."""
-    cost: float = 1.0  #: seconds of a token in steps with drafts, by those in steps without
+    spent: float = 0.0  #: time of steps with drafts, in seconds that a sequence has in one without
+    said: float = 0.0  #: tokens that were written in them
+    seen: float = 0.0  #: and would have been without drafts, in as many steps
     tried: int = 0  #: steps since drafts are made again
     since: int = 0  #: steps since one without drafts
     paused: int = 0  #: steps until drafts are made again
     pause: int = PAUSE
 
     def allows(self) -> bool:
-        """Whether drafts are made in the step that begins."""
-        if self.paused:
-            self.paused -= 1
-            return False
-        return self.since < AFRESH
+        """Whether drafts are read in the step that begins."""
+        return not self.paused and self.since < AFRESH
+
+    def resume(self) -> None:
+        """Drafts are not what they were: look at them again."""
+        self.paused, self.pause = 0, PAUSE
 
     def stepped(self, sequences: int, read: int, written: int, seconds: float) -> None:
         """A step of so many sequences read so many tokens, those of drafts too, and wrote so many."""
         if read == sequences:
+            self.paused = max(0, self.paused - 1)
             before = self.plain.get(sequences, seconds)
-            self.plain[sequences] = before + (1 - KEPT) * (min(seconds, 2 * before) - before)
+            self.plain[sequences] = before + (1 - KEPT_PLAIN) * (min(seconds, 2 * before) - before)
             self.since = 0
             return
         self.since += 1
         if sequences not in self.plain:
             self.since = AFRESH
             return
-        ratio = seconds * sequences / (self.plain[sequences] * max(written, 1))
-        self.cost = KEPT * self.cost + (1 - KEPT) * min(ratio, 2.0)
+        spent = min(seconds * sequences / self.plain[sequences], 2.0 * written)
+        self.spent = KEPT * self.spent + spent
+        self.said = KEPT * self.said + written
+        self.seen = KEPT * self.seen + sequences
         self.tried += 1
         if self.tried < TRIED:
             return
-        if self.cost > 1:
+        if self.cost > 1 + DOUBT * self.seen**-0.5:
             self.paused, self.pause, self.tried = self.pause, min(LONGEST, 2 * self.pause), 0
-            self.cost = 1.0
+            self.spent = self.said = self.seen = 0.0
         elif self.cost < 0.9:
             self.pause = PAUSE
+
+    @property
+    def cost(self) -> float:
+        """Seconds of a token in steps with drafts, by those in steps without."""
+        return self.spent / self.said if self.said else 1.0

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from nucleate.core import noise
 from nucleate.engine.draft.draft import State
-from nucleate.engine.draft.law import Law, choose, law_of
+from nucleate.engine.draft.law import Law, choose, law_of, siblings
 from nucleate.engine.draft.neural.race import race
 from nucleate.models.llama import Floats
 
@@ -39,9 +40,8 @@ def draw(logits_RV: Floats, states: Sequence[State], places: Sequence[int]) -> l
     together = [row for row in warm if states[row].shared]
     if together:
         steps = [states[row].position + places[row] for row in together]
-        for row, token in zip(
-            together, _shared(logits_RV[together], [states[row] for row in together], steps), strict=True
-        ):
+        tokens_R1, _ = _shared(logits_RV[together], [states[row] for row in together], steps)
+        for row, [token] in zip(together, tokens_R1.tolist(), strict=True):
             drawn[row] = Drawn(token, None)
     for row in warm:
         if not states[row].shared:
@@ -49,19 +49,91 @@ def draw(logits_RV: Floats, states: Sequence[State], places: Sequence[int]) -> l
     return drawn
 
 
-def _shared(logits_RV: Floats, states: Sequence[State], steps: Sequence[int]) -> list[int]:
+class Sibling(NamedTuple):
+    """A token that may come next, one of some."""
+
+    token: int
+    law: Law | None  #: as of ``Drawn``, without the siblings before it
+    chance: float  #: as the proposer sees it
+
+
+class Asked(NamedTuple):
+    """What siblings are wanted for."""
+
+    state: State
+    place: int  #: how deep they are in the draft
+    number: int  #: how many tokens of the draft were drawn before
+    most: int
+
+
+def draw_some(logits_RV: Floats, asked: Sequence[Asked]) -> list[list[Sibling]]:
+    """Siblings for each row of scores, at most so many, in the order in which they are to be tried.
+
+    At temperature 0 the best ones. With shared noise the one that the target would draw from these scores, and then
+    those that it would draw if they were a little other. Else they are drawn without replacement: their number depends
+    on none of them. Of each row the first is that of ``draw``.
+    """
+    found: list[list[Sibling]] = []
+    for logits_V, one in zip(logits_RV, asked, strict=True):
+        if one.most < 1 or not np.isfinite(logits_V.max()):
+            found.append([])
+        elif one.state.temperature < COLDEST:
+            found.append(_best(logits_V, one.most))
+        elif one.state.shared:
+            found.append(_raced(logits_V, one))
+        else:
+            found.append(_drawn(logits_V, one))
+    return found
+
+
+def _best(logits_V: Floats, count: int) -> list[Sibling]:
+    x_V = np.exp((logits_V - logits_V.max()).astype(np.float64))
+    x_V /= x_V.sum()
+    best = np.argsort(-logits_V, kind="stable")[:count]
+    return [Sibling(int(token), None, float(x_V[token])) for token in best if x_V[token] > 0]
+
+
+def _raced(logits_V: Floats, one: Asked) -> list[Sibling]:
+    tokens_1N, behind_1N = _shared(logits_V[None], [one.state], [one.state.position + one.place], one.most)
+    weights_N = np.exp(-behind_1N[0])
+    chances = (weights_N / weights_N.sum()).tolist()
+    return [
+        Sibling(token, None, chance) for token, chance in zip(tokens_1N[0].tolist(), chances, strict=True) if token >= 0
+    ]
+
+
+def _drawn(logits_V: Floats, one: Asked) -> list[Sibling]:
+    law = _law(logits_V, one.state)
+    if law is None:
+        return []
+    tokens, laws = siblings(law, _uniform(one.state, one.number, one.most))
+    return [Sibling(token, each, float(law[token])) for token, each in zip(tokens, laws, strict=True)]
+
+
+def _shared(
+    logits_RV: Floats, states: Sequence[State], steps: Sequence[int], count: int = 1
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Tokens [R, count], and how far each is behind the first."""
     heat_R = np.array([state.temperature for state in states])
     seeds_R = np.array([state.seed for state in states], np.uint64)
-    out_R = np.empty(len(states), np.int64)
-    race(np.ascontiguousarray(logits_RV), heat_R, seeds_R, np.array(steps, np.uint64), out_R)
-    tokens: list[int] = out_R.tolist()
-    return tokens
+    out_RN, behind_RN = np.empty((len(states), count), np.int64), np.empty((len(states), count))
+    race(np.ascontiguousarray(logits_RV), heat_R, seeds_R, np.array(steps, np.uint64), out_RN, behind_RN)
+    return out_RN, behind_RN
 
 
 def _alone(logits_V: Floats, state: State, place: int) -> Drawn:
+    law = _law(logits_V, state)
+    return Drawn(-1, None) if law is None else Drawn(choose(law, _uniform(state, place, 1)[0]), law)
+
+
+def _law(logits_V: Floats, state: State) -> Law | None:
     x_V = logits_V.astype(np.float64) / state.temperature
-    law = law_of(np.exp(x_V - x_V.max()))
-    if law is None:
-        return Drawn(-1, None)
-    u = noise.uniform(state.seed, state.position, noise.DRAFT, np.array([place]))[0]
-    return Drawn(choose(law, float(u)), law)
+    return law_of(np.exp(x_V - x_V.max()))
+
+
+def _uniform(state: State, first: int, count: int) -> list[float]:
+    """Numbers of the round: those from ``first`` on."""
+    numbers: list[float] = noise.uniform(
+        state.seed, state.position, noise.DRAFT, np.arange(first, first + count)
+    ).tolist()
+    return numbers

@@ -1,4 +1,4 @@
-"""A head that goes on from the target's hidden states by its own: EAGLE-3 (Li et al., arXiv 2503.01840), as a chain.
+"""A head that goes on from the target's hidden states by its own: EAGLE-3 (Li et al., arXiv 2503.01840).
 
 From what the target made of a token and the token after it, one layer guesses what follows; where the target has not
 been yet, the layer's own output stands for its hidden state.
@@ -7,13 +7,15 @@ been yet, the layer's own output stands for its hidden state.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 
 import numpy as np
 
-from nucleate.engine.draft.draft import Draft, State
+from nucleate.engine.draft.draft import ROOT, Draft, State
 from nucleate.engine.draft.neural.chain import Chain, drafts_of
-from nucleate.engine.draft.neural.draw import draw
+from nucleate.engine.draft.neural.draw import draw, draw_some
 from nucleate.engine.draft.neural.files import Weights, weights_for
+from nucleate.engine.draft.neural.growth import Growth
 from nucleate.engine.draft.neural.heads import Head
 from nucleate.engine.draft.neural.layer import TOKENS, Layer, fused, rotation
 from nucleate.models.attention import decode
@@ -25,29 +27,65 @@ from nucleate.models.runner import BLOCK
 
 
 class Eagle(Head):
-    """See ``Proposer``. tokens: that keys and values are kept of at most, of all sequences together."""
+    """See ``Proposer``. branches: the most tokens that follow the same one; with 1, drafts are chains.
+
+    tokens: that keys and values are kept of at most, of all sequences together.
+    """
 
     layers: tuple[int, ...] = (2, 4, 6)
 
-    def __init__(self, weights: Weights, target: Llama, tokens: int = TOKENS) -> None:
+    def __init__(self, weights: Weights, target: Llama, tokens: int = TOKENS, branches: int = 1) -> None:
         super().__init__(target, tokens)
+        self.branches = branches
         self._fuse = weights.matrix("fuse")
         self._token_norm, self._hidden_norm = weights["token_norm.weight"], weights["hidden_norm.weight"]
         self._norm, self._layer = weights["norm.weight"], Layer(weights, "layer.", target, tokens // BLOCK)
 
     @classmethod
-    def load(cls, model: object) -> Eagle:
+    def load(cls, model: object, branches: int = 1) -> Eagle:
         """The one that was trained for a model. Raises ModelError for others."""
-        return cls(*weights_for("eagle", model))
+        return cls(*weights_for("eagle", model), branches=branches)
 
     def propose(self, states: Sequence[State], counts: Sequence[int]) -> list[Draft]:
         """See ``Proposer.propose``. None for a sequence whose last tokens' hidden states are not known."""
         chains = [Chain(state, count) for state, count in zip(states, counts, strict=True)]
         going = self._followed.ready(chains)
         with one_thread():
+            if self.branches > 1:
+                trees = self._trees(going) if going else {}
+                return [trees.get(chain.state.key, Draft()) for chain in chains]
             if going:
                 self._draft(going)
         return drafts_of(chains)
+
+    def _trees(self, going: list[Chain]) -> dict[int, Draft]:
+        """By sequence, see ``Growth``: in each round the head goes on from some tokens of each tree."""
+        for chain in going:
+            chain.ids = [*chain.state.token_ids]
+        growing = [Growth(chain, self.branches) for chain in going]
+        round_, x_RX = [(growth, ROOT) for growth in growing], self._take_in(going)
+        while round_:
+            logits_RV = product(self._unit(x_RX, self._norm), self._target.unembedding)
+            found = draw_some(logits_RV, [growth.asked(place) for growth, place in round_])
+            for (growth, place), siblings, x_X in zip(round_, found, x_RX, strict=True):
+                growth.take(place, siblings, x_X)
+            round_ = [(growth, place) for growth in growing for place in growth.next()]
+            if round_:
+                x_RX = self._look(round_)
+        return {growth.chain.state.key: growth.draft() for growth in growing}
+
+    def _look(self, round_: list[tuple[Growth, int]]) -> Floats:
+        """Its output after some tokens of trees. Those of a tree stand together: they are the last it has looked at."""
+        parts = []
+        for growth, group in groupby(round_, lambda one: one[0]):
+            places, chain = [place for _, place in group], growth.chain
+            chain.ids += [chain.tokens[place] for place in places]
+            stop = self._followed.features(chain).taken + len(growth.looked)
+            part = self._followed.part(chain, stop - len(places), stop, 1)
+            parts.append(part._replace(logits=len(places), parents=growth.lines()))
+        packing = Packing(parts, BLOCK)
+        x_RX = np.stack([growth.outputs[growth.parents[place]] for growth, place in round_])
+        return self._mixed(self._both(packing, x_RX), x_RX, packing)
 
     def _draft(self, going: list[Chain]) -> None:
         for chain in going:

@@ -17,27 +17,51 @@ def _noise(seed: Any, step: Any, stream: Any, index: Any) -> Any:
     return -math.log(-math.log1p(-uniform(seed, step, stream, index)))
 
 
+@inline
+def _enter(token: Any, behind: Any, tokens_N: Any, behind_N: Any) -> None:
+    """Take a token in where it belongs; of equal ones the first stays before."""
+    n = len(tokens_N)
+    while n > 0 and behind < behind_N[n - 1]:
+        n -= 1
+        if n + 1 < len(tokens_N):
+            tokens_N[n + 1], behind_N[n + 1] = tokens_N[n], behind_N[n]
+        tokens_N[n], behind_N[n] = token, behind
+
+
 @kernel
-def race(logits_RV: Any, heat_R: Any, seeds_R: Any, steps_R: Any, out_R: Any) -> None:
-    """The token of each row: first the group with the best mass and noise, then the best of it. Scores are finite
-    or -inf, with a finite one in each row; seeds and steps are uint64."""
+def race(logits_RV: Any, heat_R: Any, seeds_R: Any, steps_R: Any, out_RN: Any, behind_RN: Any) -> None:
+    """The token of each row: first the group with the best mass and noise, then the best of it. Then those that would
+    be drawn if the scores were a little other: by how far their group is behind the first, and they in their group.
+
+    Scores are finite or -inf, with a finite one in each row; seeds and steps are uint64. Where there are no more tokens
+    it is -1, with inf.
+    """
     rows, size = logits_RV.shape
+    groups = (size + GROUP_SIZE - 1) // GROUP_SIZE
+    score_G, score_T = np.empty(groups), np.empty(GROUP_SIZE)
     for r in range(rows):
         scale, top = 1.0 / heat_R[r], -np.inf
         for v in range(size):
             top = max(top, np.float64(logits_RV[r, v]))
-        best, low = -np.inf, 0
-        for begin in range(0, size, GROUP_SIZE):
+        for g in range(groups):
             mass = 0.0
-            for v in range(begin, min(size, begin + GROUP_SIZE)):
+            for v in range(g * GROUP_SIZE, min(size, (g + 1) * GROUP_SIZE)):
                 mass += math.exp((np.float64(logits_RV[r, v]) - top) * scale)
-            if mass > 0:
-                score = math.log(mass) + _noise(seeds_R[r], steps_R[r], GROUP, begin // GROUP_SIZE)
-                if score > best:
-                    best, low = score, begin
-        best, token = -np.inf, low
-        for v in range(low, min(size, low + GROUP_SIZE)):
-            score = (np.float64(logits_RV[r, v]) - top) * scale + _noise(seeds_R[r], steps_R[r], TOKEN, v)
-            if score > best:
-                best, token = score, v
-        out_R[r] = token
+            score_G[g] = math.log(mass) + _noise(seeds_R[r], steps_R[r], GROUP, g) if mass > 0 else -np.inf
+        first = score_G.max()
+        out_RN[r], behind_RN[r] = -1, np.inf
+        for _ in range(min(groups, out_RN.shape[1])):
+            g = int(score_G.argmax())
+            short = first - score_G[g]
+            score_G[g] = -np.inf
+            if not short < behind_RN[r, out_RN.shape[1] - 1]:
+                break
+            best, low = -np.inf, g * GROUP_SIZE
+            count = min(size - low, GROUP_SIZE)
+            for i in range(count):
+                noise = _noise(seeds_R[r], steps_R[r], TOKEN, low + i)
+                score_T[i] = (np.float64(logits_RV[r, low + i]) - top) * scale + noise
+                best = max(best, score_T[i])
+            for i in range(count):
+                if score_T[i] > -np.inf:
+                    _enter(low + i, short + best - score_T[i], out_RN[r], behind_RN[r])

@@ -1,0 +1,398 @@
+"""Drafts by the modules that a model of Transformers brings: those that the modules themselves give, read anew."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import nucleate as nc
+from nucleate.engine.draft.draft import Read, State
+from nucleate.engine.draft.neural import load
+from nucleate.engine.draft.neural.features import PENDING
+from nucleate.models.llama import Llama
+from nucleate.models.load import EMBEDDED
+from nucleate.models.model import ModelError
+from nucleate.models.runner import BLOCK
+from nucleate.models.toy import Toy
+from nucleate.models.transformers import TransformersModel
+
+torch = pytest.importorskip("torch", reason="needs the extra 'torch'")
+transformers = pytest.importorskip("transformers", reason="needs the extra 'torch'")
+
+from mtp_models import FAMILIES, modules_of, save, slow_draft, stock_draft, stock_of  # noqa: E402
+
+from nucleate.engine.draft.neural.mtp import Mtp  # noqa: E402
+from nucleate.models.mtp import brought  # noqa: E402
+from nucleate.models.watching import Watcher  # noqa: E402
+
+CLOSE = 1e-3
+"""Of the two best scores: where they are that close, either may be drafted."""
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+class Reader:
+    """A model, its modules, and a proposer that is told what the model reads."""
+
+    def __init__(self, family: str, **options: Any) -> None:
+        self.stock = stock_of(family)
+        self.modules = modules_of(*self.stock)
+        self.proposer = Mtp(self.modules, **options)
+
+    def hidden(self, ids: list[int]) -> np.ndarray:
+        watcher = Watcher(self.stock[0], self.proposer.layers)
+        with torch.inference_mode():
+            self.stock[0](input_ids=torch.tensor([ids]), use_cache=False)
+            found: np.ndarray = watcher.take().numpy()
+        watcher.close()
+        return found
+
+    def told(self, key: int, ids: list[int], start: int = 0) -> None:
+        """All but the last token have been read, the proposer learns of those from a place on."""
+        self.proposer.read([Read(key, start, ids[start:-1], self.hidden(ids[:-1])[start:])])
+
+    def drafts(self, texts: dict[int, list[int]], count: int) -> list[tuple[int, ...]]:
+        states = [State(key, ids, temperature=0.0) for key, ids in texts.items()]
+        return [draft.tokens for draft in self.proposer.propose(states, [count] * len(states))]
+
+    def assert_right(self, texts: dict[int, list[int]], count: int, bases: dict[int, int] | None = None) -> None:
+        """What is drafted is what is found by reading all of a text."""
+        for (key, ids), tokens in zip(texts.items(), self.drafts(texts, count), strict=True):
+            wanted, close = slow_draft(self.stock, ids, count, (bases or {}).get(key, 0))
+            assert list(tokens) == wanted or close < CLOSE
+
+
+def some(length: int, seed: int = 0) -> list[int]:
+    found: list[int] = np.random.default_rng(seed + 99 * length).integers(3, 199, length).tolist()
+    return found
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_drafts_are_what_reading_all_anew_gives(family: str) -> None:
+    """Texts of many lengths grow by what was drafted and by what was not, and are asked for drafts now and then."""
+    reader, rng = Reader(family), random.Random(family)
+    texts = {key: some(length) for key, length in enumerate((2, 3, 15, 16, 17, 40))}
+    read = dict.fromkeys(texts, 0)
+    for step in range(5):
+        asked = dict(rng.sample([*texts.items()], 4)) if step else texts
+        for key, ids in asked.items():
+            reader.told(key, ids, read[key])
+            read[key] = len(ids) - 1
+        count = (4, 1, 5, 2, 4)[step]
+        reader.assert_right(asked, count)
+        for (key, ids), tokens in zip(asked.items(), reader.drafts(asked, count), strict=True):
+            kept = rng.randint(0, len(tokens))
+            texts[key] = [*ids, *tokens[:kept], rng.randrange(3, 199)]
+
+
+@pytest.mark.parametrize("family", ["mellum", "deepseek_v3, 3"])
+def test_each_gets_as_many_as_it_asks_for(family: str) -> None:
+    reader, counts = Reader(family), [1, 6, 0, 4, 2, 6]
+    texts = {key: some(20 + 5 * key) for key in range(6)}
+    for _ in range(2):
+        for key, ids in texts.items():
+            reader.told(key, ids)
+        states = [State(key, ids, temperature=0.0) for key, ids in texts.items()]
+        drafts = reader.proposer.propose(states, counts)
+        for state, count, draft in zip(states, counts, drafts, strict=True):
+            wanted, close = slow_draft(reader.stock, [*state.token_ids], count)
+            assert list(draft.tokens) == wanted or close < CLOSE
+        texts = {key: [*ids, 5, 6] for key, ids in texts.items()}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_they_are_those_of_transformers(family: str) -> None:
+    reader = Reader(family)
+    for length in (2, 9, 33):
+        ids = some(length, 5)
+        reader.told(length, ids)
+        wanted, close = slow_draft(reader.stock, ids, reader.modules.count)
+        assert close > CLOSE
+        assert stock_draft(reader.stock, ids) == wanted
+        assert [list(tokens) for tokens in reader.drafts({length: ids}, reader.modules.count)] == [wanted]
+
+
+@pytest.mark.parametrize("family", ["glm4_moe", "deepseek_v3, 3"])
+def test_without_the_kernel_it_is_the_same(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nucleate.models.packed.has_kernel", lambda device, dtype: False)
+    monkeypatch.setattr("nucleate.models.mtp.has_kernel", lambda device, dtype: False)
+    reader = Reader(family)
+    texts = {key: some(length) for key, length in enumerate((2, 17, 33))}
+    for round_ in range(2):
+        for key, ids in texts.items():
+            reader.told(key, ids, 0 if not round_ else len(ids) - 3)
+        reader.assert_right(texts, 5)
+        texts = {key: [*ids, 7, 8] for key, ids in texts.items()}
+
+
+@pytest.mark.parametrize("family", ["glm4_moe", "mellum", "deepseek_v3, 3"])
+def test_a_text_that_is_known_late(family: str) -> None:
+    """Others had read its beginning: it is as if it began there, at the same positions."""
+    reader = Reader(family)
+    bases = {0: 0, 1: 7, 2: 31, 3: 38}
+    texts = {key: some(40, key) for key in bases}
+    for key, base in bases.items():
+        reader.told(key, texts[key], base)
+    for _ in range(2):
+        reader.assert_right(texts, 4, bases)
+    longer = {key: [*ids, 5, 6, 9] for key, ids in texts.items()}
+    for key, ids in longer.items():
+        reader.told(key, ids, 39)
+    reader.assert_right(longer, 4, bases)
+
+
+def test_positions_are_those_in_the_text() -> None:
+    """Not counted from where it is known: what a module gives would be the same otherwise but for rounding."""
+    reader, seen = Reader("glm4_moe"), []
+    own = reader.modules._model.forward_layer
+
+    def peeking(place: int, x: Any, positions: Any, *rest: Any, **named: Any) -> Any:
+        seen.append(positions[0].tolist())
+        return own(place, x, positions, *rest, **named)
+
+    reader.modules._model.forward_layer = peeking
+    reader.told(0, some(20), 12)
+    reader.drafts({0: some(20)}, 3)
+    assert seen == [[13, 14, 15, 16, 17, 18, 19], [20], [21]]
+
+
+def test_where_tokens_are_missing_it_begins_anew() -> None:
+    reader, ids = Reader("deepseek_v3, 3"), some(50)
+    hidden_TX = reader.hidden(ids[:-1])
+    reader.proposer.read([Read(0, 0, ids[:10], hidden_TX[:10])])
+    reader.drafts({0: ids[:11]}, 4)
+    reader.proposer.read([Read(0, 30, ids[30:49], hidden_TX[30:49])])
+    reader.assert_right({0: ids}, 4, {0: 30})
+
+
+@pytest.mark.parametrize("family", ["mellum", "deepseek_v3, 3"])
+def test_what_is_told_again_changes_nothing(family: str) -> None:
+    reader, ids = Reader(family), some(50)
+    hidden_TX = reader.hidden(ids[:-1])
+    for start, stop in ((0, 20), (5, 20), (0, 33), (33, 33), (16, 49), (48, 49)):
+        reader.proposer.read([Read(0, start, ids[start:stop], hidden_TX[start:stop])])
+        reader.assert_right({0: ids[: stop + 1]}, 3)
+    reader.assert_right({0: ids}, 4)
+
+
+def test_without_the_last_hidden_state_there_is_no_draft() -> None:
+    reader, ids = Reader("glm4_moe"), some(30)
+    hidden_TX = reader.hidden(ids)
+    assert reader.drafts({0: ids}, 4) == [()]
+    reader.proposer.read([Read(0, 0, ids[:25], hidden_TX[:25])])
+    assert reader.drafts({0: ids}, 4) == [()]
+    assert reader.drafts({0: ids[:20]}, 4) == [()]
+    reader.proposer.read([Read(0, 25, ids[25:29], hidden_TX[25:29])])
+    reader.assert_right({0: ids}, 4)
+    assert reader.proposer.propose([], []) == []
+    assert reader.drafts({0: ids}, 0) == [()]
+    assert reader.drafts({1: []}, 3) == [()]
+
+
+def test_hidden_states_are_the_proposers_own() -> None:
+    reader, ids = Reader("glm4_moe"), some(30)
+    hidden_TX = reader.hidden(ids[:-1])
+    reader.proposer.read([Read(0, 0, ids[:-1], hidden_TX)])
+    hidden_TX[:] = np.nan
+    reader.assert_right({0: ids}, 3)
+
+
+@pytest.mark.parametrize("family", ["glm4_moe", "deepseek_v3, 3"])
+@pytest.mark.parametrize("shared", [True, False])
+def test_hidden_states_that_are_no_numbers_give_no_draft(family: str, shared: bool) -> None:
+    reader, ids = Reader(family), some(12)
+    reader.told(0, ids)
+    reader.told(1, ids)
+    reader.proposer.read([Read(1, 11, ids[-1:], np.full((1, 64), np.nan, np.float32))])
+    states = [State(0, ids, 5, 3, shared=shared), State(1, [*ids, 8], 5, 3, shared=shared)]
+    one, other = reader.proposer.propose(states, [5, 5])
+    assert len(one) == 5
+    assert not other.tokens
+    assert not other.laws
+
+
+def test_drawn_tokens_have_the_noise_and_the_laws_of_all_proposers() -> None:
+    """Coupled, a token is what the target would draw from the scores; else it comes with the law of these scores."""
+    from nucleate.engine.draft.neural import mtp
+    from nucleate.engine.draft.neural.draw import draw
+
+    reader, ids = Reader("glm4_moe"), some(20)
+    seen: list[Any] = []
+
+    def peeking(logits_RV: np.ndarray, states: list[State], places: list[int]) -> Any:
+        seen.append((logits_RV, list(places)))
+        return draw(logits_RV, states, places)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mtp, "draw", peeking)
+        reader.told(0, ids)
+        [coupled] = reader.proposer.propose([State(0, ids, 5, 3, 0.9)], [3])
+        [drawn] = reader.proposer.propose([State(0, ids, 5, 3, 0.9, shared=False)], [3])
+    assert [places for _, places in seen] == [[0], [1], [2]] * 2
+    assert coupled.laws is None
+    assert drawn.laws is not None
+    for place, (logits_RV, _) in enumerate(seen[:3]):
+        params = nc.SamplingParams(temperature=0.9, seed=3)
+        assert coupled.tokens[place] == nc.sample(logits_RV, params, step=15 + place)[0]
+    for law, (logits_RV, _) in zip(drawn.laws, seen[3:], strict=True):
+        np.testing.assert_allclose(law, nc.probabilities(logits_RV, nc.SamplingParams(temperature=0.9))[0], rtol=1e-9)
+
+
+def test_what_is_forgotten_takes_no_memory() -> None:
+    reader = Reader("deepseek_v3, 3")
+    texts = {key: some(20 + key) for key in range(5)}
+    for key, ids in texts.items():
+        reader.told(key, ids)
+    reader.drafts(texts, 5)
+    for key in texts:
+        reader.proposer.accepted(key, 1)
+        reader.proposer.forget(key, [1, 2])
+        reader.proposer.forget(key)
+    assert not reader.proposer._heard
+    assert not reader.proposer._rooms.tables
+    assert sorted(reader.proposer._rooms.free) == [*range(len(reader.proposer._rooms.free))]
+
+
+def test_who_is_not_asked_keeps_only_what_came_last() -> None:
+    reader, rng = Reader("glm4_moe"), np.random.default_rng(1)
+    for start in range(0, 5000, 100):
+        hidden_TX = rng.standard_normal((100, 64)).astype(np.float32)
+        reader.proposer.read([Read(0, start, [7] * 100, hidden_TX)])
+        heard = reader.proposer._heard[0]
+        assert sum(map(len, heard._pieces)) <= PENDING
+        assert heard.stop == start + 100
+    assert len(reader.drafts({0: [7] * 5001}, 4)[0]) == 4
+    assert sum(map(len, heard._pieces)) == 1  # what was taken in is kept as keys and values
+
+
+def test_when_room_is_short_others_make_it() -> None:
+    per_block = sum(pool.size for pool in Reader("glm4_moe").modules.new_pools(1))
+    reader = Reader("glm4_moe", memory=8 * per_block + 1)
+    assert len(reader.proposer._rooms.free) == 8
+    texts = {key: some(50, key) for key in range(4)}
+    for key, ids in texts.items():
+        reader.told(key, ids)
+        reader.assert_right({key: ids}, 4)  # 4 of 8 blocks each
+    together = reader.drafts(texts, 4)
+    assert 1 <= sum(len(tokens) == 4 for tokens in together) <= 2
+    for key, tokens in zip(texts, together, strict=True):
+        if tokens:
+            assert list(tokens) == slow_draft(reader.stock, texts[key], 4)[0]
+    long = some(8 * BLOCK + 2)
+    reader.told(9, long)
+    assert reader.drafts({9: long}, 4) == [()]
+    reader.told(9, long)
+    assert reader.drafts({9: long}, 1) == [()]  # 129 places
+    reader.told(8, long[:-1])
+    reader.assert_right({8: long[:-1]}, 1)
+    with pytest.raises(ModelError, match=f"{per_block - 1} bytes for keys and values hold no block of {per_block}"):
+        Mtp(reader.modules, per_block - 1)
+
+
+def folder_of(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, TransformersModel]:
+    """A model, and the same from its folder."""
+    stock = stock_of(family)
+    save(*stock, tmp_path)
+    if family != "mellum":  # Transformers knows the number of the last layer of such models by heart
+        monkeypatch.setattr(type(stock[0]), "_keys_to_ignore_on_load_unexpected", [r"model\.layers\.[234]\."])
+    return stock, TransformersModel(tmp_path, "cpu", "auto")
+
+
+@pytest.mark.parametrize("family", ["glm4_moe", "mellum", "deepseek_v3, 3"])
+def test_they_are_found_in_the_folder_of_a_model(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stock, model = folder_of(family, tmp_path, monkeypatch)
+    reader, ids = Reader(family), some(30)
+    reader.proposer = load("mtp", model)  # type: ignore[assignment]
+    assert reader.proposer.layers == (2,)
+    reader.told(0, ids)
+    assert list(reader.drafts({0: ids}, 4)[0]) == slow_draft(stock, ids, 4)[0]
+    found = brought(model)
+    assert brought(model) is found  # read once
+    theirs = {weight.data_ptr() for weight in model.model.parameters()}
+    shared = (found._model.embed_tokens.weight, found._model.shared_head.weight)
+    assert {weight.data_ptr() for weight in shared} <= theirs
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_in_short_types(dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder is read as the model was asked for; rounding may change a guess, seldom."""
+    folder_of("glm4_moe", tmp_path, monkeypatch)
+    model = TransformersModel(tmp_path, "cpu", dtype)
+    reader, agree = Reader("glm4_moe"), 0
+    proposer = load("mtp", model)
+    assert {weight.dtype for weight in brought(model)._model.parameters()} == {getattr(torch, dtype)}
+    for key in range(8):
+        ids = some(20, key)
+        proposer.read([Read(key, 0, ids[:-1], reader.hidden(ids[:-1]))])
+        [draft] = proposer.propose([State(key, ids, temperature=0.0)], [3])
+        assert len(draft) == 3
+        agree += draft.tokens[0] == slow_draft(reader.stock, ids, 1)[0][0]
+    assert agree >= 6
+
+
+def test_a_model_of_another_kind_brings_none() -> None:
+    for model in (Llama(EMBEDDED), Toy(lambda _: np.zeros(9, np.float32), 9)):
+        with pytest.raises(
+            ModelError, match=r"brings no modules .* num_mtp_layers in their config, such as deepseek_v3"
+        ):
+            load("mtp", model)
+
+
+def test_most_models_of_transformers_bring_none() -> None:
+    with pytest.raises(ModelError, match="the model brings no modules for multi-token prediction"):
+        load("mtp", TransformersModel(EMBEDDED, "cpu", "auto"))
+    none = transformers.Glm4MoeConfig(**{**FAMILIES["glm4_moe"][1], "num_mtp_layers": 0})
+    model = TransformersModel.of(transformers.AutoModelForCausalLM.from_config(none))
+    with pytest.raises(ModelError, match="the model brings no modules for multi-token prediction"):
+        load("mtp", model)
+    with pytest.raises(ModelError, match="the model brings no modules for multi-token prediction"):
+        nc.LLM(speculative="mtp")
+
+
+def test_a_model_without_its_folder_has_none_to_load(tmp_path: Path) -> None:
+    model, _ = stock_of("glm4_moe")
+    with pytest.raises(ModelError, match="are in the folder of a model, and this one has none"):
+        load("mtp", TransformersModel.of(model))
+    model.config.name_or_path = str(tmp_path / "gone")
+    with pytest.raises(ModelError, match="are in the folder of a model, and this one has none"):
+        load("mtp", TransformersModel.of(model))
+
+
+def test_a_folder_in_which_they_are_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stock_of("mellum")[0].save_pretrained(tmp_path)
+    with pytest.raises(
+        ModelError, match=r"cannot load the modules .* in .*: The following MtpModel weights are missing"
+    ):
+        load("mtp", TransformersModel(tmp_path, "cpu", "auto"))
+
+
+def test_what_they_give_is_compared() -> None:
+    """With what Transformers makes of the same: nobody drafts by modules that are run wrongly."""
+    from nucleate.models.packed_attention import Plan
+
+    stock, right = stock_of("deepseek_v3, 3"), Plan.attend
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Plan, "attend", lambda *given: 0.5 * right(*given))
+        with pytest.raises(ModelError, match=r"cannot be run: packed, what they give is \d+\.\d% off"):
+            modules_of(*stock)
+    modules_of(*stock)
+
+
+def test_a_final_norm_that_is_another_is_noticed() -> None:
+    model, modules = stock_of("glm4_moe")
+    model.get_decoder().norm.register_forward_hook(lambda module, given, out: out * 1.1)
+    modules_of(model, modules)  # it is asked like the model asks it
+    del model.get_decoder()._modules["norm"]
+    with pytest.raises(ModelError, match="the modules that the model brings cannot be run"):
+        modules_of(model, modules)

@@ -1,0 +1,214 @@
+"""Hidden states that a packed model of Transformers leaves behind are those that Transformers tells of."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nucleate.models.load import runner_of
+from nucleate.models.model import ModelError
+from nucleate.models.runner import Part
+from nucleate.models.transformers import TransformersModel
+
+torch = pytest.importorskip("torch", reason="needs the extra 'torch'")
+transformers = pytest.importorskip("transformers", reason="needs the extra 'torch'")
+
+from nucleate.models.watching import Watcher, decoder_layers  # noqa: E402 - reads torch
+
+MEMORY = 4 << 20
+SMALL: dict[str, Any] = dict(
+    vocab_size=199, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4,
+    num_key_value_heads=2, max_position_embeddings=256, initializer_range=0.2, bos_token_id=0, eos_token_id=1,
+    pad_token_id=0,
+)  # fmt: skip
+EXPERTS = dict(n_routed_experts=3, num_experts_per_tok=2, moe_intermediate_size=32, n_group=1, topk_group=1)
+KINDS = {
+    "llama": ("LlamaConfig", SMALL),
+    "qwen3": ("Qwen3Config", dict(SMALL, head_dim=24)),
+    "gemma2": ("Gemma2Config", dict(SMALL, head_dim=16, sliding_window=11)),
+    "gemma3": ("Gemma3TextConfig", dict(SMALL, head_dim=16, sliding_window=11)),
+    "gpt2": ("GPT2Config", dict(vocab_size=199, n_embd=64, n_layer=3, n_head=4, n_positions=256)),
+    "gpt-neox": (
+        "GPTNeoXConfig",
+        {key: value for key, value in SMALL.items() if key != "num_key_value_heads"},
+    ),
+    "mixtral": ("MixtralConfig", dict(SMALL, num_local_experts=3, num_experts_per_tok=2)),
+    "glm4-moe": ("Glm4MoeConfig", dict(SMALL, head_dim=16, first_k_dense_replace=1, **EXPERTS)),
+}  # fmt: skip
+"""Some have lists of as many experts as layers."""
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def model_of(name: str, dtype: str = "float32") -> TransformersModel:
+    config, settings = KINDS[name]
+    torch.manual_seed(0)
+    made = transformers.AutoModelForCausalLM.from_config(getattr(transformers, config)(**settings))
+    for key, weight in made.named_parameters():
+        if "norm" in key or "ln_" in key:  # ones would hide where a normalisation stands
+            torch.nn.init.uniform_(weight, 0.5, 2.0)
+    return TransformersModel.of(made.to(getattr(torch, dtype)))
+
+
+def some(length: int) -> list[int]:
+    found: list[int] = np.random.default_rng(length).integers(3, 199, length).tolist()
+    return found
+
+
+def stock(model: TransformersModel, ids: list[int]) -> list[np.ndarray]:
+    """What each layer reads; what Transformers tells last has been normalised."""
+    with torch.inference_mode():
+        out = model.model(input_ids=torch.tensor([ids]), use_cache=False, output_hidden_states=True)
+    return [x[0].float().numpy() for x in out.hidden_states]
+
+
+def final_norm(model: TransformersModel, x_TX: np.ndarray) -> np.ndarray:
+    decoder = model.model.get_decoder()
+    names = [name for name in ("norm", "ln_f", "final_layer_norm") if hasattr(decoder, name)]
+    with torch.inference_mode():
+        found: np.ndarray = getattr(decoder, names[0])(torch.from_numpy(x_TX)).numpy()
+    return found
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_they_are_those_of_transformers(name: str) -> None:
+    model = model_of(name)
+    runner = runner_of(model, MEMORY)
+    assert runner.paged, runner.why
+    layers = (2, 0, 3, 1, 2)
+    runner.watch(layers)
+    assert runner.features.shape == (0, 64 * 5)
+    texts = [some(length) for length in (1, 5, 17, 40)]
+    wanted = [stock(model, text) for text in texts]
+    got: list[list[np.ndarray]] = [[] for _ in texts]
+    for reads in ([(0, 1), (0, 5), (0, 17), (0, 30)], [(30, 38)], [(38, 40)]):
+        first = len(texts) - len(reads)
+        parts = [Part(i, texts[i], *span, [3 * i, 3 * i + 1, 3 * i + 2], i % 2) for i, span in enumerate(reads, first)]
+        runner.forward(parts)
+        assert isinstance(runner.features, np.ndarray)
+        assert runner.features.dtype == np.float32
+        begin = 0
+        for part in parts:
+            end = begin + part.stop - part.start
+            got[part.key].append(runner.features[begin:end])
+            begin = end
+        assert begin == len(runner.features)
+    for pieces, told in zip(got, wanted, strict=True):
+        ours = np.split(np.concatenate(pieces), 5, axis=1)
+        last = max(np.abs(told[2]).max(), 1.0)
+        for place, layer in enumerate(layers):
+            if layer < 3:
+                np.testing.assert_allclose(ours[place], told[layer], atol=2e-3 * last)
+            else:
+                np.testing.assert_allclose(final_norm(model, ours[place]), told[3], atol=2e-2)
+
+
+def test_logits_are_the_same_bits_watched_or_not() -> None:
+    model = model_of("qwen3")
+    one, two = runner_of(model, MEMORY), runner_of(model, MEMORY)
+    two.watch((1, 3))
+    parts = [Part(0, some(9), 0, 9, [0], 3), Part(1, some(33), 0, 33, [1, 2, 3], 1)]
+    np.testing.assert_array_equal(one.forward(parts), two.forward(parts))
+    assert one.features.shape == (0, 0)
+    assert two.features.shape == (42, 128)
+    before, copy = two.features, two.features.copy()
+    two.forward([Part(0, some(20), 0, 9, [0], 1)])
+    np.testing.assert_array_equal(before, copy)  # they belong to the caller
+    two.forward([])
+    assert two.features.shape == (0, 128)
+    two.watch((2,))
+    two.forward(parts)
+    assert two.features.shape == (42, 64)
+    two.watch(())
+    two.forward(parts)
+    assert two.features.shape == (0, 0)
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in two.model.modules())
+
+
+def test_to_be_watched_anew_harms_nothing_that_was_read() -> None:
+    model = model_of("gemma3")
+    ids, runner = some(30), runner_of(model, MEMORY)
+    runner.forward([Part(0, ids, 0, 20, [0, 1], 0)])
+    runner.watch((1,))
+    [logits_V] = runner.forward([Part(0, ids, 20, 30, [0, 1], 1)])
+    np.testing.assert_allclose(logits_V, model.begin().forward(ids), atol=1e-3)
+
+
+def test_short_types_are_told_as_float32() -> None:
+    runner = runner_of(model_of("llama", "bfloat16"), MEMORY)
+    runner.watch((0, 3))
+    runner.forward([Part(0, some(9), 0, 9, [0], 1)])
+    assert runner.features.dtype == np.float32
+    np.testing.assert_array_equal(runner.features, torch.from_numpy(runner.features).to(torch.bfloat16).float().numpy())
+
+
+@pytest.mark.parametrize("layers", [(4,), (-1,), (0, 9)])
+def test_there_are_no_other_layers(layers: tuple[int, ...]) -> None:
+    runner = runner_of(model_of("llama"), MEMORY)
+    with pytest.raises(ValueError, match=r"watch takes places in 0\.\.3, got (4|-1|9)"):
+        runner.watch(layers)
+    assert runner.features.size == 0
+
+
+def test_a_model_whose_layers_cannot_be_found_says_so() -> None:
+    runner = runner_of(model_of("llama"), MEMORY)
+    decoder = runner.model.get_decoder()
+    decoder.again = torch.nn.ModuleList([*decoder.layers])
+    with pytest.raises(ModelError, match=r"which of its modules are its 3 layers\? \(layers, again\)"):
+        runner.watch((1,))
+    del decoder.again
+    runner.model.config.num_hidden_layers = 5
+    with pytest.raises(ModelError, match=r"which of its modules are its 5 layers\? \(none is\)"):
+        runner.watch((1,))
+
+
+class Odd(torch.nn.Module):  # type: ignore[misc, name-defined]
+    """Its layers hand on what they are given, by name, beside something else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList([Pair(), Pair()])
+        self.config = transformers.LlamaConfig(num_hidden_layers=2)
+
+    def get_decoder(self) -> Odd:
+        return self
+
+    def forward(self, x: Any) -> Any:
+        for layer in self.layers:
+            x, _ = layer(hidden_states=x)
+        return x
+
+
+class Pair(torch.nn.Module):  # type: ignore[misc, name-defined]
+    def forward(self, hidden_states: Any) -> Any:
+        return hidden_states + 1, None
+
+
+def test_a_layer_may_have_a_list_as_long_of_its_own() -> None:
+    """Such as experts: one for each layer there is, by chance."""
+    model = Odd()
+    model.layers[1].experts = torch.nn.ModuleList([Pair(), Pair()])
+    assert decoder_layers(model) == [*model.layers]
+
+
+def test_a_layer_that_reads_something_else_says_so() -> None:
+    model = Odd()
+    watcher = Watcher(model, (2, 0))
+    model(torch.zeros(1, 4, 3))
+    np.testing.assert_array_equal(watcher.take().numpy(), [[2, 2, 2, 0, 0, 0]] * 4)
+    with pytest.raises(ModelError, match=r"layer 2 reads no row of states, but \(\)"):
+        watcher.take()  # nothing was seen since
+    for shape in ((1, 4, 2, 3), (2, 4, 3)):
+        model(torch.zeros(shape))
+        with pytest.raises(ModelError, match=f"layer 2 reads no row of states, but {re.escape(str(shape))}"):
+            watcher.take()

@@ -1,0 +1,341 @@
+"""A tree that is read at once is as each of its branches read alone, as a chain: to the last bit where chains are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_attention import attended
+
+from nucleate.models import attention
+from nucleate.models.branches import MOST, Tree
+from nucleate.models.llama import Llama
+from nucleate.models.load import EMBEDDED, runner_of
+from nucleate.models.packed_llama import PackedLlama, compiled
+from nucleate.models.packing import Packing, slots_of
+from nucleate.models.pool import NO_SINKS, Rule, by_token, copy_places, new_pool
+from nucleate.models.runner import Move, Part, Runner
+from nucleate.models.toy import PagedToy, Toy
+
+
+def random_parents(random: np.random.Generator, count: int) -> list[int]:
+    """Chains, stars, and what is in between."""
+    kind = random.random()
+    if kind < 0.15:
+        return [-1] * count
+    if kind < 0.3:
+        return [*range(-1, count - 1)]
+    return [int(random.integers(-1, place)) if place else -1 for place in range(count)]
+
+
+def path_to(parents: Sequence[int], place: int) -> list[int]:
+    path = []
+    while place >= 0:
+        path.insert(0, place)
+        place = parents[place]
+    return path
+
+
+TEXTS = st.tuples(st.integers(1, 60), st.integers(1, 4), st.integers(0, 20))
+"""Tokens before a tree, how many of these are read with it, and tokens of the tree."""
+
+
+@st.composite
+def cases(draw: Any) -> dict[str, Any]:
+    group, kv_heads = draw(st.integers(1, 4)), draw(st.integers(1, 3))
+    rule = Rule(
+        draw(st.sampled_from([0.125, 1.0])),
+        draw(st.sampled_from([0, 0, 1, 2, 5, 17, 40])),
+        draw(st.sampled_from([0.0, 0.0, 5.0])),
+        np.linspace(-3, 3, group * kv_heads, dtype=np.float32) if draw(st.booleans()) else NO_SINKS,
+    )
+    return dict(
+        rule=rule, kv_heads=kv_heads, heads=group * kv_heads, block_size=draw(st.sampled_from([16, 32])),
+        texts=draw(st.lists(TEXTS, min_size=1, max_size=3)),
+        seed=draw(st.integers(0, 2**20)), threads=draw(st.integers(1, 2)),
+    )  # fmt: skip
+
+
+@given(cases())
+@settings(max_examples=50)
+def test_the_kernel_attends_along_branches(case: dict[str, Any]) -> None:
+    """Beside it, parts without a tree; before it, none, one or some tokens of its own part."""
+    random, size = np.random.default_rng(case["seed"]), 16
+    rule, kv_heads, heads, block_size = case["rule"], case["kv_heads"], case["heads"], case["block_size"]
+    free = random.permutation(40).tolist()
+    pool = new_pool(40, block_size, kv_heads, size, size)
+    for array in pool:
+        array[:] = np.nan
+    keys, values = by_token(pool, size)
+    parts, olds = [], []
+    for key, (length, own, nodes) in enumerate(case["texts"]):
+        start, stop = max(0, length - own), length + nodes
+        table = [free.pop() for _ in range(-(-stop // block_size))]
+        old = [random.standard_normal((stop, kv_heads, size), np.float32) for _ in range(2)]
+        for place in range(start):
+            keys[table[place // block_size], :, place % block_size] = old[0][place]
+            values[table[place // block_size], :, place % block_size] = old[1][place]
+        parents = random_parents(random, nodes) if nodes else None
+        if nodes > 4 and parents == [*range(-1, nodes - 1)]:
+            parents[-1] = 0  # not a chain: those are attended elsewhere if they are long
+        parts.append(Part(key, [0] * stop, start, stop, table, 1, parents))
+        olds.append(old)
+    packing = Packing(parts, block_size)
+    assert len(packing.short) == len(parts)
+    queries = random.standard_normal((packing.size, heads, size), np.float32)
+    new = [np.concatenate([old[i][part.start :] for old, part in zip(olds, parts, strict=True)]) for i in (0, 1)]
+    out = np.full((packing.size, heads, size), 7, np.float32)
+    before, attention.LARGE = attention.LARGE, 0
+    try:
+        attention.decode(queries, *new, pool, packing, rule, out, case["threads"])
+    finally:
+        attention.LARGE = before
+    at = 0
+    for part, (old_keys, old_values) in zip(parts, olds, strict=True):
+        parents, base = part.parents or [], part.stop - len(part.parents or [])
+        for place in range(part.start, part.stop):
+            seen = [*range(min(place + 1, base)), *[base + one for one in path_to(parents, place - base)]]
+            right = attended(queries[at], old_keys[seen], old_values[seen], rule, len(seen))
+            np.testing.assert_allclose(out[at], right, atol=3e-5, rtol=1e-4)
+            assert packing.positions_T[at] == len(seen) - 1
+            at += 1
+        for stored, old in zip((keys, values), (old_keys, old_values), strict=True):  # in the order of the list
+            for place in range(part.stop):
+                block = part.blocks[place // block_size]
+                np.testing.assert_array_equal(stored[block, :, place % block_size], old[place])
+
+
+@given(st.integers(0, 30), st.integers(1, 30), st.integers(0, 2**20), st.sampled_from([0, 1, 3, 9]))
+def test_what_is_seen_is_what_leads_there(length: int, nodes: int, seed: int, window: int) -> None:
+    random = np.random.default_rng(seed)
+    parents = random_parents(random, nodes)
+    tree, start = Tree(parents, length + nodes), int(random.integers(0, length + nodes))
+    wanted = np.zeros((length + nodes - start, length + nodes), bool)
+    for place in range(start, length + nodes):
+        seen = [*range(min(place + 1, length)), *[length + one for one in path_to(parents, place - length)]]
+        wanted[place - start, seen[-window:] if window else seen] = True
+    np.testing.assert_array_equal(tree.seen(start, window), wanted)
+
+
+def test_chains_have_no_trees() -> None:
+    parts = [Part(0, [1, 2, 3], 0, 3, [0], 3), Part(1, [1, 2], 1, 2, [1], 1)]
+    packing = Packing(parts, 16)
+    assert packing.followed_T2.shape == (0, 2)
+    assert packing.positions_T is packing._places_T
+    large = Part(2, [0] * 100, 9, 100, [*range(2, 9)], 1, [-1] * 90)
+    mixed = Packing([*parts, large], 16)
+    assert len(mixed.long) == 1
+    assert MOST < 91
+    seen_before = Part(3, [0] * 9, 8, 9, [2], 1, [-1, -1, 0])
+    assert len(Packing([seen_before], 16).long) == 1
+
+
+# in models
+
+
+BLOCKS = [*range(12)]
+
+
+def logits(
+    runner: Runner, ids: Sequence[int], start: int, wanted: int, parents: Sequence[int] | None = None, key: int = 0
+) -> Any:
+    blocks = [block + 12 * key for block in BLOCKS]
+    return np.array(runner.forward([Part(key, list(ids), start, len(ids), blocks, wanted, parents)]))
+
+
+def tree_and_branches(make: Any, size: int, seed: int, nodes: int, chunk: int = 1) -> Any:
+    """Logits of a tree's tokens, and of what follows a branch that is kept; and all of them by chains."""
+    random = np.random.default_rng(seed)
+    ids = random.integers(3, size, int(random.integers(chunk + 1, 45))).tolist()
+    tokens, parents = random.integers(3, size, nodes).tolist(), random_parents(random, nodes)
+    if nodes > 1 and parents == [*range(-1, nodes - 1)]:
+        parents[-1] = -1
+    first, runner = len(ids) - chunk if chunk else 0, make()
+    if first:
+        logits(runner, ids[:first], 0, 0)
+    ours = logits(runner, [*ids, *tokens], first, nodes + 1, parents)
+    alone, twin = [], make()
+    if first:
+        logits(twin, ids[:first], 0, 0, key=1)
+    paths = [path_to(parents, place) for place in range(nodes)]
+    for path in [[], *paths]:
+        alone.append(logits(twin, [*ids, *[tokens[place] for place in path]], first, len(path) + 1, key=1)[-1])
+    path = max(paths, key=lambda path: (path != [*range(len(path))], len(path)))  # one that has to be moved
+    kept = [*ids, *[tokens[place] for place in path], 7]
+    runner.move([Move(0, BLOCKS, [len(ids) + place for place in path], len(ids))])
+    logits(twin, kept[:-1], first, 0, key=1)
+    follows = [logits(each, kept, len(kept) - 1, 1, key=key)[0] for key, each in enumerate((runner, twin))]
+    return [*ours, follows[0]], [*alone, follows[1]]
+
+
+@pytest.fixture(scope="module")
+def model() -> Llama:
+    return Llama(EMBEDDED)
+
+
+@pytest.mark.parametrize("seed", [0, 2, 3, 5, 6, 10])
+def test_the_embedded_model_reads_trees_to_the_last_bit(seed: int, model: Llama) -> None:
+    def make() -> PackedLlama:
+        runner = PackedLlama(model, 8 << 20)
+        runner.kernels = compiled()
+        return runner
+
+    ours, alone = tree_and_branches(make, 4096, seed, 1 + seed % 13)
+    for mine, other in zip(ours, alone, strict=True):
+        if seed < 7:  # up to SHORT tokens of a chain the kernel attends
+            np.testing.assert_array_equal(mine, other)
+        else:
+            np.testing.assert_allclose(mine, other, atol=2e-4)
+
+
+@pytest.mark.parametrize(("nodes", "chunk"), [(15, 1), (40, 1), (5, 12), (5, 0)])
+def test_large_trees_and_those_after_a_part_of_a_prompt(nodes: int, chunk: int, model: Llama) -> None:
+    ours, alone = tree_and_branches(lambda: PackedLlama(model, 8 << 20), 4096, nodes, nodes, chunk)
+    np.testing.assert_allclose(np.stack(ours), np.stack(alone), atol=2e-4)
+
+
+@pytest.mark.parametrize("count", [1, 4, 7, 12])
+def test_a_chain_that_is_told_as_a_tree(count: int, model: Llama) -> None:
+    ids = np.random.default_rng(count).integers(3, 4096, 20 + count).tolist()
+    found = []
+    for parents in (None, range(-1, count - 1)):
+        runner = PackedLlama(model, 8 << 20)
+        runner.watch((2, 6))
+        logits(runner, ids[:19], 0, 0)
+        found.append((logits(runner, ids, 19, count + 1, parents), runner.features))
+    for chain, tree in zip(*found, strict=True):
+        np.testing.assert_array_equal(chain, tree)
+
+
+def test_a_tree_read_in_two_parts(model: Llama) -> None:
+    """Its first tokens have been read: they are seen where they lie."""
+    random = np.random.default_rng(3)
+    ids, parents = random.integers(3, 4096, 30).tolist(), [-1, -1, 0, 1, 3, 0, 2, 2]
+    whole, parted = PackedLlama(model, 8 << 20), PackedLlama(model, 8 << 20)
+    logits(whole, ids[:21], 0, 0)
+    wanted = logits(whole, ids, 21, 9, parents)
+    logits(parted, ids[:21], 0, 0)
+    logits(parted, ids[:25], 21, 4, parents[:3])
+    for stop in (26, 29, 30):
+        start = {26: 25, 29: 26, 30: 29}[stop]
+        found = logits(parted, ids[:stop], start, stop - start, parents[: stop - 22])
+        np.testing.assert_allclose(found, wanted[start - 21 : stop - 21], atol=2e-4)
+
+
+def test_trees_of_many_sequences_at_once(model: Llama) -> None:
+    """Beside decodes, chains, prompts and each other."""
+    random, runner, alone = np.random.default_rng(8), PackedLlama(model, 16 << 20), PackedLlama(model, 16 << 20)
+    parts = []
+    for key, (length, new, nodes) in enumerate(
+        [(20, 1, 6), (9, 1, 0), (40, 1, 30), (33, 20, 0), (17, 1, 3), (30, 4, 0)]
+    ):
+        ids, blocks = random.integers(3, 4096, length + nodes).tolist(), [*range(key * 6, key * 6 + 6)]
+        for each in (runner, alone):
+            each.forward([Part(key, ids, 0, length - new, blocks, 0)])
+        parents = random_parents(random, nodes) if nodes else None
+        parts.append(Part(key, ids, length - new, length + nodes, blocks, nodes + 1, parents))
+    ours = runner.forward(parts)
+    theirs = np.concatenate([alone.forward([part]) for part in parts])
+    np.testing.assert_allclose(ours, theirs, atol=2e-4)
+
+
+def test_a_context_that_is_full_counts_depths(model: Llama) -> None:
+    runner, ids = PackedLlama(model, 16 << 20), [5] * 1028
+    blocks = [*range(65)]
+    assert runner.forward([Part(0, ids[:1027], 1022, 1027, blocks, 1, [-1] * 4)]).shape == (1, 4096)
+    with pytest.raises(ValueError, match="1025 tokens do not fit the context of 1024"):
+        runner.forward([Part(0, ids[:1026], 1022, 1026, blocks, 1, [-1, 0, -1])])
+
+
+TOY = Toy(lambda seen: np.random.default_rng(seen).normal(size=199).astype(np.float32), 199)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_models_without_weights(seed: int) -> None:
+    ours, alone = tree_and_branches(lambda: PagedToy(TOY, 60, 5), 199, seed, 4 + seed, 1 + seed)
+    np.testing.assert_array_equal(np.stack(ours), np.stack(alone))
+
+
+ONE = dict(
+    vocab_size=199, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, max_position_embeddings=128, initializer_range=0.2, bos_token_id=0, eos_token_id=1,
+    pad_token_id=0,
+)  # fmt: skip
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaConfig", ONE),
+    "windows": ("MistralConfig", dict(ONE, sliding_window=7)),
+    "soft caps": ("Gemma2Config", dict(ONE, head_dim=16, sliding_window=7, attn_logit_softcapping=5.0)),
+    "sinks": (
+        "GptOssConfig",
+        dict(ONE, head_dim=16, sliding_window=7, num_local_experts=4, num_experts_per_tok=2),
+    ),
+    "learned positions": (
+        "GPT2Config",
+        dict(vocab_size=199, n_embd=64, n_layer=2, n_head=4, n_positions=128, initializer_range=0.2),
+    ),
+}
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    torch = pytest.importorskip("torch", reason="needs the extra 'torch'")
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def of_transformers(name: str) -> Any:
+    torch = pytest.importorskip("torch", reason="needs the extra 'torch'")
+    transformers = pytest.importorskip("transformers", reason="needs the extra 'torch'")
+    from nucleate.models.transformers import TransformersModel
+
+    torch.manual_seed(0)
+    kind, values = MODELS[name]
+    made = transformers.AutoModelForCausalLM.from_config(getattr(transformers, kind)(**values))
+    for key, weight in made.named_parameters():
+        if key.endswith("sinks"):
+            torch.nn.init.normal_(weight, std=2.0)
+    return TransformersModel.of(made)
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize(
+    ("name", "compiled"),
+    [*((name, True) for name in MODELS), ("llama", False), ("windows", False), ("soft caps", False), ("sinks", False)],
+)
+def test_models_of_transformers(name: str, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not compiled:
+        monkeypatch.setattr("nucleate.models.packed.has_kernel", lambda device, dtype: False)
+    runner = runner_of(of_transformers(name), 8 << 20)
+    assert runner.paged, runner.why
+    assert runner.branches
+    for seed, (nodes, chunk) in enumerate([(6, 1), (3, 9), (5, 0)]):
+        ours, alone = tree_and_branches(lambda: runner, 199, seed, nodes, chunk)
+        np.testing.assert_allclose(np.stack(ours), np.stack(alone), atol=2e-3)
+
+
+@given(st.integers(0, 2**20))
+@settings(max_examples=30)
+def test_moves_read_before_they_write(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    pool, blocks = new_pool(9, 16, 2, 8, 8), random.permutation(9).tolist()
+    for array in pool:
+        array[:] = random.standard_normal(array.shape)
+    before = [array.copy() for array in by_token(pool, 16)]
+    moves, wanted = [], [array.copy() for array in before]
+    for key in range(2):
+        table, start = blocks[key * 4 : key * 4 + 4], int(random.integers(0, 40))
+        count = int(random.integers(1, 20))
+        sources = sorted(random.choice(np.arange(start, 64), count, replace=False).tolist())
+        moves.append(Move(key, table, sources, start))
+        for target, source in enumerate(sources, start):
+            for array, old in zip(wanted, before, strict=True):
+                array[table[target // 16], :, target % 16] = old[table[source // 16], :, source % 16]
+    copy_places(pool, *slots_of(moves, 16))
+    for array, right in zip(by_token(pool, 16), wanted, strict=True):
+        np.testing.assert_array_equal(array, right)
