@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import enum
+import importlib.util
 import pickle
+import re
 import time
 
 import numpy as np
@@ -19,9 +21,12 @@ from nucleate.rows import Logits
 from nucleate.stages import (
     STAGES,
     AdaptiveP,
+    Allowed,
+    BadWords,
     Categorical,
     Dry,
     DynamicTemperature,
+    Frequency,
     Greedy,
     Gumbel,
     LogitBias,
@@ -30,6 +35,7 @@ from nucleate.stages import (
     MinP,
     MinTokens,
     Mirostat,
+    NoRepeatNgram,
     Presence,
     Repetition,
     Suppress,
@@ -44,6 +50,7 @@ from nucleate.stages import (
 LOGITS = np.array([[1.0, 3.0, 2.0, -1.0], [0.5, 0.25, 4.0, 0.0], [2.0, 2.0, 2.0, 2.0]], np.float32)
 SEEDED = nc.SamplingParams(seed=5)
 EXPECTED = nc.sample(LOGITS, SEEDED).tolist()
+PLAIN = ("torch", "plain tensors, sorted")
 
 
 def same(logits, **arguments):
@@ -354,9 +361,46 @@ def test_explain_says_what_is_left_out_and_added():
     ]
 
 
+@pytest.mark.parametrize(
+    ("stages", "why"),
+    [
+        ((Logprobs(1), LogitBias({1: 2.0}), Repetition(1.2, 9), Presence(1.0, 9), Suppress((1,)), TopP(0.9)), ""),
+        ((MinTokens(3, (1,)), BadWords(((5,), (6,))), Allowed((1, 2)), Frequency(0.5), TopK(5)), ""),
+        ((Temperature(0), TopK(5)), ""),
+        ((TopP(0.9), Logprobs(1)), r"Logprobs\(1\) is not in the compiled chain"),
+        ((Typical(0.9),), r"Typical\(0.9\) is not in the compiled chain"),
+        ((BadWords(((5, 6),)),), "depends on what was said"),
+        ((NoRepeatNgram(3),), "depends on what was said"),
+        ((Frequency(0.5), Repetition(1.2)), "its repetition penalty is not the first of its penalties"),
+        ((Frequency(0.5), Presence(0.5, 9)), "its penalties are in several places"),
+        ((Frequency(0.5, 5000),), "its penalties count more than 4096 tokens"),
+        ((Frequency(0.5), LogitBias({1: 2.0})), r"LogitBias\(.*\) comes after penalties"),
+    ],
+)
+def test_explain_says_what_a_device_runs(stages, why):
+    for device in ("cuda", "cuda:3"):
+        plan = nc.explain((*stages, Gumbel(1)), device=device)
+        if why:
+            assert plan.backend == "cpu"
+            assert re.match(f"on the host, logits and all, because .*{why}", plan.why), plan.why
+        else:
+            there = importlib.util.find_spec("triton") is not None
+            assert (plan.backend, plan.why) == (("triton", "two kernels for all rows") if there else PLAIN)
+    assert (nc.explain((*stages, Gumbel(1)), device="mps").backend == "torch") == (not why)
+
+
+def test_explain_knows_where_there_is_no_triton(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    plan = nc.explain((TopK(5), Gumbel(1)), device="cuda")
+    assert (plan.backend, plan.why) == PLAIN == ("torch", "plain tensors, sorted")
+    assert str(plan).splitlines()[0] == "torch backend: plain tensors, sorted"
+
+
 def test_explain_refuses_what_does_not_exist():
     with pytest.raises(ParameterError, match="device must be 'cpu'"):
-        nc.explain(SEEDED, device="cuda")
+        nc.explain(SEEDED, device="tpu")
+    with pytest.raises(ParameterError, match="device must be 'cpu'"):
+        nc.explain(SEEDED, device=3)
     with pytest.raises(TypeError, match="params must be a SamplingParams or a tuple of stages"):
         nc.explain([TopK(1)])
 

@@ -22,7 +22,7 @@ from nucleate.core.history import History
 from nucleate.core.parameter import ParameterError, read_json, unknown
 from nucleate.core.stage import Ceiling, Draw, Pipeline, Prefix, Scale, Shift, Stage, Tap, shape_of
 from nucleate.params import SamplingParams
-from nucleate.plan import Chain, Numbers, chain_of, compiled
+from nucleate.plan import Chain, Numbers, chain_of, compiled, on_device, resident_of
 from nucleate.presets import with_mask
 from nucleate.rows import Logits, check_ids, histories, masks, per_row, where
 from nucleate.stages import STAGES
@@ -123,13 +123,18 @@ class Plan:
 
 
 def explain(params: Params, device: str = "cpu") -> Plan:
-    """How these parameters would run on a device ("cpu" only, so far). Print it, or read its fields."""
-    if device != "cpu":
-        raise ParameterError("device", f"device must be 'cpu' (there is no CUDA backend yet), got {device!r}")
+    """How these parameters would run on a device: "cpu", "cuda", "cuda:1", "mps", "xpu". Print it, or read its fields.
+
+    It need not be there. Raises ParameterError for a name that is none.
+    """
+    backend = None if device == "cpu" else on_device(device)
     asked, stages, chain = prepared(params)
-    if isinstance(chain, str):
-        return Plan(asked, stages, "cpu", f"compiled stage by stage from their rules, because {chain}")
-    return Plan(asked, stages, "cpu", "the compiled chain")
+    why = chain if backend is None else resident_of(chain)
+    if isinstance(why, str):
+        way = "compiled stage by stage from their rules" if backend is None else "on the host, logits and all"
+        return Plan(asked, stages, "cpu", f"{way}, because {why}")
+    on = {None: "the compiled chain", "triton": "two kernels for all rows", "torch": "plain tensors, sorted"}
+    return Plan(asked, stages, backend or "cpu", on[backend])
 
 
 @cache

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import importlib.util
+import math
+import re
+from collections.abc import Mapping
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from nucleate.backends.cpu.special.program import EACH_TIME, ONCE, SCALE, Counted, Edit
+from nucleate.backends.cpu.special.program import EACH_TIME, ONCE, SCALE, Counted, Edit, unchanging
+from nucleate.backends.cuda.resident import LONGEST_WINDOW, Penalties, Resident
+from nucleate.core.history import History
 from nucleate.core.maths import INFINITY
 from nucleate.core.parameter import ParameterError
 from nucleate.core.stage import Pipeline, Shift, Stage, Tap
+from nucleate.stages.bad_words import BadWords
 from nucleate.stages.frequency import Frequency
 from nucleate.stages.greedy import Greedy
 from nucleate.stages.gumbel import Gumbel
 from nucleate.stages.min_p import MinP
+from nucleate.stages.min_tokens import MinTokens
 from nucleate.stages.presence import Presence
 from nucleate.stages.repetition import Repetition
 from nucleate.stages.temperature import Temperature
@@ -141,6 +149,79 @@ def _take(numbers: Numbers, place: int, stage: Stage) -> tuple[Numbers, int] | N
         case Temperature(t) if place < 6:
             taken = numbers._replace(late_t=t), 6
     return taken
+
+
+FOREVER = 1 << 62
+"""No output is as long."""
+
+
+def resident_of(chain: Chain | str) -> Resident | str:
+    """What a device is to keep of a row with this chain, or why it runs on the host."""
+    if isinstance(chain, str):
+        return chain
+    row = Resident(chain.numbers, wanted=chain.tap.wanted if chain.tap else None)
+    for edit in chain.edits:
+        with_it = _counting(row, edit) if isinstance(edit, Counted) else _listing(row, edit)
+        if isinstance(with_it, str):
+            return with_it
+        row = with_it
+    return row
+
+
+def _counting(row: Resident, edit: Counted) -> Resident | str:
+    """A row on a device with penalties."""
+    codes = [code for code, _ in edit.rules]
+    if row.penalties.counts:
+        return "its penalties are in several places"
+    if SCALE in codes[1:]:
+        return "its repetition penalty is not the first of its penalties"
+    if edit.window is not None and edit.window > LONGEST_WINDOW:
+        return f"its penalties count more than {LONGEST_WINDOW} tokens"
+    scale = math.prod(number for code, number in edit.rules if code == SCALE)
+    each = math.fsum(number for code, number in edit.rules if code == EACH_TIME)
+    once = math.fsum(number for code, number in edit.rules if code == ONCE)
+    return row._replace(penalties=Penalties(scale, each, once, edit.window, counts=True))
+
+
+def _listing(row: Resident, shift: Shift) -> Resident | str:
+    """A row on a device with a list."""
+    listing = _standing(shift)
+    if listing is None:
+        return f"{shift!r} depends on what was said"
+    if shift.touches == "unlisted":
+        return row._replace(allowed=frozenset(listing) if row.allowed is None else row.allowed & frozenset(listing))
+    if isinstance(shift, MinTokens):
+        until = {token: max(min(shift.n, FOREVER), row.until.get(token, 0)) for token in shift.ends}
+        return row._replace(until={**row.until, **until})
+    if any(math.isnan(value) or value == INFINITY for value in listing.values()):
+        return f"{shift!r} adds what is no number"
+    if row.penalties.counts and any(value not in (0.0, -INFINITY) for value in listing.values()):
+        return f"{shift!r} comes after penalties"
+    return row._replace(before={**row.before, **{t: row.before.get(t, 0.0) + value for t, value in listing.items()}})
+
+
+def _standing(shift: Shift) -> Mapping[int, float] | None:
+    """What a stage lists, if it is the same whatever was said; of ``MinTokens`` nothing, as it is the same for long."""
+    if isinstance(shift, BadWords):
+        alone = all(isinstance(word, tuple) and len(word) == 1 for word in shift.words)
+        return shift.listing(History()) if alone else None
+    if isinstance(shift, MinTokens):
+        return {}
+    return shift.listing(History()) if unchanging(shift) else None
+
+
+DEVICES = re.compile(r"(cuda|mps|xpu)(:\d+)?")
+TENSOR_BACKENDS = ("torch", "triton")
+"""What runs rows on a device."""
+
+
+def on_device(device: str) -> str:
+    """What runs rows on a device of this name. Raises ParameterError for one that is none."""
+    if not isinstance(device, str) or not DEVICES.fullmatch(device):
+        known = "'cpu', 'cuda', 'mps' or 'xpu', one of several as 'cuda:1'"
+        raise ParameterError("device", f"device must be {known}, got {device!r:.60}")
+    with_triton = device.startswith("cuda") and importlib.util.find_spec("triton") is not None
+    return "triton" if with_triton else "torch"
 
 
 BACKENDS = ("auto", "reference", "cpu")

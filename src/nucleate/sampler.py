@@ -9,7 +9,7 @@ import functools
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,19 +24,26 @@ from nucleate.core.history import History
 from nucleate.core.memory import Memory
 from nucleate.core.parameter import ParameterError, unknown
 from nucleate.core.stage import Drawn, Pipeline, Tap
+from nucleate.device import Device
 from nucleate.laws import Laws, learns
 from nucleate.params import SamplingParams
 from nucleate.pipeline import Params, chains, prepared, runner
-from nucleate.plan import Numbers, compiled
+from nucleate.plan import TENSOR_BACKENDS, Numbers, compiled
 from nucleate.presets import with_mask, without_mask
 from nucleate.rows import Logits, check_ids, history, lying_plainly, masks, per_row, where
 
+if TYPE_CHECKING:
+    from nucleate.backends.cuda.loop import Forward, Loop
+
 
 class Sampled(NamedTuple):
-    """What one step of a batch gives. R rows, in the order in which their logits were given."""
+    """What one step of a batch gives. R rows, in the order in which their logits were given.
 
-    token_ids: NDArray[np.int64]  #: [R]; -1 where there is an error
-    logprobs: tuple[StepLogprobs | None, ...] | None  #: of the rows that asked for them; None if none did
+    On a device, token_ids is a tensor there; logprobs and errors wait for the device when they are looked at.
+    """
+
+    token_ids: Any  #: int64 [R], NumPy or torch; -1 where there is an error
+    logprobs: Sequence[StepLogprobs | None] | None  #: of the rows that asked for them; None if none did
     errors: Mapping[int, str]  #: {place in this call: why no token could be drawn}; such a row stays as it was
     seeds: NDArray[np.uint64]  #: [R], read-only; with its seed a row can be drawn again
 
@@ -75,14 +82,17 @@ class Sampler:
 
     vocab_size: V, the length of a row of logits. backend, device: as in ``sample`` and ``explain``. Rows with the same
     structure, the types of their stages, form a group, whose parameters are columns (see ``groups``).
+
+    With another device than "cpu", histories, seeds, steps and numbers of rows are there, and so are the tokens: only
+    ``tolist`` on them waits for it, where ``explain`` says of every row that it runs there; what else waits says so.
+    The backend may then be "triton" or "torch" too, as it may with the device "cpu": rows are tensors then.
     """
 
     def __init__(self, vocab_size: int, backend: str = "auto", device: str = "cpu") -> None:
         if isinstance(vocab_size, bool) or not isinstance(vocab_size, int | np.integer) or vocab_size < 1:
             raise ParameterError("vocab_size", f"vocab_size must be an integer >= 1, got {vocab_size!r}")
-        if device != "cpu":
-            raise ParameterError("device", f"device must be 'cpu' (there is no CUDA backend yet), got {device!r}")
-        compiled(backend, 0)  # it refuses one that does not exist
+        self._host = "auto" if backend in TENSOR_BACKENDS else backend
+        compiled(self._host, 0)  # it refuses one that does not exist
         self.backend = backend
         self.vocab_size = int(vocab_size)
         self.groups: dict[Structure, Columns] = {}
@@ -91,6 +101,9 @@ class Sampler:
         self._batch: _Batch | None = None
         self._batches: dict[tuple[int, ...] | None, _Batch] = {}
         self._next = 0
+        self._device: Device | None = None
+        if device != "cpu" or backend in TENSOR_BACKENDS:
+            self._device = Device(self.vocab_size, device, backend, self._rows, self._on_host)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -127,7 +140,9 @@ class Sampler:
         memory = Memory(stages, prompt.tolist(), output.tolist())
         row, self._next = self._next, self._next + 1
         tap = program = None
-        if not isinstance(chain, str):
+        if self._device is not None:
+            self._device.add(row, chain, memory, own_seed)
+        elif not isinstance(chain, str):
             tap, program = chain.tap, Program(chain.edits, memory, self.vocab_size) if chain.edits else None
             at = program.at if program else (0, 0)
             self._known.add(row, chain.numbers, at, own_seed, len(output))
@@ -147,36 +162,53 @@ class Sampler:
         own = self._row(row)
         if not 0 <= token < self.vocab_size:
             raise ParameterError("token", f"token must be in 0..{self.vocab_size - 1}, got {token!r:.60}")
+        if self._device is not None and row in self._device:
+            self._device.push(row, token)
+            return
         self._count(row, own, token)
         self._move(row, own, tuple(stage.after(Drawn(token, 0.0, 0.0)) for stage in own.stages))
 
-    def laws(self, row: int, logits_NV: Any, tokens: Sequence[int] = (), masks: Any = None) -> Laws:
+    def laws(
+        self,
+        row: int,
+        logits_NV: Any,
+        tokens: Sequence[int] = (),
+        masks: Any = None,
+        *,
+        parents: Sequence[int] | None = None,
+    ) -> Laws:
         """What a row's next tokens would be drawn from, [N, V] float64: now, and after each of some tokens.
 
         logits_NV: float [N, V], NumPy or torch, with N - 1 tokens; masks: what a grammar allows, int32 [W] for each of
-        the N, or None. Nothing changes; with XTC it is the average over what its coin may say, as in
-        ``probabilities``. Raises ValueError.
+        the N, or None. parents: for each token which one it follows, -1 for none; without it the one before. Nothing
+        changes; with XTC it is the average over what its coin may say, as in
+        ``probabilities``. Worked out on the host. Raises ValueError.
         """
-        own, logits = self._row(row), Logits(logits_NV)
+        own, logits = self._up_to_date(row), Logits(logits_NV)
         if logits.shape != (len(tokens) + 1, self.vocab_size):
             raise ValueError(
                 f"logits must have the shape {[len(tokens) + 1, self.vocab_size]}, got {list(logits.shape)}"
             )
-        fast = compiled(self.backend, self.vocab_size)
-        return Laws(own.stages, own.memory.prompt, own.memory.output, logits, tokens, masks, fast=fast)
+        fast = compiled(self._host, self.vocab_size)
+        return Laws(own.stages, own.memory.prompt, own.memory.output, logits, tokens, masks, parents=parents, fast=fast)
 
     def take(self, row: int, logits_V: Any, token: int, mask_W: Any = None) -> StepLogprobs | None:
         """A row goes on with a token that was chosen by its law, as if it had been drawn: stages learn from it.
 
-        Returns its logprobs, if they were asked for. Raises ValueError for a token that cannot be drawn.
+        Returns its logprobs, if they were asked for; then it waits for the device. Raises ValueError for a token that
+        cannot be drawn.
         """
         own = self._row(row)
         if not any(isinstance(stage, Tap) or learns(stage) for stage in own.stages):
             self.push(row, token)
             return None
+        own = self._up_to_date(row)
         stages = own.stages if mask_W is None else with_mask(own.stages)
         past = History(own.memory.prompt, own.memory.output, mask_W)
         result = reference.take(Logits(logits_V[None])[0], stages, token, past)
+        if self._device is not None and row in self._device:
+            self._device.push(row, token)
+            return result.logprobs
         self._count(row, own, token)
         self._move(row, own, result.stages if mask_W is None else without_mask(result.stages))
         return result.logprobs
@@ -188,6 +220,8 @@ class Sampler:
         self._forget_batches()
         if row in self._known.slots:
             self._known.remove(row)
+        if self._device is not None:
+            self._device.remove(row)
         self.groups[structure].remove(row)
         if not len(self.groups[structure]):
             del self.groups[structure]
@@ -201,23 +235,27 @@ class Sampler:
         return self._row(row).stages
 
     def output_ids(self, row: int) -> tuple[int, ...]:
-        """What a row has drawn."""
-        return tuple(self._row(row).memory.output)
+        """What a row has drawn. Waits for the device."""
+        return tuple(self._up_to_date(row).memory.output)
 
     def __call__(self, logits_RV: Any, rows: Iterable[int] | None = None, *, mask: Any = None) -> Sampled:
         """Draw the next token of some rows; their histories, steps and states advance.
 
         logits_RV: float [R, V], NumPy or torch. rows: whose they are, in this order; without it, those of ``rows``.
         mask: int32 [R, V / 32], the tokens a grammar allows, packed, lowest bit first. Nothing changes if the
-        arguments are wrong (ValueError, TypeError, ParameterError).
+        arguments are wrong (ValueError, TypeError, ParameterError). On a device, tensors that are there already are not
+        copied, and logits are not to be written to before errors have been looked at, if these are to be.
         """
         asked = None if rows is None else [operator.index(row) for row in rows]
+        if self._device is not None:
+            of_all = self._known_batch(asked)
+            return _sampled((*self._device.step(of_all.numbers, logits_RV, mask), of_all.seeds))
         batch = self._batch
         if batch is None or batch.asked != asked:
             batch = self._batch = self._known_batch(asked)
         memories = batch.memories if mask is None else None
         lying = lying_plainly(logits_RV, batch.shape) if memories else None
-        if not memories or lying is None or not compiled(self.backend, batch.shape[0] * batch.shape[1]):
+        if not memories or lying is None or not compiled(self._host, batch.shape[0] * batch.shape[1]):
             return self._step(Logits(logits_RV), batch, mask, None)
         chains(self.vocab_size).draw(lying, batch.shape[0], batch.part.at)
         tokens_R = batch.part.tokens.copy()
@@ -227,6 +265,28 @@ class Sampler:
         for memory, token in zip(memories, tokens, strict=True):
             memory.push(token)
         return _sampled((tokens_R, None, {}, batch.seeds))
+
+    def loop(
+        self,
+        forward: Forward,
+        first_ids: Sequence[int],
+        rows: Iterable[int] | None = None,
+        *,
+        steps: int,
+        stop_ids: Sequence[int] = (),
+    ) -> Loop:
+        """Draw the next tokens of some rows in a loop that a device runs without the host, see ``Loop``.
+
+        forward(token_ids [R], active [R]) gives logits [R, V]; first_ids: what it is to read first, the last token of
+        each prompt. On CUDA it is captured as one graph. Raises ParameterError where the host is needed: for rows that
+        the device does not run, or that want logprobs.
+        """
+        numbers = list(self._rows) if rows is None else [operator.index(row) for row in rows]
+        for number in numbers:
+            self._row(number)
+        if self._device is None:
+            raise ParameterError("device", "a loop runs on a device: Sampler(vocab_size, device=...)")
+        return self._device.loop(numbers, forward, first_ids, steps, stop_ids)
 
     def _known_batch(self, asked: list[int] | None) -> _Batch:
         """The rows of a call, as gathered for one before: who verifies drafts asks for all, for fewer, and for all."""
@@ -258,7 +318,7 @@ class Sampler:
         if logits.shape != batch.shape:
             raise ValueError(f"logits must have the shape {list(batch.shape)}, got {list(logits.shape)}")
         masks_R = masks(mask, count, self.vocab_size)
-        fast = count > 0 and compiled(self.backend, count * self.vocab_size)
+        fast = count > 0 and compiled(self._host, count * self.vocab_size)
         tokens_R = np.full(count, NOT_DRAWN, np.int64) if drawn is None else drawn
         if fast and drawn is None and batch.places:
             self._draw_chains(logits, batch, masks_R, tokens_R)
@@ -268,12 +328,11 @@ class Sampler:
             if token >= 0:
                 told = None if row.tap is None else self._report(logits, place, token, row.tap)
             else:
-                try:
-                    token, told = self._draw_alone(logits[place], batch.numbers[place], row, masks_R[place], fast)
-                except Exception as error:  # noqa: BLE001  # a stage of one's own may raise anything
-                    known = isinstance(error, reference.RowError | ParameterError)
-                    errors[place] = str(error) if known else f"{type(error).__name__}: {error}"
+                alone = self._draw_alone(logits[place], batch.numbers[place], row, masks_R[place], fast)
+                if isinstance(alone, str):
+                    errors[place] = alone
                     continue
+                token, told = alone
                 tokens_R[place] = token
             row.memory.push(token)
             if told is not None:
@@ -291,11 +350,15 @@ class Sampler:
 
     def _draw_alone(
         self, logits_V: NDArray[np.float32], number: int, row: _Row, mask_W: NDArray[np.int32] | None, fast: bool
-    ) -> tuple[int, StepLogprobs | None]:
-        """Draw a row that the compiled chain does not run."""
+    ) -> tuple[int, StepLogprobs | None] | str:
+        """Draw a row that the compiled chain does not run; or why nothing can be drawn from it."""
         stages = row.stages if mask_W is None else with_mask(row.stages)
         row.memory.mask = mask_W
-        result = runner(fast)(logits_V, stages, row.seed, len(row.memory.output), row.memory)
+        try:
+            result = runner(fast)(logits_V, stages, row.seed, len(row.memory.output), row.memory)
+        except Exception as error:  # noqa: BLE001  # a stage of one's own may raise anything
+            known = isinstance(error, reference.RowError | ParameterError)
+            return str(error) if known else f"{type(error).__name__}: {error}"
         self._move(number, row, result.stages if stages is row.stages else without_mask(result.stages))
         if number in self._known.slots:
             self._known.steps[self._known.slots[number]] += np.uint64(1)
@@ -316,6 +379,23 @@ class Sampler:
         if stages is not row.stages and any(old is not new for old, new in zip(row.stages, stages, strict=True)):
             row.stages = stages
             self.groups[structure_of(stages)].update(number, stages)
+
+    def _on_host(
+        self, number: int, logits_V: NDArray[np.float32], mask_W: NDArray[np.int32] | None
+    ) -> tuple[int, StepLogprobs | None] | str:
+        """Draw a row that the device does not run."""
+        row = self._rows[number]
+        drawn = self._draw_alone(logits_V, number, row, mask_W, compiled(self._host, self.vocab_size))
+        if not isinstance(drawn, str):
+            row.memory.push(drawn[0])
+        return drawn
+
+    def _up_to_date(self, row: int) -> _Row:
+        """A row with all that it has said."""
+        own = self._row(row)
+        if self._device is not None:
+            self._device.catch_up()
+        return own
 
     def _forget_batches(self) -> None:
         """Rows have come or gone, and columns are elsewhere."""

@@ -10,11 +10,11 @@ from typing import Any
 
 
 class Interpreted:
-    """A process that runs kernels in NumPy. ``call`` one of the functions below by its name."""
+    """A process that runs kernels in NumPy. ``call`` a function of a script, such as those below, by its name."""
 
-    def __init__(self) -> None:
+    def __init__(self, script: str = __file__) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", __file__],
+            [sys.executable, "-W", "ignore", script],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
@@ -103,7 +103,80 @@ def sample(x_RV: Any, numbers: Any, seeds: Any, steps: Any, **more: Any) -> dict
     return {name: column[:rows].numpy().copy() for name, column in found.items()}
 
 
-def serve() -> None:
+def rejection(p_RNV: Any, drafted_RK: Any, q_RKV: Any, seeds: Any, steps: Any, **more: Any) -> list[Any]:
+    """What the kernels of verification find. more: dtype, stride, stops, sums (arrays), rows, count, size."""
+    import torch
+
+    from nucleate.backends.cuda.special import verify_launch
+
+    def lying(laws: Any) -> torch.Tensor | None:
+        if laws is None:
+            return None
+        stride = more.get("stride", 1)
+        room = torch.full((*laws.shape[:2], (laws.shape[2] + 1) * stride), torch.nan)
+        room = room.to(getattr(torch, more.get("dtype", "float32")))
+        return room[..., : laws.shape[2] * stride : stride].copy_(torch.from_numpy(laws))
+
+    given = (None if more.get(name) is None else torch.from_numpy(more[name]) for name in ("stops", "sums"))
+    rows, count = drafted_RK.shape
+    room = (more.get("rows", rows), more.get("count", count), more.get("size", p_RNV.shape[2]))
+    work = verify_launch.Workspace(*room, "cpu")
+    for tensor in (work.sums, work.totals, work.scales):
+        tensor.fill_(torch.nan)  # what an earlier call left there is of no account
+    for tensor in (*work.found, work.todo_R):
+        tensor.fill_(99)
+    seeds, steps = torch.from_numpy(seeds), torch.from_numpy(steps.copy())
+    laws = lying(p_RNV), torch.from_numpy(drafted_RK), lying(q_RKV)
+    found = verify_launch.rejection(*laws, seeds, steps, work, *given)
+    return [column.numpy().copy() for column in (*found, steps)]
+
+
+def coupled(drafted_RK: Any, drawn_RN: Any, steps: Any, **more: Any) -> list[Any]:
+    """What the kernel of coupled verification finds, and the steps of rows and of places. more: stops, rows, count."""
+    import torch
+
+    from nucleate.backends.cuda.special import verify_launch
+
+    rows, count = drafted_RK.shape
+    work = verify_launch.Workspace(more.get("rows", rows), more.get("count", count), 9, "cpu")
+    for tensor in work.found:
+        tensor.fill_(99)
+    stops = None if more.get("stops") is None else torch.from_numpy(more["stops"])
+    steps, place_steps = torch.from_numpy(steps.copy()), torch.full(drawn_RN.shape, 99)
+    drafted, drawn = torch.from_numpy(drafted_RK), torch.from_numpy(drawn_RN)
+    found = verify_launch.coupled(drafted, drawn, steps, work, stops, place_steps)
+    return [column.numpy().copy() for column in (*found, steps, place_steps)]
+
+
+def rounds(table_VV: Any, guess_V: Any, first: Any, numbers: Any, seeds: Any, count: int, times: int) -> list[Any]:
+    """What rows say, [R, count + 1] a round, of a model that looks at the last token: drawn and verified by kernels."""
+    import torch
+
+    from nucleate.backends.cuda.special import launch, verify_launch
+
+    table_VV, guess_V, last_R, seeds_R = (torch.from_numpy(x) for x in (table_VV, guess_V, first, seeds))
+    rows, size = len(last_R), len(guess_V)
+    drawing = launch.Workspace(rows * (count + 1), size, "cpu")
+    verifying = verify_launch.Workspace(rows, count, size, "cpu")
+    numbers_RC = torch.tensor(numbers, dtype=torch.float64).repeat_interleave(count + 1, 0)
+    seeds_M, steps_R = seeds_R.repeat_interleave(count + 1), torch.zeros_like(seeds_R)
+    steps_RN = torch.arange(count + 1).repeat(rows, 1)
+    said = []
+    for _ in range(times):
+        path = [last_R]
+        for _ in range(count):
+            path.append(guess_V[path[-1]])
+        path_RN = torch.stack(path, 1)
+        logits = table_VV[path_RN].flatten(0, 1)
+        drawn_RN = launch.sample(logits, numbers_RC, seeds_M, steps_RN.flatten(), drawing).view(rows, count + 1)
+        drafted_RK = path_RN[:, 1:].contiguous()
+        found = verify_launch.coupled(drafted_RK, drawn_RN, steps_R, verifying, None, steps_RN)
+        last_R = found.last_R.clone()
+        said.append(found.tokens_RN.numpy().copy())
+    return said
+
+
+def serve(functions: Any = globals()) -> None:  # noqa: B008  # these here
     hasten()
     source, target = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what is printed goes elsewhere
@@ -114,7 +187,7 @@ def serve() -> None:
             return
         try:
             named = given[-1] if given and isinstance(given[-1], dict) else {}
-            answer = True, globals()[name](*given[: len(given) - bool(named)], **named)
+            answer = True, functions[name](*given[: len(given) - bool(named)], **named)
         except Exception as error:  # noqa: BLE001  # told to whoever asked
             answer = False, error
         pickle.dump(answer, target)

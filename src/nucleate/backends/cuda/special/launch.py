@@ -104,7 +104,7 @@ def sample(
 def _check(name: str, column: torch.Tensor, dtype: torch.dtype, rows: int, count: int, *, more: bool = False) -> None:
     """Raise ValueError for a column of another type or shape, or one whose rows do not lie in one piece."""
     enough = column.shape[1] >= count if more else column.shape[1] == count
-    packed = column.stride(1) == 1 and (more or column.stride(0) == count)
+    packed = column.stride(1) == 1 and (more or rows == 1 or column.stride(0) == count)
     if column.dtype != dtype or len(column) != rows or not enough or not (packed or column.numel() == 1):
         shape = list(column.shape)
         raise ValueError(f"{name} must be {dtype} [{rows}, {count}] in one piece, got {column.dtype} {shape}")

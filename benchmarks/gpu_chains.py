@@ -1,0 +1,189 @@
+"""What is timed on a GPU: our kernels, plain torch, and FlashInfer and vLLM's kernels if they can be imported.
+
+A contender is asked for a chain and gives a call, or None where it has no such chain. Knows no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import torch
+
+import nucleate as nc
+from nucleate.backends.cuda.edits import Edits
+from nucleate.pipeline import simplify
+from nucleate.plan import Chain, chain_of
+
+ALL: Mapping[str, Any] = dict(temperature=0.8, top_k=50, top_p=0.9, min_p=0.05)
+PENALTIES: Mapping[str, Any] = dict(repetition_penalty=1.1, frequency_penalty=0.1, presence_penalty=0.2)
+CHAINS: Mapping[str, Mapping[str, Any]] = {
+    "greedy": dict(temperature=0),
+    "temperature": dict(temperature=0.8),
+    "top_k 50": dict(top_k=50),
+    "top_p .9": dict(top_p=0.9),
+    "min_p .05": dict(min_p=0.05),
+    "all": ALL,
+    "penalties, all": {**ALL, **PENALTIES},
+}
+SEEN = 512
+"""So many tokens were said before, where there are penalties."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """What is timed; ``before`` is not, and gives back what it spoiled."""
+
+    run: Callable[[], object]
+    before: Callable[[], object] | None = None
+
+
+@dataclass(frozen=True)
+class Case:
+    """Rows of logits and what was said before them."""
+
+    logits_RV: torch.Tensor
+    said_RS: np.ndarray  #: int64 [R, SEEN]: the output of each row
+    params: Mapping[str, Any]
+
+    @property
+    def penalised(self) -> bool:
+        return "repetition_penalty" in self.params
+
+
+def made(rows: int, size: int, chain: str, dtype: torch.dtype, device: str) -> Case:
+    """Noise with a peaked head, as a model that knows gives it; the same for the same arguments."""
+    numbers = torch.Generator(device).manual_seed(rows * size)
+    x_RV = torch.randn(rows, size, generator=numbers, device=device) * 2.5
+    head_R = torch.randint(size, (rows, 40), generator=numbers, device=device)
+    x_RV.scatter_add_(1, head_R, torch.linspace(2.0, 20.0, 40, device=device).expand(rows, -1))
+    said_RS = np.random.default_rng(rows).integers(0, size, (rows, min(SEEN, size)))
+    return Case(x_RV.to(dtype), said_RS, CHAINS[chain])
+
+
+def numbers_of(params: Mapping[str, Any]) -> list[float]:
+    """The column of the chain."""
+    chain = chain_of(simplify(nc.SamplingParams(**params).pipeline()))
+    assert isinstance(chain, Chain), chain  # noqa: S101  # the chains above are in the superset
+    return list(chain.numbers)
+
+
+def edits_of(case: Case) -> Edits:
+    """The penalties of each row: an entry for each token that was said."""
+    rows, most = case.said_RS.shape
+    ids_RK, counts_RK = np.full((rows, most), -1), np.zeros((rows, most))
+    for row, said_S in enumerate(case.said_RS):
+        ids, counts = np.unique(said_S, return_counts=True)
+        ids_RK[row, : len(ids)], counts_RK[row, : len(ids)] = ids, counts
+    there_RK = counts_RK > 0
+    r, f, a = (case.params[name] for name in PENALTIES)
+    columns = np.zeros_like(counts_RK), np.where(there_RK, r, 1.0), f * counts_RK + a * there_RK
+    device = case.logits_RV.device
+    return Edits(*(torch.from_numpy(column).to(device) for column in (ids_RK, *columns)))
+
+
+def ours(case: Case) -> Call:
+    """The two Triton kernels, with rooms and columns that stay."""
+    from nucleate.backends.cuda.special import launch
+    from nucleate.backends.cuda.special.index import indexed
+
+    rows, size = case.logits_RV.shape
+    device = case.logits_RV.device
+    work = launch.Workspace(rows, size, device)
+    numbers_RC = torch.tensor([numbers_of(case.params)] * rows, dtype=torch.float64, device=device)
+    seeds_R = torch.arange(rows, device=device)
+    steps_R = torch.zeros_like(seeds_R)
+    index = indexed(edits_of(case), size) if case.penalised else None
+    return Call(lambda: launch.sample(case.logits_RV, numbers_RC, seeds_R, steps_R, work, index))
+
+
+def read(case: Case) -> Call:
+    """One read of the logits by torch, which decides on nothing."""
+    return Call(lambda: case.logits_RV.amax(1))
+
+
+def race(p_RV: torch.Tensor) -> torch.Tensor:
+    """A draw: the least exponential number over a chance wins."""
+    return (p_RV / torch.empty_like(p_RV).exponential_()).argmax(1)
+
+
+def of_torch(case: Case) -> Call:
+    """Plain torch, by topk where that is enough, and else by sorting."""
+    params, logits_RV = case.params, case.logits_RV
+    counts_RV = counted(case) if case.penalised else None
+
+    def draw() -> torch.Tensor:
+        x_RV = logits_RV.float()
+        if counts_RV is not None:
+            seen_RV, (r, f, a) = counts_RV > 0, (params[name] for name in PENALTIES)
+            x_RV = torch.where(seen_RV, torch.where(x_RV > 0, x_RV / r, x_RV * r), x_RV) - f * counts_RV - a * seen_RV
+        if params.get("temperature") == 0:
+            return x_RV.argmax(1)
+        x_RV, ids_RV = x_RV / params.get("temperature", 1.0), None
+        if "top_k" in params:
+            x_RV, ids_RV = x_RV.topk(params["top_k"])
+        elif "top_p" in params:
+            x_RV, ids_RV = x_RV.sort(descending=True)
+        p_RV = x_RV.softmax(1)
+        if "min_p" in params:
+            p_RV = torch.where(p_RV < params["min_p"] * p_RV.amax(1, keepdim=True), 0.0, p_RV)
+        if "top_p" in params:
+            p_RV = torch.where(p_RV.cumsum(1) - p_RV >= params["top_p"] * p_RV.sum(1, keepdim=True), 0.0, p_RV)
+        place_R = race(p_RV)
+        return place_R if ids_RV is None else ids_RV.gather(1, place_R[:, None])[:, 0]
+
+    return Call(draw)
+
+
+def counted(case: Case) -> torch.Tensor:
+    """How often each token was said, dense."""
+    said_RS = torch.from_numpy(case.said_RS).to(case.logits_RV.device)
+    counts_RV = torch.zeros(case.logits_RV.shape, device=said_RS.device)
+    return counts_RV.scatter_add_(1, said_RS, torch.ones(said_RS.shape, device=said_RS.device))
+
+
+def of_flashinfer(case: Case) -> Call | None:
+    """Its kernels take float32; it has neither min-p beside top-p nor penalties."""
+    sampling, x_RV, params = import_module("flashinfer.sampling"), case.logits_RV.float(), dict(case.params)
+    if case.penalised or params.get("temperature") == 0:
+        return None
+    t = params.pop("temperature", 1.0)
+    match params:
+        case {"top_k": k, "top_p": p}:
+            return Call(lambda: sampling.top_k_top_p_sampling_from_logits(x_RV / t, k, p))
+        case {"top_k": k}:
+            return Call(lambda: sampling.top_k_sampling_from_probs(x_RV.softmax(1), k))
+        case {"top_p": p}:
+            return Call(lambda: sampling.top_p_sampling_from_probs(x_RV.softmax(1), p))
+        case {"min_p": m}:
+            return Call(lambda: sampling.min_p_sampling_from_probs(x_RV.softmax(1), m))
+    return Call(lambda: sampling.sampling_from_logits(x_RV / t))
+
+
+def of_vllm(case: Case) -> Call | None:
+    """Its Triton kernel masks logits where they lie; they are given back before each call, which is not timed."""
+    mask = import_module("vllm.v1.sample.ops.topk_topp_triton").apply_top_k_top_p_triton
+    params = case.params
+    if case.penalised or not {"top_k", "top_p"} & params.keys():
+        return None
+    rows, source = len(case.logits_RV), case.logits_RV.float() / params.get("temperature", 1.0)
+    x_RV, device = source.clone(), source.device
+    k = torch.full((rows,), params["top_k"], dtype=torch.int32, device=device) if "top_k" in params else None
+    p = torch.full((rows,), params["top_p"], device=device) if "top_p" in params else None
+    return Call(lambda: race(mask(x_RV, k, p).softmax(1)), lambda: x_RV.copy_(source))
+
+
+CONTENDERS: Mapping[str, Callable[[Case], Call | None]] = {
+    "nucleate": ours,
+    "one read (amax)": read,
+    "torch": of_torch,
+    "FlashInfer": of_flashinfer,
+    "vLLM Triton": of_vllm,
+}
+PACKAGES: Mapping[str, str] = {
+    "FlashInfer": "flashinfer.sampling",
+    "vLLM Triton": "vllm.v1.sample.ops.topk_topp_triton",
+}

@@ -1,0 +1,149 @@
+"""A step of a batch of which a device runs some rows, and the host the others. Knows no stage.
+
+Where the device runs all of them, nothing here waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from nucleate.backends.cuda.device import sent
+from nucleate.backends.cuda.later import LaterDict, LaterList
+from nucleate.backends.cuda.report import Report, told
+from nucleate.backends.cuda.rows import Part, Rows
+from nucleate.core.event import StepLogprobs
+
+Scores = NDArray[np.float32]
+Words = NDArray[np.int32] | None
+
+
+class Host(Protocol):
+    """Who runs rows one by one, and knows why a row has no token. Places are of the rows of the call."""
+
+    def draw(self, place: int, logits_V: Scores, mask_W: Words) -> tuple[int, StepLogprobs | None] | str:
+        """The token of a row, to which it belongs from then on, and its logprobs; or why there is none."""
+
+    def why(self, place: int, logits_V: Scores, mask_W: Words) -> str:
+        """Why nothing can be drawn from a row."""
+
+
+class Call(NamedTuple):
+    """The rows of a call; kept for the next one like it."""
+
+    shape: tuple[int, int]
+    part: Part  #: those that the device runs,
+    places: list[int]  #: where they are in the call,
+    places_N: torch.Tensor  #: the same
+    others: list[int]  #: where the host's rows are
+
+
+class Stepped(NamedTuple):
+    """What a step gives, see ``Sampled``."""
+
+    tokens_R: torch.Tensor
+    logprobs: Sequence[StepLogprobs | None] | None
+    errors: Mapping[int, str]
+
+
+def call_of(rows: Rows, numbers: Sequence[int]) -> Call:
+    """The rows of a call by their numbers."""
+    places = [place for place, number in enumerate(numbers) if number in rows]
+    others = [place for place, number in enumerate(numbers) if number not in rows]
+    part = rows.part([numbers[place] for place in places])
+    return Call((len(numbers), rows.size), part, places, sent(places, rows.device), others)
+
+
+def step(rows: Rows, call: Call, logits: Any, mask: Any, host: Host) -> Stepped:
+    """Draw a token for each row of a call. Raises ValueError and TypeError, and then nothing has changed."""
+    logits_RV = _logits(logits, call.shape, rows.device)
+    mask_RW = None if mask is None else _mask(mask, call.shape, rows.device)
+    logits_NV, mask_NW = logits_RV, mask_RW
+    tokens_R = torch.full((call.shape[0],), -1, dtype=torch.int64, device=rows.device)
+    made: Report | None = None
+    if call.others:
+        logits_NV = logits_RV.index_select(0, call.places_N)
+        mask_NW = None if mask_RW is None else mask_RW.index_select(0, call.places_N)
+    if call.places:
+        rows.reserve(call.part, 1)
+        tokens_N = rows.draw(call.part, logits_NV, mask_NW)
+        made = rows.report(call.part, logits_NV, tokens_N)
+        tokens_R = tokens_R.index_copy(0, call.places_N, tokens_N) if call.others else tokens_N
+    alone, reported, errors = _alone(call, logits_RV, mask_RW, host)
+    if alone:
+        place_N, token_N = sent([[*alone.keys()], [*alone.values()]], rows.device)
+        tokens_R = tokens_R.index_copy(0, place_N, token_N)
+    logprobs = LaterList(call.shape[0], lambda: _logprobs(call, made, reported)) if made or reported else None
+    return Stepped(tokens_R, logprobs, LaterDict(lambda: errors | _odd(call, tokens_R, logits_RV, mask_RW, host)))
+
+
+def _alone(
+    call: Call, logits_RV: torch.Tensor, mask_RW: torch.Tensor | None, host: Host
+) -> tuple[dict[int, int], dict[int, StepLogprobs], dict[int, str]]:
+    """Tokens, logprobs and errors of the host's rows."""
+    tokens: dict[int, int] = {}
+    reported: dict[int, StepLogprobs] = {}
+    errors: dict[int, str] = {}
+    for place in call.others:
+        drawn = host.draw(place, *_row(logits_RV, mask_RW, place))
+        if isinstance(drawn, str):
+            errors[place] = drawn
+            continue
+        tokens[place] = drawn[0]
+        if drawn[1] is not None:
+            reported[place] = drawn[1]
+    return tokens, reported, errors
+
+
+def _logprobs(call: Call, made: Report | None, reported: Mapping[int, StepLogprobs]) -> tuple[StepLogprobs | None, ...]:
+    found: dict[int, StepLogprobs | None] = {**reported}
+    if made is not None:
+        places = [call.places[place] for place in call.part.told]
+        found.update(zip(places, told(made, call.part.wanted), strict=True))
+    return tuple(found.get(place) for place in range(call.shape[0]))
+
+
+def _odd(
+    call: Call, tokens_R: torch.Tensor, logits_RV: torch.Tensor, mask_RW: torch.Tensor | None, host: Host
+) -> dict[int, str]:
+    """Why rows of the device have no token."""
+    if not call.places:
+        return {}
+    tokens = tokens_R.tolist()
+    return {place: host.why(place, *_row(logits_RV, mask_RW, place)) for place in call.places if tokens[place] < 0}
+
+
+def _row(logits_RV: torch.Tensor, mask_RW: torch.Tensor | None, place: int) -> tuple[Scores, Words]:
+    """A row on the host."""
+    logits_V: Scores = logits_RV[place].to(torch.float32).cpu().numpy()
+    return logits_V, None if mask_RW is None else mask_RW[place].cpu().numpy()
+
+
+def _logits(logits: Any, shape: tuple[int, int], device: torch.device) -> torch.Tensor:
+    tensor = logits.detach() if isinstance(logits, torch.Tensor) else np.asarray(logits)
+    if tensor.ndim != 2 or tensor.shape[1] == 0:
+        raise ValueError(f"logits must have the shape [rows, vocabulary], got {list(tensor.shape)}")
+    if not (tensor.is_floating_point() if isinstance(tensor, torch.Tensor) else tensor.dtype.kind == "f"):
+        raise TypeError(f"logits must be floating-point numbers, got {tensor.dtype}")
+    if tensor.shape != shape:
+        raise ValueError(f"logits must have the shape {list(shape)}, got {list(tensor.shape)}")
+    if isinstance(tensor, np.ndarray):
+        with np.errstate(over="ignore"):
+            tensor = tensor.astype(np.float32)  # a copy: torch takes none that are read-only, or run backwards
+    return sent(tensor, device)
+
+
+def _mask(mask: Any, shape: tuple[int, int], device: torch.device) -> torch.Tensor:
+    given = mask.detach() if isinstance(mask, torch.Tensor) else np.asarray(mask)
+    words = -(-shape[1] // 32)
+    if given.ndim != 2 or len(given) != shape[0] or given.shape[1] < words:
+        raise ValueError(f"mask must have the shape [{shape[0]}, {words}], 32 tokens per word, got {list(given.shape)}")
+    if str(given.dtype).removeprefix("torch.") not in ("int32", "uint32"):
+        raise TypeError(f"mask must be of int32, got {given.dtype}")
+    if isinstance(given, torch.Tensor):
+        return sent(given.view(torch.int32), device).contiguous()
+    return sent(given.astype(np.uint32).view(np.int32), device)

@@ -1,0 +1,155 @@
+"""The rows of a Sampler that a device runs, and what the host does for them. Knows no kernel."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nucleate.backends import reference
+from nucleate.core.event import StepLogprobs
+from nucleate.core.memory import Memory
+from nucleate.core.parameter import ParameterError
+from nucleate.core.stage import Pipeline
+from nucleate.plan import TENSOR_BACKENDS, Chain, resident_of
+from nucleate.presets import with_mask
+from nucleate.rows import history
+
+if TYPE_CHECKING:
+    from nucleate.backends.cuda.loop import Forward, Loop
+    from nucleate.backends.cuda.step import Stepped
+
+KEPT_CALLS = 32
+"""Of different rows."""
+
+TOO_LARGE = "a score is not a number that float32 holds"
+
+logger = logging.getLogger("nucleate")
+
+
+class Row(Protocol):
+    """A row as the host knows it."""
+
+    stages: Pipeline
+    memory: Memory
+    seed: int
+
+
+Alone = Callable[[int, NDArray[np.float32], NDArray[np.int32] | None], tuple[int, StepLogprobs | None] | str]
+"""alone(number, logits_V, mask_W): draw a row on the host, to which the token belongs from then on."""
+
+
+class Device:
+    """Which of some rows a device runs, and steps of them. Raises ParameterError where there is no such device.
+
+    rows: those of the sampler by their numbers. alone: draws one on the host.
+    """
+
+    def __init__(self, size: int, device: Any, backend: str, rows: Mapping[int, Row], alone: Alone) -> None:
+        if importlib.util.find_spec("torch") is None:
+            raise ParameterError("device", f"device {device!r:.60} needs torch: pip install nucleate[cuda]")
+        from nucleate.backends.cuda.device import kernels_on, opened
+        from nucleate.backends.cuda.rows import Rows
+
+        self._size, self._backend, self._rows, self._alone = size, backend, rows, alone
+        place = opened(device)
+        kernels = kernels_on(place, backend if backend in TENSOR_BACKENDS else "auto")
+        self._held = Rows(size, place, kernels, self._learn)
+        self._calls: dict[tuple[int, ...], Any] = {}
+        self._said = False
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._held
+
+    def add(self, number: int, chain: Chain | str, memory: Memory, seed: int) -> None:
+        """A new row: the device takes it, or the host keeps it, which is said in the log of the first one."""
+        self._calls.clear()
+        row = resident_of(chain) if self._backend in ("auto", *TENSOR_BACKENDS) else f"the backend is {self._backend!r}"
+        if not isinstance(row, str) and not isinstance(chain, str):
+            named = max((*row.before, *row.until, *(row.allowed or ())), default=0)
+            if 0 <= named < self._size:
+                numbers = chain.numbers._replace(k=min(chain.numbers.k, self._size))
+                self._held.add(number, row._replace(numbers=numbers), seed, memory.prompt, memory.output)
+                return
+            row = f"it names token {named}"
+        if not self._said:
+            self._said = True
+            logger.warning("a row runs on the host, because %s; of others nothing more is said", row)
+
+    def remove(self, number: int) -> None:
+        """A row is gone."""
+        self._calls.clear()
+        if number in self._held:
+            self._held.remove(number)
+
+    def push(self, number: int, token: int) -> None:
+        """A row that the device runs goes on with a token that was not drawn."""
+        self._held.push(number, token)
+
+    def catch_up(self) -> None:
+        """The host knows all that was drawn. Waits for the device."""
+        self._held.catch_up()
+
+    def _learn(self, number: int, tokens: list[int]) -> None:
+        for token in tokens:
+            self._rows[number].memory.push(token)
+
+    def step(self, numbers: list[int], logits_RV: Any, mask: Any) -> Stepped:
+        """A step of these rows, see ``Sampler``."""
+        from nucleate.backends.cuda import step
+
+        key = tuple(numbers)
+        if key not in self._calls:
+            if len(self._calls) >= KEPT_CALLS:
+                self._calls.clear()
+            self._calls[key] = step.call_of(self._held, numbers)
+        host = _Host(self._held, [self._rows[number] for number in numbers], numbers, self._alone)
+        return step.step(self._held, self._calls[key], logits_RV, mask, host)
+
+    def loop(
+        self, numbers: list[int], forward: Forward, first_ids: Sequence[int], steps: int, stop_ids: Sequence[int]
+    ) -> Loop:
+        """See ``Sampler.loop``."""
+        from nucleate.backends.cuda.loop import Loop
+        from nucleate.backends.cuda.rows import RING
+
+        for number in numbers:
+            if number not in self._held or self._held.reports(number):
+                why = "it wants logprobs" if number in self._held else "it runs on the host"
+                raise ParameterError("rows", f"row {number} cannot be drawn in a loop on the device: {why}")
+        ids = history(first_ids, self._size, "first_ids").tolist()
+        if len(ids) != len(numbers) or len(set(numbers)) < len(numbers) or not numbers:
+            raise ValueError(f"a loop has one first id for each of its rows, got {ids!r:.60} for {numbers!r:.60}")
+        if isinstance(steps, bool) or not isinstance(steps, int) or not 1 <= steps < RING:
+            raise ParameterError("steps", f"steps must be an integer from 1 to {RING - 1}, got {steps!r:.60}")
+        stops = history(stop_ids, self._size, "stop_ids").tolist()
+        return Loop(self._held, self._held.part(numbers), forward, ids, steps, stops)
+
+
+class _Host(NamedTuple):
+    """What the host does of a step, see ``backends.cuda.step``."""
+
+    held: Any
+    rows: list[Row]
+    numbers: list[int]
+    alone: Alone
+
+    def draw(
+        self, place: int, logits_V: NDArray[np.float32], mask_W: NDArray[np.int32] | None
+    ) -> tuple[int, StepLogprobs | None] | str:
+        return self.alone(self.numbers[place], logits_V, mask_W)
+
+    def why(self, place: int, logits_V: NDArray[np.float32], mask_W: NDArray[np.int32] | None) -> str:
+        row = self.rows[place]
+        self.held.catch_up()
+        row.memory.mask = mask_W
+        stages = row.stages if mask_W is None else with_mask(row.stages)
+        try:
+            reference.run(logits_V, stages, row.seed, len(row.memory.output), row.memory)
+        except (reference.RowError, ParameterError) as error:
+            return str(error)
+        return TOO_LARGE
