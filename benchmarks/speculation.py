@@ -60,7 +60,9 @@ PROMPTS = {
 WAYS = {
     "ngram": Speculation("ngram", 7),
     "suffix": Speculation("suffix", 7),
-    "ngram, always 4": Speculation("ngram", 4, adaptive=False),
+    "medusa": Speculation("medusa"),
+    "eagle": Speculation("eagle"),
+    "ngram, always 4": Speculation("ngram", adaptive=False),
 }
 
 

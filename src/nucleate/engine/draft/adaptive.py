@@ -51,7 +51,8 @@ class AdaptiveProposer:
         self._all = Kept()
         self._seconds = 0.0  # for quiet drafts
         self._poor = 1.0  # the chance of the first token of a draft when drafts were found to cost time
-        self._aloud = True  # whether there was a draft to be read last time
+        self._reach = 1  # how many tokens were drafted at most, twice: what more of them cost is not known yet
+        self._drafting = 1  # how many sequences had a draft to be read, last time
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -60,14 +61,17 @@ class AdaptiveProposer:
 
     def asks(self) -> bool:
         """Whether ``propose`` would ask for any draft, as far as is known before the sequences are."""
-        return self._seconds >= 0 or (self._aloud and self.worth.allows())
+        return self._seconds >= 0 or (self._drafting > 0 and self.worth.allows())
 
     def propose(self, states: Sequence[State], counts: Sequence[int]) -> list[Draft]:
         """See ``Proposer.propose``."""
         begin, price = perf_counter(), self._wanted
+        fixed = MARGIN[0] * self.costs.fixed / max(len(states), 1)  # all of them share it
         if self.worth.paused and 2 * self._all.rate(0, 0.0, 0.5) > 1 + self._poor:
             self.worth.resume()
         allowed = self.worth.allows()
+        if not allowed and not self.worth.paused:  # a step without drafts, to see what it takes
+            return [NONE] * len(states)
         asked: list[tuple[int, Chances, int]] = []
         lengths: list[int] = []
         paid = 0  # that cost nothing of the time for quiet drafts: those to be read, and the first, which read a prompt
@@ -79,7 +83,7 @@ class AdaptiveProposer:
             if chances is None:
                 chances = self._chances[state.key] = Chances(self._all)
             chances.compare(state.token_ids)
-            length = chances.length(count, price) if allowed else 0
+            length = min(chances.length(count, price, fixed), self._reach) if allowed else 0
             aloud = length > 0 and not chances.silent
             if aloud or new or (self._seconds >= 0 and not chances.quiet):
                 asked.append((place, chances, length))
@@ -91,7 +95,7 @@ class AdaptiveProposer:
             made = self._proposer.propose([states[place] for place, _, _ in asked], lengths)
             for (place, chances, length), draft in zip(asked, made, strict=True):
                 drafts[place] = self._said(chances, states[place], length, draft, allowed=allowed)
-        self._aloud = any(drafts)
+        self._drafting = sum(map(bool, drafts))
         self._seconds -= (perf_counter() - begin) * (1 - paid / max(len(states), 1))
         return drafts
 
@@ -103,9 +107,12 @@ class AdaptiveProposer:
             draft = narrow(draft, len(draft), length, len(draft))
         if not length and allowed and draft.laws is not None:  # only its law says what would be kept
             length, draft = 1, draft.cut(1)
-            self._seconds -= self._wanted * self.costs.seconds / max(self.costs.written, 1.0)
+            self._seconds -= (
+                (self._wanted + self.costs.fixed) * self.costs.seconds.value / max(self.costs.written.value, 1.0)
+            )
         if length or not draft:
             chances.drafted = draft.depth
+            self._reach = max(self._reach, 2 * draft.depth)
             return draft
         chances.quiet, chances.start, chances.drafted = draft, len(state.token_ids), 0
         self._proposer.accepted(state.key, 0)
@@ -141,6 +148,10 @@ class AdaptiveProposer:
         self._seconds = max(-OWED * more, min(self._seconds + more, SAVED * more))
         self.costs.stepped(read, written, seconds)
         if sequences:
+            if read == sequences:
+                self.costs.rested()
+            elif sequences in self.worth.plain:
+                self.costs.added(read - sequences, seconds - self.worth.plain[sequences])
             paused = self.worth.paused
             self.worth.stepped(sequences, read, written, seconds)
             if self.worth.paused > paused:

@@ -9,6 +9,9 @@ from nucleate.engine.draft.draft import ROOT, Draft
 
 NONE = Draft()
 
+PRIOR = 0.5
+"""The chance of a drafted token of which nothing is known."""
+
 
 @dataclass
 class Kept:
@@ -42,15 +45,19 @@ class Chances:
         self.quiet, self.start = NONE, 0  # a draft that nobody reads, and where it begins
         self._own, self._all = Kept(), everyone
 
-    def length(self, most: int, price: float) -> int:
-        """How many tokens are worth their price."""
-        chance, rate = 1.0, 0.4
+    def length(self, most: int, price: float, fixed: float = 0.0) -> int:
+        """How many tokens to draft: each has its price, and there is one for having a draft at all."""
+        chance, rate, count = 1.0, PRIOR, 0
+        gain, best = -fixed, 0.0
         for place in range(most):
             rate = self._own.rate(place, self._all.rate(place, rate, 2.0), 2.0)
             chance *= rate
             if chance <= price:
-                return place
-        return most
+                break
+            gain += chance - price
+            if gain > best:
+                count, best = place + 1, gain
+        return count
 
     def told(self, drafted: int, kept: int) -> None:
         """Of a draft of so many tokens the first ones were kept, or would have been."""

@@ -1,45 +1,109 @@
-"""What a step of an engine takes, and one more token in it. Knows numbers only."""
+"""What drafts cost: time, in tokens that are written in it. Knows numbers only.
+
+A step without drafts takes some time; drafts add so much to it, and so much more for each drafted token. The first is
+what a proposer takes, and verification; the second is what reading takes, mostly.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 DOUBT = 0.5
-"""How much the guess weighs, as a spread of the tokens that steps read."""
+"""How much the guess weighs, as a spread of the tokens that were drafted in steps."""
+
+TRUST = 0.998
+"""What is left, after a step without drafts, of the time that they were seen to add: it may have been bad luck."""
+
+FAR = 2.0
+"""How many times what is expected a step with drafts may seem to add, beyond a step."""
+
+UNKNOWN = 0.3
+"""The price of a token as long as nothing is known."""
+
+
+@dataclass
+class Mean:
+    """The mean of what was told last, recent numbers count most."""
+
+    decay: float
+    weight: float = 0.0
+    value: float = 0.0
+
+    def add(self, number: float) -> None:
+        """One more."""
+        self.weight = self.decay * self.weight + 1.0
+        self.value += (number - self.value) / self.weight
 
 
 @dataclass
 class Costs:
-    """What time a step takes: so much, and so much more for each token that it reads. Recent steps count most.
-
-    The slope is that of a line through them; as long as all of them read about as many tokens, it is a guess.
-    """
+    """Told of each step. The slope is that of a line through steps with drafts; as long as all of them have about as
+    many drafted tokens, it is a guess."""
 
     decay: float = 0.98
-    weight: float = 0.0
-    read: float = 0.0  #: means of the steps
-    written: float = 0.0
-    seconds: float = 0.0
-    spread: float = 0.0  #: of what was read: the mean of its squared distance to the mean
-    together: float = 0.0  #: the same of what was read and of the seconds
+    read: Mean = field(init=False)  #: tokens, in a step
+    written: Mean = field(init=False)
+    seconds: Mean = field(init=False)
+    drafted: Mean = field(init=False)  #: tokens, in a step that has any
+    more: Mean = field(init=False)  #: seconds of these, beyond those of a step without
+    spread: Mean = field(init=False)  #: of what was drafted: its squared distance to the mean
+    together: Mean = field(init=False)  #: the same of what was drafted and of the seconds
+
+    def __post_init__(self) -> None:
+        for name in ("read", "written", "seconds", "drafted", "more", "spread", "together"):
+            setattr(self, name, Mean(self.decay))
 
     def stepped(self, read: int, written: int, seconds: float) -> None:
         """A step read so many tokens, those of drafts too, and wrote so many, in this time, drafting included."""
-        self.weight = self.decay * self.weight + 1.0
-        part = 1.0 / self.weight
-        more_read, more_seconds = read - self.read, seconds - self.seconds
-        self.read += part * more_read
-        self.written += part * (written - self.written)
-        self.seconds += part * more_seconds
-        self.spread += part * (more_read * (read - self.read) - self.spread)
-        self.together += part * (more_read * (seconds - self.seconds) - self.together)
+        self.read.add(read)
+        self.written.add(written)
+        self.seconds.add(seconds)
+
+    def rested(self) -> None:
+        """A step had no drafts."""
+        self.more.value *= TRUST
+        self.together.value *= TRUST
+
+    def added(self, drafted: int, seconds: float) -> None:
+        """A step with so many drafted tokens took so much more than one without."""
+        if not self.drafted.weight:  # no more for none, as long as too little is known to say what is fixed
+            for mean in (self.drafted, self.more, self.spread, self.together):
+                mean.add(0.0)
+        else:  # a step that takes far longer than expected was held up by others
+            seconds = min(seconds, self.seconds.value + FAR * (self._fixed + self.slope * drafted))
+        before = drafted - self.drafted.value, seconds - self.more.value
+        self.drafted.add(drafted)
+        self.more.add(seconds)
+        self.spread.add(before[0] * (drafted - self.drafted.value))
+        self.together.add(before[1] * (drafted - self.drafted.value))
+
+    @property
+    def slope(self) -> float:
+        """Seconds of one more drafted token; never more than one costs that is written."""
+        if self.seconds.value <= 0:
+            return 0.0
+        guess = self.seconds.value / (self.read.value + 20.0)
+        slope = (self.together.value + DOUBT * guess) / (self.spread.value + DOUBT)
+        return min(max(0.0, slope), self.seconds.value / self.read.value)
+
+    @property
+    def token(self) -> float:
+        """Seconds in which one token is written."""
+        return self.seconds.value / max(self.written.value, 1.0)
 
     @property
     def price(self) -> float:
-        """How many tokens are written in the time that one more token takes: the chance at which it pays."""
-        if self.seconds <= 0:
-            return 0.3  # nothing is known yet
-        guess = self.seconds / (self.read + 20.0)
-        slope = (self.together + DOUBT * guess) / (self.spread + DOUBT)
-        slope = min(max(0.0, slope), self.seconds / self.read)  # a step of no tokens takes no less than no time
-        return slope * self.written / self.seconds
+        """How many tokens are written in the time that one more drafted token takes."""
+        return UNKNOWN if self.seconds.value <= 0 else self.slope * self.written.value / self.seconds.value
+
+    @property
+    def fixed(self) -> float:
+        """And in the time that drafts take in a step, however many tokens they have."""
+        if self.seconds.value <= 0:
+            return 0.0
+        return self._fixed * self.written.value / self.seconds.value
+
+    @property
+    def _fixed(self) -> float:
+        """The same in seconds."""
+        return max(0.0, self.more.value - self.slope * self.drafted.value)
