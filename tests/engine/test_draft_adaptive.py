@@ -340,7 +340,7 @@ def test_the_line_through_the_steps(added):
     costs.read.add(1)
     for drafted, seconds in added:
         costs.added(drafted, seconds)
-    weight = costs.decay ** np.arange(len(added) + 1)[::-1]
+    weight = costs.drafted.decay ** np.arange(len(added) + 1)[::-1]
     drafted, seconds = np.array([(0, 0.0), *added]).T
     mean_drafted, mean_seconds = (np.average(each, weights=weight) for each in (drafted, seconds))
     spread = np.average((drafted - mean_drafted) ** 2, weights=weight)

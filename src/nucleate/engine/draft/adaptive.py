@@ -107,9 +107,7 @@ class AdaptiveProposer:
             draft = narrow(draft, len(draft), length, len(draft))
         if not length and allowed and draft.laws is not None:  # only its law says what would be kept
             length, draft = 1, draft.cut(1)
-            self._seconds -= (
-                (self._wanted + self.costs.fixed) * self.costs.seconds.value / max(self.costs.written.value, 1.0)
-            )
+            self._seconds -= (self._wanted + self.costs.fixed) * self.costs.token
         if length or not draft:
             chances.drafted = draft.depth
             self._reach = max(self._reach, 2 * draft.depth)

@@ -25,7 +25,7 @@ UNKNOWN = 0.3
 class Mean:
     """The mean of what was told last, recent numbers count most."""
 
-    decay: float
+    decay: float = 0.98
     weight: float = 0.0
     value: float = 0.0
 
@@ -40,18 +40,13 @@ class Costs:
     """Told of each step. The slope is that of a line through steps with drafts; as long as all of them have about as
     many drafted tokens, it is a guess."""
 
-    decay: float = 0.98
-    read: Mean = field(init=False)  #: tokens, in a step
-    written: Mean = field(init=False)
-    seconds: Mean = field(init=False)
-    drafted: Mean = field(init=False)  #: tokens, in a step that has any
-    more: Mean = field(init=False)  #: seconds of these, beyond those of a step without
-    spread: Mean = field(init=False)  #: of what was drafted: its squared distance to the mean
-    together: Mean = field(init=False)  #: the same of what was drafted and of the seconds
-
-    def __post_init__(self) -> None:
-        for name in ("read", "written", "seconds", "drafted", "more", "spread", "together"):
-            setattr(self, name, Mean(self.decay))
+    read: Mean = field(default_factory=Mean)  #: tokens, in a step
+    written: Mean = field(default_factory=Mean)
+    seconds: Mean = field(default_factory=Mean)
+    drafted: Mean = field(default_factory=Mean)  #: tokens, in a step that has any
+    more: Mean = field(default_factory=Mean)  #: seconds of these, beyond those of a step without
+    spread: Mean = field(default_factory=Mean)  #: of what was drafted: its squared distance to the mean
+    together: Mean = field(default_factory=Mean)  #: the same of what was drafted and of the seconds
 
     def stepped(self, read: int, written: int, seconds: float) -> None:
         """A step read so many tokens, those of drafts too, and wrote so many, in this time, drafting included."""
