@@ -228,6 +228,26 @@ def test_time_that_was_not_needed_is_not_kept_for_long(monkeypatch):
     assert inner.clock < (200 + SAVED + 4) * QUIET
 
 
+def test_drafts_grow_by_doubling():
+    """What more tokens than ever cost is not known."""
+    proposer, ids, drafted = AdaptiveProposer(Eager()), [0], []
+    for _ in range(8):
+        drafted.append(len(draft_of(proposer, State(0, ids), MOST)))
+        proposer.accepted(0, drafted[-1])
+        grown(ids, drafted[-1] + 1)
+    assert drafted[:4] == [1, 2, 4, 8]
+
+
+@pytest.mark.parametrize("sequences", [1, 20])
+def test_having_drafts_has_a_price_that_all_share(sequences):
+    proposer = AdaptiveProposer(Eager())
+    for drafted in (1, 9) * 20:
+        proposer.stepped(1, 1, 1.0)
+        proposer.costs.added(drafted, 5.0 + 0.01 * drafted)
+    drafts = proposer.propose([State(key, [0]) for key in range(sequences)], [MOST] * sequences)
+    assert any(drafts) is (sequences > 1)
+
+
 def test_who_owes_time_goes_on_with_drafts_that_pay():
     proposer = AdaptiveProposer(Eager())
     steps(proposer, 0.1)
