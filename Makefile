@@ -5,6 +5,7 @@
 # make bench-page  docs/benchmarks.md, measured: a quarter of an hour on an idle machine, with all of '.[torch,bench]'
 # make test-clients  the server with litellm, langchain, llm, lm-eval, schemathesis (litellm without its dependencies: they contradict ours)
 # make bench-server  the server under load: four minutes   make bench-engine  the engine beside Transformers: ten minutes
+# make bench-gpu  the kernels on a GPU, checked and timed: ten minutes; where there is none it says so
 # make bench-structured  what answers of a form cost: masks, compiling, drawing; five minutes
 
 PYTHON ?= python3
@@ -13,7 +14,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c const
 SOURCES := pyproject.toml constraints.txt
 SIDE_BY_SIDE := -n 2 --dist worksteal
 
-.PHONY: setup demo test test-slow test-clients lint docs docs-check bench bench-page bench-engine bench-server bench-structured clean
+.PHONY: setup demo test test-slow test-clients lint docs docs-check bench bench-page bench-engine bench-server bench-structured bench-gpu clean
 
 .venv/python: 
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "nucleate needs Python 3.11 or newer; try: make PYTHON=python3.11 ..."; exit 1; }
@@ -74,6 +75,11 @@ bench-server: .venv/dev
 
 bench-structured: .venv/dev
 	$(BIN)/python benchmarks/structured.py --json benchmarks/results/structured.json
+
+bench-gpu: .venv/dev
+	$(BIN)/python benchmarks/gpu.py --csv benchmarks/results/gpu.csv
+	@$(PIP) 'matplotlib>=3.8'
+	$(BIN)/python benchmarks/gpu_plot.py benchmarks/results/gpu.csv benchmarks/results/gpu.svg
 
 clean:
 	rm -rf .venv dist build .pytest_cache .mypy_cache .ruff_cache

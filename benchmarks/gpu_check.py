@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import gpu_chains
+import gpu_past
 import numpy as np
 import torch
 
@@ -128,7 +129,8 @@ def run(device: str) -> bool:
     well = True
     for size in FULL if full else SMALL:
         checks = (tokens(size, 8 if full else 2, device), law(size, 20_000 if full else 60, device))
-        for check in (*checks, drafts(size, 64 if full else 5, device), graphs(size, 16, device)):
+        more = gpu_past.check(size, 64 if full else 3, device), graphs(size, 16, device)
+        for check in (*checks, drafts(size, 64 if full else 5, device), *more):
             for what, wrong, rows in check:
                 good = wrong <= EDGES * rows
                 well = well and good

@@ -31,7 +31,7 @@ Line = Mapping[str, Any]
 
 def draw(lines: Sequence[Line], path: Path) -> None:
     """Write the plot for the vocabulary of most interest. The same lines give the same bytes."""
-    shown = [line for line in lines if int(line["vocabulary"]) == SIZE]
+    shown = [line for line in lines if int(line["vocabulary"]) == SIZE and line.get("floor")]
     chains = list(dict.fromkeys(line["chain"] for line in shown))
     settings = {"svg.hashsalt": "nucleate", "font.family": "DejaVu Sans", "font.size": 9}
     with mpl.rc_context(settings):

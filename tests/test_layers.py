@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "nucleate"
 
-BELOW_PIPELINE = {"core", "stages", "backends", "rows", "presets", "params", "plan"}
+BELOW_PIPELINE = {"core", "stages", "backends", "rows", "presets", "params", "plan", "placing"}
 PIPELINE = {*BELOW_PIPELINE, "pipeline"}
 EVERYTHING_BELOW_LLM = {*PIPELINE, "laws", "sampler", "text", "models"}
 ALLOWED = {
@@ -24,13 +24,16 @@ ALLOWED = {
     "presets": {"core", "stages"},
     "params": {"core", "stages", "presets", "fields"},  # fields are the derived types
     "plan": {"core", "stages", "backends"},
+    "placing": {"core", "stages", "backends", "plan"},
     "pipeline": BELOW_PIPELINE,
+    "pipeline_json": {"core", "stages"},
     "columns": {"core"},
     "laws": PIPELINE,
+    "host": {*PIPELINE, "columns"},
     "device": PIPELINE,
-    "sampler": {*PIPELINE, "columns", "laws", "device"},
+    "sampler": {*PIPELINE, "columns", "laws", "host", "device"},
     "tracing": PIPELINE,
-    "warming": {*PIPELINE, "columns", "laws", "device", "sampler"},
+    "warming": {*PIPELINE, "columns", "laws", "host", "device", "sampler"},
     "beam": {"core"},
     "generate": EVERYTHING_BELOW_LLM,
     "engine": {*EVERYTHING_BELOW_LLM, "generate", "beam"},
@@ -50,7 +53,7 @@ ALLOWED = {
     },
 }
 ONLY_IN = {
-    "numba": {"backends/cpu", "models/attention.py", "models/kernels.py", "models/vectors.py"},
+    "numba": {"core/compiling.py", "backends/cpu", "models/attention.py", "models/kernels.py", "models/vectors.py"},
     "llvmlite": {"backends/cpu", "models/vectors.py"},
     "torch": {
         *("models/transformers.py", "models/packed.py", "models/packed_attention.py", "models/trial.py"),

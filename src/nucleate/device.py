@@ -15,7 +15,8 @@ from nucleate.core.event import StepLogprobs
 from nucleate.core.memory import Memory
 from nucleate.core.parameter import ParameterError
 from nucleate.core.stage import Pipeline
-from nucleate.plan import TENSOR_BACKENDS, Chain, resident_of
+from nucleate.placing import placed
+from nucleate.plan import TENSOR_BACKENDS, Chain
 from nucleate.presets import with_mask
 from nucleate.rows import history
 
@@ -43,37 +44,44 @@ Alone = Callable[[int, NDArray[np.float32], NDArray[np.int32] | None], tuple[int
 """alone(number, logits_V, mask_W): draw a row on the host, to which the token belongs from then on."""
 
 
+Move = Callable[[int, Any, Pipeline], None]
+"""move(number, row, stages): these are the stages of a row from now on."""
+
+
 class Device:
     """Which of some rows a device runs, and steps of them. Raises ParameterError where there is no such device.
 
-    rows: those of the sampler by their numbers. alone: draws one on the host.
+    rows: those of the sampler by their numbers. alone: draws one on the host. move: gives one the stages of its next
+    step.
     """
 
-    def __init__(self, size: int, device: Any, backend: str, rows: Mapping[int, Row], alone: Alone) -> None:
+    def __init__(self, size: int, device: Any, backend: str, rows: Mapping[int, Row], alone: Alone, move: Move) -> None:
         if importlib.util.find_spec("torch") is None:
             raise ParameterError("device", f"device {device!r:.60} needs torch: pip install nucleate[cuda]")
         from nucleate.backends.cuda.device import kernels_on, opened
         from nucleate.backends.cuda.rows import Rows
 
-        self._size, self._backend, self._rows, self._alone = size, backend, rows, alone
+        self._size, self._backend, self._rows, self._alone, self._move = size, backend, rows, alone, move
         place = opened(device)
         kernels = kernels_on(place, backend if backend in TENSOR_BACKENDS else "auto")
-        self._held = Rows(size, place, kernels, self._learn)
+        self._held = Rows(size, place, kernels, self._learn, self._settle)
         self._calls: dict[tuple[int, ...], Any] = {}
         self._said = False
 
     def __contains__(self, number: int) -> bool:
         return number in self._held
 
-    def add(self, number: int, chain: Chain | str, memory: Memory, seed: int) -> None:
+    def add(self, number: int, stages: Pipeline, chain: Chain | str, memory: Memory, seed: int) -> None:
         """A new row: the device takes it, or the host keeps it, which is said in the log of the first one."""
         self._calls.clear()
-        row = resident_of(chain) if self._backend in ("auto", *TENSOR_BACKENDS) else f"the backend is {self._backend!r}"
-        if not isinstance(row, str) and not isinstance(chain, str):
+        on_device = self._backend in ("auto", *TENSOR_BACKENDS)
+        row = placed(stages, chain) if on_device else f"the backend is {self._backend!r}"
+        if not isinstance(row, str):
             named = max((*row.before, *row.until, *(row.allowed or ())), default=0)
             if 0 <= named < self._size:
-                numbers = chain.numbers._replace(k=min(chain.numbers.k, self._size))
-                self._held.add(number, row._replace(numbers=numbers), seed, memory.prompt, memory.output)
+                if not isinstance(chain, str):
+                    row = row._replace(numbers=chain.numbers._replace(k=min(chain.numbers.k, self._size)))
+                self._held.add(number, row, seed, memory.prompt, memory.output)
                 return
             row = f"it names token {named}"
         if not self._said:
@@ -86,9 +94,13 @@ class Device:
         if number in self._held:
             self._held.remove(number)
 
-    def push(self, number: int, token: int) -> None:
-        """A row that the device runs goes on with a token that was not drawn."""
-        self._held.push(number, token)
+    def push(self, number: int, token: int, stages: Pipeline | None = None) -> None:
+        """A row that the device runs goes on with a token that was not drawn. stages: as of the next step."""
+        staged = self._held.staged(number)
+        if stages is None or staged is None or not staged.learns:
+            self._held.push(number, token)
+        else:
+            self._held.push(number, token, staged.numbers_of(stages))
 
     def catch_up(self) -> None:
         """The host knows all that was drawn. Waits for the device."""
@@ -97,6 +109,13 @@ class Device:
     def _learn(self, number: int, tokens: list[int]) -> None:
         for token in tokens:
             self._rows[number].memory.push(token)
+
+    def _settle(self, number: int, numbers: list[float]) -> None:
+        from nucleate.backends.cuda.staged.structure import moved
+
+        row, staged = self._rows[number], self._held.staged(number)
+        if staged is not None:
+            self._move(number, row, moved(row.stages, staged.steps, numbers))
 
     def step(self, numbers: list[int], logits_RV: Any, mask: Any) -> Stepped:
         """A step of these rows, see ``Sampler``."""
@@ -150,6 +169,7 @@ class _Host(NamedTuple):
         stages = row.stages if mask_W is None else with_mask(row.stages)
         try:
             reference.run(logits_V, stages, row.seed, len(row.memory.output), row.memory)
-        except (reference.RowError, ParameterError) as error:
-            return str(error)
+        except Exception as error:  # noqa: BLE001  # a stage of one's own may raise anything
+            known = isinstance(error, reference.RowError | ParameterError)
+            return str(error) if known else f"{type(error).__name__}: {error}"
         return TOO_LARGE

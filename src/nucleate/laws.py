@@ -87,7 +87,7 @@ class Laws:
             if self[before][token] > 0:
                 given = stages if mask_W is None else with_mask(stages)
                 moved = reference.take(self._logits[before], given, token, self._past(before, mask_W)).stages
-                stages = moved if mask_W is None else without_mask(moved)
+                stages = moved if given is stages else without_mask(moved)
             self._stages[place] = stages
         return self._stages[place]
 

@@ -5,7 +5,6 @@ Refuses to hold state: each call is a function of its arguments (and of a fresh 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -19,13 +18,12 @@ from nucleate.backends.cpu.special.program import Program
 from nucleate.backends.cpu.special.table import Table
 from nucleate.core import noise
 from nucleate.core.history import History
-from nucleate.core.parameter import ParameterError, read_json, unknown
 from nucleate.core.stage import Ceiling, Draw, Pipeline, Prefix, Scale, Shift, Stage, Tap, shape_of
 from nucleate.params import SamplingParams
-from nucleate.plan import Chain, Numbers, chain_of, compiled, on_device, resident_of
+from nucleate.placing import placed
+from nucleate.plan import Chain, Numbers, chain_of, compiled, on_device
 from nucleate.presets import with_mask
 from nucleate.rows import Logits, check_ids, histories, masks, per_row, where
-from nucleate.stages import STAGES
 from nucleate.stages.greedy import Greedy
 from nucleate.stages.gumbel import Gumbel
 
@@ -103,6 +101,13 @@ def _may_move_the_first(stage: Stage) -> bool:
             return isinstance(stage, Shift | Ceiling)
 
 
+STAGED = {
+    "triton": "one kernel for rows of this structure, made of the rules of its stages",
+    "torch": "plain tensors, sorted, stage by stage from their rules",
+}
+"""How a device runs what is not the chain."""
+
+
 @dataclass(frozen=True)
 class Plan:
     """What will run: the pipeline as asked for, as simplified, and the kernel that runs it, with the reason."""
@@ -129,12 +134,17 @@ def explain(params: Params, device: str = "cpu") -> Plan:
     """
     backend = None if device == "cpu" else on_device(device)
     asked, stages, chain = prepared(params)
-    why = chain if backend is None else resident_of(chain)
-    if isinstance(why, str):
-        way = "compiled stage by stage from their rules" if backend is None else "on the host, logits and all"
-        return Plan(asked, stages, "cpu", f"{way}, because {why}")
-    on = {None: "the compiled chain", "triton": "two kernels for all rows", "torch": "plain tensors, sorted"}
-    return Plan(asked, stages, backend or "cpu", on[backend])
+    if backend is None:
+        way = f"compiled stage by stage from their rules, because {chain}" if isinstance(chain, str) else None
+        return Plan(asked, stages, "cpu", way or "the compiled chain")
+    row = placed(stages, chain)
+    if isinstance(row, str):
+        return Plan(asked, stages, "cpu", f"on the host, logits and all, because {row}")
+    if row.staged is not None:
+        slow = row.staged.no_kernel if backend == "triton" else ""
+        return Plan(asked, stages, backend, f"{STAGED['torch' if slow else backend]}, because {slow or chain}")
+    on = {"triton": "two kernels for all rows", "torch": "plain tensors, sorted"}
+    return Plan(asked, stages, backend, on[backend])
 
 
 @cache
@@ -280,35 +290,3 @@ class _Batch:
 
     def __iter__(self) -> Any:
         return zip(self.logits, self.pipelines, self.histories, strict=True)
-
-
-def to_json(stages: Pipeline) -> str:
-    """A pipeline as JSON: a list of [stage name, {parameter: value}]."""
-    return json.dumps([[stage.name, _values(stage)] for stage in stages])
-
-
-def _values(stage: Stage) -> dict[str, Any]:
-    values = {attribute: getattr(stage, attribute) for attribute in stage.parameters}
-    return {a: {str(k): x for k, x in v.items()} if isinstance(v, Mapping) else v for a, v in values.items()}
-
-
-def from_json(text: str) -> Pipeline:
-    """The inverse of to_json. Raises ParameterError for unknown stages or parameters, or values out of range."""
-    stages = []
-    pairs = read_json(text, "pipeline")
-    for pair in pairs if isinstance(pairs, list) else [pairs]:
-        match pair:
-            case [str(name), dict(values)]:
-                stages.append(_stage(name, values))
-            case _:
-                raise ParameterError("pipeline", "a pipeline in JSON is a list of [stage name, {parameter: value}]")
-    return tuple(stages)
-
-
-def _stage(name: str, values: Mapping[str, Any]) -> Stage:
-    if name not in STAGES:
-        raise unknown(name, STAGES, "stage")
-    for attribute in values:
-        if attribute not in STAGES[name].parameters:
-            raise unknown(attribute, STAGES[name].parameters, f"parameter of {name}")
-    return STAGES[name](**values)

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import importlib.util
-import math
 import re
-from collections.abc import Mapping
+import threading
 from itertools import groupby
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from nucleate.backends.cpu.special.program import EACH_TIME, ONCE, SCALE, Counted, Edit, unchanging
-from nucleate.backends.cuda.resident import LONGEST_WINDOW, Penalties, Resident
-from nucleate.core.history import History
+from nucleate.backends.cpu.special.program import EACH_TIME, ONCE, SCALE, Counted, Edit
+from nucleate.core.kept import Patience
 from nucleate.core.maths import INFINITY
 from nucleate.core.parameter import ParameterError
 from nucleate.core.stage import Pipeline, Shift, Stage, Tap
-from nucleate.stages.bad_words import BadWords
 from nucleate.stages.frequency import Frequency
 from nucleate.stages.greedy import Greedy
 from nucleate.stages.gumbel import Gumbel
 from nucleate.stages.min_p import MinP
-from nucleate.stages.min_tokens import MinTokens
 from nucleate.stages.presence import Presence
 from nucleate.stages.repetition import Repetition
 from nucleate.stages.temperature import Temperature
@@ -60,8 +57,8 @@ def chain_of(stages: Pipeline) -> Chain | str:
     tap = stages[0] if isinstance(stages[0], Tap) else None
     rest = stages[tap is not None :]
     end = next(i for i, stage in enumerate(rest) if not isinstance(stage, Shift))
-    edits = _edits([stage for stage in rest[:end] if isinstance(stage, Shift)])
-    numbers = _numbers(rest[end:])
+    edits = edits_of([stage for stage in rest[:end] if isinstance(stage, Shift)])
+    numbers = numbers_of(rest[end:])
     odd = next((one for one in (edits, numbers) if isinstance(one, str)), None)
     return odd or Chain(tap, edits, numbers)  # type: ignore[arg-type]
 
@@ -70,11 +67,11 @@ def _added(self: Any, x: Any, token: Any) -> Any:
     return x + token.listed
 
 
-def _banned(self: Any, x: Any, token: Any) -> Any:
+def banned(self: Any, x: Any, token: Any) -> Any:
     return x - INFINITY
 
 
-def _same(stage: Shift, rule: Any) -> bool:
+def has_rule(stage: Shift, rule: Any) -> bool:
     """Whether a stage's rule is this one, to the letter."""
     code, other = type(stage).apply.__code__, rule.__code__
     names = {name: type(stage).apply.__globals__.get(name) for name in code.co_names if name in rule.__globals__}
@@ -85,7 +82,7 @@ def _same(stage: Shift, rule: Any) -> bool:
     )
 
 
-def _edits(shifts: list[Shift]) -> tuple[Edit, ...] | str:
+def edits_of(shifts: list[Shift]) -> tuple[Edit, ...] | str:
     """Shifts as edits; those that count the same tokens become one."""
     edits: list[Edit] = []
     for counted, run in groupby(shifts, lambda shift: (shift.window,) if _rule(shift) else None):
@@ -93,7 +90,7 @@ def _edits(shifts: list[Shift]) -> tuple[Edit, ...] | str:
             edits.append(Counted(counted[0], tuple(rule for shift in run if (rule := _rule(shift)))))
             continue
         for shift in run:
-            if not _same(shift, _added if shift.touches == "listed" else _banned):
+            if not has_rule(shift, _added if shift.touches == "listed" else banned):
                 return f"{shift!r} has a rule of its own"
             if shift.touches in ("seen", "output"):
                 return f"{shift!r} is not in the compiled chain"
@@ -114,7 +111,7 @@ def _rule(shift: Shift) -> tuple[int, float] | None:
     return None
 
 
-def _numbers(stages: tuple[Stage, ...]) -> Numbers | str:
+def numbers_of(stages: tuple[Stage, ...]) -> Numbers | str:
     taken = Numbers(), 0
     for stage in stages[:-1]:
         with_it = _take(*taken, stage)
@@ -151,65 +148,6 @@ def _take(numbers: Numbers, place: int, stage: Stage) -> tuple[Numbers, int] | N
     return taken
 
 
-FOREVER = 1 << 62
-"""No output is as long."""
-
-
-def resident_of(chain: Chain | str) -> Resident | str:
-    """What a device is to keep of a row with this chain, or why it runs on the host."""
-    if isinstance(chain, str):
-        return chain
-    row = Resident(chain.numbers, wanted=chain.tap.wanted if chain.tap else None)
-    for edit in chain.edits:
-        with_it = _counting(row, edit) if isinstance(edit, Counted) else _listing(row, edit)
-        if isinstance(with_it, str):
-            return with_it
-        row = with_it
-    return row
-
-
-def _counting(row: Resident, edit: Counted) -> Resident | str:
-    """A row on a device with penalties."""
-    codes = [code for code, _ in edit.rules]
-    if row.penalties.counts:
-        return "its penalties are in several places"
-    if SCALE in codes[1:]:
-        return "its repetition penalty is not the first of its penalties"
-    if edit.window is not None and edit.window > LONGEST_WINDOW:
-        return f"its penalties count more than {LONGEST_WINDOW} tokens"
-    scale = math.prod(number for code, number in edit.rules if code == SCALE)
-    each = math.fsum(number for code, number in edit.rules if code == EACH_TIME)
-    once = math.fsum(number for code, number in edit.rules if code == ONCE)
-    return row._replace(penalties=Penalties(scale, each, once, edit.window, counts=True))
-
-
-def _listing(row: Resident, shift: Shift) -> Resident | str:
-    """A row on a device with a list."""
-    listing = _standing(shift)
-    if listing is None:
-        return f"{shift!r} depends on what was said"
-    if shift.touches == "unlisted":
-        return row._replace(allowed=frozenset(listing) if row.allowed is None else row.allowed & frozenset(listing))
-    if isinstance(shift, MinTokens):
-        until = {token: max(min(shift.n, FOREVER), row.until.get(token, 0)) for token in shift.ends}
-        return row._replace(until={**row.until, **until})
-    if any(math.isnan(value) or value == INFINITY for value in listing.values()):
-        return f"{shift!r} adds what is no number"
-    if row.penalties.counts and any(value not in (0.0, -INFINITY) for value in listing.values()):
-        return f"{shift!r} comes after penalties"
-    return row._replace(before={**row.before, **{t: row.before.get(t, 0.0) + value for t, value in listing.items()}})
-
-
-def _standing(shift: Shift) -> Mapping[int, float] | None:
-    """What a stage lists, if it is the same whatever was said; of ``MinTokens`` nothing, as it is the same for long."""
-    if isinstance(shift, BadWords):
-        alone = all(isinstance(word, tuple) and len(word) == 1 for word in shift.words)
-        return shift.listing(History()) if alone else None
-    if isinstance(shift, MinTokens):
-        return {}
-    return shift.listing(History()) if unchanging(shift) else None
-
-
 DEVICES = re.compile(r"(cuda|mps|xpu)(:\d+)?")
 TENSOR_BACKENDS = ("torch", "triton")
 """What runs rows on a device."""
@@ -226,15 +164,28 @@ def on_device(device: str) -> str:
 
 BACKENDS = ("auto", "reference", "cpu")
 WORTH_COMPILING = 1 << 13
-"""Scores in a call; with fewer, "auto" does not load the compiler, unless ``warm`` has."""
+"""Scores in a call; with fewer, "auto" does not load the compiler, unless ``warm`` has, or many calls were made."""
+PATIENCE = 1 << 20, 5 << 24
+"""Scores in small calls that take about as long as to load the kernels, a second, and as to compile them."""
+
+
+def _folder() -> Path:
+    from nucleate.backends.cpu.compile import folder  # it imports the compiler
+
+    return folder()
 
 
 class Kernels:
     """What this process knows of its compiled kernels, see ``warm``."""
 
     def __init__(self) -> None:
-        self.warming: list[object] = []  #: what compiles them in the background now
+        self.warming: list[threading.Thread] = []  #: what compiles them in the background now
         self.warm = False  #: those that nearly all requests need are there
+        self.patience = Patience(_folder, *PATIENCE)
+
+    def missed(self, scores: int) -> None:
+        """So many scores were drawn from without kernels."""
+        self.warm = self.warm or (not self.warming and self.patience.ends(scores))
 
 
 KERNELS = Kernels()

@@ -296,17 +296,13 @@ def test_what_the_chain_cannot_run_is_told(stages: tuple[object, ...], why: str)
     assert nc.sample(logits, stages, backend="cpu").tolist() == [expected]  # type: ignore[arg-type]
 
 
-def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: object) -> None:
-    code = (
-        "import numpy as np, nucleate as nc;"
-        "from nucleate.backends.cpu import compile as c; print(c.folder());"
-        "print(nc.sample(np.zeros((1, 300), np.float32), nc.SamplingParams(temperature=0), backend='cpu'))"
-    )
+def test_a_cache_that_cannot_be_written_is_done_without() -> None:
+    code = "from nucleate.backends.cpu.compile import kernel; print(kernel(lambda x: x + 1)(41))"
     environment = {**os.environ, "NUCLEATE_CACHE": "/proc/nowhere"}
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True, timeout=300
     )
-    assert done.stdout.splitlines()[-1] == "[0]"
+    assert done.stdout == "42\n"
     assert "cannot be written" in done.stderr
 
 

@@ -103,6 +103,31 @@ def test_float32_columns_draw_the_same_tokens_but_for_float_edges() -> None:
     assert (exact != short).sum() <= 1
 
 
+@pytest.mark.parametrize("rows", [1, 6, 7, 8])
+def test_many_rows_are_drawn_some_at_a_time(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same tokens, in as much memory as these take: arrays of all scores of a large batch would fill a device."""
+    numbers, size = np.random.default_rng(4), 300
+    x_RV = torch.from_numpy(numbers.normal(size=(rows, size)).astype(np.float32) * 4)
+    x_RV[0, 5] = torch.nan
+    edits = Edits(
+        torch.from_numpy(numbers.integers(0, 50, (rows, 4)).cumsum(1)),
+        *(torch.from_numpy(numbers.uniform(0.5, 4.0, (rows, 4))) for _ in range(3)),
+    )
+    mask = torch.from_numpy(numbers.integers(-(2**31), 2**31, (rows, 11)).astype(np.int32))
+    given = x_RV, columns([Numbers(t=0.8, k=40, p=0.9)] * rows), words(numbers, rows), words(numbers, rows)
+    ways = (None, None), (edits, None), (None, mask), (edits, mask)
+    whole = [plain.sample(*given, *way).tolist() for way in ways]
+    assert [tokens[0] for tokens in whole] == [-1] * 4
+    looked, scores = [], plain.scores
+    monkeypatch.setattr(
+        plain, "scores", lambda some_RV, *more: (looked.append(len(some_RV)), scores(some_RV, *more))[1]
+    )
+    monkeypatch.setattr(plain, "AT_ONCE", 4 * size - 1)
+    assert [plain.sample(*given, *way).tolist() for way in ways] == whole
+    assert sum(looked) == 4 * rows
+    assert max(looked) <= 3
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_other_floats_are_taken_as_float32(dtype: torch.dtype) -> None:
     numbers = np.random.default_rng(3)

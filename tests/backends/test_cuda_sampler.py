@@ -263,9 +263,15 @@ def test_a_loop_refuses_rows_that_need_the_host() -> None:
         raise AssertionError
 
     sampler = nc.Sampler(50, "torch")
-    for stages in ((Gumbel(1),), (Typical(0.5), Gumbel(1)), (Logprobs(1), Gumbel(1))):
-        sampler.add(stages)
-    for rows, what in (([1], "row 1 .* it runs on the host"), ([0, 2], "row 2 .* it wants logprobs")):
+    logprobs = Logprobs(1)
+    for stages in ((), (Temperature(0.5), Suppress((1,))), (logprobs,), (Typical(0.5), logprobs)):
+        sampler.add((*stages, Gumbel(1)))
+    wants = "it wants logprobs"
+    for rows, what in (
+        ([1], "row 1 .* it runs on the host"),
+        ([0, 2], f"row 2 .* {wants}"),
+        ([3], f"row 3 .* {wants}"),
+    ):
         with pytest.raises(ParameterError, match=what):
             sampler.loop(forward, [1] * len(rows), rows, steps=2)
     for given in ({"first_ids": [1, 2]}, {"first_ids": [50]}, {"steps": 0}, {"steps": 8192}, {"rows": [0, 0]}):
@@ -348,9 +354,9 @@ def test_a_score_beyond_float32_is_an_error_of_its_row() -> None:
 def test_the_host_runs_what_the_device_cannot_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
     sampler = nc.Sampler(40, "torch")
     with caplog.at_level(logging.WARNING, "nucleate"):
-        for stages in ((Gumbel(1),), (Typical(0.5), Gumbel(1)), (Mirostat(3.0), Gumbel(1))):
-            sampler.add(stages)
-    why = "Typical(0.5) is not in the compiled chain, or not there"
+        for stages in ((), (Typical(0.5), Suppress((1,))), (Mirostat(3.0),), (TopK(5), Suppress((2,)))):
+            sampler.add((*stages, Gumbel(1)))
+    why = "Suppress((1,)) comes after a stage that looks at the whole row"
     messages = [f"a row runs on the host, because {why}; of others nothing more is said"]
     assert [record.message for record in caplog.records] == messages
 

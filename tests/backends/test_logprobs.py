@@ -119,9 +119,9 @@ def test_a_large_vocabulary_is_not_sorted(kind, ties):
     def seconds(work):
         best = INF
         for _ in range(7):
-            start = time.perf_counter()
+            start = time.thread_time()
             work()
-            best = min(best, time.perf_counter() - start)
+            best = min(best, time.thread_time() - start)
         return best
 
     assert seconds(lambda: logprobs(ids, x, 77, 20, (5,))) < 0.5 * seconds(lambda: np.argsort(-x, kind="stable"))

@@ -237,7 +237,7 @@ def test_no_order_of_the_scores_is_slow():
         x_V = x_V.copy()
         x_V[size // 2] = 1.0
         for stages in cuts:
-            start = time.perf_counter()
+            start = time.thread_time()
             token = nc.sample(x_V[None].astype(np.float32), (LogitBias({5: 1.0}), *stages, Gumbel(3)), backend="cpu")
-            assert time.perf_counter() - start < 1.0, stages
+            assert time.thread_time() - start < 1.0, stages
             assert token == nc.sample(x_V[None], (LogitBias({5: 1.0}), *stages, Gumbel(3)), backend="reference")

@@ -22,7 +22,8 @@ from nucleate.backends import reference
 from nucleate.core.parameter import ParameterError
 from nucleate.core.stage import Ceiling, Draw, History, Scale, Shift, Tap, shape_of
 from nucleate.params import FIELDS
-from nucleate.pipeline import as_pipeline, from_json, simplify, to_json
+from nucleate.pipeline import as_pipeline, simplify
+from nucleate.pipeline_json import from_json, to_json
 from nucleate.presets import with_mask
 from nucleate.stages import Greedy, Gumbel, MinP, Repetition, Temperature, TopK, TopP, Xtc
 

@@ -18,7 +18,8 @@ import nucleate as nc
 from nucleate.backends import reference
 from nucleate.core.parameter import ParameterError
 from nucleate.core.stage import Ceiling, Floor, History, Prefix, Scale, Shift, Tap
-from nucleate.pipeline import from_json, simplify, to_json
+from nucleate.pipeline import simplify
+from nucleate.pipeline_json import from_json, to_json
 from nucleate.presets import PRESETS, WANTED
 from nucleate.stages import STAGES, Greedy, Mask, Mirostat, TopK, TopP
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import exp as natural_exp
 from typing import Any, Self
 
 from nucleate.core.maths import absolute, exp, maximum, minimum
@@ -32,7 +31,7 @@ class AdaptiveP(Scale):
             object.__setattr__(self, "mean", self.target)
 
     def after(self, drawn: Drawn) -> Self:
-        mean = self.decay * (self.mean or 0.0) + (1.0 - self.decay) * natural_exp(drawn.before)
+        mean = self.decay * self.mean + (1.0 - self.decay) * exp(drawn.before)  # type: ignore[operator]  # see verify
         return replace(self, mean=mean)
 
     def apply(self, x: Any, row: Row) -> Any:

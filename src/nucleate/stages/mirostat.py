@@ -25,7 +25,7 @@ class Mirostat(Floor):
 
     def after(self, drawn: Drawn) -> Self:
         surprise = -drawn.after / LOG_2
-        return replace(self, mu=(self.mu or 0.0) - self.eta * (surprise - self.tau))
+        return replace(self, mu=self.mu - self.eta * (surprise - self.tau))  # type: ignore[operator]  # see verify
 
     def floor(self, row: Row) -> Any:
         return row.top + log(row.mass) - self.mu * LOG_2  # type: ignore[operator]  # see verify

@@ -1,36 +1,21 @@
 """256 scores at a time, in explicit vectors of LLVM: what Numba's own loops do not reach. Knows no sampling.
 
 Each function takes scores and the place of the first of them, a multiple of 16. Scores are a float32 array padded to
-whole groups, or ``Scores``. Vectors are of 16 lanes; LLVM splits them on machines that have narrower ones.
+whole groups, or ``Scores``.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 
+from nucleate.backends.cpu import lanes
 from nucleate.backends.cpu.compile import intrinsic
 
-GROUP = 256
-LANES = 16
-
-_FLOAT, _INT = ir.FloatType(), ir.IntType(32)
-_FLOATS, _INTS = ir.VectorType(_FLOAT, LANES), ir.VectorType(_INT, LANES)
-_DOUBLES = ir.VectorType(ir.DoubleType(), LANES)
-_BITS = ir.IntType(LANES)
-_ROUND = 1.5 * 2**23
-"""Added to a number below 2**22, it leaves the nearest integer in the low bits of the float."""
-
-POLYNOMIAL = (
-    *(1.0, 0.693147202855083, 0.2402264791362671, 0.055503324710991495, 0.00961843735779002),
-    *(0.0013398874422620895, 0.00015353361899616592),
-)
-"""2 ** x on -0.5..0.5: least largest relative error, 2e-9, with f(0) = 1; 8e-8 in float32."""
+GROUP, LANES = lanes.GROUP, lanes.LANES
 
 
 class Scores(NamedTuple):
@@ -38,65 +23,6 @@ class Scores(NamedTuple):
 
     x: Any  #: float32 [V]
     tail: Any  #: float32 [256]: what is left after the last whole group, padded with -inf
-
-
-def _all(value: float, kind: ir.VectorType = _FLOATS) -> ir.Constant:
-    return ir.Constant(kind, [value] * LANES)
-
-
-def _spread(b: Any, value: Any) -> Any:
-    one = b.insert_element(ir.Constant(_FLOATS, ir.Undefined), value, ir.Constant(_INT, 0))
-    return b.shuffle_vector(one, ir.Constant(_FLOATS, ir.Undefined), _all(0, _INTS))
-
-
-def _place(context: Any, b: Any, kind: Any, scores: Any, start: Any) -> Any:
-    """Where scores are."""
-    if isinstance(kind, types.Array):
-        return b.gep(context.make_array(kind)(context, b, scores).data, [start])
-    x, tail = (context.make_array(one)(context, b, b.extract_value(scores, i)) for i, one in enumerate(kind.types))
-    whole = b.and_(cgutils.unpack_tuple(b, x.shape)[0], ir.Constant(start.type, -GROUP))
-    within = b.icmp_signed("<", start, whole)
-    return b.select(within, b.gep(x.data, [start]), b.gep(tail.data, [b.sub(start, whole)]))
-
-
-def _scores(context: Any, b: Any, kind: Any, scores: Any, start: Any, count: int = GROUP) -> list[Any]:
-    """The scores from a place on, as vectors."""
-    place = b.bitcast(_place(context, b, kind, scores, start), _FLOATS.as_pointer())
-    vectors = [b.load(b.gep(place, [ir.Constant(_INT, i)])) for i in range(count // LANES)]
-    for vector in vectors:
-        vector.align = 4
-    return vectors
-
-
-def _fold(b: Any, vectors: Sequence[Any], join: Callable[[Any, Any], Any], kind: ir.VectorType = _FLOATS) -> Any:
-    """All lanes of some vectors joined into one number, in a fixed order."""
-    left = list(vectors)
-    while len(left) > 1:
-        left = [join(left[i], left[i + 1]) for i in range(0, len(left), 2)]
-    [vector], width = left, LANES
-    while width > 1:
-        width //= 2
-        turned = ir.Constant(_INTS, [(lane + width) % LANES for lane in range(LANES)])
-        vector = join(vector, b.shuffle_vector(vector, ir.Constant(kind, ir.Undefined), turned))
-    return b.extract_element(vector, ir.Constant(_INT, 0))
-
-
-def _fma(b: Any, x: Any, y: Any, z: Any) -> Any:
-    kind = ir.FunctionType(_FLOATS, [_FLOATS] * 3)
-    return b.call(cgutils.get_or_insert_function(b.module, kind, f"llvm.fma.v{LANES}f32"), [x, y, z])
-
-
-def _exp(b: Any, below: Any, high: Any, low: Any, least: Any) -> Any:
-    """2 ** (below * (high + low)), with a relative error below 2e-7; ``below`` is taken as at least ``least``."""
-    below = b.select(b.fcmp_ordered(">", below, least), below, least)
-    rounded = _fma(b, below, high, _all(_ROUND))
-    whole = b.fsub(rounded, _all(_ROUND))
-    part = _fma(b, below, low, _fma(b, below, high, b.fneg(whole)))
-    power = _all(POLYNOMIAL[-1])
-    for factor in POLYNOMIAL[-2::-1]:
-        power = _fma(b, power, part, _all(factor))
-    exponent = b.shl(b.bitcast(rounded, _INTS), _all(23, _INTS))
-    return b.bitcast(b.add(b.bitcast(power, _INTS), exponent), _FLOATS)
 
 
 @intrinsic
@@ -107,14 +33,14 @@ def top(typing: Any, scores: Any, start: Any) -> Any:
         def higher(one: Any, other: Any) -> Any:
             return b.select(b.fcmp_ordered(">", one, other), one, other)
 
-        scores = _scores(context, b, signature.args[0], *given)
+        scores = lanes.loaded(context, b, signature.args[0], *given)
         best = list(scores[:4])  # four at a time, so that none waits for another
         for i, score in enumerate(scores[4:]):
             best[i % 4] = higher(score, best[i % 4])
         wrong = [b.fcmp_unordered("uno", *scores[i : i + 2]) for i in range(0, len(scores), 2)]  # one of two is NaN
         any_wrong = functools.reduce(b.or_, wrong)
-        is_wrong = b.icmp_unsigned("!=", b.bitcast(any_wrong, _BITS), ir.Constant(_BITS, 0))
-        return b.select(is_wrong, ir.Constant(_FLOAT, float("nan")), _fold(b, best, higher))
+        is_wrong = b.icmp_unsigned("!=", b.bitcast(any_wrong, lanes.BITS), ir.Constant(lanes.BITS, 0))
+        return b.select(is_wrong, ir.Constant(lanes.FLOAT, float("nan")), lanes.fold(b, best, higher))
 
     return types.float32(scores, types.intp), make
 
@@ -124,11 +50,11 @@ def mass(typing: Any, scores: Any, start: Any, best: Any, high: Any, low: Any, l
     """The sum of exp((x - best) / t) of 256 scores; high + low = log2(e) / t, least = -126 / high."""
 
     def make(context: Any, b: Any, signature: Any, given: Any) -> Any:
-        best, high, low, least = (_spread(b, value) for value in given[2:])
-        sums = [_all(0.0)] * 4
-        for i, score in enumerate(_scores(context, b, signature.args[0], *given[:2])):
-            sums[i % 4] = b.fadd(sums[i % 4], _exp(b, b.fsub(score, best), high, low, least))
-        return _fold(b, sums, b.fadd)
+        best, high, low, least = (lanes.spread(b, value) for value in given[2:])
+        sums = [lanes.every(0.0)] * 4
+        for i, score in enumerate(lanes.loaded(context, b, signature.args[0], *given[:2])):
+            sums[i % 4] = b.fadd(sums[i % 4], lanes.exp(b, b.fsub(score, best), high, low, least))
+        return lanes.fold(b, sums, b.fadd)
 
     return types.float32(scores, types.intp, *[types.float32] * 4), make
 
@@ -138,13 +64,13 @@ def mass_above(typing: Any, scores: Any, start: Any, best: Any, high: Any, low: 
     """The same, of those at or above a cut."""
 
     def make(context: Any, b: Any, signature: Any, given: Any) -> Any:
-        best, high, low, least, cut = (_spread(b, value) for value in given[2:])
-        sums = [_all(0.0)] * 4
-        for i, score in enumerate(_scores(context, b, signature.args[0], *given[:2])):
-            part = _exp(b, b.fsub(score, best), high, low, least)
-            part = b.select(b.fcmp_ordered(">=", score, cut), part, _all(0.0))
+        best, high, low, least, cut = (lanes.spread(b, value) for value in given[2:])
+        sums = [lanes.every(0.0)] * 4
+        for i, score in enumerate(lanes.loaded(context, b, signature.args[0], *given[:2])):
+            part = lanes.exp(b, b.fsub(score, best), high, low, least)
+            part = b.select(b.fcmp_ordered(">=", score, cut), part, lanes.every(0.0))
             sums[i % 4] = b.fadd(sums[i % 4], part)
-        return _fold(b, sums, b.fadd)
+        return lanes.fold(b, sums, b.fadd)
 
     return types.float32(scores, types.intp, *[types.float32] * 5), make
 
@@ -156,22 +82,22 @@ def masses_above(
     """Add to each of eight sums the weights of those of 256 scores that are at or above each of eight cuts."""
 
     def make(context: Any, b: Any, signature: Any, given: Any) -> Any:
-        best, high, low, least = (_spread(b, value) for value in given[2:6])
+        best, high, low, least = (lanes.spread(b, value) for value in given[2:6])
         cut_at, sum_at = (
             context.make_array(kind)(context, b, value).data
             for kind, value in zip(signature.args[6:], given[6:], strict=True)
         )
-        places = [ir.Constant(_INT, i) for i in range(8)]
-        cuts = [_spread(b, b.load(b.gep(cut_at, [place]))) for place in places]
-        inside = [_all(0.0)] * 8
-        for score in _scores(context, b, signature.args[0], *given[:2]):
-            weight = _exp(b, b.fsub(score, best), high, low, least)
+        places = [ir.Constant(lanes.INT, i) for i in range(8)]
+        cuts = [lanes.spread(b, b.load(b.gep(cut_at, [place]))) for place in places]
+        inside = [lanes.every(0.0)] * 8
+        for score in lanes.loaded(context, b, signature.args[0], *given[:2]):
+            weight = lanes.exp(b, b.fsub(score, best), high, low, least)
             for i, cut in enumerate(cuts):
-                part = b.select(b.fcmp_ordered(">=", score, cut), weight, _all(0.0))
+                part = b.select(b.fcmp_ordered(">=", score, cut), weight, lanes.every(0.0))
                 inside[i] = b.fadd(inside[i], part)
         for place, vector in zip(places, inside, strict=True):
             at = b.gep(sum_at, [place])
-            b.store(b.fadd(b.load(at), b.fpext(_fold(b, [vector], b.fadd), ir.DoubleType())), at)
+            b.store(b.fadd(b.load(at), b.fpext(lanes.fold(b, [vector], b.fadd), ir.DoubleType())), at)
         return context.get_dummy_value()
 
     kinds = [scores, types.intp, *[types.float32] * 4, cuts, sums]
@@ -187,15 +113,15 @@ def four_counts(typing: Any, scores: Any, start: Any, cuts: Any, sums: Any) -> A
             context.make_array(kind)(context, b, value).data
             for kind, value in zip(signature.args[2:], given[2:], strict=True)
         )
-        places = [ir.Constant(_INT, i) for i in range(4)]
-        cuts = [_spread(b, b.load(b.gep(cut_at, [place]))) for place in places]
-        found = [_all(0, _INTS)] * 4
-        for score in _scores(context, b, signature.args[0], *given[:2]):
+        places = [ir.Constant(lanes.INT, i) for i in range(4)]
+        cuts = [lanes.spread(b, b.load(b.gep(cut_at, [place]))) for place in places]
+        found = [lanes.every(0, lanes.INTS)] * 4
+        for score in lanes.loaded(context, b, signature.args[0], *given[:2]):
             for i, cut in enumerate(cuts):
-                found[i] = b.sub(found[i], b.sext(b.fcmp_ordered(">=", score, cut), _INTS))  # -1 for each
+                found[i] = b.sub(found[i], b.sext(b.fcmp_ordered(">=", score, cut), lanes.INTS))  # -1 for each
         for place, vector in zip(places, found, strict=True):
             at = b.gep(sum_at, [place])
-            b.store(b.fadd(b.load(at), b.sitofp(_fold(b, [vector], b.add, _INTS), ir.DoubleType())), at)
+            b.store(b.fadd(b.load(at), b.sitofp(lanes.fold(b, [vector], b.add, lanes.INTS), ir.DoubleType())), at)
         return context.get_dummy_value()
 
     return types.void(scores, types.intp, cuts, sums), make
@@ -206,11 +132,11 @@ def count(typing: Any, scores: Any, start: Any, cut: Any) -> Any:
     """How many of 256 scores are at or above a cut."""
 
     def make(context: Any, b: Any, signature: Any, given: Any) -> Any:
-        cut, found = _spread(b, given[2]), [_all(0, _INTS)] * 4
-        for i, score in enumerate(_scores(context, b, signature.args[0], *given[:2])):
-            inside = b.sext(b.fcmp_ordered(">=", score, cut), _INTS)  # -1 for each
+        cut, found = lanes.spread(b, given[2]), [lanes.every(0, lanes.INTS)] * 4
+        for i, score in enumerate(lanes.loaded(context, b, signature.args[0], *given[:2])):
+            inside = b.sext(b.fcmp_ordered(">=", score, cut), lanes.INTS)  # -1 for each
             found[i % 4] = b.sub(found[i % 4], inside)
-        return _fold(b, found, b.add, _INTS)
+        return lanes.fold(b, found, b.add, lanes.INTS)
 
     return types.int32(scores, types.intp, types.float32), make
 
@@ -220,18 +146,18 @@ def moments(typing: Any, scores: Any, start: Any, top: Any, sums: Any) -> Any:
     """Add the number of 256 scores that are in, the sum of their x - top, and of its square, to three sums."""
 
     def make(context: Any, b: Any, signature: Any, given: Any) -> Any:
-        top, zero = _spread(b, given[2]), _all(0.0, _DOUBLES)
+        top, zero = lanes.spread(b, given[2]), lanes.every(0.0, lanes.DOUBLES)
         parts = [zero, zero, zero]
-        for score in _scores(context, b, signature.args[0], *given[:2]):
-            inside = b.fcmp_ordered(">", score, _all(float("-inf")))
-            below = b.fsub(b.fpext(score, _DOUBLES), b.fpext(top, _DOUBLES))
+        for score in lanes.loaded(context, b, signature.args[0], *given[:2]):
+            inside = b.fcmp_ordered(">", score, lanes.every(float("-inf")))
+            below = b.fsub(b.fpext(score, lanes.DOUBLES), b.fpext(top, lanes.DOUBLES))
             below = b.select(inside, below, zero)
-            terms = (b.select(inside, _all(1.0, _DOUBLES), zero), below, b.fmul(below, below))
+            terms = (b.select(inside, lanes.every(1.0, lanes.DOUBLES), zero), below, b.fmul(below, below))
             parts = [b.fadd(part, term) for part, term in zip(parts, terms, strict=True)]
         data = context.make_array(signature.args[3])(context, b, given[3]).data
         for i, part in enumerate(parts):
-            at = b.gep(data, [ir.Constant(_INT, i)])
-            b.store(b.fadd(b.load(at), _fold(b, [part], b.fadd, _DOUBLES)), at)
+            at = b.gep(data, [ir.Constant(lanes.INT, i)])
+            b.store(b.fadd(b.load(at), lanes.fold(b, [part], b.fadd, lanes.DOUBLES)), at)
         return context.get_dummy_value()
 
     return types.void(scores, types.intp, types.float32, sums), make
@@ -242,11 +168,11 @@ def span(typing: Any, scores: Any, start: Any, cut: Any, up: Any, ends: Any) -> 
     """Take into two float32, the lowest and the highest so far, those of 256 scores that are in [cut, up)."""
 
     def make(context: Any, b: Any, signature: Any, given: Any) -> Any:
-        cut, up = _spread(b, given[2]), _spread(b, given[3])
+        cut, up = lanes.spread(b, given[2]), lanes.spread(b, given[3])
         data = context.make_array(signature.args[4])(context, b, given[4]).data
-        at = [b.gep(data, [ir.Constant(_INT, i)]) for i in range(2)]
-        lowest, highest = (_spread(b, b.load(one)) for one in at)
-        for score in _scores(context, b, signature.args[0], *given[:2]):
+        at = [b.gep(data, [ir.Constant(lanes.INT, i)]) for i in range(2)]
+        lowest, highest = (lanes.spread(b, b.load(one)) for one in at)
+        for score in lanes.loaded(context, b, signature.args[0], *given[:2]):
             inside = b.and_(b.fcmp_ordered(">=", score, cut), b.fcmp_ordered("<", score, up))
             lowest = b.select(b.and_(inside, b.fcmp_ordered("<", score, lowest)), score, lowest)
             highest = b.select(b.and_(inside, b.fcmp_ordered(">", score, highest)), score, highest)
@@ -255,7 +181,7 @@ def span(typing: Any, scores: Any, start: Any, cut: Any, up: Any, ends: Any) -> 
             def better(one: Any, other: Any, way: str = way) -> Any:
                 return b.select(b.fcmp_ordered(way, one, other), one, other)
 
-            b.store(_fold(b, [vector], better), place)
+            b.store(lanes.fold(b, [vector], better), place)
         return context.get_dummy_value()
 
     return types.void(scores, types.intp, types.float32, types.float32, ends), make
@@ -266,8 +192,8 @@ def at_least(typing: Any, scores: Any, start: Any, cut: Any) -> Any:
     """Which of 16 scores are at or above a cut, as bits."""
 
     def make(context: Any, b: Any, signature: Any, given: Any) -> Any:
-        [scores] = _scores(context, b, signature.args[0], given[0], given[1], LANES)
-        return b.zext(b.bitcast(b.fcmp_ordered(">=", scores, _spread(b, given[2])), _BITS), _INT)
+        [scores] = lanes.loaded(context, b, signature.args[0], given[0], given[1], LANES)
+        return b.zext(b.bitcast(b.fcmp_ordered(">=", scores, lanes.spread(b, given[2])), lanes.BITS), lanes.INT)
 
     return types.int32(scores, types.intp, types.float32), make
 
@@ -277,10 +203,10 @@ def word_at_least(typing: Any, scores: Any, start: Any, cut: Any) -> Any:
     """Which of 64 scores are at or above a cut, as bits."""
 
     def make(context: Any, b: Any, signature: Any, given: Any) -> Any:
-        cut, word = _spread(b, given[2]), ir.IntType(64)
+        cut, word = lanes.spread(b, given[2]), ir.IntType(64)
         bits = ir.Constant(word, 0)
-        for i, vector in enumerate(_scores(context, b, signature.args[0], given[0], given[1], 64)):
-            found = b.zext(b.bitcast(b.fcmp_ordered(">=", vector, cut), _BITS), word)
+        for i, vector in enumerate(lanes.loaded(context, b, signature.args[0], given[0], given[1], 64)):
+            found = b.zext(b.bitcast(b.fcmp_ordered(">=", vector, cut), lanes.BITS), word)
             bits = b.or_(bits, b.shl(found, ir.Constant(word, i * LANES)))
         return bits
 
@@ -304,15 +230,15 @@ def forbid(typing: Any, x: Any, start: Any, bits: Any) -> Any:
     """Take infinity away from those of 32 scores whose bit is 0: what is NaN or +inf becomes NaN."""
 
     def make(context: Any, b: Any, signature: Any, given: Any) -> Any:
-        place = b.bitcast(_place(context, b, signature.args[0], *given[:2]), _FLOATS.as_pointer())
+        place = b.bitcast(lanes.place(context, b, signature.args[0], *given[:2]), lanes.FLOATS.as_pointer())
         allowed = b.bitcast(given[2], ir.VectorType(ir.IntType(1), 2 * LANES))
         for half in range(2):
-            lanes = ir.Constant(ir.VectorType(_INT, LANES), [half * LANES + lane for lane in range(LANES)])
-            inside = b.shuffle_vector(allowed, ir.Constant(allowed.type, ir.Undefined), lanes)
-            at = b.gep(place, [ir.Constant(_INT, half)])
+            which = ir.Constant(lanes.INTS, [half * LANES + lane for lane in range(LANES)])
+            inside = b.shuffle_vector(allowed, ir.Constant(allowed.type, ir.Undefined), which)
+            at = b.gep(place, [ir.Constant(lanes.INT, half)])
             score = b.load(at)
             score.align = 4
-            left = b.select(inside, score, b.fsub(score, _all(float("inf"))))
+            left = b.select(inside, score, b.fsub(score, lanes.every(float("inf"))))
             b.store(left, at).align = 4
         return context.get_dummy_value()
 
@@ -332,13 +258,13 @@ def lowest_bit(typing: Any, bits: Any) -> Any:
 @intrinsic
 def image(typing: Any, x: Any) -> Any:
     """The bits of a float32 as an integer."""
-    return types.int32(types.float32), lambda context, b, signature, given: b.bitcast(given[0], _INT)
+    return types.int32(types.float32), lambda context, b, signature, given: b.bitcast(given[0], lanes.INT)
 
 
 @intrinsic
 def score(typing: Any, bits: Any) -> Any:
     """The float32 of some bits."""
-    return types.float32(types.int32), lambda context, b, signature, given: b.bitcast(given[0], _FLOAT)
+    return types.float32(types.int32), lambda context, b, signature, given: b.bitcast(given[0], lanes.FLOAT)
 
 
 @intrinsic
@@ -351,7 +277,7 @@ def widen(typing: Any, source: Any, start: Any, target: Any, at: Any) -> Any:
         vector = b.load(b.bitcast(b.gep(data, [given[1]]), halves.as_pointer()))
         vector.align = 2
         out = context.make_array(signature.args[2])(context, b, given[2]).data
-        store = b.store(b.fpext(vector, _FLOATS), b.bitcast(b.gep(out, [given[3]]), _FLOATS.as_pointer()))
+        store = b.store(b.fpext(vector, lanes.FLOATS), b.bitcast(b.gep(out, [given[3]]), lanes.FLOATS.as_pointer()))
         store.align = 4
         return context.get_dummy_value()
 

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from nucleate.backends.cuda.device import captured, guard, sent
-from nucleate.backends.cuda.rows import Part, Rows
+from nucleate.backends.cuda.part import Part
+from nucleate.backends.cuda.rows import Rows
 from nucleate.core.parameter import ParameterError
 
 Forward = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

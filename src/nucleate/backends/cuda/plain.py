@@ -18,6 +18,9 @@ from nucleate.core.maths import SLACK
 NOT_DRAWN = -1
 """The token of a row from which none can be drawn."""
 
+AT_ONCE = 1 << 24
+"""So many scores are looked at together: what is made of them takes some 65 bytes each."""
+
 
 class Numbers(NamedTuple):
     """The parameters of rows, [R, 1] each; neutral ones do nothing."""
@@ -44,6 +47,15 @@ def sample(
     logits_RV: any float. numbers_RC: see ``plan.Numbers``. seeds_R, steps_R: int64, the bits of integers in
     0..2**64 - 1. mask_RW: int32 [R, V / 32 or more], what is allowed, lowest bit first.
     """
+    most = max(1, AT_ONCE // logits_RV.shape[1])
+    if len(logits_RV) > most:
+        parts = []
+        for start in range(0, len(logits_RV), most):
+            part = slice(start, start + most)
+            own = None if edits is None else Edits(*(column_RK[part] for column_RK in edits))
+            allowed = None if mask_RW is None else mask_RW[part]
+            parts.append(sample(logits_RV[part], numbers_RC[part], seeds_R[part], steps_R[part], own, allowed))
+        return torch.cat(parts)
     x_RV, odd_R = scores(logits_RV, edits, mask_RW)
     numbers, greedy_R1 = read(numbers_RC)
     inside_RV = survivors(x_RV, numbers, greedy_R1)

@@ -25,7 +25,14 @@ def report(
     logits_RV: torch.Tensor, tokens_R: torch.Tensor, asked_RA: torch.Tensor, top: int, floats: torch.dtype
 ) -> Report:
     """tokens_R: those drawn, below 0 for none; asked_RA: int64, below 0 for none; top: of how many of the best."""
-    x_RV = logits_RV.to(torch.float32)
+    return reported(logits_RV.to(torch.float32), tokens_R, asked_RA, top, floats)
+
+
+def reported(
+    x_RV: torch.Tensor, tokens_R: torch.Tensor, asked_RA: torch.Tensor, top: int, floats: torch.dtype | None = None
+) -> Report:
+    """The same of any scores, float32 or float64; what is out is at -inf."""
+    floats = floats or x_RV.dtype
     x_RV = torch.where(x_RV == 0, 0.0, x_RV)  # of -0.0 it makes 0.0: they are equal
     some_RN = torch.cat((tokens_R[:, None], asked_RA), 1)
     given_RN = x_RV.gather(1, some_RN.clamp(min=0))
@@ -35,13 +42,20 @@ def report(
         for x_R1, id_R1 in zip(given_RN.split(1, 1), some_RN.split(1, 1), strict=True)
     ]
     count = min(top, x_RV.shape[1])
-    best_RN = 0xFFFFFFFE - (ordered(x_RV).topk(count, 1).values & 0xFFFFFFFF) if count else some_RN[:, :0]
+    best_RN = best(x_RV, count) if count else some_RN[:, :0]
     best_x_RN = x_RV.gather(1, best_RN)
     ids_RN, x_RN = torch.cat((some_RN, best_RN), 1), torch.cat((given_RN, best_x_RN), 1).to(floats)
     nth_RN = torch.arange(1, count + 1, device=x_RV.device).expand(len(x_RV), -1)
     below_RV = x_RV.to(floats) - x_RV.amax(1, keepdim=True).to(floats)
     logprobs_RN = x_RN - x_RV.amax(1, keepdim=True).to(floats) - below_RV.exp().sum(1, keepdim=True).log()
     return Report(ids_RN, logprobs_RN, torch.cat((*ranks, nth_RN), 1))
+
+
+def best(x_RV: torch.Tensor, count: int) -> torch.Tensor:
+    """The first ids of the order: int64 [R, count]."""
+    if x_RV.dtype == torch.float32:
+        return 0xFFFFFFFE - (ordered(x_RV).topk(count, 1).values & 0xFFFFFFFF)
+    return torch.argsort(x_RV, dim=1, descending=True, stable=True)[:, :count]
 
 
 def ordered(x_RV: torch.Tensor) -> torch.Tensor:

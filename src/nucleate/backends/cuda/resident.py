@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-LONGEST_WINDOW = 1 << 12
-"""Of penalties; what they count is on the device."""
+if TYPE_CHECKING:
+    from nucleate.backends.cuda.ordered import Ordered
+    from nucleate.backends.cuda.staged.structure import Staged
+
+EVERYTHING = -1
+"""All that was said, however long ago."""
+
+Words = tuple[tuple[int, ...], ...]
+"""Sequences of token ids."""
 
 
 class Penalties(NamedTuple):
@@ -19,6 +26,18 @@ class Penalties(NamedTuple):
     counts: bool = False  #: whether there are any
 
 
+class Repeats(NamedTuple):
+    """A penalty of what goes on a repeat of n tokens: factor * base ** (n - allowed), subtracted."""
+
+    factor: float
+    base: float
+    most: float  #: the largest penalty,
+    room: int  #: of all exponents from this on
+    allowed: int  #: the shortest repeat that counts, at least 1
+    last: int  #: looks at so many of the last tokens; -1: all
+    breakers: Words  #: no repeat goes across these
+
+
 class Resident(NamedTuple):
     """A row's pipeline, as far as the logits are concerned; what is told of them comes from elsewhere."""
 
@@ -28,8 +47,50 @@ class Resident(NamedTuple):
     until: Mapping[int, int] = {}  #: bans that end when the output has so many tokens
     allowed: frozenset[int] | None = None  #: the only ones, if not None
     wanted: tuple[int, tuple[int, ...]] | None = None  #: see ``Tap.wanted``; None: no logprobs
+    late: Mapping[int, float] = {}  #: added after the penalties
+    repeats: Repeats | None = None  #: after the penalties too
+    ngram: int = 0  #: no so many tokens in a row are said twice; 0: they may be
+    words: Words = ()  #: sequences of two or more tokens that the output does not have
+    ordered: tuple[Ordered, ...] = ()  #: what changes scores one after the other; then the repeats are among these
+    staged: Staged | None = None  #: the stages after all this, where the numbers do not say them
 
     @property
     def edits(self) -> bool:
         """Whether scores of single tokens change."""
-        return bool(self.penalties.counts or self.before or self.until)
+        return bool(self.penalties.counts or self.before or self.until or self.late or self.looks or self.ordered)
+
+    @property
+    def looks(self) -> bool:
+        """Whether what changes depends on the order of what was said."""
+        return bool(self.follows or self.words)
+
+    @property
+    def follows(self) -> bool:
+        """Whether it depends on which earlier tokens the last ones repeat."""
+        return self.repeats is not None or self.ngram > 0
+
+    @property
+    def grows(self) -> bool:
+        """Whether a token that is said changes its own score from then on, or may."""
+        return self.penalties.counts or self.follows or any(one.counts for one in self.ordered)
+
+    @property
+    def fixed(self) -> bool:
+        """Whether the same is done to the scores in each step."""
+        return not (self.grows or self.looks or self.until or self.ordered)
+
+    @property
+    def span(self) -> int:
+        """How many of the last tokens a step may look at, at most, beside those of words; or EVERYTHING."""
+        windows = [self.penalties.window or 0] if self.penalties.counts else [0]  # what came before is counted
+        windows += [one.window if one.window is not None else EVERYTHING for one in self.ordered if one.counts]
+        windows += [] if self.repeats is None else [self.repeats.last]
+        if self.ngram or any(window < 0 for window in windows[1:]):
+            return EVERYTHING
+        return max(windows)
+
+    @property
+    def longest(self) -> int:
+        """Of the sequences that are looked for."""
+        breakers = () if self.repeats is None else self.repeats.breakers
+        return max((len(word) for word in (*self.words, *breakers)), default=0)

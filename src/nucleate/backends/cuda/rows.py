@@ -6,67 +6,49 @@ The host is told of them when it asks. Carries no meaning of its own: what a row
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from nucleate.backends.cuda import plain
+from nucleate.backends.cuda.apply import with_shifts
 from nucleate.backends.cuda.device import floats_of, guard, sent
 from nucleate.backends.cuda.edits import Edits
-from nucleate.backends.cuda.entries import Entries
-from nucleate.backends.cuda.report import Report, Wanted, report
+from nucleate.backends.cuda.part import Held, Part, allowed_words, part_of
+from nucleate.backends.cuda.past import Past
+from nucleate.backends.cuda.report import Report, report
 from nucleate.backends.cuda.resident import Resident
-from nucleate.backends.cuda.slots import Slots
+from nucleate.backends.cuda.staged.groups import Group, Heard, heard_of
+from nucleate.backends.cuda.staged.run import Outcome
+from nucleate.backends.cuda.staged.structure import Staged
+from nucleate.backends.cuda.staged.tiers import Tiers
 
 RING = 1 << 13
 """So many tokens of a row are kept, until the host asks for them; no window of penalties is longer."""
-
-
-@dataclass(slots=True)
-class _Held:
-    slot: int
-    row: Resident
-    known: int  # how many tokens of its output the host knows
-    allowed_W: NDArray[np.int32] | None  # packed
-
-
-class Part(NamedTuple):
-    """Some rows, in the order of a call. It is of no use once one of them is gone."""
-
-    rows: list[int]
-    slots: list[int]
-    slots_R: torch.Tensor
-    numbers_RC: torch.Tensor
-    seeds_R: torch.Tensor
-    allowed_RW: torch.Tensor | None  #: int32, packed
-    edits: bool  #: whether any row has entries,
-    fixed: bool  #: which do the same in each step;
-    kept: list[Any]  #: then what they do, from the first one on
-    counting: list[int]  #: slots of rows whose entries change
-    counted_N: torch.Tensor  #: places of these
-    told: list[int]  #: places of rows with logprobs,
-    told_N: torch.Tensor  #: the same,
-    wanted: list[Wanted]  #: what these want,
-    asked_NA: torch.Tensor  #: and the ids among it, -1 for none
 
 
 class Rows:
     """Rows by their numbers.
 
     size: V. kernels: "triton" or "torch". learn(row, tokens) is told what was drawn, in order, when ``catch_up`` is
-    called, and before more is drawn than is kept.
+    called, and before more is drawn than is kept; then settle(row, numbers) what the stages of a row have learned.
     """
 
-    def __init__(self, size: int, device: torch.device, kernels: str, learn: Callable[[int, list[int]], None]) -> None:
+    def __init__(
+        self,
+        size: int,
+        device: torch.device,
+        kernels: str,
+        learn: Callable[[int, list[int]], None],
+        settle: Callable[[int, list[float]], None] | None = None,
+    ) -> None:
         self.size, self.device, self.kernels = size, device, kernels
         self.floats = floats_of(device)
-        self._learn = learn
-        self._slots = Slots(device, self.floats, RING)
-        self._entries = Entries(size, device, self.floats)
-        self._held: dict[int, _Held] = {}
+        self._learn, self._settle = learn, settle
+        self._past = Past(size, device, self.floats, RING)
+        self._slots = self._past.slots
+        self._tiers = Tiers(size, device, self.floats, kernels)
+        self._held: dict[int, Held] = {}
         self._unseen = 0  # the most tokens of a row that the host does not know
         self._work: object = None
         self._moved = 0
@@ -77,69 +59,39 @@ class Rows:
     @property
     def moved(self) -> int:
         """It changes when arrays come to lie elsewhere, so that what was captured must be captured again."""
-        return self._slots.moved + self._entries.moved + self._moved
+        return self._past.moved + self._tiers.moved + self._moved
 
     def add(self, number: int, row: Resident, seed: int, prompt: list[int], output: list[int]) -> None:
         """A new row."""
-        slot = self._slots.take(row, seed, prompt, output)
-        if row.edits:
-            self._entries.put(slot, len(self._slots), row, prompt, output)
-        else:
-            self._entries.clear(slot, len(self._slots))
-        self._held[number] = _Held(slot, row, len(output), _packed(row.allowed, self.size))
+        slot = self._past.put(row, seed, prompt, output)
+        if row.staged is not None:
+            self._tiers.states.put(slot, row.staged.numbers)
+        self._held[number] = Held(slot, row, len(output), allowed_words(row.allowed, self.size))
 
     def remove(self, number: int) -> None:
         """A row goes; no other one moves."""
-        self._slots.give_back(self._held.pop(number).slot)
+        gone = self._held.pop(number)
+        self._past.give_back(gone.slot, gone.row)
 
     def reports(self, number: int) -> bool:
         """Whether a row wants logprobs."""
-        return self._held[number].row.wanted is not None
+        row = self._held[number].row
+        return row.wanted is not None or (row.staged is not None and row.staged.wanted is not None)
+
+    def staged(self, number: int) -> Staged | None:
+        """The stages of a row, where the numbers of the chain do not say them."""
+        return self._held[number].row.staged
 
     def part(self, numbers: Sequence[int]) -> Part:
         """Rows of a call, in its order."""
-        held = [self._held[number] for number in numbers]
-        rows, slots = [one.row for one in held], [one.slot for one in held]
-        slots_R = sent(slots, self.device)
-        counted = [place for place, row in enumerate(rows) if row.penalties.counts]
-        told = [place for place, row in enumerate(rows) if row.wanted is not None]
-        wanted = [row.wanted for row in rows if row.wanted is not None]
-        most = max((len(asked) for _, asked in wanted), default=0)
-        asked_NA = sent([[*asked, *[-1] * (most - len(asked))] for _, asked in wanted], self.device)
-        return Part(
-            list(numbers),
-            slots,
-            slots_R,
-            self._slots.numbers(slots_R),
-            self._slots.seeds(slots_R),
-            self._allowed(held),
-            any(row.edits for row in rows),
-            not any(row.penalties.counts or row.until for row in rows),
-            [],
-            [slots[place] for place in counted],
-            sent(counted, self.device),
-            told,
-            sent(told, self.device),
-            wanted,
-            asked_NA.reshape(len(told), most),
-        )
-
-    def _allowed(self, held: list[_Held]) -> torch.Tensor | None:
-        if all(one.allowed_W is None for one in held):
-            return None
-        words_RW = np.full((len(held), -(-self.size // 32)), -1, np.int32)
-        for one, words_W in zip(held, words_RW, strict=True):
-            if one.allowed_W is not None:
-                words_W[:] = one.allowed_W
-        return sent(words_RW, self.device)
+        return part_of(numbers, [self._held[number] for number in numbers], self._past, self.size)
 
     def reserve(self, part: Part, count: int) -> None:
         """Make room for so many more tokens of some rows; it may wait for the device, and ``draw`` does not."""
-        if self._unseen + count >= self._slots.ring:
+        if self._unseen + count >= self._slots.ring or self._past.tight(part.growing, count):
             self.catch_up()
         self._unseen += count
-        if part.counting:
-            self._entries.reserve(part.counting, count)
+        self._past.reserve(part.growing, count)
 
     def draw(
         self,
@@ -147,36 +99,93 @@ class Rows:
         logits_RV: torch.Tensor,
         mask_RW: torch.Tensor | None = None,
         active_R: torch.Tensor | None = None,
+        heard: list[Heard] | None = None,
     ) -> torch.Tensor:
         """The next tokens of rows, int64 [R], -1 where none can be drawn; the others go on with theirs.
 
         Room must have been made. logits_RV: any float. mask_RW: int32. active_R: bool; the rest stay, and have -1.
+        heard: takes what is told of scores that are not the logits as given.
         """
         with guard(self.device):
-            mask_RW = _both(mask_RW, part.allowed_RW)
-            if self.kernels == "triton":
-                tokens_R = self._kernels(part, logits_RV, mask_RW)
+            if not part.parts:
+                tokens_R = self._drawn(part, range(len(part.rows)), logits_RV, mask_RW, active_R, heard)
             else:
-                steps_R, edits = self._slots.steps(part.slots_R), self._edits(part, _unpadded)
-                tokens_R = plain.sample(logits_RV, part.numbers_RC, part.seeds_R, steps_R, edits, mask_RW)
-            if active_R is not None:
-                tokens_R = torch.where(active_R, tokens_R, plain.NOT_DRAWN)
+                tokens_R = torch.full_like(part.slots_R, plain.NOT_DRAWN)
+                for places, places_N, own in part.parts:
+                    some = [_some(whole, places_N) for whole in (logits_RV, mask_RW, active_R)]
+                    tokens_N = self._drawn(own, places, some[0], some[1], some[2], heard)
+                    tokens_R = tokens_R.index_copy(0, places_N, tokens_N)
             self._push(part, tokens_R)
         return tokens_R
 
-    def _edits(self, part: Part, form: Callable[[Edits, int], Any]) -> Any:
-        """What the entries of rows do in this step, in some form; None where there are none."""
+    def _drawn(
+        self, part: Part, places: Sequence[int], logits_RV: Any, mask_RW: Any, active_R: Any, heard: list[Heard] | None
+    ) -> torch.Tensor:
+        """The next tokens of rows that are all of one kind."""
+        outcome: Outcome | None = None
+        if part.group is not None:
+            outcome = self._staged(part, part.group, logits_RV, mask_RW)
+            tokens_R = outcome.tokens_R
+        elif self.kernels == "triton":
+            tokens_R = self._kernels(part, logits_RV, _both(mask_RW, part.allowed_RW))
+        else:
+            steps_R, edits = self._slots.steps(part.slots_R), self._edits(part, logits_RV)
+            mask_RW = _both(mask_RW, part.allowed_RW)
+            tokens_R = plain.sample(logits_RV, part.numbers_RC, part.seeds_R, steps_R, edits, mask_RW)
+        if active_R is not None:
+            tokens_R = torch.where(active_R, tokens_R, plain.NOT_DRAWN)
+        if part.group is not None and outcome is not None:
+            if part.group.learns:
+                self._tiers.states.learn(part.slots_R, tokens_R, outcome.numbers_RP)
+            if heard is not None and part.group.wanted:
+                heard.append(heard_of(part.group, places, outcome, tokens_R))
+        return tokens_R
+
+    def _staged(self, part: Part, group: Group, logits_RV: torch.Tensor, mask_RW: torch.Tensor | None) -> Outcome:
+        """Rows of a structure through its stages."""
+        masks = _both(mask_RW, part.allowed_RW), None
+        if group.steps[0].shape == "Tap" and not group.masked:  # the mask of the call comes after it
+            masks = part.allowed_RW, mask_RW
+        keys = part.slots_R, part.seeds_R, self._slots.steps(part.slots_R)
+
+        def edits() -> Edits | None:
+            if part.kept and not isinstance(part.kept[0], Edits):
+                part.kept.clear()  # a kernel was to have them
+            return self._edits(part, logits_RV)
+
+        return self._tiers.drawn(group, keys, logits_RV, masks, edits, lambda: self._index(part, logits_RV))
+
+    def _edits(self, part: Part, logits_RV: torch.Tensor) -> Edits | None:
+        """What is done to single scores of rows in this step, as tensors; None where there is nothing."""
+        edits: Edits | None = self._once(part, lambda: _unpadded(self._ascending(part, logits_RV), self.size))
+        return edits
+
+    def _index(self, part: Part, logits_RV: torch.Tensor) -> Any:
+        """The same as kernels take it, see ``special.index``."""
+        from nucleate.backends.cuda.special import edits_launch
+        from nucleate.backends.cuda.special.index import index_of
+
+        if part.ordered:
+            return index_of(self._ascending(part, logits_RV), self.size)
+        return self._once(part, lambda: edits_launch.index(self._past, part.slots_R, self.size, looks=part.looks))
+
+    def _ascending(self, part: Part, logits_RV: torch.Tensor) -> Edits:
+        """Edits with their tokens in order; those at the size of the vocabulary are none."""
+        edits = self._past.edits(part.slots_R, part.looks)
+        for group in part.ordered:
+            edits = with_shifts(self._past, group, logits_RV, edits)
+        return edits
+
+    def _once(self, part: Part, make: Callable[[], Any]) -> Any:
         if part.kept or not part.edits:
             return part.kept[0] if part.kept else None
-        slots_R = part.slots_R
-        edits = form(self._entries.edits(slots_R, self._slots.steps(slots_R), self._slots.rules(slots_R)), self.size)
+        edits = make()
         if part.fixed:
             part.kept.append(edits)
         return edits
 
     def _kernels(self, part: Part, logits_RV: torch.Tensor, mask_RW: torch.Tensor | None) -> torch.Tensor:
         from nucleate.backends.cuda.special import launch  # it loads Triton
-        from nucleate.backends.cuda.special.index import index_of
 
         if not isinstance(self._work, launch.Workspace) or self._work.rows < len(part.rows):
             self._work = launch.Workspace(1 << (len(part.rows) - 1).bit_length(), self.size, self.device)
@@ -184,23 +193,31 @@ class Rows:
         if logits_RV.dtype not in launch.FLOATS:
             logits_RV = logits_RV.to(torch.float32)
         steps_R = self._slots.steps(part.slots_R)  # a copy, which the kernel moves on
-        index = self._edits(part, index_of)
+        index = self._index(part, logits_RV)
         drawn_R = launch.sample(logits_RV, part.numbers_RC, part.seeds_R, steps_R, self._work, index, mask_RW)
         return drawn_R.clone()  # the next call writes to it
 
     def _push(self, part: Part, tokens_R: torch.Tensor) -> None:
         """Rows go on with tokens that lie on the device."""
-        self._slots.push(part.slots_R, tokens_R)
-        if part.counting:
-            slots_N, tokens_N = (column_R.index_select(0, part.counted_N) for column_R in (part.slots_R, tokens_R))
-            self._entries.push(slots_N, tokens_N, self._slots.leaving(slots_N, tokens_N))
+        if self.kernels != "triton":
+            self._past.push(part.slots_R, tokens_R, part.growing_N, part.looks)
+            return
+        from nucleate.backends.cuda.special import edits_launch
 
-    def push(self, number: int, token: int) -> None:
-        """A row goes on with a token that was not drawn here."""
-        part = self.part([number])
+        grows = part.growing_N is not None
+        edits_launch.push(self._past, part.slots_R, tokens_R, grows=grows, looks=part.looks)
+
+    def push(self, number: int, token: int, numbers: Sequence[float] | None = None) -> None:
+        """A row goes on with a token that was not drawn here. numbers: what its stages make of it."""
+        part, held = self.part([number]), self._held[number]
         self.reserve(part, 1)
         with guard(self.device):
-            self._push(part, sent([token], self.device))
+            tokens_R = sent([token], self.device)
+            if numbers is not None:
+                self._tiers.states.put(held.slot, numbers)
+            elif held.row.staged is not None and held.row.staged.learns:
+                self._tiers.states.push(held.row.staged, held.slot, part.slots_R, tokens_R)
+            self._push(part, tokens_R)
 
     def report(self, part: Part, logits_RV: torch.Tensor, tokens_R: torch.Tensor) -> Report | None:
         """What is to be told of the logits as given, of those who want it; None if none does."""
@@ -223,17 +240,19 @@ class Rows:
         self._unseen = 0
         for (number, one), tokens in zip(held, news, strict=True):
             one.known += len(tokens)
+            self._past.told(one.slot, one.known)
             if tokens:
                 self._learn(number, tokens)
+        learning = [(number, one.slot) for number, one in held if one.row.staged is not None and one.row.staged.learns]
+        if learning and self._settle is not None:
+            for (number, _), numbers in zip(
+                learning, self._tiers.states.told([slot for _, slot in learning]), strict=True
+            ):
+                self._settle(number, numbers)
 
 
-def _packed(allowed: frozenset[int] | None, size: int) -> NDArray[np.int32] | None:
-    """Token ids as a bitmask."""
-    if allowed is None:
-        return None
-    bits = np.zeros(-(-size // 32) * 32, bool)
-    bits[list(allowed)] = True
-    return np.packbits(bits, bitorder="little").view("<i4").astype(np.int32)
+def _some(whole_R: torch.Tensor | None, places_N: torch.Tensor) -> torch.Tensor | None:
+    return None if whole_R is None else whole_R.index_select(0, places_N)
 
 
 def _both(mask_RW: torch.Tensor | None, allowed_RW: torch.Tensor | None) -> torch.Tensor | None:

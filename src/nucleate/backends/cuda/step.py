@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 
 from nucleate.backends.cuda.device import sent
 from nucleate.backends.cuda.later import LaterDict, LaterList
+from nucleate.backends.cuda.part import Part
 from nucleate.backends.cuda.report import Report, told
-from nucleate.backends.cuda.rows import Part, Rows
+from nucleate.backends.cuda.rows import Rows
+from nucleate.backends.cuda.staged.groups import Heard
 from nucleate.core.event import StepLogprobs
 
 Scores = NDArray[np.float32]
@@ -65,19 +67,21 @@ def step(rows: Rows, call: Call, logits: Any, mask: Any, host: Host) -> Stepped:
     logits_NV, mask_NW = logits_RV, mask_RW
     tokens_R = torch.full((call.shape[0],), -1, dtype=torch.int64, device=rows.device)
     made: Report | None = None
+    heard: list[Heard] = []
     if call.others:
         logits_NV = logits_RV.index_select(0, call.places_N)
         mask_NW = None if mask_RW is None else mask_RW.index_select(0, call.places_N)
     if call.places:
         rows.reserve(call.part, 1)
-        tokens_N = rows.draw(call.part, logits_NV, mask_NW)
+        tokens_N = rows.draw(call.part, logits_NV, mask_NW, heard=heard)
         made = rows.report(call.part, logits_NV, tokens_N)
         tokens_R = tokens_R.index_copy(0, call.places_N, tokens_N) if call.others else tokens_N
     alone, reported, errors = _alone(call, logits_RV, mask_RW, host)
     if alone:
         place_N, token_N = sent([[*alone.keys()], [*alone.values()]], rows.device)
         tokens_R = tokens_R.index_copy(0, place_N, token_N)
-    logprobs = LaterList(call.shape[0], lambda: _logprobs(call, made, reported)) if made or reported else None
+    asked = made or heard or reported
+    logprobs = LaterList(call.shape[0], lambda: _logprobs(call, made, heard, reported)) if asked else None
     return Stepped(tokens_R, logprobs, LaterDict(lambda: errors | _odd(call, tokens_R, logits_RV, mask_RW, host)))
 
 
@@ -99,8 +103,12 @@ def _alone(
     return tokens, reported, errors
 
 
-def _logprobs(call: Call, made: Report | None, reported: Mapping[int, StepLogprobs]) -> tuple[StepLogprobs | None, ...]:
+def _logprobs(
+    call: Call, made: Report | None, heard: Sequence[Heard], reported: Mapping[int, StepLogprobs]
+) -> tuple[StepLogprobs | None, ...]:
     found: dict[int, StepLogprobs | None] = {**reported}
+    for some in heard:
+        found.update(zip([call.places[place] for place in some.places], told(some.report, some.wanted), strict=True))
     if made is not None:
         places = [call.places[place] for place in call.part.told]
         found.update(zip(places, told(made, call.part.wanted), strict=True))

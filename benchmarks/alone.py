@@ -1,0 +1,30 @@
+"""One answer at a time from the embedded model, in a fresh process: before and after it has got its kernels.
+
+Each line is one answer of 100 tokens: tokens per second of the process's time. The one in which kernels are loaded is
+slow; where none are kept on disk they are compiled much later, see ``models/packed_llama.py`` and ``plan.py``.
+
+    python benchmarks/alone.py
+"""
+
+from __future__ import annotations
+
+from time import process_time
+
+import nucleate as nc
+
+TOKENS = 100
+
+
+def main() -> None:
+    llm = nc.LLM()
+    params = nc.SamplingParams(
+        temperature=0.8, top_p=0.9, repetition_penalty=1.1, seed=1, max_tokens=TOKENS, ignore_eos=True
+    )
+    for answer in range(8):
+        begin = process_time()
+        llm.generate("Once upon a time", params)
+        print(f"answer {answer + 1}: {TOKENS / (process_time() - begin):.0f} tokens/s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,226 @@
+"""The rows of a Sampler as the host draws them: through the compiled chain, stage by stage, or by the reference.
+
+Refuses to know devices, and who comes and goes: the rows are the sampler's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nucleate.backends import reference
+from nucleate.backends.cpu.special.program import Program
+from nucleate.backends.cpu.special.table import NOT_DRAWN, Part, Table
+from nucleate.columns import Columns, Structure, structure_of
+from nucleate.core.event import StepLogprobs
+from nucleate.core.memory import Memory
+from nucleate.core.parameter import ParameterError, unknown
+from nucleate.core.stage import Pipeline, Tap
+from nucleate.pipeline import chains, runner
+from nucleate.plan import KERNELS, Chain, Numbers, compiled
+from nucleate.presets import with_mask, without_mask
+from nucleate.rows import Logits, lying_plainly, masks, where
+
+KEPT_BATCHES = 32
+"""Of different calls."""
+
+
+@dataclass(slots=True)
+class Row:
+    """A row of a sampler, as of its next step."""
+
+    stages: Pipeline
+    memory: Memory
+    seed: int
+    tap: Tap | None = None  #: of a row that the compiled chain can run, as are its edits
+    program: Program | None = None
+
+
+class Batch(NamedTuple):
+    """The rows of a call. Kept for the next one, as long as it asks for the same and none has come or gone."""
+
+    asked: list[int] | None  #: None: all
+    numbers: list[int]
+    rows: list[Row]
+    shape: tuple[int, int]
+    seeds: NDArray[np.uint64]  #: not to be written to: calls share them
+    places: list[int]  #: of those that run through the chain
+    part: Part  #: these
+    memories: list[Memory] | None  #: if all do, and nothing more is to be done for them
+
+
+Step = tuple[NDArray[np.int64], Sequence[StepLogprobs | None] | None, Mapping[int, str], NDArray[np.uint64]]
+"""The fields of a ``sampler.Sampled``, in its order."""
+
+
+class Host:
+    """Steps of rows on the host.
+
+    size: V. backend: as in ``sample``. rows, groups: those of the sampler, by their numbers and structures. Raises
+    ParameterError for a backend that does not exist.
+    """
+
+    def __init__(self, size: int, backend: str, rows: Mapping[int, Row], groups: Mapping[Structure, Columns]) -> None:
+        compiled(backend, 0)  # it refuses one that does not exist
+        self._size, self._backend, self._rows, self._groups = size, backend, rows, groups
+        self._table = Table(len(Numbers._fields))  # the rows that run through the chain
+        self._batch: Batch | None = None  # of the last step
+        self._batches: dict[tuple[int, ...] | None, Batch] = {}
+
+    def fast(self, scores: int) -> bool:
+        """Whether a call with so many scores runs what it can through compiled kernels."""
+        return compiled(self._backend, scores)
+
+    def add(self, number: int, row: Row, chain: Chain) -> None:
+        """A new row that the compiled chain can run; of others nothing need be known."""
+        row.tap, row.program = chain.tap, Program(chain.edits, row.memory, self._size) if chain.edits else None
+        at = row.program.at if row.program else (0, 0)
+        self._table.add(number, chain.numbers, at, row.seed, len(row.memory.output))
+
+    def remove(self, number: int) -> None:
+        """A row is gone."""
+        if number in self._table.slots:
+            self._table.remove(number)
+
+    def forget(self) -> None:
+        """Rows have come or gone, and columns are elsewhere."""
+        self._batch = None
+        self._batches.clear()
+
+    def push(self, number: int, row: Row, token: int) -> None:
+        """A row has a token that was not drawn here."""
+        row.memory.push(token)
+        self._count(number)
+
+    def move(self, number: int, row: Row, stages: Pipeline) -> None:
+        """Stages with a state are as of the next step now."""
+        if stages is not row.stages and any(old is not new for old, new in zip(row.stages, stages, strict=True)):
+            row.stages = stages
+            self._groups[structure_of(stages)].update(number, stages)
+
+    def batch(self, asked: list[int] | None) -> Batch:
+        """The rows of a call, as gathered for one before: who verifies drafts asks for all, for fewer, and for all."""
+        key = None if asked is None else tuple(asked)
+        batch = self._batches.get(key)
+        if batch is None:
+            if len(self._batches) >= KEPT_BATCHES:
+                self._batches.clear()
+            batch = self._batches[key] = self._gathered(asked)
+        return batch
+
+    def _gathered(self, asked: list[int] | None) -> Batch:
+        """The rows of a call."""
+        numbers = list(self._rows) if asked is None else asked
+        if len(set(numbers)) < len(numbers):
+            raise ValueError(f"rows has one row twice, got {numbers!r:.60}")
+        rows, slots = [known(self._rows, row) for row in numbers], self._table.slots
+        places = [place for place, row in enumerate(numbers) if row in slots]
+        part = self._table.part([numbers[place] for place in places], places)
+        more = len(places) < len(rows) or any(row.tap or (row.program and row.program.changes) for row in rows)
+        memories = None if more else [row.memory for row in rows]
+        seeds = np.array([row.seed for row in rows], np.uint64)
+        seeds.flags.writeable = False
+        return Batch(asked, numbers, rows, (len(rows), self._size), seeds, places, part, memories)
+
+    def step(self, asked: list[int] | None, logits_RV: Any, mask: Any) -> Step:
+        """A step of these rows, see ``Sampler``; at once if all run through the chain, with nothing more to be done."""
+        batch = self._batch
+        if batch is None or batch.asked != asked:
+            batch = self._batch = self.batch(asked)
+        memories = batch.memories if mask is None else None
+        lying = lying_plainly(logits_RV, batch.shape) if memories else None
+        count, size = batch.shape
+        if not memories or lying is None or not compiled(self._backend, count * size):
+            return self._step(Logits(logits_RV), batch, mask, None)
+        part = batch.part
+        chains(size).draw(lying, count, part.at)
+        tokens_R = part.tokens.copy()
+        tokens = tokens_R.tolist()
+        if NOT_DRAWN in tokens:
+            return self._step(Logits(logits_RV), batch, mask, tokens_R)
+        for memory, token in zip(memories, tokens, strict=True):
+            memory.push(token)
+        return tokens_R, None, {}, batch.seeds
+
+    def _step(self, logits: Logits, batch: Batch, mask: Any, drawn: NDArray[np.int64] | None) -> Step:
+        """A step of any rows. drawn: what the chain has drawn already."""
+        count = len(batch.rows)
+        if logits.shape != batch.shape:
+            raise ValueError(f"logits must have the shape {list(batch.shape)}, got {list(logits.shape)}")
+        masks_R = masks(mask, count, self._size)
+        fast = count > 0 and self.fast(count * self._size)
+        tokens_R = np.full(count, NOT_DRAWN, np.int64) if drawn is None else drawn
+        if fast and drawn is None and batch.places:
+            self._draw_chains(logits, batch, masks_R, tokens_R)
+        elif not fast and self._backend == "auto":
+            KERNELS.missed(count * self._size)
+        errors: dict[int, str] = {}
+        reported: dict[int, StepLogprobs] = {}
+        for place, (row, token) in enumerate(zip(batch.rows, tokens_R.tolist(), strict=True)):
+            if token >= 0:
+                told = None if row.tap is None else self._report(logits, place, token, row.tap)
+            else:
+                alone = self._draw_alone(logits[place], batch.numbers[place], row, masks_R[place], fast)
+                if isinstance(alone, str):
+                    errors[place] = alone
+                    continue
+                token, told = alone
+                tokens_R[place] = token
+            row.memory.push(token)
+            if told is not None:
+                reported[place] = told
+        logprobs = tuple(reported.get(place) for place in range(count)) if reported else None
+        return tokens_R, logprobs, errors, batch.seeds
+
+    def _draw_chains(self, logits: Logits, batch: Batch, masks_R: Any, tokens_R: NDArray[np.int64]) -> None:
+        """Draw the rows that run through the compiled chain, but for odd ones."""
+        for row in batch.rows:
+            if row.program is not None:
+                row.program.refresh()
+        chains(self._size).draw(logits.lying(), len(batch.places), batch.part.at, where(masks_R))
+        tokens_R[batch.places] = batch.part.tokens
+
+    def _report(self, logits: Logits, place: int, token: int, tap: Tap) -> StepLogprobs:
+        told: StepLogprobs = chains(self._size).report(logits.lying(), place, token, *tap.wanted)
+        return told
+
+    def _draw_alone(
+        self, logits_V: NDArray[np.float32], number: int, row: Row, mask_W: NDArray[np.int32] | None, fast: bool
+    ) -> tuple[int, StepLogprobs | None] | str:
+        """Draw a row that the compiled chain does not run; or why nothing can be drawn from it."""
+        stages = row.stages if mask_W is None else with_mask(row.stages)
+        row.memory.mask = mask_W
+        try:
+            result = runner(fast)(logits_V, stages, row.seed, len(row.memory.output), row.memory)
+        except Exception as error:  # noqa: BLE001  # a stage of one's own may raise anything
+            plain = isinstance(error, reference.RowError | ParameterError)
+            return str(error) if plain else f"{type(error).__name__}: {error}"
+        self.move(number, row, result.stages if stages is row.stages else without_mask(result.stages))
+        self._count(number)
+        return result.token, result.logprobs
+
+    def alone(
+        self, number: int, logits_V: NDArray[np.float32], mask_W: NDArray[np.int32] | None
+    ) -> tuple[int, StepLogprobs | None] | str:
+        """Draw one row, to which the token belongs from then on; or why nothing can be drawn from it."""
+        row = self._rows[number]
+        drawn = self._draw_alone(logits_V, number, row, mask_W, self.fast(self._size))
+        if not isinstance(drawn, str):
+            row.memory.push(drawn[0])
+        return drawn
+
+    def _count(self, number: int) -> None:
+        """The chain is to draw the next token of a row."""
+        if number in self._table.slots:
+            self._table.steps[self._table.slots[number]] += np.uint64(1)
+
+
+def known(rows: Mapping[int, Row], number: int) -> Row:
+    """A row by its number. Raises ParameterError if there is none."""
+    if number not in rows:
+        raise unknown(str(number), map(str, rows), "row")
+    return rows[number]

@@ -1,0 +1,310 @@
+"""Lists that depend on the order of what was said, worked out on a device: those of ``Shift.listing``, step by step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+import nucleate as nc
+from nucleate.backends import reference
+from nucleate.core.history import History
+from nucleate.core.maths import absolute, exp, maximum, minimum, sqrt, where
+from nucleate.core.stage import Shift, Token, param
+from nucleate.pipeline import simplify
+from nucleate.placing import resident_of, resident_of_shifts
+from nucleate.plan import chain_of
+from nucleate.stages import (
+    Allowed,
+    BadWords,
+    Dry,
+    Frequency,
+    Gumbel,
+    LogitBias,
+    MinTokens,
+    NoRepeatNgram,
+    Presence,
+    Repetition,
+    Suppress,
+)
+
+torch = pytest.importorskip("torch", reason="rows on a device are tensors")
+
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+
+from nucleate.backends.cuda import device, plain  # noqa: E402
+from nucleate.backends.cuda import rows as on_device  # noqa: E402
+from nucleate.backends.cuda.past import Past  # noqa: E402
+from nucleate.backends.cuda.resident import Resident  # noqa: E402
+from nucleate.backends.cuda.rows import Rows  # noqa: E402
+
+SIZE = 6
+HERE = torch.device("cpu")
+TOKENS = st.integers(0, SIZE - 1)
+FEW = st.integers(0, 1)  # then much is repeated
+SAID = st.one_of(st.lists(TOKENS, max_size=14), st.lists(FEW, max_size=14))
+WORD = st.lists(TOKENS, min_size=1, max_size=4).map(tuple)
+STAGE = st.one_of(
+    st.builds(
+        Dry,
+        multiplier=st.sampled_from([0.8, 3.0, 1e30]),
+        base=st.sampled_from([1.0, 1.00001, 1.75, 1e6]),
+        allowed_length=st.integers(1, 4),
+        breakers=st.one_of(st.none(), st.lists(WORD, max_size=3).map(tuple)),
+        last_n=st.sampled_from([-1, 0, 1, 2, 5, 9, 40]),
+    ),
+    st.builds(NoRepeatNgram, st.integers(1, 5)),
+    st.builds(BadWords, st.lists(WORD, min_size=1, max_size=4).map(tuple)),
+)
+
+
+def resident(*stages: Shift) -> Resident:
+    row = resident_of(chain_of(simplify((*stages, Gumbel(1)))))
+    assert isinstance(row, Resident), row
+    return row
+
+
+def told(past: Past, slots: list[int]) -> list[dict[int, float]]:
+    """What is added to the scores of which tokens, of each slot."""
+    edits = past.edits(torch.tensor(slots), looks=True)
+    found: list[dict[int, float]] = []
+    for ids, before, scale, after in zip(*(column.tolist() for column in edits), strict=True):
+        assert set(scale) <= {1.0}
+        added = {token: x - y for token, x, y in zip(ids, before, after, strict=True) if token < SIZE}
+        found.append({token: value for token, value in added.items() if value != 0.0})
+    return found
+
+
+def equal(one: dict[int, float], other: Any) -> None:
+    assert one == pytest.approx(dict(other), rel=1e-11)
+
+
+@settings(max_examples=60)
+@given(
+    rows=st.lists(st.tuples(STAGE, SAID, SAID), min_size=1, max_size=4),
+    news=st.lists(st.lists(st.one_of(FEW, st.integers(-1, SIZE - 1)), min_size=4, max_size=4), max_size=12),
+    ring=st.sampled_from([1, 2, 8, 64]),
+)
+@example(rows=[(Dry(0.8, 1.75, 1, None, 5), [0] * 7, [])], news=[[0] * 4] * 3, ring=2)
+@example(
+    rows=[(Dry(0.8, 1.75, 1, ((1,), (0, 2)), -1), [0, 1] * 4, [])], news=[[0] * 4, [2] * 4, [0] * 4, [2] * 4], ring=2
+)
+def test_lists_are_those_of_the_stages(rows: Any, news: Any, ring: int) -> None:
+    past = Past(SIZE, HERE, torch.float64, ring)
+    slots = [past.put(resident(stage), 1, prompt, output) for stage, prompt, output in rows]
+    said = [(stage, list(prompt), list(output)) for stage, prompt, output in rows]
+    for tokens in [None, *news]:
+        if tokens is not None:
+            past.reserve(slots, 1)
+            tokens = tokens[: len(rows)]
+            past.push(torch.tensor(slots), torch.tensor(tokens), torch.arange(len(rows)), looks=True)
+            for (_, _, output), token in zip(said, tokens, strict=True):
+                output.extend([token] * (token >= 0))
+        for got, (stage, prompt, output) in zip(told(past, slots), said, strict=True):
+            equal(got, stage.listing(History(prompt, output)))
+
+
+class Squeeze(Shift):
+    """A rule of one's own: scores of what was said go towards 0, the more so the more often."""
+
+    rank = 25
+    touches = "seen"
+    s: float = param("how much", default=0.5, low=0.0)
+    both: bool = param("the prompt too", default=True, name="squeeze_both")
+    last_n: int | None = param("of the last", default=None, low=-1, name="squeeze_last_n")
+
+    @property
+    def window(self) -> int | None:
+        return self.last_n
+
+    def apply(self, x: Any, token: Token) -> Any:
+        times = token.output_count + (token.prompt_count if self.both else 0.0)
+        return where(times > 0, sqrt(absolute(x) + 1.0) / (1.0 + self.s * times), minimum(x, self.s))
+
+
+class Pull(Shift):
+    """A list of one's own, with a rule of its own."""
+
+    rank = 26
+    touches = "listed"
+    to: float = param("where to", default=1.0)
+    ids: tuple[int, ...] = param("which", default=(1, 2), low=0, name="pull_ids")
+
+    def apply(self, x: Any, token: Token) -> Any:
+        return maximum(x, self.to + token.listed - exp(-absolute(x)))
+
+    def listing(self, history: History) -> Any:
+        return dict.fromkeys(self.ids, 0.25)
+
+
+WINDOW = st.sampled_from([None, -1, 0, 1, 3, 8, 2**70])
+SHIFT = st.one_of(
+    st.builds(Repetition, st.sampled_from([0.5, 1.5]), WINDOW),
+    st.builds(Frequency, st.sampled_from([-0.5, 0.7]), WINDOW),
+    st.builds(Presence, st.sampled_from([-1.0, 0.3]), WINDOW),
+    st.builds(Squeeze, st.sampled_from([0.1, 2.0]), st.booleans(), WINDOW),
+    st.builds(Pull, st.sampled_from([-1.0, 2.0]), st.lists(TOKENS, min_size=1, max_size=3).map(tuple)),
+    st.builds(LogitBias, st.dictionaries(TOKENS, st.sampled_from([-3.0, 0.5, 2.0]), min_size=1, max_size=4)),
+    st.builds(MinTokens, st.integers(1, 6), st.lists(TOKENS, min_size=1, max_size=2).map(tuple)),
+    st.builds(Suppress, st.lists(TOKENS, min_size=1, max_size=2).map(tuple)),
+    st.builds(Allowed, st.lists(TOKENS, min_size=3, max_size=6).map(tuple)),
+    STAGE,
+)
+
+
+def scores(x_V: Any, stages: tuple[Shift, ...], history: History) -> Any:
+    """What the reference makes of scores, -inf where a token is out; NaN of all if that is an error."""
+    try:
+        kept = reference.survivors(x_V, stages, history)
+    except reference.RowError:
+        return np.full(SIZE, np.nan)
+    y_V = np.full(SIZE, -np.inf)
+    y_V[kept.ids_N] = kept.x_N
+    return y_V
+
+
+@settings(max_examples=60)
+@given(
+    rows=st.lists(st.tuples(st.lists(SHIFT, min_size=1, max_size=4), SAID, SAID), min_size=1, max_size=3),
+    seed=st.integers(0, 2**32),
+)
+def test_shifts_in_any_order_do_what_the_reference_does(rows: Any, seed: int) -> None:
+    numbers, told = np.random.default_rng(seed), []
+    held = Rows(SIZE, HERE, "torch", lambda row, tokens: told.append((row, tokens)))
+    held._past.slots.ring_SL, held._past.slots.ring = held._past.slots.ring_SL[:, :2], 2  # it grows as it must
+    said = []
+    for row, (shifts, prompt, output) in enumerate(rows):
+        stages = tuple(shift for shift in shifts if not shift.neutral)
+        kept = resident_of_shifts(stages)
+        if isinstance(kept, str):
+            assert "second of its kind" in kept
+            continue
+        held.add(row, kept, 1, prompt, output)
+        said.append((row, stages, prompt, list(output)))
+    for _ in range(4 * bool(said)):
+        part = held.part([row for row, *_ in said])
+        held.reserve(part, 1)
+        x_RV = numbers.normal(size=(len(said), SIZE)).astype(np.float32) * 3
+        x_RV[numbers.random(x_RV.shape) < 0.1] = -np.inf
+        x_RV[:, 0] = 1.0
+        logits_RV = torch.from_numpy(x_RV)
+        y_RV, odd_R = plain.scores(logits_RV, held._edits(part, logits_RV), part.allowed_RW)
+        for place, (_, stages, prompt, output) in enumerate(said):
+            expected = scores(x_RV[place], stages, History(prompt, output))
+            assert bool(odd_R[place]) == bool(np.isnan(expected).all())
+            if not odd_R[place]:
+                np.testing.assert_allclose(y_RV[place].numpy(), expected, rtol=1e-6, atol=1e-5)
+        tokens = numbers.integers(0, SIZE, len(said))
+        held._push(part, torch.from_numpy(tokens))
+        for (_, _, _, output), token in zip(said, tokens.tolist(), strict=True):
+            output.append(token)
+
+
+def test_a_step_that_looks_back_does_not_wait_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On tensors without numbers."""
+    monkeypatch.setattr(device, "opened", torch.device)
+    monkeypatch.setattr(device, "kernels_on", lambda *given: "torch")
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        sampler = nc.Sampler(300, device="meta")
+        looking = Dry(0.8, breakers=((9,), (1, 2))), NoRepeatNgram(3), BadWords(((3, 4), (5, 6, 7)))
+        sampler.add((Repetition(1.2), *looking, Gumbel(1)), [1, 2, 3], output_ids=[4])
+        sampler.add((Squeeze(0.5), looking[0], Pull(1.0), Repetition(1.2, 5), Gumbel(2)), [1, 2, 3])
+        x_RV = torch.zeros((2, 300), device="meta")
+        assert sampler(x_RV).token_ids.shape == (2,)
+        sampler.push(0, 5)
+        sampler.remove(0)
+        assert sampler(x_RV[:1]).token_ids.shape == (1,)
+        assert sampler.loop(lambda tokens_R, active_R: x_RV[:1], [1], steps=3)().shape == (1, 3)
+
+
+def test_a_loop_looks_back_as_steps_do() -> None:
+    table_VV = torch.from_numpy(np.random.default_rng(3).normal(size=(9, 9)).astype(np.float32))
+    stages = Repetition(1.1), Dry(0.8, 1.75, 1, ((2,),)), NoRepeatNgram(4), BadWords(((3, 4), (5, 6, 7)))
+    looped, stepped = nc.Sampler(9, "torch"), nc.Sampler(9, "reference")
+    for sampler in (looped, stepped):
+        for seed in range(3):
+            sampler.add((*stages, Gumbel(seed)), [1, seed])
+    loop, last = (
+        looped.loop(lambda tokens_R, active_R: table_VV[tokens_R], [0, 1, 2], steps=10, stop_ids=[8]),
+        [0, 1, 2],
+    )
+    drawn = torch.cat([loop() for _ in range(5)], 1).tolist()
+    for row, tokens in enumerate(drawn):
+        for token in tokens:
+            if token >= 0:
+                assert stepped(table_VV[last[row]][None], [row]).token_ids.tolist() == [token]
+                last[row] = token
+    assert any(-1 in tokens for tokens in drawn)
+
+
+def test_rings_grow_with_what_is_said_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row that has ended takes no room, however long others go on."""
+    monkeypatch.setattr(on_device, "RING", 16)
+    sampler, table_VV = nc.Sampler(50, "torch"), torch.eye(50).roll(1, 1) * 1000
+    sampler.add((NoRepeatNgram(60), Gumbel(1)), [2])
+    sampler.add((Repetition(1.01, 4), Gumbel(1)), [3])
+    loop = sampler.loop(lambda tokens_R, active_R: table_VV[tokens_R], [2, 11], steps=5, stop_ids=[10])
+    said = torch.cat([loop() for _ in range(9)], 1).tolist()
+    assert said[0] == [*range(3, 11), *[-1] * 37]
+    assert sampler._device._held._slots.ring == 16
+    for token in range(20):
+        sampler.push(0, token)
+    assert sampler._device._held._slots.ring == 32
+    assert sampler.output_ids(0) == (*range(3, 11), *range(20))
+
+
+def test_what_the_host_still_runs() -> None:
+    class Told(Shift):
+        """A list that depends on what was said."""
+
+        touches = "listed"
+        told: float = param("how much", default=1.0)
+
+        def apply(self, x: Any, token: Token) -> Any:
+            return x + self.told * token.listed
+
+        def listing(self, history: History) -> Any:
+            return {len(history.output): 1.0}
+
+    class Elsewhere(Shift):
+        """A rule for tokens that are not on a list."""
+
+        touches = "unlisted"
+        elsewhere: float = param("how much", default=1.0)
+
+        def apply(self, x: Any, token: Token) -> Any:
+            return x - self.elsewhere
+
+    class Odd(Shift):
+        """A rule that is no expression."""
+
+        touches = "seen"
+        odd: float = param("how much", default=1.0)
+
+        def apply(self, x: Any, token: Token) -> Any:
+            return np.sort(x) * self.odd
+
+    for shifts, why in (
+        ((Told(),), "depends on what was said"),
+        ((Elsewhere(),), "has a rule of its own"),
+        ((Odd(),), "Odd.apply names np"),
+        ((Dry(0.8), Dry(0.5)), "is the second of its kind"),
+    ):
+        assert why in str(resident_of_shifts(shifts)), shifts
+
+
+def test_float32_columns_look_back_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For devices that have no float64."""
+    monkeypatch.setattr(on_device, "floats_of", lambda device: torch.float32)
+    monkeypatch.setattr(on_device, "RING", 16)
+    both, numbers = [nc.Sampler(40, backend) for backend in ("torch", "reference")], np.random.default_rng(0)
+    for sampler in both:
+        sampler.add((Repetition(1.3, 5), Dry(0.9, 1.5, 1), NoRepeatNgram(3), Gumbel(1)), [1, 2, 1, 2])
+        sampler.add((Dry(0.9, 1.5, 1), Squeeze(0.3), Frequency(0.4, 9), Repetition(1.3, 5), Gumbel(2)), [1, 2] * 4)
+    for _ in range(30):
+        x_RV = numbers.normal(size=(2, 40)).astype(np.float32) * 2
+        x_RV[:, :4] += 3.0
+        assert both[0](x_RV).token_ids.tolist() == both[1](x_RV).token_ids.tolist()
