@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import signal
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,9 +14,13 @@ from hypothesis import HealthCheck, settings
 
 import nucleate as nc
 from nucleate import plan
+from nucleate.core.kept import Patience
 
 settings.register_profile("ci", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("ci")
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as of what a shell starts in the background: no program
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # that a test starts would heed Ctrl-C
 
 
 @pytest.fixture(scope="session")
@@ -23,7 +30,7 @@ def llm() -> nc.LLM:
 
 @pytest.fixture(scope="session", autouse=True)
 def compiled() -> None:
-    """The CPU kernels, compiled before anything is timed: 15 seconds, unless an earlier run has left them."""
+    """The CPU kernels, compiled before anything is timed: 40 seconds, unless an earlier run has left them."""
     nc.sample(np.zeros((1, 256), np.float32), nc.SamplingParams(), backend="cpu")
 
 
@@ -37,6 +44,14 @@ def log() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def cold(log: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which kernels draw depends on no test that was run before, such as one of ``warm``."""
+def cold(log: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Which kernels draw depends neither on tests that were run before, such as one of ``warm``, nor on how much is.
+
+    What a test has begun to compile in the background ends with it: until then, "auto" takes no kernels.
+    """
     monkeypatch.setattr(plan.KERNELS, "warm", False)
+    monkeypatch.setattr(plan.KERNELS, "patience", Patience(Path, sys.maxsize, sys.maxsize))
+    yield
+    for thread in list(plan.KERNELS.warming):
+        thread.join(120)
+        assert thread not in plan.KERNELS.warming

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -13,6 +12,8 @@ import pytest
 import nucleate as nc
 from nucleate import plan, warming
 from nucleate.backends import reference
+from nucleate.backends.cpu.compile import folder
+from nucleate.core.kept import Patience
 from nucleate.stages import Gumbel, LogitBias, Repetition, TopK, Typical
 
 LOGITS = np.random.default_rng(0).normal(0, 2, (2, 20_000)).astype(np.float32)
@@ -79,6 +80,29 @@ def test_afterwards_small_rows_are_drawn_by_kernels_too(monkeypatch):
     assert nc.sample(small, PARAMS).tolist() == before.tolist()
 
 
+@pytest.mark.parametrize(("backend", "ends"), [("auto", True), ("reference", False)])
+def test_many_small_calls_are_worth_kernels_too(backend, ends, monkeypatch):
+    monkeypatch.setattr(plan.KERNELS, "patience", Patience(folder, 1000, 1000))
+    sampler, twin = nc.Sampler(100, backend=backend), nc.Sampler(100, backend="reference")
+    rows = [one.add((TopK(20), Gumbel(3)), [1]) for one in (sampler, twin)]
+    assert rows == [0, 0]
+    for step in range(15):
+        assert plan.compiled("auto", 100) == (ends and step >= 10)
+        x = np.random.default_rng(step).normal(size=(1, 100)).astype(np.float32)
+        assert sampler(x).token_ids.tolist() == twin(x).token_ids.tolist()
+
+
+def test_patience_does_not_end_what_is_being_compiled(held, monkeypatch):
+    monkeypatch.setattr(plan.KERNELS, "patience", Patience(folder, 1, 1))
+    thread = nc.warm(background=True)
+    plan.KERNELS.missed(5)
+    assert not plan.KERNELS.warm
+    held.set()
+    thread.join(30)
+    plan.KERNELS.missed(5)
+    assert plan.KERNELS.warm
+
+
 def test_two_at_once_are_awaited_both(held):
     one, other = nc.warm(background=True), nc.warm(background=True)
     assert [one, other] == plan.KERNELS.warming
@@ -99,6 +123,27 @@ def test_a_compiler_that_fails_is_logged_and_holds_up_nobody(monkeypatch, caplog
     assert "no such register" in caplog.text
     with pytest.raises(RuntimeError, match="no such register"):
         nc.warm()
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_what_else_is_to_be_warmed_comes_afterwards(background, held, caplog):
+    came = []
+
+    def also():
+        came.append((list(plan.KERNELS.warming), plan.compiled("auto", 10**6)))
+        raise RuntimeError("the model's")
+
+    if background:
+        thread = nc.warm(background=True, also=also)
+        assert not came
+        held.set()
+        thread.join(30)
+        assert "the model's" in caplog.text
+    else:
+        held.set()
+        with pytest.raises(RuntimeError, match="the model's"):
+            nc.warm(also=also)
+    assert came == [([], True)]
 
 
 @pytest.mark.parametrize("background", [False, True])
@@ -130,6 +175,4 @@ print(len(told.buffer))
 
 
 def test_a_large_token_id_in_the_parameters_is_no_obstacle():
-    start = time.perf_counter()
     assert nc.warm((LogitBias({300_000: 1.0}), Repetition(1.1), Typical(0.5), TopK(5), Gumbel(1))) is None
-    assert time.perf_counter() - start < 60

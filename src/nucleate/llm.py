@@ -132,7 +132,8 @@ class LLM:
         if kv_memory is not None and (isinstance(kv_memory, bool) or not isinstance(kv_memory, int) or kv_memory < 1):
             raise ParameterError("kv_memory", f"kv_memory must be an integer >= 1, or None, got {kv_memory!r:.60}")
         sequences = options.get("max_sequences", MAX_SEQUENCES)
-        tokens = max(sequences, 1) * self.model.context_length if isinstance(sequences, int) else 1
+        count = max(sequences, 1) if isinstance(sequences, int) else 1  # the engine says what it may be
+        tokens = count * self.model.context_length
         asked = Speculation.of(options.pop("speculation", self.speculation))
         options["speculation"] = None if asked is None else asked.on(self.model)
         return Engine(runner_of(self.model, kv_memory, tokens), self.tokenizer, **options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 
 import numpy as np
 
@@ -21,30 +22,38 @@ SCORES = 1024
 """In a row: so many that loops over scores are compiled."""
 
 
-def warm(*params: Params, background: bool = False) -> threading.Thread | None:
+def warm(
+    *params: Params, background: bool = False, also: Callable[[], object] | None = None
+) -> threading.Thread | None:
     """Compile the CPU kernels that some parameters need and those nearly all need, or load them from disk.
 
     background: in a thread, which is returned. Until it ends, backend "auto" answers with the reference: the same
-    tokens, slowly, but no call waits for the compiler. Without it, returns None when all is done. Raises ParameterError
-    for parameters that are wrong, in either case at once. Once it is done, "auto" takes kernels for small rows too.
+    tokens, slowly, but no call waits for the compiler. Without it, returns None when all is done. also: what to call
+    then, such as ``Runner.warm``. Raises ParameterError for parameters that are wrong, in either case at once. Once it
+    is done, "auto" takes kernels for small rows too.
     """
     pipelines = [as_pipeline(one) for one in (SamplingParams(logprobs=1), *params)]
     if not background:
         _compile(pipelines)
+        if also is not None:
+            also()
         return None
-    thread = threading.Thread(target=_compile_beside, args=(pipelines,), name="nucleate-warm", daemon=True)
+    thread = threading.Thread(target=_compile_beside, args=(pipelines, also), name="nucleate-warm", daemon=True)
     plan.KERNELS.warming.append(thread)
     thread.start()
     return thread
 
 
-def _compile_beside(pipelines: list[Pipeline]) -> None:
+def _compile_beside(pipelines: list[Pipeline], also: Callable[[], object] | None) -> None:
     try:
-        _compile(pipelines)
+        try:
+            _compile(pipelines)
+        finally:
+            plan.KERNELS.warming.remove(threading.current_thread())
+        if also is not None:
+            also()
     except Exception:
         logger.exception("warm: the kernels could not be compiled; they will be when they are needed")
-    finally:
-        plan.KERNELS.warming.remove(threading.current_thread())
 
 
 def _compile(pipelines: list[Pipeline]) -> None:

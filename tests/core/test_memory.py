@@ -205,12 +205,12 @@ def cost(length, turns=200, tries=5):
     """Seconds per token and step, at the best of several tries, after a prompt of some length."""
     memory, best = Memory((*LISTED, Gumbel(0)), text(length)), float("inf")
     for turn in range(tries):
-        start = time.perf_counter()
+        start = time.thread_time()
         for token in text(turns, turn + 1):
             memory.push(token)
             for stage in LISTED:
                 memory.listing(stage)
-        best = min(best, time.perf_counter() - start)
+        best = min(best, time.thread_time() - start)
     return best / turns
 
 
@@ -219,9 +219,9 @@ def test_a_step_costs_the_same_after_a_long_text_as_after_a_short_one():
 
 
 def test_a_prompt_of_one_token_for_ever_is_admitted_at_once():
-    sampler, start = nc.Sampler(10), time.perf_counter()
+    sampler, start = nc.Sampler(10), time.thread_time()
     row = sampler.add((Dry(0.8), NoRepeatNgram(50), Repetition(1.1), Gumbel(1)), [5] * 20_000)
     token = sampler(np.zeros((1, 10), np.float32)).token_ids[0]
-    assert time.perf_counter() - start < 2.0
+    assert time.thread_time() - start < 2.0
     assert token != 5
     assert sampler.output_ids(row) == (token,)

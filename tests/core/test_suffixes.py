@@ -119,11 +119,11 @@ def cost(make, length, turns=300, tries=5):
     best = float("inf")
     grown = make(tokens)
     for _ in range(tries):
-        start = time.perf_counter()
+        start = time.thread_time()
         for token in more:
             grown.push(token)
             grown.followers(10**9)
-        best = min(best, time.perf_counter() - start)
+        best = min(best, time.thread_time() - start)
     return best / turns
 
 
@@ -138,20 +138,20 @@ def test_a_token_costs_the_same_after_a_long_text_as_after_a_short_one():
 def test_a_token_costs_no_more_in_a_loop_that_goes_on_for_ever(loop):
     """Every suffix of such a text has been there before: tens of thousands of them."""
     grown, most = Suffixes(loop * 20_000, 1, 160), 300
-    start = time.perf_counter()
+    start = time.thread_time()
     for turn in range(most):
         grown.push(loop[turn % len(loop)])
         assert grown.followers(10**9)[loop[(turn + 1) % len(loop)]] == 160
-    assert (time.perf_counter() - start) / most < 5e-4
+    assert (time.thread_time() - start) / most < 5e-4
 
 
 def test_a_loop_that_was_left_once_costs_no_more_than_the_longest_repeat():
     grown = Suffixes([5, 6] + [5] * 20_000, 1, 160)  # only the shortest suffix was followed by 6
-    start = time.perf_counter()
+    start = time.thread_time()
     for _ in range(100):
         grown.push(5)
         assert grown.followers(10**9) == {5: 160, 6: 1}
-    assert (time.perf_counter() - start) / 100 < 1e-3
+    assert (time.thread_time() - start) / 100 < 1e-3
 
 
 def test_a_token_costs_what_its_window_holds_and_no_more():
@@ -162,8 +162,8 @@ def test_a_token_costs_what_its_window_holds_and_no_more():
 
 
 def test_one_token_for_ever_is_taken_in_at_once():
-    start = time.perf_counter()
+    start = time.thread_time()
     grown = Suffixes([5] * 20_000, 1, 10**9)
     window = Window([5] * 20_000, 20_000, 1, 10**9)
     assert grown.followers(10**9) == window.followers(10**9) == {5: 19_999}
-    assert time.perf_counter() - start < 1.5
+    assert time.thread_time() - start < 1.5

@@ -29,9 +29,9 @@ def test_it_is_the_repr_cut_to_60_characters(value: Any) -> None:
     ids=["list", "text", "nested", "object", "tuple"],
 )
 def test_large_values_cost_no_more_than_small_ones(value: Any) -> None:
-    began = time.perf_counter()
+    began = time.thread_time()
     assert len(shown(value)) == 60
-    assert time.perf_counter() - began < 0.02
+    assert time.thread_time() - began < 0.02
 
 
 def test_depth() -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from driver import Driver
 
-from nucleate.models import plain
+from nucleate.models import packed_llama, plain
 from nucleate.models.llama import Llama
 from nucleate.models.load import EMBEDDED, runner_of
 from nucleate.models.model import ModelError
@@ -158,6 +160,78 @@ def test_one_that_is_alone_has_kernels_from_its_first_draft_on(model: Llama) -> 
     runner.forward([Part(0, ids, 0, 20, [1, 2], 1)])
     assert runner.kernels.decode is None
     runner.forward([Part(0, ids, 20, 24, [1, 2], 4)])
+    assert runner.kernels.decode is not None
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_one_that_is_alone_for_long_has_kernels_in_the_end(kept: bool, model: Llama, monkeypatch: Any) -> None:
+    compiled()
+    monkeypatch.setattr(packed_llama, "PATIENCE", (4, 9))
+    monkeypatch.setattr("nucleate.core.kept.holds", lambda place: kept)
+    driver = Driver(runner_of(model, 100 * BLOCK_BYTES), seed=1)
+    driver.add(prompts(9)[0])
+    forwards, end, read = [], 4 if kept else 9, PackedLlama._read
+
+    def watch(own: PackedLlama, packing: Any) -> Any:
+        forwards.append(own.kernels.decode is not None)
+        return read(own, packing)
+
+    monkeypatch.setattr(PackedLlama, "_read", watch)
+    driver.run(12)
+    assert forwards == [False] * (end - 1) + [True] * (len(forwards) - end + 1)
+    assert len(forwards) > end
+    assert_as_alone(driver, model)
+
+
+def test_meanwhile_all_but_drafts_are_read_without_kernels(model: Llama, monkeypatch: Any) -> None:
+    """While another thread compiles; a draft waits, as it is to be read to the bit as token by token."""
+    ready, begun, go = compiled(), threading.Event(), threading.Event()
+
+    def wait() -> Any:
+        begun.set()
+        assert go.wait(30)
+        return ready
+
+    monkeypatch.setattr(packed_llama, "compiled", wait)
+    monkeypatch.setattr(packed_llama, "PATIENCE", (1, 1))
+    driver = Driver(runner_of(model, 100 * BLOCK_BYTES), seed=1)
+    runner = driver.runner
+    assert isinstance(runner, PackedLlama)
+    thread = threading.Thread(target=runner.warm)
+    thread.start()
+    assert begun.wait(30)
+    for prompt in prompts(9, 20, 3):
+        driver.add(prompt)
+    driver.run(6)
+    assert runner.kernels.decode is None
+    [ids] = prompts(30)
+    blocks = [driver.free.pop(), driver.free.pop()]
+    drafted = threading.Thread(target=runner.forward, args=([Part(99, ids, 0, 24, blocks, 4)],))
+    drafted.start()
+    drafted.join(0.1)
+    assert drafted.is_alive()
+    go.set()
+    drafted.join(30)
+    thread.join(30)
+    assert runner.kernels is ready
+    driver.run(12)
+    assert_as_alone(driver, model)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_afterwards_one_alone_has_kernels_too_unless_they_failed(fails: bool, model: Llama, monkeypatch: Any) -> None:
+    runner = PackedLlama(model, 10 * BLOCK_BYTES)
+    if fails:
+        with monkeypatch.context() as broken:
+            broken.setattr(packed_llama, "compiled", lambda: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                runner.warm()
+    else:
+        runner.warm()
+    one, two = prompts(5, 6)
+    runner.forward([Part(0, one, 0, 5, [1], 1)])
+    assert (runner.kernels.decode is None) == fails
+    runner.forward([Part(0, one, 4, 5, [1], 1), Part(1, two, 0, 6, [2], 1)])  # who needs them tries again
     assert runner.kernels.decode is not None
 
 

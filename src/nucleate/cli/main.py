@@ -28,13 +28,26 @@ COMMANDS = {
 }
 
 
+ALIKE = 0.8
+"""How alike two flags are, as difflib has it, of which one may be a slip for the other."""
+
+
 class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are one line."""
 
     def error(self, message: str) -> NoReturn:
         if message.endswith("expected one argument"):
             message += "; a value that begins with - is written --flag=VALUE"
+        elif message.startswith("unrecognized arguments: "):
+            message += self._near(message.split())
         raise UsageError(f"{message} (see {self.prog} --help)")
+
+    def _near(self, words: Sequence[str]) -> str:
+        """The flags that may be meant by words that are like them."""
+        flags = [flag for action in self._actions for flag in action.option_strings]
+        said = [word.partition("=")[0] for word in words if word.startswith("--")]
+        found = [near for word in said for near in difflib.get_close_matches(word, flags, n=1, cutoff=ALIKE)]
+        return f"; did you mean {', '.join(found)}?" if found else ""
 
 
 class UsageError(Exception):
@@ -109,7 +122,11 @@ def run(arguments: list[str]) -> int:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     command.add_arguments(parser)
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    return int(command.run(parser.parse_args(arguments[1:])))
+    parsed = parser.parse_args(arguments[1:])
+    from nucleate.core.threads import cores
+
+    cores()  # what is wrong with NUCLEATE_THREADS is told now
+    return int(command.run(parsed))
 
 
 def usage() -> str:

@@ -12,10 +12,16 @@ import ipaddress
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nucleate.cli import flags
 from nucleate.cli.main import UsageError
+from nucleate.core.parameter import ParameterError
 from nucleate.server.limits import LIMITS, Limits
+
+if TYPE_CHECKING:
+    from nucleate.models.runner import Runner
+    from nucleate.server.log import Log
 
 USAGE = "[OPTIONS]"
 NEEDED = ("starlette", "uvicorn", "httptools", "prometheus_client")
@@ -52,8 +58,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     flags.add_speculation(parser)
     group = parser.add_argument_group("limits")
     for name, parameter in LIMITS.items():
-        flags.add_parameter(group, f"limit_{name.removeprefix('max_')}", parameter, "limit")
+        flags.add_parameter(group, _flag(name), parameter, "limit")
     flags.add_sampling(parser)
+
+
+def _flag(limit: str) -> str:
+    return f"limit-{limit.removeprefix('max_').replace('_', '-')}"
+
+
+def _limits(arguments: argparse.Namespace) -> Limits:
+    """The limits that are given. Errors name the flag, as some limits are called like parameters of sampling."""
+    try:
+        return Limits(**flags.given(arguments, LIMITS, "limit"))
+    except ParameterError as error:
+        said = str(error).removeprefix(f"{error.field} ")
+        raise UsageError(f"--{_flag(error.field)} {said}") from None
 
 
 def missing() -> list[str]:
@@ -75,7 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     if not 0 <= arguments.port < 2**16:
         raise UsageError(f"the port must be an integer >= 0 and < 65536, got {arguments.port}")
-    limits = Limits(**flags.given(arguments, LIMITS, "limit"))
+    limits = _limits(arguments)
     values = flags.given(arguments)
     keys = read_keys(arguments.api_key, arguments.api_key_file, os.environ.get(VARIABLE))
     form: Form = arguments.log_format or ("text" if sys.stderr.isatty() else "json")
@@ -93,12 +112,17 @@ def run(arguments: argparse.Namespace) -> int:
         )
         defaults = llm.default_params.replace(**values)
         log.event("warming up", model=flags.model_name(arguments), runtime=llm.model.runtime)
-        warm(defaults, background=True)  # the reference draws until the kernels are there
+        warm(defaults, background=True, also=lambda: _warm_model(engine.runner, log))  # all works without kernels
         service = Service(llm, engine, flags.model_name(arguments), defaults, limits)
         if not keys and not is_loopback(arguments.host):
             log.event("anybody who can reach this address may use the server: see --api-key", 30)
         app = application(service, log, keys=keys, origins=arguments.allow_origin)
         return serve(app, service, log, bound)
+
+
+def _warm_model(runner: Runner, log: Log) -> None:
+    runner.warm()
+    log.event("kernels ready")
 
 
 def is_loopback(host: str) -> bool:

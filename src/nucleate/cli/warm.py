@@ -1,7 +1,7 @@
 """Compile the CPU kernels now, so that nothing has to wait for them later.
 
-Those that nearly all requests need, and those of the stages that the flags switch on. They are kept in NUCLEATE_CACHE,
-or in nucleate under XDG_CACHE_HOME or ~/.cache, until a new version of them comes.
+Those that nearly all requests need, those of the stages that the flags switch on, and those of models on NumPy. They
+are kept in NUCLEATE_CACHE, or in nucleate under XDG_CACHE_HOME or ~/.cache, until a new version of them comes.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from nucleate.cli import flags
+from nucleate.cli.main import UsageError
+from nucleate.core.kept import writable
 from nucleate.core.request import REQUEST_PARAMETERS
 
 USAGE = "[OPTIONS]"
@@ -24,14 +26,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     start = time.perf_counter()
+    from nucleate.models.packed_llama import compiled
     from nucleate.params import SamplingParams
     from nucleate.warming import warm
 
-    with _only_errors():  # it would warn that it compiles, which is what was asked for
-        warm(SamplingParams(**flags.given(arguments)))
-    from nucleate.backends.cpu.compile import folder  # after it, because it loads the compiler
+    params = SamplingParams(**flags.given(arguments))
+    from nucleate.backends.cpu.compile import folder  # after what may be wrong, because it loads the compiler
 
-    print(f"CPU kernels ready after {time.perf_counter() - start:.1f} s, in {folder()}")
+    place = folder()
+    if not writable(place):  # before a compilation that would be for this process alone
+        raise UsageError(f"kernels cannot be kept: {place} cannot be written (NUCLEATE_CACHE may name another folder)")
+    with _only_errors():  # it would warn that it compiles, which is what was asked for
+        warm(params, also=compiled)
+    print(f"CPU kernels ready after {time.perf_counter() - start:.1f} s, in {place.parent}")
     return 0
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from numba import extending, types
 
 from nucleate.core import kept
+from nucleate.core.compiling import compiled
 
 NAMES = ("attention.py", "branches.py", "few.py", "kernels.py", "pool.py", "vectors.py")
 SOURCES = [Path(__file__).parent / name for name in NAMES]
@@ -28,23 +29,11 @@ def kernel(*signature: Any) -> Callable[[Callable[..., Any]], Callable[[], Any]]
     """A function that gives the kernel: compiled on the first call, for these types only, or read from disk."""
 
     def later(function: Callable[..., Any]) -> Callable[[], Any]:
-        return functools.cache(lambda: _compiled(function, types.void(*signature)))
+        settings: dict[str, Any] = dict(nogil=True, error_model="numpy", fastmath=LOOSE)
+        decorator = functools.partial(numba.njit, types.void(*signature), **settings)
+        return functools.cache(lambda: compiled(function, decorator, folder(), "the kernels for models", 5))
 
     return later
-
-
-def _compiled(function: Callable[..., Any], signature: Any) -> Any:
-    place, before = folder(), numba.config.CACHE_DIR
-    settings: dict[str, Any] = dict(nogil=True, error_model="numpy", fastmath=LOOSE)
-    if not kept.prepared(place, "the kernels for models", 5):
-        return numba.njit(signature, **settings)(function)
-    try:
-        numba.config.CACHE_DIR = str(place)
-        return numba.njit(signature, cache=True, **settings)(function)
-    except (OSError, RuntimeError):  # it can be written, but not as Numba does
-        return numba.njit(signature, **settings)(function)
-    finally:
-        numba.config.CACHE_DIR = before
 
 
 @functools.cache
@@ -59,7 +48,7 @@ LOOSE = {"reassoc", "contract", "nsz"}
 
 def loose(function: Callable[..., Any]) -> Any:
     """Compile a function that kernels call."""
-    return numba.njit(nogil=True, error_model="numpy", fastmath=LOOSE)(function)
+    return numba.njit(nogil=True, error_model="numpy", fastmath=LOOSE, no_cfunc_wrapper=True)(function)
 
 
 @extending.intrinsic  # type: ignore[untyped-decorator]

@@ -129,6 +129,9 @@ class PackedTransformers:
     def forget(self, key: int) -> None:
         """Nothing is kept of a sequence but what lies in its blocks."""
 
+    def warm(self) -> None:
+        """The trial on loading has compiled the kernel, if there is one for this device."""
+
 
 def new_pool_of(layer: Layer, blocks: int, block_size: int, device: Any, dtype: Any) -> Pool:
     """For the keys and values of a layer, in the order that what attends on this device is fast with."""

@@ -1,16 +1,19 @@
 """The NumPy Llama as a Runner: many sequences in one matrix, keys and values in blocks. Its twin: ``LlamaContext``.
 
-Kernels are compiled, or loaded, for the first batch or draft. One sequence alone is read by NumPy until then: it starts
-at once.
+Kernels are compiled, or loaded, for the first batch or draft, unless ``warm`` has, or does. One sequence alone is read
+by NumPy until then, or until that has taken as long as getting kernels takes: it starts at once.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from nucleate.core.kept import Patience
 from nucleate.models import plain
 from nucleate.models.block_attention import Decode, attend
 from nucleate.models.llama import Floats, Layer, Llama, one_thread
@@ -18,7 +21,13 @@ from nucleate.models.model import ModelError
 from nucleate.models.packing import Packing, slots_of
 from nucleate.models.pool import Pool, Rule, copy_blocks, copy_places, new_pool
 from nucleate.models.product import product
-from nucleate.models.runner import BLOCK, Fork, Move, Part
+from nucleate.models.runner import BLOCK, UNWATCHED, Fork, Move, Part
+
+PATIENCE = 256, 2048
+"""Forwards of one sequence alone that take about as long as to load kernels, and as to compile them."""
+
+
+_COMPILING = threading.Lock()
 
 
 class Kernels(NamedTuple):
@@ -35,8 +44,15 @@ def compiled() -> Kernels:
     """Those of Numba."""
     from nucleate.models import attention, few, kernels
 
-    attention.attend(), few.multiply()  # loaded now, as are the others
-    return Kernels(kernels.add_and_normalise(), kernels.rotate(), kernels.gate(), few.product, attention.decode)
+    with _COMPILING:
+        attention.attend(), few.multiply()  # loaded now, as are the others
+        return Kernels(kernels.add_and_normalise(), kernels.rotate(), kernels.gate(), few.product, attention.decode)
+
+
+def _folder() -> Path:
+    from nucleate.models import kernels
+
+    return kernels.folder()
 
 
 class PackedLlama:
@@ -58,7 +74,16 @@ class PackedLlama:
         self.pools = [new_pool(self.blocks, *shape) for _ in model.layers]
         self.rule = Rule(model.head_size**-0.5)
         self.kernels = Kernels(plain.add_and_normalise, plain.rotate, plain.gate)
+        self._patience, self._warming = Patience(_folder, *PATIENCE), False
         self.watch(())
+
+    def warm(self) -> None:
+        """See ``Runner.warm``."""
+        self._warming = True
+        try:
+            self.kernels = compiled()
+        finally:
+            self._warming = False
 
     def watch(self, layers: Sequence[int]) -> None:
         """See ``Runner.watch``. Raises ValueError for places outside the model."""
@@ -66,12 +91,17 @@ class PackedLlama:
         if not all(0 <= layer <= count for layer in layers):
             raise ValueError(f"watch takes places in 0..{count}, got {tuple(layers)}")
         self.watched = tuple(layers)
-        self.features = np.empty((0, len(layers) * self.model.hidden_size), np.float32)
+        self._seen = [np.empty((0, self.model.hidden_size), np.float32) for _ in layers]
+
+    @property
+    def features(self) -> Floats:
+        """See ``Runner.features``."""
+        return np.concatenate(self._seen, axis=1) if self._seen else UNWATCHED
 
     def forward(self, parts: Sequence[Part]) -> Floats:
         """See ``Runner.forward``. Raises ValueError for ids outside the vocabulary and positions past the context."""
         if not parts:
-            self.features = self.features[:0]
+            self._seen = [seen_TX[:0] for seen_TX in self._seen]
             return np.empty((0, self.vocab_size), np.float32)
         model, packing = self.model, Packing(parts, self.block_size)
         ids_T = packing.ids_T
@@ -79,7 +109,7 @@ class PackedLlama:
             raise ValueError(f"forward takes token ids in 0..{model.vocab_size - 1}")
         if packing.positions_T.max() >= model.context_length:
             raise ValueError(f"{packing.positions_T.max() + 1} tokens do not fit the context of {model.context_length}")
-        if (len(parts) > 1 or parts[0].logits > 1) and self.kernels.decode is None:
+        if self.kernels.decode is None and self._worth(parts):
             self.kernels = compiled()
         with one_thread(), np.errstate(over="ignore", invalid="ignore"):  # the sampler says what is wrong with logits
             return self._read(packing)
@@ -98,9 +128,15 @@ class PackedLlama:
     def forget(self, key: int) -> None:
         """Nothing is kept of a sequence but what lies in its blocks."""
 
+    def _worth(self, parts: Sequence[Part]) -> bool:
+        """Whether kernels are worth being waited for. With them, drafts are read to the bit as token by token."""
+        if any(part.logits > 1 for part in parts):
+            return True
+        return not self._warming and (len(parts) > 1 or self._patience.ends(1))
+
     def _read(self, packing: Packing) -> Floats:
-        model = self.model
-        normalise, _, gate, product, _ = self.kernels
+        model, kernels = self.model, self.kernels  # the same ones to the end
+        normalise, _, gate, product, _ = kernels
         angle = packing.positions_T[:, None] * model.frequencies
         rotation = np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
         x_TX = model.embedding[packing.ids_T]
@@ -111,26 +147,27 @@ class PackedLlama:
             normalise(x_TX, more_TX, layer.attention_norm, model.epsilon, normal_TX)
             if place in self.watched:
                 seen[place] = x_TX.copy()
-            heads = self._attend(layer, pool, product(normal_TX, layer.query_key_value), rotation, packing)
+            heads = self._attend(layer, pool, product(normal_TX, layer.query_key_value), rotation, packing, kernels)
             product(heads, layer.attention_out, more_TX)
             normalise(x_TX, more_TX, layer.mlp_norm, model.epsilon, normal_TX)
             gate(product(normal_TX, layer.gate_up), gated)
             product(gated, layer.down, more_TX)
         if self.watched:
             seen[len(model.layers)] = x_TX + more_TX
-            self.features = np.concatenate([seen[place] for place in self.watched], axis=1)
+            self._seen = [seen[place] for place in self.watched]
         kept_LX = x_TX[packing.kept_L]
         normal_LX = np.empty_like(kept_LX)
         normalise(kept_LX, more_TX[packing.kept_L], model.norm, model.epsilon, normal_LX)
         return product(normal_LX, model.unembedding)
 
     def _attend(
-        self, layer: Layer, pool: Pool, projected: Floats, rotation: tuple[Floats, Floats], packing: Packing
-    ) -> Floats:
+        self, layer: Layer, pool: Pool, projected: Floats, rotation: tuple[Floats, Floats], packing: Packing,
+        kernels: Kernels,
+    ) -> Floats:  # fmt: skip
         """[T, heads * head size] of every token over its own branch up to itself."""
         heads, keys = self.model.heads, self.model.heads + self.model.kv_heads
         all_THD = projected.reshape(packing.size, keys + self.model.kv_heads, self.model.head_size)
-        self.kernels.rotate(all_THD[:, :keys], *rotation)
+        kernels.rotate(all_THD[:, :keys], *rotation)
         query, key, value = all_THD[:, :heads], all_THD[:, heads:keys], all_THD[:, keys:]
-        out_THD = attend(query, key, value, pool, packing, self.rule, self.kernels.decode)
+        out_THD = attend(query, key, value, pool, packing, self.rule, kernels.decode)
         return out_THD.reshape(packing.size, -1)

@@ -125,6 +125,12 @@ class Runner(Protocol):
     def forget(self, key: int) -> None:
         """A sequence has ended, or will be read from its beginning again."""
 
+    def warm(self) -> None:
+        """Compile or load now, on any thread, what forwards run through; those that can do without do not wait for it.
+
+        Only the server asks for it: a runner of one's own need not have it.
+        """
+
 
 UNWATCHED = np.empty((0, 0), np.float32)
 
@@ -189,3 +195,6 @@ class Contexts:
     def forget(self, key: int) -> None:
         """See ``Runner.forget``."""
         self._open.pop(key, None)
+
+    def warm(self) -> None:
+        """Nothing is compiled."""
