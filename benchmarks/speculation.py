@@ -1,9 +1,9 @@
 """Engines that draft beside one that does not: the same requests, in turn in one process, with the embedded model.
 
-Each kind of work is done by one answer at a time and by eight at once, others waiting, at temperature 0 and 0.8. A
-ratio is the median, over rounds, of the seconds without drafts by those with. Answers are compared, too: they are the
-same but where two tokens are as likely but for the rounding of float32, which a forward of more tokens does in another
-order.
+Each kind of work is done by one answer at a time and by eight at once, others waiting, at temperature 0 and 0.8. The
+engines take turns of some steps, so that whatever else a machine does befalls all of them alike; a ratio is all seconds
+without drafts by all seconds with. Answers are compared, too: they are the same but where two tokens are as likely but
+for the rounding of float32, which a forward of more tokens does in another order.
 
 - repeats: prompts after which the embedded model repeats itself, as far as it does (it does not copy what it is shown:
   JSON records and texts to edit, where other models profit, it turns into stories)
@@ -19,11 +19,11 @@ import argparse
 import json
 import os
 import platform
-import statistics
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 import nucleate as nc
 from nucleate.engine.engine import Engine
@@ -33,6 +33,9 @@ from nucleate.models.runner import Part
 from nucleate.warming import warm
 
 TOKENS = 120
+STEPS = 8
+"""Of a turn."""
+
 NAMES = ("Tom", "Lily", "Ben", "Mia")
 
 
@@ -66,22 +69,23 @@ WAYS = {
 }
 
 
-class Run(NamedTuple):
-    """What some requests took, and what was said."""
+class Work:
+    """Some requests to an engine: all of them are asked for at once, and wait until the engine has room."""
 
-    seconds: float
-    tokens: list[list[int]]
+    def __init__(self, engine: Engine, requests: Sequence[Request]) -> None:
+        self.engine, self.seconds = engine, 0.0
+        self._places = {engine.add(request): place for place, request in enumerate(requests)}
+        self.said: list[list[int]] = [[] for _ in requests]
 
-
-def run(engine: Engine, requests: Sequence[Request]) -> Run:
-    """All of them are asked for at once, and wait until the engine has room."""
-    begin = perf_counter()
-    places = {engine.add(request): place for place, request in enumerate(requests)}
-    said: list[list[int]] = [[] for _ in places]
-    while len(engine):
-        for event in engine.step():
-            said[places[event.request_id]] += event.piece.token_ids
-    return Run(perf_counter() - begin, said)
+    def turn(self) -> bool:
+        """Some steps; whether anything is left to do."""
+        begin, events = perf_counter(), []
+        for _ in range(STEPS):
+            events += self.engine.step()
+        self.seconds += perf_counter() - begin
+        for event in events:
+            self.said[self._places[event.request_id]] += event.piece.token_ids
+        return len(self.engine) > 0
 
 
 def requests_of(llm: nc.LLM, kind: str, temperature: float, at_once: int, turn: int) -> list[Request]:
@@ -105,27 +109,27 @@ def measure(llm: nc.LLM, kind: str, temperature: float, at_once: int, rounds: in
     """Each round has engines of its own; but what is asked for again was answered before the clock starts."""
     names = ("plain", *WAYS)
     engines = {name: new_engine(llm, name, at_once) for name in names}
-    seconds: dict[str, list[float]] = {name: [] for name in names}
-    equal: dict[str, list[bool]] = {name: [] for name in names}
+    seconds, equal = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0)
+    taus: dict[str, float] = {}
     for turn in range(rounds + 1):  # the first one warms up
+        if turn and kind != "again":
+            engines = {name: new_engine(llm, name, at_once) for name in names}
         asked = requests_of(llm, kind, temperature, at_once, turn)
-        wanted: list[list[int]] = []
-        for name in names if turn % 2 else reversed(names):
-            if turn and kind != "again":
-                engines[name] = new_engine(llm, name, at_once)
-            found = run(engines[name], asked)
-            wanted = wanted or found.tokens
-            if turn:
-                seconds[name].append(found.seconds)
-                equal[name] += [own == other for own, other in zip(found.tokens, wanted, strict=True)]
+        works = {name: Work(engines[name], asked) for name in names}
+        going = deque(names)
+        while going:
+            going.rotate(1)  # nobody always comes after the same
+            going = deque([name for name in going if works[name].turn()])
+        for name, work in works.items() if turn else ():
+            seconds[name] += work.seconds
+            equal[name] += sum(own == other for own, other in zip(work.said, works["plain"].said, strict=True))
+            taus[name] = engines[name].stats.drafts.tau
     result: dict[str, Any] = {}
-    for name, times in seconds.items():
-        ratios = [plain / own for plain, own in zip(seconds["plain"], times, strict=True)]
-        rate = len(wanted) * TOKENS / statistics.median(times)
-        result[name] = {"tokens/s": round(rate), "ratio": round(statistics.median(ratios), 2)}
+    for name in names:
+        rate = rounds * len(asked) * TOKENS / seconds[name]
+        result[name] = {"tokens/s": round(rate), "ratio": round(seconds["plain"] / seconds[name], 2)}
         if name != "plain":
-            tau = engines[name].stats.drafts.tau
-            result[name] |= {"tau": round(tau, 2), "equal": f"{sum(equal[name])} of {len(equal[name])}"}
+            result[name] |= {"tau": round(taus[name], 2), "equal": f"{equal[name]} of {rounds * len(asked)}"}
     return result
 
 

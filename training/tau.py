@@ -1,9 +1,12 @@
 """How many tokens a forward of the target gives with each proposer, on beginnings that it was not trained on.
 
 Run: python training/tau.py CORPUS --tokens 4 --temperature 0 draft medusa eagle dflash
+     python training/tau.py CORPUS --tokens 12 --branches 1 3 medusa eagle suffix
+     python training/tau.py CORPUS --target DEEPER draft
 
 A loop of its own over the packed model and the rules of ``nucleate.engine.verify``: no engine. tau is the number of
-tokens per forward, at most tokens + 1; a prompt's own forward and its token do not count.
+tokens per forward, at most tokens + 1; a prompt's own forward and its token do not count. With --branches above 1 drafts
+are trees, of so many tokens in all. --target is another model with the same vocabulary, for parts that read only tokens.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from __future__ import annotations
 import argparse
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,17 +24,19 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from nucleate.engine import verify
-from nucleate.engine.draft.draft import Draft, Proposer, Read, State
+from nucleate.engine.draft.draft import ROOT, Draft, Proposer, Read, State
 from nucleate.engine.draft.neural import NAMES, load
+from nucleate.engine.draft.suffix import SuffixProposer
+from nucleate.engine.speculate import COUPLED, PLAIN, TREES
 from nucleate.models.llama import Floats, Llama
 from nucleate.models.load import EMBEDDED
 from nucleate.models.packed_llama import PackedLlama
-from nucleate.models.runner import BLOCK, Part
+from nucleate.models.runner import BLOCK, Move, Part
 from nucleate.params import SamplingParams
 from nucleate.pipeline import probabilities, sample
 
 ENDS = (0, 4)
-COUPLED = "coupled"
+ONLY_TOKENS = (*PLAIN, "draft")
 
 
 @dataclass
@@ -66,7 +71,7 @@ class Loop:
         self.seconds = 0.0
 
     def run(self, prompts: Sequence[Sequence[int]], most: int, params: SamplingParams) -> list[Text]:
-        each = -(-self.runner.context_length // BLOCK)
+        each = -(-(max(map(len, prompts)) + most + self.tokens + 2) // BLOCK)
         texts = [
             Text(key, [*ids], len(ids), [*range(key * each, key * each + each)], most, params.replace(seed=key))
             for key, ids in enumerate(prompts)
@@ -79,13 +84,15 @@ class Loop:
             self._step(going, drafts)
             for text in going:
                 text.forwards += 1
+                if text.over:
+                    self.proposer.forget(text.key, text.told)
         return texts
 
     def _step(self, texts: list[Text], drafts: list[Draft]) -> None:
         parts = []
         for text, draft in zip(texts, drafts, strict=True):
-            ids = [*text.ids, *draft.tokens]
-            parts.append(Part(text.key, ids, text.read, len(ids), text.blocks, len(draft) + 1))
+            ids, parents = [*text.ids, *draft.tokens], None if draft.chain else draft.parents
+            parts.append(Part(text.key, ids, text.read, len(ids), text.blocks, len(draft) + 1, parents))
         logits_LV = self.runner.forward(parts)
         firsts = np.cumsum([0, *(part.logits for part in parts)])
         if self.rule == COUPLED:
@@ -95,24 +102,32 @@ class Loop:
                 self._ruled(text, draft, logits_LV[first : first + len(draft) + 1])
                 for text, draft, first in zip(texts, drafts, firsts, strict=False)
             ]
-        readings, start = [], 0
+        readings, moves, start = [], [], 0
         for text, draft, verdict, part in zip(texts, drafts, verdicts, parts, strict=True):
             new = verdict.tokens(draft)
             new = new[: next((place + 1 for place, token in enumerate(new) if token in ENDS), len(new))]
-            stop, text.ids, before = len(text.ids) + len(new) - 1, text.ids + new, text.read
-            text.told, text.read = text.told + new, stop
-            features_TF = self.runner.features[start : start + stop - before]
-            readings.append(Read(text.key, before, text.ids[before:stop], features_TF))
+            length, before = len(text.ids), text.read
+            text.ids, text.told, text.read = text.ids + new, text.told + new, length + len(new) - 1
+            path = verdict.path[: len(new) - 1]
+            if path != tuple(range(len(path))):
+                moves.append(Move(text.key, text.blocks, [length + place for place in path], length))
+            if self.proposer.layers:
+                places = [*range(before, length), *(length + place for place in path)]
+                features_TF = self.runner.features[np.array(places) - before + start]
+                readings.append(Read(text.key, before, text.ids[before : text.read], features_TF))
             start += part.stop - part.start
-        if self.proposer.layers:
+        self.runner.move(moves)
+        if readings:
             begin = time.perf_counter()
             self.proposer.read(readings)
             self.seconds += time.perf_counter() - begin
 
     def _coupled(self, texts: list[Text], drafts: list[Draft], logits_LV: Floats, firsts: Any) -> list[verify.Verdict]:
+        depths = [{ROOT: ROOT} | dict(enumerate(draft.depths())) for draft in drafts]
+
         def draw(sequences: list[int], places: list[int]) -> list[int]:
             rows = [firsts[sequence] + place + 1 for sequence, place in zip(sequences, places, strict=True)]
-            steps = [len(texts[s].told) + place + 1 for s, place in zip(sequences, places, strict=True)]
+            steps = [len(texts[s].told) + depths[s][place] + 1 for s, place in zip(sequences, places, strict=True)]
             return [*map(int, sample(logits_LV[rows], [texts[s].params for s in sequences], step=steps))]
 
         return verify.coupled(drafts, draw)
@@ -144,32 +159,52 @@ def prompts(folder: Path, count: int, seed: int = 0) -> list[list[int]]:
     return [ids[1:] if ids[1:2] == [0] else ids for ids in made]
 
 
+def proposer_of(name: str, branches: int) -> Proposer:
+    """One for the embedded model, by its name."""
+    if name in PLAIN:
+        return SuffixProposer(branches=branches) if name == "suffix" else PLAIN[name]()
+    return load(name, Llama(EMBEDDED), branches)
+
+
+def cases(options: argparse.Namespace) -> Iterator[tuple[str, float, int, int, str]]:
+    """Name, temperature, tokens, branches and rule of each that makes sense: chains where there are no trees."""
+    for name in options.parts:
+        for temperature in options.temperature:
+            for tokens in options.tokens:
+                for branches in options.branches if name in TREES else [1]:
+                    for rule in options.rules if temperature else [COUPLED]:
+                        if branches == 1 or rule == COUPLED or verify.RULES[rule].trees:
+                            yield name, temperature, tokens, branches, rule
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("corpus", type=Path)
-    parser.add_argument("parts", nargs="+", choices=NAMES)
+    parser.add_argument("parts", nargs="+", choices=(*PLAIN, *NAMES))
     parser.add_argument("--tokens", type=int, nargs="+", default=[4])
+    parser.add_argument("--branches", type=int, nargs="+", default=[1])
     parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 1.0])
     parser.add_argument("--top-p", type=float, default=1.0)
     parser.add_argument("--top-k", type=int, default=0)
     parser.add_argument("--rules", nargs="+", default=[COUPLED, "rejection", "block"])
     parser.add_argument("--prompts", type=int, default=40)
     parser.add_argument("--length", type=int, default=64)
+    parser.add_argument("--target", type=Path, default=EMBEDDED, help="the folder of another model to draft for")
     options = parser.parse_args()
-    model, texts = Llama(EMBEDDED), prompts(options.corpus, options.prompts)
-    for name in options.parts:
-        for temperature in options.temperature:
-            for tokens in options.tokens:
-                for rule in options.rules if temperature else [COUPLED]:
-                    params = SamplingParams(temperature=temperature, top_p=options.top_p, top_k=options.top_k)
-                    begin = time.perf_counter()
-                    loop = Loop(model, load(name, model), rule, tokens)
-                    done = loop.run(texts, options.length, params)
-                    print(
-                        f"{name:7} T={temperature:g} k={tokens} {rule:9} tau {tau(done):.2f}"
-                        f"  {time.perf_counter() - begin:.1f} s, {loop.seconds:.1f} of them for drafts",
-                        flush=True,
-                    )
+    if options.target != EMBEDDED and (unfit := [name for name in options.parts if name not in ONLY_TOKENS]):
+        parser.error(f"{', '.join(unfit)} read hidden states: for another target there are {', '.join(ONLY_TOKENS)}")
+    model, texts = Llama(options.target), prompts(options.corpus, options.prompts)
+    for name, temperature, tokens, branches, rule in cases(options):
+        params = SamplingParams(temperature=temperature, top_p=options.top_p, top_k=options.top_k)
+        begin = time.perf_counter()
+        loop = Loop(model, proposer_of(name, branches), rule, tokens)
+        done = loop.run(texts, options.length, params)
+        shape = f"k={tokens}" + (f" branches={branches}" if branches > 1 else "")
+        print(
+            f"{name:7} T={temperature:g} {shape} {rule:9} tau {tau(done):.2f}"
+            f"  {time.perf_counter() - begin:.1f} s, {loop.seconds:.1f} of them for drafts",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from toys import alone, answers, is_empty, random_request, rule, runner, toy
 
 import nucleate as nc
+from nucleate.core.event import Event
 from nucleate.engine.calls import Calls
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
@@ -88,3 +90,27 @@ def test_an_interrupt_in_a_step_costs_the_engine_and_nothing_else(llm: nc.LLM) -
     assert answers(again, 1) == alone(toy(), llm.tokenizer, Request([1, 2], PARAMS))
     assert len(made.engines) == 2
     assert is_empty(made.engines[1])
+
+
+def test_who_asks_an_engine_that_was_given_up_takes_nothing_from_those_of_the_next_one(llm: nc.LLM) -> None:
+    """Both engines number their requests alike."""
+    calls = Calls(made := Made(llm))
+    later = []
+
+    def requests() -> Iterator[Request]:
+        yield Request([1, 2], PARAMS)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(made.engines[0], "step", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                next(calls.run([Request([3], PARAMS)]))
+        later.append(calls.run([Request([4], PARAMS) for _ in range(4)]))
+        later.append(next(later[0]))
+        yield Request([5], PARAMS)
+
+    def interrupted() -> list[Event]:
+        raise KeyboardInterrupt
+
+    with pytest.raises(RuntimeError, match="the engine has stopped"):
+        list(calls.run(requests()))
+    assert len(made.engines[0]) == 2  # it is not asked any more
+    assert sum(event.last for _, event in later[0]) == 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -10,10 +11,11 @@ from drafting import draft_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nucleate.engine.draft.adaptive import OWED, QUIET, QUIET_TOKENS, SAVED, AdaptiveProposer
+from nucleate.engine.draft.adaptive import AHEAD, OWED, QUIET, QUIET_TOKENS, SAVED, AdaptiveProposer
 from nucleate.engine.draft.chances import Chances, Kept, followed
 from nucleate.engine.draft.costs import Costs
 from nucleate.engine.draft.draft import ROOT, Draft, State
+from nucleate.engine.draft.worth import Worth
 
 MOST = 8
 WRONG = -7  # a token that never comes
@@ -198,14 +200,50 @@ def quietly(proposer, states, count):
 
 
 def test_quiet_drafts_take_a_small_part_of_the_time(monkeypatch):
-    """Of a proposer that takes as long as a step. The first draft of a sequence is not counted: it reads the prompt."""
+    """Of a proposer that takes as long as a step; first drafts of sequences are no exception."""
     proposer = AdaptiveProposer(inner := Slow(monkeypatch, 1.0))
     steps(proposer, 1.0)
-    for key in range(5):
-        quietly(proposer, [State(key, [0])], 1)
-    assert inner.clock == 5
+    for key in range(100):
+        quietly(proposer, [State(key, [0])], 5)
     quietly(proposer, [State(key, [0]) for key in range(1, 5)], 1000)
-    assert 1000 * 0.8 * QUIET < inner.clock - 5 < 1000 * 1.2 * QUIET + 2
+    assert 1500 * 0.8 * QUIET < inner.clock < 1500 * 1.2 * QUIET + 2
+
+
+class Reading(Slow):
+    """Takes as long to read what layers gave."""
+
+    layers = (1,)
+    reads = 0
+
+    def read(self, readings):
+        self.reads += 1
+        self.clock += self.seconds
+
+
+@pytest.mark.parametrize("pays", [False, True])
+def test_what_layers_gave_is_read_shortly_before_drafts(monkeypatch, pays):
+    """And all the time where drafts pay; else reading and drafting together take a small part of the time."""
+    proposer = AdaptiveProposer(inner := Reading(monkeypatch, 0.05, lambda: float(pays)))
+    steps(proposer, 0.1 if pays else 1.0)
+    ids, told = [0], []
+    for _ in range(4000):
+        draft = draft_of(proposer, State(0, ids), 4) if proposer.asks() else Draft()
+        if not proposer.rests():
+            proposer.read([])
+        told.append((inner.reads, len(inner.asked)))
+        kept = followed(draft, range(1 << 20), len(ids))
+        proposer.accepted(0, kept)
+        grown(ids, kept + 1)
+        proposer.stepped(1 + len(draft), 1 + kept, 1.0 + 0.1 * len(draft), 1)
+    reads = [after - before for (before, _), (after, _) in pairwise(told)]
+    asked = [place for place, ((_, before), (_, after)) in enumerate(pairwise(told)) if after > before]
+    if pays:
+        assert sum(reads) > 0.99 * len(reads)
+        return
+    assert 4000 * 0.8 * QUIET < inner.clock < 4000 * 1.2 * QUIET + 2
+    assert len(asked) > 2
+    for place in asked[1:]:
+        assert sum(reads[place - AHEAD // 4 : place]) == AHEAD // 4  # it takes time, so that it ends later
 
 
 def test_so_do_proposers_with_nothing_to_say(monkeypatch):
@@ -343,7 +381,7 @@ TREE = Draft((1, 2, 3, 4, 2), (ROOT, ROOT, 0, 1, 2))
 )
 def test_what_a_draft_has_said(ids, kept):
     assert followed(TREE, [7, 7, *ids], 2) == kept
-    chances = Chances(everyone := Kept())
+    chances = Chances(everyone := Kept(0.9))
     chances.quiet, chances.start = TREE, 2
     chances.compare([7, 7, *ids])
     decided = kept == TREE.depth or kept < len(ids)
@@ -356,8 +394,8 @@ def test_what_a_draft_has_said(ids, kept):
 def test_the_line_through_the_steps(added):
     """Of those with drafts, the nothing that no tokens add among them."""
     costs = Costs()
-    costs.seconds.add(1e9)  # nothing is far longer than that
-    costs.read.add(1)
+    costs.seconds = 1e9  # nothing is far longer than that
+    costs.read = 1.0
     for drafted, seconds in added:
         costs.added(drafted, seconds)
     weight = costs.drafted.decay ** np.arange(len(added) + 1)[::-1]
@@ -401,6 +439,30 @@ def test_a_step_that_took_long_for_once_says_little():
     before = costs.price
     costs.added(4, 1000.0)
     assert costs.price + costs.fixed < before + 0.2
+    first = Costs()
+    for _ in range(3):
+        first.stepped(1, 1, 1.0)
+    first.added(1, 1000.0)
+    assert first.price + first.fixed < 0.15
+
+
+@pytest.mark.parametrize("plain", [3, 30])
+@pytest.mark.parametrize("compiling", [0.0, 9.0, 1000.0])
+def test_what_the_first_draft_has_compiled_is_not_the_price_of_all(plain, compiling):
+    """A few steps without drafts, then one with the first draft, for which kernels are compiled or loaded."""
+    proposer, state, drafted = AdaptiveProposer(Eager()), State(0, [0]), []
+    for _ in range(plain):
+        proposer.stepped(1, 1, 1.0, 1)
+    for _ in range(20):
+        draft = draft_of(proposer, state, MOST) if proposer.asks() else Draft()
+        kept = followed(draft, range(1 << 30), len(state.token_ids))
+        if draft:
+            proposer.accepted(0, kept)
+        grown(state.token_ids, kept + 1)
+        took = 1 + 0.02 * len(draft) + compiling * (len(draft) > 0 and not any(drafted))
+        proposer.stepped(1 + len(draft), kept + 1, took, 1)
+        drafted.append(len(draft))
+    assert sum(drafted[-10:]) > 6 * MOST
 
 
 @given(st.lists(st.sampled_from([0.0, 0.2, 0.5, 0.9, 1.0]), min_size=1, max_size=6), st.floats(0, 1), st.floats(0, 2))
@@ -423,3 +485,42 @@ def test_what_was_kept():
     assert (kept.tried, kept.kept) == ([6, 4, 3], [5, 3, 2])
     assert kept.rate(0, 0.5, 2.0) == 6 / 8
     assert kept.rate(9, 0.4, 2.0) == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize("pays", [False, True])
+def test_who_joins_is_drafted_for_at_once_where_drafts_paid(pays):
+    """Though there is no time left for quiet drafts; and hidden states are told from its first token on."""
+    inner = Eager(lambda: float(pays))
+    inner.layers = (1,)
+    proposer, ids = AdaptiveProposer(inner), [0]
+    steps(proposer, 0.1 if pays else 1.0)
+    for _ in range(40):
+        draft = draft_of(proposer, State(0, ids), 4) if proposer.asks() else Draft()
+        kept = followed(draft, range(1 << 20), len(ids))
+        proposer.accepted(0, kept)
+        grown(ids, kept + 1)
+        proposer.stepped(1 + len(draft), 1 + kept, 1.0 + 0.1 * len(draft))
+    proposer.forget(0)
+    assert not proposer.propose([], [])  # nobody is at work
+    proposer._seconds = -1.0
+    assert not proposer.asks()
+    assert proposer.rests()
+    assert proposer.rests(joining=True) is not pays
+    proposer.joined()
+    assert proposer.asks()
+    assert bool(draft_of(proposer, State(1, [0]), 4)) is pays
+    assert proposer.asks() is pays
+    assert proposer.rests() is not pays
+
+
+@pytest.mark.parametrize("read", [0, 1])
+def test_a_step_whose_forward_failed_says_nothing(read):
+    """Not even the first one, of which the price of a token would be divided by nothing."""
+    inner = Eager()
+    inner.layers = (1,)
+    proposer = AdaptiveProposer(inner)
+    proposer.stepped(read, 0, 1.0, 2)
+    assert proposer.costs == Costs()
+    assert proposer.worth == Worth()
+    proposer.rests(joining=True)
+    assert draft_of(proposer, State(0, [0]), 4)

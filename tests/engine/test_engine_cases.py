@@ -10,7 +10,7 @@ import nucleate as nc
 from nucleate.core.event import Event, Usage
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
-from nucleate.engine.speculator import Drafts
+from nucleate.engine.stats import Drafts
 from nucleate.models.toy import PagedToy
 
 GREEDY = nc.SamplingParams(temperature=0, ignore_eos=True, max_tokens=6, seed=1)

@@ -8,6 +8,7 @@ import random
 import re
 import sys
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -123,6 +124,35 @@ def test_masks_are_made_while_the_model_reads_and_its_failures_harm_nobody_else(
             assert answers(events, 1) == alone(toy(), llm.tokenizer, request, grammars)
     assert "nucleate-masks" in threads
     assert is_empty(engine)
+
+
+def test_a_search_without_a_form_leaves_masks_that_are_being_made_to_those_who_wait(
+    llm: nc.LLM, grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or else two threads would fill from one matcher, which the library refuses by failing."""
+    monkeypatch.setattr("nucleate.engine.forms.WORTH_SECONDS", -1.0)
+    engine = engine_of(llm)
+    filling = threading.Lock()
+    here, fill_all = threading.current_thread(), Grammars.fill_all
+    together = []
+
+    def filled(self: Grammars, *arguments: Any, **named: Any) -> None:
+        together.append(not filling.acquire(blocking=False))
+        if threading.current_thread() is not here:
+            time.sleep(0.02)
+        fill_all(self, *arguments, **named)
+        if not together[-1]:
+            filling.release()
+
+    monkeypatch.setattr(Grammars, "fill_all", filled)
+    request = Request([7, 8, 9], nc.SamplingParams(structured={"regex": "[a-z ]{30,}"}, max_tokens=12, seed=7))
+    engine.add(nc.BeamRequest([1, 2, 3], nc.BeamParams(width=3, max_tokens=12)))
+    number = engine.add(request)
+    events = []
+    while len(engine):
+        events += [event for event in engine.step() if event.request_id == number]
+    assert not any(together)
+    assert answers(events, 1) == alone(toy(), llm.tokenizer, request, grammars)
 
 
 @pytest.mark.parametrize("stage", EVERY_STAGE, ids=str)
@@ -316,7 +346,7 @@ class TestBeside:
 
 
 def test_slow_masks_end_their_answer_alone(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("matcher", "guidance"):  # as if each took so much longer
+    for module in ("matcher", "timed", "guidance"):  # as if each took so much longer
         monkeypatch.setattr(f"nucleate.text.structured.{module}.FREE_SECONDS", -0.05)
     monkeypatch.setattr("nucleate.text.structured.grammar.SLOW_SECONDS", -1.0)
     engine = engine_of(llm, structured_limits=Limits(seconds=0.4))

@@ -295,10 +295,10 @@ def seconds(steps: int, running: int, waiting: int) -> float:
     added(schedule, *[Job((0, at, 0), [at], 600) for at in range(running + waiting)])
     times = []
     for _ in range(steps):
-        began = time.perf_counter()
+        began = time.thread_time()
         chunks = schedule.plan()
         schedule.done(chunks)
-        times.append(time.perf_counter() - began)
+        times.append(time.thread_time() - began)
         assert len(chunks) == running
         for chunk in chunks:
             chunk.job.push(7)
@@ -315,10 +315,10 @@ def test_many_that_wait_come_and_go_fast() -> None:
     schedule = Scheduler(BlockPool(9, 16), max_sequences=2, max_tokens=9)
     jobs = [Job((rng.randrange(3), at, 0), [1], 9) for at in range(10_000)]
     rng.shuffle(jobs)
-    began = time.perf_counter()
+    began = time.thread_time()
     added(schedule, *jobs)
     rng.shuffle(jobs)
     for job in jobs:
         schedule.remove(job)
-    assert time.perf_counter() - began < 1.0  # 0.07 s
+    assert time.thread_time() - began < 1.0  # 0.07 s
     assert len(schedule) == 0

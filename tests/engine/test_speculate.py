@@ -17,7 +17,7 @@ from nucleate.engine.draft.tree import narrow
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
 from nucleate.engine.speculate import NAMES, RULE_NAMES, Speculation
-from nucleate.engine.speculator import Drafts
+from nucleate.engine.stats import Drafts
 from nucleate.models.model import ModelError
 from nucleate.models.toy import PagedToy, Toy
 
@@ -53,6 +53,12 @@ def engine_of(
 # what it may be
 
 
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_what_is_no_proposer(adaptive: bool) -> None:
+    with pytest.raises(nc.ParameterError, match="a proposer has layers and the methods of Proposer, got None"):
+        Speculation(lambda: None, adaptive=adaptive).make()  # type: ignore[arg-type,return-value]
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -62,13 +68,13 @@ def engine_of(
         ),
         ({"proposer": 3}, "the proposer must be one of"),
         ({"rule": "greedy"}, "the rule must be one of coupled, rejection, block, typical, got 'greedy'"),
-        ({"tokens": 0}, "the tokens of a draft must be in 1..64, got 0"),
-        ({"tokens": 65}, "the tokens of a draft must be in 1..64, got 65"),
-        ({"tokens": True}, "the tokens of a draft must be an integer, got True"),
-        ({"tokens": 2.0}, "the tokens of a draft must be an integer, got 2.0"),
-        ({"branches": 0}, "the branches of a draft must be in 1..64, got 0"),
-        ({"branches": 65, "proposer": "suffix"}, "the branches of a draft must be in 1..64, got 65"),
-        ({"branches": True}, "the branches of a draft must be an integer, got True"),
+        ({"tokens": 0}, "the tokens of a draft must be an integer in 1..64, got 0"),
+        ({"tokens": 65}, "the tokens of a draft must be an integer in 1..64, got 65"),
+        ({"tokens": True}, "the tokens of a draft must be an integer in 1..64, got True"),
+        ({"tokens": 2.0}, "the tokens of a draft must be an integer in 1..64, got 2.0"),
+        ({"branches": 0}, "the branches of a draft must be an integer in 1..64, got 0"),
+        ({"branches": 65, "proposer": "suffix"}, "the branches of a draft must be an integer in 1..64, got 65"),
+        ({"branches": True}, "the branches of a draft must be an integer in 1..64, got True"),
         ({"branches": 2}, "drafts of 'ngram' have one branch, got 2 branches; those of suffix, medusa, eagle may have"),
         ({"adaptive": 1}, "adaptive must be True or False, got 1"),
     ],

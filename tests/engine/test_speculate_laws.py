@@ -34,6 +34,7 @@ from nucleate.engine.verify import RULES, Verdict, coins, last_coin
 from nucleate.laws import Laws, foreseeable
 from nucleate.models.toy import Toy
 from nucleate.sampler import Sampler
+from nucleate.stages import Gumbel, Mask, Mirostat, Typical
 
 SIZE = 37
 COINLESS = [name for name, params in PARAMS.items() if foreseeable(params.pipeline())]
@@ -109,6 +110,24 @@ def test_a_row_that_takes_tokens_is_as_one_that_draws_them(name: str, masked: bo
     assert takes.stages(taken) == draws.stages(drawn)
     more = rng.normal(0, 2, (1, SIZE)).astype(np.float32)
     assert takes(more, [taken]).token_ids == draws(more, [drawn]).token_ids  # with the noise of the same step
+
+
+def test_a_mask_that_a_pipeline_places_itself_stays_where_it_is() -> None:
+    """Also where a stage learns from the tokens ahead."""
+    rng = np.random.default_rng(3)
+    stages = (Typical(0.6), Mask(), Mirostat(2.0), Gumbel(5))
+    logits = rng.normal(0, 2, (4, SIZE)).astype(np.float32)
+    masks = packed(rng.random((4, SIZE)) < 0.5)
+    draws, asked = Sampler(SIZE, "reference"), Sampler(SIZE, "reference")
+    drawn, row = draws.add(stages), asked.add(stages)
+    wanted, tokens = [], []
+    for place in range(4):
+        given = logits[place : place + 1], draws.stages(drawn)
+        wanted.append(nc.probabilities(*given, output_ids=[tokens], mask=masks[place : place + 1])[0])
+        tokens.append(int(draws(logits[place : place + 1], mask=masks[place : place + 1]).token_ids[0]))
+    laws = asked.laws(row, logits, tokens[:-1], masks)
+    for place in range(4):
+        np.testing.assert_allclose(laws[place], wanted[place], rtol=1e-9, atol=1e-12)
 
 
 def test_laws_of_what_cannot_be() -> None:

@@ -87,7 +87,7 @@ def grammars(llm: nc.LLM) -> Grammars:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=15)
+@settings(max_examples=10)
 @given(asked=st.lists(of_form(), min_size=1, max_size=4), rows=st.integers(1, 5))
 def test_every_parameter_beside_a_form(
     llm: nc.LLM, grammars: Grammars, kind: str, asked: list[Request], rows: int
@@ -206,7 +206,7 @@ _WHOLE = st.recursive(LEAVES, _joined, max_leaves=6)
 RANDOM = st.one_of(_WHOLE, _WHOLE, st.builds(_referred, _WHOLE))
 
 
-@settings(max_examples=15, phases=[Phase.explicit, Phase.reuse, Phase.generate])  # to shrink these takes minutes
+@settings(max_examples=10, phases=[Phase.explicit, Phase.reuse, Phase.generate])  # to shrink these takes minutes
 @given(
     schemas=st.lists(RANDOM, min_size=10, max_size=10), seed=st.integers(0, 2**32), stage=st.sampled_from(STAGES[:4])
 )

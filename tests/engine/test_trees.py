@@ -108,6 +108,16 @@ def test_the_likeliest_nodes() -> None:
     assert all(node.chance >= 0.1 for node in best_first(offers, "", 99, 0.1))
 
 
+def test_equal_chances_in_the_order_they_were_found() -> None:
+    def offers(state: str, depth: int) -> list[Offer]:
+        return [Offer(token, 0.5, state) for token in range(2)] if depth < 2 else []
+
+    found = [(node.token, node.parent) for node in best_first(offers, "", 9)]
+    assert found == [(0, ROOT), (1, ROOT), (0, 0), (1, 0), (0, 1), (1, 1)]
+    assert len(best_first(offers, "", 9, 0.25)) == 6  # none is less likely
+    assert len(best_first(offers, "", 9, 0.26)) == 2
+
+
 def texts(size: int) -> list[str]:
     return [""] if not size else [text + token for text in texts(size - 1) for token in "012"]
 
@@ -160,17 +170,15 @@ def test_pieces_are_those_without_drafts(
     requests, model = [any_request(rng) for _ in range(6)], toy()
     wanted = [alone(model, llm.tokenizer, request, grammars) for request in requests]
     proposer = PROPOSERS[name](known(requests, wanted), rng)
-    asked = Speculation(
-        lambda: proposer,
-        rng.choice([6, 9, 14]),
-        adaptive=rng.random() < 0.2 and name not in ("knows", "wild"),
-        branches=4,
-    )
+    count, adaptive = rng.choice([6, 9, 14]), rng.random() < 0.2 and name not in ("knows", "wild")
+    proposer.whole = not adaptive
+    asked = Speculation(lambda: proposer, count, adaptive=adaptive, branches=4)
     engine = Engine(runner(kind, model, 64), llm.tokenizer, **options, speculation=asked, backend="reference")
     for request, own, events in zip(requests, wanted, drive(engine, requests), strict=True):
         assert answers(events, request.params.n) == own, request
     assert is_empty(engine)
     assert engine._speculator._failed == (name == "wild")  # whatever a proposer finds wrong is said there
+    assert engine.stats.forced or not getattr(proposer, "late", 0)
     figures = engine.stats.drafts
     if name == "knows" and not options:
         assert figures.tau > 1.3

@@ -67,6 +67,8 @@ def test_typical_by_hand():
     assert typical([sharp, flat, flat], Draft((3, 0)), [], 0.95) == Verdict((), 4)  # 0.01 is below 0.09 exp(-0.5)
     assert typical([sharp] * 3, Draft((3, 0)), [], 0.0, limit=0.009) == Verdict((0, 1), 0)
     assert typical([sharp] * 3, Draft((3, 0)), [], 0.0, factor=0.01) == Verdict((0, 1), 0)
+    assert typical([[0.25, 0.75], [1, 0]], Draft((0,)), [], 0.9, limit=0.25, factor=9.0) == Verdict((), 1)  # no more
+    assert typical([[0.26, 0.74], [1, 0]], Draft((0,)), [], 0.9, limit=0.25, factor=9.0) == Verdict((0,), 0)
     tree = Draft((3, 0, 0, 0, 1), (ROOT, ROOT, 0, 1, 1))
     assert typical([sharp] * 6, tree, [], 0.0) == Verdict((1, 3), 0)
     assert typical([flat] * 6, tree, [], 0.0) == Verdict((0, 2), 0)  # the first of the longest
@@ -141,6 +143,8 @@ def test_a_broken_law_ends_the_draft(name, law):
     siblings = Draft((1, 2), (ROOT, ROOT), (None, np.array(law, float)))
     assert rejection(P[[0, 1, 1]], siblings, [0.9, 0.0], 0.99) == Verdict((), 2)
     assert rejection(P[[0, 1, 1]], siblings, [0.9, 0.0], 0.0) == Verdict((), 0)
+    first = Draft((1, 2), (ROOT, ROOT), (np.array(law, float), None))
+    assert rejection(P[[0, 1, 1]], first, [0.0, 0.0], 0.4) == Verdict((), 0)  # what follows it was drawn given it
 
 
 @pytest.mark.parametrize("name", EVERY)

@@ -90,4 +90,4 @@ def is_empty(engine: Engine) -> bool:
     """Whether nothing of any request is left in an engine."""
     stats = engine.stats
     left = (len(engine), stats.running, stats.waiting, stats.blocks_used, len(engine._sampler), len(engine._branches))
-    return left == (0,) * 6 and not engine._drawn and not getattr(engine.runner, "_open", None)
+    return left == (0,) * 6 and not engine._drawing._drawn and not getattr(engine.runner, "_open", None)

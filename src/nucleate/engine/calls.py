@@ -44,6 +44,7 @@ class Calls:
         try:
             for place, request in enumerate(requests):
                 with self._lock:
+                    self._go_on(engine)
                     number = engine.add(request)
                     places[number], self._boxes[number] = place, box
             while places:
@@ -64,13 +65,17 @@ class Calls:
             self._engine, self._boxes = self._make(), {}
         return self._engine
 
+    def _go_on(self, engine: Engine) -> None:
+        """Raise RuntimeError if an engine was given up: its requests have the numbers of those of the next one."""
+        if engine is not self._engine:
+            raise RuntimeError("the engine has stopped, as another caller's step was interrupted")
+
     def _wait(self, engine: Engine, box: deque[Event]) -> None:
         """Make a step, unless another caller has just made one that brought something."""
         with self._lock:
             if box:
                 return
-            if engine is not self._engine:
-                raise RuntimeError("the engine has stopped, as another caller's step was interrupted")
+            self._go_on(engine)
             try:
                 events = engine.step()
             except BaseException:

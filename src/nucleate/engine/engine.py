@@ -9,31 +9,33 @@ reads of answers that have ended is not used. ``generate`` is the slow twin: the
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
 from time import perf_counter
-from typing import Any, NamedTuple, overload
+from typing import overload
 
 import numpy as np
 
-from nucleate.core.event import Event, Finish, StepLogprobs
+from nucleate.core.event import Event, Finish
 from nucleate.core.noise import fresh_seed
 from nucleate.core.parameter import ParameterError
 from nucleate.core.stage import Pipeline
 from nucleate.engine.beam import BeamRequest
 from nucleate.engine.beam_jobs import Asked, Beam, LiveSearch, PreparedSearch, Searches
 from nucleate.engine.blocks import BlockPool
+from nucleate.engine.drawing import Drawing
 from nucleate.engine.forms import Forms
+from nucleate.engine.forwards import Batch, Forwards
 from nucleate.engine.request import Branch, Live, Prepared, Reading, Request
 from nucleate.engine.schedule import Job, Scheduler
 from nucleate.engine.speculate import Speculation
-from nucleate.engine.speculate_rows import Hands, Row
-from nucleate.engine.speculator import Drafts, Speculator
+from nucleate.engine.speculate_rows import Row
+from nucleate.engine.speculator import Speculator
+from nucleate.engine.stats import Drafts, Stats
 from nucleate.generate import admit, stages_of
 from nucleate.models.runner import Runner
 from nucleate.params import SamplingParams
 from nucleate.plan import TENSOR_BACKENDS
 from nucleate.sampler import Sampler
-from nucleate.text.structured import Guide, Limits, skippable, why
+from nucleate.text.structured import Limits, skippable
 from nucleate.text.tokenizer import Tokenizer
 
 MAX_SEQUENCES, MAX_BATCH_TOKENS = 64, 1024
@@ -41,25 +43,6 @@ MAX_SEQUENCES, MAX_BATCH_TOKENS = 64, 1024
 
 LOGITS_AT_A_TIME = 1 << 26
 """Of a prompt whose logprobs are asked for."""
-
-
-class Stats(NamedTuple):
-    """An engine in figures, as of now; from ``steps`` on they are counted from its beginning."""
-
-    running: int  #: answers
-    waiting: int  #: answers that have not begun, or were preempted
-    blocks: int  #: of keys and values
-    blocks_used: int
-    steps: int
-    read: int  #: tokens
-    reused: int  #: tokens that did not have to be read, as others begin with the same
-    drawn: int  #: tokens
-    preempted: int  #: answers
-    forward_seconds: float
-    sampler_seconds: float
-    mask_seconds: float  #: for the tokens that forms of text allow
-    forced: int  #: tokens that were neither drawn nor read by themselves, as nothing else could follow
-    drafts: Drafts = Drafts()  #: tokens that were guessed, and read to see whether they are right
 
 
 class Engine:
@@ -104,41 +87,48 @@ class Engine:
         on_device = backend in TENSOR_BACKENDS and runner.asynchronous  # asked for by name, as no GPU has run it yet
         device = str(getattr(runner, "device", "cpu")) if on_device else "cpu"
         self._sampler = Sampler(runner.vocab_size, backend, device)
+        self._forms = Forms(tokenizer, runner.vocab_size, structured_limits, structured_engine)
         self._live: dict[str, Live | LiveSearch] = {}
         self._branches: dict[Job, Branch | Beam] = {}
-        self._drawn: list[_Drawn] = []  # whose text is not made yet
-        self.steps = 0  # forwards
-        self._arrivals = self._read = self._reused = self._tokens = 0
-        self._forced = 0
-        self._forward_seconds = self._sampler_seconds = 0.0
-        self._forms = Forms(tokenizer, runner.vocab_size, structured_limits, structured_engine)
+        self._drawing = Drawing(
+            self._sampler, self._forms, self._branches, later=runner.asynchronous,
+            begun=self._begin_others, ended=self._forget, fail=self._fail,
+        )  # fmt: skip
+        self._arrivals = self._reused = 0
         self._searches = Searches(self._schedule, runner, self._forms, tokenizer, self._live, self._branches)
         self._stages = functools.lru_cache(maxsize=256)(self._stages_of)
         self._speculator: Speculator | None = None
         if (asked := Speculation.of(speculation)) is not None:
             self._speculator = Speculator(asked, runner, self._schedule, self._sampler, self._branches)
+        self._forwards = Forwards(runner, self._schedule, self._forms, self._speculator, self._branches, self._fail)
 
     def __len__(self) -> int:
         """How many requests have not ended."""
         return len(self._live)
 
     @property
+    def steps(self) -> int:
+        """How many forwards there were."""
+        return self._forwards.count
+
+    @property
     def stats(self) -> Stats:
         schedule, pool, searches = self._schedule, self._pool, self._searches
+        forwards, drawing = self._forwards, self._drawing
         return Stats(
             len(schedule.running),
             len(schedule.waiting),
             pool.count,
             pool.used,
-            self.steps,
-            self._read,
+            forwards.count,
+            forwards.read,
             self._reused + searches.reused,
-            self._tokens + searches.drawn,
+            drawing.tokens + searches.drawn,
             schedule.preemptions,
-            self._forward_seconds,
-            self._sampler_seconds + searches.seconds,
+            forwards.seconds,
+            drawing.seconds + searches.seconds,
             self._forms.seconds,
-            self._forced,
+            drawing.forced,
             Drafts() if self._speculator is None else self._speculator.figures,
         )
 
@@ -195,23 +185,29 @@ class Engine:
 
     def step(self) -> list[Event]:
         """One forward, one draw: the events of all requests that it moved on; none if there is nothing to do."""
-        begin, written = perf_counter(), self._tokens + self._forced
+        begin, read, written = perf_counter(), self._forwards.read, self._written
         readings = [self._branches[chunk.job].reading(chunk) for chunk in self._schedule.plan()]
         readings.sort(key=_row)  # the order of the sampler's rows, new ones at the end
         if self._speculator is not None:
             readings = self._speculator.extend(readings)
         behind = self.runner.asynchronous
         events: list[Event] = []
-        batches = self._forward(readings, events) if readings else []
+        batches = self._forwards.run(readings, events) if readings else []
         if behind or not readings:
-            events += self._tell()
+            events += self._drawing.tell()
         for batch in batches:
             self._draw(batch, events)
         if not behind:
-            events += self._tell()
+            events += self._drawing.tell()
         if self._speculator is not None and readings:
-            self._speculator.stepped(readings, self._tokens + self._forced - written, perf_counter() - begin)
+            read, written = self._forwards.read - read, self._written - written
+            self._speculator.stepped(readings, read, written, perf_counter() - begin)
         return events
+
+    @property
+    def _written(self) -> int:
+        """How many tokens answers have."""
+        return self._drawing.tokens + self._drawing.forced
 
     def _number(self, chosen: str | None) -> str:
         """The id of a new request."""
@@ -243,50 +239,9 @@ class Engine:
         while live.begun < live.request.params.n:
             self._begin(live)
 
-    def _forward(self, readings: list[Reading], events: list[Event]) -> list[_Batch]:
-        """What could be read, with its logits. If the model fails, each sequence is tried alone."""
-        self.steps += 1
-        if self._speculator is None or self._speculator.draws:  # or else other masks are asked for
-            drawing = [each.branch for each in readings if each.last and isinstance(each.branch, Branch)]
-            self._forms.begin([branch.answer.guide for branch in drawing])
-        begin = perf_counter()
-        try:
-            batches = [self._read_all(readings)]
-        except Exception as error:  # noqa: BLE001  # of the model, whatever it is
-            batches = self._forward_alone(readings, events, error)
-        self._forward_seconds += perf_counter() - begin
-        for batch in batches:
-            self._schedule.done([reading.chunk for reading in batch.readings if reading.chunk.job in self._branches])
-            self._read += sum([reading.part.stop - reading.part.start for reading in batch.readings])
-        return batches
-
-    def _read_all(self, readings: list[Reading]) -> _Batch:
-        logits_LV = self.runner.forward([reading.part for reading in readings])
-        speculator = self._speculator
-        if speculator is None:
-            return _Batch(readings, logits_LV)
-        speculator.cut(readings)
-        return _Batch(readings, logits_LV, speculator.features())
-
-    def _forward_alone(self, readings: list[Reading], events: list[Event], error: Exception) -> list[_Batch]:
-        batches: list[_Batch] = []
-        again = len(readings) > 1 or any(reading.draft for reading in readings)
-        if self._speculator is not None:
-            readings = self._speculator.withdraw(readings)
-        for reading in readings:
-            if reading.chunk.job not in self._branches:  # another beam of its search has failed
-                continue
-            try:
-                if not again:
-                    raise error
-                batches.append(self._read_all([reading]))
-            except Exception as own:  # noqa: BLE001
-                events += self._fail(reading.branch, f"the model failed: {_one_line(own)}")
-        return batches
-
     def _fail(self, branch: Branch | Beam, message: str) -> list[Event]:
         """An answer, or the search of a beam, cannot go on; what was drawn before is told."""
-        events = self._tell(branch)
+        events = self._drawing.tell(branch)
         if branch.job not in self._branches:
             return events
         finish = Finish("error", message)
@@ -294,11 +249,11 @@ class Engine:
             return [*events, *self._searches.end(branch.live, finish)]
         return [*events, self._end(branch, finish)]
 
-    def _draw(self, batch: _Batch, events: list[Event]) -> None:
+    def _draw(self, batch: Batch, events: list[Event]) -> None:
         """Draw the next token of every answer whose last token has been read; beams get theirs in their own way."""
         rows: list[Row] = []
         beams: list[tuple[Beam, int]] = []
-        for reading, place in self._rows(batch):
+        for reading, place in self._forwards.ready(batch):
             branch = reading.branch
             if isinstance(branch, Beam):
                 beams.append((branch, place))
@@ -306,115 +261,12 @@ class Engine:
                 rows.append(Row(reading, branch, place))
         logits_LV, speculator = batch.logits, self._speculator
         events += self._searches.take(beams, logits_LV)
-        if speculator is None:
-            self._sample([row.branch for row in rows], [row.place for row in rows], logits_LV, events)
-            return
-        speculator.verify(rows, self._hands(logits_LV, events))
-        if speculator.watches:
-            speculator.read(batch.readings, batch.features)
-
-    def _hands(self, logits_LV: Any, events: list[Event]) -> Hands:
-        """For those who verify drafts. What ends an answer within a draft is found on the way."""
-
-        def draw(branches: list[Branch], places: list[int]) -> Sequence[int]:
-            tokens = self._sample(branches, places, logits_LV, events)
-            tell()
-            return tokens
-
-        def take(branch: Branch, token: int, told: StepLogprobs | None) -> None:
-            self._take(branch, token, told)
-            self._tokens += 1
-            tell()
-
-        def tell() -> None:
-            if not self.runner.asynchronous:
-                events.extend(self._tell())
-
-        def fail(branch: Branch, error: str) -> None:
-            events.extend(self._fail(branch, why(error, branch.answer.guide)))
-
-        return Hands(logits_LV, draw, take, fail, lambda branch: branch.over or branch.job not in self._branches)
-
-    def _rows(self, batch: _Batch) -> Iterator[tuple[Reading, int]]:
-        """Those whose last token has been read, with the place of its logits. Logits of prompts are told of."""
-        end = 0
-        for reading in batch.readings:
-            branch, chunk, part, last, draft = reading
-            start, end = end, end + part.logits
-            if chunk.job not in self._branches:  # its text has ended it meanwhile
-                continue
-            if isinstance(branch, Branch) and branch.told is not None:
-                branch.tell_prompt(part, batch.logits[start:end])
-            if last:
-                yield reading, end - 1 - len(draft)
-
-    def _sample(self, branches: list[Branch], places: list[int], logits_LV: Any, events: list[Event]) -> list[int]:
-        """A token for each of some answers, from the logits at these places; -1 for those that end without."""
-        if not branches:
-            return []
-        logits_RV = logits_LV if len(places) == len(logits_LV) else logits_LV[places]
-        mask = self._forms.mask([branch.answer.guide for branch in branches])
-        begin = perf_counter()
-        out = self._sampler(logits_RV, list(map(self._row, branches)), mask=mask)
-        self._sampler_seconds += perf_counter() - begin
-        told = out.logprobs or (None,) * len(branches)
-        tokens: list[int] = out.token_ids.tolist()
-        for place, (branch, token) in enumerate(zip(branches, tokens, strict=True)):
-            if token < 0:
-                events += self._fail(branch, why(out.errors[place], branch.answer.guide))
-            else:
-                self._take(branch, token, told[place])
-        self._tokens += len(branches) - len(out.errors)
-        return tokens
-
-    def _take(self, branch: Branch, token: int, told: StepLogprobs | None) -> None:
-        """An answer has a new token."""
-        branch.job.push(token)
-        guide = branch.answer.guide
-        if guide is None:
-            self._drawn.append((branch, token, told, False))
+        if speculator is None or speculator.verified(rows):
+            self._drawing.sample([row.branch for row in rows], [row.place for row in rows], logits_LV, events)
         else:
-            self._hold(branch, guide, token, told)
-
-    def _hold(self, branch: Branch, guide: Guide, token: int, told: StepLogprobs | None) -> None:
-        """An answer of some form has a new token. Those that must follow it are neither drawn nor read one by one."""
-        job = branch.job
-        branch.over = guide.push(token)
-        self._drawn.append((branch, token, told, branch.over))
-        if branch.over or not branch.live.skips:
-            return
-        for forced in guide.forced():
-            if job.idle:
-                break
-            job.push(forced)
-            self._sampler.push(branch.row, forced)
-            branch.over = guide.push(forced)
-            self._drawn.append((branch, forced, None, branch.over))
-            self._forced += 1
-
-    def _row(self, branch: Branch) -> int:
-        """The row of an answer in the sampler, from its first token on."""
-        if branch.row < 0:
-            live, answer = branch.live, branch.answer
-            branch.row = self._sampler.add(live.stages, live.request.prompt_ids, seed=answer.seed)
-            self._begin_others(live)
-        return branch.row
-
-    def _tell(self, only: Branch | Beam | None = None) -> list[Event]:
-        """The text of the tokens that were drawn, of all answers or of one."""
-        drawn, self._drawn = self._drawn, []
-        events = []
-        for branch, token, told, done in drawn:
-            if branch.job not in self._branches:
-                continue
-            if only is not None and branch is not only:
-                self._drawn.append((branch, token, told, done))
-                continue
-            piece = branch.answer.push(token, told, done=done)
-            events.append(branch.live.event(piece))
-            if piece.finish_reason is not None:
-                self._forget(branch)
-        return events
+            speculator.verify(rows, self._drawing.hands(logits_LV, events))
+        if speculator is not None and batch.features is not None:
+            speculator.read(batch.readings, batch.features)
 
     def _end(self, branch: Branch, finish: Finish) -> Event:
         """An answer ends without a token."""
@@ -437,24 +289,9 @@ class Engine:
             del self._live[live.id]
 
 
-class _Batch(NamedTuple):
-    """What a forward has read, and what it gave."""
-
-    readings: list[Reading]
-    logits: Any
-    features: Any = None  #: of all tokens, if a proposer wants them
-
-
-_Drawn = tuple[Branch, int, StepLogprobs | None, bool]  # a token, its logprobs, whether nothing can follow it
-
-
 def _row(reading: Reading) -> int:
     branch = reading.branch
     return branch.row if isinstance(branch, Branch) and branch.row >= 0 else 1 << 62
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 def _at_least(name: str, value: object, least: int, what: str = "") -> None:

@@ -62,9 +62,9 @@ class Forms:
 
     def mask(self, guides: Sequence[Guide | None]) -> NDArray[np.int32] | None:
         """The tokens that each of some answers may go on with [R, W]; None if all may go on with any."""
-        ahead, self._ahead = self._ahead, None
         if self._made is None or not any(guides):
-            return None
+            return None  # as for a beam search beside answers of a form: what is made ahead is for those, or under way
+        ahead, self._ahead = self._ahead, None
         begin = perf_counter()
         masks_RW = None if ahead is None else ahead.masks(guides)
         if masks_RW is None:

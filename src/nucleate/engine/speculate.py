@@ -61,10 +61,10 @@ class Speculation:
             _known("the proposer", self.proposer, NAMES)
         _known("the rule", self.rule, RULE_NAMES)
         for what, number in (("tokens", self.tokens), ("branches", self.branches)):
-            if isinstance(number, bool) or not isinstance(number, int | np.integer):
-                raise ParameterError(FIELD, f"the {what} of a draft must be an integer, got {shown(number)}")
-            if not 1 <= number <= MOST_TOKENS:
-                raise ParameterError(FIELD, f"the {what} of a draft must be in 1..{MOST_TOKENS}, got {number}")
+            whole = isinstance(number, int | np.integer) and not isinstance(number, bool)
+            if not whole or not 1 <= number <= MOST_TOKENS:
+                message = f"the {what} of a draft must be an integer in 1..{MOST_TOKENS}, got {shown(number)}"
+                raise ParameterError(FIELD, message)
         if self.branches > 1 and not callable(self.proposer) and self.proposer not in TREES:
             message = f"drafts of {self.proposer!r} have one branch, got {self.branches} branches"
             raise ParameterError(FIELD, f"{message}; those of {', '.join(TREES)} may have more")
@@ -99,6 +99,8 @@ class Speculation:
         """A new proposer. Raises ParameterError for one that needs a model, see ``on``."""
         if callable(self.proposer):
             made = self.proposer()
+            if not hasattr(made, "layers"):
+                raise ParameterError(FIELD, f"a proposer has layers and the methods of Proposer, got {shown(made)}")
         elif self.proposer in PLAIN:
             made = SuffixProposer(branches=self.wide) if self.proposer == "suffix" else PLAIN[self.proposer]()
         else:

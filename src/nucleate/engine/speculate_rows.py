@@ -16,7 +16,7 @@ from nucleate.engine.draft.draft import ROOT, Draft
 from nucleate.engine.request import Branch, Reading
 from nucleate.engine.verify import RULES, coins, coupled, last_coin
 from nucleate.sampler import Sampler
-from nucleate.text.structured import Guide
+from nucleate.text.structured import Guide, MatcherError
 
 
 class Row(NamedTuple):
@@ -102,43 +102,51 @@ def judge(row: Row, hands: Hands, sampler: Sampler, rule: str) -> Path:
     except (ValueError, TypeError) as error:
         raise WrongLawError(str(error)) from error
     ids, lines = branch.job.token_ids, [0, *(place + 1 for place in verdict.path)]  # of logits, laws and masks
-    for place, token in enumerate(verdict.tokens(draft)):
+    said = 0
+    for token, line in zip(verdict.tokens(draft), lines, strict=False):
         if hands.over(branch):
             break
-        if start + place < len(ids):  # it had to follow
-            if ids[start + place] != token:
-                break
-            continue
-        line = lines[place]
-        told = sampler.take(branch.row, logits_NV[line], token, None if masks is None else masks[line])
-        hands.take(branch, token, told)
+        if start + said == len(ids):
+            told = sampler.take(branch.row, logits_NV[line], token, None if masks is None else masks[line])
+            hands.take(branch, token, told)
+        elif ids[start + said] != token:  # another one had to follow
+            break
+        said += 1
     else:
         if verdict.token < 0 and not hands.over(branch):
             hands.fail(branch, laws.errors[lines[-1]])
-    return verdict.path[: len(ids) - start - 1]
+    return verdict.path[: min(said, len(ids) - start - 1)]
 
 
 class Masks:
     """What a form allows now, and after each drafted token that it allows, int32 [W]: worked out as it is asked for."""
 
     def __init__(self, guide: Guide, draft: Draft) -> None:
-        self._draft, self._before = draft, draft.before()
+        self._draft, self._before, self._words = draft, draft.before(), guide.form.words
         self._guides = {0: _copy(guide)}
         self._found: dict[int, NDArray[np.int32]] = {}
 
     def __getitem__(self, line: int) -> NDArray[np.int32]:
         if line not in self._found:
-            self._found[line] = self._guide(line).mask()[0]
+            guide = self._guide(line)
+            self._found[line] = np.zeros(self._words, np.int32) if guide is None else guide.mask()[0]
         return self._found[line]
 
-    def _guide(self, line: int) -> Guide:
+    def _guide(self, line: int) -> Guide | None:
         if line not in self._guides:
             guide = self._guides[line] = _copy(self._guide(self._before[line - 1] + 1))
-            guide.push(self._draft.tokens[line - 1])
+            if guide is not None:
+                guide.push(self._draft.tokens[line - 1])
         return self._guides[line]
 
 
-def _copy(guide: Guide) -> Guide:
+def _copy(guide: Guide | None) -> Guide | None:
+    """Another one in the same state; None if it can allow nothing any more."""
+    if guide is None or guide.error is not None:
+        return None
     copied = Guide(guide.form)
-    copied.matcher = guide.matcher.copy()
+    try:
+        copied.matcher = guide.matcher.copy()
+    except MatcherError:
+        return None
     return copied

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 from nucleate.core.parameter import ParameterError
 from nucleate.engine.draft.adaptive import AdaptiveProposer
@@ -19,6 +19,7 @@ from nucleate.engine.request import NONE, Branch, Reading
 from nucleate.engine.schedule import Chunk, Job, Scheduler
 from nucleate.engine.speculate import COUPLED, FIELD, Speculation
 from nucleate.engine.speculate_rows import Hands, Path, Row, WrongLawError, follow, judge
+from nucleate.engine.stats import Drafts
 from nucleate.laws import foreseeable
 from nucleate.models.runner import Move, Runner
 from nucleate.sampler import Sampler
@@ -28,22 +29,6 @@ logger = logging.getLogger("nucleate")
 
 MOST_LOGITS = 1 << 26
 """Of a forward with drafts."""
-
-
-class Drafts(NamedTuple):
-    """The drafts of an engine in figures, counted from its beginning."""
-
-    rounds: int = 0  #: forwards that gave an answer tokens, each counted for each such answer
-    drafted: int = 0  #: tokens that were read
-    accepted: int = 0  #: of these
-    tried: tuple[int, ...] = ()  #: by place in the draft (in a tree: by depth): how often those before it were accepted
-    kept: tuple[int, ...] = ()  #: the same: how often it was accepted
-    seconds: float = 0.0  #: that proposers took
-
-    @property
-    def tau(self) -> float:
-        """Tokens that a forward gives an answer, those aside that a form forced; 1 without drafts."""
-        return 1 + self.accepted / self.rounds if self.rounds else 1.0
 
 
 class Speculator:
@@ -71,6 +56,7 @@ class Speculator:
         self._rounds = self._drafted = self._accepted = 0
         self._tried, self._kept = [0] * speculation.tokens, [0] * speculation.tokens
         self._seconds = 0.0
+        self._drafting = False  # whether anything is drafted in this step
         self._failed = False
 
     @property
@@ -90,6 +76,7 @@ class Speculator:
         There are as many as there is room for in the forward and in the blocks, beside all else: nobody waits or makes
         room for them. Until ``cut`` or ``withdraw``, they are at the end of the tokens of their jobs.
         """
+        self._drafting = False
         if self._adaptive is not None and not self._adaptive.asks():
             return readings
         begin = perf_counter()
@@ -147,6 +134,7 @@ class Speculator:
         if not draft:
             self._safely(self.proposer.accepted, part.key, 0)
             return reading
+        self._drafting = True
         job.token_ids += draft.tokens  # type: ignore[operator]
         stop, logits = part.stop + len(draft), part.logits + len(draft)
         part = part._replace(stop=stop, logits=logits, parents=None if draft.chain else draft.parents)
@@ -154,7 +142,7 @@ class Speculator:
 
     def cut(self, readings: Sequence[Reading]) -> None:
         """Drafts have been read: take them off the tokens of their jobs."""
-        for reading in readings:
+        for reading in readings if self._drafting else ():
             if reading.draft:
                 del reading.chunk.job.token_ids[reading.chunk.stop :]  # type: ignore[attr-defined]
 
@@ -174,12 +162,16 @@ class Speculator:
             plain.append(kept)
         return plain
 
+    def verified(self, rows: Sequence[Row]) -> bool:
+        """Whether there is nothing to verify: none of these answers has a draft."""
+        for row in rows:
+            if row.reading.draft:
+                return False
+        self._rounds += len(rows)
+        return True
+
     def verify(self, rows: Sequence[Row], hands: Hands) -> None:
         """Draw the next token of some answers, and go on as long as what comes has been drafted."""
-        if not any(row.reading.draft for row in rows):
-            self._rounds += len(rows)
-            hands.draw([row.branch for row in rows], [row.place for row in rows])
-            return
         if self.draws:
             paths = follow(rows, hands)
         else:
@@ -234,9 +226,13 @@ class Speculator:
             self._schedule.trim(job)
             self._safely(self.proposer.accepted, row.branch.key, kept)
 
-    def features(self) -> Any:
-        """What the layers gave that the proposer reads, of the last forward; None if it reads none."""
-        return self._runner.features if self.watches else None
+    def features(self, readings: Sequence[Reading]) -> Any:
+        """What the layers gave that the proposer reads, of the forward of these; None if it reads none now."""
+        if not self.watches:
+            return None
+        if self._adaptive is not None and self._adaptive.rests(joining=not all(map(_only_goes_on, readings))):
+            return None
+        return self._runner.features
 
     def read(self, readings: Sequence[Reading], features_TF: Any) -> None:
         """Tell a proposer what was read, of the tokens that stay."""
@@ -256,11 +252,17 @@ class Speculator:
             self._safely(self.proposer.read, told)
         self._seconds += perf_counter() - begin
 
-    def stepped(self, readings: Sequence[Reading], written: int, seconds: float) -> None:
-        """A step took so many seconds, and wrote so many tokens."""
-        if self._adaptive is not None and all(map(_only_goes_on, readings)):
-            read = sum([part.stop - part.start for _, _, part, _, _ in readings])
+    def stepped(self, readings: Sequence[Reading], read: int, written: int, seconds: float) -> None:
+        """A step took so many seconds, read so many tokens, those of drafts too, and wrote so many."""
+        if self._adaptive is None:
+            return
+        if not self._drafting and read == written == len(readings):  # in short what follows
+            self._adaptive.stepped(read, written, seconds, read)
+            return
+        if all(map(_only_goes_on, readings)):
             self._adaptive.stepped(read, written, seconds, len(readings))
+        else:
+            self._adaptive.joined()
 
     def forget(self, branch: Branch) -> None:
         """An answer has ended."""

@@ -17,8 +17,9 @@ from typing import Self, overload
 from nucleate.core.event import Event
 from nucleate.engine.beam import BeamRequest
 from nucleate.engine.beam_jobs import Asked, PreparedSearch
-from nucleate.engine.engine import Engine, Stats
+from nucleate.engine.engine import Engine
 from nucleate.engine.request import Prepared, Request
+from nucleate.engine.stats import Stats
 
 
 class EngineStoppedError(RuntimeError):

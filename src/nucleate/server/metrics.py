@@ -16,8 +16,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from nucleate.core.event import FinishReason
 from nucleate.core.structured import FORMS
-from nucleate.engine.engine import Stats
-from nucleate.engine.speculator import Drafts
+from nucleate.engine.stats import Drafts, Stats
 from nucleate.server.wire.forms import NAMES
 
 ErrorKind = Literal["internal", "model", "engine", "timeout", "queue_full", "shutdown"]

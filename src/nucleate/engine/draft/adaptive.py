@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from time import perf_counter
+from typing import NamedTuple
 
 from nucleate.engine.draft.chances import NONE, Chances, Kept
 from nucleate.engine.draft.costs import Costs
@@ -19,7 +20,7 @@ from nucleate.engine.draft.draft import Draft, Proposer, Read, State
 from nucleate.engine.draft.tree import narrow
 from nucleate.engine.draft.worth import Worth
 
-QUIET = 0.01
+QUIET = 0.005
 """The part of the time that drafts may take which nobody reads."""
 
 QUIET_TOKENS = 4
@@ -28,11 +29,31 @@ QUIET_TOKENS = 4
 SAVED, OWED = 8, 1000
 """Steps for which time that such drafts did not need is kept for them, and time that they took beyond that is owed."""
 
+LATE = 2.0
+"""How many times a step without drafts one may seem to take, for each token that it reads in place of one: a step that
+takes longer was held up by others, or was the first to need some kernels, which are compiled, or loaded."""
+
+AHEAD = 32
+"""How many steps before such a draft a proposer that reads hidden states begins to read them: that takes time, too."""
+
 WIDTH_SHARE = 0.1
 """What one tree has of the average of how wide they are."""
 
+ROUNDS = 3
+"""In which the number of drafted tokens and the rate that comes of it are brought together."""
+
 MARGIN = 1.15, 0.01
 """What a token must bring: so many times its price, and so much more, as prices are estimates."""
+
+
+class _Asked(NamedTuple):
+    """A draft that is asked for."""
+
+    place: int  #: of its sequence
+    tokens: int  #: that the proposer is to make
+    chances: Chances
+    length: int  #: how many of them, or how deep a tree of them, are to be read
+    aloud: bool  #: whether it costs nothing of the time for quiet drafts
 
 
 class AdaptiveProposer:
@@ -48,8 +69,12 @@ class AdaptiveProposer:
         self.costs, self.worth = Costs(), Worth()
         self._proposer, self._trees, self._width = proposer, trees, 1.0
         self._chances: dict[int, Chances] = {}
-        self._all = Kept()
+        self._all = Kept(0.95)
+        self._newcomer = Chances(self._all)
         self._seconds = 0.0  # for quiet drafts
+        self._ahead = AHEAD if proposer.layers else 0
+        self._reading = self._ahead  # steps since hidden states are read again, for a quiet draft,
+        self._spent = 0.0  # and seconds that it took
         self._poor = 1.0  # the chance of the first token of a draft when drafts were found to cost time
         self._reach = 1  # how many tokens were drafted at most, twice: what more of them cost is not known yet
         self._drafting = 1  # how many sequences had a draft to be read, last time
@@ -61,46 +86,83 @@ class AdaptiveProposer:
 
     def asks(self) -> bool:
         """Whether ``propose`` would ask for any draft, as far as is known before the sequences are."""
-        return self._seconds >= 0 or (self._drafting > 0 and self.worth.allows())
+        return self._due or (self._drafting > 0 and self.worth.allows())
+
+    @property
+    def _due(self) -> bool:
+        """Whether there is time for quiet drafts."""
+        return self._seconds >= 0 and self._reading >= self._ahead
 
     def propose(self, states: Sequence[State], counts: Sequence[int]) -> list[Draft]:
         """See ``Proposer.propose``."""
-        begin, price = perf_counter(), self._wanted
-        fixed = MARGIN[0] * self.costs.fixed / max(len(states), 1)  # all of them share it
+        begin = perf_counter()
         if self.worth.paused and 2 * self._all.rate(0, 0.0, 0.5) > 1 + self._poor:
             self.worth.resume()
         allowed = self.worth.allows()
         if not allowed and not self.worth.paused:  # a step without drafts, to see what it takes
             return [NONE] * len(states)
-        asked: list[tuple[int, Chances, int]] = []
-        lengths: list[int] = []
-        paid = 0  # that cost nothing of the time for quiet drafts: those to be read, and the first, which read a prompt
+        asked = self._asked(states, counts, allowed=allowed)
+        drafts = [NONE] * len(states)
+        if asked:
+            made = self._proposer.propose([states[one.place] for one in asked], [one.tokens for one in asked])
+            for one, draft in zip(asked, made, strict=True):
+                drafts[one.place] = self._said(one, states[one.place], draft, allowed=allowed)
+        self._drafting = sum(map(bool, drafts))
+        quiet = 1 - sum([one.aloud for one in asked]) / max(len(states), 1)
+        self._seconds -= (perf_counter() - begin) * quiet
+        if asked:
+            self._seconds, self._spent = self._seconds - self._spent, 0.0
+        if self._seconds < 0:
+            self._reading = 0
+        return drafts
+
+    def _asked(self, states: Sequence[State], counts: Sequence[int], *, allowed: bool) -> list[_Asked]:
+        """The drafts to ask for: those that pay, if any are to be read, and quiet ones, if there is time for them."""
+        due, found = self._due, []
         for place, (state, count) in enumerate(zip(states, counts, strict=True)):
             if count < 1:
                 continue
             chances = self._chances.get(state.key)
-            new = chances is None
             if chances is None:
                 chances = self._chances[state.key] = Chances(self._all)
             chances.compare(state.token_ids)
-            length = min(chances.length(count, price, fixed), self._reach) if allowed else 0
+            found.append((place, count, chances))
+        lengths = self._lengths([(chances, count) for _, count, chances in found], len(states)) if allowed else None
+        asked = []
+        for at, (place, count, chances) in enumerate(found):
+            length = lengths[at] if lengths else 0
             aloud = length > 0 and not chances.silent
-            if aloud or new or (self._seconds >= 0 and not chances.quiet):
-                asked.append((place, chances, length))
+            if aloud or (due and not chances.quiet):
                 wanted = count if self._trees else length
-                lengths.append(wanted if length else min(count, QUIET_TOKENS))
-                paid += aloud or new
-        drafts = [NONE] * len(states)
-        if asked:
-            made = self._proposer.propose([states[place] for place, _, _ in asked], lengths)
-            for (place, chances, length), draft in zip(asked, made, strict=True):
-                drafts[place] = self._said(chances, states[place], length, draft, allowed=allowed)
-        self._drafting = sum(map(bool, drafts))
-        self._seconds -= (perf_counter() - begin) * (1 - paid / max(len(states), 1))
-        return drafts
+                asked.append(_Asked(place, wanted if length else min(count, QUIET_TOKENS), chances, length, aloud))
+        return asked
 
-    def _said(self, chances: Chances, state: State, length: int, draft: Draft, *, allowed: bool) -> Draft:
+    def _lengths(self, found: Sequence[tuple[Chances, int]], sequences: int) -> list[int]:
+        """How many tokens each is to have, of so many at most: those with which most are written per second, together.
+
+        At the rate without drafts, at first, where they must bring more than their price; and then at that of what was
+        found, as time is worth more then.
+        """
+        costs, plain = self.costs, self.worth.plain.get(sequences)
+        recent = costs.written / costs.seconds if costs.seconds else 0.0
+        rate = sequences / plain if plain and recent else recent
+        lengths, (times, more) = [0] * len(found), MARGIN
+        for _ in range(ROUNDS):
+            worth = times * rate / recent if recent else times
+            price, fixed = (worth * costs.price + more) * self._width, worth * costs.fixed / max(sequences, 1)
+            better = [min(each.length(most, price, fixed), self._reach) for each, most in found]
+            if not any(better):
+                break
+            lengths, times, more = better, 1.0, 0.0
+            if not plain:
+                break
+            written = sequences + sum([each.gain(length) for (each, _), length in zip(found, lengths, strict=True)])
+            rate = max(rate, written / (plain + costs.having + costs.slope * self._width * sum(lengths)))
+        return lengths
+
+    def _said(self, asked: _Asked, state: State, draft: Draft, *, allowed: bool) -> Draft:
         """A draft, if it is to be read."""
+        chances, length = asked.chances, asked.length
         chances.silent = not draft
         if self._trees and length and draft:
             self._width += WIDTH_SHARE * (len(draft) / draft.depth - self._width)
@@ -116,9 +178,30 @@ class AdaptiveProposer:
         self._proposer.accepted(state.key, 0)
         return NONE
 
+    def rests(self, *, joining: bool = False) -> bool:
+        """Whether no draft comes soon, so that nobody need tell what the target's layers gave.
+
+        joining: a sequence begins, of which nothing is known but what others were told.
+        """
+        newcomer = joining and self._newcomer.length(QUIET_TOKENS, self._wanted, self.costs.fixed) > 0
+        return self._seconds < 0 and not self._read and (self.worth.paused > 0 or not newcomer)
+
+    @property
+    def _read(self) -> bool:
+        """Whether drafts are read."""
+        return self._drafting > 0 and not self.worth.paused
+
+    def joined(self) -> None:
+        """A sequence begins: it is worth asking for drafts, if it was not."""
+        self._drafting = max(1, self._drafting)
+
     def read(self, readings: Sequence[Read]) -> None:
         """See ``Proposer.read``."""
+        begin = perf_counter()
         self._proposer.read(readings)
+        self._reading += 1
+        if not self._read:
+            self._spent += perf_counter() - begin
 
     @property
     def _wanted(self) -> float:
@@ -140,8 +223,14 @@ class AdaptiveProposer:
     def stepped(self, read: int, written: int, seconds: float, sequences: int = 0) -> None:
         """A step read so many tokens, those of drafts too, and wrote so many, in this time, drafting included.
 
-        sequences: how many there were; if it is told, drafts that cost more time than they save are found out.
+        sequences: how many there were; if it is told, drafts that cost more time than they save are found out. A step
+        that did not read all of them, as the model failed, says nothing of what steps take.
         """
+        if read < max(sequences, 1):
+            return
+        usual = self.worth.plain.get(sequences)
+        if usual is not None:
+            seconds = min(seconds, LATE * usual * read / sequences)
         more = QUIET * seconds
         self._seconds = max(-OWED * more, min(self._seconds + more, SAVED * more))
         self.costs.stepped(read, written, seconds)

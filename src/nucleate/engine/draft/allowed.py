@@ -6,6 +6,8 @@ what it is would change the law of what is said. Then it stays, and nothing afte
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from nucleate.engine.draft.draft import ROOT, Draft
@@ -14,20 +16,28 @@ from nucleate.text.structured import Guide, MatcherError
 
 
 def allowed(draft: Draft, vocab_size: int, guide: Guide | None) -> Draft:
-    """As much of a draft as may follow. From the first on that is no token nothing is taken."""
+    """As much of a draft as may follow. From the first on that is no token nothing is taken.
+
+    Its tokens are ``int`` from here on, as those that stay are told.
+    """
     kinds = int, np.integer
     wrong = (at for at, token in enumerate(draft.tokens) if not isinstance(token, kinds) or not 0 <= token < vocab_size)
     draft = draft.cut(next(wrong, len(draft)))
+    if any(type(token) is not int for token in draft.tokens):
+        draft = replace(draft, tokens=tuple(map(int, draft.tokens)))
     if guide is None or not draft:
         return draft
     return draft.cut(_followed(draft, guide)) if draft.chain else _grown(draft, guide)
 
 
 def _followed(draft: Draft, guide: Guide) -> int:
-    """How many tokens of a chain may follow."""
+    """How many tokens of a chain may follow; none where the form has failed, whatever they are."""
     place, count, more = 0, len(draft), int(draft.laws is not None)
     try:
         matcher = guide.matcher.copy()
+    except (ValueError, MatcherError):
+        return 0
+    try:
         while place < count and not matcher.stopped:
             matcher.push(draft.tokens[place])
             place += 1

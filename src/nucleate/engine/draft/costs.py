@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+DECAY = 0.98
+"""What is left of the weight of a number after another one."""
+
 DOUBT = 0.5
 """How much the guess weighs, as a spread of the tokens that were drafted in steps."""
 
@@ -25,7 +28,7 @@ UNKNOWN = 0.3
 class Mean:
     """The mean of what was told last, recent numbers count most."""
 
-    decay: float = 0.98
+    decay: float = DECAY
     weight: float = 0.0
     value: float = 0.0
 
@@ -40,9 +43,10 @@ class Costs:
     """Told of each step. The slope is that of a line through steps with drafts; as long as all of them have about as
     many drafted tokens, it is a guess."""
 
-    read: Mean = field(default_factory=Mean)  #: tokens, in a step
-    written: Mean = field(default_factory=Mean)
-    seconds: Mean = field(default_factory=Mean)
+    read: float = 0.0  #: tokens, in a step: the mean of what was told last, as of the next two
+    written: float = 0.0
+    seconds: float = 0.0
+    weight: float = 0.0
     drafted: Mean = field(default_factory=Mean)  #: tokens, in a step that has any
     more: Mean = field(default_factory=Mean)  #: seconds of these, beyond those of a step without
     spread: Mean = field(default_factory=Mean)  #: of what was drafted: its squared distance to the mean
@@ -50,9 +54,11 @@ class Costs:
 
     def stepped(self, read: int, written: int, seconds: float) -> None:
         """A step read so many tokens, those of drafts too, and wrote so many, in this time, drafting included."""
-        self.read.add(read)
-        self.written.add(written)
-        self.seconds.add(seconds)
+        self.weight = DECAY * self.weight + 1.0
+        share = 1.0 / self.weight
+        self.read += share * (read - self.read)
+        self.written += share * (written - self.written)
+        self.seconds += share * (seconds - self.seconds)
 
     def rested(self) -> None:
         """A step had no drafts."""
@@ -61,11 +67,13 @@ class Costs:
 
     def added(self, drafted: int, seconds: float) -> None:
         """A step with so many drafted tokens took so much more than one without."""
+        late = self.seconds
         if not self.drafted.weight:  # no more for none, as long as too little is known to say what is fixed
             for mean in (self.drafted, self.more, self.spread, self.together):
                 mean.add(0.0)
-        else:  # a step that takes far longer than expected was held up by others
-            seconds = min(seconds, self.seconds.value + FAR * (self._fixed + self.slope * drafted))
+            late = 0.0  # the first one has had kernels compiled, or loaded
+        # a step that takes far longer than expected was held up by others
+        seconds = min(seconds, late + FAR * (self.having + self.slope * drafted))
         before = drafted - self.drafted.value, seconds - self.more.value
         self.drafted.add(drafted)
         self.more.add(seconds)
@@ -75,30 +83,30 @@ class Costs:
     @property
     def slope(self) -> float:
         """Seconds of one more drafted token; never more than one costs that is written."""
-        if self.seconds.value <= 0:
+        if self.seconds <= 0:
             return 0.0
-        guess = self.seconds.value / (self.read.value + 20.0)
+        guess = self.seconds / (self.read + 20.0)
         slope = (self.together.value + DOUBT * guess) / (self.spread.value + DOUBT)
-        return min(max(0.0, slope), self.seconds.value / self.read.value)
+        return min(max(0.0, slope), self.seconds / self.read)
 
     @property
     def token(self) -> float:
         """Seconds in which one token is written."""
-        return self.seconds.value / max(self.written.value, 1.0)
+        return self.seconds / max(self.written, 1.0)
 
     @property
     def price(self) -> float:
         """How many tokens are written in the time that one more drafted token takes."""
-        return UNKNOWN if self.seconds.value <= 0 else self.slope * self.written.value / self.seconds.value
+        return UNKNOWN if self.seconds <= 0 else self.slope * self.written / self.seconds
 
     @property
     def fixed(self) -> float:
         """And in the time that drafts take in a step, however many tokens they have."""
-        if self.seconds.value <= 0:
+        if self.seconds <= 0:
             return 0.0
-        return self._fixed * self.written.value / self.seconds.value
+        return self.having * self.written / self.seconds
 
     @property
-    def _fixed(self) -> float:
+    def having(self) -> float:
         """The same in seconds."""
         return max(0.0, self.more.value - self.slope * self.drafted.value)

@@ -122,7 +122,8 @@ class Read(NamedTuple):
     """Tokens of a sequence that the target has read, and that stay; in the order of the sequence.
 
     Of a sequence that begins like another one, or was read before it had to make room, the beginning may be missing:
-    the first that is told may be at any place. What was told once may come again.
+    the first that is told may be at any place. What was told once may come again; what was read while adaptive drafts
+    rested may be missing for good, in the middle too.
     """
 
     key: int

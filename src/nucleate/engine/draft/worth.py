@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 AFRESH = 64
 """Steps after which one without drafts is made, if there was none."""
 
-PAUSE, LONGEST = 64, 1024
+PAUSE, LONGEST = 128, 1024
 """Steps in which no draft is read after drafts were found to cost time: at first, and found so again and again."""
 
-TRIED = 8
+TRIED = 4
 """Steps with drafts that are looked at before they are judged."""
 
 KEPT, KEPT_PLAIN = 0.96, 0.8
