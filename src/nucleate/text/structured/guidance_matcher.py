@@ -1,0 +1,190 @@
+"""One answer under a grammar, by the library llguidance. Knows no request, and no other answer.
+
+The states of its lexer are shared by all answers of a form, see ``beginning``; where they are used up, an answer takes
+its tokens once more from a new beginning, and goes on.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nucleate.text.structured.beginning import USED_UP, Beginning
+from nucleate.text.structured.library import raise_unless_panic, told
+from nucleate.text.structured.matcher import FAILED, NOTHING, Budget, MatcherError, check_masks
+from nucleate.text.structured.timed import TimedMatcher
+
+RENEWED_EVERY: Final = 100
+"""Tokens that an answer must have come on before its form begins anew for it once more."""
+
+
+@final
+class GuidanceMatcher(TimedMatcher):
+    """A Matcher by llguidance. ``inner`` is an LLMatcher; ``ends_W`` the mask of the EOS ids.
+
+    ``goes_on``: EOS is allowed only where nothing else is. ``beginning``: of ``inner``, from which it is made anew when
+    the states that it shares are used up.
+    """
+
+    __slots__ = ("_beginning", "_ends_W", "_goes_on", "_number", "_renewable")
+
+    def __init__(
+        self,
+        inner: Any,
+        ends: frozenset[int],
+        ends_W: NDArray[np.int32],
+        budget: Budget,
+        *,
+        goes_on: bool = False,
+        beginning: Beginning | None = None,
+    ) -> None:
+        super().__init__(inner, ends, budget)
+        self._ends_W, self._goes_on = ends_W, goes_on
+        self._beginning, self._number = beginning, 0
+        self._renewable = 0  # once there are so many tokens
+        if inner.is_error():
+            self._error = told(inner.get_error())
+
+    @property
+    def stopped(self) -> bool:
+        return self._error is None and (self._ended > 0 or bool(self._ask("is_stopped")))
+
+    def fill(self, mask_W: NDArray[np.int32]) -> None:
+        check_masks(mask_W, self._ends_W.shape)
+        if self._ended:
+            self._check()
+            mask_W[:] = self._ends_W
+            return
+        if self.fill_at(mask_W.ctypes.data, mask_W.nbytes):
+            self.settle(mask_W)
+        self._check()
+
+    def fill_at(self, address: int, size: int) -> bool:
+        """Write the mask to memory, of an answer that goes on. Whether ``settle`` is to see it."""
+        self._check()
+        self._ask("unsafe_compute_mask_ptr", address, size)
+        return self.odd
+
+    @property
+    def odd(self) -> bool:
+        """Whether there is more to a mask than what the library has written, or may be."""
+        beginning = self._beginning
+        renewed = beginning is not None and self._number != beginning.now[1]
+        return self._goes_on or renewed or self._error is not None or self.inner.is_stopped()
+
+    def settle(self, mask_W: NDArray[np.int32]) -> None:
+        """See what computing a mask has led to. After an error nothing is allowed; the library would allow EOS."""
+        if self._error is None and self.behind():
+            try:
+                self._ask("unsafe_compute_mask_ptr", mask_W.ctypes.data, mask_W.nbytes)
+            except MatcherError:
+                mask_W[:] = 0
+        if self._error is None and self.inner.is_stopped():
+            if self.inner.is_error():
+                self._error = NOTHING if "NoExtension" in (why := self.inner.get_error()) else told(why)
+            elif not self.inner.is_accepting():
+                self._error = NOTHING
+        if self._error is not None:
+            mask_W[:] = 0
+        elif self._goes_on and (mask_W & ~self._ends_W).any():
+            mask_W &= ~self._ends_W
+
+    def _may_end(self) -> bool:
+        return bool(self._ask("is_accepting"))
+
+    def _take(self, token_id: int) -> bool:
+        if token_id in self._ends and self._took_named(token_id):
+            return True
+        known = 0 <= token_id < 32 * len(self._ends_W)
+        if not known or self._ask("try_consume_tokens", [token_id]) != 1:
+            self._look()
+            return False
+        return True
+
+    def _took_named(self, token_id: int) -> bool:
+        """Take an EOS id that a grammar names within its text. It cannot be tried, so a copy goes ahead."""
+        tried, kept = self._ask("deep_copy"), self.inner
+        self.inner = tried
+        if not self._ask("consume_token", token_id):
+            self.inner = kept
+            return False
+        return True
+
+    def _take_back(self, count: int) -> None:
+        self._ask("rollback", count)
+        self._look()
+
+    def forced(self) -> tuple[int, ...]:
+        self._check()
+        if self._ended:
+            return ()
+        tokens = tuple(self._ask("compute_ff_tokens"))
+        self._look()
+        # A tokenizer may write the text differently on its own, so what it says is tried before it is believed.
+        allowed = self._ask("validate_tokens", list(tokens)) if tokens else 0
+        return tokens[:allowed]
+
+    def copy(self) -> GuidanceMatcher:
+        self._check()
+        inner = self._ask("deep_copy")
+        made = GuidanceMatcher(inner, self._ends, self._ends_W, self.budget, beginning=self._beginning)
+        made._goes_on, made._number, made._renewable = self._goes_on, self._number, self._renewable
+        made._tokens, made._ended, made._slow = self._tokens.copy(), self._ended, self._slow
+        return made
+
+    def begun(self, *, goes_on: bool) -> GuidanceMatcher:
+        beginning = self._beginning
+        if self._error is not None or beginning is None:
+            raise MatcherError(self._error or FAILED)
+        first, number = beginning.now
+        try:
+            inner = first.deep_copy()
+        except BaseException as error:  # noqa: BLE001 - a panic is no Exception
+            raise_unless_panic(error)
+            raise MatcherError(FAILED) from None
+        made = GuidanceMatcher(inner, self._ends, self._ends_W, beginning.budget, goes_on=goes_on, beginning=beginning)
+        made._number = number
+        return made
+
+    def fail(self, error: BaseException) -> None:
+        raise_unless_panic(error)
+        self._error = FAILED
+
+    def behind(self) -> bool:
+        """Whether there is a newer beginning, after this one's states or another's that shares them are used up."""
+        beginning = self._beginning
+        if beginning is None:
+            return False
+        if self._number == beginning.now[1] and self.inner.is_error() and USED_UP in self.inner.get_error():
+            self._timed(beginning.after, self._number)
+            if len(self._tokens) < self._renewable:
+                self._look()
+            self._renewable = len(self._tokens) + RENEWED_EVERY
+        return self._number != beginning.now[1]
+
+    def _ask(self, name: str, *arguments: Any) -> Any:
+        """What the library's matcher says to a call; a second time if its states are used up."""
+        beginning = self._beginning
+        if beginning is not None and self._number != beginning.now[1]:
+            self._renew()
+        said = self._timed(getattr(self.inner, name), *arguments)
+        if beginning is None or (self._number == beginning.now[1] and not self.inner.is_error()) or not self.behind():
+            return said
+        self._renew()
+        return self._timed(getattr(self.inner, name), *arguments)
+
+    def _renew(self) -> None:
+        """Take the tokens so far once more, from the newest beginning."""
+        if self._beginning is not None:
+            first, self._number = self._beginning.now
+            self.inner = self._timed(first.deep_copy)
+            self._timed(self.inner.consume_tokens, self._tokens)
+            self._look()
+
+    def _look(self) -> None:
+        """Raise if the last call has put the library's matcher in error."""
+        if self.inner.is_error():
+            self._error = told(self.inner.get_error())
+            raise MatcherError(self._error)
