@@ -21,7 +21,7 @@ README = (ROOT / "README.md").read_text("utf-8")
 EXAMPLES = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 PAGES = {
     name: (ROOT / "docs" / name).read_text("utf-8")
-    for name in ("engine.md", "server.md", "structured.md", "beam.md", "speculation.md")
+    for name in ("engine.md", "server.md", "structured.md", "beam.md", "speculation.md", "cuda.md")
 }
 MORE = [code for page in PAGES.values() for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL)]
 
@@ -36,6 +36,8 @@ OF_FORMS = commands(PAGES["structured.md"])
 
 @pytest.mark.parametrize("code", EXAMPLES + MORE, ids=lambda code: code.strip().splitlines()[-1][:40])
 def test_an_example_of_the_docs_runs(code: str) -> None:
+    if "import torch" in code:
+        pytest.importorskip("torch", reason="it is about tensors")
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
@@ -50,7 +52,7 @@ def test_the_readme_opens_with_the_two_commands() -> None:
     assert [command.split("#")[0].strip() for command in COMMANDS[:2]] == ["make demo", "make test"]
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith(("nucleate generate", "echo"))] + OF_FORMS)
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith(("nucleate generate", "printf"))] + OF_FORMS)
 def test_a_command_of_the_docs_runs(command: str) -> None:
     script = command.replace("nucleate", f"{shlex.quote(sys.executable)} -m nucleate")
     done = subprocess.run(script, shell=True, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
@@ -73,7 +75,7 @@ def test_the_page_of_forms_names_all_that_is_held() -> None:
 
 def test_make_targets_exist() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
-    assert {"setup", "demo", "test", "lint", "docs", "bench"} <= targets
+    assert {"setup", "demo", "test", "lint", "docs", "bench", "bench-gpu"} <= targets
 
 
 def test_the_page_of_stages_and_all_links_are_right() -> None:

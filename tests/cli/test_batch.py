@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from programs import begun
 
 import nucleate as nc
 from nucleate.cli import batch
@@ -61,9 +63,9 @@ class Folder:
         found = [json.loads(line) for line in self.output.read_text().splitlines()]
         return sorted(found, key=number)
 
-    def process(self, *flags: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "nucleate", "batch", str(self.input), str(self.output), *flags]
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    def begun(self, *flags: str) -> AbstractContextManager[subprocess.Popen[bytes]]:
+        arguments = "-m", "nucleate", "batch", str(self.input), str(self.output), *flags
+        return begun(*arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 @pytest.fixture
@@ -308,18 +310,18 @@ def test_killed_at_any_moment_no_line_is_lost_and_none_repeated(folder: Folder, 
     rng, kills, done = random.Random(most), 0, False
     while not done:
         size = folder.output.stat().st_size if folder.output.exists() else 0
-        process = folder.process("--max-sequences", "3")
-        if kills == most:
-            pass
-        elif kills % 3 < 2 or most < 10:  # soon after something was written
-            while process.poll() is None and (not folder.output.exists() or folder.output.stat().st_size <= size):
-                time.sleep(0.002)
-            time.sleep(rng.choice([0, 0, 0.01, 0.1]))
-            process.kill()
-        else:
-            time.sleep(rng.uniform(0, 3))
-            process.kill()
-        _, errors = process.communicate(timeout=100)
+        with folder.begun("--max-sequences", "3") as process:
+            if kills == most:
+                pass
+            elif kills % 3 < 2 or most < 10:  # soon after something was written
+                while process.poll() is None and (not folder.output.exists() or folder.output.stat().st_size <= size):
+                    time.sleep(0.002)
+                time.sleep(rng.choice([0, 0, 0.01, 0.1]))
+                process.kill()
+            else:
+                time.sleep(rng.uniform(0, 3))
+                process.kill()
+            _, errors = process.communicate(timeout=100)
         kills += process.returncode == -signal.SIGKILL
         done = process.returncode == 0
         assert done or process.returncode == -signal.SIGKILL, errors
@@ -456,11 +458,11 @@ def test_a_file_that_is_both_input_and_output_is_not_touched(folder: Folder) -> 
 
 def test_an_interrupt_keeps_what_is_done_and_says_how_to_go_on(folder: Folder) -> None:
     folder.write("x", *[{"prompt": "x", "max_tokens": 900, "ignore_eos": True}] * 6)
-    process = folder.process("--max-sequences", "2", "--seed", "1", "--max-tokens", "1")
-    while process.poll() is None and not (folder.output.exists() and folder.output.stat().st_size):
-        time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
-    out, told = process.communicate(timeout=60)
+    with folder.begun("--max-sequences", "2", "--seed", "1", "--max-tokens", "1") as process:
+        while process.poll() is None and not (folder.output.exists() and folder.output.stat().st_size):
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        out, told = process.communicate(timeout=60)
     assert (process.returncode, out) == (130, b""), told
     assert [number(record) for record in folder.records()][:1] == [1]
     assert told.endswith(b"nucleate: interrupted; the same command again goes on from here\n")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import nucleate as nc
+from nucleate.backends.cpu.compile import folder
 from nucleate.cli.bench import CHAINS, KINDS, logits, medians, ours, renewed, said
 from nucleate.cli.main import main
 
@@ -127,11 +129,29 @@ def test_the_head_of_peaked_logits_has_nine_tenths_of_the_chance(size: int) -> N
         assert np.sort(p)[-40:].sum() > 0.9 * p.sum()
 
 
-def test_warm_says_where_the_kernels_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_warm_says_where_the_kernels_are(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    of_models: list[str] = []
+    monkeypatch.setattr("nucleate.models.packed_llama.compiled", lambda: of_models.append("compiled"))
     assert main(["warm"]) == 0
     told = capsys.readouterr().out
     assert told.startswith("CPU kernels ready after ")
     assert told.count("\n") == 1
+    assert Path(told.strip().partition(" s, in ")[2]) == folder().parent
+    assert of_models == ["compiled"]
+
+
+def test_warm_compiles_nothing_where_it_could_not_be_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    monkeypatch.setenv("NUCLEATE_CACHE", str(file))
+    monkeypatch.setattr("nucleate.warming.warm", None)
+    assert main(["warm"]) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith(f"nucleate: kernels cannot be kept: {file}/")
+    assert "NUCLEATE_CACHE" in told.err
 
 
 def test_warm_leaves_the_log_as_it_was(caplog: pytest.LogCaptureFixture) -> None:

@@ -244,7 +244,7 @@ def test_drafts_on_a_command_line() -> None:
         drafts("--speculative-branches", "3")
     with pytest.raises(nc.ParameterError, match="drafts of 'ngram' have one branch, got 2 branches"):
         drafts("--speculative", "ngram", "--speculative-branches", "2")
-    with pytest.raises(nc.ParameterError, match=r"must be in 1\.\.64, got 0"):
+    with pytest.raises(nc.ParameterError, match=r"must be an integer in 1\.\.64, got 0"):
         drafts("--speculative", "ngram", "--speculative-tokens", "0")
     with pytest.raises(argparse.ArgumentError, match="medusa"):
         drafts("--speculative", "nobody")

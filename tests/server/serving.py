@@ -70,6 +70,11 @@ class Server:
         """What the server has written to stderr."""
         return b"".join(self._lines).decode(errors="replace")
 
+    def warmed(self, seconds: float = 300.0) -> Self:
+        """This, when its kernels are compiled, or loaded: from then on it needs no more memory for them."""
+        wait_until(lambda: "kernels ready" in self.log, seconds)
+        return self
+
     def stop(self, seconds: float = 30.0) -> int:
         """Ask the server to end as a supervisor does, and give its exit status. Twice is as good as once."""
         if self.process.poll() is None:

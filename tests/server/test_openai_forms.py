@@ -75,7 +75,7 @@ def test_a_stream_of_a_model_of_pydantic(client: Any) -> None:
     assert final.choices[0].message.parsed == whole.choices[0].message.parsed
     deltas = [event.delta for event in events if event.type == "content.delta"]
     assert "".join(deltas) == whole.choices[0].message.content
-    assert len(deltas) > 5
+    assert len(deltas) > 1  # those that are late are sent together
     snapshots = [event.parsed for event in events if event.type == "content.delta"]
     assert snapshots[-1] == json.loads(whole.choices[0].message.content)
 

@@ -260,7 +260,7 @@ def test_a_stream_says_what_the_answer_does(client: Any, kind: str, count: int, 
         assert [token for one in own for token in one.token_ids] == choice.token_ids
         assert {one.seed for one in own} == {choice.seed}
         assert [one.finish_reason for one in own] == [None] * (len(own) - 1) + [choice.finish_reason]
-        assert len(own) > 10
+        assert len(own) > 1  # those that are late are sent together
         if kind == "chat":
             assert own[0].delta.role == "assistant"
             assert [one.delta.role for one in own[1:]] == [None] * (len(own) - 1)

@@ -13,6 +13,7 @@ import time
 from typing import Any
 
 import pytest
+from programs import begun
 from serving import QUIET, Server, wait_until
 from streams import Stream, Wire, raw
 
@@ -144,8 +145,8 @@ def test_a_second_signal_is_no_error() -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("seconds", [0.3, 1.0])
 def test_a_signal_while_it_starts(number: signal.Signals, seconds: float) -> None:
-    command = [sys.executable, "-m", "nucleate", "serve", "--port", "0"]
-    with subprocess.Popen(command, env={**os.environ, **QUIET}, stderr=subprocess.PIPE) as process:
+    environment = {**os.environ, **QUIET}
+    with begun("-m", "nucleate", "serve", "--port", "0", env=environment, stderr=subprocess.PIPE) as process:
         time.sleep(seconds)  # somewhere between the first import and the last
         process.send_signal(number)
         _, told = process.communicate(timeout=END)
