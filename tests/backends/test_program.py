@@ -33,7 +33,6 @@ from nucleate.stages import (
 )
 
 SIZE = 1000
-numbers = np.random.default_rng(3)
 
 
 class Every(Shift):
@@ -135,10 +134,10 @@ def test_edits_of_a_growing_row_draw_what_the_reference_draws(stages):
     assert not isinstance(chain_of(simplify(pipeline)), str)
     sampler = nc.Sampler(SIZE, backend="cpu")
     row = sampler.add(pipeline, [3, 6, 3], output_ids=[6, 3])
-    history, changed = [6, 3], 0
+    history, changed, numbers = [6, 3], 0, np.random.default_rng(3)
     for step in range(2, 30):
         x = numbers.normal(size=(1, SIZE)).astype(np.float32)
-        x[:, [1, 3, 6, 7, 9]] += 4
+        x[:, [1, 3, 6, 7, 9]] += 7
         past = History([3, 6, 3], history)
         meant = reference.draw(x[0], pipeline, 7, step, past)
         changed += meant != reference.draw(x[0], pipeline[-1:], 7, step, past)

@@ -36,8 +36,7 @@ from nucleate.stages import (
     Xtc,
 )
 
-NUMBERS = np.random.default_rng(2)
-ROW = reference.statistics(NUMBERS.normal(size=50) * 3)._replace(top=np.float64(0.0))
+ROW = reference.statistics(np.random.default_rng(2).normal(size=50) * 3)._replace(top=np.float64(0.0))
 
 
 class Crooked(Scale):
@@ -67,7 +66,7 @@ class Weighed(Prefix):
 
 
 def test_a_line_says_what_the_rule_says() -> None:
-    x = -(10.0 ** NUMBERS.uniform(-5, 5, 100))
+    x = -(10.0 ** np.random.default_rng(3).uniform(-5, 5, 100))
     for stage, rule in (
         (Temperature(0.7), "apply"),
         (Temperature(1e300), "apply"),
@@ -153,8 +152,9 @@ def taken(found, x, ids, x_out, ids_out):
 
 @pytest.mark.parametrize("share", [0.0, 0.05, 0.5, 0.95, 1.0])
 def test_what_is_taken_is_what_numpy_takes_also_in_place(share) -> None:
-    x, ids = NUMBERS.normal(size=1600), NUMBERS.integers(0, 10**9, 1600)
-    stays = NUMBERS.random(1600) < share
+    numbers = np.random.default_rng(4)
+    x, ids = numbers.normal(size=1600), numbers.integers(0, 10**9, 1600)
+    stays = numbers.random(1600) < share
     found = np.packbits(stays.reshape(-1, 16), axis=1, bitorder="little").view(np.uint16)[:, 0].astype(np.int32)
     others = np.empty(1600), np.empty(1600, np.int64)
     assert taken(found, x, ids, *others) == stays.sum()

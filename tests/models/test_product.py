@@ -10,7 +10,9 @@ import pytest
 from nucleate.models import product as module
 from nucleate.models.product import product
 
-RNG = np.random.default_rng(0)
+
+def some(*shape: int) -> np.ndarray:
+    return np.random.default_rng(shape).normal(size=shape).astype(np.float32)
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 7, 64])
@@ -18,7 +20,7 @@ RNG = np.random.default_rng(0)
 def test_it_is_the_product(count: int, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LARGE", 100)
     monkeypatch.setattr(module, "cores", lambda: threads)
-    x, weight = RNG.normal(size=(count, 20)).astype(np.float32), RNG.normal(size=(20, 30)).astype(np.float32)
+    x, weight = some(count, 20), some(20, 30)
     out = np.full((count, 30), np.nan, np.float32)
     assert product(x, weight, out) is out
     assert out == pytest.approx(x @ weight, abs=1e-4)
@@ -33,5 +35,5 @@ def test_parts_that_nobody_begins_are_taken_back(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(module, "LARGE", 100)
     monkeypatch.setattr(module, "cores", lambda: 3)
     monkeypatch.setattr(module, "workers", Busy)
-    x, weight = RNG.normal(size=(9, 20)).astype(np.float32), RNG.normal(size=(20, 30)).astype(np.float32)
+    x, weight = some(9, 20), some(20, 30)
     assert product(x, weight) == pytest.approx(x @ weight, abs=1e-4)
