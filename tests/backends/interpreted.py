@@ -1,4 +1,7 @@
-"""Runs the Triton kernels in Triton's interpreter, in a process of its own: it decides on import how kernels run."""
+"""Runs the Triton kernels in Triton's interpreter, in a process of its own: it decides on import how kernels run.
+
+A kernel that would race on a GPU is an error of whoever asked, see ``races``.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ import pickle
 import subprocess
 import sys
 from typing import Any
+
+import races
 
 
 class Interpreted:
@@ -178,6 +183,7 @@ def rounds(table_VV: Any, guess_V: Any, first: Any, numbers: Any, seeds: Any, co
 
 def serve(functions: Any = globals()) -> None:  # noqa: B008  # these here
     hasten()
+    watch = races.Watch()
     source, target = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what is printed goes elsewhere
     while True:
@@ -188,6 +194,7 @@ def serve(functions: Any = globals()) -> None:  # noqa: B008  # these here
         try:
             named = given[-1] if given and isinstance(given[-1], dict) else {}
             answer = True, functions[name](*given[: len(given) - bool(named)], **named)
+            watch.check()
         except Exception as error:  # noqa: BLE001  # told to whoever asked
             answer = False, error
         pickle.dump(answer, target)

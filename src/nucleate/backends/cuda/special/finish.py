@@ -54,6 +54,7 @@ def finish(
         seed, step = tl.load(seeds + row), tl.load(steps + row)
         told = Groups(tops_G, masses_G, moments + 3 * row * width)
         token, kept = draw(source, room, told, masses, top, numbers + row * COLUMNS, seed, step, width)
+        tl.debug_barrier()  # all have read the step
         tl.store(steps + row, step + 1)
         tl.store(cuts + row, kept.cut)
         tl.store(lasts + row, kept.last)

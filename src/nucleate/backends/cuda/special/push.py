@@ -163,4 +163,5 @@ def match(
         earlier = tl.load(ring + slot * ring_size + (end - back + ring_size) % ring_size, mask=there, other=-1)
         at = lengths + slot * ring_size + back - 1
         had = tl.load(at, mask=there, other=0)
+        tl.debug_barrier()
         tl.store(at, tl.where(earlier == token, had + 1, 0), mask=there)

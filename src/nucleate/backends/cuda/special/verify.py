@@ -136,7 +136,9 @@ def locate(
     """Grid: rows. Draws their last tokens; steps move on by as many tokens as are said."""
     row = tl.program_id(0).to(tl.int64)
     what, place, step = tl.load(todo + row), tl.load(kept + row), tl.load(steps + row)
-    tl.store(steps + row, step + place + tl.where(tl.load(failed + row), 0, 1))
+    said = place + tl.where(tl.load(failed + row), 0, 1)
+    tl.debug_barrier()  # all have read the step
+    tl.store(steps + row, step + said)
     if what != DONE:
         part_T = tl.arange(0, parts_width)
         at_T, there_T = totals + 2 * row * parts + part_T, part_T < parts

@@ -36,6 +36,7 @@ def follow(
     tl.store(ended + row, tl.sum(tl.where(place_N == place, end_N, 0), 0) != 0)
     tl.store(failed + row, final < 0)
     step = tl.load(steps + row) + place + (final >= 0).to(tl.int64)
+    tl.debug_barrier()  # all have read the last one
     tl.store(steps + row, step)
     if place_steps is not None:
         tl.store(place_steps + at_N, step + place_N, mask=there_N)
