@@ -175,13 +175,36 @@ def test_what_an_answer_is_worth_whose_schema_was_not_held_in_full(llm: nc.LLM, 
     serve(llm, use)
 
 
+def _dead_end(llm: nc.LLM) -> dict[str, Any]:
+    """Parameters by which an answer comes to nine letters, and not to its end."""
+    seven = [token for token in range(SIZE) if "7" in llm.tokenizer.decode([token])]
+    return {"structured_outputs": {"regex": "a{9}7"}, "suppress_token_ids": seven}
+
+
+@PATHS
+def test_what_was_said_before_an_answer_failed_is_sent_to_a_slow_client_too(llm: nc.LLM, path: str) -> None:
+    async def use(app: Any, service: Service) -> None:
+        stream = begin(app, path, {**SUBJECT[path], **_dead_end(llm), "stream": True})
+        stream.reads.clear()
+        stats = service.engine.stats
+        while not stats.drawn or stats.running or stats.waiting:
+            await asyncio.sleep(0.001)
+            stats = service.engine.stats
+        await asyncio.sleep(0.02)  # what comes of it lies there all at once
+        stream.reads.set()
+        await asyncio.wait_for(stream.task, 30)
+        *chunks, error, done = stream.frames
+        assert streamed([chunk["choices"][0] for chunk in chunks]) == "a" * 9
+        assert error["error"]["param"] == "structured_outputs"
+        assert done == "[DONE]"
+
+    serve(llm, use)
+
+
 @PATHS
 def test_a_ban_that_leaves_no_token_is_the_requests_own_fault(llm: nc.LLM, path: str) -> None:
-    seven = [token for token in range(SIZE) if "7" in llm.tokenizer.decode([token])]
-
     async def use(app: Any, service: Service) -> None:
-        form = {"structured_outputs": {"regex": "a{9}7"}}
-        body = {**SUBJECT[path], **form, "suppress_token_ids": seven}
+        body = {**SUBJECT[path], **_dead_end(llm)}
         other = begin(app, PATH, {**SUBJECT[PATH], "prompt": [1]})
         whole = await ask(app, path, body)
         check_error(whole, 400, param="structured_outputs", type="invalid_request_error", code=None)

@@ -22,7 +22,8 @@ from nucleate.server.wire.responses import chat_body, completion_body, failure_m
 LAST_WORDS = 1.0
 """Seconds for the frame that ends a stream in an error, to a client that may not read."""
 
-Batches = AsyncGenerator[list[tuple[int, Event]]]
+Batch = list[tuple[int, Event]]
+Batches = AsyncGenerator[Batch]
 
 
 class Answering:
@@ -78,7 +79,9 @@ class Answering:
     async def _whole(self, exchange: Exchange, call: Call, batches: Batches, note: _Notes) -> None:
         pieces: list[list[Piece]] = [[] for _ in call.prepared]
         async for batch in batches:
-            note(batch)
+            _, failed = note(batch)
+            if failed is not None:
+                raise failed
             for place, event in batch:
                 pieces[place].append(event.piece)
         await exchange.reply(200, await self._service.aside(partial(self._body, call, pieces)))
@@ -94,19 +97,21 @@ class Answering:
 
 async def _stream(exchange: Exchange, chunks: Chunks, batches: Batches, note: _Notes) -> None:
     async for batch in batches:
-        note(batch)
-        if len(batch) == 1:
-            place, event = batch[0]
+        told, failed = note(batch)
+        if len(told) == 1:
+            place, event = told[0]
             frames = chunks.pieces(place, [event.piece])
-        elif batch:
-            places = groupby(batch, itemgetter(0))
+        elif told:
+            places = groupby(told, itemgetter(0))
             frames = b"".join([chunks.pieces(place, [event.piece for _, event in own]) for place, own in places])
         else:
-            frames = KEEP_ALIVE
+            frames = b"" if batch else KEEP_ALIVE
         if frames:
             if not exchange.status:
                 await exchange.begin(200)
             await exchange.write(frames)
+        if failed is not None:
+            raise failed
     await exchange.write(chunks.end(note.usage), last=True)
 
 
@@ -121,10 +126,10 @@ class _Notes:
         self._leave, self._service, self._call = leave, service, call
         self._last: dict[tuple[int, int], float] = {}  # by answer, when its last token came
 
-    def __call__(self, batch: Sequence[tuple[int, Event]]) -> None:
-        """Raises Refusal for an answer that cannot come to its end."""
+    def __call__(self, batch: Batch) -> tuple[Batch, Refusal | None]:
+        """All of it, and None; or what came before an answer failed, and how that is told."""
         now, last = perf_counter(), self._last
-        for place, event in batch:
+        for number, (place, event) in enumerate(batch):
             piece = event.piece
             key = place, piece.index
             if key in last:
@@ -134,21 +139,23 @@ class _Notes:
                 self._metrics.first_token(now - self._start)
             last[key] = now
             if piece.finish_reason is not None:
-                self._finish(piece.finish_reason, piece.stop_reason)
+                failed = self._finish(piece.finish_reason, piece.stop_reason)
+                if failed is not None:
+                    return batch[:number], failed
             if event.usage is not None:
                 read, made = event.usage.prompt_tokens, event.usage.completion_tokens
                 self.usage = Usage(self.usage.prompt_tokens + read, self.usage.completion_tokens + made)
                 self._told.completion_tokens += made
                 self._leave(place)
+        return batch, None
 
-    def _finish(self, reason: FinishReason, detail: str | int | None) -> None:
+    def _finish(self, reason: FinishReason, detail: str | int | None) -> Refusal | None:
         self._metrics.finish(reason)
         self._told.finish_reasons.append(reason)
         if reason == "error":
             form_field = None if self._call.form is None else self._call.asked.form_field
-            raise answer_failed(failure_message(detail), form_field)
-        if reason == "abort" and self._service.cut:
-            raise closing()
+            return answer_failed(failure_message(detail), form_field)
+        return closing() if reason == "abort" and self._service.cut else None
 
 
 async def _end(exchange: Exchange, error: Exception) -> None:
