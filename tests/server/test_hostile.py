@@ -44,6 +44,12 @@ def memory(server: Server) -> float:
     return psutil.Process(server.process.pid).memory_info().rss / 2**20
 
 
+def worked(server: Server) -> float:
+    """Seconds of processor time."""
+    times = psutil.Process(server.process.pid).cpu_times()
+    return float(times.user + times.system)
+
+
 def idle(server: Server, seconds: float = 10.0) -> float:
     """Seconds until nothing runs."""
     names = ("nucleate_answers_running", "nucleate_answers_waiting")

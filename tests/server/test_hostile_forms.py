@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from serving import Answer, Server
 from streams import Stream, together
-from test_hostile import ONE_THREAD, check_error, idle, memory
+from test_hostile import ONE_THREAD, check_error, idle, memory, worked
 
 TEXTS = Path(__file__).parents[1] / "text" / "test_structured_hostile.py"
 SECONDS = 2.0
-GAP = 3.0
+GAP = 6.0
 """Seconds between two frames of a neighbour's stream at the most, on a machine that has other things to do."""
 PATH, CHAT = "/v1/completions", "/v1/chat/completions"
 SUBJECT = {PATH: {"prompt": "Once"}, CHAT: {"messages": [{"role": "user", "content": "Hello"}]}}
@@ -64,15 +64,10 @@ def server() -> Iterator[Server]:
 
 
 def asked(server: Server, path: str, data: bytes) -> tuple[Answer, float]:
-    """The answer, and how long it took: the better of two, if the machine had something else to do."""
-    took = SECONDS
-    for _ in range(2):
-        start = time.perf_counter()
-        answer = server.request("POST", path, data)
-        took = min(took, time.perf_counter() - start) if took < SECONDS else time.perf_counter() - start
-        if took < SECONDS:
-            break
-    return answer, took
+    """The answer, and how long it took: no longer than the server worked, whatever else the machine does."""
+    start, before = time.perf_counter(), worked(server)
+    answer = server.request("POST", path, data)
+    return answer, min(time.perf_counter() - start, worked(server) - before)
 
 
 def test_there_are_many() -> None:
@@ -117,7 +112,7 @@ def test_what_is_slow_at_every_token_ends_alone(server: Server, name: str) -> No
     answers: list[Answer | None] = [None] * 2
 
     def ask(place: int) -> None:
-        answers[place] = server.request("POST", PATH, {**ambiguous, "seed": place}, seconds=60)
+        answers[place] = server.request("POST", PATH, {**ambiguous, "seed": place}, seconds=300)
 
     together(len(answers), ask)
     stream.wait()

@@ -1,0 +1,39 @@
+"""Launches compile as they are: with the types and constants that Triton makes of what ``Sampler`` gives a kernel."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="the kernels are launched with torch's tensors")
+pytest.importorskip("triton", reason="the kernels are Triton's: pip install triton (Linux only)")
+
+KERNELS = {"stats", "finish", "fill", "look", "match", "go_on", "program"}
+KERNELS |= {"weigh", "accept", "residual", "locate", "follow"}
+SHARED = 48 << 10
+"""Bytes of shared memory that every GPU gives a program without being asked."""
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ["90"],
+        pytest.param(["80", "everything"], marks=pytest.mark.slow),
+        pytest.param(["90", "everything"], marks=pytest.mark.slow),
+        pytest.param(["100", "everything"], marks=pytest.mark.slow),
+    ],
+    ids=" ".join,
+)
+def test_every_launch_compiles(asked: list[str]) -> None:
+    script = str(Path(__file__).with_name("launched.py"))
+    command = [sys.executable, "-W", "ignore", script, *asked]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    assert "no kernel can be made" not in ran.stderr
+    told = json.loads(ran.stdout)
+    assert set(told) == KERNELS
+    assert all(launches > 1 and shared <= SHARED for launches, shared in told.values()), told
