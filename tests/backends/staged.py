@@ -173,7 +173,7 @@ def _difference(kernels: bool, x: Any, stages: Any, seed: int, step: int) -> str
     place = next(i for i, stage in enumerate(stages) if isinstance(stage, Tap))
     try:
         expected = reference.run(x, stages, seed, step)
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:  # noqa: BLE001  # compared with what the kernels say
         expected = error
     given = drawing([stages], [seed], [step])
     got = outcome(kernels, given, torch.from_numpy(x)[None])

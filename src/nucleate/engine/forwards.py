@@ -85,7 +85,7 @@ class Forwards:
                 if not again:
                     raise error
                 batches.append(self._together([reading]))
-            except Exception as own:  # noqa: BLE001
+            except Exception as own:  # noqa: BLE001  # a model may raise anything: told to who asked
                 events += self._fail(reading.branch, f"the model failed: {_one_line(own)}")
         return batches
 

@@ -35,12 +35,7 @@ class Speculator:
     """The drafts of one engine. jobs: of the engine, what is at work. Raises ParameterError, ModelError."""
 
     def __init__(
-        self,
-        speculation: Speculation,
-        runner: Runner,
-        schedule: Scheduler,
-        sampler: Sampler,
-        jobs: Mapping[Job, Any],
+        self, speculation: Speculation, runner: Runner, schedule: Scheduler, sampler: Sampler, jobs: Mapping[Job, Any]
     ) -> None:
         if not runner.paged:
             why = f": {runner.why}" if runner.why else ""
