@@ -33,8 +33,8 @@ class Ordered(NamedTuple):
 
 def ordered_of(shift: Shift, listing: Mapping[int, float], *, repeats: bool = False) -> Ordered | str:
     """What a device is to run of a Shift; or why it cannot. repeats: its list is worked out from what was said."""
-    from nucleate.backends.cpu.staged.bind import LARGEST, reads  # it loads the compiler
     from nucleate.backends.cuda.staged.structure import odd_name
+    from nucleate.backends.rules import LARGEST, reads
 
     kind, asked = type(shift), reads(shift, "apply")
     why = odd_name(kind.apply)

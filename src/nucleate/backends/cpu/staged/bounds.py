@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from nucleate.backends.cpu.staged.bind import reads
+from nucleate.backends.cpu.staged.bind import numbers
+from nucleate.backends.rules import reads
 from nucleate.core.stage import Row, Stage
 
 INFINITY = float("inf")
@@ -66,7 +67,7 @@ _known: dict[Any, bool] = {}
 def never_negative(stage: Stage, rule: str) -> bool:
     """Whether it is certain that what a rule says of a score is never below 0."""
     asked = reads(stage, rule)
-    key = type(stage), rule, asked.numbers(stage)
+    key = type(stage), rule, numbers(stage, rule)
     if asked.mine is None or key[2] is None:
         return False
     if key not in _known:

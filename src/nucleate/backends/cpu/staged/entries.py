@@ -14,7 +14,8 @@ from numba import types
 
 from nucleate.backends.cpu.compile import entry, intrinsic, jit
 from nucleate.backends.cpu.staged import rules
-from nucleate.backends.cpu.staged.bind import bound, digest, reads
+from nucleate.backends.cpu.staged.bind import bound, digest
+from nucleate.backends.rules import reads
 from nucleate.core.maths import rebind
 from nucleate.core.stage import Stage
 

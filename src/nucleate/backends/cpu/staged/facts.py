@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from nucleate.backends.cpu.staged.bind import reads_whole
+from nucleate.backends.rules import reads_whole
 from nucleate.core.stage import Pipeline, Stage, Tap, shape_of
 
 MOST = 256

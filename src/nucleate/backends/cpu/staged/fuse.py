@@ -21,7 +21,6 @@ from nucleate.backends import reference
 from nucleate.backends.cpu.doubles import LOWEST
 from nucleate.backends.cpu.staged import candidates, keep, summary
 from nucleate.backends.cpu.staged import start as begin
-from nucleate.backends.cpu.staged.bind import reads
 from nucleate.backends.cpu.staged.facts import Step, facts_of
 from nucleate.backends.cpu.staged.pick import pick
 from nucleate.backends.cpu.staged.prefix import narrow, said
@@ -30,6 +29,7 @@ from nucleate.backends.cpu.staged.room import Floats, Kept, Odd, Room, room
 from nucleate.backends.cpu.staged.start import Spans, Tokens, check, edit, plain, start
 from nucleate.backends.cpu.staged.straight import straight
 from nucleate.backends.logprobs import logprobs
+from nucleate.backends.rules import reads
 from nucleate.core import noise
 from nucleate.core.event import StepLogprobs
 from nucleate.core.history import History, Past

@@ -8,12 +8,12 @@ import numpy as np
 
 from nucleate.backends.cpu.simd import GROUP
 from nucleate.backends.cpu.staged import candidates
-from nucleate.backends.cpu.staged.bind import reads
 from nucleate.backends.cpu.staged.prefix import place_of, weigh
 from nucleate.backends.cpu.staged.raw import Raw, listed
 from nucleate.backends.cpu.staged.reach import ALL
 from nucleate.backends.cpu.staged.room import Floats, Ids, Odd, Room
 from nucleate.backends.cpu.staged.shortlist import Tokens, shortlist
+from nucleate.backends.rules import reads
 from nucleate.core import noise
 from nucleate.core.stage import Draw
 

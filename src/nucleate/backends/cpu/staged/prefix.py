@@ -6,12 +6,13 @@ import numpy as np
 
 from nucleate.backends import reference
 from nucleate.backends.cpu.staged import keep, summary
-from nucleate.backends.cpu.staged.bind import reads, sums_to_mass, values
+from nucleate.backends.cpu.staged.bind import values
 from nucleate.backends.cpu.staged.raw import listed
 from nucleate.backends.cpu.staged.reach import ALL, WRONG, reach
 from nucleate.backends.cpu.staged.room import Floats, Kept, Odd, Room
 from nucleate.backends.cpu.staged.shortlist import Tokens, shortlist
 from nucleate.backends.cpu.staged.summary import MASS
+from nucleate.backends.rules import reads, sums_to_mass
 from nucleate.core.stage import Draw, Prefix, Stage
 
 

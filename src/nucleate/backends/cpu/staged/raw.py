@@ -17,9 +17,9 @@ from nucleate.backends.cpu.load import FLOAT32
 from nucleate.backends.cpu.simd import GROUP
 from nucleate.backends.cpu.special.rows import chains
 from nucleate.backends.cpu.staged import candidates, keep, summary
-from nucleate.backends.cpu.staged.bind import reads, values
-from nucleate.backends.cpu.staged.lines import Line, line
+from nucleate.backends.cpu.staged.bind import values
 from nucleate.backends.cpu.staged.room import Kept, Odd, Room
+from nucleate.backends.rules import Line, line, reads
 from nucleate.core.event import StepLogprobs
 from nucleate.core.stage import Row, Scale
 

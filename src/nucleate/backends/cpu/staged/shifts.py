@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nucleate.backends.cpu.compile import kernel
-from nucleate.backends.cpu.staged.bind import give_up, loop, reads
+from nucleate.backends.cpu.staged.bind import give_up, loop, numbers
 from nucleate.core.history import Counts, Past
 from nucleate.core.stage import Shift, Token
 
@@ -45,11 +45,11 @@ def _edit_counted(x_V: NDArray[Any], stage: Shift, counts: Counts) -> None:
     if not len(ids_K):
         return
     x_K = x_V.take(ids_K).astype(np.float64)
-    numbers = reads(stage, "apply").numbers(stage)
-    run = None if numbers is None else loop(stage, "apply")
+    mine = numbers(stage, "apply")
+    run = None if mine is None else loop(stage, "apply")
     try:
         if run is not None:
-            run(x_K, ids_K, prompt_K, output_K, stage.touches == "output", numbers)
+            run(x_K, ids_K, prompt_K, output_K, stage.touches == "output", mine)
     except Exception as error:  # noqa: BLE001  # whatever the compiler says
         give_up(stage, "apply", error)
         run = None

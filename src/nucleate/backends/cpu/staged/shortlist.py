@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from nucleate.backends.cpu.staged import candidates, keep
-from nucleate.backends.cpu.staged.bind import Asked, reads, sums_to_mass, values
+from nucleate.backends.cpu.staged.bind import values
 from nucleate.backends.cpu.staged.bounds import never_negative
-from nucleate.backends.cpu.staged.lines import line
 from nucleate.backends.cpu.staged.raw import Raw
 from nucleate.backends.cpu.staged.room import Kept, Room
+from nucleate.backends.rules import Inputs, line, reads, sums_to_mass
 from nucleate.core.stage import Prefix, Row
 
 FEW = 512
@@ -114,7 +114,7 @@ def _cut(tokens: Tokens, stage: Any, goal: Callable[[Row], Any]) -> float | None
 
 
 @cache
-def _asked(target: Asked, order: Asked | None) -> frozenset[str]:
+def _asked(target: Inputs, order: Inputs | None) -> frozenset[str]:
     """What a target and an order read, and the mass."""
     return target.row | (order.row if order else frozenset()) | {"mass"}
 

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from nucleate.backends.cpu.staged.bind import reads, sums_to_mass
 from nucleate.backends.cpu.staged.bounds import never_negative
 from nucleate.backends.cpu.staged.entries import address, numbers
 from nucleate.backends.cpu.staged.facts import Facts, Step
@@ -43,6 +42,7 @@ from nucleate.backends.cpu.staged.space import (
     WANTS,
 )
 from nucleate.backends.cpu.staged.walk import walk
+from nucleate.backends.rules import reads, sums_to_mass
 from nucleate.core.stage import Prefix
 
 MOST = 256

@@ -13,7 +13,7 @@ import types
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from nucleate.backends.cpu.staged.bind import LARGEST, NUMBERS, RULES, Self, Trace, reads
+from nucleate.backends.rules import LARGEST, NUMBERS, RULES, Self, Trace, reads
 from nucleate.core import maths
 from nucleate.core.maths import rebind
 from nucleate.core.stage import Drawn, Pipeline, Prefix, Stage, shape_of
