@@ -1,0 +1,259 @@
+"""The tokens that are in, one by one: every rule is evaluated on them directly, as the reference does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nucleate.backends import reference
+from nucleate.backends.cpu.generic import kernels
+from nucleate.backends.cpu.generic.program import Step
+from nucleate.backends.logprobs import logprobs
+from nucleate.backends.reference import Survivors, Whole
+from nucleate.core import noise
+from nucleate.core.event import StepLogprobs
+from nucleate.core.history import Past
+from nucleate.core.noise import GROUP_SIZE
+from nucleate.core.stage import Row, Shift
+
+Floats = NDArray[np.float64]
+Ids = NDArray[np.int64]
+
+CLOSE = 1e-9
+"""A decision that rests on sums of ``kernels`` and is closer than this is left to the reference. These sums are right
+to 1e-12, and no rule of ours magnifies that a hundredfold; float32 scores of a real row are hardly ever so close."""
+
+
+class Undecided(Exception):  # noqa: N818  # it is not an error
+    """The reference has to run this row: a decision is too close, or the row is one that it refuses."""
+
+
+class Listed:
+    """Tokens in the order (score descending, then id ascending), float64 scores.
+
+    whole: see ``reference.Whole``; None where nothing has been cut since the last Shift or Scale, or nobody asks.
+    inexact: the scores went through a statistic of ``kernels``, so that decisions may be close. ranked: False if the
+    tokens are in ascending order of ids instead.
+    """
+
+    __slots__ = ("ids_N", "inexact", "ranked", "whole", "x_N")
+
+    def __init__(
+        self, ids_N: Ids, x_N: Floats, whole: Whole | None = None, *, inexact: bool = False, ranked: bool = True
+    ) -> None:
+        self.ids_N, self.x_N, self.whole, self.inexact, self.ranked = ids_N, x_N, whole, inexact, ranked
+
+    @property
+    def top(self) -> Any:
+        return self.x_N[0] if self.ranked else self.x_N.max()
+
+    @property
+    def below_N(self) -> Floats:
+        """The scores as rules see them: from the top."""
+        return self.x_N - self.top
+
+    def all(self) -> Listed:
+        """These tokens, ranked."""
+        if self.ranked:
+            return self
+        ids_N, x_N = reference.in_order(self.ids_N, self.x_N)
+        return Listed(ids_N, x_N, self.whole, inexact=self.inexact)
+
+    def survivors(self) -> Survivors:
+        """As the reference has them."""
+        kept = self.all()
+        return Survivors(kept.ids_N, kept.x_N, kept.whole or reference.uncut(kept.ids_N, kept.x_N).whole)
+
+    def statistics(self, names: frozenset[str]) -> Row:
+        """The row statistics of these names, as ``reference.statistics``; the others may be missing."""
+        n, zero, unknown = len(self.x_N), np.float64(0.0), np.nan
+        if not names - {"n", "top"}:
+            return Row(n, zero, unknown, unknown, unknown, unknown, unknown, unknown)
+        if names & {"mean", "var"}:
+            row = reference.statistics(self.below_N)
+            mass, square, entropy, mean, var = row.mass, row.square, row.entropy, row.mean, row.var
+        else:
+            below_N = np.maximum(self.below_N, np.finfo(np.float64).min)
+            e_N = np.exp(below_N)
+            mass, square, entropy, mean, var = e_N.sum(), unknown, unknown, unknown, unknown
+            if "square" in names:
+                square = (e_N * e_N).sum()
+            if "entropy" in names:
+                entropy = np.log(mass) - (e_N * below_N).sum() / mass
+        whole = mass if self.whole is None else max(self.whole.mass * np.exp(self.whole.top - self.top), mass)
+        return Row(n, zero, mass, square, entropy, mean, var, whole)
+
+    def cut(self, keep_N: NDArray[np.bool_] | slice, whole: Whole | None) -> Listed:
+        return Listed(self.ids_N[keep_N], self.x_N[keep_N], whole, inexact=self.inexact)
+
+    def first(self, whole: Whole | None) -> Listed:
+        kept = self.all()
+        return Listed(kept.ids_N[:1], kept.x_N[:1], whole, inexact=self.inexact)
+
+    @property
+    def uncut(self) -> Whole:
+        return self.whole or Whole(float(self.top), float(np.exp(self.x_N - self.top).sum()))
+
+    def with_whole(self, whole: Whole | None) -> Listed:
+        return Listed(self.ids_N, self.x_N, whole, inexact=self.inexact, ranked=self.ranked)
+
+    # the shapes
+
+    def shift(self, stage: Shift, past: Past, size: int) -> Listed:
+        """Rules of Shifts are evaluated by the reference, on all tokens."""
+        before = self.survivors()
+        after = reference.shift(before, stage, past, size)
+        return self if after is before else Listed(after.ids_N, after.x_N, None, inexact=self.inexact)
+
+    def scale(self, step: Step, row: Row | None = None) -> Listed:
+        """row: the statistics that the rule reads, if they are known."""
+        kept, stage = self if row else self.all(), step.stage
+        x_N = np.asarray(stage.apply(kept.below_N, row or kept.statistics(step.kind.names)), np.float64)
+        if not -np.inf < x_N.max() < np.inf:  # a NaN, a +inf, or no token left
+            raise Undecided
+        ids_N, inexact = kept.ids_N, self.inexact or (row is not None and step.kind.inexact)
+        if x_N.min() == -np.inf:
+            ids_N, x_N = ids_N[x_N > -np.inf], x_N[x_N > -np.inf]
+        if not stage.monotone:  # a draw needs no order, and others will ask for it
+            by_id_N = np.argsort(ids_N) if kept.ranked else slice(None)
+            return Listed(ids_N[by_id_N], x_N[by_id_N], inexact=inexact, ranked=False)
+        if not (x_N[1:] <= x_N[:-1]).all():
+            ids_N, x_N = reference.in_order(ids_N, x_N)
+        return Listed(ids_N, x_N, inexact=inexact)
+
+    def floor(self, step: Step, whole: Whole | None) -> Listed:
+        kept = self.all()
+        threshold = float(step.stage.floor(kept.statistics(step.kind.names)))
+        return kept.above(threshold, whole, inexact=self.inexact)
+
+    def above(self, threshold: float, whole: Whole | None, *, inexact: bool) -> Listed:
+        """The tokens at or above a threshold, from the top, and the first one in any case."""
+        below_N = self.below_N
+        keep_N = below_N >= threshold
+        keep_N[0] = True
+        if inexact and (np.abs(below_N[1:] - threshold) <= CLOSE * (1.0 + abs(threshold))).any():
+            raise Undecided
+        return self.cut(keep_N, whole)
+
+    def prefix(self, step: Step, whole: Whole | None) -> Listed:
+        kept = self.all()
+        keep_N, _ = kept.first_reaching(step, kept.statistics(step.kind.names), inexact=self.inexact)
+        return kept.cut(keep_N, whole)
+
+    def first_reaching(self, step: Step, row: Row, *, inexact: bool) -> tuple[NDArray[np.bool_] | slice, bool]:
+        """Which tokens a Prefix keeps, and whether their weights reach its target (else more tokens may be kept).
+
+        As ``reference.prefix``. row: the statistics that its rules read, of which these tokens may be the top only.
+        """
+        stage, kind, below_N, order_N = step.stage, step.kind, self.below_N, None
+        weight_N = np.asarray(stage.weight(below_N, row))
+        if kind.own_order:
+            key_N = np.asarray(stage.order(below_N, row))
+            order_N = np.argsort(key_N, kind="stable")
+            weight_N = weight_N[order_N]
+        goal, sums_N = float(stage.target(row)), np.cumsum(weight_N)
+        if not weight_N.min() >= 0.0 or goal != goal:  # noqa: PLR0124  # NaN; or sums that do not ascend
+            raise Undecided
+        if stage.reaches:  # the sum before a token is below the goal
+            count = int(sums_N.searchsorted(goal)) + 1
+            reached = count <= len(sums_N)
+        else:
+            count = int(sums_N.searchsorted(goal, side="right"))
+            reached = count < len(sums_N)
+        count = min(max(count, 1), len(sums_N))
+        if inexact:
+            if not kind.counts and any(
+                abs(one - goal) <= CLOSE * abs(goal) for one in sums_N[max(count - 2, 0) : count + 1].tolist()
+            ):
+                raise Undecided
+            if order_N is not None and count < len(order_N):
+                inside, outside = order_N[count - 1], order_N[count]
+                if abs(key_N[outside] - key_N[inside]) <= CLOSE * (1.0 + abs(key_N[inside])) and (
+                    below_N[inside] != below_N[outside]
+                ):
+                    raise Undecided
+        if order_N is None and not stage.ties:
+            return slice(count), reached
+        keep_N = np.zeros(len(below_N), bool)
+        keep_N[slice(count) if order_N is None else order_N[:count]] = True
+        if stage.ties:
+            keep_N |= self.x_N >= self.x_N[keep_N].min()
+        return keep_N, reached
+
+    def ceiling(self, step: Step, whole: Whole | None) -> Listed:
+        kept = self.all()
+        threshold = float(step.stage.ceiling(kept.statistics(step.kind.names)))
+        return kept.cut(~kept.beheaded(step.stage, threshold, inexact=self.inexact), whole)
+
+    def beheaded(self, stage: Any, threshold: float, *, inexact: bool) -> NDArray[np.bool_]:
+        """Which tokens a Ceiling drops: those at or above a threshold, but not the last of them nor exempt ones."""
+        below_N = self.below_N
+        above_N = below_N >= threshold
+        if inexact and (np.abs(below_N - threshold) <= CLOSE * (1.0 + abs(threshold))).any():
+            raise Undecided
+        above_N[max(np.count_nonzero(above_N) - 1, 0)] = False
+        return above_N & ~np.isin(self.ids_N, stage.spared) if stage.spared else above_N
+
+    # what comes of the token drawn
+
+    def log_chance(self, token: int) -> float:
+        """The log-probability of a token that is in."""
+        return reference.log_chance(Survivors(self.ids_N, self.x_N, Whole(0.0, 0.0)), token)
+
+    def report(self, token: int, wanted: tuple[int, tuple[int, ...]]) -> StepLogprobs:
+        return logprobs(self.ids_N, self.x_N, token, *wanted)
+
+    # the draw
+
+    def draw(self, step: Step, seed: int, place: int) -> int:
+        """The token that a Draw takes. As ``reference.pick``. place: the step of the noise."""
+        stage = step.stage
+        if stage.uniforms == "one":
+            kept = Listed(self.ids_N, self.x_N, ranked=self.ranked).all()
+            u = float(uniforms(seed, place, noise.TOKEN, np.zeros(1, np.int64))[0])
+            return kept.walked(stage, kept.statistics(step.kind.names), u, inexact=self.inexact)[0]
+        ids_N, x_N = self.ids_N, self.below_N
+        if stage.uniforms == "none":
+            return reference.race(stage, ids_N, x_N, np.zeros(len(x_N)))
+        group_N = ids_N // GROUP_SIZE
+        mass_G = np.bincount(group_N, np.exp(x_N))
+        groups_G = np.flatnonzero(mass_G)  # what underflows is 700 nats behind the winner
+        u_G = uniforms(seed, place, noise.GROUP, groups_G)
+        winner = groups_G[raced(stage, np.log(mass_G[groups_G]), u_G, inexact=True)]
+        inside_N = np.flatnonzero(group_N == winner)
+        if self.ranked and len(inside_N) > 1:  # by id, so that of equal scores the lowest id wins
+            inside_N = inside_N[np.argsort(ids_N[inside_N])]
+        ids_N = ids_N[inside_N]
+        return int(ids_N[raced(stage, x_N[inside_N], uniforms(seed, place, noise.TOKEN, ids_N), inexact=self.inexact)])
+
+    def walked(self, stage: Any, row: Row, u: float, *, inexact: bool) -> tuple[int, bool]:
+        """The last token before which the weights have not summed up to the target; whether they do at it."""
+        goal, sums_N = float(stage.target(row, u)), np.cumsum(stage.weight(self.below_N, row))
+        if not goal > 0.0 or goal != goal:  # noqa: PLR0124  # NaN
+            raise Undecided
+        place = int(np.searchsorted(sums_N, goal))
+        if inexact and (np.abs(sums_N[max(place - 1, 0) : place + 1] - goal) <= CLOSE * goal).any():
+            raise Undecided
+        return int(self.ids_N[min(place, len(sums_N) - 1)]), place < len(sums_N)
+
+
+def raced(stage: Any, x_N: Floats, u_N: Floats, *, inexact: bool) -> int:
+    """The place of the highest score. inexact: one that is hardly higher than the next is for the reference."""
+    score_N = np.asarray(stage.score(x_N, u_N))
+    place = int(score_N.argmax())
+    best = score_N[place]
+    if best != best:  # noqa: PLR0124  # NaN
+        raise Undecided
+    if inexact and len(score_N) > 1 and np.count_nonzero(score_N >= best - CLOSE * (1.0 + abs(best))) > 1:
+        raise Undecided
+    return place
+
+
+def uniforms(seed: int, step: int, stream: int, ids_N: Ids) -> Floats:
+    """``noise.uniform`` of each id, compiled."""
+    out_N = np.empty(len(ids_N))
+    kernels.uniforms(np.uint64(seed), np.uint64(step), stream, ids_N, out_N)
+    return out_N
+

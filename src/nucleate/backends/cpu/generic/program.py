@@ -1,0 +1,79 @@
+"""What is asked of a pipeline again and again, found out once."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from nucleate.backends.rules import RULES, reads, reads_whole, settings, sums_to_mass
+from nucleate.core.stage import Pipeline, Prefix, Stage, Tap, shape_of
+
+MOST = 256
+"""Pipelines that are remembered."""
+
+
+class Kind(NamedTuple):
+    """What the rules of a stage read. Stages of equal ``settings`` share it."""
+
+    shape: str  #: see ``shape_of``
+    names: frozenset[str]  #: row statistics that its rules read
+    inexact: bool  #: these are more than the top, so that they come from sums
+    own_order: bool  #: a Prefix with an order of its own
+    counts: bool  #: a Prefix whose weights are 1
+    summed: bool  #: its weights are exp(x - row.top), which sum to the mass
+
+
+class Step(NamedTuple):
+    """A stage, and what it is."""
+
+    stage: Any
+    kind: Kind
+    idle: bool  #: it does nothing
+    greedy: bool
+    watches: bool  #: it is told of the token that is drawn
+
+
+class Program(NamedTuple):
+    """A pipeline, step by step."""
+
+    stages: Pipeline
+    steps: tuple[Step, ...]
+    whole: bool  #: a rule reads the mass before the first cut
+    flips: bool  #: there is a Ceiling
+
+
+_programs: dict[int, Program] = {}
+_kinds: dict[Any, Kind] = {}
+
+
+def program_of(stages: Pipeline) -> Program:
+    """Looked up by identity: a batch passes the same tuple in each step."""
+    found = _programs.get(id(stages))
+    if found is None or found.stages is not stages:
+        steps = tuple(map(_step, stages))
+        flips = any(step.kind.shape == "Ceiling" for step in steps)
+        found = Program(stages, steps, any(map(reads_whole, stages)), flips)
+        if len(_programs) >= MOST:
+            _programs.clear()
+        _programs[id(stages)] = found
+    return found
+
+
+def _step(stage: Stage) -> Step:
+    neutral, greedy = stage.neutral, stage.greedy
+    watches = isinstance(stage, Tap) or type(stage).after is not Stage.after
+    return Step(stage, _kind(stage), neutral and not greedy, greedy, watches and not neutral)
+
+
+def _kind(stage: Any) -> Kind:
+    key = settings(stage)
+    if key not in _kinds:
+        shape, own_order, uniforms = shape_of(stage), False, getattr(type(stage), "uniforms", "")
+        rules = RULES.get(shape, ("weight", "target") if uniforms == "one" else ())
+        if shape == "Prefix":
+            own_order = type(stage).order is not Prefix.order
+            rules = rules if own_order else ("weight", "target")
+        names = frozenset().union(*(reads(stage, rule).row for rule in rules))
+        summed = "weight" in rules and sums_to_mass(stage)
+        counts = shape == "Prefix" and reads(stage, "weight").ones
+        _kinds[key] = Kind(shape, names, bool(names - {"top"}), own_order, counts, summed)
+    return _kinds[key]

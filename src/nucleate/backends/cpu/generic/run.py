@@ -1,0 +1,112 @@
+"""Any pipeline on the CPU. Equal to ``reference.run``, token for token.
+
+Stages' rules are evaluated as they are, by NumPy, on the few tokens that matter; nothing is compiled for a stage. A row
+starts as ``uncut.Uncut``, which is never written down: passes over it, compiled once for all stages, give the
+statistics that a rule reads. A stage that cuts gets the top of the ranking as a list, as far down as its decision needs
+it, and leaves a ``listed.Listed``. What rests on sums that are not the reference's to the bit, and is too close to
+call, and every row that cannot be drawn, is left to the reference.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nucleate.backends import reference
+from nucleate.backends.cpu.generic.listed import Floats, Listed, Undecided, uniforms
+from nucleate.backends.cpu.generic.program import Program, Step, program_of
+from nucleate.backends.cpu.generic.room import room
+from nucleate.backends.cpu.generic.shifts import shift
+from nucleate.backends.cpu.generic.uncut import Uncut
+from nucleate.core import noise
+from nucleate.core.history import History, Past
+from nucleate.core.stage import Drawn, Pipeline, Stage, Tap
+
+Tokens = Uncut | Listed
+
+
+def run(logits_V: NDArray[Any], stages: Pipeline, seed: int, step: int, past: Past = History()) -> reference.Result:
+    """Draw a token, report what a Tap asks for, and let the stages learn from it. As ``reference.run``."""
+    try:
+        with np.errstate(all="ignore"):
+            return _run(logits_V, program_of(stages), seed, step, past)
+    except Undecided:
+        return reference.run(logits_V, stages, seed, step, past)
+
+
+def survivors(logits_V: NDArray[Any], stages: Pipeline, past: Past = History(), u: float = 1.0) -> reference.Survivors:
+    """The tokens left by every stage but the draw, ranked, with their final scores. As ``reference.survivors``."""
+    try:
+        with np.errstate(all="ignore"):
+            kept, _ = _walk(logits_V, program_of(stages).steps, past, u, whole=True)
+            return kept.survivors()
+    except Undecided:
+        return reference.survivors(logits_V, stages, past, u)
+
+
+def probabilities(logits_V: NDArray[Any], stages: Pipeline, past: Past = History()) -> Floats:
+    """The distribution the draw draws from, float64 [V], over all coins. As ``reference.probabilities``."""
+    return reference.probabilities(logits_V, stages, past, survivors)
+
+
+def _run(logits_V: NDArray[Any], program: Program, seed: int, step: int, past: Past) -> reference.Result:
+    stages, steps = program.stages, program.steps
+    if steps[-1].kind.shape != "Draw":
+        raise Undecided
+    u = float(uniforms(seed, step, noise.XTC, np.zeros(1, np.int64))[0]) if program.flips else 1.0
+    kept, spans = _walk(logits_V, steps, past, u, program.whole)
+    token = kept.draw(steps[-1], seed, step)
+    told, moved = None, list(stages)
+    for i, (before, after) in spans.items():
+        stage = stages[i]
+        if isinstance(stage, Tap):
+            told = before.report(token, stage.wanted)
+        if type(stage).after is not Stage.after:
+            moved[i] = stage.after(Drawn(token, before.log_chance(token), after.log_chance(token)))
+    return reference.Result(token, told, tuple(moved) if spans else stages)
+
+
+def _walk(
+    logits_V: NDArray[Any], steps: tuple[Step, ...], past: Past, u: float, whole: bool
+) -> tuple[Tokens, dict[int, tuple[Tokens, Tokens]]]:
+    """The tokens left by all stages; and, by place, those before and after the stages that watch the draw.
+
+    whole: somebody asks for the mass before the first cut.
+    """
+    work = room(len(logits_V))
+    work.start()
+    kept: Tokens = Uncut(work, work.plain(logits_V))
+    spans = {}
+    for i, step in enumerate(steps):
+        if step.idle:
+            continue
+        before = kept
+        if step.greedy:
+            kept = kept.first(kept.uncut if whole else kept.whole)
+        else:
+            kept = _applied(kept, step, past, u, whole, work.size)
+        if step.watches:
+            spans[i] = before, kept
+    return kept, spans
+
+
+def _applied(kept: Tokens, step: Step, past: Past, u: float, whole: bool, size: int) -> Tokens:
+    """The tokens left by one stage."""
+    match step.kind.shape:
+        case "Shift" if isinstance(kept, Uncut) and not kept.scales:
+            return shift(kept, step.stage, past)
+        case "Shift":
+            return kept.all().shift(step.stage, past, size)
+        case "Scale":
+            return kept.scale(step)
+        case "Draw" | "Tap":
+            return kept
+    before = kept.uncut if whole else kept.whole
+    match step.kind.shape:
+        case "Floor":
+            return kept.floor(step, before)
+        case "Prefix":
+            return kept.prefix(step, before)
+    return kept.ceiling(step, before) if u < step.stage.chance else kept.with_whole(before)
