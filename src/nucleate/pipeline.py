@@ -171,16 +171,16 @@ def chances(fast: bool) -> Callable[..., NDArray[np.float64]]:
 
 @cache
 def _staged_chances() -> Callable[..., NDArray[np.float64]]:
-    from nucleate.backends.cpu.staged import fuse  # it loads the compiler
+    from nucleate.backends.cpu.generic import run  # it loads the compiler
 
-    return fuse.probabilities
+    return run.probabilities
 
 
 @cache
 def _staged() -> Callable[..., reference.Result]:
-    from nucleate.backends.cpu.staged import fuse  # it loads the compiler
+    from nucleate.backends.cpu.generic import run  # it loads the compiler
 
-    return fuse.run
+    return run.run
 
 
 def sample(

@@ -21,7 +21,7 @@ import pytest
 import nucleate as nc
 from nucleate.backends import reference
 from nucleate.backends.cpu.special.rows import chains
-from nucleate.backends.cpu.staged import fuse
+from nucleate.backends.cpu.generic import run as generic
 from nucleate.core.history import History
 from nucleate.core.maths import maximum, ones
 from nucleate.core.parameter import ParameterError
@@ -179,9 +179,9 @@ def survey_stages(seeds: range) -> Counter[str]:
         except reference.RowError as error:
             found["errors"] += 1
             with pytest.raises(reference.RowError, match=f"^{re.escape(str(error))}$"):
-                fuse.survivors(logits, stages, history, u)
+                generic.survivors(logits, stages, history, u)
             continue
-        got = fuse.survivors(logits, stages, history, u)
+        got = generic.survivors(logits, stages, history, u)
         if not np.array_equal(got.ids_N, expected.ids_N):
             near = [reference.survivors(logits, off, history, u).ids_N for off in nudged(stages)]
             assert any(np.array_equal(got.ids_N, ids) for ids in near), (seed, stages)
@@ -238,7 +238,7 @@ def test_a_border_that_is_met_exactly_is_the_border(kind: type[AtMost], size: in
         for n in {1, 2, size // 3 + 1, max(1, size - 1), size, size + 5}:
             for before in ((), (Temperature(1e300),)):  # makes all scores equal, and keeps the order
                 stages = (*before, kind(n), Gumbel(1))
-                got, expected = (engine.survivors(x.astype(np.float32), stages) for engine in (fuse, reference))
+                got, expected = (engine.survivors(x.astype(np.float32), stages) for engine in (generic, reference))
                 assert got.ids_N.tolist() == expected.ids_N.tolist()
                 assert len(got.ids_N) == min(n, size)
 

@@ -15,7 +15,7 @@ import pytest
 import nucleate as nc
 from nucleate.backends import reference
 from nucleate.backends.cpu.special.rows import chains
-from nucleate.backends.cpu.staged import fuse
+from nucleate.backends.cpu.generic import run as generic
 from nucleate.pipeline import simplify
 from nucleate.plan import Numbers, chain_of
 from nucleate.stages import Gumbel, LogitBias, MinP, Temperature, TopK, TopNSigma, TopP, Typical
@@ -57,7 +57,7 @@ def survey(count: int, seed: int, sizes: tuple[int, ...] = ()) -> Counter[str]:
         keys = numbers.integers(2**63, size=SEEDS).tolist()
         steps = numbers.integers(2**40, size=SEEDS).tolist()
         batch = [edges.pipeline(asked, key) for key in keys]
-        with mock.patch.object(fuse, "run", left_to_the_stages):
+        with mock.patch.object(generic, "run", left_to_the_stages):
             tokens = nc.sample(np.broadcast_to(x, (SEEDS, size)), batch, step=steps, backend="cpu").tolist()
         for key, step, token in zip(keys, steps, tokens, strict=True):
             if token != reference.pick(stages[-1], kept, key, step):
@@ -150,7 +150,7 @@ def test_the_last_of_equal_tokens_that_a_cut_keeps_is_drawn_and_none_after_it(p:
     assert sorted(kept.ids_N) == list(range(last + 1))
     for start in range(0, 24_000, 4000):
         batch = [(TopP(p), Gumbel(seed)) for seed in range(start, start + 4000)]
-        with mock.patch.object(fuse, "run", left_to_the_stages):
+        with mock.patch.object(generic, "run", left_to_the_stages):
             tokens = nc.sample(np.broadcast_to(x, (4000, 5000)), batch, step=step, backend="cpu")
         assert tokens.max() <= last
         for place in np.flatnonzero(tokens // 256 == last // 256).tolist():

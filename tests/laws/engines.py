@@ -10,7 +10,7 @@ import pytest
 import nucleate as nc
 from nucleate.backends import reference
 from nucleate.backends.cpu.special.rows import chains
-from nucleate.backends.cpu.staged import fuse
+from nucleate.backends.cpu.generic import run as generic
 from nucleate.core.stage import History, Tap
 from nucleate.pipeline import simplify
 from nucleate.plan import chain_of
@@ -42,9 +42,9 @@ class Stages(Reference):
     """Compiled stage by stage, also what the compiled chain could run."""
 
     name = "cpu"
-    run = staticmethod(fuse.run)
-    survivors = staticmethod(fuse.survivors)
-    probabilities = staticmethod(fuse.probabilities)
+    run = staticmethod(generic.run)
+    survivors = staticmethod(generic.survivors)
+    probabilities = staticmethod(generic.probabilities)
 
 
 class Cpu(Stages):
@@ -53,7 +53,7 @@ class Cpu(Stages):
     def run(self, logits, stages, seed, step, past=NOTHING):
         chain = chain_of(simplify(stages))
         if isinstance(chain, str):
-            return fuse.run(logits, stages, seed, step, past)
+            return generic.run(logits, stages, seed, step, past)
         seeded = [dataclasses.replace(s, seed=seed) if "seed" in s.parameters else s for s in stages]
         mask = past.mask[None] if any(isinstance(stage, Mask) for stage in stages) and past.mask is not None else None
         said = {"prompt_ids": [past.prompt], "output_ids": [past.output], "mask": mask}

@@ -1,4 +1,4 @@
-"""Inspects the rules of stages: which row statistics a rule reads, and whether it is linear in the score.
+"""Inspects the rules of stages: which row statistics a rule reads, and whether it is a line in the score.
 
 A rule is run once on stand-ins that record what happens to them. No backend is needed for that, and no compiler.
 """
@@ -129,58 +129,48 @@ def sums_to_mass(stage: Stage) -> bool:
 
 
 class Line(NDArrayOperatorsMixin):
-    """Stands for all scores x at once: slope * x + offset, or (bent) its absolute value."""
+    """Stands for all scores x at once: a line in x, or (bent) the absolute value of one."""
 
-    def __init__(self, slope: float, offset: float, *, bent: bool = False) -> None:
-        self.slope, self.offset, self.bent = slope, offset, bent
+    def __init__(self, *, bent: bool = False) -> None:
+        self.bent = bent
 
     def __array_ufunc__(self, ufunc: Any, method: str, *given: Any, **others: Any) -> Any:
-        make = UFUNCS.get(ufunc)
-        if make is None or method != "__call__" or others:
+        if method != "__call__" or others or any(isinstance(one, Line) and one.bent for one in given):
             return NotImplemented
-        if any(isinstance(one, Line) and one.bent for one in given):
-            return NotImplemented
-        return make(*given)
+        lines = sum(isinstance(one, Line) for one in given)
+        if ufunc in (np.add, np.subtract, np.negative, np.positive):
+            return Line()
+        if (ufunc is np.multiply and lines == 1) or (ufunc is np.divide and isinstance(given[0], Line) and lines == 1):
+            return Line()
+        return Line(bent=True) if ufunc is np.absolute else NotImplemented
 
     def __array_function__(self, function: Any, kinds: Any, given: Any, others: Any) -> Any:
-        if function is np.where and not isinstance(given[0], Line) and np.ndim(given[0]) == 0:
+        if function is np.where and not isinstance(given[0], Line | Unknown) and np.ndim(given[0]) == 0:
             return given[1] if given[0] else given[2]
         return NotImplemented
 
 
-def _add(one: Any, other: Any) -> Any:
-    if not isinstance(one, Line):
-        one, other = other, one
-    if isinstance(other, Line):
-        return Line(one.slope + other.slope, one.offset + other.offset)
-    return Line(one.slope, one.offset + other)
+class Unknown(NDArrayOperatorsMixin):
+    """Stands for a number that may be any."""
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *given: Any, **others: Any) -> Any:
+        return NotImplemented if any(isinstance(one, Line) for one in given) else Unknown()
+
+    def __array_function__(self, function: Any, kinds: Any, given: Any, others: Any) -> Any:
+        return NotImplemented if any(isinstance(one, Line) for one in given) else Unknown()
+
+    def __bool__(self) -> bool:
+        raise TypeError("a rule that branches on a number has no single result")
 
 
-def _multiply(one: Any, other: Any) -> Any:
-    if not isinstance(one, Line):
-        one, other = other, one
-    return NotImplemented if isinstance(other, Line) else Line(one.slope * other, one.offset * other)
+def form(stage: Stage, rule: str) -> str:
+    """ "line" if a rule is linear in the score, "bent" if it is the absolute value of such a one; else "".
 
-
-def _divide(one: Any, other: Any) -> Any:
-    return NotImplemented if isinstance(other, Line) else Line(one.slope / other, one.offset / other)
-
-
-UFUNCS: dict[Any, Callable[..., Any]] = {
-    np.add: _add,
-    np.subtract: lambda one, other: _add(one, _multiply(other, -1.0) if isinstance(other, Line) else -other),
-    np.multiply: _multiply,
-    np.divide: _divide,
-    np.negative: lambda one: _multiply(one, -1.0),
-    np.positive: lambda one: one,
-    np.absolute: lambda one: Line(one.slope, one.offset, bent=True),
-}
-
-
-def line(stage: Stage, rule: str, row: Row) -> Line | None:
-    """A rule as a line in the score, for these row statistics; None if it is not seen to be one."""
+    That holds for every row, and for all stages of equal ``settings``.
+    """
     try:
-        said = getattr(stage, rule)(Line(1.0, 0.0), row)
+        row = Row(*(Unknown() for _ in Row._fields))
+        said = getattr(type(stage), rule)(Self(stage, Unknown), Line(), row)
     except Exception:  # noqa: BLE001  # a rule may do anything
-        return None
-    return said if isinstance(said, Line) and np.isfinite(said.slope) and np.isfinite(said.offset) else None
+        return ""
+    return ("bent" if said.bent else "line") if isinstance(said, Line) else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,7 @@ from nucleate.backends.reference import Survivors, Whole
 from nucleate.core import noise
 from nucleate.core.event import StepLogprobs
 from nucleate.core.history import Past
-from nucleate.core.noise import GROUP_SIZE
-from nucleate.core.stage import Row, Shift
+from nucleate.core.stage import Row
 
 Floats = NDArray[np.float64]
 Ids = NDArray[np.int64]
@@ -24,6 +24,13 @@ Ids = NDArray[np.int64]
 CLOSE = 1e-9
 """A decision that rests on sums of ``kernels`` and is closer than this is left to the reference. These sums are right
 to 1e-12, and no rule of ours magnifies that a hundredfold; float32 scores of a real row are hardly ever so close."""
+
+
+GROUP_BITS = 8
+"""A group is 2**8 tokens, see ``noise.GROUP_SIZE``."""
+
+PART = 8192
+"""Scores that a rule is evaluated on at a time."""
 
 
 class Undecided(Exception):  # noqa: N818  # it is not an error
@@ -38,21 +45,22 @@ class Listed:
     tokens are in ascending order of ids instead.
     """
 
-    __slots__ = ("ids_N", "inexact", "ranked", "whole", "x_N")
+    __slots__ = ("_mass", "ids_N", "inexact", "ranked", "whole", "x_N")
 
     def __init__(
         self, ids_N: Ids, x_N: Floats, whole: Whole | None = None, *, inexact: bool = False, ranked: bool = True
     ) -> None:
         self.ids_N, self.x_N, self.whole, self.inexact, self.ranked = ids_N, x_N, whole, inexact, ranked
+        self._mass: Any = None
 
     @property
     def top(self) -> Any:
         return self.x_N[0] if self.ranked else self.x_N.max()
 
-    @property
-    def below_N(self) -> Floats:
+    def below(self) -> Floats:
         """The scores as rules see them: from the top."""
-        return self.x_N - self.top
+        below_N: Floats = self.x_N - self.top
+        return below_N
 
     def all(self) -> Listed:
         """These tokens, ranked."""
@@ -72,10 +80,10 @@ class Listed:
         if not names - {"n", "top"}:
             return Row(n, zero, unknown, unknown, unknown, unknown, unknown, unknown)
         if names & {"mean", "var"}:
-            row = reference.statistics(self.below_N)
+            row = reference.statistics(self.below())
             mass, square, entropy, mean, var = row.mass, row.square, row.entropy, row.mean, row.var
         else:
-            below_N = np.maximum(self.below_N, np.finfo(np.float64).min)
+            below_N = np.maximum(self.below(), np.finfo(np.float64).min)
             e_N = np.exp(below_N)
             mass, square, entropy, mean, var = e_N.sum(), unknown, unknown, unknown, unknown
             if "square" in names:
@@ -101,27 +109,21 @@ class Listed:
 
     # the shapes
 
-    def shift(self, stage: Shift, past: Past, size: int) -> Listed:
-        """Rules of Shifts are evaluated by the reference, on all tokens."""
+    def shift(self, step: Step, past: Past, size: int) -> Listed:
+        """Rules of Shifts after a scale or a cut are evaluated by the reference, on all tokens. size: V."""
         before = self.survivors()
-        after = reference.shift(before, stage, past, size)
+        after = reference.shift(before, step.stage, past, size)
         return self if after is before else Listed(after.ids_N, after.x_N, None, inexact=self.inexact)
 
-    def scale(self, step: Step, row: Row | None = None) -> Listed:
-        """row: the statistics that the rule reads, if they are known."""
-        kept, stage = self if row else self.all(), step.stage
-        x_N = np.asarray(stage.apply(kept.below_N, row or kept.statistics(step.kind.names)), np.float64)
-        if not -np.inf < x_N.max() < np.inf:  # a NaN, a +inf, or no token left
-            raise Undecided
-        ids_N, inexact = kept.ids_N, self.inexact or (row is not None and step.kind.inexact)
-        if x_N.min() == -np.inf:
-            ids_N, x_N = ids_N[x_N > -np.inf], x_N[x_N > -np.inf]
+    def scale(self, step: Step) -> Listed:
+        kept, stage = self.all(), step.stage
+        ids_N, x_N = inside(kept.ids_N, evaluated(stage.apply, kept.below(), kept.statistics(step.kind.names)))
         if not stage.monotone:  # a draw needs no order, and others will ask for it
-            by_id_N = np.argsort(ids_N) if kept.ranked else slice(None)
-            return Listed(ids_N[by_id_N], x_N[by_id_N], inexact=inexact, ranked=False)
+            by_id_N = np.argsort(ids_N)
+            return Listed(ids_N[by_id_N], x_N[by_id_N], inexact=self.inexact, ranked=False)
         if not (x_N[1:] <= x_N[:-1]).all():
             ids_N, x_N = reference.in_order(ids_N, x_N)
-        return Listed(ids_N, x_N, inexact=inexact)
+        return Listed(ids_N, x_N, inexact=self.inexact)
 
     def floor(self, step: Step, whole: Whole | None) -> Listed:
         kept = self.all()
@@ -130,12 +132,18 @@ class Listed:
 
     def above(self, threshold: float, whole: Whole | None, *, inexact: bool) -> Listed:
         """The tokens at or above a threshold, from the top, and the first one in any case."""
-        below_N = self.below_N
-        keep_N = below_N >= threshold
-        keep_N[0] = True
-        if inexact and (np.abs(below_N[1:] - threshold) <= CLOSE * (1.0 + abs(threshold))).any():
+        return self.cut(slice(self.reaching(threshold, inexact=inexact) or 1), whole)
+
+    def reaching(self, threshold: float, *, inexact: bool) -> int:
+        """How many tokens are at or above a threshold, from the top."""
+        below_N = self.below()
+        count = int(np.count_nonzero(below_N >= threshold))
+        if inexact and any(
+            abs(one - threshold) <= CLOSE * (1.0 + abs(threshold))
+            for one in below_N[max(count - 1, 1) : count + 1].tolist()
+        ):
             raise Undecided
-        return self.cut(keep_N, whole)
+        return count
 
     def prefix(self, step: Step, whole: Whole | None) -> Listed:
         kept = self.all()
@@ -147,10 +155,10 @@ class Listed:
 
         As ``reference.prefix``. row: the statistics that its rules read, of which these tokens may be the top only.
         """
-        stage, kind, below_N, order_N = step.stage, step.kind, self.below_N, None
-        weight_N = np.asarray(stage.weight(below_N, row))
+        stage, kind, below_N, order_N = step.stage, step.kind, self.below(), None
+        weight_N = evaluated(stage.weight, below_N, row)
         if kind.own_order:
-            key_N = np.asarray(stage.order(below_N, row))
+            key_N = evaluated(stage.order, below_N, row)
             order_N = np.argsort(key_N, kind="stable")
             weight_N = weight_N[order_N]
         goal, sums_N = float(stage.target(row)), np.cumsum(weight_N)
@@ -189,20 +197,20 @@ class Listed:
 
     def beheaded(self, stage: Any, threshold: float, *, inexact: bool) -> NDArray[np.bool_]:
         """Which tokens a Ceiling drops: those at or above a threshold, but not the last of them nor exempt ones."""
-        below_N = self.below_N
-        above_N = below_N >= threshold
-        if inexact and (np.abs(below_N - threshold) <= CLOSE * (1.0 + abs(threshold))).any():
-            raise Undecided
-        above_N[max(np.count_nonzero(above_N) - 1, 0)] = False
+        above_N, count = np.zeros(len(self.ids_N), bool), self.reaching(threshold, inexact=inexact)
+        above_N[: max(count - 1, 0)] = True
         return above_N & ~np.isin(self.ids_N, stage.spared) if stage.spared else above_N
 
     # what comes of the token drawn
 
     def log_chance(self, token: int) -> float:
         """The log-probability of a token that is in."""
-        return reference.log_chance(Survivors(self.ids_N, self.x_N, Whole(0.0, 0.0)), token)
+        if self._mass is None:
+            self._mass = np.exp(self.below()).sum()
+        [x] = self.x_N[self.ids_N == token]
+        return float(x - self.top - np.log(self._mass))
 
-    def report(self, token: int, wanted: tuple[int, tuple[int, ...]]) -> StepLogprobs:
+    def report(self, token: int, wanted: tuple[int, tuple[int, ...]], *, raw: bool = False) -> StepLogprobs:
         return logprobs(self.ids_N, self.x_N, token, *wanted)
 
     # the draw
@@ -214,29 +222,59 @@ class Listed:
             kept = Listed(self.ids_N, self.x_N, ranked=self.ranked).all()
             u = float(uniforms(seed, place, noise.TOKEN, np.zeros(1, np.int64))[0])
             return kept.walked(stage, kept.statistics(step.kind.names), u, inexact=self.inexact)[0]
-        ids_N, x_N = self.ids_N, self.below_N
+        ids_N, x_N = self.ids_N, self.below()
         if stage.uniforms == "none":
             return reference.race(stage, ids_N, x_N, np.zeros(len(x_N)))
-        group_N = ids_N // GROUP_SIZE
-        mass_G = np.bincount(group_N, np.exp(x_N))
+        if len(ids_N) == 1:
+            return int(ids_N[0])
+        mass_G = np.zeros((int(ids_N.max()) >> GROUP_BITS) + 1)
+        for start in range(0, len(ids_N), PART):
+            part = slice(start, start + PART)
+            mass_G += np.bincount(ids_N[part] >> GROUP_BITS, np.exp(x_N[part]), len(mass_G))
+        self._mass = mass_G.sum()
         groups_G = np.flatnonzero(mass_G)  # what underflows is 700 nats behind the winner
         u_G = uniforms(seed, place, noise.GROUP, groups_G)
-        winner = groups_G[raced(stage, np.log(mass_G[groups_G]), u_G, inexact=True)]
-        inside_N = np.flatnonzero(group_N == winner)
-        if self.ranked and len(inside_N) > 1:  # by id, so that of equal scores the lowest id wins
-            inside_N = inside_N[np.argsort(ids_N[inside_N])]
+        winner = int(groups_G[raced(stage, np.log(mass_G[groups_G]), u_G, inexact=True)])
+        if self.ranked:
+            inside_N = np.flatnonzero(ids_N >> GROUP_BITS == winner)
+            inside_N = inside_N[np.argsort(ids_N[inside_N])]  # by id, so that of equal scores the lowest id wins
+        else:
+            inside_N = np.arange(*np.searchsorted(ids_N, (winner << GROUP_BITS, (winner + 1) << GROUP_BITS)))
         ids_N = ids_N[inside_N]
+        if len(ids_N) == 1:
+            return int(ids_N[0])
         return int(ids_N[raced(stage, x_N[inside_N], uniforms(seed, place, noise.TOKEN, ids_N), inexact=self.inexact)])
 
     def walked(self, stage: Any, row: Row, u: float, *, inexact: bool) -> tuple[int, bool]:
         """The last token before which the weights have not summed up to the target; whether they do at it."""
-        goal, sums_N = float(stage.target(row, u)), np.cumsum(stage.weight(self.below_N, row))
+        goal, sums_N = float(stage.target(row, u)), np.cumsum(evaluated(stage.weight, self.below(), row))
         if not goal > 0.0 or goal != goal:  # noqa: PLR0124  # NaN
             raise Undecided
         place = int(np.searchsorted(sums_N, goal))
         if inexact and (np.abs(sums_N[max(place - 1, 0) : place + 1] - goal) <= CLOSE * goal).any():
             raise Undecided
         return int(self.ids_N[min(place, len(sums_N) - 1)]), place < len(sums_N)
+
+
+def inside(ids_N: Ids, x_N: Floats) -> tuple[Ids, Floats]:
+    """The tokens that are not at -inf. Raises Undecided for a NaN, a +inf, or no token at all."""
+    if not -np.inf < x_N.max() < np.inf:
+        raise Undecided
+    if x_N.min() > -np.inf:
+        return ids_N, x_N
+    inside_N = x_N > -np.inf
+    return ids_N[inside_N], x_N[inside_N]
+
+
+def evaluated(rule: Callable[[Any, Any], Any], below_N: NDArray[Any], row: Row) -> Floats:
+    """What a rule says of each score; part by part, so that what it computes on the way stays in the cache."""
+    if len(below_N) <= PART:
+        said_N = np.asarray(rule(below_N, row), np.float64)
+        return said_N if said_N.shape == below_N.shape else np.broadcast_to(said_N, below_N.shape)
+    said_N = np.empty(len(below_N))
+    for start in range(0, len(below_N), PART):
+        said_N[start : start + PART] = rule(below_N[start : start + PART], row)
+    return said_N
 
 
 def raced(stage: Any, x_N: Floats, u_N: Floats, *, inexact: bool) -> int:
@@ -256,4 +294,3 @@ def uniforms(seed: int, step: int, stream: int, ids_N: Ids) -> Floats:
     out_N = np.empty(len(ids_N))
     kernels.uniforms(np.uint64(seed), np.uint64(step), stream, ids_N, out_N)
     return out_N
-

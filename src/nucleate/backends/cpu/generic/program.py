@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from nucleate.backends.rules import RULES, reads, reads_whole, settings, sums_to_mass
+from nucleate.backends.rules import RULES, form, reads, reads_whole, settings, sums_to_mass
 from nucleate.core.stage import Pipeline, Prefix, Stage, Tap, shape_of
 
 MOST = 256
@@ -17,6 +17,7 @@ class Kind(NamedTuple):
     shape: str  #: see ``shape_of``
     names: frozenset[str]  #: row statistics that its rules read
     inexact: bool  #: these are more than the top, so that they come from sums
+    form: str  #: of the ``apply`` of a Scale, or the ``order`` of a Prefix, see ``rules.form``
     own_order: bool  #: a Prefix with an order of its own
     counts: bool  #: a Prefix whose weights are 1
     summed: bool  #: its weights are exp(x - row.top), which sum to the mass
@@ -75,5 +76,6 @@ def _kind(stage: Any) -> Kind:
         names = frozenset().union(*(reads(stage, rule).row for rule in rules))
         summed = "weight" in rules and sums_to_mass(stage)
         counts = shape == "Prefix" and reads(stage, "weight").ones
-        _kinds[key] = Kind(shape, names, bool(names - {"top"}), own_order, counts, summed)
+        shown = form(stage, "order" if own_order else "apply") if own_order or shape == "Scale" else ""
+        _kinds[key] = Kind(shape, names, bool(names - {"top"}), shown, own_order, counts, summed)
     return _kinds[key]

@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nucleate.backends import reference
+from nucleate.backends.cpu.generic.edited_row import EditedRow
 from nucleate.backends.cpu.generic.listed import Floats, Listed, Undecided, uniforms
 from nucleate.backends.cpu.generic.program import Program, Step, program_of
 from nucleate.backends.cpu.generic.room import room
-from nucleate.backends.cpu.generic.shifts import shift
 from nucleate.backends.cpu.generic.uncut import Uncut
 from nucleate.core import noise
 from nucleate.core.history import History, Past
@@ -62,7 +62,7 @@ def _run(logits_V: NDArray[Any], program: Program, seed: int, step: int, past: P
     for i, (before, after) in spans.items():
         stage = stages[i]
         if isinstance(stage, Tap):
-            told = before.report(token, stage.wanted)
+            told = before.report(token, stage.wanted, raw=all(one.idle for one in steps[:i]))
         if type(stage).after is not Stage.after:
             moved[i] = stage.after(Drawn(token, before.log_chance(token), after.log_chance(token)))
     return reference.Result(token, told, tuple(moved) if spans else stages)
@@ -77,7 +77,7 @@ def _walk(
     """
     work = room(len(logits_V))
     work.start()
-    kept: Tokens = Uncut(work, work.plain(logits_V))
+    kept: Tokens = Uncut(EditedRow(work, work.plain(logits_V)))
     spans = {}
     for i, step in enumerate(steps):
         if step.idle:
@@ -94,19 +94,15 @@ def _walk(
 
 def _applied(kept: Tokens, step: Step, past: Past, u: float, whole: bool, size: int) -> Tokens:
     """The tokens left by one stage."""
-    match step.kind.shape:
-        case "Shift" if isinstance(kept, Uncut) and not kept.scales:
-            return shift(kept, step.stage, past)
-        case "Shift":
-            return kept.all().shift(step.stage, past, size)
-        case "Scale":
-            return kept.scale(step)
-        case "Draw" | "Tap":
-            return kept
+    shape = step.kind.shape
+    if shape in ("Draw", "Tap"):
+        return kept
+    if shape == "Shift":
+        return kept.shift(step, past, size)
+    if shape == "Scale":
+        return kept.scale(step)
     before = kept.uncut if whole else kept.whole
-    match step.kind.shape:
-        case "Floor":
-            return kept.floor(step, before)
-        case "Prefix":
-            return kept.prefix(step, before)
-    return kept.ceiling(step, before) if u < step.stage.chance else kept.with_whole(before)
+    if shape == "Ceiling" and u >= step.stage.chance:
+        return kept.with_whole(before)
+    made: Tokens = getattr(kept, shape.lower())(step, before)
+    return made
