@@ -20,8 +20,8 @@ import pytest
 
 import nucleate as nc
 from nucleate.backends import reference
-from nucleate.backends.cpu.special.rows import chains
 from nucleate.backends.cpu.generic import run as generic
+from nucleate.backends.cpu.special.rows import chains
 from nucleate.core.history import History
 from nucleate.core.maths import maximum, ones
 from nucleate.core.parameter import ParameterError

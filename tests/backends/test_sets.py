@@ -14,8 +14,8 @@ import pytest
 
 import nucleate as nc
 from nucleate.backends import reference
-from nucleate.backends.cpu.special.rows import chains
 from nucleate.backends.cpu.generic import run as generic
+from nucleate.backends.cpu.special.rows import chains
 from nucleate.pipeline import simplify
 from nucleate.plan import Numbers, chain_of
 from nucleate.stages import Gumbel, LogitBias, MinP, Temperature, TopK, TopNSigma, TopP, Typical

@@ -9,8 +9,8 @@ import pytest
 
 import nucleate as nc
 from nucleate.backends import reference
-from nucleate.backends.cpu.special.rows import chains
 from nucleate.backends.cpu.generic import run as generic
+from nucleate.backends.cpu.special.rows import chains
 from nucleate.core.stage import History, Tap
 from nucleate.pipeline import simplify
 from nucleate.plan import chain_of
