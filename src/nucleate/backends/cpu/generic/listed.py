@@ -72,7 +72,7 @@ class Listed:
     def survivors(self) -> Survivors:
         """As the reference has them."""
         kept = self.all()
-        return Survivors(kept.ids_N, kept.x_N, kept.whole or reference.uncut(kept.ids_N, kept.x_N).whole)
+        return Survivors(kept.ids_N, kept.x_N, kept.uncut)
 
     def statistics(self, names: frozenset[str]) -> Row:
         """The row statistics of these names, as ``reference.statistics``; the others may be missing."""

@@ -121,7 +121,8 @@ class Uncut:
         return self._listed(LOWEST).with_whole(self.whole)
 
     def survivors(self) -> Survivors:
-        return self.all().survivors()
+        kept = self.all()
+        return Survivors(kept.ids_N, kept.x_N, self.uncut)
 
     def _raw(self, threshold: float, side: float = -1.0) -> np.float32:
         """A score of the row that is surely below a threshold, whatever roundings do; with side 1, above it."""
