@@ -39,29 +39,26 @@ class Row(Protocol):
     memory: Memory
     seed: int
 
+    def move(self, stages: Pipeline) -> None: ...
+
 
 Alone = Callable[[int, NDArray[np.float32], NDArray[np.int32] | None], tuple[int, StepLogprobs | None] | str]
 """alone(number, logits_V, mask_W): draw a row on the host, to which the token belongs from then on."""
 
 
-Move = Callable[[int, Any, Pipeline], None]
-"""move(number, row, stages): these are the stages of a row from now on."""
-
-
 class Device:
     """Which of some rows a device runs, and steps of them. Raises ParameterError where there is no such device.
 
-    rows: those of the sampler by their numbers. alone: draws one on the host. move: gives one the stages of its next
-    step.
+    rows: those of the sampler by their numbers. alone: draws one on the host.
     """
 
-    def __init__(self, size: int, device: Any, backend: str, rows: Mapping[int, Row], alone: Alone, move: Move) -> None:
+    def __init__(self, size: int, device: Any, backend: str, rows: Mapping[int, Row], alone: Alone) -> None:
         if importlib.util.find_spec("torch") is None:
             raise ParameterError("device", f"device {device!r:.60} needs torch: pip install nucleate[cuda]")
         from nucleate.backends.cuda.device import kernels_on, opened
         from nucleate.backends.cuda.rows import Rows
 
-        self._size, self._backend, self._rows, self._alone, self._move = size, backend, rows, alone, move
+        self._size, self._backend, self._rows, self._alone = size, backend, rows, alone
         place = opened(device)
         kernels = kernels_on(place, backend if backend in TENSOR_BACKENDS else "auto")
         self._held = Rows(size, place, kernels, self._learn, self._settle)
@@ -115,7 +112,7 @@ class Device:
 
         row, staged = self._rows[number], self._held.staged(number)
         if staged is not None:
-            self._move(number, row, moved(row.stages, staged.steps, numbers))
+            row.move(moved(row.stages, staged.steps, numbers))
 
     def step(self, numbers: list[int], logits_RV: Any, mask: Any) -> Stepped:
         """A step of these rows, see ``Sampler``."""

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nucleate.backends import reference
-from nucleate.columns import Columns, Structure, structure_of
 from nucleate.core import noise
 from nucleate.core.event import StepLogprobs
 from nucleate.core.history import History
@@ -53,8 +52,7 @@ _sampled = functools.partial(tuple.__new__, Sampled)
 class Sampler:
     """A batch of rows, each with its own pipeline, seed, step and history.
 
-    vocab_size: V, the length of a row of logits. backend, device: as in ``sample`` and ``explain``. Rows with the same
-    structure, the types of their stages, form a group, whose parameters are columns (see ``groups``).
+    vocab_size: V, the length of a row of logits. backend, device: as in ``sample`` and ``explain``.
 
     With another device than "cpu", histories, seeds, steps and numbers of rows are there, and so are the tokens: only
     ``tolist`` on them waits for it, where ``explain`` says of every row that it runs there; what else waits says so.
@@ -68,13 +66,12 @@ class Sampler:
             raise ParameterError("backend", f"backend must be one of {', '.join(names)}, got {backend!r:.60}")
         self.backend = backend
         self.vocab_size = int(vocab_size)
-        self.groups: dict[Structure, Columns] = {}
         self._rows: dict[int, Row] = {}
         self._next = 0
-        self._host = Host(self.vocab_size, "auto" if backend in TENSOR_BACKENDS else backend, self._rows, self.groups)
+        self._host = Host(self.vocab_size, "auto" if backend in TENSOR_BACKENDS else backend, self._rows)
         self._device: Device | None = None
         if device != "cpu" or backend in TENSOR_BACKENDS:
-            self._device = Device(self.vocab_size, device, backend, self._rows, self._host.alone, self._host.move)
+            self._device = Device(self.vocab_size, device, backend, self._rows, self._host.alone)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -116,10 +113,6 @@ class Sampler:
             self._host.add(number, row, chain)
         self._rows[number] = row
         self._host.forget()
-        structure = structure_of(stages)
-        if structure not in self.groups:
-            self.groups[structure] = Columns(stages)
-        self.groups[structure].add(number, stages)
         return number
 
     def push(self, row: int, token: int) -> None:
@@ -134,7 +127,7 @@ class Sampler:
             self._device.push(row, token)
             return
         self._host.push(row, own, token)
-        self._host.move(row, own, tuple(stage.after(Drawn(token, 0.0, 0.0)) for stage in own.stages))
+        own.move(tuple(stage.after(Drawn(token, 0.0, 0.0)) for stage in own.stages))
 
     def laws(
         self,
@@ -178,20 +171,17 @@ class Sampler:
             self._device.push(row, token, result.stages)
             return result.logprobs
         self._host.push(row, own, token)
-        self._host.move(row, own, result.stages if stages is own.stages else without_mask(result.stages))
+        own.move(result.stages if stages is own.stages else without_mask(result.stages))
         return result.logprobs
 
     def remove(self, row: int) -> None:
         """Forget a row. The others stay as they are."""
-        structure = structure_of(known(self._rows, row).stages)
+        known(self._rows, row)
         del self._rows[row]
         self._host.remove(row)
         self._host.forget()
         if self._device is not None:
             self._device.remove(row)
-        self.groups[structure].remove(row)
-        if not len(self.groups[structure]):
-            del self.groups[structure]
 
     def seed(self, row: int) -> int:
         """The seed of a row, as given or as taken when it was added."""
