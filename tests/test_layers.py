@@ -66,7 +66,6 @@ ONLY_IN = {
     "threadpoolctl": {"models/llama.py"},
     "tokenizers": {"text"},
     "llguidance": {"text/structured"},
-    "xgrammar": {"text/structured/xgrammar.py"},
     "jsonschema": {"text/structured/validate.py"},
     "referencing": {"text/structured/validate.py"},
     "regex": {"text"},

@@ -52,7 +52,7 @@ class Engine:
     least max_sequences. max_length: tokens of a prompt with its answer; none: what the model's context and its blocks
     hold, which is the most in any case. prefix_sharing: whether requests that begin alike share what was read.
     regex_seconds: that the stop patterns of an answer may take, see ``text.stop``. structured_limits: of the forms that
-    text is asked to have. structured_engine: what holds them, "guidance" or "xgrammar". speculation: whether tokens are
+    text is asked to have. speculation: whether tokens are
     drafted, and how. backend: as in ``Sampler``; with "triton" or "torch", tokens are drawn where the logits are.
     Raises ParameterError.
     """
@@ -68,7 +68,6 @@ class Engine:
         prefix_sharing: bool = True,
         regex_seconds: float = 0.5,
         structured_limits: Limits | None = None,
-        structured_engine: str = "guidance",
         speculation: Speculation | str | None = None,
         backend: str = "auto",
     ) -> None:
@@ -87,7 +86,7 @@ class Engine:
         on_device = backend in TENSOR_BACKENDS and runner.asynchronous  # asked for by name, as no GPU has run it yet
         device = str(getattr(runner, "device", "cpu")) if on_device else "cpu"
         self._sampler = Sampler(runner.vocab_size, backend, device)
-        self._forms = Forms(tokenizer, runner.vocab_size, structured_limits, structured_engine)
+        self._forms = Forms(tokenizer, runner.vocab_size, structured_limits)
         self._live: dict[str, Live | LiveSearch] = {}
         self._branches: dict[Job, Branch | Beam] = {}
         self._drawing = Drawing(
