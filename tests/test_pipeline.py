@@ -51,7 +51,7 @@ from nucleate.stages import (
 LOGITS = np.array([[1.0, 3.0, 2.0, -1.0], [0.5, 0.25, 4.0, 0.0], [2.0, 2.0, 2.0, 2.0]], np.float32)
 SEEDED = nc.SamplingParams(seed=5)
 EXPECTED = nc.sample(LOGITS, SEEDED).tolist()
-PLAIN = ("torch", "plain tensors, sorted")
+TENSORS = ("torch", "generic path")
 
 
 def same(logits, **arguments):
@@ -336,7 +336,7 @@ def test_explain_tells_the_truth():
     assert plan.backend == "cpu"
     assert plan.asked == plan.stages == (Temperature(0.7), TopP(0.9), Gumbel(1))
     assert str(plan).splitlines() == [
-        "cpu backend: the compiled chain",
+        "cpu backend, hot chain",
         "  scale   Temperature(0.7)",
         "  prefix  TopP(0.9)",
         "  draw    Gumbel(1)",
@@ -380,19 +380,19 @@ def test_explain_says_what_a_device_runs(stages, why):
     for device in ("cuda", "cuda:3"):
         plan = nc.explain((*stages, Gumbel(1)), device=device)
         if why:
-            assert plan.backend == "cpu"
-            assert re.match(f"on the host, logits and all, because .*{why}", plan.why), plan.why
+            assert (plan.backend, plan.path) == ("cpu", "generic path")
+            assert re.match(f"on the host, because .*{why}", plan.why), plan.why
         else:
             there = importlib.util.find_spec("triton") is not None
-            assert (plan.backend, plan.why) == (("triton", "two kernels for all rows") if there else PLAIN)
+            assert (plan.backend, plan.path) == (("triton", "hot chain") if there else TENSORS)
     assert (nc.explain((*stages, Gumbel(1)), device="mps").backend == "torch") == (not why)
 
 
 def test_explain_knows_where_there_is_no_triton(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     plan = nc.explain((TopK(5), Gumbel(1)), device="cuda")
-    assert (plan.backend, plan.why) == PLAIN == ("torch", "plain tensors, sorted")
-    assert str(plan).splitlines()[0] == "torch backend: plain tensors, sorted"
+    assert (plan.backend, plan.path) == TENSORS
+    assert str(plan).splitlines()[0] == "torch backend, generic path: cuda has no Triton"
 
 
 def test_explain_refuses_what_does_not_exist():

@@ -13,14 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nucleate.backends import reference
+from nucleate.backends.chain import Chain, Numbers
 from nucleate.backends.cpu.special.program import Program
 from nucleate.backends.cpu.special.table import NOT_DRAWN, Part, Table
 from nucleate.core.event import StepLogprobs
 from nucleate.core.memory import Memory
 from nucleate.core.parameter import ParameterError, unknown
 from nucleate.core.stage import Pipeline, Tap
+from nucleate.kernels import KERNELS, compiled
 from nucleate.pipeline import chains, runner
-from nucleate.plan import KERNELS, Chain, Numbers, compiled
 from nucleate.presets import with_mask, without_mask
 from nucleate.rows import Logits, lying_plainly, masks, where
 

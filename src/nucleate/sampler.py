@@ -21,13 +21,14 @@ from nucleate.core.memory import Memory
 from nucleate.core.parameter import ParameterError
 from nucleate.core.stage import Drawn, Pipeline, Tap
 from nucleate.device import Device
+from nucleate.dispatch.select import TENSOR_BACKENDS
 from nucleate.host import Host, Row, known
+from nucleate.kernels import BACKENDS
 from nucleate.laws import Laws, learns
 from nucleate.params import SamplingParams
 from nucleate.pipeline import Params, prepared
-from nucleate.plan import BACKENDS, TENSOR_BACKENDS
 from nucleate.presets import with_mask, without_mask
-from nucleate.rows import Logits, check_ids, history, per_row
+from nucleate.rows import Logits, check_count, check_ids, check_token, history, per_row
 
 if TYPE_CHECKING:
     from nucleate.backends.cuda.loop import Forward, Loop
@@ -60,8 +61,7 @@ class Sampler:
     """
 
     def __init__(self, vocab_size: int, backend: str = "auto", device: str = "cpu") -> None:
-        if isinstance(vocab_size, bool) or not isinstance(vocab_size, int | np.integer) or vocab_size < 1:
-            raise ParameterError("vocab_size", f"vocab_size must be an integer >= 1, got {vocab_size!r}")
+        check_count(vocab_size, "vocab_size")
         if backend not in (names := (*BACKENDS, *TENSOR_BACKENDS)):
             raise ParameterError("backend", f"backend must be one of {', '.join(names)}, got {backend!r:.60}")
         self.backend = backend
@@ -121,8 +121,7 @@ class Sampler:
         Raises ParameterError for a token outside the vocabulary.
         """
         own = known(self._rows, row)
-        if not 0 <= token < self.vocab_size:
-            raise ParameterError("token", f"token must be in 0..{self.vocab_size - 1}, got {token!r:.60}")
+        check_token(token, self.vocab_size)
         if self._device is not None and row in self._device:
             self._device.push(row, token)
             return

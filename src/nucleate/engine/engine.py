@@ -18,6 +18,7 @@ from nucleate.core.event import Event, Finish
 from nucleate.core.noise import fresh_seed
 from nucleate.core.parameter import ParameterError
 from nucleate.core.stage import Pipeline
+from nucleate.dispatch.select import TENSOR_BACKENDS
 from nucleate.engine.beam import BeamRequest
 from nucleate.engine.beam_jobs import Asked, Beam, LiveSearch, PreparedSearch, Searches
 from nucleate.engine.blocks import BlockPool
@@ -33,7 +34,6 @@ from nucleate.engine.stats import Drafts, Stats
 from nucleate.generate import admit, stages_of
 from nucleate.models.runner import Runner
 from nucleate.params import SamplingParams
-from nucleate.plan import TENSOR_BACKENDS
 from nucleate.sampler import Sampler
 from nucleate.text.structured import Limits, skippable
 from nucleate.text.tokenizer import Tokenizer
