@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nucleate as nc
+from nucleate import pipeline
 from nucleate.core.parameter import ParameterError
 from nucleate.core.stage import Stage
 from nucleate.pipeline import as_pipeline, simplify
@@ -475,3 +476,40 @@ def test_the_largest_vocabularies_take_no_longer_than_their_size():
         nc.sample(logits, stages, prompt_ids=[range(1000)], output_ids=[range(500)])
         times.append(time.process_time() - start)
     assert min(times) < 0.5
+
+
+# ---- the backend of probabilities
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu", "auto"])
+def test_probabilities_are_computed_by_the_backend_that_is_given(monkeypatch, backend):
+    asked = []
+
+    def chances(fast):
+        asked.append(fast)
+        return pipeline.reference.probabilities
+
+    monkeypatch.setattr(pipeline, "chances", chances)
+    logits = np.zeros((2, 300), np.float32)
+    nc.probabilities(logits, SEEDED, backend=backend)
+    assert asked == [backend == "cpu"] * 2
+    asked.clear()
+    nc.probabilities(np.zeros((1, 9000), np.float32), SEEDED, backend=backend)
+    assert asked == [backend != "reference"]
+
+
+@pytest.mark.parametrize(
+    "stages", [(TopP(0.9),), (Typical(0.8),), (Temperature(0),), (Presence(1.0), TopK(7), Xtc(0.5))]
+)
+def test_every_backend_gives_the_same_probabilities(stages):
+    logits = np.random.default_rng(5).normal(size=(3, 700)).astype(np.float32) * 3
+    logits[2, ::2] = -np.inf
+    expected = nc.probabilities(logits, stages, output_ids=[[1, 2]] * 3, backend="reference")
+    for backend in ("cpu", "auto"):
+        p = nc.probabilities(logits, stages, output_ids=[[1, 2]] * 3, backend=backend)
+        assert p == pytest.approx(expected, rel=1e-9, abs=1e-300)
+    logits[1, 4] = np.nan
+    with pytest.raises(nc.LogitsError, match="row 1: NaN at token 4"):
+        nc.probabilities(logits, stages, backend="cpu")
+    with pytest.raises(ParameterError, match="backend must be one of"):
+        nc.probabilities(logits, stages, backend="numpy")

@@ -23,7 +23,7 @@ from nucleate.core.stage import Pipeline, Tap
 from nucleate.kernels import KERNELS, compiled
 from nucleate.pipeline import chains, runner
 from nucleate.presets import with_mask, without_mask
-from nucleate.rows import Logits, lying_plainly, masks, where
+from nucleate.rows import Logits, like, lying_plainly, masks, where
 
 KEPT_BATCHES = 32
 """Of different calls."""
@@ -58,7 +58,7 @@ class Batch(NamedTuple):
     memories: list[Memory] | None  #: if all do, and nothing more is to be done for them
 
 
-Step = tuple[NDArray[np.int64], Sequence[StepLogprobs | None] | None, Mapping[int, str], NDArray[np.uint64]]
+Step = tuple[Any, Sequence[StepLogprobs | None] | None, Mapping[int, str], NDArray[np.uint64]]
 """The fields of a ``sampler.Sampled``, in its order."""
 
 
@@ -143,7 +143,7 @@ class Host:
             return self._step(Logits(logits_RV), batch, mask, tokens_R)
         for memory, token in zip(memories, tokens, strict=True):
             memory.push(token)
-        return tokens_R, None, {}, batch.seeds
+        return like(logits_RV, tokens_R), None, {}, batch.seeds
 
     def _step(self, logits: Logits, batch: Batch, mask: Any, drawn: NDArray[np.int64] | None) -> Step:
         """A step of any rows. drawn: what the chain has drawn already."""
@@ -173,7 +173,7 @@ class Host:
             if told is not None:
                 reported[place] = told
         logprobs = tuple(reported.get(place) for place in range(count)) if reported else None
-        return tokens_R, logprobs, errors, batch.seeds
+        return logits.like(tokens_R), logprobs, errors, batch.seeds
 
     def _draw_chains(self, logits: Logits, batch: Batch, masks_R: Any, tokens_R: NDArray[np.int64]) -> None:
         """Draw the rows that run through the compiled chain, but for odd ones."""

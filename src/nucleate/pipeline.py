@@ -86,18 +86,18 @@ class Prepared(NamedTuple):
     chain: Chain | str  #: what the hot chain does for it, or why it cannot
 
 
-def prepared(params: Params) -> Prepared:
-    """The pipeline of some parameters, ready to be dispatched."""
+def prepared(params: Params, end_ids: tuple[int, ...] = ()) -> Prepared:
+    """The pipeline of some parameters, ready to be dispatched. end_ids: see ``SamplingParams.pipeline``."""
     if isinstance(params, SamplingParams):
-        return _prepared(params)
+        return _prepared(params, end_ids)
     asked = as_pipeline(params)
     return Prepared(asked, (stages := simplify(asked)), chain_of(stages))
 
 
 @lru_cache(maxsize=1024)
-def _prepared(params: SamplingParams) -> Prepared:
+def _prepared(params: SamplingParams, end_ids: tuple[int, ...]) -> Prepared:
     """Cached, because a server gets the same parameters again and again, and these are values."""
-    return prepared(params.pipeline())
+    return prepared(params.pipeline(end_ids))
 
 
 def _may_move_the_first(stage: Stage) -> bool:
