@@ -14,9 +14,10 @@ import numpy as np
 import torch
 
 import nucleate as nc
+from nucleate.backends.chain import Chain
 from nucleate.backends.cuda.edits import Edits
+from nucleate.dispatch.chain import chain_of
 from nucleate.pipeline import simplify
-from nucleate.plan import Chain, chain_of
 
 ALL: Mapping[str, Any] = dict(temperature=0.8, top_k=50, top_p=0.9, min_p=0.05)
 PENALTIES: Mapping[str, Any] = dict(repetition_penalty=1.1, frequency_penalty=0.1, presence_penalty=0.2)

@@ -17,9 +17,9 @@ import nucleate as nc
 from nucleate.backends.cuda.past import Past
 from nucleate.backends.cuda.resident import Resident
 from nucleate.backends.cuda.slots import STEP
+from nucleate.dispatch.chain import chain_of
+from nucleate.dispatch.device import resident_of
 from nucleate.pipeline import simplify
-from nucleate.placing import resident_of
-from nucleate.plan import chain_of
 
 WORDS = ((5, 6), (7, 8, 9))
 CHAINS: Mapping[str, Mapping[str, Any]] = {

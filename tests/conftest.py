@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import nucleate as nc
-from nucleate import plan
+from nucleate import kernels
 from nucleate.core.kept import Patience
 
 settings.register_profile("ci", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -49,9 +49,9 @@ def cold(log: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     What a test has begun to compile in the background ends with it: until then, "auto" takes no kernels.
     """
-    monkeypatch.setattr(plan.KERNELS, "warm", False)
-    monkeypatch.setattr(plan.KERNELS, "patience", Patience(Path, sys.maxsize, sys.maxsize))
+    monkeypatch.setattr(kernels.KERNELS, "warm", False)
+    monkeypatch.setattr(kernels.KERNELS, "patience", Patience(Path, sys.maxsize, sys.maxsize))
     yield
-    for thread in list(plan.KERNELS.warming):
+    for thread in list(kernels.KERNELS.warming):
         thread.join(120)
-        assert thread not in plan.KERNELS.warming
+        assert thread not in kernels.KERNELS.warming

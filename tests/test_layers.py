@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "nucleate"
 
-BELOW_PIPELINE = {"core", "stages", "backends", "rows", "presets", "params", "plan", "placing"}
+BELOW_PIPELINE = {"core", "stages", "backends", "rows", "presets", "params", "kernels", "dispatch"}
 PIPELINE = {*BELOW_PIPELINE, "pipeline"}
 EVERYTHING_BELOW_LLM = {*PIPELINE, "laws", "sampler", "text", "models"}
 ALLOWED = {
@@ -20,20 +22,19 @@ ALLOWED = {
     "backends": {"core"},
     "text": {"core"},
     "models": {"core"},
-    "rows": {"core"},
+    "rows": {"core", "backends"},
     "presets": {"core", "stages"},
     "params": {"core", "stages", "presets", "fields"},  # fields are the derived types
-    "plan": {"core", "stages", "backends"},
-    "placing": {"core", "stages", "backends", "plan"},
+    "kernels": {"core", "backends"},
+    "dispatch": {"core", "stages", "backends", "kernels"},
     "pipeline": BELOW_PIPELINE,
     "pipeline_json": {"core", "stages"},
-    "columns": {"core"},
     "laws": PIPELINE,
-    "host": {*PIPELINE, "columns"},
+    "host": PIPELINE,
     "device": PIPELINE,
-    "sampler": {*PIPELINE, "columns", "laws", "host", "device"},
+    "sampler": {*PIPELINE, "laws", "host", "device"},
     "tracing": PIPELINE,
-    "warming": {*PIPELINE, "columns", "laws", "host", "device", "sampler"},
+    "warming": {*PIPELINE, "laws", "host", "device", "sampler"},
     "beam": {"core"},
     "generate": EVERYTHING_BELOW_LLM,
     "engine": {*EVERYTHING_BELOW_LLM, "generate", "beam"},
@@ -67,7 +68,6 @@ ONLY_IN = {
     "threadpoolctl": {"models/llama.py"},
     "tokenizers": {"text"},
     "llguidance": {"text/structured"},
-    "xgrammar": {"text/structured/xgrammar.py"},
     "jsonschema": {"text/structured/validate.py"},
     "referencing": {"text/structured/validate.py"},
     "regex": {"text"},
@@ -79,6 +79,8 @@ ONLY_IN = {
     "prometheus_client": {"server/metrics.py"},
     "argparse": {"cli"},
 }
+DESCRIPTIONS = {"chain", "rules", "resident", "ordered", "structure"}
+"""Modules of backends that are plain values: what a backend is to run of a pipeline."""
 FILES = sorted(SOURCE.rglob("*.py"))
 
 
@@ -120,3 +122,14 @@ def test_the_table_in_architecture_is_this_one() -> None:
 def test_no_package_without_a_reason() -> None:
     names = {part.removesuffix(".py") for path in FILES for part in path.relative_to(SOURCE).parts}
     assert not names & {"utils", "util", "common", "helpers", "helper", "base", "misc"}
+
+
+def test_dispatch_imports_descriptions_only() -> None:
+    """What selects a path must not load the paths: neither a compiler nor tensors."""
+    code = (
+        "import sys, nucleate.dispatch.select; print(*(name for name in sys.modules if name.startswith('nucleate.')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = {path.removeprefix("nucleate.backends.") for path in done.stdout.split() if ".backends." in path}
+    packages = {"cuda", "cuda.staged"}
+    assert {name for name in loaded - packages if name.split(".")[-1] not in DESCRIPTIONS} == set()

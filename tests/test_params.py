@@ -6,6 +6,7 @@ import copy
 import inspect
 import json
 import pickle
+import re
 
 import numpy as np
 import pytest
@@ -494,3 +495,40 @@ def test_any_json_gives_params_or_a_parameter_error(values):
         return
     assert nc.SamplingParams.from_json(params.to_json()) == params
     assert params.pipeline((3,))[-1].name == params.draw
+
+
+# ---- mirostat beside other parameters
+
+
+@pytest.mark.parametrize(
+    ("greedy", "named"),
+    [({"temperature": 0}, "Temperature(0.0)"), ({"top_k": 1}, "TopK(1)"), ({"draw": "greedy"}, "Greedy()")],
+)
+@pytest.mark.parametrize("order", ["canonical", "llama.cpp"])
+def test_mirostat_in_a_greedy_request_is_an_error(order, greedy, named):
+    with pytest.raises(ParameterError, match=re.escape(f"mirostat_tau=5 needs tokens that are drawn, but {named} is")):
+        nc.SamplingParams(mirostat_tau=5, order=order, **greedy)
+    with pytest.raises(ParameterError, match="mirostat_tau"):
+        nc.SamplingParams(mirostat_tau=5, order=order).replace(**greedy)
+    assert nc.SamplingParams(mirostat_tau=0, order=order, **greedy).pipeline()
+
+
+def test_defaults_give_way_to_mirostat_and_the_log_says_so_once(caplog):
+    defaults = nc.SamplingParams(temperature=0.6, top_k=20, top_p=0.95, repetition_penalty=1.1)
+    with caplog.at_level("WARNING", "nucleate"):
+        for _ in range(2):
+            own = defaults.override(mirostat_tau=4.5, seed=1)
+            assert own == nc.SamplingParams(temperature=0.6, repetition_penalty=1.1, mirostat_tau=4.5, seed=1)
+    assert [record.getMessage() for record in caplog.records] == [
+        "mirostat_tau replaces the default top_k=20, top_p=0.95"
+    ]
+    assert defaults.override(mirostat_tau=4.5, top_p=0.9).top_p == 0.9  # what a request says itself, stays
+    for greedy, name in (({"temperature": 0}, "temperature"), ({"top_k": 1}, "top_k"), ({"draw": "greedy"}, "draw")):
+        assert nc.SamplingParams(**greedy).override(mirostat_tau=3.0) == nc.SamplingParams(mirostat_tau=3.0)
+        assert getattr(nc.SamplingParams(mirostat_tau=3.0).override(**greedy), name) == greedy[name]
+        with pytest.raises(ParameterError, match="mirostat_tau=3"):
+            nc.SamplingParams().override(mirostat_tau=3.0, **greedy)
+    assert defaults.override(top_p=1.0) == defaults.replace(top_p=1.0)
+    assert defaults.override() == defaults
+    with pytest.raises(ParameterError, match="mirostat_tau must be a number"):
+        defaults.override(mirostat_tau="5")

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nucleate as nc
+from nucleate import pipeline
 from nucleate.core.parameter import ParameterError
 from nucleate.core.stage import Stage
 from nucleate.pipeline import as_pipeline, simplify
@@ -51,7 +52,7 @@ from nucleate.stages import (
 LOGITS = np.array([[1.0, 3.0, 2.0, -1.0], [0.5, 0.25, 4.0, 0.0], [2.0, 2.0, 2.0, 2.0]], np.float32)
 SEEDED = nc.SamplingParams(seed=5)
 EXPECTED = nc.sample(LOGITS, SEEDED).tolist()
-PLAIN = ("torch", "plain tensors, sorted")
+TENSORS = ("torch", "generic path")
 
 
 def same(logits, **arguments):
@@ -336,7 +337,7 @@ def test_explain_tells_the_truth():
     assert plan.backend == "cpu"
     assert plan.asked == plan.stages == (Temperature(0.7), TopP(0.9), Gumbel(1))
     assert str(plan).splitlines() == [
-        "cpu backend: the compiled chain",
+        "cpu backend, hot chain",
         "  scale   Temperature(0.7)",
         "  prefix  TopP(0.9)",
         "  draw    Gumbel(1)",
@@ -380,19 +381,19 @@ def test_explain_says_what_a_device_runs(stages, why):
     for device in ("cuda", "cuda:3"):
         plan = nc.explain((*stages, Gumbel(1)), device=device)
         if why:
-            assert plan.backend == "cpu"
-            assert re.match(f"on the host, logits and all, because .*{why}", plan.why), plan.why
+            assert (plan.backend, plan.path) == ("cpu", "generic path")
+            assert re.match(f"on the host, because .*{why}", plan.why), plan.why
         else:
             there = importlib.util.find_spec("triton") is not None
-            assert (plan.backend, plan.why) == (("triton", "two kernels for all rows") if there else PLAIN)
+            assert (plan.backend, plan.path) == (("triton", "hot chain") if there else TENSORS)
     assert (nc.explain((*stages, Gumbel(1)), device="mps").backend == "torch") == (not why)
 
 
 def test_explain_knows_where_there_is_no_triton(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     plan = nc.explain((TopK(5), Gumbel(1)), device="cuda")
-    assert (plan.backend, plan.why) == PLAIN == ("torch", "plain tensors, sorted")
-    assert str(plan).splitlines()[0] == "torch backend: plain tensors, sorted"
+    assert (plan.backend, plan.path) == TENSORS
+    assert str(plan).splitlines()[0] == "torch backend, generic path: cuda has no Triton"
 
 
 def test_explain_refuses_what_does_not_exist():
@@ -475,3 +476,40 @@ def test_the_largest_vocabularies_take_no_longer_than_their_size():
         nc.sample(logits, stages, prompt_ids=[range(1000)], output_ids=[range(500)])
         times.append(time.process_time() - start)
     assert min(times) < 0.5
+
+
+# ---- the backend of probabilities
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu", "auto"])
+def test_probabilities_are_computed_by_the_backend_that_is_given(monkeypatch, backend):
+    asked = []
+
+    def chances(fast):
+        asked.append(fast)
+        return pipeline.reference.probabilities
+
+    monkeypatch.setattr(pipeline, "chances", chances)
+    logits = np.zeros((2, 300), np.float32)
+    nc.probabilities(logits, SEEDED, backend=backend)
+    assert asked == [backend == "cpu"] * 2
+    asked.clear()
+    nc.probabilities(np.zeros((1, 9000), np.float32), SEEDED, backend=backend)
+    assert asked == [backend != "reference"]
+
+
+@pytest.mark.parametrize(
+    "stages", [(TopP(0.9),), (Typical(0.8),), (Temperature(0),), (Presence(1.0), TopK(7), Xtc(0.5))]
+)
+def test_every_backend_gives_the_same_probabilities(stages):
+    logits = np.random.default_rng(5).normal(size=(3, 700)).astype(np.float32) * 3
+    logits[2, ::2] = -np.inf
+    expected = nc.probabilities(logits, stages, output_ids=[[1, 2]] * 3, backend="reference")
+    for backend in ("cpu", "auto"):
+        p = nc.probabilities(logits, stages, output_ids=[[1, 2]] * 3, backend=backend)
+        assert p == pytest.approx(expected, rel=1e-9, abs=1e-300)
+    logits[1, 4] = np.nan
+    with pytest.raises(nc.LogitsError, match="row 1: NaN at token 4"):
+        nc.probabilities(logits, stages, backend="cpu")
+    with pytest.raises(ParameterError, match="backend must be one of"):
+        nc.probabilities(logits, stages, backend="numpy")

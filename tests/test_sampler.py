@@ -79,15 +79,8 @@ def full(pipelines=ALL):
 def state(sampler):
     """Everything that a later draw can depend on."""
     return copy.deepcopy(
-        {row: (sampler.stages(row), sampler.seed(row), sampler.output_ids(row)) for row in sampler._rows}
-    ), columns(sampler)
-
-
-def columns(sampler):
-    return {
-        structure: (group.rows[:], group.values.tolist() if not np.isnan(group.values).any() else repr(group.values))
-        for structure, group in sampler.groups.items()
-    }
+        {row: (sampler.stages(row), sampler.seed(row), sampler.output_ids(row)) for row in sampler.rows}
+    )
 
 
 # ---- draws
@@ -161,7 +154,7 @@ def test_a_row_that_goes_leaves_the_others_as_they_were():
         assert whole(x, rows).token_ids.tolist() == part(x).token_ids.tolist()
     for row in same:
         part.remove(row)
-    assert part.groups == {}
+    assert part.rows == ()
     assert part(np.zeros((0, V), np.float32)).token_ids.tolist() == []
 
 
@@ -252,7 +245,6 @@ def test_thousands_of_rows_in_one_call():
     for row in range(0, 4096, 97):
         assert got.token_ids[row] == nc.sample(x[row : row + 1], sampler.stages(row))[0]
     assert got.seeds.tolist() == list(range(4096))
-    assert sum(len(group) for group in sampler.groups.values()) == 4096
 
 
 # ---- kinds of logits
@@ -555,9 +547,7 @@ def test_masks_of_a_step_are_of_that_step_only():
             before = state(sampler)
             got = sampler(x, mask=masks if step % 4 == 1 else masks.view(np.uint32))
             assert all(allowed[row, token] for row, token in enumerate(got.token_ids.tolist()))
-            assert [type(s) for r in rows for s in sampler.stages(r)] == [
-                type(s) for r in rows for s in before[0][r][0]
-            ]
+            assert [type(s) for r in rows for s in sampler.stages(r)] == [type(s) for r in rows for s in before[r][0]]
         else:
             got = sampler(x)
             assert got.errors == {}

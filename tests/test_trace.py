@@ -396,3 +396,28 @@ def test_a_trace_changes_nothing_it_is_given():
     nc.trace(logits, nc.SamplingParams(repetition_penalty=2.0, logit_bias={1: 5}), prompt_ids=words)
     assert (logits == kept).all()
     assert words == [1, 2]
+
+
+# ---- the backend
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_trace_of_the_cpu_backend_is_that_of_the_reference(seed):
+    x = np.random.default_rng(seed).normal(size=400) * 3
+    stages = (Presence(1.0), Temperature(0.8), TopK(50), Typical(0.9), Xtc(0.5, 0.05), Gumbel(seed))
+    one = nc.trace(x, stages, output_ids=[3, 5])
+    other = nc.trace(x, stages, output_ids=[3, 5], backend="cpu")
+    assert other.token_id == one.token_id == nc.sample(x[None], stages, output_ids=[[3, 5]], backend="cpu")[0]
+    for mine, expected in zip(other.steps, one.steps, strict=True):
+        assert mine.stage == expected.stage
+        assert mine.removed.tolist() == expected.removed.tolist()
+        assert mine.scores == pytest.approx(expected.scores, rel=1e-6)
+
+
+def test_a_trace_of_the_cpu_backend_tells_errors_and_wrong_backends():
+    bad = nc.trace([1.0, float("nan")], nc.SamplingParams(seed=1), backend="cpu")
+    assert (bad.token_id, bad.error) == (None, "NaN at token 1")
+    none = nc.trace([1.0, 2.0], (Suppress((0, 1)), Gumbel(1)), backend="cpu")
+    assert none.error == "every token is at -inf after suppress"
+    with pytest.raises(ValueError, match="backend must be one of"):
+        nc.trace([1.0, 2.0], (), backend="numpy")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import nucleate as nc
-from nucleate import plan, warming
+from nucleate import kernels, warming
 from nucleate.backends import reference
 from nucleate.backends.cpu.compile import folder
 from nucleate.core.kept import Patience
@@ -42,7 +42,7 @@ def test_the_reference_answers_meanwhile_and_kernels_afterwards(held, monkeypatc
     assert by_reference == 2
     held.set()
     thread.join(30)
-    assert plan.KERNELS.warming == []
+    assert kernels.KERNELS.warming == []
     afterwards, by_reference = who_drew(monkeypatch)
     assert by_reference == 0
     assert meanwhile.tolist() == afterwards.tolist()
@@ -73,44 +73,44 @@ def test_the_cpu_backend_waits_if_it_is_asked_for(held, monkeypatch):
 def test_afterwards_small_rows_are_drawn_by_kernels_too(monkeypatch):
     small = LOGITS[:1, :100]
     before = nc.sample(small, PARAMS)
-    assert not plan.compiled("auto", small.size)
+    assert not kernels.compiled("auto", small.size)
     nc.warm()
-    assert plan.compiled("auto", small.size)
+    assert kernels.compiled("auto", small.size)
     monkeypatch.setattr(reference, "run", None)
     assert nc.sample(small, PARAMS).tolist() == before.tolist()
 
 
 @pytest.mark.parametrize(("backend", "ends"), [("auto", True), ("reference", False)])
 def test_many_small_calls_are_worth_kernels_too(backend, ends, monkeypatch):
-    monkeypatch.setattr(plan.KERNELS, "patience", Patience(folder, 1000, 1000))
+    monkeypatch.setattr(kernels.KERNELS, "patience", Patience(folder, 1000, 1000))
     sampler, twin = nc.Sampler(100, backend=backend), nc.Sampler(100, backend="reference")
     rows = [one.add((TopK(20), Gumbel(3)), [1]) for one in (sampler, twin)]
     assert rows == [0, 0]
     for step in range(15):
-        assert plan.compiled("auto", 100) == (ends and step >= 10)
+        assert kernels.compiled("auto", 100) == (ends and step >= 10)
         x = np.random.default_rng(step).normal(size=(1, 100)).astype(np.float32)
         assert sampler(x).token_ids.tolist() == twin(x).token_ids.tolist()
 
 
 def test_patience_does_not_end_what_is_being_compiled(held, monkeypatch):
-    monkeypatch.setattr(plan.KERNELS, "patience", Patience(folder, 1, 1))
+    monkeypatch.setattr(kernels.KERNELS, "patience", Patience(folder, 1, 1))
     thread = nc.warm(background=True)
-    plan.KERNELS.missed(5)
-    assert not plan.KERNELS.warm
+    kernels.KERNELS.missed(5)
+    assert not kernels.KERNELS.warm
     held.set()
     thread.join(30)
-    plan.KERNELS.missed(5)
-    assert plan.KERNELS.warm
+    kernels.KERNELS.missed(5)
+    assert kernels.KERNELS.warm
 
 
 def test_two_at_once_are_awaited_both(held):
     one, other = nc.warm(background=True), nc.warm(background=True)
-    assert [one, other] == plan.KERNELS.warming
-    assert not plan.compiled("auto", 10**6)
+    assert [one, other] == kernels.KERNELS.warming
+    assert not kernels.compiled("auto", 10**6)
     held.set()
     one.join(30)
     other.join(30)
-    assert plan.compiled("auto", 10**6)
+    assert kernels.compiled("auto", 10**6)
 
 
 def test_a_compiler_that_fails_is_logged_and_holds_up_nobody(monkeypatch, caplog):
@@ -119,7 +119,7 @@ def test_a_compiler_that_fails_is_logged_and_holds_up_nobody(monkeypatch, caplog
 
     monkeypatch.setattr(warming, "_compile", fail)
     nc.warm(background=True).join(30)
-    assert plan.KERNELS.warming == []
+    assert kernels.KERNELS.warming == []
     assert "no such register" in caplog.text
     with pytest.raises(RuntimeError, match="no such register"):
         nc.warm()
@@ -130,7 +130,7 @@ def test_what_else_is_to_be_warmed_comes_afterwards(background, held, caplog):
     came = []
 
     def also():
-        came.append((list(plan.KERNELS.warming), plan.compiled("auto", 10**6)))
+        came.append((list(kernels.KERNELS.warming), kernels.compiled("auto", 10**6)))
         raise RuntimeError("the model's")
 
     if background:
@@ -152,7 +152,7 @@ def test_wrong_parameters_are_an_error_at_once(background):
         nc.warm((Gumbel(1), Gumbel(1)), background=background)
     with pytest.raises(TypeError, match="SamplingParams or a tuple"):
         nc.warm({"top_p": 0.5}, background=background)
-    assert plan.KERNELS.warming == []
+    assert kernels.KERNELS.warming == []
 
 
 def test_what_was_warmed_compiles_nothing_more():

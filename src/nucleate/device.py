@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nucleate.backends import reference
+from nucleate.backends.chain import Chain
 from nucleate.core.event import StepLogprobs
 from nucleate.core.memory import Memory
 from nucleate.core.parameter import ParameterError
 from nucleate.core.stage import Pipeline
-from nucleate.placing import placed
-from nucleate.plan import TENSOR_BACKENDS, Chain
+from nucleate.dispatch.select import TENSOR_BACKENDS, dispatch
 from nucleate.presets import with_mask
 from nucleate.rows import history
 
@@ -39,31 +39,29 @@ class Row(Protocol):
     memory: Memory
     seed: int
 
+    def move(self, stages: Pipeline) -> None: ...
+
 
 Alone = Callable[[int, NDArray[np.float32], NDArray[np.int32] | None], tuple[int, StepLogprobs | None] | str]
 """alone(number, logits_V, mask_W): draw a row on the host, to which the token belongs from then on."""
 
 
-Move = Callable[[int, Any, Pipeline], None]
-"""move(number, row, stages): these are the stages of a row from now on."""
-
-
 class Device:
     """Which of some rows a device runs, and steps of them. Raises ParameterError where there is no such device.
 
-    rows: those of the sampler by their numbers. alone: draws one on the host. move: gives one the stages of its next
-    step.
+    rows: those of the sampler by their numbers. alone: draws one on the host.
     """
 
-    def __init__(self, size: int, device: Any, backend: str, rows: Mapping[int, Row], alone: Alone, move: Move) -> None:
+    def __init__(self, size: int, device: Any, backend: str, rows: Mapping[int, Row], alone: Alone) -> None:
         if importlib.util.find_spec("torch") is None:
             raise ParameterError("device", f"device {device!r:.60} needs torch: pip install nucleate[cuda]")
         from nucleate.backends.cuda.device import kernels_on, opened
         from nucleate.backends.cuda.rows import Rows
 
-        self._size, self._backend, self._rows, self._alone, self._move = size, backend, rows, alone, move
+        self._size, self._name, self._rows, self._alone = size, str(device), rows, alone
         place = opened(device)
         kernels = kernels_on(place, backend if backend in TENSOR_BACKENDS else "auto")
+        self._backend = backend if backend in ("reference", "cpu") else kernels
         self._held = Rows(size, place, kernels, self._learn, self._settle)
         self._calls: dict[tuple[int, ...], Any] = {}
         self._said = False
@@ -74,19 +72,12 @@ class Device:
     def add(self, number: int, stages: Pipeline, chain: Chain | str, memory: Memory, seed: int) -> None:
         """A new row: the device takes it, or the host keeps it, which is said in the log of the first one."""
         self._calls.clear()
-        on_device = self._backend in ("auto", *TENSOR_BACKENDS)
-        row = placed(stages, chain) if on_device else f"the backend is {self._backend!r}"
-        if not isinstance(row, str):
-            named = max((*row.before, *row.until, *(row.allowed or ())), default=0)
-            if 0 <= named < self._size:
-                if not isinstance(chain, str):
-                    row = row._replace(numbers=chain.numbers._replace(k=min(chain.numbers.k, self._size)))
-                self._held.add(number, row, seed, memory.prompt, memory.output)
-                return
-            row = f"it names token {named}"
-        if not self._said:
+        route = dispatch(stages, chain, self._size, device=self._name, backend=self._backend)
+        if route.resident is not None:
+            self._held.add(number, route.resident, seed, memory.prompt, memory.output)
+        elif not self._said:
             self._said = True
-            logger.warning("a row runs on the host, because %s; of others nothing more is said", row)
+            logger.warning("a row runs %s; of others nothing more is said", route.why)
 
     def remove(self, number: int) -> None:
         """A row is gone."""
@@ -115,7 +106,7 @@ class Device:
 
         row, staged = self._rows[number], self._held.staged(number)
         if staged is not None:
-            self._move(number, row, moved(row.stages, staged.steps, numbers))
+            row.move(moved(row.stages, staged.steps, numbers))
 
     def step(self, numbers: list[int], logits_RV: Any, mask: Any) -> Stepped:
         """A step of these rows, see ``Sampler``."""

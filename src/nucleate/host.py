@@ -13,17 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nucleate.backends import reference
+from nucleate.backends.chain import Chain, Numbers
 from nucleate.backends.cpu.special.program import Program
 from nucleate.backends.cpu.special.table import NOT_DRAWN, Part, Table
-from nucleate.columns import Columns, Structure, structure_of
 from nucleate.core.event import StepLogprobs
 from nucleate.core.memory import Memory
 from nucleate.core.parameter import ParameterError, unknown
 from nucleate.core.stage import Pipeline, Tap
+from nucleate.kernels import KERNELS, compiled
 from nucleate.pipeline import chains, runner
-from nucleate.plan import KERNELS, Chain, Numbers, compiled
 from nucleate.presets import with_mask, without_mask
-from nucleate.rows import Logits, lying_plainly, masks, where
+from nucleate.rows import Logits, like, lying_plainly, masks, where
 
 KEPT_BATCHES = 32
 """Of different calls."""
@@ -39,6 +39,11 @@ class Row:
     tap: Tap | None = None  #: of a row that the compiled chain can run, as are its edits
     program: Program | None = None
 
+    def move(self, stages: Pipeline) -> None:
+        """Set the stages of the next step. The tuple stays the same object if no stage has changed its state."""
+        if stages is not self.stages and any(old is not new for old, new in zip(self.stages, stages, strict=True)):
+            self.stages = stages
+
 
 class Batch(NamedTuple):
     """The rows of a call. Kept for the next one, as long as it asks for the same and none has come or gone."""
@@ -53,20 +58,20 @@ class Batch(NamedTuple):
     memories: list[Memory] | None  #: if all do, and nothing more is to be done for them
 
 
-Step = tuple[NDArray[np.int64], Sequence[StepLogprobs | None] | None, Mapping[int, str], NDArray[np.uint64]]
+Step = tuple[Any, Sequence[StepLogprobs | None] | None, Mapping[int, str], NDArray[np.uint64]]
 """The fields of a ``sampler.Sampled``, in its order."""
 
 
 class Host:
     """Steps of rows on the host.
 
-    size: V. backend: as in ``sample``. rows, groups: those of the sampler, by their numbers and structures. Raises
-    ParameterError for a backend that does not exist.
+    size: V. backend: as in ``sample``. rows: those of the sampler, by their numbers. Raises ParameterError for a
+    backend that does not exist.
     """
 
-    def __init__(self, size: int, backend: str, rows: Mapping[int, Row], groups: Mapping[Structure, Columns]) -> None:
+    def __init__(self, size: int, backend: str, rows: Mapping[int, Row]) -> None:
         compiled(backend, 0)  # it refuses one that does not exist
-        self._size, self._backend, self._rows, self._groups = size, backend, rows, groups
+        self._size, self._backend, self._rows = size, backend, rows
         self._table = Table(len(Numbers._fields))  # the rows that run through the chain
         self._batch: Batch | None = None  # of the last step
         self._batches: dict[tuple[int, ...] | None, Batch] = {}
@@ -87,7 +92,7 @@ class Host:
             self._table.remove(number)
 
     def forget(self) -> None:
-        """Rows have come or gone, and columns are elsewhere."""
+        """Rows have come or gone, and the table has moved."""
         self._batch = None
         self._batches.clear()
 
@@ -95,12 +100,6 @@ class Host:
         """A row has a token that was not drawn here."""
         row.memory.push(token)
         self._count(number)
-
-    def move(self, number: int, row: Row, stages: Pipeline) -> None:
-        """Stages with a state are as of the next step now."""
-        if stages is not row.stages and any(old is not new for old, new in zip(row.stages, stages, strict=True)):
-            row.stages = stages
-            self._groups[structure_of(stages)].update(number, stages)
 
     def batch(self, asked: list[int] | None) -> Batch:
         """The rows of a call, as gathered for one before: who verifies drafts asks for all, for fewer, and for all."""
@@ -144,7 +143,7 @@ class Host:
             return self._step(Logits(logits_RV), batch, mask, tokens_R)
         for memory, token in zip(memories, tokens, strict=True):
             memory.push(token)
-        return tokens_R, None, {}, batch.seeds
+        return like(logits_RV, tokens_R), None, {}, batch.seeds
 
     def _step(self, logits: Logits, batch: Batch, mask: Any, drawn: NDArray[np.int64] | None) -> Step:
         """A step of any rows. drawn: what the chain has drawn already."""
@@ -174,7 +173,7 @@ class Host:
             if told is not None:
                 reported[place] = told
         logprobs = tuple(reported.get(place) for place in range(count)) if reported else None
-        return tokens_R, logprobs, errors, batch.seeds
+        return logits.like(tokens_R), logprobs, errors, batch.seeds
 
     def _draw_chains(self, logits: Logits, batch: Batch, masks_R: Any, tokens_R: NDArray[np.int64]) -> None:
         """Draw the rows that run through the compiled chain, but for odd ones."""
@@ -199,7 +198,7 @@ class Host:
         except Exception as error:  # noqa: BLE001  # a stage of one's own may raise anything
             plain = isinstance(error, reference.RowError | ParameterError)
             return str(error) if plain else f"{type(error).__name__}: {error}"
-        self.move(number, row, result.stages if stages is row.stages else without_mask(result.stages))
+        row.move(result.stages if stages is row.stages else without_mask(result.stages))
         self._count(number)
         return result.token, result.logprobs
 

@@ -1,11 +1,12 @@
-"""Laws of a row: what its next tokens would be drawn from, after the whole pipeline, with tokens ahead of each.
+"""Laws: the distributions of a row's next tokens after the whole pipeline, now and after tokens ahead of each.
 
-Draws nothing, and changes nothing of the row.
+Nothing is drawn, and the row does not change.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,19 @@ def foreseeable(stages: Pipeline) -> bool:
 def learns(stage: Stage) -> bool:
     """Whether a stage has a state."""
     return type(stage).after is not Stage.after and not stage.neutral
+
+
+def taken(logits_V: NDArray[Any], stages: Pipeline, token: int, past: History) -> reference.Result:
+    """What a token that was sampled elsewhere means to the stages. Raises ValueError for one that cannot be sampled.
+
+    A token that only one side of the coin leaves was sampled on that side.
+    """
+    bounds = sorted({0.0, 1.0, *(float(stage.chance) for stage in stages if isinstance(stage, Ceiling))})
+    for u in (0.5, *((low + high) / 2 for low, high in pairwise(bounds))):
+        found = reference.spans(logits_V, stages, past, u)
+        if token in found[-1].ids_N:
+            return reference.settled(found, stages, token)
+    raise ValueError(f"token {token} cannot be sampled: its probability is 0")
 
 
 class Laws:

@@ -41,7 +41,7 @@ class LLM:
     "dflash", "mtp"), or a ``Speculation``. Raises ModelError with one line that says what is wrong, ParameterError.
 
     ``params=None`` in the methods means ``default_params``: what the model's own generation_config.json recommends.
-    Parameters that are given are taken as they are.
+    Parameters that are given are taken as they are; ``default_params.override(...)`` changes some of the defaults.
     """
 
     def __init__(

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import inspect
 import json
+import logging
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from nucleate.core.parameter import Parameter, ParameterError, read_json, unknown
 from nucleate.core.request import REQUEST_PARAMETERS
-from nucleate.core.stage import Pipeline, Speller
+from nucleate.core.stage import Floor, Pipeline, Prefix, Speller
 from nucleate.core.structured import Structured
 from nucleate.presets import ORDER_PARAMETERS, build, check_order, with_mask
 from nucleate.stages import STAGES
 from nucleate.stages.logprobs import Logprobs
+from nucleate.stages.mirostat import Mirostat
 
 if TYPE_CHECKING:
     from nucleate.fields import Fields  # derived too, see docs/build.py
@@ -37,6 +40,41 @@ def _fields() -> dict[str, Parameter]:
 
 FIELDS: Mapping[str, Parameter] = _fields()
 """Every field of SamplingParams by name: those of the stages in their order, the order itself, the request's."""
+
+
+ENGINE_ONLY: Mapping[str, str] = {
+    "max_tokens": "stop after that many tokens yourself",
+    "stop": "look for the strings in the text yourself",
+    "stop_regex": "look for the patterns in the text yourself",
+    "stop_json": "look for the end of the JSON yourself",
+    "stop_token_ids": "compare the sampled tokens with them yourself",
+    "include_stop_str_in_output": "the caller makes the text",
+    "skip_special_tokens": "the caller makes the text",
+    "structured": "pass the allowed tokens of each step as mask",
+    "n": "add one row per output, with index from 0 to n - 1",
+    "prompt_logprobs": "there are no logits of the prompt",
+}
+"""Fields that only an engine can honour, and what a caller of ``Sampler`` can do instead."""
+
+
+TRUNCATIONS = {
+    parameter.name
+    for kind in STAGES.values()
+    if issubclass(kind, Floor | Prefix) and kind is not Mirostat
+    for parameter in kind.parameters.values()
+    if parameter.public
+}
+"""The fields of all truncations but mirostat."""
+
+GREEDY: Mapping[str, Any] = {"temperature": 0, "top_k": 1, "draw": "greedy"}
+"""Values that make a request greedy."""
+
+logger = logging.getLogger("nucleate")
+
+
+@cache
+def _log_once(message: str) -> None:
+    logger.warning("%s", message)
 
 
 class SamplingParams(Fields):
@@ -98,6 +136,35 @@ class SamplingParams(Fields):
     def replace(self, /, **changes: Any) -> SamplingParams:
         """The same parameters with some changed."""
         return SamplingParams(**{**self._values, **changes})
+
+    def override(self, /, **values: Any) -> SamplingParams:
+        """These parameters as the defaults of a request that says some itself.
+
+        A default never contradicts what the request says, it gives way: other truncations and temperature 0 to the
+        request's mirostat, which controls the truncation alone, as in llama.cpp; mirostat to a greedy request. The
+        log says so, once.
+        """
+        if values.get("mirostat_tau"):
+            winner = "mirostat_tau"
+            losers = {*TRUNCATIONS, *(name for name, value in GREEDY.items() if self._values[name] == value)}
+        else:
+            winner = "greedy sampling"
+            losers = {"mirostat_tau"} if any(values.get(name) == value for name, value in GREEDY.items()) else set()
+        gone = {name for name, value in self._set() if name in losers and name not in values}
+        if gone:
+            _log_once(f"{winner} replaces the default {', '.join(f'{n}={self._values[n]!r}' for n in sorted(gone))}")
+        return self.replace(**{name: FIELDS[name].default for name in gone}, **values)
+
+    def check_for_sampler(self, end_ids: tuple[int, ...] = ()) -> None:
+        """Raise ParameterError for a field that only an engine can honour, or for min_tokens without ids that end."""
+        for name, value in self._set():
+            if name not in ENGINE_ONLY or (name == "stop_token_ids" and self.min_tokens):
+                continue
+            told = f"{name} is for LLM and Engine, but a Sampler only samples tokens: {ENGINE_ONLY[name]}"
+            raise ParameterError(name, f"{told}; params.pipeline() leaves it out; got {value!r:.60}")
+        if self.min_tokens and not (end_ids or self.ignore_eos or self.stop_token_ids):
+            told = "min_tokens needs the ids that end the output, which it bans: give eos_token_ids or stop_token_ids"
+            raise ParameterError("min_tokens", f"{told}; got min_tokens={self.min_tokens}")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values of the fields that differ from their default."""

@@ -1,6 +1,6 @@
-"""A pipeline is a tuple of stages: this simplifies it, plans it, runs it over a batch, and says what it did.
+"""A pipeline is a tuple of stages: this simplifies it, runs it over a batch, and explains what will run it.
 
-Refuses to hold state: each call is a function of its arguments (and of a fresh seed, where none is given).
+Without state: each call is a function of its arguments (and of a fresh seed, where none is given).
 """
 
 from __future__ import annotations
@@ -8,22 +8,24 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nucleate.backends import reference
+from nucleate.backends.chain import Chain, Numbers
 from nucleate.backends.cpu.special.program import Program
 from nucleate.backends.cpu.special.table import Table
 from nucleate.core import noise
 from nucleate.core.history import History
 from nucleate.core.stage import Ceiling, Draw, Pipeline, Prefix, Scale, Shift, Stage, Tap, shape_of
+from nucleate.dispatch.chain import chain_of
+from nucleate.dispatch.select import HOT, check_device, dispatch
+from nucleate.kernels import compiled
 from nucleate.params import SamplingParams
-from nucleate.placing import placed
-from nucleate.plan import Chain, Numbers, chain_of, compiled, on_device
 from nucleate.presets import with_mask
-from nucleate.rows import Logits, check_ids, histories, masks, per_row, where
+from nucleate.rows import Logits, check_count, check_ids, histories, masks, per_row, where
 from nucleate.stages.greedy import Greedy
 from nucleate.stages.gumbel import Gumbel
 
@@ -76,18 +78,26 @@ def simplify(stages: Pipeline) -> Pipeline:
     return (*told, *stages[:start], *([stages[place], *later] if later else []), Greedy())
 
 
-def prepared(params: Params) -> tuple[Pipeline, Pipeline, Chain | str]:
-    """The stages of parameters as asked for, as simplified, and ``plan.chain_of`` these."""
+class Prepared(NamedTuple):
+    """A pipeline, ready to be dispatched."""
+
+    asked: Pipeline  #: as asked for, checked
+    stages: Pipeline  #: simplified
+    chain: Chain | str  #: what the hot chain does for it, or why it cannot
+
+
+def prepared(params: Params, end_ids: tuple[int, ...] = ()) -> Prepared:
+    """The pipeline of some parameters, ready to be dispatched. end_ids: see ``SamplingParams.pipeline``."""
     if isinstance(params, SamplingParams):
-        return _prepared(params)
+        return _prepared(params, end_ids)
     asked = as_pipeline(params)
-    return asked, (stages := simplify(asked)), chain_of(stages)
+    return Prepared(asked, (stages := simplify(asked)), chain_of(stages))
 
 
 @lru_cache(maxsize=1024)
-def _prepared(params: SamplingParams) -> tuple[Pipeline, Pipeline, Chain | str]:
-    """Kept, as a server is asked for the same again and again, and these are values."""
-    return prepared(params.pipeline())
+def _prepared(params: SamplingParams, end_ids: tuple[int, ...]) -> Prepared:
+    """Cached, because a server gets the same parameters again and again, and these are values."""
+    return prepared(params.pipeline(end_ids))
 
 
 def _may_move_the_first(stage: Stage) -> bool:
@@ -101,24 +111,19 @@ def _may_move_the_first(stage: Stage) -> bool:
             return isinstance(stage, Shift | Ceiling)
 
 
-STAGED = {
-    "triton": "one kernel for rows of this structure, made of the rules of its stages",
-    "torch": "plain tensors, sorted, stage by stage from their rules",
-}
-"""How a device runs what is not the chain."""
-
-
 @dataclass(frozen=True)
 class Plan:
-    """What will run: the pipeline as asked for, as simplified, and the kernel that runs it, with the reason."""
+    """What will run: the pipeline as asked for, as simplified, and the path that runs it, with the reason."""
 
     asked: Pipeline
     stages: Pipeline
-    backend: str
-    why: str
+    backend: str  #: "reference", "cpu", "torch" or "triton"
+    path: str  #: "hot chain", "generic path" or "reference"
+    why: str  #: why not on a faster path; "" where there is none
 
     def __str__(self) -> str:
-        lines, left = [f"{self.backend} backend: {self.why}"], list(self.stages)
+        where = self.backend if self.backend == self.path else f"{self.backend} backend, {self.path}"
+        lines, left = [f"{where}: {self.why}" if self.why else where], list(self.stages)
         for stage in self.asked:
             stays = left[:1] == [stage]
             note = "" if stays else "  (left out: it cannot change the draw)"
@@ -127,60 +132,58 @@ class Plan:
         return "\n".join([*lines, *(f"  {shape_of(stage).lower():7} {stage!r}" for stage in left)])
 
 
-def explain(params: Params, device: str = "cpu") -> Plan:
-    """How these parameters would run on a device: "cpu", "cuda", "cuda:1", "mps", "xpu". Print it, or read its fields.
+def explain(
+    params: Params, device: str = "cpu", *, vocab_size: int | None = None, rows: int = 1, backend: str = "auto"
+) -> Plan:
+    """What a ``Sampler`` would run for these parameters now, as ``dispatch`` selects it. Print it, or read its fields.
 
-    It need not be there. Raises ParameterError for a name that is none.
+    device: "cpu", "cuda", "cuda:1", "mps", "xpu"; it need not be there. vocab_size, rows: of the call; without
+    vocab_size they are taken to be large. backend: as in ``sample`` and ``Sampler``. The answer for backend "auto" can
+    change when kernels have been loaded, see ``warm``. Raises ParameterError for arguments that are wrong.
     """
-    backend = None if device == "cpu" else on_device(device)
-    asked, stages, chain = prepared(params)
-    if backend is None:
-        way = f"compiled stage by stage from their rules, because {chain}" if isinstance(chain, str) else None
-        return Plan(asked, stages, "cpu", way or "the compiled chain")
-    row = placed(stages, chain)
-    if isinstance(row, str):
-        return Plan(asked, stages, "cpu", f"on the host, logits and all, because {row}")
-    if row.staged is not None:
-        slow = row.staged.no_kernel if backend == "triton" else ""
-        return Plan(asked, stages, backend, f"{STAGED['torch' if slow else backend]}, because {slow or chain}")
-    on = {"triton": "two kernels for all rows", "torch": "plain tensors, sorted"}
-    return Plan(asked, stages, backend, on[backend])
+    check_device(device)
+    for name, count in (("vocab_size", vocab_size), ("rows", rows)):
+        if count is not None:
+            check_count(count, name)
+    one = prepared(params)
+    if vocab_size is not None:
+        check_ids(one.stages, vocab_size)
+    route = dispatch(one.stages, one.chain, vocab_size, rows, device=device, backend=backend)
+    return Plan(one.asked, one.stages, route.backend, route.path, route.why)
 
 
 @cache
-def _kernels() -> Callable[[int], Any]:
+def _hot() -> Callable[[int], Any]:
     from nucleate.backends.cpu.special import rows  # it loads the compiler
 
     return rows.chains
 
 
+@cache
+def _generic() -> Any:
+    from nucleate.backends.cpu.generic import run  # it loads the compiler
+
+    return run
+
+
 def chains(size: int) -> Any:
-    """What runs the compiled chain, for rows of a size. Each thread has its own."""
-    return _kernels()(size)
+    """The hot chain on the CPU, for rows of a size. Each thread has its own."""
+    return _hot()(size)
 
 
 def runner(fast: bool) -> Callable[..., reference.Result]:
-    """What draws a row that the compiled chain does not: compiled stage by stage, or the reference."""
-    return _staged() if fast else reference.run
+    """Draws a row that the hot chain does not: the generic path on the CPU (fast), or the reference."""
+    return _generic().run if fast else reference.run
 
 
 def chances(fast: bool) -> Callable[..., NDArray[np.float64]]:
-    """What tells the distribution that a row is drawn from: compiled stage by stage, or the reference."""
-    return _staged_chances() if fast else reference.probabilities
+    """Computes the distribution that a row is drawn from: on the CPU (fast), or by the reference."""
+    return _generic().probabilities if fast else reference.probabilities
 
 
-@cache
-def _staged_chances() -> Callable[..., NDArray[np.float64]]:
-    from nucleate.backends.cpu.generic import run  # it loads the compiler
-
-    return run.probabilities
-
-
-@cache
-def _staged() -> Callable[..., reference.Result]:
-    from nucleate.backends.cpu.generic import run  # it loads the compiler
-
-    return run.run
+def survivors(fast: bool) -> Callable[..., reference.Survivors]:
+    """Computes the tokens that a pipeline leaves: on the CPU (fast), or by the reference."""
+    return _generic().survivors if fast else reference.survivors
 
 
 def sample(
@@ -192,8 +195,8 @@ def sample(
     output_ids: Sequence[Sequence[int]] | None = None,
     mask: Any = None,
     backend: str = "auto",
-) -> NDArray[np.int64]:
-    """Draw one token per row. Stateless: int64 [B].
+) -> Any:
+    """Draw one token per row. Stateless: int64 [B], a NumPy array or, for a torch tensor of logits, a tensor.
 
     logits_BV: float [B, V], NumPy or torch. params: one for all rows, or a list of one per row. step: the position of
     the token in the output (the noise depends on it), one for all or one per row. prompt_ids, output_ids: a list of
@@ -206,29 +209,26 @@ def sample(
     steps = per_row(step, len(batch), "step")
     tokens_B, errors = np.full(len(batch), -1, dtype=np.int64), {}
     seeds = [noise.fresh_seed() if seed is None else seed for seed in batch.seeds]
-    fast = bool(len(batch)) and compiled(backend, len(batch) * batch.logits.shape[1])
-    if fast:
-        _draw_chains(batch, seeds, steps, tokens_B)
-    run = runner(fast)
-    for row, (logits_V, stages, history) in enumerate(batch):
+    _draw_chains(batch, seeds, steps, tokens_B)
+    for row, (logits_V, stages, history, fast) in enumerate(batch):
         if tokens_B[row] >= 0:
             continue
         try:
-            tokens_B[row] = run(logits_V, stages, seeds[row], steps[row], history).token
+            tokens_B[row] = runner(fast)(logits_V, stages, seeds[row], steps[row], history).token
         except reference.RowError as error:
             errors[row] = str(error)
+    tokens = batch.logits.like(tokens_B)
     if errors:
-        raise LogitsError(errors, tokens_B)
-    return tokens_B
+        raise LogitsError(errors, tokens)
+    return tokens
 
 
 def _draw_chains(batch: _Batch, seeds: list[int], steps: list[int], tokens_B: NDArray[np.int64]) -> None:
-    """Draw the rows that fit the compiled chain; one it cannot draw from is left to others, to say why."""
-    found = {row: one for row, stages in enumerate(batch.pipelines) if not isinstance(one := chain_of(stages), str)}
-    if not found:
+    """Draw the rows that the hot chain runs. One that it cannot draw from is left to others, which say why."""
+    if not batch.chains:
         return
-    size, table, programs = batch.logits.shape[1], Table(len(Numbers._fields), len(found)), []
-    for row, chain in found.items():
+    size, table, programs = batch.logits.shape[1], Table(len(Numbers._fields), len(batch.chains)), []
+    for row, chain in batch.chains.items():
         programs.append(Program(chain.edits, batch.histories[row], size))
         table.add(row, chain.numbers, programs[-1].at, seeds[row], steps[row])
     part = table.part(table.rows, table.rows)
@@ -245,21 +245,21 @@ def probabilities(
     output_ids: Sequence[Sequence[int]] | None = None,
     mask: Any = None,
     backend: str = "auto",
-) -> NDArray[np.float64]:
+) -> Any:
     """The distribution that ``sample`` draws from, after the whole pipeline: float64 [B, V]. Arguments as there.
 
     It is that of all seeds: with XTC, the average over what its coin may say.
     """
     batch = _Batch(logits_BV, params, prompt_ids, output_ids, mask, backend)
     p_BV, errors = np.zeros(batch.logits.shape), {}
-    for row, (logits_V, stages, history) in enumerate(batch):
+    for row, (logits_V, stages, history, fast) in enumerate(batch):
         try:
-            p_BV[row] = reference.probabilities(logits_V, stages, history)
+            p_BV[row] = chances(fast)(logits_V, stages, history)
         except reference.RowError as error:
             errors[row] = str(error)
     if errors:
         raise LogitsError(errors)
-    return p_BV
+    return batch.logits.like(p_BV)
 
 
 class _Batch:
@@ -267,20 +267,21 @@ class _Batch:
 
     def __init__(self, logits_BV: Any, params: Any, prompt_ids: Any, output_ids: Any, mask: Any, backend: str) -> None:
         compiled(backend, 0)  # it refuses one that does not exist
-        self.backend = backend
         self.logits = Logits(logits_BV)
         rows, size = self.logits.shape
         given = params if isinstance(params, list) else [params]
-        asked = [as_pipeline(one) for one in given]
-        pipelines = [simplify(stages) for stages in asked]
-        for stages in pipelines:
-            check_ids(stages, size)
-        self.pipelines = [stages if mask is None else with_mask(stages) for stages in pipelines]
-        self.pipelines *= 1 if given is params else rows
-        self.seeds = [getattr(stages[-1], "seed", None) for stages in asked]  # coins need them, also before Greedy
-        self.seeds *= 1 if given is params else rows
-        if len(self.pipelines) != rows:
+        ready = [prepared(one) for one in given]
+        for one in ready:
+            check_ids(one.stages, size)
+        many = 1 if given is params else rows
+        if len(given) * many != rows:
             raise ValueError(f"params has {len(given)} entries, but the logits have {rows} rows")
+        self.seeds = [getattr(one.asked[-1], "seed", None) for one in ready] * many  # coins need them, even if greedy
+        self._pipelines = [one.stages if mask is None else with_mask(one.stages) for one in ready] * many
+        routes = [dispatch(one.stages, one.chain, size, rows, backend=backend) for one in ready] * many
+        self._fast = [route.backend == "cpu" for route in routes]
+        hot = [one.chain if route.path == HOT else None for one, route in zip(ready * many, routes, strict=True)]
+        self.chains = {row: chain for row, chain in enumerate(hot) if isinstance(chain, Chain)}
         prompts = histories(prompt_ids, rows, size, "prompt_ids")
         outputs = histories(output_ids, rows, size, "output_ids")
         self.histories = [History(*three) for three in zip(prompts, outputs, masks(mask, rows, size), strict=True)]
@@ -289,4 +290,5 @@ class _Batch:
         return len(self.logits)
 
     def __iter__(self) -> Any:
-        return zip(self.logits, self.pipelines, self.histories, strict=True)
+        """Per row: logits, pipeline, history, and whether the CPU backend runs it."""
+        return zip(self.logits, self._pipelines, self.histories, self._fast, strict=True)

@@ -13,6 +13,7 @@ from nucleate.core.parameter import Parameter, ParameterError, declared, param, 
 from nucleate.core.stage import Ceiling, Draw, Floor, Pipeline, Prefix, Shift, Stage, Tap
 from nucleate.stages import STAGES
 from nucleate.stages.mask import Mask
+from nucleate.stages.mirostat import Mirostat
 
 Preset = tuple[str | tuple[str, Mapping[str, Any]], ...]
 """Names of stages, each alone or with {attribute: value}: the value it takes where the request leaves its default."""
@@ -85,7 +86,12 @@ def build(values: Mapping[str, Any], ends: tuple[int, ...] = ()) -> list[Stage]:
     own = {"ends": ends}
     stages = [_stage(name, values, own if isinstance(entry, str) else entry[1]) for name, entry in places.items()]
     stages = [stage for stage in stages if not stage.neutral]
-    if any(stage.greedy for stage in (*stages, STAGES[values["draw"]]())):
+    greedy = next((stage for stage in (*stages, STAGES[values["draw"]]()) if stage.greedy), None)
+    if greedy is not None:
+        if any(isinstance(stage, Mirostat) for stage in stages):
+            tau = values["mirostat_tau"]
+            told = f"mirostat_tau={tau:g} needs tokens that are drawn, but {greedy!r} is greedy: set one of them only"
+            raise ParameterError("mirostat_tau", told)
         stages = [stage for stage in stages if stage.greedy or not isinstance(stage, Floor | Prefix | Ceiling)]
     return stages
 

@@ -29,6 +29,7 @@ class Logits:
     """Rows of floats [B, V], a NumPy array or a torch tensor, kept as given: each row is read when it is asked for."""
 
     def __init__(self, logits: Any) -> None:
+        self._given = logits
         if hasattr(logits, "detach"):  # a torch tensor; NumPy has no bfloat16
             logits = logits.detach()
             self._rows, floats = logits.cpu(), logits.is_floating_point()
@@ -53,6 +54,10 @@ class Logits:
         with np.errstate(over="ignore"):
             return np.asarray(row.float().numpy() if hasattr(row, "detach") else row).astype(np.float32, copy=False)
 
+    def like(self, result: NDArray[Any]) -> Any:
+        """A result for these logits, NumPy or a tensor on their device as they are."""
+        return like(self._given, result)
+
     def lying(self) -> Lying:
         """Where the rows are in memory. Those a kernel cannot read, or that are not in one piece, are copied."""
         rows = self._rows
@@ -72,6 +77,15 @@ class Logits:
 
     def __iter__(self) -> Iterator[NDArray[np.float32]]:
         return (self[place] for place in range(len(self)))
+
+
+def like(logits: Any, result: NDArray[Any]) -> Any:
+    """A result as it is for NumPy logits; for a tensor of logits, as a tensor on its device."""
+    if not hasattr(logits, "detach"):
+        return result
+    from nucleate.backends.cuda.tensors import on_device_of  # it imports torch
+
+    return on_device_of(logits, result)
 
 
 def lying_plainly(rows: Any, shape: tuple[int, int]) -> Lying | None:
@@ -139,6 +153,18 @@ def history(ids: Any, size: int, name: str, what: str = "be a list of token ids"
     if len(array) and not 0 <= array.min() <= array.max() < size:
         raise ValueError(f"{name} holds token ids outside the vocabulary (0..{size - 1})")
     return array.astype(np.int64)
+
+
+def check_count(value: Any, name: str) -> None:
+    """Raise ParameterError unless a value is an integer above 0."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        raise ParameterError(name, f"{name} must be an integer >= 1, got {value!r:.60}")
+
+
+def check_token(token: Any, size: int) -> None:
+    """Raise ParameterError unless a value is a token id of the vocabulary."""
+    if isinstance(token, bool) or not isinstance(token, int | np.integer) or not 0 <= token < size:
+        raise ParameterError("token", f"token must be an integer in 0..{size - 1}, got {token!r:.60}")
 
 
 def check_ids(stages: Pipeline, size: int) -> None:

@@ -1,6 +1,6 @@
 """Sampler: the state of a batch. Rows come and go; one call per step draws a token for each.
 
-Refuses to know text and models: logits in, tokens out.
+Logits in, tokens out: text and models are the caller's.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from nucleate.backends import reference
-from nucleate.columns import Columns, Structure, structure_of
 from nucleate.core import noise
 from nucleate.core.event import StepLogprobs
 from nucleate.core.history import History
@@ -22,13 +20,14 @@ from nucleate.core.memory import Memory
 from nucleate.core.parameter import ParameterError
 from nucleate.core.stage import Drawn, Pipeline, Tap
 from nucleate.device import Device
+from nucleate.dispatch.select import TENSOR_BACKENDS
 from nucleate.host import Host, Row, known
-from nucleate.laws import Laws, learns
+from nucleate.kernels import BACKENDS
+from nucleate.laws import Laws, learns, taken
 from nucleate.params import SamplingParams
-from nucleate.pipeline import Params, prepared
-from nucleate.plan import BACKENDS, TENSOR_BACKENDS
+from nucleate.pipeline import Params, chances, prepared
 from nucleate.presets import with_mask, without_mask
-from nucleate.rows import Logits, check_ids, history, per_row
+from nucleate.rows import Logits, check_count, check_ids, check_token, history, per_row
 
 if TYPE_CHECKING:
     from nucleate.backends.cuda.loop import Forward, Loop
@@ -37,7 +36,8 @@ if TYPE_CHECKING:
 class Sampled(NamedTuple):
     """What one step of a batch gives. R rows, in the order in which their logits were given.
 
-    On a device, token_ids is a tensor there; logprobs and errors wait for the device when they are looked at.
+    token_ids is a torch tensor where the logits are one, or the rows are on a device; NumPy otherwise. On a device,
+    reading logprobs or errors waits for it.
     """
 
     token_ids: Any  #: int64 [R], NumPy or torch; -1 where there is an error
@@ -53,8 +53,7 @@ _sampled = functools.partial(tuple.__new__, Sampled)
 class Sampler:
     """A batch of rows, each with its own pipeline, seed, step and history.
 
-    vocab_size: V, the length of a row of logits. backend, device: as in ``sample`` and ``explain``. Rows with the same
-    structure, the types of their stages, form a group, whose parameters are columns (see ``groups``).
+    vocab_size: V, the length of a row of logits. backend, device: as in ``sample`` and ``explain``.
 
     With another device than "cpu", histories, seeds, steps and numbers of rows are there, and so are the tokens: only
     ``tolist`` on them waits for it, where ``explain`` says of every row that it runs there; what else waits says so.
@@ -62,19 +61,17 @@ class Sampler:
     """
 
     def __init__(self, vocab_size: int, backend: str = "auto", device: str = "cpu") -> None:
-        if isinstance(vocab_size, bool) or not isinstance(vocab_size, int | np.integer) or vocab_size < 1:
-            raise ParameterError("vocab_size", f"vocab_size must be an integer >= 1, got {vocab_size!r}")
+        check_count(vocab_size, "vocab_size")
         if backend not in (names := (*BACKENDS, *TENSOR_BACKENDS)):
             raise ParameterError("backend", f"backend must be one of {', '.join(names)}, got {backend!r:.60}")
         self.backend = backend
         self.vocab_size = int(vocab_size)
-        self.groups: dict[Structure, Columns] = {}
         self._rows: dict[int, Row] = {}
         self._next = 0
-        self._host = Host(self.vocab_size, "auto" if backend in TENSOR_BACKENDS else backend, self._rows, self.groups)
+        self._host = Host(self.vocab_size, "auto" if backend in TENSOR_BACKENDS else backend, self._rows)
         self._device: Device | None = None
         if device != "cpu" or backend in TENSOR_BACKENDS:
-            self._device = Device(self.vocab_size, device, backend, self._rows, self._host.alone, self._host.move)
+            self._device = Device(self.vocab_size, device, backend, self._rows, self._host.alone)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -92,15 +89,23 @@ class Sampler:
         output_ids: Sequence[int] = (),
         seed: int | None = None,
         index: int = 0,
+        eos_token_ids: Sequence[int] = (),
     ) -> int:
         """Add a row and return its number, which is never used again.
 
         output_ids: what it has drawn before, to go on from there. seed: if given, instead of the one in params.
-        index: which of n answers; its seed is seed + index.
-        Raises ParameterError for token ids outside the vocabulary, and for text, which needs a tokenizer (see
-        ``SamplingParams.pipeline``).
+        index: which of n answers; its seed is seed + index. eos_token_ids: of the model; ``min_tokens`` bans them.
+        Raises ParameterError for token ids outside the vocabulary, for text, which needs a tokenizer (see
+        ``SamplingParams.pipeline``), and for fields that only an engine can honour, such as ``stop``.
         """
-        asked, stages, chain = prepared(params)
+        ends = tuple(history(eos_token_ids, self.vocab_size, "eos_token_ids").tolist())
+        if isinstance(params, SamplingParams):
+            params.check_for_sampler(ends)
+        elif ends:
+            raise ParameterError(
+                "eos_token_ids", "eos_token_ids is for SamplingParams: a pipeline says MinTokens(n, ids)"
+            )
+        asked, stages, chain = prepared(params, ends)
         check_ids(stages, self.vocab_size)
         prompt = history(prompt_ids, self.vocab_size, "prompt_ids")
         output = history(output_ids, self.vocab_size, "output_ids")
@@ -116,25 +121,21 @@ class Sampler:
             self._host.add(number, row, chain)
         self._rows[number] = row
         self._host.forget()
-        structure = structure_of(stages)
-        if structure not in self.groups:
-            self.groups[structure] = Columns(stages)
-        self.groups[structure].add(number, stages)
         return number
 
     def push(self, row: int, token: int) -> None:
-        """A row goes on with a token that was not drawn, as no other could have been: the rest is as if it were.
+        """Append a token that was forced, not sampled, because no other was allowed. Stages move on as if it were.
 
         Raises ParameterError for a token outside the vocabulary.
         """
         own = known(self._rows, row)
-        if not 0 <= token < self.vocab_size:
-            raise ParameterError("token", f"token must be in 0..{self.vocab_size - 1}, got {token!r:.60}")
+        check_token(token, self.vocab_size)
+        token = int(token)
         if self._device is not None and row in self._device:
             self._device.push(row, token)
             return
         self._host.push(row, own, token)
-        self._host.move(row, own, tuple(stage.after(Drawn(token, 0.0, 0.0)) for stage in own.stages))
+        own.move(tuple(stage.after(Drawn(token, 0.0, 0.0)) for stage in own.stages))
 
     def laws(
         self,
@@ -145,7 +146,7 @@ class Sampler:
         *,
         parents: Sequence[int] | None = None,
     ) -> Laws:
-        """What a row's next tokens would be drawn from, [N, V] float64: now, and after each of some tokens.
+        """The distributions of a row's next tokens, [N, V] float64: now, and after each of some tokens.
 
         logits_NV: float [N, V], NumPy or torch, with N - 1 tokens; masks: what a grammar allows, int32 [W] for each of
         the N, or None. parents: for each token which one it follows, -1 for none; without it the one before. Nothing
@@ -160,38 +161,48 @@ class Sampler:
         fast = self._host.fast(self.vocab_size)
         return Laws(own.stages, own.memory.prompt, own.memory.output, logits, tokens, masks, parents=parents, fast=fast)
 
-    def take(self, row: int, logits_V: Any, token: int, mask_W: Any = None) -> StepLogprobs | None:
-        """A row goes on with a token that was chosen by its law, as if it had been drawn: stages learn from it.
+    def take(
+        self, row: int, logits_V: Any, token: int, mask_W: Any = None, *, law: NDArray[np.float64] | None = None
+    ) -> StepLogprobs | None:
+        """Append a token that was sampled elsewhere from a row's distribution, updating stages with a state.
 
-        Returns its logprobs, if they were asked for; then it waits for the device. Raises ValueError for a token that
-        cannot be drawn.
+        law: the distribution [V], where it is known, as ``laws`` gives it; otherwise it is computed. Returns the
+        token's logprobs, if they were asked for. On a device it waits for it, unless the law is given and no stage has
+        a state or reports logprobs. Raises ValueError for a token whose probability is 0.
         """
         own = known(self._rows, row)
-        if not any(isinstance(stage, Tap) or learns(stage) for stage in own.stages):
+        check_token(token, self.vocab_size)
+        token = int(token)
+        learned = any(isinstance(stage, Tap) or learns(stage) for stage in own.stages)
+        if learned or law is None:
+            own = self._up_to_date(row)
+            logits = Logits(logits_V[None] if hasattr(logits_V, "detach") else np.asarray(logits_V)[None])
+            if logits.shape[1] != self.vocab_size:
+                raise ValueError(f"logits must have the shape {[self.vocab_size]}, got {[logits.shape[1]]}")
+            stages = own.stages if mask_W is None else with_mask(own.stages)
+            past = History(own.memory.prompt, own.memory.output, mask_W)
+            law = chances(self._host.fast(self.vocab_size))(logits[0], stages, past) if law is None else law
+        if not law[token] > 0:
+            raise ValueError(f"token {token} cannot be sampled from row {row}: its probability is 0")
+        if not learned:
             self.push(row, token)
             return None
-        own = self._up_to_date(row)
-        stages = own.stages if mask_W is None else with_mask(own.stages)
-        past = History(own.memory.prompt, own.memory.output, mask_W)
-        result = reference.take(Logits(logits_V[None])[0], stages, token, past)
+        result = taken(logits[0], stages, token, past)
         if self._device is not None and row in self._device:
             self._device.push(row, token, result.stages)
             return result.logprobs
         self._host.push(row, own, token)
-        self._host.move(row, own, result.stages if stages is own.stages else without_mask(result.stages))
+        own.move(result.stages if stages is own.stages else without_mask(result.stages))
         return result.logprobs
 
     def remove(self, row: int) -> None:
         """Forget a row. The others stay as they are."""
-        structure = structure_of(known(self._rows, row).stages)
+        known(self._rows, row)
         del self._rows[row]
         self._host.remove(row)
         self._host.forget()
         if self._device is not None:
             self._device.remove(row)
-        self.groups[structure].remove(row)
-        if not len(self.groups[structure]):
-            del self.groups[structure]
 
     def seed(self, row: int) -> int:
         """The seed of a row, as given or as taken when it was added."""

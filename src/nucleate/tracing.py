@@ -1,9 +1,9 @@
-"""trace: what every stage did to one row, token by token, and why. Built on the reference; changes nothing."""
+"""trace: what every stage did to one row, token by token, and why. Changes nothing."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,8 @@ from nucleate.core import noise
 from nucleate.core.history import History
 from nucleate.core.stage import Ceiling, Floor, Pipeline, Prefix, Scale, Shift, Stage, Tap, shape_of
 from nucleate.core.values import shown
-from nucleate.pipeline import Params, as_pipeline
+from nucleate.kernels import compiled
+from nucleate.pipeline import Params, as_pipeline, runner, survivors
 from nucleate.presets import with_mask
 from nucleate.rows import Logits, check_ids, history, masks, per_row
 
@@ -105,15 +106,18 @@ def trace(
     output_ids: Sequence[int] | None = None,
     step: int = 0,
     mask: Any = None,
+    backend: str = "reference",
 ) -> Trace:
     """What each stage would do to one row: the tokens it touches and removes, why, and the distribution after it.
 
-    logits_V: float [V]. Other arguments as in ``sample``, for one row; mask: int32 [V / 32]. The token is the one that
+    logits_V: float [V]. Other arguments as in ``sample``, for one row; mask: int32 [V / 32]. backend: as in ``sample``,
+    and "cpu" or "auto" may be slower than the reference here, as each stage is a run. The token is the one that
     ``sample`` draws. Stages are shown as asked for, also those that cannot change the draw. Logits that are NaN, +inf
     or all -inf, or a stage that leaves no token, are the ``error``.
     """
     logits = Logits(_alone(logits_V, "logits"))
     size, stages = logits.shape[1], as_pipeline(params)
+    fast = compiled(backend, size)
     check_ids(stages, size)
     [at], [mask_W] = per_row(step, 1, "step"), masks(None if mask is None else _alone(mask, "mask"), 1, size)
     stages = stages if mask_W is None else with_mask(stages)
@@ -121,7 +125,7 @@ def trace(
     output = history(() if output_ids is None else output_ids, size, "output_ids")
     seed = getattr(stages[-1], "seed", None)
     seed = noise.fresh_seed() if seed is None else seed
-    return _trace(logits[0], stages, History(prompt, output, mask_W), seed, at)
+    return _trace(logits[0], stages, History(prompt, output, mask_W), seed, at, fast=fast)
 
 
 def _alone(row: Any, name: str) -> Any:
@@ -132,16 +136,32 @@ def _alone(row: Any, name: str) -> Any:
     return array[None]
 
 
-def _trace(logits_V: NDArray[np.float32], stages: Pipeline, past: History, seed: int, step: int) -> Trace:
+def _walk(
+    kept: Survivors, logits_V: NDArray[np.float32], stages: Pipeline, past: History, u: float, *, fast: bool
+) -> Iterator[Survivors]:
+    """The tokens left after each stage but the draw. fast: the CPU backend runs all stages so far each time."""
+    if not fast:
+        yield from reference.walk(kept, len(logits_V), stages[:-1], past, u)
+        return
+    for count in range(1, len(stages)):
+        yield survivors(fast)(logits_V, (*stages[:count], stages[-1]), past, u)
+
+
+def _trace(
+    logits_V: NDArray[np.float32], stages: Pipeline, past: History, seed: int, step: int, *, fast: bool
+) -> Trace:
     steps: list[Step] = []
     try:
         kept = reference.everything(logits_V)
         steps.append(_step(None, "as given", None, kept, len(logits_V)))
         u = reference.coin(stages, seed, step)
-        for stage, left in zip(stages[:-1], reference.walk(kept, len(logits_V), stages[:-1], past, u), strict=True):
+        for stage, left in zip(stages[:-1], _walk(kept, logits_V, stages, past, u, fast=fast), strict=True):
             steps.append(_step(stage, _why(stage, kept, left, u), kept, left, len(logits_V)))
             kept = left
-        token = reference.pick(stages[-1], kept, seed, step)
+        if fast:
+            token = runner(fast)(logits_V, stages, seed, step, past).token
+        else:
+            token = reference.pick(stages[-1], kept, seed, step)
     except reference.RowError as error:
         return Trace(tuple(steps), None, str(error), seed, step)
     drawn = Survivors(np.array([token]), kept.x_N[kept.ids_N == token], kept.whole)

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from nucleate import plan
 from nucleate.core.stage import Draw, Pipeline
+from nucleate.kernels import KERNELS
 from nucleate.params import SamplingParams
 from nucleate.pipeline import Params, as_pipeline
 from nucleate.rows import ids_in
@@ -39,7 +39,7 @@ def warm(
             also()
         return None
     thread = threading.Thread(target=_compile_beside, args=(pipelines, also), name="nucleate-warm", daemon=True)
-    plan.KERNELS.warming.append(thread)
+    KERNELS.warming.append(thread)
     thread.start()
     return thread
 
@@ -49,7 +49,7 @@ def _compile_beside(pipelines: list[Pipeline], also: Callable[[], object] | None
         try:
             _compile(pipelines)
         finally:
-            plan.KERNELS.warming.remove(threading.current_thread())
+            KERNELS.warming.remove(threading.current_thread())
         if also is not None:
             also()
     except Exception:
@@ -64,4 +64,4 @@ def _compile(pipelines: list[Pipeline]) -> None:
             sampler = Sampler(size, backend="cpu")
             sampler.add(some, [0, 1], output_ids=[1, 2, 1])
             sampler(row)
-    plan.KERNELS.warm = True
+    KERNELS.warm = True

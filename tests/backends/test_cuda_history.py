@@ -14,9 +14,9 @@ from nucleate.backends import reference
 from nucleate.core.history import History
 from nucleate.core.maths import absolute, exp, maximum, minimum, sqrt, where
 from nucleate.core.stage import Shift, Token, param
+from nucleate.dispatch.chain import chain_of
+from nucleate.dispatch.device import resident_of, resident_of_shifts
 from nucleate.pipeline import simplify
-from nucleate.placing import resident_of, resident_of_shifts
-from nucleate.plan import chain_of
 from nucleate.stages import (
     Allowed,
     BadWords,
@@ -288,8 +288,8 @@ def test_what_the_host_still_runs() -> None:
             return np.sort(x) * self.odd
 
     for shifts, why in (
-        ((Told(),), "depends on what was said"),
-        ((Elsewhere(),), "has a rule of its own"),
+        ((Told(),), "depends on the history"),
+        ((Elsewhere(),), "has a rule that a device does not have"),
         ((Odd(),), "Odd.apply names np"),
         ((Dry(0.8), Dry(0.5)), "is the second of its kind"),
     ):

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from nucleate.backends import reference
+from nucleate.backends.chain import Numbers
 from nucleate.core.history import History
+from nucleate.dispatch.chain import chain_of
 from nucleate.pipeline import simplify
-from nucleate.plan import Numbers, chain_of
 from nucleate.stages import Frequency, Gumbel, LogitBias, Presence, Repetition, TopP
 
 torch = pytest.importorskip("torch", reason="tensor code needs torch")

@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 from interpreted import Interpreted
 
 from nucleate.backends import reference
+from nucleate.backends.chain import Numbers
 from nucleate.core import noise
 from nucleate.core.history import History
+from nucleate.dispatch.chain import chain_of
 from nucleate.pipeline import simplify
-from nucleate.plan import Numbers, chain_of
 from nucleate.stages import Frequency, Gumbel, LogitBias, Presence, Repetition
 
 pytest.importorskip("torch", reason="the kernels are launched with torch's tensors")

@@ -13,10 +13,10 @@ from interpreted import Interpreted
 from verdicts import assert_is, chain, drafts, laws, slow_rejection
 
 import nucleate as nc
+from nucleate.dispatch.chain import chain_of
 from nucleate.engine import verify as slow
 from nucleate.engine.draft.law import choose
 from nucleate.pipeline import simplify
-from nucleate.plan import chain_of
 
 torch = pytest.importorskip("torch", reason="the kernels are launched with torch's tensors")
 pytest.importorskip("triton", reason="the kernels are Triton's: pip install triton (Linux only)")

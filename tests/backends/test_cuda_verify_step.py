@@ -10,10 +10,10 @@ import pytest
 from verdicts import assert_is, chain, drafts, slow_rejection
 
 import nucleate as nc
+from nucleate.dispatch.chain import chain_of
 from nucleate.engine import verify as slow
 from nucleate.engine.draft.draft import Draft
 from nucleate.pipeline import simplify
-from nucleate.plan import chain_of
 
 torch = pytest.importorskip("torch", reason="tensor code needs torch")
 from nucleate.backends.cuda import verify, verify_step  # noqa: E402

@@ -26,8 +26,8 @@ from nucleate.core.history import History
 from nucleate.core.maths import maximum, ones
 from nucleate.core.parameter import ParameterError
 from nucleate.core.stage import Prefix, Row, Shift, param
+from nucleate.dispatch.chain import chain_of
 from nucleate.pipeline import simplify
-from nucleate.plan import chain_of
 from nucleate.stages import STAGES, Frequency, Gumbel, Mask, Presence, Repetition, Temperature
 
 SHIFTS = [name for name, kind in STAGES.items() if issubclass(kind, Shift)]

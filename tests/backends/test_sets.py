@@ -14,10 +14,11 @@ import pytest
 
 import nucleate as nc
 from nucleate.backends import reference
+from nucleate.backends.chain import Numbers
 from nucleate.backends.cpu.generic import run as generic
 from nucleate.backends.cpu.special.rows import chains
+from nucleate.dispatch.chain import chain_of
 from nucleate.pipeline import simplify
-from nucleate.plan import Numbers, chain_of
 from nucleate.stages import Gumbel, LogitBias, MinP, Temperature, TopK, TopNSigma, TopP, Typical
 
 SEEDS = 2
@@ -105,7 +106,7 @@ import numpy as np
 from nucleate.backends import reference
 from nucleate.backends.cpu.special.rows import chains
 from nucleate.core.maths import SLACK
-from nucleate.plan import Numbers
+from nucleate.backends.chain import Numbers
 from nucleate.stages import MinP
 
 for top in (0.25, 2.5, 3.0, 7.0):

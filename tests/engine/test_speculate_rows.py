@@ -19,7 +19,7 @@ from nucleate.engine.request import Request
 from nucleate.engine.speculate import Speculation
 from nucleate.engine.speculate_rows import Hands, Row, judge
 from nucleate.sampler import Sampler
-from nucleate.text.structured.guidance import GuidanceMatcher
+from nucleate.text.structured import Matcher
 
 RULES = ("coupled", "rejection", "block", "typical")
 
@@ -118,16 +118,16 @@ def test_a_form_that_fails_is_the_end_of_its_answer_alone(
     llm: nc.LLM, monkeypatch: pytest.MonkeyPatch, rule: str, when: int
 ) -> None:
     """Before a draft is asked for, and after it was found to be allowed: a copy shares the time that there is."""
-    times, copied = 0, GuidanceMatcher.copy
+    times, copied = 0, Matcher.copy
 
-    def copy(self: GuidanceMatcher) -> GuidanceMatcher:
+    def copy(self: Matcher) -> Matcher:
         nonlocal times
         times += 1
         if times > when:
             self._error = "it took too long"
         return copied(self)
 
-    monkeypatch.setattr(GuidanceMatcher, "copy", copy)
+    monkeypatch.setattr(Matcher, "copy", copy)
     law_V = np.full(SIZE, 1 / SIZE)
     engine = engine_of(llm, Draft((7, 8), None, (law_V, law_V)), toy_rule, rule)
     forms = [nc.SamplingParams(seed=1, max_tokens=12, structured=nc.Structured(regex="[a-z ]{25,30}"))]

@@ -12,8 +12,8 @@ from nucleate.backends import reference
 from nucleate.backends.cpu.generic import run as generic
 from nucleate.backends.cpu.special.rows import chains
 from nucleate.core.stage import History, Tap
+from nucleate.dispatch.chain import chain_of
 from nucleate.pipeline import simplify
-from nucleate.plan import chain_of
 from nucleate.rows import Logits
 from nucleate.stages import Mask
 

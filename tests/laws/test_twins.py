@@ -222,7 +222,7 @@ def test_rows_that_come_and_go_at_any_time_do_not_matter(twins, backend):
                 del live[row]
                 done += 1
     assert done == len(batch)
-    assert sampler.groups == {}
+    assert sampler.rows == ()
 
 
 @on_every_backend

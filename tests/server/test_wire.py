@@ -127,7 +127,7 @@ def test_the_parameters_of_any_request_come_through(data: st.DataObject) -> None
     names = data.draw(st.lists(st.sampled_from(sorted(FIELDS)), unique=True, max_size=6))
     values = {name: data.draw(one(name), label=name) for name in names}
     try:
-        expected = DEFAULTS.replace(**values)
+        expected = DEFAULTS.override(**values)
     except ParameterError:
         for kind in (COMPLETIONS, PLAIN):
             refusal(kind, body(kind, **values))

@@ -18,8 +18,7 @@ from nucleate.core.parameter import ParameterError
 from nucleate.text import structured
 from nucleate.text.structured import Compiled, Grammars, Matcher, MatcherError, Structured, library
 from nucleate.text.structured.beginning import Beginning
-from nucleate.text.structured.guidance_matcher import GuidanceMatcher
-from nucleate.text.structured.matcher import Budget
+from nucleate.text.structured.budget import Budget
 from nucleate.text.tokenizer import Tokenizer
 
 OBJECT = {"type": "object", "properties": {"name": {"type": "string"}, "n": {"type": "integer"}}, "required": ["name"]}
@@ -39,30 +38,9 @@ def tokenizer() -> Tokenizer:
     return nc.LLM().tokenizer
 
 
-@pytest.fixture(scope="module", params=["guidance", "xgrammar"])
-def engine(request: pytest.FixtureRequest) -> Any:
-    """Both say the same through the same protocol, where both are installed."""
-    if request.param == "xgrammar":
-        pytest.importorskip("xgrammar", reason="the second grammar engine, xgrammar, is not installed")
-    return request.param
-
-
 @pytest.fixture(scope="module")
-def grammars(tokenizer: Tokenizer, engine: Any) -> Grammars:
-    return Grammars(tokenizer, 4096, engine=engine, threads=2)
-
-
-@pytest.fixture(scope="module")
-def guidance(tokenizer: Tokenizer) -> Grammars:
+def grammars(tokenizer: Tokenizer) -> Grammars:
     return Grammars(tokenizer, 4096, threads=2)
-
-
-def compiled_by(grammars: Grammars, engine: str, form: Structured) -> Compiled:
-    if engine == "xgrammar" and (form.grammar or (form.regex or "").startswith("(?i)")):
-        with pytest.raises(ParameterError, match=r"xgrammar (takes none|does not take)"):
-            grammars.compile(form)
-        pytest.skip("xgrammar does not take it")
-    return grammars.compile(form)
 
 
 def mask_of(matcher: Matcher, words: int = 128) -> np.ndarray:
@@ -98,9 +76,9 @@ def takes(matcher: Matcher, token: int) -> bool:
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.to_json()[:40])
-def test_a_mask_is_every_token_tried(grammars: Grammars, engine: str, tokenizer: Tokenizer, form: Structured) -> None:
+def test_a_mask_is_every_token_tried(grammars: Grammars, tokenizer: Tokenizer, form: Structured) -> None:
     """But where only one text can follow: there guidance takes the first token in which that is usually written."""
-    matcher = compiled_by(grammars, engine, form).matcher()
+    matcher = grammars.compile(form).matcher()
     chance = random.Random(1)
     for _ in range(5):
         tried = [token for token in range(4096) if takes(matcher, token)]
@@ -114,11 +92,9 @@ def test_a_mask_is_every_token_tried(grammars: Grammars, engine: str, tokenizer:
 @pytest.mark.parametrize(
     "pattern", ["[a-c]{2,9}(x|yz)?", "(ab|cd)*e?", "[^z]{3,5}", "(?i)hello|world", "x?y*z+[0-9]{2}"]
 )
-def test_a_mask_is_what_another_engine_says(
-    grammars: Grammars, engine: str, tokenizer: Tokenizer, pattern: str
-) -> None:
+def test_a_mask_is_what_another_engine_says(grammars: Grammars, tokenizer: Tokenizer, pattern: str) -> None:
     """A partial match of the text with each token added."""
-    form = compiled_by(grammars, engine, Structured(regex=pattern))
+    form = grammars.compile(Structured(regex=pattern))
     compiled = regex.compile(pattern)
     ends, table = tokenizer.eos_token_ids, tokenizer.pieces.table
     texts = {
@@ -142,8 +118,8 @@ def test_a_mask_is_what_another_engine_says(
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.to_json()[:40])
-def test_what_is_taken_back_never_was(grammars: Grammars, engine: str, form: Structured) -> None:
-    compiled, chance = compiled_by(grammars, engine, form), random.Random(2)
+def test_what_is_taken_back_never_was(grammars: Grammars, form: Structured) -> None:
+    compiled, chance = grammars.compile(form), random.Random(2)
     for _ in range(8):
         matcher = compiled.matcher()
         pushed = walk(matcher, chance.randrange(1, 25), chance)  # over the end, with EOS after EOS
@@ -168,8 +144,8 @@ def test_what_is_taken_back_never_was(grammars: Grammars, engine: str, form: Str
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.to_json()[:40])
-def test_copies_go_their_own_ways(grammars: Grammars, engine: str, form: Structured) -> None:
-    matcher, chance = compiled_by(grammars, engine, form).matcher(), random.Random(3)
+def test_copies_go_their_own_ways(grammars: Grammars, form: Structured) -> None:
+    matcher, chance = grammars.compile(form).matcher(), random.Random(3)
     walk(matcher, 3, chance)
     before = mask_of(matcher)
     copies = [matcher.copy() for _ in range(6)]
@@ -231,8 +207,7 @@ def test_a_token_that_is_refused_changes_nothing(grammars: Grammars) -> None:
     assert np.array_equal(mask_of(matcher), before)
 
 
-def test_forced_tokens_are_the_usual_ones(guidance: Grammars, tokenizer: Tokenizer) -> None:
-    grammars = guidance
+def test_forced_tokens_are_the_usual_ones(grammars: Grammars, tokenizer: Tokenizer) -> None:
     form = Structured(json_schema={"const": {"first_name": "hello world"}}, whitespace="compact")
     matcher = grammars.compile(form).matcher()
     text = '{"first_name":"hello world"}'
@@ -265,9 +240,9 @@ def test_a_wrong_array_is_refused(grammars: Grammars) -> None:
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 5, 32])
-def test_many_masks_are_those_one_by_one(grammars: Grammars, engine: str, rows: int) -> None:
+def test_many_masks_are_those_one_by_one(grammars: Grammars, rows: int) -> None:
     chance = random.Random(rows)
-    forms = [form for form in FORMS if engine == "guidance" or not form.grammar]
+    forms = FORMS
     matchers: list[Matcher | None] = []
     for row in range(rows):
         matcher = grammars.compile(forms[row % len(forms)]).matcher()
@@ -282,18 +257,18 @@ def test_many_masks_are_those_one_by_one(grammars: Grammars, engine: str, rows: 
                 walk(matcher, 1, chance)
 
 
-def small(*words: str, eos: str = "</s>", engine: Any = "guidance") -> Grammars:
+def small(*words: str, eos: str = "</s>") -> Grammars:
     """A vocabulary of these words as they are, and an EOS."""
     backend = tokenizers.Tokenizer(
         models.WordLevel({word: i for i, word in enumerate([*words, eos])}, unk_token=words[0])
     )
     backend.decoder = decoders.Fuse()
-    return Grammars(Tokenizer(backend, eos_token_ids=[len(words)]), len(words) + 1, engine=engine)
+    return Grammars(Tokenizer(backend, eos_token_ids=[len(words)]), len(words) + 1)
 
 
-def test_a_dead_end_is_an_error_that_stays(engine: Any) -> None:
+def test_a_dead_end_is_an_error_that_stays() -> None:
     """The text must go on with a letter that no token has."""
-    grammars = small("a", "b", "c", "e", engine=engine)
+    grammars = small("a", "b", "c", "e")
     matcher = grammars.compile(Structured(regex="a(bd|ce)")).matcher()
     good = matcher.copy()
     for token in (0, 2):
@@ -322,16 +297,16 @@ def test_a_dead_end_is_an_error_that_stays(engine: Any) -> None:
         grammars.compile(Structured(regex="d"))
 
 
-def test_what_becomes_too_complex_is_an_error_of_its_row(guidance: Grammars, tokenizer: Tokenizer) -> None:
+def test_what_becomes_too_complex_is_an_error_of_its_row(grammars: Grammars, tokenizer: Tokenizer) -> None:
     """Text without an end: nothing is wrong until its only way is taken."""
-    matcher = guidance.compile(Structured(grammar='start: "b" | "a" endless\nendless: "a" endless')).matcher()
-    other = guidance.compile(Structured(regex="[0-9]+")).matcher()
+    matcher = grammars.compile(Structured(grammar='start: "b" | "a" endless\nendless: "a" endless')).matcher()
+    other = grammars.compile(Structured(regex="[0-9]+")).matcher()
     matcher.push(tokenizer.encode("a", add_special_tokens=False)[0])
     assert matcher.error is None
     with pytest.raises(MatcherError, match="Too many items"):
         walk(matcher, 3, random.Random(0))
     masks_RW = np.full((2, 128), -1, np.int32)
-    guidance.fill_all([matcher, other], masks_RW)
+    grammars.fill_all([matcher, other], masks_RW)
     assert "Too many items" in matcher.error
     assert not masks_RW[0].any()
     assert np.array_equal(masks_RW[1], mask_of(other))
@@ -370,43 +345,43 @@ class Panics:
         return call
 
 
-def test_a_panic_of_the_engine_is_an_error_of_its_row(guidance: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_panic_of_the_engine_is_an_error_of_its_row(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
     error = panic()
     assert not isinstance(error, Exception)
     ends_W = np.zeros(128, np.int32)
     calls = ("fill", np.zeros(128, np.int32)), ("push", 1), ("rollback", 0), ("forced",), ("copy",)
     for name, *arguments in calls:
-        matcher = GuidanceMatcher(Panics(error), frozenset({0}), ends_W, Budget(1.0))
+        matcher = Matcher(Panics(error), frozenset({0}), ends_W, Budget(1.0))
         if name == "rollback":
             matcher._tokens, arguments = [1] * 3, [1]
         with pytest.raises(MatcherError, match="the grammar engine failed"):
             getattr(matcher, name)(*arguments)
         assert matcher.error == "the grammar engine failed"
-    good = [guidance.compile(form).matcher() for form in FORMS[:3]]
-    bad = GuidanceMatcher(Panics(error), frozenset({0}), ends_W, Budget(1.0))
+    good = [grammars.compile(form).matcher() for form in FORMS[:3]]
+    bad = Matcher(Panics(error), frozenset({0}), ends_W, Budget(1.0))
     masks_RW = np.full((4, 128), -1, np.int32)
 
     class Executor:
         def unsafe_compute_mask_ptr(self, *_: object) -> None:
             raise error
 
-    monkeypatch.setattr(guidance._engine, "_executor", Executor())
-    guidance.fill_all([good[0], bad, *good[1:]], masks_RW)
+    monkeypatch.setattr(grammars._guidance, "_executor", Executor())
+    grammars.fill_all([good[0], bad, *good[1:]], masks_RW)
     assert not masks_RW[1].any()
     assert bad.error == "the grammar engine failed"
     for matcher, row in zip(good, (0, 2, 3), strict=True):
         assert np.array_equal(masks_RW[row], mask_of(matcher))
 
 
-def test_a_panic_while_compiling_is_a_parameter_error(guidance: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_panic_while_compiling_is_a_parameter_error(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
     error = panic()
 
     def fails(*_: object) -> Any:
         raise error
 
-    monkeypatch.setattr(guidance._engine, "matcher", fails)
+    monkeypatch.setattr(grammars._guidance, "matcher", fails)
     with pytest.raises(ParameterError, match="regex: the grammar engine failed"):
-        guidance.compile(Structured(regex="panic"))
+        grammars.compile(Structured(regex="panic"))
 
 
 def test_a_stop_that_is_no_error_and_no_end_is_an_error() -> None:
@@ -422,7 +397,7 @@ def test_a_stop_that_is_no_error_and_no_end_is_an_error() -> None:
         def unsafe_compute_mask_ptr(self, *_: object) -> None:
             pass
 
-    matcher = GuidanceMatcher(Stops(ValueError()), frozenset({0}), np.zeros(128, np.int32), Budget(1.0))
+    matcher = Matcher(Stops(ValueError()), frozenset({0}), np.zeros(128, np.int32), Budget(1.0))
     with pytest.raises(MatcherError, match="no text of this vocabulary"):
         mask_of(matcher)
     with pytest.raises(MatcherError, match="no text of this vocabulary"):
@@ -430,7 +405,7 @@ def test_a_stop_that_is_no_error_and_no_end_is_an_error() -> None:
 
 
 def test_what_is_no_panic_goes_through() -> None:
-    matcher = GuidanceMatcher(Panics(KeyboardInterrupt()), frozenset({0}), np.zeros(1, np.int32), Budget(1.0))
+    matcher = Matcher(Panics(KeyboardInterrupt()), frozenset({0}), np.zeros(1, np.int32), Budget(1.0))
     with pytest.raises(KeyboardInterrupt):
         matcher.forced()
     assert matcher.error is None
@@ -442,9 +417,9 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
         self.day = 0.0  # by which budgets fill
-        monkeypatch.setattr(structured.matcher, "monotonic", lambda: self.day)
-        monkeypatch.setattr(structured.matcher, "_MARKS", structured.matcher._Marks())
-        for module in (structured.grammar, structured.guidance, structured.matcher, structured.timed):
+        monkeypatch.setattr(structured.budget, "monotonic", lambda: self.day)
+        monkeypatch.setattr(structured.budget, "_MARKS", structured.budget._Marks())
+        for module in (structured.grammar, structured.guidance, structured.matcher, structured.budget):
             for name in ("thread_time", "perf_counter"):
                 monkeypatch.setattr(module, name, lambda: self.now, raising=False)
 
@@ -470,11 +445,11 @@ class Takes:
 
 
 def test_who_is_slow_pays_and_nobody_beside_it(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    guidance, clock = Grammars(tokenizer, 4096), Clock(monkeypatch)
+    grammars, clock = Grammars(tokenizer, 4096), Clock(monkeypatch)
     ends_W = np.zeros(128, np.int32)
     seconds = [0.0, 0.1, 0.004, 0.0]  # the third takes what is free
     inner = [Takes(clock, each) for each in seconds]
-    rows = [GuidanceMatcher(each, frozenset({0}), ends_W, Budget(1.0)) for each in inner]
+    rows = [Matcher(each, frozenset({0}), ends_W, Budget(1.0)) for each in inner]
     together = []
 
     class Executor:
@@ -483,11 +458,11 @@ def test_who_is_slow_pays_and_nobody_beside_it(tokenizer: Tokenizer, monkeypatch
             for each, _row in every:
                 each.compute()
 
-    monkeypatch.setattr(guidance._engine, "_executor", Executor())
+    monkeypatch.setattr(grammars._guidance, "_executor", Executor())
     masks_RW = np.empty((4, 128), np.int32)
     for step in range(12):
         masks_RW[:] = 1
-        guidance.fill_all(rows, masks_RW)
+        grammars.fill_all(rows, masks_RW)
         assert together == [
             2
         ]  # in the first step, once those before them have taken longer than it takes to wake others
@@ -499,16 +474,14 @@ def test_who_is_slow_pays_and_nobody_beside_it(tokenizer: Tokenizer, monkeypatch
     assert [each.calls for each in inner] == [12, 11, 12, 12]
     inner[0].seconds = 0.004
     for _ in range(70):
-        guidance.fill_all(rows, masks_RW)
+        grammars.fill_all(rows, masks_RW)
     assert together == [2] * 71  # together again, but for the first
     assert [row.budget.left for row in rows if row.error is None] == [1.0] * 3
 
 
 def test_many_quick_ones_are_not_taken_for_slow(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    guidance, clock = Grammars(tokenizer, 4096), Clock(monkeypatch)
-    rows = [
-        GuidanceMatcher(Takes(clock, 0.001), frozenset({0}), np.zeros(128, np.int32), Budget(1.0)) for _ in range(40)
-    ]
+    grammars, clock = Grammars(tokenizer, 4096), Clock(monkeypatch)
+    rows = [Matcher(Takes(clock, 0.001), frozenset({0}), np.zeros(128, np.int32), Budget(1.0)) for _ in range(40)]
     together = []
 
     class Executor:
@@ -516,9 +489,9 @@ def test_many_quick_ones_are_not_taken_for_slow(tokenizer: Tokenizer, monkeypatc
             together.append(len(every))
             clock.now += 0.04
 
-    monkeypatch.setattr(guidance._engine, "_executor", Executor())
+    monkeypatch.setattr(grammars._guidance, "_executor", Executor())
     for _ in range(660):
-        guidance.fill_all(rows, np.ones((40, 128), np.int32))
+        grammars.fill_all(rows, np.ones((40, 128), np.int32))
     assert 640 <= len(together) < 660
     assert all(row.error is None and row.budget.left == 1.0 for row in rows)
 
@@ -526,7 +499,7 @@ def test_many_quick_ones_are_not_taken_for_slow(tokenizer: Tokenizer, monkeypatc
 @pytest.mark.parametrize("call", ["push", "forced", "rollback", "copy"])
 def test_every_call_is_paid_for(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
-    matcher = GuidanceMatcher(Takes(clock, 0.3), frozenset({0}), np.zeros(128, np.int32), Budget(1.0))
+    matcher = Matcher(Takes(clock, 0.3), frozenset({0}), np.zeros(128, np.int32), Budget(1.0))
     matcher._tokens = [1] * 100
     arguments = {"push": (1,), "rollback": (1,)}.get(call, ())
     for _ in range(4):
@@ -541,10 +514,10 @@ def test_every_call_is_paid_for(call: str, monkeypatch: pytest.MonkeyPatch) -> N
 def test_all_answers_of_a_form_pay_from_one_budget_that_fills_again(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    guidance, clock = Grammars(tokenizer, 4096), Clock(monkeypatch)
+    grammars, clock = Grammars(tokenizer, 4096), Clock(monkeypatch)
     inner = Takes(clock, 0.0)
     budget = Budget(1.0)
-    first = GuidanceMatcher(
+    first = Matcher(
         inner, frozenset({0}), np.zeros(128, np.int32), Budget(1.0), beginning=Beginning(inner, lambda: inner, budget)
     )
     rows = [first.begun(goes_on=False) for _ in range(63)]
@@ -554,12 +527,12 @@ def test_all_answers_of_a_form_pay_from_one_budget_that_fills_again(
     for row in rows:
         row.inner = Takes(clock, 0.105)
     masks_RW = np.ones((64, 128), np.int32)
-    guidance._each_timed = True
-    guidance.fill_all(rows, masks_RW)
+    grammars._each_timed = True
+    grammars.fill_all(rows, masks_RW)
     assert clock.now == pytest.approx(64 * 0.105)  # of nobody it was known
     alive = [row for row in rows if row.error is None]
     assert len(alive) == 10
-    guidance.fill_all(alive, masks_RW[:10])
+    grammars.fill_all(alive, masks_RW[:10])
     assert clock.now == pytest.approx(64 * 0.105)  # all of them were slow, and nothing is left
     assert {row.error for row in rows} == {"it is so ambiguous that its masks took too long"}
     mask_of(calm)
@@ -581,10 +554,10 @@ def test_a_form_whose_states_are_used_up_begins_anew(
     """Its states are those of all answers there were."""
     limits = library.library().LLParserLimits(max_lexer_states=1_500, verbose_errors=False)
     monkeypatch.setattr(structured.guidance, "parser_limits", lambda: limits)
-    guidance, usual = Grammars(tokenizer, 4096), []
+    grammars, usual = Grammars(tokenizer, 4096), []
     made = monkeypatch_count(monkeypatch)
     form = Structured(regex="[ab]*a[ab]{14}c")
-    compiled, chance = guidance.compile(form), random.Random(0)
+    compiled, chance = grammars.compile(form), random.Random(0)
     letters = [tokenizer.encode(letter, add_special_tokens=False)[0] for letter in "ab"]
     masks_RW = np.empty((2, 128), np.int32)
     old = compiled.matcher()
@@ -594,7 +567,7 @@ def test_a_form_whose_states_are_used_up_begins_anew(
             if call == "fill":
                 matcher.fill(masks_RW[0])
             elif call == "fill_all":
-                guidance.fill_all([matcher, other], masks_RW)
+                grammars.fill_all([matcher, other], masks_RW)
                 assert np.array_equal(*masks_RW)
             elif call == "copy":
                 matcher = matcher.copy()
@@ -608,7 +581,7 @@ def test_a_form_whose_states_are_used_up_begins_anew(
                 usual.append(token)
         assert matcher.error is None
     assert len(made) > 1
-    assert guidance.compile(form) is compiled
+    assert grammars.compile(form) is compiled
     monkeypatch.undo()
     calm = Grammars(tokenizer, 4096).compile(form).matcher()
     for token in usual:
@@ -649,8 +622,8 @@ def test_an_answer_that_uses_up_all_states_by_itself_is_an_error(
 ) -> None:
     limits = library.library().LLParserLimits(max_lexer_states=400, verbose_errors=False)
     monkeypatch.setattr(structured.guidance, "parser_limits", lambda: limits)
-    guidance, made = Grammars(tokenizer, 4096), monkeypatch_count(monkeypatch)
-    matcher, chance = guidance.compile(Structured(regex="[ab]*a[ab]{14}c")).matcher(), random.Random(0)
+    grammars, made = Grammars(tokenizer, 4096), monkeypatch_count(monkeypatch)
+    matcher, chance = grammars.compile(Structured(regex="[ab]*a[ab]{14}c")).matcher(), random.Random(0)
     letters = [tokenizer.encode(letter, add_special_tokens=False)[0] for letter in "ab"]
     one = np.empty(128, np.int32)
     for _ in range(600):
@@ -674,9 +647,9 @@ def byte_level(*added: str) -> tokenizers.Tokenizer:
 
 
 @pytest.mark.parametrize(("length", "left_out"), [(1024, False), (1025, True), (5000, True)])
-def test_a_token_too_long_for_the_engine_is_never_allowed(engine: Any, length: int, left_out: bool) -> None:
+def test_a_token_too_long_for_the_engine_is_never_allowed(length: int, left_out: bool) -> None:
     tokenizer = Tokenizer(byte_level("x" * length), eos_token_ids=[256])
-    grammars = Grammars(tokenizer, tokenizer.vocab_size, engine=engine)
+    grammars = Grammars(tokenizer, tokenizer.vocab_size)
     assert grammars.left_out == ((258,) if left_out else ())
     matcher = grammars.compile(Structured(regex="x*")).matcher()
     assert (258 in allowed(matcher, grammars.words)) is not left_out
@@ -698,9 +671,9 @@ def test_special_tokens_are_no_text_but_can_be_named() -> None:
     assert (named.finished, allowed(named, grammars.words)) == (False, [*tokenizer.encode("b")])
 
 
-def test_an_eos_that_reads_like_text_is_no_text(engine: Any) -> None:
+def test_an_eos_that_reads_like_text_is_no_text() -> None:
     tokenizer = Tokenizer(byte_level("xx"), eos_token_ids=[258])
-    grammars = Grammars(tokenizer, tokenizer.vocab_size, engine=engine)
+    grammars = Grammars(tokenizer, tokenizer.vocab_size)
     matcher = grammars.compile(Structured(regex="x{2,4}")).matcher()
     assert 258 not in allowed(matcher, grammars.words)
     x = tokenizer.encode("x")[0]
@@ -713,10 +686,10 @@ def test_an_eos_that_reads_like_text_is_no_text(engine: Any) -> None:
 
 
 @pytest.mark.parametrize("more", [0, 1, 31, 32, 33, 1000])
-def test_ids_beyond_the_tokenizer_are_never_allowed(tokenizer: Tokenizer, engine: Any, more: int) -> None:
-    grammars = Grammars(tokenizer, 4096 + more, engine=engine)
+def test_ids_beyond_the_tokenizer_are_never_allowed(tokenizer: Tokenizer, more: int) -> None:
+    grammars = Grammars(tokenizer, 4096 + more)
     assert grammars.words == -(-(4096 + more) // 32)
-    for form in FORMS if engine == "guidance" else [form for form in FORMS if not form.grammar]:
+    for form in FORMS:
         matcher, chance = grammars.compile(form).matcher(), random.Random(more)
         for _ in range(12):
             assert max(allowed(matcher, grammars.words)) < 4096
@@ -724,8 +697,8 @@ def test_ids_beyond_the_tokenizer_are_never_allowed(tokenizer: Tokenizer, engine
             walk(matcher, 1, chance, grammars.words)
 
 
-def test_a_model_may_have_fewer_ids_than_the_tokenizer(tokenizer: Tokenizer, engine: Any) -> None:
-    grammars = Grammars(tokenizer, 300, engine=engine)
+def test_a_model_may_have_fewer_ids_than_the_tokenizer(tokenizer: Tokenizer) -> None:
+    grammars = Grammars(tokenizer, 300)
     matcher = grammars.compile(Structured(choice=("the sunny day", "the rainy day"))).matcher()
     text = []
     while not matcher.stopped:
@@ -749,11 +722,11 @@ def test_a_tokenizer_that_will_not_do_is_told(tokenizer: Tokenizer) -> None:
 @pytest.mark.parametrize(
     "name", ["byte-level", "llama", "gemma", "metaspace-always", "metaspace-never", "word-piece", "no-decoder", "fuse"]
 )
-def test_other_kinds_of_tokenizers(tokenizers_by_name: dict[str, Tokenizer], engine: Any, name: str) -> None:
+def test_other_kinds_of_tokenizers(tokenizers_by_name: dict[str, Tokenizer], name: str) -> None:
     """What is checked is what the detokenizer shows after a prompt."""
     backend = tokenizers_by_name[name]
     tokenizer = Tokenizer(backend.backend, eos_token_ids=[backend.backend.token_to_id("</s>")])
-    grammars, words = Grammars(tokenizer, tokenizer.vocab_size, engine=engine), -(-tokenizer.vocab_size // 32)
+    grammars, words = Grammars(tokenizer, tokenizer.vocab_size), -(-tokenizer.vocab_size // 32)
     from nucleate.text.detokenize import Detokenizer
 
     prompt = next(token for token in tokenizer.pieces.table if token not in tokenizer.special_ids)

@@ -48,7 +48,7 @@ class Batch:
     ) -> None:
         self.llm, self.engine, self.name, self.journal, self._progress = llm, engine, name, journal, progress
         self.done = self.failed = self.tokens = 0
-        self._params = llm.default_params.replace(**values)
+        self._params = llm.default_params.override(**values)
         kinds = [COMPLETIONS, CHAT, PLAIN]
         if "max_tokens" in values:  # also if it is none: then it means the whole context
             kinds = [replace(kind, max_tokens=None) for kind in kinds]

@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     llm = LLM(**flags.model_options(arguments))
     if llm.tokenizer.chat_template is None:
         raise UsageError(f"the model in {llm.folder} has no chat template; use nucleate generate")
-    chat = Chat(llm, llm.default_params.replace(**values), arguments.system)
+    chat = Chat(llm, llm.default_params.override(**values), arguments.system)
     if sys.stdin.isatty():
         print("/help lists the commands, Ctrl-D ends", file=sys.stderr)
     return max([chat.hear(line) for line in lines()], default=0)

@@ -149,7 +149,7 @@ def assign(params: SamplingParams, name: str, text: str) -> SamplingParams:
     if name not in FIELDS:
         raise unknown(name, FIELDS)
     kind = FIELDS[name].kind
-    return params.replace(**{name: parse(FIELDS[name], _READ[kind](text) if kind in _READ else text)})
+    return params.override(**{name: parse(FIELDS[name], _READ[kind](text) if kind in _READ else text)})
 
 
 def _switch(text: str) -> Any:

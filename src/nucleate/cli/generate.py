@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     llm = LLM(**flags.model_options(arguments))
     if beams is not None:
         return search(llm, prompt, beams, echo=prompt if arguments.echo else "", as_json=arguments.json)
-    params = llm.default_params.replace(**values)
+    params = llm.default_params.override(**values)
     if arguments.json:
         completion = llm.generate(prompt, params)[0]
         print(json.dumps({"prompt": prompt, **plain(completion), "params": params.to_dict()}, allow_nan=False))

@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     from nucleate.tracing import trace
 
     llm = LLM(**flags.model_options(arguments))
-    params = llm.default_params.replace(**values)
+    params = llm.default_params.override(**values)
     ids = llm.encode(prompt)
     admit(llm.model, llm.tokenizer, ids, params)
     stages, mask = stages_of(params, llm.model.vocab_size, llm.tokenizer), mask_of(llm, params)

@@ -110,7 +110,7 @@ def run(arguments: argparse.Namespace) -> int:
             regex_seconds=limits.regex_seconds,
             structured_limits=limits.of_forms,
         )
-        defaults = llm.default_params.replace(**values)
+        defaults = llm.default_params.override(**values)
         log.event("warming up", model=flags.model_name(arguments), runtime=llm.model.runtime)
         warm(defaults, background=True, also=lambda: _warm_model(engine.runner, log))  # all works without kernels
         service = Service(llm, engine, flags.model_name(arguments), defaults, limits)

@@ -18,6 +18,7 @@ from nucleate.core.event import Event, Finish
 from nucleate.core.noise import fresh_seed
 from nucleate.core.parameter import ParameterError
 from nucleate.core.stage import Pipeline
+from nucleate.dispatch.select import TENSOR_BACKENDS
 from nucleate.engine.beam import BeamRequest
 from nucleate.engine.beam_jobs import Asked, Beam, LiveSearch, PreparedSearch, Searches
 from nucleate.engine.blocks import BlockPool
@@ -33,7 +34,6 @@ from nucleate.engine.stats import Drafts, Stats
 from nucleate.generate import admit, stages_of
 from nucleate.models.runner import Runner
 from nucleate.params import SamplingParams
-from nucleate.plan import TENSOR_BACKENDS
 from nucleate.sampler import Sampler
 from nucleate.text.structured import Limits, skippable
 from nucleate.text.tokenizer import Tokenizer
@@ -52,7 +52,7 @@ class Engine:
     least max_sequences. max_length: tokens of a prompt with its answer; none: what the model's context and its blocks
     hold, which is the most in any case. prefix_sharing: whether requests that begin alike share what was read.
     regex_seconds: that the stop patterns of an answer may take, see ``text.stop``. structured_limits: of the forms that
-    text is asked to have. structured_engine: what holds them, "guidance" or "xgrammar". speculation: whether tokens are
+    text is asked to have. speculation: whether tokens are
     drafted, and how. backend: as in ``Sampler``; with "triton" or "torch", tokens are drawn where the logits are.
     Raises ParameterError.
     """
@@ -68,7 +68,6 @@ class Engine:
         prefix_sharing: bool = True,
         regex_seconds: float = 0.5,
         structured_limits: Limits | None = None,
-        structured_engine: str = "guidance",
         speculation: Speculation | str | None = None,
         backend: str = "auto",
     ) -> None:
@@ -87,7 +86,7 @@ class Engine:
         on_device = backend in TENSOR_BACKENDS and runner.asynchronous  # asked for by name, as no GPU has run it yet
         device = str(getattr(runner, "device", "cpu")) if on_device else "cpu"
         self._sampler = Sampler(runner.vocab_size, backend, device)
-        self._forms = Forms(tokenizer, runner.vocab_size, structured_limits, structured_engine)
+        self._forms = Forms(tokenizer, runner.vocab_size, structured_limits)
         self._live: dict[str, Live | LiveSearch] = {}
         self._branches: dict[Job, Branch | Beam] = {}
         self._drawing = Drawing(

@@ -11,19 +11,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from time import perf_counter
-from typing import NamedTuple, cast, get_args
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nucleate.core.parameter import ParameterError
 from nucleate.core.structured import Structured
-from nucleate.core.values import shown
 from nucleate.text.structured import Compiled, Grammars, Guide, Limits, form_of
-from nucleate.text.structured.grammar import Engine
 from nucleate.text.tokenizer import Tokenizer
-
-ENGINES = get_args(Engine)
 
 WORTH_SECONDS = 0.0005
 """If the masks of a step take longer, those of the next one are made while the model reads: to ask another thread for
@@ -31,16 +26,11 @@ them has its price."""
 
 
 class Forms:
-    """Of one vocabulary. ``seconds``: what masks took so far. Raises ParameterError for an engine that is none."""
+    """Of one vocabulary. ``seconds``: what masks took so far."""
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int, limits: Limits | None, engine: str = "guidance") -> None:
-        if engine not in ENGINES:
-            known = " or ".join(ENGINES)
-            raise ParameterError("structured_engine", f"structured_engine must be {known}, got {shown(engine)}")
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, limits: Limits | None) -> None:
         self.seconds = 0.0
-        self._make: Callable[[], Grammars] = partial(
-            Grammars, tokenizer, vocab_size, limits=limits, engine=cast("Engine", engine)
-        )
+        self._make: Callable[[], Grammars] = partial(Grammars, tokenizer, vocab_size, limits=limits)
         self._made: Grammars | None = None
         self._lock = threading.Lock()
         self._masks_RW = np.empty((0, 0), np.int32)

@@ -107,7 +107,8 @@ def judge(row: Row, hands: Hands, sampler: Sampler, rule: str) -> Path:
         if hands.over(branch):
             break
         if start + said == len(ids):
-            told = sampler.take(branch.row, logits_NV[line], token, None if masks is None else masks[line])
+            mask_W = None if masks is None else masks[line]
+            told = sampler.take(branch.row, logits_NV[line], token, mask_W, law=laws[line])
             hands.take(branch, token, told)
         elif ids[start + said] != token:  # another one had to follow
             break

@@ -152,7 +152,7 @@ def _read(endpoint: Endpoint, body: Any, defaults: SamplingParams) -> Asked:
     if silent:
         given["max_tokens"] = _one_unseen(given, echo, defaults)
     form = read_form(given)
-    params = defaults.replace(**_values(endpoint, given, defaults, form))
+    params = defaults.override(**_values(endpoint, given, defaults, form))
     stream, include_usage = _stream(given)
     prompts, messages = _subject(endpoint, given)
     best_of = _best_of(given, params.n, stream)

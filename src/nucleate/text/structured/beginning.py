@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, final
 
-from nucleate.text.structured.matcher import Budget
+from nucleate.text.structured.budget import Budget
 
 USED_UP = "too many states"
 

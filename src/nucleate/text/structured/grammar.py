@@ -4,34 +4,25 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from math import inf
 from time import perf_counter
-from typing import Final, Literal, final
+from typing import Final, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nucleate.core.parameter import ParameterError
 from nucleate.core.structured import Structured
+from nucleate.text.structured.budget import mark
 from nucleate.text.structured.guidance import Guidance
 from nucleate.text.structured.limits import Limits
-from nucleate.text.structured.matcher import (
-    FirstMatcher,
-    GrammarEngine,
-    Matcher,
-    MatcherError,
-    check_masks,
-    fill_or_forbid,
-    mark,
-)
+from nucleate.text.structured.matcher import Matcher, MatcherError, check_masks
 from nucleate.text.structured.validate import MAX_SECONDS, validate
 from nucleate.text.structured.vocabulary import Vocabulary
-from nucleate.text.structured.xgrammar import XGRAMMAR_LIMITS, XGrammar
 from nucleate.text.tokenizer import Tokenizer
 
-Engine = Literal["guidance", "xgrammar"]
 CACHE_BYTES: Final = 64 * 2**20
 SLOW_SECONDS: Final = 0.02
 """If the masks of a step take longer, each is timed in the next one."""
@@ -39,19 +30,13 @@ ALONE_SECONDS: Final = 0.0005
 """For so long masks are filled on the calling thread: to wake others can cost more than what they would take over."""
 QUIET_STEPS: Final = 64
 """After a step in which each was timed and none was slow."""
-_ENGINES: Final[Mapping[str, tuple[Callable[[Vocabulary, Limits, int | None], GrammarEngine], Limits]]] = {
-    "guidance": (Guidance, Limits()),
-    "xgrammar": (XGrammar, XGRAMMAR_LIMITS),
-}
 
 
 @final
 class Compiled:
     """A form, ready for one vocabulary. ``ignored``: what the policy does not hold, keyword and place."""
 
-    def __init__(
-        self, structured: Structured, ignored: tuple[str, ...], first: FirstMatcher, words: int, size: int
-    ) -> None:
+    def __init__(self, structured: Structured, ignored: tuple[str, ...], first: Matcher, words: int, size: int) -> None:
         self.structured = structured
         self.ignored = ignored
         self.words = words
@@ -74,12 +59,10 @@ class Grammars:
     """All forms over the vocabulary of one model. Thread safe; made once, since it takes a second for 128k tokens.
 
     ``vocab_size`` is the length of the model's logits; ids that are no token are never allowed, nor are those of more
-    than 1024 bytes, which llguidance cannot hold (``left_out``). ``engine``: the library that compiles, "guidance"
-    (llguidance) or "xgrammar". ``limits``: by default those of the engine. ``threads`` fill masks; None: most of the
-    processors.
+    than 1024 bytes, which llguidance cannot hold (``left_out``). ``threads`` fill masks; None: 80 % of the processors.
 
     Raises ValueError for a tokenizer without EOS, or whose tokens have no bytes of their own; ModuleNotFoundError,
-    which says what to install, without the library.
+    which says what to install, without llguidance.
     """
 
     def __init__(
@@ -87,21 +70,17 @@ class Grammars:
         tokenizer: Tokenizer,
         vocab_size: int,
         *,
-        engine: Engine = "guidance",
         limits: Limits | None = None,
         cache_bytes: int = CACHE_BYTES,
         threads: int | None = None,
     ) -> None:
-        if engine not in _ENGINES:
-            raise ValueError(f"engine must be one of {', '.join(_ENGINES)}, got {engine!r}")
-        make, usual = _ENGINES[engine]
-        self.limits = limits or usual
+        self.limits = limits or Limits()
         vocabulary = Vocabulary(tokenizer, vocab_size)
         self.left_out = vocabulary.left_out
         """Ids of tokens that are never allowed because they are too long."""
         self.words = len(vocabulary.ends_W)
         """W, the length of a mask."""
-        self._engine = make(vocabulary, self.limits, threads)
+        self._guidance = Guidance(vocabulary, self.limits, threads)
         self._each_timed = False  # masks are filled one by one, so that each pays for its own
         self._quiet = 0  # for so many steps they are filled together however long it takes
         self._cache_bytes = cache_bytes
@@ -173,12 +152,12 @@ class Grammars:
         begin = perf_counter()
         done, slow = 0, False
         if self._each_timed or not beside:
-            done, slow = self._engine.fill_here(going, rows, masks_RW, inf if self._each_timed else ALONE_SECONDS)
+            done, slow = self._guidance.fill_here(going, rows, masks_RW, inf if self._each_timed else ALONE_SECONDS)
         if done == len(going):
             self._each_timed = slow
             if not slow:
                 self._quiet = QUIET_STEPS
-        elif self._engine.fill_all(going[done:], rows[done:], masks_RW):
+        elif self._guidance.fill_all(going[done:], rows[done:], masks_RW):
             self._quiet -= 1
             self._each_timed = self._quiet < 0 and perf_counter() - begin > SLOW_SECONDS
         else:
@@ -186,14 +165,14 @@ class Grammars:
                 fill_or_forbid(each, masks_RW[row])
 
     def _compile(self, structured: Structured) -> Compiled:
-        first, ignored, size = self._engine.compile(structured)
+        first, ignored, size = self._guidance.compile(structured)
         try:
             self._try(first)  # what cannot even begin is told now, and copies begin warm
         except (MatcherError, ValueError) as error:
             raise ParameterError(structured.form, f"{structured.form}: {error}") from None
         return Compiled(structured, ignored, first, self.words, size)
 
-    def _try(self, first: FirstMatcher) -> None:
+    def _try(self, first: Matcher) -> None:
         """Fill the first mask, and where it leaves no choice take the token: text without an end shows only then."""
         mask_W = np.empty(self.words, np.int32)
         first.fill(mask_W)
@@ -206,3 +185,11 @@ class Grammars:
         self._size += made.size
         while self._size > self._cache_bytes and self._kept:
             self._size -= self._kept.popitem(last=False)[1].size
+
+
+def fill_or_forbid(each: Matcher, mask_W: NDArray[np.int32]) -> None:
+    """Fill a mask; after an error nothing is allowed."""
+    try:
+        each.fill(mask_W)
+    except MatcherError:
+        mask_W[:] = 0

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from nucleate.core.parameter import ParameterError
 from nucleate.core.structured import Structured
 from nucleate.text.structured.beginning import Beginning
+from nucleate.text.structured.budget import FREE_SECONDS, Budget
 from nucleate.text.structured.gbnf import lark_text
-from nucleate.text.structured.guidance_matcher import GuidanceMatcher
 from nucleate.text.structured.guidance_tokenizer import guidance_tokenizer
 from nucleate.text.structured.lark import read
-from nucleate.text.structured.library import library, parser_limits, raise_unless_panic, told
+from nucleate.text.structured.library import FAILED, library, parser_limits, raise_unless_panic, told
 from nucleate.text.structured.limits import Limits
-from nucleate.text.structured.matcher import FAILED, FREE_SECONDS, Budget, MatcherError
+from nucleate.text.structured.matcher import Matcher, MatcherError
 from nucleate.text.structured.schema import check_policy, not_held, places_of
 from nucleate.text.structured.sound import unsound
 from nucleate.text.structured.source import source
@@ -28,14 +28,18 @@ from nucleate.text.structured.vocabulary import Vocabulary
 
 @final
 class Guidance:
-    """A GrammarEngine by llguidance. ``threads`` fill masks; None: 80 % of the processors."""
+    """Compiles grammars over one vocabulary, with llguidance. ``threads`` fill masks; None: 80 % of the processors."""
 
     def __init__(self, vocabulary: Vocabulary, limits: Limits, threads: int | None) -> None:
         self._vocabulary, self._limits = vocabulary, limits
         self._tokenizer = guidance_tokenizer(vocabulary)
         self._executor = library().LLExecutor(num_threads=threads)
 
-    def compile(self, structured: Structured) -> tuple[GuidanceMatcher, tuple[str, ...], int]:
+    def compile(self, structured: Structured) -> tuple[Matcher, tuple[str, ...], int]:
+        """What begins a text of a form, what its policy ignores, and about how many bytes it takes.
+
+        Raises ParameterError, which names the field.
+        """
         self._limits.check(structured)
         ignored: tuple[str, ...] = ()
         if structured.json_schema is not None:
@@ -49,7 +53,7 @@ class Guidance:
             raise _refused(structured, inner.get_error())
         if structured.policy != "strict":
             ignored += _one_of_as_any_of(structured, inner.get_grammar_warnings())
-        first = GuidanceMatcher(
+        first = Matcher(
             inner,
             self._vocabulary.ends,
             self._vocabulary.ends_W,
@@ -63,8 +67,12 @@ class Guidance:
         return library().LLMatcher(self._tokenizer, text, log_level=0, limits=parser_limits())
 
     def fill_here(
-        self, matchers: Sequence[GuidanceMatcher], rows: Sequence[int], masks_RW: NDArray[np.int32], seconds: float
+        self, matchers: Sequence[Matcher], rows: Sequence[int], masks_RW: NDArray[np.int32], seconds: float
     ) -> tuple[int, bool]:
+        """Fill rows for matchers that go on, on this thread, as long as it takes no more seconds.
+
+        Returns how many, at least one and all but one, or all; and whether one took more than what is free.
+        """
         address, size = masks_RW.ctypes.data, masks_RW.strides[0]
         begin = before = perf_counter()
         slow, last = False, len(matchers) - 1
@@ -81,7 +89,8 @@ class Guidance:
             before = now
         return len(matchers), slow
 
-    def fill_all(self, matchers: Sequence[GuidanceMatcher], rows: Sequence[int], masks_RW: NDArray[np.int32]) -> bool:
+    def fill_all(self, matchers: Sequence[Matcher], rows: Sequence[int], masks_RW: NDArray[np.int32]) -> bool:
+        """As ``fill_here``, all in parallel. False if it did not work out."""
         every = [(each.inner, row) for each, row in zip(matchers, rows, strict=True)]
         try:
             self._executor.unsafe_compute_mask_ptr(every, masks_RW.ctypes.data, masks_RW.strides[0], len(masks_RW))

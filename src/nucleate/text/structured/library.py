@@ -6,6 +6,7 @@ import re
 from functools import cache
 from typing import Any, Final
 
+FAILED: Final = "the grammar engine failed"
 LONGEST_TOKEN: Final = 1024
 """Bytes of a token; the library's table of tokens cannot hold more."""
 

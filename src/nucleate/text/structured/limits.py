@@ -27,7 +27,7 @@ class Limits:
     least. ``joined``: patterns that one ``allOf`` may have to intersect, and uses of & and ~ in a grammar (half).
     ``parts``: characters of all ``%regex`` in a grammar. ``multiple``: of the integers of all ``multipleOf``, and of
     their least common multiple. ``seconds``: that one answer may take beyond what its masks usually take; ambiguous
-    grammars can be slow at every token. ``compiling``: seconds that xgrammar may take for one form.
+    grammars can be slow at every token.
     """
 
     characters: int = 100_000
@@ -42,7 +42,6 @@ class Limits:
     parts: int = 2_000
     multiple: int = 20_000
     seconds: float = 1.0
-    compiling: float = 10.0
 
     def check(self, structured: Structured) -> None:
         """Raise ParameterError, which names the field, if the form is over a limit. Costs no more than reading it."""

@@ -1,171 +1,271 @@
-"""Which tokens may come next in one answer, from step to step. Knows no logits, no text and no engine."""
+"""Which tokens may come next in one answer under a grammar, by the library llguidance.
+
+The states of its lexer are shared by all answers of a form, see ``beginning``; where they are used up, an answer takes
+its tokens once more from a new beginning, and goes on.
+"""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Sequence
-from time import monotonic, perf_counter, thread_time
-from typing import Any, Final, Protocol, final
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any, Final, final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nucleate.core.structured import Structured
+from nucleate.text.structured.beginning import USED_UP, Beginning
+from nucleate.text.structured.budget import FREE_SECONDS, Budget
+from nucleate.text.structured.library import FAILED, raise_unless_panic, told
 
-FREE_SECONDS: Final = 0.005
-"""What a call may take at any time. Only what is more counts."""
-FILLED: Final = 0.1
-"""Seconds by which a budget fills in a second."""
 NOTHING: Final = "no text of this vocabulary can fulfil it from here on"
 TOO_SLOW: Final = "it is so ambiguous that its masks took too long"
-FAILED: Final = "the grammar engine failed"
+RENEWED_EVERY: Final = 100
+"""Tokens that an answer must have come on before its form begins anew for it once more."""
 
 
 class MatcherError(RuntimeError):
-    """A grammar cannot go on: it became too complex, no token of the vocabulary fits, or the engine failed."""
+    """A grammar cannot go on: it became too complex, no token of the vocabulary fits, or llguidance failed."""
 
 
-class Matcher(Protocol):
+@final
+class Matcher:
     """The state of one answer under a grammar.
 
     An EOS id ends it where the grammar may end; from then on only EOS ids are allowed, and they count as tokens.
     An error stays: ``error`` tells it, and every call that would need the grammar raises MatcherError with it.
+
+    ``inner`` is an LLMatcher, of this answer alone, and gets no EOS id that ends it; ``ends_W`` the mask of the EOS
+    ids; ``budget`` is for slow calls. ``goes_on``: EOS is allowed only where nothing else is. ``beginning``: of
+    ``inner``, from which it is made anew when the states that it shares are used up.
     """
 
-    @property
-    def finished(self) -> bool:
-        """Whether the grammar may end here, or has ended: the text so far is a whole."""
+    __slots__ = (
+        *("_beginning", "_ended", "_ends", "_ends_W", "_error", "_goes_on", "_number", "_renewable", "_slow"),
+        *("_tokens", "budget", "inner"),
+    )
 
-    @property
-    def stopped(self) -> bool:
-        """Whether nothing but EOS can follow."""
-
-    @property
-    def ended(self) -> bool:
-        """Whether an EOS id was pushed."""
+    def __init__(
+        self,
+        inner: Any,
+        ends: frozenset[int],
+        ends_W: NDArray[np.int32],
+        budget: Budget,
+        *,
+        goes_on: bool = False,
+        beginning: Beginning | None = None,
+    ) -> None:
+        self.inner, self.budget = inner, budget
+        self._ends, self._ends_W, self._goes_on = ends, ends_W, goes_on
+        self._tokens: list[int] = []  # that ``inner`` has taken
+        self._ended = 0  # EOS ids after them
+        self._slow = False  # the last call
+        self._beginning, self._number = beginning, 0
+        self._renewable = 0  # once there are so many tokens
+        self._error = told(inner.get_error()) if inner.is_error() else None
 
     @property
     def error(self) -> str | None:
         """Why the grammar cannot go on."""
+        return self._error
+
+    @property
+    def ended(self) -> bool:
+        """Whether an EOS id was pushed."""
+        return self._ended > 0
+
+    @property
+    def finished(self) -> bool:
+        """Whether the grammar may end here, or has ended: the text so far is a whole."""
+        return self._error is None and (self._ended > 0 or self._may_end())
+
+    @property
+    def stopped(self) -> bool:
+        """Whether nothing but EOS can follow."""
+        return self._error is None and (self._ended > 0 or bool(self._ask("is_stopped")))
 
     def fill(self, mask_W: NDArray[np.int32]) -> None:
         """Write which tokens are allowed next: bit i % 32 of word i // 32 is token i, as ``Sampler`` takes it.
 
-        Where all that can follow is one text, an engine may allow its usual tokens only. All of them can be pushed.
+        Where all that can follow is one text, only its usual tokens are allowed. All of them can be pushed.
         """
+        check_masks(mask_W, self._ends_W.shape)
+        if self._ended:
+            self._check()
+            mask_W[:] = self._ends_W
+            return
+        if self.fill_at(mask_W.ctypes.data, mask_W.nbytes):
+            self.settle(mask_W)
+        self._check()
+
+    def fill_at(self, address: int, size: int) -> bool:
+        """Write the mask to memory, of an answer that goes on. Whether ``settle`` is to see it."""
+        self._check()
+        self._ask("unsafe_compute_mask_ptr", address, size)
+        return self.odd
+
+    @property
+    def odd(self) -> bool:
+        """Whether there is more to a mask than what the library has written, or may be."""
+        beginning = self._beginning
+        renewed = beginning is not None and self._number != beginning.now[1]
+        return self._goes_on or renewed or self._error is not None or self.inner.is_stopped()
+
+    def settle(self, mask_W: NDArray[np.int32]) -> None:
+        """See what computing a mask has led to. After an error nothing is allowed; the library would allow EOS."""
+        if self._error is None and self.behind():
+            try:
+                self._ask("unsafe_compute_mask_ptr", mask_W.ctypes.data, mask_W.nbytes)
+            except MatcherError:
+                mask_W[:] = 0
+        if self._error is None and self.inner.is_stopped():
+            if self.inner.is_error():
+                self._error = NOTHING if "NoExtension" in (why := self.inner.get_error()) else told(why)
+            elif not self.inner.is_accepting():
+                self._error = NOTHING
+        if self._error is not None:
+            mask_W[:] = 0
+        elif self._goes_on and (mask_W & ~self._ends_W).any():
+            mask_W &= ~self._ends_W
 
     def push(self, token_id: int) -> None:
         """Take a token. Raises ValueError, and stays as it was, if the grammar does not allow it."""
+        self._check()
+        if token_id in self._ends and (self._ended or self._may_end()):
+            self._ended += 1
+            return
+        if self._ended or not self._take(token_id):
+            raise ValueError(f"token {token_id} is not allowed here")
+        self._tokens.append(token_id)
 
     def rollback(self, count: int) -> None:
         """Take back the last tokens. Raises ValueError if there are not so many."""
+        self._check()
+        if not 0 <= count <= len(self._tokens) + self._ended:
+            raise ValueError(f"cannot take back {count} of {len(self._tokens) + self._ended} tokens")
+        ends = min(count, self._ended)
+        if count > ends:
+            self._ask("rollback", count - ends)
+            self._look()
+        self._ended -= ends
+        del self._tokens[len(self._tokens) - (count - ends) :]
+
+    def _may_end(self) -> bool:
+        """Whether the grammar may end after the tokens so far."""
+        return bool(self._ask("is_accepting"))
+
+    def _take(self, token_id: int) -> bool:
+        """Have the library take a token. False, and all stays as it was, if it does not."""
+        if token_id in self._ends and self._took_named(token_id):
+            return True
+        known = 0 <= token_id < 32 * len(self._ends_W)
+        if not known or self._ask("try_consume_tokens", [token_id]) != 1:
+            self._look()
+            return False
+        return True
+
+    def _took_named(self, token_id: int) -> bool:
+        """Take an EOS id that a grammar names within its text. It cannot be tried, so a copy goes ahead."""
+        tried, kept = self._ask("deep_copy"), self.inner
+        self.inner = tried
+        if not self._ask("consume_token", token_id):
+            self.inner = kept
+            return False
+        return True
 
     def forced(self) -> tuple[int, ...]:
         """The tokens that must follow, or the first of them; none if there is a choice, or at the end."""
+        self._check()
+        if self._ended:
+            return ()
+        tokens = tuple(self._ask("compute_ff_tokens"))
+        self._look()
+        # A tokenizer may write the text differently on its own, so what it says is tried before it is believed.
+        allowed = self._ask("validate_tokens", list(tokens)) if tokens else 0
+        return tokens[:allowed]
 
     def copy(self) -> Matcher:
         """The same state, apart from this one from now on."""
-
-
-class FirstMatcher(Matcher, Protocol):
-    """The begin of a text, of which others are copied. It is never moved, so that threads may copy it."""
+        self._check()
+        inner = self._ask("deep_copy")
+        made = Matcher(inner, self._ends, self._ends_W, self.budget, beginning=self._beginning)
+        made._goes_on, made._number, made._renewable = self._goes_on, self._number, self._renewable
+        made._tokens, made._ended, made._slow = self._tokens.copy(), self._ended, self._slow
+        return made
 
     def begun(self, *, goes_on: bool) -> Matcher:
-        """The state of a new answer. goes_on: EOS is allowed only where nothing else is."""
+        """The state of a new answer, of a matcher that is never moved, so that threads may copy it.
 
-
-class GrammarEngine(Protocol):
-    """A library that compiles grammars, over the vocabulary of one model."""
-
-    def compile(self, structured: Structured) -> tuple[FirstMatcher, tuple[str, ...], int]:
-        """What begins a text of a form, what its policy ignores, and about how many bytes it takes.
-
-        Raises ParameterError, which names the field.
+        goes_on: EOS is allowed only where nothing else is.
         """
+        beginning = self._beginning
+        if self._error is not None or beginning is None:
+            raise MatcherError(self._error or FAILED)
+        first, number = beginning.now
+        try:
+            inner = first.deep_copy()
+        except BaseException as error:  # noqa: BLE001 - a panic is no Exception
+            raise_unless_panic(error)
+            raise MatcherError(FAILED) from None
+        made = Matcher(inner, self._ends, self._ends_W, beginning.budget, goes_on=goes_on, beginning=beginning)
+        made._number = number
+        return made
 
-    def fill_here(
-        self, matchers: Sequence[Any], rows: Sequence[int], masks_RW: NDArray[np.int32], seconds: float
-    ) -> tuple[int, bool]:
-        """Fill rows for matchers of this engine that go on, on this thread, as long as it takes no more seconds.
-
-        Returns how many, at least one and all but one, or all; and whether one took more than what is free.
-        """
-
-    def fill_all(self, matchers: Sequence[Any], rows: Sequence[int], masks_RW: NDArray[np.int32]) -> bool:
-        """As ``fill_here``, all in parallel. False if it did not work out."""
-
-
-class _Marks(threading.local):
-    own = -np.inf  # seconds of this thread, when they were looked at last
-
-
-_MARKS = _Marks()
-
-
-def mark() -> None:
-    """Look at the time of this thread: what follows is measured from here, which is cheaper than for each call."""
-    _MARKS.own = thread_time()
-
-
-def beyond_free(begin: float) -> float:
-    """By how many seconds a call that began at this time of ``perf_counter`` took more than what is free.
-
-    Of this thread, since an answer is not to pay for what else the machine does: no more than those since ``mark``.
-    """
-    wall = perf_counter() - begin
-    if wall <= FREE_SECONDS:
-        return 0.0
-    before = _MARKS.own
-    mark()
-    return max(0.0, min(wall, _MARKS.own - before) - FREE_SECONDS)
-
-
-@final
-class Budget:
-    """The seconds that all answers of one form may take beyond what is free. It fills again, slowly.
-
-    Who is slow when it is empty ends; who is not does not mind.
-    """
-
-    __slots__ = ("_filled", "_left", "_lock", "most")
-
-    def __init__(self, seconds: float) -> None:
-        self.most = self._left = seconds
-        self._filled = monotonic()
-        self._lock = threading.Lock()
-
-    @property
-    def left(self) -> float:
-        self._fill()
-        return self._left
-
-    @property
-    def empty(self) -> bool:
-        return self.left < 0
-
-    def charge(self, begin: float) -> bool:
-        """For a call that began at this time of ``perf_counter``. Whether it was slow."""
-        more = beyond_free(begin)
-        if more <= 0:
+    def behind(self) -> bool:
+        """Whether there is a newer beginning, after this one's states or another's that shares them are used up."""
+        beginning = self._beginning
+        if beginning is None:
             return False
-        self._fill()
-        with self._lock:
-            self._left -= more
-        return True
+        if self._number == beginning.now[1] and self.inner.is_error() and USED_UP in self.inner.get_error():
+            self._timed(beginning.after, self._number)
+            if len(self._tokens) < self._renewable:
+                self._look()
+            self._renewable = len(self._tokens) + RENEWED_EVERY
+        return self._number != beginning.now[1]
 
-    def _fill(self) -> None:
-        with self._lock:
-            now = monotonic()
-            self._left = min(self.most, self._left + FILLED * (now - self._filled))
-            self._filled = now
+    def _ask(self, name: str, *arguments: Any) -> Any:
+        """What the library's matcher says to a call; a second time if its states are used up."""
+        beginning = self._beginning
+        if beginning is not None and self._number != beginning.now[1]:
+            self._renew()
+        said = self._timed(getattr(self.inner, name), *arguments)
+        if beginning is None or (self._number == beginning.now[1] and not self.inner.is_error()) or not self.behind():
+            return said
+        self._renew()
+        return self._timed(getattr(self.inner, name), *arguments)
 
+    def _renew(self) -> None:
+        """Take the tokens so far once more, from the newest beginning."""
+        if self._beginning is not None:
+            first, self._number = self._beginning.now
+            self.inner = self._timed(first.deep_copy)
+            self._timed(self.inner.consume_tokens, self._tokens)
+            self._look()
 
-def fill_or_forbid(each: Matcher, mask_W: NDArray[np.int32]) -> None:
-    """Fill a mask; after an error nothing is allowed."""
-    try:
-        each.fill(mask_W)
-    except MatcherError:
-        mask_W[:] = 0
+    def _look(self) -> None:
+        """Raise if the last call has put the library's matcher in error."""
+        if self.inner.is_error():
+            self._error = told(self.inner.get_error())
+            raise MatcherError(self._error)
+
+    def _timed(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        """What the library says to a call."""
+        begin = perf_counter()
+        try:
+            return call(*arguments)
+        except BaseException as error:  # noqa: BLE001 - a panic is no Exception
+            raise_unless_panic(error)
+            self._error = FAILED
+        finally:
+            self._slow = perf_counter() - begin > FREE_SECONDS and self.budget.charge(begin)
+            if self._slow and self.budget.empty and self._error is None:
+                self._error = TOO_SLOW
+        raise MatcherError(self._error)
+
+    def _check(self) -> None:
+        if self._slow and self.budget.empty and self._error is None:
+            self._error = TOO_SLOW
+        if self._error is not None:
+            raise MatcherError(self._error)
 
 
 def check_masks(masks: NDArray[np.int32], shape: tuple[int, ...]) -> None:

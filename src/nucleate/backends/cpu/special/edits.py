@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 from numba import carray
 
+from nucleate.backends.chain import EACH_TIME, SCALE
 from nucleate.backends.cpu import simd
 from nucleate.backends.cpu.compile import jit
 from nucleate.backends.cpu.load import doubles_at, longs_at, words_at
-from nucleate.backends.cpu.special.program import ADD, COUNTED, EACH_TIME, SCALE
+from nucleate.backends.cpu.special.program import ADD, COUNTED
 
 
 @jit

@@ -1,16 +1,21 @@
-"""What a device is to keep of a row, from its stages; or why the host runs it. Knows no tensor and no kernel."""
+"""Decides whether a device can run a row, and describes what it keeps of the row; or gives the reason why it cannot.
+
+Without torch: what the descriptions mean on a device is the business of ``backends.cuda``.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 
-from nucleate.backends.cpu.special.program import EACH_TIME, ONCE, SCALE, Counted, unchanging
+from nucleate.backends.chain import EACH_TIME, ONCE, SCALE, Chain, Counted, Numbers, unchanging
+from nucleate.backends.cuda.ordered import ordered_of
 from nucleate.backends.cuda.resident import Penalties, Repeats, Resident
+from nucleate.backends.cuda.staged.structure import staged_of
 from nucleate.core.history import History
 from nucleate.core.maths import INFINITY
 from nucleate.core.stage import Pipeline, Shift, Tap
-from nucleate.plan import Chain, Numbers, banned, edits_of, has_rule, numbers_of
+from nucleate.dispatch.chain import bans, edits_of, numbers_of
 from nucleate.stages.bad_words import BadWords
 from nucleate.stages.dry import LARGEST, Dry
 from nucleate.stages.min_tokens import MinTokens
@@ -20,8 +25,24 @@ FOREVER = 1 << 62
 """No output is as long."""
 
 
+def device_row(stages: Pipeline, chain: Chain | str, vocab_size: int | None) -> Resident | str:
+    """What a device keeps of a row with these stages, or why the host has to run it.
+
+    chain: as ``chain_of`` says. vocab_size: V; None if it is not known.
+    """
+    row = _described(stages, chain)
+    if isinstance(row, str) or vocab_size is None:
+        return row
+    named = max((*row.before, *row.until, *(row.allowed or ())), default=0)
+    if not 0 <= named < vocab_size:
+        return f"it names token {named}"
+    if isinstance(chain, str):
+        return row
+    return row._replace(numbers=chain.numbers._replace(k=min(chain.numbers.k, vocab_size)))
+
+
 def resident_of(chain: Chain | str) -> Resident | str:
-    """What a device is to keep of a row with this chain, or why it runs on the host."""
+    """What a device keeps of a row that the hot chain runs, or why the host has to run it."""
     if isinstance(chain, str):
         return chain
     row = Resident(chain.numbers, wanted=chain.tap.wanted if chain.tap else None)
@@ -33,16 +54,11 @@ def resident_of(chain: Chain | str) -> Resident | str:
     return row
 
 
-def placed(stages: Pipeline, chain: Chain | str) -> Resident | str:
-    """What a device is to keep of a row with these stages, which the chain may run or not; or why the host runs it.
-
-    After the leading Shifts come any stages whose rules can be bound to a device's numbers.
-    """
+def _described(stages: Pipeline, chain: Chain | str) -> Resident | str:
+    """``device_row`` without the vocabulary: the hot chain, or Shifts and then any stages that tensors can run."""
     row = resident_of(chain)
     if not isinstance(row, str):
         return row
-    from nucleate.backends.cuda.staged.structure import staged_of  # it loads the compiler
-
     tap = stages[0] if isinstance(stages[0], Tap) else None
     start = int(tap is not None)
     end = next(i for i, stage in enumerate(stages) if i >= start and not isinstance(stage, Shift))
@@ -61,20 +77,19 @@ def placed(stages: Pipeline, chain: Chain | str) -> Resident | str:
 
 
 def resident_of_shifts(shifts: Sequence[Shift]) -> Resident | str:
-    """What a device is to keep of a row that begins with these; or why it runs on the host."""
+    """What a device keeps of a row that begins with these, or why the host has to run it."""
     edits = edits_of(list(shifts))
     row = edits if isinstance(edits, str) else resident_of(Chain(None, edits, Numbers()))
     return _in_order(shifts) if isinstance(row, str) else row
 
 
 def _in_order(shifts: Sequence[Shift]) -> Resident | str:
-    """The same, one after the other, but for bans: these may come at any place."""
+    """The same, applied one after the other; bans may come at any place."""
     row: Resident | str = Resident(Numbers())
     for shift in shifts:
         if isinstance(row, str):
             return row
-        bans = has_rule(shift, banned)
-        if isinstance(shift, MinTokens | NoRepeatNgram | BadWords) or (shift.touches == "unlisted" and bans):
+        if isinstance(shift, MinTokens | NoRepeatNgram | BadWords) or (shift.touches == "unlisted" and bans(shift)):
             row = _listing(row, shift)
         elif isinstance(shift, Dry):
             row = _then(_listing(row, shift), shift, {}, repeats=True)
@@ -82,16 +97,14 @@ def _in_order(shifts: Sequence[Shift]) -> Resident | str:
             row = _then(row, shift, {})
         elif shift.touches == "listed":
             told = shift.listing(History()) if unchanging(shift) else None
-            row = f"{shift!r} depends on what was said" if told is None else _then(row, shift, told)
-        elif shift.touches != "masked" or not bans:  # the mask of a call comes after all of these
-            return f"{shift!r} has a rule of its own"
+            row = f"{shift!r} depends on the history" if told is None else _then(row, shift, told)
+        elif shift.touches != "masked" or not bans(shift):  # the mask of a call comes after all of these
+            return f"{shift!r} has a rule that a device does not have"
     return row
 
 
 def _then(row: Resident | str, shift: Shift, listing: Mapping[int, float], *, repeats: bool = False) -> Resident | str:
     """A row with one more Shift."""
-    from nucleate.backends.cuda.ordered import ordered_of
-
     one = ordered_of(shift, listing, repeats=repeats)
     if isinstance(row, str):
         return row
@@ -99,7 +112,7 @@ def _then(row: Resident | str, shift: Shift, listing: Mapping[int, float], *, re
 
 
 def _counting(row: Resident, edit: Counted) -> Resident | str:
-    """A row on a device with penalties."""
+    """The row with penalties."""
     codes, had = [code for code, _ in edit.rules], row.penalties
     if SCALE in codes and (SCALE in codes[1:] or had.counts or row.late or row.repeats):
         return "its repetition penalty is not the first of its penalties"
@@ -113,44 +126,44 @@ def _counting(row: Resident, edit: Counted) -> Resident | str:
 
 
 def _listing(row: Resident, shift: Shift) -> Resident | str:
-    """A row on a device with a list."""
+    """The row with a list of tokens."""
     if isinstance(shift, MinTokens | NoRepeatNgram | BadWords | Dry):
         return _following(row, shift)
     if not unchanging(shift):
-        return f"{shift!r} depends on what was said"
+        return f"{shift!r} depends on the history"
     listing = shift.listing(History())
     if shift.touches == "unlisted":
         return row._replace(allowed=frozenset(listing) if row.allowed is None else row.allowed & frozenset(listing))
     if any(math.isnan(value) or value == INFINITY for value in listing.values()):
-        return f"{shift!r} adds what is no number"
+        return f"{shift!r} adds a value that is no number"
     return _added_to(row, listing)
 
 
 def _following(row: Resident, shift: Shift) -> Resident | str:
-    """The same of a list that depends on what was said, which a device works out."""
+    """The same for a list that depends on the history, which the device computes."""
     match shift:
         case MinTokens(n, ends):
             until = {token: max(min(n, FOREVER), row.until.get(token, 0)) for token in ends}
             return row._replace(until={**row.until, **until})
         case NoRepeatNgram(n):
             return row._replace(ngram=min(n, row.ngram or n, FOREVER))
-        case BadWords(words):  # text is spelled by now, or refused by whoever asks for its list
+        case BadWords(words):  # text is spelled by now, or refused where its list is read
             longer = tuple(word for word in words if isinstance(word, tuple) and len(word) > 1)
             row = row._replace(words=(*row.words, *longer))
             return _added_to(row, {word[0]: -INFINITY for word in words if isinstance(word, tuple) and len(word) == 1})
         case Dry():
             return f"{shift!r} is the second of its kind" if row.repeats else row._replace(repeats=_repeats(shift))
-    return f"{shift!r} depends on what was said"
+    return f"{shift!r} depends on the history"
 
 
 def _added_to(row: Resident, listing: Mapping[int, float]) -> Resident:
-    """A row that adds numbers to scores; a ban may come at any place."""
-    bans = {token: value for token, value in listing.items() if value == -INFINITY}
+    """The row with numbers to add to scores; a ban may come at any place."""
+    banned = {token: value for token, value in listing.items() if value == -INFINITY}
     rest = {token: value for token, value in listing.items() if value != -INFINITY}
     if row.penalties.counts:
         late = {token: row.late.get(token, 0.0) + value for token, value in rest.items()}
         row, rest = row._replace(late={**row.late, **late}), {}
-    added = {token: row.before.get(token, 0.0) + value for token, value in (bans | rest).items()}
+    added = {token: row.before.get(token, 0.0) + value for token, value in (banned | rest).items()}
     return row._replace(before={**row.before, **added})
 
 

@@ -1,0 +1,131 @@
+"""Recognises pipelines that the hot chain can run, or gives the reason why it cannot."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import Any
+
+from nucleate.backends.chain import EACH_TIME, ONCE, SCALE, Chain, Counted, Edit, Numbers
+from nucleate.core.maths import INFINITY
+from nucleate.core.stage import Pipeline, Shift, Stage, Tap
+from nucleate.stages.frequency import Frequency
+from nucleate.stages.greedy import Greedy
+from nucleate.stages.gumbel import Gumbel
+from nucleate.stages.min_p import MinP
+from nucleate.stages.presence import Presence
+from nucleate.stages.repetition import Repetition
+from nucleate.stages.temperature import Temperature
+from nucleate.stages.top_k import TopK
+from nucleate.stages.top_n_sigma import TopNSigma
+from nucleate.stages.top_p import TopP
+
+TEMPERATURES = 1e-4, 1e4
+"""Between these, float32 holds the numbers that the hot chain computes."""
+
+
+def chain_of(stages: Pipeline) -> Chain | str:
+    """A simplified pipeline as the hot chain runs it, or why it cannot."""
+    tap = stages[0] if isinstance(stages[0], Tap) else None
+    rest = stages[tap is not None :]
+    end = next(i for i, stage in enumerate(rest) if not isinstance(stage, Shift))
+    edits = edits_of([stage for stage in rest[:end] if isinstance(stage, Shift)])
+    if isinstance(edits, str):
+        return edits
+    numbers = numbers_of(rest[end:])
+    return numbers if isinstance(numbers, str) else Chain(tap, edits, numbers)
+
+
+def _added(self: Any, x: Any, token: Any) -> Any:
+    return x + token.listed
+
+
+def _banned(self: Any, x: Any, token: Any) -> Any:
+    return x - INFINITY
+
+
+def adds(stage: Shift) -> bool:
+    """Whether a stage adds to each score what its list says."""
+    return _has_rule(stage, _added)
+
+
+def bans(stage: Shift) -> bool:
+    """Whether a stage removes the tokens it touches."""
+    return _has_rule(stage, _banned)
+
+
+def _has_rule(stage: Shift, rule: Any) -> bool:
+    """Whether a stage's rule has the same code as this one, with the same meaning of its names."""
+    code, other = type(stage).apply.__code__, rule.__code__
+    names = {name: type(stage).apply.__globals__.get(name) for name in code.co_names if name in rule.__globals__}
+    return (
+        (code.co_code, code.co_names, code.co_consts) == (other.co_code, other.co_names, other.co_consts)
+        and not type(stage).apply.__closure__
+        and names == {name: rule.__globals__[name] for name in names}
+    )
+
+
+def edits_of(shifts: list[Shift]) -> tuple[Edit, ...] | str:
+    """Shifts as edits; penalties that count the same tokens become one. Or why the hot chain has no such edit."""
+    edits: list[Edit] = []
+    for counted, run in groupby(shifts, lambda shift: (shift.window,) if _penalty(shift) else None):
+        if counted:
+            edits.append(Counted(counted[0], tuple(rule for shift in run if (rule := _penalty(shift)))))
+            continue
+        for shift in run:
+            if not (adds if shift.touches == "listed" else bans)(shift):
+                return f"{shift!r} has a rule that the hot chain does not have"
+            if shift.touches in ("seen", "output"):
+                return f"{shift!r} is not in the hot chain"
+            if shift.touches != "masked":
+                edits.append(shift)
+    return tuple(edits)
+
+
+def _penalty(shift: Shift) -> tuple[int, float] | None:
+    """A penalty as a rule and its number."""
+    match shift:
+        case Repetition(r):
+            return SCALE, r
+        case Frequency(f):
+            return EACH_TIME, f
+        case Presence(a):
+            return ONCE, a
+    return None
+
+
+def numbers_of(stages: tuple[Stage, ...]) -> Numbers | str:
+    """The scales, cuts and the draw of a pipeline as parameters of the hot chain, or why it cannot run them."""
+    taken = Numbers(), 0
+    for stage in stages[:-1]:
+        with_it = _take(*taken, stage)
+        if with_it is None:
+            return f"{stage!r} is not in the hot chain, or not at this place"
+        taken = with_it
+    numbers = taken[0]
+    if isinstance(stages[-1], Greedy):
+        return Numbers(t=0.0)
+    for t in (numbers.t, numbers.late_t, numbers.t * numbers.late_t):
+        if not TEMPERATURES[0] <= t <= TEMPERATURES[1]:
+            return f"its temperature is not from {TEMPERATURES[0]:g} to {TEMPERATURES[1]:g}"
+    return numbers if isinstance(stages[-1], Gumbel) else f"{stages[-1]!r} is not in the hot chain"
+
+
+def _take(numbers: Numbers, place: int, stage: Stage) -> tuple[Numbers, int] | None:
+    """The parameters with those of one more stage, and how far the hot chain has come."""
+    taken = None
+    match stage:
+        case Temperature(t) if place < 3 and numbers.t == 1.0 and not numbers.sigmas:  # as before a top-k
+            taken = numbers._replace(t=t), max(place, 1)
+        case TopNSigma(n) if place < 2:
+            taken = numbers._replace(sigmas=n), 2
+        case TopK(k, False) if place < 4 and not numbers.k:
+            taken = numbers._replace(k=k), max(place, 2)
+        case MinP(m) if place < 4 and not numbers.m:
+            taken = numbers._replace(m=m), 3
+        case TopP(p, False) if place < 4:
+            taken = numbers._replace(p=p), 4
+        case MinP(m) if place < 5:
+            taken = numbers._replace(late_m=m), 5
+        case Temperature(t) if place < 6:
+            taken = numbers._replace(late_t=t), 6
+    return taken

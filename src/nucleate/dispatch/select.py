@@ -1,0 +1,86 @@
+"""Selects the path that runs a row, from its pipeline, the size of the call, the device, the backend, the kernels."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from typing import NamedTuple
+
+from nucleate.backends.chain import Chain
+from nucleate.backends.cuda.resident import Resident
+from nucleate.core.parameter import ParameterError
+from nucleate.core.stage import Pipeline
+from nucleate.dispatch.device import device_row
+from nucleate.kernels import KERNELS, WORTH_COMPILING, compiled
+
+DEVICES = re.compile(r"(cuda|mps|xpu)(:\d+)?")
+TENSOR_BACKENDS = ("torch", "triton")
+"""Backends that run rows on a device."""
+
+HOT, GENERIC, REFERENCE = "hot chain", "generic path", "reference"
+"""The paths: the fused kernel for the most common pipelines, the path for any pipeline, the definition."""
+
+
+class Route(NamedTuple):
+    """Where a row runs, and why there."""
+
+    backend: str  #: "reference", "cpu", "torch" or "triton"
+    path: str  #: "hot chain", "generic path" or "reference"
+    why: str  #: why not on a faster path; "" where there is none
+    resident: Resident | None = None  #: what the device keeps of the row, if a device runs it
+
+
+def dispatch(
+    stages: Pipeline,
+    chain: Chain | str,
+    vocab_size: int | None,
+    rows: int = 1,
+    *,
+    device: str = "cpu",
+    backend: str = "auto",
+) -> Route:
+    """The path of a row in a call of some rows, as of now: kernels may be loaded later.
+
+    stages: simplified. chain: as ``chain_of`` says. vocab_size: V; None stands for a large one. Raises ParameterError
+    for a backend that does not exist.
+    """
+    if device == "cpu" and backend not in TENSOR_BACKENDS:
+        return _on_host(chain, vocab_size, rows, backend)
+    there = backend in ("auto", *TENSOR_BACKENDS)
+    row = device_row(stages, chain, vocab_size) if there else f"the backend is {backend!r}"
+    if isinstance(row, str):  # the host draws such rows one by one, each through the generic path
+        return _on_host(row, vocab_size, 1, "auto" if there else backend)._replace(why=f"on the host, because {row}")
+    if row.staged is not None:
+        return Route("torch", GENERIC, str(chain), row)
+    if (backend if backend in TENSOR_BACKENDS else tensor_backend(device)) == "triton":
+        return Route("triton", HOT, "", row)
+    why = f"{device} has no Triton" if backend == "auto" else f"the backend is {backend!r}"
+    return Route("torch", GENERIC, why, row)
+
+
+def _on_host(chain: Chain | str, vocab_size: int | None, rows: int, backend: str) -> Route:
+    """The same on the CPU."""
+    scores = WORTH_COMPILING if vocab_size is None else rows * vocab_size
+    if not compiled(backend, scores):
+        return Route("reference", REFERENCE, _why_reference(backend, scores))
+    return Route("cpu", GENERIC, chain) if isinstance(chain, str) else Route("cpu", HOT, "")
+
+
+def _why_reference(backend: str, scores: int) -> str:
+    if backend != "auto":
+        return f"the backend is {backend!r}"
+    if KERNELS.warming:
+        return "the kernels are being loaded or compiled"
+    return f"the kernels are not loaded yet, and {scores:,} scores in a call are fewer than {WORTH_COMPILING:,}"
+
+
+def check_device(device: str) -> None:
+    """Raise ParameterError for a name that is no device's."""
+    if not isinstance(device, str) or not (device == "cpu" or DEVICES.fullmatch(device)):
+        known = "'cpu', 'cuda', 'mps' or 'xpu', one of several as 'cuda:1'"
+        raise ParameterError("device", f"device must be {known}, got {device!r:.60}")
+
+
+def tensor_backend(device: str) -> str:
+    """What "auto" takes on a device: "triton" or "torch"."""
+    return "triton" if device.startswith("cuda") and importlib.util.find_spec("triton") is not None else "torch"

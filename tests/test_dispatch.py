@@ -1,0 +1,125 @@
+"""What dispatch says is what runs; and it says so without loading a compiler or a tensor library."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+import nucleate as nc
+from nucleate import host, kernels, pipeline
+from nucleate.core.parameter import ParameterError
+from nucleate.core.stage import Pipeline
+from nucleate.stages import Dry, Frequency, Gumbel, LogitBias, MinP, Mirostat, Repetition, TopK, TopP, Typical, Xtc
+
+HOT: list[Pipeline] = [
+    (TopK(20), TopP(0.9), Gumbel(1)),
+    (Repetition(1.2), LogitBias({3: 1.0}), MinP(0.05), Gumbel(2)),
+    (Gumbel(3),),
+]
+OTHERS: list[Pipeline] = [(Typical(0.9), Gumbel(1)), (Mirostat(5), Gumbel(2)), (Frequency(0.5), Xtc(0.5), Gumbel(3))]
+
+
+def test_explaining_what_a_device_runs_loads_neither_compiler_nor_tensors() -> None:
+    code = """
+import sys
+import nucleate as nc
+from nucleate.stages import AdaptiveP, Dry, Gumbel, Mirostat, Repetition, TopK, Typical, Xtc
+for stages in (
+    (TopK(20), Gumbel(1)),
+    (Repetition(1.2), Dry(0.8), Typical(0.9), Gumbel(1)),
+    (Mirostat(5), Xtc(0.5), AdaptiveP(0.5)),
+    (TopK(5), Repetition(1.2)),
+):
+    for device in ("cuda", "cuda:1", "mps", "cpu"):
+        for size in (None, 100, 128256):
+            print(nc.explain(stages, device, vocab_size=size, rows=4))
+print(nc.explain(nc.SamplingParams(top_p=0.9, dry_multiplier=0.8), device="cuda", backend="torch"))
+print({"numba", "llvmlite", "torch", "triton"} & sys.modules.keys(), file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "set()"
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, str]]:
+    """The paths that rows take, by the names that ``explain`` gives them."""
+    seen: set[tuple[str, str]] = set()
+    runner, chains = pipeline.runner, pipeline.chains
+
+    def watched_runner(fast: bool) -> Any:
+        seen.add(("cpu", "generic path") if fast else ("reference", "reference"))
+        return runner(fast)
+
+    def watched_chains(size: int) -> Any:
+        seen.add(("cpu", "hot chain"))
+        return chains(size)
+
+    for module in (host, pipeline):
+        monkeypatch.setattr(module, "runner", watched_runner)
+        monkeypatch.setattr(module, "chains", watched_chains)
+    return seen
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+@pytest.mark.parametrize("backend", ["auto", "cpu", "reference"])
+@pytest.mark.parametrize(("size", "rows"), [(50, 1), (4096, 1), (4096, 2), (9000, 1)])
+def test_what_explain_says_is_what_runs(
+    ran: set[tuple[str, str]], monkeypatch: pytest.MonkeyPatch, size: int, rows: int, backend: str, loaded: bool
+) -> None:
+    monkeypatch.setattr(kernels.KERNELS, "warm", loaded)
+    logits = np.random.default_rng(size).normal(size=(rows, size)).astype(np.float32)
+    for stages in (*HOT, *OTHERS):
+        plan = nc.explain(stages, vocab_size=size, rows=rows, backend=backend)
+        for draw in (_sample, _step):
+            ran.clear()
+            draw(logits, stages, backend)
+            assert ran == {(plan.backend, plan.path)}, stages
+
+
+def _sample(logits: np.ndarray, stages: Pipeline, backend: str) -> None:
+    nc.sample(logits, stages, backend=backend)
+
+
+def _step(logits: np.ndarray, stages: Pipeline, backend: str) -> None:
+    sampler = nc.Sampler(logits.shape[1], backend)
+    for _ in logits:
+        sampler.add(stages)
+    sampler(logits)
+
+
+def test_explain_knows_the_size_of_a_call_and_the_state_of_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    params = nc.SamplingParams(top_p=0.9, seed=1)
+    assert str(nc.explain(params, vocab_size=128256)).splitlines()[0] == "cpu backend, hot chain"
+    small = nc.explain(params, vocab_size=4096)
+    assert (small.backend, small.path) == ("reference", "reference")
+    why = "the kernels are not loaded yet, and 4,096 scores in a call are fewer than 8,192"
+    assert str(small).splitlines()[0] == f"reference: {why}"
+    assert nc.explain(params, vocab_size=4096, rows=2).path == "hot chain"
+    monkeypatch.setattr(kernels.KERNELS, "warm", True)
+    assert nc.explain(params, vocab_size=4096).path == "hot chain"
+    monkeypatch.setattr(kernels.KERNELS, "warming", [threading.current_thread()])
+    assert nc.explain(params, vocab_size=128256).why == "the kernels are being loaded or compiled"
+    monkeypatch.setattr(kernels.KERNELS, "warming", [])
+    assert nc.explain(params, vocab_size=10, backend="cpu").path == "hot chain"
+    assert nc.explain(params, vocab_size=10**6, backend="reference").why == "the backend is 'reference'"
+
+
+def test_explain_knows_the_vocabulary_and_the_backend_of_a_device() -> None:
+    stages = (Dry(0.8), LogitBias({70: 1.0}), TopK(5), Gumbel(1))
+    assert nc.explain(stages, "mps", vocab_size=100).backend == "torch"
+    with pytest.raises(ParameterError, match="logit_bias names token 70, but the vocabulary ends at 49"):
+        nc.explain(stages, "mps", vocab_size=50)
+    plan = nc.explain(stages, "mps", vocab_size=100_000, backend="reference")
+    assert (plan.backend, plan.why) == ("reference", "on the host, because the backend is 'reference'")
+    assert nc.explain(stages, "cpu", backend="torch").why == "the backend is 'torch'"
+    for wrong in ("cuda", "numpy", None):
+        with pytest.raises(ParameterError, match="backend must be one of"):
+            nc.explain(stages, backend=wrong)  # type: ignore[arg-type]
+    for size, rows in ((0, 1), (-5, 1), (2.5, 1), (True, 1), (100, 0), (100, "1")):
+        with pytest.raises(ParameterError, match="must be an integer >= 1"):
+            nc.explain(stages, vocab_size=size, rows=rows)  # type: ignore[arg-type]
