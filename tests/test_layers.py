@@ -17,7 +17,7 @@ EVERYTHING_BELOW_LLM = {*PIPELINE, "laws", "sampler", "text", "models"}
 ALLOWED = {
     "core": set(),
     "stages": {"core"},
-    "backends": {"core"},
+    "backends": {"core", "stages"},
     "text": {"core"},
     "models": {"core"},
     "rows": {"core"},

@@ -101,10 +101,7 @@ def _may_move_the_first(stage: Stage) -> bool:
             return isinstance(stage, Shift | Ceiling)
 
 
-STAGED = {
-    "triton": "one kernel for rows of this structure, made of the rules of its stages",
-    "torch": "plain tensors, sorted, stage by stage from their rules",
-}
+STAGED = "plain tensors, sorted, stage by stage from their rules"
 """How a device runs what is not the chain."""
 
 
@@ -141,8 +138,7 @@ def explain(params: Params, device: str = "cpu") -> Plan:
     if isinstance(row, str):
         return Plan(asked, stages, "cpu", f"on the host, logits and all, because {row}")
     if row.staged is not None:
-        slow = row.staged.no_kernel if backend == "triton" else ""
-        return Plan(asked, stages, backend, f"{STAGED['torch' if slow else backend]}, because {slow or chain}")
+        return Plan(asked, stages, "torch", f"{STAGED}, because {chain}")
     on = {"triton": "two kernels for all rows", "torch": "plain tensors, sorted"}
     return Plan(asked, stages, backend, on[backend])
 

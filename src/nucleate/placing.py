@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 
 from nucleate.backends.cpu.special.program import EACH_TIME, ONCE, SCALE, Counted, unchanging
-from nucleate.backends.cuda.resident import Penalties, Repeats, Resident
+from nucleate.backends.resident import Penalties, Repeats, Resident, ordered_of
+from nucleate.backends.structure import staged_of
 from nucleate.core.history import History
 from nucleate.core.maths import INFINITY
 from nucleate.core.stage import Pipeline, Shift, Tap
@@ -41,8 +42,6 @@ def placed(stages: Pipeline, chain: Chain | str) -> Resident | str:
     row = resident_of(chain)
     if not isinstance(row, str):
         return row
-    from nucleate.backends.cuda.staged.structure import staged_of  # it loads the compiler
-
     tap = stages[0] if isinstance(stages[0], Tap) else None
     start = int(tap is not None)
     end = next(i for i, stage in enumerate(stages) if i >= start and not isinstance(stage, Shift))
@@ -90,8 +89,6 @@ def _in_order(shifts: Sequence[Shift]) -> Resident | str:
 
 def _then(row: Resident | str, shift: Shift, listing: Mapping[int, float], *, repeats: bool = False) -> Resident | str:
     """A row with one more Shift."""
-    from nucleate.backends.cuda.ordered import ordered_of
-
     one = ordered_of(shift, listing, repeats=repeats)
     if isinstance(row, str):
         return row

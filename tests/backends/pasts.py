@@ -13,7 +13,7 @@ import torch
 import nucleate as nc
 from nucleate.backends.cuda import rows
 from nucleate.backends.cuda.past import Past
-from nucleate.backends.cuda.resident import Penalties, Repeats, Resident
+from nucleate.backends.resident import Penalties, Repeats, Resident
 from nucleate.stages import (
     BadWords,
     Dry,

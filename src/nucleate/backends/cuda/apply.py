@@ -16,10 +16,10 @@ import torch
 from nucleate.backends.cuda.device import sent
 from nucleate.backends.cuda.edits import Edits
 from nucleate.backends.cuda.entries import repeated
-from nucleate.backends.cuda.ordered import Ordered
 from nucleate.backends.cuda.past import Past, places_of
-from nucleate.backends.cuda.staged.structure import bound
-from nucleate.backends.cuda.staged.words import WORDS
+from nucleate.backends.cuda.words import WORDS
+from nucleate.backends.resident import Ordered
+from nucleate.backends.structure import bound
 from nucleate.core.stage import Shift, Token
 
 

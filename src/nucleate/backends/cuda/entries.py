@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from nucleate.backends.cuda.bits import as_bits, as_floats
 from nucleate.backends.cuda.edits import Edits
-from nucleate.backends.cuda.resident import Resident
 from nucleate.backends.cuda.slots import Rules
+from nucleate.backends.resident import Resident
 
 ID, BEFORE, UNTIL, OUTPUT, PROMPT, LATE = range(6)
 """Columns: a token, or the size of the vocabulary; bits of what is added; the step at which a ban ends; how often it is

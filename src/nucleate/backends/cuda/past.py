@@ -17,8 +17,8 @@ from nucleate.backends.cuda.edits import Edits
 from nucleate.backends.cuda.entries import WIDTH, Entries, Found
 from nucleate.backends.cuda.lists import Lists, ready
 from nucleate.backends.cuda.matches import Matches, lengths_of
-from nucleate.backends.cuda.resident import EVERYTHING, Resident
-from nucleate.backends.cuda.slots import ALLOWED, BREAKERS, NGRAM, NO_TOKEN, STEP, UNBROKEN, WORDS, Slots, last_of
+from nucleate.backends.cuda.slots import ALLOWED, BREAKERS, NGRAM, NO_TOKEN, STEP, UNBROKEN, WORDS, Had, Slots, last_of
+from nucleate.backends.resident import EVERYTHING, Resident
 
 
 class Far(NamedTuple):
@@ -142,15 +142,22 @@ class Past:
         lists_R = self.slots.column(slots_R, column)
         return ready(self.lists.words_FNT.index_select(0, lists_R.clamp(min=0)), lists_R, said_RL)
 
-    def push(self, slots_R: torch.Tensor, tokens_R: torch.Tensor, growing_N: torch.Tensor | None, looks: bool) -> None:
+    def push(
+        self,
+        slots_R: torch.Tensor,
+        tokens_R: torch.Tensor,
+        growing_N: torch.Tensor | None,
+        looks: bool,
+        had: Had | None = None,
+    ) -> None:
         """Rows go on with a token each, below 0 for none. growing_N: places of those whose entries grow; None: none."""
         if growing_N is None:
-            self.slots.push(slots_R, tokens_R)
+            self.slots.push(slots_R, tokens_R, had)
             return
         slots_N, tokens_N = (column_R.index_select(0, growing_N) for column_R in (slots_R, tokens_R))
         if looks:
             self._follow(slots_N, tokens_N)
-        self.slots.push(slots_R, tokens_R)
+        self.slots.push(slots_R, tokens_R, had)
         self.entries.push(slots_N, tokens_N, self.slots.leaving(slots_N, tokens_N))
 
     def _follow(self, slots_R: torch.Tensor, tokens_R: torch.Tensor) -> None:
