@@ -185,9 +185,9 @@ def test_an_odd_row_gives_no_token_and_the_others_theirs() -> None:
     assert got == [expected[0], -1, expected[2], -1, expected[4], -1]
 
 
-def edits_of(rows: list[dict[int, tuple[float, float, float]]], most: int) -> Edits:
+def edits_of(rows: list[dict[int, tuple[float, float, float]]], most: int, size: int) -> Edits:
     """Columns of {token: (before, scale, after)} per row."""
-    ids, table = np.full((len(rows), most), -1), np.tile([0.0, 1.0, 0.0], (len(rows), most, 1))
+    ids, table = np.full((len(rows), most), size), np.tile([0.0, 1.0, 0.0], (len(rows), most, 1))
     for row, entries in enumerate(rows):
         for place, (token, entry) in enumerate(entries.items()):
             ids[row, place], table[row, place] = token, entry
@@ -213,7 +213,7 @@ def test_edits_and_masks_are_those_of_the_shifts() -> None:
         x_RV = np.stack([edges.row(numbers, size, kind) for kind in ("smooth", "grid", "holes", "peaked") * 6])
         cases = [penalised(numbers, size) for _ in x_RV]
         masks = torch.from_numpy(np.stack([past.mask for _, _, past, _ in cases]))
-        edits = edits_of([entries for *_, entries in cases], 24)
+        edits = edits_of([entries for *_, entries in cases], 24, size)
         asked, seeds, steps = [Numbers(t=0.7, p=0.9)] * 24, words(numbers, 24), words(numbers, 24)
         tokens = sample(torch.from_numpy(x_RV), asked, seeds, steps, edits, masks).tolist()
         cut = simplify(edges.pipeline(Numbers(t=0.7, p=0.9)))
@@ -230,7 +230,7 @@ def test_edits_and_masks_are_those_of_the_shifts() -> None:
 
 def test_a_mask_may_be_longer_than_the_row_and_edits_may_overflow() -> None:
     x_RV = torch.tensor([[1.0, 2.0, 3.0], [1.0, 2.0, 3.0]])
-    edits = edits_of([{1: (3e38, 1e-5, 0.0)}, {2: (-np.inf, 1.0, 0.0)}], 2)
+    edits = edits_of([{1: (3e38, 1e-5, 0.0)}, {2: (-np.inf, 1.0, 0.0)}], 2, 3)
     mask = torch.tensor([[7, -1], [6, 5]], dtype=torch.int32)
     tokens = sample(x_RV, [Numbers(t=0.0)] * 2, torch.zeros(2).long(), torch.zeros(2).long(), edits, mask)
     assert tokens.tolist() == [1, 1]  # 3e43 is a number of float64, as it is on the CPU
@@ -241,7 +241,7 @@ def compiled(backend: str) -> None:
     numbers = np.random.default_rng(6)
     x_RV, asked, _ = batch(numbers, 12, 700)
     seeds, steps = words(numbers, 12), words(numbers, 12)
-    edits, mask = edits_of([{5: (1.0, 1.2, 0.5)}] * 12, 3), torch.full((12, 22), -2, dtype=torch.int32)
+    edits, mask = edits_of([{5: (1.0, 1.2, 0.5)}] * 12, 3, 700), torch.full((12, 22), -2, dtype=torch.int32)
     mask[:, 1:] = -1
     every = [(structure.chained(asked), None), *((structure.staged_of(stages), stages) for stages in STAGES)]
     for staged, stages in every:

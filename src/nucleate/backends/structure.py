@@ -63,7 +63,8 @@ class Step(NamedTuple):
     ties: bool  #: see ``Prefix.ties``
     switches: tuple[tuple[str, Any], ...]  #: attributes that are true, false or none
     numbers: tuple[str, ...]  #: the others that its rules read
-    learns: tuple[str, ...]  #: those of them that ``after`` changes
+    learns: tuple[str, ...]  #: those of them that ``after`` changes,
+    hears: frozenset[str] = frozenset()  #: and which of "before" and "after" of ``Drawn`` it reads
 
     @property
     def width(self) -> int:
@@ -142,7 +143,7 @@ def _step(stage: Stage) -> Step | str:
     kind, shape = type(stage), shape_of(stage)
     if shape == "Shift":
         return f"{stage!r} comes after a stage that looks at the whole row"
-    learns = _learned(stage) if kind.after is not Stage.after and not stage.neutral else ((), ())
+    learns = _learned(stage) if kind.after is not Stage.after and not stage.neutral else ((), (), frozenset())
     if isinstance(learns, str):
         return learns
     names = dict.fromkeys(learns[0])
@@ -158,7 +159,7 @@ def _step(stage: Stage) -> Step | str:
     switches = tuple((name, value) for name, value in values.items() if isinstance(value, bool | None))
     numbers = tuple(name for name, value in values.items() if not isinstance(value, bool | None))
     bare = tuple(_rule(stage, shape, rule) for rule in rules)
-    return Step(kind, shape, bare, stage.greedy, bool(getattr(stage, "ties", False)), switches, numbers, learns[1])
+    return Step(kind, shape, bare, stage.greedy, bool(getattr(stage, "ties", False)), switches, numbers, *learns[1:])
 
 
 def _rule(stage: Stage, shape: str, name: str) -> Rule:
@@ -182,8 +183,8 @@ def _rules(stage: Any, shape: str) -> tuple[str, ...]:
     return tuple(rule for rule in rules if not (plain and rule == "order"))
 
 
-def _learned(stage: Stage) -> tuple[tuple[str, ...], tuple[str, ...]] | str:
-    """Which numbers ``after`` reads, or changes, and which it changes; or why it cannot be bound."""
+def _learned(stage: Stage) -> tuple[tuple[str, ...], tuple[str, ...], frozenset[str]] | str:
+    """Which numbers ``after`` reads, or changes, which it changes, and what it hears; or why it cannot be bound."""
     function: Any = type(stage).after
     told = f"{type(stage).__name__}.after"
     why = odd_name(function, dataclasses.replace)
@@ -191,14 +192,15 @@ def _learned(stage: Stage) -> tuple[tuple[str, ...], tuple[str, ...]] | str:
         return f"{told} {why}"
     me = Self(stage)
     try:
-        changes = following(function, {}, "traced")(me, Drawn(*[Trace() for _ in Drawn._fields]))  # type: ignore[arg-type]
+        changes = following(function, {}, "traced")(me, Drawn(*[Trace(frozenset((name,))) for name in Drawn._fields]))  # type: ignore[arg-type]
         read = {**dict.fromkeys(me._read), **dict.fromkeys(changes)}  # noqa: SLF001
     except Exception:  # noqa: BLE001  # a rule may do anything
         return f"{told} is not one expression of numbers"
     fixed = any(getattr(type(stage), name) is not getattr(Stage, name) for name in ("greedy", "neutral"))
     if fixed or shape_of(stage) == "Ceiling" or any(type(getattr(stage, name)) is not float for name in changes):
         return f"{told} may change more than numbers"
-    return tuple(read), tuple(changes)
+    heard: frozenset[str] = frozenset().union(*(one.row for one in changes.values() if isinstance(one, Trace)))
+    return tuple(read), tuple(changes), heard
 
 
 def following(function: Any, names: dict[str, Any], tag: str) -> Any:

@@ -15,6 +15,7 @@ from nucleate.backends.cuda.device import sent
 from nucleate.backends.cuda.past import Past
 from nucleate.backends.cuda.report import Wanted
 from nucleate.backends.cuda.run import Batch, batch_of, padded
+from nucleate.backends.cuda.slots import Rules
 from nucleate.backends.resident import Resident
 from nucleate.backends.structure import chained
 
@@ -44,6 +45,8 @@ class Part:
     ordered: list[Group]  #: rows whose Shifts come one after the other
     growing: list[int]  #: slots of rows whose entries grow
     growing_N: torch.Tensor | None  #: places of these, if there are any
+    windows: bool  #: whether any row counts its last tokens only
+    rules: Rules | None  #: where any row has entries
     told: list[int]  #: places of rows that want logprobs of the logits,
     told_N: torch.Tensor  #: the same
     wanted: list[Wanted]  #: what these want, or else the Tap of each row among the stages,
@@ -80,6 +83,8 @@ def part_of(numbers: Sequence[int], held: Sequence[Held], past: Past, size: int,
         groups_of([row.ordered for row in rows], slots, past.floats, device),
         [slots[place] for place in growing],
         sent(growing, device) if growing else None,
+        any(row.penalties.window is not None and row.penalties.window >= 0 for row in rows),
+        past.slots.rules(slots_R) if any(row.edits for row in rows) else None,
         told,
         sent(told, device),
         wanted,

@@ -161,7 +161,7 @@ class Rows:
         if batch.steps[0].shape == "Tap" and not batch.masked:  # the mask of the call comes after it
             masks = part.allowed_RW, mask_RW
         numbers_RP = self._states.numbers(part.slots_R) if batch.learns else None
-        edits = self._edits(part, logits_RV)
+        edits = self._edits(part, logits_RV, steps_R)
         tokens_R, learned_RP, told_RV = run(batch, steps_R, logits_RV, edits, *masks, numbers_RP)
         if active_R is not None:
             tokens_R = torch.where(active_R, tokens_R, NOT_DRAWN)
@@ -174,9 +174,9 @@ class Rows:
             heard.append(Heard(places, reported(told_RV, tokens_R, part.asked_NA, most), part.wanted))
         return tokens_R
 
-    def _edits(self, part: Part, logits_RV: torch.Tensor) -> Edits | None:
+    def _edits(self, part: Part, logits_RV: torch.Tensor, steps_R: torch.Tensor | None = None) -> Edits | None:
         """What is done to single scores of rows in this step, as tensors; None where there is nothing."""
-        edits: Edits | None = self._once(part, lambda: _unpadded(self._ascending(part, logits_RV), self.size))
+        edits: Edits | None = self._once(part, lambda: self._ascending(part, logits_RV, steps_R))
         return edits
 
     def _index(self, part: Part, logits_RV: torch.Tensor) -> Any:
@@ -188,9 +188,9 @@ class Rows:
             return index_of(self._ascending(part, logits_RV), self.size)
         return self._once(part, lambda: edits_launch.index(self._past, part.slots_R, self.size, looks=part.looks))
 
-    def _ascending(self, part: Part, logits_RV: torch.Tensor) -> Edits:
-        """Edits with their tokens in order; those at the size of the vocabulary are none."""
-        edits = self._past.edits(part.slots_R, part.looks)
+    def _ascending(self, part: Part, logits_RV: torch.Tensor, steps_R: torch.Tensor | None = None) -> Edits:
+        """Edits with their tokens in order."""
+        edits = self._past.edits(part.slots_R, part.looks, steps_R, part.rules)
         for group in part.ordered:
             edits = with_shifts(self._past, group, logits_RV, edits)
         return edits
@@ -221,7 +221,7 @@ class Rows:
     def _push(self, part: Part, tokens_R: torch.Tensor, had: Had | None = None) -> None:
         """Rows go on with tokens that lie on the device."""
         if self.kernels != "triton":
-            self._past.push(part.slots_R, tokens_R, part.growing_N, part.looks, had)
+            self._past.push(part.slots_R, tokens_R, part.growing_N, part.looks, had, windows=part.windows)
             return
         from nucleate.backends.cuda.special import edits_launch
 
@@ -279,8 +279,3 @@ def _both(mask_RW: torch.Tensor | None, allowed_RW: torch.Tensor | None) -> torc
     if mask_RW is None or allowed_RW is None:
         return allowed_RW if mask_RW is None else mask_RW
     return mask_RW[:, : allowed_RW.shape[1]] & allowed_RW
-
-
-def _unpadded(edits: Edits, size: int) -> Edits:
-    """What has no token has -1, as ``Edits`` says."""
-    return edits._replace(ids_RK=torch.where(edits.ids_RK < size, edits.ids_RK, -1))

@@ -129,20 +129,27 @@ def _run(
     stages = chunk.mines if numbers_RP is None else mines(batch.stages, numbers_RP)
     spans: dict[int, tuple[Ranked, Ranked]] = {}
     for place, mine in enumerate(stages):
-        before = kept
+        before = kept = kept.settled() if mine.step.learns else kept
         if mine.step.shape == "Tap":
             kept = kept.settled()
             told_RV = told_RV if place == 0 and told_RV is not None else _told(kept)[:, :size]
         elif mine.step.greedy or mine.step.shape != "Draw":
             kept = narrowed(kept, mine, coins_R1, next(ceilings) if mine.step.shape == "Ceiling" else None)
         if mine.step.learns:
-            spans[place] = before, kept = before.settled(), kept.settled()
+            kept = kept.settled()
+            spans[place] = before, kept
     tokens_R1 = drawn(kept.settled(), stages[-1], chunk.keys, steps_R1)
     tapped = any(step.shape == "Tap" for step in batch.steps)
     if not spans:
         return Outcome(tokens_R1[:, 0], None, told_RV if tapped else None)
     assert numbers_RP is not None  # noqa: S101  # rows that learn have them
-    chances = {place: [one.log_chance(tokens_R1) for one in span] for place, span in spans.items()}
+    chances = {
+        place: [
+            kept.log_chance(tokens_R1) if name in stages[place].step.hears else fixed.zero
+            for name, kept in zip(("before", "after"), span, strict=True)
+        ]
+        for place, span in spans.items()
+    }
     tokens_R1, numbers_RP = _learned(fixed, numbers_RP, tokens_R1, stages, chances)
     return Outcome(tokens_R1[:, 0], numbers_RP, told_RV if tapped else None)
 

@@ -44,7 +44,6 @@ class Rules(NamedTuple):
     room: torch.Tensor  #: int64, as the next
     allowed: torch.Tensor
     last: torch.Tensor
-    unbroken: torch.Tensor
     ngram: torch.Tensor
 
 
@@ -137,7 +136,7 @@ class Slots:
     def rules(self, slots_R: torch.Tensor) -> Rules:
         lines_RC1 = self.lines_SC.index_select(0, slots_R)[:, :, None]
         floats_RC1 = as_floats(lines_RC1[:, SCALE : MOST + 1].contiguous(), self._floats)
-        return Rules(*floats_RC1.unbind(1), *lines_RC1[:, ROOM : NGRAM + 1].unbind(1))
+        return Rules(*floats_RC1.unbind(1), *(lines_RC1[:, i] for i in (ROOM, ALLOWED, LAST, NGRAM)))
 
     def column(self, slots_R: torch.Tensor, column: int) -> torch.Tensor:
         """One of the integers of lines: [R]."""
