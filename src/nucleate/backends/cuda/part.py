@@ -54,6 +54,7 @@ class Part:
     numbers_RC: torch.Tensor | None  #: where kernels draw, see ``plan.Numbers``
     batch: Batch | None  #: where tensors do
     kinds: list[tuple[list[int], torch.Tensor, Part]]  #: rows of several structures: places of each, and these alone
+    steps_R: torch.Tensor | None = None  #: as of the last call, see ``Rows``
     kept: list[Any] = field(default_factory=list)  #: what fixed entries do, from the first step on
 
 

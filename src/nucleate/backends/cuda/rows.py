@@ -28,7 +28,6 @@ NOT_DRAWN = -1
 RING = 1 << 13
 """So many tokens of a row are kept, until the host asks for them; no window of penalties is longer."""
 
-
 Given = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
 """Logits, what is allowed, and which rows are active, see ``Rows.draw``."""
 
@@ -65,6 +64,7 @@ class Rows:
         self._held: dict[int, Held] = {}
         self._unseen = 0  # the most tokens of a row that the host does not know
         self._work: object = None
+        self._last: Part | None = None  #: what was drawn last, if kernels drew it and nothing has changed since
         self._moved = 0
 
     def __contains__(self, row: int) -> bool:
@@ -122,7 +122,7 @@ class Rows:
         heard: takes what is told of scores that are not the logits as given.
         """
         with guard(self.device):
-            had = Had(self._slots.steps(part.slots_R), part.offsets_R)
+            had = Had(self._steps(part, active_R), part.offsets_R)
             if not part.kinds:
                 given = logits_RV, mask_RW, active_R
                 tokens_R = self._drawn(part, had.steps_R, range(len(part.rows)), given, heard)
@@ -135,6 +135,18 @@ class Rows:
                     tokens_R.index_copy_(0, places_N, self._drawn(own, steps_N, places, given, heard))
             self._push(part, tokens_R, had)
         return tokens_R
+
+    def went_on(self) -> None:
+        """Rows have tokens that ``draw`` does not know of: those of a captured graph."""
+        self._last = None
+
+    def _steps(self, part: Part, active_R: torch.Tensor | None) -> torch.Tensor:
+        """Steps of rows. Kernels move them on in place, so that those of the last call are there already."""
+        if self._last is not part or part.steps_R is None:
+            part.steps_R = self._slots.steps(part.slots_R)
+        alone = part.numbers_RC is not None and not part.kinds and active_R is None
+        self._last = part if alone else None
+        return part.steps_R
 
     def _drawn(
         self, part: Part, steps_R: torch.Tensor, places: Sequence[int], given: Given, heard: list[Heard] | None
@@ -215,7 +227,6 @@ class Rows:
             logits_RV = logits_RV.to(torch.float32)
         index = self._index(part, logits_RV)
         self._work.tokens_R = torch.empty_like(self._work.tokens_R)  # those of earlier calls stay as they are
-        # the kernel moves steps_R on, which is a copy
         return launch.sample(logits_RV, part.numbers_RC, part.seeds_R, steps_R, self._work, index, mask_RW)
 
     def _push(self, part: Part, tokens_R: torch.Tensor, had: Had | None = None) -> None:
@@ -232,6 +243,7 @@ class Rows:
         """A row goes on with a token that was not drawn here. numbers: what its stages make of it."""
         part, held = self.part([number]), self._held[number]
         self.reserve(part, 1)
+        self.went_on()
         with guard(self.device):
             tokens_R = sent([token], self.device)
             if numbers is not None:
