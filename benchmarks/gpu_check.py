@@ -1,4 +1,4 @@
-"""Checks of the kernels where they run: tokens against the reference in float64, draws against their law, drafts.
+"""Checks of the kernels where they run: tokens against the reference in float64, draws against their law.
 
 Each check tells how many rows were wrong. On a GPU they run at full sizes; in Triton's interpreter at small ones.
 """
@@ -15,8 +15,6 @@ import numpy as np
 import torch
 
 import nucleate as nc
-from nucleate.engine import verify as slow
-from nucleate.engine.draft.draft import Draft
 
 FULL, SMALL = (32_000, 128_256, 151_936, 256_000), (600,)
 STEPS = 2
@@ -74,37 +72,6 @@ def law(size: int, rows: int, device: str) -> Iterator[tuple[str, int, int]]:
         yield f"law, {chain}, {size}: {deviation:+.1f} deviations", int(deviation > 6 or (p_V[found] == 0).any()), 1
 
 
-def drafts(size: int, rows: int, device: str) -> Iterator[tuple[str, int, int]]:
-    """Rejection by kernels and by plain tensors against the slow rule; coupled verification by both."""
-    from nucleate.backends.cuda import verify
-    from nucleate.backends.cuda.special import verify_launch
-
-    numbers, count = torch.Generator().manual_seed(size), 4
-    p_RNV = (torch.randn(rows, count + 1, size, generator=numbers) * 2).softmax(2)
-    q_RKV = 0.5 * p_RNV[:, :count] + 0.5 * (torch.randn(rows, count, size, generator=numbers) * 2).softmax(2)
-    drafted_RK = q_RKV.flatten(0, 1).multinomial(1, generator=numbers).view(rows, count)
-    drafted_RK[torch.arange(rows) % 5 == 0, 2] = -1
-    given = [one.to(device) for one in (p_RNV, drafted_RK, q_RKV)]
-    seeds_R, steps_R = torch.arange(rows, device=device), torch.full((rows,), 7, device=device)
-    coins = verify.coins(seeds_R, steps_R, count), verify.last_coin(seeds_R, steps_R)
-    plain = verify.rejection(*given, *coins)
-    drawn_RN = plain.tokens_RN.clamp(min=0)
-    work = verify_launch.Workspace(rows, count, size, device)
-    kernels = verify_launch.rejection(*given, seeds_R, steps_R, work).tokens_RN.clone()
-    expected = np.full((rows, count + 1), -1)
-    for row in range(rows):
-        ahead = int((drafted_RK[row] >= 0).to(torch.int64).cumprod(0).sum())
-        draft = Draft(tuple(drafted_RK[row, :ahead].tolist()), laws=tuple(q_RKV[row, :ahead].numpy()))
-        coins_K, coin = slow.coins(row, 7, count), slow.last_coin(row, 7)
-        said = slow.rejection(p_RNV[row].numpy(), draft, coins_K, coin).tokens(draft)
-        expected[row, : len(said)] = said
-    for name, found in (("kernels", kernels), ("tensors", plain.tokens_RN)):
-        yield f"rejection, {name}, {size}", int((found.cpu().numpy() != expected).any(1).sum()), rows
-    same = verify.coupled(given[1], drawn_RN)
-    other = verify_launch.coupled(given[1], drawn_RN, steps_R, work)
-    yield f"coupled, {size}", sum(int((a != b).any()) for a, b in zip(same, other, strict=True)), 1
-
-
 def graphs(size: int, rows: int, device: str) -> Iterator[tuple[str, int, int]]:
     """A captured call, replayed: the tokens of the next steps."""
     if device != "cuda":
@@ -130,7 +97,7 @@ def run(device: str) -> bool:
     for size in FULL if full else SMALL:
         checks = (tokens(size, 8 if full else 2, device), law(size, 20_000 if full else 60, device))
         more = gpu_past.check(size, 64 if full else 3, device), graphs(size, 16, device)
-        for check in (*checks, drafts(size, 64 if full else 5, device), *more):
+        for check in (*checks, *more):
             for what, wrong, rows in check:
                 good = wrong <= EDGES * rows
                 well = well and good

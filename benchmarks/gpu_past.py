@@ -15,8 +15,8 @@ from gpu_chains import Call
 
 import nucleate as nc
 from nucleate.backends.cuda.past import Past
-from nucleate.backends.cuda.resident import Resident
 from nucleate.backends.cuda.slots import STEP
+from nucleate.backends.resident import Resident
 from nucleate.dispatch.chain import chain_of
 from nucleate.dispatch.device import resident_of
 from nucleate.pipeline import simplify

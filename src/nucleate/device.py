@@ -102,7 +102,7 @@ class Device:
             self._rows[number].memory.push(token)
 
     def _settle(self, number: int, numbers: list[float]) -> None:
-        from nucleate.backends.cuda.staged.structure import moved
+        from nucleate.backends.structure import moved
 
         row, staged = self._rows[number], self._held.staged(number)
         if staged is not None:

@@ -13,7 +13,7 @@ import torch
 import nucleate as nc
 from nucleate.backends.cuda import rows
 from nucleate.backends.cuda.past import Past
-from nucleate.backends.cuda.resident import Penalties, Repeats, Resident
+from nucleate.backends.resident import Penalties, Repeats, Resident
 from nucleate.stages import (
     BadWords,
     Dry,
@@ -91,7 +91,7 @@ def apart(one: Past, other: Past) -> str:
     both = [
         (
             past.slots.lines_SC,
-            past.slots.ring_SL,
+            past.slots.said(torch.arange(len(past.slots)), past.slots.ring - 1),  # the oldest token is of no account
             past.entries.state_SKC,
             past.matches.lengths_SL,
             past.lists.words_FNT,

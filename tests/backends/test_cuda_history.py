@@ -35,11 +35,12 @@ torch = pytest.importorskip("torch", reason="rows on a device are tensors")
 
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
-from nucleate.backends.cuda import device, plain  # noqa: E402
+from nucleate.backends.cuda import device, run  # noqa: E402
 from nucleate.backends.cuda import rows as on_device  # noqa: E402
 from nucleate.backends.cuda.past import Past  # noqa: E402
-from nucleate.backends.cuda.resident import Resident  # noqa: E402
+from nucleate.backends.cuda.ranked import Fixed  # noqa: E402
 from nucleate.backends.cuda.rows import Rows  # noqa: E402
+from nucleate.backends.resident import Resident  # noqa: E402
 
 SIZE = 6
 HERE = torch.device("cpu")
@@ -191,7 +192,9 @@ def test_shifts_in_any_order_do_what_the_reference_does(rows: Any, seed: int) ->
         x_RV[numbers.random(x_RV.shape) < 0.1] = -np.inf
         x_RV[:, 0] = 1.0
         logits_RV = torch.from_numpy(x_RV)
-        y_RV, odd_R = plain.scores(logits_RV, held._edits(part, logits_RV), part.allowed_RW)
+        fixed = Fixed(SIZE, len(said), torch.float64, HERE)
+        y_RV = run.masked(fixed, run.scores(fixed, logits_RV, held._edits(part, logits_RV)), part.allowed_RW)
+        odd_R = ~(y_RV.amax(1).abs() < torch.inf)
         for place, (_, stages, prompt, output) in enumerate(said):
             expected = scores(x_RV[place], stages, History(prompt, output))
             assert bool(odd_R[place]) == bool(np.isnan(expected).all())

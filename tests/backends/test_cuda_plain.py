@@ -1,4 +1,4 @@
-"""The chain as plain tensor code: survivors and tokens are the reference's, in float64 without exception."""
+"""The chain as tensors, one call for rows of any numbers: survivors and tokens are the reference's."""
 
 from __future__ import annotations
 
@@ -9,17 +9,40 @@ import edges
 import numpy as np
 import pytest
 
-from nucleate.backends import reference
+from nucleate.backends import reference, structure
 from nucleate.backends.chain import Numbers
 from nucleate.core.history import History
 from nucleate.dispatch.chain import chain_of
 from nucleate.pipeline import simplify
-from nucleate.stages import Frequency, Gumbel, LogitBias, Presence, Repetition, TopP
+from nucleate.stages import (
+    AdaptiveP,
+    Categorical,
+    DynamicTemperature,
+    Frequency,
+    Gumbel,
+    LogitBias,
+    Logprobs,
+    Mask,
+    Mirostat,
+    Presence,
+    Repetition,
+    Suppress,
+    Temperature,
+    TopH,
+    TopP,
+    Typical,
+    Xtc,
+)
 
 torch = pytest.importorskip("torch", reason="tensor code needs torch")
-from nucleate.backends.cuda import plain  # noqa: E402
+from nucleate.backends.cuda import run  # noqa: E402
 from nucleate.backends.cuda.edits import Edits  # noqa: E402
 
+STAGES = (
+    (Typical(0.5), Xtc(0.5, 0.05), Temperature(0.7), Gumbel(0)),
+    (DynamicTemperature(0.5, 1.5), TopH(0.5), TopP(0.5, of_whole=True), Categorical(0)),
+    (Mirostat(2.0), AdaptiveP(0.3), Gumbel(0)),
+)
 SIZES = (1, 2, 31, 255, 256, 257, 700, 1000)
 
 
@@ -32,8 +55,18 @@ def unsigned(words_R: torch.Tensor) -> list[int]:
     return [word % 2**64 for word in words_R.tolist()]
 
 
-def columns(asked: list[Numbers], dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    return torch.tensor([list(one) for one in asked], dtype=dtype)
+def sample(
+    x_RV: Any,
+    asked: list[Numbers],
+    seeds: torch.Tensor,
+    steps: torch.Tensor,
+    edits: Edits | None = None,
+    mask: torch.Tensor | None = None,
+    floats: torch.dtype = torch.float64,
+) -> torch.Tensor:
+    """The tokens of rows with these numbers."""
+    batch = run.batch_of(structure.chained(asked), seeds, x_RV.shape[1], floats)
+    return run.run(batch, steps, x_RV, edits, mask).tokens_R
 
 
 def batch(numbers: np.random.Generator, rows: int, size: int) -> tuple[np.ndarray, list[Numbers], list[bool]]:
@@ -50,11 +83,15 @@ def batch(numbers: np.random.Generator, rows: int, size: int) -> tuple[np.ndarra
     return x_RV, asked, tight
 
 
-def inside(x_RV: np.ndarray, numbers_RC: torch.Tensor) -> np.ndarray:
-    """Which tokens are left: bool [R, V]."""
-    x, odd_R = plain.scores(torch.from_numpy(x_RV))
-    assert not odd_R.any()
-    return np.asarray(plain.survivors(x, *plain.read(numbers_RC)))
+def inside(x_RV: np.ndarray, asked: list[Numbers]) -> np.ndarray:
+    """Which tokens are left: bool [R, V]; what a Tap before the draw is told."""
+    tap, zeros = structure.staged_of((Logprobs(1), Gumbel(0))), torch.zeros(len(asked), dtype=torch.int64)
+    chained = structure.chained(asked)
+    steps = (*chained[0].steps[: -1 if len(chained[0].steps) > 1 else 0], tap.steps[0], tap.steps[1])
+    if chained[0].steps[-1].greedy:
+        steps = (*chained[0].steps, *tap.steps)
+    batch = run.batch_of([one._replace(steps=steps) for one in chained], zeros, x_RV.shape[1], torch.float64)
+    return np.asarray(run.run(batch, zeros, torch.from_numpy(x_RV)).told_RV > -torch.inf)
 
 
 def survey(rows: int, sizes: tuple[int, ...], seed: int) -> Counter[str]:
@@ -62,9 +99,8 @@ def survey(rows: int, sizes: tuple[int, ...], seed: int) -> Counter[str]:
     numbers, found = np.random.default_rng(seed), Counter[str]()
     for size in sizes:
         x_RV, asked, tight = batch(numbers, rows, size)
-        seeds, steps, numbers_RC = words(numbers, rows), words(numbers, rows), columns(asked)
-        inside_RV = inside(x_RV, numbers_RC)
-        tokens = plain.sample(torch.from_numpy(x_RV), numbers_RC, seeds, steps).tolist()
+        seeds, steps, inside_RV = words(numbers, rows), words(numbers, rows), inside(x_RV, asked)
+        tokens = sample(torch.from_numpy(x_RV), asked, seeds, steps).tolist()
         for row, (seed_, step) in enumerate(zip(unsigned(seeds), unsigned(steps), strict=True)):
             stages, found["rows"] = simplify(edges.pipeline(asked[row])), found["rows"] + 1
             kept, got = reference.survivors(x_RV[row], stages), np.flatnonzero(inside_RV[row])
@@ -98,8 +134,7 @@ def test_float32_columns_draw_the_same_tokens_but_for_float_edges() -> None:
     asked = [Numbers(t=0.8, k=40, p=0.9), Numbers(p=0.95), Numbers(m=0.05), Numbers(t=1.3)] * 100
     seeds, steps = words(numbers, 400), words(numbers, 400)
     exact, short = (
-        plain.sample(torch.from_numpy(x_RV), columns(asked, dtype), seeds, steps)
-        for dtype in (torch.float64, torch.float32)
+        sample(torch.from_numpy(x_RV), asked, seeds, steps, floats=dtype) for dtype in (torch.float64, torch.float32)
     )
     assert (exact != short).sum() <= 1
 
@@ -115,16 +150,16 @@ def test_many_rows_are_drawn_some_at_a_time(rows: int, monkeypatch: pytest.Monke
         *(torch.from_numpy(numbers.uniform(0.5, 4.0, (rows, 4))) for _ in range(3)),
     )
     mask = torch.from_numpy(numbers.integers(-(2**31), 2**31, (rows, 11)).astype(np.int32))
-    given = x_RV, columns([Numbers(t=0.8, k=40, p=0.9)] * rows), words(numbers, rows), words(numbers, rows)
+    given = x_RV, [Numbers(t=0.8, k=40, p=0.9)] * rows, words(numbers, rows), words(numbers, rows)
     ways = (None, None), (edits, None), (None, mask), (edits, mask)
-    whole = [plain.sample(*given, *way).tolist() for way in ways]
+    whole = [sample(*given, *way).tolist() for way in ways]
     assert [tokens[0] for tokens in whole] == [-1] * 4
-    looked, scores = [], plain.scores
+    looked, scores = [], run.scores
     monkeypatch.setattr(
-        plain, "scores", lambda some_RV, *more: (looked.append(len(some_RV)), scores(some_RV, *more))[1]
+        run, "scores", lambda fixed, some_RV, *more: (looked.append(len(some_RV)), scores(fixed, some_RV, *more))[1]
     )
-    monkeypatch.setattr(plain, "AT_ONCE", 4 * size - 1)
-    assert [plain.sample(*given, *way).tolist() for way in ways] == whole
+    monkeypatch.setattr(run, "AT_ONCE", 4 * size - 1)
+    assert [sample(*given, *way).tolist() for way in ways] == whole
     assert sum(looked) == 4 * rows
     assert max(looked) <= 3
 
@@ -133,38 +168,31 @@ def test_many_rows_are_drawn_some_at_a_time(rows: int, monkeypatch: pytest.Monke
 def test_other_floats_are_taken_as_float32(dtype: torch.dtype) -> None:
     numbers = np.random.default_rng(3)
     x_RV = torch.from_numpy(numbers.normal(size=(20, 300)) * 4).to(dtype)
-    seeds, steps, numbers_RC = words(numbers, 20), words(numbers, 20), columns([Numbers(k=30, p=0.9)] * 20)
-    expected = plain.sample(x_RV.to(torch.float32), numbers_RC, seeds, steps)
-    assert plain.sample(x_RV, numbers_RC, seeds, steps).tolist() == expected.tolist()
+    seeds, steps, asked = words(numbers, 20), words(numbers, 20), [Numbers(k=30, p=0.9)] * 20
+    expected = sample(x_RV.to(torch.float32), asked, seeds, steps)
+    assert sample(x_RV, asked, seeds, steps).tolist() == expected.tolist()
     wide_RV = torch.zeros(20, 900, dtype=dtype)
     wide_RV[:, ::3] = x_RV
-    assert plain.sample(wide_RV[:, ::3], numbers_RC, seeds, steps).tolist() == expected.tolist()
+    assert sample(wide_RV[:, ::3], asked, seeds, steps).tolist() == expected.tolist()
 
 
 def test_an_odd_row_gives_no_token_and_the_others_theirs() -> None:
     numbers = np.random.default_rng(4)
     x_RV = numbers.normal(size=(6, 500)).astype(np.float32)
-    seeds, steps, numbers_RC = words(numbers, 6), words(numbers, 6), columns([Numbers(p=0.9)] * 6)
-    expected = plain.sample(torch.from_numpy(x_RV), numbers_RC, seeds, steps).tolist()
+    seeds, steps, asked = words(numbers, 6), words(numbers, 6), [Numbers(p=0.9)] * 6
+    expected = sample(torch.from_numpy(x_RV), asked, seeds, steps).tolist()
     x_RV[1, 77], x_RV[3, 499], x_RV[5] = np.nan, np.inf, -np.inf
-    got = plain.sample(torch.from_numpy(x_RV), numbers_RC, seeds, steps).tolist()
+    got = sample(torch.from_numpy(x_RV), asked, seeds, steps).tolist()
     assert got == [expected[0], -1, expected[2], -1, expected[4], -1]
 
 
-def edits_of(rows: list[dict[int, tuple[float, float, float]]], most: int) -> Edits:
+def edits_of(rows: list[dict[int, tuple[float, float, float]]], most: int, size: int) -> Edits:
     """Columns of {token: (before, scale, after)} per row."""
-    ids, table = np.full((len(rows), most), -1), np.tile([0.0, 1.0, 0.0], (len(rows), most, 1))
+    ids, table = np.full((len(rows), most), size), np.tile([0.0, 1.0, 0.0], (len(rows), most, 1))
     for row, entries in enumerate(rows):
         for place, (token, entry) in enumerate(entries.items()):
             ids[row, place], table[row, place] = token, entry
     return Edits(torch.from_numpy(ids), *(torch.from_numpy(column.copy()) for column in np.moveaxis(table, 2, 0)))
-
-
-def shifted(x: np.ndarray, stages: tuple[Any, ...], past: History) -> np.ndarray:
-    """A row after a stage or several as the reference has it, rounded to float32."""
-    kept, out = reference.survivors(x, stages, past), np.full(len(x), -np.inf, np.float32)
-    out[kept.ids_N] = kept.x_N
-    return out
 
 
 def penalised(numbers: np.random.Generator, size: int) -> tuple[Any, ...]:
@@ -185,50 +213,46 @@ def test_edits_and_masks_are_those_of_the_shifts() -> None:
     for size in (40, 257, 600):
         x_RV = np.stack([edges.row(numbers, size, kind) for kind in ("smooth", "grid", "holes", "peaked") * 6])
         cases = [penalised(numbers, size) for _ in x_RV]
-        expected = []
-        for x, (bias, penalties, past, _) in zip(x_RV, cases, strict=True):
-            finite = {token: b for token, b in bias.items() if b > -np.inf}
-            x = shifted(x, (LogitBias(finite),), past)
-            x[[token for token, b in bias.items() if b == -np.inf]] = -np.inf
-            x = shifted(x, penalties, past) if (x > -np.inf).any() else x
-            allowed = ~reference.forbidden(past.mask, size)
-            expected.append(np.where(allowed, x, -np.inf))
         masks = torch.from_numpy(np.stack([past.mask for _, _, past, _ in cases]))
-        edits = edits_of([entries for *_, entries in cases], 24)
-        got, odd_R = plain.scores(torch.from_numpy(x_RV), edits, masks)
-        assert odd_R.tolist() == [not (x > -np.inf).any() for x in expected]
-        kept = ~odd_R.numpy()
-        assert np.array_equal(got.numpy()[kept], np.stack(expected)[kept])
-        seeds, steps, numbers_RC = words(numbers, 24), words(numbers, 24), columns([Numbers(t=0.7, p=0.9)] * 24)
-        tokens = plain.sample(torch.from_numpy(x_RV), numbers_RC, seeds, steps, edits, masks).tolist()
-        stages = simplify(edges.pipeline(Numbers(t=0.7, p=0.9)))
-        for row in np.flatnonzero(kept):
-            seed, step = unsigned(seeds)[row], unsigned(steps)[row]
-            assert tokens[row] == reference.draw(expected[row], stages, seed, step)
+        edits = edits_of([entries for *_, entries in cases], 24, size)
+        asked, seeds, steps = [Numbers(t=0.7, p=0.9)] * 24, words(numbers, 24), words(numbers, 24)
+        tokens = sample(torch.from_numpy(x_RV), asked, seeds, steps, edits, masks).tolist()
+        cut = simplify(edges.pipeline(Numbers(t=0.7, p=0.9)))
+        for row, (bias, penalties, past, _) in enumerate(cases):
+            banned = Suppress(tuple(token for token, b in bias.items() if b == -np.inf))
+            finite = LogitBias({token: b for token, b in bias.items() if b > -np.inf})
+            stages = *((finite,) if finite.bias else ()), *penalties, banned, Mask(), *cut
+            try:
+                expected = reference.draw(x_RV[row], stages, unsigned(seeds)[row], unsigned(steps)[row], past)
+            except reference.RowError:
+                expected = -1
+            assert tokens[row] == expected
 
 
 def test_a_mask_may_be_longer_than_the_row_and_edits_may_overflow() -> None:
     x_RV = torch.tensor([[1.0, 2.0, 3.0], [1.0, 2.0, 3.0]])
-    edits = edits_of([{1: (3e38, 1e-5, 0.0)}, {2: (-np.inf, 1.0, 0.0)}], 2)
+    edits = edits_of([{1: (3e38, 1e-5, 0.0)}, {2: (-np.inf, 1.0, 0.0)}], 2, 3)
     mask = torch.tensor([[7, -1], [6, 5]], dtype=torch.int32)
-    tokens = plain.sample(
-        x_RV, columns([Numbers(t=0.0)] * 2), torch.zeros(2).long(), torch.zeros(2).long(), edits, mask
-    )
-    assert tokens.tolist() == [-1, 1]
+    tokens = sample(x_RV, [Numbers(t=0.0)] * 2, torch.zeros(2).long(), torch.zeros(2).long(), edits, mask)
+    assert tokens.tolist() == [1, 1]  # 3e43 is a number of float64, as it is on the CPU
 
 
 def compiled(backend: str) -> None:
     """One graph, and the same tokens as without."""
     numbers = np.random.default_rng(6)
     x_RV, asked, _ = batch(numbers, 12, 700)
-    seeds, steps, numbers_RC = words(numbers, 12), words(numbers, 12), columns(asked)
-    edits, mask = edits_of([{5: (1.0, 1.2, 0.5)}] * 12, 3), torch.full((12, 22), -2, dtype=torch.int32)
+    seeds, steps = words(numbers, 12), words(numbers, 12)
+    edits, mask = edits_of([{5: (1.0, 1.2, 0.5)}] * 12, 3, 700), torch.full((12, 22), -2, dtype=torch.int32)
     mask[:, 1:] = -1
-    torch._dynamo.reset()
-    draw = torch.compile(plain.sample, fullgraph=True, backend=backend)
-    for more in ((), (edits, mask)):
-        given = torch.from_numpy(x_RV), numbers_RC, seeds, steps, *more
-        assert draw(*given).tolist() == plain.sample(*given).tolist()
+    every = [(structure.chained(asked), None), *((structure.staged_of(stages), stages) for stages in STAGES)]
+    for staged, stages in every:
+        rows = run.batch_of(staged if stages is None else [staged] * 12, seeds, 700, torch.float64)
+        own = torch.tensor([staged.numbers] * 12, dtype=torch.float64) if rows.learns else None
+        torch._dynamo.reset()
+        draw = torch.compile(lambda *given, rows=rows: run.run(rows, *given).tokens_R, fullgraph=True, backend=backend)
+        for more in ((None, None), (edits, mask)):
+            given = steps, torch.from_numpy(x_RV), *more, None, own
+            assert draw(*given).tolist() == run.run(rows, *given).tokens_R.tolist()
 
 
 def test_it_compiles_without_a_graph_break() -> None:
@@ -245,9 +269,9 @@ def test_draws_follow_the_distribution() -> None:
     """Level by level: three groups, a cut within the last."""
     x = np.log(np.r_[np.full(256, 1.0), np.full(256, 3.0), np.full(88, 2.0)] / 1200).astype(np.float32)
     count = 10_000
-    numbers_RC = columns([Numbers(p=0.9)]).expand(count, -1)
+    asked = [Numbers(p=0.9)] * count
     seeds, steps = torch.arange(count), torch.zeros(count, dtype=torch.int64)
-    tokens = plain.sample(torch.from_numpy(x).expand(count, -1), numbers_RC, seeds, steps).numpy()
+    tokens = sample(torch.from_numpy(x).expand(count, -1), asked, seeds, steps).numpy()
     p = reference.probabilities(x, (TopP(0.9), Gumbel(0)))
     seen = np.bincount(tokens, minlength=600)
     assert (seen[p == 0] == 0).all()

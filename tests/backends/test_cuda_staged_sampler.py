@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import interpreted
 import numpy as np
 import pytest
 import staged
@@ -18,14 +15,6 @@ from nucleate.stages import AdaptiveP, Gumbel, LogitBias, Logprobs, Mask, Mirost
 torch = pytest.importorskip("torch", reason="rows on a device are tensors")
 
 SIZES = (1, 2, 33, 255, 256, 257, 300)
-
-
-@pytest.fixture(scope="module")
-def kernels() -> Iterator[interpreted.Interpreted]:
-    pytest.importorskip("triton", reason="the kernels are Triton's: pip install triton (Linux only)")
-    process = interpreted.Interpreted(str(Path(staged.__file__)))
-    yield process
-    process.close()
 
 
 def told(seed: int, got: Any, size: int, steps: int, kinds: int = 4) -> None:
@@ -48,29 +37,6 @@ def test_very_many_rows_of_many_structures() -> None:
     for seed in range(10_000, 11_000):
         size = SIZES[seed % len(SIZES)]
         told(seed, staged.mixed("torch", seed, size, 4), size, 4)
-
-
-def test_rows_of_many_structures_by_kernels(kernels: interpreted.Interpreted) -> None:
-    told(5, kernels.call("mixed", "triton", 5, 257, 2, 3), 257, 2, 3)
-
-
-def test_pipelines_by_kernels_are_those_of_the_reference(kernels: interpreted.Interpreted) -> None:
-    assert kernels.call("survey", True, list(range(20_000, 20_014)), (1, 2, 31, 255, 257), 5) == []
-    assert staged.chosen(False) == []
-    assert kernels.call("chosen", True) == []
-
-
-def test_stages_of_ones_own_by_kernels(kernels: interpreted.Interpreted) -> None:
-    assert staged.own(False) == []
-    assert kernels.call("own", True) == []
-
-
-@pytest.mark.slow
-def test_everything_by_kernels(kernels: interpreted.Interpreted) -> None:
-    assert kernels.call("survey", True, list(range(500))) == []
-    assert kernels.call("every_stage", True, list(range(6)), (1, 2, 255, 256, 257, 1000, 3000)) == []
-    for seed in range(20):
-        told(seed, kernels.call("mixed", "triton", seed, SIZES[seed % len(SIZES)], 3), SIZES[seed % len(SIZES)], 3)
 
 
 ORDERS = {

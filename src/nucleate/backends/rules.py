@@ -163,14 +163,14 @@ class Unknown(NDArrayOperatorsMixin):
         raise TypeError("a rule that branches on a number has no single result")
 
 
-def form(stage: Stage, rule: str) -> str:
+def form(stage: Stage, rule: str, given: Any = None) -> str:
     """ "line" if a rule is linear in the score, "bent" if it is the absolute value of such a one; else "".
 
-    That holds for every row, and for all stages of equal ``settings``.
+    That holds for every row, and for all stages of equal ``settings``. given: what the rule takes instead of a row.
     """
     try:
         row = Row(*(Unknown() for _ in Row._fields))
-        said = getattr(type(stage), rule)(Self(stage, Unknown), Line(), row)
+        said = getattr(type(stage), rule)(Self(stage, Unknown), Line(), row if given is None else given)
     except Exception:  # noqa: BLE001  # a rule may do anything
         return ""
     return ("bent" if said.bent else "line") if isinstance(said, Line) else ""

@@ -9,9 +9,8 @@ import math
 from collections.abc import Mapping, Sequence
 
 from nucleate.backends.chain import EACH_TIME, ONCE, SCALE, Chain, Counted, Numbers, unchanging
-from nucleate.backends.cuda.ordered import ordered_of
-from nucleate.backends.cuda.resident import Penalties, Repeats, Resident
-from nucleate.backends.cuda.staged.structure import staged_of
+from nucleate.backends.resident import Penalties, Repeats, Resident, ordered_of
+from nucleate.backends.structure import staged_of
 from nucleate.core.history import History
 from nucleate.core.maths import INFINITY
 from nucleate.core.stage import Pipeline, Shift, Tap

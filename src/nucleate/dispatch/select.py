@@ -7,7 +7,7 @@ import re
 from typing import NamedTuple
 
 from nucleate.backends.chain import Chain
-from nucleate.backends.cuda.resident import Resident
+from nucleate.backends.resident import Resident
 from nucleate.core.parameter import ParameterError
 from nucleate.core.stage import Pipeline
 from nucleate.dispatch.device import device_row

@@ -16,10 +16,10 @@ import torch
 from nucleate.backends.cuda.device import sent
 from nucleate.backends.cuda.edits import Edits
 from nucleate.backends.cuda.entries import repeated
-from nucleate.backends.cuda.ordered import Ordered
 from nucleate.backends.cuda.past import Past, places_of
-from nucleate.backends.cuda.staged.structure import bound
-from nucleate.backends.cuda.staged.words import WORDS
+from nucleate.backends.cuda.words import WORDS
+from nucleate.backends.resident import Ordered
+from nucleate.backends.structure import bound
 from nucleate.core.stage import Shift, Token
 
 
@@ -66,11 +66,12 @@ def with_shifts(past: Past, group: Group, logits_RV: torch.Tensor, edits: Edits)
     own = Edits(*(column_RK.index_select(0, group.places_N) for column_RK in edits))
     given_NV = logits_RV.index_select(0, group.places_N)
     x_NK = given_NV.gather(1, own.ids_RK.clamp(max=given_NV.shape[1] - 1)).to(torch.float32).to(own.before_RK.dtype)
-    found = past.found(group.slots_N) if any(one.repeats for one in group.shifts) else None
+    rules = past.slots.rules(group.slots_N) if any(one.repeats for one in group.shifts) else None
+    found = past.found(group.slots_N, rules) if rules else None
     y_NK = x_NK
     for one, numbers_NP, (listed_NL, values_NL) in zip(group.shifts, group.numbers, group.lists, strict=True):
-        if one.repeats and found is not None:
-            value_NK = -repeated(found, past.slots.rules(group.slots_N))
+        if one.repeats and found and rules:
+            value_NK = -repeated(found, rules)
             listed_NK = value_NK != 0
         else:
             value_NK, listed_NK = _spread(own.ids_RK, listed_NL, values_NL)

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from nucleate.backends.cuda.bits import as_bits, as_floats
 from nucleate.backends.cuda.edits import Edits
-from nucleate.backends.cuda.resident import Resident
 from nucleate.backends.cuda.slots import Rules
+from nucleate.backends.resident import Resident
 
 ID, BEFORE, UNTIL, OUTPUT, PROMPT, LATE = range(6)
 """Columns: a token, or the size of the vocabulary; bits of what is added; the step at which a ban ends; how often it is
@@ -115,29 +115,30 @@ class Entries:
     def edits(self, slots_R: torch.Tensor, steps_R: torch.Tensor, rules: Rules, found: Found | None) -> Edits:
         """What the entries do in this step, tokens ascending; those at the size of the vocabulary are none."""
         state_RKC = self.state_SKC.index_select(0, slots_R)
-        ids_RK, before_RK, until_RK, output_RK, prompt_RK, late_RK = state_RKC.unbind(2)
-        before_RK, late_RK = (as_floats(bits_RK.contiguous(), self._floats) for bits_RK in (before_RK, late_RK))
+        ids_RK, _, until_RK, output_RK, prompt_RK, _ = state_RKC.unbind(2)
+        _, before_RK, *_, late_RK = as_floats(state_RKC, self._floats).unbind(2)
         banned_RK = steps_R[:, None] < until_RK
         scale_RK = torch.where(output_RK + prompt_RK > 0, rules.scale, 1.0)
-        after_RK = torch.where(output_RK > 0, rules.each * output_RK.to(self._floats) + rules.once, 0.0) - late_RK
+        after_RK = torch.where(output_RK > 0, rules.each * output_RK + rules.once, 0.0) - late_RK
         if found is not None:
             banned_RK = banned_RK | (found.banned_RK > 0)
             after_RK = after_RK + repeated(found, rules)
         return Edits(ids_RK, torch.where(banned_RK, -torch.inf, before_RK), scale_RK, after_RK)
 
-    def push(self, slots_R: torch.Tensor, tokens_R: torch.Tensor, leaving_R: torch.Tensor) -> None:
-        """Slots go on with a token each, below 0 for none, and lose one from what they count, NO_TOKEN for none."""
+    def push(self, slots_R: torch.Tensor, tokens_R: torch.Tensor, leaving_R: torch.Tensor | None) -> None:
+        """Slots go on with a token each, below 0 for none, and lose one from what they count; None: none of them."""
         state_RKC, token_R1 = self.state_SKC.index_select(0, slots_R), tokens_R[:, None]
-        place_R1 = (state_RKC[:, :, ID] < token_R1).sum(1, keepdim=True)
-        place_K = torch.arange(state_RKC.shape[1], device=tokens_R.device)
+        ids_RK, place_K = state_RKC[:, :, ID], torch.arange(state_RKC.shape[1], device=tokens_R.device)
+        place_R1 = (ids_RK < token_R1).sum(1, keepdim=True)
         here_RK = (place_K == place_R1) & (token_R1 >= 0)
-        known_R1 = (state_RKC[:, :, ID] == token_R1).any(1, keepdim=True) | (token_R1 < 0)
-        behind_RK = (place_K > place_R1) & ~known_R1
-        state_RKC = torch.where(behind_RK[:, :, None], state_RKC.roll(1, 1), state_RKC)
-        fresh_RKC = torch.nn.functional.pad(token_R1[:, :, None], (0, WIDTH - 1))
-        state_RKC = torch.where((here_RK & ~known_R1)[:, :, None], fresh_RKC, state_RKC)
-        gone_RK = (state_RKC[:, :, ID] == leaving_R[:, None]).to(torch.int64)
-        state_RKC[:, :, OUTPUT] += here_RK.to(torch.int64) - gone_RK
+        known_R1 = (ids_RK == token_R1).any(1, keepdim=True) | (token_R1 < 0)
+        behind_RK1, fresh_RK1 = (((place_K > place_R1) & ~known_R1)[:, :, None], (here_RK & ~known_R1)[:, :, None])
+        fresh_R1C = torch.nn.functional.pad(token_R1[:, :, None], (0, WIDTH - 1))
+        state_RKC = torch.where(behind_RK1, state_RKC.roll(1, 1), state_RKC)
+        state_RKC = torch.where(fresh_RK1, fresh_R1C, state_RKC)
+        output_RK = state_RKC[:, :, OUTPUT].add_(here_RK)
+        if leaving_R is not None:
+            output_RK.sub_((state_RKC[:, :, ID] == leaving_R[:, None]).to(torch.int64))
         self.state_SKC.index_copy_(0, slots_R, state_RKC)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from nucleate.backends.cuda.device import sent
-from nucleate.backends.cuda.resident import Words
+from nucleate.backends.resident import Words
 
 NO_LIST = -1
 

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from nucleate.backends.cuda.apply import Group as Shifted
-from nucleate.backends.cuda.apply import groups_of
+from nucleate.backends.cuda.apply import Group, groups_of
 from nucleate.backends.cuda.device import sent
 from nucleate.backends.cuda.past import Past
 from nucleate.backends.cuda.report import Wanted
-from nucleate.backends.cuda.resident import Resident
-from nucleate.backends.cuda.staged.groups import Group, group_of, structure_of
+from nucleate.backends.cuda.run import Batch, batch_of, padded
+from nucleate.backends.cuda.slots import Rules
+from nucleate.backends.resident import Resident
+from nucleate.backends.structure import chained
 
 
 @dataclass(slots=True)
@@ -29,83 +30,87 @@ class Held:
     allowed_W: NDArray[np.int32] | None  #: packed
 
 
-class Part(NamedTuple):
+@dataclass(slots=True)
+class Part:
     """Some rows, in the order of a call. It is of no use once one of them is gone."""
 
-    rows: list[int]
-    slots: list[int]
+    rows: list[int]  #: their numbers
     slots_R: torch.Tensor
-    numbers_RC: torch.Tensor
     seeds_R: torch.Tensor
+    offsets_R: torch.Tensor  #: see ``slots.Had``
     allowed_RW: torch.Tensor | None  #: int32, packed
     edits: bool  #: whether any row has entries,
-    fixed: bool  #: which do the same in each step;
-    kept: list[Any]  #: then what they do, from the first one on
-    looks: bool  #: whether what any row has said is looked at in its order
-    ordered: list[Shifted]  #: rows whose Shifts come one after the other
+    fixed: bool  #: which do the same in each step,
+    looks: bool  #: or depend on the order of what any row has said
+    ordered: list[Group]  #: rows whose Shifts come one after the other
     growing: list[int]  #: slots of rows whose entries grow
     growing_N: torch.Tensor | None  #: places of these, if there are any
-    told: list[int]  #: places of rows with logprobs,
-    told_N: torch.Tensor  #: the same,
-    wanted: list[Wanted]  #: what these want,
+    windows: bool  #: whether any row counts its last tokens only
+    rules: Rules | None  #: where any row has entries
+    told: list[int]  #: places of rows that want logprobs of the logits,
+    told_N: torch.Tensor  #: the same
+    wanted: list[Wanted]  #: what these want, or else the Tap of each row among the stages,
     asked_NA: torch.Tensor  #: and the ids among it, -1 for none
-    group: Group | None  #: what rows of one structure share; None for the chain,
-    parts: list[
-        tuple[list[int], torch.Tensor, Part]
-    ]  #: and where some differ: the places of each kind, and these alone
+    numbers_RC: torch.Tensor | None  #: where kernels draw, see ``plan.Numbers``
+    batch: Batch | None  #: where tensors do
+    kinds: list[tuple[list[int], torch.Tensor, Part]]  #: rows of several structures: places of each, and these alone
+    steps_R: torch.Tensor | None = None  #: as of the last call, see ``Rows``
+    kept: list[Any] = field(default_factory=list)  #: what fixed entries do, from the first step on
 
 
-def part_of(numbers: Sequence[int], held: Sequence[Held], past: Past, size: int) -> Part:
-    """Rows by their numbers, as they are held. past: of these rows; size: V."""
-    device = past.device
-    rows, slots = [one.row for one in held], [one.slot for one in held]
-    slots_R = sent(slots, device)
-    staged, parts = [row.staged for row in rows if row.staged], _parts(numbers, held, past, size)
+def part_of(numbers: Sequence[int], held: Sequence[Held], past: Past, size: int, *, kernels: bool) -> Part:
+    """Rows by their numbers, as they are held. past: of these rows; size: V; kernels: whether they draw the chain."""
+    device, slots = past.device, [one.slot for one in held]
+    rows, slots_R = [one.row for one in held], sent(slots, device)
+    kinds = _kinds(numbers, held, past, size, kernels=kernels)
+    staged, batch = [row.staged for row in rows if row.staged], None
+    seeds_R = past.slots.seeds(slots_R)
+    if rows and not kinds and (staged or not kernels):
+        batch = batch_of(staged or chained([row.numbers for row in rows]), seeds_R, size, past.floats)
     growing = [place for place, row in enumerate(rows) if row.grows]
     told = [place for place, row in enumerate(rows) if row.wanted is not None]
     wanted = [row.wanted for row in rows if row.wanted is not None]
-    most = max((len(asked) for _, asked in wanted), default=0)
-    asked_NA = sent([[*asked, *[-1] * (most - len(asked))] for _, asked in wanted], device)
+    if not told and not kinds:
+        wanted = [one.wanted for one in staged if one.wanted is not None]
     return Part(
         list(numbers),
-        slots,
         slots_R,
-        past.slots.numbers(slots_R),
-        past.slots.seeds(slots_R),
+        seeds_R,
+        past.slots.offsets(slots_R),
         _allowed(held, size, device),
         any(row.edits for row in rows),
         all(row.fixed for row in rows),
-        [],
         any(row.looks for row in rows),
         groups_of([row.ordered for row in rows], slots, past.floats, device),
         [slots[place] for place in growing],
         sent(growing, device) if growing else None,
+        any(row.penalties.window is not None and row.penalties.window >= 0 for row in rows),
+        past.slots.rules(slots_R) if any(row.edits for row in rows) else None,
         told,
         sent(told, device),
         wanted,
-        asked_NA.reshape(len(told), most),
-        group_of(staged, device) if staged and not parts else None,
-        parts,
+        sent(padded([asked for _, asked in wanted], -1), device),
+        past.slots.numbers(slots_R) if kernels and not staged else None,
+        batch,
+        kinds,
     )
 
 
-def _parts(
-    numbers: Sequence[int], held: Sequence[Held], past: Past, size: int
+def _kinds(
+    numbers: Sequence[int], held: Sequence[Held], past: Past, size: int, *, kernels: bool
 ) -> list[tuple[list[int], torch.Tensor, Part]]:
     """The rows of a call by their structures; none where all have the same."""
-    kinds: dict[object, list[int]] = {}
+    found: dict[object, list[int]] = {}
     for place, one in enumerate(held):
-        kinds.setdefault(structure_of(one.row.staged), []).append(place)
-    if len(kinds) < 2:
+        staged = one.row.staged
+        found.setdefault(staged and (staged.steps, staged.masked, staged.wanted is None), []).append(place)
+    if len(found) < 2:
         return []
-    return [
-        (
-            places,
-            sent(places, past.device),
-            part_of([numbers[place] for place in places], [held[place] for place in places], past, size),
-        )
-        for places in kinds.values()
-    ]
+    made = []
+    for places in found.values():
+        some = [numbers[place] for place in places], [held[place] for place in places]
+        made.append((places, sent(places, past.device), part_of(*some, past, size, kernels=kernels)))
+    return made
 
 
 def _allowed(held: Sequence[Held], size: int, device: torch.device) -> torch.Tensor | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,8 +17,20 @@ from nucleate.backends.cuda.edits import Edits
 from nucleate.backends.cuda.entries import WIDTH, Entries, Found
 from nucleate.backends.cuda.lists import Lists, ready
 from nucleate.backends.cuda.matches import Matches, lengths_of
-from nucleate.backends.cuda.resident import EVERYTHING, Resident
-from nucleate.backends.cuda.slots import ALLOWED, BREAKERS, NGRAM, NO_TOKEN, STEP, UNBROKEN, WORDS, Slots, last_of
+from nucleate.backends.cuda.slots import (
+    ALLOWED,
+    BREAKERS,
+    NGRAM,
+    NO_TOKEN,
+    STEP,
+    UNBROKEN,
+    WORDS,
+    Had,
+    Rules,
+    Slots,
+    last_of,
+)
+from nucleate.backends.resident import EVERYTHING, Resident
 
 
 class Far(NamedTuple):
@@ -108,25 +120,27 @@ class Past:
         if len(self.matches.lengths_SL):
             self.matches.grow(len(self.slots), self.slots.ring)
 
-    def edits(self, slots_R: torch.Tensor, looks: bool) -> Edits:
-        """What the entries of rows do in this step, tokens ascending; those at the size of the vocabulary are none.
+    def edits(self, slots_R: torch.Tensor, looks: bool, steps_R: Any = None, rules: Rules | None = None) -> Edits:
+        """What the entries of rows do in this step, tokens ascending.
 
-        looks: whether what any row said is looked at.
+        looks: whether what any row said is looked at. steps_R, rules: those of the rows, if they are known.
         """
-        found = self.found(slots_R) if looks else None
-        return self.entries.edits(slots_R, self.slots.steps(slots_R), self.slots.rules(slots_R), found)
+        rules = rules or self.slots.rules(slots_R)
+        found = self.found(slots_R, rules) if looks else None
+        return self.entries.edits(slots_R, self.slots.steps(slots_R) if steps_R is None else steps_R, rules, found)
 
-    def found(self, slots_R: torch.Tensor) -> Found:
+    def found(self, slots_R: torch.Tensor, rules: Rules) -> Found:
         """What their last tokens mean for their entries."""
-        ids_RK, rules = self.entries.ids(slots_R).contiguous(), self.slots.rules(slots_R)
+        ids_RK = self.entries.ids(slots_R).contiguous()
         said_RL = self.slots.said(slots_R, self.slots.ring)
         reach_RK = banned_RK = spared_RK = torch.zeros_like(ids_RK, dtype=torch.int32)
         if len(self.matches.lengths_SL):
             lengths_RL = self.matches.lengths_SL.index_select(0, slots_R)
             back_L = torch.arange(1, self.slots.ring + 1, device=slots_R.device)
             ends_R1 = (said_RL >= 0).sum(1, keepdim=True)
+            unbroken_R1 = self.slots.column(slots_R, UNBROKEN)[:, None]
             window_R1 = torch.where(rules.last < 0, ends_R1, rules.last)
-            reach_RL = torch.minimum(lengths_RL, torch.minimum(window_R1 - back_L, rules.unbroken))
+            reach_RL = torch.minimum(lengths_RL, torch.minimum(window_R1 - back_L, unbroken_R1))
             counts_RL = (rules.allowed > 0) & (reach_RL >= rules.allowed)
             reach_RK = highest(ids_RK, said_RL, torch.where(counts_RL, reach_RL, 0))
             again_RL = (rules.ngram > 0) & (lengths_RL >= rules.ngram - 1)
@@ -142,16 +156,29 @@ class Past:
         lists_R = self.slots.column(slots_R, column)
         return ready(self.lists.words_FNT.index_select(0, lists_R.clamp(min=0)), lists_R, said_RL)
 
-    def push(self, slots_R: torch.Tensor, tokens_R: torch.Tensor, growing_N: torch.Tensor | None, looks: bool) -> None:
-        """Rows go on with a token each, below 0 for none. growing_N: places of those whose entries grow; None: none."""
+    def push(
+        self,
+        slots_R: torch.Tensor,
+        tokens_R: torch.Tensor,
+        growing_N: torch.Tensor | None,
+        looks: bool,
+        had: Had | None = None,
+        *,
+        windows: bool = True,
+    ) -> None:
+        """Rows go on with a token each, below 0 for none.
+
+        growing_N: places of those whose entries grow; None: none. had: of the rows, if it is known. windows: whether
+        any row counts its last tokens only.
+        """
         if growing_N is None:
-            self.slots.push(slots_R, tokens_R)
+            self.slots.push(slots_R, tokens_R, had)
             return
         slots_N, tokens_N = (column_R.index_select(0, growing_N) for column_R in (slots_R, tokens_R))
         if looks:
             self._follow(slots_N, tokens_N)
-        self.slots.push(slots_R, tokens_R)
-        self.entries.push(slots_N, tokens_N, self.slots.leaving(slots_N, tokens_N))
+        self.slots.push(slots_R, tokens_R, had)
+        self.entries.push(slots_N, tokens_N, self.slots.leaving(slots_N, tokens_N) if windows else None)
 
     def _follow(self, slots_R: torch.Tensor, tokens_R: torch.Tensor) -> None:
         """What repeats what, before the tokens are there."""

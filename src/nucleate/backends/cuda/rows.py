@@ -6,25 +6,38 @@ The host is told of them when it asks. Carries no meaning of its own: what a row
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from nucleate.backends.cuda import plain
 from nucleate.backends.cuda.apply import with_shifts
 from nucleate.backends.cuda.device import floats_of, guard, sent
 from nucleate.backends.cuda.edits import Edits
 from nucleate.backends.cuda.part import Held, Part, allowed_words, part_of
 from nucleate.backends.cuda.past import Past
-from nucleate.backends.cuda.report import Report, report
-from nucleate.backends.cuda.resident import Resident
-from nucleate.backends.cuda.staged.groups import Group, Heard, heard_of
-from nucleate.backends.cuda.staged.run import Outcome
-from nucleate.backends.cuda.staged.structure import Staged
-from nucleate.backends.cuda.staged.tiers import Tiers
+from nucleate.backends.cuda.report import Report, Wanted, report, reported
+from nucleate.backends.cuda.run import Batch, run
+from nucleate.backends.cuda.slots import Had
+from nucleate.backends.cuda.states import States
+from nucleate.backends.resident import Resident
+from nucleate.backends.structure import Staged
+
+NOT_DRAWN = -1
+"""The token of a row from which none can be drawn."""
 
 RING = 1 << 13
 """So many tokens of a row are kept, until the host asks for them; no window of penalties is longer."""
+
+Given = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
+"""Logits, what is allowed, and which rows are active, see ``Rows.draw``."""
+
+
+class Heard(NamedTuple):
+    """What the Taps of some rows of a call were told."""
+
+    places: Sequence[int]  #: of the rows
+    report: Report
+    wanted: list[Wanted]
 
 
 class Rows:
@@ -47,10 +60,11 @@ class Rows:
         self._learn, self._settle = learn, settle
         self._past = Past(size, device, self.floats, RING)
         self._slots = self._past.slots
-        self._tiers = Tiers(size, device, self.floats, kernels)
+        self._states = States(device, self.floats)
         self._held: dict[int, Held] = {}
         self._unseen = 0  # the most tokens of a row that the host does not know
         self._work: object = None
+        self._last: Part | None = None  #: what was drawn last, if kernels drew it and nothing has changed since
         self._moved = 0
 
     def __contains__(self, row: int) -> bool:
@@ -59,13 +73,13 @@ class Rows:
     @property
     def moved(self) -> int:
         """It changes when arrays come to lie elsewhere, so that what was captured must be captured again."""
-        return self._past.moved + self._tiers.moved + self._moved
+        return self._past.moved + self._states.moved + self._moved
 
     def add(self, number: int, row: Resident, seed: int, prompt: list[int], output: list[int]) -> None:
         """A new row."""
         slot = self._past.put(row, seed, prompt, output)
-        if row.staged is not None:
-            self._tiers.states.put(slot, row.staged.numbers)
+        if row.staged is not None and row.staged.learns:
+            self._states.put(slot, row.staged.numbers)
         self._held[number] = Held(slot, row, len(output), allowed_words(row.allowed, self.size))
 
     def remove(self, number: int) -> None:
@@ -84,7 +98,8 @@ class Rows:
 
     def part(self, numbers: Sequence[int]) -> Part:
         """Rows of a call, in its order."""
-        return part_of(numbers, [self._held[number] for number in numbers], self._past, self.size)
+        held = [self._held[number] for number in numbers]
+        return part_of(numbers, held, self._past, self.size, kernels=self.kernels == "triton")
 
     def reserve(self, part: Part, count: int) -> None:
         """Make room for so many more tokens of some rows; it may wait for the device, and ``draw`` does not."""
@@ -107,57 +122,73 @@ class Rows:
         heard: takes what is told of scores that are not the logits as given.
         """
         with guard(self.device):
-            if not part.parts:
-                tokens_R = self._drawn(part, range(len(part.rows)), logits_RV, mask_RW, active_R, heard)
+            had = Had(self._steps(part, active_R), part.offsets_R)
+            if not part.kinds:
+                given = logits_RV, mask_RW, active_R
+                tokens_R = self._drawn(part, had.steps_R, range(len(part.rows)), given, heard)
             else:
-                tokens_R = torch.full_like(part.slots_R, plain.NOT_DRAWN)
-                for places, places_N, own in part.parts:
-                    some = [_some(whole, places_N) for whole in (logits_RV, mask_RW, active_R)]
-                    tokens_N = self._drawn(own, places, some[0], some[1], some[2], heard)
-                    tokens_R = tokens_R.index_copy(0, places_N, tokens_N)
-            self._push(part, tokens_R)
+                tokens_R = torch.full_like(part.slots_R, NOT_DRAWN)
+                for places, places_N, own in part.kinds:
+                    some = (_some(whole, places_N) for whole in (mask_RW, active_R))
+                    given = logits_RV.index_select(0, places_N), *some
+                    steps_N = had.steps_R.index_select(0, places_N)
+                    tokens_R.index_copy_(0, places_N, self._drawn(own, steps_N, places, given, heard))
+            self._push(part, tokens_R, had)
         return tokens_R
+
+    def went_on(self) -> None:
+        """Rows have tokens that ``draw`` does not know of: those of a captured graph."""
+        self._last = None
+
+    def _steps(self, part: Part, active_R: torch.Tensor | None) -> torch.Tensor:
+        """Steps of rows. Kernels move them on in place, so that those of the last call are there already."""
+        if self._last is not part or part.steps_R is None:
+            part.steps_R = self._slots.steps(part.slots_R)
+        alone = part.numbers_RC is not None and not part.kinds and active_R is None
+        self._last = part if alone else None
+        return part.steps_R
 
     def _drawn(
-        self, part: Part, places: Sequence[int], logits_RV: Any, mask_RW: Any, active_R: Any, heard: list[Heard] | None
+        self, part: Part, steps_R: torch.Tensor, places: Sequence[int], given: Given, heard: list[Heard] | None
     ) -> torch.Tensor:
         """The next tokens of rows that are all of one kind."""
-        outcome: Outcome | None = None
-        if part.group is not None:
-            outcome = self._staged(part, part.group, logits_RV, mask_RW)
-            tokens_R = outcome.tokens_R
-        elif self.kernels == "triton":
-            tokens_R = self._kernels(part, logits_RV, _both(mask_RW, part.allowed_RW))
-        else:
-            steps_R, edits = self._slots.steps(part.slots_R), self._edits(part, logits_RV)
-            mask_RW = _both(mask_RW, part.allowed_RW)
-            tokens_R = plain.sample(logits_RV, part.numbers_RC, part.seeds_R, steps_R, edits, mask_RW)
+        if part.batch is not None:
+            return self._tensors(part, part.batch, steps_R, places, given, heard)
+        logits_RV, mask_RW, active_R = given
+        tokens_R = self._kernels(part, steps_R, logits_RV, _both(mask_RW, part.allowed_RW))
+        return tokens_R if active_R is None else torch.where(active_R, tokens_R, NOT_DRAWN)
+
+    def _tensors(
+        self,
+        part: Part,
+        batch: Batch,
+        steps_R: torch.Tensor,
+        places: Sequence[int],
+        given: Given,
+        heard: list[Heard] | None,
+    ) -> torch.Tensor:
+        """Rows of a structure through their stages."""
+        logits_RV, mask_RW, active_R = given
+        masks = _both(mask_RW, part.allowed_RW), None
+        if batch.steps[0].shape == "Tap" and not batch.masked:  # the mask of the call comes after it
+            masks = part.allowed_RW, mask_RW
+        numbers_RP = self._states.numbers(part.slots_R) if batch.learns else None
+        edits = self._edits(part, logits_RV, steps_R)
+        tokens_R, learned_RP, told_RV = run(batch, steps_R, logits_RV, edits, *masks, numbers_RP)
         if active_R is not None:
-            tokens_R = torch.where(active_R, tokens_R, plain.NOT_DRAWN)
-        if part.group is not None and outcome is not None:
-            if part.group.learns:
-                self._tiers.states.learn(part.slots_R, tokens_R, outcome.numbers_RP)
-            if heard is not None and part.group.wanted:
-                heard.append(heard_of(part.group, places, outcome, tokens_R))
+            tokens_R = torch.where(active_R, tokens_R, NOT_DRAWN)
+            if learned_RP is not None:
+                learned_RP = torch.where(active_R[:, None], learned_RP, numbers_RP)
+        if learned_RP is not None:
+            self._states.learn(part.slots_R, learned_RP)
+        if heard is not None and told_RV is not None:
+            most = max(top for top, _ in part.wanted)
+            heard.append(Heard(places, reported(told_RV, tokens_R, part.asked_NA, most), part.wanted))
         return tokens_R
 
-    def _staged(self, part: Part, group: Group, logits_RV: torch.Tensor, mask_RW: torch.Tensor | None) -> Outcome:
-        """Rows of a structure through its stages."""
-        masks = _both(mask_RW, part.allowed_RW), None
-        if group.steps[0].shape == "Tap" and not group.masked:  # the mask of the call comes after it
-            masks = part.allowed_RW, mask_RW
-        keys = part.slots_R, part.seeds_R, self._slots.steps(part.slots_R)
-
-        def edits() -> Edits | None:
-            if part.kept and not isinstance(part.kept[0], Edits):
-                part.kept.clear()  # a kernel was to have them
-            return self._edits(part, logits_RV)
-
-        return self._tiers.drawn(group, keys, logits_RV, masks, edits, lambda: self._index(part, logits_RV))
-
-    def _edits(self, part: Part, logits_RV: torch.Tensor) -> Edits | None:
+    def _edits(self, part: Part, logits_RV: torch.Tensor, steps_R: torch.Tensor | None = None) -> Edits | None:
         """What is done to single scores of rows in this step, as tensors; None where there is nothing."""
-        edits: Edits | None = self._once(part, lambda: _unpadded(self._ascending(part, logits_RV), self.size))
+        edits: Edits | None = self._once(part, lambda: self._ascending(part, logits_RV, steps_R))
         return edits
 
     def _index(self, part: Part, logits_RV: torch.Tensor) -> Any:
@@ -169,9 +200,9 @@ class Rows:
             return index_of(self._ascending(part, logits_RV), self.size)
         return self._once(part, lambda: edits_launch.index(self._past, part.slots_R, self.size, looks=part.looks))
 
-    def _ascending(self, part: Part, logits_RV: torch.Tensor) -> Edits:
-        """Edits with their tokens in order; those at the size of the vocabulary are none."""
-        edits = self._past.edits(part.slots_R, part.looks)
+    def _ascending(self, part: Part, logits_RV: torch.Tensor, steps_R: torch.Tensor | None = None) -> Edits:
+        """Edits with their tokens in order."""
+        edits = self._past.edits(part.slots_R, part.looks, steps_R, part.rules)
         for group in part.ordered:
             edits = with_shifts(self._past, group, logits_RV, edits)
         return edits
@@ -184,7 +215,9 @@ class Rows:
             part.kept.append(edits)
         return edits
 
-    def _kernels(self, part: Part, logits_RV: torch.Tensor, mask_RW: torch.Tensor | None) -> torch.Tensor:
+    def _kernels(
+        self, part: Part, steps_R: torch.Tensor, logits_RV: torch.Tensor, mask_RW: torch.Tensor | None
+    ) -> torch.Tensor:
         from nucleate.backends.cuda.special import launch  # it loads Triton
 
         if not isinstance(self._work, launch.Workspace) or self._work.rows < len(part.rows):
@@ -192,15 +225,14 @@ class Rows:
             self._moved += 1
         if logits_RV.dtype not in launch.FLOATS:
             logits_RV = logits_RV.to(torch.float32)
-        steps_R = self._slots.steps(part.slots_R)  # a copy, which the kernel moves on
         index = self._index(part, logits_RV)
-        drawn_R = launch.sample(logits_RV, part.numbers_RC, part.seeds_R, steps_R, self._work, index, mask_RW)
-        return drawn_R.clone()  # the next call writes to it
+        self._work.tokens_R = torch.empty_like(self._work.tokens_R)  # those of earlier calls stay as they are
+        return launch.sample(logits_RV, part.numbers_RC, part.seeds_R, steps_R, self._work, index, mask_RW)
 
-    def _push(self, part: Part, tokens_R: torch.Tensor) -> None:
+    def _push(self, part: Part, tokens_R: torch.Tensor, had: Had | None = None) -> None:
         """Rows go on with tokens that lie on the device."""
         if self.kernels != "triton":
-            self._past.push(part.slots_R, tokens_R, part.growing_N, part.looks)
+            self._past.push(part.slots_R, tokens_R, part.growing_N, part.looks, had, windows=part.windows)
             return
         from nucleate.backends.cuda.special import edits_launch
 
@@ -211,12 +243,13 @@ class Rows:
         """A row goes on with a token that was not drawn here. numbers: what its stages make of it."""
         part, held = self.part([number]), self._held[number]
         self.reserve(part, 1)
+        self.went_on()
         with guard(self.device):
             tokens_R = sent([token], self.device)
             if numbers is not None:
-                self._tiers.states.put(held.slot, numbers)
+                self._states.put(held.slot, numbers)
             elif held.row.staged is not None and held.row.staged.learns:
-                self._tiers.states.push(held.row.staged, held.slot, part.slots_R, tokens_R)
+                self._states.push(held.row.staged, part.slots_R, tokens_R)
             self._push(part, tokens_R)
 
     def report(self, part: Part, logits_RV: torch.Tensor, tokens_R: torch.Tensor) -> Report | None:
@@ -245,9 +278,7 @@ class Rows:
                 self._learn(number, tokens)
         learning = [(number, one.slot) for number, one in held if one.row.staged is not None and one.row.staged.learns]
         if learning and self._settle is not None:
-            for (number, _), numbers in zip(
-                learning, self._tiers.states.told([slot for _, slot in learning]), strict=True
-            ):
+            for (number, _), numbers in zip(learning, self._states.told([slot for _, slot in learning]), strict=True):
                 self._settle(number, numbers)
 
 
@@ -260,8 +291,3 @@ def _both(mask_RW: torch.Tensor | None, allowed_RW: torch.Tensor | None) -> torc
     if mask_RW is None or allowed_RW is None:
         return allowed_RW if mask_RW is None else mask_RW
     return mask_RW[:, : allowed_RW.shape[1]] & allowed_RW
-
-
-def _unpadded(edits: Edits, size: int) -> Edits:
-    """What has no token has -1, as ``Edits`` says."""
-    return edits._replace(ids_RK=torch.where(edits.ids_RK < size, edits.ids_RK, -1))

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from nucleate.backends.cuda.bits import as_bits, as_floats, signed
 from nucleate.backends.cuda.device import sent
-from nucleate.backends.cuda.resident import EVERYTHING, Repeats, Resident
+from nucleate.backends.resident import EVERYTHING, Repeats, Resident
 
 NUMBERS = 7
 SEED, STEP, OFFSET, WINDOW, GROWS = range(7, 12)
@@ -44,18 +44,28 @@ class Rules(NamedTuple):
     room: torch.Tensor  #: int64, as the next
     allowed: torch.Tensor
     last: torch.Tensor
-    unbroken: torch.Tensor
     ngram: torch.Tensor
 
 
+class Had(NamedTuple):
+    """How many tokens rows have, [R] each."""
+
+    steps_R: torch.Tensor  #: drawn
+    offsets_R: torch.Tensor  #: said before these
+
+
 class Slots:
-    """Lines and rings by slot, ``ring`` tokens each. ``moved`` counts how often they have come to lie elsewhere."""
+    """Lines and rings by slot, ``ring`` tokens each, of which the oldest may be none.
+
+    ``moved`` counts how often they have come to lie elsewhere.
+    """
 
     def __init__(self, device: torch.device, floats: torch.dtype, ring: int) -> None:
         self.moved = 0
         self.ring = ring
         self._floats = floats
         self.lines_SC = torch.zeros((0, COLUMNS), dtype=torch.int64, device=device)
+        self.steps_S = self.offsets_S = self.lines_SC[:, STEP]  # views
         self.ring_SL = torch.zeros((0, ring), dtype=torch.int32, device=device)
         self._free: list[int] = []
 
@@ -102,6 +112,7 @@ class Slots:
             grown = torch.zeros((count, old.shape[1]), dtype=old.dtype, device=old.device)
             grown[:had] = old
             setattr(self, name, grown)
+        self.steps_S, self.offsets_S = self.lines_SC[:, STEP], self.lines_SC[:, OFFSET]
         self._free = [*range(count - 1, had - 1, -1)]
         self.moved += 1
 
@@ -125,7 +136,7 @@ class Slots:
     def rules(self, slots_R: torch.Tensor) -> Rules:
         lines_RC1 = self.lines_SC.index_select(0, slots_R)[:, :, None]
         floats_RC1 = as_floats(lines_RC1[:, SCALE : MOST + 1].contiguous(), self._floats)
-        return Rules(*floats_RC1.unbind(1), *lines_RC1[:, ROOM : NGRAM + 1].unbind(1))
+        return Rules(*floats_RC1.unbind(1), *(lines_RC1[:, i] for i in (ROOM, ALLOWED, LAST, NGRAM)))
 
     def column(self, slots_R: torch.Tensor, column: int) -> torch.Tensor:
         """One of the integers of lines: [R]."""
@@ -135,7 +146,10 @@ class Slots:
         return self.column(slots_R, SEED)
 
     def steps(self, slots_R: torch.Tensor) -> torch.Tensor:
-        return self.column(slots_R, STEP)
+        return self.steps_S.index_select(0, slots_R)
+
+    def offsets(self, slots_R: torch.Tensor) -> torch.Tensor:
+        return self.offsets_S.index_select(0, slots_R)
 
     def said(self, slots_R: torch.Tensor, count: int) -> torch.Tensor:
         """The last tokens, the last one first: int64 [R, count]; -1 before the first one."""
@@ -145,12 +159,12 @@ class Slots:
         said_RL = self.ring_SL.view(-1)[places_RL].to(torch.int64)
         return torch.where(back_L <= ends_R1, said_RL, -1)
 
-    def push(self, slots_R: torch.Tensor, tokens_R: torch.Tensor) -> None:
-        """Slots go on with a token each; below 0 there is none, and they stay as they are."""
-        ends_R = self._ends(slots_R)
-        places_R, ring = slots_R * self.ring + ends_R % self.ring, self.ring_SL.view(-1)
-        ring.index_copy_(0, places_R, torch.where(tokens_R >= 0, tokens_R.to(torch.int32), ring[places_R]))
-        self.lines_SC[:, STEP].index_add_(0, slots_R, (tokens_R >= 0).to(torch.int64))
+    def push(self, slots_R: torch.Tensor, tokens_R: torch.Tensor, had: Had | None = None) -> None:
+        """Slots go on with a token each; below 0 there is none, and what is written is not counted."""
+        steps_R, offsets_R = had or (self.steps(slots_R), self.offsets(slots_R))
+        places_R = (steps_R + offsets_R) % self.ring
+        self.ring_SL.index_put_((slots_R, places_R), tokens_R.to(torch.int32))
+        self.steps_S.index_copy_(0, slots_R, steps_R + (tokens_R >= 0))
 
     def leaving(self, slots_R: torch.Tensor, tokens_R: torch.Tensor) -> torch.Tensor:
         """After ``push``: the tokens that left the windows by it, int64 [R]; NO_TOKEN where none did."""
@@ -160,7 +174,7 @@ class Slots:
         return torch.where((windows_R >= 0) & (places_R >= 0) & (tokens_R >= 0), left_R, NO_TOKEN)
 
     def _ends(self, slots_R: torch.Tensor) -> torch.Tensor:
-        return self.column(slots_R, STEP) + self.column(slots_R, OFFSET)
+        return self.steps(slots_R) + self.offsets(slots_R)
 
     def since(self, slots: Sequence[int], steps: Sequence[int], count: int) -> list[list[int]]:
         """The tokens drawn from some steps on, ``count`` at most. Waits for the device."""

@@ -16,8 +16,7 @@ from nucleate.backends.cuda.device import sent
 from nucleate.backends.cuda.later import LaterDict, LaterList
 from nucleate.backends.cuda.part import Part
 from nucleate.backends.cuda.report import Report, told
-from nucleate.backends.cuda.rows import Rows
-from nucleate.backends.cuda.staged.groups import Heard
+from nucleate.backends.cuda.rows import Heard, Rows
 from nucleate.core.event import StepLogprobs
 
 Scores = NDArray[np.float32]
@@ -65,10 +64,10 @@ def step(rows: Rows, call: Call, logits: Any, mask: Any, host: Host) -> Stepped:
     logits_RV = _logits(logits, call.shape, rows.device)
     mask_RW = None if mask is None else _mask(mask, call.shape, rows.device)
     logits_NV, mask_NW = logits_RV, mask_RW
-    tokens_R = torch.full((call.shape[0],), -1, dtype=torch.int64, device=rows.device)
     made: Report | None = None
     heard: list[Heard] = []
-    if call.others:
+    if call.others or not call.places:
+        tokens_R = torch.full((call.shape[0],), -1, dtype=torch.int64, device=rows.device)
         logits_NV = logits_RV.index_select(0, call.places_N)
         mask_NW = None if mask_RW is None else mask_RW.index_select(0, call.places_N)
     if call.places:
@@ -132,7 +131,9 @@ def _row(logits_RV: torch.Tensor, mask_RW: torch.Tensor | None, place: int) -> t
 
 
 def _logits(logits: Any, shape: tuple[int, int], device: torch.device) -> torch.Tensor:
-    tensor = logits.detach() if isinstance(logits, torch.Tensor) else np.asarray(logits)
+    tensor = logits if isinstance(logits, torch.Tensor) else np.asarray(logits)
+    if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+        tensor = tensor.detach()
     if tensor.ndim != 2 or tensor.shape[1] == 0:
         raise ValueError(f"logits must have the shape [rows, vocabulary], got {list(tensor.shape)}")
     if not (tensor.is_floating_point() if isinstance(tensor, torch.Tensor) else tensor.dtype.kind == "f"):

@@ -1,6 +1,6 @@
-"""What a device is to run of a pipeline after its Shifts: its structure, which rows share, and a row's numbers.
+"""What a device runs of a pipeline after its Shifts: the structure, which rows share, and the numbers of a row.
 
-Knows no stage and no torch: it reads the rules, and says why one cannot be bound.
+Imports no torch and no compiler: it reads the rules of the stages, and says why one cannot be bound to tensors.
 """
 
 from __future__ import annotations
@@ -8,15 +8,23 @@ from __future__ import annotations
 import builtins
 import dataclasses
 import dis
-import re
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from nucleate.backends.rules import LARGEST, NUMBERS, RULES, Self, Trace, reads
+import numpy as np
+
+from nucleate.backends.rules import LARGEST, NUMBERS, RULES, Self, Trace, Unknown, form, reads, sums_to_mass
 from nucleate.core import maths
 from nucleate.core.maths import rebind
-from nucleate.core.stage import Drawn, Pipeline, Prefix, Stage, shape_of
+from nucleate.core.stage import Drawn, Pipeline, Prefix, Row, Stage, shape_of
+from nucleate.stages.greedy import Greedy
+from nucleate.stages.gumbel import Gumbel
+from nucleate.stages.min_p import MinP
+from nucleate.stages.temperature import Temperature
+from nucleate.stages.top_k import TopK
+from nucleate.stages.top_n_sigma import TopNSigma
+from nucleate.stages.top_p import TopP
 
 MATHS = {id(getattr(maths, name)): name for name in maths.NAMES if callable(getattr(maths, name))}
 """Names of functions that every backend has, by what they are."""
@@ -24,11 +32,16 @@ MATHS = {id(getattr(maths, name)): name for name in maths.NAMES if callable(geta
 DRAWS = {"none": ("score",), "each": ("score",), "one": ("weight", "target")}
 """The rules of a Draw by its ``uniforms``."""
 
-MOST_COLUMNS = 6
-"""So many numbers of a stage a kernel reads."""
-
 BUILTINS = {"abs": "absolute"}
 """What else a rule may name."""
+
+CHAIN: Pipeline = (Temperature(0.5), TopNSigma(1.0), TopK(5), MinP(0.5), TopP(0.5), MinP(0.5), Temperature(0.5))
+"""The stages of the chain, in the order of its numbers, see ``chained``."""
+UNUSED = 1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 1.0
+"""The numbers of a chain that does nothing,"""
+NEUTRAL = 1.0, 1e30, 2.0**62, 0.0, float("inf"), 0.0, 1.0
+"""and what makes each rule keep every token of a row beside rows that use the stage."""
+GREEDY = *UNUSED[:2], 1.0, *UNUSED[3:]
 
 
 class Rule(NamedTuple):
@@ -36,11 +49,14 @@ class Rule(NamedTuple):
 
     name: str
     row: frozenset[str]  #: which statistics it reads
-    ones: bool  #: it says 1 for every score
+    ones: bool  #: it returns 1 for every score
+    sums: bool  #: it returns exp(x - row.top)
+    straight: bool  #: it is a line in x that rises, and (of a Scale) maps the top to 0 and reads no other statistics
+    low: bool  #: it returns a floor that is not above the top, and reads no other statistics
 
 
 class Step(NamedTuple):
-    """A stage as all rows of a structure have it. Its numbers are theirs."""
+    """A stage as all rows of a structure have it. The numbers belong to each row."""
 
     kind: type[Stage]
     shape: str
@@ -49,23 +65,19 @@ class Step(NamedTuple):
     ties: bool  #: see ``Prefix.ties``
     switches: tuple[tuple[str, Any], ...]  #: attributes that are true, false or none
     numbers: tuple[str, ...]  #: the others that its rules read
-    learns: tuple[str, ...]  #: those of them that ``after`` changes
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """Which attributes are columns: the numbers, then what is true or false, as 1 or 0."""
-        return self.numbers + tuple(name for name, value in self.switches if value is not None)
+    learns: tuple[str, ...]  #: those of them that ``after`` changes,
+    hears: frozenset[str] = frozenset()  #: and which of "before" and "after" of ``Drawn`` it reads
 
     @property
     def width(self) -> int:
-        return len(self.columns)
+        return len(self.numbers)
 
 
 class Staged(NamedTuple):
     """A row of a structure."""
 
     steps: tuple[Step, ...]  #: the last one is a Draw
-    numbers: tuple[float, ...]  #: the columns of all steps, in their order
+    numbers: tuple[float, ...]  #: of all steps, in their order
     spared: tuple[tuple[int, ...], ...] = ()  #: of each Ceiling
     masked: bool = False  #: the bitmask of a call comes before a Tap that is the first step
     wanted: tuple[int, tuple[int, ...]] | None = None  #: of the Tap among the steps
@@ -75,20 +87,10 @@ class Staged(NamedTuple):
         """Whether some numbers change with each token."""
         return any(step.learns for step in self.steps)
 
-    @property
-    def no_kernel(self) -> str:
-        """Why no kernel can be made of the structure; "" if nothing is known against it."""
-        for step in self.steps:
-            if any(value is None for _, value in step.switches):
-                return f"a parameter of {step.kind.__name__} is none, and a kernel has only numbers"
-            if step.width > MOST_COLUMNS:
-                return f"{step.kind.__name__} has more than {MOST_COLUMNS} parameters"
-        return ""
-
     def numbers_of(self, stages: Pipeline) -> tuple[float, ...]:
         """The numbers of stages of this structure, which come last among these."""
         last = zip(stages[-len(self.steps) :], self.steps, strict=True)
-        return tuple(float(getattr(stage, name)) for stage, step in last for name in step.columns)
+        return tuple(float(getattr(stage, name)) for stage, step in last for name in step.numbers)
 
 
 def staged_of(stages: Pipeline, masked: bool = False) -> Staged | str:
@@ -99,7 +101,7 @@ def staged_of(stages: Pipeline, masked: bool = False) -> Staged | str:
         if isinstance(step, str):
             return step
         steps.append(step)
-    numbers = [getattr(stage, name) for stage, step in zip(stages, steps, strict=True) for name in step.columns]
+    numbers = [getattr(stage, name) for stage, step in zip(stages, steps, strict=True) for name in step.numbers]
     if any(isinstance(one, int) and abs(one) > LARGEST for one in numbers):
         return "one of its integers is too large"
     named = [stage for stage, step in zip(stages, steps, strict=True) if step.shape in ("Ceiling", "Tap")]
@@ -112,11 +114,27 @@ def staged_of(stages: Pipeline, masked: bool = False) -> Staged | str:
     )
 
 
+def chained(rows: Sequence[Sequence[float]]) -> list[Staged]:
+    """Rows of the chain as one structure: every stage that any of them uses. rows: see ``plan.Numbers``."""
+    rows = [GREEDY if row[0] == 0 or row[2] == 1 else row for row in rows]
+    if all(row == GREEDY for row in rows):
+        return [Staged((_stepped(Greedy()),), ())] * len(rows)
+    used = [i for i, unused in enumerate(UNUSED) if any(row[i] != unused for row in rows)]
+    steps = tuple(_stepped(stage) for stage in (*(CHAIN[i] for i in used), Gumbel(0)))
+    return [Staged(steps, tuple(row[i] if row[i] != UNUSED[i] else NEUTRAL[i] for i in used)) for row in rows]
+
+
+def _stepped(stage: Stage) -> Step:
+    step = _step(stage)
+    assert not isinstance(step, str), step  # noqa: S101  # a stage of the chain
+    return step
+
+
 def moved(stages: Pipeline, steps: tuple[Step, ...], numbers: list[float]) -> Pipeline:
     """The stages of a row with what they have learned. stages: the last ones are those of the steps."""
     place, found = 0, list(stages)
     for i, step in enumerate(steps, len(stages) - len(steps)):
-        own = dict(zip(step.columns, numbers[place : place + step.width], strict=True))
+        own = dict(zip(step.numbers, numbers[place : place + step.width], strict=True))
         place += step.width
         if step.learns and any(getattr(found[i], name) != own[name] for name in step.learns):
             found[i] = dataclasses.replace(found[i], **{name: own[name] for name in step.learns})  # type: ignore[type-var]
@@ -127,7 +145,7 @@ def _step(stage: Stage) -> Step | str:
     kind, shape = type(stage), shape_of(stage)
     if shape == "Shift":
         return f"{stage!r} comes after a stage that looks at the whole row"
-    learns = _learned(stage) if kind.after is not Stage.after and not stage.neutral else ((), ())
+    learns = _learned(stage) if kind.after is not Stage.after and not stage.neutral else ((), (), frozenset())
     if isinstance(learns, str):
         return learns
     names = dict.fromkeys(learns[0])
@@ -142,8 +160,20 @@ def _step(stage: Stage) -> Step | str:
     values = {name: getattr(stage, name) for name in names}
     switches = tuple((name, value) for name, value in values.items() if isinstance(value, bool | None))
     numbers = tuple(name for name, value in values.items() if not isinstance(value, bool | None))
-    bare = tuple(Rule(rule, reads(stage, rule).row, reads(stage, rule).ones) for rule in rules)
-    return Step(kind, shape, bare, stage.greedy, bool(getattr(stage, "ties", False)), switches, numbers, learns[1])
+    bare = tuple(_rule(stage, shape, rule) for rule in rules)
+    return Step(kind, shape, bare, stage.greedy, bool(getattr(stage, "ties", False)), switches, numbers, *learns[1:])
+
+
+def _rule(stage: Stage, shape: str, name: str) -> Rule:
+    asked, row = reads(stage, name), Row(*(1.0,) * len(Row._fields))._replace(top=0.0)
+    straight, alone = False, asked.row <= {"top"}
+    if (shape == "Draw" and name == "score") or (shape == "Scale" and alone and stage.monotone):  # type: ignore[attr-defined]
+        other = 0.5 if shape == "Draw" else row  # a score takes a uniform number instead of a row
+        if form(stage, name, Unknown() if shape == "Draw" else None) == "line":
+            top, below = getattr(stage, name)(np.array([0.0, -1.0]), other).tolist()
+            straight = below < top and (shape == "Draw" or top == 0)
+    low = name == "floor" and alone and asked.mine is not None and bool(stage.floor(row) <= 0)  # type: ignore[attr-defined]
+    return Rule(name, asked.row, asked.ones, name == "weight" and sums_to_mass(stage), straight, low)
 
 
 def _rules(stage: Any, shape: str) -> tuple[str, ...]:
@@ -155,8 +185,8 @@ def _rules(stage: Any, shape: str) -> tuple[str, ...]:
     return tuple(rule for rule in rules if not (plain and rule == "order"))
 
 
-def _learned(stage: Stage) -> tuple[tuple[str, ...], tuple[str, ...]] | str:
-    """Which numbers ``after`` reads, or changes, and which it changes; or why it cannot be bound."""
+def _learned(stage: Stage) -> tuple[tuple[str, ...], tuple[str, ...], frozenset[str]] | str:
+    """Which numbers ``after`` reads, or changes, which it changes, and what it hears; or why it cannot be bound."""
     function: Any = type(stage).after
     told = f"{type(stage).__name__}.after"
     why = odd_name(function, dataclasses.replace)
@@ -164,14 +194,15 @@ def _learned(stage: Stage) -> tuple[tuple[str, ...], tuple[str, ...]] | str:
         return f"{told} {why}"
     me = Self(stage)
     try:
-        changes = following(function, {}, "traced")(me, Drawn(*[Trace() for _ in Drawn._fields]))  # type: ignore[arg-type]
+        changes = following(function, {}, "traced")(me, Drawn(*[Trace(frozenset((name,))) for name in Drawn._fields]))  # type: ignore[arg-type]
         read = {**dict.fromkeys(me._read), **dict.fromkeys(changes)}  # noqa: SLF001
     except Exception:  # noqa: BLE001  # a rule may do anything
         return f"{told} is not one expression of numbers"
     fixed = any(getattr(type(stage), name) is not getattr(Stage, name) for name in ("greedy", "neutral"))
     if fixed or shape_of(stage) == "Ceiling" or any(type(getattr(stage, name)) is not float for name in changes):
         return f"{told} may change more than numbers"
-    return tuple(read), tuple(changes)
+    heard: frozenset[str] = frozenset().union(*(one.row for one in changes.values() if isinstance(one, Trace)))
+    return tuple(read), tuple(changes), heard
 
 
 def following(function: Any, names: dict[str, Any], tag: str) -> Any:
@@ -198,13 +229,6 @@ def odd_name(function: Any, *known: Any) -> str:
     return ""
 
 
-def _annotated(function: Any) -> Iterator[str]:
-    """The names in the annotations of arguments."""
-    for annotation in function.__annotations__.values():
-        text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
-        yield from re.findall(r"[A-Za-z_]\w*", text)
-
-
 def _named(function: Any) -> Iterator[tuple[str, Any]]:
     """What a function loads by a name that is not its own: (name, value)."""
     codes = [function.__code__]
@@ -216,25 +240,17 @@ def _named(function: Any) -> Iterator[tuple[str, Any]]:
         yield name, cell.cell_contents
 
 
-def bound(function: Any, words: dict[str, Any], tag: str, made: Any = None, constant: Any = None) -> Any:
-    """A rule, or what it calls, with other meanings of the names of maths.
-
-    made, constant: what becomes of a function, and of a number that it names.
-    """
-    names = {"tl": words["tl"]} if "tl" in words else {}
-    if constant is not None:  # the names in annotations are looked up too
-        names |= dict.fromkeys(_annotated(function), constant(0))
+def bound(function: Any, words: dict[str, Any], tag: str) -> Any:
+    """A rule, or what it calls, with other meanings of the names of maths."""
+    names: dict[str, Any] = {}
     for name, value in _named(function):
         if id(value) in MATHS and callable(value):
             names[name] = words[MATHS[id(value)]]
         elif name in BUILTINS and value is getattr(builtins, name):
             names[name] = words[BUILTINS[name]]
         elif isinstance(value, types.FunctionType) and value is not dataclasses.replace:
-            names[name] = bound(value, words, tag, made, constant)
-        elif constant is not None and isinstance(value, NUMBERS):
-            names[name] = constant(value)
-    own = rebind(function, names, tag)
-    return made(own) if made else own
+            names[name] = bound(value, words, tag)
+    return rebind(function, names, tag)
 
 
-__all__ = ["Staged", "Step", "bound", "following", "moved", "odd_name", "staged_of"]
+__all__ = ["Staged", "Step", "bound", "chained", "following", "moved", "odd_name", "staged_of"]

@@ -42,7 +42,12 @@ def minimum(a: Any, b: Any) -> Any:
 
 
 def maximum(a: Any, b: Any) -> Any:
-    return -minimum(-a, -b)
+    """The same."""
+    if isinstance(a, torch.Tensor):
+        return torch.maximum(a, b) if isinstance(b, torch.Tensor) else a.clamp(min=b)
+    if isinstance(b, torch.Tensor):
+        return b.clamp(min=a)
+    return a if a >= b or math.isnan(a) else b
 
 
 def where(condition: Any, a: Any, b: Any) -> Any:

@@ -1,0 +1,200 @@
+"""Rows of one structure through their stages, as tensor code: any pipeline, on any device.
+
+Waits for nothing, and no shape depends on a value, so that a CUDA graph can hold it. Each row is sorted once; what a
+step needs beside logits, steps and states is made when the rows of a call are put together (``batch_of``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from nucleate.backends.cuda.bind import Bound, Mine, bound_to_tensors, mines
+from nucleate.backends.cuda.device import sent
+from nucleate.backends.cuda.draw import drawn
+from nucleate.backends.cuda.edits import Edits, edited
+from nucleate.backends.cuda.narrow import narrowed
+from nucleate.backends.cuda.noise import Keys, keys_of, uniform
+from nucleate.backends.cuda.ranked import Fixed, Ranked, sorted_of
+from nucleate.backends.structure import Staged, Step
+from nucleate.core.noise import XTC
+from nucleate.core.stage import Drawn
+
+AT_ONCE = 1 << 24
+"""So many scores are looked at together: a dozen arrays of 128 MB are made of them."""
+
+
+class Chunk(NamedTuple):
+    """Rows that are looked at together."""
+
+    rows: slice
+    fixed: Fixed
+    keys: Keys
+    mines: list[Mine]  #: with the numbers that rows came with
+    spared: tuple[torch.Tensor, ...]  #: of each Ceiling, int64 [R, K], behind the vocabulary where there is none
+
+
+class Batch(NamedTuple):
+    """The rows of a structure in a call."""
+
+    stages: tuple[Bound, ...]
+    masked: bool  #: see ``Staged``
+    learns: bool
+    chunks: list[Chunk]
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        return tuple(one.step for one in self.stages)
+
+
+class Outcome(NamedTuple):
+    """What became of rows."""
+
+    tokens_R: torch.Tensor  #: int64, -1 where there is none
+    numbers_RP: torch.Tensor | None  #: as of the next step, if they change; those of a row without a token do not
+    told_RV: torch.Tensor | None  #: the scores that the Tap saw, what is out at -inf; None without one
+
+
+def batch_of(staged: Sequence[Staged], seeds_R: torch.Tensor, size: int, floats: torch.dtype) -> Batch:
+    """Rows of one structure. seeds_R: int64, the bits of integers in 0..2**64 - 1; size: V."""
+    one, most, device = staged[0], max(1, AT_ONCE // size), seeds_R.device
+    numbers_RP = sent(torch.tensor([row.numbers for row in staged], dtype=floats).view(len(staged), -1), device)
+    whole = any("whole" in rule.row for step in one.steps for rule in step.rules)
+    stages = tuple(bound_to_tensors(step) for step in one.steps)
+    nowhere, chunks = -(-size // 256) * 256, []
+    for start in range(0, len(staged), most):
+        some = staged[start : start + most]
+        rows = slice(start, start + len(some))
+        lists = [[row.spared[i] for row in some] for i in range(len(one.spared))]
+        chunks.append(Chunk(
+            rows, Fixed(size, len(some), floats, device, whole=whole), keys_of(seeds_R[rows]),
+            mines(stages, numbers_RP[rows]), tuple(sent(padded(each, nowhere), device) for each in lists),
+        ))  # fmt: skip
+    return Batch(stages, one.masked, one.learns, chunks)
+
+
+def padded(lists: Sequence[Sequence[int]], nothing: int) -> torch.Tensor:
+    """Lists of integers as int64 [R, K]. nothing: what fills them up; larger ones count as it."""
+    most = max(map(len, lists), default=0)
+    given = lists if nothing < 0 else [[min(one, nothing) for one in ids] for ids in lists]
+    lines = [[*ids, *[nothing] * (most - len(ids))] for ids in given]
+    return torch.tensor(lines, dtype=torch.int64).view(len(lists), most)
+
+
+def run(
+    batch: Batch,
+    steps_R: torch.Tensor,
+    logits_RV: torch.Tensor,
+    edits: Edits | None = None,
+    mask_RW: torch.Tensor | None = None,
+    late_RW: torch.Tensor | None = None,
+    numbers_RP: torch.Tensor | None = None,
+) -> Outcome:
+    """Draw a token per row.
+
+    logits_RV: any float. steps_R: int64, the bits of integers in 0..2**64 - 1. edits: of the leading Shifts. mask_RW:
+    int32 [R, V / 32 or more], what is allowed, lowest bit first. late_RW: the same, where a Tap that is the first step
+    is to see the scores without it. numbers_RP: of rows that learn, as of this step; there may be more columns.
+    """
+    if len(batch.chunks) == 1:
+        return _run(batch, batch.chunks[0], steps_R, logits_RV, edits, mask_RW, late_RW, numbers_RP)
+    parts = []
+    for chunk in batch.chunks:
+        wholes = steps_R, logits_RV, mask_RW, late_RW, numbers_RP
+        steps, logits, *more = (None if whole is None else whole[chunk.rows] for whole in wholes)
+        own = edits and Edits(*(column[chunk.rows] for column in edits))
+        parts.append(_run(batch, chunk, steps, logits, own, *more))
+    tokens, numbers, told = zip(*parts, strict=True)
+    return Outcome(torch.cat(tokens), *(None if some[0] is None else torch.cat(some) for some in (numbers, told)))
+
+
+def _run(
+    batch: Batch,
+    chunk: Chunk,
+    steps_R: torch.Tensor,
+    logits_RV: torch.Tensor,
+    edits: Edits | None,
+    mask_RW: torch.Tensor | None,
+    late_RW: torch.Tensor | None,
+    numbers_RP: torch.Tensor | None,
+) -> Outcome:
+    fixed, size, steps_R1 = chunk.fixed, logits_RV.shape[1], steps_R[:, None]
+    x_RV = masked(fixed, scores(fixed, logits_RV, edits), mask_RW)
+    told_RV = x_RV if late_RW is not None else None
+    kept, coins_R1, ceilings = sorted_of(fixed, masked(fixed, x_RV, late_RW)), None, iter(chunk.spared)
+    if chunk.spared:
+        coins_R1 = uniform(chunk.keys, steps_R1, XTC, torch.zeros_like(steps_R1), fixed.floats)
+    stages = chunk.mines if numbers_RP is None else mines(batch.stages, numbers_RP)
+    spans: dict[int, tuple[Ranked, Ranked]] = {}
+    for place, mine in enumerate(stages):
+        before = kept = kept.settled() if mine.step.learns else kept
+        if mine.step.shape == "Tap":
+            kept = kept.settled()
+            told_RV = told_RV if place == 0 and told_RV is not None else _told(kept)[:, :size]
+        elif mine.step.greedy or mine.step.shape != "Draw":
+            kept = narrowed(kept, mine, coins_R1, next(ceilings) if mine.step.shape == "Ceiling" else None)
+        if mine.step.learns:
+            kept = kept.settled()
+            spans[place] = before, kept
+    tokens_R1 = drawn(kept.settled(), stages[-1], chunk.keys, steps_R1)
+    tapped = any(step.shape == "Tap" for step in batch.steps)
+    if not spans:
+        return Outcome(tokens_R1[:, 0], None, told_RV if tapped else None)
+    assert numbers_RP is not None  # noqa: S101  # rows that learn have them
+    chances = {
+        place: [
+            kept.log_chance(tokens_R1) if name in stages[place].step.hears else fixed.zero
+            for name, kept in zip(("before", "after"), span, strict=True)
+        ]
+        for place, span in spans.items()
+    }
+    tokens_R1, numbers_RP = _learned(fixed, numbers_RP, tokens_R1, stages, chances)
+    return Outcome(tokens_R1[:, 0], numbers_RP, told_RV if tapped else None)
+
+
+def scores(fixed: Fixed, logits_RV: torch.Tensor, edits: Edits | None = None) -> torch.Tensor:
+    """Scores in the floats that are computed with, edited; NaN and +inf stay. Of -0.0 it makes 0.0: they are equal."""
+    if logits_RV.dtype == torch.float64 or fixed.floats == torch.float32:
+        logits_RV = logits_RV.to(torch.float32)
+    x_RV = fixed.zero_1 + logits_RV
+    return x_RV if edits is None else edited(x_RV, edits)
+
+
+def masked(fixed: Fixed, x_RV: torch.Tensor, mask_RW: torch.Tensor | None) -> torch.Tensor:
+    """What a bitmask leaves: the logarithm of a bit is 0 or -inf. Of NaN and +inf it makes NaN, allowed or not."""
+    if mask_RW is None:
+        return x_RV
+    return x_RV + ((mask_RW.index_select(1, fixed.word_N) >> fixed.bit_N) & 1).log()
+
+
+def _told(kept: Ranked) -> torch.Tensor:
+    return kept.by_id(torch.where(kept.inside(), kept.x_RN, -torch.inf))
+
+
+def _learned(
+    fixed: Fixed,
+    numbers_RP: torch.Tensor,
+    tokens_R1: torch.Tensor,
+    stages: list[Mine],
+    chances: dict[int, list[torch.Tensor]],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens, and numbers as of the next step. What would learn what is no number has no token, as on the host."""
+    learned_RP = next_numbers(numbers_RP, tokens_R1, stages, chances)
+    places = [name in mine.step.learns for mine in stages for name in mine.step.numbers]
+    for place in (place for place, changes in enumerate(places) if changes):
+        tokens_R1 = torch.where(learned_RP[:, place : place + 1].abs() < torch.inf, tokens_R1, fixed.none)
+    return tokens_R1, torch.where(tokens_R1 >= 0, learned_RP, numbers_RP)
+
+
+def next_numbers(
+    numbers_RP: torch.Tensor, tokens_R1: torch.Tensor, stages: list[Mine], chances: dict[int, list[torch.Tensor]]
+) -> torch.Tensor:
+    """What stages make of tokens, whatever it is. chances: log-probabilities [R, 1] before and after them, by place."""
+    columns, taken = [], 0
+    for place, mine in enumerate(stages):
+        own_RP = numbers_RP[:, taken : taken + mine.step.width]
+        columns.append(mine.after(Drawn(tokens_R1, *chances[place])) if place in chances else own_RP)
+        taken += mine.step.width
+    return torch.cat([*columns, numbers_RP[:, taken:]], 1)

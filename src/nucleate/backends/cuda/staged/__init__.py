@@ -1,1 +1,0 @@
-"""Any pipeline on a device: a template per shape, filled with the rules of its stages. Knows no stage."""
