@@ -94,8 +94,8 @@ def sample(x_RV: Any, numbers: Any, seeds: Any, steps: Any, **more: Any) -> dict
     lying = lying.to(getattr(torch, more.get("dtype", "float32")))
     logits = lying[:, : size * more.get("stride", 1) : more.get("stride", 1)]
     logits.copy_(torch.from_numpy(x_RV))
-    work = launch.Workspace(more.get("rows", rows), size, "cpu", reports=True)
-    for tensor in (work.masses, work.some, work.some_weights, work.moments, work.tops, work.raw_tops):
+    work = launch.Workspace(more.get("rows", rows), size, "cpu")
+    for tensor in (work.masses, work.some, work.moments, work.tops, work.raw_tops):
         tensor.fill_(torch.nan)  # what an earlier call left there is of no account
     index = indexed(Edits(*map(torch.from_numpy, more["edits"])), size) if "edits" in more else None
     mask = torch.from_numpy(more["mask"]) if "mask" in more else None
