@@ -41,7 +41,10 @@ class Interpreted:
 
 
 def hasten() -> None:
-    """The interpreter patches the language for each call of a function; once for each module and kernel is enough."""
+    """The interpreter patches the language for each call of a function; once for each module and kernel is enough.
+
+    It also works out the type of an array anew for each operation.
+    """
     from triton.runtime import interpreter
 
     patched, run = set(), interpreter.InterpretedFunction.run
@@ -57,6 +60,15 @@ def hasten() -> None:
         return run(self, *given, **named)
 
     interpreter.InterpretedFunction.__call__, interpreter.InterpretedFunction.run = called, started
+    type_of, known = interpreter._get_np_dtype, {}
+
+    def remembered(kind: Any) -> Any:
+        name = "pointer" if kind.scalar.is_ptr() else kind.scalar.name
+        if name not in known:
+            known[name] = type_of(kind)
+        return known[name]
+
+    interpreter._get_np_dtype = remembered
 
 
 def uniforms(seed: int, step: int, stream: int, count: int) -> tuple[list[float], list[float]]:
@@ -82,7 +94,7 @@ def uniforms(seed: int, step: int, stream: int, count: int) -> tuple[list[float]
 
 
 def sample(x_RV: Any, numbers: Any, seeds: Any, steps: Any, **more: Any) -> dict[str, Any]:
-    """What the two kernels leave in their workspace. more: dtype, stride, edits (arrays), mask, rows."""
+    """What the kernels leave in their workspace. more: dtype, stride, edits (arrays), mask, rows, cuts."""
     import torch
 
     from nucleate.backends.cuda.edits import Edits
@@ -95,90 +107,52 @@ def sample(x_RV: Any, numbers: Any, seeds: Any, steps: Any, **more: Any) -> dict
     logits = lying[:, : size * more.get("stride", 1) : more.get("stride", 1)]
     logits.copy_(torch.from_numpy(x_RV))
     work = launch.Workspace(more.get("rows", rows), size, "cpu")
-    for tensor in (work.masses, work.some, work.moments, work.tops, work.raw_tops):
-        tensor.fill_(torch.nan)  # what an earlier call left there is of no account
+    for tensor in vars(work).values():  # what an earlier call left there is of no account
+        if isinstance(tensor, torch.Tensor):
+            tensor.fill_(torch.nan if tensor.is_floating_point() else 99)
     index = indexed(Edits(*map(torch.from_numpy, more["edits"])), size) if "edits" in more else None
     mask = torch.from_numpy(more["mask"]) if "mask" in more else None
     steps = torch.from_numpy(steps).clone()
-    tokens = launch.sample(
-        logits, torch.tensor(numbers, dtype=torch.float64), torch.from_numpy(seeds), steps, work, index, mask
-    )
+    given = logits, torch.tensor(numbers, dtype=torch.float64), torch.from_numpy(seeds), steps, work, index, mask
+    with Reads(logits) as reads:
+        tokens = launch.sample(*given, cuts=more.get("cuts", True), report=True)
     found = {"tokens": tokens, "steps": steps, "states": work.states_R, "cuts": work.cuts_R, "lasts": work.lasts_R}
     found |= {"logprobs": work.logprobs_R, "ranks": work.ranks_R}
-    return {name: column[:rows].numpy().copy() for name, column in found.items()}
+    return {name: column[:rows].numpy().copy() for name, column in found.items()} | {"reads": reads.by_kernel}
 
 
-def rejection(p_RNV: Any, drafted_RK: Any, q_RKV: Any, seeds: Any, steps: Any, **more: Any) -> list[Any]:
-    """What the kernels of verification find. more: dtype, stride, stops, sums (arrays), rows, count, size."""
-    import torch
+class Reads:
+    """Counts how often kernels read the scores of a tensor: a part of all scores, by kernel, in order of launches."""
 
-    from nucleate.backends.cuda.special import verify_launch
+    def __init__(self, logits: Any) -> None:
+        self._first, self._end = logits.data_ptr(), logits.data_ptr() + logits.untyped_storage().nbytes()
+        self._scores = logits.numel()
+        self.by_kernel: list[tuple[str, float]] = []
 
-    def lying(laws: Any) -> torch.Tensor | None:
-        if laws is None:
-            return None
-        stride = more.get("stride", 1)
-        room = torch.full((*laws.shape[:2], (laws.shape[2] + 1) * stride), torch.nan)
-        room = room.to(getattr(torch, more.get("dtype", "float32")))
-        return room[..., : laws.shape[2] * stride : stride].copy_(torch.from_numpy(laws))
+    def __enter__(self) -> Reads:
+        from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder
 
-    given = (None if more.get(name) is None else torch.from_numpy(more[name]) for name in ("stops", "sums"))
-    rows, count = drafted_RK.shape
-    room = (more.get("rows", rows), more.get("count", count), more.get("size", p_RNV.shape[2]))
-    work = verify_launch.Workspace(*room, "cpu")
-    for tensor in (work.sums, work.totals, work.scales):
-        tensor.fill_(torch.nan)  # what an earlier call left there is of no account
-    for tensor in (*work.found, work.todo_R):
-        tensor.fill_(99)
-    seeds, steps = torch.from_numpy(seeds), torch.from_numpy(steps.copy())
-    laws = lying(p_RNV), torch.from_numpy(drafted_RK), lying(q_RKV)
-    found = verify_launch.rejection(*laws, seeds, steps, work, *given)
-    return [column.numpy().copy() for column in (*found, steps)]
+        self._methods = InterpretedFunction.run, InterpreterBuilder.create_masked_load
+        run, load = self._methods
 
+        def started(kernel: Any, *given: Any, **named: Any) -> Any:
+            self.by_kernel.append((kernel.fn.__name__, 0.0))
+            return run(kernel, *given, **named)
 
-def coupled(drafted_RK: Any, drawn_RN: Any, steps: Any, **more: Any) -> list[Any]:
-    """What the kernel of coupled verification finds, and the steps of rows and of places. more: stops, rows, count."""
-    import torch
+        def loaded(builder: Any, pointers: Any, mask: Any, *rest: Any) -> Any:
+            at = pointers.data[mask.data]
+            name, count = self.by_kernel[-1]
+            here = ((at >= self._first) & (at < self._end)).sum()
+            self.by_kernel[-1] = name, count + float(here) / self._scores
+            return load(builder, pointers, mask, *rest)
 
-    from nucleate.backends.cuda.special import verify_launch
+        InterpretedFunction.run, InterpreterBuilder.create_masked_load = started, loaded
+        return self
 
-    rows, count = drafted_RK.shape
-    work = verify_launch.Workspace(more.get("rows", rows), more.get("count", count), 9, "cpu")
-    for tensor in work.found:
-        tensor.fill_(99)
-    stops = None if more.get("stops") is None else torch.from_numpy(more["stops"])
-    steps, place_steps = torch.from_numpy(steps.copy()), torch.full(drawn_RN.shape, 99)
-    drafted, drawn = torch.from_numpy(drafted_RK), torch.from_numpy(drawn_RN)
-    found = verify_launch.coupled(drafted, drawn, steps, work, stops, place_steps)
-    return [column.numpy().copy() for column in (*found, steps, place_steps)]
+    def __exit__(self, *_: object) -> None:
+        from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder
 
-
-def rounds(table_VV: Any, guess_V: Any, first: Any, numbers: Any, seeds: Any, count: int, times: int) -> list[Any]:
-    """What rows say, [R, count + 1] a round, of a model that looks at the last token: drawn and verified by kernels."""
-    import torch
-
-    from nucleate.backends.cuda.special import launch, verify_launch
-
-    table_VV, guess_V, last_R, seeds_R = (torch.from_numpy(x) for x in (table_VV, guess_V, first, seeds))
-    rows, size = len(last_R), len(guess_V)
-    drawing = launch.Workspace(rows * (count + 1), size, "cpu")
-    verifying = verify_launch.Workspace(rows, count, size, "cpu")
-    numbers_RC = torch.tensor(numbers, dtype=torch.float64).repeat_interleave(count + 1, 0)
-    seeds_M, steps_R = seeds_R.repeat_interleave(count + 1), torch.zeros_like(seeds_R)
-    steps_RN = torch.arange(count + 1).repeat(rows, 1)
-    said = []
-    for _ in range(times):
-        path = [last_R]
-        for _ in range(count):
-            path.append(guess_V[path[-1]])
-        path_RN = torch.stack(path, 1)
-        logits = table_VV[path_RN].flatten(0, 1)
-        drawn_RN = launch.sample(logits, numbers_RC, seeds_M, steps_RN.flatten(), drawing).view(rows, count + 1)
-        drafted_RK = path_RN[:, 1:].contiguous()
-        found = verify_launch.coupled(drafted_RK, drawn_RN, steps_R, verifying, None, steps_RN)
-        last_R = found.last_R.clone()
-        said.append(found.tokens_RN.numpy().copy())
-    return said
+        InterpretedFunction.run, InterpreterBuilder.create_masked_load = self._methods
 
 
 def serve(functions: Any = globals()) -> None:  # noqa: B008  # these here
