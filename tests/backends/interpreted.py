@@ -93,8 +93,14 @@ def uniforms(seed: int, step: int, stream: int, count: int) -> tuple[list[float]
     return out[0].tolist(), out[1].tolist()
 
 
+def columns() -> tuple[str, ...]:
+    from nucleate.backends.cuda.special.numbers import Numbers
+
+    return Numbers._fields
+
+
 def sample(x_RV: Any, numbers: Any, seeds: Any, steps: Any, **more: Any) -> dict[str, Any]:
-    """What the kernels leave in their workspace. more: dtype, stride, edits (arrays), mask, rows, cuts."""
+    """What the kernels leave in their workspace. more: dtype, stride, edits (arrays), mask, rows, cuts, report."""
     import torch
 
     from nucleate.backends.cuda.edits import Edits
@@ -115,7 +121,7 @@ def sample(x_RV: Any, numbers: Any, seeds: Any, steps: Any, **more: Any) -> dict
     steps = torch.from_numpy(steps).clone()
     given = logits, torch.tensor(numbers, dtype=torch.float64), torch.from_numpy(seeds), steps, work, index, mask
     with Reads(logits) as reads:
-        tokens = launch.sample(*given, cuts=more.get("cuts", True), report=True)
+        tokens = launch.sample(*given, cuts=more.get("cuts", True), report=more.get("report", True))
     found = {"tokens": tokens, "steps": steps, "states": work.states_R, "cuts": work.cuts_R, "lasts": work.lasts_R}
     found |= {"logprobs": work.logprobs_R, "ranks": work.ranks_R}
     return {name: column[:rows].numpy().copy() for name, column in found.items()} | {"reads": reads.by_kernel}

@@ -32,7 +32,7 @@ def narrow(
             kept, unsure = cut_pool(room, n, bound, known, top, numbers)
             waits = (unsure | (n > TILE)).to(tl.int32)
         if waits != 0:
-            prepare(room, known, bound, top, flags, views, counts, amounts, width)
+            prepare(room, known, bound, top, numbers.t, flags, views, counts, amounts, width)
     return kept, waits
 
 
@@ -60,16 +60,12 @@ def cut_pool(room: tl.tensor, n: tl.tensor, bound: tl.tensor, known: tl.tensor, 
 
 @jit
 def prepare(
-    room: tl.tensor, known: tl.tensor, bound: tl.tensor, top: tl.tensor, flags: tl.tensor, views: tl.tensor,
-    counts: tl.tensor, amounts: tl.tensor, width: tl.constexpr,
+    room: tl.tensor, known: tl.tensor, bound: tl.tensor, top: tl.tensor, t: tl.tensor, flags: tl.tensor,
+    views: tl.tensor, counts: tl.tensor, amounts: tl.tensor, width: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Make a row ready for ``select``. The histogram divides what is around the tops of groups, or below the top."""
-    there_G = known.tops > -INFINITY
-    tops_G = tl.where(there_G, known.tops, 0.0).to(tl.float64)
-    lowest_top = tl.min(tl.where(there_G, tops_G, top.to(tl.float64)), 0)
-    spread = tl.sum(tops_G, 0) / tl.sum(there_G.to(tl.float64), 0) - lowest_top
-    origin = tl.maximum(bound.low.to(tl.float64), lowest_top - 6.0 * spread)
-    end = tl.minimum(lowest_top + 3.0 * spread, top.to(tl.float64))
+    """Make a row ready for ``select``."""
+    origin, end = around(known.tops, t)
+    origin, end = tl.maximum(bound.low.to(tl.float64), origin), tl.minimum(end, top.to(tl.float64))
     view = histogram.scaled(bound.least, top, origin, tl.where(end > origin, end, top.to(tl.float64)))
     tl.store(views + ORIGIN, view.origin)
     tl.store(views + SCALE, view.scale)
@@ -82,6 +78,24 @@ def prepare(
     histogram.clear(counts, amounts)
     tl.debug_barrier()
     tl.store(room.groups + tl.arange(0, width), tl.zeros((width,), tl.int32))
+
+
+@jit
+def around(tops_G: tl.tensor, t: tl.tensor) -> Any:
+    """Two scores between which most tokens of a flat row are, by the mean and the mean deviation of the tops of groups.
+
+    What is off by more than four deviations counts as that, so that a few outliers move neither. A guess: scores
+    beyond it share a bin, and cost at most more reads.
+    """
+    there_G = tops_G > -INFINITY
+    x_G, n = tl.where(there_G, tops_G, 0.0).to(tl.float64), tl.sum(there_G.to(tl.float64), 0)
+    mean, off = tl.sum(x_G, 0) / n, tl.full((), INFINITY, tl.float64)
+    for _ in range(12):
+        y_G = tl.minimum(tl.maximum(x_G, mean - off), mean + off)
+        mean = tl.sum(tl.where(there_G, y_G, 0.0), 0) / n
+        off = 4.0 * tl.sum(tl.where(there_G, tl.abs(y_G - mean), 0.0), 0) / n
+    off = tl.where(off > 0.0, off, 2.0 * t)
+    return mean - 5.0 * off, mean + 1.5 * off
 
 
 @jit

@@ -211,6 +211,7 @@ def gathered(
     """The tokens of a bin that are left, as ``collect`` finds them: pooled, and counted by group."""
     n = tl.full((), 0, tl.int32)
     low, high = tl.full((), LAST, tl.int32), tl.full((), -LAST, tl.int32)
+    tl.debug_barrier()  # others may still read the pool of the last cut
     for i in range(tl.cdiv(source.size, STEP)):
         ids = i * STEP + tl.arange(0, STEP)
         x = scores(source, ids)
