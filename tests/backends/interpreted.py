@@ -9,7 +9,7 @@ import os
 import pickle
 import subprocess
 import sys
-from typing import Any
+from typing import Any, Self
 
 import races
 
@@ -135,7 +135,7 @@ class Reads:
         self._scores = logits.numel()
         self.by_kernel: list[tuple[str, float]] = []
 
-    def __enter__(self) -> Reads:
+    def __enter__(self) -> Self:
         from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder
 
         self._methods = InterpretedFunction.run, InterpreterBuilder.create_masked_load

@@ -11,8 +11,6 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
-import interpreted
-import numpy as np
 import pasts
 import played
 import staged
@@ -42,14 +40,6 @@ def without_gpu(capability: int) -> None:
     JITFunction.run = compiled
 
 
-def verified(count: int, size: int, stops: int, drafted: bool, **more: Any) -> None:
-    """Both verifications, of two rows with so many drafted tokens."""
-    p_RNV, tokens_RK = np.ones((2, count + 1, size), np.float32), np.zeros((2, count), np.int64)
-    words, stops_RS = np.zeros(2, np.int64), np.zeros((2, stops), np.int64)
-    interpreted.rejection(p_RNV, tokens_RK, p_RNV[:, 1:] if drafted else None, words, words, stops=stops_RS, **more)
-    interpreted.coupled(tokens_RK, np.zeros((2, count + 1), np.int64), words, stops=stops_RS)
-
-
 def everything() -> None:
     """Stories with rows of many kinds: minutes of compiling."""
     played.play("triton", 1, 12, size=1)
@@ -61,8 +51,6 @@ def everything() -> None:
 
 if __name__ == "__main__":
     without_gpu(int(sys.argv[1]))
-    verified(1, 1, 1, drafted=True)
-    verified(4, 5000, 0, drafted=False, stride=2, dtype="bfloat16")
     pasts.written("triton", 1, 3, 1000, ring=1)
     played.looped("triton", 1, 60, 1, 1, 2)
     if "everything" in sys.argv:

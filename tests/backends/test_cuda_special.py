@@ -1,4 +1,4 @@
-"""The Triton kernels, interpreted: survivors and tokens are the reference's, and nobody reads a row more often than said."""
+"""The Triton kernels, interpreted: survivors and tokens are the reference's, and rows are read as often as said."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytest.importorskip("torch", reason="the kernels are launched with torch's tenso
 pytest.importorskip("triton", reason="the kernels are Triton's: pip install triton (Linux only)")
 
 sys.path.append(str(Path(__file__).parents[1] / "laws"))
-import near_ties  # noqa: E402
+import near_ties
 
 SIZES = (1, 2, 31, 255, 256, 257, 700, 1000)
 MASKED = History((), (), None)
@@ -137,7 +137,7 @@ def test_sets_of_more_tokens_than_fit_a_pool_are_those_of_the_reference(kernels:
 
 
 def test_rows_are_divided_until_a_bin_fits(kernels: Interpreted) -> None:
-    """Bins with more tokens than fit, which are not equal; a tie that one of the cuts, or both, divide; few odd ones."""
+    """Bins with more tokens than fit, which are not equal; ties that one of the cuts, or both, divide; outliers."""
     numbers, size = np.random.default_rng(9), 4000
     tiny, two = numbers.normal(size=size) * 1e-20, np.where(np.arange(size) % 2, 1e-30, 2e-30)
     outlier = np.where(np.arange(size) == 7, 9.0, numbers.normal(size=size) * 1e-7)

@@ -1,4 +1,4 @@
-"""Histograms of the scores of a row, counted and weighed in integers, and the bins in which cuts fall. Knows no draw."""
+"""Histograms of the scores of a row, counted and weighed in integers, and the bins in which cuts fall."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import triton.language as tl
 from nucleate.backends.cuda.special.compile import jit
 from nucleate.backends.cuda.special.cuts import SLACK
 from nucleate.backends.cuda.special.floats import fixed
-from nucleate.backends.cuda.special.pool import TILE
 
 BINS = tl.constexpr(2048)
 

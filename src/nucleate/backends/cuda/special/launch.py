@@ -48,7 +48,7 @@ class Workspace:
 
     def __post_init__(self) -> None:
         self.width = max(2, 1 << (-(-self.size // GROUP_SIZE) - 1).bit_length())
-        rows, width, bins, tile = self.rows, self.width, int(BINS), int(TILE)
+        width, bins, tile = self.width, int(BINS), int(TILE)
         self.tokens_R, self.states_R = self._new(torch.int64), self._new(torch.int32)
         self.cuts_R, self.lasts_R = self._new(torch.float32), self._new(torch.int32)
         self.logprobs_R, self.ranks_R = self._new(torch.float64), self._new(torch.int32)

@@ -37,7 +37,9 @@ def narrow(
 
 
 @jit
-def cut_pool(room: tl.tensor, n: tl.tensor, bound: tl.tensor, known: tl.tensor, top: tl.tensor, numbers: tl.tensor) -> Any:
+def cut_pool(
+    room: tl.tensor, n: tl.tensor, bound: tl.tensor, known: tl.tensor, top: tl.tensor, numbers: tl.tensor
+) -> Any:
     """What the cuts leave of a pool, and whether top-p would cut elsewhere, were the partition function a bit off."""
     pool, kept, unsure = loaded(room, n), Kept(bound.low, tl.full((), LAST, tl.int32)), n < 0
     if bound.counted & (numbers.k < n):

@@ -1,8 +1,8 @@
 """Two kernels for rows of which too many tokens are candidates: a histogram by several programs, then the pool.
 
-``tally`` reads the row once, and its histogram says in which bin each cut falls. ``collect`` reads it once more: it pools
-the tokens of these bins, or, if they are too many, counts them by group and finds the lowest and the highest, as many
-candidates in one bin are nearly always equal. Rows that do not wait for this cost nothing but the launches.
+``tally`` reads the row once, and its histogram says in which bin each cut falls. ``collect`` reads it once more: it
+pools the tokens of these bins, or, if they are too many, counts them by group and finds the lowest and the highest, as
+many candidates in one bin are nearly always equal. Rows that do not wait for this cost nothing but the launches.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import triton.language as tl
 from nucleate.backends.cuda.special import histogram
 from nucleate.backends.cuda.special.compile import jit
 from nucleate.backends.cuda.special.floats import INFINITY, fixed, floating, ordered
-from nucleate.backends.cuda.special.histogram import BINS, View, above, at, bin_of, chosen, choose, count, within
+from nucleate.backends.cuda.special.histogram import BINS, View, above, at, bin_of, choose, chosen, count, within
 from nucleate.backends.cuda.special.numbers import COLUMNS, read
 from nucleate.backends.cuda.special.pool import GROUPS, LAST, TILE, Kept, Room, add, first, inside
 from nucleate.backends.cuda.special.pool import loaded as pooled
@@ -48,7 +48,8 @@ def tally(
 ) -> None:  # fmt: skip
     """Grid: parts of ``tiles`` tiles of 2048 tokens; rows. The first arguments are as of ``stats``.
 
-    flags: int32 [R, FLAGS]. views: float64 [R, VIEW]. counts, amounts: int32, int64 [R, 2, BINS], the first zeros where a row waits.
+    flags: int32 [R, FLAGS]. views: float64 [R, VIEW]. counts, amounts: int32, int64 [R, 2, BINS], the first ones zero
+    where a row waits.
     """
     row = tl.program_id(1).to(tl.int64)
     if tl.load(flags + row * FLAGS + PENDING) != 0:
