@@ -15,6 +15,8 @@ from nucleate.backends.cuda.special.select import HIGH, LEAST, LOW, ORIGIN, PLAC
 
 ALL = tl.constexpr(2.0**61)
 """What all weights of a row become together, about, in fixed point."""
+FEW = tl.constexpr(128)
+"""So many groups are worth a try to pool their tokens: of a flat row, which waits after that, it reads few."""
 
 
 @jit
@@ -26,11 +28,12 @@ def narrow(
     bound = bounds(known, top, numbers, source.size, width)
     kept, waits = Kept(bound.least, tl.full((), LAST, tl.int32)), tl.full((), 0, tl.int32)
     if bound.counted | (numbers.p < 1.0):
-        waits = (reaching(known, bound.low, numbers) > TILE).to(tl.int32)
-        if waits == 0:
-            n = gather(source, room, listed(known.tops >= bound.low, room, width), bound.low)
-            kept, unsure = cut_pool(room, n, bound, known, top, numbers)
-            waits = (unsure | (n > TILE)).to(tl.int32)
+        found, waits = listed(known.tops >= bound.low, room, width), waits + 1
+        if (found <= FEW) | (reaching(known, bound.low, numbers) <= TILE):
+            n = gather(source, room, found, bound.low)
+            if n <= TILE:
+                kept, unsure = cut_pool(room, n, bound, known, top, numbers)
+                waits = unsure.to(tl.int32)
         if waits != 0:
             prepare(room, known, bound, top, numbers.t, flags, views, counts, amounts, width)
     return kept, waits

@@ -94,12 +94,13 @@ def add(room: tl.tensor, base: tl.tensor, x: tl.tensor, ids: tl.tensor, chosen: 
 
 @jit
 def gather(source: tl.tensor, room: tl.tensor, groups: tl.tensor, cut: tl.tensor) -> Any:
-    """Pool the tokens at or above a score, of the listed groups; returns how many there are."""
-    n = tl.full((), 0, tl.int32)
-    for i in range(tl.cdiv(groups, GROUPS)):
+    """Pool the tokens at or above a score, of the listed groups; returns how many there are, if not too many."""
+    n, i = tl.full((), 0, tl.int32), tl.full((), 0, tl.int32)
+    while (i * GROUPS < groups) & (n <= TILE):
         ids = ids_of(room, groups, i)
         x = scores(source, ids)
         n += add(room, n, x, ids, x >= cut)
+        i += 1
     tl.debug_barrier()
     return n
 

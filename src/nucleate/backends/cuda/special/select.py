@@ -7,7 +7,7 @@ many candidates in one bin are nearly always equal. Rows that do not wait for th
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import triton.language as tl
 
@@ -26,17 +26,8 @@ PENDING, PLACED, LOW, HIGH, FLAGS = (tl.constexpr(place) for place in range(5))
 ORIGIN, SCALE, UNIT, LEAST, TOP, VIEW = (tl.constexpr(place) for place in range(6))
 """float64 of a row: see ``histogram.View``, whose ``most`` is TOP; UNIT is what a weight of 1 becomes."""
 
-
 STEP = tl.constexpr(1024)
 """Tokens that ``settle`` reads at a time, whose program has registers for no more."""
-
-
-class Crowd(NamedTuple):
-    """The tokens of a bin."""
-
-    n: Any
-    low: Any  #: int32: the lowest score, as ``floats.ordered``
-    high: Any
 
 
 @jit
@@ -95,9 +86,9 @@ def collect(
                     base = tl.atomic_add(flags + PLACED, tl.sum(here.to(tl.int32), 0), sem="relaxed")
                     add(room, base, x, ids, here)
                 else:
-                    crowd = crowd_of(room, place, x, bins == crowded, width)
-                    tl.atomic_min(flags + LOW, crowd.low, sem="relaxed")
-                    tl.atomic_max(flags + HIGH, crowd.high, sem="relaxed")
+                    low, high = crowd_of(room, place, x, bins == crowded, width)
+                    tl.atomic_min(flags + LOW, low, sem="relaxed")
+                    tl.atomic_max(flags + HIGH, high, sem="relaxed")
 
 
 @jit
@@ -116,14 +107,13 @@ def reached(tops: tl.tensor, place: tl.tensor, least: tl.tensor, size: tl.tensor
 
 @jit
 def crowd_of(room: tl.tensor, place: tl.tensor, x: tl.tensor, here: tl.tensor, width: tl.constexpr) -> Any:
-    """Count the chosen tokens of a tile by group."""
+    """Count the chosen tokens of a tile by group; returns the lowest and the highest score, as ``floats.ordered``."""
     groups: tl.constexpr = x.shape[0] // GROUP_SIZE
     n_G = tl.sum(tl.reshape(here.to(tl.int32), (groups, GROUP_SIZE)), 1)
     group_G = place * groups + tl.arange(0, groups)
     tl.store(room.groups + group_G, n_G, mask=group_G < width)
     key = ordered(tl.where(x == 0.0, 0.0, x)).to(tl.int32)
-    low, high = tl.min(tl.where(here, key, LAST), 0), tl.max(tl.where(here, key, -LAST), 0)
-    return Crowd(tl.sum(n_G, 0), low, high)
+    return tl.min(tl.where(here, key, LAST), 0), tl.max(tl.where(here, key, -LAST), 0)
 
 
 @jit
@@ -206,9 +196,8 @@ def cut_in(
 
 @jit
 def gathered(
-    source: tl.tensor, room: tl.tensor, view: tl.tensor, place: tl.tensor, kept: tl.tensor,
-    width: tl.constexpr,
-) -> Any:  # fmt: skip
+    source: tl.tensor, room: tl.tensor, view: tl.tensor, place: tl.tensor, kept: tl.tensor, width: tl.constexpr
+) -> Any:
     """The tokens of a bin that are left, as ``collect`` finds them: pooled, and counted by group."""
     n = tl.full((), 0, tl.int32)
     low, high = tl.full((), LAST, tl.int32), tl.full((), -LAST, tl.int32)
@@ -217,9 +206,9 @@ def gathered(
         ids = i * STEP + tl.arange(0, STEP)
         x = scores(source, ids)
         here = within(x, view) & (bin_of(x, view) == place) & inside(x, ids, kept)
-        crowd = crowd_of(room, i, x, here, width)
+        own_low, own_high = crowd_of(room, i, x, here, width)
+        low, high = tl.minimum(low, own_low), tl.maximum(high, own_high)
         n += add(room, n, x, ids, here)
-        low, high = tl.minimum(low, crowd.low), tl.maximum(high, crowd.high)
     tl.debug_barrier()
     return n, low, high
 

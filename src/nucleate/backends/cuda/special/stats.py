@@ -25,8 +25,9 @@ def stats(
 
     numbers: float64 [R, COLUMNS], see ``numbers.Numbers``. tops, masses: float32 [R, width], width a power of two, at
     least the number of groups. A mass is the sum of exp((x - top of the group) / t). The top of a group with NaN or
-    +inf is +inf, of one with no token -inf. moments: float64 [R, 3, width], only of rows with top-n-sigma: how many are in, the sum
-    of x - top, of its square. raw_tops, raw_masses: the same of the logits as given, at temperature 1; or None.
+    +inf is +inf, of one with no token -inf. moments: float64 [R, 3, width], only of rows with top-n-sigma: how many are
+    in, the sum of x - top, of its square. raw_tops, raw_masses: the same of the logits as given, at temperature 1; or
+    None.
     """
     row = tl.program_id(1).to(tl.int64)
     source = source_of(
