@@ -100,7 +100,7 @@ def columns() -> tuple[str, ...]:
 
 
 def sample(x_RV: Any, numbers: Any, seeds: Any, steps: Any, **more: Any) -> dict[str, Any]:
-    """What the kernels leave in their workspace. more: dtype, stride, edits (arrays), mask, rows, cuts, report."""
+    """What the kernels leave in their workspace. more: dtype, stride, edits (arrays), mask, rows, cuts, report, out."""
     import torch
 
     from nucleate.backends.cuda.edits import Edits
@@ -120,8 +120,10 @@ def sample(x_RV: Any, numbers: Any, seeds: Any, steps: Any, **more: Any) -> dict
     mask = torch.from_numpy(more["mask"]) if "mask" in more else None
     steps = torch.from_numpy(steps).clone()
     given = logits, torch.tensor(numbers, dtype=torch.float64), torch.from_numpy(seeds), steps, work, index, mask
+    out = torch.full((rows,), 99) if more.get("out") else None
     with Reads(logits) as reads:
-        tokens = launch.sample(*given, cuts=more.get("cuts", True), report=more.get("report", True))
+        tokens = launch.sample(*given, out_R=out, cuts=more.get("cuts", True), report=more.get("report", True))
+    assert tokens.data_ptr() == (work.tokens_R if out is None else out).data_ptr()
     found = {"tokens": tokens, "steps": steps, "states": work.states_R, "cuts": work.cuts_R, "lasts": work.lasts_R}
     found |= {"logprobs": work.logprobs_R, "ranks": work.ranks_R}
     return {name: column[:rows].numpy().copy() for name, column in found.items()} | {"reads": reads.by_kernel}

@@ -382,6 +382,13 @@ def test_what_does_not_fit_is_refused(kernels: Interpreted) -> None:
     assert len(kernels.call("sample", x_RV, [list(Numbers())] * 2, zeros, zeros)["tokens"]) == 2
 
 
+def test_tokens_are_written_where_the_caller_wants_them(kernels: Interpreted) -> None:
+    zeros, x_RV = np.zeros(2, np.int64), np.full((2, 300), -np.inf, np.float32)
+    x_RV[0, 280] = 1.0
+    got = kernels.call("sample", x_RV, [list(Numbers(k=5))] * 2, zeros, zeros, {"out": True})
+    assert got["tokens"].tolist() == [280, -1]
+
+
 def test_draws_of_the_pipeline_are_those_of_the_reference(kernels: Interpreted) -> None:
     """End to end, by the stages and their seed, without the numbers of the chain in between."""
     x = np.random.default_rng(5).normal(size=600).astype(np.float32)
