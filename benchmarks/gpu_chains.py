@@ -28,6 +28,9 @@ CHAINS: Mapping[str, Mapping[str, Any]] = {
     "top_p .9": dict(top_p=0.9),
     "min_p .05": dict(min_p=0.05),
     "all": ALL,
+    "flat, top_p .9": dict(temperature=5.0, top_p=0.9),
+    "flat, top_k 3000": dict(temperature=5.0, top_k=3000),
+    "flat, both": dict(temperature=5.0, top_k=3000, top_p=0.9),
     "penalties, all": {**ALL, **PENALTIES},
 }
 SEEN = 512
@@ -87,7 +90,7 @@ def edits_of(case: Case) -> Edits:
 
 
 def ours(case: Case) -> Call:
-    """The two Triton kernels, with rooms and columns that stay."""
+    """The Triton kernels, with scratch memory and columns that stay."""
     from nucleate.backends.cuda.special import launch
     from nucleate.backends.cuda.special.index import indexed
 
@@ -98,7 +101,8 @@ def ours(case: Case) -> Call:
     seeds_R = torch.arange(rows, device=device)
     steps_R = torch.zeros_like(seeds_R)
     index = indexed(edits_of(case), size) if case.penalised else None
-    return Call(lambda: launch.sample(case.logits_RV, numbers_RC, seeds_R, steps_R, work, index))
+    cuts = bool({"top_k", "top_p"} & case.params.keys())
+    return Call(lambda: launch.sample(case.logits_RV, numbers_RC, seeds_R, steps_R, work, index, cuts=cuts))
 
 
 def read(case: Case) -> Call:

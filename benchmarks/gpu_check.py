@@ -1,12 +1,16 @@
-"""Checks of the kernels where they run: tokens against the reference in float64, draws against their law.
+"""Checks of the kernels where they run: tokens against the reference in float64, near ties too, and draws against
+their law.
 
 Each check tells how many rows were wrong. On a GPU they run at full sizes; in Triton's interpreter at small ones.
 """
 
 from __future__ import annotations
 
+import itertools
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import gpu_chains
@@ -15,14 +19,21 @@ import numpy as np
 import torch
 
 import nucleate as nc
+from nucleate.backends import reference
+from nucleate.dispatch.chain import chain_of
+from nucleate.pipeline import simplify
 
-FULL, SMALL = (32_000, 128_256, 151_936, 256_000), (600,)
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "laws"))
+import near_ties
+
+FULL, SMALL, FLAT = (32_000, 128_256, 151_936, 256_000), (600,), 4000
+"""Sizes on a GPU, and in the interpreter, where flat rows have more tokens, as fewer fit a pool."""
 STEPS = 2
 TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 SHORT = 128_256, 600
 """Sizes at which the second type is checked: each takes kernels of its own, which are compiled first."""
 EDGES = 1e-3
-"""Of so many rows the token may be another: the masses of groups are float32, and a coin may fall between."""
+"""Of so many rows with penalties the token may be another: edited scores are rounded to float32."""
 
 
 def mixed(case: gpu_chains.Case) -> gpu_chains.Case:
@@ -35,6 +46,8 @@ def mixed(case: gpu_chains.Case) -> gpu_chains.Case:
 def tokens(size: int, rows: int, device: str) -> Iterator[tuple[str, int, int]]:
     """Every chain: (what, rows that are wrong, rows), some steps of each."""
     for chain, params in gpu_chains.CHAINS.items():
+        if size == FLAT and not chain.startswith("flat"):
+            continue
         for name, dtype in list(TYPES.items())[: 1 + (size in SHORT)]:
             case = mixed(gpu_chains.made(rows, size, chain, dtype, device))
             call, x_RV = gpu_chains.ours(case), case.logits_RV.float().cpu().numpy()
@@ -72,6 +85,26 @@ def law(size: int, rows: int, device: str) -> Iterator[tuple[str, int, int]]:
         yield f"law, {chain}, {size}: {deviation:+.1f} deviations", int(deviation > 6 or (p_V[found] == 0).any()), 1
 
 
+def near_tied(count: int, device: str) -> Iterator[tuple[str, int, int]]:
+    """Rows on which a race or a cut is nearly tied, by 1e-14 to 1e-5: the reference's token, row by row."""
+    from nucleate.backends.cuda.special import launch
+
+    wrong = rows = 0
+    for case in map(near_ties.case, range(count)):
+        chain = chain_of(simplify(case.stages))
+        if isinstance(chain, str):
+            continue
+        x_RV = torch.from_numpy(case.logits[None]).to(device)
+        numbers_RC = torch.tensor([chain.numbers], dtype=torch.float64, device=device)
+        keys = np.array([[case.seed], [case.step]], np.uint64).view(np.int64)
+        seeds_R, steps_R = torch.from_numpy(keys).to(device)
+        work = launch.Workspace(1, len(case.logits), device)
+        found = launch.sample(x_RV, numbers_RC, seeds_R, steps_R, work).item()
+        wrong += found != reference.draw(case.logits, case.stages, case.seed, case.step)
+        rows += 1
+    yield "near ties", wrong, rows
+
+
 def graphs(size: int, rows: int, device: str) -> Iterator[tuple[str, int, int]]:
     """A captured call, replayed: the tokens of the next steps."""
     if device != "cuda":
@@ -94,12 +127,13 @@ def run(device: str) -> bool:
     """All of them; whether nothing is wrong."""
     full = device == "cuda"
     well = True
+    checks: list[Iterator[tuple[str, int, int]]] = [near_tied(2000 if full else 30, device)]
+    checks += [] if full else [tokens(FLAT, 2, device)]
     for size in FULL if full else SMALL:
-        checks = (tokens(size, 8 if full else 2, device), law(size, 20_000 if full else 60, device))
-        more = gpu_past.check(size, 64 if full else 3, device), graphs(size, 16, device)
-        for check in (*checks, *more):
-            for what, wrong, rows in check:
-                good = wrong <= EDGES * rows
-                well = well and good
-                print(f"{'ok' if good else 'WRONG':6}{what}{f': {wrong} of {rows}' if wrong else ''}", flush=True)
+        checks += [tokens(size, 8 if full else 2, device), law(size, 20_000 if full else 60, device)]
+        checks += [gpu_past.check(size, 64 if full else 3, device), graphs(size, 16, device)]
+    for what, wrong, rows in itertools.chain.from_iterable(checks):
+        good = wrong <= (EDGES * rows if "penalties" in what else 0)
+        well = well and good
+        print(f"{'ok' if good else 'WRONG':6}{what}{f': {wrong} of {rows}' if wrong else ''}", flush=True)
     return well

@@ -14,36 +14,35 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from nucleate.backends.cuda.special import launch, verify, verify_launch
-from nucleate.backends.cuda.special.finish import finish
+from nucleate.backends.cuda.special import launch
+from nucleate.backends.cuda.special.finish import finish, resume
+from nucleate.backends.cuda.special.select import collect, tally
 from nucleate.backends.cuda.special.stats import stats
-from nucleate.backends.cuda.special.verify_coupled import follow
 
-KERNELS = {"stats": (stats, launch.OPTIONS_OF_STATS), "finish": (finish, launch.OPTIONS_OF_FINISH)}
-VERIFYING = {each.fn.__name__: each for each in (verify.weigh, verify.accept, verify.residual, verify.locate, follow)}
-KERNELS |= {name: (kernel, verify_launch.OPTIONS) for name, kernel in VERIFYING.items()}
-KERNELS["follow"] = follow, verify_launch.OPTIONS_OF_FOLLOW
+KERNELS = {
+    "stats": (stats, launch.OPTIONS_OF_STATS),
+    "finish": (finish, launch.OPTIONS_OF_FINISH),
+    "resume": (resume, launch.OPTIONS_OF_FINISH),
+    "tally": (tally, launch.OPTIONS_OF_SELECT),
+    "collect": (collect, launch.OPTIONS_OF_SELECT),
+}
 TYPES = {
     **dict.fromkeys(("row_stride", "mask_stride", "words_stride", "entries_stride"), "i64"),
-    **dict.fromkeys(("p_row", "p_place", "q_row", "q_place", "tokens_row"), "i64"),
-    **dict.fromkeys(("size", "tiles", "count", "parts", "stop_count"), "i32"),
-    **dict.fromkeys(("mask", "words", "groups", "some_ids", "states", "lasts", "ranks", "todo"), "*i32"),
-    **dict.fromkeys(("numbers", "entries", "moments", "some_weights", "logprobs"), "*fp64"),
-    **dict.fromkeys(("sums", "totals", "scales"), "*fp64"),
-    **dict.fromkeys(("seeds", "steps", "tokens", "drafted", "drawn", "stops", "kept", "last", "place_steps"), "*i64"),
-    **dict.fromkeys(("ended", "failed"), "*i1"),
+    **dict.fromkeys(("size", "tiles"), "i32"),
+    **dict.fromkeys(("mask", "words", "groups", "some_ids", "states", "lasts", "ranks", "flags", "counts"), "*i32"),
+    **dict.fromkeys(("numbers", "entries", "moments", "views", "logprobs"), "*fp64"),
+    **dict.fromkeys(("seeds", "steps", "tokens", "amounts"), "*i64"),
     **dict.fromkeys(("tops", "masses", "raw_tops", "raw_masses", "some", "cuts"), "*fp32"),
 }
-WITHOUT = ("mask", "words", "entries", "raw_tops", "raw_masses", "logprobs", "ranks", "q", "stops")
+WITHOUT = ("mask", "words", "entries", "raw_tops", "raw_masses", "logprobs", "ranks")
 
 
 def compiled(name: str, kind: str, everything: bool, capability: int) -> dict[str, Any]:
     """Registers, bytes of stack (spills) and instructions of a kernel, as for rows of 128256 scores."""
     kernel, options = KERNELS[name]
-    constants = {"stride": 1, "width": 512, "tile_groups": 1 if everything else 2, "p_token": 1, "q_token": 1}
-    constants |= {"width": 8, "parts_width": 64, "stops_width": 4} if name in VERIFYING else {}
+    constants = {"stride": 1, "width": 512, "tile_groups": 1 if everything else 2}
     constants |= {} if everything else dict.fromkeys(WITHOUT)
-    types = {"logits": f"*{kind}", "p": f"*{kind}", "q": "*bf16", **TYPES, **dict.fromkeys(constants, "constexpr")}
+    types = {"logits": f"*{kind}", **TYPES, **dict.fromkeys(constants, "constexpr")}
     signature = {argument: types[argument] for argument in kernel.arg_names}
     aligned = {
         (place,): [["tt.divisibility", 16]]

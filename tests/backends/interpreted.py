@@ -9,7 +9,7 @@ import os
 import pickle
 import subprocess
 import sys
-from typing import Any
+from typing import Any, Self
 
 import races
 
@@ -41,7 +41,10 @@ class Interpreted:
 
 
 def hasten() -> None:
-    """The interpreter patches the language for each call of a function; once for each module and kernel is enough."""
+    """The interpreter patches the language for each call of a function; once for each module and kernel is enough.
+
+    It also works out the type of an array anew for each operation.
+    """
     from triton.runtime import interpreter
 
     patched, run = set(), interpreter.InterpretedFunction.run
@@ -57,6 +60,15 @@ def hasten() -> None:
         return run(self, *given, **named)
 
     interpreter.InterpretedFunction.__call__, interpreter.InterpretedFunction.run = called, started
+    type_of, known = interpreter._get_np_dtype, {}
+
+    def remembered(kind: Any) -> Any:
+        name = "pointer" if kind.scalar.is_ptr() else kind.scalar.name
+        if name not in known:
+            known[name] = type_of(kind)
+        return known[name]
+
+    interpreter._get_np_dtype = remembered
 
 
 def uniforms(seed: int, step: int, stream: int, count: int) -> tuple[list[float], list[float]]:
@@ -81,8 +93,14 @@ def uniforms(seed: int, step: int, stream: int, count: int) -> tuple[list[float]
     return out[0].tolist(), out[1].tolist()
 
 
+def columns() -> tuple[str, ...]:
+    from nucleate.backends.cuda.special.numbers import Numbers
+
+    return Numbers._fields
+
+
 def sample(x_RV: Any, numbers: Any, seeds: Any, steps: Any, **more: Any) -> dict[str, Any]:
-    """What the two kernels leave in their workspace. more: dtype, stride, edits (arrays), mask, rows."""
+    """What the kernels leave in their workspace. more: dtype, stride, edits (arrays), mask, rows, cuts, report, out."""
     import torch
 
     from nucleate.backends.cuda.edits import Edits
@@ -94,18 +112,55 @@ def sample(x_RV: Any, numbers: Any, seeds: Any, steps: Any, **more: Any) -> dict
     lying = lying.to(getattr(torch, more.get("dtype", "float32")))
     logits = lying[:, : size * more.get("stride", 1) : more.get("stride", 1)]
     logits.copy_(torch.from_numpy(x_RV))
-    work = launch.Workspace(more.get("rows", rows), size, "cpu", reports=True)
-    for tensor in (work.masses, work.some, work.some_weights, work.moments, work.tops, work.raw_tops):
-        tensor.fill_(torch.nan)  # what an earlier call left there is of no account
+    work = launch.Workspace(more.get("rows", rows), size, "cpu")
+    for tensor in vars(work).values():  # what an earlier call left there is of no account
+        if isinstance(tensor, torch.Tensor):
+            tensor.fill_(torch.nan if tensor.is_floating_point() else 99)
     index = indexed(Edits(*map(torch.from_numpy, more["edits"])), size) if "edits" in more else None
     mask = torch.from_numpy(more["mask"]) if "mask" in more else None
     steps = torch.from_numpy(steps).clone()
-    tokens = launch.sample(
-        logits, torch.tensor(numbers, dtype=torch.float64), torch.from_numpy(seeds), steps, work, index, mask
-    )
+    given = logits, torch.tensor(numbers, dtype=torch.float64), torch.from_numpy(seeds), steps, work, index, mask
+    out = torch.full((rows,), 99) if more.get("out") else None
+    with Reads(logits) as reads:
+        tokens = launch.sample(*given, out_R=out, cuts=more.get("cuts", True), report=more.get("report", True))
+    assert tokens.data_ptr() == (work.tokens_R if out is None else out).data_ptr()
     found = {"tokens": tokens, "steps": steps, "states": work.states_R, "cuts": work.cuts_R, "lasts": work.lasts_R}
     found |= {"logprobs": work.logprobs_R, "ranks": work.ranks_R}
-    return {name: column[:rows].numpy().copy() for name, column in found.items()}
+    return {name: column[:rows].numpy().copy() for name, column in found.items()} | {"reads": reads.by_kernel}
+
+
+class Reads:
+    """Counts how often kernels read the scores of a tensor: a part of all scores, by kernel, in order of launches."""
+
+    def __init__(self, logits: Any) -> None:
+        self._first, self._end = logits.data_ptr(), logits.data_ptr() + logits.untyped_storage().nbytes()
+        self._scores = logits.numel()
+        self.by_kernel: list[tuple[str, float]] = []
+
+    def __enter__(self) -> Self:
+        from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder
+
+        self._methods = InterpretedFunction.run, InterpreterBuilder.create_masked_load
+        run, load = self._methods
+
+        def started(kernel: Any, *given: Any, **named: Any) -> Any:
+            self.by_kernel.append((kernel.fn.__name__, 0.0))
+            return run(kernel, *given, **named)
+
+        def loaded(builder: Any, pointers: Any, mask: Any, *rest: Any) -> Any:
+            at = pointers.data[mask.data]
+            name, count = self.by_kernel[-1]
+            here = ((at >= self._first) & (at < self._end)).sum()
+            self.by_kernel[-1] = name, count + float(here) / self._scores
+            return load(builder, pointers, mask, *rest)
+
+        InterpretedFunction.run, InterpreterBuilder.create_masked_load = started, loaded
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder
+
+        InterpretedFunction.run, InterpreterBuilder.create_masked_load = self._methods
 
 
 def serve(functions: Any = globals()) -> None:  # noqa: B008  # these here

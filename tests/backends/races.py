@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -171,11 +172,19 @@ def _line() -> str:
     """Where the kernel is, and the two functions that called it there."""
     frame, lines = sys._getframe(1), []
     while frame is not None and len(lines) < 3:
-        path = Path(frame.f_code.co_filename)
-        if "triton" in path.parts or path == Path(__file__):
-            if lines:
-                break
-        else:
-            lines.append(f"{path.name}:{frame.f_lineno}")
+        name = _kernel_file(frame.f_code.co_filename)
+        if name:
+            lines.append(f"{name}:{frame.f_lineno}")
+        elif lines:
+            break
         frame = frame.f_back
     return " < ".join(lines)
+
+
+@cache
+def _kernel_file(path: str) -> str:
+    """The name of a file of kernels; "" for those of Triton, and for this one."""
+    import triton
+
+    ours = not Path(path).is_relative_to(Path(triton.__file__).parent) and path != __file__
+    return Path(path).name if ours else ""

