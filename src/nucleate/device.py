@@ -11,12 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nucleate.backends import reference
+from nucleate.backends.chain import Chain
 from nucleate.core.event import StepLogprobs
 from nucleate.core.memory import Memory
 from nucleate.core.parameter import ParameterError
 from nucleate.core.stage import Pipeline
 from nucleate.placing import placed
-from nucleate.plan import TENSOR_BACKENDS, Chain
+from nucleate.plan import TENSOR_BACKENDS
 from nucleate.presets import with_mask
 from nucleate.rows import history
 

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nucleate.backends import reference
+from nucleate.backends.chain import Chain
 from nucleate.backends.cpu.special.program import Program
 from nucleate.backends.cpu.special.table import NOT_DRAWN, Part, Table
 from nucleate.columns import Columns, Structure, structure_of
@@ -21,7 +22,7 @@ from nucleate.core.memory import Memory
 from nucleate.core.parameter import ParameterError, unknown
 from nucleate.core.stage import Pipeline, Tap
 from nucleate.pipeline import chains, runner
-from nucleate.plan import KERNELS, Chain, Numbers, compiled
+from nucleate.plan import KERNELS, compiled
 from nucleate.presets import with_mask, without_mask
 from nucleate.rows import Logits, lying_plainly, masks, where
 
@@ -67,7 +68,7 @@ class Host:
     def __init__(self, size: int, backend: str, rows: Mapping[int, Row], groups: Mapping[Structure, Columns]) -> None:
         compiled(backend, 0)  # it refuses one that does not exist
         self._size, self._backend, self._rows, self._groups = size, backend, rows, groups
-        self._table = Table(len(Numbers._fields))  # the rows that run through the chain
+        self._table = Table()  # the rows that run through the chain
         self._batch: Batch | None = None  # of the last step
         self._batches: dict[tuple[int, ...] | None, Batch] = {}
 
@@ -216,7 +217,7 @@ class Host:
     def _count(self, number: int) -> None:
         """The chain is to draw the next token of a row."""
         if number in self._table.slots:
-            self._table.steps[self._table.slots[number]] += np.uint64(1)
+            self._table.advance(number)
 
 
 def known(rows: Mapping[int, Row], number: int) -> Row:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nucleate.backends import reference
+from nucleate.backends.chain import Chain
 from nucleate.backends.cpu.special.program import Program
 from nucleate.backends.cpu.special.table import Table
 from nucleate.core import noise
@@ -21,7 +22,7 @@ from nucleate.core.history import History
 from nucleate.core.stage import Ceiling, Draw, Pipeline, Prefix, Scale, Shift, Stage, Tap, shape_of
 from nucleate.params import SamplingParams
 from nucleate.placing import placed
-from nucleate.plan import Chain, Numbers, chain_of, compiled, on_device
+from nucleate.plan import chain_of, compiled, on_device
 from nucleate.presets import with_mask
 from nucleate.rows import Logits, check_ids, histories, masks, per_row, where
 from nucleate.stages.greedy import Greedy
@@ -227,7 +228,7 @@ def _draw_chains(batch: _Batch, seeds: list[int], steps: list[int], tokens_B: ND
     found = {row: one for row, stages in enumerate(batch.pipelines) if not isinstance(one := chain_of(stages), str)}
     if not found:
         return
-    size, table, programs = batch.logits.shape[1], Table(len(Numbers._fields), len(found)), []
+    size, table, programs = batch.logits.shape[1], Table(len(found)), []
     for row, chain in found.items():
         programs.append(Program(chain.edits, batch.histories[row], size))
         table.add(row, chain.numbers, programs[-1].at, seeds[row], steps[row])

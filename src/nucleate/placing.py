@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from nucleate.backends.cpu.special.program import EACH_TIME, ONCE, SCALE, Counted, unchanging
+from nucleate.backends.chain import EACH_TIME, ONCE, SCALE, Chain, Counted, Numbers, unchanging
 from nucleate.backends.cuda.resident import Penalties, Repeats, Resident
 from nucleate.core.history import History
 from nucleate.core.maths import INFINITY
 from nucleate.core.stage import Pipeline, Shift, Tap
-from nucleate.plan import Chain, Numbers, banned, edits_of, has_rule, numbers_of
+from nucleate.plan import banned, edits_of, has_rule, numbers_of
 from nucleate.stages.bad_words import BadWords
 from nucleate.stages.dry import LARGEST, Dry
 from nucleate.stages.min_tokens import MinTokens

@@ -7,9 +7,9 @@ import re
 import threading
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from nucleate.backends.cpu.special.program import EACH_TIME, ONCE, SCALE, Counted, Edit
+from nucleate.backends.chain import EACH_TIME, ONCE, SCALE, Chain, Counted, Edit, Numbers
 from nucleate.core.kept import Patience
 from nucleate.core.maths import INFINITY
 from nucleate.core.parameter import ParameterError
@@ -27,29 +27,6 @@ from nucleate.stages.top_p import TopP
 
 TEMPERATURES = 1e-4, 1e4
 """Between these, float32 holds what the chain works with."""
-
-
-class Numbers(NamedTuple):
-    """The parameters of the chain, in its order, but that top-k and min-p commute. The defaults do nothing."""
-
-    t: float = 1.0  #: temperature
-    sigmas: float = 0.0  #: top-n-sigma
-    k: int = 0  #: top-k
-    m: float = 0.0  #: min-p
-    p: float = 1.0  #: top-p
-    late_m: float = 0.0  #: min-p after top-p
-    late_t: float = 1.0  #: temperature after the cuts
-
-
-class Chain(NamedTuple):
-    """A pipeline that the chain can run: what is told of the raw logits, what edits them, the numbers.
-
-    The mask of a step is no edit: it comes with the logits.
-    """
-
-    tap: Tap | None
-    edits: tuple[Edit, ...]
-    numbers: Numbers
 
 
 def chain_of(stages: Pipeline) -> Chain | str:

@@ -10,7 +10,8 @@ import pytest
 
 import nucleate as nc
 from nucleate.backends import reference
-from nucleate.backends.cpu.special.program import Program, table_of, unchanging
+from nucleate.backends.chain import unchanging
+from nucleate.backends.cpu.special.program import Program, table_of
 from nucleate.core.history import History
 from nucleate.core.maths import INFINITY, where
 from nucleate.core.memory import Memory

@@ -216,7 +216,7 @@ def step_between(
     numbers: np.random.Generator, seed: int, x_V: np.ndarray, with_it: np.ndarray, without_it: np.ndarray
 ) -> int:
     """A step at which two sets of tokens give two draws, if one is found soon."""
-    steps = numbers.integers(0, 2**20) + np.arange(STEPS)
+    steps = numbers.integers(0, 64) + np.arange(STEPS)
     winners = []
     for ids in (with_it, without_it):
         groups, masses = reference.masses(ids // noise.GROUP_SIZE, x_V[ids])

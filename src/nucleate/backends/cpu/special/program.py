@@ -6,11 +6,12 @@ Orders point into memory: a program lives as long as its row, and holds what it 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from nucleate.backends.chain import Counted, Edit, unchanging
 from nucleate.core.history import Past
 from nucleate.core.memory import Memory
 from nucleate.core.stage import Shift
@@ -19,24 +20,8 @@ COUNTED, ADD, ALLOW = range(3)
 """Orders: penalties of tokens that occurred (table, rules, how many rules); numbers to add to tokens (ids, numbers, how
 many); a bitmask of the tokens that stay (words)."""
 
-SCALE, EACH_TIME, ONCE = range(3)
-"""Rules of penalties, each with a number: divide by it or multiply, subtract it for each time in the output, once."""
-
 WRONG = np.array([-1], np.int64)
 """A list that a kernel refuses: whoever runs the row instead says what is wrong."""
-
-Rules = tuple[tuple[int, float], ...]
-
-
-class Counted(NamedTuple):
-    """Penalties in a row that count the same tokens."""
-
-    window: int | None
-    rules: Rules
-
-
-Edit = Counted | Shift
-"""What a kernel can do: penalties; of other Shifts those that add what they list, or ban what they do not."""
 
 
 class Program:
@@ -88,24 +73,6 @@ class Program:
     def _order(self, place: int, code: int, first: Any, second: Any, count: int, *held: Any) -> None:
         self._held[place] = first, second, held
         self.orders[place] = code, first.ctypes.data, second.ctypes.data, count
-
-
-class _Nothing:
-    """A history that may not be looked at."""
-
-    def __getattribute__(self, name: str) -> Any:
-        raise LookupError(name)
-
-
-def unchanging(stage: Shift) -> bool:
-    """Whether a stage lists the same tokens whatever was said."""
-    if type(stage).follow is not Shift.follow:
-        return False
-    try:
-        stage.listing(_Nothing())  # type: ignore[arg-type]
-    except Exception:  # noqa: BLE001  # whatever comes of looking
-        return False
-    return True
 
 
 def table_of(past: Past, window: int | None) -> tuple[NDArray[np.int64], Any]:

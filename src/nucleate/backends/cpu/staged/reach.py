@@ -10,7 +10,7 @@ from nucleate.backends.cpu import simd
 from nucleate.backends.cpu.compile import jit, kernel
 from nucleate.backends.cpu.doubles import BLOCK, extremes, inside, loose, told
 from nucleate.backends.cpu.simd import GROUP
-from nucleate.backends.cpu.special.select import stir
+from nucleate.backends.cpu.staged.search import stir
 
 ALL, WRONG = -1, -2
 BINS = 2048
