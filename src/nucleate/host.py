@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nucleate.backends import reference
-from nucleate.backends.chain import Chain, Numbers
+from nucleate.backends.chain import Chain
 from nucleate.backends.cpu.special.program import Program
 from nucleate.backends.cpu.special.table import NOT_DRAWN, Part, Table
 from nucleate.core.event import StepLogprobs
@@ -72,7 +72,7 @@ class Host:
     def __init__(self, size: int, backend: str, rows: Mapping[int, Row]) -> None:
         compiled(backend, 0)  # it refuses one that does not exist
         self._size, self._backend, self._rows = size, backend, rows
-        self._table = Table(len(Numbers._fields))  # the rows that run through the chain
+        self._table = Table()  # the rows that run through the chain
         self._batch: Batch | None = None  # of the last step
         self._batches: dict[tuple[int, ...] | None, Batch] = {}
 
@@ -215,7 +215,7 @@ class Host:
     def _count(self, number: int) -> None:
         """The chain is to draw the next token of a row."""
         if number in self._table.slots:
-            self._table.steps[self._table.slots[number]] += np.uint64(1)
+            self._table.advance(number)
 
 
 def known(rows: Mapping[int, Row], number: int) -> Row:

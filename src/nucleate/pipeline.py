@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nucleate.backends import reference
-from nucleate.backends.chain import Chain, Numbers
+from nucleate.backends.chain import Chain
 from nucleate.backends.cpu.special.program import Program
 from nucleate.backends.cpu.special.table import Table
 from nucleate.core import noise
@@ -227,7 +227,7 @@ def _draw_chains(batch: _Batch, seeds: list[int], steps: list[int], tokens_B: ND
     """Draw the rows that the hot chain runs. One that it cannot draw from is left to others, which say why."""
     if not batch.chains:
         return
-    size, table, programs = batch.logits.shape[1], Table(len(Numbers._fields), len(batch.chains)), []
+    size, table, programs = batch.logits.shape[1], Table(len(batch.chains)), []
     for row, chain in batch.chains.items():
         programs.append(Program(chain.edits, batch.histories[row], size))
         table.add(row, chain.numbers, programs[-1].at, seeds[row], steps[row])

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from nucleate.backends.cpu.load import with_tail
+from nucleate.backends.cpu.special.edits import read
 from nucleate.backends.cpu.special.rows import chains
 from nucleate.backends.cpu.special.select import gather
-from nucleate.backends.cpu.special.share import keep_first, reached
+from nucleate.backends.cpu.special.share import doubt, keep_first, reached
+from nucleate.backends.cpu.special.work import Work, carve, lay, room_for
 
 KINDS = ("smooth", "few levels", "equal", "signed zeros", "far apart", "one far above", "holes")
 
@@ -31,6 +32,18 @@ def scores(numbers: np.random.Generator, count: int, kind: str) -> np.ndarray:
     return x.astype(np.float32)
 
 
+def space(size: int) -> Work:
+    work: Work = carve(np.empty(room_for(size)), size)
+    return work
+
+
+def candidates(work: Work, ids: np.ndarray, x: np.ndarray, weights: np.ndarray) -> int:
+    """Put candidates where kernels look for them."""
+    n = len(ids)
+    work.ids[:n], work.scores[:n], work.weights[:n] = ids, x, weights
+    return n
+
+
 def first(x: np.ndarray, weights: np.ndarray, goal: float) -> list[int]:
     """The fewest first tokens whose weights reach a goal, ascending: the slow twin."""
     order = np.argsort(-x, kind="stable")
@@ -40,7 +53,7 @@ def first(x: np.ndarray, weights: np.ndarray, goal: float) -> list[int]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_first_ones_by_number_and_by_weight(kind: str) -> None:
-    numbers = np.random.default_rng(KINDS.index(kind))
+    numbers, work = np.random.default_rng(KINDS.index(kind)), space(4000)
     for _ in range(300):
         size, count = 4000, int(numbers.choice([1, 2, 3, 30, 64, 65, 500]))
         x = scores(numbers, size, kind)
@@ -48,23 +61,33 @@ def test_the_first_ones_by_number_and_by_weight(kind: str) -> None:
         count = len(ids)
         level = {float(score): numbers.uniform(0.5, 1.5) for score in x[ids]}  # equal scores weigh the same
         given = np.array([level[float(score)] for score in x[ids]])
-        for by_weight in (False, True):
-            if by_weight:
+        for weights in (np.ones(count), given):
+            if weights is given:
                 goal = float(given.sum() * numbers.choice([1e-9, 0.3003, 0.5003, 0.9903, 2.0]))  # no tie of sums
             else:
                 goal = float(numbers.integers(1, count + 1))
-            mine, weights = ids.copy(), given.copy()
-            kept = keep_first(x, mine, weights, np.empty(count), count, goal, by_weight)
-            expected = first(x[ids], given if by_weight else np.ones(count), goal)
-            assert mine[:kept].tolist() == ids[expected].tolist()
-            assert weights[:kept].tolist() == given[expected].tolist()
+            kept = keep_first(candidates(work, ids, x[ids], weights), goal, work)
+            expected = first(x[ids], weights, goal)
+            assert work.ids[:kept].tolist() == ids[expected].tolist()
+            assert work.weights[:kept].tolist() == weights[expected].tolist()
+            assert work.scores[:kept].tolist() == x[ids][expected].tolist()
 
 
 def test_weights_of_nothing_do_no_harm() -> None:
-    x, ids, weights = np.array([1.0, 3.0, 2.0], np.float32), np.arange(3), np.zeros(3)
-    assert keep_first(x, ids, weights, np.empty(3), 3, 0.0, True) in (1, 2, 3)
-    weights[:] = 1.0, 0.0, 0.0  # rounding may have made the goal larger than all of them
-    assert keep_first(x, ids, weights, np.empty(3), 3, 1.1, True) == 3
+    work, x, ids = space(3), np.array([1.0, 3.0, 2.0], np.float32), np.arange(3)
+    assert keep_first(candidates(work, ids, x, np.zeros(3)), 0.0, work) in (1, 2, 3)
+    n = candidates(work, ids, x, np.array([1.0, 0.0, 0.0]))
+    assert keep_first(n, 1.1, work) == 3  # rounding may have made the goal larger than all of them
+
+
+def test_tokens_before_which_the_goal_may_be_reached_are_doubtful() -> None:
+    work, x, weights = space(256), np.array([2.0, 5.0, 2.0, 4.0], np.float32), np.array([0.1, 0.5, 0.1, 0.3])
+    for goal, doubtful in ((0.95, []), (0.85, [2]), (0.75, [0, 2]), (0.3, [0, 2, 3])):
+        n = candidates(work, np.arange(4), x, weights)
+        assert doubt(n, 1.0, goal, work)
+        assert np.flatnonzero(work.weights[:n] < 0).tolist() == doubtful
+    n = candidates(work, np.arange(100), np.zeros(100), np.full(100, 0.01))
+    assert not doubt(n, 1.0, 0.1, work)  # more than are listed
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -81,15 +104,16 @@ def test_a_number_that_at_least_k_reach_and_few_more(kind: str) -> None:
 
 @pytest.mark.parametrize("size", [1, 63, 256, 300, 5000])
 def test_what_is_at_or_above_a_cut_is_found_in_its_order(size: int) -> None:
-    numbers, tail, padded = np.random.default_rng(size), np.empty(256, np.float32), -(-size // 256) * 256
+    numbers, work = np.random.default_rng(size), space(size)
     for kind in KINDS * 4:
         x = scores(numbers, size, kind)
-        full = np.concatenate((x, np.full(padded - size, -np.inf, np.float32)))
-        tops, ids, groups = full.reshape(-1, 256).max(axis=1), np.empty(padded, np.int64), np.empty(padded, np.int64)
+        lay(x, work)
+        read(work)
         for cut in (np.float32(x.max()), np.sort(x)[-min(size, 9)], np.median(x), np.finfo(np.float32).min):
             cut = max(np.float32(cut), np.finfo(np.float32).min)
-            found = gather(with_tail(x, tail), tops, cut, ids, groups)
-            assert ids[:found].tolist() == np.flatnonzero(x >= cut).tolist()
+            found = gather(cut, work)
+            assert work.ids[:found].tolist() == np.flatnonzero(x >= cut).tolist()
+            assert work.scores[:found].tolist() == x[x >= cut].tolist()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -54,7 +54,8 @@ def asked(**values):
     try:
         return nc.SamplingParams(**values)
     except ParameterError as error:
-        assert error.field == "mirostat_tau"
+        if error.field != "mirostat_tau":
+            raise
         return nc.SamplingParams(**{**values, "mirostat_tau": 0.0})
 
 

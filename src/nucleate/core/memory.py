@@ -66,38 +66,41 @@ class Tally:
         self._used = len(start.ids_K)
         self._columns = np.array(start, np.int64)  # ids, in the prompt, in the output
         self.table = np.zeros(4, np.int64)
-        self._tell()
+        self._grow(8)
         self._places = {int(token): place for place, token in enumerate(start.ids_K)}
         self._recent = deque(history.last(window)[1].tolist()) if window is not None and window >= 0 else None
 
     def push(self, token: int) -> None:
-        if self._recent is not None:
-            self._recent.append(token)
+        recent = self._recent
         self._add(token, 1)
-        if self._recent is not None and self._window is not None and len(self._recent) > self._window:
-            self._add(self._recent.popleft(), -1)
+        if recent is not None:
+            recent.append(token)
+            if self._window is not None and len(recent) > self._window:
+                self._add(recent.popleft(), -1)
 
     def _add(self, token: int, change: int) -> None:
+        ids, prompt, output = self._seen
         place = self._places.get(token)
         if place is None:
-            if self._used == self._columns.shape[1]:
-                self._columns = np.concatenate((self._columns, np.zeros((3, self._used + 8), np.int64)), axis=1)
-                self._tell()
-            place = self._places[token] = self._used
-            self._columns[:, place] = token, 0, 0
-            self._used += 1
-            self.table[3] = self._used
-        self._columns[2, place] += change
-        if change < 0 and not self._columns[1:, place].any():  # the last takes its place
-            self._used -= 1
-            self.table[3] = self._used
-            last = int(self._columns[0, self._used])
-            self._columns[:, place] = self._columns[:, self._used]
-            self._places[last] = place
+            place = self._used
+            if place == len(ids):
+                self._grow(place)
+                ids, prompt, output = self._seen
+            self._places[token] = place
+            ids[place], prompt[place], output[place] = token, 0, 0
+            self._used = self._seen_table[3] = place + 1
+        output[place] += change
+        if change < 0 and not output[place] and not prompt[place]:  # the last takes its place
+            last = self._used = self._seen_table[3] = self._used - 1
+            moved = ids[last]
+            ids[place], prompt[place], output[place] = moved, prompt[last], output[last]
+            self._places[moved] = place
             del self._places[token]
 
-    def _tell(self) -> None:
-        """The columns are somewhere else now."""
+    def _grow(self, more: int) -> None:
+        """Make room for more columns, which are somewhere else then. Views give one number faster than arrays do."""
+        self._columns = np.concatenate((self._columns, np.zeros((3, more), np.int64)), axis=1)
+        self._seen, self._seen_table = [column.data for column in self._columns], self.table.data
         self.table[:] = *(column.ctypes.data for column in self._columns), self._used
 
     def counts(self) -> Counts:

@@ -15,7 +15,11 @@ from numba import types
 from nucleate.core import kept
 from nucleate.core.compiling import compiled
 
-SOURCES = (*sorted(Path(__file__).parent.rglob("*.py")), Path(__file__).parents[2] / "core" / "maths.py")
+SOURCES = (
+    *sorted(Path(__file__).parent.rglob("*.py")),
+    Path(__file__).parents[1] / "chain.py",
+    Path(__file__).parents[2] / "core" / "maths.py",
+)
 
 
 def jit(function: Callable[..., Any]) -> Any:

@@ -42,7 +42,9 @@ def spread(b: Any, value: Any) -> Any:
 
 
 def place(context: Any, b: Any, kind: Any, scores: Any, start: Any) -> Any:
-    """Where the scores from a place on are: in an array, or in a ``simd.Scores``."""
+    """Where the scores from a place on are: in an array, behind an address, or in a ``simd.Scores``."""
+    if isinstance(kind, types.Integer):
+        return b.gep(b.inttoptr(scores, FLOAT.as_pointer()), [start])
     if isinstance(kind, types.Array):
         return b.gep(context.make_array(kind)(context, b, scores).data, [start])
     x, tail = (context.make_array(one)(context, b, b.extract_value(scores, i)) for i, one in enumerate(kind.types))
@@ -58,6 +60,22 @@ def loaded(context: Any, b: Any, kind: Any, scores: Any, start: Any, count: int 
     for vector in vectors:
         vector.align = 4
     return vectors
+
+
+def each(
+    context: Any, b: Any, kind: Any, given: Sequence[Any], sums: Sequence[Any], step: Callable[..., Sequence[Any]]
+) -> list[Any]:
+    """Take 256 scores into some sums, four vectors at a time: ``step`` says how, from the sums and the vectors.
+
+    A loop, because what is written out 16 times takes the compiler 16 times as long and runs no faster.
+    """
+    held = [cgutils.alloca_once_value(b, one) for one in sums]
+    scores, start = given
+    with cgutils.for_range_slice(b, start.type(0), start.type(GROUP), start.type(4 * LANES)) as (place_in, _):
+        vectors = loaded(context, b, kind, scores, b.add(start, place_in), 4 * LANES)
+        for at, one in zip(held, step([b.load(at) for at in held], vectors), strict=True):
+            b.store(one, at)
+    return [b.load(at) for at in held]
 
 
 def fold(b: Any, vectors: Sequence[Any], join: Callable[[Any, Any], Any], kind: ir.VectorType = FLOATS) -> Any:

@@ -1,7 +1,7 @@
 """256 scores at a time, in explicit vectors of LLVM: what Numba's own loops do not reach. Knows no sampling.
 
 Each function takes scores and the place of the first of them, a multiple of 16. Scores are a float32 array padded to
-whole groups, or ``Scores``.
+whole groups, the address of some, or ``Scores``.
 """
 
 from __future__ import annotations
@@ -46,30 +46,22 @@ def top(typing: Any, scores: Any, start: Any) -> Any:
 
 
 @intrinsic
-def mass(typing: Any, scores: Any, start: Any, best: Any, high: Any, low: Any, least: Any) -> Any:
-    """The sum of exp((x - best) / t) of 256 scores; high + low = log2(e) / t, least = -126 / high."""
-
-    def make(context: Any, b: Any, signature: Any, given: Any) -> Any:
-        best, high, low, least = (lanes.spread(b, value) for value in given[2:])
-        sums = [lanes.every(0.0)] * 4
-        for i, score in enumerate(lanes.loaded(context, b, signature.args[0], *given[:2])):
-            sums[i % 4] = b.fadd(sums[i % 4], lanes.exp(b, b.fsub(score, best), high, low, least))
-        return lanes.fold(b, sums, b.fadd)
-
-    return types.float32(scores, types.intp, *[types.float32] * 4), make
-
-
-@intrinsic
 def mass_above(typing: Any, scores: Any, start: Any, best: Any, high: Any, low: Any, least: Any, cut: Any) -> Any:
-    """The same, of those at or above a cut."""
+    """The sum of exp((x - best) / t) of those of 256 scores at or above a cut; high + low = log2(e) / t,
+    least = -126 / high."""
 
     def make(context: Any, b: Any, signature: Any, given: Any) -> Any:
         best, high, low, least, cut = (lanes.spread(b, value) for value in given[2:])
-        sums = [lanes.every(0.0)] * 4
-        for i, score in enumerate(lanes.loaded(context, b, signature.args[0], *given[:2])):
-            part = lanes.exp(b, b.fsub(score, best), high, low, least)
-            part = b.select(b.fcmp_ordered(">=", score, cut), part, lanes.every(0.0))
-            sums[i % 4] = b.fadd(sums[i % 4], part)
+
+        def step(sums: Any, scores: Any) -> Any:
+            weights = (lanes.exp(b, b.fsub(score, best), high, low, least) for score in scores)
+            parts = (
+                b.select(b.fcmp_ordered(">=", score, cut), weight, lanes.every(0.0))
+                for score, weight in zip(scores, weights, strict=True)
+            )
+            return [b.fadd(*both) for both in zip(sums, parts, strict=True)]
+
+        sums = lanes.each(context, b, signature.args[0], given[:2], [lanes.every(0.0)] * 4, step)
         return lanes.fold(b, sums, b.fadd)
 
     return types.float32(scores, types.intp, *[types.float32] * 5), make
@@ -89,12 +81,17 @@ def masses_above(
         )
         places = [ir.Constant(lanes.INT, i) for i in range(8)]
         cuts = [lanes.spread(b, b.load(b.gep(cut_at, [place]))) for place in places]
-        inside = [lanes.every(0.0)] * 8
-        for score in lanes.loaded(context, b, signature.args[0], *given[:2]):
-            weight = lanes.exp(b, b.fsub(score, best), high, low, least)
-            for i, cut in enumerate(cuts):
-                part = b.select(b.fcmp_ordered(">=", score, cut), weight, lanes.every(0.0))
-                inside[i] = b.fadd(inside[i], part)
+
+        def step(sums: Any, scores: Any) -> Any:
+            inside = list(sums)
+            for score in scores:
+                weight = lanes.exp(b, b.fsub(score, best), high, low, least)
+                for i, cut in enumerate(cuts):
+                    part = b.select(b.fcmp_ordered(">=", score, cut), weight, lanes.every(0.0))
+                    inside[i] = b.fadd(inside[i], part)
+            return inside
+
+        inside = lanes.each(context, b, signature.args[0], given[:2], [lanes.every(0.0)] * 8, step)
         for place, vector in zip(places, inside, strict=True):
             at = b.gep(sum_at, [place])
             b.store(b.fadd(b.load(at), b.fpext(lanes.fold(b, [vector], b.fadd), ir.DoubleType())), at)
@@ -105,37 +102,17 @@ def masses_above(
 
 
 @intrinsic
-def four_counts(typing: Any, scores: Any, start: Any, cuts: Any, sums: Any) -> Any:
-    """Add to the first four sums how many of 256 scores are at or above the first four cuts."""
-
-    def make(context: Any, b: Any, signature: Any, given: Any) -> Any:
-        cut_at, sum_at = (
-            context.make_array(kind)(context, b, value).data
-            for kind, value in zip(signature.args[2:], given[2:], strict=True)
-        )
-        places = [ir.Constant(lanes.INT, i) for i in range(4)]
-        cuts = [lanes.spread(b, b.load(b.gep(cut_at, [place]))) for place in places]
-        found = [lanes.every(0, lanes.INTS)] * 4
-        for score in lanes.loaded(context, b, signature.args[0], *given[:2]):
-            for i, cut in enumerate(cuts):
-                found[i] = b.sub(found[i], b.sext(b.fcmp_ordered(">=", score, cut), lanes.INTS))  # -1 for each
-        for place, vector in zip(places, found, strict=True):
-            at = b.gep(sum_at, [place])
-            b.store(b.fadd(b.load(at), b.sitofp(lanes.fold(b, [vector], b.add, lanes.INTS), ir.DoubleType())), at)
-        return context.get_dummy_value()
-
-    return types.void(scores, types.intp, cuts, sums), make
-
-
-@intrinsic
 def count(typing: Any, scores: Any, start: Any, cut: Any) -> Any:
     """How many of 256 scores are at or above a cut."""
 
     def make(context: Any, b: Any, signature: Any, given: Any) -> Any:
-        cut, found = lanes.spread(b, given[2]), [lanes.every(0, lanes.INTS)] * 4
-        for i, score in enumerate(lanes.loaded(context, b, signature.args[0], *given[:2])):
-            inside = b.sext(b.fcmp_ordered(">=", score, cut), lanes.INTS)  # -1 for each
-            found[i % 4] = b.sub(found[i % 4], inside)
+        cut = lanes.spread(b, given[2])
+
+        def step(found: Any, scores: Any) -> Any:
+            inside = (b.sext(b.fcmp_ordered(">=", score, cut), lanes.INTS) for score in scores)  # -1 for each
+            return [b.sub(*both) for both in zip(found, inside, strict=True)]
+
+        found = lanes.each(context, b, signature.args[0], given[:2], [lanes.every(0, lanes.INTS)] * 4, step)
         return lanes.fold(b, found, b.add, lanes.INTS)
 
     return types.int32(scores, types.intp, types.float32), make
@@ -147,13 +124,17 @@ def moments(typing: Any, scores: Any, start: Any, top: Any, sums: Any) -> Any:
 
     def make(context: Any, b: Any, signature: Any, given: Any) -> Any:
         top, zero = lanes.spread(b, given[2]), lanes.every(0.0, lanes.DOUBLES)
-        parts = [zero, zero, zero]
-        for score in lanes.loaded(context, b, signature.args[0], *given[:2]):
-            inside = b.fcmp_ordered(">", score, lanes.every(float("-inf")))
-            below = b.fsub(b.fpext(score, lanes.DOUBLES), b.fpext(top, lanes.DOUBLES))
-            below = b.select(inside, below, zero)
-            terms = (b.select(inside, lanes.every(1.0, lanes.DOUBLES), zero), below, b.fmul(below, below))
-            parts = [b.fadd(part, term) for part, term in zip(parts, terms, strict=True)]
+
+        def step(parts: Any, scores: Any) -> Any:
+            for score in scores:
+                inside = b.fcmp_ordered(">", score, lanes.every(float("-inf")))
+                below = b.fsub(b.fpext(score, lanes.DOUBLES), b.fpext(top, lanes.DOUBLES))
+                below = b.select(inside, below, zero)
+                terms = (b.select(inside, lanes.every(1.0, lanes.DOUBLES), zero), below, b.fmul(below, below))
+                parts = [b.fadd(part, term) for part, term in zip(parts, terms, strict=True)]
+            return parts
+
+        parts = lanes.each(context, b, signature.args[0], given[:2], [zero] * 3, step)
         data = context.make_array(signature.args[3])(context, b, given[3]).data
         for i, part in enumerate(parts):
             at = b.gep(data, [ir.Constant(lanes.INT, i)])
@@ -253,6 +234,16 @@ def lowest_bit(typing: Any, bits: Any) -> Any:
         return b.cttz(given[0], ir.Constant(ir.IntType(1), 1))
 
     return types.int32(types.int32), make
+
+
+@intrinsic
+def one_at(typing: Any, address: Any) -> Any:
+    """The score at an address."""
+
+    def make(context: Any, b: Any, signature: Any, given: Any) -> Any:
+        return b.load(b.inttoptr(given[0], lanes.FLOAT.as_pointer()))
+
+    return types.float32(types.int64), make
 
 
 @intrinsic

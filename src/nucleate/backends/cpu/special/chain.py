@@ -2,95 +2,57 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
-from numba import carray
+from numba import carray, from_dtype, types
+from numba.np.unsafe.ndarray import to_fixed_tuple
 
-from nucleate.backends.cpu import simd
-from nucleate.backends.cpu.compile import jit, kernel
-from nucleate.backends.cpu.load import (
-    FLOAT32,
-    copy,
-    doubles_at,
-    longs_at,
-    lying,
-    next_of,
-    unsigned_at,
-    with_tail,
-    words_at,
-)
-from nucleate.backends.cpu.simd import GROUP
-from nucleate.backends.cpu.special.cuts import MANY, Chain, exponent_of, first, narrow, read
-from nucleate.backends.cpu.special.edits import edit, forbid
-from nucleate.backends.cpu.special.races import race_few, race_groups, race_in
-from nucleate.backends.cpu.special.select import next_up
-from nucleate.backends.cpu.special.table import NOT_DRAWN, NUMBERS, PLACES, PROGRAMS, SEEDS, SLOTS, STEPS, TOKENS
-from nucleate.backends.cpu.special.work import carve, room_for
+from nucleate.backends.chain import Numbers
+from nucleate.backends.cpu.compile import intrinsic, jit, kernel
+from nucleate.backends.cpu.load import doubles_at, longs_at, next_of
+from nucleate.backends.cpu.special.cuts import first, narrow
+from nucleate.backends.cpu.special.edits import read, take
+from nucleate.backends.cpu.special.races import FAST, race_few, race_many
+from nucleate.backends.cpu.special.select import gather
+from nucleate.backends.cpu.special.table import ENTRIES, ENTRY, NOT_DRAWN, PLACES, SLOTS, TOKENS
+from nucleate.backends.cpu.special.weights import LOWEST, MANY, exponent_of, rounding
+from nucleate.backends.cpu.special.work import DOUBTED, carve, lay, room_for, score
+
+COUNT = len(Numbers._fields)
+
+
+@intrinsic
+def entries_at(typing: Any, address: Any) -> Any:
+    """The entries of a ``table.Table``."""
+
+    def make(context: Any, b: Any, signature: Any, given: Any) -> Any:
+        return b.inttoptr(given[0], context.get_value_type(signature.return_type))
+
+    return types.CPointer(from_dtype(ENTRY))(types.int64), make
 
 
 @jit
-def draw(row: Any, chain: Any, seed: Any, step: Any, work: Any) -> Any:
-    """The token drawn from a row, a ``simd.Scores``. NOT_DRAWN for one with NaN, +inf or no finite score."""
-    top = read(row, work.tops)
+def draw(top: Any, chain: Any, seed: Any, step: Any, work: Any) -> Any:
+    """The token drawn from a row that was taken; NOT_DRAWN where it has NaN, +inf or no finite score, or is tied."""
+    token: Any = np.int64(NOT_DRAWN)
     if not -np.inf < top < np.inf:
-        return NOT_DRAWN
-    if chain.t == 0.0 or chain.k == 1:
-        return first(row, work.tops, top)
-    kept = narrow(row, top, chain, work)
-    if kept.n >= 0:
-        return race_few(work.ids, work.weights, kept.n, seed, step)
-    t = chain.t * chain.late_t
-    if kept.n == MANY:
-        weigh_kept(row, kept, top, t, work)
-    winner = race_groups(work.masses, seed, step, work.race)
-    return race_in(row.x, winner * GROUP, kept.cut, kept.last, np.float64(top), t, seed, step)
-
-
-@jit
-def weigh_kept(row: Any, kept: Any, top: Any, t: Any, work: Any) -> None:
-    """The weight of what is left of each group."""
-    exponent, over = exponent_of(top, t), next_up(kept.cut)
-    for group in range(work.tops.size):
-        start = group * GROUP
-        if work.tops[group] < kept.cut:
-            mass = np.float32(0.0)
-        elif start <= kept.last < start + GROUP:
-            total = 0.0
-            for token in range(start, min(start + GROUP, row.x.size)):
-                if inside(row.x, token, kept):
-                    total += math.exp((np.float64(row.x[token]) - np.float64(top)) / t)
-            mass = np.float32(total)
+        return token
+    if chain.t == 0.0 or chain.k == 1.0:
+        return np.int64(first(top, work))
+    for turn in range(2):
+        work.state[DOUBTED] = 0
+        kept = narrow(top, chain, turn == 1, work)
+        if kept.tied:
+            token = NOT_DRAWN
+        elif kept.n >= 0:
+            token = race_few(work.ids, work.weights, kept.n, seed, step)
         else:
-            least = over if start > kept.last else kept.cut
-            mass = simd.mass_above(row, start, exponent.top, exponent.high, exponent.low, exponent.least, least)
-        work.masses[group] = mass
-
-
-@jit
-def inside(x: Any, token: Any, kept: Any) -> Any:
-    """Whether a token is left."""
-    return x[token] > kept.cut or (x[token] == kept.cut and token <= kept.last)
-
-
-@jit
-def prepared(address: Any, kind: Any, program: Any, orders: Any, mask: Any, size: Any, work: Any) -> Any:
-    """A row, edited; (it, whether that went well). See ``draw_rows``."""
-    if kind == FLOAT32 and orders == 0 and mask == 0:
-        return lying(address, size, work.tail), True
-    x = work.x[:size]
-    copy(address, kind, x)
-    well = edit(x, program, orders) if orders else True
-    if mask:
-        forbid(x, carray(words_at(mask), (size + 31) // 32))
-    return with_tail(x, work.tail), well
-
-
-@jit
-def chain_of(numbers: Any) -> Any:
-    """The parameters of a row, see ``plan.Numbers``."""
-    return Chain(numbers[0], numbers[1], int(numbers[2]), numbers[3], numbers[4], numbers[5], numbers[6])
+            t = chain.t * chain.late_t
+            token = race_many(kept, exponent_of(top, t), t, FAST + rounding(top, t, work), seed, step, work)
+        if token != NOT_DRAWN or chain.p >= 1.0:  # only a part of a sum can be had more exactly
+            break
+    return token
 
 
 @kernel
@@ -108,20 +70,18 @@ def draw_rows(
     """
     start = start or np.int64(x.ctypes.data)
     work = carve(carray(doubles_at(room), room_for(size)), size)
-    arrays = carray(longs_at(control), 7)
+    arrays = carray(longs_at(control), 4)
     places, slots = carray(longs_at(arrays[PLACES]), count), carray(longs_at(arrays[SLOTS]), count)
     tokens, drawn, i = carray(longs_at(arrays[TOKENS]), count), 0, next_of(begun)
     while i < count:
         place, slot = places[i], slots[i]
-        numbers = carray(doubles_at(arrays[NUMBERS] + slot * 56), 7)
-        program = carray(longs_at(arrays[PROGRAMS] + slot * 16), 2)
-        seed, step = carray(unsigned_at(arrays[SEEDS] + slot * 8), 1), carray(unsigned_at(arrays[STEPS] + slot * 8), 1)
+        entry = carray(entries_at(arrays[ENTRIES]), slot + 1)[slot]
         allowed = mask + place * words if mask else mask
-        row, well = prepared(start + place * between, kind, program[0], program[1], allowed, size, work)
-        token = draw(row, chain_of(numbers), seed[0], step[0], work) if well else NOT_DRAWN
+        top = take(start + place * between, kind, size, entry.program, entry.orders, allowed, work)
+        token = draw(top, Numbers(*to_fixed_tuple(entry.numbers, COUNT)), entry.seed, entry.step, work)
         tokens[i] = token
         if token != NOT_DRAWN:
-            step[0] += np.uint64(1)
+            entry.step += np.uint64(1)
         drawn, i = drawn + 1, next_of(begun)
     return drawn
 
@@ -132,20 +92,21 @@ def survivors(x: Any, numbers: Any, ids: Any, room: Any) -> Any:
 
     x: float32 [V]. numbers: float64 [7]. ids: int64 [V]. room: float64.
     """
-    work, chain = carve(room, x.size), chain_of(numbers)
-    row = with_tail(x, work.tail)
-    top = read(row, work.tops)
+    work, chain = carve(room, x.size), Numbers(*to_fixed_tuple(numbers, COUNT))
+    lay(x, work)
+    top = read(work)
     if not -np.inf < top < np.inf:
         return 0
-    if chain.t == 0.0 or chain.k == 1:
-        ids[0] = first(row, work.tops, top)
+    if chain.t == 0.0 or chain.k == 1.0:
+        ids[0] = first(top, work)
         return 1
-    kept = narrow(row, top, chain, work)
-    if kept.n >= 0:
+    kept, found = narrow(top, chain, True, work), 0
+    if kept.n != MANY:
         ids[: kept.n] = work.ids[: kept.n]
         return kept.n
-    found = 0
-    for token in range(x.size):
-        ids[found] = token
-        found += inside(x, token, kept)
-    return found
+    found = gather(max(kept.cut, LOWEST), work)
+    left = 0
+    for i in range(found):
+        ids[left] = work.ids[i]
+        left += score(work, work.ids[i]) > kept.cut or work.ids[i] <= kept.last
+    return left

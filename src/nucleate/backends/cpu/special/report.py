@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from nucleate.backends.cpu.compile import jit, kernel
-from nucleate.backends.cpu.special.chain import prepared
-from nucleate.backends.cpu.special.cuts import LOWEST, exponent_of, kth_cut, read, weigh
-from nucleate.backends.cpu.special.select import count, gather, key, next_up
+from nucleate.backends.cpu.special.cuts import kth_bound, kth_counted, sure
+from nucleate.backends.cpu.special.edits import take
+from nucleate.backends.cpu.special.select import FEW, count, gather, key, next_up
 from nucleate.backends.cpu.special.share import keep_first
-from nucleate.backends.cpu.special.work import carve
+from nucleate.backends.cpu.special.weights import LOWEST, exponent_of, weigh
+from nucleate.backends.cpu.special.work import carve, score
 
 
 @kernel
@@ -25,38 +26,57 @@ def report(
     [K + best]; ranks: int64 [K]. Returns how many best ones there are.
     """
     work = carve(room, size)
-    row, _ = prepared(address, kind, 0, 0, 0, size, work)
-    x = row.x
-    top = read(row, work.tops)
-    log_mass = math.log(weigh(row, exponent_of(top, 1.0), work))
+    top = take(address, kind, size, 0, 0, 0, work)
+    log_mass = math.log(weigh(LOWEST, exponent_of(top, 1.0), 1.0, False, work))
     for i in range(asked.size):
-        score = x[asked[i]] if 0 <= asked[i] < x.size else np.float32(-np.inf)
-        logprobs[i] = np.float64(score) - np.float64(top) - log_mass
-        ranks[i] = 1 + before(row, asked[i], work) if score > -np.inf else 0
-    inside = count(row, work.tops, LOWEST)
+        x = score(work, asked[i]) if 0 <= asked[i] < size else np.float32(-np.inf)
+        logprobs[i] = np.float64(x) - np.float64(top) - log_mass
+        ranks[i] = 1 + before(asked[i], work) if x > -np.inf else 0
+    inside = count(LOWEST, work)
     wanted = min(best, inside)
     if wanted == 0:
         return 0
-    cut = LOWEST if wanted == inside else max(LOWEST, kth_cut(row, top, wanted, work)[0])
-    found = gather(row, work.tops, cut, work.ids, work.keys)
+    cut = LOWEST if wanted == inside else kth_bound(wanted, work)
+    found = gather(cut, work)
+    if not sure(wanted, work) and not wanted <= found <= wanted + FEW:
+        found = gather(kth_counted(top, wanted, work), work)
     if wanted < found:
-        found = keep_first(x, work.ids, work.weights, work.others, found, np.float64(wanted), False)
+        work.weights[:found] = 1.0
+        found = keep_first(found, np.float64(wanted), work)
+    sort(found, work)
     for i in range(found):
-        work.keys[i] = -key(x[work.ids[i]], work.ids[i])
-    order = np.argsort(work.keys[:found])
-    for i in range(found):
-        ids[i] = work.ids[order[i]]
-        logprobs[asked.size + i] = np.float64(x[ids[i]]) - np.float64(top) - log_mass
+        ids[i] = work.ids[i]
+        logprobs[asked.size + i] = work.scores[i] - np.float64(top) - log_mass
     return found
 
 
 @jit
-def before(row: Any, token: Any, work: Any) -> Any:
+def before(token: Any, work: Any) -> Any:
     """How many tokens come before one in the order."""
-    score = row.x[token]
-    higher = count(row, work.tops, next_up(score))
-    if count(row, work.tops, score) > higher + 1:
+    x = score(work, token)
+    higher = count(next_up(x), work)
+    if count(x, work) > higher + 1:
         for other in range(token):
-            if row.x[other] == score:
+            if score(work, other) == x:
                 higher += 1
     return higher
+
+
+@jit
+def sort(n: Any, work: Any) -> None:
+    """Put n candidates in order (Shell's sort: they may be few or very many)."""
+    for i in range(n):
+        work.earlier[i] = key(np.float32(work.scores[i]), work.ids[i])
+    gap = 1
+    while gap < n // 3:
+        gap = 3 * gap + 1
+    while gap > 0:
+        for i in range(gap, n):
+            place, own, token, x = i, work.earlier[i], work.ids[i], work.scores[i]
+            while place >= gap and work.earlier[place - gap] < own:
+                earlier = place - gap
+                work.earlier[place], work.ids[place] = work.earlier[earlier], work.ids[earlier]
+                work.scores[place] = work.scores[earlier]
+                place = earlier
+            work.earlier[place], work.ids[place], work.scores[place] = own, token, x
+        gap //= 3

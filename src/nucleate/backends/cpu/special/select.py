@@ -1,7 +1,6 @@
-"""Finding the tokens above a cut, and the cut that keeps enough of them, without sorting the row.
+"""Finding and counting the tokens at or above a cut; only groups whose highest score reaches it are looked at.
 
-A token is ranked by its key: higher scores, and of equal ones lower ids, have higher keys. Rows are as of ``simd``;
-``tops`` has the highest score of each group of 256.
+A token is ranked by its key: higher scores, and of equal ones lower ids, have higher keys.
 """
 
 from __future__ import annotations
@@ -13,7 +12,9 @@ import numpy as np
 
 from nucleate.backends.cpu import simd
 from nucleate.backends.cpu.compile import inline, jit
+from nucleate.backends.cpu.doubles import loose
 from nucleate.backends.cpu.simd import GROUP, LANES
+from nucleate.backends.cpu.special.work import score
 
 WORD = 64
 
@@ -21,12 +22,6 @@ FEW = 4096
 """More candidates than this are narrowed down by passes over the row, not one by one."""
 
 ID = np.int64(0xFFFFFFFF)
-
-
-@inline
-def stir(state: Any) -> Any:
-    """The next of some numbers below 2**32: pivots are taken by them, as no order of scores is bad for all of these."""
-    return (state * 1664525 + 1013904223) & 0xFFFFFFFF
 
 
 @inline
@@ -57,13 +52,13 @@ def next_up(x: Any) -> Any:
 
 @jit
 def lowest_at_least(top: Any, below: Any) -> Any:
-    """The lowest float32 x with x - top >= below, both in float64. top: a float32; below: negative."""
+    """The lowest float32 x with x - top >= below, both in float64. below: negative."""
     if top + below < -3.4e38:
         return np.float32(-np.inf)
     in_place = np.int64(ordered(np.float32(top + below)))  # mostly it, or beside it; near 0 it may be far from it
     out_place, step = in_place, np.int64(1)
     most = np.int64(ordered(np.float32(top)))
-    while np.float64(floating(in_place)) - top < below:
+    while in_place < most and np.float64(floating(in_place)) - top < below:
         out_place, in_place, step = in_place, min(in_place + step, most), 2 * step
     if out_place == in_place:
         out_place = in_place - step
@@ -79,56 +74,34 @@ def lowest_at_least(top: Any, below: Any) -> Any:
 
 
 @jit
-def kth_highest(values: Any, work: Any, k: Any) -> Any:
-    """The k-th highest of some numbers."""
-    work[: values.size] = values
-    first, last, state = 0, values.size - 1, np.int64(1)
-    while first < last:
-        state = stir(state)
-        pivot, left, right = work[first + (state * (last - first + 1) >> 32)], first, last
-        while left <= right:
-            while work[left] > pivot:
-                left += 1
-            while work[right] < pivot:
-                right -= 1
-            if left <= right:
-                work[left], work[right] = work[right], work[left]
-                left += 1
-                right -= 1
-        if k - 1 <= right:
-            last = right
-        elif k - 1 >= left:
-            first = left
-        else:
-            break
-    return work[k - 1]
+def gather(cut: Any, work: Any) -> Any:
+    """Put the ids of all scores at or above a cut into ``ids``, ascending, and these into ``scores``; returns how many.
 
-
-@jit
-def gather(row: Any, tops: Any, cut: Any, ids: Any, groups: Any) -> Any:
-    """Put the ids of all scores at or above a cut into ``ids``, ascending; returns how many there are.
-
-    Without branches that would be guessed wrong at every other group: those that reach the cut are listed first, in
-    ``groups``. Most of these have one score, or some in every part.
+    Without branches that would be guessed wrong at every other group: those that reach the cut are listed first. Most
+    of these have one score, or some in every part.
     """
-    count, found = 0, 0
-    for group in range(tops.size):
+    ids, groups, count, found = work.ids, work.groups, 0, 0
+    for group in range(work.tops.size):
         groups[count] = group
-        count += tops[group] >= cut
+        count += work.tops[group] >= cut
     for i in range(count):
-        start = groups[i] * GROUP
-        a, b = simd.word_at_least(row, start, cut), simd.word_at_least(row, start + WORD, cut)
-        c, d = simd.word_at_least(row, start + 2 * WORD, cut), simd.word_at_least(row, start + 3 * WORD, cut)
+        start, at = groups[i] * GROUP, work.at[groups[i]]
+        a, b = simd.word_at_least(at, 0, cut), simd.word_at_least(at, WORD, cut)
+        c, d = simd.word_at_least(at, 2 * WORD, cut), simd.word_at_least(at, 3 * WORD, cut)
         if simd.ones(a) + simd.ones(b) + simd.ones(c) + simd.ones(d) == 1:
             ids[found] = start + simd.lowest_one(a | b | c | d) + WORD * ((b != 0) + 2 * (c != 0) + 3 * (d != 0))
             found += 1
         else:
-            for place, bits in enumerate((a, b, c, d)):
-                found = spell(bits, start + place * WORD, ids, found)
+            found = spell(a, start, ids, found)
+            found = spell(b, start + WORD, ids, found)
+            found = spell(c, start + 2 * WORD, ids, found)
+            found = spell(d, start + 3 * WORD, ids, found)
+    for i in range(found):
+        work.scores[i] = score(work, ids[i])
     return found
 
 
-@inline
+@jit
 def spell(bits: Any, start: Any, ids: Any, found: Any) -> Any:
     """Write the places of the bits that are set; four at a time, be they there or not. Returns where they end."""
     end = found + simd.ones(bits)
@@ -142,74 +115,49 @@ def spell(bits: Any, start: Any, ids: Any, found: Any) -> Any:
 
 
 @jit
-def count(row: Any, tops: Any, cut: Any) -> Any:
+def count(cut: Any, work: Any) -> Any:
     """How many scores are at or above a cut."""
     found = 0
-    for group in range(tops.size):
-        if tops[group] >= cut:
-            found += simd.count(row, group * GROUP, cut)
+    for group in range(work.tops.size):
+        if work.tops[group] >= cut:
+            found += simd.count(work.at[group], 0, cut)
     return found
 
 
 @jit
-def gather_between(row: Any, tops: Any, cut: Any, up: Any, ids: Any) -> Any:
+def gather_between(cut: Any, up: Any, work: Any) -> Any:
     """As ``gather``, without those at or above ``up``."""
     found = 0
-    for group in range(tops.size):
-        if tops[group] >= cut:
-            for start in range(group * GROUP, (group + 1) * GROUP, LANES):
-                bits = simd.at_least(row, start, cut) & ~simd.at_least(row, start, up)
+    for group in range(work.tops.size):
+        if work.tops[group] >= cut:
+            for start in range(0, GROUP, LANES):
+                at = work.at[group]
+                bits = simd.at_least(at, start, cut) & ~simd.at_least(at, start, up)
                 while bits != 0:
-                    ids[found] = start + simd.lowest_bit(bits)
+                    work.ids[found] = group * GROUP + start + simd.lowest_bit(bits)
+                    work.scores[found] = score(work, work.ids[found])
                     found += 1
                     bits &= bits - 1
     return found
 
 
+@loose
+def at_most(masses: Any, each: Any) -> Any:
+    """The sum of masses, where no more than ``each`` counts of one."""
+    total = 0.0
+    for group in range(masses.size):
+        total += min(np.float64(masses[group]), each)
+    return total
+
+
 @jit
-def bound(tops: Any, masses: Any, top: Any, t: Any, rest: Any) -> Any:
+def bound(masses: Any, top: Any, t: Any, rest: Any) -> Any:
     """A score below which all tokens together have at most a weight of ``rest``."""
     low, high = -30.0, 0.0
     for _ in range(12):
         middle = (low + high) / 2
-        each = GROUP * math.exp(middle)
-        total = 0.0
-        for group in range(masses.size):
-            total += min(np.float64(masses[group]), each)
-        if total <= rest:
+        if at_most(masses, GROUP * math.exp(middle)) <= rest:
             low = middle
         else:
             high = middle
     return np.float32(top + low * t)
-
-
-@jit
-def count_cut(row: Any, groups: Any, k: Any, top: Any, cuts: Any, sums: Any) -> Any:  # noqa: C901
-    """A score that at least k tokens reach, and not many more."""
-    low, high, span = -np.inf, np.inf, np.float32(4.0)
-    for _ in range(16):
-        for i in range(4):
-            if low == -np.inf:
-                cuts[i] = np.float32(top - 2 * span * (i + 1))
-            else:
-                cuts[i] = np.float32(high + (low - high) * (i + 1) / 5)
-            sums[i] = 0.0
-        for group in range(groups):
-            simd.four_counts(row, group * GROUP, cuts, sums)
-        more = high if high < np.inf else np.float64(top)
-        enough = False
-        for i in range(4):
-            if sums[i] >= k:
-                low, high, enough = np.float64(cuts[i]), more, True
-                break
-            more = np.float64(cuts[i])
-        if enough and sums[i] <= k + FEW // 4:
-            return np.float32(low)
-        if not enough:
-            if low > -np.inf:
-                high = more
-            elif span > 1e30:
-                return np.float32(-np.inf)
-            else:
-                span *= np.float32(16.0)
-    return np.float32(low)

@@ -1,4 +1,4 @@
-"""The fewest first of some numbers that reach a goal, by number or by weight: found by halving, with nothing moved.
+"""The fewest first of some tokens that reach a goal, by number or by weight: found by halving, with nothing moved.
 
 A pass over all of them that only counts is made of vectors and has no branches; ten or so are faster than one that
 moves numbers about. Knows no stage.
@@ -14,6 +14,7 @@ import numpy as np
 from nucleate.backends.cpu.compile import jit
 from nucleate.backends.cpu.doubles import BLOCK, bits_of, loose
 from nucleate.backends.cpu.special.select import floating, ordered
+from nucleate.backends.cpu.special.work import DOUBTS, NOBODY
 from nucleate.backends.cpu.squeeze import EIGHT, squeeze
 from nucleate.backends.cpu.squeeze import how_many as how_many_bits
 
@@ -92,34 +93,53 @@ def heavier(values: Any, weights: Any, cut: Any) -> Any:
 
 
 @jit
-def keep_first(x: Any, ids: Any, weights: Any, scores: Any, n: Any, goal: Any, by_weight: Any) -> Any:
-    """Keep, of n candidates, the fewest first whose weights (or number) reach the goal; they stay in ascending ids."""
-    for i in range(n):
-        scores[i] = x[ids[i]]
-    first = share(scores[:n], weights[:n], goal, -1.0 if by_weight else 0.0, by_weight)
+def keep_first(n: Any, goal: Any, work: Any) -> Any:
+    """Keep, of n candidates, the fewest first whose weights reach the goal; they stay in ascending ids."""
+    ids, weights, scores = work.ids, work.weights, work.scores
+    first = share(scores[:n], weights[:n], goal, -1.0, True)
     least, sure, need, kept = np.float64(floating(first.low)), np.float64(floating(first.high)), first.need, 0
-    if need == how_many(scores[:n], least) - how_many(scores[:n], sure):
-        return keep_all(ids, weights, scores, n, least)
-    for i in range(n):
-        ids[kept], weights[kept] = ids[i], weights[i]
-        above, in_question = scores[i] >= sure, (scores[i] >= least) & (scores[i] < sure)
-        kept += above | (in_question & (need > 0))
+    full = 0
+    if need == how_many(scores[:n], least) - how_many(scores[:n], sure):  # all of those in question
+        full = n // BLOCK * BLOCK
+        for start in range(0, full, BLOCK):
+            found = bits_of(scores, start, n, 1.0, 0.0, least, np.nan)
+            for place in range(start, start + BLOCK, EIGHT):
+                bits = np.int32((found >> (place - start)) & 255)
+                squeeze(bits, ids, place, ids, kept)
+                squeeze(bits, weights, place, weights, kept)
+                squeeze(bits, scores, place, scores, kept)
+                kept += how_many_bits(bits)
+    for i in range(full, n):
+        x = scores[i]
+        ids[kept], weights[kept], scores[kept] = ids[i], weights[i], x
+        in_question = (x >= least) & (x < sure)
+        kept += (x >= sure) | (in_question & (need > 0))
         need -= in_question
     return kept
 
 
 @jit
-def keep_all(ids: Any, weights: Any, scores: Any, n: Any, least: Any) -> Any:
-    """Keep those at or above a score, 8 at a time but for the last few."""
-    kept, full = 0, n // BLOCK * BLOCK
-    for start in range(0, full, BLOCK):
-        found = bits_of(scores, start, n, 1.0, 0.0, least, np.nan)
-        for place in range(start, start + BLOCK, EIGHT):
-            bits = np.int32((found >> (place - start)) & 255)
-            squeeze(bits, ids, place, ids, kept)
-            squeeze(bits, weights, place, weights, kept)
-            kept += how_many_bits(bits)
-    for i in range(full, n):
-        ids[kept], weights[kept] = ids[i], weights[i]
-        kept += scores[i] >= least
-    return kept
+def last_of(n: Any, work: Any) -> Any:
+    """The place of the last of n candidates in the order, but for doubtful ones; NOBODY if there is none."""
+    last, x = NOBODY, np.inf
+    for i in range(n):
+        if work.scores[i] <= x and work.weights[i] > 0.0:
+            last, x = i, work.scores[i]
+    return last
+
+
+@jit
+def doubt(n: Any, total: Any, goal: Any, work: Any) -> Any:
+    """Make the weights of those of n candidates negative before which others may reach the goal: they may be out.
+
+    total: the weight of all of them, and of those before them. False if they are too many to be listed.
+    """
+    for _ in range(DOUBTS):
+        last = last_of(n, work)
+        if last == NOBODY:
+            return True
+        total -= work.weights[last]
+        if total < goal:
+            return True
+        work.weights[last] = -work.weights[last]
+    return False

@@ -1,6 +1,6 @@
-"""The rows that the compiled chain can run, a column of each array per row, and where these are. Knows no compiler.
+"""The rows that the compiled chain can run, an entry of one array each. Knows no compiler.
 
-A kernel is given one address: that of ``control``, which has those of all the arrays.
+A kernel is given one address: that of ``control``, which has those of its arrays.
 """
 
 from __future__ import annotations
@@ -11,13 +11,23 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from nucleate.backends.chain import Numbers
+
 Ids = NDArray[np.int64]
 
-PLACES, SLOTS, NUMBERS, PROGRAMS, SEEDS, STEPS, TOKENS = range(7)
+ENTRY = np.dtype(
+    [
+        ("numbers", np.float64, (len(Numbers._fields),)),
+        *(("program", np.int64), ("orders", np.int64), ("seed", np.uint64), ("step", np.uint64)),
+    ]
+)
+"""A row as kernels read it. program, orders: ``Program.at``, or 0, 0."""
+
+PLACES, SLOTS, ENTRIES, TOKENS = range(4)
 """What the addresses in ``control`` are of."""
 
 NOT_DRAWN = -1
-"""The token of a row from which none can be drawn."""
+"""The token of a row from which the chain draws none: an odd one, or one too near a tie."""
 
 
 class Part(NamedTuple):
@@ -29,43 +39,34 @@ class Part(NamedTuple):
 
 
 class Table:
-    """Rows come and go; a column is where ``slots`` says. ``count`` numbers per row, see ``plan.Numbers``.
+    """Rows come and go; an entry is where ``slots`` says. The array moves as it grows."""
 
-    Arrays move as they grow.
-    """
-
-    def __init__(self, count: int, capacity: int = 4) -> None:
+    def __init__(self, capacity: int = 4) -> None:
         self.rows: list[int] = []
         self.slots: dict[int, int] = {}
-        self.numbers, self.programs = np.zeros((capacity, count)), np.zeros((capacity, 2), np.int64)
-        self.seeds, self.steps = np.zeros(capacity, np.uint64), np.zeros(capacity, np.uint64)
-        self._tell()
-
-    def _tell(self) -> None:
-        """The columns are somewhere else now."""
-        self._columns = self.numbers, self.programs, self.seeds, self.steps
-        self._at = [column.ctypes.data for column in self._columns]
+        self.entries = np.zeros(capacity, ENTRY)
+        self._at = self.entries.ctypes.data
 
     def add(self, row: int, numbers: Sequence[float], program: tuple[int, int], seed: int, step: int) -> None:
-        """A new last column. program: ``Program.at``, or 0, 0."""
+        """A new last entry."""
         slot = len(self.rows)
-        if slot == len(self.steps):
-            self.numbers = np.concatenate((self.numbers, np.zeros_like(self.numbers)))
-            self.programs = np.concatenate((self.programs, np.zeros_like(self.programs)))
-            self.seeds = np.concatenate((self.seeds, np.zeros_like(self.seeds)))
-            self.steps = np.concatenate((self.steps, np.zeros_like(self.steps)))
-            self._tell()
-        self.numbers[slot], self.programs[slot], self.seeds[slot], self.steps[slot] = numbers, program, seed, step
+        if slot == len(self.entries):
+            self.entries = np.concatenate((self.entries, np.zeros_like(self.entries)))
+            self._at = self.entries.ctypes.data
+        self.entries[slot] = tuple(numbers), *program, seed, step
         self.slots[row] = slot
         self.rows.append(row)
 
     def remove(self, row: int) -> None:
-        """Take out a column; the last one takes its place."""
+        """Take out an entry; the last one takes its place."""
         slot, last = self.slots.pop(row), self.rows.pop()
         if last != row:
-            for column in self._columns:
-                column[slot] = column[len(self.rows)]
+            self.entries[slot] = self.entries[len(self.rows)]
             self.rows[slot], self.slots[last] = last, slot
+
+    def advance(self, row: int) -> None:
+        """The chain is to draw the next token of a row."""
+        self.entries["step"][self.slots[row]] += np.uint64(1)
 
     def part(self, rows: Sequence[int], places: Sequence[int] | None = None) -> Part:
         """What a kernel needs of some rows. places: where their logits are in the call, if not one after another."""
@@ -74,5 +75,5 @@ class Table:
         block[:count] = range(count) if places is None else places
         block[count : 2 * count] = [self.slots[row] for row in rows]
         at = block.ctypes.data
-        block[3 * count :] = at, at + 8 * count, *self._at, at + 16 * count
-        return Part(at + 24 * count, block[2 * count : 3 * count], (block, self._columns))
+        block[3 * count :] = at, at + 8 * count, self._at, at + 16 * count
+        return Part(at + 24 * count, block[2 * count : 3 * count], (block, self.entries))

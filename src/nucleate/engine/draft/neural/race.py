@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from nucleate.backends.cpu.compile import inline, kernel
-from nucleate.backends.cpu.noise import GROUP, TOKEN, uniform
+from nucleate.backends.cpu.noise import GROUP, TOKEN, uniforms
 from nucleate.core.noise import GROUP_SIZE
 
 
 @inline
-def _noise(seed: Any, step: Any, stream: Any, index: Any) -> Any:
-    return -math.log(-math.log1p(-uniform(seed, step, stream, index)))
+def _gumbel(u: Any) -> Any:
+    return -math.log(-math.log1p(-u))
 
 
 @inline
@@ -38,16 +38,17 @@ def race(logits_RV: Any, heat_R: Any, seeds_R: Any, steps_R: Any, out_RN: Any, b
     """
     rows, size = logits_RV.shape
     groups = (size + GROUP_SIZE - 1) // GROUP_SIZE
-    score_G, score_T = np.empty(groups), np.empty(GROUP_SIZE)
+    score_G, score_T, u = np.empty(groups), np.empty(GROUP_SIZE), np.empty(max(groups, GROUP_SIZE) + 8)
     for r in range(rows):
         scale, top = 1.0 / heat_R[r], -np.inf
         for v in range(size):
             top = max(top, np.float64(logits_RV[r, v]))
+        uniforms(u, groups, seeds_R[r], steps_R[r], GROUP, 0)
         for g in range(groups):
             mass = 0.0
             for v in range(g * GROUP_SIZE, min(size, (g + 1) * GROUP_SIZE)):
                 mass += math.exp((np.float64(logits_RV[r, v]) - top) * scale)
-            score_G[g] = math.log(mass) + _noise(seeds_R[r], steps_R[r], GROUP, g) if mass > 0 else -np.inf
+            score_G[g] = math.log(mass) + _gumbel(u[g]) if mass > 0 else -np.inf
         first = score_G.max()
         out_RN[r], behind_RN[r] = -1, np.inf
         for _ in range(min(groups, out_RN.shape[1])):
@@ -58,9 +59,9 @@ def race(logits_RV: Any, heat_R: Any, seeds_R: Any, steps_R: Any, out_RN: Any, b
                 break
             best, low = -np.inf, g * GROUP_SIZE
             count = min(size - low, GROUP_SIZE)
+            uniforms(u, count, seeds_R[r], steps_R[r], TOKEN, low)
             for i in range(count):
-                noise = _noise(seeds_R[r], steps_R[r], TOKEN, low + i)
-                score_T[i] = (np.float64(logits_RV[r, low + i]) - top) * scale + noise
+                score_T[i] = (np.float64(logits_RV[r, low + i]) - top) * scale + _gumbel(u[i])
                 best = max(best, score_T[i])
             for i in range(count):
                 if score_T[i] > -np.inf:

@@ -1,0 +1,103 @@
+"""Near ties are decided as the reference decides them, whatever runs the row."""
+
+from __future__ import annotations
+
+import near_ties
+import numpy as np
+import pytest
+
+from nucleate.backends import reference
+from nucleate.backends.chain import Numbers
+from nucleate.backends.cpu.special.rows import chains
+from nucleate.backends.cpu.special.table import NOT_DRAWN, Table
+from nucleate.dispatch.chain import chain_of
+from nucleate.pipeline import simplify
+from nucleate.rows import Logits
+
+
+@pytest.mark.parametrize("kind", near_ties.KINDS)
+def test_the_generator_makes_what_it_says(kind: str) -> None:
+    first = near_ties.KINDS.index(kind)
+    sides = []
+    for index in range(first, first + 12 * len(near_ties.KINDS), len(near_ties.KINDS)):
+        one, again = near_ties.case(index), near_ties.case(index)
+        assert (one.kind, one.stages, one.seed, one.step) == (kind, again.stages, again.seed, again.step)
+        assert one.logits.tobytes() == again.logits.tobytes()
+        assert one.logits.dtype == np.float32
+        wanted = abs(one.gap)
+        found = near_ties.measured(one)[kind]
+        if kind == "top_k":
+            assert found < 1e-5
+        else:
+            assert found <= 1.6 * wanted + 3e-14
+            assert found >= 0.4 * wanted - 3e-14 or kind in ("top_p", "min_p", "typical mass")  # or another is nearer
+        assert reference.draw(one.logits, one.stages, one.seed, one.step) >= 0
+        sides.append(one.gap > 0)
+    assert 0 < sum(sides) < len(sides)
+
+
+def chain_draws(case: near_ties.Case, rows: int) -> int | None:
+    """What the compiled chain draws in the last of so many rows, or NOT_DRAWN; None if it does not run the case."""
+    chain = chain_of(simplify(case.stages))
+    if isinstance(chain, str):
+        return None
+    table = Table()
+    for row in range(rows):
+        table.add(row, chain.numbers, (0, 0), (case.seed + rows - 1 - row) % 2**64, case.step)
+    part = table.part(table.rows)
+    logits = np.broadcast_to(case.logits, (rows, len(case.logits)))
+    chains(len(case.logits)).draw(Logits(logits).lying(), rows, part.at)
+    return int(part.tokens[-1])
+
+
+def hold_for_the_chain(indices: range, sizes: tuple[int, ...]) -> None:
+    """The chain draws the reference's token, in batches of any size, or leaves a row that is all but tied to others."""
+    drawn = left = 0
+    for index in indices:
+        case = near_ties.case(index)
+        found = {rows: chain_draws(case, rows) for rows in sizes}
+        [token] = set(found.values())
+        if token is None:
+            continue
+        drawn += 1
+        expected = reference.draw(case.logits, case.stages, case.seed, case.step)
+        if token == NOT_DRAWN:
+            left += 1
+            gaps = near_ties.measured(case)
+            assert min(gaps[kind] for kind in ("group", "token", "top_p", "min_p")) < 1e-10, case
+        else:
+            assert token == expected, (index, case)
+    assert drawn > len(indices) / 3
+    assert left < 0.3 * drawn
+
+
+def test_the_chain_decides_near_ties_as_the_reference() -> None:
+    hold_for_the_chain(range(420), (1, 2, 16))
+    hold_for_the_chain(range(1000, 1021), (1, 300))
+
+
+@pytest.mark.slow
+def test_the_chain_decides_very_many_near_ties_as_the_reference() -> None:
+    hold_for_the_chain(range(10_000, 20_000), (1, 2))
+    hold_for_the_chain(range(20_000, 20_500), (16, 300))
+
+
+def test_the_chain_leaves_no_other_row_to_others() -> None:
+    """Rows as they come, flat ones too, where the mass of a token is near the error of float32 sums."""
+    numbers, left = np.random.default_rng(5), 0
+    asked = [
+        Numbers(),
+        Numbers(t=0.7, p=0.9),
+        Numbers(t=0.8, k=40, m=0.05, p=0.95),
+        Numbers(m=1e-3),
+        Numbers(sigmas=1.0),
+    ]
+    for size, scale, rows in ((1000, 3.0, 2000), (20_000, 1.0, 2000), (20_000, 3.0, 1000), (128_256, 1.0, 200)):
+        logits = np.float32(numbers.normal(size=(1, size)) * scale)
+        table = Table()
+        for row in range(rows):
+            table.add(row, asked[row % len(asked)], (0, 0), row, 3)
+        part = table.part(table.rows)
+        chains(size).draw(Logits(np.broadcast_to(logits, (rows, size))).lying(), rows, part.at)
+        left += int((part.tokens == NOT_DRAWN).sum())
+    assert left == 0
