@@ -532,3 +532,7 @@ def test_defaults_give_way_to_mirostat_and_the_log_says_so_once(caplog):
     assert defaults.override() == defaults
     with pytest.raises(ParameterError, match="mirostat_tau must be a number"):
         defaults.override(mirostat_tau="5")
+
+
+def test_truncations_that_a_request_sets_beside_mirostat_itself_run():
+    assert nc.SamplingParams(mirostat_tau=5, top_k=3, seed=1).pipeline() == (TopK(3), Mirostat(5.0), Gumbel(1))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import nucleate as nc
 from nucleate.core.parameter import ParameterError
-from nucleate.rows import Logits, check_ids, histories, history, masks, per_row
+from nucleate.rows import Logits, check_ids, histories, history, masks, masks_plainly, per_row
 from nucleate.stages import Allowed, BadWords, Dry, LogitBias, MinTokens, Suppress, TopK, Xtc
 
 
@@ -173,3 +173,19 @@ def test_a_row_is_read_when_it_is_asked_for():
     assert rows[1].tolist() == [1.0] * 4
     assert (rows[1].dtype, rows.shape, len(rows)) == (np.float32, (2, 4), 2)
     assert [row.tolist() for row in rows] == [[0.0] * 4, [1.0] * 4]
+
+
+def test_masks_that_lie_plainly_are_read_where_they_are():
+    mask = np.full((3, 4), -1, np.int32)
+    assert masks_plainly(None, 3, 100) == (0, 0)
+    assert masks_plainly(mask, 3, 100) == (mask.ctypes.data, 16)
+    for other in (
+        mask[:, ::2],
+        mask.astype(np.int64),
+        mask.astype(">i4"),
+        mask[:2],
+        mask[:, :3],
+        mask[0],
+        mask.tolist(),
+    ):
+        assert masks_plainly(other, 3, 100) is None

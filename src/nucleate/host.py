@@ -1,6 +1,6 @@
-"""The rows of a Sampler as the host draws them: through the compiled chain, stage by stage, or by the reference.
+"""The rows of a Sampler that the host runs: through the hot chain, the generic path, or the reference.
 
-Refuses to know devices, and who comes and goes: the rows are the sampler's.
+Which rows there are is the sampler's business; devices are not known here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from nucleate.core.stage import Pipeline, Tap
 from nucleate.kernels import KERNELS, compiled
 from nucleate.pipeline import chains, runner
 from nucleate.presets import with_mask, without_mask
-from nucleate.rows import Logits, like, lying_plainly, masks, where
+from nucleate.rows import Logits, like, lying_plainly, masks, masks_plainly, where
 
 KEPT_BATCHES = 32
 """Of different calls."""
@@ -36,7 +36,7 @@ class Row:
     stages: Pipeline
     memory: Memory
     seed: int
-    tap: Tap | None = None  #: of a row that the compiled chain can run, as are its edits
+    tap: Tap | None = None  #: of a row that the hot chain can run, as is the program
     program: Program | None = None
 
     def move(self, stages: Pipeline) -> None:
@@ -53,7 +53,7 @@ class Batch(NamedTuple):
     rows: list[Row]
     shape: tuple[int, int]
     seeds: NDArray[np.uint64]  #: not to be written to: calls share them
-    places: list[int]  #: of those that run through the chain
+    places: list[int]  #: of those that run through the hot chain
     part: Part  #: these
     memories: list[Memory] | None  #: if all do, and nothing more is to be done for them
 
@@ -72,7 +72,7 @@ class Host:
     def __init__(self, size: int, backend: str, rows: Mapping[int, Row]) -> None:
         compiled(backend, 0)  # it refuses one that does not exist
         self._size, self._backend, self._rows = size, backend, rows
-        self._table = Table()  # the rows that run through the chain
+        self._table = Table()  # the rows that run through the hot chain
         self._batch: Batch | None = None  # of the last step
         self._batches: dict[tuple[int, ...] | None, Batch] = {}
 
@@ -81,13 +81,13 @@ class Host:
         return compiled(self._backend, scores)
 
     def add(self, number: int, row: Row, chain: Chain) -> None:
-        """A new row that the compiled chain can run; of others nothing need be known."""
+        """Add a row that the hot chain can run. Others need no entry here."""
         row.tap, row.program = chain.tap, Program(chain.edits, row.memory, self._size) if chain.edits else None
         at = row.program.at if row.program else (0, 0)
         self._table.add(number, chain.numbers, at, row.seed, len(row.memory.output))
 
     def remove(self, number: int) -> None:
-        """A row is gone."""
+        """Remove a row."""
         if number in self._table.slots:
             self._table.remove(number)
 
@@ -97,12 +97,12 @@ class Host:
         self._batches.clear()
 
     def push(self, number: int, row: Row, token: int) -> None:
-        """A row has a token that was not drawn here."""
+        """Append a token that was not drawn here."""
         row.memory.push(token)
         self._count(number)
 
     def batch(self, asked: list[int] | None) -> Batch:
-        """The rows of a call, as gathered for one before: who verifies drafts asks for all, for fewer, and for all."""
+        """The rows of a call, cached: to verify drafts, callers ask for all rows, for fewer, and for all again."""
         key = None if asked is None else tuple(asked)
         batch = self._batches.get(key)
         if batch is None:
@@ -126,17 +126,17 @@ class Host:
         return Batch(asked, numbers, rows, (len(rows), self._size), seeds, places, part, memories)
 
     def step(self, asked: list[int] | None, logits_RV: Any, mask: Any) -> Step:
-        """A step of these rows, see ``Sampler``; at once if all run through the chain, with nothing more to be done."""
+        """A step of these rows, see ``Sampler``; one kernel call if all run through the hot chain, without reports."""
         batch = self._batch
         if batch is None or batch.asked != asked:
             batch = self._batch = self.batch(asked)
-        memories = batch.memories if mask is None else None
+        memories, (count, size) = batch.memories, batch.shape
         lying = lying_plainly(logits_RV, batch.shape) if memories else None
-        count, size = batch.shape
-        if not memories or lying is None or not compiled(self._backend, count * size):
+        masked = masks_plainly(mask, count, size) if memories else None
+        if not memories or lying is None or masked is None or not compiled(self._backend, count * size):
             return self._step(Logits(logits_RV), batch, mask, None)
         part = batch.part
-        chains(size).draw(lying, count, part.at)
+        chains(size).draw(lying, count, part.at, masked)
         tokens_R = part.tokens.copy()
         tokens = tokens_R.tolist()
         if NOT_DRAWN in tokens:
@@ -146,7 +146,7 @@ class Host:
         return like(logits_RV, tokens_R), None, {}, batch.seeds
 
     def _step(self, logits: Logits, batch: Batch, mask: Any, drawn: NDArray[np.int64] | None) -> Step:
-        """A step of any rows. drawn: what the chain has drawn already."""
+        """A step of any rows. drawn: the tokens that the hot chain has drawn already."""
         count = len(batch.rows)
         if logits.shape != batch.shape:
             raise ValueError(f"logits must have the shape {list(batch.shape)}, got {list(logits.shape)}")
@@ -176,7 +176,7 @@ class Host:
         return logits.like(tokens_R), logprobs, errors, batch.seeds
 
     def _draw_chains(self, logits: Logits, batch: Batch, masks_R: Any, tokens_R: NDArray[np.int64]) -> None:
-        """Draw the rows that run through the compiled chain, but for odd ones."""
+        """Draw the rows that run through the hot chain; those that it cannot draw from stay NOT_DRAWN."""
         for row in batch.rows:
             if row.program is not None:
                 row.program.refresh()
@@ -190,7 +190,7 @@ class Host:
     def _draw_alone(
         self, logits_V: NDArray[np.float32], number: int, row: Row, mask_W: NDArray[np.int32] | None, fast: bool
     ) -> tuple[int, StepLogprobs | None] | str:
-        """Draw a row that the compiled chain does not run; or why nothing can be drawn from it."""
+        """Draw one row through the generic path or the reference; or the reason why nothing can be drawn from it."""
         stages = row.stages if mask_W is None else with_mask(row.stages)
         row.memory.mask = mask_W
         try:
@@ -205,7 +205,7 @@ class Host:
     def alone(
         self, number: int, logits_V: NDArray[np.float32], mask_W: NDArray[np.int32] | None
     ) -> tuple[int, StepLogprobs | None] | str:
-        """Draw one row, to which the token belongs from then on; or why nothing can be drawn from it."""
+        """Draw one row and append the token to it; or the reason why nothing can be drawn from it."""
         row = self._rows[number]
         drawn = self._draw_alone(logits_V, number, row, mask_W, self.fast(self._size))
         if not isinstance(drawn, str):
@@ -213,7 +213,7 @@ class Host:
         return drawn
 
     def _count(self, number: int) -> None:
-        """The chain is to draw the next token of a row."""
+        """Advance the step of a row in the table of the hot chain."""
         if number in self._table.slots:
             self._table.advance(number)
 

@@ -44,3 +44,14 @@ def compiled(backend: str, scores: int) -> bool:
     if backend not in BACKENDS:
         raise ParameterError("backend", f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
     return backend == "cpu"
+
+
+def why_not(backend: str, scores: int) -> str:
+    """Why the reference runs such a call, as of now; "" where ``compiled`` kernels do. Raises ParameterError."""
+    if compiled(backend, scores):
+        return ""
+    if backend != "auto":
+        return f"the backend is {backend!r}"
+    if KERNELS.warming:
+        return "the kernels are being loaded or compiled"
+    return f"the kernels are not loaded yet, and {scores:,} scores in a call are fewer than {WORTH_COMPILING:,}"

@@ -266,9 +266,9 @@ class _Batch:
     """The checked arguments of one call, row by row."""
 
     def __init__(self, logits_BV: Any, params: Any, prompt_ids: Any, output_ids: Any, mask: Any, backend: str) -> None:
-        compiled(backend, 0)  # it refuses one that does not exist
         self.logits = Logits(logits_BV)
         rows, size = self.logits.shape
+        compiled(backend, rows * size)  # it refuses a backend that does not exist
         given = params if isinstance(params, list) else [params]
         ready = [prepared(one) for one in given]
         for one in ready:

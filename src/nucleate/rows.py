@@ -16,7 +16,7 @@ FLOATS = ("float32", "float16", "bfloat16", "float64")
 """What kernels read."""
 
 _KINDS = {np.dtype(name): kind for kind, name in enumerate(FLOATS) if name != "bfloat16"}
-_FLOAT32 = np.dtype(np.float32)
+_FLOAT32, _INT32 = np.dtype(np.float32), np.dtype(np.int32)
 
 NOTHING = np.zeros((1, 1), np.float32)
 
@@ -117,6 +117,15 @@ def masks(mask: Any, rows: int, size: int) -> Sequence[NDArray[np.int32] | None]
     if array.dtype not in (np.int32, np.uint32):
         raise TypeError(f"mask must be of int32, got {array.dtype}")
     return list(np.ascontiguousarray(array.view(np.int32)))
+
+
+def masks_plainly(mask: Any, rows: int, size: int) -> tuple[int, int] | None:
+    """``where`` masks are, if a glance tells, 0, 0 for none; None leaves them to ``masks``."""
+    if mask is None:
+        return 0, 0
+    if type(mask) is not np.ndarray or mask.dtype is not _INT32 or mask.ndim != 2 or not mask.flags.c_contiguous:
+        return None
+    return (mask.ctypes.data, mask.strides[0]) if len(mask) == rows and 32 * mask.shape[1] >= size else None
 
 
 def where(masks_B: Sequence[NDArray[np.int32] | None]) -> tuple[int, int]:

@@ -53,11 +53,11 @@ _sampled = functools.partial(tuple.__new__, Sampled)
 class Sampler:
     """A batch of rows, each with its own pipeline, seed, step and history.
 
-    vocab_size: V, the length of a row of logits. backend, device: as in ``sample`` and ``explain``.
+    vocab_size: V, the length of a row of logits. backend, device: as in ``sample`` and ``explain``. With a device other
+    than "cpu" the backend may be "triton" or "torch" too; with the device "cpu" these run rows as tensors there.
 
-    With another device than "cpu", histories, seeds, steps and numbers of rows are there, and so are the tokens: only
-    ``tolist`` on them waits for it, where ``explain`` says of every row that it runs there; what else waits says so.
-    The backend may then be "triton" or "torch" too, as it may with the device "cpu": rows are tensors then.
+    On a GPU, all row state and the sampled tokens stay on the device. A step does not synchronise unless some row runs
+    on the host (see ``explain``); reading ``token_ids`` with ``tolist`` does. Other synchronising methods say so.
     """
 
     def __init__(self, vocab_size: int, backend: str = "auto", device: str = "cpu") -> None:

@@ -70,7 +70,7 @@ def engine_of(llm: nc.LLM, kind: str = "paged", blocks: int = 300, **options: An
 def of_form(rng: random.Random) -> Request:
     """A request with a bit of everything, of some form."""
     request = random_request(rng)
-    params = request.params.replace(
+    params = request.params.override(
         structured=rng.choice(FORMS), **rng.choice(EVERY_STAGE), max_tokens=rng.randint(1, 60), stop_regex=()
     )
     return dataclasses.replace(request, params=params)
@@ -346,7 +346,7 @@ class TestBeside:
 
 
 def test_slow_masks_end_their_answer_alone(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("matcher", "timed", "guidance"):  # as if each took so much longer
+    for module in ("matcher", "budget", "guidance"):  # as if each took so much longer
         monkeypatch.setattr(f"nucleate.text.structured.{module}.FREE_SECONDS", -0.05)
     monkeypatch.setattr("nucleate.text.structured.grammar.SLOW_SECONDS", -1.0)
     engine = engine_of(llm, structured_limits=Limits(seconds=0.4))

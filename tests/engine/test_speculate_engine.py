@@ -42,7 +42,7 @@ def grammars(llm: nc.LLM) -> Grammars:
 def any_request(rng: random.Random) -> Request:
     """With any stage, and with a form now and then."""
     request = random_request(rng)
-    params = request.params.replace(**rng.choice(STAGES))
+    params = request.params.override(**rng.choice(STAGES))
     if rng.random() < 0.4:
         params = params.replace(structured=nc.Structured(**rng.choice(FORMS)), max_tokens=rng.randint(1, 50))
     return dataclasses.replace(request, params=params)

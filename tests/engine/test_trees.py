@@ -167,7 +167,7 @@ def test_pieces_are_those_without_drafts(
 ) -> None:
     """Any parameter, forms and several answers, in a pool of 64 blocks of 4 tokens, with preemption."""
     rng = random.Random(f"{kind}{options}{name}")
-    requests, model = [any_request(rng) for _ in range(6)], toy()
+    requests, model = [any_request(rng) for _ in range(24 if name == "wild" else 6)], toy()
     wanted = [alone(model, llm.tokenizer, request, grammars) for request in requests]
     proposer = PROPOSERS[name](known(requests, wanted), rng)
     count, adaptive = rng.choice([6, 9, 14]), rng.random() < 0.2 and name not in ("knows", "wild")

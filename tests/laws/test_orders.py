@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import random
@@ -51,12 +52,9 @@ def fields(numbers, names, share=0.5):
 
 def asked(**values):
     """The parameters, without mirostat where they are greedy: that is an error."""
-    try:
+    with contextlib.suppress(ParameterError):
         return nc.SamplingParams(**values)
-    except ParameterError as error:
-        if error.field != "mirostat_tau":
-            raise
-        return nc.SamplingParams(**{**values, "mirostat_tau": 0.0})
+    return nc.SamplingParams(**{**values, "mirostat_tau": 0.0})
 
 
 @st.composite

@@ -11,7 +11,7 @@ from nucleate.backends.resident import Resident
 from nucleate.core.parameter import ParameterError
 from nucleate.core.stage import Pipeline
 from nucleate.dispatch.device import device_row
-from nucleate.kernels import KERNELS, WORTH_COMPILING, compiled
+from nucleate.kernels import WORTH_COMPILING, why_not
 
 DEVICES = re.compile(r"(cuda|mps|xpu)(:\d+)?")
 TENSOR_BACKENDS = ("torch", "triton")
@@ -61,17 +61,10 @@ def dispatch(
 def _on_host(chain: Chain | str, vocab_size: int | None, rows: int, backend: str) -> Route:
     """The same on the CPU."""
     scores = WORTH_COMPILING if vocab_size is None else rows * vocab_size
-    if not compiled(backend, scores):
-        return Route("reference", REFERENCE, _why_reference(backend, scores))
+    why = why_not(backend, scores)
+    if why:
+        return Route("reference", REFERENCE, why)
     return Route("cpu", GENERIC, chain) if isinstance(chain, str) else Route("cpu", HOT, "")
-
-
-def _why_reference(backend: str, scores: int) -> str:
-    if backend != "auto":
-        return f"the backend is {backend!r}"
-    if KERNELS.warming:
-        return "the kernels are being loaded or compiled"
-    return f"the kernels are not loaded yet, and {scores:,} scores in a call are fewer than {WORTH_COMPILING:,}"
 
 
 def check_device(device: str) -> None:
