@@ -19,9 +19,10 @@ from nucleate.backends.cpu.special.table import Table
 from nucleate.core import noise
 from nucleate.core.history import History
 from nucleate.core.stage import Ceiling, Draw, Pipeline, Prefix, Scale, Shift, Stage, Tap, shape_of
+from nucleate.kernels import compiled
 from nucleate.params import SamplingParams
 from nucleate.placing import placed
-from nucleate.plan import Chain, Numbers, chain_of, compiled, on_device
+from nucleate.plan import Chain, Numbers, chain_of, on_device
 from nucleate.presets import with_mask
 from nucleate.rows import Logits, check_ids, histories, masks, per_row, where
 from nucleate.stages.greedy import Greedy

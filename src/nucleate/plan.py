@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import re
-import threading
 from itertools import groupby
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from nucleate.backends.cpu.special.program import EACH_TIME, ONCE, SCALE, Counted, Edit
-from nucleate.core.kept import Patience
 from nucleate.core.maths import INFINITY
 from nucleate.core.parameter import ParameterError
 from nucleate.core.stage import Pipeline, Shift, Stage, Tap
@@ -160,41 +157,3 @@ def on_device(device: str) -> str:
         raise ParameterError("device", f"device must be {known}, got {device!r:.60}")
     with_triton = device.startswith("cuda") and importlib.util.find_spec("triton") is not None
     return "triton" if with_triton else "torch"
-
-
-BACKENDS = ("auto", "reference", "cpu")
-WORTH_COMPILING = 1 << 13
-"""Scores in a call; with fewer, "auto" does not load the compiler, unless ``warm`` has, or many calls were made."""
-PATIENCE = 1 << 20, 5 << 24
-"""Scores in small calls that take about as long as to load the kernels, a second, and as to compile them."""
-
-
-def _folder() -> Path:
-    from nucleate.backends.cpu.compile import folder  # it imports the compiler
-
-    return folder()
-
-
-class Kernels:
-    """What this process knows of its compiled kernels, see ``warm``."""
-
-    def __init__(self) -> None:
-        self.warming: list[threading.Thread] = []  #: what compiles them in the background now
-        self.warm = False  #: those that nearly all requests need are there
-        self.patience = Patience(_folder, *PATIENCE)
-
-    def missed(self, scores: int) -> None:
-        """So many scores were drawn from without kernels."""
-        self.warm = self.warm or (not self.warming and self.patience.ends(scores))
-
-
-KERNELS = Kernels()
-
-
-def compiled(backend: str, scores: int) -> bool:
-    """Whether a call with so many scores runs what it can through compiled kernels. Raises ParameterError."""
-    if backend == "auto":
-        return (scores >= WORTH_COMPILING or KERNELS.warm) and not KERNELS.warming
-    if backend not in BACKENDS:
-        raise ParameterError("backend", f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
-    return backend == "cpu"

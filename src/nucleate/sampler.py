@@ -23,10 +23,11 @@ from nucleate.core.parameter import ParameterError
 from nucleate.core.stage import Drawn, Pipeline, Tap
 from nucleate.device import Device
 from nucleate.host import Host, Row, known
+from nucleate.kernels import BACKENDS
 from nucleate.laws import Laws, learns
 from nucleate.params import SamplingParams
 from nucleate.pipeline import Params, prepared
-from nucleate.plan import BACKENDS, TENSOR_BACKENDS
+from nucleate.plan import TENSOR_BACKENDS
 from nucleate.presets import with_mask, without_mask
 from nucleate.rows import Logits, check_ids, history, per_row
 

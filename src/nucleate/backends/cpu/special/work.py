@@ -8,6 +8,7 @@ import numpy as np
 
 from nucleate.backends.cpu.compile import jit
 from nucleate.backends.cpu.simd import GROUP
+from nucleate.backends.cpu.special import room
 
 
 class Work(NamedTuple):
@@ -26,22 +27,18 @@ class Work(NamedTuple):
     others: Any  #: float64 [256 G]
 
 
-@jit
-def room_for(size: Any) -> Any:
-    """How many float64 a ``Work`` takes for rows of so many scores."""
-    groups = -(-size // GROUP)
-    return 4 * GROUP * groups + groups + 8 + (GROUP * (groups + 1) + 2 * groups + 8) // 2
+room_for = jit(room.room_for)
 
 
 @jit
-def carve(room: Any, size: Any) -> Any:
+def carve(block: Any, size: Any) -> Any:
     """The parts of a block of float64 as a ``Work``."""
     groups = (size + GROUP - 1) // GROUP
     padded = groups * GROUP
-    ids, keys = room[:padded].view(np.int64), room[padded : 2 * padded].view(np.int64)
-    weights, others = room[2 * padded : 3 * padded], room[3 * padded : 4 * padded]
-    race, sums = room[4 * padded : 4 * padded + groups], room[4 * padded + groups : 4 * padded + groups + 8]
-    short = room[4 * padded + groups + 8 :].view(np.float32)
+    ids, keys = block[:padded].view(np.int64), block[padded : 2 * padded].view(np.int64)
+    weights, others = block[2 * padded : 3 * padded], block[3 * padded : 4 * padded]
+    race, sums = block[4 * padded : 4 * padded + groups], block[4 * padded + groups : 4 * padded + groups + 8]
+    short = block[4 * padded + groups + 8 :].view(np.float32)
     x, tail = short[:padded], short[padded : padded + GROUP]
     rest = short[padded + GROUP :]
     tops, masses, cuts = rest[:groups], rest[groups : 2 * groups], rest[2 * groups : 2 * groups + 8]

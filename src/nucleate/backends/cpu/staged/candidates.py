@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from nucleate.backends.cpu import noise, simd
-from nucleate.backends.cpu.compile import kernel
+from nucleate.backends.cpu.staged.old import kernel
 from nucleate.backends.cpu.doubles import exp, highest, loose
 from nucleate.backends.cpu.load import with_tail
 from nucleate.backends.cpu.simd import GROUP, LANES, Scores

@@ -12,7 +12,8 @@ from typing import Any, cast
 from llvmlite import ir
 from numba import types
 
-from nucleate.backends.cpu.compile import entry, intrinsic, jit
+from nucleate.backends.cpu.compile import intrinsic, jit
+from nucleate.backends.cpu.staged.old import entry
 from nucleate.backends.cpu.staged import rules
 from nucleate.backends.cpu.staged.bind import bound, digest
 from nucleate.backends.rules import reads

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from nucleate.backends.cpu import simd
-from nucleate.backends.cpu.compile import jit, kernel
+from nucleate.backends.cpu.compile import jit
+from nucleate.backends.cpu.staged.old import kernel
 from nucleate.backends.cpu.doubles import BLOCK, bits_of, inside
 from nucleate.backends.cpu.squeeze import take
 

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from nucleate.backends.cpu import simd
-from nucleate.backends.cpu.compile import jit, kernel
+from nucleate.backends.cpu.compile import jit
+from nucleate.backends.cpu.staged.old import kernel
 from nucleate.backends.cpu.doubles import BLOCK, extremes, inside, loose, told
 from nucleate.backends.cpu.simd import GROUP
 from nucleate.backends.cpu.special.select import stir

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from nucleate.backends.cpu import simd
-from nucleate.backends.cpu.compile import kernel
+from nucleate.backends.cpu.staged.old import kernel
 from nucleate.backends.cpu.doubles import LOWEST, exp, extremes, loose, told
 from nucleate.backends.cpu.simd import GROUP, Scores
 from nucleate.backends.cpu.weights import weigh

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numba import carray
 
-from nucleate.backends.cpu.compile import jit, kernel
+from nucleate.backends.cpu.compile import jit
+from nucleate.backends.cpu.staged.old import kernel
 from nucleate.backends.cpu.doubles import LOWEST
 from nucleate.backends.cpu.load import longs_at
 from nucleate.backends.cpu.simd import GROUP
