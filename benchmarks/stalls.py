@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 TARGET = 0.1
 """Seconds by which a gap may be longer beside other requests."""
@@ -105,7 +105,7 @@ class Server:
         threading.Thread(target=self._read, daemon=True).start()
         if not self._up.wait(60) or not self.url:
             self._process.kill()
-            raise RuntimeError("the server did not come up:\n" + "".join(self.lines))
+            raise RuntimeError("the server did not come up:\n" + "".join(self.lines[-20:]))
 
     def _read(self) -> None:
         for line in self._process.stderr or ():
@@ -120,7 +120,7 @@ class Server:
         """Its kernels are there."""
         return any("kernels ready" in line for line in self.lines)
 
-    def __enter__(self) -> Server:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -139,7 +139,7 @@ def ask(url: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     try:
         connection.request("POST", "/v1/completions", given, {"content-type": "application/json"})
         answer = connection.getresponse()
-        if answer.status != 200:  # noqa: PLR2004
+        if answer.status != 200:
             raise RuntimeError(f"{answer.status} for {given}: {answer.read()[:300]!r}")
         for line in answer:
             if line.startswith(b"data: {"):
@@ -203,16 +203,16 @@ def ask_all(url: str, at_once: int, *, quick: bool) -> None:
 
 
 def run(cache: Path, at_once: int, seconds: float, *, quick: bool) -> dict[str, Any]:
-    """One server: the stream beside all other requests; until the kernels are there; then alone, and beside them again."""
+    """One server: the stream beside all others from the start; then, with kernels, alone and beside them again."""
     with Server(cache) as server:
         others, beside, end = Others(server.url, at_once, quick=quick), [], time.perf_counter() + seconds
         while not others.done and time.perf_counter() < end:
             beside.append(stream(server.url))
         said = others.end()
-        while not server.ready and time.perf_counter() < end + seconds:
+        while not server.ready and time.perf_counter() < end + 2 * seconds:
             beside.append(stream(server.url))
         if not server.ready:
-            raise RuntimeError("the kernels were not ready in time:\n" + "".join(server.lines))
+            raise RuntimeError("the kernels were not ready in time:\n" + "".join(server.lines[-20:]))
         for _ in range(2):
             stream(server.url)
         alone, until = [], time.perf_counter() + (ALONE / 4 if quick else ALONE)
@@ -250,7 +250,9 @@ def main() -> int:
                 figures = one[phase]
                 more = figures["longest"] - alone
                 verdict = "" if phase == "alone" else f", {1e3 * more:+.0f} ms; others: {figures['others']}"
-                print(f"{name}, {phase}: longest gap {1e3 * figures['longest']:.0f} ms of {figures['streams']}{verdict}")
+                print(
+                    f"{name}, {phase}: longest gap {1e3 * figures['longest']:.0f} ms of {figures['streams']}{verdict}"
+                )
             print(f"{name}: the text is {'unchanged' if one['unchanged'] else 'CHANGED'}", flush=True)
     if given.json:
         given.json.write_text(json.dumps(found, indent=1) + "\n")

@@ -20,6 +20,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,7 @@ class KernelError(RuntimeError):
 
 
 class Library:
-    """Kernels of some modules, by name: ``library["draw_rows"](...)``. See ``libraries`` for all that there are.
+    """Kernels of some modules, by name: ``library.draw_rows(...)``. See ``libraries`` for all that there are.
 
     sources: what the kernels are made of. ``ready``: they are in memory.
     """
@@ -60,16 +61,16 @@ class Library:
     def __init__(self, name: str, modules: Sequence[str], sources: Iterable[Path]) -> None:
         self.name, self.modules, self.ready = name, tuple(modules), False
         self._sources = tuple(sources)
-        self._functions: dict[str, Callable[..., Any]] = {}
         self._getting = threading.Lock()
         self._lost, self._next = 0.0, SOON
         self._elsewhere: Path | None = None  # where the file is, if it could not be written where it belongs
 
-    def __getitem__(self, name: str) -> Callable[..., Any]:
+    def __getattr__(self, name: str) -> Any:
         """A kernel. Waits for it, if it must be read or compiled first. Raises KernelError."""
-        if not self.ready:
-            get([self])
-        return self._functions[name]
+        if name.startswith("_") or self.ready:
+            raise AttributeError(f"there is no kernel {name!r} in {self.modules}")
+        get([self])
+        return getattr(self, name)
 
     def missed(self, seconds: float) -> None:
         """So much time went by without kernels. As soon as it is worth their own, they are got in the background."""
@@ -104,7 +105,7 @@ class Library:
             if functions is None:
                 self._next = LATE
                 return False
-            self._functions = functions
+            vars(self).update(functions)
             self.ready = True  # last: nobody waits for it
             return True
 
@@ -140,27 +141,12 @@ def get(libraries: Sequence[Library], told: Told | None = None, *, behind: bool 
             missing.append(library)
         if behind:
             time.sleep(PAUSE)
-    if not missing:
-        return
-    names = ", ".join(library.name for library in missing)
-    if told is None:
+    if missing and told is None:
+        names = ", ".join(library.name for library in missing)
         kept.say(f"compiling the CPU kernels ({names}), once: about 25 seconds (kept in {missing[0].folder.parent})")
-    waiting, errors = list(missing), []
-
-    def work() -> None:
-        while waiting:
-            try:
-                _compile(waiting.pop(0), told, behind=behind)
-            except Exception as error:  # noqa: BLE001  # told of below
-                errors.append(error)
-
-    threads = [threading.Thread(target=work, daemon=True) for _ in range(min(len(missing), 1 if behind else cores()))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
+    with ThreadPoolExecutor(1 if behind else cores(), "nucleate-compiling") as threads:
+        for job in [threads.submit(_compile, library, told, behind=behind) for library in missing]:
+            job.result()
 
 
 def _compile(library: Library, told: Told | None, *, behind: bool) -> None:
@@ -299,7 +285,8 @@ def _versions() -> tuple[str, tuple[Path, ...]]:
 
 def _folder(sources: tuple[Path, ...]) -> Path:
     versions, files = _versions()
-    return kept.folder(versions, (*sources, *files, Path(__file__).with_name("compiling.py")))
+    own = (Path(__file__).with_name(name) for name in ("compiling.py", "entries.py"))
+    return kept.folder(versions, (*sources, *files, *own))
 
 
 @cache

@@ -33,7 +33,7 @@ def decode(
     cuts = packing.cuts(kv_heads, rule.window, 2 * count if count > 1 else 1)
     where = packing.short, packing.blocks, packing.followed_T2
     rest: tuple[Any, ...] = (queries_THD, keys_TKD, values_TKE, *pool, *where, *rule, out_THE)
-    run = MODELS["attend"]
+    run = MODELS.attend
     given = [(workers().submit(run, begin, end, *rest), begin, end) for begin, end in pairwise(cuts[1:])]
     try:
         run(0, cuts[1], *rest)

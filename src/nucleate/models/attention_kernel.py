@@ -123,8 +123,9 @@ def _mix(weights_GL: Any, pool_BKSE: Any, k: Any, blocks: Any, oldest: Any, leng
 
 
 @kernel(
-    "void(intp, intp, float32[:, :, :], float32[:, :, :], float32[:, :, :], float32[:, :, :, ::1], float32[:, :, :, ::1], "
-    "int64[:, ::1], int32[::1], int64[:, ::1], float64, intp, float64, float32[::1], float32[:, :, ::1])",
+    "void(intp, intp, float32[:, :, :], float32[:, :, :], float32[:, :, :], float32[:, :, :, ::1], "
+    "float32[:, :, :, ::1], int64[:, ::1], int32[::1], int64[:, ::1], float64, intp, float64, float32[::1], "
+    "float32[:, :, ::1])",
     loose=True,
 )
 def attend(

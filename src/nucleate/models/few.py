@@ -23,5 +23,5 @@ def product(x_TX: Floats, weight_XY: Floats, out_TY: Floats | None = None) -> Fl
     if not 0 < count <= FEW or size % STEPS or columns % LANES:
         return large.product(x_TX, weight_XY, out_TY)
     out = np.empty((count, columns), np.float32) if out_TY is None else out_TY
-    MODELS["multiply"](np.ascontiguousarray(x_TX), weight_XY, out)
+    MODELS.multiply(np.ascontiguousarray(x_TX), weight_XY, out)
     return out

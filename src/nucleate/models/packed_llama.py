@@ -23,6 +23,7 @@ from nucleate.models.pool import Pool, Rule, copy_blocks, copy_places, new_pool
 from nucleate.models.product import product
 from nucleate.models.runner import BLOCK, UNWATCHED, Fork, Move, Part
 
+
 class Kernels(NamedTuple):
     """What runs the parts of a layer."""
 
@@ -37,8 +38,7 @@ def compiled() -> Kernels:
     """Those of Numba, waited for."""
     from nucleate.models import attention, few
 
-    small = (MODELS[name] for name in ("add_and_normalise", "rotate", "gate"))
-    return Kernels(*small, few.product, attention.decode)
+    return Kernels(MODELS.add_and_normalise, MODELS.rotate, MODELS.gate, few.product, attention.decode)
 
 
 class PackedLlama:

@@ -27,7 +27,7 @@ class Chains:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._draw_rows, self._report, self._survivors = (CHAIN[name] for name in ("draw_rows", "report", "survivors"))
+        self._draw_rows = CHAIN.draw_rows
         self._rooms: list[NDArray[np.float64]] = []
         self._at: list[int] = []
         self._add_room()
@@ -76,7 +76,9 @@ class Chains:
         tokens, count = np.array([chosen, *asked], np.int64), min(top, self.size)
         ids, ranks = np.empty(count, np.int64), np.empty(len(tokens), np.int64)
         numbers = np.empty(len(tokens) + count)
-        found = self._report(start + place * between, kind, self.size, tokens, count, ids, numbers, ranks, self._rooms[0])
+        found = CHAIN.report(
+            start + place * between, kind, self.size, tokens, count, ids, numbers, ranks, self._rooms[0]
+        )
         one, *others = (
             TokenLogprob(*each)
             for each in zip(tokens.tolist(), numbers.tolist(), (rank or None for rank in ranks.tolist()), strict=False)
@@ -88,7 +90,7 @@ class Chains:
         """The ids that the cuts of a chain leave, ascending; none where no token can be drawn."""
         ids = np.empty(self.size, np.int64)
         x = np.array(logits_V, np.float32)
-        return ids[: self._survivors(x, np.array(numbers, np.float64), ids, self._rooms[0])]
+        return ids[: CHAIN.survivors(x, np.array(numbers, np.float64), ids, self._rooms[0])]
 
 
 class _Own(threading.local):

@@ -12,8 +12,8 @@ from typing import Any, cast
 import numpy as np
 
 from nucleate.backends.cpu.compile import jit
-from nucleate.backends.cpu.staged.old import kernel
 from nucleate.backends.cpu.staged import rules
+from nucleate.backends.cpu.staged.old import kernel
 from nucleate.backends.rules import LARGEST, NUMBERS, reads
 from nucleate.core import maths
 from nucleate.core.maths import rebind

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 
 from nucleate.backends.cpu import noise, simd
-from nucleate.backends.cpu.staged.old import kernel
 from nucleate.backends.cpu.doubles import exp, highest, loose
 from nucleate.backends.cpu.load import with_tail
 from nucleate.backends.cpu.simd import GROUP, LANES, Scores
 from nucleate.backends.cpu.special.cuts import read
 from nucleate.backends.cpu.special.select import count_cut, kth_highest
 from nucleate.backends.cpu.squeeze import EIGHT, how_many, squeeze, squeeze_places
+from nucleate.backends.cpu.staged.old import kernel
 from nucleate.backends.cpu.weights import CUTS, count, weigh_some
 from nucleate.backends.cpu.weights import LANES as SOME
 

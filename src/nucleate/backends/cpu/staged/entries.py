@@ -13,9 +13,9 @@ from llvmlite import ir
 from numba import types
 
 from nucleate.backends.cpu.compile import intrinsic, jit
-from nucleate.backends.cpu.staged.old import entry
 from nucleate.backends.cpu.staged import rules
 from nucleate.backends.cpu.staged.bind import bound, digest
+from nucleate.backends.cpu.staged.old import entry
 from nucleate.backends.rules import reads
 from nucleate.core.maths import rebind
 from nucleate.core.stage import Stage

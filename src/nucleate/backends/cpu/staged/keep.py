@@ -13,9 +13,9 @@ import numpy as np
 
 from nucleate.backends.cpu import simd
 from nucleate.backends.cpu.compile import jit
-from nucleate.backends.cpu.staged.old import kernel
 from nucleate.backends.cpu.doubles import BLOCK, bits_of, inside
 from nucleate.backends.cpu.squeeze import take
+from nucleate.backends.cpu.staged.old import kernel
 
 
 @kernel

@@ -8,10 +8,10 @@ import numpy as np
 
 from nucleate.backends.cpu import simd
 from nucleate.backends.cpu.compile import jit
-from nucleate.backends.cpu.staged.old import kernel
 from nucleate.backends.cpu.doubles import BLOCK, extremes, inside, loose, told
 from nucleate.backends.cpu.simd import GROUP
 from nucleate.backends.cpu.special.select import stir
+from nucleate.backends.cpu.staged.old import kernel
 
 ALL, WRONG = -1, -2
 BINS = 2048

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nucleate.backends.cpu.staged.old import kernel
 from nucleate.backends.cpu.staged.bind import give_up, loop, numbers
+from nucleate.backends.cpu.staged.old import kernel
 from nucleate.core.history import Counts, Past
 from nucleate.core.stage import Shift, Token
 

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from nucleate.backends.cpu import simd
-from nucleate.backends.cpu.staged.old import kernel
 from nucleate.backends.cpu.doubles import LOWEST, exp, extremes, loose, told
 from nucleate.backends.cpu.simd import GROUP, Scores
+from nucleate.backends.cpu.staged.old import kernel
 from nucleate.backends.cpu.weights import weigh
 
 MASS, MOMENTS = 1, 2

@@ -11,12 +11,12 @@ import numpy as np
 from numba import carray
 
 from nucleate.backends.cpu.compile import jit
-from nucleate.backends.cpu.staged.old import kernel
 from nucleate.backends.cpu.doubles import LOWEST
 from nucleate.backends.cpu.load import longs_at
 from nucleate.backends.cpu.simd import GROUP
 from nucleate.backends.cpu.staged import candidates, keep, summary
 from nucleate.backends.cpu.staged.entries import say
+from nucleate.backends.cpu.staged.old import kernel
 from nucleate.backends.cpu.staged.races import draw
 from nucleate.backends.cpu.staged.reach import ALL, BINS, reach
 from nucleate.backends.cpu.staged.space import (
