@@ -63,7 +63,7 @@ class Library:
         self._sources = tuple(sources)
         self._getting = threading.Lock()
         self._lost, self._next = 0.0, SOON
-        self._elsewhere: Path | None = None  # where the file is, if it could not be written where it belongs
+        self._made: Path | None = None  # where a process of this one wrote the file
 
     def __getattr__(self, name: str) -> Any:
         """A kernel. Waits for it, if it must be read or compiled first. Raises KernelError."""
@@ -98,7 +98,7 @@ class Library:
             if self.ready:
                 return True
             try:
-                data = (self._elsewhere or self.path).read_bytes()
+                data = (self._made or self.path).read_bytes()
             except OSError:
                 data = b""
             functions = _functions(data)
@@ -113,9 +113,8 @@ class Library:
         """A process that compiles the kernels and says so, line by line. behind: others come first."""
         place = self.path
         if not kept.writable(place.parent):
-            if self._elsewhere is None:
-                self._elsewhere = Path(_own_folder()) / place.name
-            place = self._elsewhere
+            place = Path(_own_folder()) / place.name
+        self._made = place
         command = [sys.executable, "-c", PROGRAM, str(place), *self.modules]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         process = subprocess.Popen(  # noqa: S603  # ours
