@@ -199,7 +199,7 @@ def ask_all(url: str, at_once: int, *, quick: bool) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    print(f"{answered[0]} answered, {len(failed)} failed {failed[:1] or ''}")
+    print(f"{answered[0]} answered, {len(failed)} failed {failed[:1] or ''}".strip())
 
 
 def run(cache: Path, at_once: int, seconds: float, *, quick: bool) -> dict[str, Any]:

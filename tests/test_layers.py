@@ -54,8 +54,8 @@ ALLOWED = {
     },
 }
 ONLY_IN = {
-    "numba": {"core/compiling.py", "backends/cpu", "models/kernels.py", "models/vectors.py"},
-    "llvmlite": {"core/compiling.py", "core/native.py", "backends/cpu", "models/vectors.py"},
+    "numba": {"core/compiling.py", "core/entries.py", "backends/cpu", "models/kernels.py", "models/vectors.py"},
+    "llvmlite": {"core/compiling.py", "core/entries.py", "core/native.py", "backends/cpu", "models/vectors.py"},
     "torch": {
         *("models/transformers.py", "models/packed.py", "models/packed_attention.py", "models/trial.py"),
         *("models/watching.py", "models/mtp.py"),
