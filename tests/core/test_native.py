@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -211,3 +212,18 @@ def test_what_cannot_be_compiled_says_why(cache: Path, tmp_path: Path, monkeypat
     monkeypatch.setenv("NUCLEATE_CACHE", str(tmp_path))
     with pytest.raises(KernelError, match="No module named 'no_such_module'"):
         native.get([Library("none", ["no_such_module"], [])])
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_fork_begins_with_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the threads of its parent, which were to get kernels, are not there."""
+    library = Library("unmade", [], [])
+    library.expected()
+    child = os.fork()
+    if not child:
+        begun: list[object] = []
+        monkeypatch.setattr(native, "begin", lambda some, *, compiling: begun.append((some, compiling)))
+        library.missed(native.SOON)
+        os._exit(0 if begun == [([library], False)] else 1)
+    assert os.waitpid(child, 0)[1] == 0

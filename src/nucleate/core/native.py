@@ -65,6 +65,14 @@ class Library:
         self._lost, self._next = 0.0, SOON
         self._made: Path | None = None  # where a process of this one wrote the file
 
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._forked)
+
+    def _forked(self) -> None:
+        """A fork has none of the threads of its parent: what they were to get is begun with again."""
+        self._getting, self._lost = threading.Lock(), 0.0
+        self._next = min(self._next, SOON)
+
     def __getattr__(self, name: str) -> Any:
         """A kernel. Waits for it, if it must be read or compiled first. Raises KernelError."""
         if name.startswith("_") or self.ready:
@@ -122,7 +130,7 @@ class Library:
             text=True,
         )  # fmt: skip
         if behind and hasattr(os, "setpriority"):
-            os.setpriority(os.PRIO_PROCESS, process.pid, 10)
+            os.setpriority(os.PRIO_PROCESS, process.pid, 5)  # with more it would never end beside a busy server
         return process
 
 
@@ -170,9 +178,6 @@ def _tell(told: Told | None, line: str) -> None:
         told(line)
 
 
-_begun = threading.Lock()
-
-
 def begin(
     libraries: Sequence[Library],
     *,
@@ -186,8 +191,7 @@ def begin(
 
     def work() -> None:
         try:
-            with _begun:  # one after the other
-                get(libraries, told, behind=True) if compiling else [library.load() for library in libraries]
+            get(libraries, told, behind=True) if compiling else [library.load() for library in libraries]
             if also is not None:
                 also()
         except Exception:
