@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 
 from nucleate.core.libraries import ALL
 from nucleate.core.native import Told, begin, get
-
-logger = logging.getLogger("nucleate")
 
 
 def warm(
