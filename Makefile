@@ -4,7 +4,7 @@
 # make bench  the benchmarks, in a minute    make setup   only create .venv with everything for development
 # make bench-page  docs/benchmarks.md, measured: a quarter of an hour on an idle machine, with all of '.[torch,bench]'
 # make test-clients  the server with litellm, langchain, llm, lm-eval, schemathesis (litellm without its dependencies: they contradict ours)
-# make bench-server  the server under load: four minutes   make bench-engine  the engine beside Transformers: ten minutes
+# make bench-server  the server under load, and what stalls a stream: ten minutes   make bench-engine  the engine beside Transformers: ten minutes
 # make bench-gpu  the kernels on a GPU, checked and timed: ten minutes; where there is none it says so
 # make bench-structured  what answers of a form cost: masks, compiling, drawing; five minutes
 
@@ -72,6 +72,7 @@ bench-engine: .venv/dev
 
 bench-server: .venv/dev
 	$(BIN)/python benchmarks/server.py --json benchmarks/results/server.json
+	$(BIN)/python benchmarks/stalls.py --json benchmarks/results/stalls.json
 
 bench-structured: .venv/dev
 	$(BIN)/python benchmarks/structured.py --json benchmarks/results/structured.json

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import logging
 import signal
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
 import nucleate as nc
 from nucleate import kernels
-from nucleate.core.kept import Patience
 
 settings.register_profile("ci", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("ci")
@@ -29,9 +25,9 @@ def llm() -> nc.LLM:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def compiled() -> None:
-    """The CPU kernels, compiled before anything is timed: 40 seconds, unless an earlier run has left them."""
-    nc.sample(np.zeros((1, 256), np.float32), nc.SamplingParams(), backend="cpu")
+def warm() -> None:
+    """All kernels, compiled before anything is timed: half a minute, unless an earlier run has left them."""
+    nc.warm()
 
 
 @pytest.fixture(autouse=True)
@@ -43,15 +39,16 @@ def log() -> Iterator[None]:
     assert [(logger.level, logger.propagate, logger.disabled) for logger in loggers] == before
 
 
-@pytest.fixture(autouse=True)
-def cold(log: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Which kernels draw depends neither on tests that were run before, such as one of ``warm``, nor on how much is.
+class Held(kernels.Kernels):
+    """As if none were in memory, however long one waits."""
 
-    What a test has begun to compile in the background ends with it: until then, "auto" takes no kernels.
-    """
-    monkeypatch.setattr(kernels.KERNELS, "warm", False)
-    monkeypatch.setattr(kernels.KERNELS, "patience", Patience(Path, sys.maxsize, sys.maxsize))
-    yield
-    for thread in list(kernels.KERNELS.warming):
-        thread.join(120)
-        assert thread not in kernels.KERNELS.warming
+    ready = False
+
+    def missed(self, scores: int) -> None:
+        """Nobody gets them."""
+
+
+@pytest.fixture(autouse=True)
+def cold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which kernels draw depends neither on tests that were run before, nor on how much is: "auto" takes none."""
+    monkeypatch.setattr(kernels, "KERNELS", Held(()))

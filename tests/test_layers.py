@@ -25,7 +25,7 @@ ALLOWED = {
     "rows": {"core", "backends"},
     "presets": {"core", "stages"},
     "params": {"core", "stages", "presets", "fields"},  # fields are the derived types
-    "kernels": {"core", "backends"},
+    "kernels": {"core"},
     "dispatch": {"core", "stages", "backends", "kernels"},
     "pipeline": BELOW_PIPELINE,
     "pipeline_json": {"core", "stages"},
@@ -34,7 +34,7 @@ ALLOWED = {
     "device": PIPELINE,
     "sampler": {*PIPELINE, "laws", "host", "device"},
     "tracing": PIPELINE,
-    "warming": {*PIPELINE, "laws", "host", "device", "sampler"},
+    "warming": {"core"},
     "beam": {"core"},
     "generate": EVERYTHING_BELOW_LLM,
     "engine": {*EVERYTHING_BELOW_LLM, "generate", "beam"},
@@ -54,8 +54,8 @@ ALLOWED = {
     },
 }
 ONLY_IN = {
-    "numba": {"core/compiling.py", "backends/cpu", "models/attention.py", "models/kernels.py", "models/vectors.py"},
-    "llvmlite": {"backends/cpu", "models/vectors.py"},
+    "numba": {"core/compiling.py", "core/entries.py", "backends/cpu", "models/kernels.py", "models/vectors.py"},
+    "llvmlite": {"core/compiling.py", "core/entries.py", "core/native.py", "backends/cpu", "models/vectors.py"},
     "torch": {
         *("models/transformers.py", "models/packed.py", "models/packed_attention.py", "models/trial.py"),
         *("models/watching.py", "models/mtp.py"),

@@ -20,7 +20,7 @@ from nucleate.core.event import StepLogprobs
 from nucleate.core.memory import Memory
 from nucleate.core.parameter import ParameterError, unknown
 from nucleate.core.stage import Pipeline, Tap
-from nucleate.kernels import KERNELS, compiled
+from nucleate.kernels import compiled
 from nucleate.pipeline import chains, runner
 from nucleate.presets import with_mask, without_mask
 from nucleate.rows import Logits, like, lying_plainly, masks, masks_plainly, where
@@ -155,8 +155,6 @@ class Host:
         tokens_R = np.full(count, NOT_DRAWN, np.int64) if drawn is None else drawn
         if fast and drawn is None and batch.places:
             self._draw_chains(logits, batch, masks_R, tokens_R)
-        elif not fast and self._backend == "auto":
-            KERNELS.missed(count * self._size)
         errors: dict[int, str] = {}
         reported: dict[int, StepLogprobs] = {}
         for place, (row, token) in enumerate(zip(batch.rows, tokens_R.tolist(), strict=True)):

@@ -13,6 +13,8 @@ from types import MappingProxyType
 from typing import Any
 
 from nucleate.core.event import Completion, Event, Piece
+from nucleate.core.libraries import MODELS, SAMPLER
+from nucleate.core.native import begin
 from nucleate.core.parameter import ParameterError
 from nucleate.engine.beam import BeamCompletion, BeamParams, BeamRequest, beam_params
 from nucleate.engine.calls import Calls
@@ -53,6 +55,7 @@ class LLM:
         runtime: str = "auto",
         speculative: str | Speculation | None = None,
     ) -> None:
+        begin((*SAMPLER, MODELS), compiling=False)  # beside what follows
         asked = Speculation.of(speculative)
         self.folder = resolve(model)
         try:

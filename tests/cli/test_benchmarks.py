@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import importlib
+import json
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -11,6 +14,7 @@ import numpy as np
 import pytest
 
 from nucleate.cli.bench import CHAINS, logits
+from nucleate.presets import PRESETS, WANTED
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 GREEDY = dict(logits="peaked", vocabulary=1000, rows=1, chain="greedy")
@@ -106,3 +110,30 @@ def test_the_contenders_of_the_engine_give_what_was_asked_for(monkeypatch: pytes
     assert [len(tokens) for tokens in ours] == [one.tokens for one in asked]
     assert [len(tokens) for tokens in engine.by_generate(embedded.model, asked, 2)] == [one.tokens for one in asked]
     assert engine.by_generate_batch(embedded.model, asked) == ours
+
+
+def test_a_stream_is_disturbed_by_every_stage_and_every_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+    stalls = module("stalls", monkeypatch)
+    assert set(stalls.STAGES) == set(WANTED)
+    assert set(stalls.PRESETS) == set(PRESETS)
+    every = stalls.bodies(quick=False)
+    for place, one in enumerate(stalls.STAGES.values()):
+        assert any(body == one for body in every)
+        for other in [*stalls.STAGES.values()][place + 1 :]:
+            assert {**one, **other} in every
+    assert len(stalls.bodies(quick=True)) < len(every) / 4
+
+
+@pytest.mark.slow
+def test_no_request_stalls_a_stream(tmp_path: Path) -> None:
+    """With limits for a machine that has other things to do; the program has those of an idle one."""
+    pytest.importorskip("uvicorn", reason="needs the extra 'server'")
+    found = tmp_path / "found.json"
+    command = [sys.executable, str(FOLDER / "stalls.py"), "--quick", "--seconds", "120", "--json", str(found)]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900)
+    assert found.is_file(), ran.stdout + ran.stderr
+    for name, phases in json.loads(found.read_text("utf-8")).items():
+        assert phases["unchanged"], name
+        for phase in ("from the start", "kernels ready"):
+            assert phases[phase]["others"].endswith(" 0 failed"), phases[phase]
+            assert phases[phase]["longest"] < phases["alone"]["longest"] + 1.0, (name, phase)

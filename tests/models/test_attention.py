@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nucleate.core.libraries import MODELS
 from nucleate.models import attention, kernels
 from nucleate.models.packing import Packing
 from nucleate.models.pool import NO_SINKS, Rule, by_token, new_pool
@@ -195,16 +192,6 @@ def test_a_packing_says_where_every_token_is(given_parts, seed: int) -> None:
         assert part.stop == stop
 
 
-@pytest.mark.parametrize("place", ["writable", "file"])
-def test_kernels_are_kept_on_disk_where_that_is_possible(place: str, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("no folder")
-    code = "from nucleate.models import kernels; kernels.rotate(); print(kernels.folder())"
-    env = {**os.environ, "NUCLEATE_CACHE": str(tmp_path / place)}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
-    assert done.stdout.startswith(str(tmp_path / place))
-    assert bool(list(tmp_path.rglob("*rotate*.nbc"))) == (place == "writable")
-
-
 @given(st.floats(-120, 0, width=32))
 def test_exp_is_exp(x: float) -> None:
     ours = kernels.exp(np.float32(x))
@@ -216,7 +203,7 @@ def test_gate_is_silu_times_up() -> None:
     both = random.standard_normal((5, 62)).astype(np.float32) * 30
     both[0, :3] = 0, 1e30, -1e30
     out = np.empty((5, 31), np.float32)
-    kernels.gate()(both, out)
+    MODELS.gate(both, out)
     gate, up = np.split(both.astype(np.float64), 2, axis=1)
     with np.errstate(over="ignore"):
         np.testing.assert_allclose(out, gate / (1 + np.exp(-gate)) * up, rtol=1e-5, atol=1e-6)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -129,15 +128,34 @@ def test_every_shape_of_the_architecture(shape: str, tmp_path: Path) -> None:
     assert_as_alone(driver, model)
 
 
+class Later:
+    """Kernels that are not there yet."""
+
+    ready = False
+
+    def __init__(self) -> None:
+        self.lost: list[float] = []
+
+    def missed(self, seconds: float) -> None:
+        self.lost.append(seconds)
+
+
 @pytest.mark.parametrize("length", [1, 8, 16, 40])
-def test_one_alone_is_read_without_kernels_and_with_others_goes_on(length: int, model: Llama) -> None:
+def test_it_goes_on_without_kernels_until_they_are_there(length: int, model: Llama, monkeypatch: Any) -> None:
+    library = Later()
+    monkeypatch.setattr(packed_llama, "MODELS", library)
     driver = Driver(runner_of(model, 100 * BLOCK_BYTES), seed=length)
-    driver.add(prompts(length)[0])
+    for prompt in prompts(length, 21):
+        driver.add(prompt)
     driver.run(12)
     assert driver.runner.kernels.decode is None
-    driver.add(prompts(21)[0])
+    forwards = len(library.lost)
+    assert forwards >= 12
+    assert min(library.lost) > 0
+    monkeypatch.undo()
     driver.run(24)
     assert driver.runner.kernels.decode is not None
+    assert len(library.lost) == forwards
     assert_as_alone(driver, model)
 
 
@@ -154,84 +172,10 @@ def test_with_kernels_a_draft_is_read_to_the_bit_as_token_by_token(model: Llama)
         np.testing.assert_array_equal(alone.forward([Part(1, two, place, place + 1, [2, 4, 6], 1)])[0], drafts[7 + row])
 
 
-def test_one_that_is_alone_has_kernels_from_its_first_draft_on(model: Llama) -> None:
+def test_who_drafts_has_kernels_before_the_first_forward(model: Llama) -> None:
     runner = PackedLlama(model, 10 * BLOCK_BYTES)
-    [ids] = prompts(30)
-    runner.forward([Part(0, ids, 0, 20, [1, 2], 1)])
     assert runner.kernels.decode is None
-    runner.forward([Part(0, ids, 20, 24, [1, 2], 4)])
-    assert runner.kernels.decode is not None
-
-
-@pytest.mark.parametrize("kept", [True, False])
-def test_one_that_is_alone_for_long_has_kernels_in_the_end(kept: bool, model: Llama, monkeypatch: Any) -> None:
-    compiled()
-    monkeypatch.setattr(packed_llama, "PATIENCE", (4, 9))
-    monkeypatch.setattr("nucleate.core.kept.holds", lambda place: kept)
-    driver = Driver(runner_of(model, 100 * BLOCK_BYTES), seed=1)
-    driver.add(prompts(9)[0])
-    forwards, end, read = [], 4 if kept else 9, PackedLlama._read
-
-    def watch(own: PackedLlama, packing: Any) -> Any:
-        forwards.append(own.kernels.decode is not None)
-        return read(own, packing)
-
-    monkeypatch.setattr(PackedLlama, "_read", watch)
-    driver.run(12)
-    assert forwards == [False] * (end - 1) + [True] * (len(forwards) - end + 1)
-    assert len(forwards) > end
-    assert_as_alone(driver, model)
-
-
-def test_meanwhile_all_but_drafts_are_read_without_kernels(model: Llama, monkeypatch: Any) -> None:
-    """While another thread compiles; a draft waits, as it is to be read to the bit as token by token."""
-    ready, begun, go = compiled(), threading.Event(), threading.Event()
-
-    def wait() -> Any:
-        begun.set()
-        assert go.wait(30)
-        return ready
-
-    monkeypatch.setattr(packed_llama, "compiled", wait)
-    monkeypatch.setattr(packed_llama, "PATIENCE", (1, 1))
-    driver = Driver(runner_of(model, 100 * BLOCK_BYTES), seed=1)
-    runner = driver.runner
-    assert isinstance(runner, PackedLlama)
-    thread = threading.Thread(target=runner.warm)
-    thread.start()
-    assert begun.wait(30)
-    for prompt in prompts(9, 20, 3):
-        driver.add(prompt)
-    driver.run(6)
-    assert runner.kernels.decode is None
-    [ids] = prompts(30)
-    blocks = [driver.free.pop(), driver.free.pop()]
-    drafted = threading.Thread(target=runner.forward, args=([Part(99, ids, 0, 24, blocks, 4)],))
-    drafted.start()
-    drafted.join(0.1)
-    assert drafted.is_alive()
-    go.set()
-    drafted.join(30)
-    thread.join(30)
-    assert runner.kernels is ready
-    driver.run(12)
-    assert_as_alone(driver, model)
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_afterwards_one_alone_has_kernels_too_unless_they_failed(fails: bool, model: Llama, monkeypatch: Any) -> None:
-    runner = PackedLlama(model, 10 * BLOCK_BYTES)
-    if fails:
-        with monkeypatch.context() as broken:
-            broken.setattr(packed_llama, "compiled", lambda: 1 / 0)
-            with pytest.raises(ZeroDivisionError):
-                runner.warm()
-    else:
-        runner.warm()
-    one, two = prompts(5, 6)
-    runner.forward([Part(0, one, 0, 5, [1], 1)])
-    assert (runner.kernels.decode is None) == fails
-    runner.forward([Part(0, one, 4, 5, [1], 1), Part(1, two, 0, 6, [2], 1)])  # who needs them tries again
+    runner.warm()
     assert runner.kernels.decode is not None
 
 

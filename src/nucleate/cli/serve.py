@@ -112,7 +112,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
         defaults = llm.default_params.override(**values)
         log.event("warming up", model=flags.model_name(arguments), runtime=llm.model.runtime)
-        warm(defaults, background=True, also=lambda: _warm_model(engine.runner, log))  # all works without kernels
+        warm(background=True, also=lambda: _warm_model(engine.runner, log))  # all works without kernels
         service = Service(llm, engine, flags.model_name(arguments), defaults, limits)
         if not keys and not is_loopback(arguments.host):
             log.event("anybody who can reach this address may use the server: see --api-key", 30)

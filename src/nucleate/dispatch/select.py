@@ -11,7 +11,7 @@ from nucleate.backends.resident import Resident
 from nucleate.core.parameter import ParameterError
 from nucleate.core.stage import Pipeline
 from nucleate.dispatch.device import device_row
-from nucleate.kernels import WORTH_COMPILING, why_not
+from nucleate.kernels import why_not
 
 DEVICES = re.compile(r"(cuda|mps|xpu)(:\d+)?")
 TENSOR_BACKENDS = ("torch", "triton")
@@ -60,8 +60,7 @@ def dispatch(
 
 def _on_host(chain: Chain | str, vocab_size: int | None, rows: int, backend: str) -> Route:
     """The same on the CPU."""
-    scores = WORTH_COMPILING if vocab_size is None else rows * vocab_size
-    why = why_not(backend, scores)
+    why = why_not(backend, rows * (vocab_size or 1))
     if why:
         return Route("reference", REFERENCE, why)
     return Route("cpu", GENERIC, chain) if isinstance(chain, str) else Route("cpu", HOT, "")

@@ -45,6 +45,8 @@ class Speculator:
         self.watches = tuple(self.proposer.layers)
         if self.watches:
             runner.watch(self.watches)
+        if (warm := getattr(runner, "warm", None)) is not None:
+            warm()  # only kernels read drafts in the bits of tokens, and no step is to wait for them
         self._runner, self._schedule, self._sampler, self._jobs = runner, schedule, sampler, jobs
         self._branches = speculation.wide if getattr(runner, "branches", False) else 1
         self._paths: dict[int, Path] = {}  # of trees that were verified in this step, by key

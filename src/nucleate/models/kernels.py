@@ -1,54 +1,14 @@
-"""Small kernels for models on CPU in float32, compiled by Numba and kept on disk, see ``core.kept``. Knows no model."""
+"""Small kernels for models on CPU in float32, compiled by Numba. Knows no model."""
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import numba
 import numpy as np
 from numba import extending, types
 
-from nucleate.core import kept
-from nucleate.core.compiling import compiled
-
-NAMES = ("attention.py", "branches.py", "few.py", "kernels.py", "pool.py", "vectors.py")
-SOURCES = [Path(__file__).parent / name for name in NAMES]
-FLOAT, LONG = types.float32, types.int64
-
-
-def floats(dimensions: int, layout: str = "C") -> Any:
-    """The type of a float32 array."""
-    return types.Array(FLOAT, dimensions, layout)
-
-
-def kernel(*signature: Any) -> Callable[[Callable[..., Any]], Callable[[], Any]]:
-    """A function that gives the kernel: compiled on the first call, for these types only, or read from disk."""
-
-    def later(function: Callable[..., Any]) -> Callable[[], Any]:
-        settings: dict[str, Any] = dict(nogil=True, error_model="numpy", fastmath=LOOSE)
-        decorator = functools.partial(numba.njit, types.void(*signature), **settings)
-        return functools.cache(lambda: compiled(function, decorator, folder(), "the kernels for models", 5))
-
-    return later
-
-
-@functools.cache
-def folder() -> Path:
-    """Where the kernels of this version of the sources are kept."""
-    return kept.folder(numba.__version__, SOURCES, "models-")
-
-
-LOOSE = {"reassoc", "contract", "nsz"}
-"""Sums may be added in any order, and so in vectors. NaN and inf stay what they are."""
-
-
-def loose(function: Callable[..., Any]) -> Any:
-    """Compile a function that kernels call."""
-    return numba.njit(nogil=True, error_model="numpy", fastmath=LOOSE, no_cfunc_wrapper=True)(function)
+from nucleate.core.compiling import kernel, loose
 
 
 @extending.intrinsic  # type: ignore[untyped-decorator]
@@ -88,7 +48,7 @@ def exp(x: Any) -> Any:
     return series * float_of(np.int32((whole + np.int32(127)) << np.int32(23)))
 
 
-@kernel(floats(2), floats(2), floats(1), FLOAT, floats(2))
+@kernel("void(float32[:, ::1], float32[:, ::1], float32[::1], float32, float32[:, ::1])", loose=True)
 def add_and_normalise(x_TX: Any, more_TX: Any, weight_X: Any, epsilon: Any, out_TX: Any) -> None:
     """x += more, in place; out: the root-mean-square normalisation of its rows."""
     for t in range(x_TX.shape[0]):
@@ -102,7 +62,7 @@ def add_and_normalise(x_TX: Any, more_TX: Any, weight_X: Any, epsilon: Any, out_
             out_TX[t, i] = x_TX[t, i] * scale * weight_X[i]
 
 
-@kernel(floats(3, "A"), floats(2), floats(2))
+@kernel("void(float32[:, :, :], float32[:, ::1], float32[:, ::1])", loose=True)
 def rotate(heads_THD: Any, cos_TD: Any, sin_TD: Any) -> None:
     """Rotary position embedding (Su et al., arXiv 2104.09864) in place, halves as pairs."""
     half = heads_THD.shape[2] // 2
@@ -114,7 +74,7 @@ def rotate(heads_THD: Any, cos_TD: Any, sin_TD: Any) -> None:
                 heads_THD[t, h, half + d] = second * cos_TD[t, d] + first * sin_TD[t, d]
 
 
-@kernel(floats(2), floats(2))
+@kernel("void(float32[:, ::1], float32[:, ::1])", loose=True)
 def gate(both_TY: Any, out_TX: Any) -> None:
     """silu(gate) * up, where a row of ``both`` is gate and up."""
     size = out_TX.shape[1]

@@ -1,19 +1,19 @@
 """The NumPy Llama as a Runner: many sequences in one matrix, keys and values in blocks. Its twin: ``LlamaContext``.
 
-Kernels are compiled, or loaded, for the first batch or draft, unless ``warm`` has, or does. One sequence alone is read
-by NumPy until then, or until that has taken as long as getting kernels takes: it starts at once.
+It starts at once, in NumPy, and takes kernels as soon as they are there: they are read from disk in the background, and
+compiled there too, once work without them has taken long (see ``Library.missed``). No forward waits for them. Only with
+them are drafts read to the bit as token by token: who drafts calls ``warm`` first.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from time import perf_counter
 from typing import NamedTuple
 
 import numpy as np
 
-from nucleate.core.kept import Patience
+from nucleate.core.libraries import MODELS
 from nucleate.models import plain
 from nucleate.models.block_attention import Decode, attend
 from nucleate.models.llama import Floats, Layer, Llama, one_thread
@@ -22,12 +22,6 @@ from nucleate.models.packing import Packing, slots_of
 from nucleate.models.pool import Pool, Rule, copy_blocks, copy_places, new_pool
 from nucleate.models.product import product
 from nucleate.models.runner import BLOCK, UNWATCHED, Fork, Move, Part
-
-PATIENCE = 256, 2048
-"""Forwards of one sequence alone that take about as long as to load kernels, and as to compile them."""
-
-
-_COMPILING = threading.Lock()
 
 
 class Kernels(NamedTuple):
@@ -41,18 +35,10 @@ class Kernels(NamedTuple):
 
 
 def compiled() -> Kernels:
-    """Those of Numba."""
-    from nucleate.models import attention, few, kernels
+    """Those of Numba, waited for."""
+    from nucleate.models import attention, few
 
-    with _COMPILING:
-        attention.attend(), few.multiply()  # loaded now, as are the others
-        return Kernels(kernels.add_and_normalise(), kernels.rotate(), kernels.gate(), few.product, attention.decode)
-
-
-def _folder() -> Path:
-    from nucleate.models import kernels
-
-    return kernels.folder()
+    return Kernels(MODELS.add_and_normalise, MODELS.rotate, MODELS.gate, few.product, attention.decode)
 
 
 class PackedLlama:
@@ -74,16 +60,11 @@ class PackedLlama:
         self.pools = [new_pool(self.blocks, *shape) for _ in model.layers]
         self.rule = Rule(model.head_size**-0.5)
         self.kernels = Kernels(plain.add_and_normalise, plain.rotate, plain.gate)
-        self._patience, self._warming = Patience(_folder, *PATIENCE), False
         self.watch(())
 
     def warm(self) -> None:
         """See ``Runner.warm``."""
-        self._warming = True
-        try:
-            self.kernels = compiled()
-        finally:
-            self._warming = False
+        self.kernels = compiled()
 
     def watch(self, layers: Sequence[int]) -> None:
         """See ``Runner.watch``. Raises ValueError for places outside the model."""
@@ -109,10 +90,14 @@ class PackedLlama:
             raise ValueError(f"forward takes token ids in 0..{model.vocab_size - 1}")
         if packing.positions_T.max() >= model.context_length:
             raise ValueError(f"{packing.positions_T.max() + 1} tokens do not fit the context of {model.context_length}")
-        if self.kernels.decode is None and self._worth(parts):
+        if self.kernels.decode is None and MODELS.ready:
             self.kernels = compiled()
+        slow, begin = self.kernels.decode is None, perf_counter()
         with one_thread(), np.errstate(over="ignore", invalid="ignore"):  # the sampler says what is wrong with logits
-            return self._read(packing)
+            logits_LV = self._read(packing)
+        if slow:
+            MODELS.missed(perf_counter() - begin)
+        return logits_LV
 
     def fork(self, forks: Sequence[Fork]) -> None:
         """See ``Runner.fork``."""
@@ -127,12 +112,6 @@ class PackedLlama:
 
     def forget(self, key: int) -> None:
         """Nothing is kept of a sequence but what lies in its blocks."""
-
-    def _worth(self, parts: Sequence[Part]) -> bool:
-        """Whether kernels are worth being waited for. With them, drafts are read to the bit as token by token."""
-        if any(part.logits > 1 for part in parts):
-            return True
-        return not self._warming and (len(parts) > 1 or self._patience.ends(1))
 
     def _read(self, packing: Packing) -> Floats:
         model, kernels = self.model, self.kernels  # the same ones to the end

@@ -12,10 +12,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from nucleate.models.pool import LANES
-
-STEPS = 4
-"""Rows of a matrix that are taken together in a product of few rows."""
+from nucleate.models.pool import LANES, STEPS
 
 _FLOAT, _INT = ir.FloatType(), ir.IntType(32)
 _FLOATS = ir.VectorType(_FLOAT, LANES)

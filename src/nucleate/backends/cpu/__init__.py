@@ -1,4 +1,4 @@
-"""The CPU backend, compiled by Numba. Imported only when it is used, because that alone takes half a second.
+"""The CPU backend, compiled by Numba. What imports ``compile`` is for the compiler: who draws has ``libraries``.
 
 ``special`` is one hand-tuned chain for nearly every request, ``staged`` compiles any pipeline stage by stage. What both
 stand on is here: the compiler and its cache (``compile``), vectors (``simd``, ``weights``, ``squeeze``), float64

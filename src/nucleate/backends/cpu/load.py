@@ -12,8 +12,7 @@ from numba.core import cgutils
 from nucleate.backends.cpu import simd
 from nucleate.backends.cpu.compile import intrinsic, jit
 from nucleate.backends.cpu.simd import GROUP, LANES, Scores
-
-FLOAT32, FLOAT16, BFLOAT16, FLOAT64 = range(4)
+from nucleate.backends.cpu.special.table import BFLOAT16, FLOAT16, FLOAT32
 
 
 def _pointer(kind: Any, bits: ir.Type) -> Any:

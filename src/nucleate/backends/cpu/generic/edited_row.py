@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from nucleate.backends.cpu.generic import kernels
 from nucleate.backends.cpu.generic.listed import Floats, Ids, Undecided
 from nucleate.backends.cpu.generic.room import Room
-from nucleate.backends.cpu.simd import GROUP
+from nucleate.core.libraries import GENERIC
+from nucleate.core.noise import GROUP_SIZE
 
 LOWEST = np.finfo(np.float32).min
 NO_IDS, NO_SCORES = np.zeros(0, np.int64), np.zeros(0)
@@ -21,8 +21,8 @@ class EditedRow:
 
     def __init__(self, work: Room, row_V: NDArray[np.float32], ids_K: Ids = NO_IDS, x_K: Floats = NO_SCORES) -> None:
         self.work, self.row_V, self.ids_K, self.x_K = work, row_V, ids_K, x_K
-        self.tops_G, self._tail = np.empty(work.groups, np.float32), np.empty(GROUP, np.float32)
-        top = float(kernels.group_tops(row_V, self._tail, self.tops_G))
+        self.tops_G, self._tail = np.empty(work.groups, np.float32), np.empty(GROUP_SIZE, np.float32)
+        top = float(GENERIC.group_tops(row_V, self._tail, self.tops_G))
         self.top = max(top, float(x_K.max())) if len(x_K) else top  #: the highest score
         if not (-np.inf < self.top < np.inf and top < np.inf):
             raise Undecided
@@ -38,24 +38,24 @@ class EditedRow:
     def weigh(self, slope: float, masses_G: Floats) -> Floats:
         """The sums of e and e * d over all tokens, and of e over each group, see ``kernels.group_masses``."""
         sums = np.empty(2)
-        kernels.group_masses(self.row_V, self._tail, self.top, slope, masses_G, sums)
+        GENERIC.group_masses(self.row_V, self._tail, self.top, slope, masses_G, sums)
         if len(self.ids_K):
             d_K = np.maximum((self.x_K - self.top) * slope, -700.0)
             e_K = np.exp(d_K)
-            np.add.at(masses_G, self.ids_K // GROUP, e_K)
+            np.add.at(masses_G, self.ids_K // GROUP_SIZE, e_K)
             sums += e_K.sum(), (e_K * d_K).sum()
         return sums
 
     def moments(self, origin: np.float32) -> tuple[int, float, float]:
         """How many tokens are in, and the sums of x - origin and of its square."""
         sums, d_K = np.empty(3), self.x_K - origin
-        kernels.moments(self.row_V, self._tail, self.work.groups, origin, sums)
+        GENERIC.moments(self.row_V, self._tail, self.work.groups, origin, sums)
         return int(sums[0]) + len(d_K), float(sums[1] + d_K.sum()), float(sums[2] + (d_K * d_K).sum())
 
     def ranked(self, least: np.float32) -> tuple[Ids, Floats]:
         """The tokens at or above a score, in the order, and their scores. With the lowest float32, all tokens."""
         work, least = self.work, max(least, LOWEST)
-        keys_N = work.keys[: kernels.keys_from(self.row_V, self._tail, self.tops_G, least, work.keys)]
+        keys_N = work.keys[: GENERIC.keys_from(self.row_V, self._tail, self.tops_G, least, work.keys)]
         keys_N.sort()
         ids_N = keys_N & 0xFFFFFFFF
         x_N = self.row_V[ids_N].astype(np.float64)
@@ -100,7 +100,7 @@ class EditedRow:
         """The row without the tokens whose bit is 0."""
         row_V = self.work.row()
         np.copyto(row_V, self.row_V)
-        kernels.forbid(row_V, words_W)
+        GENERIC.forbid(row_V, words_W)
         stay_K = (words_W[self.ids_K >> 5] >> (self.ids_K & 31)) & 1 == 1
         return EditedRow(self.work, row_V, self.ids_K[stay_K], self.x_K[stay_K])
 

@@ -19,7 +19,7 @@ from nucleate.backends.cpu.special.select import ordered
 from nucleate.backends.cpu.weights import weigh
 
 
-@kernel
+@kernel("float32(float32[::1], float32[::1], float32[::1])")
 def group_tops(x: Any, tail: Any, tops: Any) -> Any:
     """Fill in tops and tail. Returns the maximum of the row: NaN if there is a NaN, or +inf."""
     row, top, wrong = with_tail(x, tail), np.float32(-np.inf), False
@@ -30,7 +30,7 @@ def group_tops(x: Any, tail: Any, tops: Any) -> Any:
     return np.float32(np.nan) if wrong else top
 
 
-@kernel
+@kernel("void(float32[::1], float32[::1], float64, float64, float64[::1], float64[::1])")
 def group_masses(x: Any, tail: Any, top: Any, slope: Any, masses: Any, sums: Any) -> None:
     """The sum of e = exp(d) in each group, d = (x - top) * slope, and in sums those of e and of e * d over the row.
 
@@ -45,7 +45,7 @@ def group_masses(x: Any, tail: Any, top: Any, slope: Any, masses: Any, sums: Any
         sums[0] += masses[group]
 
 
-@kernel
+@kernel("void(float32[::1], float32[::1], int64, float32, float64[::1])")
 def moments(x: Any, tail: Any, groups: Any, origin: Any, sums: Any) -> None:
     """How many scores are finite, and the sums of x - origin and of its square. origin: float32; sums: float64 [3]."""
     sums[:] = 0.0
@@ -53,7 +53,7 @@ def moments(x: Any, tail: Any, groups: Any, origin: Any, sums: Any) -> None:
         simd.moments(Scores(x, tail), group * GROUP, origin, sums)
 
 
-@kernel
+@kernel("float64(float64[::1], float64)")
 def threshold_by_mass(masses: Any, rest: Any) -> Any:
     """A d (see ``group_masses``) below which all tokens together weigh at most ``rest``; -inf if none is found.
 
@@ -72,7 +72,7 @@ def threshold_by_mass(masses: Any, rest: Any) -> Any:
     return low if low > -700.0 else -np.inf
 
 
-@kernel
+@kernel("int64(float32[::1], float32[::1], float32[::1], float32, int64[::1])")
 def keys_from(x: Any, tail: Any, tops: Any, threshold: Any, keys: Any) -> Any:
     """One int64 per token at or above a threshold; returns how many. In ascending order the tokens are ranked.
 
@@ -92,14 +92,14 @@ def keys_from(x: Any, tail: Any, tops: Any, threshold: Any, keys: Any) -> Any:
     return n
 
 
-@kernel
+@kernel("void(uint64, uint64, int64, int64[::1], float64[::1])")
 def uniforms(seed: Any, step: Any, stream: Any, ids: Any, out: Any) -> None:
     """``core.noise.uniform`` of each id. seed, step: uint64."""
     for i in range(ids.size):
         out[i] = noise.uniform(seed, step, stream, ids[i])
 
 
-@kernel
+@kernel("void(float32[::1], int32[::1])")
 def forbid(x: Any, words: Any) -> None:
     """Set -inf where the bit of a token is 0. words: int32 [V / 32 or more]."""
     for word in range((x.size + 31) // 32):

@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nucleate.backends import reference
-from nucleate.backends.cpu.generic import kernels
 from nucleate.backends.cpu.generic.program import Step
 from nucleate.backends.logprobs import logprobs
 from nucleate.backends.reference import Survivors, Whole
 from nucleate.core import noise
 from nucleate.core.event import StepLogprobs
 from nucleate.core.history import Past
+from nucleate.core.libraries import GENERIC
 from nucleate.core.stage import Row
 
 Floats = NDArray[np.float64]
@@ -292,5 +292,5 @@ def raced(stage: Any, x_N: Floats, u_N: Floats, *, inexact: bool) -> int:
 def uniforms(seed: int, step: int, stream: int, ids_N: Ids) -> Floats:
     """``noise.uniform`` of each id, compiled."""
     out_N = np.empty(len(ids_N))
-    kernels.uniforms(np.uint64(seed), np.uint64(step), stream, ids_N, out_N)
+    GENERIC.uniforms(np.uint64(seed), np.uint64(step), stream, ids_N, out_N)
     return out_N

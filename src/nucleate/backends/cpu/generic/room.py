@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nucleate.backends.cpu.simd import GROUP
+from nucleate.core.noise import GROUP_SIZE
 
 KEPT = 4
 """Sizes of rows whose arrays a thread keeps."""
@@ -18,8 +18,8 @@ class Room:
     """size: V. ``start`` before each row."""
 
     def __init__(self, size: int) -> None:
-        self.size, self.groups = size, -(-size // GROUP)
-        self.keys = np.empty(self.groups * GROUP, np.int64)
+        self.size, self.groups = size, -(-size // GROUP_SIZE)
+        self.keys = np.empty(self.groups * GROUP_SIZE, np.int64)
         self.spare_G = np.empty(self.groups)
         self._rows: list[NDArray[np.float32]] = []
         self._used = 0

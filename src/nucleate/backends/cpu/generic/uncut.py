@@ -12,7 +12,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from nucleate.backends.cpu.generic import kernels
 from nucleate.backends.cpu.generic.edited_row import LOWEST, EditedRow
 from nucleate.backends.cpu.generic.listed import (
     CLOSE,
@@ -27,13 +26,14 @@ from nucleate.backends.cpu.generic.listed import (
 )
 from nucleate.backends.cpu.generic.program import Step
 from nucleate.backends.cpu.generic.shifts import shifted
-from nucleate.backends.cpu.load import FLOAT32
-from nucleate.backends.cpu.simd import GROUP
 from nucleate.backends.cpu.special.rows import chains
+from nucleate.backends.cpu.special.table import FLOAT32
 from nucleate.backends.reference import Survivors, Whole
 from nucleate.core import noise
 from nucleate.core.event import StepLogprobs
 from nucleate.core.history import Past
+from nucleate.core.libraries import GENERIC
+from nucleate.core.noise import GROUP_SIZE
 from nucleate.core.stage import Row, Scale
 
 FEW = 8
@@ -247,7 +247,7 @@ class Uncut:
     def _by_mass(self, rest: float) -> float:
         """A threshold, from the top, below which all tokens together weigh at most ``rest``."""
         mass = self._weighed()[0]
-        return float(kernels.threshold_by_mass(self._masses_G, rest)) if rest > CLOSE * mass else -np.inf
+        return float(GENERIC.threshold_by_mass(self._masses_G, rest)) if rest > CLOSE * mass else -np.inf
 
     def ceiling(self, step: Step, whole: Whole | None) -> Uncut:
         threshold = float(step.stage.ceiling(self.statistics(step.kind.names)))
@@ -291,7 +291,7 @@ class Uncut:
         groups_G = np.flatnonzero(self._masses_G > LITTLE)  # others are 600 nats behind
         u_G = uniforms(seed, place, noise.GROUP, groups_G)
         winner = int(groups_G[raced(stage, np.log(self._masses_G[groups_G]), u_G, inexact=True)])
-        ids_N = np.arange(winner * GROUP, min((winner + 1) * GROUP, self.row.work.size))
+        ids_N = np.arange(winner * GROUP_SIZE, min((winner + 1) * GROUP_SIZE, self.row.work.size))
         below_N = self._below(ids_N)
         ids_N, below_N = ids_N[below_N > -np.inf], below_N[below_N > -np.inf]
         return int(ids_N[raced(stage, below_N, uniforms(seed, place, noise.TOKEN, ids_N), inexact=self.inexact)])

@@ -55,7 +55,7 @@ def draw(top: Any, chain: Any, seed: Any, step: Any, work: Any) -> Any:
     return token
 
 
-@kernel
+@kernel("int64(float32[:, ::1], int64, int64, int64, int64, int64, int64, int64, int64, int64, int64)")
 def draw_rows(
     x: Any, start: Any, between: Any, kind: Any, size: Any, mask: Any, words: Any, count: Any, begun: Any,
     control: Any, room: Any,
@@ -86,7 +86,7 @@ def draw_rows(
     return drawn
 
 
-@kernel
+@kernel("int64(float32[::1], float64[::1], int64[::1], float64[::1])")
 def survivors(x: Any, numbers: Any, ids: Any, room: Any) -> Any:
     """Fill in the ids of the tokens that are left, ascending; returns how many. Of an odd row, none.
 

@@ -15,8 +15,9 @@ from numba import carray
 from nucleate.backends.chain import EACH_TIME, SCALE
 from nucleate.backends.cpu import simd
 from nucleate.backends.cpu.compile import jit
-from nucleate.backends.cpu.load import FLOAT32, copy, doubles_at, floats_at, longs_at, words_at
+from nucleate.backends.cpu.load import copy, doubles_at, floats_at, longs_at, words_at
 from nucleate.backends.cpu.special.program import ADD, ALLOW, COUNTED
+from nucleate.backends.cpu.special.table import FLOAT32
 from nucleate.backends.cpu.special.work import EDITED, INEXACT, NOBODY, edit_of, lay, patch, score
 
 

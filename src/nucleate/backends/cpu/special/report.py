@@ -16,7 +16,7 @@ from nucleate.backends.cpu.special.weights import LOWEST, exponent_of, weigh
 from nucleate.backends.cpu.special.work import carve, score
 
 
-@kernel
+@kernel("int64(int64, int64, int64, int64[::1], int64, int64[::1], float64[::1], int64[::1], float64[::1])")
 def report(
     address: Any, kind: Any, size: Any, asked: Any, best: Any, ids: Any, logprobs: Any, ranks: Any, room: Any
 ) -> Any:

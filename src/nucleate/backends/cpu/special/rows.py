@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nucleate.backends.cpu.special.chain import draw_rows, survivors
-from nucleate.backends.cpu.special.report import report
-from nucleate.backends.cpu.special.work import room_for
+from nucleate.backends.cpu.special.room import room_for
 from nucleate.core.event import StepLogprobs, TokenLogprob
+from nucleate.core.libraries import CHAIN
 from nucleate.core.threads import cores, pool
 
 WORTH_A_THREAD = 250e-6
@@ -28,6 +27,7 @@ class Chains:
 
     def __init__(self, size: int) -> None:
         self.size = size
+        self._draw_rows = CHAIN.draw_rows
         self._rooms: list[NDArray[np.float64]] = []
         self._at: list[int] = []
         self._add_room()
@@ -47,7 +47,7 @@ class Chains:
         """
         self._begun[0] = 0
         if count == 1:
-            draw_rows(*lying, self.size, *masks, 1, self._begun_at, control, self._at[0])
+            self._draw_rows(*lying, self.size, *masks, 1, self._begun_at, control, self._at[0])
             return
         part: tuple[Any, ...] = (*lying, self.size, *masks, count, self._begun_at, control)
         jobs: list[Future[int]] = []
@@ -55,10 +55,10 @@ class Chains:
             threads = min(int(count * self._pace / WORTH_A_THREAD), count, cores())
             while len(self._at) < threads:
                 self._add_room()
-            jobs = [pool().submit(draw_rows, *(*part, at)) for at in self._at[1:threads]]
+            jobs = [pool().submit(self._draw_rows, *(*part, at)) for at in self._at[1:threads]]
         try:
             start = perf_counter()
-            drawn = draw_rows(*part, self._at[0])
+            drawn = self._draw_rows(*part, self._at[0])
             if drawn:
                 self._learn((perf_counter() - start) / drawn)
         finally:
@@ -76,7 +76,9 @@ class Chains:
         tokens, count = np.array([chosen, *asked], np.int64), min(top, self.size)
         ids, ranks = np.empty(count, np.int64), np.empty(len(tokens), np.int64)
         numbers = np.empty(len(tokens) + count)
-        found = report(start + place * between, kind, self.size, tokens, count, ids, numbers, ranks, self._rooms[0])
+        found = CHAIN.report(
+            start + place * between, kind, self.size, tokens, count, ids, numbers, ranks, self._rooms[0]
+        )
         one, *others = (
             TokenLogprob(*each)
             for each in zip(tokens.tolist(), numbers.tolist(), (rank or None for rank in ranks.tolist()), strict=False)
@@ -88,7 +90,7 @@ class Chains:
         """The ids that the cuts of a chain leave, ascending; none where no token can be drawn."""
         ids = np.empty(self.size, np.int64)
         x = np.array(logits_V, np.float32)
-        return ids[: survivors(x, np.array(numbers, np.float64), ids, self._rooms[0])]
+        return ids[: CHAIN.survivors(x, np.array(numbers, np.float64), ids, self._rooms[0])]
 
 
 class _Own(threading.local):

@@ -14,7 +14,7 @@ import numpy as np
 from nucleate.backends.cpu.compile import jit
 from nucleate.backends.cpu.doubles import BLOCK, bits_of, loose
 from nucleate.backends.cpu.special.select import floating, ordered
-from nucleate.backends.cpu.special.work import DOUBTS, NOBODY
+from nucleate.backends.cpu.special.room import DOUBTS, NOBODY
 from nucleate.backends.cpu.squeeze import EIGHT, squeeze
 from nucleate.backends.cpu.squeeze import how_many as how_many_bits
 

@@ -26,6 +26,9 @@ ENTRY = np.dtype(
 PLACES, SLOTS, ENTRIES, TOKENS = range(4)
 """What the addresses in ``control`` are of."""
 
+FLOAT32, FLOAT16, BFLOAT16, FLOAT64 = range(4)
+"""What logits can be."""
+
 NOT_DRAWN = -1
 """The token of a row from which the chain draws none: an odd one, or one too near a tie."""
 

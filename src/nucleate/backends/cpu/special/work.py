@@ -10,9 +10,10 @@ from nucleate.backends.cpu import simd
 from nucleate.backends.cpu.compile import inline, jit
 from nucleate.backends.cpu.load import move
 from nucleate.backends.cpu.simd import GROUP
+from nucleate.backends.cpu.special import room
+from nucleate.backends.cpu.special.room import DOUBTS
 
 NOBODY = -1
-DOUBTS = 64
 EDITED, INEXACT, DOUBTED = range(3)
 """Places in ``Work.state``."""
 
@@ -47,11 +48,7 @@ class Work(NamedTuple):
     earlier: Any  #: int64 [P]: the edit before of the same group
 
 
-@jit
-def room_for(size: Any) -> Any:
-    """How many float64 a ``Work`` takes for rows of so many scores."""
-    groups = -(-size // GROUP)
-    return 6 * GROUP * groups + 6 * groups + (GROUP * (groups + 1) + 2 * groups + 8) // 2 + GROUP + DOUBTS + 25
+room_for = jit(room.room_for)
 
 
 @jit

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nucleate.core import noise
+from nucleate.core.libraries import DRAFTS
 from nucleate.engine.draft.draft import State
 from nucleate.engine.draft.law import Law, choose, law_of, siblings
-from nucleate.engine.draft.neural.race import race
 from nucleate.models.llama import Floats
 
 COLDEST = 1e-3
@@ -117,7 +117,7 @@ def _shared(
     heat_R = np.array([state.temperature for state in states])
     seeds_R = np.array([state.seed for state in states], np.uint64)
     out_RN, behind_RN = np.empty((len(states), count), np.int64), np.empty((len(states), count))
-    race(np.ascontiguousarray(logits_RV), heat_R, seeds_R, np.array(steps, np.uint64), out_RN, behind_RN)
+    DRAFTS.race(np.ascontiguousarray(logits_RV), heat_R, seeds_R, np.array(steps, np.uint64), out_RN, behind_RN)
     return out_RN, behind_RN
 
 

@@ -28,7 +28,7 @@ def _enter(token: Any, behind: Any, tokens_N: Any, behind_N: Any) -> None:
         tokens_N[n], behind_N[n] = token, behind
 
 
-@kernel
+@kernel("void(float32[:, ::1], float64[::1], uint64[::1], uint64[::1], int64[:, ::1], float64[:, ::1])")
 def race(logits_RV: Any, heat_R: Any, seeds_R: Any, steps_R: Any, out_RN: Any, behind_RN: Any) -> None:
     """The token of each row: first the group with the best mass and noise, then the best of it. Then those that would
     be drawn if the scores were a little other: by how far their group is behind the first, and they in their group.

@@ -1,0 +1,269 @@
+"""What a stream notices of other requests: the longest gap between two of its tokens, alone and beside all there is.
+
+A server with no compiled kernels, and one with all of them, each answer one seeded request again and again. Meanwhile
+another process asks for every stage, every pair of stages and every preset. The text must stay the same, and no gap may
+be much longer than those of the stream alone.
+
+    python benchmarks/stalls.py [--json FILE] [--at-once 4] [--seconds 120] [--quick]
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+TARGET = 0.1
+"""Seconds by which a gap may be longer beside other requests."""
+ALONE = 8.0
+"""Seconds that the stream is measured alone, with kernels."""
+TOKENS = 400
+
+STAGES: Mapping[str, Mapping[str, Any]] = {
+    "logit_bias": {"logit_bias": {"40": 2.0, "60": -3.0}},
+    "repetition": {"repetition_penalty": 1.2},
+    "frequency": {"frequency_penalty": 0.5},
+    "presence": {"presence_penalty": 0.5},
+    "dry": {"dry_multiplier": 0.8},
+    "no_repeat_ngram": {"no_repeat_ngram_size": 3},
+    "min_tokens": {"min_tokens": 4},
+    "bad_words": {"bad_words": ["the", " a cat"]},
+    "suppress": {"suppress_token_ids": [5, 6, 7]},
+    "allowed": {"allowed_token_ids": list(range(0, 4000, 3))},
+    "temperature": {"temperature": 0.7},
+    "dynamic_temperature": {"dynamic_temperature_low": 0.5, "dynamic_temperature_high": 1.5},
+    "top_n_sigma": {"top_n_sigma": 1.5},
+    "top_k": {"top_k": 40},
+    "typical": {"typical_p": 0.9},
+    "min_p": {"min_p": 0.05},
+    "top_a": {"top_a": 0.2},
+    "epsilon": {"epsilon_cutoff": 0.001},
+    "eta": {"eta_cutoff": 0.002},
+    "p_less": {"p_less": True},
+    "top_h": {"top_h": 0.5},
+    "mirostat": {"mirostat_tau": 5.0},
+    "top_p": {"top_p": 0.9},
+    "xtc": {"xtc_probability": 0.5},
+    "adaptive_p": {"adaptive_p_target": 0.5},
+}
+"""Fields of a request that switch each stage on; a test holds that none is missing."""
+PRESETS = ("canonical", "vllm", "hf", "llama.cpp", "akunu")
+DRAWS = ("gumbel", "categorical", "greedy")
+
+
+def bodies(*, quick: bool) -> list[dict[str, Any]]:
+    """Every stage alone, every draw, every pair, every preset with all that it knows; quick: a few of the pairs."""
+    alone = [dict(fields) for fields in STAGES.values()]
+    draws = [{"draw": draw} for draw in DRAWS]
+    pairs = [{**one, **other} for one, other in itertools.combinations(STAGES.values(), 2)]
+    orders = [{"order": name, "top_k": 50, "top_p": 0.9, "min_p": 0.02, "logprobs": 3} for name in PRESETS]
+    orders += [{"order": "llama.cpp", "typical_p": 0.9, "xtc_probability": 0.3}, {"order": "hf", "eta_cutoff": 0.001}]
+    return [*alone, *draws, *orders, *(pairs[::17] if quick else pairs)]
+
+
+class Seen(NamedTuple):
+    """One answer to the seeded request."""
+
+    text: str
+    gaps: list[float]  #: seconds between the parts of the stream
+
+
+class Phase(NamedTuple):
+    """What became of a stream."""
+
+    streams: int
+    longest: float
+    texts: int  #: how many different ones there were; one, if all is well
+
+    @classmethod
+    def of(cls, seen: list[Seen]) -> Phase:
+        return cls(len(seen), max(max(one.gaps) for one in seen), len({one.text for one in seen}))
+
+
+class Server:
+    """``nucleate serve`` with kernels in a folder."""
+
+    def __init__(self, cache: Path) -> None:
+        self.lines: list[str] = []
+        self.url, self._up = "", threading.Event()
+        command = [sys.executable, "-m", "nucleate", "serve", "--host", "127.0.0.1", "--port", "0"]
+        self._process = subprocess.Popen(  # noqa: S603  # ours
+            command, env={**os.environ, "NUCLEATE_CACHE": str(cache)}, stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        threading.Thread(target=self._read, daemon=True).start()
+        if not self._up.wait(60) or not self.url:
+            self._process.kill()
+            raise RuntimeError("the server did not come up:\n" + "".join(self.lines[-20:]))
+
+    def _read(self) -> None:
+        for line in self._process.stderr or ():
+            self.lines.append(line)
+            if not self.url and (found := re.search(r"127\.0\.0\.1:\d+", line)):
+                self.url = found[0]
+                self._up.set()
+        self._up.set()
+
+    @property
+    def ready(self) -> bool:
+        """Its kernels are there."""
+        return any("kernels ready" in line for line in self.lines)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def ask(url: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The parts of a streamed answer. Raises RuntimeError for one that is refused."""
+    connection = http.client.HTTPConnection(url, timeout=120)
+    given = json.dumps({"prompt": "Once upon a time", "stream": True, "ignore_eos": True, **body})
+    try:
+        connection.request("POST", "/v1/completions", given, {"content-type": "application/json"})
+        answer = connection.getresponse()
+        if answer.status != 200:
+            raise RuntimeError(f"{answer.status} for {given}: {answer.read()[:300]!r}")
+        for line in answer:
+            if line.startswith(b"data: {"):
+                yield json.loads(line[6:])
+    finally:
+        connection.close()
+
+
+def stream(url: str) -> Seen:
+    """The seeded request, once."""
+    text, gaps, last = [], [], None
+    for part in ask(url, {"seed": 7, "temperature": 0.8, "top_p": 0.95, "max_tokens": TOKENS}):
+        now = time.perf_counter()
+        if last is not None:
+            gaps.append(now - last)
+        last = now
+        text.append("".join(choice["text"] for choice in part["choices"]))
+    return Seen("".join(text), gaps)
+
+
+class Others:
+    """A process that asks for all of ``bodies``, once."""
+
+    def __init__(self, url: str, at_once: int, *, quick: bool) -> None:
+        command = [sys.executable, __file__, "--ask", url, "--at-once", str(at_once), *(["--quick"] if quick else [])]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)  # noqa: S603  # ours
+
+    @property
+    def done(self) -> bool:
+        return self._process.poll() is not None
+
+    def end(self) -> str:
+        """What it says of its requests: how many were answered, and the first that was not."""
+        self._process.terminate() if not self.done else None
+        return (self._process.communicate()[0] or "cut off").strip()
+
+
+def ask_all(url: str, at_once: int, *, quick: bool) -> None:
+    """Send all of ``bodies``, some at a time, and say how many were answered."""
+    waiting, lock, failed, answered = bodies(quick=quick), threading.Lock(), [], [0]
+
+    def work() -> None:
+        while True:
+            with lock:
+                if not waiting:
+                    return
+                body = waiting.pop(0)
+            try:
+                for _ in ask(url, {"max_tokens": 12, "seed": 1, **body}):
+                    pass
+                answered[0] += 1
+            except (OSError, RuntimeError) as error:
+                failed.append(f"{body}: {error}")
+
+    threads = [threading.Thread(target=work) for _ in range(at_once)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    print(f"{answered[0]} answered, {len(failed)} failed {failed[:1] or ''}".strip())
+
+
+def run(cache: Path, at_once: int, seconds: float, *, quick: bool) -> dict[str, Any]:
+    """One server: the stream beside all others from the start; then, with kernels, alone and beside them again."""
+    with Server(cache) as server:
+        others, beside, end = Others(server.url, at_once, quick=quick), [], time.perf_counter() + seconds
+        while not others.done and time.perf_counter() < end:
+            beside.append(stream(server.url))
+        said = others.end()
+        while not server.ready and time.perf_counter() < end + 2 * seconds:
+            beside.append(stream(server.url))
+        if not server.ready:
+            raise RuntimeError("the kernels were not ready in time:\n" + "".join(server.lines[-20:]))
+        for _ in range(2):
+            stream(server.url)
+        alone, until = [], time.perf_counter() + (ALONE / 4 if quick else ALONE)
+        while time.perf_counter() < until:
+            alone.append(stream(server.url))
+        others, ready, end = Others(server.url, at_once, quick=quick), [], time.perf_counter() + seconds
+        while not others.done and time.perf_counter() < end:
+            ready.append(stream(server.url))
+        said_then = others.end()
+    return {
+        "from the start": {**Phase.of(beside)._asdict(), "others": said},
+        "alone": Phase.of(alone)._asdict(),
+        "kernels ready": {**Phase.of(ready)._asdict(), "others": said_then},
+        "unchanged": len({one.text for one in (*beside, *alone, *ready)}) == 1,
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to a file")
+    parser.add_argument("--at-once", type=int, default=4, help="other requests at a time [4]")
+    parser.add_argument("--seconds", type=float, default=120.0, help="for all other requests, at most [120]")
+    parser.add_argument("--quick", action="store_true", help="a few of the pairs only")
+    parser.add_argument("--ask", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.ask:
+        ask_all(given.ask, given.at_once, quick=given.quick)
+        return 0
+    with tempfile.TemporaryDirectory() as folder:
+        found = {}
+        for name in ("cold", "warm"):
+            found[name] = one = run(Path(folder), given.at_once, given.seconds, quick=given.quick)
+            alone = one["alone"]["longest"]
+            for phase in ("alone", "from the start", "kernels ready"):
+                figures = one[phase]
+                more = figures["longest"] - alone
+                verdict = "" if phase == "alone" else f", {1e3 * more:+.0f} ms; others: {figures['others']}"
+                print(
+                    f"{name}, {phase}: longest gap {1e3 * figures['longest']:.0f} ms of {figures['streams']}{verdict}"
+                )
+            print(f"{name}: the text is {'unchanged' if one['unchanged'] else 'CHANGED'}", flush=True)
+    if given.json:
+        given.json.write_text(json.dumps(found, indent=1) + "\n")
+    good = all(
+        one["unchanged"] and one[phase]["longest"] <= one["alone"]["longest"] + TARGET
+        for one in found.values()
+        for phase in ("from the start", "kernels ready")
+    )
+    print(f"target, at most {1e3 * TARGET:.0f} ms longer and the same text: {'held' if good else 'MISSED'}")
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,229 @@
+"""Kernels as machine code: what is compiled, what Python hands them, and how a file is read."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nucleate.core import kept, native
+from nucleate.core.native import KernelError, Library
+
+SOURCE = """
+import math
+import numpy as np
+from nucleate.core.compiling import jit, kernel
+
+@jit
+def square(x):
+    return x * x
+
+@kernel("float64(float32[:, ::1], float64[:], int64, uint64, float32, boolean)")
+def all_kinds(rows, strided, whole, seed, part, yes):
+    if seed != np.uint64(2**64 - 1) or not yes:
+        return -1.0
+    return square(rows.sum()) + strided.sum() + whole + part
+
+@kernel("void(int64[::1], float64[::1])")
+def order(out, x):
+    out[:] = np.argsort(x.reshape((2, -1)).reshape(-1))
+
+@kernel("int32(int32)")
+def next_one(x):
+    return np.int32(x + 1)
+
+@kernel("boolean(float64)", loose=True)
+def wide(x):
+    return math.exp(x) > 2.0
+
+@kernel("float32(int64)")
+def fails(x):
+    if x > 3:
+        raise ValueError("never seen")
+    return np.float32(x)
+"""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
+    folder = tmp_path_factory.mktemp("kernels")
+    source = folder / "some_kernels.py"
+    source.write_text(SOURCE)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("NUCLEATE_CACHE", str(folder / "cache"))
+        patched.syspath_prepend(str(folder))
+        made = Library("some", ["some_kernels"], [source])
+        lines: list[str] = []
+        native.get([made], lines.append)
+        assert [line.partition(",")[0] for line in lines] == [
+            *(f"some: {name}" for name in ("all_kinds", "order", "next_one", "wide", "fails")),
+            "some: machine code of all",
+        ]
+        assert made.path.is_file()
+        return made
+
+
+def test_all_kinds_of_arguments_and_results(library: Library) -> None:
+    rows, strided = np.full((2, 3), 0.5, np.float32), np.arange(6.0)[::2]
+    run = library.all_kinds
+    assert run(rows, strided, np.int64(4), 2**64 - 1, 0.25, True) == 9 + 6 + 4 + 0.25
+    assert run(rows, strided, 4, 2**64 - 1, 0.25, False) == -1.0
+    assert library.next_one(41) == 42
+    assert library.next_one(-2) == -1
+    assert library.wide(1) is True
+    assert library.wide(0.5) is False
+    assert library.fails(3) == 3.0
+    x = np.random.default_rng(0).normal(size=10_000)
+    out = np.empty(10_000, np.int64)
+    assert library.order(out, x) is None
+    np.testing.assert_array_equal(out, np.argsort(x))
+
+
+class Sub(np.ndarray):
+    """An array that is one, such as a map of a file."""
+
+
+def test_an_array_of_a_class_of_its_own_is_one(library: Library) -> None:
+    rows = np.ones((1, 1), np.float32).view(Sub)
+    assert library.all_kinds(rows, np.zeros(0), 0, 2**64 - 1, 0.0, True) == 1.0
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {0: None},
+        {0: [[1.0]]},
+        {0: np.ones((1, 1))},
+        {0: np.ones(1, np.float32)},
+        {0: np.ones((4, 4), np.float32)[:, ::2]},
+        {0: np.ones((1, 1), np.dtype(np.float32).newbyteorder())},
+        {0: np.frombuffer(b"12345", np.uint8)[1:5].view(np.float32).reshape(1, 1)},
+        {1: np.ones((1, 1))},
+        {2: 1.5},
+        {2: "1"},
+        {4: "x"},
+        {4: None},
+    ],
+)
+def test_what_a_kernel_does_not_take(wrong: dict[int, Any], library: Library) -> None:
+    given: list[Any] = [np.ones((1, 1), np.float32), np.ones(1), 1, 2**64 - 1, 1.0, True]
+    for place, value in wrong.items():
+        given[place] = value
+    with pytest.raises(TypeError):
+        library.all_kinds(*given)
+
+
+def test_the_number_of_arguments(library: Library) -> None:
+    with pytest.raises(TypeError, match="next_one: it takes 1 arguments"):
+        library.next_one()
+    with pytest.raises(TypeError, match="it takes 1"):
+        library.next_one(1, 2)
+
+
+def test_numbers_that_do_not_fit(library: Library) -> None:
+    with pytest.raises(OverflowError):
+        library.next_one(2**70)
+
+
+def test_a_kernel_that_fails(library: Library) -> None:
+    with pytest.raises(RuntimeError, match="fails has failed"):
+        library.fails(4)
+
+
+def test_nothing_is_left_over(library: Library) -> None:
+    x, out, rows = np.arange(9.0)[:8], np.empty(8, np.int64), np.ones((1, 1), np.float32)
+    before = [sys.getrefcount(each) for each in (None, x, out, rows)]
+    for _ in range(1000):
+        library.order(out, x)
+        with pytest.raises(TypeError):
+            library.all_kinds(rows, None, 1, 2, 1.0, True)
+    after = [sys.getrefcount(each) for each in (None, x, out, rows)]
+    assert all(abs(one - other) < 50 for one, other in zip(before, after, strict=True))
+
+
+def again(library: Library) -> Library:
+    """The same as another process would have it."""
+    return Library(library.name, library.modules, library._sources)
+
+
+@pytest.fixture
+def cache(library: Library, monkeypatch: pytest.MonkeyPatch) -> Path:
+    place = library._sources[0].parent
+    monkeypatch.setenv("NUCLEATE_CACHE", str(place / "cache"))
+    monkeypatch.syspath_prepend(str(place))
+    return place
+
+
+def test_another_process_reads_them_without_numba(library: Library, cache: Path) -> None:
+    code = f"""
+import sys
+from pathlib import Path
+from nucleate.core.native import Library
+library = Library("some", ["some_kernels"], [Path({str(library._sources[0])!r})])
+assert library.load()
+print(library.next_one(1), "numba" in sys.modules)
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert ran.stdout.split() == ["2", "False"]
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda data: data[:-1], lambda data: b"", lambda data: b"{}\n1", lambda data: b"x" * 99]
+)
+def test_a_file_that_is_not_as_it_was_written_is_none(damage: Any, library: Library, cache: Path) -> None:
+    data = library.path.read_bytes()
+    library.path.write_bytes(damage(data))
+    try:
+        assert not again(library).load()
+    finally:
+        library.path.write_bytes(data)
+    assert again(library).load()
+
+
+def test_a_file_that_calls_what_is_not_there_is_none(library: Library, cache: Path) -> None:
+    head, _, code = library.path.read_bytes().partition(b"\n")
+    assert native._functions(head + b"\n" + code) is not None
+    assert native._functions(native.packed(code, {}, ["no_such_function_anywhere"])) is None
+
+
+def test_where_nothing_can_be_written_they_are_compiled_for_this_process(
+    library: Library, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NUCLEATE_CACHE", str(cache / "elsewhere"))
+    monkeypatch.setattr(kept, "writable", lambda place: False)
+    one = again(library)
+    assert one.next_one(1) == 2
+    assert not one.path.exists()
+
+
+def test_those_of_another_user_are_read(library: Library, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where ``nucleate warm`` has made the image of a container that another user runs."""
+    monkeypatch.setattr(kept, "writable", lambda place: False)
+    monkeypatch.setattr(native, "_compile", None)
+    assert again(library).next_one(1) == 2
+
+
+def test_what_cannot_be_compiled_says_why(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NUCLEATE_CACHE", str(tmp_path))
+    with pytest.raises(KernelError, match="No module named 'no_such_module'"):
+        native.get([Library("none", ["no_such_module"], [])])
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_fork_begins_with_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the threads of its parent, which were to get kernels, are not there."""
+    library = Library("unmade", [], [])
+    library.expected()
+    child = os.fork()
+    if not child:
+        begun: list[object] = []
+        monkeypatch.setattr(native, "begin", lambda some, *, compiling: begun.append((some, compiling)))
+        library.missed(native.SOON)
+        os._exit(0 if begun == [([library], False)] else 1)
+    assert os.waitpid(child, 0)[1] == 0
