@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
 from typing import Any
 
 import numpy as np
@@ -71,7 +70,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, str]]:
 def test_what_explain_says_is_what_runs(
     ran: set[tuple[str, str]], monkeypatch: pytest.MonkeyPatch, size: int, rows: int, backend: str, loaded: bool
 ) -> None:
-    monkeypatch.setattr(kernels.KERNELS, "warm", loaded)
+    monkeypatch.setattr(kernels.KERNELS, "ready", loaded)
     logits = np.random.default_rng(size).normal(size=(rows, size)).astype(np.float32)
     for stages in (*HOT, *OTHERS):
         plan = nc.explain(stages, vocab_size=size, rows=rows, backend=backend)
@@ -92,19 +91,13 @@ def _step(logits: np.ndarray, stages: Pipeline, backend: str) -> None:
     sampler(logits)
 
 
-def test_explain_knows_the_size_of_a_call_and_the_state_of_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_explain_knows_the_state_of_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     params = nc.SamplingParams(top_p=0.9, seed=1)
+    early = nc.explain(params, vocab_size=128256)
+    assert (early.backend, early.path) == ("reference", "reference")
+    assert str(early).splitlines()[0] == "reference: the kernels are not loaded yet"
+    monkeypatch.setattr(kernels.KERNELS, "ready", True)
     assert str(nc.explain(params, vocab_size=128256)).splitlines()[0] == "cpu backend, hot chain"
-    small = nc.explain(params, vocab_size=4096)
-    assert (small.backend, small.path) == ("reference", "reference")
-    why = "the kernels are not loaded yet, and 4,096 scores in a call are fewer than 8,192"
-    assert str(small).splitlines()[0] == f"reference: {why}"
-    assert nc.explain(params, vocab_size=4096, rows=2).path == "hot chain"
-    monkeypatch.setattr(kernels.KERNELS, "warm", True)
-    assert nc.explain(params, vocab_size=4096).path == "hot chain"
-    monkeypatch.setattr(kernels.KERNELS, "warming", [threading.current_thread()])
-    assert nc.explain(params, vocab_size=128256).why == "the kernels are being loaded or compiled"
-    monkeypatch.setattr(kernels.KERNELS, "warming", [])
     assert nc.explain(params, vocab_size=10, backend="cpu").path == "hot chain"
     assert nc.explain(params, vocab_size=10**6, backend="reference").why == "the backend is 'reference'"
 

@@ -8,7 +8,7 @@ import pytest
 from nucleate.backends.cpu.special.edits import read
 from nucleate.backends.cpu.special.rows import chains
 from nucleate.backends.cpu.special.select import gather
-from nucleate.backends.cpu.special.share import doubt, keep_first, reached
+from nucleate.backends.cpu.special.share import BY_NUMBER, BY_WEIGHT, doubt, keep_first, reached
 from nucleate.backends.cpu.special.work import Work, carve, lay, room_for
 
 KINDS = ("smooth", "few levels", "equal", "signed zeros", "far apart", "one far above", "holes")
@@ -66,7 +66,8 @@ def test_the_first_ones_by_number_and_by_weight(kind: str) -> None:
                 goal = float(given.sum() * numbers.choice([1e-9, 0.3003, 0.5003, 0.9903, 2.0]))  # no tie of sums
             else:
                 goal = float(numbers.integers(1, count + 1))
-            kept = keep_first(candidates(work, ids, x[ids], weights), goal, work)
+            way = BY_WEIGHT if weights is given else BY_NUMBER
+            kept = keep_first(candidates(work, ids, x[ids], weights), goal, way, work)
             expected = first(x[ids], weights, goal)
             assert work.ids[:kept].tolist() == ids[expected].tolist()
             assert work.weights[:kept].tolist() == weights[expected].tolist()
@@ -75,9 +76,9 @@ def test_the_first_ones_by_number_and_by_weight(kind: str) -> None:
 
 def test_weights_of_nothing_do_no_harm() -> None:
     work, x, ids = space(3), np.array([1.0, 3.0, 2.0], np.float32), np.arange(3)
-    assert keep_first(candidates(work, ids, x, np.zeros(3)), 0.0, work) in (1, 2, 3)
+    assert keep_first(candidates(work, ids, x, np.zeros(3)), 0.0, BY_WEIGHT, work) in (1, 2, 3)
     n = candidates(work, ids, x, np.array([1.0, 0.0, 0.0]))
-    assert keep_first(n, 1.1, work) == 3  # rounding may have made the goal larger than all of them
+    assert keep_first(n, 1.1, BY_WEIGHT, work) == 3  # rounding may have made the goal larger than all of them
 
 
 def test_tokens_before_which_the_goal_may_be_reached_are_doubtful() -> None:

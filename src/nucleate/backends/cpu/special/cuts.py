@@ -24,7 +24,7 @@ from nucleate.backends.cpu.compile import jit
 from nucleate.backends.cpu.simd import GROUP, LANES
 from nucleate.backends.cpu.special.sections import close_in, settle_last
 from nucleate.backends.cpu.special.select import FEW, ID, bound, count, gather, lowest_at_least, next_up
-from nucleate.backends.cpu.special.share import doubt, keep_first, last_of, reached
+from nucleate.backends.cpu.special.share import BY_NUMBER, BY_WEIGHT, doubt, keep_first, last_of, reached
 from nucleate.backends.cpu.special.table import NOT_DRAWN
 from nucleate.backends.cpu.special.weights import (
     LOWEST,
@@ -191,7 +191,7 @@ def kth_counted(top: Any, k: Any, work: Any) -> Any:
     goal, each = np.float64(k), np.float32(0.0)
     n, above, _ = close_in(LOWEST, top, np.float64(inside), goal, goal, Exponent(top, each, each, LOWEST), work)
     work.weights[:n] = 1.0
-    return np.float32(work.scores[last_of(keep_first(n, goal - above, work), work)])
+    return np.float32(work.scores[last_of(keep_first(n, goal - above, BY_NUMBER, work), work)])
 
 
 @jit
@@ -234,8 +234,7 @@ def keep_few(n: Any, whole: Any, late: Any, chain: Any, k: Any, top: Any, tied: 
     """
     counted, weights, scores = 0 < k < n, work.weights, work.scores
     if counted:
-        weights[:n] = 1.0
-        n = keep_first(n, np.float64(k), work)
+        n = keep_first(n, np.float64(k), BY_NUMBER, work)
     t = chain.t if chain.p < 1.0 else chain.t * chain.late_t
     weigh_few(n, top, t, work)
     cut = np.float32(scores[last_of(n, work)]) if counted or chain.p < 1.0 else LOWEST
@@ -252,7 +251,7 @@ def keep_few(n: Any, whole: Any, late: Any, chain: Any, k: Any, top: Any, tied: 
         if counted:
             tied |= blurred(cut, work)
         if goal < total:
-            n, total = keep_first(n, goal, work), 0.0
+            n, total = keep_first(n, goal, BY_WEIGHT, work), 0.0
             for i in range(n):
                 total += weights[i]
         cut = np.float32(scores[last_of(n, work)])

@@ -11,7 +11,7 @@ from nucleate.backends.cpu.compile import jit, kernel
 from nucleate.backends.cpu.special.cuts import kth_bound, kth_counted, sure
 from nucleate.backends.cpu.special.edits import take
 from nucleate.backends.cpu.special.select import FEW, count, gather, key, next_up
-from nucleate.backends.cpu.special.share import keep_first
+from nucleate.backends.cpu.special.share import BY_NUMBER, keep_first
 from nucleate.backends.cpu.special.weights import LOWEST, exponent_of, weigh
 from nucleate.backends.cpu.special.work import carve, score
 
@@ -41,8 +41,7 @@ def report(
     if not sure(wanted, work) and not wanted <= found <= wanted + FEW:
         found = gather(kth_counted(top, wanted, work), work)
     if wanted < found:
-        work.weights[:found] = 1.0
-        found = keep_first(found, np.float64(wanted), work)
+        found = keep_first(found, np.float64(wanted), BY_NUMBER, work)
     sort(found, work)
     for i in range(found):
         ids[i] = work.ids[i]

@@ -13,7 +13,7 @@ import numpy as np
 from nucleate.backends.cpu import simd
 from nucleate.backends.cpu.compile import jit
 from nucleate.backends.cpu.special.select import FEW, count, gather_between, next_up
-from nucleate.backends.cpu.special.share import doubt, keep_first, last_of
+from nucleate.backends.cpu.special.share import BY_WEIGHT, doubt, keep_first, last_of
 from nucleate.backends.cpu.special.work import DOUBTED
 
 CUTS = 8
@@ -72,7 +72,7 @@ def settle_last(n: Any, above: Any, least: Any, goal: Any, work: Any) -> Any:
     total = above
     for i in range(n):
         total += work.weights[i]
-    kept = keep_first(n, goal - above, work) if goal < total else n
+    kept = keep_first(n, goal - above, BY_WEIGHT, work) if goal < total else n
     total, last = above, last_of(kept, work)
     for i in range(kept):
         total += work.weights[i]

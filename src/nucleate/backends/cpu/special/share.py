@@ -13,10 +13,13 @@ import numpy as np
 
 from nucleate.backends.cpu.compile import jit
 from nucleate.backends.cpu.doubles import BLOCK, bits_of, loose
+from nucleate.backends.cpu.special.room import DOUBTS
 from nucleate.backends.cpu.special.select import floating, ordered
-from nucleate.backends.cpu.special.room import DOUBTS, NOBODY
+from nucleate.backends.cpu.special.work import NOBODY
 from nucleate.backends.cpu.squeeze import EIGHT, squeeze
 from nucleate.backends.cpu.squeeze import how_many as how_many_bits
+
+BY_NUMBER, BY_WEIGHT = 0.0, -1.0
 
 
 class Share(NamedTuple):
@@ -30,15 +33,16 @@ class Share(NamedTuple):
 @jit
 def reached(values: Any, k: Any) -> Any:
     """A number that at least k of some float32 reach; of others at most an eighth more, but for equal ones."""
-    return floating(share(values, values, np.float64(k), np.float64(k >> 3), False).low)
+    return floating(share(values, values, np.float64(k), np.float64(k >> 3)).low)
 
 
 @jit
-def share(values: Any, weights: Any, goal: Any, spare: Any, by_weight: Any) -> Any:
+def share(values: Any, weights: Any, goal: Any, spare: Any) -> Any:
     """The fewest first numbers whose weights (or number) reach a goal; equal ones weigh the same.
 
-    spare: so much more than the goal is as good.
+    spare: so much more than the goal is as good; BY_WEIGHT: weights count, else the number does.
     """
+    by_weight = spare < 0.0
     low, high = ends(values, -(1 << 31), 1 << 31)
     inside, above, light = values.size, 0, 0.0
     heavy = heavier(values, weights, -np.inf) if by_weight else 0.0
@@ -93,10 +97,10 @@ def heavier(values: Any, weights: Any, cut: Any) -> Any:
 
 
 @jit
-def keep_first(n: Any, goal: Any, work: Any) -> Any:
-    """Keep, of n candidates, the fewest first whose weights reach the goal; they stay in ascending ids."""
+def keep_first(n: Any, goal: Any, spare: Any, work: Any) -> Any:
+    """Keep, of n candidates, the fewest first that reach the goal, see ``share``; they stay in ascending ids."""
     ids, weights, scores = work.ids, work.weights, work.scores
-    first = share(scores[:n], weights[:n], goal, -1.0, True)
+    first = share(scores[:n], weights[:n], goal, spare)
     least, sure, need, kept = np.float64(floating(first.low)), np.float64(floating(first.high)), first.need, 0
     full = 0
     if need == how_many(scores[:n], least) - how_many(scores[:n], sure):  # all of those in question
