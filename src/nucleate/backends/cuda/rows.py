@@ -16,7 +16,7 @@ from nucleate.backends.cuda.edits import Edits
 from nucleate.backends.cuda.part import Held, Part, allowed_words, part_of
 from nucleate.backends.cuda.past import Past
 from nucleate.backends.cuda.report import Report, Wanted, report, reported
-from nucleate.backends.cuda.run import Batch, run
+from nucleate.backends.cuda.run import Batch, Given, run
 from nucleate.backends.cuda.slots import Had
 from nucleate.backends.cuda.states import States
 from nucleate.backends.resident import Resident
@@ -28,7 +28,7 @@ NOT_DRAWN = -1
 RING = 1 << 13
 """So many tokens of a row are kept, until the host asks for them; no window of penalties is longer."""
 
-Given = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
+Input = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
 """Logits, what is allowed, and which rows are active, see ``Rows.draw``."""
 
 
@@ -149,7 +149,7 @@ class Rows:
         return part.steps_R
 
     def _drawn(
-        self, part: Part, steps_R: torch.Tensor, places: Sequence[int], given: Given, heard: list[Heard] | None
+        self, part: Part, steps_R: torch.Tensor, places: Sequence[int], given: Input, heard: list[Heard] | None
     ) -> torch.Tensor:
         """The next tokens of rows that are all of one kind."""
         if part.batch is not None:
@@ -164,7 +164,7 @@ class Rows:
         batch: Batch,
         steps_R: torch.Tensor,
         places: Sequence[int],
-        given: Given,
+        given: Input,
         heard: list[Heard] | None,
     ) -> torch.Tensor:
         """Rows of a structure through their stages."""
@@ -174,7 +174,7 @@ class Rows:
             masks = part.allowed_RW, mask_RW
         numbers_RP = self._states.numbers(part.slots_R) if batch.learns else None
         edits = self._edits(part, logits_RV, steps_R)
-        tokens_R, learned_RP, told_RV = run(batch, steps_R, logits_RV, edits, *masks, numbers_RP)
+        tokens_R, learned_RP, told_RV = run(batch, Given(logits_RV, steps_R, edits, *masks, numbers_RP))
         if active_R is not None:
             tokens_R = torch.where(active_R, tokens_R, NOT_DRAWN)
             if learned_RP is not None:
