@@ -66,7 +66,8 @@ def part_of(numbers: Sequence[int], held: Sequence[Held], past: Past, size: int,
     staged, batch = [row.staged for row in rows if row.staged], None
     seeds_R = past.slots.seeds(slots_R)
     if rows and not kinds and (staged or not kernels):
-        batch = batch_of(staged or chained([row.numbers for row in rows]), seeds_R, size, past.floats)
+        staged_rows = staged or chained([row.numbers for row in rows])
+        batch = batch_of(staged_rows, seeds_R, size, past.floats, kernel=kernels)
     growing = [place for place, row in enumerate(rows) if row.grows]
     told = [place for place, row in enumerate(rows) if row.wanted is not None]
     wanted = [row.wanted for row in rows if row.wanted is not None]

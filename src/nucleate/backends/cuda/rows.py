@@ -226,7 +226,8 @@ class Rows:
         if logits_RV.dtype not in launch.FLOATS:
             logits_RV = logits_RV.to(torch.float32)
         index = self._index(part, logits_RV)
-        self._work.tokens_R = torch.empty_like(self._work.tokens_R)  # those of earlier calls stay as they are
+        # tokens of earlier calls stay as they are
+        self._work.tokens_R = torch.empty(self._work.rows, dtype=torch.int64, device=self.device)
         return launch.sample(logits_RV, part.numbers_RC, part.seeds_R, steps_R, self._work, index, mask_RW)
 
     def _push(self, part: Part, tokens_R: torch.Tensor, had: Had | None = None) -> None:

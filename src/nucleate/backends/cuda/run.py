@@ -57,8 +57,10 @@ class Outcome(NamedTuple):
     told_RV: torch.Tensor | None  #: the scores that the Tap saw, what is out at -inf; None without one
 
 
-def batch_of(staged: Sequence[Staged], seeds_R: torch.Tensor, size: int, floats: torch.dtype) -> Batch:
-    """Rows of one structure. seeds_R: int64, the bits of integers in 0..2**64 - 1; size: V."""
+def batch_of(
+    staged: Sequence[Staged], seeds_R: torch.Tensor, size: int, floats: torch.dtype, *, kernel: bool = False
+) -> Batch:
+    """Rows of one structure. seeds_R: int64, the bits of integers in 0..2**64 - 1; size: V; kernel: see ``Keys``."""
     one, most, device = staged[0], max(1, AT_ONCE // size), seeds_R.device
     numbers_RP = sent(torch.tensor([row.numbers for row in staged], dtype=floats).view(len(staged), -1), device)
     whole = any("whole" in rule.row for step in one.steps for rule in step.rules)
@@ -69,7 +71,7 @@ def batch_of(staged: Sequence[Staged], seeds_R: torch.Tensor, size: int, floats:
         rows = slice(start, start + len(some))
         lists = [[row.spared[i] for row in some] for i in range(len(one.spared))]
         chunks.append(Chunk(
-            rows, Fixed(size, len(some), floats, device, whole=whole), keys_of(seeds_R[rows]),
+            rows, Fixed(size, len(some), floats, device, whole=whole), keys_of(seeds_R[rows], kernel=kernel),
             mines(stages, numbers_RP[rows]), tuple(sent(padded(each, nowhere), device) for each in lists),
         ))  # fmt: skip
     return Batch(stages, one.masked, one.learns, chunks)
