@@ -48,7 +48,7 @@ def everything() -> None:
 
 if __name__ == "__main__":
     without_gpu(int(sys.argv[1]))
-    pasts.written("triton", 1, 3, 1000, ring=1)
+    pasts.written("triton", 2, 3, 1000, ring=1)
     played.looped("triton", 1, 60, 1, 1, 2)
     if "everything" in sys.argv:
         everything()

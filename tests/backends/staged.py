@@ -1,4 +1,4 @@
-"""Random rows and pipelines as tensors against the reference: what differs."""
+"""Random rows and pipelines as tensors against the reference: what differs. A script, too, see ``interpreted``."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import random
 from typing import Any
 
 import cases
+import interpreted
 import numpy as np
 
 import nucleate as nc
@@ -55,7 +56,7 @@ def outcome(given: Any, logits: Any) -> Any:
     from nucleate.backends.cuda import run
 
     batch, steps_R, numbers_RP = given
-    return run.run(batch, steps_R, logits, numbers_RP=numbers_RP)
+    return run.run(batch, run.Given(logits, steps_R, numbers_RP=numbers_RP))
 
 
 def watched(stages: Any, size: int) -> Any:
@@ -175,3 +176,7 @@ def told(logprobs: Any) -> Any:
     if logprobs is None or not any(logprobs):
         return None
     return [one and [[tuple(each) for each in part] for part in ([one.chosen], one.top, one.asked)] for one in logprobs]
+
+
+if __name__ == "__main__":
+    interpreted.serve(globals())

@@ -40,7 +40,8 @@ def batched(cases: list[Any], rows: int) -> list[int]:
                 x_V[: len(cases[place].logits)] = cases[place].logits
             words = np.array([[cases[place].seed, cases[place].step] for place in places], np.uint64).view(np.int64)
             seeds_R, steps_R = torch.from_numpy(words).unbind(1)
-            got = run.run(run.batch_of(staged, seeds_R, size, torch.float64), steps_R, torch.from_numpy(x_RV))
+            batch = run.batch_of(staged, seeds_R, size, torch.float64)
+            got = run.run(batch, run.Given(torch.from_numpy(x_RV), steps_R))
             for place, token in zip(places, got.tokens_R.tolist(), strict=True):
                 tokens[place] = token
     return tokens

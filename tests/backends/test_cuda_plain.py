@@ -66,7 +66,7 @@ def sample(
 ) -> torch.Tensor:
     """The tokens of rows with these numbers."""
     batch = run.batch_of(structure.chained(asked), seeds, x_RV.shape[1], floats)
-    return run.run(batch, steps, x_RV, edits, mask).tokens_R
+    return run.run(batch, run.Given(x_RV, steps, edits, mask)).tokens_R
 
 
 def batch(numbers: np.random.Generator, rows: int, size: int) -> tuple[np.ndarray, list[Numbers], list[bool]]:
@@ -91,7 +91,7 @@ def inside(x_RV: np.ndarray, asked: list[Numbers]) -> np.ndarray:
     if chained[0].steps[-1].greedy:
         steps = (*chained[0].steps, *tap.steps)
     batch = run.batch_of([one._replace(steps=steps) for one in chained], zeros, x_RV.shape[1], torch.float64)
-    return np.asarray(run.run(batch, zeros, torch.from_numpy(x_RV)).told_RV > -torch.inf)
+    return np.asarray(run.run(batch, run.Given(torch.from_numpy(x_RV), zeros)).told_RV > -torch.inf)
 
 
 def survey(rows: int, sizes: tuple[int, ...], seed: int) -> Counter[str]:
@@ -249,10 +249,12 @@ def compiled(backend: str) -> None:
         rows = run.batch_of(staged if stages is None else [staged] * 12, seeds, 700, torch.float64)
         own = torch.tensor([staged.numbers] * 12, dtype=torch.float64) if rows.learns else None
         torch._dynamo.reset()
-        draw = torch.compile(lambda *given, rows=rows: run.run(rows, *given).tokens_R, fullgraph=True, backend=backend)
+        draw = torch.compile(
+            lambda *given, rows=rows: run.run(rows, run.Given(*given)).tokens_R, fullgraph=True, backend=backend
+        )
         for more in ((None, None), (edits, mask)):
-            given = steps, torch.from_numpy(x_RV), *more, None, own
-            assert draw(*given).tolist() == run.run(rows, *given).tokens_R.tolist()
+            given = torch.from_numpy(x_RV), steps, *more, None, own
+            assert draw(*given).tolist() == run.run(rows, run.Given(*given)).tokens_R.tolist()
 
 
 def test_it_compiles_without_a_graph_break() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import interpreted
 import numpy as np
 import pytest
 import staged
@@ -37,6 +39,15 @@ def test_very_many_rows_of_many_structures() -> None:
     for seed in range(10_000, 11_000):
         size = SIZES[seed % len(SIZES)]
         told(seed, staged.mixed("torch", seed, size, 4), size, 4)
+
+
+def test_rows_of_many_structures_beside_kernels() -> None:
+    """With noise that a kernel makes."""
+    pytest.importorskip("triton", reason="the kernels are Triton's: pip install triton (Linux only)")
+    kernels = interpreted.Interpreted(str(Path(staged.__file__)))
+    for seed, size in ((5, 257), (6, 33)):
+        told(seed, kernels.call("mixed", "triton", seed, size, 2, 3), size, 2, 3)
+    kernels.close()
 
 
 ORDERS = {

@@ -13,9 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from nucleate.backends.cuda.bits import as_bits, as_floats
 from nucleate.backends.cuda.edits import Edits
-from nucleate.backends.cuda.slots import Rules
+from nucleate.backends.cuda.slots import Rules, as_bits, as_floats
 from nucleate.backends.resident import Resident
 
 ID, BEFORE, UNTIL, OUTPUT, PROMPT, LATE = range(6)

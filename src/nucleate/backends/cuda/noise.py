@@ -21,9 +21,11 @@ class Keys(NamedTuple):
 
     rounds: tuple[torch.Tensor, ...]  #: [2, R, 1] each
     multipliers: tuple[torch.Tensor, torch.Tensor]  #: of even and of odd rounds, [2, 1, 1]
+    seeds_R: torch.Tensor
+    kernel: bool  #: whether Triton makes the numbers
 
 
-def keys_of(seeds_R: torch.Tensor) -> Keys:
+def keys_of(seeds_R: torch.Tensor, *, kernel: bool = False) -> Keys:
     """seeds_R: int64, the bits of integers in 0..2**64 - 1."""
     low, high = seeds_R[:, None] & LOW, (seeds_R[:, None] >> 32) & LOW
     rounds = []
@@ -31,7 +33,7 @@ def keys_of(seeds_R: torch.Tensor) -> Keys:
         both = [(low + i * WEYL[0]) & LOW, (high + i * WEYL[1]) & LOW]
         rounds.append(torch.stack(both[:: 1 if i % 2 else -1]))
     even = torch.tensor(MULTIPLIERS, device=seeds_R.device)[:, None, None]
-    return Keys(tuple(rounds), (even, even.flip(0)))
+    return Keys(tuple(rounds), (even, even.flip(0)), seeds_R.contiguous(), kernel)
 
 
 def words(keys: Keys, steps_R1: torch.Tensor, stream: int, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -57,6 +59,10 @@ def uniform(
     tokens or groups, [N] or [R, N]. In float32, for devices that have no float64, numbers are off by a unit or two of
     the last place: fine-grained where they are small, and only small ones win a race.
     """
+    if keys.kernel:
+        from nucleate.backends.cuda.uniforms import launched  # it loads Triton
+
+        return launched(keys.seeds_R, steps_R1, stream, index)
     w0, w1 = words(keys, steps_R1, stream, index)
     if dtype == torch.float64:
         return ((w0.to(dtype) * 2.0**32 + w1 + 0.5) * 2.0**-64).clamp(max=LARGEST)

@@ -52,7 +52,9 @@ class Part:
     wanted: list[Wanted]  #: what these want, or else the Tap of each row among the stages,
     asked_NA: torch.Tensor  #: and the ids among it, -1 for none
     numbers_RC: torch.Tensor | None  #: where kernels draw, see ``plan.Numbers``
-    batch: Batch | None  #: where tensors do
+    cuts: bool  #: whether any of these have top-k or top-p,
+    brief: bool  #: and nothing is to be told but of the tokens drawn, which kernels do
+    batch: Batch | None  #: where tensors draw
     kinds: list[tuple[list[int], torch.Tensor, Part]]  #: rows of several structures: places of each, and these alone
     steps_R: torch.Tensor | None = None  #: as of the last call, see ``Rows``
     kept: list[Any] = field(default_factory=list)  #: what fixed entries do, from the first step on
@@ -66,7 +68,8 @@ def part_of(numbers: Sequence[int], held: Sequence[Held], past: Past, size: int,
     staged, batch = [row.staged for row in rows if row.staged], None
     seeds_R = past.slots.seeds(slots_R)
     if rows and not kinds and (staged or not kernels):
-        batch = batch_of(staged or chained([row.numbers for row in rows]), seeds_R, size, past.floats)
+        staged_rows = staged or chained([row.numbers for row in rows])
+        batch = batch_of(staged_rows, seeds_R, size, past.floats, kernel=kernels)
     growing = [place for place, row in enumerate(rows) if row.grows]
     told = [place for place, row in enumerate(rows) if row.wanted is not None]
     wanted = [row.wanted for row in rows if row.wanted is not None]
@@ -91,6 +94,8 @@ def part_of(numbers: Sequence[int], held: Sequence[Held], past: Past, size: int,
         wanted,
         sent(padded([asked for _, asked in wanted], -1), device),
         past.slots.numbers(slots_R) if kernels and not staged else None,
+        any(row.numbers[2] > 0 or row.numbers[4] < 1 for row in rows),
+        bool(told) and kernels and not staged and all(one == (0, ()) for one in wanted),
         batch,
         kinds,
     )

@@ -16,7 +16,7 @@ from nucleate.backends.cuda.edits import Edits
 from nucleate.backends.cuda.part import Held, Part, allowed_words, part_of
 from nucleate.backends.cuda.past import Past
 from nucleate.backends.cuda.report import Report, Wanted, report, reported
-from nucleate.backends.cuda.run import Batch, run
+from nucleate.backends.cuda.run import Batch, Given, run
 from nucleate.backends.cuda.slots import Had
 from nucleate.backends.cuda.states import States
 from nucleate.backends.resident import Resident
@@ -28,7 +28,7 @@ NOT_DRAWN = -1
 RING = 1 << 13
 """So many tokens of a row are kept, until the host asks for them; no window of penalties is longer."""
 
-Given = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
+Input = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
 """Logits, what is allowed, and which rows are active, see ``Rows.draw``."""
 
 
@@ -63,7 +63,7 @@ class Rows:
         self._states = States(device, self.floats)
         self._held: dict[int, Held] = {}
         self._unseen = 0  # the most tokens of a row that the host does not know
-        self._work: object = None
+        self._work: Any = None  # of the kernels
         self._last: Part | None = None  #: what was drawn last, if kernels drew it and nothing has changed since
         self._moved = 0
 
@@ -149,7 +149,7 @@ class Rows:
         return part.steps_R
 
     def _drawn(
-        self, part: Part, steps_R: torch.Tensor, places: Sequence[int], given: Given, heard: list[Heard] | None
+        self, part: Part, steps_R: torch.Tensor, places: Sequence[int], given: Input, heard: list[Heard] | None
     ) -> torch.Tensor:
         """The next tokens of rows that are all of one kind."""
         if part.batch is not None:
@@ -164,7 +164,7 @@ class Rows:
         batch: Batch,
         steps_R: torch.Tensor,
         places: Sequence[int],
-        given: Given,
+        given: Input,
         heard: list[Heard] | None,
     ) -> torch.Tensor:
         """Rows of a structure through their stages."""
@@ -174,7 +174,7 @@ class Rows:
             masks = part.allowed_RW, mask_RW
         numbers_RP = self._states.numbers(part.slots_R) if batch.learns else None
         edits = self._edits(part, logits_RV, steps_R)
-        tokens_R, learned_RP, told_RV = run(batch, steps_R, logits_RV, edits, *masks, numbers_RP)
+        tokens_R, learned_RP, told_RV = run(batch, Given(logits_RV, steps_R, edits, *masks, numbers_RP))
         if active_R is not None:
             tokens_R = torch.where(active_R, tokens_R, NOT_DRAWN)
             if learned_RP is not None:
@@ -220,14 +220,23 @@ class Rows:
     ) -> torch.Tensor:
         from nucleate.backends.cuda.special import launch  # it loads Triton
 
-        if not isinstance(self._work, launch.Workspace) or self._work.rows < len(part.rows):
+        if self._work is None or self._work.rows < len(part.rows):
             self._work = launch.Workspace(1 << (len(part.rows) - 1).bit_length(), self.size, self.device)
             self._moved += 1
         if logits_RV.dtype not in launch.FLOATS:
             logits_RV = logits_RV.to(torch.float32)
-        index = self._index(part, logits_RV)
-        self._work.tokens_R = torch.empty_like(self._work.tokens_R)  # those of earlier calls stay as they are
-        return launch.sample(logits_RV, part.numbers_RC, part.seeds_R, steps_R, self._work, index, mask_RW)
+        index, work, tokens_R = self._index(part, logits_RV), self._work, self._empty(torch.int64)
+        if part.brief:  # what was told of earlier calls stays as it is
+            work.logprobs_R, work.ranks_R = self._empty(torch.float64), self._empty(torch.int32)
+        launch.sample(
+            logits_RV, part.numbers_RC, part.seeds_R, steps_R, work, index, mask_RW,
+            out_R=tokens_R[: len(part.rows)], cuts=part.cuts, report=part.brief,
+        )  # fmt: skip
+        return tokens_R[: len(part.rows)]
+
+    def _empty(self, dtype: torch.dtype) -> torch.Tensor:
+        """What kernels write their results to, and no later call does."""
+        return torch.empty(self._work.rows, dtype=dtype, device=self.device)
 
     def _push(self, part: Part, tokens_R: torch.Tensor, had: Had | None = None) -> None:
         """Rows go on with tokens that lie on the device."""
@@ -256,6 +265,9 @@ class Rows:
         """What is to be told of the logits as given, of those who want it; None if none does."""
         if not part.told:
             return None
+        if part.brief:
+            told = tokens_R, self._work.logprobs_R[: len(tokens_R)], self._work.ranks_R[: len(tokens_R)].to(torch.int64)
+            return Report(*(column_R.index_select(0, part.told_N)[:, None] for column_R in told))
         logits_NV, tokens_N = logits_RV, tokens_R
         if len(part.told) < len(part.rows):
             logits_NV, tokens_N = (whole.index_select(0, part.told_N) for whole in (logits_RV, tokens_R))

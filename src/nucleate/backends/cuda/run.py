@@ -57,8 +57,10 @@ class Outcome(NamedTuple):
     told_RV: torch.Tensor | None  #: the scores that the Tap saw, what is out at -inf; None without one
 
 
-def batch_of(staged: Sequence[Staged], seeds_R: torch.Tensor, size: int, floats: torch.dtype) -> Batch:
-    """Rows of one structure. seeds_R: int64, the bits of integers in 0..2**64 - 1; size: V."""
+def batch_of(
+    staged: Sequence[Staged], seeds_R: torch.Tensor, size: int, floats: torch.dtype, *, kernel: bool = False
+) -> Batch:
+    """Rows of one structure. seeds_R: int64, the bits of integers in 0..2**64 - 1; size: V; kernel: see ``Keys``."""
     one, most, device = staged[0], max(1, AT_ONCE // size), seeds_R.device
     numbers_RP = sent(torch.tensor([row.numbers for row in staged], dtype=floats).view(len(staged), -1), device)
     whole = any("whole" in rule.row for step in one.steps for rule in step.rules)
@@ -69,7 +71,7 @@ def batch_of(staged: Sequence[Staged], seeds_R: torch.Tensor, size: int, floats:
         rows = slice(start, start + len(some))
         lists = [[row.spared[i] for row in some] for i in range(len(one.spared))]
         chunks.append(Chunk(
-            rows, Fixed(size, len(some), floats, device, whole=whole), keys_of(seeds_R[rows]),
+            rows, Fixed(size, len(some), floats, device, whole=whole), keys_of(seeds_R[rows], kernel=kernel),
             mines(stages, numbers_RP[rows]), tuple(sent(padded(each, nowhere), device) for each in lists),
         ))  # fmt: skip
     return Batch(stages, one.masked, one.learns, chunks)
@@ -83,47 +85,37 @@ def padded(lists: Sequence[Sequence[int]], nothing: int) -> torch.Tensor:
     return torch.tensor(lines, dtype=torch.int64).view(len(lists), most)
 
 
-def run(
-    batch: Batch,
-    steps_R: torch.Tensor,
-    logits_RV: torch.Tensor,
-    edits: Edits | None = None,
-    mask_RW: torch.Tensor | None = None,
-    late_RW: torch.Tensor | None = None,
-    numbers_RP: torch.Tensor | None = None,
-) -> Outcome:
-    """Draw a token per row.
+class Given(NamedTuple):
+    """What a step has to go on."""
 
-    logits_RV: any float. steps_R: int64, the bits of integers in 0..2**64 - 1. edits: of the leading Shifts. mask_RW:
-    int32 [R, V / 32 or more], what is allowed, lowest bit first. late_RW: the same, where a Tap that is the first step
-    is to see the scores without it. numbers_RP: of rows that learn, as of this step; there may be more columns.
-    """
+    logits_RV: torch.Tensor  #: any float
+    steps_R: torch.Tensor  #: int64, the bits of integers in 0..2**64 - 1
+    edits: Edits | None = None  #: of the leading Shifts
+    mask_RW: torch.Tensor | None = None  #: int32 [R, V / 32 or more], what is allowed, lowest bit first
+    late_RW: torch.Tensor | None = None  #: the same, where a Tap that is the first step sees the scores without it
+    numbers_RP: torch.Tensor | None = None  #: of rows that learn, as of this step; there may be more columns
+
+    def of(self, rows: slice) -> Given:
+        """The same of some rows."""
+        edits = self.edits and Edits(*(column[rows] for column in self.edits))
+        wholes = (None if whole is None or whole is self.edits else whole[rows] for whole in self)
+        return Given(*wholes)._replace(edits=edits)
+
+
+def run(batch: Batch, given: Given) -> Outcome:
+    """Draw a token per row."""
     if len(batch.chunks) == 1:
-        return _run(batch, batch.chunks[0], steps_R, logits_RV, edits, mask_RW, late_RW, numbers_RP)
-    parts = []
-    for chunk in batch.chunks:
-        wholes = steps_R, logits_RV, mask_RW, late_RW, numbers_RP
-        steps, logits, *more = (None if whole is None else whole[chunk.rows] for whole in wholes)
-        own = edits and Edits(*(column[chunk.rows] for column in edits))
-        parts.append(_run(batch, chunk, steps, logits, own, *more))
+        return _run(batch, batch.chunks[0], given)
+    parts = [_run(batch, chunk, given.of(chunk.rows)) for chunk in batch.chunks]
     tokens, numbers, told = zip(*parts, strict=True)
     return Outcome(torch.cat(tokens), *(None if some[0] is None else torch.cat(some) for some in (numbers, told)))
 
 
-def _run(
-    batch: Batch,
-    chunk: Chunk,
-    steps_R: torch.Tensor,
-    logits_RV: torch.Tensor,
-    edits: Edits | None,
-    mask_RW: torch.Tensor | None,
-    late_RW: torch.Tensor | None,
-    numbers_RP: torch.Tensor | None,
-) -> Outcome:
-    fixed, size, steps_R1 = chunk.fixed, logits_RV.shape[1], steps_R[:, None]
-    x_RV = masked(fixed, scores(fixed, logits_RV, edits), mask_RW)
-    told_RV = x_RV if late_RW is not None else None
-    kept, coins_R1, ceilings = sorted_of(fixed, masked(fixed, x_RV, late_RW)), None, iter(chunk.spared)
+def _run(batch: Batch, chunk: Chunk, given: Given) -> Outcome:
+    fixed, size, steps_R1, numbers_RP = chunk.fixed, given.logits_RV.shape[1], given.steps_R[:, None], given.numbers_RP
+    x_RV = masked(fixed, scores(fixed, given.logits_RV, given.edits), given.mask_RW)
+    told_RV = x_RV if given.late_RW is not None else None
+    kept, coins_R1, ceilings = sorted_of(fixed, masked(fixed, x_RV, given.late_RW)), None, iter(chunk.spared)
     if chunk.spared:
         coins_R1 = uniform(chunk.keys, steps_R1, XTC, torch.zeros_like(steps_R1), fixed.floats)
     stages = chunk.mines if numbers_RP is None else mines(batch.stages, numbers_RP)

@@ -6,13 +6,12 @@ A row keeps its slot until it goes, so that nothing moves when others come and g
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from nucleate.backends.cuda.bits import as_bits, as_floats, signed
 from nucleate.backends.cuda.device import sent
 from nucleate.backends.resident import EVERYTHING, Repeats, Resident
 
@@ -190,3 +189,22 @@ class Slots:
 def last_of(row: Resident, said: list[int]) -> list[int]:
     """The tokens that a new row brings along: as many as its steps may look at."""
     return said if row.span == EVERYTHING else said[max(0, len(said) - max(row.span, row.longest)) :]
+
+
+def signed(words: Any) -> NDArray[np.int64]:
+    """Integers in 0..2**64 - 1 as int64 of the same bits."""
+    return np.asarray(words, np.uint64).view(np.int64)
+
+
+def as_bits(numbers: Sequence[float], floats: torch.dtype) -> NDArray[np.int64]:
+    """Floats as the integers of their bits."""
+    column = np.asarray(numbers, np.float64)
+    if floats == torch.float64:
+        return column.view(np.int64)
+    with np.errstate(over="ignore"):
+        return column.astype(np.float32).view(np.int32).astype(np.int64)
+
+
+def as_floats(bits: torch.Tensor, floats: torch.dtype) -> torch.Tensor:
+    """The inverse, on the device."""
+    return bits.view(floats) if floats == torch.float64 else bits.to(torch.int32).view(floats)
