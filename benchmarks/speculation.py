@@ -138,7 +138,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
-    warm(nc.SamplingParams())
+    warm()
     llm = nc.LLM()
     result: dict[str, Any] = {
         "what": f"8 prompts, or 32 of which 8 are at work at a time, {TOKENS} tokens each, the embedded model; "

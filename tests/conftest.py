@@ -49,6 +49,6 @@ class Held(kernels.Kernels):
 
 
 @pytest.fixture(autouse=True)
-def cold(monkeypatch: pytest.MonkeyPatch) -> None:
+def cold(log: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which kernels draw depends neither on tests that were run before, nor on how much is: "auto" takes none."""
     monkeypatch.setattr(kernels, "KERNELS", Held(()))

@@ -29,6 +29,8 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("contributing")
     shutil.copytree(ROOT / "src", root / "src", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(ROOT / "tests" / "laws", root / "tests" / "laws", ignore=shutil.ignore_patterns("__pycache__"))
+    (root / "tests" / "backends").mkdir()
+    shutil.copy(ROOT / "tests" / "backends" / "cases.py", root / "tests" / "backends")
     (root / "tests" / "conftest.py").write_text(CONFTEST, "utf-8")
     shutil.copy(ROOT / "pyproject.toml", root)
     for name, code in FILES.items():

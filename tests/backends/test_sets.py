@@ -246,7 +246,6 @@ def test_no_order_of_the_scores_is_slow():
     ramp = np.linspace(-1e-3, 1e-3, size)
     orders = [ramp, -ramp, abs(ramp), -abs(ramp), np.where(np.arange(size) % 2, ramp, -ramp), np.roll(abs(ramp), 7)]
     cuts = [(TopK(k),) for k in (9, 3000, 100_000)] + [(TopP(0.9),), (Typical(0.5),), (TopP(0.5), TopK(5))]
-    nc.warm(*cuts)
     for x_V in orders:
         x_V = x_V.copy()
         x_V[size // 2] = 1.0

@@ -170,7 +170,8 @@ def _rule(stage: Stage, shape: str, name: str) -> Rule:
     if (shape == "Draw" and name == "score") or (shape == "Scale" and alone and stage.monotone):  # type: ignore[attr-defined]
         other = 0.5 if shape == "Draw" else row  # a score takes a uniform number instead of a row
         if form(stage, name, Unknown() if shape == "Draw" else None) == "line":
-            top, below = getattr(stage, name)(np.array([0.0, -1.0]), other).tolist()
+            with np.errstate(all="ignore"):
+                top, below = getattr(stage, name)(np.array([0.0, -1.0]), other).tolist()
             straight = below < top and (shape == "Draw" or top == 0)
     low = name == "floor" and alone and asked.mine is not None and bool(stage.floor(row) <= 0)  # type: ignore[attr-defined]
     return Rule(name, asked.row, asked.ones, name == "weight" and sums_to_mass(stage), straight, low)

@@ -14,9 +14,6 @@ from numba import types
 from nucleate.backends.cpu.compile import intrinsic, jit
 
 BLOCK = 16
-LOWEST = np.finfo(np.float64).min
-SIGN = np.int64(0x7FFFFFFFFFFFFFFF)
-INFINITE = np.int64(0x7FF0000000000000)
 
 ROUND = 1.5 * 2.0**52
 """Added to a number below 2**51, it leaves the nearest integer in the low bits of the float64."""
@@ -95,39 +92,6 @@ def exp(x: Any) -> Any:
     p = p * r + C0
     half = (whole * 0.5 + ROUND) - ROUND  # in two steps, so that the last powers before 0 and infinity are right
     return p * power_of_two(half) * power_of_two(whole - half)
-
-
-@jit
-def image(x: Any) -> Any:
-    """An integer that is ordered as the float64 is; of a NaN beyond those of the infinities."""
-    i = bits(x)
-    return i ^ ((i >> np.int64(63)) & SIGN)
-
-
-@jit
-def extremes(x: Any, m: Any) -> Any:
-    high, low = image(-np.inf), image(np.inf)
-    for i in range(m):
-        one = image(x[i])
-        high = max(high, one)
-        low = min(low, one)
-    return high, low
-
-
-@jit
-def told(high: Any, low: Any) -> Any:
-    """(highest score, lowest) of their images; the highest is NaN where no token can be drawn."""
-    if high >= INFINITE or low < image(-np.inf) or high == image(-np.inf):
-        return np.nan, np.nan
-    return number(high ^ ((high >> np.int64(63)) & SIGN)), number(low ^ ((low >> np.int64(63)) & SIGN))
-
-
-@jit
-def highest(x: Any) -> Any:
-    best = image(-np.inf)
-    for i in range(x.size):
-        best = max(best, image(x[i]))
-    return number(best ^ ((best >> np.int64(63)) & SIGN))
 
 
 @jit

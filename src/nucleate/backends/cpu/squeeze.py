@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import llvmlite.binding
-import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from nucleate.backends.cpu.compile import intrinsic, jit
+from nucleate.backends.cpu.compile import intrinsic
 
 EIGHT = 8
 _BITS = ir.VectorType(ir.IntType(1), EIGHT)
@@ -56,37 +55,6 @@ def squeeze(typing: Any, bits: Any, source: Any, start: Any, target: Any, at: An
 
 
 @intrinsic
-def squeeze_places(typing: Any, bits: Any, start: Any, target: Any, at: Any) -> Any:
-    """Write the places, from one on, of those of eight bits that are set, and maybe anything behind them."""
-
-    def make(context: Any, b: Any, signature: Any, given: Any) -> Any:
-        kind = ir.VectorType(ir.IntType(64), EIGHT)
-        one = b.insert_element(ir.Constant(kind, ir.Undefined), given[1], ir.Constant(ir.IntType(32), 0))
-        zeros = ir.Constant(ir.VectorType(ir.IntType(32), EIGHT), [0] * EIGHT)
-        first = b.shuffle_vector(one, ir.Constant(kind, ir.Undefined), zeros)
-        places = b.add(first, ir.Constant(kind, list(range(EIGHT))))
-        _write(context, b, signature.args[2], given[2], given[3], places, given[0])
-        return context.get_dummy_value()
-
-    return types.void(types.int32, types.intp, target, types.intp), make
-
-
-@intrinsic
 def how_many(typing: Any, bits: Any) -> Any:
     """How many bits are set."""
     return types.int32(types.int32), lambda _, b, __, given: b.ctpop(given[0])
-
-
-@jit
-def take(found: Any, start: Any, x: Any, ids: Any, x_out: Any, ids_out: Any, n: Any) -> Any:
-    """Keep those of 16 tokens from a place on whose bits are set, behind n others; returns how many there are then.
-
-    Both may be the same arrays, with n at most start. Reads and writes 16 in any case.
-    """
-    for half in range(2):
-        bits, place = np.int32((found >> (EIGHT * half)) & 255), start + EIGHT * half
-        if bits != 0:
-            squeeze(bits, x, place, x_out, n)
-            squeeze(bits, ids, place, ids_out, n)
-            n += how_many(bits)
-    return n

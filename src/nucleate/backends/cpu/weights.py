@@ -13,7 +13,6 @@ from nucleate.backends.cpu.doubles import LN_2, LN_2_REST, LOG2_E, ROUND
 from nucleate.backends.cpu.simd import GROUP
 
 LANES = 16
-CUTS = 4
 _INT, _DOUBLE = ir.IntType(32), ir.DoubleType()
 _FLOATS = ir.VectorType(ir.FloatType(), LANES)
 _DOUBLES, _LONGS = ir.VectorType(_DOUBLE, LANES), ir.VectorType(ir.IntType(64), LANES)
@@ -90,55 +89,3 @@ def weigh(typing: Any, x: Any, start: Any, top: Any, slope: Any, row: Any) -> An
         return _sum(b, masses)
 
     return types.float64(x, types.intp, types.float64, types.float64, row), make
-
-
-@intrinsic
-def weigh_some(typing: Any, x: Any, start: Any, left: Any, top: Any) -> Any:
-    """The sum of exp(x - top) over the first of 16 scores from a place on, as many as are left. Reads 16.
-
-    x: float64.
-    """
-
-    def make(context: Any, b: Any, signature: Any, given: Any) -> Any:
-        source = context.make_array(signature.args[0])(context, b, given[0]).data
-        score = b.load(b.bitcast(b.gep(source, [given[1]]), _DOUBLES.as_pointer()))
-        score.align = 8
-        below = b.fsub(score, _spread(b, given[3]))
-        below = b.select(b.fcmp_ordered(">", below, _all(LEAST)), below, _all(LEAST))
-        lanes, zeros = ir.VectorType(ir.IntType(64), LANES), ir.Constant(ir.VectorType(_INT, LANES), [0] * LANES)
-        none = ir.Constant(lanes, ir.Undefined)
-        count = b.shuffle_vector(b.insert_element(none, given[2], ir.Constant(_INT, 0)), none, zeros)
-        inside = b.icmp_signed("<", ir.Constant(lanes, list(range(LANES))), count)
-        return _sum(b, [b.select(inside, _exp(b, below), _all(0.0))])
-
-    return types.float64(x, types.intp, types.intp, types.float64), make
-
-
-@intrinsic
-def count(typing: Any, x: Any, start: Any, cuts: Any, counts: Any) -> Any:
-    """Add to each of four counts how many of 256 scores are at or above each of four cuts.
-
-    x, cuts: float32. counts: int64.
-    """
-
-    def make(context: Any, b: Any, signature: Any, given: Any) -> Any:
-        source, cut_at, count_at = (context.make_array(signature.args[i])(context, b, given[i]).data for i in (0, 2, 3))
-        source = b.bitcast(b.gep(source, [given[1]]), _FLOATS.as_pointer())
-        kind, bits = ir.VectorType(_INT, LANES), ir.IntType(LANES)
-        none, zeros = ir.Constant(_FLOATS, ir.Undefined), ir.Constant(kind, [0] * LANES)
-        cuts, found = [], [ir.Constant(_INT, 0)] * CUTS
-        for place in range(CUTS):
-            one = b.load(b.gep(cut_at, [ir.Constant(_INT, place)]))
-            cuts.append(b.shuffle_vector(b.insert_element(none, one, ir.Constant(_INT, 0)), none, zeros))
-        for i in range(GROUP // LANES):
-            score = b.load(b.gep(source, [ir.Constant(_INT, i)]))
-            score.align = 4
-            for place, cut in enumerate(cuts):
-                there = b.bitcast(b.fcmp_ordered(">=", score, cut), bits)
-                found[place] = b.add(found[place], b.zext(b.ctpop(there), _INT))
-        for place, one in enumerate(found):
-            at = b.gep(count_at, [ir.Constant(_INT, place)])
-            b.store(b.add(b.load(at), b.zext(one, ir.IntType(64))), at)
-        return context.get_dummy_value()
-
-    return types.void(x, types.intp, cuts, counts), make

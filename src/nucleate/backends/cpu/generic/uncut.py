@@ -105,7 +105,8 @@ class Uncut:
         origin = np.float32(self.row.top)
         for _ in range(2):
             n, total, squares = self.row.moments(origin)
-            var, mean = max(squares / n - (total / n) ** 2, 0.0), float(origin) + total / n
+            mean = total / n
+            var, mean = max(squares / n - mean * mean, 0.0), float(origin) + mean
             origin = np.float32(mean)
         if not var < np.inf:
             raise Undecided
