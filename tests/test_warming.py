@@ -209,7 +209,6 @@ print("done")
 """
 
 
-@pytest.mark.xfail(reason="what the chain does not run is still compiled stage by stage, in place", strict=False)
 def test_after_warm_no_pipeline_of_built_in_stages_compiles_or_reads_anything():
     """In a process of its own, where Numba cannot even be imported."""
     benchmarks = Path(__file__).parents[1] / "benchmarks"

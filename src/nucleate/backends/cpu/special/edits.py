@@ -16,7 +16,7 @@ from nucleate.backends.chain import EACH_TIME, SCALE
 from nucleate.backends.cpu import simd
 from nucleate.backends.cpu.compile import jit
 from nucleate.backends.cpu.load import copy, doubles_at, floats_at, longs_at, words_at
-from nucleate.backends.cpu.special.program import ADD, ALLOW, COUNTED
+from nucleate.backends.cpu.special.program import ALLOW, COUNTED
 from nucleate.backends.cpu.special.table import FLOAT32
 from nucleate.backends.cpu.special.work import EDITED, INEXACT, NOBODY, edit_of, lay, patch, score
 
@@ -32,28 +32,25 @@ def take(address: Any, kind: Any, size: Any, program: Any, orders: Any, mask: An
     masked = mask != 0
     for i in range(orders):
         masked |= steps[i, 0] == ALLOW
+    x, well = work.x[:size], True
     if kind == FLOAT32 and not masked:
         lay(carray(floats_at(address), size), work)
     else:
-        x = work.x[:size]
         copy(address, kind, x)
-        if mask:
-            forbid(x, carray(words_at(mask), (size + 31) // 32))
-        for i in range(orders):
-            if steps[i, 0] == ALLOW:
-                forbid(x, carray(words_at(steps[i, 1]), (size + 31) // 32))
         lay(x, work)
-    top = read(work)
     if orders > 0:
         work.pending[:] = 0
         work.newest[:] = NOBODY
-    for i in range(orders):
-        if steps[i, 0] == COUNTED:
+    for i in range(orders + (mask != 0)):  # the mask of the step comes last
+        if i == orders or steps[i, 0] == ALLOW:
+            well &= ban(x, mask if i == orders else steps[i, 1], work)
+        elif steps[i, 0] == COUNTED:
             table = carray(longs_at(steps[i, 1]), 4)
             penalise(table, carray(doubles_at(steps[i, 2]), (steps[i, 3], 2)), work)
-        elif steps[i, 0] == ADD and not add(steps[i, 1], steps[i, 2], steps[i, 3], work):
-            return np.float32(np.nan)
-    return settle(top, work) if work.state[EDITED] > 0 else top
+        else:
+            well &= add(steps[i, 1], steps[i, 2], steps[i, 3], work)
+    top = read(work) if well else np.float32(np.nan)
+    return settle(top, work) if work.state[EDITED] > 0 and well else top
 
 
 @jit
@@ -112,6 +109,21 @@ def add(ids: Any, numbers: Any, n: Any, work: Any) -> Any:
         count = hold(edit, token, x + more[i] if x > -np.inf else x, count, work)
     work.state[EDITED] = count
     return True
+
+
+@jit
+def ban(x: Any, address: Any, work: Any) -> Any:
+    """Take out the tokens whose bit is 0, edited ones too. False if an edit has made one of these NaN or +inf."""
+    words, had, well = carray(words_at(address), (x.size + 31) // 32), work.state[EDITED], True
+    forbid(x, words)
+    lay(x, work)  # the last group is a copy
+    work.state[EDITED] = had
+    for edit in range(had):
+        token = work.tokens[edit]
+        if (words[token >> 5] >> (token & 31)) & 1 == 0:
+            well &= work.values[edit] < np.inf
+            work.values[edit] = -np.inf
+    return well
 
 
 @jit
