@@ -201,7 +201,7 @@ for turn in range(120):
         params = nc.SamplingParams(**fields, logprobs=turn % 3 or None)
     except ValueError:  # an order without one of the stages
         continue
-    row = sampler.add(params, [1, 2, 3])
+    row = sampler.add(params, [1, 2, 3], eos_token_ids=[9])
     out = sampler(x, [row])
     assert not out.errors, (fields, out.errors)
     sampler.remove(row)
