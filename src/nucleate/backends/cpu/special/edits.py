@@ -14,7 +14,7 @@ from numba import carray
 
 from nucleate.backends.chain import EACH_TIME, SCALE
 from nucleate.backends.cpu import simd
-from nucleate.backends.cpu.compile import jit
+from nucleate.backends.cpu.compile import inline, jit
 from nucleate.backends.cpu.load import copy, doubles_at, floats_at, longs_at, words_at
 from nucleate.backends.cpu.special.program import ALLOW, COUNTED
 from nucleate.backends.cpu.special.table import FLOAT32
@@ -65,7 +65,7 @@ def read(work: Any) -> Any:
     return np.float32(np.nan) if wrong else top
 
 
-@jit
+@inline
 def hold(edit: Any, token: Any, x: Any, count: Any, work: Any) -> Any:
     """Hold the score that an edit gives a token; returns how many edits there are then. edit: its last, or NOBODY."""
     if edit < 0:
