@@ -1,4 +1,4 @@
-"""Rows after Shifts, and pipelines stage by stage: survivors and draws are the reference's, float edges are counted.
+"""Rows after Shifts, through the hot chain and the generic path: survivors and draws are those of the reference.
 
 Of Shifts there is one kind of edge: the compiled chain keeps edited scores as float32, the reference as float64. So its
 tokens are those that the reference draws of the row rounded after each edit, which the tests work out.
@@ -168,7 +168,7 @@ def nudged(stages: tuple[object, ...]) -> list[tuple[object, ...]]:
 
 
 def survey_stages(seeds: range) -> Counter[str]:
-    """Of random pipelines of any stages, run stage by stage: how many were compared, and sets that are float edges."""
+    """Of random pipelines of any stages, through the generic path: how many were compared, and float edges."""
     found: Counter[str] = Counter()
     for seed in seeds:
         logits, stages, history, _ = cases.case(seed)

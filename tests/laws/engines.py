@@ -39,7 +39,7 @@ class Reference:
 
 
 class Stages(Reference):
-    """Compiled stage by stage, also what the compiled chain could run."""
+    """The generic CPU path, also for what the hot chain could run."""
 
     name = "cpu"
     run = staticmethod(generic.run)

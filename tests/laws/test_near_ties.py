@@ -6,6 +6,7 @@ import near_ties
 import numpy as np
 import pytest
 
+import nucleate as nc
 from nucleate.backends import reference
 from nucleate.backends.chain import Numbers
 from nucleate.backends.cpu.special.rows import chains
@@ -13,6 +14,7 @@ from nucleate.backends.cpu.special.table import NOT_DRAWN, Table
 from nucleate.dispatch.chain import chain_of
 from nucleate.pipeline import simplify
 from nucleate.rows import Logits
+from nucleate.stages import Gumbel
 
 
 @pytest.mark.parametrize("kind", near_ties.KINDS)
@@ -101,3 +103,26 @@ def test_the_chain_leaves_no_other_row_to_others() -> None:
         chains(size).draw(Logits(np.broadcast_to(logits, (rows, size))).lying(), rows, part.at)
         left += int((part.tokens == NOT_DRAWN).sum())
     assert left == 0
+
+
+def hold(indices: range, rows: int) -> None:
+    """The reference's token for the last of some rows, which share the logits and have seeds of their own."""
+    for index in indices:
+        case = near_ties.case(index)
+        expected = reference.draw(case.logits, case.stages, case.seed, case.step)
+        seeds = [(case.seed + rows - 1 - row) % 2**64 for row in range(rows)]
+        batch = [(*case.stages[:-1], Gumbel(seed)) for seed in seeds]
+        logits = np.broadcast_to(case.logits, (rows, len(case.logits)))
+        found = nc.sample(logits, batch, step=case.step, backend="cpu")
+        assert found[-1] == expected, (index, case.kind, rows)
+
+
+@pytest.mark.parametrize(("rows", "count"), [(1, 210), (2, 70), (16, 35), (300, 7)])
+def test_near_ties_are_decided_as_by_the_reference(rows: int, count: int) -> None:
+    hold(range(1000, 1000 + count), rows)
+
+
+@pytest.mark.slow
+def test_ten_thousand_near_ties_are_decided_as_by_the_reference() -> None:
+    for index in range(10_000):
+        hold(range(index, index + 1), (1, 1, 2, 16)[index % 4] if index % 200 else 300)

@@ -64,7 +64,7 @@ class Ordered(NamedTuple):
 class Resident(NamedTuple):
     """A row's pipeline, as far as the logits are concerned; what is told of them comes from elsewhere."""
 
-    numbers: Sequence[float]  #: see ``plan.Numbers``
+    numbers: Sequence[float]  #: see ``chain.Numbers``
     penalties: Penalties = Penalties()
     before: Mapping[int, float] = {}  #: added before the penalties; -inf is a ban
     until: Mapping[int, int] = {}  #: bans that end when the output has so many tokens

@@ -51,7 +51,7 @@ class Part:
     told_N: torch.Tensor  #: the same
     wanted: list[Wanted]  #: what these want, or else the Tap of each row among the stages,
     asked_NA: torch.Tensor  #: and the ids among it, -1 for none
-    numbers_RC: torch.Tensor | None  #: where kernels draw, see ``plan.Numbers``
+    numbers_RC: torch.Tensor | None  #: where kernels draw, see ``chain.Numbers``
     cuts: bool  #: whether any of these have top-k or top-p,
     brief: bool  #: and nothing is to be told but of the tokens drawn, which kernels do
     batch: Batch | None  #: where tensors draw

@@ -129,7 +129,7 @@ class Slots:
         self.moved += 1
 
     def numbers(self, slots_R: torch.Tensor) -> torch.Tensor:
-        """See ``plan.Numbers``: [R, 7]."""
+        """See ``chain.Numbers``: [R, 7]."""
         return as_floats(self.lines_SC.index_select(0, slots_R)[:, :NUMBERS].contiguous(), self._floats)
 
     def rules(self, slots_R: torch.Tensor) -> Rules:
