@@ -675,6 +675,16 @@ def test_edited_tokens_are_merged_by_score_and_id() -> None:
             assert got.ids_N.tolist() == expected.ids_N.tolist()
 
 
+def test_a_best_token_that_is_dropped_may_be_far_above_the_others() -> None:
+    x = np.linspace(-3.0, 0.0, 2000).astype(np.float32)
+    x[[7, 900]] = 2000.0
+    for stages in (
+        (Xtc(1.0, 0.1), Xtc(1.0, 0.1), TopP(0.5, of_whole=True)),
+        (Xtc(1.0, 0.3), TopP(0.9, of_whole=True), TopH(0.5)),
+    ):
+        assert both(x, (*stages, Gumbel(2))) == ""
+
+
 def test_scratch_rows_are_used_again() -> None:
     work = room(5000)
     work.start()

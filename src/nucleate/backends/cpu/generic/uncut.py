@@ -55,7 +55,6 @@ PARTS = 0.3, 0.03, 0.001
 PROBES = -(2.0 ** np.arange(-4, 24))
 """Scores at which a weight that is negative anywhere below the tokens looked at should show."""
 
-
 Scales = tuple[tuple[Scale, Row, float], ...]
 """With the statistics and the top that each of them saw."""
 
@@ -88,7 +87,7 @@ class Uncut:
             n, mean, var = self._moments()
         elif "n" in names:
             n = self.row.moments(np.float32(self.row.top))[0]
-        whole = mass if self.whole is None else max(self.whole.mass * math.exp(self.whole.top - self.top), mass)
+        whole = mass if self.whole is None else max(self.whole.mass * np.exp(self.whole.top - self.top), mass)
         return Row(*map(np.float64, (n, 0.0, mass, square, entropy, mean, var, whole)))  # as NumPy divides by 0
 
     def _weighed(self) -> Floats:
@@ -149,8 +148,6 @@ class Uncut:
     def _below(self, ids_N: Ids) -> Floats:
         """The scores of some tokens, from the top."""
         return self._scaled(self.row.scores(ids_N)) - self.top
-
-    # the shapes
 
     @property
     def uncut(self) -> Whole:
@@ -254,9 +251,7 @@ class Uncut:
         threshold = float(step.stage.ceiling(self.statistics(step.kind.names)))
         kept = self.listed(min(threshold, 0.0))
         dropped_N = kept.beheaded(step.stage, threshold, inexact=self.inexact or step.kind.inexact)
-        if not dropped_N.any():
-            return self.with_whole(whole)
-        return self._left(self.row.without(kept.ids_N[dropped_N]), whole)
+        return self._left(self.row.without(kept.ids_N[dropped_N]), whole) if dropped_N.any() else self.with_whole(whole)
 
     # what comes of the token drawn
 
@@ -278,8 +273,6 @@ class Uncut:
         told, more = kept.report(token, wanted), math.log(np.exp(kept.below()).sum() / self._weighed()[0])
         moved = [[one._replace(logprob=one.logprob + more) for one in some] for some in ((told.chosen,), *told[1:])]
         return StepLogprobs(moved[0][0], *map(tuple, moved[1:]))
-
-    # the draw
 
     def draw(self, step: Step, seed: int, place: int) -> int:
         """As ``Listed.draw``."""
