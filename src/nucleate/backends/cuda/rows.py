@@ -16,7 +16,7 @@ from nucleate.backends.cuda.edits import Edits
 from nucleate.backends.cuda.part import Held, Part, allowed_words, part_of
 from nucleate.backends.cuda.past import Past
 from nucleate.backends.cuda.report import Report, Wanted, report, reported
-from nucleate.backends.cuda.run import Batch, Given, run
+from nucleate.backends.cuda.run import Given, run
 from nucleate.backends.cuda.slots import Had
 from nucleate.backends.cuda.states import States
 from nucleate.backends.resident import Resident
@@ -153,22 +153,17 @@ class Rows:
     ) -> torch.Tensor:
         """The next tokens of rows that are all of one kind."""
         if part.batch is not None:
-            return self._tensors(part, part.batch, steps_R, places, given, heard)
+            return self._tensors(part, steps_R, places, given, heard)
         logits_RV, mask_RW, active_R = given
         tokens_R = self._kernels(part, steps_R, logits_RV, _both(mask_RW, part.allowed_RW))
         return tokens_R if active_R is None else torch.where(active_R, tokens_R, NOT_DRAWN)
 
     def _tensors(
-        self,
-        part: Part,
-        batch: Batch,
-        steps_R: torch.Tensor,
-        places: Sequence[int],
-        given: Input,
-        heard: list[Heard] | None,
+        self, part: Part, steps_R: torch.Tensor, places: Sequence[int], given: Input, heard: list[Heard] | None
     ) -> torch.Tensor:
         """Rows of a structure through their stages."""
-        logits_RV, mask_RW, active_R = given
+        assert part.batch is not None  # noqa: S101  # so it is for rows of a structure
+        (logits_RV, mask_RW, active_R), batch = given, part.batch
         masks = _both(mask_RW, part.allowed_RW), None
         if batch.steps[0].shape == "Tap" and not batch.masked:  # the mask of the call comes after it
             masks = part.allowed_RW, mask_RW
