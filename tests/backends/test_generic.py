@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from cases import OTHERS, case
 from edges import KINDS, NEAR, row
+from own import DRAWS, OWN, Foreign, Softer
 
 from nucleate.backends import reference, rules
 from nucleate.backends.cpu.generic import kernels, listed, program, uncut
@@ -23,8 +24,8 @@ from nucleate.backends.cpu.generic import run as generic
 from nucleate.backends.cpu.generic.room import room
 from nucleate.backends.cpu.special import rows as special_rows
 from nucleate.core.history import History
-from nucleate.core.maths import absolute, exp, log, minimum, where
-from nucleate.core.stage import Ceiling, Draw, Prefix, Scale, Shift, Tap, param
+from nucleate.core.maths import absolute, exp, log, where
+from nucleate.core.stage import Prefix, Scale, Shift, Tap, param
 from nucleate.params import SamplingParams
 from nucleate.sampler import Sampler
 from nucleate.stages import (
@@ -274,93 +275,6 @@ def test_threads_do_not_share_their_room() -> None:
 
 # Stages of one's own.
 
-FACTOR = 0.25
-
-
-def softened(x):
-    return FACTOR * x
-
-
-class Softer(Scale):
-    """A rule with a helper, and a constant of its module."""
-
-    on: bool = param("", neutral=False, public=False)
-
-    def apply(self, x, row):
-        return where(self.on, softened(x - row.top), row.var * x)
-
-
-class Turned(Scale):
-    """Not monotone, and with an integer and a number that may be none."""
-
-    monotone = False
-    n: int = param("", default=3, public=False)
-    limit: float | None = param("", default=None, public=False)
-
-    def apply(self, x, row):
-        return -minimum(-x, self.n) // 1 if self.limit is None else minimum(x % self.n, self.limit)
-
-
-class Middle(Prefix):
-    """An order, weights and a target that no stage of ours has; the first token need not be the best."""
-
-    reaches = False
-    part: float = param("", default=0.5, public=False)
-
-    def order(self, x, row):
-        return (x - row.mean) * (x - row.mean)
-
-    def weight(self, x, row):
-        return exp(x - row.top) ** 0.5
-
-    def target(self, row):
-        return self.part * row.n
-
-
-class Beheaded(Ceiling):
-    @property
-    def chance(self):
-        return 0.5
-
-    def ceiling(self, row):
-        return row.mean + row.var**0.5
-
-
-class Tail(Draw):
-    """Races the other way round, with noise of its own shape."""
-
-    uniforms = "each"
-
-    def score(self, x, u):
-        return log(u) * exp(-x / 50.0)
-
-
-class Last(Draw):
-    uniforms = "none"
-
-    def score(self, x, u):
-        return -x + u
-
-
-class Uneven(Draw):
-    uniforms = "one"
-
-    def weight(self, x, row):
-        return 1.0 / (1.0 + row.top - x)
-
-    def target(self, row, u):
-        return u * 2.0
-
-
-class Odd(Prefix):
-    """Weights that no cut can be told from but by a walk: the reference's business."""
-
-    def weight(self, x, row):
-        return x + 1.0
-
-    def target(self, row):
-        return 0.5
-
 
 class Louder(Shift):
     touches = "output"
@@ -369,33 +283,12 @@ class Louder(Shift):
         return x * 1.1 + token.output_count
 
 
-class Foreign(Scale):
-    """A rule that is no expression of numbers: NumPy's business."""
-
-    def apply(self, x, row):
-        return np.asarray([float(one) for one in x.tolist()]) * 0.5
-
-
-OWN = (
-    Softer(on=True),
-    Softer(),
-    Turned(),
-    Turned(limit=1.5),
-    Middle(),
-    Middle(0.9),
-    Beheaded(),
-    Odd(),
-    Louder(),
-    Foreign(),
-)
-
-
-@pytest.mark.parametrize("draw", [Gumbel(1), Tail(), Last(), Uneven()], ids=repr)
+@pytest.mark.parametrize("draw", [Gumbel(1), *DRAWS], ids=repr)
 def test_stages_of_ones_own(draw) -> None:
     numbers = np.random.default_rng(4)
     history = History((1, 2, 3), (4, 5, 5))
     for size in (5, 600, 3000):
-        for stage in OWN:
+        for stage in (*OWN, Louder()):
             for stages in ((stage,), (Temperature(0.9), stage, TopP(0.9)), (stage, stage)):
                 logits = (numbers.normal(size=size) * 3).astype(np.float32)
                 step = int(numbers.integers(9))
