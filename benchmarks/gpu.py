@@ -3,12 +3,11 @@
 Run: make bench-gpu, or python benchmarks/gpu.py --csv benchmarks/results/gpu.csv --plot benchmarks/results/gpu.svg
 
 Without a GPU it can only check, in Triton's interpreter and at small sizes: python benchmarks/gpu.py --check-only
-(a minute). Chains are timed first, and in the last minute whole steps of rows that edit their scores by what they said.
-Peers take part if they can be imported. Every call is captured as a CUDA graph where that is possible, so
-that what is timed is the GPU's work. Cold: 256 MiB are written between calls, which no L2 cache holds; a call is timed
-by itself. Warm: 20 calls in a row. Figures are medians, in microseconds. The floor is the time in which the logits
-could be read once, at the bandwidth of a copy measured in the same run. Cases that no time is left for are left out,
-and said.
+(a minute). Ours is a whole step of rows as a Sampler keeps them, with penalties and with what follows a draw. Peers
+take part if they can be imported. Every call is captured as a CUDA graph where that is possible, so that what is timed
+is the GPU's work. Cold: 256 MiB are written between calls, which no L2 cache holds; a call is timed by itself. Warm: 20
+calls in a row. Figures are medians, in microseconds. The floor is the time in which the logits could be read once, at
+the bandwidth of a copy measured in the same run. Cases that no time is left for are left out, and said.
 """
 
 from __future__ import annotations
@@ -34,7 +33,6 @@ if DEVICE == "cpu":
 
 import gpu_chains  # noqa: E402
 import gpu_check  # noqa: E402
-import gpu_past  # noqa: E402
 
 ROWS = 128, 8, 1024, 1, 32, 512, 256
 SIZES = 128_256, 32_000, 256_000, 151_936
@@ -135,21 +133,6 @@ def compete(dtype: torch.dtype, until: float) -> Iterator[dict[str, Any]]:
         print(f"no time was left for {left_out} cases")
 
 
-def steps(dtype: torch.dtype, until: float) -> Iterator[dict[str, Any]]:
-    """The same of whole steps of rows with edits."""
-    flush = torch.empty(FLUSHED, dtype=torch.uint8, device=DEVICE)
-    for rows in (8, 128):
-        for chain in gpu_past.CHAINS:
-            if time.perf_counter() > until:
-                print(f"no time was left for {chain}, {rows} rows")
-                continue
-            for name, call in gpu_past.calls(rows, SIZES[0], chain, dtype, DEVICE):
-                cold, warm = timed(call, flush)
-                print(f"{SIZES[0]:7}{rows:5} {chain:28}{name:16}{cold:9.1f}{warm:9.1f}", flush=True)
-                found = dict(dtype=str(dtype)[6:], vocabulary=SIZES[0], rows=rows, chain=chain, contender=name)
-                yield found | dict(cold=round(cold, 2), warm=round(warm, 2))
-
-
 def present() -> list[str]:
     """The contenders that can be imported."""
     found = []
@@ -189,7 +172,7 @@ def main() -> int:
         return 1
     if not asked.check_only:
         dtype = getattr(torch, asked.dtype)
-        lines = [*compete(dtype, until - 60), *steps(dtype, until)]
+        lines = [*compete(dtype, until)]
         if asked.csv:
             write(lines, asked.csv)
         if asked.plot:

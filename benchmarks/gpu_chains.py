@@ -5,7 +5,7 @@ A contender is asked for a chain and gives a call, or None where it has no such 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -14,13 +14,16 @@ import numpy as np
 import torch
 
 import nucleate as nc
-from nucleate.backends.chain import Chain
-from nucleate.backends.cuda.edits import Edits
-from nucleate.dispatch.chain import chain_of
+from nucleate.backends.cuda.part import Part
+from nucleate.backends.cuda.rows import Rows
+from nucleate.backends.resident import Resident
+from nucleate.core.stage import Pipeline
+from nucleate.dispatch.device import device_row
 from nucleate.pipeline import simplify
 
 ALL: Mapping[str, Any] = dict(temperature=0.8, top_k=50, top_p=0.9, min_p=0.05)
 PENALTIES: Mapping[str, Any] = dict(repetition_penalty=1.1, frequency_penalty=0.1, presence_penalty=0.2)
+WORDS = ((5, 6), (7, 8, 9))
 CHAINS: Mapping[str, Mapping[str, Any]] = {
     "greedy": dict(temperature=0),
     "temperature": dict(temperature=0.8),
@@ -32,7 +35,10 @@ CHAINS: Mapping[str, Mapping[str, Any]] = {
     "flat, top_k 3000": dict(temperature=5.0, top_k=3000),
     "flat, both": dict(temperature=5.0, top_k=3000, top_p=0.9),
     "penalties, all": {**ALL, **PENALTIES},
+    "penalties, repeats": {**ALL, **PENALTIES, **dict(dry_multiplier=0.8, no_repeat_ngram_size=4, bad_words=WORDS)},
 }
+STEPS = 4000
+"""Tokens for which rows have room."""
 SEEN = 512
 """So many tokens were said before, where there are penalties."""
 
@@ -68,41 +74,26 @@ def made(rows: int, size: int, chain: str, dtype: torch.dtype, device: str) -> C
     return Case(x_RV.to(dtype), said_RS, CHAINS[chain])
 
 
-def numbers_of(params: Mapping[str, Any]) -> list[float]:
-    """The column of the chain."""
-    chain = chain_of(simplify(nc.SamplingParams(**params).pipeline()))
-    assert isinstance(chain, Chain), chain  # noqa: S101  # the chains above are in the superset
-    return list(chain.numbers)
-
-
-def edits_of(case: Case) -> Edits:
-    """The penalties of each row: an entry for each token that was said."""
-    rows, most = case.said_RS.shape
-    ids_RK, counts_RK = np.full((rows, most), -1), np.zeros((rows, most))
-    for row, said_S in enumerate(case.said_RS):
-        ids, counts = np.unique(said_S, return_counts=True)
-        ids_RK[row, : len(ids)], counts_RK[row, : len(ids)] = ids, counts
-    there_RK = counts_RK > 0
-    r, f, a = (case.params[name] for name in PENALTIES)
-    columns = np.zeros_like(counts_RK), np.where(there_RK, r, 1.0), f * counts_RK + a * there_RK
-    device = case.logits_RV.device
-    return Edits(*(torch.from_numpy(column).to(device) for column in (ids_RK, *columns)))
+def rows_of(
+    pipelines: Sequence[Pipeline], seeds: Sequence[int], size: int, device: str, said: Sequence[list[int]] = ()
+) -> tuple[Rows, Part]:
+    """Rows as a Sampler keeps them, whose tokens kernels draw. said: the output of each."""
+    rows = Rows(size, torch.empty(0, device=device).device, "triton", lambda *_: None)
+    for number, (stages, seed) in enumerate(zip(pipelines, seeds, strict=True)):
+        row = device_row(simplify(stages), size)
+        assert isinstance(row, Resident), row  # noqa: S101  # a device runs the chains above
+        rows.add(number, row, seed, [], said[number] if said else [])
+    part = rows.part(range(len(pipelines)))
+    rows.reserve(part, STEPS)
+    return rows, part
 
 
 def ours(case: Case) -> Call:
-    """The Triton kernels, with scratch memory and columns that stay."""
-    from nucleate.backends.cuda.special import launch
-    from nucleate.backends.cuda.special.index import indexed
-
-    rows, size = case.logits_RV.shape
-    device = case.logits_RV.device
-    work = launch.Workspace(rows, size, device)
-    numbers_RC = torch.tensor([numbers_of(case.params)] * rows, dtype=torch.float64, device=device)
-    seeds_R = torch.arange(rows, device=device)
-    steps_R = torch.zeros_like(seeds_R)
-    index = indexed(edits_of(case), size) if case.penalised else None
-    cuts = bool({"top_k", "top_p"} & case.params.keys())
-    return Call(lambda: launch.sample(case.logits_RV, numbers_RC, seeds_R, steps_R, work, index, cuts=cuts))
+    """A step of such rows: Shifts as tensors, then the Triton kernels, and what follows a draw."""
+    (rows, size), said = case.logits_RV.shape, case.said_RS.tolist() if case.penalised else ()
+    stages = nc.SamplingParams(**case.params, seed=0).pipeline()
+    held, part = rows_of([stages] * rows, range(rows), size, str(case.logits_RV.device), said)
+    return Call(lambda: held.draw(part, case.logits_RV))
 
 
 def read(case: Case) -> Call:
@@ -115,8 +106,10 @@ def race(p_RV: torch.Tensor) -> torch.Tensor:
     return (p_RV / torch.empty_like(p_RV).exponential_()).argmax(1)
 
 
-def of_torch(case: Case) -> Call:
-    """Plain torch, by topk where that is enough, and else by sorting."""
+def of_torch(case: Case) -> Call | None:
+    """Plain torch, by topk where that is enough, and else by sorting; it has no repeats."""
+    if "dry_multiplier" in case.params:
+        return None
     params, logits_RV = case.params, case.logits_RV
     counts_RV = counted(case) if case.penalised else None
 

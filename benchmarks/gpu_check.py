@@ -11,17 +11,15 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import gpu_chains
-import gpu_past
 import numpy as np
 import torch
 
 import nucleate as nc
 from nucleate.backends import reference
-from nucleate.dispatch.chain import chain_of
-from nucleate.pipeline import simplify
+from nucleate.backends.cuda.slots import STEP
+from nucleate.dispatch.chain import numbers_of
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "laws"))
 import near_ties
@@ -51,31 +49,25 @@ def tokens(size: int, rows: int, device: str) -> Iterator[tuple[str, int, int]]:
         for name, dtype in list(TYPES.items())[: 1 + (size in SHORT)]:
             case = mixed(gpu_chains.made(rows, size, chain, dtype, device))
             call, x_RV = gpu_chains.ours(case), case.logits_RV.float().cpu().numpy()
-            wrong = 0
-            for step in range(STEPS):
+            expected, wrong = nc.Sampler(size, "reference"), 0
+            for row in range(rows):
+                said = case.said_RS[row].tolist() if case.penalised else []
+                expected.add(nc.SamplingParams(**params, seed=row), output_ids=said)
+            for _ in range(STEPS):
                 found = call.run().tolist()
-                for row in range(rows):
-                    asked = nc.SamplingParams(**params, seed=row)
-                    past: dict[str, Any] = {"output_ids": [case.said_RS[row].tolist()]} if case.penalised else {}
-                    [expected] = nc.sample(x_RV[row][None], asked, step=step, backend="reference", **past)
-                    wrong += found[row] != expected
+                wrong += sum(a != b for a, b in zip(found, expected(x_RV).token_ids.tolist(), strict=True))
             yield f"tokens, {chain}, {name}, {size}", wrong, STEPS * rows
 
 
 def law(size: int, rows: int, device: str) -> Iterator[tuple[str, int, int]]:
     """Draws of one row at many seeds: the chi-square of some bins, hardly ever beyond 6 deviations by chance."""
-    from nucleate.backends.cuda.special import launch
-
     for chain in ("temperature", "top_p .9"):
         case = mixed(gpu_chains.made(2, size, chain, torch.float32, device))
         case = replace(case, logits_RV=case.logits_RV[1:] / 4)  # next to flat
-        params = nc.SamplingParams(**gpu_chains.CHAINS[chain])
+        params = nc.SamplingParams(**gpu_chains.CHAINS[chain], seed=0)
         p_V = nc.probabilities(case.logits_RV.cpu().numpy(), params, backend="reference")[0]
-        numbers_RC = torch.tensor([gpu_chains.numbers_of(gpu_chains.CHAINS[chain])] * rows, dtype=torch.float64)
-        seeds_R, steps_R = (torch.zeros(rows, dtype=torch.int64, device=device) for _ in range(2))
-        seeds_R += torch.arange(rows, device=device)
-        work, x_RV = launch.Workspace(rows, size, device), case.logits_RV.expand(rows, -1)
-        found = launch.sample(x_RV, numbers_RC.to(device), seeds_R, steps_R, work).cpu().numpy()
+        held, part = gpu_chains.rows_of([params.pipeline()] * rows, range(rows), size, device)
+        found = held.draw(part, case.logits_RV.expand(rows, -1)).cpu().numpy()
         bins = min(60, rows // 15)
         bins_V = np.minimum((p_V.cumsum() * bins).astype(int), bins - 1)
         expected = np.bincount(bins_V, p_V, bins) * rows
@@ -87,19 +79,13 @@ def law(size: int, rows: int, device: str) -> Iterator[tuple[str, int, int]]:
 
 def near_tied(count: int, device: str) -> Iterator[tuple[str, int, int]]:
     """Rows on which a race or a cut is nearly tied, by 1e-14 to 1e-5: the reference's token, row by row."""
-    from nucleate.backends.cuda.special import launch
-
     wrong = rows = 0
     for case in map(near_ties.case, range(count)):
-        chain = chain_of(simplify(case.stages))
-        if isinstance(chain, str):
+        if isinstance(numbers_of(case.stages), str):
             continue
-        x_RV = torch.from_numpy(case.logits[None]).to(device)
-        numbers_RC = torch.tensor([chain.numbers], dtype=torch.float64, device=device)
-        keys = np.array([[case.seed], [case.step]], np.uint64).view(np.int64)
-        seeds_R, steps_R = torch.from_numpy(keys).to(device)
-        work = launch.Workspace(1, len(case.logits), device)
-        found = launch.sample(x_RV, numbers_RC, seeds_R, steps_R, work).item()
+        held, part = gpu_chains.rows_of([case.stages], [case.seed], len(case.logits), device)
+        held._slots.columns[STEP].fill_(case.step)  # noqa: SLF001
+        found = held.draw(part, torch.from_numpy(case.logits[None]).to(device)).item()
         wrong += found != reference.draw(case.logits, case.stages, case.seed, case.step)
         rows += 1
     yield "near ties", wrong, rows
@@ -131,7 +117,7 @@ def run(device: str) -> bool:
     checks += [] if full else [tokens(FLAT, 2, device)]
     for size in FULL if full else SMALL:
         checks += [tokens(size, 8 if full else 2, device), law(size, 20_000 if full else 60, device)]
-        checks += [gpu_past.check(size, 64 if full else 3, device), graphs(size, 16, device)]
+        checks += [graphs(size, 16, device)]
     for what, wrong, rows in itertools.chain.from_iterable(checks):
         good = wrong <= (EDGES * rows if "penalties" in what else 0)
         well = well and good

@@ -100,12 +100,12 @@ def columns() -> tuple[str, ...]:
 
 
 def sample(x_RV: Any, numbers: Any, seeds: Any, steps: Any, **more: Any) -> dict[str, Any]:
-    """What the kernels leave in their workspace. more: dtype, stride, edits (arrays), mask, rows, cuts, report, out."""
+    """What the kernels leave in their workspace. more: dtype, stride, mask, rows, cuts, report, out, active."""
     import torch
 
-    from nucleate.backends.cuda.edits import Edits
+    from nucleate.backends.cuda.slots import COLUMNS, OFFSET, SEED, STEP
     from nucleate.backends.cuda.special import launch
-    from nucleate.backends.cuda.special.index import indexed
+    from nucleate.backends.cuda.special.memory import State
 
     rows, size = x_RV.shape
     lying = torch.full((rows, size * more.get("stride", 1) + more.get("stride", 1)), torch.nan)
@@ -113,19 +113,30 @@ def sample(x_RV: Any, numbers: Any, seeds: Any, steps: Any, **more: Any) -> dict
     logits = lying[:, : size * more.get("stride", 1) : more.get("stride", 1)]
     logits.copy_(torch.from_numpy(x_RV))
     work = launch.Workspace(more.get("rows", rows), size, "cpu")
-    for tensor in vars(work).values():  # what an earlier call left there is of no account
-        if isinstance(tensor, torch.Tensor):
+    for tensor in [*vars(work).values(), *work.sums, *work.waiting, *work.room]:
+        if isinstance(tensor, torch.Tensor):  # what an earlier call left there is of no account
             tensor.fill_(torch.nan if tensor.is_floating_point() else 99)
-    index = indexed(Edits(*map(torch.from_numpy, more["edits"])), size) if "edits" in more else None
     mask = torch.from_numpy(more["mask"]) if "mask" in more else None
-    steps = torch.from_numpy(steps).clone()
-    given = logits, torch.tensor(numbers, dtype=torch.float64), torch.from_numpy(seeds), steps, work, index, mask
+    slots_R = torch.arange(len(numbers)).flip(0) + 1
+    lines_SC = torch.full((len(numbers) + 2, COLUMNS), 99)
+    lines_SC[slots_R, : len(numbers[0])] = torch.tensor(numbers, dtype=torch.float64).view(torch.int64)
+    lines_SC[slots_R, SEED], lines_SC[slots_R, STEP] = torch.from_numpy(seeds), torch.from_numpy(steps)
+    lines_SC[slots_R, OFFSET] = slots_R - lines_SC[slots_R, STEP]
+    ring_SL = torch.full((len(lines_SC), 7), -5)
+    active = torch.from_numpy(more["active"]) if "active" in more else None
+    state = State(slots_R, lines_SC, ring_SL, 7, active)
     out = torch.full((rows,), 99) if more.get("out") else None
     with Reads(logits) as reads:
-        tokens = launch.sample(*given, out_R=out, cuts=more.get("cuts", True), report=more.get("report", True))
+        tokens = launch.sample(
+            logits, state, work, mask, out_R=out, cuts=more.get("cuts", True), report=more.get("report", True)
+        )
     assert tokens.data_ptr() == (work.tokens_R if out is None else out).data_ptr()
-    found = {"tokens": tokens, "steps": steps, "states": work.states_R, "cuts": work.cuts_R, "lasts": work.lasts_R}
-    found |= {"logprobs": work.logprobs_R, "ranks": work.ranks_R}
+    pushed = torch.full_like(ring_SL, -5)
+    for slot, token in zip(slots_R.tolist(), tokens.tolist(), strict=True):
+        pushed[slot, slot % 7] = token if token >= 0 else -5
+    assert torch.equal(ring_SL, pushed)
+    found = {"tokens": tokens, "steps": lines_SC[slots_R, STEP], "states": work.states_R, "cuts": work.cuts_R}
+    found |= {"lasts": work.lasts_R, "logprobs": work.logprobs_R, "ranks": work.ranks_R}
     return {name: column[:rows].numpy().copy() for name, column in found.items()} | {"reads": reads.by_kernel}
 
 

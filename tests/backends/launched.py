@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +22,10 @@ from triton.runtime.jit import JITFunction
 from nucleate.backends.cuda import device
 
 LAUNCHES: dict[str, list[int]] = {}
+"""How often each kernel was launched, and the most shared memory that it takes."""
+MADE: dict[str, Any] = {}
+"""What was compiled last of each kernel; of these only, if there are any:"""
+WANTED: set[str] = set()
 
 
 def without_gpu(capability: int) -> None:
@@ -32,11 +37,22 @@ def without_gpu(capability: int) -> None:
     run = JITFunction.run
 
     def compiled(self: Any, *given: Any, **named: Any) -> None:
-        made = run(self, *given, **{**named, "warmup": True})
+        if WANTED and self.fn.__name__ not in WANTED:
+            return
+        made = MADE[self.fn.__name__] = run(self, *given, **{**named, "warmup": True})
         told = LAUNCHES.setdefault(self.fn.__name__, [0, 0])
         told[:] = told[0] + 1, max(told[1], made.metadata.shared)
 
     JITFunction.run = compiled
+
+
+def kernels_of(call: Callable[[], None], wanted: set[str]) -> dict[str, Any]:
+    """Some of the kernels that a call launches, compiled."""
+    MADE.clear()
+    WANTED.update(wanted)
+    call()
+    WANTED.clear()
+    return {**MADE}
 
 
 def everything() -> None:

@@ -14,9 +14,7 @@ from nucleate.backends import reference
 from nucleate.core.history import History
 from nucleate.core.maths import absolute, exp, maximum, minimum, sqrt, where
 from nucleate.core.stage import Shift, Token, param
-from nucleate.dispatch.chain import chain_of
-from nucleate.dispatch.device import resident_of, resident_of_shifts
-from nucleate.pipeline import simplify
+from nucleate.dispatch.device import with_shifts
 from nucleate.stages import (
     Allowed,
     BadWords,
@@ -37,9 +35,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 from nucleate.backends.cuda import device, run  # noqa: E402
 from nucleate.backends.cuda import rows as on_device  # noqa: E402
-from nucleate.backends.cuda.past import Past  # noqa: E402
 from nucleate.backends.cuda.ranked import Fixed  # noqa: E402
 from nucleate.backends.cuda.rows import Rows  # noqa: E402
+from nucleate.backends.cuda.slots import Slots  # noqa: E402
 from nucleate.backends.resident import Resident  # noqa: E402
 
 SIZE = 6
@@ -62,25 +60,15 @@ STAGE = st.one_of(
 )
 
 
-def resident(*stages: Shift) -> Resident:
-    row = resident_of(chain_of(simplify((*stages, Gumbel(1)))))
-    assert isinstance(row, Resident), row
-    return row
-
-
-def told(past: Past, slots: list[int]) -> list[dict[int, float]]:
-    """What is added to the scores of which tokens, of each slot."""
-    edits = past.edits(torch.tensor(slots), looks=True)
-    found: list[dict[int, float]] = []
-    for ids, before, scale, after in zip(*(column.tolist() for column in edits), strict=True):
-        assert set(scale) <= {1.0}
-        added = {token: x - y for token, x, y in zip(ids, before, after, strict=True) if token < SIZE}
-        found.append({token: value for token, value in added.items() if value != 0.0})
-    return found
-
-
-def equal(one: dict[int, float], other: Any) -> None:
-    assert one == pytest.approx(dict(other), rel=1e-11)
+def rows_of(pipelines: list[tuple[Shift, ...]], said: list[tuple[list[int], list[int]]], ring: int) -> Rows:
+    """Rows on a device, which keep so many of their last tokens at first."""
+    held = Rows(SIZE, HERE, "torch", lambda row, tokens: None)
+    held._slots = Slots(HERE, torch.float64, ring)
+    for number, (shifts, (prompt, output)) in enumerate(zip(pipelines, said, strict=True)):
+        row = with_shifts(shifts)
+        assert isinstance(row, Resident), row
+        held.add(number, row, 1, prompt, output)
+    return held
 
 
 @settings(max_examples=60)
@@ -93,19 +81,26 @@ def equal(one: dict[int, float], other: Any) -> None:
 @example(
     rows=[(Dry(0.8, 1.75, 1, ((1,), (0, 2)), -1), [0, 1] * 4, [])], news=[[0] * 4, [2] * 4, [0] * 4, [2] * 4], ring=2
 )
+@example(
+    rows=[(BadWords(((9, 1), (1, 0))), [], []), (Dry(0.8, 1.75, 1, ((SIZE + 3, 0),)), [0, 0], [])], news=[], ring=8
+)
 def test_lists_are_those_of_the_stages(rows: Any, news: Any, ring: int) -> None:
-    past = Past(SIZE, HERE, torch.float64, ring)
-    slots = [past.put(resident(stage), 1, prompt, output) for stage, prompt, output in rows]
-    said = [(stage, list(prompt), list(output)) for stage, prompt, output in rows]
+    """What they add to scores of 0: a row of one Shift at a time."""
+    said = [(list(prompt), list(output)) for _, prompt, output in rows]
+    held = rows_of([(stage,) for stage, *_ in rows], [([*prompt], [*output]) for prompt, output in said], ring)
     for tokens in [None, *news]:
+        part = held.part(range(len(rows)))
         if tokens is not None:
-            past.reserve(slots, 1)
-            tokens = tokens[: len(rows)]
-            past.push(torch.tensor(slots), torch.tensor(tokens), torch.arange(len(rows)), looks=True)
-            for (_, _, output), token in zip(said, tokens, strict=True):
+            tokens_R = torch.tensor(tokens[: len(rows)])
+            held.reserve(part, 1)
+            held._slots.push(part.slots_R, tokens_R)
+            held._follow(part, tokens_R)
+            for (_, output), token in zip(said, tokens_R.tolist(), strict=True):
                 output.extend([token] * (token >= 0))
-        for got, (stage, prompt, output) in zip(told(past, slots), said, strict=True):
-            equal(got, stage.listing(History(prompt, output)))
+        added_RV = held._shifted(part, torch.zeros(len(rows), SIZE, dtype=torch.float64)).tolist()
+        for added_V, (stage, *_), (prompt, output) in zip(added_RV, rows, said, strict=True):
+            expected = {token: x for token, x in stage.listing(History(prompt, output)).items() if token < SIZE}
+            assert {token: x for token, x in enumerate(added_V) if x} == pytest.approx(expected, rel=1e-11)
 
 
 class Squeeze(Shift):
@@ -173,37 +168,45 @@ def scores(x_V: Any, stages: tuple[Shift, ...], history: History) -> Any:
     seed=st.integers(0, 2**32),
 )
 def test_shifts_in_any_order_do_what_the_reference_does(rows: Any, seed: int) -> None:
-    numbers, told = np.random.default_rng(seed), []
-    held = Rows(SIZE, HERE, "torch", lambda row, tokens: told.append((row, tokens)))
-    held._past.slots.ring_SL, held._past.slots.ring = held._past.slots.ring_SL[:, :2], 2  # it grows as it must
-    said = []
-    for row, (shifts, prompt, output) in enumerate(rows):
+    numbers, kept, said = np.random.default_rng(seed), [], []
+    for shifts, prompt, output in rows:
         stages = tuple(shift for shift in shifts if not shift.neutral)
-        kept = resident_of_shifts(stages)
-        if isinstance(kept, str):
-            assert "second of its kind" in kept
+        row = with_shifts(stages)
+        if isinstance(row, str):
+            assert "second of its kind" in row
             continue
-        held.add(row, kept, 1, prompt, output)
-        said.append((row, stages, prompt, list(output)))
+        kept.append(stages)
+        said.append((prompt, list(output)))
+    held = rows_of(kept, [(prompt, [*output]) for prompt, output in said], 2)  # it grows as it must
     for _ in range(4 * bool(said)):
-        part = held.part([row for row, *_ in said])
+        part = held.part(range(len(said)))
         held.reserve(part, 1)
         x_RV = numbers.normal(size=(len(said), SIZE)).astype(np.float32) * 3
         x_RV[numbers.random(x_RV.shape) < 0.1] = -np.inf
         x_RV[:, 0] = 1.0
-        logits_RV = torch.from_numpy(x_RV)
         fixed = Fixed(SIZE, len(said), torch.float64, HERE)
-        y_RV = run.masked(fixed, run.scores(fixed, logits_RV, held._edits(part, logits_RV)), part.allowed_RW)
+        y_RV = held._shifted(part, run.scores(torch.from_numpy(x_RV), fixed.zero_1))
+        y_RV = run.masked(fixed, y_RV, part.allowed_RW)
         odd_R = ~(y_RV.amax(1).abs() < torch.inf)
-        for place, (_, stages, prompt, output) in enumerate(said):
+        for place, (stages, (prompt, output)) in enumerate(zip(kept, said, strict=True)):
             expected = scores(x_RV[place], stages, History(prompt, output))
             assert bool(odd_R[place]) == bool(np.isnan(expected).all())
             if not odd_R[place]:
-                np.testing.assert_allclose(y_RV[place].numpy(), expected, rtol=1e-6, atol=1e-5)
-        tokens = numbers.integers(0, SIZE, len(said))
-        held._push(part, torch.from_numpy(tokens))
-        for (_, _, _, output), token in zip(said, tokens.tolist(), strict=True):
+                np.testing.assert_allclose(y_RV[place].numpy(), expected, rtol=1e-12, atol=1e-12)
+        tokens_R = torch.from_numpy(numbers.integers(0, SIZE, len(said)))
+        held._slots.push(part.slots_R, tokens_R)
+        held._follow(part, tokens_R)
+        for (_, output), token in zip(said, tokens_R.tolist(), strict=True):
             output.append(token)
+
+
+def test_shifts_compile_without_a_graph_break() -> None:
+    shifts = Repetition(1.2), Dry(0.8, 1.75, 1), NoRepeatNgram(2), BadWords(((1, 2),)), LogitBias({1: 2.0})
+    held = rows_of([shifts, shifts], [([1, 2, 1], []), ([3], [3])], 8)
+    part, x_RV = held.part([0, 1]), torch.zeros(2, SIZE, dtype=torch.float64)
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x_RV: held._shifted(part, x_RV), fullgraph=True, backend="eager")
+    assert torch.equal(compiled(x_RV), held._shifted(part, x_RV))
 
 
 def test_a_step_that_looks_back_does_not_wait_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,7 +299,7 @@ def test_what_the_host_still_runs() -> None:
         ((Odd(),), "Odd.apply names np"),
         ((Dry(0.8), Dry(0.5)), "is the second of its kind"),
     ):
-        assert why in str(resident_of_shifts(shifts)), shifts
+        assert why in str(with_shifts(shifts)), shifts
 
 
 def test_float32_columns_look_back_as_well(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("torch", reason="the kernels are launched with torch's tensors")
 pytest.importorskip("triton", reason="the kernels are Triton's: pip install triton (Linux only)")
 
-KERNELS = {"stats", "finish", "tally", "collect", "resume", "fill", "look", "match", "go_on", "uniforms"}
+KERNELS = {"stats", "finish", "tally", "collect", "resume", "uniforms"}
 SHARED = 48 << 10
 """Bytes of shared memory that every GPU gives a program without being asked."""
 

@@ -41,7 +41,7 @@ def batched(cases: list[Any], rows: int) -> list[int]:
             words = np.array([[cases[place].seed, cases[place].step] for place in places], np.uint64).view(np.int64)
             seeds_R, steps_R = torch.from_numpy(words).unbind(1)
             batch = run.batch_of(staged, seeds_R, size, torch.float64)
-            got = run.run(batch, run.Given(torch.from_numpy(x_RV), steps_R))
+            got = run.run(batch, run.Given(torch.from_numpy(x_RV).double(), steps_R))
             for place, token in zip(places, got.tokens_R.tolist(), strict=True):
                 tokens[place] = token
     return tokens

@@ -71,7 +71,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, rows: list[Any], prompt: tuple[int,
     operations = Operations()
     for module in (draw, run):
         monkeypatch.setattr(module, "uniform", operations.noisy(module.uniform))
-    rule = bind._rule(Gumbel, "score")
+    rule = bind.bound_rule(Gumbel, "score")
     monkeypatch.setitem(rule.__globals__, "gumbel", operations.noisy(rule.__globals__["gumbel"]))
     sampler = nc.Sampler(SIZE, "torch")
     for row in rows:

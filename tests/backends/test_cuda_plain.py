@@ -18,15 +18,10 @@ from nucleate.stages import (
     AdaptiveP,
     Categorical,
     DynamicTemperature,
-    Frequency,
     Gumbel,
-    LogitBias,
     Logprobs,
     Mask,
     Mirostat,
-    Presence,
-    Repetition,
-    Suppress,
     Temperature,
     TopH,
     TopP,
@@ -36,7 +31,6 @@ from nucleate.stages import (
 
 torch = pytest.importorskip("torch", reason="tensor code needs torch")
 from nucleate.backends.cuda import run  # noqa: E402
-from nucleate.backends.cuda.edits import Edits  # noqa: E402
 
 STAGES = (
     (Typical(0.5), Xtc(0.5, 0.05), Temperature(0.7), Gumbel(0)),
@@ -60,13 +54,12 @@ def sample(
     asked: list[Numbers],
     seeds: torch.Tensor,
     steps: torch.Tensor,
-    edits: Edits | None = None,
     mask: torch.Tensor | None = None,
     floats: torch.dtype = torch.float64,
 ) -> torch.Tensor:
     """The tokens of rows with these numbers."""
     batch = run.batch_of(structure.chained(asked), seeds, x_RV.shape[1], floats)
-    return run.run(batch, run.Given(x_RV, steps, edits, mask)).tokens_R
+    return run.run(batch, run.Given(run.scores(x_RV, torch.zeros(1, dtype=floats)), steps, mask)).tokens_R
 
 
 def batch(numbers: np.random.Generator, rows: int, size: int) -> tuple[np.ndarray, list[Numbers], list[bool]]:
@@ -91,7 +84,7 @@ def inside(x_RV: np.ndarray, asked: list[Numbers]) -> np.ndarray:
     if chained[0].steps[-1].greedy:
         steps = (*chained[0].steps, *tap.steps)
     batch = run.batch_of([one._replace(steps=steps) for one in chained], zeros, x_RV.shape[1], torch.float64)
-    return np.asarray(run.run(batch, run.Given(torch.from_numpy(x_RV), zeros)).told_RV > -torch.inf)
+    return np.asarray(run.run(batch, run.Given(torch.from_numpy(x_RV).double(), zeros)).told_RV > -torch.inf)
 
 
 def survey(rows: int, sizes: tuple[int, ...], seed: int) -> Counter[str]:
@@ -145,22 +138,16 @@ def test_many_rows_are_drawn_some_at_a_time(rows: int, monkeypatch: pytest.Monke
     numbers, size = np.random.default_rng(4), 300
     x_RV = torch.from_numpy(numbers.normal(size=(rows, size)).astype(np.float32) * 4)
     x_RV[0, 5] = torch.nan
-    edits = Edits(
-        torch.from_numpy(numbers.integers(0, 50, (rows, 4)).cumsum(1)),
-        *(torch.from_numpy(numbers.uniform(0.5, 4.0, (rows, 4))) for _ in range(3)),
-    )
     mask = torch.from_numpy(numbers.integers(-(2**31), 2**31, (rows, 11)).astype(np.int32))
     given = x_RV, [Numbers(t=0.8, k=40, p=0.9)] * rows, words(numbers, rows), words(numbers, rows)
-    ways = (None, None), (edits, None), (None, mask), (edits, mask)
-    whole = [sample(*given, *way).tolist() for way in ways]
-    assert [tokens[0] for tokens in whole] == [-1] * 4
-    looked, scores = [], run.scores
-    monkeypatch.setattr(
-        run, "scores", lambda fixed, some_RV, *more: (looked.append(len(some_RV)), scores(fixed, some_RV, *more))[1]
-    )
+    ways = None, mask
+    whole = [sample(*given, way).tolist() for way in ways]
+    assert [tokens[0] for tokens in whole] == [-1] * 2
+    looked, sort = [], run.sorted_of
+    monkeypatch.setattr(run, "sorted_of", lambda fixed, x_RV: (looked.append(len(x_RV)), sort(fixed, x_RV))[1])
     monkeypatch.setattr(run, "AT_ONCE", 4 * size - 1)
-    assert [sample(*given, *way).tolist() for way in ways] == whole
-    assert sum(looked) == 4 * rows
+    assert [sample(*given, way).tolist() for way in ways] == whole
+    assert sum(looked) == 2 * rows
     assert max(looked) <= 3
 
 
@@ -186,55 +173,27 @@ def test_an_odd_row_gives_no_token_and_the_others_theirs() -> None:
     assert got == [expected[0], -1, expected[2], -1, expected[4], -1]
 
 
-def edits_of(rows: list[dict[int, tuple[float, float, float]]], most: int, size: int) -> Edits:
-    """Columns of {token: (before, scale, after)} per row."""
-    ids, table = np.full((len(rows), most), size), np.tile([0.0, 1.0, 0.0], (len(rows), most, 1))
-    for row, entries in enumerate(rows):
-        for place, (token, entry) in enumerate(entries.items()):
-            ids[row, place], table[row, place] = token, entry
-    return Edits(torch.from_numpy(ids), *(torch.from_numpy(column.copy()) for column in np.moveaxis(table, 2, 0)))
-
-
-def penalised(numbers: np.random.Generator, size: int) -> tuple[Any, ...]:
-    """A row, what it is to go through, the past, and the same as edits."""
-    prompt, output = (numbers.integers(size, size=n).tolist() for n in (9, 7))
-    bias = {int(token): float(numbers.choice([-np.inf, 2.5, -1.1])) for token in numbers.integers(size, size=4)}
-    r, f, a = float(numbers.choice([0.5, 1.1, 1.7])), float(numbers.uniform(-1, 1)), float(numbers.uniform(-1, 1))
-    entries = {}
-    for token in sorted({*prompt, *output, *bias}):
-        seen, times = token in prompt or token in output, output.count(token)
-        entries[token] = bias.get(token, 0.0), r if seen else 1.0, f * times + a * (times > 0)
-    packed = numbers.integers(-(2**31), 2**31, size=-(-size // 32)).astype(np.int32)
-    return bias, (Repetition(r), Frequency(f), Presence(a)), History(prompt, output, packed), entries
-
-
-def test_edits_and_masks_are_those_of_the_shifts() -> None:
+def test_masks_are_those_of_the_reference() -> None:
     numbers = np.random.default_rng(5)
     for size in (40, 257, 600):
         x_RV = np.stack([edges.row(numbers, size, kind) for kind in ("smooth", "grid", "holes", "peaked") * 6])
-        cases = [penalised(numbers, size) for _ in x_RV]
-        masks = torch.from_numpy(np.stack([past.mask for _, _, past, _ in cases]))
-        edits = edits_of([entries for *_, entries in cases], 24, size)
+        masks = numbers.integers(-(2**31), 2**31, size=(24, -(-size // 32))).astype(np.int32)
         asked, seeds, steps = [Numbers(t=0.7, p=0.9)] * 24, words(numbers, 24), words(numbers, 24)
-        tokens = sample(torch.from_numpy(x_RV), asked, seeds, steps, edits, masks).tolist()
-        cut = simplify(edges.pipeline(Numbers(t=0.7, p=0.9)))
-        for row, (bias, penalties, past, _) in enumerate(cases):
-            banned = Suppress(tuple(token for token, b in bias.items() if b == -np.inf))
-            finite = LogitBias({token: b for token, b in bias.items() if b > -np.inf})
-            stages = *((finite,) if finite.bias else ()), *penalties, banned, Mask(), *cut
+        tokens = sample(torch.from_numpy(x_RV), asked, seeds, steps, torch.from_numpy(masks)).tolist()
+        stages = Mask(), *simplify(edges.pipeline(Numbers(t=0.7, p=0.9)))
+        for row, mask in enumerate(masks):
+            given = stages, unsigned(seeds)[row], unsigned(steps)[row], History((), (), mask)
             try:
-                expected = reference.draw(x_RV[row], stages, unsigned(seeds)[row], unsigned(steps)[row], past)
+                expected = reference.draw(x_RV[row], *given)
             except reference.RowError:
                 expected = -1
             assert tokens[row] == expected
 
 
-def test_a_mask_may_be_longer_than_the_row_and_edits_may_overflow() -> None:
+def test_a_mask_may_be_longer_than_the_row() -> None:
+    mask, zeros = torch.tensor([[7, -1], [2, 5]], dtype=torch.int32), torch.zeros(2).long()
     x_RV = torch.tensor([[1.0, 2.0, 3.0], [1.0, 2.0, 3.0]])
-    edits = edits_of([{1: (3e38, 1e-5, 0.0)}, {2: (-np.inf, 1.0, 0.0)}], 2, 3)
-    mask = torch.tensor([[7, -1], [6, 5]], dtype=torch.int32)
-    tokens = sample(x_RV, [Numbers(t=0.0)] * 2, torch.zeros(2).long(), torch.zeros(2).long(), edits, mask)
-    assert tokens.tolist() == [1, 1]  # 3e43 is a number of float64, as it is on the CPU
+    assert sample(x_RV, [Numbers(t=0.0)] * 2, zeros, zeros, mask).tolist() == [2, 1]
 
 
 def compiled(backend: str) -> None:
@@ -242,8 +201,8 @@ def compiled(backend: str) -> None:
     numbers = np.random.default_rng(6)
     x_RV, asked, _ = batch(numbers, 12, 700)
     seeds, steps = words(numbers, 12), words(numbers, 12)
-    edits, mask = edits_of([{5: (1.0, 1.2, 0.5)}] * 12, 3, 700), torch.full((12, 22), -2, dtype=torch.int32)
-    mask[:, 1:] = -1
+    mask = torch.full((12, 22), -1, dtype=torch.int32)
+    mask[:, 0] = -2
     every = [(structure.chained(asked), None), *((structure.staged_of(stages), stages) for stages in STAGES)]
     for staged, stages in every:
         rows = run.batch_of(staged if stages is None else [staged] * 12, seeds, 700, torch.float64)
@@ -252,8 +211,8 @@ def compiled(backend: str) -> None:
         draw = torch.compile(
             lambda *given, rows=rows: run.run(rows, run.Given(*given)).tokens_R, fullgraph=True, backend=backend
         )
-        for more in ((None, None), (edits, mask)):
-            given = torch.from_numpy(x_RV), steps, *more, None, own
+        for allowed in (None, mask):
+            given = torch.from_numpy(x_RV).double(), steps, allowed, None, own
             assert draw(*given).tolist() == run.run(rows, run.Given(*given)).tokens_R.tolist()
 
 

@@ -19,10 +19,9 @@ from interpreted import Interpreted
 from nucleate.backends import reference
 from nucleate.backends.chain import Numbers
 from nucleate.core import noise
-from nucleate.core.history import History
 from nucleate.dispatch.chain import chain_of
 from nucleate.pipeline import simplify
-from nucleate.stages import Frequency, Gumbel, LogitBias, Presence, Repetition
+from nucleate.stages import Gumbel
 
 pytest.importorskip("torch", reason="the kernels are launched with torch's tensors")
 pytest.importorskip("triton", reason="the kernels are Triton's: pip install triton (Linux only)")
@@ -31,7 +30,6 @@ sys.path.append(str(Path(__file__).parents[1] / "laws"))
 import near_ties
 
 SIZES = (1, 2, 31, 255, 256, 257, 700, 1000)
-MASKED = History((), (), None)
 CLOSE = 1e-13
 """What is nearer to a tie than this, as a part of itself, is beyond float64."""
 
@@ -296,47 +294,17 @@ def test_what_the_mask_takes_out_may_be_odd_but_the_row_then_is_too(kernels: Int
     assert got["states"].tolist() == [1, 1, 2]
 
 
-def shifted(x: np.ndarray, stages: tuple[Any, ...], past: History) -> np.ndarray:
-    """A row after some stages as the reference has it, rounded to float32."""
-    kept, out = reference.survivors(x, stages, past), np.full(len(x), -np.inf, np.float32)
-    out[kept.ids_N] = kept.x_N
-    return out
-
-
-def test_edits_and_masks_are_those_of_the_shifts(kernels: Interpreted) -> None:
-    numbers, rows, most = np.random.default_rng(3), 5, 30
+def test_masks_are_those_of_the_reference(kernels: Interpreted) -> None:
+    numbers, rows = np.random.default_rng(3), 5
     for size in (40, 257, 700):
         x_RV = np.stack([edges.row(numbers, size, kind) for kind in ("smooth", "grid", "holes", "peaked", "shifted")])
-        expected, ids = [], np.full((rows, most), -1)
-        table, masks = (
-            np.tile([0.0, 1.0, 0.0], (rows, most, 1)),
-            numbers.integers(-(2**31), 2**31, (rows, -(-size // 32))),
-        )
-        for row, x in enumerate(x_RV):
-            prompt, output = (numbers.integers(size, size=n).tolist() for n in (9, 9))
-            bias = {int(token): float(numbers.choice([2.5, -1.1, 9.0])) for token in numbers.integers(size, size=6)}
-            r, f, a = 1.3, float(numbers.uniform(-1, 1)), float(numbers.uniform(-1, 1))
-            x = shifted(
-                shifted(x, (LogitBias(bias),), MASKED),
-                (Repetition(r), Frequency(f), Presence(a)),
-                History(prompt, output),
-            )
-            entries = numbers.permutation(sorted({*prompt, *output, *bias})).tolist()  # in any order
-            for place, token in enumerate(entries):
-                times = output.count(token)
-                ids[row, place] = token
-                seen = token in prompt or times > 0
-                table[row, place] = bias.get(token, 0.0), r if seen else 1.0, f * times + a * (times > 0)
-            banned = entries[row]
-            table[row, row, 0], x[banned] = -np.inf, -np.inf
-            expected.append(
-                np.where(reference.forbidden(masks[row].astype(np.int32), size), -np.inf, x).astype(np.float32)
-            )
+        masks_RW = numbers.integers(-(2**31), 2**31, (rows, -(-size // 32))).astype(np.int32)
+        allowed = [np.where(reference.forbidden(m, size), -np.inf, x) for x, m in zip(x_RV, masks_RW, strict=True)]
         asked = [Numbers(t=0.7, p=0.9), Numbers(k=5), Numbers(t=0.0), Numbers(m=0.02, sigmas=2.0), Numbers(t=1.5)]
         seeds, steps = words(numbers, rows), words(numbers, rows)
-        more = {"edits": (ids, *(column.copy() for column in np.moveaxis(table, 2, 0))), "mask": masks.astype(np.int32)}
-        got = kernels.call("sample", x_RV, [list(one) for one in asked], seeds, steps, more)
-        assert compare(np.stack(expected), asked, [False] * rows, seeds, steps, got) == Counter(rows=rows)
+        got = kernels.call("sample", x_RV, [list(one) for one in asked], seeds, steps, {"mask": masks_RW})
+        expected = np.stack(allowed).astype(np.float32)
+        assert compare(expected, asked, [False] * rows, seeds, steps, got) == Counter(rows=rows)
         log_p = x_RV.astype(np.float64) - x_RV.max(1, keepdims=True)
         log_p -= np.log(np.exp(log_p).sum(1, keepdims=True))
         for row, token in enumerate(got["tokens"].tolist()):  # of the logits as given
@@ -344,12 +312,15 @@ def test_edits_and_masks_are_those_of_the_shifts(kernels: Interpreted) -> None:
             assert got["ranks"][row] == 1 + reference.everything(x_RV[row]).ids_N.tolist().index(token)
 
 
-def test_edits_that_overflow_make_the_row_odd(kernels: Interpreted) -> None:
-    zeros, x_RV = np.zeros(2, np.int64), np.ones((2, 300), np.float32)
-    edits = np.array([[299], [299]]), np.array([[3e38], [3e38]]), np.array([[1e-5], [1.0]]), np.zeros((2, 1))
-    got = kernels.call("sample", x_RV, [list(Numbers(t=0.0))] * 2, zeros, zeros, {"edits": edits})
-    assert got["states"].tolist() == [1, 0]
-    assert got["tokens"].tolist() == [-1, 299]
+def test_rows_that_are_not_active_stay_as_they_are(kernels: Interpreted) -> None:
+    numbers = np.random.default_rng(11)
+    x_RV, steps = numbers.normal(size=(4, 600)).astype(np.float32), words(numbers, 4)
+    asked = [list(one) for one in (Numbers(k=5), Numbers(p=0.5), Numbers(t=0.0), Numbers(p=0.9))]
+    expected = kernels.call("sample", x_RV, asked, steps, steps)
+    active = np.array([True, False, False, True])
+    got = kernels.call("sample", x_RV, asked, steps, steps, {"active": active})
+    assert got["tokens"].tolist() == np.where(active, expected["tokens"], -1).tolist()
+    assert (got["steps"] - steps).tolist() == [1, 0, 0, 1]
 
 
 def test_a_row_depends_on_nothing_beside_it(kernels: Interpreted) -> None:
@@ -374,10 +345,8 @@ def test_what_does_not_fit_is_refused(kernels: Interpreted) -> None:
         kernels.call("sample", x_RV, [list(Numbers())] * 2, zeros, zeros, {"rows": 1})
     with pytest.raises(ValueError, match="float64"):
         kernels.call("sample", x_RV, [list(Numbers())] * 2, zeros, zeros, {"dtype": "float64"})
-    with pytest.raises(ValueError, match="numbers must be"):
-        kernels.call("sample", x_RV, [list(Numbers())], zeros, zeros)
-    with pytest.raises(ValueError, match="seeds must be"):
-        kernels.call("sample", x_RV, [list(Numbers())] * 2, zeros[:1], zeros)
+    with pytest.raises(ValueError, match="slots must be"):
+        kernels.call("sample", x_RV, [list(Numbers())], zeros[:1], zeros[:1])
     with pytest.raises(ValueError, match="mask must be"):
         kernels.call("sample", x_RV, [list(Numbers())] * 2, zeros, zeros, {"mask": np.zeros((2, 0), np.int32)})
     assert len(kernels.call("sample", x_RV, [list(Numbers())] * 2, zeros, zeros)["tokens"]) == 2

@@ -131,7 +131,7 @@ def test_a_step_waits_for_nothing(stages: Any) -> None:
     batch = run.batch_of(rows, torch.empty(3, dtype=torch.int64, device="meta"), 300, torch.float64)
     numbers_RP = torch.empty((3, len(rows[0].numbers)), dtype=torch.float64, device="meta") if batch.learns else None
     logits, steps_R = torch.empty((3, 300), dtype=torch.bfloat16, device="meta"), torch.empty(3, device="meta").long()
-    got = run.run(batch, run.Given(logits, steps_R, numbers_RP=numbers_RP))
+    got = run.run(batch, run.Given(run.scores(logits, batch.chunks[0].fixed.zero_1), steps_R, numbers_RP=numbers_RP))
     assert got.tokens_R.shape == (3,)
     assert got.told_RV is not None
     assert got.told_RV.shape == (3, 300)

@@ -6,170 +6,96 @@ Without torch: what the descriptions mean on a device is the business of ``backe
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from nucleate.backends.chain import EACH_TIME, ONCE, SCALE, Chain, Counted, Numbers, unchanging
-from nucleate.backends.resident import Penalties, Repeats, Resident, ordered_of
+from nucleate.backends import resident
+from nucleate.backends.chain import Numbers, unchanging
+from nucleate.backends.resident import DeviceShift, Resident, device_shift
 from nucleate.backends.structure import staged_of
 from nucleate.core.history import History
 from nucleate.core.maths import INFINITY
 from nucleate.core.stage import Pipeline, Shift, Tap
-from nucleate.dispatch.chain import bans, edits_of, numbers_of
+from nucleate.dispatch.chain import bans, numbers_of
 from nucleate.stages.bad_words import BadWords
-from nucleate.stages.dry import LARGEST, Dry
+from nucleate.stages.dry import Dry
 from nucleate.stages.min_tokens import MinTokens
 from nucleate.stages.no_repeat_ngram import NoRepeatNgram
 
-FOREVER = 1 << 62
-"""No output is as long."""
 
-
-def device_row(stages: Pipeline, chain: Chain | str, vocab_size: int | None) -> Resident | str:
+def device_row(stages: Pipeline, vocab_size: int | None) -> Resident | str:
     """What a device keeps of a row with these stages, or why the host has to run it.
 
-    chain: as ``chain_of`` says. vocab_size: V; None if it is not known.
+    vocab_size: V; None if it is not known.
     """
-    row = _described(stages, chain)
-    if isinstance(row, str) or vocab_size is None:
-        return row
-    named = max((*row.before, *row.until, *(row.allowed or ())), default=0)
-    if not 0 <= named < vocab_size:
-        return f"it names token {named}"
-    if isinstance(chain, str):
-        return row
-    return row._replace(numbers=chain.numbers._replace(k=min(chain.numbers.k, vocab_size)))
-
-
-def resident_of(chain: Chain | str) -> Resident | str:
-    """What a device keeps of a row that the hot chain runs, or why the host has to run it."""
-    if isinstance(chain, str):
-        return chain
-    row = Resident(chain.numbers, wanted=chain.tap.wanted if chain.tap else None)
-    for edit in chain.edits:
-        with_it = _counting(row, edit) if isinstance(edit, Counted) else _listing(row, edit)
-        if isinstance(with_it, str):
-            return with_it
-        row = with_it
-    return row
-
-
-def _described(stages: Pipeline, chain: Chain | str) -> Resident | str:
-    """``device_row`` without the vocabulary: the hot chain, or Shifts and then any stages that tensors can run."""
-    row = resident_of(chain)
-    if not isinstance(row, str):
-        return row
     tap = stages[0] if isinstance(stages[0], Tap) else None
     start = int(tap is not None)
     end = next(i for i, stage in enumerate(stages) if i >= start and not isinstance(stage, Shift))
     shifts = [stage for stage in stages[start:end] if isinstance(stage, Shift)]
     if tap is not None and not shifts and isinstance(stages[start], Tap):
         return f"{stages[start]!r} is the second of its kind"
-    row, numbers = resident_of_shifts(shifts), numbers_of(stages[end:])
-    if not isinstance(row, str):
-        row = row._replace(wanted=tap.wanted if tap else None)
-        if not isinstance(numbers, str):
-            return row._replace(numbers=numbers)
+    row = with_shifts(shifts)
+    if isinstance(row, str):
+        return row
+    named = max((*(row.allowed or ()), *(max(_named(shift), default=0) for shift in row.shifts)), default=0)
+    if vocab_size is not None and not 0 <= named < vocab_size:
+        return f"it names token {named}"
+    row = row._replace(wanted=tap.wanted if tap else None)
+    numbers = numbers_of(stages[end:])
+    if isinstance(numbers, Numbers):
+        return row._replace(numbers=numbers._replace(k=min(numbers.k, vocab_size or numbers.k)))
     staged = staged_of(stages[end:], masked=any(shift.touches == "masked" for shift in shifts))
-    if isinstance(row, str) or isinstance(staged, str):
-        return row if isinstance(row, str) else staged  # type: ignore[return-value]  # one of them is
-    return row._replace(staged=staged)
+    return staged if isinstance(staged, str) else row._replace(staged=staged)
 
 
-def resident_of_shifts(shifts: Sequence[Shift]) -> Resident | str:
-    """What a device keeps of a row that begins with these, or why the host has to run it."""
-    edits = edits_of(list(shifts))
-    row = edits if isinstance(edits, str) else resident_of(Chain(None, edits, Numbers()))
-    return _in_order(shifts) if isinstance(row, str) else row
-
-
-def _in_order(shifts: Sequence[Shift]) -> Resident | str:
-    """The same, applied one after the other; bans may come at any place."""
-    row: Resident | str = Resident(Numbers())
+def with_shifts(shifts: Sequence[Shift]) -> Resident | str:
+    """A row that begins with these, and has no other stages; or why the host has to run it."""
+    row = Resident(Numbers())
     for shift in shifts:
-        if isinstance(row, str):
-            return row
-        if isinstance(shift, MinTokens | NoRepeatNgram | BadWords) or (shift.touches == "unlisted" and bans(shift)):
-            row = _listing(row, shift)
-        elif isinstance(shift, Dry):
-            row = _then(_listing(row, shift), shift, {}, repeats=True)
-        elif shift.touches in ("seen", "output"):
-            row = _then(row, shift, {})
-        elif shift.touches == "listed":
-            told = shift.listing(History()) if unchanging(shift) else None
-            row = f"{shift!r} depends on the history" if told is None else _then(row, shift, told)
-        elif shift.touches != "masked" or not bans(shift):  # the mask of a call comes after all of these
-            return f"{shift!r} has a rule that a device does not have"
+        if shift.touches == "masked" and bans(shift):  # the mask of a call comes after all of these
+            continue
+        if shift.touches == "unlisted" and bans(shift) and unchanging(shift):
+            listed = frozenset(shift.listing(History()))
+            row = row._replace(allowed=listed if row.allowed is None else row.allowed & listed)
+            continue
+        if isinstance(shift, Dry) and any(issubclass(one.kind, Dry) for one in row.shifts):
+            return f"{shift!r} is the second of its kind"
+        one = _described(shift)
+        if isinstance(one, str):
+            return one
+        row = row._replace(shifts=(*row.shifts, one))
     return row
 
 
-def _then(row: Resident | str, shift: Shift, listing: Mapping[int, float], *, repeats: bool = False) -> Resident | str:
-    """A row with one more Shift."""
-    one = ordered_of(shift, listing, repeats=repeats)
-    if isinstance(row, str):
-        return row
-    return one if isinstance(one, str) else row._replace(ordered=(*row.ordered, one))
+def _described(shift: Shift) -> DeviceShift | str:
+    """A Shift as a device runs it, or why it cannot."""
+    made: DeviceShift | str = f"{shift!r} has a rule that a device does not have"
+    match shift:
+        case MinTokens(n, ends):
+            made = device_shift(shift, resident.UNTIL, (n,), dict.fromkeys(ends, -INFINITY))
+        case NoRepeatNgram(n):
+            made = device_shift(shift, resident.NGRAM, (n,))
+        case BadWords(words):  # text is spelled by now, or refused where its list is read
+            made = device_shift(shift, resident.WORDS, words=words)
+        case Dry(multiplier, base, allowed, breakers, last_n):
+            limits = multiplier, base, shift.room, allowed, last_n
+            made = device_shift(shift, resident.REPEATS, limits, words=breakers or ())
+        case _ if shift.touches in ("seen", "output"):
+            made = device_shift(shift)
+        case _ if shift.touches == "listed":
+            made = _fixed(shift)
+    return made
 
 
-def _counting(row: Resident, edit: Counted) -> Resident | str:
-    """The row with penalties."""
-    codes, had = [code for code, _ in edit.rules], row.penalties
-    if SCALE in codes and (SCALE in codes[1:] or had.counts or row.late or row.repeats):
-        return "its repetition penalty is not the first of its penalties"
-    window = None if edit.window is None else min(edit.window, FOREVER)
-    if had.counts and had.window != window:
-        return "its penalties count different tokens"
-    scale = math.prod([had.scale, *(number for code, number in edit.rules if code == SCALE)])
-    each = math.fsum([had.each, *(number for code, number in edit.rules if code == EACH_TIME)])
-    once = math.fsum([had.once, *(number for code, number in edit.rules if code == ONCE)])
-    return row._replace(penalties=Penalties(scale, each, once, window, counts=True))
-
-
-def _listing(row: Resident, shift: Shift) -> Resident | str:
-    """The row with a list of tokens."""
-    if isinstance(shift, MinTokens | NoRepeatNgram | BadWords | Dry):
-        return _following(row, shift)
+def _fixed(shift: Shift) -> DeviceShift | str:
+    """The same of one whose list is always the same."""
     if not unchanging(shift):
         return f"{shift!r} depends on the history"
     listing = shift.listing(History())
-    if shift.touches == "unlisted":
-        return row._replace(allowed=frozenset(listing) if row.allowed is None else row.allowed & frozenset(listing))
     if any(math.isnan(value) or value == INFINITY for value in listing.values()):
         return f"{shift!r} adds a value that is no number"
-    return _added_to(row, listing)
+    return device_shift(shift, resident.FIXED, listing=listing)
 
 
-def _following(row: Resident, shift: Shift) -> Resident | str:
-    """The same for a list that depends on the history, which the device computes."""
-    match shift:
-        case MinTokens(n, ends):
-            until = {token: max(min(n, FOREVER), row.until.get(token, 0)) for token in ends}
-            return row._replace(until={**row.until, **until})
-        case NoRepeatNgram(n):
-            return row._replace(ngram=min(n, row.ngram or n, FOREVER))
-        case BadWords(words):  # text is spelled by now, or refused where its list is read
-            longer = tuple(word for word in words if isinstance(word, tuple) and len(word) > 1)
-            row = row._replace(words=(*row.words, *longer))
-            return _added_to(row, {word[0]: -INFINITY for word in words if isinstance(word, tuple) and len(word) == 1})
-        case Dry():
-            return f"{shift!r} is the second of its kind" if row.repeats else row._replace(repeats=_repeats(shift))
-    return f"{shift!r} depends on the history"
-
-
-def _added_to(row: Resident, listing: Mapping[int, float]) -> Resident:
-    """The row with numbers to add to scores; a ban may come at any place."""
-    banned = {token: value for token, value in listing.items() if value == -INFINITY}
-    rest = {token: value for token, value in listing.items() if value != -INFINITY}
-    if row.penalties.counts:
-        late = {token: row.late.get(token, 0.0) + value for token, value in rest.items()}
-        row, rest = row._replace(late={**row.late, **late}), {}
-    added = {token: row.before.get(token, 0.0) + value for token, value in (banned | rest).items()}
-    return row._replace(before={**row.before, **added})
-
-
-def _repeats(dry: Dry) -> Repeats:
-    """See ``Dry.penalties``."""
-    most = min(dry.multiplier * dry.base**dry.room, math.exp(LARGEST))
-    breakers = tuple(ids for ids in dry.breakers or () if isinstance(ids, tuple))
-    room = min(math.ceil(dry.room), FOREVER)
-    allowed, last = min(dry.allowed_length, FOREVER), min(dry.last_n, FOREVER)
-    return Repeats(dry.multiplier, dry.base, most, room, allowed, last, breakers)
+def _named(shift: DeviceShift) -> list[int]:
+    """The tokens that a Shift names."""
+    return [*shift.listing, *(word[-1] for word in shift.words if shift.source == resident.WORDS)]

@@ -47,7 +47,7 @@ def dispatch(
     if device == "cpu" and backend not in TENSOR_BACKENDS:
         return _on_host(chain, vocab_size, rows, backend)
     there = backend in ("auto", *TENSOR_BACKENDS)
-    row = device_row(stages, chain, vocab_size) if there else f"the backend is {backend!r}"
+    row = device_row(stages, vocab_size) if there else f"the backend is {backend!r}"
     if isinstance(row, str):  # the host draws such rows one by one, each through the generic path
         return _on_host(row, vocab_size, 1, "auto" if there else backend)._replace(why=f"on the host, because {row}")
     if row.staged is not None:

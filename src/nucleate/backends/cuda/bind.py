@@ -21,7 +21,7 @@ class Bound(NamedTuple):
 
 def bound_to_tensors(step: Step) -> Bound:
     """The rules of a stage for tensors, ``after`` too, where it has a state."""
-    rules = {rule.name: _rule(step.kind, rule.name) for rule in step.rules}
+    rules = {rule.name: bound_rule(step.kind, rule.name) for rule in step.rules}
     return Bound(step, {**rules, "after": _after(step.kind)} if step.learns else rules)
 
 
@@ -68,7 +68,8 @@ def mines(stages: Sequence[Bound], numbers_RP: torch.Tensor) -> list[Mine]:
 
 
 @lru_cache(maxsize=256)
-def _rule(kind: Any, name: str) -> Callable[..., Any]:
+def bound_rule(kind: Any, name: str) -> Callable[..., Any]:
+    """A rule for tensors."""
     rule: Callable[..., Any] = bound(getattr(kind, name), WORDS, "tensors")
     return rule
 

@@ -53,7 +53,6 @@ class Loop:
                 if self._replay is None or self._moved != self._rows.moved:
                     self._replay = self._capture()
                 self._replay()
-        self._rows.went_on()
         return self._drawn_RN.clone()
 
     def _run(self) -> None:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from nucleate.backends.cuda.apply import Group, groups_of
 from nucleate.backends.cuda.device import sent
-from nucleate.backends.cuda.past import Past
 from nucleate.backends.cuda.report import Wanted
-from nucleate.backends.cuda.run import Batch, batch_of, padded
-from nucleate.backends.cuda.slots import Rules
+from nucleate.backends.cuda.run import Batch, batch_of
+from nucleate.backends.cuda.shifts import Group, groups_of, padded
+from nucleate.backends.cuda.slots import SEED, Slots
 from nucleate.backends.resident import Resident
 from nucleate.backends.structure import chained
 
@@ -26,7 +24,8 @@ class Held:
 
     slot: int
     row: Resident
-    known: int  #: how many tokens of its output the host knows
+    prompt: int  #: how many tokens it has,
+    known: int  #: and how many of its output the host knows
     allowed_W: NDArray[np.int32] | None  #: packed
 
 
@@ -35,74 +34,45 @@ class Part:
     """Some rows, in the order of a call. It is of no use once one of them is gone."""
 
     rows: list[int]  #: their numbers
+    held: list[Held]
     slots_R: torch.Tensor
-    seeds_R: torch.Tensor
-    offsets_R: torch.Tensor  #: see ``slots.Had``
     allowed_RW: torch.Tensor | None  #: int32, packed
-    edits: bool  #: whether any row has entries,
-    fixed: bool  #: which do the same in each step,
-    looks: bool  #: or depend on the order of what any row has said
-    ordered: list[Group]  #: rows whose Shifts come one after the other
-    growing: list[int]  #: slots of rows whose entries grow
-    growing_N: torch.Tensor | None  #: places of these, if there are any
-    windows: bool  #: whether any row counts its last tokens only
-    rules: Rules | None  #: where any row has entries
+    groups: list[Group]  #: by the Shifts that rows begin with
     told: list[int]  #: places of rows that want logprobs of the logits,
     told_N: torch.Tensor  #: the same
     wanted: list[Wanted]  #: what these want, or else the Tap of each row among the stages,
     asked_NA: torch.Tensor  #: and the ids among it, -1 for none
-    numbers_RC: torch.Tensor | None  #: where kernels draw, see ``chain.Numbers``
-    cuts: bool  #: whether any of these have top-k or top-p,
+    cuts: bool  #: whether any of the rows that kernels draw have top-k or top-p,
     brief: bool  #: and nothing is to be told but of the tokens drawn, which kernels do
-    batch: Batch | None  #: where tensors draw
+    batch: Batch | None  #: where tensors draw; None: kernels do
     kinds: list[tuple[list[int], torch.Tensor, Part]]  #: rows of several structures: places of each, and these alone
-    steps_R: torch.Tensor | None = None  #: as of the last call, see ``Rows``
-    kept: list[Any] = field(default_factory=list)  #: what fixed entries do, from the first step on
 
 
-def part_of(numbers: Sequence[int], held: Sequence[Held], past: Past, size: int, *, kernels: bool) -> Part:
-    """Rows by their numbers, as they are held. past: of these rows; size: V; kernels: whether they draw the chain."""
-    device, slots = past.device, [one.slot for one in held]
-    rows, slots_R = [one.row for one in held], sent(slots, device)
-    kinds = _kinds(numbers, held, past, size, kernels=kernels)
+def part_of(numbers: Sequence[int], held: Sequence[Held], slots: Slots, size: int, *, kernels: bool) -> Part:
+    """Rows by their numbers, as they are held. size: V; kernels: whether they draw the chain."""
+    device, rows = slots.device, [one.row for one in held]
+    where = [one.slot for one in held]
+    slots_R, kinds = sent(where, device), _kinds(numbers, held, slots, size, kernels=kernels)
     staged, batch = [row.staged for row in rows if row.staged], None
-    seeds_R = past.slots.seeds(slots_R)
     if rows and not kinds and (staged or not kernels):
         staged_rows = staged or chained([row.numbers for row in rows])
-        batch = batch_of(staged_rows, seeds_R, size, past.floats, kernel=kernels)
-    growing = [place for place, row in enumerate(rows) if row.grows]
+        batch = batch_of(staged_rows, slots.column(slots_R, SEED), size, slots.floats, kernel=kernels)
     told = [place for place, row in enumerate(rows) if row.wanted is not None]
     wanted = [row.wanted for row in rows if row.wanted is not None]
     if not told and not kinds:
         wanted = [one.wanted for one in staged if one.wanted is not None]
+    groups = groups_of([row.shifts for row in rows], where, size, slots.floats, device)
+    cuts = any(row.numbers[2] > 0 or row.numbers[4] < 1 for row in rows)
+    plain = kernels and not staged and not groups
+    brief = bool(told) and plain and all(one == (0, ()) for one in wanted)
     return Part(
-        list(numbers),
-        slots_R,
-        seeds_R,
-        past.slots.offsets(slots_R),
-        _allowed(held, size, device),
-        any(row.edits for row in rows),
-        all(row.fixed for row in rows),
-        any(row.looks for row in rows),
-        groups_of([row.ordered for row in rows], slots, past.floats, device),
-        [slots[place] for place in growing],
-        sent(growing, device) if growing else None,
-        any(row.penalties.window is not None and row.penalties.window >= 0 for row in rows),
-        past.slots.rules(slots_R) if any(row.edits for row in rows) else None,
-        told,
-        sent(told, device),
-        wanted,
-        sent(padded([asked for _, asked in wanted], -1), device),
-        past.slots.numbers(slots_R) if kernels and not staged else None,
-        any(row.numbers[2] > 0 or row.numbers[4] < 1 for row in rows),
-        bool(told) and kernels and not staged and all(one == (0, ()) for one in wanted),
-        batch,
-        kinds,
-    )
+        list(numbers), list(held), slots_R, _allowed(held, size, device), groups, told, sent(told, device), wanted,
+        sent(padded([asked for _, asked in wanted], -1), device), cuts, brief, batch, kinds,
+    )  # fmt: skip
 
 
 def _kinds(
-    numbers: Sequence[int], held: Sequence[Held], past: Past, size: int, *, kernels: bool
+    numbers: Sequence[int], held: Sequence[Held], slots: Slots, size: int, *, kernels: bool
 ) -> list[tuple[list[int], torch.Tensor, Part]]:
     """The rows of a call by their structures; none where all have the same."""
     found: dict[object, list[int]] = {}
@@ -114,7 +84,7 @@ def _kinds(
     made = []
     for places in found.values():
         some = [numbers[place] for place in places], [held[place] for place in places]
-        made.append((places, sent(places, past.device), part_of(*some, past, size, kernels=kernels)))
+        made.append((places, sent(places, slots.device), part_of(*some, slots, size, kernels=kernels)))
     return made
 
 

@@ -10,14 +10,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from nucleate.backends.cuda.apply import with_shifts
 from nucleate.backends.cuda.device import floats_of, guard, sent
-from nucleate.backends.cuda.edits import Edits
 from nucleate.backends.cuda.part import Held, Part, allowed_words, part_of
-from nucleate.backends.cuda.past import Past
 from nucleate.backends.cuda.report import Report, Wanted, report, reported
-from nucleate.backends.cuda.run import Given, run
-from nucleate.backends.cuda.slots import Had
+from nucleate.backends.cuda.run import Given, run, scores
+from nucleate.backends.cuda.shifts import follow, shifted, unbroken
+from nucleate.backends.cuda.slots import STEP, Slots, line_of
 from nucleate.backends.cuda.states import States
 from nucleate.backends.resident import Resident
 from nucleate.backends.structure import Staged
@@ -58,13 +56,12 @@ class Rows:
         self.size, self.device, self.kernels = size, device, kernels
         self.floats = floats_of(device)
         self._learn, self._settle = learn, settle
-        self._past = Past(size, device, self.floats, RING)
-        self._slots = self._past.slots
+        self._zero_1 = torch.zeros(1, dtype=self.floats, device=device)
+        self._slots = Slots(device, self.floats, RING)
         self._states = States(device, self.floats)
         self._held: dict[int, Held] = {}
         self._unseen = 0  # the most tokens of a row that the host does not know
         self._work: Any = None  # of the kernels
-        self._last: Part | None = None  #: what was drawn last, if kernels drew it and nothing has changed since
         self._moved = 0
 
     def __contains__(self, row: int) -> bool:
@@ -73,19 +70,21 @@ class Rows:
     @property
     def moved(self) -> int:
         """It changes when arrays come to lie elsewhere, so that what was captured must be captured again."""
-        return self._past.moved + self._states.moved + self._moved
+        return self._slots.moved + self._states.moved + self._moved
 
     def add(self, number: int, row: Resident, seed: int, prompt: list[int], output: list[int]) -> None:
         """A new row."""
-        slot = self._past.put(row, seed, prompt, output)
+        said = prompt + output
+        self._slots.widen(int(min(len(said), row.span)) + 1)
+        line = line_of(row.numbers, self.floats, seed, len(prompt), len(output), unbroken(row.shifts, said))
+        slot = self._slots.put(line, said if row.span else [], len(said), follows=row.follows)
         if row.staged is not None and row.staged.learns:
             self._states.put(slot, row.staged.numbers)
-        self._held[number] = Held(slot, row, len(output), allowed_words(row.allowed, self.size))
+        self._held[number] = Held(slot, row, len(prompt), len(output), allowed_words(row.allowed, self.size))
 
     def remove(self, number: int) -> None:
         """A row goes; no other one moves."""
-        gone = self._held.pop(number)
-        self._past.give_back(gone.slot, gone.row)
+        self._slots.give_back(self._held.pop(number).slot)
 
     def reports(self, number: int) -> bool:
         """Whether a row wants logprobs."""
@@ -99,14 +98,19 @@ class Rows:
     def part(self, numbers: Sequence[int]) -> Part:
         """Rows of a call, in its order."""
         held = [self._held[number] for number in numbers]
-        return part_of(numbers, held, self._past, self.size, kernels=self.kernels == "triton")
+        return part_of(numbers, held, self._slots, self.size, kernels=self.kernels == "triton")
 
     def reserve(self, part: Part, count: int) -> None:
         """Make room for so many more tokens of some rows; it may wait for the device, and ``draw`` does not."""
-        if self._unseen + count >= self._slots.ring or self._past.tight(part.growing, count):
+        if max(count + self._unseen, self._reach(part, count)) >= self._slots.ring:
             self.catch_up()
         self._unseen += count
-        self._past.reserve(part.growing, count)
+        self._slots.widen(self._reach(part, 0) + 1)
+
+    def _reach(self, part: Part, count: int) -> int:
+        """How far back a row may look after so many more tokens."""
+        more = self._unseen + count
+        return int(max(min(one.prompt + one.known + more, one.row.span) for one in part.held) if part.held else 0)
 
     def draw(
         self,
@@ -122,41 +126,31 @@ class Rows:
         heard: takes what is told of scores that are not the logits as given.
         """
         with guard(self.device):
-            had = Had(self._steps(part, active_R), part.offsets_R)
             if not part.kinds:
-                given = logits_RV, mask_RW, active_R
-                tokens_R = self._drawn(part, had.steps_R, range(len(part.rows)), given, heard)
+                tokens_R = self._drawn(part, range(len(part.rows)), (logits_RV, mask_RW, active_R), heard)
             else:
                 tokens_R = torch.full_like(part.slots_R, NOT_DRAWN)
                 for places, places_N, own in part.kinds:
                     some = (_some(whole, places_N) for whole in (mask_RW, active_R))
                     given = logits_RV.index_select(0, places_N), *some
-                    steps_N = had.steps_R.index_select(0, places_N)
-                    tokens_R.index_copy_(0, places_N, self._drawn(own, steps_N, places, given, heard))
-            self._push(part, tokens_R, had)
+                    tokens_R.index_copy_(0, places_N, self._drawn(own, places, given, heard))
+            self._follow(part, tokens_R)
         return tokens_R
 
-    def went_on(self) -> None:
-        """Rows have tokens that ``draw`` does not know of: those of a captured graph."""
-        self._last = None
+    def _follow(self, part: Part, tokens_R: torch.Tensor) -> None:
+        for group in part.groups:
+            if group.follows:
+                tokens_N = tokens_R if group.places_N is None else tokens_R.index_select(0, group.places_N)
+                follow(group, self._slots, tokens_N, self.size)
 
-    def _steps(self, part: Part, active_R: torch.Tensor | None) -> torch.Tensor:
-        """Steps of rows. Kernels move them on in place, so that those of the last call are there already."""
-        if self._last is not part or part.steps_R is None:
-            part.steps_R = self._slots.steps(part.slots_R)
-        alone = part.numbers_RC is not None and not part.kinds and active_R is None
-        self._last = part if alone else None
-        return part.steps_R
-
-    def _drawn(
-        self, part: Part, steps_R: torch.Tensor, places: Sequence[int], given: Input, heard: list[Heard] | None
-    ) -> torch.Tensor:
-        """The next tokens of rows that are all of one kind."""
-        if part.batch is not None:
-            return self._tensors(part, steps_R, places, given, heard)
-        logits_RV, mask_RW, active_R = given
-        tokens_R = self._kernels(part, steps_R, logits_RV, _both(mask_RW, part.allowed_RW))
-        return tokens_R if active_R is None else torch.where(active_R, tokens_R, NOT_DRAWN)
+    def _drawn(self, part: Part, places: Sequence[int], given: Input, heard: list[Heard] | None) -> torch.Tensor:
+        """The next tokens of rows that are all of one kind; they go on with these."""
+        if part.batch is None:
+            return self._kernels(part, *given)
+        steps_R = self._slots.column(part.slots_R, STEP)
+        tokens_R = self._tensors(part, steps_R, places, given, heard)
+        self._slots.push(part.slots_R, tokens_R, steps_R)
+        return tokens_R
 
     def _tensors(
         self, part: Part, steps_R: torch.Tensor, places: Sequence[int], given: Input, heard: list[Heard] | None
@@ -168,8 +162,8 @@ class Rows:
         if batch.steps[0].shape == "Tap" and not batch.masked:  # the mask of the call comes after it
             masks = part.allowed_RW, mask_RW
         numbers_RP = self._states.numbers(part.slots_R) if batch.learns else None
-        edits = self._edits(part, logits_RV, steps_R)
-        tokens_R, learned_RP, told_RV = run(batch, Given(logits_RV, steps_R, edits, *masks, numbers_RP))
+        x_RV = self._shifted(part, scores(logits_RV, self._zero_1))
+        tokens_R, learned_RP, told_RV = run(batch, Given(x_RV, steps_R, *masks, numbers_RP))
         if active_R is not None:
             tokens_R = torch.where(active_R, tokens_R, NOT_DRAWN)
             if learned_RP is not None:
@@ -181,51 +175,29 @@ class Rows:
             heard.append(Heard(places, reported(told_RV, tokens_R, part.asked_NA, most), part.wanted))
         return tokens_R
 
-    def _edits(self, part: Part, logits_RV: torch.Tensor, steps_R: torch.Tensor | None = None) -> Edits | None:
-        """What is done to single scores of rows in this step, as tensors; None where there is nothing."""
-        edits: Edits | None = self._once(part, lambda: self._ascending(part, logits_RV, steps_R))
-        return edits
-
-    def _index(self, part: Part, logits_RV: torch.Tensor) -> Any:
-        """The same as kernels take it, see ``special.index``."""
-        from nucleate.backends.cuda.special import edits_launch
-        from nucleate.backends.cuda.special.index import index_of
-
-        if part.ordered:
-            return index_of(self._ascending(part, logits_RV), self.size)
-        return self._once(part, lambda: edits_launch.index(self._past, part.slots_R, self.size, looks=part.looks))
-
-    def _ascending(self, part: Part, logits_RV: torch.Tensor, steps_R: torch.Tensor | None = None) -> Edits:
-        """Edits with their tokens in order."""
-        edits = self._past.edits(part.slots_R, part.looks, steps_R, part.rules)
-        for group in part.ordered:
-            edits = with_shifts(self._past, group, logits_RV, edits)
-        return edits
-
-    def _once(self, part: Part, make: Callable[[], Any]) -> Any:
-        if part.kept or not part.edits:
-            return part.kept[0] if part.kept else None
-        edits = make()
-        if part.fixed:
-            part.kept.append(edits)
-        return edits
+    def _shifted(self, part: Part, x_RV: torch.Tensor) -> torch.Tensor:
+        for group in part.groups:
+            x_RV = shifted(group, self._slots, x_RV)
+        return x_RV
 
     def _kernels(
-        self, part: Part, steps_R: torch.Tensor, logits_RV: torch.Tensor, mask_RW: torch.Tensor | None
+        self, part: Part, logits_RV: torch.Tensor, mask_RW: torch.Tensor | None, active_R: torch.Tensor | None
     ) -> torch.Tensor:
-        from nucleate.backends.cuda.special import launch  # it loads Triton
+        from nucleate.backends.cuda.special import launch  # it loads Triton, as does the next
+        from nucleate.backends.cuda.special.memory import State
 
         if self._work is None or self._work.rows < len(part.rows):
             self._work = launch.Workspace(1 << (len(part.rows) - 1).bit_length(), self.size, self.device)
             self._moved += 1
-        if logits_RV.dtype not in launch.FLOATS:
-            logits_RV = logits_RV.to(torch.float32)
-        index, work, tokens_R = self._index(part, logits_RV), self._work, self._empty(torch.int64)
+        if logits_RV.dtype not in launch.FLOATS or part.groups:
+            logits_RV = self._shifted(part, logits_RV.to(torch.float32))
+        work, tokens_R, slots = self._work, self._empty(torch.int64), self._slots
         if part.brief:  # what was told of earlier calls stays as it is
             work.logprobs_R, work.ranks_R = self._empty(torch.float64), self._empty(torch.int32)
+        state = State(part.slots_R, slots.lines_SC, slots.ring_SL, slots.ring, active_R)
         launch.sample(
-            logits_RV, part.numbers_RC, part.seeds_R, steps_R, work, index, mask_RW,
-            out_R=tokens_R[: len(part.rows)], cuts=part.cuts, report=part.brief,
+            logits_RV, state, work, _both(mask_RW, part.allowed_RW), out_R=tokens_R[: len(part.rows)], cuts=part.cuts,
+            report=part.brief,
         )  # fmt: skip
         return tokens_R[: len(part.rows)]
 
@@ -233,28 +205,18 @@ class Rows:
         """What kernels write their results to, and no later call does."""
         return torch.empty(self._work.rows, dtype=dtype, device=self.device)
 
-    def _push(self, part: Part, tokens_R: torch.Tensor, had: Had | None = None) -> None:
-        """Rows go on with tokens that lie on the device."""
-        if self.kernels != "triton":
-            self._past.push(part.slots_R, tokens_R, part.growing_N, part.looks, had, windows=part.windows)
-            return
-        from nucleate.backends.cuda.special import edits_launch
-
-        grows = part.growing_N is not None
-        edits_launch.push(self._past, part.slots_R, tokens_R, grows=grows, looks=part.looks)
-
     def push(self, number: int, token: int, numbers: Sequence[float] | None = None) -> None:
         """A row goes on with a token that was not drawn here. numbers: what its stages make of it."""
         part, held = self.part([number]), self._held[number]
         self.reserve(part, 1)
-        self.went_on()
         with guard(self.device):
             tokens_R = sent([token], self.device)
             if numbers is not None:
                 self._states.put(held.slot, numbers)
             elif held.row.staged is not None and held.row.staged.learns:
                 self._states.push(held.row.staged, part.slots_R, tokens_R)
-            self._push(part, tokens_R)
+            self._slots.push(part.slots_R, tokens_R)
+            self._follow(part, tokens_R)
 
     def report(self, part: Part, logits_RV: torch.Tensor, tokens_R: torch.Tensor) -> Report | None:
         """What is to be told of the logits as given, of those who want it; None if none does."""
@@ -280,7 +242,6 @@ class Rows:
         self._unseen = 0
         for (number, one), tokens in zip(held, news, strict=True):
             one.known += len(tokens)
-            self._past.told(one.slot, one.known)
             if tokens:
                 self._learn(number, tokens)
         learning = [(number, one.slot) for number, one in held if one.row.staged is not None and one.row.staged.learns]

@@ -14,10 +14,10 @@ import torch
 from nucleate.backends.cuda.bind import Bound, Mine, bound_to_tensors, mines
 from nucleate.backends.cuda.device import sent
 from nucleate.backends.cuda.draw import drawn
-from nucleate.backends.cuda.edits import Edits, edited
 from nucleate.backends.cuda.narrow import narrowed
 from nucleate.backends.cuda.noise import Keys, keys_of, uniform
 from nucleate.backends.cuda.ranked import Fixed, Ranked, sorted_of
+from nucleate.backends.cuda.shifts import padded
 from nucleate.backends.structure import Staged, Step
 from nucleate.core.noise import XTC
 from nucleate.core.stage import Drawn
@@ -77,29 +77,18 @@ def batch_of(
     return Batch(stages, one.masked, one.learns, chunks)
 
 
-def padded(lists: Sequence[Sequence[int]], nothing: int) -> torch.Tensor:
-    """Lists of integers as int64 [R, K]. nothing: what fills them up; larger ones count as it."""
-    most = max(map(len, lists), default=0)
-    given = lists if nothing < 0 else [[min(one, nothing) for one in ids] for ids in lists]
-    lines = [[*ids, *[nothing] * (most - len(ids))] for ids in given]
-    return torch.tensor(lines, dtype=torch.int64).view(len(lists), most)
-
-
 class Given(NamedTuple):
     """What a step has to go on."""
 
-    logits_RV: torch.Tensor  #: any float
+    x_RV: torch.Tensor  #: the scores after the leading Shifts, see ``scores``
     steps_R: torch.Tensor  #: int64, the bits of integers in 0..2**64 - 1
-    edits: Edits | None = None  #: of the leading Shifts
     mask_RW: torch.Tensor | None = None  #: int32 [R, V / 32 or more], what is allowed, lowest bit first
     late_RW: torch.Tensor | None = None  #: the same, where a Tap that is the first step sees the scores without it
     numbers_RP: torch.Tensor | None = None  #: of rows that learn, as of this step; there may be more columns
 
     def of(self, rows: slice) -> Given:
         """The same of some rows."""
-        edits = self.edits and Edits(*(column[rows] for column in self.edits))
-        wholes = (None if whole is None or whole is self.edits else whole[rows] for whole in self)
-        return Given(*wholes)._replace(edits=edits)
+        return Given(*(None if whole is None else whole[rows] for whole in self))
 
 
 def run(batch: Batch, given: Given) -> Outcome:
@@ -112,8 +101,8 @@ def run(batch: Batch, given: Given) -> Outcome:
 
 
 def _run(batch: Batch, chunk: Chunk, given: Given) -> Outcome:
-    fixed, size, steps_R1, numbers_RP = chunk.fixed, given.logits_RV.shape[1], given.steps_R[:, None], given.numbers_RP
-    x_RV = masked(fixed, scores(fixed, given.logits_RV, given.edits), given.mask_RW)
+    fixed, size, steps_R1, numbers_RP = chunk.fixed, given.x_RV.shape[1], given.steps_R[:, None], given.numbers_RP
+    x_RV = masked(fixed, given.x_RV, given.mask_RW)
     told_RV = x_RV if given.late_RW is not None else None
     kept, coins_R1, ceilings = sorted_of(fixed, masked(fixed, x_RV, given.late_RW)), None, iter(chunk.spared)
     if chunk.spared:
@@ -146,12 +135,11 @@ def _run(batch: Batch, chunk: Chunk, given: Given) -> Outcome:
     return Outcome(tokens_R1[:, 0], numbers_RP, told_RV if tapped else None)
 
 
-def scores(fixed: Fixed, logits_RV: torch.Tensor, edits: Edits | None = None) -> torch.Tensor:
-    """Scores in the floats that are computed with, edited; NaN and +inf stay. Of -0.0 it makes 0.0: they are equal."""
-    if logits_RV.dtype == torch.float64 or fixed.floats == torch.float32:
+def scores(logits_RV: torch.Tensor, zero_1: torch.Tensor) -> torch.Tensor:
+    """Scores in the floats of a zero; NaN and +inf stay. Of -0.0 it makes 0.0: they are equal."""
+    if logits_RV.dtype == torch.float64 or zero_1.dtype == torch.float32:
         logits_RV = logits_RV.to(torch.float32)
-    x_RV = fixed.zero_1 + logits_RV
-    return x_RV if edits is None else edited(x_RV, edits)
+    return logits_RV + zero_1
 
 
 def masked(fixed: Fixed, x_RV: torch.Tensor, mask_RW: torch.Tensor | None) -> torch.Tensor:

@@ -12,10 +12,7 @@ BLOCK = 256
 
 
 @jit
-def uniforms(
-    seeds: tl.tensor, steps: tl.tensor, index: tl.tensor, stride: tl.tensor, stream: tl.tensor, count: tl.tensor,
-    out: tl.tensor, block: tl.constexpr,
-) -> None:  # fmt: skip
+def uniforms(seeds, steps, index, stride, stream, count, out, block: tl.constexpr):
     """Grid: parts of ``block`` numbers; rows. seeds, steps: int64 [R]; index: int64, a row is ``stride`` on."""
     row = tl.program_id(1).to(tl.int64)
     place = tl.program_id(0) * block + tl.arange(0, block)

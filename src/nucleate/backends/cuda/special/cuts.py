@@ -41,7 +41,7 @@ class Bounds(NamedTuple):
 
 
 @jit
-def bounds(groups: tl.tensor, top: tl.tensor, numbers: tl.tensor, size: tl.tensor, width: tl.constexpr) -> Any:
+def bounds(groups, top, numbers, size, width: tl.constexpr):
     lowest_kept = floor(groups, top, numbers, width)
     counted = (numbers.k > 0.0) & (numbers.k < size)
     least = lowest_kept
@@ -55,14 +55,14 @@ def bounds(groups: tl.tensor, top: tl.tensor, numbers: tl.tensor, size: tl.tenso
 
 
 @jit
-def reaching(groups: tl.tensor, low: tl.tensor, numbers: tl.tensor) -> Any:
+def reaching(groups, low, numbers):
     """How many tokens reach a score at most: each weighs at least as much as it."""
     ratio_G = tl.exp((groups.tops.to(tl.float64) - low.to(tl.float64)) / weighing(numbers))
     return tl.sum(tl.where(groups.tops >= low, tl.minimum(groups.own * (1.0 + ERROR) * ratio_G, GROUP_SIZE), 0.0), 0)
 
 
 @jit
-def late(kept: tl.tensor, top: tl.tensor, numbers: tl.tensor) -> Any:
+def late(kept, top, numbers):
     """What the min-p after top-p leaves."""
     if numbers.late_m > 0.0:
         cut = lowest(top, numbers.t, tl.log(numbers.late_m) - SLACK)
@@ -71,7 +71,7 @@ def late(kept: tl.tensor, top: tl.tensor, numbers: tl.tensor) -> Any:
 
 
 @jit
-def floor(groups: tl.tensor, top: tl.tensor, numbers: tl.tensor, width: tl.constexpr) -> Any:
+def floor(groups, top, numbers, width: tl.constexpr):
     """The lowest score that min-p and top-n-sigma keep."""
     cut = top * 0.0 + LOWEST
     if numbers.m > 0.0:
@@ -83,7 +83,7 @@ def floor(groups: tl.tensor, top: tl.tensor, numbers: tl.tensor, width: tl.const
 
 
 @jit
-def deviation(groups: tl.tensor, top: tl.tensor, width: tl.constexpr) -> Any:
+def deviation(groups, top, width: tl.constexpr):
     """The population standard deviation of the scores that are in."""
     at_G, there_G = groups.moments + tl.arange(0, width), groups.tops > -INFINITY
     n_G = tl.load(at_G, mask=there_G, other=0.0)
@@ -97,7 +97,7 @@ def deviation(groups: tl.tensor, top: tl.tensor, width: tl.constexpr) -> Any:
 
 
 @jit
-def kth(tops_G: tl.tensor, k: tl.tensor, top: tl.tensor) -> Any:
+def kth(tops_G, k, top):
     """The k-th highest top: at least k tokens reach it."""
     low, high = ordered(top * 0.0 + LOWEST), ordered(top) + 1
     while high - low > 1:
@@ -108,7 +108,7 @@ def kth(tops_G: tl.tensor, k: tl.tensor, top: tl.tensor) -> Any:
 
 
 @jit
-def tail(masses_G: tl.tensor, rest: tl.tensor, top: tl.tensor, t: tl.tensor) -> Any:
+def tail(masses_G, rest, top, t):
     """A score below which all tokens together have at most a weight of ``rest``."""
     low, high = tl.full((), -40.0, tl.float64), tl.full((), 0.0, tl.float64)
     found = tl.full((), -INFINITY, tl.float64)

@@ -24,7 +24,7 @@ class Exponent(NamedTuple):
 
 
 @jit
-def exponent_of(t: tl.tensor) -> Any:
+def exponent_of(t):
     """t: float64."""
     c = (t * 0.0 + LOG2_E) / t
     high = c.to(tl.float32)
@@ -33,39 +33,39 @@ def exponent_of(t: tl.tensor) -> Any:
 
 
 @jit
-def weights(below: tl.tensor, exponent: tl.tensor) -> Any:
+def weights(below, exponent):
     """float32, to 2e-7 of themselves. below: scores from the top; NaN stays."""
     return tl.exp2(below * exponent.high + below * exponent.low)
 
 
 @jit
-def exact(x: tl.tensor, top: tl.tensor, t: tl.tensor) -> Any:
+def exact(x, top, t):
     """The same in float64."""
     return tl.exp((x.to(tl.float64) - top.to(tl.float64)) / t)
 
 
 @jit
-def fixed(x: tl.tensor, top: tl.tensor, t: tl.tensor, unit: tl.tensor) -> Any:
+def fixed(x, top, t, unit):
     """Weights as int64, in fixed point: sums of them are exact. unit: what 1 becomes, float64."""
     return (exact(x, top, t) * unit + 0.5).to(tl.int64)
 
 
 @jit
-def ordered(x: tl.tensor) -> Any:
+def ordered(x):
     """A float32 as an int64 that is ordered as it is; -0.0 is right below 0.0."""
     bits = x.to(tl.int32, bitcast=True)
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64)
 
 
 @jit
-def floating(place: tl.tensor) -> Any:
+def floating(place):
     """The inverse of ``ordered``."""
     bits = place.to(tl.int32)
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
 @jit
-def lowest(top: tl.tensor, t: tl.tensor, below: tl.tensor) -> Any:
+def lowest(top, t, below):
     """The lowest finite float32 x with (x - top) / t >= below, in float64. below: negative."""
     low, high = ordered(top * 0.0 + LOWEST), ordered(top)
     while low < high:

@@ -42,28 +42,25 @@ class Choice(NamedTuple):
 
 
 @jit
-def bin_of(x: tl.tensor, view: tl.tensor) -> Any:
+def bin_of(x, view):
     place = (x.to(tl.float64) - view.origin) * view.scale
     return tl.minimum(tl.maximum(place, 0.0), BINS - 1).to(tl.int32)
 
 
 @jit
-def within(x: tl.tensor, view: tl.tensor) -> Any:
+def within(x, view):
     return (x >= view.least) & (x <= view.most)
 
 
 @jit
-def scaled(least: tl.tensor, most: tl.tensor, origin: tl.tensor, end: tl.tensor) -> Any:
+def scaled(least, most, origin, end):
     """A view whose bins divide what is between two scores."""
     origin, end = origin.to(tl.float64), end.to(tl.float64)
     return View(least, most, origin, (origin * 0.0 + BINS) / tl.maximum(end - origin, 1e-300))
 
 
 @jit
-def count(
-    counts: tl.tensor, amounts: tl.tensor, x: tl.tensor, chosen: tl.tensor, view: tl.tensor, top: tl.tensor,
-    t: tl.tensor, unit: tl.tensor,
-) -> None:  # fmt: skip
+def count(counts, amounts, x, chosen, view, top, t, unit):
     """Add tokens to a histogram in memory. Integers, so that their order does not matter."""
     place = bin_of(x, view)
     tl.atomic_add(counts + place, 1, mask=chosen, sem="relaxed")
@@ -71,44 +68,44 @@ def count(
 
 
 @jit
-def clear(counts: tl.tensor, amounts: tl.tensor) -> None:
+def clear(counts, amounts):
     bin_B = tl.arange(0, BINS)
     tl.store(counts + bin_B, tl.zeros((BINS,), tl.int32))
     tl.store(amounts + bin_B, tl.zeros((BINS,), tl.int64))
 
 
 @jit
-def loaded(counts: tl.tensor, amounts: tl.tensor) -> Any:
+def loaded(counts, amounts):
     bin_B = tl.arange(0, BINS)
     return Histogram(tl.load(counts + bin_B).to(tl.int64), tl.load(amounts + bin_B))
 
 
 @jit
-def above(sums_B: tl.tensor, place: tl.tensor) -> Any:
+def above(sums_B, place):
     """The sum of all higher bins."""
     return tl.sum(tl.where(tl.arange(0, BINS) > place, sums_B, 0), 0)
 
 
 @jit
-def at(sums_B: tl.tensor, place: tl.tensor) -> Any:
+def at(sums_B, place):
     return tl.sum(tl.where(tl.arange(0, BINS) == place, sums_B, 0), 0)
 
 
 @jit
-def reaching(sums_B: tl.tensor, goal: tl.tensor) -> Any:
+def reaching(sums_B, goal):
     """The highest bin which together with all higher ones reaches a goal."""
     through_B = tl.sum(sums_B, 0) - tl.cumsum(sums_B, 0) + sums_B
     return tl.max(tl.where(through_B >= goal, tl.arange(0, BINS), 0), 0)
 
 
 @jit
-def part(p: tl.tensor, amount: tl.tensor) -> Any:
+def part(p, amount):
     """What top-p must reach of an amount: an integer above 0."""
     return tl.maximum(tl.ceil(p * amount.to(tl.float64) * (1.0 - SLACK)), 1.0).to(tl.int64)
 
 
 @jit
-def choose(sums: tl.tensor, numbers: tl.tensor) -> Any:
+def choose(sums, numbers):
     """The bins in which the cuts fall. What top-k leaves is known up to a bin, and so is what top-p takes of it."""
     counted = (numbers.k > 0.0) & (numbers.k < tl.sum(sums.counts, 0))
     k_bin = tl.where(counted, reaching(sums.counts, numbers.k.to(tl.int64)), -1)
@@ -122,6 +119,6 @@ def choose(sums: tl.tensor, numbers: tl.tensor) -> Any:
 
 
 @jit
-def chosen(place: tl.tensor, choice: tl.tensor) -> Any:
+def chosen(place, choice):
     """Whether bins are among those in which cuts fall."""
     return (place == choice.k_bin) | ((place >= choice.p_last) & (place <= choice.p_first))

@@ -1,7 +1,7 @@
 """Rows through the kernels: their scratch memory, and one call per step. Knows no kernel's inside.
 
-A call asks for no memory and waits for nothing, so that it can be part of a CUDA graph: tokens, seeds and steps stay on
-the device.
+A call asks for no memory and waits for nothing, so that it can be part of a CUDA graph: tokens and the state of rows
+stay on the device.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import torch
 
 from nucleate.backends.cuda.special.finish import finish, resume
 from nucleate.backends.cuda.special.histogram import BINS
-from nucleate.backends.cuda.special.index import Index
-from nucleate.backends.cuda.special.numbers import COLUMNS
-from nucleate.backends.cuda.special.pool import TILE
+from nucleate.backends.cuda.special.memory import Out, State, Sums, Waiting
+from nucleate.backends.cuda.special.pool import TILE, Room
+from nucleate.backends.cuda.special.scores import Source
 from nucleate.backends.cuda.special.select import FLAGS, VIEW, collect, tally
 from nucleate.backends.cuda.special.stats import stats
 from nucleate.core.noise import GROUP_SIZE
@@ -39,12 +39,12 @@ class Workspace:
     rows: int
     size: int
     device: Any = "cuda"
-    tokens_R: torch.Tensor = field(init=False)  #: int64: the draws, -1 where there is none
-    states_R: torch.Tensor = field(init=False)  #: int32: 0 drawn, 1 NaN or +inf, 2 no finite score
-    cuts_R: torch.Tensor = field(init=False)  #: float32, as of the next: tokens above it were left,
-    lasts_R: torch.Tensor = field(init=False)  #: int32: and those at it with an id up to this
-    logprobs_R: torch.Tensor = field(init=False)  #: float64, of the logits as given; written where a call reports
-    ranks_R: torch.Tensor = field(init=False)  #: int32, likewise
+    tokens_R: torch.Tensor = field(init=False)  #: see ``memory.Out``, as the next
+    states_R: torch.Tensor = field(init=False)
+    cuts_R: torch.Tensor = field(init=False)
+    lasts_R: torch.Tensor = field(init=False)
+    logprobs_R: torch.Tensor = field(init=False)  #: written where a call reports
+    ranks_R: torch.Tensor = field(init=False)  #: likewise
 
     def __post_init__(self) -> None:
         self.width = max(2, 1 << (-(-self.size // GROUP_SIZE) - 1).bit_length())
@@ -52,13 +52,12 @@ class Workspace:
         self.tokens_R, self.states_R = self._new(torch.int64), self._new(torch.int32)
         self.cuts_R, self.lasts_R = self._new(torch.float32), self._new(torch.int32)
         self.logprobs_R, self.ranks_R = self._new(torch.float64), self._new(torch.int32)
-        self.tops, self.masses = self._new(torch.float32, width), self._new(torch.float32, width)
-        self.raw_tops, self.raw_masses = self._new(torch.float32, width), self._new(torch.float32, width)
-        self.moments = self._new(torch.float64, 3, width)
-        self.flags, self.views = self._new(torch.int32, int(FLAGS)), self._new(torch.float64, int(VIEW))
-        self.counts, self.amounts = self._new(torch.int32, 2, bins), self._new(torch.int64, 2, bins)
-        self.groups = self._new(torch.int32, width)
-        self.some, self.some_ids = self._new(torch.float32, tile), self._new(torch.int32, tile)
+        tops, masses, raw_tops, raw_masses = (self._new(torch.float32, width) for _ in range(4))
+        self.sums = Sums(tops, masses, self._new(torch.float64, 3, width), raw_tops, raw_masses)
+        flags, views = self._new(torch.int32, int(FLAGS)), self._new(torch.float64, int(VIEW))
+        self.waiting = Waiting(flags, views, self._new(torch.int32, 2, bins), self._new(torch.int64, 2, bins))
+        some, ids = self._new(torch.float32, tile), self._new(torch.int32, tile)
+        self.room = Room(self._new(torch.int32, width), some, ids)
 
     def _new(self, dtype: torch.dtype, *shape: int) -> torch.Tensor:
         return torch.zeros((self.rows, *shape), dtype=dtype, device=self.device)
@@ -66,24 +65,20 @@ class Workspace:
 
 def sample(
     logits_RV: torch.Tensor,
-    numbers_RC: torch.Tensor,
-    seeds_R: torch.Tensor,
-    steps_R: torch.Tensor,
+    state: State,
     work: Workspace,
-    index: Index | None = None,
     mask_RW: torch.Tensor | None = None,
     *,
     out_R: torch.Tensor | None = None,
     cuts: bool = True,
     report: bool = False,
 ) -> torch.Tensor:
-    """Draw one token per row: int64 [R], -1 where a row holds NaN, +inf or no finite score.
+    """Draw one token per row: int64 [R], -1 where a row holds NaN, +inf or no finite score. The others go on with it.
 
-    logits_RV: float32, float16 or bfloat16, with any strides. numbers_RC: float64, see ``numbers.Numbers``. seeds_R,
-    steps_R: int64, the bits of integers in 0..2**64 - 1; the steps of rows that were drawn move on. mask_RW: int32
-    [R, V / 32 or more], what is allowed, lowest bit first. out_R: where tokens are written; by default, and then the
-    next call writes there too, a part of ``work``. cuts: whether any row may have top-k or top-p; two launches are
-    enough where none has. report: whether ``work.logprobs_R`` and ``work.ranks_R`` are wanted.
+    logits_RV: float32, float16 or bfloat16, with any strides. state: of the rows; slots as int64 [R], each once.
+    mask_RW: int32 [R, V / 32 or more], what is allowed, lowest bit first. out_R: where tokens are written; by default,
+    and then the next call writes there too, a part of ``work``. cuts: whether any row may have top-k or top-p; two
+    launches are enough where none has. report: whether ``work.logprobs_R`` and ``work.ranks_R`` are wanted.
 
     Raises ValueError for shapes or types that are others.
     """
@@ -92,46 +87,32 @@ def sample(
         there_is = f"room for up to {work.rows} rows of {work.size} float32, float16 or bfloat16"
         raise ValueError(f"the logits are {rows} rows of {size} {logits_RV.dtype}, but there is {there_is}")
     out_R = work.tokens_R[:rows] if out_R is None else out_R
-    _check("numbers", numbers_RC, torch.float64, rows, int(COLUMNS))
-    for name, column in (("seeds", seeds_R), ("steps", steps_R), ("out", out_R)):
-        _check(name, column[:, None], torch.int64, rows, 1)
-    words = -(-size // 32)
+    _check("slots", state.slots[:, None], torch.int64, rows, 1)
+    _check("out", out_R[:, None], torch.int64, rows, 1)
     if mask_RW is not None:
-        _check("mask", mask_RW, torch.int32, rows, words, more=True)
-    if index is not None and any(len(column) != rows or not column.is_contiguous() for column in index):
-        raise ValueError(f"the index of edits must be of {rows} rows, in one piece, got {len(index.words_RW2)}")
-    lookup, entries = index or (None, None)
-    source = (
-        *(logits_RV, logits_RV.stride(0), logits_RV.stride(1), size, mask_RW, _stride(mask_RW)),
-        *(lookup, _stride(lookup), entries, _stride(entries), numbers_RC),
-    )
-    reports = (work.raw_tops, work.raw_masses) if report else (None, None)
-    groups = work.tops, work.masses, work.moments, *reports
-    part, at_once = GROUPS_OF_FEW if rows <= FEW_ROWS else GROUPS_OF_MANY, 2 if index is None else 1
+        _check("mask", mask_RW, torch.int32, rows, -(-size // 32))
+    stride = 0 if mask_RW is None else mask_RW.stride(0)
+    source = Source(logits_RV, logits_RV.stride(0), logits_RV.stride(1), size, mask_RW, stride)
+    sums, told = work.sums, (work.logprobs_R, work.ranks_R)
+    if not report:
+        sums, told = sums._replace(raw_tops=None, raw_masses=None), (None, None)
+    out = Out(out_R, work.states_R, work.cuts_R, work.lasts_R, *told)
+    part, few, width = GROUPS_OF_FEW if rows <= FEW_ROWS else GROUPS_OF_MANY, rows <= FEW_ROWS, work.width
     grid = -(-size // (part * GROUP_SIZE)), rows
-    stats[grid](*source, *groups, part // at_once, width=work.width, tile_groups=at_once, **OPTIONS_OF_STATS)
-    sums, pool = (work.flags, work.views, work.counts, work.amounts), (work.groups, work.some, work.some_ids)
-    found = out_R, work.states_R, work.cuts_R, work.lasts_R
-    found += (work.logprobs_R, work.ranks_R) if report else (None, None)
-    ending = *source, seeds_R, steps_R, *groups, *sums, *pool, *found
-    finish[(rows,)](*ending, width=work.width, **OPTIONS_OF_FINISH)
+    stats[grid](source, state, sums, part // 2, width=width, tile_groups=2, **OPTIONS_OF_STATS)
+    finish[(rows,)](source, state, sums, work.waiting, work.room, out, width=width, **OPTIONS_OF_FINISH)
     if cuts:
-        tiles = TILES_OF_FEW if rows <= FEW_ROWS else TILES_OF_MANY
+        tiles = TILES_OF_FEW if few else TILES_OF_MANY
         grid = -(-size // (tiles * int(TILE))), rows
-        tally[grid](*source, work.tops, *sums, tiles, width=work.width, **OPTIONS_OF_SELECT)
-        collect[grid](*source, work.tops, *sums, *pool, tiles, width=work.width, **OPTIONS_OF_SELECT)
-        resume[(rows,)](*ending, width=work.width, **OPTIONS_OF_FINISH)
+        tally[grid](source, state, sums, work.waiting, tiles, width=width, **OPTIONS_OF_SELECT)
+        collect[grid](source, state, sums, work.waiting, work.room, tiles, width=width, **OPTIONS_OF_SELECT)
+        resume[(rows,)](source, state, sums, work.waiting, work.room, out, width=width, **OPTIONS_OF_FINISH)
     return out_R
 
 
-def _check(name: str, column: torch.Tensor, dtype: torch.dtype, rows: int, count: int, *, more: bool = False) -> None:
-    """Raise ValueError for a column of another type or shape, or one whose rows do not lie in one piece."""
-    enough = column.shape[1] >= count if more else column.shape[1] == count
-    packed = column.stride(1) == 1 and (more or rows == 1 or column.stride(0) == count)
-    if column.dtype != dtype or len(column) != rows or not enough or not (packed or column.numel() == 1):
+def _check(name: str, column: torch.Tensor, dtype: torch.dtype, rows: int, count: int) -> None:
+    """Raise ValueError for a column of another type or fewer columns, or one whose rows do not lie in one piece."""
+    packed = column.stride(1) == 1 and (count > 1 or rows == 1 or column.stride(0) == 1)
+    if column.dtype != dtype or len(column) != rows or column.shape[1] < count or not (packed or column.numel() == 1):
         shape = list(column.shape)
         raise ValueError(f"{name} must be {dtype} [{rows}, {count}] in one piece, got {column.dtype} {shape}")
-
-
-def _stride(column: torch.Tensor | None) -> int:
-    return 0 if column is None else column.stride(0)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton.language as tl
 
 from nucleate.backends.cuda.special import histogram
@@ -20,10 +18,7 @@ FEW = tl.constexpr(128)
 
 
 @jit
-def narrow(
-    source: tl.tensor, room: tl.tensor, known: tl.tensor, top: tl.tensor, numbers: tl.tensor, flags: tl.tensor,
-    views: tl.tensor, counts: tl.tensor, amounts: tl.tensor, width: tl.constexpr,
-) -> Any:  # fmt: skip
+def narrow(source, room, known, top, numbers, waiting, width: tl.constexpr):
     """What the cuts leave, and 1 for a row that is to wait, as its candidates are too many, or top-p nearly tied."""
     bound = bounds(known, top, numbers, source.size, width)
     kept, waits = Kept(bound.least, tl.full((), LAST, tl.int32)), tl.full((), 0, tl.int32)
@@ -35,14 +30,12 @@ def narrow(
                 kept, unsure = cut_pool(room, n, bound, known, top, numbers)
                 waits = unsure.to(tl.int32)
         if waits != 0:
-            prepare(room, known, bound, top, numbers.t, flags, views, counts, amounts, width)
+            prepare(room, known, bound, top, numbers.t, waiting, width)
     return kept, waits
 
 
 @jit
-def cut_pool(
-    room: tl.tensor, n: tl.tensor, bound: tl.tensor, known: tl.tensor, top: tl.tensor, numbers: tl.tensor
-) -> Any:
+def cut_pool(room, n, bound, known, top, numbers):
     """What the cuts leave of a pool, and whether top-p would cut elsewhere, were the partition function a bit off."""
     pool, kept, unsure = loaded(room, n), Kept(bound.low, tl.full((), LAST, tl.int32)), n < 0
     if bound.counted & (numbers.k < n):
@@ -64,29 +57,26 @@ def cut_pool(
 
 
 @jit
-def prepare(
-    room: tl.tensor, known: tl.tensor, bound: tl.tensor, top: tl.tensor, t: tl.tensor, flags: tl.tensor,
-    views: tl.tensor, counts: tl.tensor, amounts: tl.tensor, width: tl.constexpr,
-) -> None:  # fmt: skip
+def prepare(room, known, bound, top, t, waiting, width: tl.constexpr):
     """Make a row ready for ``select``."""
     origin, end = around(known.tops, t)
     origin, end = tl.maximum(bound.low.to(tl.float64), origin), tl.minimum(end, top.to(tl.float64))
     view = histogram.scaled(bound.least, top, origin, tl.where(end > origin, end, top.to(tl.float64)))
-    tl.store(views + ORIGIN, view.origin)
-    tl.store(views + SCALE, view.scale)
-    tl.store(views + UNIT, unit_of(tl.sum(known.masses, 0)))
-    tl.store(views + LEAST, bound.least.to(tl.float64))
-    tl.store(views + TOP, top.to(tl.float64))
-    tl.store(flags + PLACED, 0)
-    tl.store(flags + LOW, LAST)
-    tl.store(flags + HIGH, -LAST)
-    histogram.clear(counts, amounts)
+    tl.store(waiting.views + ORIGIN, view.origin)
+    tl.store(waiting.views + SCALE, view.scale)
+    tl.store(waiting.views + UNIT, unit_of(tl.sum(known.masses, 0)))
+    tl.store(waiting.views + LEAST, bound.least.to(tl.float64))
+    tl.store(waiting.views + TOP, top.to(tl.float64))
+    tl.store(waiting.flags + PLACED, 0)
+    tl.store(waiting.flags + LOW, LAST)
+    tl.store(waiting.flags + HIGH, -LAST)
+    histogram.clear(waiting.counts, waiting.amounts)
     tl.debug_barrier()
     tl.store(room.groups + tl.arange(0, width), tl.zeros((width,), tl.int32))
 
 
 @jit
-def around(tops_G: tl.tensor, t: tl.tensor) -> Any:
+def around(tops_G, t):
     """Two scores between which most tokens of a flat row are, by the mean and the mean deviation of the tops of groups.
 
     What is off by more than four deviations counts as that, so that a few outliers move neither. A guess: scores
@@ -104,6 +94,6 @@ def around(tops_G: tl.tensor, t: tl.tensor) -> Any:
 
 
 @jit
-def unit_of(mass: tl.tensor) -> Any:
+def unit_of(mass):
     """What a weight of 1 becomes in fixed point, where all weights together are no more than this."""
     return tl.full((), ALL, tl.float64) / tl.maximum(mass, 1.0)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton.language as tl
 
 from nucleate.backends.cuda.special.compile import jit
@@ -17,13 +15,13 @@ LARGEST = tl.constexpr(1.0 - 2.0**-53)
 
 
 @jit
-def low_word(word: tl.tensor) -> Any:
+def low_word(word):
     """The low 32 bits of an integer, as a uint64: products need the room."""
     return (word & LOW).to(tl.uint64)
 
 
 @jit
-def uniform(seed: tl.tensor, step: tl.tensor, stream: tl.tensor, index: tl.tensor) -> Any:
+def uniform(seed, step, stream, index):
     """``core.noise.uniform``: float64. seed, step: int64; index: any block of integers that are not negative."""
     c0 = index.to(tl.uint64)
     c1, c2 = low_word(step) + c0 * 0, low_word(step >> 32) + c0 * 0
@@ -38,7 +36,7 @@ def uniform(seed: tl.tensor, step: tl.tensor, stream: tl.tensor, index: tl.tenso
 
 
 @jit
-def times(seed: tl.tensor, step: tl.tensor, stream: tl.tensor, index: tl.tensor) -> Any:
+def times(seed, step, stream, index):
     """Standard exponential numbers, -log1p(-u): the least ``times / weight`` wins the race.
 
     log1p after Kahan (1984): what rounding takes from 1 - u it takes from both parts of the quotient.

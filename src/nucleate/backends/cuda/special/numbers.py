@@ -1,4 +1,4 @@
-"""The parameters of the chain as kernels read them: one row of float64 per row of logits, in the planner's order."""
+"""The parameters of the chain as kernels read them, from the line of a row."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nucleate.backends.cuda.special.compile import jit
 
 
 class Numbers(NamedTuple):
-    """The parameters of a row, float64; the same fields as the planner's ``Numbers``."""
+    """The parameters of a row, float64; the same fields as ``chain.Numbers``."""
 
     t: Any
     sigmas: Any
@@ -21,21 +21,21 @@ class Numbers(NamedTuple):
     late_t: Any
 
 
-COLUMNS = tl.constexpr(len(Numbers._fields))
-
-
 @jit
-def read(numbers: tl.tensor) -> Any:
-    """The parameters at an address. A greedy row, whose temperature is 0 or whose k is 1, has t = 1 and k = 1."""
-    t, k = tl.load(numbers), tl.load(numbers + 2)
+def read(line):
+    """The parameters of a line. A greedy row, whose temperature is 0 or whose k is 1, has t = 1 and k = 1."""
+    t, k = number(line, 0), number(line, 2)
     greedy = (t == 0.0) | (k == 1.0)
-    return Numbers(
-        tl.where(greedy, 1.0, t), tl.load(numbers + 1), tl.where(greedy, 1.0, k), tl.load(numbers + 3),
-        tl.load(numbers + 4), tl.load(numbers + 5), tl.load(numbers + 6),
-    )  # fmt: skip
+    t, k = tl.where(greedy, 1.0, t), tl.where(greedy, 1.0, k)
+    return Numbers(t, number(line, 1), k, number(line, 3), number(line, 4), number(line, 5), number(line, 6))
 
 
 @jit
-def weighing(numbers: tl.tensor) -> Any:
+def number(line, place: tl.constexpr):
+    return tl.load(line + place).to(tl.float64, bitcast=True)
+
+
+@jit
+def weighing(numbers):
     """The temperature at which groups are weighed: top-p comes before the last temperature."""
     return tl.where(numbers.p < 1.0, numbers.t, numbers.t * numbers.late_t)

@@ -23,11 +23,17 @@ LAST = tl.constexpr(0x7FFFFFFF)
 
 
 class Room(NamedTuple):
-    """Scratch memory of a row: addresses."""
+    """Scratch memory of rows: addresses."""
 
     groups: Any  #: int32 [width]: a list of groups, or the ties of each group
     x: Any  #: float32 [TILE]: the scores of the pool
     ids: Any  #: int32 [TILE]: its token ids
+
+
+@jit
+def room_of(room, row, width: tl.constexpr):
+    """The same with the addresses of a row."""
+    return Room(room.groups + row * width, room.x + row * TILE, room.ids + row * TILE)
 
 
 class Kept(NamedTuple):
@@ -53,18 +59,18 @@ class Found(NamedTuple):
 
 
 @jit
-def inside(x: tl.tensor, ids: tl.tensor, kept: tl.tensor) -> Any:
+def inside(x, ids, kept):
     return (x > kept.cut) | ((x == kept.cut) & (ids <= kept.last))
 
 
 @jit
-def everything_from(cut: tl.tensor) -> Any:
+def everything_from(cut):
     """All tokens at or above a score."""
     return Kept(cut, tl.full((), LAST, tl.int32))
 
 
 @jit
-def listed(chosen_G: tl.tensor, room: tl.tensor, width: tl.constexpr) -> Any:
+def listed(chosen_G, room, width: tl.constexpr):
     """List the chosen groups in ascending order; returns how many there are."""
     place_G = tl.cumsum(chosen_G.to(tl.int32), 0) - 1
     tl.debug_barrier()  # other threads may still read the last list
@@ -74,7 +80,7 @@ def listed(chosen_G: tl.tensor, room: tl.tensor, width: tl.constexpr) -> Any:
 
 
 @jit
-def ids_of(room: tl.tensor, groups: tl.tensor, i: tl.tensor) -> Any:
+def ids_of(room, groups, i):
     """The token ids of a tile of the listed groups; behind the last group ``LAST``."""
     place = i * TILE + tl.arange(0, TILE)
     slot = place // GROUP_SIZE
@@ -83,7 +89,7 @@ def ids_of(room: tl.tensor, groups: tl.tensor, i: tl.tensor) -> Any:
 
 
 @jit
-def add(room: tl.tensor, base: tl.tensor, x: tl.tensor, ids: tl.tensor, chosen: tl.tensor) -> Any:
+def add(room, base, x, ids, chosen):
     """Put the chosen tokens of a tile into the pool, from a place on; returns how many there are."""
     place = base + tl.cumsum(chosen.to(tl.int32), 0) - 1
     here = chosen & (place < TILE)
@@ -93,7 +99,7 @@ def add(room: tl.tensor, base: tl.tensor, x: tl.tensor, ids: tl.tensor, chosen: 
 
 
 @jit
-def gather(source: tl.tensor, room: tl.tensor, groups: tl.tensor, cut: tl.tensor) -> Any:
+def gather(source, room, groups, cut):
     """Pool the tokens at or above a score, of the listed groups; returns how many there are, if not too many."""
     n, i = tl.full((), 0, tl.int32), tl.full((), 0, tl.int32)
     while (i * GROUPS < groups) & (n <= TILE):
@@ -106,14 +112,14 @@ def gather(source: tl.tensor, room: tl.tensor, groups: tl.tensor, cut: tl.tensor
 
 
 @jit
-def loaded(room: tl.tensor, n: tl.tensor) -> Any:
+def loaded(room, n):
     place = tl.arange(0, TILE)
     x = tl.load(room.x + place, mask=place < n, other=-INFINITY)
     return Pool(x, tl.load(room.ids + place, mask=place < n, other=LAST))
 
 
 @jit
-def first(pool: tl.tensor, amounts: tl.tensor, goal: tl.tensor, top: tl.tensor) -> Any:
+def first(pool, amounts, goal, top):
     """The fewest first tokens whose amounts reach a goal above 0: bisects the scores, then the ids of equal ones.
 
     amounts: int64, 0 for tokens not in question; all together reach the goal. top: at or above every score.

@@ -5,8 +5,6 @@ The float32 masses of groups only say which groups can still win; of these the t
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton.language as tl
 
 from nucleate.backends.cuda.special.compile import jit
@@ -18,10 +16,7 @@ from nucleate.backends.cuda.special.stats import GROUP_SIZE
 
 
 @jit
-def race(
-    source: tl.tensor, room: tl.tensor, groups: tl.tensor, kept: tl.tensor, top: tl.tensor, numbers: tl.tensor,
-    seed: tl.tensor, step: tl.tensor, width: tl.constexpr,
-) -> Any:  # fmt: skip
+def race(source, room, groups, kept, top, numbers, seed, step, width: tl.constexpr):
     """The group whose log mass plus Gumbel noise is the highest: an exponential time over its mass is the least.
 
     No group's time is before that of an upper bound on its mass. Groups are looked at in about the order of these
@@ -47,7 +42,7 @@ def race(
 
 
 @jit
-def most(groups: tl.tensor, top: tl.tensor, numbers: tl.tensor) -> Any:
+def most(groups, top, numbers):
     """Upper bounds on the masses of groups after the last temperature, of which top-p does not know."""
     mass_G = groups.masses
     if (numbers.p < 1.0) & (numbers.late_t != 1.0):
@@ -59,10 +54,7 @@ def most(groups: tl.tensor, top: tl.tensor, numbers: tl.tensor) -> Any:
 
 
 @jit
-def best_of(
-    source: tl.tensor, room: tl.tensor, found: tl.tensor, kept: tl.tensor, top: tl.tensor, numbers: tl.tensor,
-    seed: tl.tensor, step: tl.tensor,
-) -> Any:  # fmt: skip
+def best_of(source, room, found, kept, top, numbers, seed, step):
     """The highest score with noise of the first listed groups, one tile, and its group."""
     ids = ids_of(room, found, 0)
     x = scores(source, ids)
@@ -79,10 +71,7 @@ def best_of(
 
 
 @jit
-def token_of(
-    source: tl.tensor, group: tl.tensor, kept: tl.tensor, top: tl.tensor, numbers: tl.tensor, seed: tl.tensor,
-    step: tl.tensor,
-) -> Any:  # fmt: skip
+def token_of(source, group, kept, top, numbers, seed, step):
     """The token of a group that wins, among those that are left."""
     ids = group * GROUP_SIZE + tl.arange(0, GROUP_SIZE)
     x = scores(source, ids)
@@ -92,6 +81,6 @@ def token_of(
 
 
 @jit
-def tempered(x: tl.tensor, top: tl.tensor, numbers: tl.tensor) -> Any:
+def tempered(x, top, numbers):
     """Scores below the top after both temperatures, float64, rounded as the reference rounds them."""
     return (x.to(tl.float64) - top.to(tl.float64)) / numbers.t / numbers.late_t

@@ -7,16 +7,15 @@ many candidates in one bin are nearly always equal. Rows that do not wait for th
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton.language as tl
 
 from nucleate.backends.cuda.special import histogram
 from nucleate.backends.cuda.special.compile import jit
 from nucleate.backends.cuda.special.floats import INFINITY, fixed, floating, ordered
 from nucleate.backends.cuda.special.histogram import BINS, View, above, at, bin_of, choose, chosen, count, within
-from nucleate.backends.cuda.special.numbers import COLUMNS, read
-from nucleate.backends.cuda.special.pool import GROUPS, LAST, TILE, Kept, Room, add, first, inside
+from nucleate.backends.cuda.special.memory import Waiting, line_of
+from nucleate.backends.cuda.special.numbers import read
+from nucleate.backends.cuda.special.pool import GROUPS, LAST, TILE, Kept, add, first, inside, room_of
 from nucleate.backends.cuda.special.pool import loaded as pooled
 from nucleate.backends.cuda.special.scores import scores, source_of
 from nucleate.backends.cuda.special.stats import GROUP_SIZE
@@ -31,53 +30,34 @@ STEP = tl.constexpr(1024)
 
 
 @jit
-def tally(
-    logits: tl.tensor, row_stride: tl.tensor, stride: tl.tensor, size: tl.tensor, mask: tl.tensor,
-    mask_stride: tl.tensor, words: tl.tensor, words_stride: tl.tensor, entries: tl.tensor, entries_stride: tl.tensor,
-    numbers: tl.tensor, tops: tl.tensor, flags: tl.tensor, views: tl.tensor, counts: tl.tensor, amounts: tl.tensor,
-    tiles: tl.tensor, width: tl.constexpr,
-) -> None:  # fmt: skip
-    """Grid: parts of ``tiles`` tiles of 2048 tokens; rows. The first arguments are as of ``stats``.
-
-    flags: int32 [R, FLAGS]. views: float64 [R, VIEW]. counts, amounts: int32, int64 [R, 2, BINS], the first ones zero
-    where a row waits.
-    """
+def tally(source, state, sums, waiting, tiles, width: tl.constexpr):
+    """Grid: parts of ``tiles`` tiles of 2048 tokens; rows. The first counts and amounts of rows that wait are zero."""
     row = tl.program_id(1).to(tl.int64)
-    if tl.load(flags + row * FLAGS + PENDING) != 0:
-        source = source_of(
-            row, logits, row_stride, stride, size, mask, mask_stride, words, words_stride, entries, entries_stride
-        )
-        view, unit, t = view_of(views + row * VIEW), tl.load(views + row * VIEW + UNIT), read(numbers + row * COLUMNS).t
+    source, waiting = source_of(source, row), waiting_of(waiting, row)
+    if tl.load(waiting.flags + PENDING) != 0:
+        t = read(line_of(state, row)).t
+        view, unit = view_of(waiting.views), tl.load(waiting.views + UNIT)
         for i in range(tiles):
             place = tl.program_id(0) * tiles + i
-            if reached(tops + row * width, place, view.least, size):
+            if reached(sums.tops + row * width, place, view.least, source.size):
                 ids = place * TILE + tl.arange(0, TILE)
                 x = scores(source, ids)
-                count(counts + row * 2 * BINS, amounts + row * 2 * BINS, x, within(x, view), view, view.most, t, unit)
+                count(waiting.counts, waiting.amounts, x, within(x, view), view, view.most, t, unit)
 
 
 @jit
-def collect(
-    logits: tl.tensor, row_stride: tl.tensor, stride: tl.tensor, size: tl.tensor, mask: tl.tensor,
-    mask_stride: tl.tensor, words: tl.tensor, words_stride: tl.tensor, entries: tl.tensor, entries_stride: tl.tensor,
-    numbers: tl.tensor, tops: tl.tensor, flags: tl.tensor, views: tl.tensor, counts: tl.tensor, amounts: tl.tensor,
-    groups: tl.tensor, some: tl.tensor, some_ids: tl.tensor, tiles: tl.tensor, width: tl.constexpr,
-) -> None:  # fmt: skip
-    """Grid and arguments are those of ``tally``; groups, some, some_ids: see ``pool.Room``."""
+def collect(source, state, sums, waiting, room, tiles, width: tl.constexpr):
+    """Grid and arguments are those of ``tally``; room: see ``pool.Room``."""
     row = tl.program_id(1).to(tl.int64)
-    flags += row * FLAGS
+    source, waiting, room = source_of(source, row), waiting_of(waiting, row), room_of(room, row, width)
+    flags = waiting.flags
     if tl.load(flags + PENDING) != 0:
-        source = source_of(
-            row, logits, row_stride, stride, size, mask, mask_stride, words, words_stride, entries, entries_stride
-        )
-        room = Room(groups + row * width, some + row * TILE, some_ids + row * TILE)
-        view = view_of(views + row * VIEW)
-        sums = histogram.loaded(counts + row * 2 * BINS, amounts + row * 2 * BINS)
-        choice = choose(sums, read(numbers + row * COLUMNS))
+        view = view_of(waiting.views)
+        choice = choose(histogram.loaded(waiting.counts, waiting.amounts), read(line_of(state, row)))
         crowded = tl.where(choice.k_bin < 0, choice.p_first, choice.k_bin)
         for i in range(tiles):
             place = tl.program_id(0) * tiles + i
-            if reached(tops + row * width, place, view.least, size):
+            if reached(sums.tops + row * width, place, view.least, source.size):
                 ids = place * TILE + tl.arange(0, TILE)
                 x = scores(source, ids)
                 bins = tl.where(within(x, view), bin_of(x, view), -1)
@@ -92,13 +72,21 @@ def collect(
 
 
 @jit
-def view_of(view: tl.tensor) -> Any:
+def waiting_of(waiting, row):
+    """The same with the addresses of a row."""
+    bins = 2 * row * BINS
+    flags, views = waiting.flags + row * FLAGS, waiting.views + row * VIEW
+    return Waiting(flags, views, waiting.counts + bins, waiting.amounts + bins)
+
+
+@jit
+def view_of(view):
     least, top = tl.load(view + LEAST).to(tl.float32), tl.load(view + TOP).to(tl.float32)
     return View(least, top, tl.load(view + ORIGIN), tl.load(view + SCALE))
 
 
 @jit
-def reached(tops: tl.tensor, place: tl.tensor, least: tl.tensor, size: tl.tensor) -> Any:
+def reached(tops, place, least, size):
     """Whether a group of a tile has tokens that are in."""
     group_G = place * GROUPS + tl.arange(0, GROUPS)
     there_G = group_G < tl.cdiv(size, GROUP_SIZE)
@@ -106,7 +94,7 @@ def reached(tops: tl.tensor, place: tl.tensor, least: tl.tensor, size: tl.tensor
 
 
 @jit
-def crowd_of(room: tl.tensor, place: tl.tensor, x: tl.tensor, here: tl.tensor, width: tl.constexpr) -> Any:
+def crowd_of(room, place, x, here, width: tl.constexpr):
     """Count the chosen tokens of a tile by group; returns the lowest and the highest score, as ``floats.ordered``."""
     groups: tl.constexpr = x.shape[0] // GROUP_SIZE
     n_G = tl.sum(tl.reshape(here.to(tl.int32), (groups, GROUP_SIZE)), 1)
@@ -117,11 +105,9 @@ def crowd_of(room: tl.tensor, place: tl.tensor, x: tl.tensor, here: tl.tensor, w
 
 
 @jit
-def settle(
-    source: tl.tensor, room: tl.tensor, flags: tl.tensor, counts: tl.tensor, amounts: tl.tensor, view: tl.tensor,
-    numbers: tl.tensor, unit: tl.tensor, width: tl.constexpr,
-) -> Any:  # fmt: skip
+def settle(source, room, waiting, view, numbers, unit, width: tl.constexpr):
     """What top-k and top-p leave of a row after both kernels."""
+    counts, amounts = waiting.counts, waiting.amounts
     sums = histogram.loaded(counts, amounts)
     kept, total = Kept(view.least, tl.full((), LAST, tl.int32)), tl.sum(sums.amounts, 0)
     choice = choose(sums, numbers)
@@ -133,26 +119,23 @@ def settle(
             goal = tl.where(weighed == 0, numbers.k.to(tl.int64), histogram.part(numbers.p, total))
             place = tl.maximum(histogram.reaching(sums_B, goal), choice.k_bin)
             total, goal = above(sums.amounts, place), goal - above(sums_B, place)
+            pools, crowds = choice.n <= TILE, crowd > TILE
             kept, weight = cut_in(
-                source, room, flags, counts + BINS, amounts + BINS, choice.n <= TILE, crowd > TILE, view, place, goal,
-                kept, numbers.t, unit, weighed, width,
-            )  # fmt: skip
+                source, room, waiting, pools, crowds, view, place, goal, kept, numbers.t, unit, weighed, width
+            )
             total, crowd = total + weight, crowd * 0
     return kept
 
 
 @jit
-def cut_in(
-    source: tl.tensor, room: tl.tensor, flags: tl.tensor, counts: tl.tensor, amounts: tl.tensor, pools: tl.tensor,
-    crowds: tl.tensor, view: tl.tensor, place: tl.tensor, goal: tl.tensor, kept: tl.tensor, t: tl.tensor,
-    unit: tl.tensor, weighed: tl.tensor, width: tl.constexpr,
-) -> Any:  # fmt: skip
+def cut_in(source, room, waiting, pools, crowds, view, place, goal, kept, t, unit, weighed, width: tl.constexpr):
     """The cut at which the tokens of a bin that are left reach a goal, and the weight of those up to it.
 
     pools, crowds: whether ``collect`` pooled the tokens of the bin, or counted them by group. As long as a bin holds
     more than fit the pool, which are not all equal, it is divided once more: two reads each time, hardly ever.
-    counts, amounts: scratch for this.
+    The second counts and amounts are scratch for this.
     """
+    flags, counts, amounts = waiting.flags, waiting.counts + BINS, waiting.amounts + BINS
     top, weight = view.most, goal * 0
     least, most, origin, scale = view.least, view.most, view.origin, view.scale
     n, low, high = tl.load(flags + PLACED), tl.load(flags + LOW), tl.load(flags + HIGH)
@@ -195,9 +178,7 @@ def cut_in(
 
 
 @jit
-def gathered(
-    source: tl.tensor, room: tl.tensor, view: tl.tensor, place: tl.tensor, kept: tl.tensor, width: tl.constexpr
-) -> Any:
+def gathered(source, room, view, place, kept, width: tl.constexpr):
     """The tokens of a bin that are left, as ``collect`` finds them: pooled, and counted by group."""
     n = tl.full((), 0, tl.int32)
     low, high = tl.full((), LAST, tl.int32), tl.full((), -LAST, tl.int32)
@@ -214,9 +195,7 @@ def gathered(
 
 
 @jit
-def nth(
-    source: tl.tensor, room: tl.tensor, cut: tl.tensor, kept: tl.tensor, need: tl.tensor, width: tl.constexpr
-) -> Any:
+def nth(source, room, cut, kept, need, width: tl.constexpr):
     """The id of the n-th of equal tokens, which were counted by group; the last one if there are fewer."""
     group_G = tl.arange(0, width)
     there_G = group_G < tl.cdiv(source.size, GROUP_SIZE)
