@@ -75,8 +75,8 @@ def uniforms(seed: int, step: int, stream: int, count: int) -> tuple[list[float]
     """(uniform numbers, exponential ones) of the first ids."""
     import torch
     import triton.language as tl
+    from triton import jit
 
-    from nucleate.backends.cuda.special.compile import jit
     from nucleate.backends.cuda.special.noise import times, uniform
 
     @jit
@@ -91,12 +91,6 @@ def uniforms(seed: int, step: int, stream: int, count: int) -> tuple[list[float]
     out = torch.zeros(2, count, dtype=torch.float64)
     fill[(1,)](torch.tensor(signed), out[0], out[1], stream, count)
     return out[0].tolist(), out[1].tolist()
-
-
-def columns() -> tuple[str, ...]:
-    from nucleate.backends.cuda.special.numbers import Numbers
-
-    return Numbers._fields
 
 
 def sample(x_RV: Any, numbers: Any, seeds: Any, steps: Any, **more: Any) -> dict[str, Any]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import interpreted
 import torch
 import triton.language as tl
-
-from nucleate.backends.cuda.special.compile import jit
+from triton import jit
 
 SIZE = 256
 

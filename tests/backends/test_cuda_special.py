@@ -187,10 +187,6 @@ def test_how_often_a_row_is_read(kernels: Interpreted, what: str) -> None:
     assert compare(x[None], [asked], [False], np.array([3]), np.array([4]), got) == Counter(rows=1)
 
 
-def test_the_numbers_are_those_of_the_planner(kernels: Interpreted) -> None:
-    assert kernels.call("columns") == Numbers._fields
-
-
 def near_ties_drawn(kernels: Interpreted, cases: list[near_ties.Case]) -> list[int]:
     """The tokens of near ties as one batch; rows are as long as the longest."""
     size = max(len(case.logits) for case in cases)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 import triton.language as tl
+from triton import jit
 
-from nucleate.backends.cuda.special.compile import jit
 from nucleate.backends.cuda.special.noise import uniform
 
 BLOCK = 256

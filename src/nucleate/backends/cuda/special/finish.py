@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import triton.language as tl
+from triton import jit
 
-from nucleate.backends.cuda.special.compile import jit
 from nucleate.backends.cuda.special.cuts import Groups, late
 from nucleate.backends.cuda.special.floats import INFINITY, LOWEST, exact
 from nucleate.backends.cuda.special.memory import SEED, STEP, line_of, push

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import triton.language as tl
-
-from nucleate.backends.cuda.special.compile import jit
+from triton import jit
 
 INFINITY = tl.constexpr(float("inf"))
 LOWEST = tl.constexpr(-3.4028234663852886e38)

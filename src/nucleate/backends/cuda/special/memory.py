@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import triton.language as tl
+from triton import jit
 
 from nucleate.backends.cuda import slots as lines_of
-from nucleate.backends.cuda.special.compile import jit
 
 COLUMNS, SEED = tl.constexpr(lines_of.COLUMNS), tl.constexpr(lines_of.SEED)
 STEP, OFFSET = tl.constexpr(lines_of.STEP), tl.constexpr(lines_of.OFFSET)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import triton.language as tl
+from triton import jit
 
 from nucleate.backends.cuda.special import histogram
-from nucleate.backends.cuda.special.compile import jit
 from nucleate.backends.cuda.special.cuts import bounds, reaching
 from nucleate.backends.cuda.special.floats import ERROR, INFINITY, fixed
 from nucleate.backends.cuda.special.pool import LAST, TILE, Kept, first, gather, inside, listed, loaded

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import triton.language as tl
+from triton import jit
 
-from nucleate.backends.cuda.special.compile import jit
 from nucleate.core import noise
 
 TOKEN, GROUP = tl.constexpr(noise.TOKEN), tl.constexpr(noise.GROUP)

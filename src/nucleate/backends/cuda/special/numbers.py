@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 import triton.language as tl
+from triton import jit
 
-from nucleate.backends.cuda.special.compile import jit
-
-
-class Numbers(NamedTuple):
-    """The parameters of a row, float64; the same fields as ``chain.Numbers``."""
-
-    t: Any
-    sigmas: Any
-    k: Any
-    m: Any
-    p: Any
-    late_m: Any
-    late_t: Any
+from nucleate.backends.chain import Numbers
 
 
 @jit
 def read(line):
-    """The parameters of a line. A greedy row, whose temperature is 0 or whose k is 1, has t = 1 and k = 1."""
+    """The parameters of a line, float64. A greedy row, with a temperature of 0 or k = 1, has t = 1 and k = 1."""
     t, k = number(line, 0), number(line, 2)
     greedy = (t == 0.0) | (k == 1.0)
     t, k = tl.where(greedy, 1.0, t), tl.where(greedy, 1.0, k)

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import triton.language as tl
+from triton import jit
 
-from nucleate.backends.cuda.special.compile import jit
 from nucleate.backends.cuda.special.floats import INFINITY, floating, ordered
 from nucleate.backends.cuda.special.scores import scores
 from nucleate.backends.cuda.special.stats import GROUP_SIZE
@@ -61,12 +61,6 @@ class Found(NamedTuple):
 @jit
 def inside(x, ids, kept):
     return (x > kept.cut) | ((x == kept.cut) & (ids <= kept.last))
-
-
-@jit
-def everything_from(cut):
-    """All tokens at or above a score."""
-    return Kept(cut, tl.full((), LAST, tl.int32))
 
 
 @jit

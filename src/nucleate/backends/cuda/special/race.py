@@ -6,8 +6,8 @@ The float32 masses of groups only say which groups can still win; of these the t
 from __future__ import annotations
 
 import triton.language as tl
+from triton import jit
 
-from nucleate.backends.cuda.special.compile import jit
 from nucleate.backends.cuda.special.floats import ERROR, INFINITY
 from nucleate.backends.cuda.special.noise import GROUP, TOKEN, times
 from nucleate.backends.cuda.special.pool import GROUPS, LAST, ids_of, inside, listed

@@ -8,9 +8,9 @@ many candidates in one bin are nearly always equal. Rows that do not wait for th
 from __future__ import annotations
 
 import triton.language as tl
+from triton import jit
 
 from nucleate.backends.cuda.special import histogram
-from nucleate.backends.cuda.special.compile import jit
 from nucleate.backends.cuda.special.floats import INFINITY, fixed, floating, ordered
 from nucleate.backends.cuda.special.histogram import BINS, View, above, at, bin_of, choose, chosen, count, within
 from nucleate.backends.cuda.special.memory import Waiting, line_of

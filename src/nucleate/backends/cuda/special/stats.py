@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import triton.language as tl
+from triton import jit
 
-from nucleate.backends.cuda.special.compile import jit
 from nucleate.backends.cuda.special.floats import INFINITY, LOWEST, exponent_of, weights
 from nucleate.backends.cuda.special.memory import line_of
 from nucleate.backends.cuda.special.numbers import read, weighing
