@@ -162,10 +162,10 @@ def _count(seen: Seen, output: bool, window: int | None, ids_NK: torch.Tensor, c
         return 0.0  # with a window all tokens count as output
     if (output, window) not in counts:
         last = seen.steps_N1 if window is None else seen.slots.ring if window < 0 else window
-        counted_NL = (seen.back_L <= last) == output
-        counted_NL = counted_NL.expand(seen.said_NL.shape).to(seen.slots.floats)
+        counted_NL = ((seen.back_L <= last) == output).expand(seen.said_NL.shape).to(torch.int32)
         none_NV = counted_NL.new_zeros(len(ids_NK), seen.size + 1)
-        counts[output, window] = none_NV.scatter_add(1, seen.said_NL, counted_NL).gather(1, ids_NK)
+        found_NK = none_NV.scatter_add(1, seen.said_NL, counted_NL).gather(1, ids_NK)
+        counts[output, window] = found_NK.to(seen.slots.floats)
     return counts[output, window]
 
 
