@@ -12,7 +12,8 @@ from drafting import draft_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nucleate.engine.draft.automaton import NOTHING, Automaton, extend
+from nucleate.core.suffixes import NOTHING
+from nucleate.engine.draft.automaton import Automaton, extend
 from nucleate.engine.draft.draft import ROOT, Draft, Proposer, State
 from nucleate.engine.draft.law import choose, law_of, siblings, without
 from nucleate.engine.draft.ngram import NgramProposer

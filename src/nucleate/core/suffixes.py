@@ -1,4 +1,4 @@
-"""Which earlier text a sequence repeats at its end, and what came next there. Knows no penalty.
+"""Which earlier text a sequence repeats at its end, and what came next there. Knows no penalty, and no draft.
 
 ``repeats`` is the slow twin: a pass over all tokens. ``Suffixes`` and ``Window`` follow a growing sequence.
 """
@@ -11,6 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 Ids = NDArray[np.int64]
+
+ROOT = 0
+NOTHING = -1
+"""No state."""
 
 
 def repeats(tokens: Sequence[int]) -> list[int]:
@@ -37,59 +41,77 @@ def longest(tokens: Iterable[int], lengths: Iterable[int], least: int, most: int
     return found
 
 
-class Suffixes:
-    """Over the whole sequence: a suffix automaton (Blumer et al. 1985).
+class SuffixAutomaton:
+    """A growing sequence. A state stands for all pieces of it that end at the same places (Blumer et al. 1985).
 
-    A state stands for all suffixes that occur at the same places; its link is the next shorter suffix that occurs at
-    more. least, most: the shortest repeat that counts, and the length from which all count as equally long: the states
-    of these two suffixes of the sequence are kept at hand. ``push`` costs O(1) on average; ``followers`` what it
-    returns, and at most the states between the two.
+    Its link is the next shorter suffix that occurs at more places. There are at most two states per symbol, and
+    ``push`` costs O(1) on average.
+    """
+
+    def __init__(self) -> None:
+        self._next: list[dict[int, int]] = [{}]
+        self._link, self._length, self._last = [NOTHING], [0], ROOT
+
+    def push(self, symbol: int) -> None:
+        """The sequence goes on."""
+        state, new = self._last, self._add({}, NOTHING, self._length[self._last] + 1, NOTHING)
+        while state != NOTHING and symbol not in self._next[state]:
+            self._next[state][symbol] = new
+            state = self._link[state]
+        self._link[new] = ROOT if state == NOTHING else self._after(state, symbol)
+        self._last = new
+
+    def _shortened(self, state: int, length: int) -> int:
+        """The state of the suffix of this length, from that of a longer one."""
+        while (shorter := self._link[state]) != NOTHING and self._length[shorter] >= length:
+            state = shorter
+        return state
+
+    def _after(self, state: int, symbol: int) -> int:
+        """The state of a suffix and one more symbol, split off from longer ones where these do not occur with it."""
+        old, length = self._next[state][symbol], self._length[state] + 1
+        if self._length[old] == length:
+            return old
+        split = self._add(dict(self._next[old]), self._link[old], length, old)
+        self._link[old] = split
+        while state != NOTHING and self._next[state].get(symbol) == old:
+            self._next[state][symbol] = split
+            state = self._link[state]
+        return split
+
+    def _add(self, follows: dict[int, int], link: int, length: int, like: int) -> int:
+        """A new state. like: one that occurred as often; or NOTHING."""
+        self._next.append(follows)
+        self._link.append(link)
+        self._length.append(length)
+        return len(self._length) - 1
+
+
+class Suffixes(SuffixAutomaton):
+    """Over the whole sequence: what followed its longest suffixes before.
+
+    least, most: the shortest repeat that counts, and the length from which all count as equally long: the states of
+    these two suffixes of the sequence are kept at hand. ``followers`` costs what it returns, and at most the states
+    between the two.
     """
 
     def __init__(self, tokens: Iterable[int], least: int, most: int) -> None:
-        self._next: list[dict[int, int]] = [{}]
-        self._link, self._length, self._last = [-1], [0], 0
-        self._marks = {least: 0, most: 0}
+        super().__init__()
+        self._marks = {least: ROOT, most: ROOT}
         self._least, self._most = least, most
         for token in tokens:
             self.push(token)
 
     def push(self, token: int) -> None:
-        state, new = self._last, self._add({}, -1, self._length[self._last] + 1)
-        while state != -1 and token not in self._next[state]:
-            self._next[state][token] = new
-            state = self._link[state]
-        self._link[new] = 0 if state == -1 else self._after(state, token)
-        self._last = new
+        super().push(token)
         for length, mark in self._marks.items():
-            place = self._next[mark][token]
-            while (shorter := self._link[place]) != -1 and self._length[shorter] >= length:
-                place = shorter
-            self._marks[length] = place
-
-    def _after(self, state: int, token: int) -> int:
-        """The state of a suffix and one more token, split off from longer ones where these do not occur with it."""
-        old, length = self._next[state][token], self._length[state] + 1
-        if self._length[old] == length:
-            return old
-        split = self._add(dict(self._next[old]), self._link[old], length)
-        self._link[old] = split
-        while state != -1 and self._next[state].get(token) == old:
-            self._next[state][token] = split
-            state = self._link[state]
-        return split
-
-    def _add(self, after: dict[int, int], link: int, length: int) -> int:
-        self._next.append(after)
-        self._link.append(link)
-        self._length.append(length)
-        return len(self._length) - 1
+            self._marks[length] = self._shortened(self._next[mark][token], length)
 
     def followers(self, most: int) -> dict[int, int]:
         """``{token: n}``: what came after the last n tokens before; of several n, up to ``most``, the longest."""
         found: dict[int, int] = {}
         most, state = min(most, self._most), self._link[self._last]
-        if state == -1 or min(self._length[state], most) < self._least:
+        if state == NOTHING or min(self._length[state], most) < self._least:
             return found
         if self._length[state] > self._most:
             state = self._marks[self._most]

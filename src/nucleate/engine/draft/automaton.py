@@ -8,25 +8,22 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
 
-ROOT = 0
-NOTHING = -1
-"""No state; and as a symbol, the one that is never drafted: it may be pushed between texts."""
+from nucleate.core.suffixes import NOTHING, ROOT, SuffixAutomaton
 
 
-class Automaton:
-    """A growing text. A state stands for pieces of it that end at the same places (Blumer et al. 1985).
+class Automaton(SuffixAutomaton):
+    """A growing text. The symbol NOTHING is never drafted: it may be pushed between texts.
 
     depth: pieces of up to so many symbols are counted. ``push`` costs what the suffixes of up to ``depth`` symbols are
-    in different states: a few in most texts, ``depth`` at worst. There are at most two states per symbol.
+    in different states: a few in most texts, ``depth`` at worst.
     """
 
     def __init__(self, depth: int) -> None:
+        super().__init__()
         self.depth, self.size = depth, 0
-        self._next: list[dict[int, int]] = [{}]
-        self._link, self._length = [NOTHING], [0]
         self._count, self._followed = [0], [0]  # occurrences, and those that something follows
         self._best = [NOTHING]  # the symbol that follows most often, of equal ones the latest
-        self._last = self._mark = ROOT  # the states of the whole text, and of its last ``depth`` symbols
+        self._mark = ROOT  # the state of the last ``depth`` symbols
 
     @property
     def states(self) -> int:
@@ -35,16 +32,10 @@ class Automaton:
 
     def push(self, symbol: int) -> None:
         """The text goes on."""
-        new = self._add({}, NOTHING, self._length[self._last] + 1, NOTHING)
-        state = self._last
-        while state != NOTHING and symbol not in self._next[state]:
-            self._next[state][symbol] = new
-            state = self._link[state]
-        self._link[new] = ROOT if state == NOTHING else self._target(state, symbol)
-        self._last = new
+        super().push(symbol)
         before = self._mark
         self.size += 1
-        self._mark = self._within(self._next[before][symbol], min(self.depth, self.size))
+        self._mark = self._shortened(self._next[before][symbol], min(self.depth, self.size))
         self._tally(before, symbol)
 
     def _tally(self, before: int, symbol: int) -> None:
@@ -64,32 +55,10 @@ class Automaton:
                     best[state] = symbol
             state = link[state]
 
-    def _within(self, state: int, length: int) -> int:
-        """The state of the suffix of this length, from that of a longer one."""
-        while (shorter := self._link[state]) != NOTHING and self._length[shorter] >= length:
-            state = shorter
-        return state
-
-    def _target(self, state: int, symbol: int) -> int:
-        """The state of a suffix and one more symbol, split off from longer ones where these do not occur with it."""
-        old, length = self._next[state][symbol], self._length[state] + 1
-        if self._length[old] == length:
-            return old
-        split = self._add(dict(self._next[old]), self._link[old], length, old)
-        self._link[old] = split
-        while state != NOTHING and self._next[state].get(symbol) == old:
-            self._next[state][symbol] = split
-            state = self._link[state]
-        return split
-
     def _add(self, follows: dict[int, int], link: int, length: int, like: int) -> int:
-        """A new state. like: one that has occurred as often."""
-        self._next.append(follows)
-        self._link.append(link)
-        self._length.append(length)
         for numbers, at_first in ((self._count, 0), (self._followed, 0), (self._best, NOTHING)):
             numbers.append(at_first if like == NOTHING else numbers[like])
-        return len(self._link) - 1
+        return super()._add(follows, link, length, like)
 
     def matches(self, symbols: Iterable[int]) -> Iterator[tuple[int, int]]:
         """The ends of some symbols that are in the text: (state, length), the longest first.

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from nucleate.engine.draft.automaton import NOTHING, Automaton, extend
+from nucleate.core.suffixes import NOTHING
+from nucleate.engine.draft.automaton import Automaton, extend
 from nucleate.engine.draft.draft import PACE, Draft, Read, State
 from nucleate.engine.draft.tree import Node, Offer, best_first, draft_of
 
