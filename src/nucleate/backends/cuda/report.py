@@ -42,28 +42,13 @@ def reported(
         for x_R1, id_R1 in zip(given_RN.split(1, 1), some_RN.split(1, 1), strict=True)
     ]
     count = min(top, x_RV.shape[1])
-    best_RN = best(x_RV, count) if count else some_RN[:, :0]
+    best_RN = x_RV.argsort(dim=1, descending=True, stable=True)[:, :count] if count else some_RN[:, :0]
     best_x_RN = x_RV.gather(1, best_RN)
     ids_RN, x_RN = torch.cat((some_RN, best_RN), 1), torch.cat((given_RN, best_x_RN), 1).to(floats)
     nth_RN = torch.arange(1, count + 1, device=x_RV.device).expand(len(x_RV), -1)
     below_RV = x_RV.to(floats) - x_RV.amax(1, keepdim=True).to(floats)
     logprobs_RN = x_RN - x_RV.amax(1, keepdim=True).to(floats) - below_RV.exp().sum(1, keepdim=True).log()
     return Report(ids_RN, logprobs_RN, torch.cat((*ranks, nth_RN), 1))
-
-
-def best(x_RV: torch.Tensor, count: int) -> torch.Tensor:
-    """The first ids of the order: int64 [R, count]."""
-    if x_RV.dtype == torch.float32:
-        return 0xFFFFFFFE - (ordered(x_RV).topk(count, 1).values & 0xFFFFFFFF)
-    return torch.argsort(x_RV, dim=1, descending=True, stable=True)[:, :count]
-
-
-def ordered(x_RV: torch.Tensor) -> torch.Tensor:
-    """Scores and ids as integers that are ordered as they are: score descending, then id ascending."""
-    bits_RV = x_RV.view(torch.int32)
-    bits_RV = (bits_RV ^ ((bits_RV >> 31) & 0x7FFFFFFF)).to(torch.int64)
-    place_V = torch.arange(x_RV.shape[1], device=x_RV.device)
-    return (bits_RV << 32) | (0xFFFFFFFE - place_V)
 
 
 def told(made: Report, wanted: Sequence[Wanted]) -> list[StepLogprobs | None]:
