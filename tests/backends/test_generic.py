@@ -309,7 +309,7 @@ def test_what_a_rule_reads() -> None:
     assert rules.reads(TopP(0.9), "target").row == {"mass"}
     assert rules.reads(TopP(0.9, of_whole=True), "target").row == {"whole"}
     assert rules.reads(TopP(0.9, of_whole=True), "target").mine == ("p", "of_whole")
-    assert rules.reads(TopK(3), "weight") == rules.Inputs(frozenset(), (), True)
+    assert rules.reads(TopK(3), "weight") == rules.Inputs(frozenset(), (), ones=True, form=rules.FLAT)
     assert rules.reads(DynamicTemperature(0.5, 1.5), "apply").row == {"top", "entropy", "n"}
     assert rules.reads(Softer(on=True), "apply").row == {"top"}
     assert rules.reads(Softer(), "apply").row == {"var"}
@@ -513,13 +513,17 @@ def test_the_form_of_a_rule() -> None:
         def apply(self, x, row):
             return where(row.n > 3, x, absolute(x))
 
-    assert rules.form(Temperature(0.5), "apply") == rules.form(DynamicTemperature(0.5, 1.5), "apply") == "line"
-    assert rules.form(Typical(0.5), "order") == rules.form(Around(), "order") == "bent"
-    assert rules.form(Either(True), "apply") == "line"
-    assert rules.form(Either(False), "apply") == "bent"
-    assert rules.form(Squared(), "apply") == ""
-    assert rules.form(Branching(), "apply") == ""
-    assert rules.form(TopP(0.5), "weight") == ""
+    def form(stage, rule="apply"):
+        return rules.reads(stage, rule).form
+
+    assert form(Temperature(0.5)) == form(DynamicTemperature(0.5, 1.5)) == rules.LINE
+    assert form(Typical(0.5), "order") == form(Around(), "order") == rules.BENT
+    assert form(Either(True)) == rules.LINE
+    assert form(Either(False)) == rules.BENT
+    assert form(Squared()) == rules.ANY
+    assert form(Branching()) == rules.ANY
+    assert form(TopP(0.5), "weight") == rules.ANY
+    assert form(TopP(0.5), "target") == rules.FLAT
 
 
 def test_each_row_is_drawn_once_by_however_many_threads(monkeypatch) -> None:

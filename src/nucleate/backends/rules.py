@@ -6,7 +6,6 @@ A rule is run once on stand-ins that record what happens to them. No backend is 
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,33 +27,54 @@ RULES = {
 }
 """The rules of each shape that receive the row statistics."""
 
+OF_SCORES = {"apply", "weight", "order", "score"}
+"""The rules whose first argument is the scores."""
+
 
 class Inputs(NamedTuple):
-    """What a rule reads."""
+    """What a rule reads, and how what it returns depends on the score."""
 
     row: frozenset[str]  #: names of row statistics
     mine: tuple[str, ...] | None  #: names of the stage's own numeric attributes; None if they cannot be determined
     ones: bool  #: the rule returns 1 for every score
+    form: str  #: see ``Trace``
 
 
-EVERYTHING = Inputs(frozenset(Row._fields), None, ones=False)
+FLAT, LINE, BENT, ANY = "flat", "line", "bent", "any"
+EVERYTHING = Inputs(frozenset(Row._fields), None, ones=False, form=ANY)
 
 
 class Trace(NDArrayOperatorsMixin):
-    """Stands for a number: records from which row statistics a result was computed."""
+    """Stands for a number: records from which row statistics a result was computed, and how it depends on the score x.
 
-    def __init__(self, row: frozenset[str] = frozenset(), *, ones: bool = False) -> None:
-        self.row, self.ones = row, ones
+    form: FLAT, it does not depend on x; LINE, it is linear in x; BENT, the absolute value of such a one; ANY, other.
+    """
 
-    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **others: Any) -> Trace:
-        return Trace(frozenset().union(*(one.row for one in inputs if isinstance(one, Trace))))
+    def __init__(self, row: frozenset[str] = frozenset(), form: str = FLAT, *, ones: bool = False) -> None:
+        self.row, self.form, self.ones = row, form, ones
 
-    def __array_function__(self, function: Any, kinds: Any, inputs: Any, others: Any) -> Any:
-        if function is np.where and not isinstance(inputs[0], Trace):
-            return inputs[1] if inputs[0] else inputs[2]
+    def __array_ufunc__(self, ufunc: Any, method: str, *given: Any, **others: Any) -> Trace:
+        traces = [one for one in given if isinstance(one, Trace)]
+        row, forms = frozenset().union(*(one.row for one in traces)), {one.form for one in traces}
+        if forms <= {FLAT}:
+            return Trace(row)
+        form, lines = ANY, sum(one.form == LINE for one in traces)
+        if method == "__call__" and not others and forms <= {FLAT, LINE}:
+            divides = ufunc is np.divide and getattr(given[0], "form", FLAT) == LINE
+            if ufunc in (np.add, np.subtract, np.negative, np.positive) or (
+                lines == 1 and (ufunc is np.multiply or divides)
+            ):
+                form = LINE
+            elif ufunc is np.absolute:
+                form = BENT
+        return Trace(row, form)
+
+    def __array_function__(self, function: Any, kinds: Any, given: Any, others: Any) -> Any:
+        if function is np.where and not isinstance(given[0], Trace):
+            return given[1] if given[0] else given[2]
         if function is np.ones_like:
             return Trace(ones=True)
-        return self.__array_ufunc__(function, "", *inputs)
+        return self.__array_ufunc__(function, "", *given)
 
     def __bool__(self) -> bool:
         raise TypeError("a rule that branches on a number has no single result")
@@ -63,15 +83,15 @@ class Trace(NDArrayOperatorsMixin):
 class Self:
     """Stands for the stage: switches (bool, None) keep their values, numbers become stand-ins."""
 
-    def __init__(self, stage: Stage, number: Callable[[], Any] = Trace) -> None:
-        self.__dict__.update(_stage=stage, _read={}, _number=number)
+    def __init__(self, stage: Stage) -> None:
+        self.__dict__.update(_stage=stage, _read={})
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._stage, name)
         if not isinstance(value, NUMBERS):
             raise TypeError(f"{name} is not a number")
         self._read[name] = True
-        return value if name in self._stage.parameters and isinstance(value, bool | None) else self._number()
+        return value if name in self._stage.parameters and isinstance(value, bool | None) else Trace()
 
 
 _inputs: dict[Any, Inputs] = {}
@@ -104,14 +124,18 @@ def reads_whole(stage: Stage) -> bool:
 def _trace(stage: Stage, rule: str) -> Inputs:
     function = getattr(type(stage), rule)
     me, row = Self(stage), Row(*[Trace(frozenset((name,))) for name in Row._fields])
-    token = Token(*[Trace() for _ in Token._fields])
+    known = {"row": row, "token": Token(*[Trace() for _ in Token._fields])}
     names = function.__code__.co_varnames[1 : function.__code__.co_argcount]
+    given = [known.get(name, Trace()) for name in names]
+    if rule in OF_SCORES:
+        given[0] = Trace(form=LINE)
     try:
-        said = function(me, *({"row": row, "token": token}.get(name) or Trace() for name in names))
+        said = function(me, *given)
     except Exception:  # noqa: BLE001  # a rule may do anything
         return EVERYTHING
-    traced = isinstance(said, Trace)
-    return Inputs(said.row if traced else frozenset(), tuple(me._read), ones=traced and said.ones)  # noqa: SLF001
+    if not isinstance(said, Trace):
+        return Inputs(frozenset(), tuple(me._read), ones=False, form=FLAT)  # noqa: SLF001
+    return Inputs(said.row, tuple(me._read), said.ones, said.form)  # noqa: SLF001
 
 
 def _summand(self: Any, x: Any, row: Row) -> Any:
@@ -126,51 +150,3 @@ def sums_to_mass(stage: Stage) -> bool:
         same = all(getattr(weight.__code__, a) == getattr(_summand.__code__, a) for a in ("co_code", "co_names"))
         _sums[kind] = same and weight.__globals__.get("exp") is exp
     return _sums[kind]
-
-
-class Line(NDArrayOperatorsMixin):
-    """Stands for all scores x at once: a line in x, or (bent) the absolute value of one."""
-
-    def __init__(self, *, bent: bool = False) -> None:
-        self.bent = bent
-
-    def __array_ufunc__(self, ufunc: Any, method: str, *given: Any, **others: Any) -> Any:
-        if method != "__call__" or others or any(isinstance(one, Line) and one.bent for one in given):
-            return NotImplemented
-        lines = sum(isinstance(one, Line) for one in given)
-        if ufunc in (np.add, np.subtract, np.negative, np.positive):
-            return Line()
-        if (ufunc is np.multiply and lines == 1) or (ufunc is np.divide and isinstance(given[0], Line) and lines == 1):
-            return Line()
-        return Line(bent=True) if ufunc is np.absolute else NotImplemented
-
-    def __array_function__(self, function: Any, kinds: Any, given: Any, others: Any) -> Any:
-        if function is np.where and not isinstance(given[0], Line | Unknown) and np.ndim(given[0]) == 0:
-            return given[1] if given[0] else given[2]
-        return NotImplemented
-
-
-class Unknown(NDArrayOperatorsMixin):
-    """Stands for a number that may be any."""
-
-    def __array_ufunc__(self, ufunc: Any, method: str, *given: Any, **others: Any) -> Any:
-        return NotImplemented if any(isinstance(one, Line) for one in given) else Unknown()
-
-    def __array_function__(self, function: Any, kinds: Any, given: Any, others: Any) -> Any:
-        return NotImplemented if any(isinstance(one, Line) for one in given) else Unknown()
-
-    def __bool__(self) -> bool:
-        raise TypeError("a rule that branches on a number has no single result")
-
-
-def form(stage: Stage, rule: str, given: Any = None) -> str:
-    """ "line" if a rule is linear in the score, "bent" if it is the absolute value of such a one; else "".
-
-    That holds for every row, and for all stages of equal ``settings``. given: what the rule takes instead of a row.
-    """
-    try:
-        row = Row(*(Unknown() for _ in Row._fields))
-        said = getattr(type(stage), rule)(Self(stage, Unknown), Line(), row if given is None else given)
-    except Exception:  # noqa: BLE001  # a rule may do anything
-        return ""
-    return ("bent" if said.bent else "line") if isinstance(said, Line) else ""

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nucleate.backends.rules import LARGEST, NUMBERS, RULES, Self, Trace, Unknown, form, reads, sums_to_mass
+from nucleate.backends.rules import LARGEST, LINE, NUMBERS, RULES, Self, Trace, reads, sums_to_mass
 from nucleate.core import maths
 from nucleate.core.maths import rebind
 from nucleate.core.stage import Drawn, Pipeline, Prefix, Row, Stage, shape_of
@@ -169,7 +169,7 @@ def _rule(stage: Stage, shape: str, name: str) -> Rule:
     straight, alone = False, asked.row <= {"top"}
     if (shape == "Draw" and name == "score") or (shape == "Scale" and alone and stage.monotone):  # type: ignore[attr-defined]
         other = 0.5 if shape == "Draw" else row  # a score takes a uniform number instead of a row
-        if form(stage, name, Unknown() if shape == "Draw" else None) == "line":
+        if asked.form == LINE:
             with np.errstate(all="ignore"):
                 top, below = getattr(stage, name)(np.array([0.0, -1.0]), other).tolist()
             straight = below < top and (shape == "Draw" or top == 0)

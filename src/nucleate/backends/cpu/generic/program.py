@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from nucleate.backends.rules import RULES, form, reads, reads_whole, settings, sums_to_mass
+from nucleate.backends.rules import RULES, reads, reads_whole, settings, sums_to_mass
 from nucleate.core.stage import Pipeline, Prefix, Stage, Tap, shape_of
 
 MOST = 256
@@ -76,6 +76,6 @@ def _kind(stage: Any) -> Kind:
         names = frozenset().union(*(reads(stage, rule).row for rule in rules))
         summed = "weight" in rules and sums_to_mass(stage)
         counts = shape == "Prefix" and reads(stage, "weight").ones
-        shown = form(stage, "order" if own_order else "apply") if own_order or shape == "Scale" else ""
+        shown = reads(stage, "order" if own_order else "apply").form if own_order or shape == "Scale" else ""
         _kinds[key] = Kind(shape, names, bool(names - {"top"}), shown, own_order, counts, summed)
     return _kinds[key]
