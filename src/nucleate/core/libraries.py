@@ -17,7 +17,7 @@ def _sources(*names: str) -> list[Path]:
 _CPU = "backends/cpu/**/*.py"
 CHAIN = Library(
     "chain",
-    ("nucleate.backends.cpu.special.chain", "nucleate.backends.cpu.special.report"),
+    ("nucleate.backends.cpu.special.chain",),
     _sources(_CPU, "backends/chain.py", "core/maths.py", "core/noise.py"),
 )
 GENERIC = Library(

@@ -210,7 +210,7 @@ class Listed:
         [x] = self.x_N[self.ids_N == token]
         return float(x - self.top - np.log(self._mass))
 
-    def report(self, token: int, wanted: tuple[int, tuple[int, ...]], *, raw: bool = False) -> StepLogprobs:
+    def report(self, token: int, wanted: tuple[int, tuple[int, ...]]) -> StepLogprobs:
         return logprobs(self.ids_N, self.x_N, token, *wanted)
 
     # the draw

@@ -26,8 +26,6 @@ from nucleate.backends.cpu.generic.listed import (
 )
 from nucleate.backends.cpu.generic.program import Step
 from nucleate.backends.cpu.generic.shifts import shifted
-from nucleate.backends.cpu.special.rows import chains
-from nucleate.backends.cpu.special.table import FLOAT32
 from nucleate.backends.reference import Survivors, Whole
 from nucleate.core import noise
 from nucleate.core.event import StepLogprobs
@@ -259,17 +257,15 @@ class Uncut:
         """The log-probability of a token that is in."""
         return float(self._below(np.array([token]))[0] - math.log(self._weighed()[0]))
 
-    def report(self, token: int, wanted: tuple[int, tuple[int, ...]], *, raw: bool = False) -> StepLogprobs:
-        """What a Tap asks for. raw: of the row as given, for which there is a kernel, with sums in float32."""
+    def report(self, token: int, wanted: tuple[int, tuple[int, ...]]) -> StepLogprobs:
+        """What a Tap asks for."""
         count, asked = wanted
-        size, named = self.row.work.size, [one for one in (token, *asked) if 0 <= one < self.row.work.size]
-        if raw and len(named) == 1 + len(asked):
-            return chains(size).report((self.row.row_V, 0, 0, FLOAT32), 0, token, *wanted)
+        named = [one for one in (token, *asked) if 0 <= one < self.row.work.size]
         scores_N = self.row.scores(np.array(named))
-        least = min(float(scores_N[scores_N > -np.inf].min()), float(self.row.best(min(max(count, 1), size))))
-        kept = self._listed(
-            np.nextafter(np.float32(max(least, float(LOWEST))), np.float32(-np.inf))
-        )  # it has all tokens that come before those asked for
+        least = float(scores_N[scores_N > -np.inf].min())
+        if count:
+            least = min(least, float(self.row.best(min(count, self.row.work.size))))
+        kept = self._listed(np.nextafter(np.float32(max(least, float(LOWEST))), np.float32(-np.inf)))  # and all before
         told, more = kept.report(token, wanted), math.log(np.exp(kept.below()).sum() / self._weighed()[0])
         moved = [[one._replace(logprob=one.logprob + more) for one in some] for some in ((told.chosen,), *told[1:])]
         return StepLogprobs(moved[0][0], *map(tuple, moved[1:]))
