@@ -17,6 +17,9 @@ from nucleate.backends.cpu.lanes import GROUP
 from nucleate.backends.cpu.load import fill_tail, group_at
 from nucleate.backends.cpu.simd import WORD
 
+CLOSE = 1e-8
+"""Two times that are closer, relative, are left to the reference: sums of weights are right to 1e-12."""
+
 
 @kernel("float32(float32[::1], float32[::1], float32[::1])")
 def group_tops(x: Any, tail: Any, tops: Any) -> Any:
@@ -91,11 +94,41 @@ def keys_from(x: Any, tail: Any, tops: Any, threshold: Any, keys: Any) -> Any:
     return n
 
 
-@kernel("void(uint64, uint64, int64, int64[::1], float64[::1])")
-def uniforms(seed: Any, step: Any, stream: Any, ids: Any, out: Any) -> None:
-    """``core.noise.uniform`` of each id. seed, step: uint64."""
+@kernel("float64(uint64, uint64, int64, int64)")
+def uniform(seed: Any, step: Any, stream: Any, index: Any) -> Any:
+    """``core.noise.uniform`` of one index."""
+    return noise.uniform(seed, step, stream, index)
+
+
+@kernel("int64(int64[::1], float64[::1], uint64, uint64, int64, int64)")
+def race(ids: Any, weights: Any, seed: Any, step: Any, stream: Any, group: Any) -> Any:
+    """The place of the highest log(weight) + Gumbel noise, as the least time; -1 where two are too close.
+
+    group: only ids of it take part; -1: all do.
+    """
+    best, rival, winner = np.inf, np.inf, -1
     for i in range(ids.size):
-        out[i] = noise.uniform(seed, step, stream, ids[i])
+        if group < 0 or ids[i] >> 8 == group:
+            u = noise.uniform(seed, step, stream, ids[i])
+            if u < rival * weights[i]:
+                time = -math.log1p(-u) / weights[i]
+                if time < best:
+                    best, rival, winner = time, best, i
+                else:
+                    rival = min(rival, time)
+    return winner if best < rival * (1.0 - CLOSE) else -1
+
+
+@kernel("int64(int64[::1], float64[::1], int64[::1], float64[::1], uint64, uint64)")
+def pick(ids: Any, weights: Any, groups: Any, masses: Any, seed: Any, step: Any) -> Any:
+    """The place of the token that the Gumbel draw takes, groups first; -1 where two are too close.
+
+    groups: int64 [G], 0 to G - 1. masses: float64 [G], zeros; what the tokens of each group weigh is filled in.
+    """
+    for i in range(ids.size):
+        masses[ids[i] >> 8] += weights[i]
+    winner = race(groups, masses, seed, step, noise.GROUP, -1)
+    return race(ids, weights, seed, step, noise.TOKEN, winner) if winner >= 0 else winner
 
 
 @kernel("void(float32[::1], int32[::1])")

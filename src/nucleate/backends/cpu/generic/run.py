@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from nucleate.backends import reference
 from nucleate.backends.cpu.generic.edited_row import EditedRow
-from nucleate.backends.cpu.generic.listed import Floats, Listed, Undecided, uniforms
+from nucleate.backends.cpu.generic.listed import Floats, Listed, Undecided, uniform
 from nucleate.backends.cpu.generic.program import Program, Step, program_of
 from nucleate.backends.cpu.generic.room import room
 from nucleate.backends.cpu.generic.uncut import Uncut
@@ -68,7 +68,7 @@ def _run(logits_V: NDArray[Any], program: Program, seed: int, step: int, past: P
     stages, steps = program.stages, program.steps
     if steps[-1].kind.shape != "Draw":
         raise Undecided
-    u = float(uniforms(seed, step, noise.XTC, np.zeros(1, np.int64))[0]) if program.flips else 1.0
+    u = uniform(seed, step, noise.XTC) if program.flips else 1.0
     kept, spans = _walk(logits_V, steps, past, u, program.whole)
     token = kept.draw(steps[-1], seed, step)
     told, moved = None, list(stages)

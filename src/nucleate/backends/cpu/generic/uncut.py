@@ -21,8 +21,7 @@ from nucleate.backends.cpu.generic.listed import (
     Undecided,
     evaluated,
     inside,
-    raced,
-    uniforms,
+    uniform,
 )
 from nucleate.backends.cpu.generic.program import Step
 from nucleate.backends.cpu.generic.shifts import shifted
@@ -33,8 +32,9 @@ from nucleate.core.history import Past
 from nucleate.core.libraries import GENERIC
 from nucleate.core.noise import GROUP_SIZE
 from nucleate.core.stage import Row, Scale
+from nucleate.stages.gumbel import Gumbel
 
-FEW = 8
+FEW = 16
 """Rows of so few groups are always listed."""
 
 FLATTEST, STEEPEST = 1e-200, 1e200
@@ -272,19 +272,18 @@ class Uncut:
 
     def draw(self, step: Step, seed: int, place: int) -> int:
         """As ``Listed.draw``."""
-        stage = step.stage
-        if stage.uniforms == "none":
-            return self.all().draw(step, seed, place)
+        stage, (key, at) = step.stage, map(np.uint64, (seed, place))
         if stage.uniforms == "one":
-            return self._walked(step, float(uniforms(seed, place, noise.TOKEN, np.zeros(1, np.int64))[0]))
+            return self._walked(step, uniform(seed, place, noise.TOKEN))
+        if stage.uniforms == "none" or type(stage).score is not Gumbel.score:
+            return self.all().draw(step, seed, place)
         self._weighed()
-        groups_G = np.flatnonzero(self._masses_G > LITTLE)  # others are 600 nats behind
-        u_G = uniforms(seed, place, noise.GROUP, groups_G)
-        winner = int(groups_G[raced(stage, np.log(self._masses_G[groups_G]), u_G, inexact=True)])
+        winner = GENERIC.race(np.arange(len(self._masses_G)), self._masses_G, key, at, noise.GROUP, -1)
         ids_N = np.arange(winner * GROUP_SIZE, min((winner + 1) * GROUP_SIZE, self.row.work.size))
-        below_N = self._below(ids_N)
-        ids_N, below_N = ids_N[below_N > -np.inf], below_N[below_N > -np.inf]
-        return int(ids_N[raced(stage, below_N, uniforms(seed, place, noise.TOKEN, ids_N), inexact=self.inexact)])
+        found = GENERIC.race(ids_N, np.exp(self._below(ids_N)), key, at, noise.TOKEN, -1) if winner >= 0 else winner
+        if found < 0:
+            raise Undecided
+        return int(ids_N[found])
 
     def _walked(self, step: Step, u: float) -> int:
         row = self.with_whole(None).statistics(step.kind.names | {"mass"})
