@@ -13,6 +13,7 @@ import numpy as np
 
 from nucleate.backends.cpu import load, noise, simd
 from nucleate.backends.cpu.compile import kernel
+from nucleate.backends.cpu.doubles import exp
 from nucleate.backends.cpu.lanes import GROUP
 from nucleate.backends.cpu.load import fill_tail, group_at
 from nucleate.backends.cpu.simd import WORD
@@ -100,35 +101,44 @@ def uniform(seed: Any, step: Any, stream: Any, index: Any) -> Any:
     return noise.uniform(seed, step, stream, index)
 
 
-@kernel("int64(int64[::1], float64[::1], uint64, uint64, int64, int64)")
-def race(ids: Any, weights: Any, seed: Any, step: Any, stream: Any, group: Any) -> Any:
-    """The place of the highest log(weight) + Gumbel noise, as the least time; -1 where two are too close.
-
-    group: only ids of it take part; -1: all do.
-    """
-    best, rival, winner = np.inf, np.inf, -1
+@kernel("int64(int64[::1], float64[::1], uint64, uint64, int64)")
+def race(ids: Any, weights: Any, seed: Any, step: Any, stream: Any) -> Any:
+    """The id of the highest log(weight) + Gumbel noise, as the least time; -1 where two are too close."""
+    best, rival, winner = np.inf, np.inf, np.int64(-1)
     for i in range(ids.size):
-        if group < 0 or ids[i] >> 8 == group:
-            u = noise.uniform(seed, step, stream, ids[i])
-            if u < rival * weights[i]:
-                time = -math.log1p(-u) / weights[i]
-                if time < best:
-                    best, rival, winner = time, best, i
-                else:
-                    rival = min(rival, time)
-    return winner if best < rival * (1.0 - CLOSE) else -1
+        u = noise.uniform(seed, step, stream, ids[i])
+        if u < rival * weights[i]:
+            time = -math.log1p(-u) / weights[i]
+            if time < best:
+                best, rival, winner = time, best, ids[i]
+            else:
+                rival = min(rival, time)
+    return winner if best < rival * (1.0 - CLOSE) else np.int64(-1)
 
 
-@kernel("int64(int64[::1], float64[::1], int64[::1], float64[::1], uint64, uint64)")
-def pick(ids: Any, weights: Any, groups: Any, masses: Any, seed: Any, step: Any) -> Any:
-    """The place of the token that the Gumbel draw takes, groups first; -1 where two are too close.
+@kernel("int64(int64[::1], float64[::1], float64, int64[::1], float64[::1], uint64, uint64)")
+def pick(ids: Any, x: Any, top: Any, groups: Any, masses: Any, seed: Any, step: Any) -> Any:
+    """The token that the Gumbel draw takes, groups first; -1 where two are too close.
 
-    groups: int64 [G], 0 to G - 1. masses: float64 [G], zeros; what the tokens of each group weigh is filled in.
+    top: of the scores x. groups, masses: [G + 256], to work in; masses of what the tokens of each group weigh.
     """
+    count = masses.size - GROUP
+    some, places = masses[count:], groups[count:]
+    masses[:count] = 0.0
+    for group in range(count):
+        groups[group] = group
+    for start in range(0, ids.size, GROUP):
+        end = min(start + GROUP, ids.size)
+        for i in range(start, end):
+            some[i - start] = exp(x[i] - top)
+        for i in range(start, end):
+            masses[ids[i] >> 8] += some[i - start]
+    winner, n = race(groups[:count], masses[:count], seed, step, noise.GROUP), 0
     for i in range(ids.size):
-        masses[ids[i] >> 8] += weights[i]
-    winner = race(groups, masses, seed, step, noise.GROUP, -1)
-    return race(ids, weights, seed, step, noise.TOKEN, winner) if winner >= 0 else winner
+        if ids[i] >> 8 == winner:
+            places[n], some[n] = ids[i], exp(x[i] - top)
+            n += 1
+    return race(places[:n], some[:n], seed, step, noise.TOKEN)
 
 
 @kernel("void(float32[::1], int32[::1])")

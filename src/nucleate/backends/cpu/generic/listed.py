@@ -16,6 +16,7 @@ from nucleate.core import noise
 from nucleate.core.event import StepLogprobs
 from nucleate.core.history import Past
 from nucleate.core.libraries import GENERIC
+from nucleate.core.noise import GROUP_SIZE
 from nucleate.core.stage import Row
 from nucleate.stages.gumbel import Gumbel
 
@@ -229,13 +230,13 @@ class Listed:
             if self.inexact:
                 raise Undecided
             return reference.pick(stage, self.survivors(), seed, place)
-        e_N = np.exp(self.below())
-        mass_G = np.zeros((int(self.ids_N.max()) >> GROUP_BITS) + 1)
-        at = GENERIC.pick(self.ids_N, e_N, np.arange(len(mass_G)), mass_G, np.uint64(seed), np.uint64(place))
-        if at < 0:
+        count = (int(self.ids_N.max()) >> GROUP_BITS) + 1
+        groups_G, mass_G = np.empty(count + GROUP_SIZE, np.int64), np.empty(count + GROUP_SIZE)
+        token = GENERIC.pick(self.ids_N, self.x_N, self.top, groups_G, mass_G, np.uint64(seed), np.uint64(place))
+        if token < 0:
             raise Undecided
-        self._mass = mass_G.sum()
-        return int(self.ids_N[at])
+        self._mass = mass_G[:count].sum()
+        return int(token)
 
     def walked(self, stage: Any, row: Row, u: float, *, inexact: bool) -> tuple[int, bool]:
         """The last token before which the weights have not summed up to the target; whether they do at it."""
@@ -258,12 +259,15 @@ def inside(ids_N: Ids, x_N: Floats) -> tuple[Ids, Floats]:
     return ids_N[inside_N], x_N[inside_N]
 
 
-def evaluated(rule: Callable[[Any, Any], Any], below_N: NDArray[Any], row: Row) -> Floats:
-    """What a rule says of each score; part by part, so that what it computes on the way stays in the cache."""
+def evaluated(rule: Callable[[Any, Any], Any], below_N: NDArray[Any], row: Row, room_N: Floats | None = None) -> Floats:
+    """What a rule says of each score; part by part, so that what it computes on the way stays in the cache.
+
+    room_N: to write it to, if they are many.
+    """
     if len(below_N) <= PART:
         said_N = np.asarray(rule(below_N, row), np.float64)
         return said_N if said_N.shape == below_N.shape else np.broadcast_to(said_N, below_N.shape)
-    said_N = np.empty(len(below_N))
+    said_N = np.empty(len(below_N)) if room_N is None else room_N
     for start in range(0, len(below_N), PART):
         said_N[start : start + PART] = rule(below_N[start : start + PART], row)
     return said_N

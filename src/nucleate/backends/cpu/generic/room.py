@@ -20,7 +20,8 @@ class Room:
     def __init__(self, size: int) -> None:
         self.size, self.groups = size, -(-size // GROUP_SIZE)
         self.keys = np.empty(self.groups * GROUP_SIZE, np.int64)
-        self.spare_G = np.empty(self.groups)
+        self.spare_G, self.scores_V = np.empty(self.groups), np.empty(size)
+        self.ids = np.arange(size)  #: nobody writes to them
         self._rows: list[NDArray[np.float32]] = []
         self._used = 0
 

@@ -184,10 +184,10 @@ class Uncut:
         def apply(x_N: Floats, _: Row) -> Floats:
             return np.asarray(step.stage.apply(self._scaled(x_N.astype(np.float64)) - self.top, row))
 
-        x_V = evaluated(apply, self.row.row_V, row)
+        x_V = evaluated(apply, self.row.row_V, row, self.row.work.scores_V)
         x_V[self.row.row_V == -np.inf] = -np.inf
         x_V[self.row.ids_K] = apply(self.row.x_K, row)
-        ids_N, x_N = inside(np.arange(len(x_V)), x_V)
+        ids_N, x_N = inside(self.row.work.ids, x_V)
         return Listed(ids_N, x_N, inexact=self.inexact or step.kind.inexact, ranked=False)
 
     def floor(self, step: Step, whole: Whole | None) -> Listed | Uncut:
@@ -278,12 +278,12 @@ class Uncut:
         if stage.uniforms == "none" or type(stage).score is not Gumbel.score:
             return self.all().draw(step, seed, place)
         self._weighed()
-        winner = GENERIC.race(np.arange(len(self._masses_G)), self._masses_G, key, at, noise.GROUP, -1)
-        ids_N = np.arange(winner * GROUP_SIZE, min((winner + 1) * GROUP_SIZE, self.row.work.size))
-        found = GENERIC.race(ids_N, np.exp(self._below(ids_N)), key, at, noise.TOKEN, -1) if winner >= 0 else winner
-        if found < 0:
+        winner = GENERIC.race(self.row.work.ids[: len(self._masses_G)], self._masses_G, key, at, noise.GROUP)
+        ids_N = self.row.work.ids[max(winner, 0) * GROUP_SIZE : (winner + 1) * GROUP_SIZE]
+        token = GENERIC.race(ids_N, np.exp(self._below(ids_N)), key, at, noise.TOKEN)
+        if token < 0:
             raise Undecided
-        return int(ids_N[found])
+        return int(token)
 
     def _walked(self, step: Step, u: float) -> int:
         row = self.with_whole(None).statistics(step.kind.names | {"mass"})

@@ -51,7 +51,8 @@ def race_many(kept: Any, top: Any, best: Any, t: Any, seed: Any, step: Any, work
         if work.tops[group] < kept.cut:
             times[group] = np.inf
         first = group if times[group] < times[first] else first
-    winner, fastest, reach, rival = np.int64(TIED), np.inf, np.inf, np.inf
+    winner: Any = np.int64(TIED)
+    fastest, reach, rival = np.inf, np.inf, np.inf
     for turn in range(-1, groups):
         group = first if turn < 0 else turn
         if turn == first or not times[group] <= reach:
@@ -117,7 +118,8 @@ def race_few(n: Any, seed: Any, step: Any, work: Any) -> Any:
 @jit
 def race_between(first: Any, end: Any, work: Any) -> Any:
     """The draw among candidates of one group, with their noise."""
-    best, rival, winner = np.inf, np.inf, np.int64(TIED)
+    winner: Any = np.int64(TIED)
+    best, rival = np.inf, np.inf
     for i in range(first, end):
         u, weight = work.noise[i - first], abs(work.weights[i])
         if u < rival * weight:

@@ -21,8 +21,8 @@ CUTS = 8
 FEW = 4096
 """More candidates than this are narrowed down by passes over the row, not one by one."""
 
-TURNS = 4
-"""Passes; where tokens are as many then, most have the same score."""
+TURNS = 6
+"""Passes at most."""
 
 
 @jit
@@ -53,12 +53,21 @@ def close_in(cut: Any, reached: Any, least: Any, goal: Any, exponent: Any, work:
     """
     above, up = 0.0, ALL
     for turn in range(TURNS):
-        if count(cut, work) - count(up, work) <= FEW:
+        if count(cut, work) - count(up, work) <= FEW or (turn > 1 and alike(gather(cut, up, work), work)):
             break
         part = (goal - above) / (reached - above)
         place_cuts(work.cuts, np.float64(cut), min(np.float64(up), np.float64(exponent.top)), part, turn % 2 == 1)
         cut, above, up, reached = section(cut, above, up, reached, least, goal, exponent, work)
     return gather(cut, up, work), above
+
+
+@jit
+def alike(n: Any, work: Any) -> Any:
+    """Whether n candidates have the same score."""
+    for i in range(n):
+        if work.scores[i] != work.scores[0]:
+            return False
+    return True
 
 
 @jit
