@@ -21,7 +21,9 @@ CHAIN = Library(
     _sources(_CPU, "backends/chain.py", "core/maths.py", "core/noise.py"),
 )
 GENERIC = Library(
-    "generic", ("nucleate.backends.cpu.generic.kernels",), _sources(_CPU, "core/maths.py", "core/noise.py")
+    "generic",
+    ("nucleate.backends.cpu.generic.kernels", "nucleate.backends.cpu.load"),
+    _sources(_CPU, "core/maths.py", "core/noise.py"),
 )
 MODELS = Library(
     "models",

@@ -24,11 +24,6 @@ ROUND = 1.5 * 2.0**52
 """Added to a number below 2**51, it leaves the nearest integer in the low bits of the float64."""
 
 
-def loose(function: Callable[..., Any]) -> Any:
-    """Compile a loop whose sums may be taken in any order: that is what makes vectors of them."""
-    return numba.njit(nogil=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz"})(function)
-
-
 def fused(function: Callable[..., Any]) -> Any:
     """Compile a function whose products and sums may be rounded once."""
     return numba.njit(nogil=True, error_model="numpy", fastmath={"contract"})(function)

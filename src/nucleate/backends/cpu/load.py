@@ -8,7 +8,7 @@ import numpy as np
 from numba import carray, types
 from numba.core import cgutils
 
-from nucleate.backends.cpu.compile import inline, intrinsic, jit
+from nucleate.backends.cpu.compile import inline, intrinsic, jit, kernel
 from nucleate.backends.cpu.lanes import FLOAT, GROUP, LONG, vectors
 from nucleate.backends.cpu.simd import half
 from nucleate.backends.cpu.special.table import BFLOAT16, FLOAT16, FLOAT32
@@ -76,7 +76,7 @@ def copy(address: Any, kind: Any, x: Any) -> None:
             x[i] = np.float32(wide[i])
 
 
-@jit
+@kernel("void(float32[::1], int32[::1])")
 def forbid(x: Any, words: Any) -> None:
     """Take out the tokens whose bit is 0. words: int32 [V / 32 or more]."""
     for word in range((x.size + 31) // 32):

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from nucleate.backends.cpu import load, noise, simd
+from nucleate.backends.cpu import noise, simd
 from nucleate.backends.cpu.compile import kernel
 from nucleate.backends.cpu.doubles import exp
 from nucleate.backends.cpu.lanes import GROUP
@@ -139,9 +139,3 @@ def pick(ids: Any, x: Any, top: Any, groups: Any, masses: Any, seed: Any, step: 
             places[n], some[n] = ids[i], exp(x[i] - top)
             n += 1
     return race(places[:n], some[:n], seed, step, noise.TOKEN)
-
-
-@kernel("void(float32[::1], int32[::1])")
-def forbid(x: Any, words: Any) -> None:
-    """Take out the tokens whose bit is 0. words: int32 [V / 32 or more]."""
-    load.forbid(x, words)

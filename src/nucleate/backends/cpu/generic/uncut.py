@@ -186,7 +186,8 @@ class Uncut:
 
         x_V = evaluated(apply, self.row.row_V, row, self.row.work.scores_V)
         x_V[self.row.row_V == -np.inf] = -np.inf
-        x_V[self.row.ids_K] = apply(self.row.x_K, row)
+        if len(self.row.ids_K):
+            x_V[self.row.ids_K] = apply(self.row.x_K, row)
         ids_N, x_N = inside(self.row.work.ids, x_V)
         return Listed(ids_N, x_N, inexact=self.inexact or step.kind.inexact, ranked=False)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import Future
+from functools import lru_cache
 from time import perf_counter
 from typing import Any
 
@@ -16,6 +17,9 @@ from nucleate.core.threads import cores, pool
 
 WORTH_A_THREAD = 250e-6
 """Seconds of work per thread: with less, waking it costs more than it saves, where a model's own threads are awake."""
+
+KEPT = 16
+"""Threads and sizes of rows for which there is room."""
 
 Lying = tuple[Any, int, int, int]
 
@@ -58,29 +62,18 @@ class Chains:
             start = perf_counter()
             drawn = self._draw_rows(*part, self._at[0])
             if drawn:
-                self._learn((perf_counter() - start) / drawn)
+                self._pace = min((perf_counter() - start) / drawn, 8 * self._pace)  # a call that compiles says little
         finally:
             for job in jobs:
                 if not job.cancel():  # else nobody has begun with it: its core has other things to do
                     job.result()
 
-    def _learn(self, pace: float) -> None:
-        self._pace = min(pace, 8 * self._pace)  # a call that compiles says little
-
-
-class _Own(threading.local):
-    def __init__(self) -> None:
-        self.kept: dict[int, Chains] = {}
-
-
-_own = _Own()
-
 
 def chains(size: int) -> Chains:
-    """The ``Chains`` of this thread for rows of a size; the last few sizes are kept."""
-    kept = _own.kept
-    if size not in kept:
-        if len(kept) == 4:
-            del kept[next(iter(kept))]
-        kept[size] = Chains(size)
-    return kept[size]
+    """The ``Chains`` of this thread for rows of a size; the last few are kept."""
+    return _chains(size, threading.get_ident())
+
+
+@lru_cache(KEPT)
+def _chains(size: int, thread: int) -> Chains:
+    return Chains(size)

@@ -64,10 +64,7 @@ def close_in(cut: Any, reached: Any, least: Any, goal: Any, exponent: Any, work:
 @jit
 def alike(n: Any, work: Any) -> Any:
     """Whether n candidates have the same score."""
-    for i in range(n):
-        if work.scores[i] != work.scores[0]:
-            return False
-    return True
+    return work.scores[:n].min() == work.scores[:n].max()
 
 
 @jit

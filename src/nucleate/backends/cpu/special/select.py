@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nucleate.backends.cpu import simd
-from nucleate.backends.cpu.compile import inline, jit
-from nucleate.backends.cpu.doubles import loose
+from nucleate.backends.cpu.compile import inline, jit, loose
 from nucleate.backends.cpu.lanes import GROUP, LANES
 from nucleate.backends.cpu.simd import WORD
 from nucleate.backends.cpu.special.work import INEXACT, NOBODY, address_of, edit_of, score

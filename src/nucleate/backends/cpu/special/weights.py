@@ -9,8 +9,8 @@ import numpy as np
 from numba import carray
 
 from nucleate.backends.cpu import simd
-from nucleate.backends.cpu.compile import inline, jit
-from nucleate.backends.cpu.doubles import exp, loose
+from nucleate.backends.cpu.compile import inline, jit, loose
+from nucleate.backends.cpu.doubles import exp
 from nucleate.backends.cpu.lanes import GROUP
 from nucleate.backends.cpu.load import floats_at
 from nucleate.backends.cpu.special.work import INEXACT, address_of
