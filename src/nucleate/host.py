@@ -21,7 +21,7 @@ from nucleate.core.memory import Memory
 from nucleate.core.parameter import ParameterError, unknown
 from nucleate.core.stage import Pipeline, Tap
 from nucleate.kernels import compiled
-from nucleate.pipeline import chains, runner
+from nucleate.pipeline import chains, report, runner
 from nucleate.presets import with_mask, without_mask
 from nucleate.rows import Logits, like, lying_plainly, masks, masks_plainly, where
 
@@ -159,7 +159,7 @@ class Host:
         reported: dict[int, StepLogprobs] = {}
         for place, (row, token) in enumerate(zip(batch.rows, tokens_R.tolist(), strict=True)):
             if token >= 0:
-                told = None if row.tap is None else self._report(logits, place, token, row.tap)
+                told = None if row.tap is None else report(logits[place], token, row.tap.wanted)
             else:
                 alone = self._draw_alone(logits[place], batch.numbers[place], row, masks_R[place], fast)
                 if isinstance(alone, str):
@@ -180,10 +180,6 @@ class Host:
                 row.program.refresh()
         chains(self._size).draw(logits.lying(), len(batch.places), batch.part.at, where(masks_R))
         tokens_R[batch.places] = batch.part.tokens
-
-    def _report(self, logits: Logits, place: int, token: int, tap: Tap) -> StepLogprobs:
-        told: StepLogprobs = chains(self._size).report(logits.lying(), place, token, *tap.wanted)
-        return told
 
     def _draw_alone(
         self, logits_V: NDArray[np.float32], number: int, row: Row, mask_W: NDArray[np.int32] | None, fast: bool

@@ -18,6 +18,7 @@ from nucleate.backends.chain import Chain
 from nucleate.backends.cpu.special.program import Program
 from nucleate.backends.cpu.special.table import Table
 from nucleate.core import noise
+from nucleate.core.event import StepLogprobs
 from nucleate.core.history import History
 from nucleate.core.stage import Ceiling, Draw, Pipeline, Prefix, Scale, Shift, Stage, Tap, shape_of
 from nucleate.dispatch.chain import chain_of
@@ -174,6 +175,12 @@ def chains(size: int) -> Any:
 def runner(fast: bool) -> Callable[..., reference.Result]:
     """Draws a row that the hot chain does not: the generic path on the CPU (fast), or the reference."""
     return _generic().run if fast else reference.run
+
+
+def report(logits_V: NDArray[Any], token: int, wanted: tuple[int, tuple[int, ...]]) -> StepLogprobs:
+    """The logprobs of a row of logits, from which a token was drawn on the CPU."""
+    told: StepLogprobs = _generic().report(logits_V, token, wanted)
+    return told
 
 
 def chances(fast: bool) -> Callable[..., NDArray[np.float64]]:

@@ -9,13 +9,12 @@ import pytest
 
 import nucleate as nc
 from nucleate.backends import reference
+from nucleate.backends.cpu.generic import run as generic
 from nucleate.backends.cpu.load import copy
-from nucleate.backends.cpu.special.rows import chains
 from nucleate.backends.cpu.special.table import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 from nucleate.backends.logprobs import logprobs
 from nucleate.dispatch.chain import chain_of
 from nucleate.pipeline import simplify
-from nucleate.rows import Logits
 from nucleate.stages import Categorical, Greedy, Gumbel, MinP, Temperature, TopK, TopNSigma, TopP, Typical
 
 SIZES = (1, 2, 5, 100, 255, 256, 257, 1000, 5000, 20_000)
@@ -301,7 +300,7 @@ def test_a_report_is_that_of_the_reference() -> None:
         x = row(numbers, size, kind)
         inside = np.flatnonzero(x > -np.inf)
         top, asked = int(numbers.choice([0, 1, 5, 20, 300, 10_000])), numbers.integers(size, size=turn % 4).tolist()
-        told = chains(size).report(Logits(x[None]).lying(), 0, int(numbers.choice(inside)), top, tuple(asked))
+        told = generic.report(x, int(numbers.choice(inside)), (top, tuple(asked)))
         expected = logprobs(np.arange(size), x, told.chosen.token_id, top, tuple(asked))
         assert_told_alike([told], [expected])
         assert [one.token_id for one in told.top] == [one.token_id for one in expected.top]

@@ -1,8 +1,4 @@
-"""Rows after Shifts, through the hot chain and the generic path: survivors and draws are those of the reference.
-
-Of Shifts there is one kind of edge: the compiled chain keeps edited scores as float32, the reference as float64. So its
-tokens are those that the reference draws of the row rounded after each edit, which the tests work out.
-"""
+"""Rows after Shifts, through the hot chain and the generic path: survivors and draws are those of the reference."""
 
 from __future__ import annotations
 
@@ -10,7 +6,6 @@ import dataclasses
 import random
 import re
 from collections import Counter
-from itertools import groupby
 from typing import Any
 
 import cases
@@ -21,7 +16,6 @@ import pytest
 import nucleate as nc
 from nucleate.backends import reference
 from nucleate.backends.cpu.generic import run as generic
-from nucleate.backends.cpu.special.rows import chains
 from nucleate.core.history import History
 from nucleate.core.maths import maximum, ones
 from nucleate.core.parameter import ParameterError
@@ -31,7 +25,6 @@ from nucleate.pipeline import simplify
 from nucleate.stages import STAGES, Frequency, Gumbel, Mask, Presence, Repetition, Temperature
 
 SHIFTS = [name for name, kind in STAGES.items() if issubclass(kind, Shift)]
-PENALTIES = Repetition, Frequency, Presence
 DRAWS = 2
 
 
@@ -45,38 +38,15 @@ def shifts(rng: random.Random, size: int, pool: tuple[int, ...]) -> tuple[Shift,
     return (bias, *rng.sample(usual, rng.randrange(1, 4)))
 
 
-def one_edit(shift: Shift) -> tuple[object, ...]:
-    """What consecutive Shifts share if the chain takes them as one edit."""
-    return (shift.window,) if isinstance(shift, PENALTIES) else (id(shift),)
-
-
-def rounded(x: np.ndarray, asked: tuple[Shift, ...], past: History) -> tuple[np.ndarray | None, str]:
-    """A row after Shifts, float32 after each edit, and the kind of edge this is; None if it cannot be drawn from."""
-    edge = "scores are float32"
-    for _, run in groupby((shift for shift in asked if not shift.neutral), one_edit):
-        try:
-            kept = reference.survivors(x, tuple(run), past)
-        except reference.RowError:
-            return None, ""
-        x = np.full(len(x), -np.inf, np.float32)
-        with np.errstate(over="ignore"):
-            x[kept.ids_N] = kept.x_N
-        if (x[kept.ids_N] == np.inf).any():
-            return None, ""
-        if (x[kept.ids_N] == -np.inf).any():
-            edge = "scores are beyond float32"
-    return x, edge
-
-
 def survey(count: int, seed: int) -> Counter[str]:
-    """Of so many random rows with histories: how many were compared, and differences that are float edges."""
+    """Of so many random rows with histories: how many were compared, and how many cannot be drawn from."""
     numbers, found = np.random.default_rng(seed), Counter[str]()
     for turn in range(count):
         rng = random.Random(seed * 10**9 + turn)
         size = max(2, int(numbers.choice(edges.SMALL)))
         kind = str(numbers.choice(edges.KINDS))
         x = edges.row(numbers, size, kind)
-        chain, tight = edges.numbers_for(numbers, x)
+        chain, _ = edges.numbers_for(numbers, x)
         pool = cases.ids(rng, size, 6)
         edits, rest = shifts(rng, size, pool), edges.pipeline(chain)
         stages = (*edits, *rest)
@@ -101,23 +71,7 @@ def survey(count: int, seed: int) -> Counter[str]:
         except reference.RowError as error:
             expected = dict.fromkeys(range(DRAWS), str(error))
             found["errors"] += 1
-        if tokens == expected:
-            continue
-        assert type(tokens) is type(expected), what
-        short, rounding = rounded(x, edits, past)
-        assert short is not None, what
-        kept = reference.survivors(short, simplify(rest))
-        for key, token, exact in zip(keys, tokens, expected, strict=True):
-            if token == exact:
-                continue
-            edge = rounding
-            if token != reference.pick(stages[-1], kept, key, turn):
-                got = chain_set(short, rest)
-                order = reference.everything(short).ids_N.tolist()
-                edge = edges.edge_of_a_set(short, chain, order, got) if token in got else ""
-                edge = edge or edges.edge_of_a_draw(kept, key, turn, token)
-            assert edge, (*what, key, token, exact)
-            found[f"{'tight ' * tight}draw: {edge}"] += 1
+        assert tokens == expected, what
     return found
 
 
@@ -129,18 +83,11 @@ def draws(x: np.ndarray, batch: list[tuple[object, ...]], step: int, said: dict[
         return error.errors
 
 
-def chain_set(x: np.ndarray, stages: tuple[object, ...]) -> list[int]:
-    chain = chain_of(simplify(stages))
-    assert not isinstance(chain, str)
-    return chains(len(x)).survivors(x, chain.numbers).tolist()
-
-
 def test_draws_after_shifts_are_those_of_the_reference() -> None:
     found = survey(2500, 0)
     print(found)
     assert found["rows"] > 1500
     assert found["errors"] < 0.2 * found["rows"]
-    assert sum(n for name, n in found.items() if ":" in name) <= 0.004 * found["rows"], found
 
 
 @pytest.mark.slow
@@ -148,7 +95,6 @@ def test_draws_after_shifts_of_very_many_rows_are_those_of_the_reference() -> No
     found = survey(50_000, 1)
     print(found)
     assert found["rows"] > 30_000
-    assert sum(n for name, n in found.items() if ":" in name) <= 0.004 * found["rows"], found
 
 
 def nudged(stages: tuple[object, ...]) -> list[tuple[object, ...]]:

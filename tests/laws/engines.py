@@ -10,11 +10,9 @@ import pytest
 import nucleate as nc
 from nucleate.backends import reference
 from nucleate.backends.cpu.generic import run as generic
-from nucleate.backends.cpu.special.rows import chains
 from nucleate.core.stage import History, Tap
 from nucleate.dispatch.chain import chain_of
 from nucleate.pipeline import simplify
-from nucleate.rows import Logits
 from nucleate.stages import Mask
 
 NOTHING = History()
@@ -63,7 +61,7 @@ class Cpu(Stages):
         except nc.LogitsError as error:
             raise reference.RowError(error.errors[0]) from error
         told = [stage for stage in stages if isinstance(stage, Tap) and not stage.neutral]
-        reports = [chains(rows.shape[1]).report(Logits(rows).lying(), 0, token, *tap.wanted) for tap in told]
+        reports = [generic.report(rows[0], token, tap.wanted) for tap in told]
         return reference.Result(token, reports[0] if reports else None, stages)
 
 

@@ -268,6 +268,8 @@ def min_p(numbers: np.random.Generator, gap: float) -> Any:
     if not (x[place] > -30.0 and 0.0 < m < 1.0):
         return None
     place = np.count_nonzero(x > x[place])  # of equal ones all are in question
+    if place == 0:
+        return None
     last = np.count_nonzero(x >= x[place])
     step = step_between(numbers, seed, full(len(logits), ids, x), ids[:last], ids[:place])
     return logits, (*first, MinP(float(m)), *after_a_cut(numbers)), seed, step

@@ -17,11 +17,13 @@ def _sources(*names: str) -> list[Path]:
 _CPU = "backends/cpu/**/*.py"
 CHAIN = Library(
     "chain",
-    ("nucleate.backends.cpu.special.chain", "nucleate.backends.cpu.special.report"),
+    ("nucleate.backends.cpu.special.chain",),
     _sources(_CPU, "backends/chain.py", "core/maths.py", "core/noise.py"),
 )
 GENERIC = Library(
-    "generic", ("nucleate.backends.cpu.generic.kernels",), _sources(_CPU, "core/maths.py", "core/noise.py")
+    "generic",
+    ("nucleate.backends.cpu.generic.kernels", "nucleate.backends.cpu.load"),
+    _sources(_CPU, "core/maths.py", "core/noise.py"),
 )
 MODELS = Library(
     "models",

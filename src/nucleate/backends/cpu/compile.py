@@ -8,7 +8,7 @@ from typing import Any
 import numba
 import numba.extending
 
-from nucleate.core.compiling import jit, kernel
+from nucleate.core.compiling import jit, kernel, loose
 
 
 def inline(function: Callable[..., Any]) -> Any:
@@ -21,4 +21,4 @@ def intrinsic(function: Callable[..., Any]) -> Any:
     return numba.extending.intrinsic(function)
 
 
-__all__ = ["inline", "intrinsic", "jit", "kernel"]
+__all__ = ["inline", "intrinsic", "jit", "kernel", "loose"]

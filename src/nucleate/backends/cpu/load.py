@@ -5,99 +5,82 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
 from numba import carray, types
 from numba.core import cgutils
 
-from nucleate.backends.cpu import simd
-from nucleate.backends.cpu.compile import intrinsic, jit
-from nucleate.backends.cpu.simd import GROUP, LANES, Scores
+from nucleate.backends.cpu.compile import inline, intrinsic, jit, kernel
+from nucleate.backends.cpu.lanes import FLOAT, GROUP, LONG, vectors
+from nucleate.backends.cpu.simd import half
 from nucleate.backends.cpu.special.table import BFLOAT16, FLOAT16, FLOAT32
 
 
-def _pointer(kind: Any, bits: ir.Type) -> Any:
+def pointer(kind: Any) -> Any:
+    """A function that takes an address, and returns a pointer to numbers of a type there."""
+
     @intrinsic
     def pointer(typing: Any, address: Any) -> Any:
         def make(context: Any, b: Any, signature: Any, given: Any) -> Any:
-            return b.inttoptr(given[0], bits.as_pointer())
+            return b.inttoptr(given[0], context.get_value_type(signature.return_type))
 
         return types.CPointer(kind)(types.int64), make
 
     return pointer
 
 
-floats_at = _pointer(types.float32, ir.FloatType())
-doubles_at = _pointer(types.float64, ir.DoubleType())
-longs_at = _pointer(types.int64, ir.IntType(64))
-unsigned_at = _pointer(types.uint64, ir.IntType(64))
-words_at = _pointer(types.int32, ir.IntType(32))
-halves_at = _pointer(types.uint16, ir.IntType(16))
+floats_at, doubles_at, longs_at = pointer(types.float32), pointer(types.float64), pointer(types.int64)
+words_at, halves_at = pointer(types.int32), pointer(types.uint16)
 
 
-@intrinsic
-def next_of(typing: Any, address: Any) -> Any:
+@vectors(types.int64, types.int64)
+def next_of(b: Any, address: Any) -> Any:
     """Add 1 to the integer at an address, which others may do at the same time; returns what was there before."""
-
-    def make(context: Any, b: Any, signature: Any, given: Any) -> Any:
-        place = b.inttoptr(given[0], ir.IntType(64).as_pointer())
-        return b.atomic_rmw("add", place, ir.Constant(ir.IntType(64), 1), "monotonic")
-
-    return types.int64(types.int64), make
+    return b.atomic_rmw("add", b.inttoptr(address, LONG.as_pointer()), LONG(1), "monotonic")
 
 
-@intrinsic
-def move(typing: Any, address: Any, x: Any) -> Any:
-    """Copy what lies at an address into a float32 array."""
-
-    def make(context: Any, b: Any, signature: Any, given: Any) -> Any:
-        target = context.make_array(signature.args[1])(context, b, given[1])
-        source = b.inttoptr(given[0], ir.FloatType().as_pointer())
-        cgutils.raw_memcpy(b, target.data, source, target.nitems, 4)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, x), make
+@vectors(types.void, types.int64, types.int64, types.int64)
+def move(b: Any, source: Any, target: Any, count: Any) -> None:
+    """Copy so many float32 from one address to another."""
+    source, target = (b.inttoptr(address, FLOAT.as_pointer()) for address in (source, target))
+    cgutils.raw_memcpy(b, target, source, count, 4)
 
 
 @jit
-def lying(address: Any, size: Any, tail: Any) -> Any:
-    """A float32 row at an address."""
-    return with_tail(carray(floats_at(address), size), tail)
-
-
-@jit
-def with_tail(x: Any, tail: Any) -> Any:
-    """A row, with its last scores padded."""
+def fill_tail(x: Any, tail: Any) -> Any:
+    """Copy what is left after the last whole group, padded with -inf; returns its address."""
     whole = x.size - x.size % GROUP
     for i in range(GROUP):
         tail[i] = x[whole + i] if whole + i < x.size else np.float32(-np.inf)
-    return Scores(x, tail)
+    return np.int64(tail.ctypes.data)
+
+
+@inline
+def group_at(x: Any, tail: Any, group: Any) -> Any:
+    """Where the scores of a group are."""
+    return np.int64(x.ctypes.data) + 4 * GROUP * group if (group + 1) * GROUP <= x.size else np.int64(tail.ctypes.data)
 
 
 @jit
 def copy(address: Any, kind: Any, x: Any) -> None:
     """The scores at an address as float32, of which ``x`` has as many as there are."""
+    halves, wide = carray(halves_at(address), x.size), carray(doubles_at(address), x.size)
     if kind == FLOAT32:
-        move(address, x)
+        move(address, np.int64(x.ctypes.data), x.size)
     elif kind == FLOAT16:
-        widen(carray(halves_at(address), x.size), x)
-    elif kind == BFLOAT16:
-        source = carray(halves_at(address), x.size)
         for i in range(x.size):
-            x[i] = simd.score(np.int32(np.uint32(source[i]) << np.uint32(16)))
+            x[i] = half(halves[i])
+    elif kind == BFLOAT16:
+        for i in range(x.size):
+            x[i] = np.uint32(np.uint32(halves[i]) << np.uint32(16)).view(np.float32)
     else:
-        wide = carray(doubles_at(address), x.size)
         for i in range(x.size):
             x[i] = np.float32(wide[i])
 
 
-@jit
-def widen(source: Any, x: Any) -> None:
-    """The bits of float16 as float32."""
-    whole = source.size - source.size % LANES
-    for i in range(0, whole, LANES):
-        simd.widen(source, i, x, i)
-    if whole < source.size:
-        last, wide = np.zeros(LANES, np.uint16), np.empty(LANES, np.float32)
-        last[: source.size - whole] = source[whole:]
-        simd.widen(last, 0, wide, 0)
-        x[whole:] = wide[: source.size - whole]
+@kernel("void(float32[::1], int32[::1])")
+def forbid(x: Any, words: Any) -> None:
+    """Take out the tokens whose bit is 0. words: int32 [V / 32 or more]."""
+    for word in range((x.size + 31) // 32):
+        bits, start = words[word], word * 32
+        if bits != -1:
+            for bit in range(min(32, x.size - start)):
+                x[start + bit] -= np.float32(0.0 if (bits >> np.int32(bit)) & 1 else np.inf)

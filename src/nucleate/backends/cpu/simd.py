@@ -1,275 +1,140 @@
 """256 scores at a time, in explicit vectors of LLVM: what Numba's own loops do not reach. Knows no sampling.
 
-Each function takes scores and the place of the first of them, a multiple of 16. Scores are a float32 array padded to
-whole groups, the address of some, or ``Scores``.
+Each function takes the address of float32 scores.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 from llvmlite import ir
 from numba import types
 
 from nucleate.backends.cpu import lanes
-from nucleate.backends.cpu.compile import intrinsic
+from nucleate.backends.cpu.doubles import LEAST, LOG2_E, LOG2_E_REST
 
-GROUP, LANES = lanes.GROUP, lanes.LANES
+GROUP, WORD = lanes.GROUP, 64
 
-
-class Scores(NamedTuple):
-    """A row as it lies in memory."""
-
-    x: Any  #: float32 [V]
-    tail: Any  #: float32 [256]: what is left after the last whole group, padded with -inf
+_F, _D, _I = types.float32, types.float64, types.int64
 
 
-@intrinsic
-def top(typing: Any, scores: Any, start: Any) -> Any:
+@lanes.vectors(_F, _I)
+def top(b: Any, address: Any) -> Any:
     """The highest of 256 scores; NaN if one of them is."""
 
-    def make(context: Any, b: Any, signature: Any, given: Any) -> Any:
-        def higher(one: Any, other: Any) -> Any:
-            return b.select(b.fcmp_ordered(">", one, other), one, other)
+    def higher(one: Any, other: Any) -> Any:
+        return b.select(b.fcmp_ordered(">", one, other), one, other)
 
-        scores = lanes.loaded(context, b, signature.args[0], *given)
-        best = list(scores[:4])  # four at a time, so that none waits for another
-        for i, score in enumerate(scores[4:]):
-            best[i % 4] = higher(score, best[i % 4])
-        wrong = [b.fcmp_unordered("uno", *scores[i : i + 2]) for i in range(0, len(scores), 2)]  # one of two is NaN
-        any_wrong = functools.reduce(b.or_, wrong)
-        is_wrong = b.icmp_unsigned("!=", b.bitcast(any_wrong, lanes.BITS), ir.Constant(lanes.BITS, 0))
-        return b.select(is_wrong, ir.Constant(lanes.FLOAT, float("nan")), lanes.fold(b, best, higher))
-
-    return types.float32(scores, types.intp), make
+    scores = lanes.loaded(b, address)
+    best = list(scores[:4])  # four at a time, so that none waits for another
+    for i, score in enumerate(scores[4:]):
+        best[i % 4] = higher(score, best[i % 4])
+    wrong = [b.fcmp_unordered("uno", *scores[i : i + 2]) for i in range(0, len(scores), 2)]  # one of two is NaN
+    any_wrong = b.bitcast(functools.reduce(b.or_, wrong), lanes.BITS)
+    is_wrong = b.icmp_unsigned("!=", any_wrong, ir.Constant(lanes.BITS, 0))
+    return b.select(is_wrong, ir.Constant(lanes.FLOAT, float("nan")), lanes.fold(b, best, higher))
 
 
-@intrinsic
-def mass_above(typing: Any, scores: Any, start: Any, best: Any, high: Any, low: Any, least: Any, cut: Any) -> Any:
-    """The sum of exp((x - best) / t) of those of 256 scores at or above a cut; high + low = log2(e) / t,
-    least = -126 / high."""
+@lanes.vectors(_F, _I, _F, _F, _F, _F, _F)
+def mass_above(b: Any, address: Any, *numbers: Any) -> Any:
+    """The sum of exp((x - best) / t) of those of 256 scores at or above a cut. numbers: best, high, low, least, cut;
+    high + low = log2(e) / t, least = -126 / high."""
+    best, high, low, least, cut = (lanes.spread(b, number) for number in numbers)
 
-    def make(context: Any, b: Any, signature: Any, given: Any) -> Any:
-        best, high, low, least, cut = (lanes.spread(b, value) for value in given[2:])
+    def step(sums: Any, scores: Any) -> Any:
+        weights = [lanes.exp(b, b.fsub(score, best), high, low, least) for score in scores]
+        inside = [b.fcmp_ordered(">=", score, cut) for score in scores]
+        parts = (b.select(*both, lanes.every(0.0)) for both in zip(inside, weights, strict=True))
+        return [b.fadd(*both) for both in zip(sums, parts, strict=True)]
 
-        def step(sums: Any, scores: Any) -> Any:
-            weights = (lanes.exp(b, b.fsub(score, best), high, low, least) for score in scores)
-            parts = (
-                b.select(b.fcmp_ordered(">=", score, cut), weight, lanes.every(0.0))
-                for score, weight in zip(scores, weights, strict=True)
-            )
-            return [b.fadd(*both) for both in zip(sums, parts, strict=True)]
-
-        sums = lanes.each(context, b, signature.args[0], given[:2], [lanes.every(0.0)] * 4, step)
-        return lanes.fold(b, sums, b.fadd)
-
-    return types.float32(scores, types.intp, *[types.float32] * 5), make
+    return lanes.fold(b, lanes.each(b, address, [lanes.every(0.0)] * 4, step), b.fadd)
 
 
-@intrinsic
-def masses_above(
-    typing: Any, scores: Any, start: Any, best: Any, high: Any, low: Any, least: Any, cuts: Any, sums: Any
-) -> Any:
-    """Add to each of eight sums the weights of those of 256 scores that are at or above each of eight cuts."""
+@lanes.vectors(types.void, _I, _F, _F, _F, _F, _I, _I)
+def masses_above(b: Any, address: Any, *given: Any) -> None:
+    """Add to each of eight sums the weights of those of 256 scores that are at or above each of eight cuts.
 
-    def make(context: Any, b: Any, signature: Any, given: Any) -> Any:
-        best, high, low, least = (lanes.spread(b, value) for value in given[2:6])
-        cut_at, sum_at = (
-            context.make_array(kind)(context, b, value).data
-            for kind, value in zip(signature.args[6:], given[6:], strict=True)
-        )
-        places = [ir.Constant(lanes.INT, i) for i in range(8)]
-        cuts = [lanes.spread(b, b.load(b.gep(cut_at, [place]))) for place in places]
+    given: as of ``mass_above``, and in place of one cut the addresses of cuts and sums.
+    """
+    best, high, low, least = (lanes.spread(b, number) for number in given[:4])
+    first = b.inttoptr(given[4], lanes.FLOAT.as_pointer())
+    cuts = [lanes.spread(b, b.load(b.gep(first, [ir.Constant(lanes.INT, i)]))) for i in range(8)]
 
-        def step(sums: Any, scores: Any) -> Any:
-            inside = list(sums)
-            for score in scores:
-                weight = lanes.exp(b, b.fsub(score, best), high, low, least)
-                for i, cut in enumerate(cuts):
-                    part = b.select(b.fcmp_ordered(">=", score, cut), weight, lanes.every(0.0))
-                    inside[i] = b.fadd(inside[i], part)
-            return inside
+    def step(sums: Any, scores: Any) -> Any:
+        inside = list(sums)
+        for score in scores:
+            weight = lanes.exp(b, b.fsub(score, best), high, low, least)
+            for i, cut in enumerate(cuts):
+                part = b.select(b.fcmp_ordered(">=", score, cut), weight, lanes.every(0.0))
+                inside[i] = b.fadd(inside[i], part)
+        return inside
 
-        inside = lanes.each(context, b, signature.args[0], given[:2], [lanes.every(0.0)] * 8, step)
-        for place, vector in zip(places, inside, strict=True):
-            at = b.gep(sum_at, [place])
-            b.store(b.fadd(b.load(at), b.fpext(lanes.fold(b, [vector], b.fadd), ir.DoubleType())), at)
-        return context.get_dummy_value()
-
-    kinds = [scores, types.intp, *[types.float32] * 4, cuts, sums]
-    return types.void(*kinds), make
+    for i, vector in enumerate(lanes.each(b, address, [lanes.every(0.0)] * 8, step)):
+        lanes.add_to(b, given[5], i, b.fpext(lanes.fold(b, [vector], b.fadd), lanes.DOUBLE))
 
 
-@intrinsic
-def count(typing: Any, scores: Any, start: Any, cut: Any) -> Any:
-    """How many of 256 scores are at or above a cut."""
+@lanes.vectors(types.void, _I, _F, _I)
+def moments(b: Any, address: Any, top: Any, sums: Any) -> None:
+    """Add the number of 256 scores that are in, the sum of their x - top, and of its square, to three float64."""
+    one, zero = lanes.every(1.0, lanes.DOUBLES), lanes.every(0.0, lanes.DOUBLES)
+    top = lanes.spread(b, b.fpext(top, lanes.DOUBLE))
 
-    def make(context: Any, b: Any, signature: Any, given: Any) -> Any:
-        cut = lanes.spread(b, given[2])
+    def step(parts: Any, scores: Any) -> Any:
+        for score in scores:
+            inside = b.fcmp_ordered(">", score, lanes.every(float("-inf")))
+            below = b.select(inside, b.fsub(b.fpext(score, lanes.DOUBLES), top), zero)
+            terms = b.select(inside, one, zero), below, b.fmul(below, below)
+            parts = [b.fadd(*both) for both in zip(parts, terms, strict=True)]
+        return parts
 
-        def step(found: Any, scores: Any) -> Any:
-            inside = (b.sext(b.fcmp_ordered(">=", score, cut), lanes.INTS) for score in scores)  # -1 for each
-            return [b.sub(*both) for both in zip(found, inside, strict=True)]
-
-        found = lanes.each(context, b, signature.args[0], given[:2], [lanes.every(0, lanes.INTS)] * 4, step)
-        return lanes.fold(b, found, b.add, lanes.INTS)
-
-    return types.int32(scores, types.intp, types.float32), make
-
-
-@intrinsic
-def moments(typing: Any, scores: Any, start: Any, top: Any, sums: Any) -> Any:
-    """Add the number of 256 scores that are in, the sum of their x - top, and of its square, to three sums."""
-
-    def make(context: Any, b: Any, signature: Any, given: Any) -> Any:
-        top, zero = lanes.spread(b, given[2]), lanes.every(0.0, lanes.DOUBLES)
-
-        def step(parts: Any, scores: Any) -> Any:
-            for score in scores:
-                inside = b.fcmp_ordered(">", score, lanes.every(float("-inf")))
-                below = b.fsub(b.fpext(score, lanes.DOUBLES), b.fpext(top, lanes.DOUBLES))
-                below = b.select(inside, below, zero)
-                terms = (b.select(inside, lanes.every(1.0, lanes.DOUBLES), zero), below, b.fmul(below, below))
-                parts = [b.fadd(part, term) for part, term in zip(parts, terms, strict=True)]
-            return parts
-
-        parts = lanes.each(context, b, signature.args[0], given[:2], [zero] * 3, step)
-        data = context.make_array(signature.args[3])(context, b, given[3]).data
-        for i, part in enumerate(parts):
-            at = b.gep(data, [ir.Constant(lanes.INT, i)])
-            b.store(b.fadd(b.load(at), lanes.fold(b, [part], b.fadd, lanes.DOUBLES)), at)
-        return context.get_dummy_value()
-
-    return types.void(scores, types.intp, types.float32, sums), make
+    for i, part in enumerate(lanes.each(b, address, [zero] * 3, step)):
+        lanes.add_to(b, sums, i, lanes.fold(b, [part], b.fadd))
 
 
-@intrinsic
-def span(typing: Any, scores: Any, start: Any, cut: Any, up: Any, ends: Any) -> Any:
-    """Take into two float32, the lowest and the highest so far, those of 256 scores that are in [cut, up)."""
+@lanes.vectors(_D, _I, _D, _D, _I)
+def weigh(b: Any, address: Any, top: Any, slope: Any, share: Any) -> Any:
+    """The sum of e = exp(d) over 256 scores, d = (x - top) * slope, in float64; adds that of e * d to one number."""
+    top, slope, zero = lanes.spread(b, top), lanes.spread(b, slope), lanes.every(0.0, lanes.DOUBLES)
+    high, low, least = (lanes.every(number, lanes.DOUBLES) for number in (LOG2_E, LOG2_E_REST, LEAST))
 
-    def make(context: Any, b: Any, signature: Any, given: Any) -> Any:
-        cut, up = lanes.spread(b, given[2]), lanes.spread(b, given[3])
-        data = context.make_array(signature.args[4])(context, b, given[4]).data
-        at = [b.gep(data, [ir.Constant(lanes.INT, i)]) for i in range(2)]
-        lowest, highest = (lanes.spread(b, b.load(one)) for one in at)
-        for score in lanes.loaded(context, b, signature.args[0], *given[:2]):
-            inside = b.and_(b.fcmp_ordered(">=", score, cut), b.fcmp_ordered("<", score, up))
-            lowest = b.select(b.and_(inside, b.fcmp_ordered("<", score, lowest)), score, lowest)
-            highest = b.select(b.and_(inside, b.fcmp_ordered(">", score, highest)), score, highest)
-        for place, vector, way in zip(at, (lowest, highest), "<>", strict=True):
+    def step(sums: Any, scores: Any) -> Any:
+        masses, shares = list(sums[:4]), list(sums[4:])
+        for i, score in enumerate(scores):
+            below = b.fmul(b.fsub(b.fpext(score, lanes.DOUBLES), top), slope)
+            below = b.select(b.fcmp_ordered(">", below, least), below, least)
+            e = lanes.exp(b, below, high, low, least)
+            masses[i], shares[i] = b.fadd(masses[i], e), lanes.fma(b, e, below, shares[i])
+        return masses + shares
 
-            def better(one: Any, other: Any, way: str = way) -> Any:
-                return b.select(b.fcmp_ordered(way, one, other), one, other)
-
-            b.store(lanes.fold(b, [vector], better), place)
-        return context.get_dummy_value()
-
-    return types.void(scores, types.intp, types.float32, types.float32, ends), make
+    sums = lanes.each(b, address, [zero] * 8, step)
+    lanes.add_to(b, share, 0, lanes.fold(b, sums[4:], b.fadd))
+    return lanes.fold(b, sums[:4], b.fadd)
 
 
-@intrinsic
-def at_least(typing: Any, scores: Any, start: Any, cut: Any) -> Any:
-    """Which of 16 scores are at or above a cut, as bits."""
-
-    def make(context: Any, b: Any, signature: Any, given: Any) -> Any:
-        [scores] = lanes.loaded(context, b, signature.args[0], given[0], given[1], LANES)
-        return b.zext(b.bitcast(b.fcmp_ordered(">=", scores, lanes.spread(b, given[2])), lanes.BITS), lanes.INT)
-
-    return types.int32(scores, types.intp, types.float32), make
-
-
-@intrinsic
-def word_at_least(typing: Any, scores: Any, start: Any, cut: Any) -> Any:
+@lanes.vectors(_I, _I, _F)
+def word_at_least(b: Any, address: Any, cut: Any) -> Any:
     """Which of 64 scores are at or above a cut, as bits."""
-
-    def make(context: Any, b: Any, signature: Any, given: Any) -> Any:
-        cut, word = lanes.spread(b, given[2]), ir.IntType(64)
-        bits = ir.Constant(word, 0)
-        for i, vector in enumerate(lanes.loaded(context, b, signature.args[0], given[0], given[1], 64)):
-            found = b.zext(b.bitcast(b.fcmp_ordered(">=", vector, cut), lanes.BITS), word)
-            bits = b.or_(bits, b.shl(found, ir.Constant(word, i * LANES)))
-        return bits
-
-    return types.int64(scores, types.intp, types.float32), make
+    cut, bits = lanes.spread(b, cut), lanes.LONG(0)
+    for i, scores in enumerate(lanes.loaded(b, address, WORD)):
+        found = b.zext(b.bitcast(b.fcmp_ordered(">=", scores, cut), lanes.BITS), lanes.LONG)
+        bits = b.or_(bits, b.shl(found, lanes.LONG(i * lanes.LANES)))
+    return bits
 
 
-@intrinsic
-def ones(typing: Any, bits: Any) -> Any:
+@lanes.vectors(_I, _I)
+def ones(b: Any, bits: Any) -> Any:
     """How many of 64 bits are set."""
-    return types.int64(types.int64), lambda _, b, __, given: b.ctpop(given[0])
+    return b.ctpop(bits)
 
 
-@intrinsic
-def lowest_one(typing: Any, bits: Any) -> Any:
+@lanes.vectors(_I, _I)
+def lowest_one(b: Any, bits: Any) -> Any:
     """The place of the lowest of 64 bits that is set; 64 if none is."""
-    return types.int64(types.int64), lambda _, b, __, given: b.cttz(given[0], ir.Constant(ir.IntType(1), 0))
+    return b.cttz(bits, ir.Constant(ir.IntType(1), 0))
 
 
-@intrinsic
-def forbid(typing: Any, x: Any, start: Any, bits: Any) -> Any:
-    """Take infinity away from those of 32 scores whose bit is 0: what is NaN or +inf becomes NaN."""
-
-    def make(context: Any, b: Any, signature: Any, given: Any) -> Any:
-        place = b.bitcast(lanes.place(context, b, signature.args[0], *given[:2]), lanes.FLOATS.as_pointer())
-        allowed = b.bitcast(given[2], ir.VectorType(ir.IntType(1), 2 * LANES))
-        for half in range(2):
-            which = ir.Constant(lanes.INTS, [half * LANES + lane for lane in range(LANES)])
-            inside = b.shuffle_vector(allowed, ir.Constant(allowed.type, ir.Undefined), which)
-            at = b.gep(place, [ir.Constant(lanes.INT, half)])
-            score = b.load(at)
-            score.align = 4
-            left = b.select(inside, score, b.fsub(score, lanes.every(float("inf"))))
-            b.store(left, at).align = 4
-        return context.get_dummy_value()
-
-    return types.void(x, types.intp, types.int32), make
-
-
-@intrinsic
-def lowest_bit(typing: Any, bits: Any) -> Any:
-    """The place of the lowest bit that is set."""
-
-    def make(context: Any, b: Any, signature: Any, given: Any) -> Any:
-        return b.cttz(given[0], ir.Constant(ir.IntType(1), 1))
-
-    return types.int32(types.int32), make
-
-
-@intrinsic
-def one_at(typing: Any, address: Any) -> Any:
-    """The score at an address."""
-
-    def make(context: Any, b: Any, signature: Any, given: Any) -> Any:
-        return b.load(b.inttoptr(given[0], lanes.FLOAT.as_pointer()))
-
-    return types.float32(types.int64), make
-
-
-@intrinsic
-def image(typing: Any, x: Any) -> Any:
-    """The bits of a float32 as an integer."""
-    return types.int32(types.float32), lambda context, b, signature, given: b.bitcast(given[0], lanes.INT)
-
-
-@intrinsic
-def score(typing: Any, bits: Any) -> Any:
-    """The float32 of some bits."""
-    return types.float32(types.int32), lambda context, b, signature, given: b.bitcast(given[0], lanes.FLOAT)
-
-
-@intrinsic
-def widen(typing: Any, source: Any, start: Any, target: Any, at: Any) -> Any:
-    """Turn 16 half-precision numbers, held as uint16, into float32."""
-
-    def make(context: Any, b: Any, signature: Any, given: Any) -> Any:
-        halves = ir.VectorType(ir.HalfType(), LANES)
-        data = context.make_array(signature.args[0])(context, b, given[0]).data
-        vector = b.load(b.bitcast(b.gep(data, [given[1]]), halves.as_pointer()))
-        vector.align = 2
-        out = context.make_array(signature.args[2])(context, b, given[2]).data
-        store = b.store(b.fpext(vector, lanes.FLOATS), b.bitcast(b.gep(out, [given[3]]), lanes.FLOATS.as_pointer()))
-        store.align = 4
-        return context.get_dummy_value()
-
-    return types.void(source, types.intp, target, types.intp), make
+@lanes.vectors(_F, types.uint16)
+def half(b: Any, bits: Any) -> Any:
+    """The float16 of some bits."""
+    return b.fpext(b.bitcast(bits, ir.HalfType()), lanes.FLOAT)

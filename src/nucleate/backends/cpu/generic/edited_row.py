@@ -70,9 +70,13 @@ class EditedRow:
         least: np.float32 = np.partition(tops_G, len(tops_G) - k)[len(tops_G) - k]
         return least
 
+    def _not_in(self, ids_N: Ids) -> NDArray[np.bool_]:
+        """Which edited tokens are not among some."""
+        return np.isin(self.ids_K, ids_N, invert=True) if len(self.ids_K) else np.zeros(0, bool)
+
     def without(self, dropped_N: Ids, least: np.float32 = LOWEST) -> EditedRow:
         """The row without some tokens, and without those of ``row_V`` that are below a score."""
-        row_V, stay_K = self.work.row(), ~np.isin(self.ids_K, dropped_N)
+        row_V, stay_K = self.work.row(), self._not_in(dropped_N)
         np.copyto(row_V, self.row_V)
         if least > LOWEST:
             row_V[row_V < least] = -np.inf
@@ -81,7 +85,7 @@ class EditedRow:
 
     def edited(self, ids_K: Ids, x_K: Floats) -> EditedRow:
         """The row with other scores for some tokens; -inf takes one out."""
-        row_V, stay_K, inside_K = self.work.row(), ~np.isin(self.ids_K, ids_K), x_K > -np.inf
+        row_V, stay_K, inside_K = self.work.row(), self._not_in(ids_K), x_K > -np.inf
         np.copyto(row_V, self.row_V)
         row_V[ids_K] = -np.inf
         ids_K = np.concatenate((self.ids_K[stay_K], ids_K[inside_K]))
@@ -91,7 +95,7 @@ class EditedRow:
 
     def only(self, ids_K: Ids) -> EditedRow:
         """The row without the tokens that are not in a list."""
-        row_V, stay_K = self.work.row(), np.isin(self.ids_K, ids_K)
+        row_V, stay_K = self.work.row(), ~self._not_in(ids_K)
         row_V.fill(-np.inf)
         row_V[ids_K] = self.row_V[ids_K]
         return EditedRow(self.work, row_V, self.ids_K[stay_K], self.x_K[stay_K])

@@ -13,18 +13,22 @@ import numpy as np
 
 from nucleate.backends.cpu import noise, simd
 from nucleate.backends.cpu.compile import kernel
-from nucleate.backends.cpu.load import with_tail
-from nucleate.backends.cpu.simd import GROUP, LANES, Scores
-from nucleate.backends.cpu.special.select import ordered
-from nucleate.backends.cpu.weights import weigh
+from nucleate.backends.cpu.doubles import exp
+from nucleate.backends.cpu.lanes import GROUP
+from nucleate.backends.cpu.load import fill_tail, group_at
+from nucleate.backends.cpu.simd import WORD
+
+CLOSE = 1e-8
+"""Two times that are closer, relative, are left to the reference: sums of weights are right to 1e-12."""
 
 
 @kernel("float32(float32[::1], float32[::1], float32[::1])")
 def group_tops(x: Any, tail: Any, tops: Any) -> Any:
     """Fill in tops and tail. Returns the maximum of the row: NaN if there is a NaN, or +inf."""
-    row, top, wrong = with_tail(x, tail), np.float32(-np.inf), False
+    top, wrong = np.float32(-np.inf), False
+    fill_tail(x, tail)
     for group in range(tops.size):
-        tops[group] = simd.top(row, group * GROUP)
+        tops[group] = simd.top(group_at(x, tail, group))
         wrong |= not tops[group] < np.inf
         top = max(top, tops[group])
     return np.float32(np.nan) if wrong else top
@@ -34,14 +38,12 @@ def group_tops(x: Any, tail: Any, tops: Any) -> Any:
 def group_masses(x: Any, tail: Any, top: Any, slope: Any, masses: Any, sums: Any) -> None:
     """The sum of e = exp(d) in each group, d = (x - top) * slope, and in sums those of e and of e * d over the row.
 
-    All float64. The relative error of a sum is below 1e-12: 3e-16 for each exp, 1e-16 for each of at most V / 256 + 8
+    All float64. The relative error of a sum is below 1e-12: 5e-16 for each exp, 1e-16 for each of at most V / 256 + 8
     additions that a term goes through.
     """
     sums[0], sums[1] = 0.0, 0.0
     for group in range(masses.size):
-        start = group * GROUP
-        whole = start + GROUP <= x.size
-        masses[group] = weigh(x if whole else tail, start if whole else 0, top, slope, sums)
+        masses[group] = simd.weigh(group_at(x, tail, group), top, slope, np.int64(sums[1:].ctypes.data))
         sums[0] += masses[group]
 
 
@@ -50,7 +52,7 @@ def moments(x: Any, tail: Any, groups: Any, origin: Any, sums: Any) -> None:
     """How many scores are finite, and the sums of x - origin and of its square. origin: float32; sums: float64 [3]."""
     sums[:] = 0.0
     for group in range(groups):
-        simd.moments(Scores(x, tail), group * GROUP, origin, sums)
+        simd.moments(group_at(x, tail, group), origin, np.int64(sums.ctypes.data))
 
 
 @kernel("float64(float64[::1], float64)")
@@ -78,34 +80,62 @@ def keys_from(x: Any, tail: Any, tops: Any, threshold: Any, keys: Any) -> Any:
 
     The upper half is the score, highest first, the lower half the token id.
     """
-    row, n = Scores(x, tail), 0
+    n = 0
     for group in range(tops.size):
         if tops[group] >= threshold:
-            for start in range(group * GROUP, (group + 1) * GROUP, LANES):
-                found = simd.at_least(row, start, threshold)
+            at = group_at(x, tail, group)
+            for start in range(0, GROUP, WORD):
+                found = simd.word_at_least(at + 4 * start, threshold)
                 while found != 0:
-                    token = np.int64(start + simd.lowest_bit(found))
-                    score = ordered(x[token] + np.float32(0.0))  # +0.0 turns -0.0 into 0.0: they are equal
-                    keys[n] = (np.int64(~score) << 32) | token
+                    token = group * GROUP + start + simd.lowest_one(found)
+                    bits = np.float32(x[token] + np.float32(0.0)).view(np.int32)  # +0.0 turns -0.0 into 0.0
+                    keys[n] = (np.int64(~(bits ^ ((bits >> 31) & 0x7FFFFFFF))) << 32) | token
                     n += 1
                     found &= found - 1
     return n
 
 
-@kernel("void(uint64, uint64, int64, int64[::1], float64[::1])")
-def uniforms(seed: Any, step: Any, stream: Any, ids: Any, out: Any) -> None:
-    """``core.noise.uniform`` of each id. seed, step: uint64."""
+@kernel("float64(uint64, uint64, int64, int64)")
+def uniform(seed: Any, step: Any, stream: Any, index: Any) -> Any:
+    """``core.noise.uniform`` of one index."""
+    return noise.uniform(seed, step, stream, index)
+
+
+@kernel("int64(int64[::1], float64[::1], uint64, uint64, int64)")
+def race(ids: Any, weights: Any, seed: Any, step: Any, stream: Any) -> Any:
+    """The id of the highest log(weight) + Gumbel noise, as the least time; -1 where two are too close."""
+    best, rival, winner = np.inf, np.inf, np.int64(-1)
     for i in range(ids.size):
-        out[i] = noise.uniform(seed, step, stream, ids[i])
+        u = noise.uniform(seed, step, stream, ids[i])
+        if u < rival * weights[i]:
+            time = -math.log1p(-u) / weights[i]
+            if time < best:
+                best, rival, winner = time, best, ids[i]
+            else:
+                rival = min(rival, time)
+    return winner if best < rival * (1.0 - CLOSE) else np.int64(-1)
 
 
-@kernel("void(float32[::1], int32[::1])")
-def forbid(x: Any, words: Any) -> None:
-    """Set -inf where the bit of a token is 0. words: int32 [V / 32 or more]."""
-    for word in range((x.size + 31) // 32):
-        bits = words[word]
-        if bits != -1:
-            start = word * 32
-            for bit in range(min(32, x.size - start)):
-                if (bits >> bit) & 1 == 0:
-                    x[start + bit] = -np.inf
+@kernel("int64(int64[::1], float64[::1], float64, int64[::1], float64[::1], uint64, uint64)")
+def pick(ids: Any, x: Any, top: Any, groups: Any, masses: Any, seed: Any, step: Any) -> Any:
+    """The token that the Gumbel draw takes, groups first; -1 where two are too close.
+
+    top: of the scores x. groups, masses: [G + 256], to work in; masses of what the tokens of each group weigh.
+    """
+    count = masses.size - GROUP
+    some, places = masses[count:], groups[count:]
+    masses[:count] = 0.0
+    for group in range(count):
+        groups[group] = group
+    for start in range(0, ids.size, GROUP):
+        end = min(start + GROUP, ids.size)
+        for i in range(start, end):
+            some[i - start] = exp(x[i] - top)
+        for i in range(start, end):
+            masses[ids[i] >> 8] += some[i - start]
+    winner, n = race(groups[:count], masses[:count], seed, step, noise.GROUP), 0
+    for i in range(ids.size):
+        if ids[i] >> 8 == winner:
+            places[n], some[n] = ids[i], exp(x[i] - top)
+            n += 1
+    return race(places[:n], some[:n], seed, step, noise.TOKEN)

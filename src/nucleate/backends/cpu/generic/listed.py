@@ -16,7 +16,9 @@ from nucleate.core import noise
 from nucleate.core.event import StepLogprobs
 from nucleate.core.history import Past
 from nucleate.core.libraries import GENERIC
+from nucleate.core.noise import GROUP_SIZE
 from nucleate.core.stage import Row
+from nucleate.stages.gumbel import Gumbel
 
 Floats = NDArray[np.float64]
 Ids = NDArray[np.int64]
@@ -210,7 +212,7 @@ class Listed:
         [x] = self.x_N[self.ids_N == token]
         return float(x - self.top - np.log(self._mass))
 
-    def report(self, token: int, wanted: tuple[int, tuple[int, ...]], *, raw: bool = False) -> StepLogprobs:
+    def report(self, token: int, wanted: tuple[int, tuple[int, ...]]) -> StepLogprobs:
         return logprobs(self.ids_N, self.x_N, token, *wanted)
 
     # the draw
@@ -220,30 +222,21 @@ class Listed:
         stage = step.stage
         if stage.uniforms == "one":
             kept = Listed(self.ids_N, self.x_N, ranked=self.ranked).all()
-            u = float(uniforms(seed, place, noise.TOKEN, np.zeros(1, np.int64))[0])
+            u = uniform(seed, place, noise.TOKEN)
             return kept.walked(stage, kept.statistics(step.kind.names), u, inexact=self.inexact)[0]
-        ids_N, x_N = self.ids_N, self.below()
         if stage.uniforms == "none":
-            return reference.race(stage, ids_N, x_N, np.zeros(len(x_N)))
-        if len(ids_N) == 1:
-            return int(ids_N[0])
-        mass_G = np.zeros((int(ids_N.max()) >> GROUP_BITS) + 1)
-        for start in range(0, len(ids_N), PART):
-            part = slice(start, start + PART)
-            mass_G += np.bincount(ids_N[part] >> GROUP_BITS, np.exp(x_N[part]), len(mass_G))
-        self._mass = mass_G.sum()
-        groups_G = np.flatnonzero(mass_G)  # what underflows is 700 nats behind the winner
-        u_G = uniforms(seed, place, noise.GROUP, groups_G)
-        winner = int(groups_G[raced(stage, np.log(mass_G[groups_G]), u_G, inexact=True)])
-        if self.ranked:
-            inside_N = np.flatnonzero(ids_N >> GROUP_BITS == winner)
-            inside_N = inside_N[np.argsort(ids_N[inside_N])]  # by id, so that of equal scores the lowest id wins
-        else:
-            inside_N = np.arange(*np.searchsorted(ids_N, (winner << GROUP_BITS, (winner + 1) << GROUP_BITS)))
-        ids_N = ids_N[inside_N]
-        if len(ids_N) == 1:
-            return int(ids_N[0])
-        return int(ids_N[raced(stage, x_N[inside_N], uniforms(seed, place, noise.TOKEN, ids_N), inexact=self.inexact)])
+            return reference.race(stage, self.ids_N, self.below(), np.zeros(len(self.ids_N)))
+        if type(stage).score is not Gumbel.score:  # a rule of one's own
+            if self.inexact:
+                raise Undecided
+            return reference.pick(stage, self.survivors(), seed, place)
+        count = (int(self.ids_N.max()) >> GROUP_BITS) + 1
+        groups_G, mass_G = np.empty(count + GROUP_SIZE, np.int64), np.empty(count + GROUP_SIZE)
+        token = GENERIC.pick(self.ids_N, self.x_N, self.top, groups_G, mass_G, np.uint64(seed), np.uint64(place))
+        if token < 0:
+            raise Undecided
+        self._mass = mass_G[:count].sum()
+        return int(token)
 
     def walked(self, stage: Any, row: Row, u: float, *, inexact: bool) -> tuple[int, bool]:
         """The last token before which the weights have not summed up to the target; whether they do at it."""
@@ -266,31 +259,20 @@ def inside(ids_N: Ids, x_N: Floats) -> tuple[Ids, Floats]:
     return ids_N[inside_N], x_N[inside_N]
 
 
-def evaluated(rule: Callable[[Any, Any], Any], below_N: NDArray[Any], row: Row) -> Floats:
-    """What a rule says of each score; part by part, so that what it computes on the way stays in the cache."""
+def evaluated(rule: Callable[[Any, Any], Any], below_N: NDArray[Any], row: Row, room_N: Floats | None = None) -> Floats:
+    """What a rule says of each score; part by part, so that what it computes on the way stays in the cache.
+
+    room_N: to write it to, if they are many.
+    """
     if len(below_N) <= PART:
         said_N = np.asarray(rule(below_N, row), np.float64)
         return said_N if said_N.shape == below_N.shape else np.broadcast_to(said_N, below_N.shape)
-    said_N = np.empty(len(below_N))
+    said_N = np.empty(len(below_N)) if room_N is None else room_N
     for start in range(0, len(below_N), PART):
         said_N[start : start + PART] = rule(below_N[start : start + PART], row)
     return said_N
 
 
-def raced(stage: Any, x_N: Floats, u_N: Floats, *, inexact: bool) -> int:
-    """The place of the highest score. inexact: one that is hardly higher than the next is for the reference."""
-    score_N = np.asarray(stage.score(x_N, u_N))
-    place = int(score_N.argmax())
-    best = score_N[place]
-    if best != best:  # noqa: PLR0124  # NaN
-        raise Undecided
-    if inexact and len(score_N) > 1 and np.count_nonzero(score_N >= best - CLOSE * (1.0 + abs(best))) > 1:
-        raise Undecided
-    return place
-
-
-def uniforms(seed: int, step: int, stream: int, ids_N: Ids) -> Floats:
-    """``noise.uniform`` of each id, compiled."""
-    out_N = np.empty(len(ids_N))
-    GENERIC.uniforms(np.uint64(seed), np.uint64(step), stream, ids_N, out_N)
-    return out_N
+def uniform(seed: int, step: int, stream: int) -> float:
+    """``noise.uniform`` of index 0, compiled."""
+    return float(GENERIC.uniform(np.uint64(seed), np.uint64(step), stream, 0))

@@ -21,6 +21,7 @@ class Kind(NamedTuple):
     own_order: bool  #: a Prefix with an order of its own
     counts: bool  #: a Prefix whose weights are 1
     summed: bool  #: its weights are exp(x - row.top), which sum to the mass
+    whole: bool  #: a rule reads the mass before the first cut
 
 
 class Step(NamedTuple):
@@ -52,7 +53,7 @@ def program_of(stages: Pipeline) -> Program:
     if found is None or found.stages is not stages:
         steps = tuple(map(_step, stages))
         flips = any(step.kind.shape == "Ceiling" for step in steps)
-        found = Program(stages, steps, any(map(reads_whole, stages)), flips)
+        found = Program(stages, steps, any(step.kind.whole for step in steps), flips)
         if len(_programs) >= MOST:
             _programs.clear()
         _programs[id(stages)] = found
@@ -77,5 +78,6 @@ def _kind(stage: Any) -> Kind:
         summed = "weight" in rules and sums_to_mass(stage)
         counts = shape == "Prefix" and reads(stage, "weight").ones
         shown = reads(stage, "order" if own_order else "apply").form if own_order or shape == "Scale" else ""
-        _kinds[key] = Kind(shape, names, bool(names - {"top"}), shown, own_order, counts, summed)
+        whole = reads_whole(stage)
+        _kinds[key] = Kind(shape, names, bool(names - {"top"}), shown, own_order, counts, summed, whole)
     return _kinds[key]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,8 @@ from numpy.typing import NDArray
 
 from nucleate.core.noise import GROUP_SIZE
 
-KEPT = 4
-"""Sizes of rows whose arrays a thread keeps."""
+KEPT = 16
+"""Threads and sizes of rows for which there is room."""
 
 
 class Room:
@@ -20,7 +21,8 @@ class Room:
     def __init__(self, size: int) -> None:
         self.size, self.groups = size, -(-size // GROUP_SIZE)
         self.keys = np.empty(self.groups * GROUP_SIZE, np.int64)
-        self.spare_G = np.empty(self.groups)
+        self.spare_G, self.scores_V = np.empty(self.groups), np.empty(size)
+        self.ids = np.arange(size)  #: nobody writes to them
         self._rows: list[NDArray[np.float32]] = []
         self._used = 0
 
@@ -46,14 +48,11 @@ class Room:
         return copy_V
 
 
-_own = threading.local()
-
-
 def room(size: int) -> Room:
-    """The room of this thread for rows of a size; those of the last few sizes are kept."""
-    rooms: dict[int, Room] = _own.__dict__.setdefault("rooms", {})
-    if size not in rooms:
-        if len(rooms) == KEPT:
-            del rooms[next(iter(rooms))]
-        rooms[size] = Room(size)
-    return rooms[size]
+    """The room of this thread for rows of a size; the last few are kept."""
+    return _room(size, threading.get_ident())
+
+
+@lru_cache(KEPT)
+def _room(size: int, thread: int) -> Room:
+    return Room(size)

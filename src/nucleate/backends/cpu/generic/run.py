@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 
 from nucleate.backends import reference
 from nucleate.backends.cpu.generic.edited_row import EditedRow
-from nucleate.backends.cpu.generic.listed import Floats, Listed, Undecided, uniforms
+from nucleate.backends.cpu.generic.listed import Floats, Listed, Undecided, uniform
 from nucleate.backends.cpu.generic.program import Program, Step, program_of
 from nucleate.backends.cpu.generic.room import room
 from nucleate.backends.cpu.generic.uncut import Uncut
 from nucleate.core import noise
+from nucleate.core.event import StepLogprobs
 from nucleate.core.history import History, Past
 from nucleate.core.stage import Drawn, Pipeline, Stage, Tap
 
@@ -51,18 +52,30 @@ def probabilities(logits_V: NDArray[Any], stages: Pipeline, past: Past = History
     return reference.probabilities(logits_V, stages, past, survivors)
 
 
+def report(logits_V: NDArray[Any], token: int, wanted: tuple[int, tuple[int, ...]]) -> StepLogprobs:
+    """What a Tap at the beginning asks for, of a row from which a token was drawn."""
+    with np.errstate(all="ignore"):
+        return _whole(logits_V).report(token, wanted)
+
+
+def _whole(logits_V: NDArray[Any]) -> Uncut:
+    work = room(len(logits_V))
+    work.start()
+    return Uncut(EditedRow(work, work.plain(logits_V)))
+
+
 def _run(logits_V: NDArray[Any], program: Program, seed: int, step: int, past: Past) -> reference.Result:
     stages, steps = program.stages, program.steps
     if steps[-1].kind.shape != "Draw":
         raise Undecided
-    u = float(uniforms(seed, step, noise.XTC, np.zeros(1, np.int64))[0]) if program.flips else 1.0
+    u = uniform(seed, step, noise.XTC) if program.flips else 1.0
     kept, spans = _walk(logits_V, steps, past, u, program.whole)
     token = kept.draw(steps[-1], seed, step)
     told, moved = None, list(stages)
     for i, (before, after) in spans.items():
         stage = stages[i]
         if isinstance(stage, Tap):
-            told = before.report(token, stage.wanted, raw=all(one.idle for one in steps[:i]))
+            told = before.report(token, stage.wanted)
         if type(stage).after is not Stage.after:
             moved[i] = stage.after(Drawn(token, before.log_chance(token), after.log_chance(token)))
     return reference.Result(token, told, tuple(moved) if spans else stages)
@@ -75,9 +88,7 @@ def _walk(
 
     whole: somebody asks for the mass before the first cut.
     """
-    work = room(len(logits_V))
-    work.start()
-    kept: Tokens = Uncut(EditedRow(work, work.plain(logits_V)))
+    kept: Tokens = _whole(logits_V)
     spans = {}
     for i, step in enumerate(steps):
         if step.idle:
@@ -86,7 +97,7 @@ def _walk(
         if step.greedy:
             kept = kept.first(kept.uncut if whole else kept.whole)
         else:
-            kept = _applied(kept, step, past, u, whole, work.size)
+            kept = _applied(kept, step, past, u, whole, len(logits_V))
         if step.watches:
             spans[i] = before, kept
     return kept, spans

@@ -21,13 +21,10 @@ from nucleate.backends.cpu.generic.listed import (
     Undecided,
     evaluated,
     inside,
-    raced,
-    uniforms,
+    uniform,
 )
 from nucleate.backends.cpu.generic.program import Step
 from nucleate.backends.cpu.generic.shifts import shifted
-from nucleate.backends.cpu.special.rows import chains
-from nucleate.backends.cpu.special.table import FLOAT32
 from nucleate.backends.reference import Survivors, Whole
 from nucleate.core import noise
 from nucleate.core.event import StepLogprobs
@@ -35,8 +32,9 @@ from nucleate.core.history import Past
 from nucleate.core.libraries import GENERIC
 from nucleate.core.noise import GROUP_SIZE
 from nucleate.core.stage import Row, Scale
+from nucleate.stages.gumbel import Gumbel
 
-FEW = 8
+FEW = 16
 """Rows of so few groups are always listed."""
 
 FLATTEST, STEEPEST = 1e-200, 1e200
@@ -186,10 +184,11 @@ class Uncut:
         def apply(x_N: Floats, _: Row) -> Floats:
             return np.asarray(step.stage.apply(self._scaled(x_N.astype(np.float64)) - self.top, row))
 
-        x_V = evaluated(apply, self.row.row_V, row)
+        x_V = evaluated(apply, self.row.row_V, row, self.row.work.scores_V)
         x_V[self.row.row_V == -np.inf] = -np.inf
-        x_V[self.row.ids_K] = apply(self.row.x_K, row)
-        ids_N, x_N = inside(np.arange(len(x_V)), x_V)
+        if len(self.row.ids_K):
+            x_V[self.row.ids_K] = apply(self.row.x_K, row)
+        ids_N, x_N = inside(self.row.work.ids, x_V)
         return Listed(ids_N, x_N, inexact=self.inexact or step.kind.inexact, ranked=False)
 
     def floor(self, step: Step, whole: Whole | None) -> Listed | Uncut:
@@ -259,36 +258,33 @@ class Uncut:
         """The log-probability of a token that is in."""
         return float(self._below(np.array([token]))[0] - math.log(self._weighed()[0]))
 
-    def report(self, token: int, wanted: tuple[int, tuple[int, ...]], *, raw: bool = False) -> StepLogprobs:
-        """What a Tap asks for. raw: of the row as given, for which there is a kernel, with sums in float32."""
+    def report(self, token: int, wanted: tuple[int, tuple[int, ...]]) -> StepLogprobs:
+        """What a Tap asks for."""
         count, asked = wanted
-        size, named = self.row.work.size, [one for one in (token, *asked) if 0 <= one < self.row.work.size]
-        if raw and len(named) == 1 + len(asked):
-            return chains(size).report((self.row.row_V, 0, 0, FLOAT32), 0, token, *wanted)
+        named = [one for one in (token, *asked) if 0 <= one < self.row.work.size]
         scores_N = self.row.scores(np.array(named))
-        least = min(float(scores_N[scores_N > -np.inf].min()), float(self.row.best(min(max(count, 1), size))))
-        kept = self._listed(
-            np.nextafter(np.float32(max(least, float(LOWEST))), np.float32(-np.inf))
-        )  # it has all tokens that come before those asked for
+        least = float(scores_N[scores_N > -np.inf].min())
+        if count:
+            least = min(least, float(self.row.best(min(count, self.row.work.size))))
+        kept = self._listed(np.nextafter(np.float32(max(least, float(LOWEST))), np.float32(-np.inf)))  # and all before
         told, more = kept.report(token, wanted), math.log(np.exp(kept.below()).sum() / self._weighed()[0])
         moved = [[one._replace(logprob=one.logprob + more) for one in some] for some in ((told.chosen,), *told[1:])]
         return StepLogprobs(moved[0][0], *map(tuple, moved[1:]))
 
     def draw(self, step: Step, seed: int, place: int) -> int:
         """As ``Listed.draw``."""
-        stage = step.stage
-        if stage.uniforms == "none":
-            return self.all().draw(step, seed, place)
+        stage, (key, at) = step.stage, map(np.uint64, (seed, place))
         if stage.uniforms == "one":
-            return self._walked(step, float(uniforms(seed, place, noise.TOKEN, np.zeros(1, np.int64))[0]))
+            return self._walked(step, uniform(seed, place, noise.TOKEN))
+        if stage.uniforms == "none" or type(stage).score is not Gumbel.score:
+            return self.all().draw(step, seed, place)
         self._weighed()
-        groups_G = np.flatnonzero(self._masses_G > LITTLE)  # others are 600 nats behind
-        u_G = uniforms(seed, place, noise.GROUP, groups_G)
-        winner = int(groups_G[raced(stage, np.log(self._masses_G[groups_G]), u_G, inexact=True)])
-        ids_N = np.arange(winner * GROUP_SIZE, min((winner + 1) * GROUP_SIZE, self.row.work.size))
-        below_N = self._below(ids_N)
-        ids_N, below_N = ids_N[below_N > -np.inf], below_N[below_N > -np.inf]
-        return int(ids_N[raced(stage, below_N, uniforms(seed, place, noise.TOKEN, ids_N), inexact=self.inexact)])
+        winner = GENERIC.race(self.row.work.ids[: len(self._masses_G)], self._masses_G, key, at, noise.GROUP)
+        ids_N = self.row.work.ids[max(winner, 0) * GROUP_SIZE : (winner + 1) * GROUP_SIZE]
+        token = GENERIC.race(ids_N, np.exp(self._below(ids_N)), key, at, noise.TOKEN)
+        if token < 0:
+            raise Undecided
+        return int(token)
 
     def _walked(self, step: Step, u: float) -> int:
         row = self.with_whole(None).statistics(step.kind.names | {"mass"})

@@ -4,122 +4,151 @@ All of these keep a prefix of one order, so the row is read once for the highest
 follows a bound on the cut, and only groups that reach it are looked at again. Scores stay as they are: everything is
 said of d = (x - top) / t. Carries no meaning of its own: tests hold it equal to the reference.
 
-**Near ties.** Top-k compares float32 scores, which is exact. A score is compared with the bound of min-p and
-top-n-sigma in float64, so that only one within a few last bits of it is in doubt, and then the row is ``tied``. Top-p
-compares a sum of weights with a part of another. Where these are float32 sums, WHOLE bounds the error, in units of
-2^-24: 4 + |d| / t for each weight, 20 more for the sum of a group (see ``races``), and the mean of |d| / t by weight is
-at most log V, 12. Tokens within it of the goal are doubtful: kept, but marked, and a draw that one of them could change
-is made again with float64 sums. Of these, as of the reference's own, the error is n units of 2^-53 for n numbers.
+**Near ties.** Candidates have float64 scores, and top-k compares them exactly. A score is compared with the bound of
+min-p and top-n-sigma in float64, so that only one within a few last bits of it is in doubt, and then the row is TIED.
+Top-p compares a sum of weights with a part of another. Where these are float32 sums, ``weights.ERROR`` bounds the
+error; else, as of the reference's own, it is n units of 2^-53 for n numbers. Tokens within it of the goal are doubtful:
+kept, but marked, and a draw that one of them could change is TIED.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from nucleate.backends.cpu import simd
 from nucleate.backends.cpu.compile import jit
-from nucleate.backends.cpu.simd import GROUP, LANES
-from nucleate.backends.cpu.special.sections import close_in, settle_last
-from nucleate.backends.cpu.special.select import FEW, ID, bound, count, gather, lowest_at_least, next_up
-from nucleate.backends.cpu.special.share import BY_NUMBER, BY_WEIGHT, doubt, keep_first, last_of, reached
-from nucleate.backends.cpu.special.table import NOT_DRAWN
-from nucleate.backends.cpu.special.weights import (
+from nucleate.backends.cpu.special.sections import FEW, close_in
+from nucleate.backends.cpu.special.select import (
+    ALL,
+    BY_NUMBER,
+    BY_WEIGHT,
     LOWEST,
-    MANY,
-    UNIT,
-    Exponent,
-    Kept,
-    exponent_of,
-    rounding,
-    weigh,
-    weigh_few,
+    count,
+    doubt,
+    gather,
+    keep_first,
+    kth_bound,
+    last_of,
+    next_up,
+    rounded,
 )
-from nucleate.backends.cpu.special.work import EDITED, INEXACT, patch_above, score
+from nucleate.backends.cpu.special.weights import UNIT, bound, error_of, exponent_of, weigh, weigh_few
+from nucleate.backends.cpu.special.work import DOUBTED, EDITED, INEXACT, address_of
 from nucleate.core.maths import SLACK
 
-WHOLE = 4e-6
-"""The relative error of a sum of float32 weights, and of a part of it."""
+LAST = np.int64(0xFFFFFFFF)
+"""All ids are up to it."""
 
-DEVIATIONS = 2.5
-"""Standard deviations: so many more tokens than k are taken, where some are counted for all."""
+MANY, TIED = -1, -2
+
+
+class Kept(NamedTuple):
+    """The tokens that are left: those above a score, and those at it with an id up to ``last``."""
+
+    cut: Any  #: float32
+    last: Any
+    n: Any  #: how many, if they are in ``work.ids``, ascending, with weights; else MANY; TIED if others may be left
+
+
+class Floor(NamedTuple):
+    """What is at or above ``high`` is in, what is below ``low`` is out."""
+
+    low: Any
+    high: Any
+
+
+NO_FLOOR = Floor(-np.inf, -np.inf)
 
 
 @jit
-def narrow(top: Any, chain: Any, exact: Any, work: Any) -> Any:  # noqa: C901  # one cut after the other
-    """What the cuts leave. exact: sums are float64."""
-    size, t, exponent = work.size, chain.t, exponent_of(top, chain.t)
-    best, tied, late, cut = np.float64(top), False, LOWEST, LOWEST
-    if chain.m > 0.0 or chain.sigmas > 0.0 or chain.late_m > 0.0:
-        best, tied = unrounded(top, work)
+def narrow(top: Any, best: Any, chain: Any, work: Any) -> Any:
+    """What the cuts leave. top: the highest score as float32. best: it, as float64."""
+    early, late = floors(top, best, chain, work)
+    cut, whole, k = rounded(early.low, False), 0.0, np.int64(chain.k)
+    if 0 < k < work.size:
+        n = gather_first(k, cut, work)
+        n = keep_first(n, np.float64(k), BY_NUMBER, work) if n > k else n
+        return few_left(n, whole, early, late, top, best, chain, work)
+    if cut == LOWEST and chain.p >= 1.0:
+        return Kept(LOWEST, LAST, np.int64(MANY))
+    if cut == LOWEST:
+        whole = weigh(LOWEST, exponent_of(top, chain.t), work)
+        rest = (1.0 - chain.p - 2.0 * error_of(top, chain.t, work)) * whole
+        cut = max(cut, bound(work.masses, np.float64(top), chain.t, rest))
+    if count(cut, work) <= FEW:
+        return few_left(gather(cut, ALL, work), whole, early, late, top, best, chain, work)
+    if chain.p >= 1.0:
+        return above_floor(early, work)
+    return many_left(cut, whole, early, late, top, best, chain, work)
+
+
+@jit
+def few_left(n: Any, whole: Any, early: Any, late: Any, top: Any, best: Any, chain: Any, work: Any) -> Any:
+    """What the cuts leave of n candidates. whole: of what top-p keeps a part; 0: of these."""
+    slop = error_of(top, chain.t, work) if whole > 0.0 else 4.0 * UNIT * (work.size + 512)
+    n = filtered(n, early, work)
+    if n != TIED and chain.p < 1.0:
+        weigh_few(n, best, chain.t, work)
+        n = filtered(nucleus(n, 0.0, whole, chain.p, slop, work), late, work)
+    if n != TIED and (chain.p >= 1.0 or chain.late_t != 1.0):
+        weigh_few(n, best, chain.t * chain.late_t, work)
+    return Kept(LOWEST, LAST, n)
+
+
+@jit
+def many_left(cut: Any, whole: Any, early: Any, late: Any, top: Any, best: Any, chain: Any, work: Any) -> Any:
+    """What top-p leaves of the tokens at or above a cut, which are many, and then a floor."""
+    t, exponent, slop = chain.t, exponent_of(top, chain.t), error_of(top, chain.t, work)
+    reached = whole
+    if whole == 0.0:
+        kept = above_floor(early, work)
+        if kept.n == TIED:
+            return kept
+        cut, whole = kept.cut, weigh(kept.cut, exponent, work)
+        reached = whole
+    cut = max(cut, np.float32(np.float64(top) - 30.0 * t))  # what is further below weighs less than the slack
+    goal = chain.p * (1.0 - SLACK) * whole
+    n, above = close_in(cut, reached, goal * (1.0 - slop), goal * (1.0 + slop), exponent, work)
+    weigh_few(n, best, t, work)
+    n = nucleus(n, above, whole, chain.p, slop, work)
+    return last_kept(n, late, work) if n != TIED else Kept(LOWEST, LAST, n)
+
+
+@jit
+def floors(top: Any, best: Any, chain: Any, work: Any) -> Any:
+    """Those of min-p and top-n-sigma, and that after top-p, if there is top-p."""
+    early, late = NO_FLOOR, NO_FLOOR
     if chain.m > 0.0:
-        cut, near = floor(best, math.log(chain.m) - SLACK, 0.0, t, LOWEST, work)
-        tied |= near
+        early = floor(best, math.log(chain.m) - SLACK, 0.0, chain.t)
     if chain.sigmas > 0.0:
         deviation, error = deviation_of(top, work)
-        cut, near = floor(best, -chain.sigmas * deviation / t - SLACK, chain.sigmas * error / t, t, cut, work)
-        tied |= near
+        wide = floor(best, -chain.sigmas * deviation / chain.t - SLACK, chain.sigmas * error, chain.t)
+        early = Floor(max(early.low, wide.low), max(early.high, wide.high))
     if chain.late_m > 0.0:
-        late, near = floor(best, math.log(chain.late_m) - SLACK, 0.0, t, LOWEST, work)
-        tied |= near
-    k = np.int64(chain.k)
-    counted, whole, floored, bounded = 0 < k < size, 0.0, cut, LOWEST
-    if counted:
-        bounded = kth_bound(k, work)
-        cut = max(cut, bounded)
-    elif chain.m == 0.0 and chain.sigmas == 0.0:
-        if chain.p < 1.0:
-            whole = weigh(LOWEST, exponent, t, exact, work)
-            cut = max(cut, bound(work.masses, np.float64(top), t, (1.0 - chain.p) * whole * (1.0 - 1e-5)))
-        elif chain.late_m == 0.0:
-            return Kept(LOWEST, LOWEST, ID, MANY, tied)
-    lowest = cut
-    if whole != 0.0 or chain.p >= 1.0:  # else those below weigh too
-        cut = max(cut, late)
-    patch_above(work, lowest)
-    if not counted and count(cut, work) > FEW:
-        if chain.p >= 1.0:
-            return Kept(cut, next_up(cut), ID, MANY, tied)
-        return last_by_weight(lowest, late, whole, chain.p, t, tied, exact, exponent, work)
-    found = gather(cut, work)
-    if counted and not sure(k, work) and cut == bounded and not k <= found <= k + FEW:
-        bounded = kth_counted(top, k, work)
-        cut = max(floored, bounded, late if chain.p >= 1.0 else LOWEST)
-        patch_above(work, cut)
-        found = gather(cut, work)
-    return keep_few(found, whole, late, chain, k, np.float64(top), tied, exact, work)
+        late = floor(best, math.log(chain.late_m) - SLACK, 0.0, chain.t)
+    if chain.p >= 1.0:
+        early, late = Floor(max(early.low, late.low), max(early.high, late.high)), NO_FLOOR
+    return early, late
 
 
 @jit
-def unrounded(top: Any, work: Any) -> Any:
-    """The highest score, which may be an edited one, as float64; and whether it is one of several that may be."""
-    best, edited = np.float64(top), False
-    if work.state[INEXACT] > 0:
-        for edit in range(work.state[EDITED]):
-            if np.float32(work.values[edit]) == top:
-                best, edited = work.values[edit], True
-        patch_above(work, top)
-    return best, edited and count(top, work) > 1
+def floor(best: Any, below: Any, error: Any, t: Any) -> Any:
+    """The scores whose d is at least ``below``. error: of the bound, but for roundings."""
+    at = best + below * t
+    error += 64.0 * UNIT * (abs(best) - below * t)
+    return Floor(at - error, min(at + error, best))
 
 
 @jit
-def floor(best: Any, below: Any, margin: Any, t: Any, least: Any, work: Any) -> Any:
-    """The lowest score whose d is at least ``below``, or ``least``, if higher; whether one is too near to say."""
-    margin -= 32.0 * UNIT * below
-    low = max(lowest_at_least(best, (below - margin) * t), least)
-    high = max(lowest_at_least(best, (below + margin) * t), least)
-    cut, tied = low, False
-    if low != high:
-        cut = max(lowest_at_least(best, below * t), least)
-        patch_above(work, low)
-        tied = count(low, work) != count(high, work)
-    if work.state[INEXACT] > 0:
-        for edit in range(work.state[EDITED]):
-            x, d = np.float32(work.values[edit]), (work.values[edit] - best) / t
-            tied |= x >= least and ((d >= below) != (x >= cut) or abs(d - below) <= margin)
-    return cut, tied
+def first(top: Any, work: Any) -> Any:
+    """The lowest id that has the highest score, and this, which may be an edited one, as float64."""
+    n, best = gather(top, ALL, work), 0
+    for i in range(1, n):
+        best = i if work.scores[i] > work.scores[best] else best
+    return work.ids[best], work.scores[best]
 
 
 @jit
@@ -128,11 +157,10 @@ def deviation_of(top: Any, work: Any) -> Any:
 
     Each sum has at most G + 20 roundings, so that the variance errs by less than 4 (G + 20) units of the mean square.
     """
-    patch_above(work, LOWEST)
     work.sums[:3] = 0.0
     for group in range(work.tops.size):
         if work.tops[group] > -np.inf:
-            simd.moments(work.at[group], 0, top, work.sums)
+            simd.moments(address_of(group, work), top, np.int64(work.sums.ctypes.data))
     if work.state[INEXACT] > 0:
         for edit in range(work.state[EDITED]):
             if work.values[edit] > -np.inf:
@@ -146,132 +174,69 @@ def deviation_of(top: Any, work: Any) -> Any:
 
 
 @jit
-def first(top: Any, work: Any) -> Any:
-    """The lowest id that has the highest score."""
-    patch_above(work, top)
-    if work.state[INEXACT] > 0 and unrounded(top, work)[1]:
-        return NOT_DRAWN
-    for group in range(work.tops.size):
-        if work.tops[group] == top:
-            for token in range(group * GROUP, group * GROUP + GROUP):
-                if score(work, token) == top:
-                    return token
-    return NOT_DRAWN
+def gather_first(k: Any, cut: Any, work: Any) -> Any:
+    """Gather at least k tokens, the first ones, or all at or above a cut if these are fewer."""
+    for deviations in (2.5, 10.0, 1e9):
+        low = max(cut, kth_bound(k, deviations, work))
+        n = gather(low, ALL, work)
+        if n >= k or low == cut:
+            break
+    return n
 
 
 @jit
-def sure(k: Any, work: Any) -> Any:
-    """Whether ``kth_bound`` is told by the highest of the groups, so that it is more than likely."""
-    return k <= work.tops.size // 2
-
-
-@jit
-def kth_bound(k: Any, work: Any) -> Any:
-    """A score that at least k tokens most likely reach, and not many more."""
-    if sure(k, work):
-        return reached(work.tops, k)
-    some, found = work.weights.view(np.float32), 0  # some of every other group
-    for group in range(0, work.size // GROUP, 2):
-        start = group * GROUP + group % (GROUP // LANES) * LANES
-        for i in range(LANES):
-            some[found + i] = score(work, start + i)
-        found += LANES
-    place = k * (found / work.size)
-    place += DEVIATIONS * math.sqrt(place) + 1.0
-    return max(reached(some[:found], int(place)), LOWEST) if place <= found else LOWEST
-
-
-@jit
-def kth_counted(top: Any, k: Any, work: Any) -> Any:
-    """The score of the k-th token. To count is to weigh with weights of 1, exp(0)."""
-    patch_above(work, LOWEST)
-    inside = count(LOWEST, work)
-    if inside <= k:
-        return LOWEST
-    goal, each = np.float64(k), np.float32(0.0)
-    n, above, _ = close_in(LOWEST, top, np.float64(inside), goal, goal, Exponent(top, each, each, LOWEST), work)
-    work.weights[:n] = 1.0
-    return np.float32(work.scores[last_of(keep_first(n, goal - above, BY_NUMBER, work), work)])
-
-
-@jit
-def last_by_weight(
-    cut: Any, late: Any, whole: Any, p: Any, t: Any, tied: Any, exact: Any, exponent: Any, work: Any
-) -> Any:
-    """What top-p leaves of many tokens, none of them below a cut. whole: of what it keeps a part; 0: of these."""
-    top, reached = np.float64(exponent.top), whole
-    if whole == 0.0:
-        whole = weigh(cut, exponent, t, exact, work)
-        reached = whole
-    cut = max(cut, np.float32(top - 30.0 * t))  # what is further below weighs less than the slack
-    goal, wide = p * (1.0 - SLACK) * whole, WHOLE + rounding(exponent.top, t, work)
-    slop = 4.0 * UNIT * (work.size + 512) if exact else wide
-    n, above, up = close_in(cut, exponent.top, reached, goal * (1.0 - wide), goal * (1.0 + wide), exponent, work)
-    if exact:
-        above = weigh(up, exponent, t, True, work)
-    weigh_few(n, top, t, work)
-    last, told = settle_last(n, above, goal * (1.0 - slop), goal * (1.0 + slop), work)
-    cut = score(work, last)
-    tied |= not told or blurred(cut, work)
-    return Kept(late, next_up(late), ID, MANY, tied) if late > cut else Kept(cut, next_up(cut), last, MANY, tied)
-
-
-@jit
-def blurred(cut: Any, work: Any) -> Any:
-    """Whether tokens of several scores, edited ones, may have been rounded to that of a cut."""
-    if work.state[INEXACT] > 0:
-        for edit in range(work.state[EDITED]):
-            if np.float32(work.values[edit]) == cut:
-                return count(cut, work) > count(next_up(cut), work) + 1
-    return False
-
-
-@jit
-def keep_few(n: Any, whole: Any, late: Any, chain: Any, k: Any, top: Any, tied: Any, exact: Any, work: Any) -> Any:
-    """What is left of n candidates, with the weights of the draw.
-
-    whole: what top-p keeps a part of; 0: all that top-k left. late: the score below which min-p after top-p cuts.
-    """
-    counted, weights, scores = 0 < k < n, work.weights, work.scores
-    if counted:
-        n = keep_first(n, np.float64(k), BY_NUMBER, work)
-    t = chain.t if chain.p < 1.0 else chain.t * chain.late_t
-    weigh_few(n, top, t, work)
-    cut = np.float32(scores[last_of(n, work)]) if counted or chain.p < 1.0 else LOWEST
-    if chain.p < 1.0:
-        total = 0.0
-        for i in range(n):
-            total += weights[i]
-        slop = 4.0 * UNIT * (work.size + 512)
-        if whole == 0.0:
-            whole = total
-        elif not exact:
-            slop = WHOLE + rounding(top, t, work)
-        goal, least = chain.p * (1.0 - SLACK) * whole * (1.0 + slop), chain.p * (1.0 - SLACK) * whole * (1.0 - slop)
-        if counted:
-            tied |= blurred(cut, work)
-        if goal < total:
-            n, total = keep_first(n, goal, BY_WEIGHT, work), 0.0
-            for i in range(n):
-                total += weights[i]
-        cut = np.float32(scores[last_of(n, work)])
-        tied |= not doubt(n, total, least, work)
-        if chain.late_m > 0.0 or chain.late_t != 1.0:
-            n = once_more(n, late, top, t * chain.late_t, work)
-    return Kept(cut, cut, ID, n, tied or ((counted or chain.p < 1.0) and blurred(cut, work)))
-
-
-@jit
-def once_more(n: Any, late: Any, top: Any, t: Any, work: Any) -> Any:
-    """Cut n candidates at a score, and weigh what is left at another temperature; doubtful ones stay so."""
-    kept, doubtful = 0, 0
+def filtered(n: Any, floor: Any, work: Any) -> Any:
+    """Keep, of n candidates, those above a floor; returns how many, or TIED."""
+    kept, sure = 0, 0
+    if n == TIED or floor.low == -np.inf:
+        return n
     for i in range(n):
-        work.ids[kept], work.scores[kept] = work.ids[i], work.scores[i]
-        work.doubts[doubtful] = kept
-        inside = work.scores[i] >= late
-        doubtful += inside and work.weights[i] < 0.0
-        kept += inside
-    weigh_few(kept, top, t, work)
-    for i in range(doubtful):
-        work.weights[work.doubts[i]] = -work.weights[work.doubts[i]]
+        x = work.scores[i]
+        work.ids[kept], work.scores[kept], work.weights[kept] = work.ids[i], x, work.weights[i]
+        kept += x >= floor.low
+        sure += x >= floor.high
+    return kept if kept == sure else np.int64(TIED)
+
+
+@jit
+def above_floor(floor: Any, work: Any) -> Any:
+    """All tokens above a floor, of which the row has many."""
+    low, high = rounded(floor.low, True), rounded(floor.high, True)
+    if low > LOWEST and work.state[INEXACT] > 0:  # scores that were rounded may be on either side
+        low, high = -next_up(-low), next_up(high)
+    tied = low != high and count(low, work) != count(high, work)
+    return Kept(high, LAST, np.int64(TIED if tied else MANY))
+
+
+@jit
+def nucleus(n: Any, above: Any, whole: Any, p: Any, slop: Any, work: Any) -> Any:
+    """Keep, of n candidates, what top-p does, and mark doubtful ones; returns how many, or TIED.
+
+    above: the weight of the tokens before them. whole: of what it keeps a part; 0: of these.
+    """
+    total = above
+    for i in range(n):
+        total += work.weights[i]
+    goal = p * (1.0 - SLACK) * (whole if whole > 0.0 else total)
+    if goal * (1.0 + slop) < total:
+        n, total = keep_first(n, goal * (1.0 + slop) - above, BY_WEIGHT, work), above
+        for i in range(n):
+            total += work.weights[i]
+    return n if doubt(n, total, goal * (1.0 - slop), work) else np.int64(TIED)
+
+
+@jit
+def last_kept(n: Any, late: Any, work: Any) -> Any:
+    """All tokens up to the last of n candidates, and above a floor."""
+    listed = 0
+    for i in range(n):
+        work.doubts[listed] = work.ids[i]
+        listed += work.weights[i] < 0.0
+        work.weights[i] = abs(work.weights[i])
+    work.state[DOUBTED] = listed
+    last = last_of(n, work)
+    cut, token, kept = np.float32(work.scores[last]), work.ids[last], above_floor(late, work)
+    if kept.n != TIED and kept.cut <= cut:
+        tied = work.state[INEXACT] > 0 and count(cut, work) > count(next_up(cut), work) + 1
+        return Kept(cut, token, np.int64(TIED if tied else MANY))
     return kept

@@ -15,10 +15,10 @@ from numba import carray
 from nucleate.backends.chain import EACH_TIME, SCALE
 from nucleate.backends.cpu import simd
 from nucleate.backends.cpu.compile import inline, jit
-from nucleate.backends.cpu.load import copy, doubles_at, floats_at, longs_at, words_at
+from nucleate.backends.cpu.load import copy, doubles_at, forbid, longs_at, words_at
 from nucleate.backends.cpu.special.program import ALLOW, COUNTED
 from nucleate.backends.cpu.special.table import FLOAT32
-from nucleate.backends.cpu.special.work import EDITED, INEXACT, NOBODY, edit_of, lay, patch, score
+from nucleate.backends.cpu.special.work import EDITED, INEXACT, NOBODY, address_of, edit_of, lay, score
 
 
 @jit
@@ -32,25 +32,29 @@ def take(address: Any, kind: Any, size: Any, program: Any, orders: Any, mask: An
     masked = mask != 0
     for i in range(orders):
         masked |= steps[i, 0] == ALLOW
-    x, well = work.x[:size], True
+    work.state[:3] = 0
     if kind == FLOAT32 and not masked:
-        lay(carray(floats_at(address), size), work)
+        lay(address, work)
     else:
-        copy(address, kind, x)
-        lay(x, work)
+        copy(address, kind, work.x[:size])
+        lay(np.int64(work.x.ctypes.data), work)
+    top = read(work)  # before the edits, as it brings the row into the caches
     if orders > 0:
-        work.pending[:] = 0
         work.newest[:] = NOBODY
+    well = top < np.inf
     for i in range(orders + (mask != 0)):  # the mask of the step comes last
         if i == orders or steps[i, 0] == ALLOW:
-            well &= ban(x, mask if i == orders else steps[i, 1], work)
+            well &= ban(mask if i == orders else steps[i, 1], work)
         elif steps[i, 0] == COUNTED:
             table = carray(longs_at(steps[i, 1]), 4)
             penalise(table, carray(doubles_at(steps[i, 2]), (steps[i, 3], 2)), work)
         else:
             well &= add(steps[i, 1], steps[i, 2], steps[i, 3], work)
-    top = read(work) if well else np.float32(np.nan)
-    return settle(top, work) if work.state[EDITED] > 0 and well else top
+    if masked:
+        top = read(work)
+    if work.state[EDITED] > 0 and well:
+        top = settle(top, work)
+    return top if well else np.float32(np.nan)
 
 
 @jit
@@ -58,7 +62,7 @@ def read(work: Any) -> Any:
     """The highest score of each group; returns the highest of all, NaN if there is one, or +inf."""
     top, wrong = np.float32(-np.inf), False
     for group in range(work.tops.size):
-        best = simd.top(work.at[group], 0)
+        best = simd.top(work.at[group])
         work.tops[group] = best
         wrong |= not best < np.inf
         top = max(top, best)
@@ -71,7 +75,7 @@ def hold(edit: Any, token: Any, x: Any, count: Any, work: Any) -> Any:
     if edit < 0:
         edit, group = count, token >> 8
         count += 1
-        work.tokens[edit] = token
+        work.tokens[edit], work.raw[edit] = token, score(work, token)
         work.earlier[edit], work.newest[group] = work.newest[group], edit
     work.values[edit] = x
     return count
@@ -112,13 +116,12 @@ def add(ids: Any, numbers: Any, n: Any, work: Any) -> Any:
 
 
 @jit
-def ban(x: Any, address: Any, work: Any) -> Any:
+def ban(address: Any, work: Any) -> Any:
     """Take out the tokens whose bit is 0, edited ones too. False if an edit has made one of these NaN or +inf."""
-    words, had, well = carray(words_at(address), (x.size + 31) // 32), work.state[EDITED], True
-    forbid(x, words)
-    lay(x, work)  # the last group is a copy
-    work.state[EDITED] = had
-    for edit in range(had):
+    words, well = carray(words_at(address), (work.size + 31) // 32), True
+    forbid(work.x[: work.size], words)
+    lay(np.int64(work.x.ctypes.data), work)  # the last group is a copy
+    for edit in range(work.state[EDITED]):
         token = work.tokens[edit]
         if (words[token >> 5] >> (token & 31)) & 1 == 0:
             well &= work.values[edit] < np.inf
@@ -131,31 +134,14 @@ def settle(top: Any, work: Any) -> Any:
     """The highest score of each group, and of all, with edits; NaN if one of them is none."""
     wrong = not top < np.inf
     for edit in range(work.state[EDITED]):
-        token, x = work.tokens[edit], np.float32(work.values[edit])
-        group = token >> 8
-        before, best = score(work, token), work.tops[group]
+        x, before, group = np.float32(work.values[edit]), work.raw[edit], work.tokens[edit] >> 8
         wrong |= not x < np.inf
         work.state[INEXACT] += np.float64(x) != work.values[edit]
-        work.pending[group] |= 2 if before == best and x < before else 1
-        work.tops[group] = max(best, x)
+        work.pending[group] |= 2 if before == work.tops[group] and x < before else 1
+        work.tops[group] = max(work.tops[group], x)
     top = np.float32(-np.inf)
     for group in range(work.tops.size):
         if work.pending[group] > 1:  # its highest score may be lower now
-            patch(work, group)
-            work.tops[group] = simd.top(work.at[group], 0)
+            work.tops[group] = simd.top(address_of(group, work))
         top = max(top, work.tops[group])
     return np.float32(np.nan) if wrong else top
-
-
-@jit
-def forbid(x: Any, words: Any) -> None:
-    """Take out the tokens whose bit is 0. words: int32 [V / 32]."""
-    for word in range(words.size):
-        if words[word] != -1:
-            start = word * 32
-            if start + 32 <= x.size:
-                simd.forbid(x, start, words[word])
-            else:
-                for bit in range(x.size - start):
-                    if (words[word] >> bit) & 1 == 0:
-                        x[start + bit] -= np.float32(np.inf)

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import Future
+from functools import lru_cache
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nucleate.backends.cpu.special.room import room_for
-from nucleate.core.event import StepLogprobs, TokenLogprob
+from nucleate.backends.cpu.special.table import room_for
 from nucleate.core.libraries import CHAIN
 from nucleate.core.threads import cores, pool
 
 WORTH_A_THREAD = 250e-6
 """Seconds of work per thread: with less, waking it costs more than it saves, where a model's own threads are awake."""
 
-Ids = NDArray[np.int64]
+KEPT = 16
+"""Threads and sizes of rows for which there is room."""
+
 Lying = tuple[Any, int, int, int]
 
 
@@ -60,52 +62,18 @@ class Chains:
             start = perf_counter()
             drawn = self._draw_rows(*part, self._at[0])
             if drawn:
-                self._learn((perf_counter() - start) / drawn)
+                self._pace = min((perf_counter() - start) / drawn, 8 * self._pace)  # a call that compiles says little
         finally:
             for job in jobs:
                 if not job.cancel():  # else nobody has begun with it: its core has other things to do
                     job.result()
 
-    def _learn(self, pace: float) -> None:
-        self._pace = min(pace, 8 * self._pace)  # a call that compiles says little
-
-    def report(self, lying: Lying, place: int, chosen: int, top: int, asked: tuple[int, ...]) -> StepLogprobs:
-        """What ``backends.logprobs.logprobs`` says of a whole row, from which a token can be drawn."""
-        x_RV, start, between, kind = lying
-        start = start or x_RV.ctypes.data
-        tokens, count = np.array([chosen, *asked], np.int64), min(top, self.size)
-        ids, ranks = np.empty(count, np.int64), np.empty(len(tokens), np.int64)
-        numbers = np.empty(len(tokens) + count)
-        found = CHAIN.report(
-            start + place * between, kind, self.size, tokens, count, ids, numbers, ranks, self._rooms[0]
-        )
-        one, *others = (
-            TokenLogprob(*each)
-            for each in zip(tokens.tolist(), numbers.tolist(), (rank or None for rank in ranks.tolist()), strict=False)
-        )
-        likeliest = zip(ids[:found].tolist(), numbers[len(tokens) :].tolist(), range(1, found + 1), strict=False)
-        return StepLogprobs(one, tuple(TokenLogprob(*each) for each in likeliest), tuple(others))
-
-    def survivors(self, logits_V: NDArray[np.float32], numbers: tuple[float, ...]) -> Ids:
-        """The ids that the cuts of a chain leave, ascending; none where no token can be drawn."""
-        ids = np.empty(self.size, np.int64)
-        x = np.array(logits_V, np.float32)
-        return ids[: CHAIN.survivors(x, np.array(numbers, np.float64), ids, self._rooms[0])]
-
-
-class _Own(threading.local):
-    def __init__(self) -> None:
-        self.kept: dict[int, Chains] = {}
-
-
-_own = _Own()
-
 
 def chains(size: int) -> Chains:
-    """The ``Chains`` of this thread for rows of a size; the last few sizes are kept."""
-    kept = _own.kept
-    if size not in kept:
-        if len(kept) == 4:
-            del kept[next(iter(kept))]
-        kept[size] = Chains(size)
-    return kept[size]
+    """The ``Chains`` of this thread for rows of a size; the last few are kept."""
+    return _chains(size, threading.get_ident())
+
+
+@lru_cache(KEPT)
+def _chains(size: int, thread: int) -> Chains:
+    return Chains(size)

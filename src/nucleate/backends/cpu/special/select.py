@@ -1,81 +1,71 @@
-"""Finding and counting the tokens at or above a cut; only groups whose highest score reaches it are looked at.
+"""Finding the tokens at or above a cut, and of them the fewest first that reach a goal, by number or by weight.
 
-A token is ranked by its key: higher scores, and of equal ones lower ids, have higher keys.
+Only groups whose highest score reaches a cut are looked at. What is found there is cut by halving, with nothing moved:
+a pass that only counts is made of vectors and has no branches; ten or so are faster than one that moves numbers about.
+Knows no stage.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from nucleate.backends.cpu import simd
-from nucleate.backends.cpu.compile import inline, jit
-from nucleate.backends.cpu.doubles import loose
-from nucleate.backends.cpu.simd import GROUP, LANES
-from nucleate.backends.cpu.special.work import score
+from nucleate.backends.cpu.compile import inline, jit, loose
+from nucleate.backends.cpu.lanes import GROUP, LANES
+from nucleate.backends.cpu.simd import WORD
+from nucleate.backends.cpu.special.work import INEXACT, NOBODY, address_of, edit_of, score
 
-WORD = 64
+DOUBTS = 64
+"""So many tokens may be in doubt."""
 
-FEW = 4096
-"""More candidates than this are narrowed down by passes over the row, not one by one."""
+BY_NUMBER, BY_WEIGHT = 0.0, -1.0
 
-ID = np.int64(0xFFFFFFFF)
+LOWEST = np.finfo(np.float32).min
+"""What is at or above it is in: -inf is not."""
 
+ALL = np.float32(np.inf)
 
-@inline
-def key(x: Any, token: Any) -> Any:
-    """The rank of a token as an integer."""
-    bits = simd.image(x + np.float32(0.0))  # of -0.0 it makes 0.0
-    return (np.int64(bits ^ ((bits >> 31) & 0x7FFFFFFF)) << 32) | (ID - token)
+ENDLESS = np.int64(0x7FFFFFFFFFFFFFFF)
 
 
 @inline
 def ordered(x: Any) -> Any:
-    """The bits of a float32 as an integer that is ordered as it is; -0.0 is right below 0.0."""
-    bits = simd.image(x)
-    return bits ^ ((bits >> 31) & np.int32(0x7FFFFFFF))
+    """The bits of a float64 as an integer that is ordered as it is."""
+    bits = np.float64(x + 0.0).view(np.int64)  # of -0.0 it makes 0.0
+    return bits ^ ((bits >> 63) & ENDLESS)
 
 
 @inline
 def floating(place: Any) -> Any:
     """The inverse of ``ordered``."""
-    return simd.score(np.int32(place ^ ((place >> 31) & 0x7FFFFFFF)))
+    return np.int64(place ^ ((place >> 63) & ENDLESS)).view(np.float64)
 
 
 @inline
 def next_up(x: Any) -> Any:
     """The float32 that follows x, which is not infinite, upwards."""
-    return floating(ordered(x + np.float32(0.0)) + np.int32(1))  # of -0.0 it makes 0.0
+    bits = np.float32(x + np.float32(0.0)).view(np.int32)  # of -0.0 it makes 0.0
+    return np.int32(bits + (1 if bits >= 0 else -1)).view(np.float32)
 
 
 @jit
-def lowest_at_least(top: Any, below: Any) -> Any:
-    """The lowest float32 x with x - top >= below, both in float64. below: negative."""
-    if top + below < -3.4e38:
-        return np.float32(-np.inf)
-    in_place = np.int64(ordered(np.float32(top + below)))  # mostly it, or beside it; near 0 it may be far from it
-    out_place, step = in_place, np.int64(1)
-    most = np.int64(ordered(np.float32(top)))
-    while in_place < most and np.float64(floating(in_place)) - top < below:
-        out_place, in_place, step = in_place, min(in_place + step, most), 2 * step
-    if out_place == in_place:
-        out_place = in_place - step
-        while np.float64(floating(out_place)) - top >= below:
-            in_place, out_place, step = out_place, out_place - step, 2 * step
-    while in_place - out_place > 1:
-        middle = (in_place + out_place) >> 1
-        if np.float64(floating(middle)) - top >= below:
-            in_place = middle
-        else:
-            out_place = middle
-    return floating(in_place)
+def rounded(x: Any, up: Any) -> Any:
+    """The float32 next to a number, or itself, upwards or downwards, but LOWEST at least."""
+    near = np.float32(max(x, np.float64(LOWEST)))
+    if np.float64(near) < x and up:
+        near = next_up(near)
+    elif np.float64(near) > x and not up:
+        near = -next_up(-near)
+    return max(near, LOWEST)
 
 
 @jit
-def gather(cut: Any, work: Any) -> Any:
-    """Put the ids of all scores at or above a cut into ``ids``, ascending, and these into ``scores``; returns how many.
+def gather(cut: Any, up: Any, work: Any) -> Any:
+    """Put the ids of all scores from a cut to below another into ``ids``, ascending, these into ``scores``, as float64,
+    and 1 into ``weights``; returns how many.
 
     Without branches that would be guessed wrong at every other group: those that reach the cut are listed first. Most
     of these have one score, or some in every part.
@@ -85,9 +75,9 @@ def gather(cut: Any, work: Any) -> Any:
         groups[count] = group
         count += work.tops[group] >= cut
     for i in range(count):
-        start, at = groups[i] * GROUP, work.at[groups[i]]
-        a, b = simd.word_at_least(at, 0, cut), simd.word_at_least(at, WORD, cut)
-        c, d = simd.word_at_least(at, 2 * WORD, cut), simd.word_at_least(at, 3 * WORD, cut)
+        start, at = groups[i] * GROUP, address_of(groups[i], work)
+        a, b = word_between(at, cut, up), word_between(at + 4 * WORD, cut, up)
+        c, d = word_between(at + 8 * WORD, cut, up), word_between(at + 12 * WORD, cut, up)
         if simd.ones(a) + simd.ones(b) + simd.ones(c) + simd.ones(d) == 1:
             ids[found] = start + simd.lowest_one(a | b | c | d) + WORD * ((b != 0) + 2 * (c != 0) + 3 * (d != 0))
             found += 1
@@ -97,8 +87,17 @@ def gather(cut: Any, work: Any) -> Any:
             found = spell(c, start + 2 * WORD, ids, found)
             found = spell(d, start + 3 * WORD, ids, found)
     for i in range(found):
-        work.scores[i] = score(work, ids[i])
+        work.scores[i], work.weights[i] = score(work, ids[i]), 1.0
+    if work.state[INEXACT] > 0:
+        for i in range(found):
+            edit = edit_of(work, ids[i])
+            work.scores[i] = work.values[edit] if edit >= 0 else work.scores[i]
     return found
+
+
+@inline
+def word_between(at: Any, cut: Any, up: Any) -> Any:
+    return simd.word_at_least(at, cut) & ~simd.word_at_least(at, up)
 
 
 @jit
@@ -120,44 +119,143 @@ def count(cut: Any, work: Any) -> Any:
     found = 0
     for group in range(work.tops.size):
         if work.tops[group] >= cut:
-            found += simd.count(work.at[group], 0, cut)
+            at = address_of(group, work)
+            for word in range(at, at + 4 * GROUP, 4 * WORD):
+                found += simd.ones(simd.word_at_least(word, cut))
     return found
 
 
 @jit
-def gather_between(cut: Any, up: Any, work: Any) -> Any:
-    """As ``gather``, without those at or above ``up``."""
+def kth_bound(k: Any, deviations: Any, work: Any) -> Any:
+    """A score that at least k tokens most likely reach, and not many more: surely where groups are many.
+
+    Else of a sample; so many standard deviations more tokens than k are taken, where some are counted for all.
+    """
+    if 2 * k <= work.tops.size:
+        return rounded(reached(work.tops, k), True)
+    found = 0  # some of every other group
+    for group in range(0, work.size // GROUP, 2):
+        start = group * GROUP + group % (GROUP // LANES) * LANES
+        for i in range(LANES):
+            work.scores[found + i] = score(work, start + i)
+        found += LANES
+    place = k * (found / work.size)
+    place += deviations * math.sqrt(place) + 1.0
+    return rounded(reached(work.scores[:found], int(place)), True) if place <= found else LOWEST
+
+
+class Share(NamedTuple):
+    """The first of some numbers, the highest: those at or above ``high``, and some of those from ``low`` on."""
+
+    low: Any
+    high: Any
+    need: Any  #: how many of those
+
+
+@jit
+def reached(values: Any, k: Any) -> Any:
+    """A number that at least k of some reach; of others at most an eighth more, but for equal ones."""
+    return share(values, values, np.float64(k), np.float64(k >> 3)).low
+
+
+@jit
+def share(values: Any, weights: Any, goal: Any, spare: Any) -> Any:
+    """The fewest first numbers whose weights (or number) reach a goal; equal ones weigh the same.
+
+    spare: so much more than the goal is as good; BY_WEIGHT: weights count, else the number does.
+    """
+    by_weight = spare < 0.0
+    low, high = ends(values, -ENDLESS, ENDLESS)
+    inside, above, light = values.size, 0, 0.0
+    heavy = heavier(values, weights, -np.inf) if by_weight else 0.0
+    for turn in range(1, 90):
+        if low + 1 >= high or inside - above <= 1:
+            break
+        if turn % 12 == 0:  # few numbers, many times?
+            low, high = ends(values, low, high)
+            continue
+        middle = (low >> 1) + (high >> 1) + (low & high & 1)
+        found = how_many(values, floating(middle))
+        weight = heavier(values, weights, floating(middle)) if by_weight else np.float64(found)
+        if weight >= goal:
+            low, inside, heavy = middle, found, weight
+            if weight <= goal + spare:
+                break
+        else:
+            high, above, light = middle, found, weight
+    count = inside - above
+    if not by_weight:
+        return Share(floating(low), floating(high), min(count, np.int64(goal - light)))
+    each = (heavy - light) / count
+    need = max(1, min(count, np.int64(math.ceil((goal - light) / each)))) if each > 0.0 else count
+    return Share(floating(low), floating(high), need)
+
+
+@jit
+def ends(values: Any, least: Any, most: Any) -> Any:
+    """Of numbers from one to below another, all as ``ordered``: the lowest, and what follows the highest."""
+    low, high = np.int64(most), np.int64(least)
+    for i in range(values.size):
+        place = ordered(np.float64(values[i]))
+        low = min(low, place if place >= least else most)
+        high = max(high, place if place < most else least)
+    return low, high + 1
+
+
+@jit
+def how_many(values: Any, cut: Any) -> Any:
     found = 0
-    for group in range(work.tops.size):
-        if work.tops[group] >= cut:
-            for start in range(0, GROUP, LANES):
-                at = work.at[group]
-                bits = simd.at_least(at, start, cut) & ~simd.at_least(at, start, up)
-                while bits != 0:
-                    work.ids[found] = group * GROUP + start + simd.lowest_bit(bits)
-                    work.scores[found] = score(work, work.ids[found])
-                    found += 1
-                    bits &= bits - 1
+    for i in range(values.size):
+        found += values[i] >= cut
     return found
 
 
 @loose
-def at_most(masses: Any, each: Any) -> Any:
-    """The sum of masses, where no more than ``each`` counts of one."""
+def heavier(values: Any, weights: Any, cut: Any) -> Any:
+    """The weight of those at or above a cut."""
     total = 0.0
-    for group in range(masses.size):
-        total += min(np.float64(masses[group]), each)
+    for i in range(values.size):
+        total += weights[i] if values[i] >= cut else 0.0
     return total
 
 
 @jit
-def bound(masses: Any, top: Any, t: Any, rest: Any) -> Any:
-    """A score below which all tokens together have at most a weight of ``rest``."""
-    low, high = -30.0, 0.0
-    for _ in range(12):
-        middle = (low + high) / 2
-        if at_most(masses, GROUP * math.exp(middle)) <= rest:
-            low = middle
-        else:
-            high = middle
-    return np.float32(top + low * t)
+def keep_first(n: Any, goal: Any, spare: Any, work: Any) -> Any:
+    """Keep, of n candidates, the fewest first that reach the goal, see ``share``; they stay in ascending ids."""
+    ids, weights, scores = work.ids, work.weights, work.scores
+    first = share(scores[:n], weights[:n], goal, spare)
+    need, kept = first.need, 0
+    for i in range(n):
+        x = scores[i]
+        ids[kept], weights[kept], scores[kept] = ids[i], weights[i], x
+        in_question = (x >= first.low) & (x < first.high)
+        kept += (x >= first.high) | (in_question & (need > 0))
+        need -= in_question
+    return kept
+
+
+@jit
+def last_of(n: Any, work: Any) -> Any:
+    """The place of the last of n candidates in the order, but for doubtful ones; NOBODY if there is none."""
+    last, x = NOBODY, np.inf
+    for i in range(n):
+        if work.scores[i] <= x and work.weights[i] > 0.0:
+            last, x = i, work.scores[i]
+    return last
+
+
+@jit
+def doubt(n: Any, total: Any, goal: Any, work: Any) -> Any:
+    """Make the weights of those of n candidates negative before which others may reach the goal: they may be out.
+
+    total: the weight of all of them, and of those before them. False if they are too many to be listed.
+    """
+    for _ in range(DOUBTS):
+        last = last_of(n, work)
+        if last == NOBODY:
+            return True
+        total -= work.weights[last]
+        if total < goal:
+            return True
+        work.weights[last] = -work.weights[last]
+    return False

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nucleate.backends.chain import Numbers
+from nucleate.core.noise import GROUP_SIZE as GROUP
 
 Ids = NDArray[np.int64]
 
@@ -31,6 +32,16 @@ FLOAT32, FLOAT16, BFLOAT16, FLOAT64 = range(4)
 
 NOT_DRAWN = -1
 """The token of a row from which the chain draws none: an odd one, or one too near a tie."""
+
+
+WIDE, NARROW, MORE = 7, 11, GROUP + 8
+"""The chain works in so many arrays as long as a row, and as its groups with so many more numbers, see ``work``."""
+
+
+def room_for(size: Any) -> Any:
+    """How many float64 a ``Work`` takes for rows of so many scores."""
+    groups = -(-size // GROUP)
+    return WIDE * GROUP * groups + NARROW * (groups + MORE)
 
 
 class Part(NamedTuple):
