@@ -219,7 +219,7 @@ def test_what_cannot_be_compiled_says_why(cache: Path, tmp_path: Path, monkeypat
 def test_a_fork_begins_with_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the threads of its parent, which were to get kernels, are not there."""
     library = Library("unmade", [], [])
-    library.expected()
+    library.expected(compiling=True)
     child = os.fork()
     if not child:
         begun: list[object] = []
