@@ -58,6 +58,16 @@ def move(typing: Any, address: Any, x: Any) -> Any:
     return types.void(types.int64, x), make
 
 
+@intrinsic
+def widened(typing: Any, half: Any) -> Any:
+    """The bits of one float16 as float32."""
+
+    def make(context: Any, b: Any, signature: Any, given: Any) -> Any:
+        return b.fpext(b.bitcast(given[0], ir.HalfType()), ir.FloatType())
+
+    return types.float32(types.uint16), make
+
+
 @jit
 def lying(address: Any, size: Any, tail: Any) -> Any:
     """A float32 row at an address."""
@@ -96,8 +106,5 @@ def widen(source: Any, x: Any) -> None:
     whole = source.size - source.size % LANES
     for i in range(0, whole, LANES):
         simd.widen(source, i, x, i)
-    if whole < source.size:
-        last, wide = np.zeros(LANES, np.uint16), np.empty(LANES, np.float32)
-        last[: source.size - whole] = source[whole:]
-        simd.widen(last, 0, wide, 0)
-        x[whole:] = wide[: source.size - whole]
+    for i in range(whole, source.size):
+        x[i] = widened(source[i])

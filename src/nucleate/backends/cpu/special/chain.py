@@ -102,7 +102,8 @@ def survivors(x: Any, numbers: Any, ids: Any, room: Any) -> Any:
         return 1
     kept, found = narrow(top, chain, True, work), 0
     if kept.n != MANY:
-        ids[: kept.n] = work.ids[: kept.n]
+        for i in range(kept.n):
+            ids[i] = work.ids[i]
         return kept.n
     found = gather(max(kept.cut, LOWEST), work)
     left = 0
