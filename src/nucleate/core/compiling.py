@@ -141,7 +141,7 @@ def main(path: str, *modules: str) -> None:
     """Compile the kernels of some modules to a file; a line for each on stdout."""
     gc.disable()  # nothing that is made is garbage before the end, and it would be a tenth of the time
     binding.ffi.lib._lock._cblist.clear()  # noqa: SLF001  # events that nobody listens to: another tenth
-    code = machine_code(list(modules), lambda name, seconds: print(f"{seconds:.1f} {name}", flush=True))
+    code = machine_code(list(modules), lambda name, seconds: print(f"{name}, {seconds:.1f} s", flush=True))
     target = Path(path)
     new = target.with_suffix(f".{os.getpid()}")
     new.write_bytes(code)

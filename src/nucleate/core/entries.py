@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -88,14 +89,13 @@ class Entries:
         number, order = b.load(cgutils.gep(b, dtype, 0, 6)), b.load(cgutils.gep(b, dtype, 0, 4))
         needed = ALIGNED | (C_CONTIGUOUS if type_.layout == "C" else 0)
         swapped = ord("<" if sys.byteorder == "big" else ">")
-        wrong = [
+        wrong = (
             b.icmp_signed("!=", dimensions, ir.Constant(_INT, type_.ndim)),
             b.icmp_signed("!=", number, ir.Constant(_INT, np.dtype(str(type_.dtype)).num)),
             b.icmp_signed("==", order, ir.Constant(_BYTE, swapped)),
             b.icmp_signed("!=", b.and_(flags, ir.Constant(_INT, needed)), ir.Constant(_INT, needed)),
-        ]
-        for each in wrong:
-            self._refuse_if(b, each, message)
+        )
+        self._refuse_if(b, reduce(b.or_, wrong), message)
         out = self._context.make_array(type_)(self._context, b)
         lengths, steps = (
             [b.load(b.gep(at, [ir.Constant(_SIZE, i)])) for i in range(type_.ndim)] for at in (shape, strides)

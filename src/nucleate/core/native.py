@@ -125,7 +125,7 @@ class Library:
         command = [sys.executable, "-c", PROGRAM, str(place), *self.modules]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         process = subprocess.Popen(  # noqa: S603  # ours
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             text=True,
         )  # fmt: skip
         if behind and hasattr(os, "setpriority"):
@@ -141,10 +141,10 @@ def get(libraries: Sequence[Library], told: Told | None = None, *, behind: bool 
     missing = []
     for library in libraries:
         begun = time.perf_counter()
-        if library.load():
-            _tell(told, f"{library.name}: read in {time.perf_counter() - begun:.2f} s")
-        else:
+        if not library.load():
             missing.append(library)
+        elif told is not None:
+            told(f"{library.name}: read in {time.perf_counter() - begun:.2f} s")
         if behind:
             time.sleep(PAUSE)
     if missing and told is None:
@@ -156,6 +156,7 @@ def get(libraries: Sequence[Library], told: Told | None = None, *, behind: bool 
 
 
 def _compile(library: Library, told: Told | None, *, behind: bool) -> None:
+    """Unless another thread has done so meanwhile."""
     with library.getting:
         if not library.load():
             _run(library, told, behind=behind)
@@ -163,25 +164,18 @@ def _compile(library: Library, told: Told | None, *, behind: bool) -> None:
 
 def _run(library: Library, told: Told | None, *, behind: bool) -> None:
     """Have a process compile the kernels, and read them."""
+    said = []
     with library.process(behind=behind) as process:
         atexit.register(process.kill)
         try:
-            errors: list[str] = []
-            reader = threading.Thread(target=lambda: errors.append(process.stderr.read()), daemon=True)  # type: ignore[union-attr]
-            reader.start()
             for line in process.stdout or ():
-                seconds, _, name = line.strip().partition(" ")
-                _tell(told, f"{library.name}: {name}, {seconds} s")
-            reader.join()
+                said.append(line)
+                if told is not None:
+                    told(f"{library.name}: {line.rstrip()}")
         finally:
             atexit.unregister(process.kill)
     if process.returncode or not library.load():
-        raise KernelError(f"the kernels {library.name!r} could not be compiled: {' '.join(errors)[-2000:]}")
-
-
-def _tell(told: Told | None, line: str) -> None:
-    if told is not None:
-        told(line)
+        raise KernelError(f"the kernels {library.name!r} could not be compiled: {''.join(said)[-2000:]}")
 
 
 def begin(
