@@ -129,7 +129,7 @@ class Library:
             text=True,
         )  # fmt: skip
         if behind and hasattr(os, "setpriority"):
-            os.setpriority(os.PRIO_PROCESS, process.pid, 5)  # with more it would never end beside a busy server
+            os.setpriority(os.PRIO_PROCESS, process.pid, 15)  # with more it would never end beside a busy server
         return process
 
 
