@@ -102,7 +102,8 @@ def test_kernels_are_read_as_soon_as_that_is_worth_it_and_compiled_much_later(mo
     assert found == []
     library.missed(native.SOON / 2)
     assert found == [(["unmade"], False)]
-    assert not library.load()  # as that thread would
+    library.expected(compiling=False)  # as that thread would
+    assert not library.load()
     library.missed(native.LATE / 2)
     assert len(found) == 1
     library.missed(native.LATE / 2)
@@ -111,9 +112,31 @@ def test_kernels_are_read_as_soon_as_that_is_worth_it_and_compiled_much_later(mo
 
 def test_what_is_being_got_is_not_begun_with_again(monkeypatch):
     library, found = Library("unmade", (), ()), begun(monkeypatch)
-    library.expected()
+    library.expected(compiling=True)
+    library.expected(compiling=False)  # by another thread
+    assert not library.load()
     library.missed(100 * native.LATE)
     assert found == []
+
+
+def test_two_threads_compile_once(unmade, monkeypatch, tmp_path):
+    library, go = unmade
+    monkeypatch.undo()
+    monkeypatch.setenv("NUCLEATE_CACHE", str(tmp_path))
+    ran = []
+
+    def run(one, told, *, behind):
+        ran.append(behind)
+        go.wait(30)
+        one.ready = True
+
+    monkeypatch.setattr(native, "_run", run)
+    threads = [native.begin([library]), native.begin([library])]
+    go.set()
+    native.get([library])
+    for thread in threads:
+        thread.join(30)
+    assert len(ran) == 1
 
 
 def test_small_calls_add_up(unmade, monkeypatch):

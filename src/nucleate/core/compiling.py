@@ -11,19 +11,22 @@ import gc
 import importlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numba
 from llvmlite import binding
+from numba import types
 from numba.core import cpu_options, sigutils
 from numba.core.codegen import JITCodeLibrary, JITCPUCodegen
 from numba.core.compiler import Flags, compile_extra
 from numba.core.compiler_lock import global_compiler_lock
+from numba.core.dispatcher import Dispatcher
 from numba.core.registry import cpu_target
+from numba.core.runtime.context import NRTContext
 
-from nucleate.core.entries import ALL, Entries
+from nucleate.core.entries import Entries
 
 LOOSE = {"reassoc", "contract", "nsz"}
 """Sums may be added in any order, and so in vectors. NaN and inf stay what they are."""
@@ -74,16 +77,12 @@ def _jit(function: Callable[..., Any], loose: bool) -> Any:
 
 
 class _Unfinished(JITCodeLibrary):  # type: ignore[misc]
-    """What a function is lowered to. Only ``ALL`` is optimised, and nothing is run here."""
+    """What a function is lowered to. Nothing is optimised or run here: ``Entries`` links all of them together, once."""
+
+    def finalize(self) -> None:
+        self._finalized = True
 
     def _optimize_functions(self, ll_module: Any) -> None:
-        ll_module.data_layout = self._codegen._data_layout  # noqa: SLF001
-
-    def _optimize_final_module(self) -> None:
-        if self.name == ALL:
-            super()._optimize_final_module()
-
-    def _finalize_specific(self) -> None:
         pass
 
     def get_pointer_to_function(self, name: str) -> int:
@@ -92,9 +91,6 @@ class _Unfinished(JITCodeLibrary):  # type: ignore[misc]
 
 class _Codegen(JITCPUCodegen):  # type: ignore[misc]
     _library_class = _Unfinished
-
-    def _add_module(self, module: Any) -> None:
-        pass
 
     def set_env(self, env_name: str, env: Any) -> None:
         pass
@@ -110,6 +106,10 @@ def machine_code(modules: list[str], told: Callable[[str, float], None]) -> byte
     context.refresh()
     context._internal_codegen, context.cached_internal_func = _Codegen("nucleate"), {}  # noqa: SLF001
     context.get_executable = lambda *_: [].append  # any builtin, of which no two are equal: Numba finds functions by it
+    NRTContext.incref = NRTContext.decref = lambda *_: None  # kernels make no arrays of their own
+    called: Any = Dispatcher
+    template = called.get_call_template
+    called.get_call_template = lambda self, given, named: template(self, _types(self, given), named)
     context.create_cpython_wrapper = lambda *_, **__: None
     for name in modules:
         importlib.import_module(name)
@@ -131,11 +131,17 @@ def machine_code(modules: list[str], told: Callable[[str, float], None]) -> byte
     return code
 
 
+def _types(called: Any, given: Sequence[Any]) -> list[Any]:
+    """The types of arguments: functions of ours are not compiled once more for each constant that they are given."""
+    ours = not called.py_func.__module__.startswith("numba.")
+    return [types.unliteral(one) if ours else one for one in given]
+
+
 def main(path: str, *modules: str) -> None:
     """Compile the kernels of some modules to a file; a line for each on stdout."""
     gc.disable()  # nothing that is made is garbage before the end, and it would be a tenth of the time
     binding.ffi.lib._lock._cblist.clear()  # noqa: SLF001  # events that nobody listens to: another tenth
-    code = machine_code(list(modules), lambda name, seconds: print(f"{seconds:.1f} {name}", flush=True))
+    code = machine_code(list(modules), lambda name, seconds: print(f"{name}, {seconds:.1f} s", flush=True))
     target = Path(path)
     new = target.with_suffix(f".{os.getpid()}")
     new.write_bytes(code)

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import sys
+from functools import reduce
 from typing import Any
 
 import numpy as np
 from llvmlite import binding, ir
 from numba import types
 from numba.core import cgutils
-from numba.core.runtime import nrtdynmod
 
 from nucleate.core.native import OBJECTS, TABLE, packed
 
-_MEMORY = nrtdynmod._meminfo_struct_type  # noqa: SLF001
-ALL = "nucleate.kernels"
-"""The name of what holds all kernels."""
 _BYTE, _INT, _SIZE = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 _POINTER = _BYTE.as_pointer()
 _HEAD = ir.ArrayType(_BYTE, object.__basicsize__)
@@ -26,8 +23,6 @@ _ARRAY = ir.LiteralStructType(
 )
 """The beginning of NumPy's PyArrayObject: data, dimensions, shape, strides, base, dtype, flags."""
 C_CONTIGUOUS, ALIGNED = 0x1, 0x100
-HEADER = 128
-"""Bytes before the data of an array that a kernel makes, which begins at a multiple of half of them."""
 
 
 class Entries:
@@ -38,7 +33,7 @@ class Entries:
 
     def __init__(self, context: Any) -> None:
         self._context = context
-        self._library = context.codegen().create_library(ALL)
+        self._library = context.codegen().create_library("nucleate.kernels")
         self._module = self._library.create_ir_module("entries")
         self._table = ir.GlobalVariable(self._module, ir.ArrayType(_POINTER, len(OBJECTS)), TABLE)
         self._table.initializer = ir.Constant(self._table.value_type, None)
@@ -94,14 +89,13 @@ class Entries:
         number, order = b.load(cgutils.gep(b, dtype, 0, 6)), b.load(cgutils.gep(b, dtype, 0, 4))
         needed = ALIGNED | (C_CONTIGUOUS if type_.layout == "C" else 0)
         swapped = ord("<" if sys.byteorder == "big" else ">")
-        wrong = [
+        wrong = (
             b.icmp_signed("!=", dimensions, ir.Constant(_INT, type_.ndim)),
             b.icmp_signed("!=", number, ir.Constant(_INT, np.dtype(str(type_.dtype)).num)),
             b.icmp_signed("==", order, ir.Constant(_BYTE, swapped)),
             b.icmp_signed("!=", b.and_(flags, ir.Constant(_INT, needed)), ir.Constant(_INT, needed)),
-        ]
-        for each in wrong:
-            self._refuse_if(b, each, message)
+        )
+        self._refuse_if(b, reduce(b.or_, wrong), message)
         out = self._context.make_array(type_)(self._context, b)
         lengths, steps = (
             [b.load(b.gep(at, [ir.Constant(_SIZE, i)])) for i in range(type_.ndim)] for at in (shape, strides)
@@ -142,50 +136,6 @@ class Entries:
         kind = ir.FunctionType(result, [argument.type for argument in arguments])
         return b.call(cgutils.get_or_insert_function(self._module, kind, name), arguments)
 
-    def _allocate(self) -> None:
-        """What arrays and lists that kernels make lie in: memory of C, as nobody but the kernel has them."""
-        for name, alike in (("NRT_Allocate", "malloc"), ("NRT_Free", "free")):
-            given, result = (_SIZE, _POINTER) if alike == "malloc" else (_POINTER, ir.VoidType())
-            b = self._defined(name, result, given)
-            made = self._call(b, alike, result, *b.function.args)
-            b.ret(made) if alike == "malloc" else b.ret_void()
-        aside = ir.Constant(_SIZE, HEADER)
-        for name, more in (("NRT_MemInfo_alloc", []), ("NRT_MemInfo_alloc_aligned", [_INT])):
-            b = self._defined(name, _POINTER, _SIZE, *more)
-            room = self._call(b, "malloc", _POINTER, b.add(b.function.args[0], aside))
-            data = b.and_(b.add(b.ptrtoint(room, _SIZE), aside), ir.Constant(_SIZE, -HEADER // 2))
-            self._begin(b, room, b.inttoptr(data, _POINTER), b.function.args[0])
-        b = self._defined("NRT_MemInfo_new_varsize_dtor", _POINTER, _SIZE, _POINTER)
-        size, end = b.function.args
-        room, data = (self._call(b, "malloc", _POINTER, each) for each in (aside, size))
-        self._begin(b, room, data, size, end, data)
-        b = self._defined("NRT_MemInfo_call_dtor", ir.VoidType(), _POINTER)
-        info = b.bitcast(b.function.args[0], _MEMORY.as_pointer())
-        _, end, apart, data, size = (b.load(cgutils.gep(b, info, 0, place)) for place in range(5))
-        with b.if_then(cgutils.is_not_null(b, end)):
-            kind = ir.FunctionType(ir.VoidType(), [_POINTER, _SIZE, _POINTER])
-            b.call(b.bitcast(end, kind.as_pointer()), [data, size, _POINTER(None)])
-        with b.if_then(cgutils.is_not_null(b, apart)):
-            data = b.load(cgutils.gep(b, info, 0, 3))
-            self._call(b, "free", ir.VoidType(), data)
-        self._call(b, "free", ir.VoidType(), b.function.args[0])
-        b.ret_void()
-
-    def _defined(self, name: str, result: Any, *given: Any) -> Any:
-        """A function, to be filled in."""
-        function = ir.Function(self._module, ir.FunctionType(result, given), name)
-        return ir.IRBuilder(function.append_basic_block())
-
-    def _begin(self, b: Any, room: Any, data: Any, size: Any, end: Any = None, apart: Any = None) -> None:
-        """Return new memory, as Numba has it: who counts, what ends it, whether data lies apart, data, size."""
-        with cgutils.if_unlikely(b, b.or_(cgutils.is_null(b, room), cgutils.is_null(b, data))):
-            b.ret(_POINTER(None))
-        info = b.bitcast(room, _MEMORY.as_pointer())
-        nothing = _POINTER(None)
-        for place, value in enumerate((ir.Constant(_SIZE, 1), end or nothing, apart or nothing, data, size)):
-            b.store(value, cgutils.gep(b, info, 0, place))
-        b.ret(room)
-
     def _reshape(self) -> None:
         """What says the strides of a contiguous array in another shape. There are none for another array."""
         numbers = _SIZE.as_pointer()
@@ -210,17 +160,31 @@ class Entries:
 
     def machine_code(self) -> bytes:
         """All entries and what they call, as a file. Raises ValueError for kernels that need more of Numba."""
-        self._allocate()
         self._reshape()
         self._library.add_ir_module(self._module)
-        self._library.finalize()
-        final = self._library._final_module  # noqa: SLF001
-        machine = self._context.codegen()._tm  # noqa: SLF001
+        codegen, entries = self._context.codegen(), {name: f"nucleate.{name}" for name in self._names}
+        machine, final = codegen._tm, _linked(self._library)  # noqa: SLF001
+        for one in final.functions:
+            if not one.is_declaration and one.name not in entries.values():
+                one.linkage = "internal"
         with binding.create_new_module_pass_manager() as left:
             left.add_strip_dead_prototype_pass()  # what is still named is needed
-            left.run(final, binding.create_pass_builder(machine, binding.create_pipeline_tuning_options()))
+            builder = codegen._pass_builder()  # noqa: SLF001
+            builder.getModulePassManager().run(final, builder)
+            left.run(final, builder)
         outside = [one.name for one in final.functions if one.is_declaration and not one.name.startswith("llvm.")]
         if own := [name for name in outside if name.startswith(("NRT_", "numba_"))]:
             raise ValueError(f"the kernels {self._names} need what only Numba has: {own}")
-        code = machine.emit_object(final)
-        return packed(code, {name: f"nucleate.{name}" for name in self._names}, outside)
+        return packed(machine.emit_object(final), entries, outside)
+
+
+def _linked(library: Any) -> Any:
+    """A library with all that its functions call, and that these call."""
+    waiting, seen = [library], {library}
+    for one in waiting:
+        for other in one._linking_libraries:  # noqa: SLF001
+            if other not in seen:
+                seen.add(other)
+                waiting.append(other)
+                library._final_module.link_in(other._final_module)  # noqa: SLF001
+    return library._final_module  # noqa: SLF001

@@ -61,7 +61,7 @@ class Library:
     def __init__(self, name: str, modules: Sequence[str], sources: Iterable[Path]) -> None:
         self.name, self.modules, self.ready = name, tuple(modules), False
         self._sources = tuple(sources)
-        self._getting = threading.Lock()
+        self.getting = threading.RLock()  # for whoever reads or compiles them: nobody does so twice
         self._lost, self._next = 0.0, SOON
         self._made: Path | None = None  # where a process of this one wrote the file
 
@@ -70,7 +70,7 @@ class Library:
 
     def _forked(self) -> None:
         """A fork has none of the threads of its parent: what they were to get is begun with again."""
-        self._getting, self._lost = threading.Lock(), 0.0
+        self.getting, self._lost = threading.RLock(), 0.0
         self._next = min(self._next, SOON)
 
     def __getattr__(self, name: str) -> Any:
@@ -86,9 +86,9 @@ class Library:
         if self._lost >= self._next and not self.ready:
             begin([self], compiling=self._next == LATE)
 
-    def expected(self) -> None:
-        """They are being got: until that is known to be in vain, nobody else is to begin with it."""
-        self._next = float("inf")
+    def expected(self, *, compiling: bool) -> None:
+        """They are being read, or compiled if need be: nobody else is to begin with it."""
+        self._next = float("inf") if compiling else max(self._next, LATE)
 
     @property
     def folder(self) -> Path:
@@ -101,8 +101,8 @@ class Library:
         return self.folder / f"{self.name}-{_processor()}.kernels"
 
     def load(self) -> bool:
-        """Read the kernels from disk; whether they are there."""
-        with self._getting:
+        """Read the kernels from disk; whether they are there. Waits for another thread that compiles them."""
+        with self.getting:
             if self.ready:
                 return True
             try:
@@ -111,7 +111,6 @@ class Library:
                 data = b""
             functions = _functions(data)
             if functions is None:
-                self._next = LATE
                 return False
             vars(self).update(functions)
             self.ready = True  # last: nobody waits for it
@@ -126,11 +125,11 @@ class Library:
         command = [sys.executable, "-c", PROGRAM, str(place), *self.modules]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         process = subprocess.Popen(  # noqa: S603  # ours
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             text=True,
         )  # fmt: skip
         if behind and hasattr(os, "setpriority"):
-            os.setpriority(os.PRIO_PROCESS, process.pid, 5)  # with more it would never end beside a busy server
+            os.setpriority(os.PRIO_PROCESS, process.pid, 15)  # with more it would never end beside a busy server
         return process
 
 
@@ -142,10 +141,10 @@ def get(libraries: Sequence[Library], told: Told | None = None, *, behind: bool 
     missing = []
     for library in libraries:
         begun = time.perf_counter()
-        if library.load():
-            _tell(told, f"{library.name}: read in {time.perf_counter() - begun:.2f} s")
-        else:
+        if not library.load():
             missing.append(library)
+        elif told is not None:
+            told(f"{library.name}: read in {time.perf_counter() - begun:.2f} s")
         if behind:
             time.sleep(PAUSE)
     if missing and told is None:
@@ -157,25 +156,26 @@ def get(libraries: Sequence[Library], told: Told | None = None, *, behind: bool 
 
 
 def _compile(library: Library, told: Told | None, *, behind: bool) -> None:
+    """Unless another thread has done so meanwhile."""
+    with library.getting:
+        if not library.load():
+            _run(library, told, behind=behind)
+
+
+def _run(library: Library, told: Told | None, *, behind: bool) -> None:
+    """Have a process compile the kernels, and read them."""
+    said = []
     with library.process(behind=behind) as process:
         atexit.register(process.kill)
         try:
-            errors: list[str] = []
-            reader = threading.Thread(target=lambda: errors.append(process.stderr.read()), daemon=True)  # type: ignore[union-attr]
-            reader.start()
             for line in process.stdout or ():
-                seconds, _, name = line.strip().partition(" ")
-                _tell(told, f"{library.name}: {name}, {seconds} s")
-            reader.join()
+                said.append(line)
+                if told is not None:
+                    told(f"{library.name}: {line.rstrip()}")
         finally:
             atexit.unregister(process.kill)
     if process.returncode or not library.load():
-        raise KernelError(f"the kernels {library.name!r} could not be compiled: {' '.join(errors)[-2000:]}")
-
-
-def _tell(told: Told | None, line: str) -> None:
-    if told is not None:
-        told(line)
+        raise KernelError(f"the kernels {library.name!r} could not be compiled: {''.join(said)[-2000:]}")
 
 
 def begin(
@@ -187,7 +187,7 @@ def begin(
 ) -> threading.Thread:
     """The same in a thread, which is returned. compiling: also what is not kept. also: what is called then."""
     for library in libraries:
-        library.expected()
+        library.expected(compiling=compiling)
 
     def work() -> None:
         try:

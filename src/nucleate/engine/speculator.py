@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
+from nucleate.core.libraries import DRAFTS
+from nucleate.core.native import get
 from nucleate.core.parameter import ParameterError
 from nucleate.engine.draft.adaptive import AdaptiveProposer
 from nucleate.engine.draft.allowed import allowed
@@ -47,6 +49,7 @@ class Speculator:
             runner.watch(self.watches)
         if (warm := getattr(runner, "warm", None)) is not None:
             warm()  # only kernels read drafts in the bits of tokens, and no step is to wait for them
+            get([DRAFTS])
         self._runner, self._schedule, self._sampler, self._jobs = runner, schedule, sampler, jobs
         self._branches = speculation.wide if getattr(runner, "branches", False) else 1
         self._paths: dict[int, Path] = {}  # of trees that were verified in this step, by key

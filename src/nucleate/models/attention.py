@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from nucleate.core.libraries import MODELS
 from nucleate.core.threads import cores
 from nucleate.core.threads import pool as workers
+from nucleate.models.branches import MOST
 from nucleate.models.packing import Packing
 from nucleate.models.pool import Rule
 
@@ -33,14 +35,22 @@ def decode(
     cuts = packing.cuts(kv_heads, rule.window, 2 * count if count > 1 else 1)
     where = packing.short, packing.blocks, packing.followed_T2
     rest: tuple[Any, ...] = (queries_THD, keys_TKD, values_TKE, *pool, *where, *rule, out_THE)
-    run = MODELS.attend
-    given = [(workers().submit(run, begin, end, *rest), begin, end) for begin, end in pairwise(cuts[1:])]
+    run, room = MODELS.attend, partial(_room, queries_THD.shape[1] // kv_heads, pool, packing.longest)
+    given = [(workers().submit(run, begin, end, *room(), *rest), begin, end) for begin, end in pairwise(cuts[1:])]
     try:
-        run(0, cuts[1], *rest)
+        run(0, cuts[1], *room(), *rest)
         for job, begin, end in reversed(given):
             if job.cancel():  # nobody has begun with it: the other threads may have been given no time
-                run(begin, end, *rest)
+                run(begin, end, *room(), *rest)
     finally:
         for job, _, _ in given:
             if not job.cancel():
                 job.result()
+
+
+def _room(group: int, pool: tuple[Floats, Floats], longest: int) -> tuple[Any, ...]:
+    """What one thread works in: the tokens of a tree, and queries, scores and sums of heads that share keys."""
+    _, _, size_d, size = pool[0].shape
+    wide = (size_d, (longest // size + 1) * size, pool[1].shape[3])
+    query_GD, scores_GL, mixed_GE = (np.empty((group, count), np.float32) for count in wide)
+    return np.empty(MOST, np.int64), query_GD, scores_GL, mixed_GE

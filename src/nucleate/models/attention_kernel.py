@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from nucleate.core.compiling import kernel, loose
-from nucleate.models.branches import MOST
 from nucleate.models.kernels import bits_of, exp, float_of
 from nucleate.models.pool import LANES
 from nucleate.models.vectors import weighted
@@ -123,27 +122,26 @@ def _mix(weights_GL: Any, pool_BKSE: Any, k: Any, blocks: Any, oldest: Any, leng
 
 
 @kernel(
-    "void(intp, intp, float32[:, :, :], float32[:, :, :], float32[:, :, :], float32[:, :, :, ::1], "
-    "float32[:, :, :, ::1], int64[:, ::1], int32[::1], int64[:, ::1], float64, intp, float64, float32[::1], "
-    "float32[:, :, ::1])",
+    "void(intp, intp, int64[::1], float32[:, ::1], float32[:, ::1], float32[:, ::1], float32[:, :, :], "
+    "float32[:, :, :], float32[:, :, :], float32[:, :, :, ::1], float32[:, :, :, ::1], int64[:, ::1], int32[::1], "
+    "int64[:, ::1], float64, intp, float64, float32[::1], float32[:, :, ::1])",
     loose=True,
 )
 def attend(
-    begin: Any, end: Any, queries_THD: Any, keys_TKD: Any, values_TKE: Any, pool_BKDS: Any, pool_BKSE: Any,
-    parts: Any, blocks: Any, followed_T2: Any, scaling: Any, window: Any, softcap: Any, sinks_H: Any, out_THE: Any,
+    begin: Any, end: Any, held: Any, query_GD: Any, scores_GL: Any, mixed_GE: Any, queries_THD: Any, keys_TKD: Any,
+    values_TKE: Any, pool_BKDS: Any, pool_BKSE: Any, parts: Any, blocks: Any, followed_T2: Any, scaling: Any,
+    window: Any, softcap: Any, sinks_H: Any, out_THE: Any,
 ) -> None:  # fmt: skip
     """Items begin to end of (part, kv head); a row of ``parts``: first token, start, stop, where its blocks begin.
+
+    held, query_GD, scores_GL and mixed_GE are room to work in.
 
     Where there are trees (see ``Packing.followed_T2``), each token is attended as the last of a chain, which is laid
     down for it: so its sums are those of that chain, to the last bit.
     """
-    kv_heads, size_d, size = pool_BKDS.shape[1], pool_BKDS.shape[2], pool_BKDS.shape[3]
-    group, size_e = queries_THD.shape[1] // kv_heads, pool_BKSE.shape[3]
-    longest, branches, held = 0, followed_T2.shape[0] > 0, np.empty(MOST, np.int64)
-    for item in range(begin, end):
-        longest = max(longest, parts[item // kv_heads, 2])
-    query_GD, mixed_GE = np.empty((group, size_d), np.float32), np.empty((group, size_e), np.float32)
-    scores_GL = np.empty((group, (longest // size + 1) * size), np.float32)
+    kv_heads, size = pool_BKDS.shape[1], pool_BKDS.shape[3]
+    group = queries_THD.shape[1] // kv_heads
+    branches = followed_T2.shape[0] > 0
     for item in range(begin, end):
         part, k = item // kv_heads, item % kv_heads
         first, start, stop, table = parts[part, 0], parts[part, 1], parts[part, 2], blocks[parts[part, 3] :]

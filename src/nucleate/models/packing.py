@@ -63,6 +63,7 @@ class Packing:
         self.short = self.parts if every else self.parts[is_short_P]
         self.long = self.parts[:0] if every else self.parts[~is_short_P]
         self.reach = int(self.short[:, 2].sum())  # how many tokens the short parts see together
+        self.longest = int(self.short[:, 2].max(initial=0))
         self._cuts: dict[tuple[int, int, int], list[int]] = {}
 
     def _grow(self, parents: Sequence[Sequence[int] | None], is_short_P: NDArray[np.bool_], most: int) -> None:

@@ -117,7 +117,9 @@ def _shared(
     heat_R = np.array([state.temperature for state in states])
     seeds_R = np.array([state.seed for state in states], np.uint64)
     out_RN, behind_RN = np.empty((len(states), count), np.int64), np.empty((len(states), count))
-    DRAFTS.race(np.ascontiguousarray(logits_RV), heat_R, seeds_R, np.array(steps, np.uint64), out_RN, behind_RN)
+    given = np.ascontiguousarray(logits_RV), heat_R, seeds_R, np.array(steps, np.uint64)
+    room = 2 * (-(-logits_RV.shape[1] // noise.GROUP_SIZE) + noise.GROUP_SIZE + 8)
+    DRAFTS.race(*given, out_RN, behind_RN, np.empty(room))
     return out_RN, behind_RN
 
 
