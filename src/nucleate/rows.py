@@ -83,7 +83,7 @@ def like(logits: Any, result: NDArray[Any]) -> Any:
     """A result as it is for NumPy logits; for a tensor of logits, as a tensor on its device."""
     if not hasattr(logits, "detach"):
         return result
-    from nucleate.backends.cuda.tensors import on_device_of  # it imports torch
+    from nucleate.backends.cuda.device import on_device_of  # it imports torch
 
     return on_device_of(logits, result)
 

@@ -98,3 +98,11 @@ def captured(run: Callable[[], None]) -> Callable[[], None]:
         run()
     replay: Callable[[], None] = graph.replay
     return replay
+
+
+def on_device_of(logits: torch.Tensor, result: NDArray[Any]) -> torch.Tensor:
+    """An array as a tensor on the device of some logits; float32 where the device has no float64."""
+    tensor = torch.from_numpy(result)
+    if logits.is_cpu:
+        return tensor
+    return tensor.to(logits.device, floats_of(logits.device) if tensor.is_floating_point() else tensor.dtype)

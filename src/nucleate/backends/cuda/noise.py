@@ -60,7 +60,7 @@ def uniform(
     the last place: fine-grained where they are small, and only small ones win a race.
     """
     if keys.kernel:
-        from nucleate.backends.cuda.uniforms import launched  # it loads Triton
+        from nucleate.backends.cuda.special.noise import launched  # it loads Triton
 
         return launched(keys.seeds_R, steps_R1, stream, index)
     w0, w1 = words(keys, steps_R1, stream, index)

@@ -11,7 +11,7 @@ import triton.language as tl
 from triton import jit
 
 from nucleate.backends.cuda.special.floats import ERROR, INFINITY, LOWEST, floating, lowest, ordered
-from nucleate.backends.cuda.special.numbers import weighing
+from nucleate.backends.cuda.special.memory import weighing
 from nucleate.backends.cuda.special.pool import LAST, Kept
 from nucleate.backends.cuda.special.stats import GROUP_SIZE
 from nucleate.core import maths

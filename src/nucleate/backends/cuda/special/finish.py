@@ -10,9 +10,8 @@ from triton import jit
 
 from nucleate.backends.cuda.special.cuts import Groups, late
 from nucleate.backends.cuda.special.floats import INFINITY, LOWEST, exact
-from nucleate.backends.cuda.special.memory import SEED, STEP, line_of, push
+from nucleate.backends.cuda.special.memory import SEED, STEP, line_of, push, read, weighing
 from nucleate.backends.cuda.special.narrow import narrow
-from nucleate.backends.cuda.special.numbers import read, weighing
 from nucleate.backends.cuda.special.pool import GROUPS, LAST, Kept, ids_of, listed, room_of
 from nucleate.backends.cuda.special.race import race, token_of
 from nucleate.backends.cuda.special.scores import raw, scores, source_of

@@ -6,8 +6,7 @@ import triton.language as tl
 from triton import jit
 
 from nucleate.backends.cuda.special.floats import INFINITY, LOWEST, exponent_of, weights
-from nucleate.backends.cuda.special.memory import line_of
-from nucleate.backends.cuda.special.numbers import read, weighing
+from nucleate.backends.cuda.special.memory import line_of, read, weighing
 from nucleate.backends.cuda.special.scores import raw, ready, source_of
 
 GROUP_SIZE = tl.constexpr(256)
