@@ -62,7 +62,7 @@ def _begin(value: Any, depth: int = 60) -> Any:
 
 
 def _number(value: Any, admits: Admits) -> float:
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+    if type(value) is not float and (isinstance(value, bool) or not isinstance(value, numbers.Real)):
         raise TypeError
     number = float(value)  # first, because what is out of range may round into it, and the other way round
     given: Any = value
