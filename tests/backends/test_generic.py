@@ -37,6 +37,7 @@ from nucleate.stages import (
     Gumbel,
     LogitBias,
     Logprobs,
+    Mask,
     MinP,
     Mirostat,
     PLess,
@@ -580,6 +581,17 @@ def test_a_best_token_that_is_dropped_may_be_far_above_the_others() -> None:
         (Xtc(1.0, 0.3), TopP(0.9, of_whole=True), TopH(0.5)),
     ):
         assert both(x, (*stages, Gumbel(2))) == ""
+
+
+@pytest.mark.parametrize("words", [[-1], [~2], [~1]])
+def test_a_mask_after_a_cut_begins_anew_only_if_it_forbids_a_token(words: list[int]) -> None:
+    x = np.array([2.0, 0.0, 1.5, 1.0], np.float32)
+    past, stages = History(mask=np.array(words, np.int32)), (MinP(0.3), Mask(), TopP(0.6, of_whole=True))
+    got, expected = (engine.survivors(x, stages, past) for engine in (generic, reference))
+    assert got.ids_N.tolist() == expected.ids_N.tolist()
+    assert got.whole == pytest.approx(expected.whole)
+    for seed in range(8):
+        assert both(x, (*stages, Gumbel(seed)), past) == ""
 
 
 def test_scratch_rows_are_used_again() -> None:

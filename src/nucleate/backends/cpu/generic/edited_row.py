@@ -27,6 +27,10 @@ class EditedRow:
         if not (-np.inf < self.top < np.inf and top < np.inf):
             raise Undecided
 
+    def equals(self, other: EditedRow) -> bool:
+        """Whether no score differs."""
+        return np.array_equal(self.row_V, other.row_V) and np.array_equal(self.x_K, other.x_K)
+
     def scores(self, ids_N: Ids) -> Floats:
         """The scores of some tokens."""
         x_N = self.row_V[ids_N].astype(np.float64)

@@ -163,7 +163,7 @@ class Uncut:
         if self.scales:
             return self.all().shift(step, past, size)
         row = shifted(self.row, step.stage, past)
-        return self if row is self.row else Uncut(row)
+        return self if row is self.row or (self.whole and row.equals(self.row)) else Uncut(row)
 
     def scale(self, step: Step) -> Uncut | Listed:
         stage, row = step.stage, self.statistics(step.kind.names)
