@@ -59,7 +59,7 @@ ONLY_IN = {
     "torch": {
         *("models/transformers.py", "models/packed.py", "models/packed_attention.py", "models/trial.py"),
         *("models/watching.py", "models/mtp.py"),
-        "backends/cuda",
+        *("core/maths.py", "backends/cuda"),
     },
     "triton": {"backends/cuda"},
     "transformers": {"models/transformers.py", "models/packed.py", "models/mtp.py"},

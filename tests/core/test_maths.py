@@ -1,39 +1,36 @@
-"""Rebinding: the same code with other names."""
+"""The names of maths mean the same of numbers, arrays and tensors."""
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
+import pytest
 
 from nucleate.core import maths
-from nucleate.core.maths import log
-from nucleate.core.stage import Row
-from nucleate.stages.min_p import MinP
 
-ROW = Row(n=1, top=2.0, mass=1.0, square=1.0, entropy=0.0, mean=2.0, var=0.0, whole=1.0)
+SOME = [-np.inf, -2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 3.0, np.inf, np.nan]
 
 
-def rule(x, base=2.0):
-    return log(x) / base
+def values(given):
+    return np.asarray(given, np.float64)
 
 
-def test_rebind_replaces_free_names_and_nothing_else():
-    bound = maths.rebind(rule, {"log": lambda x: x * 100}, "test")
-    assert bound(3.0) == 150.0
-    assert rule(math.e) == 0.5
-    assert bound.__qualname__ == "rule.test"
-    assert bound.__module__ == rule.__module__
-    assert bound.__defaults__ == rule.__defaults__
-
-
-def test_rebind_works_on_the_rule_of_a_stage():
-    names = {"log": lambda x: 10.0, "SLACK": 0.5}
-    bound = maths.rebind(MinP.floor, names, "path")
-    assert bound(MinP(0.5), ROW) == 11.5
-    assert MinP(0.5).floor(ROW) < 2
-
-
-def test_every_name_is_there():
-    assert all(hasattr(maths, name) for name in maths.NAMES)
-    assert (maths.ones(np.zeros(3)) == 1).all()
+@pytest.mark.filterwarnings("ignore:(divide by zero|invalid value):RuntimeWarning")
+def test_arrays_and_tensors_agree():
+    torch = pytest.importorskip("torch")
+    array, tensor = np.array(SOME), torch.tensor(SOME, dtype=torch.float64)
+    for name in ("exp", "log", "log1p", "sqrt", "absolute", "ones"):
+        function = getattr(maths, name)
+        np.testing.assert_allclose(values(function(tensor)), function(array), rtol=1e-15)
+        for number in SOME:
+            np.testing.assert_array_equal(values(function(number)), function(np.array(number)))
+    for name in ("minimum", "maximum"):
+        function = getattr(maths, name)
+        for other in SOME:
+            expected = function(array, other)
+            for given in ((tensor, other), (other, tensor), (tensor, torch.tensor(other, dtype=torch.float64))):
+                np.testing.assert_array_equal(values(function(*given)), expected)
+    for condition in (True, False, array > 0, tensor > 0):
+        for a, b in ((tensor, 7.0), (7.0, tensor), (tensor, tensor * 2), (1.0, 0.0)):
+            said = maths.where(condition, a, b)
+            wanted = np.where(np.asarray(condition), np.asarray(a), np.asarray(b))
+            np.testing.assert_array_equal(np.broadcast_to(values(said), wanted.shape), wanted)

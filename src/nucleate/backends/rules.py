@@ -6,7 +6,8 @@ A rule is run once on stand-ins that record what happens to them. No backend is 
 from __future__ import annotations
 
 import types
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
@@ -70,8 +71,6 @@ class Trace(NDArrayOperatorsMixin):
         return Trace(row, form)
 
     def __array_function__(self, function: Any, kinds: Any, given: Any, others: Any) -> Any:
-        if function is np.where and not isinstance(given[0], Trace):
-            return given[1] if given[0] else given[2]
         if function is np.ones_like:
             return Trace(ones=True)
         return self.__array_ufunc__(function, "", *given)
@@ -80,7 +79,16 @@ class Trace(NDArrayOperatorsMixin):
         raise TypeError("a rule that branches on a number has no single result")
 
 
-class Self:
+class Replaced:
+    """Stands for a stage: ``dataclasses.replace`` makes a dict of the changes."""
+
+    __dataclass_fields__: ClassVar[Mapping[str, Any]] = {}
+
+    def __new__(cls, *given: Any, **changes: Any) -> Any:
+        return super().__new__(cls) if given else changes
+
+
+class Self(Replaced):
     """Stands for the stage: switches (bool, None) keep their values, numbers become stand-ins."""
 
     def __init__(self, stage: Stage) -> None:

@@ -1,6 +1,6 @@
 """What a device runs of a pipeline after its Shifts: the structure, which rows share, and the numbers of a row.
 
-Imports no torch and no compiler: it reads the rules of the stages, and says why one cannot be bound to tensors.
+Imports no torch and no compiler: it reads the rules of the stages, and says why one cannot take tensors.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import numpy as np
 
 from nucleate.backends.rules import LARGEST, LINE, NUMBERS, RULES, Self, Trace, reads, sums_to_mass
 from nucleate.core import maths
-from nucleate.core.maths import rebind
 from nucleate.core.stage import Drawn, Pipeline, Prefix, Row, Stage, shape_of
 from nucleate.stages.greedy import Greedy
 from nucleate.stages.gumbel import Gumbel
@@ -26,14 +25,8 @@ from nucleate.stages.top_k import TopK
 from nucleate.stages.top_n_sigma import TopNSigma
 from nucleate.stages.top_p import TopP
 
-MATHS = {id(getattr(maths, name)): name for name in maths.NAMES if callable(getattr(maths, name))}
-"""Names of functions that every backend has, by what they are."""
-
 DRAWS = {"none": ("score",), "each": ("score",), "one": ("weight", "target")}
 """The rules of a Draw by its ``uniforms``."""
-
-BUILTINS = {"abs": "absolute"}
-"""What else a rule may name."""
 
 CHAIN: Pipeline = (Temperature(0.5), TopNSigma(1.0), TopK(5), MinP(0.5), TopP(0.5), MinP(0.5), Temperature(0.5))
 """The stages of the chain, in the order of its numbers, see ``chained``."""
@@ -195,7 +188,7 @@ def _learned(stage: Stage) -> tuple[tuple[str, ...], tuple[str, ...], frozenset[
         return f"{told} {why}"
     me = Self(stage)
     try:
-        changes = following(function, {}, "traced")(me, Drawn(*[Trace(frozenset((name,))) for name in Drawn._fields]))  # type: ignore[arg-type]
+        changes = function(me, Drawn(*[Trace(frozenset((name,))) for name in Drawn._fields]))  # type: ignore[arg-type]
         read = {**dict.fromkeys(me._read), **dict.fromkeys(changes)}  # noqa: SLF001
     except Exception:  # noqa: BLE001  # a rule may do anything
         return f"{told} is not one expression of numbers"
@@ -206,27 +199,15 @@ def _learned(stage: Stage) -> tuple[tuple[str, ...], tuple[str, ...], frozenset[
     return tuple(read), tuple(changes), heard
 
 
-def following(function: Any, names: dict[str, Any], tag: str) -> Any:
-    """An ``after`` that gives the numbers that change, by name, instead of a stage."""
-    known = {name: value for name, value in _named(function) if value is dataclasses.replace}
-    return rebind(function, {**names, **dict.fromkeys(known, _changes)}, tag)
-
-
-def _changes(me: Any, **changes: Any) -> dict[str, Any]:
-    return changes
-
-
 def odd_name(function: Any, *known: Any) -> str:
     """Why a rule, or what it calls, cannot be bound, "" if it can: it names what is neither a number nor a rule."""
     for name, value in _named(function):
-        if id(value) in MATHS or isinstance(value, NUMBERS) or value in known:
+        if isinstance(value, NUMBERS) or value in (abs, *known) or getattr(value, "__module__", "") == maths.__name__:
             continue
-        if isinstance(value, types.FunctionType):
-            why = odd_name(value, *known, function)
-            if why:
-                return why
-        elif BUILTINS.get(name) is None or value is not getattr(builtins, name):
+        if not isinstance(value, types.FunctionType):
             return f"names {name}, which is no name of maths"
+        if why := odd_name(value, *known, function):
+            return why
     return ""
 
 
@@ -239,19 +220,3 @@ def _named(function: Any) -> Iterator[tuple[str, Any]]:
             yield name, function.__globals__.get(name, getattr(builtins, name, None))
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         yield name, cell.cell_contents
-
-
-def bound(function: Any, words: dict[str, Any], tag: str) -> Any:
-    """A rule, or what it calls, with other meanings of the names of maths."""
-    names: dict[str, Any] = {}
-    for name, value in _named(function):
-        if id(value) in MATHS and callable(value):
-            names[name] = words[MATHS[id(value)]]
-        elif name in BUILTINS and value is getattr(builtins, name):
-            names[name] = words[BUILTINS[name]]
-        elif isinstance(value, types.FunctionType) and value is not dataclasses.replace:
-            names[name] = bound(value, words, tag)
-    return rebind(function, names, tag)
-
-
-__all__ = ["Staged", "Step", "bound", "chained", "following", "moved", "odd_name", "staged_of"]

@@ -1,20 +1,13 @@
-"""The names a rule may use. Here they mean NumPy; a backend rebinds the same code to its own.
+"""The names a rule may use: of numbers, NumPy arrays and torch tensors.
 
-A rule's free names are module globals, so one expression is the reference, the Numba kernel and the Triton kernel.
+A rule is one expression of these and of Python's operators, and so the same for every backend.
 """
 
 from __future__ import annotations
 
-import types
-from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
-from numpy import absolute, exp, log, log1p, maximum, minimum, sqrt
-
-NAMES = ("absolute", "exp", "log", "log1p", "sqrt", "minimum", "maximum", "where", "ones", "INFINITY", "SLACK")
-
-where: Any = np.where
 
 INFINITY = float("inf")
 
@@ -22,38 +15,48 @@ SLACK = 1e-6
 """Logits arrive as float32, so probabilities are known to about this relative error: a token that misses a cut by less
 than it counts as reaching it. Without this, top_p = 0.7 over (0.4, 0.3, ...) would hang on the last bit of a sum."""
 
-Rule = TypeVar("Rule", bound=types.FunctionType)
+
+def exp(x: Any) -> Any:
+    return x.exp() if hasattr(x, "exp") else np.exp(x)
+
+
+def log(x: Any) -> Any:
+    return x.log() if hasattr(x, "log") else np.log(x)
+
+
+def log1p(x: Any) -> Any:
+    return x.log1p() if hasattr(x, "log1p") else np.log1p(x)
+
+
+def sqrt(x: Any) -> Any:
+    return x.sqrt() if hasattr(x, "sqrt") else np.sqrt(x)
+
+
+def absolute(x: Any) -> Any:
+    return abs(x)
+
+
+def minimum(a: Any, b: Any) -> Any:
+    if hasattr(a, "clamp"):
+        return a.clamp(max=b)
+    return b.clamp(max=a) if hasattr(b, "clamp") else np.minimum(a, b)
+
+
+def maximum(a: Any, b: Any) -> Any:
+    if hasattr(a, "clamp"):
+        return a.clamp(min=b)
+    return b.clamp(min=a) if hasattr(b, "clamp") else np.maximum(a, b)
+
+
+def where(condition: Any, a: Any, b: Any) -> Any:
+    if isinstance(condition, bool):
+        return a if condition else b
+    if hasattr(condition, "new_ones"):  # a tensor
+        import torch
+
+        return torch.where(condition != 0, a, b)
+    return np.where(condition, a, b)
 
 
 def ones(x: Any) -> Any:
-    return np.ones_like(x)
-
-
-def rebind(rule: types.FunctionType, names: Mapping[str, Any], tag: str) -> types.FunctionType:
-    """The same code object with other globals: ``names`` replaces what the rule's free names mean.
-
-    ``tag`` goes into ``__qualname__``, because compilers key their caches by it: two bindings must never share one.
-    """
-    bound = types.FunctionType(
-        rule.__code__, {**rule.__globals__, **names}, rule.__name__, rule.__defaults__, rule.__closure__
-    )
-    bound.__module__, bound.__qualname__ = rule.__module__, f"{rule.__qualname__}.{tag}"
-    bound.__kwdefaults__ = rule.__kwdefaults__
-    return bound
-
-
-__all__ = [
-    "INFINITY",
-    "NAMES",
-    "SLACK",
-    "absolute",
-    "exp",
-    "log",
-    "log1p",
-    "maximum",
-    "minimum",
-    "ones",
-    "rebind",
-    "sqrt",
-    "where",
-]
+    return x.new_ones(x.shape) if hasattr(x, "new_ones") else np.ones_like(x)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from nucleate.backends.cuda.bind import Bound, Mine, bound_to_tensors, mines
+from nucleate.backends.cuda.bind import Mine, mines
 from nucleate.backends.cuda.device import sent
 from nucleate.backends.cuda.draw import drawn
 from nucleate.backends.cuda.narrow import narrowed
@@ -39,14 +39,10 @@ class Chunk(NamedTuple):
 class Batch(NamedTuple):
     """The rows of a structure in a call."""
 
-    stages: tuple[Bound, ...]
+    steps: tuple[Step, ...]
     masked: bool  #: see ``Staged``
     learns: bool
     chunks: list[Chunk]
-
-    @property
-    def steps(self) -> tuple[Step, ...]:
-        return tuple(one.step for one in self.stages)
 
 
 class Outcome(NamedTuple):
@@ -64,7 +60,6 @@ def batch_of(
     one, most, device = staged[0], max(1, AT_ONCE // size), seeds_R.device
     numbers_RP = sent(torch.tensor([row.numbers for row in staged], dtype=floats).view(len(staged), -1), device)
     whole = any("whole" in rule.row for step in one.steps for rule in step.rules)
-    stages = tuple(bound_to_tensors(step) for step in one.steps)
     nowhere, chunks = -(-size // 256) * 256, []
     for start in range(0, len(staged), most):
         some = staged[start : start + most]
@@ -72,9 +67,9 @@ def batch_of(
         lists = [[row.spared[i] for row in some] for i in range(len(one.spared))]
         chunks.append(Chunk(
             rows, Fixed(size, len(some), floats, device, whole=whole), keys_of(seeds_R[rows], kernel=kernel),
-            mines(stages, numbers_RP[rows]), tuple(sent(padded(each, nowhere), device) for each in lists),
+            mines(one.steps, numbers_RP[rows]), tuple(sent(padded(each, nowhere), device) for each in lists),
         ))  # fmt: skip
-    return Batch(stages, one.masked, one.learns, chunks)
+    return Batch(one.steps, one.masked, one.learns, chunks)
 
 
 class Given(NamedTuple):
@@ -107,7 +102,7 @@ def _run(batch: Batch, chunk: Chunk, given: Given) -> Outcome:
     kept, coins_R1, ceilings = sorted_of(fixed, masked(fixed, x_RV, given.late_RW)), None, iter(chunk.spared)
     if chunk.spared:
         coins_R1 = uniform(chunk.keys, steps_R1, XTC, torch.zeros_like(steps_R1), fixed.floats)
-    stages = chunk.mines if numbers_RP is None else mines(batch.stages, numbers_RP)
+    stages = chunk.mines if numbers_RP is None else mines(batch.steps, numbers_RP)
     spans: dict[int, tuple[Ranked, Ranked]] = {}
     for place, mine in enumerate(stages):
         before = kept = kept.settled() if mine.step.learns else kept

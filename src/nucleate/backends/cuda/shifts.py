@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from nucleate.backends import resident
-from nucleate.backends.cuda.bind import Me, bound_rule
+from nucleate.backends.cuda.bind import Me
 from nucleate.backends.cuda.device import sent
 from nucleate.backends.cuda.slots import STEP, UNBROKEN, Slots
 from nucleate.backends.resident import DeviceShift
@@ -92,9 +92,9 @@ def _given(some: Sequence[DeviceShift], size: int, floats: torch.dtype, device: 
     words_NWT = torch.tensor([[*row, *[(-1,) * (length - 1) + (size,)] * (count - len(row))] for row in words])
     words_NWT = words_NWT.to(torch.int64).view(len(some), count, length).clamp(max=size)
     numbers = dict(zip(some[0].names, columns([one.numbers for one in some]), strict=False))
-    me = Me({**numbers, **dict(some[0].switches)})
+    me: Any = Me({**numbers, **dict(some[0].switches)})
     return Given(
-        some[0], partial(bound_rule(some[0].kind, "apply"), me), columns([one.limits for one in some]),
+        some[0], partial(some[0].kind.apply, me), columns([one.limits for one in some]),
         *(sent(whole, device) for whole in (ids, values, words_NWT)),
     )  # fmt: skip
 

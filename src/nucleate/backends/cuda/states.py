@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from nucleate.backends.cuda.bind import bound_to_tensors, mines
+from nucleate.backends.cuda.bind import mines
 from nucleate.backends.cuda.device import sent
 from nucleate.backends.cuda.run import next_numbers
 from nucleate.backends.structure import Staged
@@ -43,7 +43,7 @@ class States:
         numbers_RP = self.numbers(slots_R)
         sure_R1 = torch.zeros_like(numbers_RP[:, :1])
         chances = {place: [sure_R1, sure_R1] for place, step in enumerate(staged.steps) if step.learns}
-        stages = mines([bound_to_tensors(step) for step in staged.steps], numbers_RP)
+        stages = mines(staged.steps, numbers_RP)
         self.learn(slots_R, next_numbers(numbers_RP, tokens_R[:, None], stages, chances))
 
     def told(self, slots: Sequence[int]) -> list[list[float]]:
