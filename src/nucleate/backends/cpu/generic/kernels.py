@@ -127,12 +127,17 @@ def pick(ids: Any, x: Any, top: Any, groups: Any, masses: Any, seed: Any, step: 
     masses[:count] = 0.0
     for group in range(count):
         groups[group] = group
+    last, mass = np.int64(0), 0.0
     for start in range(0, ids.size, GROUP):
         end = min(start + GROUP, ids.size)
         for i in range(start, end):
             some[i - start] = exp(x[i] - top)
         for i in range(start, end):
-            masses[ids[i] >> 8] += some[i - start]
+            if ids[i] >> 8 != last:
+                masses[last] += mass
+                last, mass = ids[i] >> 8, 0.0
+            mass += some[i - start]
+    masses[last] += mass
     winner, n = race(groups[:count], masses[:count], seed, step, noise.GROUP), 0
     for i in range(ids.size):
         if ids[i] >> 8 == winner:

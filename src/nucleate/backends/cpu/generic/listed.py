@@ -47,17 +47,20 @@ class Listed:
     tokens are in ascending order of ids instead.
     """
 
-    __slots__ = ("_mass", "ids_N", "inexact", "ranked", "whole", "x_N")
+    __slots__ = ("_mass", "_top", "ids_N", "inexact", "ranked", "whole", "x_N")
 
     def __init__(
         self, ids_N: Ids, x_N: Floats, whole: Whole | None = None, *, inexact: bool = False, ranked: bool = True
     ) -> None:
         self.ids_N, self.x_N, self.whole, self.inexact, self.ranked = ids_N, x_N, whole, inexact, ranked
         self._mass: Any = None
+        self._top: Any = x_N[0] if ranked else None
 
     @property
     def top(self) -> Any:
-        return self.x_N[0] if self.ranked else self.x_N.max()
+        if self._top is None:
+            self._top = self.x_N.max()
+        return self._top
 
     def below(self) -> Floats:
         """The scores as rules see them: from the top."""
@@ -209,8 +212,8 @@ class Listed:
         """The log-probability of a token that is in."""
         if self._mass is None:
             self._mass = np.exp(self.below()).sum()
-        [x] = self.x_N[self.ids_N == token]
-        return float(x - self.top - np.log(self._mass))
+        place = (self.ids_N == token).argmax() if self.ranked else self.ids_N.searchsorted(token)
+        return float(self.x_N[place] - self.top - np.log(self._mass))
 
     def report(self, token: int, wanted: tuple[int, tuple[int, ...]]) -> StepLogprobs:
         return logprobs(self.ids_N, self.x_N, token, *wanted)
@@ -230,7 +233,7 @@ class Listed:
             if self.inexact:
                 raise Undecided
             return reference.pick(stage, self.survivors(), seed, place)
-        count = (int(self.ids_N.max()) >> GROUP_BITS) + 1
+        count = (int(self.ids_N.max() if self.ranked else self.ids_N[-1]) >> GROUP_BITS) + 1
         groups_G, mass_G = np.empty(count + GROUP_SIZE, np.int64), np.empty(count + GROUP_SIZE)
         token = GENERIC.pick(self.ids_N, self.x_N, self.top, groups_G, mass_G, np.uint64(seed), np.uint64(place))
         if token < 0:

@@ -34,7 +34,7 @@ from nucleate.core.noise import GROUP_SIZE
 from nucleate.core.stage import Row, Scale
 from nucleate.stages.gumbel import Gumbel
 
-FEW = 16
+FEW = 8
 """Rows of so few groups are always listed."""
 
 FLATTEST, STEEPEST = 1e-200, 1e200
@@ -185,7 +185,7 @@ class Uncut:
             return np.asarray(step.stage.apply(self._scaled(x_N.astype(np.float64)) - self.top, row))
 
         x_V = evaluated(apply, self.row.row_V, row, self.row.work.scores_V)
-        x_V[self.row.row_V == -np.inf] = -np.inf
+        np.copyto(x_V, -np.inf, where=self.row.row_V == -np.inf)
         if len(self.row.ids_K):
             x_V[self.row.ids_K] = apply(self.row.x_K, row)
         ids_N, x_N = inside(self.row.work.ids, x_V)
@@ -200,8 +200,11 @@ class Uncut:
         inexact, least, tops_G = self.inexact or step.kind.inexact, self._raw(threshold), self.row.tops_G
         if not 2 * np.count_nonzero(tops_G >= least) > len(tops_G) > FEW:
             return self._listed(least).above(threshold, whole, inexact=inexact)
+        most, row_V = self._raw(threshold, 1.0), self.row.row_V
+        if row_V.min() > most:  # all are in
+            return self.with_whole(whole)
         # too many tokens to list: the row without the others
-        close_N = np.flatnonzero((self.row.row_V >= least) & (self.row.row_V <= self._raw(threshold, 1.0)))
+        close_N = np.flatnonzero((row_V >= least) & (row_V <= most))
         close_N = np.concatenate((close_N, self.row.ids_K))
         below_N = self._below(close_N)
         if inexact and (np.abs(below_N - threshold) <= CLOSE * (1.0 + abs(threshold))).any():
