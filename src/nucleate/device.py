@@ -18,7 +18,7 @@ from nucleate.core.parameter import ParameterError
 from nucleate.core.stage import Pipeline
 from nucleate.dispatch.select import TENSOR_BACKENDS, dispatch
 from nucleate.presets import with_mask
-from nucleate.rows import history
+from nucleate.rows import checked, checked_mask, history
 
 if TYPE_CHECKING:
     from nucleate.backends.cuda.loop import Forward, Loop
@@ -112,6 +112,10 @@ class Device:
         """A step of these rows, see ``Sampler``."""
         from nucleate.backends.cuda import step
 
+        logits_RV, shape = checked(logits_RV), (len(numbers), self._size)
+        if logits_RV.shape != shape:
+            raise ValueError(f"logits must have the shape {list(shape)}, got {list(logits_RV.shape)}")
+        mask = None if mask is None else checked_mask(mask, *shape)
         key = tuple(numbers)
         if key not in self._calls:
             if len(self._calls) >= KEPT_CALLS:

@@ -29,18 +29,10 @@ class Logits:
     """Rows of floats [B, V], a NumPy array or a torch tensor, kept as given: each row is read when it is asked for."""
 
     def __init__(self, logits: Any) -> None:
-        self._given = logits
-        if hasattr(logits, "detach"):  # a torch tensor; NumPy has no bfloat16
-            logits = logits.detach()
-            self._rows, floats = logits.cpu(), logits.is_floating_point()
-        else:
-            self._rows = logits = np.asarray(logits)
-            floats = logits.dtype.kind == "f"
-        if logits.ndim != 2 or logits.shape[1] == 0:
-            raise ValueError(f"logits must have the shape [rows, vocabulary], got {list(logits.shape)}")
-        if not floats:
-            raise TypeError(f"logits must be floating-point numbers, got {logits.dtype}")
-        rows, size = logits.shape
+        self._given, self._rows = logits, checked(logits)
+        if hasattr(logits, "detach"):
+            self._rows = self._rows.cpu()
+        rows, size = self._rows.shape
         self.shape: tuple[int, int] = rows, size
 
     def __len__(self) -> int:
@@ -79,6 +71,17 @@ class Logits:
         return (self[place] for place in range(len(self)))
 
 
+def checked(logits: Any) -> Any:
+    """Rows of floats [B, V] as a NumPy array, or a torch tensor without a gradient. Raises ValueError, TypeError."""
+    tensor = hasattr(logits, "detach")
+    given: Any = logits if tensor else np.asarray(logits)
+    if given.ndim != 2 or given.shape[1] == 0:
+        raise ValueError(f"logits must have the shape [rows, vocabulary], got {list(given.shape)}")
+    if not (given.is_floating_point() if tensor else given.dtype.kind == "f"):
+        raise TypeError(f"logits must be floating-point numbers, got {given.dtype}")
+    return given.detach() if tensor and given.requires_grad else given
+
+
 def like(logits: Any, result: NDArray[Any]) -> Any:
     """A result as it is for NumPy logits; for a tensor of logits, as a tensor on its device."""
     if not hasattr(logits, "detach"):
@@ -106,16 +109,22 @@ def _torch_kind(dtype: Any) -> int:
     return FLOATS.index(name) if name in FLOATS else -1
 
 
+def checked_mask(mask: Any, rows: int, size: int) -> Any:
+    """Packed bitmasks [B, at least V / 32], int32 or uint32, as an array or a tensor. Raises ValueError, TypeError."""
+    given, words = mask.detach() if hasattr(mask, "detach") else np.asarray(mask), -(-size // 32)
+    if given.ndim != 2 or len(given) != rows or given.shape[1] < words:
+        raise ValueError(f"mask must have the shape [{rows}, {words}], 32 tokens per word, got {list(given.shape)}")
+    if str(given.dtype).removeprefix("torch.") not in ("int32", "uint32"):
+        raise TypeError(f"mask must be of int32, got {given.dtype}")
+    return given
+
+
 def masks(mask: Any, rows: int, size: int) -> Sequence[NDArray[np.int32] | None]:
-    """Packed bitmasks [B, at least V / 32], int32, a row each; None for none. Bit i % 32 of word i // 32 is token i."""
+    """``checked_mask``, a row each; None for none. Bit i % 32 of word i // 32 is token i."""
     if mask is None:
         return [None] * rows
-    array = mask.detach().cpu().numpy() if hasattr(mask, "detach") else np.asarray(mask)
-    words = -(-size // 32)
-    if array.ndim != 2 or len(array) != rows or array.shape[1] < words:
-        raise ValueError(f"mask must have the shape [{rows}, {words}], 32 tokens per word, got {list(array.shape)}")
-    if array.dtype not in (np.int32, np.uint32):
-        raise TypeError(f"mask must be of int32, got {array.dtype}")
+    given = checked_mask(mask, rows, size)
+    array: NDArray[Any] = given.cpu().numpy() if hasattr(given, "detach") else given
     return list(np.ascontiguousarray(array.view(np.int32)))
 
 

@@ -56,7 +56,7 @@ def outcome(given: Any, logits: Any) -> Any:
     from nucleate.backends.cuda import run
 
     batch, steps_R, numbers_RP = given
-    return run.run(batch, run.Given(run.scores(logits, batch.chunks[0].fixed.zero_1), steps_R, numbers_RP=numbers_RP))
+    return run.run(batch, run.Given(run.scores(logits, batch.fixed.zero_1), steps_R, numbers_RP=numbers_RP))
 
 
 def watched(stages: Any, size: int) -> Any:

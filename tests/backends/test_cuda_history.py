@@ -94,10 +94,10 @@ def test_lists_are_those_of_the_stages(rows: Any, news: Any, ring: int) -> None:
             tokens_R = torch.tensor(tokens[: len(rows)])
             held.reserve(part, 1)
             held._slots.push(part.slots_R, tokens_R)
-            held._follow(part, tokens_R)
+            held._follow(part.kinds[0], tokens_R)
             for (_, output), token in zip(said, tokens_R.tolist(), strict=True):
                 output.extend([token] * (token >= 0))
-        added_RV = held._shifted(part, torch.zeros(len(rows), SIZE, dtype=torch.float64)).tolist()
+        added_RV = held._shifted(part.kinds[0], torch.zeros(len(rows), SIZE, dtype=torch.float64)).tolist()
         for added_V, (stage, *_), (prompt, output) in zip(added_RV, rows, said, strict=True):
             expected = {token: x for token, x in stage.listing(History(prompt, output)).items() if token < SIZE}
             assert {token: x for token, x in enumerate(added_V) if x} == pytest.approx(expected, rel=1e-11)
@@ -185,8 +185,8 @@ def test_shifts_in_any_order_do_what_the_reference_does(rows: Any, seed: int) ->
         x_RV[numbers.random(x_RV.shape) < 0.1] = -np.inf
         x_RV[:, 0] = 1.0
         fixed = Fixed(SIZE, len(said), torch.float64, HERE)
-        y_RV = held._shifted(part, run.scores(torch.from_numpy(x_RV), fixed.zero_1))
-        y_RV = run.masked(fixed, y_RV, part.allowed_RW)
+        y_RV = held._shifted(part.kinds[0], run.scores(torch.from_numpy(x_RV), fixed.zero_1))
+        y_RV = run.masked(fixed, y_RV, part.kinds[0].allowed_RW)
         odd_R = ~(y_RV.amax(1).abs() < torch.inf)
         for place, (stages, (prompt, output)) in enumerate(zip(kept, said, strict=True)):
             expected = scores(x_RV[place], stages, History(prompt, output))
@@ -195,7 +195,7 @@ def test_shifts_in_any_order_do_what_the_reference_does(rows: Any, seed: int) ->
                 np.testing.assert_allclose(y_RV[place].numpy(), expected, rtol=1e-12, atol=1e-12)
         tokens_R = torch.from_numpy(numbers.integers(0, SIZE, len(said)))
         held._slots.push(part.slots_R, tokens_R)
-        held._follow(part, tokens_R)
+        held._follow(part.kinds[0], tokens_R)
         for (_, output), token in zip(said, tokens_R.tolist(), strict=True):
             output.append(token)
 
@@ -205,8 +205,8 @@ def test_shifts_compile_without_a_graph_break() -> None:
     held = rows_of([shifts, shifts], [([1, 2, 1], []), ([3], [3])], 8)
     part, x_RV = held.part([0, 1]), torch.zeros(2, SIZE, dtype=torch.float64)
     torch._dynamo.reset()
-    compiled = torch.compile(lambda x_RV: held._shifted(part, x_RV), fullgraph=True, backend="eager")
-    assert torch.equal(compiled(x_RV), held._shifted(part, x_RV))
+    compiled = torch.compile(lambda x_RV: held._shifted(part.kinds[0], x_RV), fullgraph=True, backend="eager")
+    assert torch.equal(compiled(x_RV), held._shifted(part.kinds[0], x_RV))
 
 
 def test_a_step_that_looks_back_does_not_wait_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:

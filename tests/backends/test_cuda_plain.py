@@ -9,6 +9,7 @@ import edges
 import numpy as np
 import pytest
 
+import nucleate as nc
 from nucleate.backends import reference, structure
 from nucleate.backends.chain import Numbers
 from nucleate.core.history import History
@@ -30,7 +31,7 @@ from nucleate.stages import (
 )
 
 torch = pytest.importorskip("torch", reason="tensor code needs torch")
-from nucleate.backends.cuda import run  # noqa: E402
+from nucleate.backends.cuda import part, run  # noqa: E402
 
 STAGES = (
     (Typical(0.5), Xtc(0.5, 0.05), Temperature(0.7), Gumbel(0)),
@@ -133,21 +134,29 @@ def test_float32_columns_draw_the_same_tokens_but_for_float_edges() -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 6, 7, 8])
-def test_many_rows_are_drawn_some_at_a_time(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("params", [{"top_k": 40, "top_p": 0.9}, {"mirostat_tau": 3.0}, {"typical_p": 0.9}])
+def test_many_rows_are_drawn_some_at_a_time(rows: int, params: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same tokens, in as much memory as these take: arrays of all scores of a large batch would fill a device."""
     numbers, size = np.random.default_rng(4), 300
     x_RV = torch.from_numpy(numbers.normal(size=(rows, size)).astype(np.float32) * 4)
     x_RV[0, 5] = torch.nan
-    mask = torch.from_numpy(numbers.integers(-(2**31), 2**31, (rows, 11)).astype(np.int32))
-    given = x_RV, [Numbers(t=0.8, k=40, p=0.9)] * rows, words(numbers, rows), words(numbers, rows)
-    ways = None, mask
-    whole = [sample(*given, way).tolist() for way in ways]
-    assert [tokens[0] for tokens in whole] == [-1] * 2
+    mask = torch.from_numpy(numbers.integers(-(2**31), 2**31, (rows, 10)).astype(np.int32))
     looked, sort = [], run.sorted_of
     monkeypatch.setattr(run, "sorted_of", lambda fixed, x_RV: (looked.append(len(x_RV)), sort(fixed, x_RV))[1])
-    monkeypatch.setattr(run, "AT_ONCE", 4 * size - 1)
-    assert [sample(*given, way).tolist() for way in ways] == whole
-    assert sum(looked) == 2 * rows
+
+    def drawn() -> list[Any]:
+        sampler = nc.Sampler(size, "torch")
+        for seed in range(rows):
+            sampler.add(nc.SamplingParams(seed=seed, repetition_penalty=1.5, logprobs=2, **params), [1, 2, 3])
+        steps = [sampler(x_RV, mask=given) for given in (None, mask, None)]
+        return [(step.token_ids.tolist(), [*step.logprobs], {**step.errors}) for step in steps]
+
+    whole = drawn()
+    assert [step[0][0] for step in whole] == [-1] * 3
+    looked.clear()
+    monkeypatch.setattr(part, "AT_ONCE", 4 * size - 1)
+    assert drawn() == whole
+    assert sum(looked) == 3 * rows
     assert max(looked) <= 3
 
 

@@ -83,7 +83,7 @@ def test_every_kind_of_row(kind: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
-def test_rows_of_a_structure_are_drawn_together(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_a_structure_are_drawn_together(dtype: torch.dtype) -> None:
     numbers, size = np.random.default_rng(1), 300
     for stages in PIPELINES:
         rows = [(*stages, Gumbel(0))] * 9
@@ -98,14 +98,6 @@ def test_rows_of_a_structure_are_drawn_together(dtype: torch.dtype, monkeypatch:
             except reference.RowError:
                 expected = -1
             assert got.tokens_R[place] == expected
-        monkeypatch.setattr(run, "AT_ONCE", 2 * size)  # two rows at a time
-        given = staged.drawing(rows, list(range(9)), [2**63 + 5] * 9, size)
-        assert len(given[0].chunks) == 5
-        parts = staged.outcome(given, logits)
-        assert parts.tokens_R.tolist() == got.tokens_R.tolist()
-        assert (parts.numbers_RP is None) == (got.numbers_RP is None)
-        assert parts.numbers_RP is None or parts.numbers_RP.tolist() == got.numbers_RP.tolist()
-        monkeypatch.undo()
 
 
 FLOATS = torch.float64, torch.float32
@@ -131,7 +123,7 @@ def test_a_step_waits_for_nothing(stages: Any) -> None:
     batch = run.batch_of(rows, torch.empty(3, dtype=torch.int64, device="meta"), 300, torch.float64)
     numbers_RP = torch.empty((3, len(rows[0].numbers)), dtype=torch.float64, device="meta") if batch.learns else None
     logits, steps_R = torch.empty((3, 300), dtype=torch.bfloat16, device="meta"), torch.empty(3, device="meta").long()
-    got = run.run(batch, run.Given(run.scores(logits, batch.chunks[0].fixed.zero_1), steps_R, numbers_RP=numbers_RP))
+    got = run.run(batch, run.Given(run.scores(logits, batch.fixed.zero_1), steps_R, numbers_RP=numbers_RP))
     assert got.tokens_R.shape == (3,)
     assert got.told_RV is not None
     assert got.told_RV.shape == (3, 300)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,6 +18,9 @@ from nucleate.backends.cuda.slots import SEED, Slots
 from nucleate.backends.resident import Resident
 from nucleate.backends.structure import chained
 
+AT_ONCE = 1 << 24
+"""So many scores are looked at together by tensors: a dozen arrays of 128 MB are made of them."""
+
 
 @dataclass(slots=True)
 class Held:
@@ -29,63 +33,71 @@ class Held:
     allowed_W: NDArray[np.int32] | None  #: packed
 
 
-@dataclass(slots=True)
-class Part:
+class Kind(NamedTuple):
+    """Rows of a call that are drawn together: they have the same structure, or run through the kernels."""
+
+    places: Sequence[int]  #: of the rows in the call,
+    places_N: torch.Tensor | None  #: the same; None: they are all of it
+    slots_R: torch.Tensor
+    allowed_RW: torch.Tensor | None  #: int32, packed
+    groups: list[Group]  #: by the Shifts that rows begin with
+    batch: Batch | None  #: where tensors draw; None: kernels do
+    cuts: bool  #: whether any of the rows that kernels draw have top-k or top-p,
+    brief: bool  #: and nothing is to be told but of the tokens drawn, which kernels do
+    wanted: list[Wanted]  #: the Tap of each row among the stages,
+    asked_NA: torch.Tensor  #: and the ids among it, -1 for none
+
+
+class Part(NamedTuple):
     """Some rows, in the order of a call. It is of no use once one of them is gone."""
 
     rows: list[int]  #: their numbers
     held: list[Held]
     slots_R: torch.Tensor
-    allowed_RW: torch.Tensor | None  #: int32, packed
-    groups: list[Group]  #: by the Shifts that rows begin with
+    kinds: list[Kind]
     told: list[int]  #: places of rows that want logprobs of the logits,
     told_N: torch.Tensor  #: the same
-    wanted: list[Wanted]  #: what these want, or else the Tap of each row among the stages,
+    wanted: list[Wanted]  #: what these want,
     asked_NA: torch.Tensor  #: and the ids among it, -1 for none
-    cuts: bool  #: whether any of the rows that kernels draw have top-k or top-p,
-    brief: bool  #: and nothing is to be told but of the tokens drawn, which kernels do
-    batch: Batch | None  #: where tensors draw; None: kernels do
-    kinds: list[tuple[list[int], torch.Tensor, Part]]  #: rows of several structures: places of each, and these alone
 
 
 def part_of(numbers: Sequence[int], held: Sequence[Held], slots: Slots, size: int, *, kernels: bool) -> Part:
     """Rows by their numbers, as they are held. size: V; kernels: whether they draw the chain."""
-    device, rows = slots.device, [one.row for one in held]
-    where = [one.slot for one in held]
-    slots_R, kinds = sent(where, device), _kinds(numbers, held, slots, size, kernels=kernels)
-    staged, batch = [row.staged for row in rows if row.staged], None
-    if rows and not kinds and (staged or not kernels):
-        staged_rows = staged or chained([row.numbers for row in rows])
-        batch = batch_of(staged_rows, slots.column(slots_R, SEED), size, slots.floats, kernel=kernels)
-    told = [place for place, row in enumerate(rows) if row.wanted is not None]
-    wanted = [row.wanted for row in rows if row.wanted is not None]
-    if not told and not kinds:
-        wanted = [one.wanted for one in staged if one.wanted is not None]
-    groups = groups_of([row.shifts for row in rows], where, size, slots.floats, device)
-    cuts = any(row.numbers[2] > 0 or row.numbers[4] < 1 for row in rows)
-    plain = kernels and not staged and not groups
-    brief = bool(told) and plain and all(one == (0, ()) for one in wanted)
-    return Part(
-        list(numbers), list(held), slots_R, _allowed(held, size, device), groups, told, sent(told, device), wanted,
-        sent(padded([asked for _, asked in wanted], -1), device), cuts, brief, batch, kinds,
-    )  # fmt: skip
-
-
-def _kinds(
-    numbers: Sequence[int], held: Sequence[Held], slots: Slots, size: int, *, kernels: bool
-) -> list[tuple[list[int], torch.Tensor, Part]]:
-    """The rows of a call by their structures; none where all have the same."""
-    found: dict[object, list[int]] = {}
+    found: dict[Any, list[int]] = {}
     for place, one in enumerate(held):
         staged = one.row.staged
         found.setdefault(staged and (staged.steps, staged.masked, staged.wanted is None), []).append(place)
-    if len(found) < 2:
-        return []
-    made = []
-    for places in found.values():
-        some = [numbers[place] for place in places], [held[place] for place in places]
-        made.append((places, sent(places, slots.device), part_of(*some, slots, size, kernels=kernels)))
-    return made
+    some: list[Sequence[int]] = []
+    for structure, places in found.items():
+        most = max(1, AT_ONCE // size) if structure or not kernels else len(places)
+        some += [places[start : start + most] for start in range(0, len(places), most)]
+    whole = [range(len(held))] if len(some) == 1 else some
+    kinds = [_kind(places, held, slots, size, kernels=kernels) for places in whole]
+    told = [place for place, one in enumerate(held) if one.row.wanted is not None]
+    wanted = [one.row.wanted for one in held if one.row.wanted is not None]
+    where = sent([one.slot for one in held], slots.device)
+    return Part([*numbers], [*held], where, kinds, told, sent(told, slots.device), wanted, _asked(wanted, slots.device))
+
+
+def _kind(places: Sequence[int], every: Sequence[Held], slots: Slots, size: int, *, kernels: bool) -> Kind:
+    device, held = slots.device, [every[place] for place in places]
+    where, rows = [one.slot for one in held], [one.row for one in held]
+    slots_R, staged, batch = sent(where, device), [row.staged for row in rows if row.staged], None
+    if staged or not kernels:
+        some = staged or chained([row.numbers for row in rows])
+        batch = batch_of(some, slots.column(slots_R, SEED), size, slots.floats, kernel=kernels)
+    groups = groups_of([row.shifts for row in rows], where, size, slots.floats, device)
+    cuts = any(row.numbers[2] > 0 or row.numbers[4] < 1 for row in rows)
+    brief = batch is None and not groups and len(held) == len(every) and {row.wanted for row in rows} <= {None, (0, ())}
+    wanted = [one.wanted for one in staged if one.wanted is not None]
+    return Kind(
+        places, None if len(held) == len(every) else sent([*places], device), slots_R, _allowed(held, size, device),
+        groups, batch, cuts, brief and any(row.wanted for row in rows), wanted, _asked(wanted, device),
+    )  # fmt: skip
+
+
+def _asked(wanted: Sequence[Wanted], device: torch.device) -> torch.Tensor:
+    return sent(padded([asked for _, asked in wanted], -1), device)
 
 
 def _allowed(held: Sequence[Held], size: int, device: torch.device) -> torch.Tensor | None:

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 
 import torch
 
+from nucleate.backends.cuda.bind import mines
 from nucleate.backends.cuda.device import floats_of, guard, sent
-from nucleate.backends.cuda.part import Held, Part, allowed_words, part_of
+from nucleate.backends.cuda.part import Held, Kind, Part, allowed_words, part_of
 from nucleate.backends.cuda.report import Report, Wanted, report, reported
-from nucleate.backends.cuda.run import Given, run, scores
+from nucleate.backends.cuda.run import Batch, Given, next_numbers, run, scores
 from nucleate.backends.cuda.shifts import follow, shifted, unbroken
 from nucleate.backends.cuda.slots import STEP, Slots, line_of
-from nucleate.backends.cuda.states import States
 from nucleate.backends.resident import Resident
 from nucleate.backends.structure import Staged
 
@@ -58,7 +58,6 @@ class Rows:
         self._learn, self._settle = learn, settle
         self._zero_1 = torch.zeros(1, dtype=self.floats, device=device)
         self._slots = Slots(device, self.floats, RING)
-        self._states = States(device, self.floats)
         self._held: dict[int, Held] = {}
         self._unseen = 0  # the most tokens of a row that the host does not know
         self._work: Any = None  # of the kernels
@@ -70,7 +69,7 @@ class Rows:
     @property
     def moved(self) -> int:
         """It changes when arrays come to lie elsewhere, so that what was captured must be captured again."""
-        return self._slots.moved + self._states.moved + self._moved
+        return self._slots.moved + self._moved
 
     def add(self, number: int, row: Resident, seed: int, prompt: list[int], output: list[int]) -> None:
         """A new row."""
@@ -79,7 +78,7 @@ class Rows:
         line = line_of(row.numbers, self.floats, seed, len(prompt), len(output), unbroken(row.shifts, said))
         slot = self._slots.put(line, said if row.span else [], len(said), follows=row.follows)
         if row.staged is not None and row.staged.learns:
-            self._states.put(slot, row.staged.numbers)
+            self._slots.learn(slot, row.staged.numbers)
         self._held[number] = Held(slot, row, len(prompt), len(output), allowed_words(row.allowed, self.size))
 
     def remove(self, number: int) -> None:
@@ -125,81 +124,80 @@ class Rows:
         Room must have been made. logits_RV: any float. mask_RW: int32. active_R: bool; the rest stay, and have -1.
         heard: takes what is told of scores that are not the logits as given.
         """
+        given = logits_RV, mask_RW, active_R
         with guard(self.device):
-            if not part.kinds:
-                tokens_R = self._drawn(part, range(len(part.rows)), (logits_RV, mask_RW, active_R), heard)
-            else:
-                tokens_R = torch.full_like(part.slots_R, NOT_DRAWN)
-                for places, places_N, own in part.kinds:
-                    some = (_some(whole, places_N) for whole in (mask_RW, active_R))
-                    given = logits_RV.index_select(0, places_N), *some
-                    tokens_R.index_copy_(0, places_N, self._drawn(own, places, given, heard))
-            self._follow(part, tokens_R)
+            if len(part.kinds) == 1:
+                return self._drawn(part.kinds[0], given, heard)
+            tokens_R = torch.full_like(part.slots_R, NOT_DRAWN)
+            for kind in part.kinds:
+                some = (None if one is None else one.index_select(0, kind.places_N) for one in given)
+                tokens_R.index_copy_(0, kind.places_N, self._drawn(kind, tuple(some), heard))
         return tokens_R
 
-    def _follow(self, part: Part, tokens_R: torch.Tensor) -> None:
-        for group in part.groups:
+    def _drawn(self, kind: Kind, given: Any, heard: list[Heard] | None) -> torch.Tensor:
+        """The next tokens of rows that are drawn together; they go on with these."""
+        if kind.batch is None:
+            tokens_R = self._kernels(kind, *given)
+        else:
+            steps_R = self._slots.column(kind.slots_R, STEP)
+            tokens_R = self._tensors(kind, kind.batch, steps_R, given, heard)
+            self._slots.push(kind.slots_R, tokens_R, steps_R)
+        self._follow(kind, tokens_R)
+        return tokens_R
+
+    def _follow(self, kind: Kind, tokens_R: torch.Tensor) -> None:
+        for group in kind.groups:
             if group.follows:
                 tokens_N = tokens_R if group.places_N is None else tokens_R.index_select(0, group.places_N)
                 follow(group, self._slots, tokens_N, self.size)
 
-    def _drawn(self, part: Part, places: Sequence[int], given: Input, heard: list[Heard] | None) -> torch.Tensor:
-        """The next tokens of rows that are all of one kind; they go on with these."""
-        if part.batch is None:
-            return self._kernels(part, *given)
-        steps_R = self._slots.column(part.slots_R, STEP)
-        tokens_R = self._tensors(part, steps_R, places, given, heard)
-        self._slots.push(part.slots_R, tokens_R, steps_R)
-        return tokens_R
-
     def _tensors(
-        self, part: Part, steps_R: torch.Tensor, places: Sequence[int], given: Input, heard: list[Heard] | None
+        self, kind: Kind, batch: Batch, steps_R: torch.Tensor, given: Input, heard: list[Heard] | None
     ) -> torch.Tensor:
         """Rows of a structure through their stages."""
-        assert part.batch is not None  # noqa: S101  # so it is for rows of a structure
-        (logits_RV, mask_RW, active_R), batch = given, part.batch
-        masks = _both(mask_RW, part.allowed_RW), None
+        logits_RV, mask_RW, active_R = given
+        masks = _both(mask_RW, kind.allowed_RW), None
         if batch.steps[0].shape == "Tap" and not batch.masked:  # the mask of the call comes after it
-            masks = part.allowed_RW, mask_RW
-        numbers_RP = self._states.numbers(part.slots_R) if batch.learns else None
-        x_RV = self._shifted(part, scores(logits_RV, self._zero_1))
+            masks = kind.allowed_RW, mask_RW
+        numbers_RP = self._slots.learned_SP.index_select(0, kind.slots_R) if batch.learns else None
+        x_RV = self._shifted(kind, scores(logits_RV, self._zero_1))
         tokens_R, learned_RP, told_RV = run(batch, Given(x_RV, steps_R, *masks, numbers_RP))
         if active_R is not None:
             tokens_R = torch.where(active_R, tokens_R, NOT_DRAWN)
             if learned_RP is not None:
                 learned_RP = torch.where(active_R[:, None], learned_RP, numbers_RP)
         if learned_RP is not None:
-            self._states.learn(part.slots_R, learned_RP)
+            self._slots.learned_SP.index_copy_(0, kind.slots_R, learned_RP)
         if heard is not None and told_RV is not None:
-            most = max(top for top, _ in part.wanted)
-            heard.append(Heard(places, reported(told_RV, tokens_R, part.asked_NA, most), part.wanted))
+            most = max(top for top, _ in kind.wanted)
+            heard.append(Heard(kind.places, reported(told_RV, tokens_R, kind.asked_NA, most), kind.wanted))
         return tokens_R
 
-    def _shifted(self, part: Part, x_RV: torch.Tensor) -> torch.Tensor:
-        for group in part.groups:
+    def _shifted(self, kind: Kind, x_RV: torch.Tensor) -> torch.Tensor:
+        for group in kind.groups:
             x_RV = shifted(group, self._slots, x_RV)
         return x_RV
 
     def _kernels(
-        self, part: Part, logits_RV: torch.Tensor, mask_RW: torch.Tensor | None, active_R: torch.Tensor | None
+        self, kind: Kind, logits_RV: torch.Tensor, mask_RW: torch.Tensor | None, active_R: torch.Tensor | None
     ) -> torch.Tensor:
         from nucleate.backends.cuda.special import launch  # it loads Triton, as does the next
         from nucleate.backends.cuda.special.memory import State
 
-        if self._work is None or self._work.rows < len(part.rows):
-            self._work = launch.Workspace(1 << (len(part.rows) - 1).bit_length(), self.size, self.device)
+        if self._work is None or self._work.rows < len(kind.places):
+            self._work = launch.Workspace(1 << (len(kind.places) - 1).bit_length(), self.size, self.device)
             self._moved += 1
-        if logits_RV.dtype not in launch.FLOATS or part.groups:
-            logits_RV = self._shifted(part, logits_RV.to(torch.float32))
+        if logits_RV.dtype not in launch.FLOATS or kind.groups:
+            logits_RV = self._shifted(kind, logits_RV.to(torch.float32))
         work, tokens_R, slots = self._work, self._empty(torch.int64), self._slots
-        if part.brief:  # what was told of earlier calls stays as it is
+        if kind.brief:  # what was told of earlier calls stays as it is
             work.logprobs_R, work.ranks_R = self._empty(torch.float64), self._empty(torch.int32)
-        state = State(part.slots_R, slots.lines_SC, slots.ring_SL, slots.ring, active_R)
+        state = State(kind.slots_R, slots.lines_SC, slots.ring_SL, slots.ring, active_R)
         launch.sample(
-            logits_RV, state, work, _both(mask_RW, part.allowed_RW), out_R=tokens_R[: len(part.rows)], cuts=part.cuts,
-            report=part.brief,
+            logits_RV, state, work, _both(mask_RW, kind.allowed_RW), out_R=tokens_R[: len(kind.places)], cuts=kind.cuts,
+            report=kind.brief,
         )  # fmt: skip
-        return tokens_R[: len(part.rows)]
+        return tokens_R[: len(kind.places)]
 
     def _empty(self, dtype: torch.dtype) -> torch.Tensor:
         """What kernels write their results to, and no later call does."""
@@ -212,17 +210,25 @@ class Rows:
         with guard(self.device):
             tokens_R = sent([token], self.device)
             if numbers is not None:
-                self._states.put(held.slot, numbers)
+                self._slots.learn(held.slot, numbers)
             elif held.row.staged is not None and held.row.staged.learns:
-                self._states.push(held.row.staged, part.slots_R, tokens_R)
+                self._learned(held.row.staged, part.slots_R, tokens_R)
             self._slots.push(part.slots_R, tokens_R)
-            self._follow(part, tokens_R)
+            self._follow(part.kinds[0], tokens_R)
+
+    def _learned(self, staged: Staged, slots_R: torch.Tensor, tokens_R: torch.Tensor) -> None:
+        """A row goes on with a token that could be no other: its chance was 1."""
+        numbers_RP = self._slots.learned_SP.index_select(0, slots_R)
+        sure_R1 = torch.zeros_like(numbers_RP[:, :1])
+        chances = {place: [sure_R1, sure_R1] for place, step in enumerate(staged.steps) if step.learns}
+        learned_RP = next_numbers(numbers_RP, tokens_R[:, None], mines(staged.steps, numbers_RP), chances)
+        self._slots.learned_SP.index_copy_(0, slots_R, learned_RP)
 
     def report(self, part: Part, logits_RV: torch.Tensor, tokens_R: torch.Tensor) -> Report | None:
         """What is to be told of the logits as given, of those who want it; None if none does."""
         if not part.told:
             return None
-        if part.brief:
+        if part.kinds[0].brief:
             told = tokens_R, self._work.logprobs_R[: len(tokens_R)], self._work.ranks_R[: len(tokens_R)].to(torch.int64)
             return Report(*(column_R.index_select(0, part.told_N)[:, None] for column_R in told))
         logits_NV, tokens_N = logits_RV, tokens_R
@@ -246,12 +252,10 @@ class Rows:
                 self._learn(number, tokens)
         learning = [(number, one.slot) for number, one in held if one.row.staged is not None and one.row.staged.learns]
         if learning and self._settle is not None:
-            for (number, _), numbers in zip(learning, self._states.told([slot for _, slot in learning]), strict=True):
+            slots_R = sent([slot for _, slot in learning], self.device)
+            learned = self._slots.learned_SP.index_select(0, slots_R).tolist()
+            for (number, _), numbers in zip(learning, learned, strict=True):
                 self._settle(number, numbers)
-
-
-def _some(whole_R: torch.Tensor | None, places_N: torch.Tensor) -> torch.Tensor | None:
-    return None if whole_R is None else whole_R.index_select(0, places_N)
 
 
 def _both(mask_RW: torch.Tensor | None, allowed_RW: torch.Tensor | None) -> torch.Tensor | None:

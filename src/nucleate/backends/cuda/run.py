@@ -22,27 +22,17 @@ from nucleate.backends.structure import Staged, Step
 from nucleate.core.noise import XTC
 from nucleate.core.stage import Drawn
 
-AT_ONCE = 1 << 24
-"""So many scores are looked at together: a dozen arrays of 128 MB are made of them."""
-
-
-class Chunk(NamedTuple):
-    """Rows that are looked at together."""
-
-    rows: slice
-    fixed: Fixed
-    keys: Keys
-    mines: list[Mine]  #: with the numbers that rows came with
-    spared: tuple[torch.Tensor, ...]  #: of each Ceiling, int64 [R, K], behind the vocabulary where there is none
-
 
 class Batch(NamedTuple):
-    """The rows of a structure in a call."""
+    """Rows of one structure that are drawn together."""
 
     steps: tuple[Step, ...]
     masked: bool  #: see ``Staged``
     learns: bool
-    chunks: list[Chunk]
+    fixed: Fixed
+    keys: Keys
+    mines: list[Mine]  #: with the numbers that rows came with
+    spared: tuple[torch.Tensor, ...]  #: of each Ceiling, int64 [R, K], behind the vocabulary where there is none
 
 
 class Outcome(NamedTuple):
@@ -57,19 +47,15 @@ def batch_of(
     staged: Sequence[Staged], seeds_R: torch.Tensor, size: int, floats: torch.dtype, *, kernel: bool = False
 ) -> Batch:
     """Rows of one structure. seeds_R: int64, the bits of integers in 0..2**64 - 1; size: V; kernel: see ``Keys``."""
-    one, most, device = staged[0], max(1, AT_ONCE // size), seeds_R.device
+    one, device = staged[0], seeds_R.device
     numbers_RP = sent(torch.tensor([row.numbers for row in staged], dtype=floats).view(len(staged), -1), device)
     whole = any("whole" in rule.row for step in one.steps for rule in step.rules)
-    nowhere, chunks = -(-size // 256) * 256, []
-    for start in range(0, len(staged), most):
-        some = staged[start : start + most]
-        rows = slice(start, start + len(some))
-        lists = [[row.spared[i] for row in some] for i in range(len(one.spared))]
-        chunks.append(Chunk(
-            rows, Fixed(size, len(some), floats, device, whole=whole), keys_of(seeds_R[rows], kernel=kernel),
-            mines(one.steps, numbers_RP[rows]), tuple(sent(padded(each, nowhere), device) for each in lists),
-        ))  # fmt: skip
-    return Batch(one.steps, one.masked, one.learns, chunks)
+    fixed, nowhere = Fixed(size, len(staged), floats, device, whole=whole), -(-size // 256) * 256
+    spared = (padded([row.spared[i] for row in staged], nowhere) for i in range(len(one.spared)))
+    return Batch(
+        one.steps, one.masked, one.learns, fixed, keys_of(seeds_R, kernel=kernel), mines(one.steps, numbers_RP),
+        tuple(sent(each, device) for each in spared),
+    )  # fmt: skip
 
 
 class Given(NamedTuple):
@@ -81,28 +67,16 @@ class Given(NamedTuple):
     late_RW: torch.Tensor | None = None  #: the same, where a Tap that is the first step sees the scores without it
     numbers_RP: torch.Tensor | None = None  #: of rows that learn, as of this step; there may be more columns
 
-    def of(self, rows: slice) -> Given:
-        """The same of some rows."""
-        return Given(*(None if whole is None else whole[rows] for whole in self))
-
 
 def run(batch: Batch, given: Given) -> Outcome:
     """Draw a token per row."""
-    if len(batch.chunks) == 1:
-        return _run(batch, batch.chunks[0], given)
-    parts = [_run(batch, chunk, given.of(chunk.rows)) for chunk in batch.chunks]
-    tokens, numbers, told = zip(*parts, strict=True)
-    return Outcome(torch.cat(tokens), *(None if some[0] is None else torch.cat(some) for some in (numbers, told)))
-
-
-def _run(batch: Batch, chunk: Chunk, given: Given) -> Outcome:
-    fixed, size, steps_R1, numbers_RP = chunk.fixed, given.x_RV.shape[1], given.steps_R[:, None], given.numbers_RP
+    fixed, size, steps_R1, numbers_RP = batch.fixed, given.x_RV.shape[1], given.steps_R[:, None], given.numbers_RP
     x_RV = masked(fixed, given.x_RV, given.mask_RW)
     told_RV = x_RV if given.late_RW is not None else None
-    kept, coins_R1, ceilings = sorted_of(fixed, masked(fixed, x_RV, given.late_RW)), None, iter(chunk.spared)
-    if chunk.spared:
-        coins_R1 = uniform(chunk.keys, steps_R1, XTC, torch.zeros_like(steps_R1), fixed.floats)
-    stages = chunk.mines if numbers_RP is None else mines(batch.steps, numbers_RP)
+    kept, coins_R1, ceilings = sorted_of(fixed, masked(fixed, x_RV, given.late_RW)), None, iter(batch.spared)
+    if batch.spared:
+        coins_R1 = uniform(batch.keys, steps_R1, XTC, torch.zeros_like(steps_R1), fixed.floats)
+    stages = batch.mines if numbers_RP is None else mines(batch.steps, numbers_RP)
     spans: dict[int, tuple[Ranked, Ranked]] = {}
     for place, mine in enumerate(stages):
         before = kept = kept.settled() if mine.step.learns else kept
@@ -114,7 +88,7 @@ def _run(batch: Batch, chunk: Chunk, given: Given) -> Outcome:
         if mine.step.learns:
             kept = kept.settled()
             spans[place] = before, kept
-    tokens_R1 = drawn(kept.settled(), stages[-1], chunk.keys, steps_R1)
+    tokens_R1 = drawn(kept.settled(), stages[-1], batch.keys, steps_R1)
     tapped = any(step.shape == "Tap" for step in batch.steps)
     if not spans:
         return Outcome(tokens_R1[:, 0], None, told_RV if tapped else None)

@@ -1,4 +1,4 @@
-"""The rows on a device: a line of numbers per slot, and the tokens of each in a ring. Knows no stage.
+"""The rows on a device: a line of numbers per slot, what its stages learned, its tokens in a ring. Knows no stage.
 
 A row keeps its slot until it is removed, so that nothing moves when others come and go.
 """
@@ -24,8 +24,9 @@ COLUMNS = 11
 class Slots:
     """Lines and rings by slot. ``moved`` counts how often they have come to lie elsewhere.
 
-    ring: how many of its last tokens each row keeps. ``repeats_SL`` says of each distance d, from 1, how many tokens
-    before the one d places back equal the last ones: the twin of ``core.suffixes``, for rows that follow repeats.
+    ring: how many of its last tokens each row keeps. ``learned_SP``: the numbers of stages that learn. ``repeats_SL``
+    says of each distance d, from 1, how many tokens before the one d places back equal the last ones: the twin of
+    ``core.suffixes``, for rows that follow repeats.
     """
 
     def __init__(self, device: torch.device, floats: torch.dtype, ring: int) -> None:
@@ -33,6 +34,7 @@ class Slots:
         self.lines_SC = torch.zeros((0, COLUMNS), dtype=torch.int64, device=device)
         self.columns = self.lines_SC.unbind(1)  # views
         self.ring_SL = torch.zeros((0, ring), dtype=torch.int64, device=device)
+        self.learned_SP = torch.zeros((0, 0), dtype=floats, device=device)
         self.repeats_SL = torch.zeros((0, 0), dtype=torch.int32, device=device)
         self._free: list[int] = []
 
@@ -60,6 +62,13 @@ class Slots:
             self.repeats_SL[slot, : len(said)] = lengths_L
         return slot
 
+    def learn(self, slot: int, numbers: Sequence[float]) -> None:
+        """The stages of a row have these numbers as of its next step."""
+        more = len(numbers) - self.learned_SP.shape[1]
+        if more > 0:
+            self.learned_SP, self.moved = torch.nn.functional.pad(self.learned_SP, (0, more)), self.moved + 1
+        self.learned_SP[slot, : len(numbers)] = sent(torch.tensor(numbers, dtype=self.floats), self.device)
+
     def give_back(self, slot: int) -> None:
         """A row has gone. What is in its slot does not matter."""
         self._free.append(slot)
@@ -79,7 +88,7 @@ class Slots:
 
     def _grow(self, count: int) -> None:
         had = len(self.lines_SC)
-        for name in ("lines_SC", "ring_SL", "repeats_SL"):
+        for name in ("lines_SC", "ring_SL", "learned_SP", "repeats_SL"):
             old = getattr(self, name)
             if len(old) or name != "repeats_SL":
                 setattr(self, name, torch.nn.functional.pad(old, (0, 0, 0, count - had)))

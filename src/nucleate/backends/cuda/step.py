@@ -60,9 +60,9 @@ def call_of(rows: Rows, numbers: Sequence[int]) -> Call:
 
 
 def step(rows: Rows, call: Call, logits: Any, mask: Any, host: Host) -> Stepped:
-    """Draw a token for each row of a call. Raises ValueError and TypeError, and then nothing has changed."""
-    logits_RV = _logits(logits, call.shape, rows.device)
-    mask_RW = None if mask is None else _mask(mask, call.shape, rows.device)
+    """Draw a token for each row of a call. logits, mask: of its shape, tensors or arrays."""
+    logits_RV = _logits(logits, rows.device)
+    mask_RW = None if mask is None else _mask(mask, rows.device)
     logits_NV, mask_NW = logits_RV, mask_RW
     made: Report | None = None
     heard: list[Heard] = []
@@ -130,29 +130,14 @@ def _row(logits_RV: torch.Tensor, mask_RW: torch.Tensor | None, place: int) -> t
     return logits_V, None if mask_RW is None else mask_RW[place].cpu().numpy()
 
 
-def _logits(logits: Any, shape: tuple[int, int], device: torch.device) -> torch.Tensor:
-    tensor = logits if isinstance(logits, torch.Tensor) else np.asarray(logits)
-    if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
-        tensor = tensor.detach()
-    if tensor.ndim != 2 or tensor.shape[1] == 0:
-        raise ValueError(f"logits must have the shape [rows, vocabulary], got {list(tensor.shape)}")
-    if not (tensor.is_floating_point() if isinstance(tensor, torch.Tensor) else tensor.dtype.kind == "f"):
-        raise TypeError(f"logits must be floating-point numbers, got {tensor.dtype}")
-    if tensor.shape != shape:
-        raise ValueError(f"logits must have the shape {list(shape)}, got {list(tensor.shape)}")
-    if isinstance(tensor, np.ndarray):
+def _logits(given: Any, device: torch.device) -> torch.Tensor:
+    if isinstance(given, np.ndarray):
         with np.errstate(over="ignore"):
-            tensor = tensor.astype(np.float32)  # a copy: torch takes none that are read-only, or run backwards
-    return sent(tensor, device)
+            given = given.astype(np.float32)  # a copy: torch takes none that are read-only, or run backwards
+    return sent(given, device)
 
 
-def _mask(mask: Any, shape: tuple[int, int], device: torch.device) -> torch.Tensor:
-    given = mask.detach() if isinstance(mask, torch.Tensor) else np.asarray(mask)
-    words = -(-shape[1] // 32)
-    if given.ndim != 2 or len(given) != shape[0] or given.shape[1] < words:
-        raise ValueError(f"mask must have the shape [{shape[0]}, {words}], 32 tokens per word, got {list(given.shape)}")
-    if str(given.dtype).removeprefix("torch.") not in ("int32", "uint32"):
-        raise TypeError(f"mask must be of int32, got {given.dtype}")
+def _mask(given: Any, device: torch.device) -> torch.Tensor:
     if isinstance(given, torch.Tensor):
         return sent(given.view(torch.int32), device).contiguous()
     return sent(given.astype(np.uint32).view(np.int32), device)
