@@ -6,14 +6,16 @@ reached, until few tokens are left between two of them.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
 from nucleate.backends.cpu import simd
 from nucleate.backends.cpu.compile import jit
-from nucleate.backends.cpu.special.select import ALL, count, gather
-from nucleate.backends.cpu.special.work import address_of
+from nucleate.backends.cpu.lanes import GROUP, LANES
+from nucleate.backends.cpu.special.select import ALL, count, gather, heavier
+from nucleate.backends.cpu.special.work import address_of, score
 
 CUTS = 8
 """Scores that one pass looks at."""
@@ -21,8 +23,11 @@ CUTS = 8
 FEW = 4096
 """More candidates than this are narrowed down by passes over the row, not one by one."""
 
-TURNS = 6
+TURNS = 7
 """Passes at most."""
+
+SAMPLED = 32
+"""Groups of which some scores say where to look first."""
 
 
 @jit
@@ -53,12 +58,36 @@ def close_in(cut: Any, reached: Any, least: Any, goal: Any, exponent: Any, work:
     """
     above, up = 0.0, ALL
     for turn in range(TURNS):
-        if count(cut, work) - count(up, work) <= FEW or (turn > 1 and alike(gather(cut, up, work), work)):
+        if count(cut, work) - count(up, work) <= FEW or (turn > 0 and alike(gather(cut, up, work), work)):
             break
-        part = (goal - above) / (reached - above)
-        place_cuts(work.cuts, np.float64(cut), min(np.float64(up), np.float64(exponent.top)), part, turn % 2 == 1)
+        low, high = np.float64(cut), min(np.float64(up), np.float64(exponent.top))
+        if turn == 0:
+            guess = sampled(goal / reached, low, high, exponent, work)
+        else:
+            guess = high + (low - high) * min(max((goal - above) / (reached - above), 0.0), 1.0)
+        place_cuts(work.cuts, low, high, guess, turn % 2 == 0)
         cut, above, up, reached = section(cut, above, up, reached, least, goal, exponent, work)
     return gather(cut, up, work), above
+
+
+@jit
+def sampled(part: Any, low: Any, high: Any, exponent: Any, work: Any) -> Any:
+    """About where a part of the weight of all scores from a cut on is reached, by some of them."""
+    n, step, power = 0, max(1, work.tops.size // SAMPLED), exponent.high * math.log(2.0)
+    for group in range(0, work.tops.size, step):
+        for i in range(LANES):
+            x = np.float64(score(work, group * GROUP + group % LANES * LANES + i))
+            if x >= low:
+                work.scores[n], work.weights[n] = x, math.exp((x - exponent.top) * power)
+                n += 1
+    goal = part * heavier(work.scores[:n], work.weights[:n], low)
+    for _ in range(10):
+        middle = (low + high) / 2.0
+        if heavier(work.scores[:n], work.weights[:n], middle) >= goal:
+            low = middle
+        else:
+            high = middle
+    return low
 
 
 @jit
@@ -68,12 +97,11 @@ def alike(n: Any, work: Any) -> Any:
 
 
 @jit
-def place_cuts(cuts: Any, low: Any, high: Any, part: Any, near: Any) -> None:
+def place_cuts(cuts: Any, low: Any, high: Any, guess: Any, near: Any) -> None:
     """Cuts between two, from above: at equal distances, or close around where the weight should be."""
-    if near:
-        guess, step, middle = high + (low - high) * min(max(part, 0.0), 1.0), (high - low) / 64, (CUTS - 1) / 2
-        for i in range(CUTS):
+    step, middle = (high - low) / 64, (CUTS - 1) / 2
+    for i in range(CUTS):
+        if near:
             cuts[i] = np.float32(min(max(guess + step * (middle - i) * abs(middle - i) / 2, low), high))
-    else:
-        for i in range(CUTS):
+        else:
             cuts[i] = np.float32(high + (low - high) * (i + 1) / (CUTS + 1))
