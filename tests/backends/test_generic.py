@@ -315,8 +315,9 @@ def test_what_a_rule_reads() -> None:
     assert rules.reads(Softer(on=True), "apply").row == {"top"}
     assert rules.reads(Softer(), "apply").row == {"var"}
     assert rules.reads(Foreign(), "apply") == rules.EVERYTHING
-    assert not rules.reads_whole(TopP(0.9))
-    assert rules.reads_whole(TopP(0.9, of_whole=True))
+    assert rules.rules_of(TopP(0.9))["weight"].sums
+    assert [*rules.rules_of(TopP(0.9))] == ["weight", "target"]
+    assert [*rules.rules_of(Typical(0.9))] == ["weight", "target", "order"]
 
 
 class Around(Prefix):

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from nucleate.core.maths import exp
-from nucleate.core.stage import Row, Stage, Token, shape_of
+from nucleate.core.stage import Prefix, Row, Stage, Token, shape_of
 
 NUMBERS = (int, float, np.integer, np.floating, types.NoneType)
 
@@ -28,6 +28,9 @@ RULES = {
 }
 """The rules of each shape that receive the row statistics."""
 
+DRAWS = {"none": ("score",), "each": ("score",), "one": ("weight", "target")}
+"""The rules of a Draw by its ``uniforms``."""
+
 OF_SCORES = {"apply", "weight", "order", "score"}
 """The rules whose first argument is the scores."""
 
@@ -39,6 +42,7 @@ class Inputs(NamedTuple):
     mine: tuple[str, ...] | None  #: names of the stage's own numeric attributes; None if they cannot be determined
     ones: bool  #: the rule returns 1 for every score
     form: str  #: see ``Trace``
+    sums: bool = False  #: it is the weight exp(x - row.top), so that the weights sum to ``row.mass``
 
 
 FLAT, LINE, BENT, ANY = "flat", "line", "bent", "any"
@@ -103,7 +107,6 @@ class Self(Replaced):
 
 
 _inputs: dict[Any, Inputs] = {}
-_sums: dict[type[Stage], bool] = {}
 _switches: dict[type[Stage], tuple[str, ...]] = {}
 
 
@@ -124,9 +127,12 @@ def reads(stage: Stage, rule: str) -> Inputs:
     return found
 
 
-def reads_whole(stage: Stage) -> bool:
-    """Whether any rule of a stage reads ``row.whole``, the mass before the first cut."""
-    return any("whole" in reads(stage, rule).row for rule in RULES.get(shape_of(stage), ()))
+def rules_of(stage: Any) -> dict[str, Inputs]:
+    """What the rules of a stage read, by their names; of an order only if it is not that of the scores."""
+    shape = shape_of(stage)
+    names = DRAWS[stage.uniforms] if shape == "Draw" else RULES.get(shape, ())
+    plain = shape == "Prefix" and type(stage).order is Prefix.order
+    return {name: reads(stage, name) for name in names if not (plain and name == "order")}
 
 
 def _trace(stage: Stage, rule: str) -> Inputs:
@@ -143,18 +149,10 @@ def _trace(stage: Stage, rule: str) -> Inputs:
         return EVERYTHING
     if not isinstance(said, Trace):
         return Inputs(frozenset(), tuple(me._read), ones=False, form=FLAT)  # noqa: SLF001
-    return Inputs(said.row, tuple(me._read), said.ones, said.form)  # noqa: SLF001
+    same = all(getattr(function.__code__, a) == getattr(_summand.__code__, a) for a in ("co_code", "co_names"))
+    sums = rule == "weight" and same and function.__globals__.get("exp") is exp
+    return Inputs(said.row, tuple(me._read), said.ones, said.form, sums)  # noqa: SLF001
 
 
 def _summand(self: Any, x: Any, row: Row) -> Any:
     return exp(x - row.top)
-
-
-def sums_to_mass(stage: Stage) -> bool:
-    """Whether the weight rule is exp(x - row.top), so that the weights sum to ``row.mass``."""
-    kind = type(stage)
-    if kind not in _sums:
-        weight = kind.weight  # type: ignore[attr-defined]
-        same = all(getattr(weight.__code__, a) == getattr(_summand.__code__, a) for a in ("co_code", "co_names"))
-        _sums[kind] = same and weight.__globals__.get("exp") is exp
-    return _sums[kind]

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nucleate.backends.rules import LARGEST, LINE, NUMBERS, RULES, Self, Trace, reads, sums_to_mass
+from nucleate.backends.rules import LARGEST, LINE, NUMBERS, Inputs, Self, Trace, rules_of
 from nucleate.core import maths
-from nucleate.core.stage import Drawn, Pipeline, Prefix, Row, Stage, shape_of
+from nucleate.core.stage import Drawn, Pipeline, Row, Stage, shape_of
 from nucleate.stages.greedy import Greedy
 from nucleate.stages.gumbel import Gumbel
 from nucleate.stages.min_p import MinP
@@ -24,9 +24,6 @@ from nucleate.stages.temperature import Temperature
 from nucleate.stages.top_k import TopK
 from nucleate.stages.top_n_sigma import TopNSigma
 from nucleate.stages.top_p import TopP
-
-DRAWS = {"none": ("score",), "each": ("score",), "one": ("weight", "target")}
-"""The rules of a Draw by its ``uniforms``."""
 
 CHAIN: Pipeline = (Temperature(0.5), TopNSigma(1.0), TopK(5), MinP(0.5), TopP(0.5), MinP(0.5), Temperature(0.5))
 """The stages of the chain, in the order of its numbers, see ``chained``."""
@@ -142,9 +139,9 @@ def _step(stage: Stage) -> Step | str:
     if isinstance(learns, str):
         return learns
     names = dict.fromkeys(learns[0])
-    rules = _rules(stage, shape)
-    for rule in rules:
-        why, asked = odd_name(getattr(kind, rule)), reads(stage, rule)
+    rules = {} if stage.greedy and shape != "Draw" else rules_of(stage)
+    for rule, asked in rules.items():
+        why = odd_name(getattr(kind, rule))
         if why or asked.mine is None:
             return f"{kind.__name__}.{rule} {why or 'is not one expression of numbers'}"
         names.update(dict.fromkeys(asked.mine))
@@ -153,12 +150,12 @@ def _step(stage: Stage) -> Step | str:
     values = {name: getattr(stage, name) for name in names}
     switches = tuple((name, value) for name, value in values.items() if isinstance(value, bool | None))
     numbers = tuple(name for name, value in values.items() if not isinstance(value, bool | None))
-    bare = tuple(_rule(stage, shape, rule) for rule in rules)
+    bare = tuple(_rule(stage, shape, rule, asked) for rule, asked in rules.items())
     return Step(kind, shape, bare, stage.greedy, bool(getattr(stage, "ties", False)), switches, numbers, *learns[1:])
 
 
-def _rule(stage: Stage, shape: str, name: str) -> Rule:
-    asked, row = reads(stage, name), Row(*(1.0,) * len(Row._fields))._replace(top=0.0)
+def _rule(stage: Stage, shape: str, name: str, asked: Inputs) -> Rule:
+    row = Row(*(1.0,) * len(Row._fields))._replace(top=0.0)
     straight, alone = False, asked.row <= {"top"}
     if (shape == "Draw" and name == "score") or (shape == "Scale" and alone and stage.monotone):  # type: ignore[attr-defined]
         other = 0.5 if shape == "Draw" else row  # a score takes a uniform number instead of a row
@@ -167,16 +164,7 @@ def _rule(stage: Stage, shape: str, name: str) -> Rule:
                 top, below = getattr(stage, name)(np.array([0.0, -1.0]), other).tolist()
             straight = below < top and (shape == "Draw" or top == 0)
     low = name == "floor" and alone and asked.mine is not None and bool(stage.floor(row) <= 0)  # type: ignore[attr-defined]
-    return Rule(name, asked.row, asked.ones, name == "weight" and sums_to_mass(stage), straight, low)
-
-
-def _rules(stage: Any, shape: str) -> tuple[str, ...]:
-    """The rules of a stage that are run."""
-    if shape == "Draw":
-        return DRAWS[stage.uniforms]
-    rules = () if stage.greedy else RULES.get(shape, ())
-    plain = shape == "Prefix" and type(stage).order is Prefix.order
-    return tuple(rule for rule in rules if not (plain and rule == "order"))
+    return Rule(name, asked.row, asked.ones, asked.sums, straight, low)
 
 
 def _learned(stage: Stage) -> tuple[tuple[str, ...], tuple[str, ...], frozenset[str]] | str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from nucleate.backends.rules import RULES, reads, reads_whole, settings, sums_to_mass
-from nucleate.core.stage import Pipeline, Prefix, Stage, Tap, shape_of
+from nucleate.backends.rules import rules_of, settings
+from nucleate.core.stage import Pipeline, Stage, Tap, shape_of
 
 MOST = 256
 """Pipelines that are remembered."""
@@ -69,15 +69,12 @@ def _step(stage: Stage) -> Step:
 def _kind(stage: Any) -> Kind:
     key = settings(stage)
     if key not in _kinds:
-        shape, own_order, uniforms = shape_of(stage), False, getattr(type(stage), "uniforms", "")
-        rules = RULES.get(shape, ("weight", "target") if uniforms == "one" else ())
-        if shape == "Prefix":
-            own_order = type(stage).order is not Prefix.order
-            rules = rules if own_order else ("weight", "target")
-        names = frozenset().union(*(reads(stage, rule).row for rule in rules))
-        summed = "weight" in rules and sums_to_mass(stage)
-        counts = shape == "Prefix" and reads(stage, "weight").ones
-        shown = reads(stage, "order" if own_order else "apply").form if own_order or shape == "Scale" else ""
-        whole = reads_whole(stage)
-        _kinds[key] = Kind(shape, names, bool(names - {"top"}), shown, own_order, counts, summed, whole)
+        rules, shape = rules_of(stage), shape_of(stage)
+        names = frozenset[str]().union(*(rule.row for rule in rules.values()))
+        shown = rules.get("order") or rules.get("apply")
+        weight = rules.get("weight")
+        _kinds[key] = Kind(
+            shape, names, bool(names - {"top"}), shown.form if shown else "", "order" in rules,
+            bool(weight and weight.ones), bool(weight and weight.sums), "whole" in names,
+        )  # fmt: skip
     return _kinds[key]
