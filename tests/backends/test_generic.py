@@ -595,6 +595,18 @@ def test_a_mask_after_a_cut_begins_anew_only_if_it_forbids_a_token(words: list[i
         assert both(x, (*stages, Gumbel(seed)), past) == ""
 
 
+@pytest.mark.parametrize("size", [2048, 2049, 4096, 20_000])
+@pytest.mark.parametrize("last", [(), (TopP(0.9, of_whole=True),), (Temperature(2.0), TopH(0.5)), (MinP(0.5),)])
+def test_a_floor_that_keeps_all_or_nearly_all(size, last) -> None:
+    numbers = np.random.default_rng(size)
+    x = numbers.normal(size=size).astype(np.float32)
+    for out in (0, 1, size // 3):
+        x[numbers.permutation(size)[:out]] = -np.inf
+        for stage in (Epsilon(1e-12), Mirostat(60.0), Epsilon(0.3 / size), Eta(1.0 / size), MinP(1e-3)):
+            assert both(x, watched((stage, *last, Gumbel(1)), 50)) == "", (out, stage)
+            assert both(x, (LogitBias({3: 2.0}), stage, *last, Gumbel(1))) == "", (out, stage)
+
+
 def test_scratch_rows_are_used_again() -> None:
     work = room(5000)
     work.start()
