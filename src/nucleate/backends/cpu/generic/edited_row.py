@@ -70,8 +70,9 @@ class EditedRow:
 
     def best(self, k: int) -> np.float32:
         """A score that at least k tokens reach, or all that are in."""
-        tops_G = self.tops_G if k <= len(self.tops_G) // 2 else self.row_V
-        least: np.float32 = np.partition(tops_G, len(tops_G) - k)[len(tops_G) - k]
+        tops_G = (self.tops_G if k <= len(self.tops_G) // 2 else self.row_V).copy()
+        tops_G.partition(len(tops_G) - k)
+        least: np.float32 = tops_G[len(tops_G) - k]
         return least
 
     def _not_in(self, ids_N: Ids) -> NDArray[np.bool_]:

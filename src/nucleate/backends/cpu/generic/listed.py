@@ -31,6 +31,8 @@ to 1e-12, and no rule of ours magnifies that a hundredfold; float32 scores of a 
 GROUP_BITS = 8
 """A group is 2**8 tokens, see ``noise.GROUP_SIZE``."""
 
+LEAST = np.finfo(np.float64).min
+
 PART = 8192
 """Scores that a rule is evaluated on at a time."""
 
@@ -88,7 +90,7 @@ class Listed:
             row = reference.statistics(self.below())
             mass, square, entropy, mean, var = row.mass, row.square, row.entropy, row.mean, row.var
         else:
-            below_N = np.maximum(self.below(), np.finfo(np.float64).min)
+            below_N = np.maximum(self.below(), LEAST)
             e_N = np.exp(below_N)
             mass, square, entropy, mean, var = e_N.sum(), unknown, unknown, unknown, unknown
             if "square" in names:
@@ -164,9 +166,9 @@ class Listed:
         weight_N = evaluated(stage.weight, below_N, row)
         if kind.own_order:
             key_N = evaluated(stage.order, below_N, row)
-            order_N = np.argsort(key_N, kind="stable")
+            order_N = key_N.argsort(kind="stable")
             weight_N = weight_N[order_N]
-        goal, sums_N = float(stage.target(row)), np.cumsum(weight_N)
+        goal, sums_N = float(stage.target(row)), weight_N.cumsum()
         if not weight_N.min() >= 0.0 or goal != goal:  # noqa: PLR0124  # NaN; or sums that do not ascend
             raise Undecided
         if stage.reaches:  # the sum before a token is below the goal
