@@ -12,8 +12,8 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from nucleate.core.maths import exp
-from nucleate.core.stage import Prefix, Row, Stage, Token, shape_of
+from nucleate.core.maths import INFINITY, exp
+from nucleate.core.stage import Prefix, Row, Shift, Stage, Token, shape_of
 
 NUMBERS = (int, float, np.integer, np.floating, types.NoneType)
 
@@ -149,10 +149,38 @@ def _trace(stage: Stage, rule: str) -> Inputs:
         return EVERYTHING
     if not isinstance(said, Trace):
         return Inputs(frozenset(), tuple(me._read), ones=False, form=FLAT)  # noqa: SLF001
-    same = all(getattr(function.__code__, a) == getattr(_summand.__code__, a) for a in ("co_code", "co_names"))
-    sums = rule == "weight" and same and function.__globals__.get("exp") is exp
+    sums = rule == "weight" and _same(function, _summand)
     return Inputs(said.row, tuple(me._read), said.ones, said.form, sums)  # noqa: SLF001
+
+
+def _same(rule: Any, other: Any) -> bool:
+    """Whether two rules have the same code, with the same meaning of its names."""
+    code, wanted = rule.__code__, other.__code__
+    names = {name: value for name, value in other.__globals__.items() if name in wanted.co_names}
+    return (
+        (code.co_code, code.co_names, code.co_consts) == (wanted.co_code, wanted.co_names, wanted.co_consts)
+        and not rule.__closure__
+        and all(name in rule.__globals__ and rule.__globals__[name] == value for name, value in names.items())
+    )
 
 
 def _summand(self: Any, x: Any, row: Row) -> Any:
     return exp(x - row.top)
+
+
+def _added(self: Any, x: Any, token: Token) -> Any:
+    return x + token.listed
+
+
+def _banned(self: Any, x: Any, token: Token) -> Any:
+    return x - INFINITY
+
+
+def adds(stage: Shift) -> bool:
+    """Whether a stage adds to each score what its list says."""
+    return _same(type(stage).apply, _added)
+
+
+def bans(stage: Shift) -> bool:
+    """Whether a stage takes out the tokens it touches."""
+    return _same(type(stage).apply, _banned)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from itertools import groupby
-from typing import Any
 
 from nucleate.backends.chain import EACH_TIME, ONCE, SCALE, Chain, Counted, Edit, Numbers
-from nucleate.core.maths import INFINITY
+from nucleate.backends.rules import adds, bans
 from nucleate.core.stage import Pipeline, Shift, Stage, Tap
 from nucleate.stages.frequency import Frequency
 from nucleate.stages.greedy import Greedy
@@ -33,35 +32,6 @@ def chain_of(stages: Pipeline) -> Chain | str:
         return edits
     numbers = numbers_of(rest[end:])
     return numbers if isinstance(numbers, str) else Chain(tap, edits, numbers)
-
-
-def _added(self: Any, x: Any, token: Any) -> Any:
-    return x + token.listed
-
-
-def _banned(self: Any, x: Any, token: Any) -> Any:
-    return x - INFINITY
-
-
-def adds(stage: Shift) -> bool:
-    """Whether a stage adds to each score what its list says."""
-    return _has_rule(stage, _added)
-
-
-def bans(stage: Shift) -> bool:
-    """Whether a stage removes the tokens it touches."""
-    return _has_rule(stage, _banned)
-
-
-def _has_rule(stage: Shift, rule: Any) -> bool:
-    """Whether a stage's rule has the same code as this one, with the same meaning of its names."""
-    code, other = type(stage).apply.__code__, rule.__code__
-    names = {name: type(stage).apply.__globals__.get(name) for name in code.co_names if name in rule.__globals__}
-    return (
-        (code.co_code, code.co_names, code.co_consts) == (other.co_code, other.co_names, other.co_consts)
-        and not type(stage).apply.__closure__
-        and names == {name: rule.__globals__[name] for name in names}
-    )
 
 
 def edits_of(shifts: list[Shift]) -> tuple[Edit, ...] | str:

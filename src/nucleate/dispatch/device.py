@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from nucleate.backends import resident
 from nucleate.backends.chain import Numbers, unchanging
 from nucleate.backends.resident import DeviceShift, Resident, device_shift
+from nucleate.backends.rules import bans
 from nucleate.backends.structure import staged_of
 from nucleate.core.history import History
 from nucleate.core.maths import INFINITY
 from nucleate.core.stage import Pipeline, Shift, Tap
-from nucleate.dispatch.chain import bans, numbers_of
+from nucleate.dispatch.chain import numbers_of
 from nucleate.stages.bad_words import BadWords
 from nucleate.stages.dry import Dry
 from nucleate.stages.min_tokens import MinTokens

@@ -9,6 +9,7 @@ import numpy as np
 
 from nucleate.backends.cpu.generic.edited_row import EditedRow
 from nucleate.backends.cpu.generic.listed import Floats, Ids, Undecided
+from nucleate.backends.rules import bans
 from nucleate.core.history import Counts, Past
 from nucleate.core.stage import Shift, Token
 
@@ -61,9 +62,3 @@ def _counts(past: Past, stage: Shift, ids_K: Ids) -> tuple[Any, Any]:
     place = {token: i for i, token in enumerate(counts.ids_K.tolist())}
     found = [place.get(token, -1) for token in ids_K.tolist()]
     return np.append(counts.prompt_K, 0)[found], np.append(counts.output_K, 0)[found]
-
-
-def bans(stage: Shift) -> bool:
-    """Whether the rule takes out whatever it touches."""
-    some = np.array([-1e30, -1.0, 0.0, 1.0, 1e30])
-    return bool(np.all(stage.apply(some, Token(np.arange(5), np.zeros(5), np.zeros(5), np.zeros(5))) == -np.inf))
