@@ -171,7 +171,7 @@ def share(values: Any, weights: Any, goal: Any, spare: Any) -> Any:
     for turn in range(1, 90):
         if low + 1 >= high or inside - above <= 1:
             break
-        if turn % 12 == 0:  # few numbers, many times?
+        if turn % 8 == 0:  # few numbers, many times?
             low, high = ends(values, low, high)
             continue
         middle = (low >> 1) + (high >> 1) + (low & high & 1)
