@@ -85,19 +85,29 @@ def hold(edit: Any, token: Any, x: Any, count: Any, work: Any) -> Any:
 def penalise(table: Any, rules: Any, work: Any) -> None:
     """Penalties one after the other, for each token that occurred. table: see ``Tally.table``."""
     n, had = table[3], work.state[EDITED]
-    ids, output, count = carray(longs_at(table[0]), n), carray(longs_at(table[2]), n), had
+    ids, output, x, count = carray(longs_at(table[0]), n), carray(longs_at(table[2]), n), work.scores[:n], had
     for i in range(n):
-        token = ids[i]
-        edit = edit_of(work, token) if had > 0 else NOBODY
-        x = work.values[edit] if edit >= 0 else np.float64(score(work, token))
-        for rule in range(len(rules)):
-            code, number = rules[rule, 0], rules[rule, 1]
-            if code == SCALE:
-                x = x / number if x > 0.0 else x * number
-            elif output[i] > 0:
-                x -= number * output[i] if code == EACH_TIME else number
-        count = hold(edit, token, x, count, work)
+        edit = edit_of(work, ids[i]) if had > 0 else NOBODY
+        x[i] = work.values[edit] if edit >= 0 else np.float64(score(work, ids[i]))
+    for rule in range(len(rules)):
+        lower(x, output, rules[rule, 0], rules[rule, 1])
+    for i in range(n):
+        count = hold(edit_of(work, ids[i]) if had > 0 else NOBODY, ids[i], x[i], count, work)
     work.state[EDITED] = count
+
+
+@jit
+def lower(x: Any, output: Any, code: Any, number: Any) -> None:
+    """One penalty. Loops of their own, so that they become vectors."""
+    if code == SCALE:
+        for i in range(x.size):
+            x[i] = x[i] / number if x[i] > 0.0 else x[i] * number
+    elif code == EACH_TIME:
+        for i in range(x.size):
+            x[i] -= number * output[i]
+    else:
+        for i in range(x.size):
+            x[i] -= number if output[i] > 0 else 0.0
 
 
 @jit
