@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from nucleate.cli import flags
 from nucleate.cli.main import UsageError
 from nucleate.core.parameter import ParameterError
-from nucleate.server.limits import LIMITS, Limits
+from nucleate.server.limits import Limits
 
 if TYPE_CHECKING:
     from nucleate.models.runner import Runner
@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     flags.add_engine(parser)
     flags.add_speculation(parser)
     group = parser.add_argument_group("limits")
-    for name, parameter in LIMITS.items():
+    for name, parameter in Limits.PARAMETERS.items():
         flags.add_parameter(group, _flag(name), parameter, "limit")
     flags.add_sampling(parser)
 
@@ -69,7 +69,7 @@ def _flag(limit: str) -> str:
 def _limits(arguments: argparse.Namespace) -> Limits:
     """The limits that are given. Errors name the flag, as some limits are called like parameters of sampling."""
     try:
-        return Limits(**flags.given(arguments, LIMITS, "limit"))
+        return Limits(**flags.given(arguments, Limits.PARAMETERS, "limit"))
     except ParameterError as error:
         said = str(error).removeprefix(f"{error.field} ")
         raise UsageError(f"--{_flag(error.field)} {said}") from None
@@ -89,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
     from nucleate.server.keys import VARIABLE, read_keys
     from nucleate.server.log import Form, Log, configure
     from nucleate.server.run import bind, interrupted_at_once, serve
-    from nucleate.server.service import Service
+    from nucleate.server.service import REGEX_SECONDS, Service
     from nucleate.warming import warm
 
     if not 0 <= arguments.port < 2**16:
@@ -105,11 +105,7 @@ def run(arguments: argparse.Namespace) -> int:
     ):
         log = Log(prompts=arguments.log_prompts)
         llm = LLM(**flags.model_options(arguments))
-        engine = llm.new_engine(
-            **flags.engine_options(arguments),
-            regex_seconds=limits.regex_seconds,
-            structured_limits=limits.of_forms,
-        )
+        engine = llm.new_engine(**flags.engine_options(arguments), regex_seconds=REGEX_SECONDS)
         defaults = llm.default_params.override(**values)
         log.event("warming up", model=flags.model_name(arguments), runtime=llm.model.runtime)
         warm(background=True, also=lambda: _warm_model(engine.runner, log))  # all works without kernels

@@ -11,9 +11,11 @@ import json
 import typing
 from collections.abc import Iterable
 from dataclasses import MISSING, dataclass
-from typing import Any
+from typing import Any, TypeVar, dataclass_transform
 
 from nucleate.core.values import CONVERT, NOUNS, Table, shown
+
+Kind = TypeVar("Kind", bound=type)
 
 
 class ParameterError(ValueError):
@@ -151,6 +153,14 @@ def declared(cls: type, prefix: str = "") -> dict[str, Parameter]:
     if len(set(names)) < len(names):
         raise TypeError(f"{cls.__name__}: every parameter needs a name of its own, param(..., name=...), got {names}")
     return found
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(param,))
+def with_parameters(kind: Kind) -> Kind:
+    """A frozen dataclass that keeps the declarations of its parameters, as ``PARAMETERS``."""
+    kind.PARAMETERS = declared(kind)  # type: ignore[attr-defined]  # before a dataclass takes them out of the class
+    made: Kind = dataclass(frozen=True, kw_only=True)(kind)  # type: ignore[assignment]
+    return made
 
 
 def _kinds(cls: type, fields: Iterable[str]) -> dict[str, tuple[str, bool, tuple[str, ...]]]:

@@ -13,6 +13,8 @@ from nucleate.server.wire.fields import unknown_field
 MOST_DEPTH = 8
 """Of lists and objects within ``chat_template_kwargs``."""
 
+MOST_MESSAGES = 2048
+
 _READ = ("role", "content", "name")
 EMPTY = ("refusal", "audio", "annotations", "tool_calls", "function_call", "tool_call_id", "reasoning_content")
 """What OpenAI's answers have too, and clients send back with them: understood as long as nothing is in it."""
@@ -52,6 +54,8 @@ def read_messages(value: Any) -> list[dict[str, str]]:
     """
     if not isinstance(value, list) or not value:
         raise _wrong("messages", "a list with at least one message", value)
+    if len(value) > MOST_MESSAGES:
+        raise ParameterError("messages", f"messages has {len(value)} entries, but at most {MOST_MESSAGES} are allowed")
     return [_message(f"messages[{index}]", message) for index, message in enumerate(value)]
 
 
