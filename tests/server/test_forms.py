@@ -10,12 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import nucleate as nc
-from nucleate.core.parameter import ParameterError
+from nucleate.core.parameter import ParameterError, read_json
 from nucleate.core.structured import FORMS, Structured
 from nucleate.engine.request import Request
 from nucleate.server.wire.forms import NAMES, OUTPUTS, OWN, RESPONSE, named, read_form
 from nucleate.server.wire.requests import CHAT, COMPLETIONS, PLAIN, Asked, Endpoint, read_body
-from nucleate.server.wire.strict import read_json
 
 HELLO = [{"role": "user", "content": "Hello"}]
 BOTH = pytest.mark.parametrize("kind", [COMPLETIONS, CHAT], ids=lambda kind: kind.url)
@@ -97,7 +96,7 @@ def test_each_way_to_say_a_form_means_the_same(
 def test_the_properties_of_a_schema_stay_in_their_order() -> None:
     text = '{"messages": [{"role": "user", "content": "x"}], "response_format": {"json_schema": {"schema": '
     text += '{"properties": {"b": {}, "a": {}, "c": {}}, "type": "object"}, "name": "x"}, "type": "json_schema"}}'
-    structured = read_body(CHAT, read_json(text), nc.SamplingParams()).params.structured
+    structured = read_body(CHAT, read_json(text, "body"), nc.SamplingParams()).params.structured
     assert structured is not None
     assert [*structured.schema["properties"]] == ["b", "a", "c"]
     assert [*structured.schema] == ["properties", "type"]

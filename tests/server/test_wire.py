@@ -12,12 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import nucleate as nc
-from nucleate.core.parameter import ParameterError
+from nucleate.core.parameter import ParameterError, read_json
 from nucleate.core.values import shown
 from nucleate.params import FIELDS
 from nucleate.server.wire.requests import CHAT, COMPLETIONS, PLAIN, Asked, Endpoint, read_body
 from nucleate.server.wire.responses import error_body, refusal_body
-from nucleate.server.wire.strict import read_json
 from nucleate.server.wire.tokens import DETOKENIZE, TOKENIZE, read_detokenize, read_tokenize
 
 DEFAULTS = nc.SamplingParams(top_k=50, temperature=0.7)
@@ -512,8 +511,8 @@ def test_the_words_of_an_error_are_cut() -> None:
         ("[Infinity]", "Infinity"),
         ("-Infinity", "-Infinity"),
         ('{"a": 1, "b": {"a": 2, "a": 3}}', "'a' is there twice"),
-        ("[" * 100_000, "deep"),
-        ('{"a":' * 100_000, "deep"),
+        ("[" * 100_000, "depth"),
+        ('{"a":' * 100_000, "depth"),
         ("1" * 5000, "digits"),
         ("", "Expecting value"),
         ("{'a': 1}", "property name"),
@@ -521,8 +520,8 @@ def test_the_words_of_an_error_are_cut() -> None:
     ],
 )
 def test_json_is_read_strictly(text: str, why: str) -> None:
-    with pytest.raises(ParameterError, match="not valid JSON: ") as caught:
-        read_json(text)
+    with pytest.raises(ParameterError, match="body must be JSON: ") as caught:
+        read_json(text, "body")
     assert why in str(caught.value)
     assert caught.value.field == "body"
 

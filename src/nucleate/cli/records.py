@@ -13,11 +13,10 @@ from typing import Any
 from nucleate.cli.generate import plain
 from nucleate.cli.lines import Line
 from nucleate.core.event import Completion, Output
-from nucleate.core.parameter import ParameterError, unknown
+from nucleate.core.parameter import ParameterError, read_json, unknown
 from nucleate.core.values import shown
 from nucleate.server.wire.requests import CHAT, ENDPOINTS, PLAIN, Asked, Endpoint
 from nucleate.server.wire.responses import Head, chat_body, completion_body, error_body, usage_body
-from nucleate.server.wire.strict import read_json
 from nucleate.text.tokenizer import Tokenizer
 
 _ENVELOPE = ("custom_id", "method", "url", "body")
@@ -53,7 +52,7 @@ def read_line(line: Line) -> Entry:
     if line.data is None:
         return replace(entry, failure=Failure("the line is too long", "line_too_long"))
     try:
-        value = read_json(line.data.decode())
+        value = read_json(line.data.decode(), "line")
     except UnicodeDecodeError as error:
         message = f"the line is not UTF-8: {error.reason} at byte {error.start}"
         return replace(entry, failure=Failure(message, "invalid_json"))

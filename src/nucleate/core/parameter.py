@@ -11,7 +11,7 @@ import json
 import typing
 from collections.abc import Iterable
 from dataclasses import MISSING, dataclass
-from typing import Any, TypeVar, dataclass_transform
+from typing import Any, NoReturn, TypeVar, dataclass_transform
 
 from nucleate.core.values import CONVERT, NOUNS, Table, shown
 
@@ -190,9 +190,9 @@ def unknown(name: str, known: Iterable[str], what: str = "parameter") -> Paramet
 
 
 def read_json(text: str, field: str) -> Any:
-    """What JSON text says. Raises ParameterError, also for a name that an object holds twice, and for absurd depth."""
+    """What JSON text says. Raises ParameterError, also for NaN, a name that an object holds twice, and absurd depth."""
     try:
-        return json.loads(text, object_pairs_hook=_object)
+        return json.loads(text, object_pairs_hook=_object, parse_constant=_constant)
     except (ValueError, TypeError, RecursionError) as error:
         raise ParameterError(field, f"{field} must be JSON: {error}") from None
 
@@ -203,3 +203,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         names = [name for name, _ in pairs]
         raise ValueError(f"{shown(next(name for name in made if names.count(name) > 1))} is there twice")
     return made
+
+
+def _constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number")

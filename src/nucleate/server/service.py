@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 from uuid import uuid4
 
-from nucleate.core.parameter import ParameterError
+from nucleate.core.parameter import ParameterError, read_json
 from nucleate.core.structured import Structured
 from nucleate.engine.beam import BeamRequest
 from nucleate.engine.beam_jobs import PreparedSearch
@@ -31,7 +31,6 @@ from nucleate.server.refusal import Refusal, closing, late, no_model, overloaded
 from nucleate.server.wire.forms import named
 from nucleate.server.wire.requests import CHAT, ENDPOINTS, Asked, read_body
 from nucleate.server.wire.responses import Head
-from nucleate.server.wire.strict import read_json
 
 T = TypeVar("T")
 
@@ -186,7 +185,7 @@ class Service:
     def read(self, data: bytes) -> object:
         """The JSON of a body, which is not too large in any of its fields. Raises ParameterError, Refusal."""
         try:
-            body = read_json(data.decode())
+            body = read_json(data.decode(), "body")
         except UnicodeDecodeError as error:
             raise Refusal(400, f"the body must be UTF-8, but byte {error.start} is not", param="body") from None
         self.limits.check_body(body, self.vocab_size)
