@@ -49,11 +49,11 @@ def test_the_extra_is_what_is_needed(monkeypatch: pytest.MonkeyPatch, capsys: py
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--limit-queue", "-1"], "nucleate: --limit-queue must be an integer >= 0"),
-        (["--limit-queue", "x"], "nucleate: --limit-queue must be an integer >= 0"),
-        (["--limit-tokens", "x"], "nucleate: --limit-tokens must be an integer >= 1"),  # not max_tokens: no such limit
-        (["--limit-body", "10"], "nucleate: --limit-body must be"),
-        (["--limit-request-seconds", "0"], "nucleate: --limit-request-seconds must be a number > 0"),
+        (["--limit-queue", "-1"], "nucleate: limit_queue must be an integer >= 0"),
+        (["--limit-queue", "x"], "nucleate: limit_queue must be an integer >= 0"),
+        (["--limit-tokens", "x"], "nucleate: limit_tokens must be an integer >= 1"),  # not max_tokens: no such limit
+        (["--limit-body", "10"], "nucleate: limit_body must be"),
+        (["--limit-request-seconds", "0"], "nucleate: limit_request_seconds must be a number > 0"),
         (["--top-p", "2"], "top_p must be"),
         (["--api-key", ""], "must not be blank"),
         (["--port", "70000"], "the port must be"),

@@ -11,12 +11,12 @@ import importlib.util
 import ipaddress
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nucleate.cli import flags
 from nucleate.cli.main import UsageError
-from nucleate.core.parameter import ParameterError
 from nucleate.server.limits import Limits
 
 if TYPE_CHECKING:
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from nucleate.server.log import Log
 
 USAGE = "[OPTIONS]"
+LIMITS = {
+    name: replace(parameter, name=f"limit_{name.removeprefix('max_')}") for name, parameter in Limits.PARAMETERS.items()
+}
+"""By field of ``Limits``: under the names of their flags, as some are called like parameters of sampling."""
 NEEDED = ("starlette", "uvicorn", "httptools", "prometheus_client")
 
 
@@ -57,22 +61,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     flags.add_engine(parser)
     flags.add_speculation(parser)
     group = parser.add_argument_group("limits")
-    for name, parameter in Limits.PARAMETERS.items():
-        flags.add_parameter(group, _flag(name), parameter, "limit")
+    for parameter in LIMITS.values():
+        flags.add_parameter(group, parameter)
     flags.add_sampling(parser)
-
-
-def _flag(limit: str) -> str:
-    return f"limit-{limit.removeprefix('max_').replace('_', '-')}"
-
-
-def _limits(arguments: argparse.Namespace) -> Limits:
-    """The limits that are given. Errors name the flag, as some limits are called like parameters of sampling."""
-    try:
-        return Limits(**flags.given(arguments, Limits.PARAMETERS, "limit"))
-    except ParameterError as error:
-        said = str(error).removeprefix(f"{error.field} ")
-        raise UsageError(f"--{_flag(error.field)} {said}") from None
 
 
 def missing() -> list[str]:
@@ -94,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     if not 0 <= arguments.port < 2**16:
         raise UsageError(f"the port must be an integer >= 0 and < 65536, got {arguments.port}")
-    limits = _limits(arguments)
+    limits = Limits(**flags.given(arguments, LIMITS))
     values = flags.given(arguments)
     keys = read_keys(arguments.api_key, arguments.api_key_file, os.environ.get(VARIABLE))
     form: Form = arguments.log_format or ("text" if sys.stderr.isatty() else "json")
