@@ -267,10 +267,10 @@ def test_an_answer_that_ends_with_an_error_is_a_failure(folder: Folder) -> None:
     folder.write({"prompt": "x", **nothing}, request("a", prompt=["x", "y"], **nothing), {"prompt": "x"})
     status, found, told = folder.run(*SHORT)
     assert (status, [has_failed(record) for record in found]) == (1, [True, True, False]), told
-    assert found[0]["error"]["code"] == "server_error"
-    assert found[1]["response"]["status_code"] == 500
-    assert found[1]["response"]["body"]["error"]["type"] == "server_error"
-    assert "line 2: the answer ended with an error: invalid logits" in told
+    assert found[0]["error"]["code"] == "invalid_request"
+    assert found[1]["response"]["status_code"] == 400
+    assert found[1]["response"]["body"]["error"]["type"] == "invalid_request_error"
+    assert "line 2: invalid logits" in told
 
 
 def test_windows_files(folder: Folder) -> None:

@@ -118,32 +118,6 @@ def test_a_mask_is_what_another_engine_says(grammars: Grammars, tokenizer: Token
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.to_json()[:40])
-def test_what_is_taken_back_never_was(grammars: Grammars, form: Structured) -> None:
-    compiled, chance = grammars.compile(form), random.Random(2)
-    for _ in range(8):
-        matcher = compiled.matcher()
-        pushed = walk(matcher, chance.randrange(1, 25), chance)  # over the end, with EOS after EOS
-        back = chance.randrange(len(pushed) + 1)
-        matcher.rollback(back)
-        again = compiled.matcher()
-        for token in pushed[: len(pushed) - back]:
-            again.push(token)
-        assert np.array_equal(mask_of(matcher), mask_of(again))
-        assert (matcher.finished, matcher.stopped, matcher.forced()) == (again.finished, again.stopped, again.forced())
-        for token in pushed[len(pushed) - back :]:  # and forward again
-            assert takes(matcher, token)
-            matcher.push(token)
-            again.push(token)
-        assert np.array_equal(mask_of(matcher), mask_of(again))
-        with pytest.raises(ValueError, match="cannot take back"):
-            matcher.rollback(len(pushed) + 1)
-        with pytest.raises(ValueError, match="cannot take back"):
-            matcher.rollback(-1)
-        matcher.rollback(len(pushed))
-        assert np.array_equal(mask_of(matcher), mask_of(compiled.matcher()))
-
-
-@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.to_json()[:40])
 def test_copies_go_their_own_ways(grammars: Grammars, form: Structured) -> None:
     matcher, chance = grammars.compile(form).matcher(), random.Random(3)
     walk(matcher, 3, chance)
@@ -151,11 +125,7 @@ def test_copies_go_their_own_ways(grammars: Grammars, form: Structured) -> None:
     copies = [matcher.copy() for _ in range(6)]
     for one in copies:
         walk(one, 5, chance)
-        one.copy().rollback(2)
     assert np.array_equal(mask_of(matcher), before)
-    for one in copies:
-        one.rollback(5)
-        assert np.array_equal(mask_of(one), before)
 
 
 def test_the_end(grammars: Grammars, tokenizer: Tokenizer) -> None:
@@ -183,16 +153,7 @@ def test_the_end(grammars: Grammars, tokenizer: Tokenizer) -> None:
         copy = matcher.copy()
         assert allowed(copy) == ends
         copy.push(end)
-        copy.rollback(2)
         assert copy.stopped
-    copy = matcher.copy()
-    copy.rollback(6)
-    assert allowed(copy) == allowed(grammars.compile(Structured(regex="ab?")).matcher())
-    matcher.rollback(4)
-    assert allowed(matcher) == ends
-    matcher.rollback(1)
-    assert allowed(matcher) == sorted([*ends, b])
-    matcher.push(b)
 
 
 def test_a_token_that_is_refused_changes_nothing(grammars: Grammars) -> None:
@@ -285,7 +246,6 @@ def test_a_dead_end_is_an_error_that_stays() -> None:
     for call in (
         lambda: matcher.fill(one),
         lambda: matcher.push(2),
-        lambda: matcher.rollback(1),
         matcher.forced,
         matcher.copy,
     ):
@@ -349,11 +309,9 @@ def test_a_panic_of_the_engine_is_an_error_of_its_row(grammars: Grammars, monkey
     error = panic()
     assert not isinstance(error, Exception)
     ends_W = np.zeros(128, np.int32)
-    calls = ("fill", np.zeros(128, np.int32)), ("push", 1), ("rollback", 0), ("forced",), ("copy",)
+    calls = ("fill", np.zeros(128, np.int32)), ("push", 1), ("forced",), ("copy",)
     for name, *arguments in calls:
         matcher = Matcher(Panics(error), frozenset({0}), ends_W, Budget(1.0))
-        if name == "rollback":
-            matcher._tokens, arguments = [1] * 3, [1]
         with pytest.raises(MatcherError, match="the grammar engine failed"):
             getattr(matcher, name)(*arguments)
         assert matcher.error == "the grammar engine failed"
@@ -496,12 +454,11 @@ def test_many_quick_ones_are_not_taken_for_slow(tokenizer: Tokenizer, monkeypatc
     assert all(row.error is None and row.budget.left == 1.0 for row in rows)
 
 
-@pytest.mark.parametrize("call", ["push", "forced", "rollback", "copy"])
+@pytest.mark.parametrize("call", ["push", "forced", "copy"])
 def test_every_call_is_paid_for(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     matcher = Matcher(Takes(clock, 0.3), frozenset({0}), np.zeros(128, np.int32), Budget(1.0))
-    matcher._tokens = [1] * 100
-    arguments = {"push": (1,), "rollback": (1,)}.get(call, ())
+    arguments = {"push": (1,)}.get(call, ())
     for _ in range(4):
         assert matcher.error is None
         getattr(matcher, call)(*arguments)

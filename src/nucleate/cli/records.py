@@ -72,10 +72,10 @@ def _content(value: Any) -> tuple[Endpoint, Any]:
     if isinstance(value, str):
         return PLAIN, {"prompt": value}
     if not isinstance(value, dict):
-        raise ParameterError("line", f"a line must be a JSON object or string, got {_shown(value)}")
+        raise ParameterError("line", f"a line must be a JSON object or string, got {shown(value)}")
     name = value.get("custom_id", "-")
     if not isinstance(name, str) or not name:
-        raise ParameterError("custom_id", f"custom_id must be a non-empty string, got {_shown(name)}")
+        raise ParameterError("custom_id", f"custom_id must be a non-empty string, got {shown(name)}")
     if not value.keys() & {"method", "url", "body"}:
         return PLAIN, {key: item for key, item in value.items() if key != "custom_id"}
     return _request(value)
@@ -90,17 +90,10 @@ def _request(value: Mapping[str, Any]) -> tuple[Endpoint, Any]:
         if key not in value:
             raise ParameterError(key, f"{key} must be given")
     if value["method"] != "POST":
-        raise ParameterError("method", f"method must be POST, got {_shown(value['method'])}")
+        raise ParameterError("method", f"method must be POST, got {shown(value['method'])}")
     if not isinstance(value["url"], str) or value["url"] not in ENDPOINTS:
-        raise ParameterError("url", f"url must be one of {', '.join(ENDPOINTS)}, got {_shown(value['url'])}")
+        raise ParameterError("url", f"url must be one of {', '.join(ENDPOINTS)}, got {shown(value['url'])}")
     return ENDPOINTS[value["url"]], value["body"]
-
-
-def _shown(value: object) -> str:
-    try:
-        return shown(value)
-    except RecursionError:
-        return "something nested deeply"
 
 
 def failed(entry: Entry, failure: Failure) -> Record:

@@ -6,7 +6,7 @@ The figures of the engine are asked for at the time of a scrape, which also tell
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Literal, get_args
+from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily as _Total
@@ -17,12 +17,8 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from nucleate.core.event import FinishReason
 from nucleate.core.structured import FORMS
 from nucleate.engine.stats import Drafts, Stats
+from nucleate.server.refusal import ErrorKind
 from nucleate.server.wire.forms import NAMES
-
-ErrorKind = Literal["internal", "model", "engine", "timeout", "queue_full", "shutdown"]
-"""Why a request failed that was not itself at fault. internal: nobody expected it. model: an answer's logits were not
-numbers, or its forward failed. engine: it runs no longer. timeout: it took longer than a request may. queue_full: too
-many waited already. shutdown: the server stops."""
 
 GENERATING = ("/v1/completions", "/v1/chat/completions")
 ROUTES = (

@@ -137,18 +137,6 @@ class Matcher:
             raise ValueError(f"token {token_id} is not allowed here")
         self._tokens.append(token_id)
 
-    def rollback(self, count: int) -> None:
-        """Take back the last tokens. Raises ValueError if there are not so many."""
-        self._check()
-        if not 0 <= count <= len(self._tokens) + self._ended:
-            raise ValueError(f"cannot take back {count} of {len(self._tokens) + self._ended} tokens")
-        ends = min(count, self._ended)
-        if count > ends:
-            self._ask("rollback", count - ends)
-            self._look()
-        self._ended -= ends
-        del self._tokens[len(self._tokens) - (count - ends) :]
-
     def _may_end(self) -> bool:
         """Whether the grammar may end after the tokens so far."""
         return bool(self._ask("is_accepting"))
