@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -289,6 +290,12 @@ def panic() -> BaseException:
     raise AssertionError
 
 
+def stand_in(inner: Any, ends_W: np.ndarray) -> Matcher:
+    """A matcher whose LLMatcher is this."""
+    first = SimpleNamespace(deep_copy=lambda: inner)
+    return Matcher(Beginning(lambda: first, frozenset({0}), ends_W, Budget(1.0)))
+
+
 class Panics:
     """Stands for an LLMatcher whose every call panics; or raises what it is told to."""
 
@@ -311,12 +318,12 @@ def test_a_panic_of_the_engine_is_an_error_of_its_row(grammars: Grammars, monkey
     ends_W = np.zeros(128, np.int32)
     calls = ("fill", np.zeros(128, np.int32)), ("push", 1), ("forced",), ("copy",)
     for name, *arguments in calls:
-        matcher = Matcher(Panics(error), frozenset({0}), ends_W, Budget(1.0))
+        matcher = stand_in(Panics(error), ends_W)
         with pytest.raises(MatcherError, match="the grammar engine failed"):
             getattr(matcher, name)(*arguments)
         assert matcher.error == "the grammar engine failed"
     good = [grammars.compile(form).matcher() for form in FORMS[:3]]
-    bad = Matcher(Panics(error), frozenset({0}), ends_W, Budget(1.0))
+    bad = stand_in(Panics(error), ends_W)
     masks_RW = np.full((4, 128), -1, np.int32)
 
     class Executor:
@@ -355,7 +362,7 @@ def test_a_stop_that_is_no_error_and_no_end_is_an_error() -> None:
         def unsafe_compute_mask_ptr(self, *_: object) -> None:
             pass
 
-    matcher = Matcher(Stops(ValueError()), frozenset({0}), np.zeros(128, np.int32), Budget(1.0))
+    matcher = stand_in(Stops(ValueError()), np.zeros(128, np.int32))
     with pytest.raises(MatcherError, match="no text of this vocabulary"):
         mask_of(matcher)
     with pytest.raises(MatcherError, match="no text of this vocabulary"):
@@ -363,7 +370,7 @@ def test_a_stop_that_is_no_error_and_no_end_is_an_error() -> None:
 
 
 def test_what_is_no_panic_goes_through() -> None:
-    matcher = Matcher(Panics(KeyboardInterrupt()), frozenset({0}), np.zeros(1, np.int32), Budget(1.0))
+    matcher = stand_in(Panics(KeyboardInterrupt()), np.zeros(1, np.int32))
     with pytest.raises(KeyboardInterrupt):
         matcher.forced()
     assert matcher.error is None
@@ -407,7 +414,7 @@ def test_who_is_slow_pays_and_nobody_beside_it(tokenizer: Tokenizer, monkeypatch
     ends_W = np.zeros(128, np.int32)
     seconds = [0.0, 0.1, 0.004, 0.0]  # the third takes what is free
     inner = [Takes(clock, each) for each in seconds]
-    rows = [Matcher(each, frozenset({0}), ends_W, Budget(1.0)) for each in inner]
+    rows = [stand_in(each, ends_W) for each in inner]
     together = []
 
     class Executor:
@@ -439,7 +446,7 @@ def test_who_is_slow_pays_and_nobody_beside_it(tokenizer: Tokenizer, monkeypatch
 
 def test_many_quick_ones_are_not_taken_for_slow(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     grammars, clock = Grammars(tokenizer, 4096), Clock(monkeypatch)
-    rows = [Matcher(Takes(clock, 0.001), frozenset({0}), np.zeros(128, np.int32), Budget(1.0)) for _ in range(40)]
+    rows = [stand_in(Takes(clock, 0.001), np.zeros(128, np.int32)) for _ in range(40)]
     together = []
 
     class Executor:
@@ -457,7 +464,7 @@ def test_many_quick_ones_are_not_taken_for_slow(tokenizer: Tokenizer, monkeypatc
 @pytest.mark.parametrize("call", ["push", "forced", "copy"])
 def test_every_call_is_paid_for(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
-    matcher = Matcher(Takes(clock, 0.3), frozenset({0}), np.zeros(128, np.int32), Budget(1.0))
+    matcher = stand_in(Takes(clock, 0.3), np.zeros(128, np.int32))
     arguments = {"push": (1,)}.get(call, ())
     for _ in range(4):
         assert matcher.error is None
@@ -474,12 +481,10 @@ def test_all_answers_of_a_form_pay_from_one_budget_that_fills_again(
     grammars, clock = Grammars(tokenizer, 4096), Clock(monkeypatch)
     inner = Takes(clock, 0.0)
     budget = Budget(1.0)
-    first = Matcher(
-        inner, frozenset({0}), np.zeros(128, np.int32), Budget(1.0), beginning=Beginning(inner, lambda: inner, budget)
-    )
-    rows = [first.begun(goes_on=False) for _ in range(63)]
+    beginning = Beginning(lambda: inner, frozenset({0}), np.zeros(128, np.int32), budget)
+    rows = [Matcher(beginning) for _ in range(63)]
     rows.append(rows[0].copy())
-    calm = first.begun(goes_on=False)
+    calm = Matcher(beginning)
     calm.inner = Takes(clock, 0.001)
     for row in rows:
         row.inner = Takes(clock, 0.105)
