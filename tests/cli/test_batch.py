@@ -161,13 +161,13 @@ def test_lengths_that_nobody_gave(folder: Folder) -> None:
 
 BAD: list[tuple[Any, int | None, str | None, str]] = [
     # the line, the status of HTTP if it gets one, its code, a part of its message
-    (b"{", None, "invalid_json", "not valid JSON"),
+    (b"{", None, "invalid_json", "must be JSON"),
     (b'{"prompt": "x"} {"prompt": "y"}', None, "invalid_json", "Extra data"),
     (b'{"prompt": "\xff"}', None, "invalid_json", "not UTF-8: invalid start byte at byte 12"),
     (b'{"prompt": "x", "temperature": NaN}', None, "invalid_json", "NaN"),
     (b'{"prompt": "x", "top_k": -Infinity}', None, "invalid_json", "-Infinity"),
     (b'{"prompt": "x", "prompt": "y"}', None, "invalid_json", "'prompt' is there twice"),
-    (b"[" * 100_000, None, "invalid_json", "deep"),
+    (b"[" * 100_000, None, "invalid_json", "depth"),
     (b'{"prompt": ' + b"[" * 400 + b"]" * 400 + b"}", None, "invalid_request", "prompt must be"),
     (b'{"custom_id": "deep", "url": ' + b"[" * 900 + b"]" * 900 + b"}", None, "invalid_line", "must be given"),
     (b'"' + b"x" * MOST_BYTES + b'"', None, "line_too_long", "too long"),
@@ -267,10 +267,10 @@ def test_an_answer_that_ends_with_an_error_is_a_failure(folder: Folder) -> None:
     folder.write({"prompt": "x", **nothing}, request("a", prompt=["x", "y"], **nothing), {"prompt": "x"})
     status, found, told = folder.run(*SHORT)
     assert (status, [has_failed(record) for record in found]) == (1, [True, True, False]), told
-    assert found[0]["error"]["code"] == "server_error"
-    assert found[1]["response"]["status_code"] == 500
-    assert found[1]["response"]["body"]["error"]["type"] == "server_error"
-    assert "line 2: the answer ended with an error: invalid logits" in told
+    assert found[0]["error"]["code"] == "invalid_request"
+    assert found[1]["response"]["status_code"] == 400
+    assert found[1]["response"]["body"]["error"]["type"] == "invalid_request_error"
+    assert "line 2: invalid logits" in told
 
 
 def test_windows_files(folder: Folder) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import nucleate as nc
-from nucleate.cli.beams import NAMES
+from nucleate.cli.beams import PARAMETERS
 from nucleate.cli.main import main
 
 GENERATE = ("generate", "Once upon a time", "--beam-width", "4", "--max-tokens", "9")
@@ -60,16 +60,16 @@ def test_an_answer_of_a_form(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--beam-width", "0"), "--beam-width: width must be an integer >= 1, got 0"),
-        (("--beam-width", "x"), "argument --beam-width: invalid int value: 'x'"),
-        (("--beam-width", "4", "--n", "5"), r"--n: returned must be at most width (4), got 5"),
-        (("--beam-width", "4", "--beam-groups", "3"), "--beam-groups: groups must divide width (4), got 3"),
-        (("--beam-width", "4", "--length-penalty", "inf"), "--length-penalty: length_penalty must be a number"),
-        (("--beam-width", "4", "--early-stopping", "soon"), "--early-stopping: early_stopping must be true, false or"),
-        (("--beam-width", "4", "--diversity-penalty", "-1"), "--diversity-penalty: diversity_penalty must be"),
-        (("--beam-width", "4", "--temperature", "1", "--top-k", "3"), "leave out --temperature, --top-k"),
-        (("--length-penalty", "2"), "--length-penalty is for a beam search: give --beam-width, too"),
-        (("--early-stopping", "false"), "--early-stopping is for a beam search: give --beam-width, too"),
+        (("--beam-width", "0"), "beam_width must be an integer >= 1, got '0'"),
+        (("--beam-width", "x"), "beam_width must be an integer >= 1, got 'x'"),
+        (("--beam-width", "4", "--n", "5"), "n must be at most width (4), got 5"),
+        (("--beam-width", "4", "--beam-groups", "3"), "beam_groups must divide width (4), got 3"),
+        (("--beam-width", "4", "--length-penalty", "inf"), "length_penalty must be a number"),
+        (("--beam-width", "4", "--early-stopping", "soon"), "early_stopping must be true, false or"),
+        (("--beam-width", "4", "--diversity-penalty", "-1"), "diversity_penalty must be"),
+        (("--beam-width", "4", "--temperature", "1", "--top-k", "3"), "leave out top_k, got 3"),
+        (("--length-penalty", "2"), "length_penalty is for a beam search: give --beam-width, too"),
+        (("--early-stopping", "false"), "early_stopping is for a beam search: give --beam-width, too"),
     ],
 )
 def test_what_cannot_be_is_refused(
@@ -85,7 +85,7 @@ def test_every_flag_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["generate", "--help"])
     text = capsys.readouterr().out
-    assert all(f"--{name.replace('_', '-')}" in text for name in NAMES)
+    assert all(f"--{name.replace('_', '-')}" in text for name in PARAMETERS)
 
 
 def test_a_search_that_failed_is_a_failure(

@@ -14,7 +14,7 @@ from nucleate.cli import serve
 from nucleate.cli.main import main
 from nucleate.server import run
 from nucleate.server.keys import VARIABLE
-from nucleate.server.limits import LIMITS, Limits
+from nucleate.server.limits import Limits
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 2) -> str:
@@ -28,7 +28,8 @@ def test_every_limit_is_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["serve", "--help"])
     told = " ".join(capsys.readouterr().out.split())
-    for name, parameter in LIMITS.items():
+    assert told.count(" --limit-") == len(Limits.PARAMETERS) == 10
+    for name, parameter in Limits.PARAMETERS.items():
         flag = f"--limit-{name.removeprefix('max_').replace('_', '-')}"
         assert flag in told
         assert parameter.help.split(";")[0][:30] in told
@@ -48,11 +49,11 @@ def test_the_extra_is_what_is_needed(monkeypatch: pytest.MonkeyPatch, capsys: py
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--limit-queue", "-1"], "nucleate: --limit-queue must be an integer >= 0"),
-        (["--limit-queue", "x"], "nucleate: --limit-queue must be an integer >= 0"),
-        (["--limit-tokens", "x"], "nucleate: --limit-tokens must be an integer >= 1"),  # not max_tokens: no such limit
-        (["--limit-body", "10"], "nucleate: --limit-body must be"),
-        (["--limit-request-seconds", "0"], "nucleate: --limit-request-seconds must be a number > 0"),
+        (["--limit-queue", "-1"], "nucleate: limit_queue must be an integer >= 0"),
+        (["--limit-queue", "x"], "nucleate: limit_queue must be an integer >= 0"),
+        (["--limit-tokens", "x"], "nucleate: limit_tokens must be an integer >= 1"),  # not max_tokens: no such limit
+        (["--limit-body", "10"], "nucleate: limit_body must be"),
+        (["--limit-request-seconds", "0"], "nucleate: limit_request_seconds must be a number > 0"),
         (["--top-p", "2"], "top_p must be"),
         (["--api-key", ""], "must not be blank"),
         (["--port", "70000"], "the port must be"),
@@ -78,7 +79,7 @@ def test_defaults_that_no_request_could_have(
     [
         (["--regex", "("], "nucleate: regex: "),
         (["--json-schema", '{"not": {}}'], "nucleate: json_schema: cannot enforce not"),
-        (["--choice", "ab", "--limit-form-text", "1"], "nucleate: choice is too large: 2 characters"),
+        (["--choice", "a" * 20_001], "nucleate: choice is too large: 20001 characters"),
     ],
 )
 def test_a_form_that_no_request_could_have(

@@ -127,12 +127,12 @@ def _of_body(path: str) -> Iterator[Bad]:
         "(?P=b)",
         "x{9999999999}",
         "(?R)",
-        "a" * 513,
+        "a" * 1025,
     ):
         yield _body(path, "stop_regex", [pattern])
-    yield _body(path, "stop", ["x"] * 17)
+    yield _body(path, "stop", ["x"] * 1025)
     yield _body(path, "stop", [""])
-    yield _body(path, "stop", ["x" * 5000])
+    yield _body(path, "stop", ["x" * 20_000])
     yield _body(path, "logit_bias", {str(number): 1 for number in range(2000)})
     for key in ("x", "-1", "1.5", str(VOCABULARY), "9" * 50, ""):
         yield _body(path, "logit_bias", {key: 1})

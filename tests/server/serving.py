@@ -17,6 +17,15 @@ from urllib.parse import urlsplit
 
 URL = re.compile(rb"http://[0-9a-zA-Z.\[\]:-]+:[0-9]+")
 QUIET = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "2"}
+CHANGED = """
+import sys
+from pkgutil import resolve_name
+for name, value in {}.items():
+    module, _, constant = name.rpartition(".")
+    setattr(resolve_name(module), constant, value)
+from nucleate.cli.main import main
+sys.exit(main())
+"""
 
 
 class Answer(NamedTuple):
@@ -34,13 +43,20 @@ class Answer(NamedTuple):
 class Server:
     """`nucleate serve` with these flags, on a port of loopback that is free: ``with Server("--queue", "1") as server``.
 
-    environment: variables beside those of this process; None takes one away. Raises RuntimeError with what the
-    server wrote if it does not come up in time (seconds).
+    environment: variables beside those of this process; None takes one away. constants: of modules, by their full
+    names. Raises RuntimeError with what the server wrote if it does not come up in time (seconds).
     """
 
-    def __init__(self, *flags: str, environment: Mapping[str, str | None] | None = None, seconds: float = 60.0) -> None:
+    def __init__(
+        self,
+        *flags: str,
+        environment: Mapping[str, str | None] | None = None,
+        constants: Mapping[str, float] | None = None,
+        seconds: float = 60.0,
+    ) -> None:
         wanted = {**os.environ, **QUIET, **(environment or {})}
-        command = [sys.executable, "-m", "nucleate", "serve", "--host", "127.0.0.1", "--port", "0", *flags]
+        program = ["-m", "nucleate"] if constants is None else ["-c", CHANGED.format(constants)]
+        command = [sys.executable, *program, "serve", "--host", "127.0.0.1", "--port", "0", *flags]
         self._lines: list[bytes] = []
         self._up = threading.Event()
         self.url = ""

@@ -18,6 +18,8 @@ import nucleate as nc
 from nucleate.engine.engine import Engine
 from nucleate.models.model import ModelError
 from nucleate.models.toy import PagedToy, Toy
+from nucleate.server import answering
+from nucleate.server import service as service_module
 from nucleate.server.app import application
 from nucleate.server.limits import Limits
 from nucleate.server.log import Log
@@ -268,7 +270,9 @@ def test_a_client_that_does_not_read_is_waited_for_and_loses_nothing(llm: nc.LLM
     serve(llm, use, slowly)
 
 
-def test_a_silent_stream_gets_comments(llm: nc.LLM) -> None:
+def test_a_silent_stream_gets_comments(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answering, "KEEP_ALIVE_SECONDS", 0.05)
+
     def asleep(seen: tuple[int, ...]) -> np.ndarray:
         time.sleep(0.2 if 9 in seen else 0)
         return rule(seen)
@@ -279,7 +283,7 @@ def test_a_silent_stream_gets_comments(llm: nc.LLM) -> None:
         assert call.frames.count(": keep-alive") >= 4
         assert call.frames[-1] == "[DONE]"
 
-    serve(llm, use, asleep, Limits(keep_alive=0.05))
+    serve(llm, use, asleep)
 
 
 def test_a_request_that_takes_too_long(llm: nc.LLM) -> None:
@@ -306,7 +310,8 @@ def test_what_takes_too_long_to_prepare(llm: nc.LLM, monkeypatch: pytest.MonkeyP
         finally:
             gate.set()
 
-    serve(llm, use, limits=Limits(prepare_seconds=0.1))
+    monkeypatch.setattr(service_module, "PREPARE_SECONDS", 0.1)
+    serve(llm, use)
 
 
 async def longest_hold(task: asyncio.Future[Any]) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
 import pytest
@@ -11,14 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import nucleate as nc
-from nucleate.core.parameter import ParameterError
+from nucleate.core.parameter import ParameterError, read_json
 from nucleate.core.structured import FORMS, Structured
 from nucleate.engine.request import Request
-from nucleate.server.limits import LIMITS, Limits
 from nucleate.server.wire.forms import NAMES, OUTPUTS, OWN, RESPONSE, named, read_form
 from nucleate.server.wire.requests import CHAT, COMPLETIONS, PLAIN, Asked, Endpoint, read_body
-from nucleate.server.wire.strict import read_json
-from nucleate.text.structured import Limits as FormLimits
 
 HELLO = [{"role": "user", "content": "Hello"}]
 BOTH = pytest.mark.parametrize("kind", [COMPLETIONS, CHAT], ids=lambda kind: kind.url)
@@ -100,7 +96,7 @@ def test_each_way_to_say_a_form_means_the_same(
 def test_the_properties_of_a_schema_stay_in_their_order() -> None:
     text = '{"messages": [{"role": "user", "content": "x"}], "response_format": {"json_schema": {"schema": '
     text += '{"properties": {"b": {}, "a": {}, "c": {}}, "type": "object"}, "name": "x"}, "type": "json_schema"}}'
-    structured = read_body(CHAT, read_json(text), nc.SamplingParams()).params.structured
+    structured = read_body(CHAT, read_json(text, "body"), nc.SamplingParams()).params.structured
     assert structured is not None
     assert [*structured.schema["properties"]] == ["b", "a", "c"]
     assert [*structured.schema] == ["properties", "type"]
@@ -251,69 +247,3 @@ def test_errors_of_other_fields_stay_what_they_are(llm: nc.LLM) -> None:
     assert caught.value.field == "allowed_token_ids"
     with pytest.raises(ZeroDivisionError), named(RESPONSE):
         raise ZeroDivisionError
-
-
-# ---- limits
-
-
-def test_the_limits_of_forms_reach_the_engine() -> None:
-    assert Limits().of_forms == FormLimits()
-    names = {
-        "max_form_characters": ("characters",),
-        "max_form_text": ("string",),
-        "max_form_depth": ("depth",),
-        "max_form_properties": ("properties",),
-        "max_form_values": ("enum", "choices"),
-        "max_form_repetitions": ("repetitions",),
-        "form_seconds": ("seconds",),
-    }
-    assert {name for name in LIMITS if "form_" in name} == names.keys()
-    for name, own in names.items():
-        tight, usual = Limits(**{name: 3}).of_forms, FormLimits()
-        assert all(getattr(tight, field) == 3 for field in own)
-        others = [field for field in FormLimits.__dataclass_fields__ if field not in own]
-        assert all(getattr(tight, field) == getattr(usual, field) for field in others)
-
-
-@pytest.mark.parametrize("field", NAMES)
-@pytest.mark.parametrize(
-    "value",
-    [
-        {"json": "x" * 101},
-        {"choice": ["x" * 10] * 11},
-        {"x" * 101: 1},
-        {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": [1] * 101}}},
-        {"json": {"properties": {f"p{number}": {} for number in range(40)}}},
-        ["x" * 101],
-        "x" * 101,
-    ],
-    ids=lambda value: str(value)[:40],
-)
-def test_a_form_that_is_too_large_is_refused_before_it_is_read(field: str, value: Any) -> None:
-    body = {"prompt": "x", field: value}
-    Limits().check_body(body, 50)
-    with pytest.raises(ParameterError) as caught:
-        Limits(max_form_characters=100).check_body(body, 50)
-    assert caught.value.field == field
-    assert str(caught.value) == f"{field} is too large: at most 100 characters are allowed here"
-
-
-@settings(max_examples=200)
-@given(
-    value=st.recursive(
-        st.text() | st.integers() | st.booleans(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)
-    )
-)
-def test_no_form_is_too_large_whose_json_is_not(value: Any) -> None:
-    size = len(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
-    Limits(max_form_characters=max(size, 1)).check_body({"structured": value}, 50)
-
-
-@pytest.mark.parametrize(
-    "value", [[{"a": 1}] * 500_000, {f"key {number}": number for number in range(300_000)}, "x" * 4_000_000], ids=type
-)
-def test_a_large_form_is_refused_at_once(value: Any) -> None:
-    start = time.thread_time()
-    with pytest.raises(ParameterError):
-        Limits().check_body({"structured_outputs": {"json": value}}, 50)
-    assert time.thread_time() - start < 0.5

@@ -19,9 +19,11 @@ import nucleate as nc
 from nucleate.core.parameter import ParameterError
 from nucleate.engine.engine import Engine
 from nucleate.models.toy import PagedToy, Toy
+from nucleate.server import service as service_module
 from nucleate.server.limits import Limits
 from nucleate.server.service import Service
 from nucleate.text.structured import Grammars
+from nucleate.text.structured import Limits as FormLimits
 
 PATH, CHAT_PATH = "/v1/completions", "/v1/chat/completions"
 SUBJECT: dict[str, dict[str, Any]] = {
@@ -232,7 +234,7 @@ def test_slow_masks_end_their_answer_alone(llm: nc.LLM, monkeypatch: pytest.Monk
         assert after == before
 
     TEXT = {"prompt": [1, 2], "seed": 1}
-    serve(llm, use, limits=Limits(form_seconds=0.4), engine={"structured_limits": Limits(form_seconds=0.4).of_forms})
+    serve(llm, use, engine={"structured_limits": FormLimits(seconds=0.4)})
 
 
 def _slow_down(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,7 +348,8 @@ def test_a_compile_whose_caller_has_gone_harms_nobody(llm: nc.LLM, monkeypatch: 
         assert compiled == ["slow", "again"]  # of the others nobody waited any more when their turn came
 
     try:
-        serve(llm, use, limits=Limits(prepare_seconds=1.5))
+        monkeypatch.setattr(service_module, "PREPARE_SECONDS", 1.5)
+        serve(llm, use)
     finally:
         gate.set()
 

@@ -17,25 +17,16 @@ import nucleate as nc
 from nucleate.core.parameter import ParameterError
 from nucleate.params import FIELDS
 from nucleate.presets import WANTED
-from nucleate.server.limits import EACH, NUMBERS, Limits
+from nucleate.server.limits import MAX_CHARACTERS, NUMBERS, Limits
 from nucleate.server.openapi import document
 from nucleate.server.wire.beams import FIELDS_OF_BEAMS
-from nucleate.server.wire.chunks import ChatChunks, CompletionChunks
 from nucleate.server.wire.requests import CHAT, COMPLETIONS, Endpoint, read_body
-from nucleate.server.wire.responses import Head, chat_body, completion_body, error_body
+from nucleate.server.wire.responses import error_body
 from nucleate.server.wire.tokens import DETOKENIZE, TOKENIZE, read_detokenize, read_tokenize
 
 jsonschema = pytest.importorskip("jsonschema")
 
-LIMITS = Limits(
-    **dict.fromkeys(
-        ["max_stops", "max_patterns", "max_logit_bias", "max_breakers", "max_logprob_ids", "max_listed"], 3
-    ),
-    **dict.fromkeys(["max_stop_characters", "max_pattern_characters", "max_listed_characters"], 6),
-    **dict.fromkeys(["max_logprobs", "max_prompt_logprobs", "max_n", "max_prompts", "max_messages"], 4),
-    max_tokens=100,
-    max_prompt_tokens=5,
-)
+LIMITS = Limits(max_logprobs=4, max_answers=4, max_tokens=100)
 DOCUMENT = document("tiny", "1.2.3", LIMITS)
 SCHEMAS = DOCUMENT["components"]["schemas"]
 REQUESTS = {"CompletionRequest": COMPLETIONS, "ChatRequest": CHAT}
@@ -59,7 +50,7 @@ def schema_of(kind: Endpoint) -> Any:
 
 
 @pytest.mark.parametrize("keys", [False, True])
-@pytest.mark.parametrize("limits", [LIMITS, Limits(), Limits(max_stops=0, max_logprobs=0, max_prompt_tokens=5)])
+@pytest.mark.parametrize("limits", [LIMITS, Limits(), Limits(max_logprobs=0)])
 def test_it_is_valid(limits: Limits, keys: bool) -> None:
     validator = pytest.importorskip("openapi_spec_validator")
     made = document("tiny", "1.2.3", limits, keys=keys)
@@ -87,7 +78,7 @@ def test_every_route_says_what_it_answers() -> None:
         "get /health": ["200", "500", "503"],
     }
     operations = [operation for methods in made["paths"].values() for operation in methods.values()]
-    assert len({operation["operationId"] for operation in operations}) == len(operations) == 11
+    assert len({operation["summary"] for operation in operations}) == len(operations) == 11
 
 
 def test_a_key_is_asked_for_where_there_are_keys() -> None:
@@ -98,11 +89,6 @@ def test_a_key_is_asked_for_where_there_are_keys() -> None:
     assert "security" not in closed["paths"]["/version"]["get"]
     assert "security" not in open_
     assert not any("401" in one["responses"] for methods in open_["paths"].values() for one in methods.values())
-    for headers, status in {
-        ("Retry-After", "X-Request-Id"): "503",
-        ("WWW-Authenticate", "X-Request-Id"): "401",
-    }.items():
-        assert sorted(closed["components"]["responses"][f"Error{status}"]["headers"]) == sorted(headers)
 
 
 def test_streams_are_events() -> None:
@@ -126,7 +112,7 @@ def test_every_field_is_there_and_no_other(kind: Endpoint) -> None:
     assert schema["required"] == [*kind.subject]
     assert schema["additionalProperties"] is False
     for name, field in schema["properties"].items():
-        assert field.get("description") or name == "messages", name
+        assert field.get("description"), name
         assert "default" not in field or valid(field, field["default"]), name
         assert valid(field, None) is (name not in kind.subject), name
 
@@ -170,9 +156,7 @@ def accepted(kind: Endpoint, field: str, value: Any) -> ParameterError | None:
     body = {**body, **({} if value is None else WITH.get((kind.url, field), {})), field: value}
     try:
         LIMITS.check_body(body, 10**6)
-        asked = read_body(LIMITS.endpoint(kind), body, DEFAULTS)
-        LIMITS.check(asked, 10**6)
-        LIMITS.check_prompts([prompt for prompt in asked.prompts if not isinstance(prompt, str)])
+        read_body(LIMITS.endpoint(kind), body, DEFAULTS)
     except ParameterError as error:
         return error
     return None
@@ -188,11 +172,11 @@ def whole_floats(value: Any) -> bool:
 
 
 def beyond_schemas(field: str, value: Any) -> bool:
-    """Whether what the server says of a value is among what no schema says."""
-    if field == "prompt" and isinstance(value, list):
-        return any(
-            isinstance(item, int) and item < 0 for one in value for item in (one if isinstance(one, list) else [one])
-        )
+    """Whether no schema says what the server says of such values."""
+    if field in ("prompt", "messages", "chat_template_kwargs", "stream_options"):
+        return True
+    if field in ("structured", "structured_outputs", "response_format"):
+        return True
     if field == "logit_bias" and isinstance(value, dict):
         return any(
             key.endswith("\n") or len(key) > 20 or str(int(key)) != key for key in value if key.strip().isdecimal()
@@ -201,19 +185,6 @@ def beyond_schemas(field: str, value: Any) -> bool:
         return value > 100
     if field == "beam_groups" and isinstance(value, int):
         return value > 1  # they must divide the beams
-    if field == "messages" and isinstance(value, list):
-        contents = [message.get("content") for message in value if isinstance(message, dict)]
-        return sum(len(content) for content in contents if isinstance(content, list)) > LIMITS.max_messages
-    if field == "chat_template_kwargs":
-        return isinstance(value, dict)
-    if field in ("structured", "structured_outputs") and isinstance(value, dict):
-        schema = value.get("json_schema", value.get("json"))
-        if isinstance(schema, str):
-            return schema != "{}"
-        compact = value.get("whitespace") == "compact" or value.get("disable_any_whitespace")
-        return schema is None and (value.get("policy") is not None or (compact and not value.get("json_object")))
-    if isinstance(value, list) and field not in EACH:  # characters of all entries together
-        return sum(len(item) for item in value if isinstance(item, str | list)) > 6
     return False
 
 
@@ -224,7 +195,9 @@ def agree(kind: Endpoint, field: str, value: Any) -> None:
     says = valid(schema_of(kind)["properties"][field], value)
     why = accepted(kind, field, value)
     number = FIELDS[field].kind if field in FIELDS else ""
-    if says is (why is None) or beyond_schemas(field, value) or ("float" not in number and whole_floats(value)):
+    if says is (why is None) or ("float" not in number and whole_floats(value)):
+        return
+    if (says or field == "prompt") and beyond_schemas(field, value):  # ids are looked up later
         return
     raise AssertionError(f"{field}={value!r:.200}: the schema says {says}, the server {why!r:.200}")
 
@@ -249,7 +222,7 @@ def edges(field: str) -> list[Any]:
     }
     parameter = FIELDS.get(field)
     ends = [] if parameter is None else [parameter.low, parameter.high, *parameter.off, parameter.default]
-    ends += [LIMITS.most(field), LIMITS.max_n]
+    ends += [LIMITS.most(field), LIMITS.max_answers]
     for end in (end for end in ends if isinstance(end, int | float) and not isinstance(end, bool)):
         near |= {end, end - 1, end + 1}
         if abs(end) < 2**53:
@@ -402,9 +375,9 @@ def test_schema_and_server_agree(where: tuple[Endpoint, str], value: Any) -> Non
 
 def test_what_no_schema_says_is_refused_all_the_same() -> None:
     for field in ("stop", "bad_words", "dry_sequence_breakers"):
-        error = accepted(COMPLETIONS, field, ["abcd", "abc"])
+        error = accepted(COMPLETIONS, field, ["a" * MAX_CHARACTERS, "b"])
         assert error is not None
-        assert "7 characters" in str(error)
+        assert f"{MAX_CHARACTERS + 1} characters" in str(error)
 
 
 @settings(max_examples=500, deadline=None)
@@ -415,30 +388,13 @@ def test_what_no_schema_says_is_refused_all_the_same() -> None:
         max_size=3,
     )
 )
-def test_schema_and_server_agree_on_tokens(fields: dict[str, Any]) -> None:
+def test_what_is_tokenized_fits_the_schema(fields: dict[str, Any]) -> None:
     for name, read in {"TokenizeRequest": read_tokenize, "DetokenizeRequest": read_detokenize}.items():
         try:
             read(fields)
-        except ParameterError as error:
-            why: ParameterError | None = error
-        else:
-            why = None
-        beyond = bool(fields.get("chat_template_kwargs")) or whole_floats([*fields.values()])
-        assert valid(SCHEMAS[name], fields) is (why is None) or beyond, why
-
-
-@pytest.mark.parametrize("prompt", [{}, {"prompt": None}, {"prompt": "a"}, {"prompt": ""}, {"prompt": [1]}], ids=str)
-@pytest.mark.parametrize("messages", [{}, {"messages": None}, {"messages": HELLO}, {"messages": []}], ids=str)
-@pytest.mark.parametrize("template", [{}, {"chat_template_kwargs": None}, {"chat_template_kwargs": {}}], ids=str)
-def test_a_text_or_a_conversation_is_tokenized(prompt: Any, messages: Any, template: Any) -> None:
-    body = {**prompt, **messages, **template}
-    try:
-        read_tokenize(body)
-    except ParameterError:
-        refused = True
-    else:
-        refused = False
-    assert valid(SCHEMAS["TokenizeRequest"], body) is not refused
+        except ParameterError:
+            continue
+        assert valid(SCHEMAS[name], fields)
 
 
 @pytest.mark.parametrize(("name", "known"), [("TokenizeRequest", TOKENIZE), ("DetokenizeRequest", DETOKENIZE)])
@@ -446,85 +402,9 @@ def test_bodies_about_tokens_have_every_field(name: str, known: frozenset[str]) 
     assert SCHEMAS[name]["properties"].keys() == known
 
 
-@pytest.fixture(scope="module")
-def llm() -> nc.LLM:
-    return nc.LLM()
-
-
-HEAD = Head("x-1", 1_700_000_000, "tiny")
-LENIENT = {"json_schema": {"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": True}, "policy": "lenient"}
-ASKED: list[dict[str, Any]] = [
-    {},
-    {"n": 2, "stop": ["the"], "seed": 2**64 - 1},
-    {"stop_token_ids": [*range(2000)], "min_tokens": 2},
-    {"logprobs": 2, "allowed_token_ids": [300, 301], "logprob_token_ids": [5]},
-    {"logprobs": 0, "prompt_logprobs": 1, "n": 2},
-    {"prompt_logprobs": 0, "logprob_token_ids": [5]},
-    {"max_tokens": 1, "ignore_eos": True},
-    {"echo": True, "logprobs": 2, "logprob_token_ids": [7]},
-    {"echo": True, "logprobs": 1, "max_tokens": 0},
-    {"best_of": 3, "n": 2},
-    {"best_of": 3, "echo": True},
-    {"response_format": {"type": "json_object"}, "max_tokens": 60},
-    {"structured": {"regex": "a very long text", "json_object": False}, "n": 2, "max_tokens": 60},
-    {"structured": LENIENT, "max_tokens": 100, "n": 2},
-    {"structured": LENIENT, "max_tokens": 100, "logprobs": 1},
-]
-
-
-@KINDS
-@pytest.mark.parametrize("fields", ASKED, ids=str)
-def test_answers_are_what_the_document_says(llm: nc.LLM, kind: Endpoint, fields: dict[str, Any]) -> None:
-    if kind is CHAT and not fields.keys().isdisjoint({"echo", "best_of"}):
-        return
-    told = {"max_tokens": 6, "seed": 1, **fields}
-    if kind is CHAT:
-        top = told.pop("logprobs", None)
-        told |= {} if top is None else {"logprobs": True, "top_logprobs": top}
-    body = {**({"messages": HELLO} if kind is CHAT else {"prompt": ["Once upon a time", "The"]}), **told}
-    asked = read_body(kind, body, llm.default_params)
-    prompts = ["Hello"] if kind is CHAT else [*asked.prompts]
-    ids = [llm.encode(prompt) for prompt in prompts]
-    completions = llm.generate(ids, asked.to_run)
-    streams = (
-        [[piece] for one in ids for piece in llm.stream(one, asked.to_run)] if asked.best_of == asked.params.n else []
-    )
-    if kind is CHAT:
-        conforms("ChatCompletion", chat_body(HEAD, asked, completions[0], llm.tokenizer))
-    else:
-        conforms("Completion", completion_body(HEAD, asked, completions, llm.tokenizer))
-    assert streams or asked.best_of > asked.params.n
-    told_schema, maker = ("ChatChunk", ChatChunks) if kind is CHAT else ("CompletionChunk", CompletionChunks)
-    for include_usage in (False, True):
-        if not streams:
-            break
-        streamed = read_body(
-            kind, {**body, "stream": True, "stream_options": {"include_usage": include_usage}}, llm.default_params
-        )
-        chunks = maker(HEAD, streamed, ids, llm.tokenizer)
-        frames = b"".join(
-            chunks.pieces(place, [piece]) for place, one in enumerate(ids) for piece in llm.stream(one, streamed.to_run)
-        )
-        frames += chunks.end(completions[0].usage)
-        *events, done, rest = frames.split(b"\n\n")
-        assert (done, rest) == (b"data: [DONE]", b"")
-        assert len(events) > 1
-        for event in events:
-            conforms(told_schema, json.loads(event.removeprefix(b"data: ")))
-
-
-def test_other_answers_are_what_the_document_says() -> None:
+def test_errors_are_what_the_document_says() -> None:
     conforms("Error", error_body("what"))
     conforms("Error", error_body("what", "top_p", "code", "server_error"))
-    model = {"id": "tiny", "object": "model", "created": 1, "owned_by": "nucleate", "max_model_len": 1024}
-    conforms("Model", model)
-    conforms("Models", {"object": "list", "data": [model]})
-    conforms("Tokens", {"count": 1, "max_model_len": 5, "tokens": [1]})
-    conforms("Tokens", {"count": 1, "max_model_len": 5, "tokens": [1], "token_strs": ["a"]})
-    conforms("Text", {"prompt": "a"})
-    conforms("Health", {"status": "ok"})
-    conforms("Version", {"version": "1.2.3"})
-    conforms("Document", DOCUMENT)
     for wrong in ({"error": {"message": "what"}}, {"error": "what"}, {"message": "what"}, {}):
         with pytest.raises(jsonschema.ValidationError):
             conforms("Error", wrong)

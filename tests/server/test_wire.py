@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import nucleate as nc
-from nucleate.core.parameter import ParameterError
+from nucleate.core.parameter import ParameterError, read_json
 from nucleate.core.values import shown
 from nucleate.params import FIELDS
+from nucleate.server.refusal import refusal_of
 from nucleate.server.wire.requests import CHAT, COMPLETIONS, PLAIN, Asked, Endpoint, read_body
-from nucleate.server.wire.responses import error_body, refusal_body
-from nucleate.server.wire.strict import read_json
+from nucleate.server.wire.responses import error_body
 from nucleate.server.wire.tokens import DETOKENIZE, TOKENIZE, read_detokenize, read_tokenize
 
 DEFAULTS = nc.SamplingParams(top_k=50, temperature=0.7)
@@ -66,7 +66,7 @@ def test_no_body_is_more_than_a_parameter_error(kind: Endpoint, data: st.DataObj
         assert (asked.messages is None) == bool(asked.prompts)
         return
     assert isinstance(error.field, str)
-    assert_short(refusal_body(error))
+    assert_short(refusal_of(error).body)
 
 
 def assert_short(refused: dict[str, Any]) -> None:
@@ -363,7 +363,7 @@ def test_no_body_for_tokens_is_more_than_a_parameter_error(data: st.DataObject) 
         try:
             read_it(fields)
         except ParameterError as error:
-            assert_short(refusal_body(error))
+            assert_short(refusal_of(error).body)
         else:
             assert fields.keys() <= known
 
@@ -493,7 +493,7 @@ def test_an_error_is_short_and_soon_there_whatever_the_body_says(given: dict[str
         start = time.process_time()
         error = refusal(kind, given)
         assert len(error.field) <= 100
-        assert_short(refusal_body(error))
+        assert_short(refusal_of(error).body)
         assert time.process_time() - start < 0.5
 
 
@@ -512,8 +512,8 @@ def test_the_words_of_an_error_are_cut() -> None:
         ("[Infinity]", "Infinity"),
         ("-Infinity", "-Infinity"),
         ('{"a": 1, "b": {"a": 2, "a": 3}}', "'a' is there twice"),
-        ("[" * 100_000, "deep"),
-        ('{"a":' * 100_000, "deep"),
+        ("[" * 100_000, "depth"),
+        ('{"a":' * 100_000, "depth"),
         ("1" * 5000, "digits"),
         ("", "Expecting value"),
         ("{'a': 1}", "property name"),
@@ -521,15 +521,15 @@ def test_the_words_of_an_error_are_cut() -> None:
     ],
 )
 def test_json_is_read_strictly(text: str, why: str) -> None:
-    with pytest.raises(ParameterError, match="not valid JSON: ") as caught:
-        read_json(text)
+    with pytest.raises(ParameterError, match="body must be JSON: ") as caught:
+        read_json(text, "body")
     assert why in str(caught.value)
     assert caught.value.field == "body"
 
 
 def test_errors_as_openai_has_them() -> None:
     error = refusal(CHAT, body(CHAT, temperature=-1))
-    assert refusal_body(error) == {
+    assert refusal_of(error).body == {
         "error": {
             "message": "temperature must be a number >= 0, got -1",
             "type": "invalid_request_error",

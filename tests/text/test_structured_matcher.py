@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -118,32 +119,6 @@ def test_a_mask_is_what_another_engine_says(grammars: Grammars, tokenizer: Token
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.to_json()[:40])
-def test_what_is_taken_back_never_was(grammars: Grammars, form: Structured) -> None:
-    compiled, chance = grammars.compile(form), random.Random(2)
-    for _ in range(8):
-        matcher = compiled.matcher()
-        pushed = walk(matcher, chance.randrange(1, 25), chance)  # over the end, with EOS after EOS
-        back = chance.randrange(len(pushed) + 1)
-        matcher.rollback(back)
-        again = compiled.matcher()
-        for token in pushed[: len(pushed) - back]:
-            again.push(token)
-        assert np.array_equal(mask_of(matcher), mask_of(again))
-        assert (matcher.finished, matcher.stopped, matcher.forced()) == (again.finished, again.stopped, again.forced())
-        for token in pushed[len(pushed) - back :]:  # and forward again
-            assert takes(matcher, token)
-            matcher.push(token)
-            again.push(token)
-        assert np.array_equal(mask_of(matcher), mask_of(again))
-        with pytest.raises(ValueError, match="cannot take back"):
-            matcher.rollback(len(pushed) + 1)
-        with pytest.raises(ValueError, match="cannot take back"):
-            matcher.rollback(-1)
-        matcher.rollback(len(pushed))
-        assert np.array_equal(mask_of(matcher), mask_of(compiled.matcher()))
-
-
-@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.to_json()[:40])
 def test_copies_go_their_own_ways(grammars: Grammars, form: Structured) -> None:
     matcher, chance = grammars.compile(form).matcher(), random.Random(3)
     walk(matcher, 3, chance)
@@ -151,11 +126,7 @@ def test_copies_go_their_own_ways(grammars: Grammars, form: Structured) -> None:
     copies = [matcher.copy() for _ in range(6)]
     for one in copies:
         walk(one, 5, chance)
-        one.copy().rollback(2)
     assert np.array_equal(mask_of(matcher), before)
-    for one in copies:
-        one.rollback(5)
-        assert np.array_equal(mask_of(one), before)
 
 
 def test_the_end(grammars: Grammars, tokenizer: Tokenizer) -> None:
@@ -183,16 +154,7 @@ def test_the_end(grammars: Grammars, tokenizer: Tokenizer) -> None:
         copy = matcher.copy()
         assert allowed(copy) == ends
         copy.push(end)
-        copy.rollback(2)
         assert copy.stopped
-    copy = matcher.copy()
-    copy.rollback(6)
-    assert allowed(copy) == allowed(grammars.compile(Structured(regex="ab?")).matcher())
-    matcher.rollback(4)
-    assert allowed(matcher) == ends
-    matcher.rollback(1)
-    assert allowed(matcher) == sorted([*ends, b])
-    matcher.push(b)
 
 
 def test_a_token_that_is_refused_changes_nothing(grammars: Grammars) -> None:
@@ -285,7 +247,6 @@ def test_a_dead_end_is_an_error_that_stays() -> None:
     for call in (
         lambda: matcher.fill(one),
         lambda: matcher.push(2),
-        lambda: matcher.rollback(1),
         matcher.forced,
         matcher.copy,
     ):
@@ -329,6 +290,12 @@ def panic() -> BaseException:
     raise AssertionError
 
 
+def stand_in(inner: Any, ends_W: np.ndarray) -> Matcher:
+    """A matcher whose LLMatcher is this."""
+    first = SimpleNamespace(deep_copy=lambda: inner)
+    return Matcher(Beginning(lambda: first, frozenset({0}), ends_W, Budget(1.0)))
+
+
 class Panics:
     """Stands for an LLMatcher whose every call panics; or raises what it is told to."""
 
@@ -349,16 +316,14 @@ def test_a_panic_of_the_engine_is_an_error_of_its_row(grammars: Grammars, monkey
     error = panic()
     assert not isinstance(error, Exception)
     ends_W = np.zeros(128, np.int32)
-    calls = ("fill", np.zeros(128, np.int32)), ("push", 1), ("rollback", 0), ("forced",), ("copy",)
+    calls = ("fill", np.zeros(128, np.int32)), ("push", 1), ("forced",), ("copy",)
     for name, *arguments in calls:
-        matcher = Matcher(Panics(error), frozenset({0}), ends_W, Budget(1.0))
-        if name == "rollback":
-            matcher._tokens, arguments = [1] * 3, [1]
+        matcher = stand_in(Panics(error), ends_W)
         with pytest.raises(MatcherError, match="the grammar engine failed"):
             getattr(matcher, name)(*arguments)
         assert matcher.error == "the grammar engine failed"
     good = [grammars.compile(form).matcher() for form in FORMS[:3]]
-    bad = Matcher(Panics(error), frozenset({0}), ends_W, Budget(1.0))
+    bad = stand_in(Panics(error), ends_W)
     masks_RW = np.full((4, 128), -1, np.int32)
 
     class Executor:
@@ -397,7 +362,7 @@ def test_a_stop_that_is_no_error_and_no_end_is_an_error() -> None:
         def unsafe_compute_mask_ptr(self, *_: object) -> None:
             pass
 
-    matcher = Matcher(Stops(ValueError()), frozenset({0}), np.zeros(128, np.int32), Budget(1.0))
+    matcher = stand_in(Stops(ValueError()), np.zeros(128, np.int32))
     with pytest.raises(MatcherError, match="no text of this vocabulary"):
         mask_of(matcher)
     with pytest.raises(MatcherError, match="no text of this vocabulary"):
@@ -405,7 +370,7 @@ def test_a_stop_that_is_no_error_and_no_end_is_an_error() -> None:
 
 
 def test_what_is_no_panic_goes_through() -> None:
-    matcher = Matcher(Panics(KeyboardInterrupt()), frozenset({0}), np.zeros(1, np.int32), Budget(1.0))
+    matcher = stand_in(Panics(KeyboardInterrupt()), np.zeros(1, np.int32))
     with pytest.raises(KeyboardInterrupt):
         matcher.forced()
     assert matcher.error is None
@@ -449,7 +414,7 @@ def test_who_is_slow_pays_and_nobody_beside_it(tokenizer: Tokenizer, monkeypatch
     ends_W = np.zeros(128, np.int32)
     seconds = [0.0, 0.1, 0.004, 0.0]  # the third takes what is free
     inner = [Takes(clock, each) for each in seconds]
-    rows = [Matcher(each, frozenset({0}), ends_W, Budget(1.0)) for each in inner]
+    rows = [stand_in(each, ends_W) for each in inner]
     together = []
 
     class Executor:
@@ -481,7 +446,7 @@ def test_who_is_slow_pays_and_nobody_beside_it(tokenizer: Tokenizer, monkeypatch
 
 def test_many_quick_ones_are_not_taken_for_slow(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     grammars, clock = Grammars(tokenizer, 4096), Clock(monkeypatch)
-    rows = [Matcher(Takes(clock, 0.001), frozenset({0}), np.zeros(128, np.int32), Budget(1.0)) for _ in range(40)]
+    rows = [stand_in(Takes(clock, 0.001), np.zeros(128, np.int32)) for _ in range(40)]
     together = []
 
     class Executor:
@@ -496,12 +461,11 @@ def test_many_quick_ones_are_not_taken_for_slow(tokenizer: Tokenizer, monkeypatc
     assert all(row.error is None and row.budget.left == 1.0 for row in rows)
 
 
-@pytest.mark.parametrize("call", ["push", "forced", "rollback", "copy"])
+@pytest.mark.parametrize("call", ["push", "forced", "copy"])
 def test_every_call_is_paid_for(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
-    matcher = Matcher(Takes(clock, 0.3), frozenset({0}), np.zeros(128, np.int32), Budget(1.0))
-    matcher._tokens = [1] * 100
-    arguments = {"push": (1,), "rollback": (1,)}.get(call, ())
+    matcher = stand_in(Takes(clock, 0.3), np.zeros(128, np.int32))
+    arguments = {"push": (1,)}.get(call, ())
     for _ in range(4):
         assert matcher.error is None
         getattr(matcher, call)(*arguments)
@@ -517,12 +481,10 @@ def test_all_answers_of_a_form_pay_from_one_budget_that_fills_again(
     grammars, clock = Grammars(tokenizer, 4096), Clock(monkeypatch)
     inner = Takes(clock, 0.0)
     budget = Budget(1.0)
-    first = Matcher(
-        inner, frozenset({0}), np.zeros(128, np.int32), Budget(1.0), beginning=Beginning(inner, lambda: inner, budget)
-    )
-    rows = [first.begun(goes_on=False) for _ in range(63)]
+    beginning = Beginning(lambda: inner, frozenset({0}), np.zeros(128, np.int32), budget)
+    rows = [Matcher(beginning) for _ in range(63)]
     rows.append(rows[0].copy())
-    calm = first.begun(goes_on=False)
+    calm = Matcher(beginning)
     calm.inner = Takes(clock, 0.001)
     for row in rows:
         row.inner = Takes(clock, 0.105)

@@ -18,9 +18,9 @@ from nucleate.core.values import shown
 from nucleate.engine.engine import Engine
 from nucleate.llm import LLM
 from nucleate.models.model import ModelError
+from nucleate.server.refusal import answer_failed
 from nucleate.server.wire.forms import named
 from nucleate.server.wire.requests import CHAT, COMPLETIONS, PLAIN, Asked, read_body
-from nucleate.text.structured.guide import FORM_FAILED
 
 SHOWN_EVERY = 0.2  # seconds
 
@@ -141,7 +141,10 @@ class Batch:
         completions = [Completion.of(ids, pieces) for ids, pieces in zip(work.prompts, work.pieces, strict=True)]
         for output in (output for completion in completions for output in completion.outputs):
             if output.finish_reason == "error":
-                self._fail(work.entry, _failure(str(output.stop_reason), work.asked))
+                form = None if work.asked.params.structured is None else work.asked.form_field
+                refusal = answer_failed(str(output.stop_reason), form)
+                told = refusal.body["error"]
+                self._fail(work.entry, Failure(told["message"], told["code"], told["param"], refusal.status))
                 return
         created, tokenizer = int(time.time()), self.llm.tokenizer
         self.journal.write(answered(work.entry, work.asked, completions, tokenizer, created=created, model=self.name))
@@ -154,11 +157,3 @@ class Batch:
         short = textwrap.shorten(failure.message, 200, placeholder=" ...")  # the record has all of it
         self._progress.write(f"nucleate: line {entry.number}: {short}", file=sys.stderr)
         self._progress.update(1)
-
-
-def _failure(why: str, asked: Asked) -> Failure:
-    """What the record tells of an answer that could not go on. If its form was the reason, the request is at fault."""
-    message = f"the answer ended with an error: {why}"
-    if asked.params.structured is not None and why.startswith(FORM_FAILED):
-        return Failure(message, param=asked.form_field, status=400)
-    return Failure(message, "server_error", status=500)

@@ -6,76 +6,52 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from nucleate.cli import flags
 from nucleate.cli.main import UsageError
-from nucleate.core.parameter import ParameterError
+from nucleate.engine.beam import BeamCompletion, BeamParams
+from nucleate.params import SamplingParams
+from nucleate.server.wire import beams
 
 if TYPE_CHECKING:
-    from nucleate.engine.beam import BeamCompletion, BeamParams
     from nucleate.llm import LLM
 
-NAMES = {
-    "beam_width": ("width", int, "INTEGER", "look for the likeliest answers with so many beams, and draw nothing"),
-    "length_penalty": ("length_penalty", float, "NUMBER", "of beams: their logprob is divided by length ** this; 1.0"),
-    "early_stopping": ("early_stopping", str, "WHEN", "of beams: when width answers are enough: true, false or never"),
-    "beam_groups": ("groups", int, "INTEGER", "groups that share the beams, each a search of its own; 1"),
-    "diversity_penalty": (
-        "diversity_penalty",
-        float,
-        "NUMBER",
-        "what a token loses for each beam of an earlier group that goes on with it; 0",
-    ),
+_FIELDS = {"beam_width": "width", **beams.FIELDS_OF_BEAMS}
+PARAMETERS = {
+    name: replace(BeamParams.PARAMETERS[field], name=name)
+    for name, field in _FIELDS.items()
+    if field in BeamParams.PARAMETERS
 }
-"""By flag: the field of BeamParams, how its text is read, what it is called, its help."""
-
-SHARED = ("max_tokens", "stop_token_ids", "ignore_eos", "structured", "logprobs", "skip_special_tokens")
-"""The parameters of sampling that mean the same to a search."""
-
-EARLY = {"true": True, "false": False, "never": "never"}
+"""By flag, as a body of a request has them."""
 
 
 def add_beams(parser: argparse.ArgumentParser) -> None:
     """Add the flags; ``read_beams`` finds them."""
-    group = parser.add_argument_group("beam search")
-    for name, (_, kind, metavar, text) in NAMES.items():
-        group.add_argument(f"--{name.replace('_', '-')}", type=_read(kind), metavar=metavar, help=text)
-
-
-def _read(kind: type) -> Callable[[str], Any]:
-    def number(text: str) -> Any:
-        return EARLY.get(text.lower(), text) if kind is str else kind(text)
-
-    number.__name__ = kind.__name__  # for argparse's message
-    return number
+    group = parser.add_argument_group("beam search (with --beam-width: the likeliest answers, nothing is drawn)")
+    for parameter in PARAMETERS.values():
+        flags.add_parameter(group, parameter)
+    text = "when so many answers as beams are enough: true, false or never [default false]"
+    group.add_argument("--early-stopping", metavar="WHEN", help=text)
 
 
 def read_beams(arguments: argparse.Namespace, values: Mapping[str, Any]) -> BeamParams | None:
     """The search that the flags ask for, if any; values: the parameters of sampling that are given.
 
-    Raises UsageError, also for those that say how to draw; ParameterError.
+    Raises UsageError; ParameterError, also for parameters that say how to draw.
     """
-    given = {name: getattr(arguments, name) for name in NAMES if getattr(arguments, name) is not None}
+    given = flags.given(arguments, PARAMETERS)
+    if arguments.early_stopping is not None:
+        early = arguments.early_stopping.lower()
+        given["early_stopping"] = {"true": True, "false": False}.get(early, early)
     if not given:
         return None
     if "beam_width" not in given:
-        raise UsageError(f"{_flag(next(iter(given)))} is for a beam search: give --beam-width, too")
-    if odd := [name for name in values if name not in (*SHARED, "n")]:
-        raise UsageError(f"a beam search draws nothing: leave out {', '.join(map(_flag, odd))}")
-    from nucleate.engine.beam import BeamParams
-
-    shared = {name: value for name, value in values.items() if name in SHARED}
-    try:
-        searched = {NAMES[name][0]: value for name, value in given.items()}
-        return BeamParams(**searched, **shared, returned=values.get("n", 1))
-    except ParameterError as error:
-        flag = next((name for name, (field, *_) in NAMES.items() if field == error.field), error.field)
-        raise UsageError(f"{_flag('n' if flag == 'returned' else flag)}: {error}") from None
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
+        raise UsageError(f"{next(iter(given))} is for a beam search: give --beam-width, too")
+    width, body = given.pop("beam_width"), {**values, **given, beams.SWITCH: True}
+    return beams.read_beams(body, SamplingParams(**values), best_of=width, stream=False, echo=False)
 
 
 def search(llm: LLM, prompt: str, params: BeamParams, *, echo: str, as_json: bool) -> int:

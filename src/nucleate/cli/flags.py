@@ -19,15 +19,15 @@ def add_sampling(parser: argparse.ArgumentParser, without: Collection[str] = ())
     group = parser.add_argument_group(title)
     for name, parameter in FIELDS.items():
         if name not in without and parameter.kind != FORM:
-            add_parameter(group, name, parameter, "param")
+            add_parameter(group, parameter)
     if "structured" not in without:
         add_form(parser)
 
 
-def add_parameter(group: Any, name: str, parameter: Parameter, prefix: str) -> None:
-    """Add a flag for a parameter; ``given`` finds its value by the prefix."""
-    shared: dict[str, Any] = {"dest": f"{prefix}_{parameter.name}", "default": None}
-    name = name.replace("_", "-")
+def add_parameter(group: Any, parameter: Parameter) -> None:
+    """Add a flag for a parameter; ``given`` finds its value."""
+    shared: dict[str, Any] = {"dest": f"param_{parameter.name}", "default": None}
+    name = parameter.name.replace("_", "-")
     if parameter.kind == "bool":  # the flag is for what is not the default
         flag, value = (f"--no-{name}", False) if parameter.default else (f"--{name}", True)
         group.add_argument(
@@ -121,13 +121,11 @@ def _speculation(arguments: argparse.Namespace) -> Speculation | None:
     return Speculation(arguments.speculative, **said)
 
 
-def given(
-    arguments: argparse.Namespace, parameters: Mapping[str, Parameter] = FIELDS, prefix: str = "param"
-) -> dict[str, Any]:
+def given(arguments: argparse.Namespace, parameters: Mapping[str, Parameter] = FIELDS) -> dict[str, Any]:
     """The parameters given as flags, parsed and checked; those of sampling, unless others are named."""
     values = {}
     for name, parameter in parameters.items():
-        said = read_form(arguments) if parameter.kind == FORM else getattr(arguments, f"{prefix}_{name}", None)
+        said = read_form(arguments) if parameter.kind == FORM else getattr(arguments, f"param_{parameter.name}", None)
         if said is not None:
             values[name] = said if isinstance(said, Structured) else parse(parameter, said)
     return values

@@ -13,11 +13,10 @@ from typing import Any
 from nucleate.cli.generate import plain
 from nucleate.cli.lines import Line
 from nucleate.core.event import Completion, Output
-from nucleate.core.parameter import ParameterError, unknown
+from nucleate.core.parameter import ParameterError, read_json, unknown
 from nucleate.core.values import shown
 from nucleate.server.wire.requests import CHAT, ENDPOINTS, PLAIN, Asked, Endpoint
 from nucleate.server.wire.responses import Head, chat_body, completion_body, error_body, usage_body
-from nucleate.server.wire.strict import read_json
 from nucleate.text.tokenizer import Tokenizer
 
 _ENVELOPE = ("custom_id", "method", "url", "body")
@@ -53,7 +52,7 @@ def read_line(line: Line) -> Entry:
     if line.data is None:
         return replace(entry, failure=Failure("the line is too long", "line_too_long"))
     try:
-        value = read_json(line.data.decode())
+        value = read_json(line.data.decode(), "line")
     except UnicodeDecodeError as error:
         message = f"the line is not UTF-8: {error.reason} at byte {error.start}"
         return replace(entry, failure=Failure(message, "invalid_json"))
@@ -73,10 +72,10 @@ def _content(value: Any) -> tuple[Endpoint, Any]:
     if isinstance(value, str):
         return PLAIN, {"prompt": value}
     if not isinstance(value, dict):
-        raise ParameterError("line", f"a line must be a JSON object or string, got {_shown(value)}")
+        raise ParameterError("line", f"a line must be a JSON object or string, got {shown(value)}")
     name = value.get("custom_id", "-")
     if not isinstance(name, str) or not name:
-        raise ParameterError("custom_id", f"custom_id must be a non-empty string, got {_shown(name)}")
+        raise ParameterError("custom_id", f"custom_id must be a non-empty string, got {shown(name)}")
     if not value.keys() & {"method", "url", "body"}:
         return PLAIN, {key: item for key, item in value.items() if key != "custom_id"}
     return _request(value)
@@ -91,17 +90,10 @@ def _request(value: Mapping[str, Any]) -> tuple[Endpoint, Any]:
         if key not in value:
             raise ParameterError(key, f"{key} must be given")
     if value["method"] != "POST":
-        raise ParameterError("method", f"method must be POST, got {_shown(value['method'])}")
+        raise ParameterError("method", f"method must be POST, got {shown(value['method'])}")
     if not isinstance(value["url"], str) or value["url"] not in ENDPOINTS:
-        raise ParameterError("url", f"url must be one of {', '.join(ENDPOINTS)}, got {_shown(value['url'])}")
+        raise ParameterError("url", f"url must be one of {', '.join(ENDPOINTS)}, got {shown(value['url'])}")
     return ENDPOINTS[value["url"]], value["body"]
-
-
-def _shown(value: object) -> str:
-    try:
-        return shown(value)
-    except RecursionError:
-        return "something nested deeply"
 
 
 def failed(entry: Entry, failure: Failure) -> Record:

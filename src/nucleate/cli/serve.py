@@ -11,19 +11,23 @@ import importlib.util
 import ipaddress
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nucleate.cli import flags
 from nucleate.cli.main import UsageError
-from nucleate.core.parameter import ParameterError
-from nucleate.server.limits import LIMITS, Limits
+from nucleate.server.limits import Limits
 
 if TYPE_CHECKING:
     from nucleate.models.runner import Runner
     from nucleate.server.log import Log
 
 USAGE = "[OPTIONS]"
+LIMITS = {
+    name: replace(parameter, name=f"limit_{name.removeprefix('max_')}") for name, parameter in Limits.PARAMETERS.items()
+}
+"""By field of ``Limits``: under the names of their flags, as some are called like parameters of sampling."""
 NEEDED = ("starlette", "uvicorn", "httptools", "prometheus_client")
 
 
@@ -57,22 +61,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     flags.add_engine(parser)
     flags.add_speculation(parser)
     group = parser.add_argument_group("limits")
-    for name, parameter in LIMITS.items():
-        flags.add_parameter(group, _flag(name), parameter, "limit")
+    for parameter in LIMITS.values():
+        flags.add_parameter(group, parameter)
     flags.add_sampling(parser)
-
-
-def _flag(limit: str) -> str:
-    return f"limit-{limit.removeprefix('max_').replace('_', '-')}"
-
-
-def _limits(arguments: argparse.Namespace) -> Limits:
-    """The limits that are given. Errors name the flag, as some limits are called like parameters of sampling."""
-    try:
-        return Limits(**flags.given(arguments, LIMITS, "limit"))
-    except ParameterError as error:
-        said = str(error).removeprefix(f"{error.field} ")
-        raise UsageError(f"--{_flag(error.field)} {said}") from None
 
 
 def missing() -> list[str]:
@@ -89,12 +80,12 @@ def run(arguments: argparse.Namespace) -> int:
     from nucleate.server.keys import VARIABLE, read_keys
     from nucleate.server.log import Form, Log, configure
     from nucleate.server.run import bind, interrupted_at_once, serve
-    from nucleate.server.service import Service
+    from nucleate.server.service import REGEX_SECONDS, Service
     from nucleate.warming import warm
 
     if not 0 <= arguments.port < 2**16:
         raise UsageError(f"the port must be an integer >= 0 and < 65536, got {arguments.port}")
-    limits = _limits(arguments)
+    limits = Limits(**flags.given(arguments, LIMITS))
     values = flags.given(arguments)
     keys = read_keys(arguments.api_key, arguments.api_key_file, os.environ.get(VARIABLE))
     form: Form = arguments.log_format or ("text" if sys.stderr.isatty() else "json")
@@ -105,11 +96,7 @@ def run(arguments: argparse.Namespace) -> int:
     ):
         log = Log(prompts=arguments.log_prompts)
         llm = LLM(**flags.model_options(arguments))
-        engine = llm.new_engine(
-            **flags.engine_options(arguments),
-            regex_seconds=limits.regex_seconds,
-            structured_limits=limits.of_forms,
-        )
+        engine = llm.new_engine(**flags.engine_options(arguments), regex_seconds=REGEX_SECONDS)
         defaults = llm.default_params.override(**values)
         log.event("warming up", model=flags.model_name(arguments), runtime=llm.model.runtime)
         warm(background=True, also=lambda: _warm_model(engine.runner, log))  # all works without kernels

@@ -11,9 +11,11 @@ import json
 import typing
 from collections.abc import Iterable
 from dataclasses import MISSING, dataclass
-from typing import Any
+from typing import Any, NoReturn, TypeVar, dataclass_transform
 
 from nucleate.core.values import CONVERT, NOUNS, Table, shown
+
+Kind = TypeVar("Kind", bound=type)
 
 
 class ParameterError(ValueError):
@@ -153,6 +155,14 @@ def declared(cls: type, prefix: str = "") -> dict[str, Parameter]:
     return found
 
 
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(param,))
+def with_parameters(kind: Kind) -> Kind:
+    """A frozen dataclass that keeps the declarations of its parameters, as ``PARAMETERS``."""
+    kind.PARAMETERS = declared(kind)  # type: ignore[attr-defined]  # before a dataclass takes them out of the class
+    made: Kind = dataclass(frozen=True, kw_only=True)(kind)  # type: ignore[assignment]
+    return made
+
+
 def _kinds(cls: type, fields: Iterable[str]) -> dict[str, tuple[str, bool, tuple[str, ...]]]:
     """What the annotations of some attributes say: (kind, whether None is allowed, choices)."""
     own = {attribute: cls.__annotations__[attribute] for attribute in fields if attribute in cls.__annotations__}
@@ -180,9 +190,9 @@ def unknown(name: str, known: Iterable[str], what: str = "parameter") -> Paramet
 
 
 def read_json(text: str, field: str) -> Any:
-    """What JSON text says. Raises ParameterError, also for a name that an object holds twice, and for absurd depth."""
+    """What JSON text says. Raises ParameterError, also for NaN, a name that an object holds twice, and absurd depth."""
     try:
-        return json.loads(text, object_pairs_hook=_object)
+        return json.loads(text, object_pairs_hook=_object, parse_constant=_constant)
     except (ValueError, TypeError, RecursionError) as error:
         raise ParameterError(field, f"{field} must be JSON: {error}") from None
 
@@ -193,3 +203,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         names = [name for name, _ in pairs]
         raise ValueError(f"{shown(next(name for name in made if names.count(name) > 1))} is there twice")
     return made
+
+
+def _constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number")

@@ -4,27 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Self, TypeVar, dataclass_transform, final
+from typing import Any, ClassVar, Self, final
 
 from nucleate.beam import EarlyStopping, check_together
 from nucleate.core.event import FinishReason, Piece, StepLogprobs, Usage, Validation
-from nucleate.core.parameter import Parameter, ParameterError, declared, param, unknown
+from nucleate.core.parameter import Parameter, ParameterError, param, unknown, with_parameters
 from nucleate.core.structured import Structured
 from nucleate.engine.request import Request
 
-Kind = TypeVar("Kind", bound=type)
-
-
-@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(param,))
-def _with_parameters(kind: Kind) -> Kind:
-    """A frozen dataclass that keeps the declarations of its parameters."""
-    kind.PARAMETERS = declared(kind)  # type: ignore[attr-defined]  # before a dataclass takes them out of the class
-    made: Kind = dataclass(frozen=True, kw_only=True)(kind)  # type: ignore[assignment]
-    return made
-
 
 @final
-@_with_parameters
+@with_parameters
 class BeamParams:
     """How to search for the likeliest answers to a prompt. The meaning of all of it is ``nucleate.beam.beam_search``.
 

@@ -19,6 +19,8 @@ from nucleate.server.service import Call, Service
 from nucleate.server.wire.chunks import KEEP_ALIVE, ChatChunks, Chunks, CompletionChunks, error_frame
 from nucleate.server.wire.responses import chat_body, completion_body, failure_message
 
+KEEP_ALIVE_SECONDS = 15.0
+"""Seconds of silence after which a stream gets a comment, so that proxies do not hang up."""
 LAST_WORDS = 1.0
 """Seconds for the frame that ends a stream in an error, to a client that may not read."""
 
@@ -38,7 +40,7 @@ class Answering:
         with self._service.place():
             try:
                 async with asyncio.timeout(limits.request_seconds):
-                    data = await exchange.body(limits.max_body, limits.body_seconds)
+                    data = await exchange.body(limits.max_body)
                     await exchange.unless_left(self._answer(exchange, data))
             except TimeoutError:
                 await _end(exchange, late("the answer did not end", limits.request_seconds))
@@ -61,7 +63,7 @@ class Answering:
         told.prompt_tokens = sum(map(len, call.prompts))
         self._metrics.prompt(told.prompt_tokens)
         with service.queue([call.asked.best_of] * len(call.prepared)) as leave:
-            async with aclosing(service.engine.run_all(call.prepared, beat=service.limits.keep_alive)) as batches:
+            async with aclosing(service.engine.run_all(call.prepared, beat=KEEP_ALIVE_SECONDS)) as batches:
                 note = _Notes(exchange, self._metrics, leave, service, call)
                 if chunks is None:
                     await self._whole(exchange, call, batches, note)

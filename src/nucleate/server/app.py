@@ -111,18 +111,18 @@ def _over(log: Log, metrics: Metrics, exchange: Exchange, error: BaseException |
     client = scope.get("client")
     log.request(
         id=exchange.id,
+        client=client and f"{client[0]}:{client[1]}",
         method=scope["method"],
         route=exchange.route or scope["path"],
         status=exchange.status,
         seconds=exchange.seconds,
-        client=client and f"{client[0]}:{client[1]}",
         stream=told.stream,
         structured=told.structured,
         prompt_tokens=told.prompt_tokens,
         completion_tokens=told.completion_tokens if told.prompt_tokens is not None else None,
         first_token_seconds=told.first_token_seconds,
         finish_reasons=told.finish_reasons or None,
-        disconnected=exchange.left,
+        disconnected=exchange.left or None,
         error=error,
         prompt=str(told.prompt) if log.prompts and told.prompt is not None else None,
     )

@@ -18,8 +18,8 @@ from starlette.types import Message, Receive, Scope, Send
 from nucleate.server.refusal import CLOSE, Refusal
 
 _NONE: Mapping[str, str] = MappingProxyType({})
-CROWDED = "nucleate.crowded"
-"""In the scope of a request on a connection too many."""
+BODY_SECONDS = 30.0
+"""In which a body must arrive."""
 JSON_TYPE, STREAM_TYPE = "application/json", "text/event-stream; charset=utf-8"
 
 
@@ -58,7 +58,7 @@ class Exchange:
         """Since the request came."""
         return perf_counter() - self.start
 
-    async def body(self, most: int, seconds: float) -> bytes:
+    async def body(self, most: int) -> bytes:
         """All of the body, which must be JSON by its type. Raises Refusal."""
         headers = Headers(scope=self.scope)
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -68,10 +68,10 @@ class Exchange:
             raise Refusal(415, "the body must not have a Content-Encoding", headers=CLOSE)
         declared = headers.get("content-length", "0")
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(BODY_SECONDS):
                 return await self._read(most, int(declared) if declared.isdecimal() else 0)
         except TimeoutError:
-            message = f"the body did not arrive within {seconds:g} s"
+            message = f"the body did not arrive within {BODY_SECONDS:g} s"
             raise Refusal(408, message, code="timeout", headers=CLOSE) from None
 
     async def _read(self, most: int, declared: int) -> bytes:

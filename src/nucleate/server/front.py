@@ -8,8 +8,8 @@ from http import HTTPStatus
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from nucleate.server.exchange import CROWDED, Exchange, Gone
-from nucleate.server.refusal import Refusal, overloaded, refusal_of, unexpected
+from nucleate.server.exchange import Exchange, Gone
+from nucleate.server.refusal import Refusal, refusal_of, unexpected
 
 
 class Front:
@@ -27,8 +27,6 @@ class Front:
         scope["app"] = self  # then the router raises what it has no route for
         problem: BaseException | None = None
         try:
-            if CROWDED in scope and scope["path"] != "/health":
-                raise overloaded("there are too many connections; come again later", "too_many_connections")
             await self._app(scope, receive, exchange.send)
         except Gone:
             pass

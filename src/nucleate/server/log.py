@@ -10,14 +10,15 @@ import json
 import logging
 import math
 import os
-import queue
 import re
+import threading
 import time
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from logging.handlers import QueueHandler, QueueListener
+from logging.handlers import QueueHandler
+from queue import SimpleQueue
 from typing import Any, Literal, TextIO
 
 LOGGERS = ("nucleate", "uvicorn", "asyncio")
@@ -27,8 +28,7 @@ ROOM = 4_096
 """Lines that may wait to be written; more are dropped."""
 
 PATIENCE = 5.0
-"""Seconds that the end waits for the last lines to be written, if nobody takes them; and between two lines that tell of
-dropped ones."""
+"""Seconds that the end waits for the last lines to be written, if nobody takes them."""
 
 LONGEST, LONGEST_LINE, LONGEST_TRACEBACK = 2_000, 500, 20_000
 """Characters of a field; of a line of a traceback, as messages of errors may quote what was asked; of a traceback."""
@@ -46,52 +46,16 @@ class Log:
         self.prompts = prompts
         self._logger = logging.getLogger("nucleate.server")
 
-    def request(
-        self,
-        *,
-        id: str,
-        method: str,
-        route: str,
-        status: int,
-        seconds: float,
-        client: str | None = None,
-        stream: bool | None = None,
-        structured: str | None = None,
-        prompt_tokens: int | None = None,
-        completion_tokens: int | None = None,
-        first_token_seconds: float | None = None,
-        finish_reasons: Sequence[str] | None = None,
-        disconnected: bool = False,
-        error: BaseException | None = None,
-        prompt: str | None = None,
-    ) -> None:
-        """A request is over.
+    def request(self, *, error: BaseException | None = None, prompt: str | None = None, **fields: Any) -> None:
+        """A request is over, with a status and a route: the path that was routed, or what was asked for if none was.
 
-        route: the path that was routed, or what was asked for if none was. What is None is left out. disconnected:
-        the client left before the end. error: what nobody expected; its traceback is logged, and must go nowhere else.
-        structured: the kind of form that was asked for, never the form itself.
-        prompt: logged, cut to 2,000 characters, only if the log may hold prompts.
+        error: what nobody expected; its traceback is logged, and must go nowhere else. prompt: logged, cut to 2,000
+        characters, only if the log may hold prompts.
         """
-        fields = {
-            "id": id,
-            "client": client,
-            "method": method,
-            "route": route,
-            "status": status,
-            "seconds": round(seconds, 6),
-            "stream": stream,
-            "structured": structured,
-            "prompt_tokens": prompt_tokens,
-            "completion_tokens": completion_tokens,
-            "first_token_seconds": None if first_token_seconds is None else round(first_token_seconds, 6),
-            "finish_reasons": None if finish_reasons is None else list(finish_reasons),
-            "disconnected": disconnected or None,
-            "prompt": prompt if self.prompts else None,
-        }
-        wrong = error is not None or status >= 500
-        quiet = route in QUIET and status < 400
+        wrong = error is not None or fields["status"] >= 500
+        quiet = fields["route"] in QUIET and fields["status"] < 400
         level = logging.ERROR if wrong else logging.DEBUG if quiet else logging.INFO
-        self.event("request", level, error, **fields)
+        self.event("request", level, error, **fields, prompt=prompt if self.prompts else None)
 
     def event(
         self, event: str, level: int = logging.INFO, error: BaseException | None = None, /, **fields: Any
@@ -111,12 +75,12 @@ def configure(stream: TextIO, *, form: Form, level: str) -> Iterator[None]:
     number = logging.getLevelNamesMapping().get(level.upper())
     if number is None:
         raise ValueError(f"there is no log level {level!r}")
-    lines: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    lines: SimpleQueue[Any] = SimpleQueue()
     handler = _Queue(lines)
     handler.setFormatter(_JSON() if form == "json" else _Text())
     loggers = [logging.getLogger(name) for name in LOGGERS]
     before = [(logger, logger.level, logger.propagate) for logger in loggers]
-    writer = _Writer(lines, handler, stream)
+    writer = threading.Thread(target=_write_all, args=(lines, stream), daemon=True)
     writer.start()
     for logger in loggers:
         logger.addHandler(handler)
@@ -129,80 +93,42 @@ def configure(stream: TextIO, *, form: Form, level: str) -> Iterator[None]:
             logger.removeHandler(handler)
             logger.setLevel(old)
             logger.propagate = propagate
-        writer.stop()
+        lines.put(None)
+        writer.join(PATIENCE)
         handler.close()
 
 
 class _Queue(QueueHandler):
     """Makes a line of a record, and queues it if there is room."""
 
-    def __init__(self, lines: queue.SimpleQueue[Any]) -> None:
-        super().__init__(lines)
-        self._lines = lines
-        self.dropped = 0  # all in all
+    queue: SimpleQueue[Any]
 
     def prepare(self, record: logging.LogRecord) -> str:
         """Here, not on the thread that writes: a traceback holds on to all that its functions held."""
         return self.format(record)
 
     def enqueue(self, record: Any) -> None:
-        if self._lines.qsize() < ROOM:
-            self._lines.put(record)
-        else:
-            self.dropped += 1
+        if self.queue.qsize() < ROOM:
+            self.queue.put(record)
 
 
-class _Writer(QueueListener):
-    """Writes lines on a thread of its own.
+def _write_all(lines: SimpleQueue[Any], stream: TextIO) -> None:
+    """Write lines until there is a None instead of one.
 
     Not by a handler, and not by a buffered stream: both have locks that Python takes as it exits, and a stream that
     nobody reads would keep the server from stopping.
     """
-
-    def __init__(self, lines: queue.SimpleQueue[Any], handler: _Queue, stream: TextIO) -> None:
-        super().__init__(lines)
-        self._handler, self._stream = handler, stream
-        self._lost = 0  # lines that could not be written
-        self._told, self._when = 0, float("-inf")  # of those dropped and lost; when it was told last
-
-    def handle(self, record: Any) -> None:
-        self._tell_dropped()
-        self._write(record)
-
-    def stop(self) -> None:
-        """Wait for the last lines, but not forever."""
-        self.enqueue_sentinel()
-        if self._thread is not None:
-            self._thread.join(PATIENCE)
-            if not self._thread.is_alive():
-                self._when = float("-inf")
-                self._tell_dropped()
-        self._thread = None
-
-    def _tell_dropped(self) -> None:
-        """Now and then, not for each."""
-        dropped, now = self._handler.dropped + self._lost, time.monotonic()
-        if dropped > self._told and now - self._when >= PATIENCE:
-            fields = {"dropped": dropped - self._told}
-            made = {"msg": "lines of this log were dropped", "levelname": "WARNING", "fields": fields}
-            self._write(self._handler.format(logging.makeLogRecord(made)))
-            self._told, self._when = dropped, now
-
-    def _write(self, line: str) -> None:
-        try:
-            number = self._stream.fileno()
-        except (AttributeError, OSError, ValueError):  # it is no file
-            number = -1
-        try:
-            if number < 0:
-                self._stream.write(line + "\n")
+    for line in iter(lines.get, None):
+        with suppress(OSError, ValueError):  # it was closed, or a disk is full: the next lines may have more luck
+            try:
+                number = stream.fileno()
+            except (AttributeError, OSError, ValueError):  # it is no file
+                stream.write(f"{line}\n")
             else:
-                _write_all(number, f"{line}\n".encode(errors="backslashreplace"))
-        except (OSError, ValueError):  # it was closed, or a disk is full: the next lines may have more luck
-            self._lost += 1
+                _write(number, f"{line}\n".encode(errors="backslashreplace"))
 
 
-def _write_all(number: int, data: bytes) -> None:
+def _write(number: int, data: bytes) -> None:
     while data:
         try:
             data = data[os.write(number, data) :]
@@ -249,8 +175,8 @@ def _time(record: logging.LogRecord) -> str:
 
 def _plain(value: Any) -> Any:
     """A field of a bounded length, and a number that JSON can write."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return repr(value)
+    if isinstance(value, float):
+        return round(value, 6) if math.isfinite(value) else repr(value)
     return _cut(value, LONGEST) if isinstance(value, str) else value
 
 
@@ -265,13 +191,9 @@ def _word(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     text = str(value)
-    if re.fullmatch(r"[A-Za-z0-9_./:@+\[\]-]+", text):
-        return text
-    return '"' + _escaped(text.replace("\\", "\\\\").replace('"', '\\"')) + '"'
+    return text if re.fullmatch(r"[A-Za-z0-9_./:@+\[\]-]+", text) else json.dumps(text)
 
 
 def _escaped(text: str) -> str:
     """Without line ends, and without what a terminal would take for an order."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

@@ -1,14 +1,16 @@
-"""The OpenAPI 3.1 document of the server: its routes, what they take, what they answer. Knows no model and no I/O."""
+"""The OpenAPI 3.1 document of the server: its routes, what they take, which statuses they answer. Knows no model.
+
+Bodies of requests are described in full, as nowhere else; those of answers are OpenAI's.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from typing import Any
 
-from nucleate.server import answers
-from nucleate.server.limits import Limits
+from nucleate.server.limits import MAX_CHARACTERS, MAX_TOLD, Limits
 from nucleate.server.schemas import NAME, TEXT, Schema, body_schema, detokenize_schema, tokenize_schema
-from nucleate.server.wire.requests import CHAT, COMPLETIONS
+from nucleate.server.wire.requests import CHAT, COMPLETIONS, ENDPOINTS
 
 _ABOUT = """Text from a language model: OpenAI's API, with every sampling parameter as a field.
 
@@ -24,13 +26,12 @@ without a fraction. These rules are over more than one field, or need the model:
   to draw or when else to stop; and `beam_groups` divides `best_of`.
 - `dynamic_temperature_low` and `dynamic_temperature_high` are there both or neither, and the former is not the higher.
 - A list in `order` has a place for every stage that the request asks for.
-- At most one of `response_format` (unless its type is text), `structured_outputs` and `structured` is there. Of
-  `structured`, `policy` is for `json_schema`, and `whitespace` for JSON. What a form says must be possible to hold, and
-  small enough: at most {max_form_characters} characters.
+- A list of texts has at most {max_characters} characters in all, token ids in lists counted as characters.
+- At most one of `response_format` (unless its type is text), `structured_outputs` and `structured` is there. What a
+  form says must be possible to hold, and not too large.
 - Token ids are those of the vocabulary; prompt and answer are within the model's context.
 - A request makes at most {max_answers} answers, and tells at most {max_told} logprobs and echoed tokens.
 """
-
 _ERRORS = {
     "400": "A field is unknown, missing or out of range; `param` names it.",
     "401": "The API key is missing or wrong.",
@@ -42,22 +43,50 @@ _ERRORS = {
     "503": "The server has no room for more requests now, or is ending; come again after Retry-After seconds.",
     "504": "The answer was not ready in time.",
 }
-_TO_BODY = ("400", "408", "413", "415", "504")  # what a body can lead to, wherever it goes
+_TO_BODY = ("400", "404", "408", "413", "415", "503", "504")
+_POSTED = {
+    "/v1/completions": ("Continue prompts; a stream ends with [DONE]", "CompletionRequest"),
+    "/v1/chat/completions": ("Answer in a conversation; a stream ends with [DONE]", "ChatRequest"),
+    "/tokenize": ("The token ids of a text or a conversation", "TokenizeRequest"),
+    "/detokenize": ("The text of token ids", "DetokenizeRequest"),
+}
+_GOT = {
+    "/v1/models": ("The models that are here", ()),
+    "/v1/models/{model}": ("One of them", ("404",)),
+    "/tokenizer_info": ("What the tokenizer is", ()),
+    "/health": ("Whether requests are answered", ("503",)),
+    "/version": ("The version of the server", ()),
+    "/metrics": ("Figures for Prometheus", ()),
+    "/openapi.json": ("This document", ()),
+}
+_ERROR: Schema = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": TEXT,
+                "type": TEXT,
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
 
 
 def document(name: str, version: str, limits: Limits, *, keys: bool = False) -> dict[str, Any]:
     """The document. name: of the model that is served. keys: whether a key is needed, on all routes but /health."""
-    about = _ABOUT.format(
-        max_answers=limits.max_answers, max_told=limits.max_told, max_form_characters=limits.max_form_characters
-    )
+    about = _ABOUT.format(max_answers=limits.max_answers, max_told=MAX_TOLD, max_characters=MAX_CHARACTERS)
     schemas = {
-        **answers.SCHEMAS,
         "CompletionRequest": body_schema(COMPLETIONS, limits),
         "ChatRequest": body_schema(CHAT, limits),
         "TokenizeRequest": tokenize_schema(limits),
         "DetokenizeRequest": detokenize_schema(limits),
     }
-    for schema in (schemas[name] for name in schemas if name.endswith("Request")):
+    for schema in schemas.values():
         schema["properties"]["model"]["examples"] = [name]
     made: dict[str, Any] = {
         "openapi": "3.1.0",
@@ -68,7 +97,10 @@ def document(name: str, version: str, limits: Limits, *, keys: bool = False) -> 
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "paths": _paths(keys=keys),
-        "components": {"schemas": schemas, "headers": _HEADERS, "responses": _errors()},
+        "components": {
+            "schemas": {**schemas, "Error": _ERROR},
+            "responses": {f"Error{status}": {"description": why, **_json("Error")} for status, why in _ERRORS.items()},
+        },
     }
     if keys:
         made["security"] = [{"key": []}]
@@ -77,86 +109,24 @@ def document(name: str, version: str, limits: Limits, *, keys: bool = False) -> 
 
 
 def _paths(*, keys: bool) -> dict[str, Any]:
-    def operation(name: str, about: str, answer: Schema, *errors: str, **more: Any) -> dict[str, Any]:
-        known = (*errors, "500", *(("401",) if keys and "security" not in more else ()))
-        refused = {status: {"$ref": f"#/components/responses/Error{status}"} for status in sorted(known)}
-        return {"operationId": name, "summary": about, **more, "responses": {"200": answer, **refused}}
+    def operation(about: str, kinds: Iterable[str], errors: Iterable[str], **more: Any) -> dict[str, Any]:
+        known = sorted({*errors, "500", *(("401",) if keys and "security" not in more else ())})
+        refused = {status: {"$ref": f"#/components/responses/Error{status}"} for status in known}
+        answer = {"description": "The answer.", "content": {kind: {} for kind in kinds}}
+        return {"summary": about, **more, "responses": {"200": answer, **refused}}
 
-    def takes(schema: str) -> dict[str, Any]:
-        return {"required": True, "content": {"application/json": {"schema": _ref(schema)}}}
-
+    paths: dict[str, Any] = {}
+    for path, (about, schema) in _POSTED.items():
+        kinds = ("application/json", "text/event-stream") if path in ENDPOINTS else ("application/json",)
+        body = {"required": True, **_json(schema)}
+        paths[path] = {"post": operation(about, kinds, _TO_BODY, requestBody=body)}
+    for path, (about, errors) in _GOT.items():
+        kinds = ("text/plain",) if path == "/metrics" else ("application/json",)
+        paths[path] = {"get": operation(about, kinds, errors, **({"security": []} if path == "/health" else {}))}
     model = {"name": "model", "in": "path", "required": True, "description": "the model's name", "schema": NAME}
-    posted = {
-        "/v1/completions": operation(
-            "complete",
-            "Continue prompts",
-            _streamed("Completion", "CompletionChunk"),
-            *(*_TO_BODY, "404", "503"),
-            requestBody=takes("CompletionRequest"),
-        ),
-        "/v1/chat/completions": operation(
-            "chat",
-            "Answer in a conversation",
-            _streamed("ChatCompletion", "ChatChunk"),
-            *(*_TO_BODY, "404", "503"),
-            requestBody=takes("ChatRequest"),
-        ),
-        "/tokenize": operation(
-            "tokenize",
-            "The token ids of a text or a conversation",
-            _json("Tokens"),
-            *(*_TO_BODY, "404", "503"),
-            requestBody=takes("TokenizeRequest"),
-        ),
-        "/detokenize": operation(
-            "detokenize",
-            "The text of token ids",
-            _json("Text"),
-            *(*_TO_BODY, "404", "503"),
-            requestBody=takes("DetokenizeRequest"),
-        ),
-    }
-    got = {
-        "/v1/models": operation("models", "The models that are here", _json("Models")),
-        "/v1/models/{model}": operation("model", "One of them", _json("Model"), "404", parameters=[model]),
-        "/tokenizer_info": operation("tokenizer", "What the tokenizer is", _json("Tokenizer")),
-        "/health": operation("health", "Whether requests are answered", _json("Health"), "503", security=[]),
-        "/version": operation("version", "The version of the server", _json("Version")),
-        "/metrics": operation("metrics", "Figures for Prometheus", _answer({"text/plain": {"schema": TEXT}})),
-        "/openapi.json": operation("openapi", "This document", _json("Document")),
-    }
-    return {path: {"post": made} for path, made in posted.items()} | {path: {"get": made} for path, made in got.items()}
-
-
-def _ref(schema: str) -> Schema:
-    return {"$ref": f"#/components/schemas/{schema}"}
-
-
-def _answer(content: Mapping[str, Any], about: str = "The answer.", *headers: str) -> dict[str, Any]:
-    told = {name: {"$ref": f"#/components/headers/{name}"} for name in (*headers, "X-Request-Id")}
-    return {"description": about, "headers": told, "content": dict(content)}
+    paths["/v1/models/{model}"]["get"]["parameters"] = [model]
+    return paths
 
 
 def _json(schema: str) -> dict[str, Any]:
-    return _answer({"application/json": {"schema": _ref(schema)}})
-
-
-def _streamed(whole: str, chunk: str) -> dict[str, Any]:
-    """An answer at once, or as server-sent events: chunks, maybe an error, and at the end [DONE]."""
-    told = {"contentMediaType": "application/json", "contentSchema": {"anyOf": [_ref(chunk), _ref("Error")]}}
-    data = {"anyOf": [{"const": "[DONE]"}, {**TEXT, **told}]}
-    event = {"type": "object", "required": ["data"], "properties": {"data": data}}
-    return _answer({"application/json": {"schema": _ref(whole)}, "text/event-stream": {"x-itemSchema": event}})
-
-
-_HEADERS = {
-    "X-Request-Id": {"description": "names this request in the server's log", "required": True, "schema": NAME},
-    "Retry-After": {"description": "seconds", "schema": {"type": "integer", "minimum": 0}},
-    "WWW-Authenticate": {"required": True, "schema": {"const": "Bearer"}},
-}
-_OF_ERRORS = {"401": ("WWW-Authenticate",), "503": ("Retry-After",)}
-
-
-def _errors() -> dict[str, Any]:
-    content = {"application/json": {"schema": _ref("Error")}}
-    return {f"Error{status}": _answer(content, about, *_OF_ERRORS.get(status, ())) for status, about in _ERRORS.items()}
+    return {"content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{schema}"}}}}

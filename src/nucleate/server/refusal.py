@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from nucleate.core.parameter import ParameterError
 from nucleate.core.values import shown
 from nucleate.engine.worker import EngineStoppedError
 from nucleate.models.model import ModelError
-from nucleate.server.metrics import ErrorKind
-from nucleate.server.wire.responses import error_body, refusal_body
+from nucleate.server.wire.responses import error_body
 from nucleate.text.structured.guide import FORM_FAILED
 
+ErrorKind = Literal["internal", "model", "engine", "timeout", "queue_full", "shutdown"]
+"""Why a request failed that was not itself at fault. internal: nobody expected it. model: an answer's logits were not
+numbers, or its forward failed. engine: it runs no longer. timeout: it took longer than a request may. queue_full: too
+many waited already. shutdown: the server stops."""
 RETRY = MappingProxyType({"retry-after": "1"})
 CLOSE = MappingProxyType({"connection": "close"})
 """For a body that was not read to its end: nothing after it on this connection could be told from it."""
@@ -91,9 +94,7 @@ def refusal_of(error: BaseException) -> Refusal | None:
         case Refusal():
             return error
         case ParameterError():
-            made = Refusal(400, "", param=error.field)
-            made.body = refusal_body(error)
-            return made
+            return Refusal(400, str(error), param=error.field)
         case ModelError():  # such as a conversation for a model without a template
             return Refusal(400, "the model has no chat template; use /v1/completions", code="no_chat_template")
         case EngineStoppedError():

@@ -57,7 +57,7 @@ def serve(app: ASGIApp, service: Service, log: Log, bound: socket.socket) -> int
     """
     config = uvicorn.Config(
         app,
-        http=type("Bounded", (Protocol,), {"limits": service.limits}),
+        http=Protocol,
         ws="none",
         lifespan="on",
         log_config=None,
@@ -65,6 +65,7 @@ def serve(app: ASGIApp, service: Service, log: Log, bound: socket.socket) -> int
         access_log=False,
         server_header=False,
         proxy_headers=False,
+        limit_concurrency=service.limits.connections,
         timeout_keep_alive=service.limits.idle_seconds,
         timeout_graceful_shutdown=int(service.limits.grace + AFTER_GRACE) + 1,
     )

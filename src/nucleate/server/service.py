@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 from uuid import uuid4
 
-from nucleate.core.parameter import ParameterError
+from nucleate.core.parameter import ParameterError, read_json
 from nucleate.core.structured import Structured
 from nucleate.engine.beam import BeamRequest
 from nucleate.engine.beam_jobs import PreparedSearch
@@ -29,14 +29,17 @@ from nucleate.params import SamplingParams
 from nucleate.server.limits import Limits
 from nucleate.server.refusal import Refusal, closing, late, no_model, overloaded, too_long
 from nucleate.server.wire.forms import named
-from nucleate.server.wire.requests import CHAT, COMPLETIONS, ENDPOINTS, Asked, read_body
+from nucleate.server.wire.requests import CHAT, ENDPOINTS, Asked, read_body
 from nucleate.server.wire.responses import Head
-from nucleate.server.wire.strict import read_json
 
 T = TypeVar("T")
 
 THREADS = 4
 """For what is done before the first token and after the last."""
+PREPARE_SECONDS = 10.0
+"""For a body to be read, the chat template to be filled and tokens to be made of it."""
+REGEX_SECONDS = 0.1
+"""For the stop patterns of an answer, see ``text.stop``: other answers wait for them."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,7 @@ class Service:
         self.answers = 0  #: at work and waiting
         self._defaults = defaults
         self._endpoints = {url: limits.endpoint(endpoint) for url, endpoint in ENDPOINTS.items()}
-        limits.check(read_body(self._endpoints[COMPLETIONS.url], {"prompt": "x"}, defaults), self.vocab_size)
+        limits.check_body(defaults.to_dict(), self.vocab_size)
         _try_forms(engine, defaults)
         self._threads = ThreadPoolExecutor(THREADS, "nucleate-text")
         self._forms = ThreadPoolExecutor(1, "nucleate-forms")
@@ -148,29 +151,27 @@ class Service:
 
     async def aside(self, work: Callable[[], T], *, form: bool = False) -> T:
         """Do something on another thread, within the time for that; form: on that of forms. Raises Refusal."""
-        seconds, threads = self.limits.prepare_seconds, self._forms if form else self._threads
+        threads = self._forms if form else self._threads
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(PREPARE_SECONDS):
                 return await asyncio.get_running_loop().run_in_executor(threads, work)
         except TimeoutError:
-            raise late("the text could not be worked on", seconds) from None
+            raise late("the text could not be worked on", PREPARE_SECONDS) from None
 
     def call(self, url: str, data: bytes) -> Call:
         """Read a body. If it says a form, ``prepare`` is left to do. Raises ParameterError, ModelError, Refusal."""
         endpoint = self._endpoints[url]
         body = self.read(data)
         asked = read_body(endpoint, body, self._defaults)
-        self.limits.check(asked, self.vocab_size)
         self.check_model(asked.model)
         if asked.messages is not None:
             prompts = [self.llm.encode_chat(asked.messages, asked.template)]
         else:
             prompts = [self.llm.encode(prompt) for prompt in asked.prompts]
-        self.limits.check_prompts(prompts)
         longest = max(map(len, prompts))
         if longest >= self.max_length:
             raise too_long("prompt" if asked.messages is None else "messages", longest, self.max_length)
-        self.limits.check_told(asked, prompts, self.max_length)
+        self.limits.check(asked, prompts, self.max_length)
         kind = "chatcmpl" if url == CHAT.url else "cmpl"
         head = Head(f"{kind}-{uuid4().hex}", int(time.time()), self.name)
         made = Call(head, asked, [asked.request(ids) for ids in prompts])
@@ -184,7 +185,7 @@ class Service:
     def read(self, data: bytes) -> object:
         """The JSON of a body, which is not too large in any of its fields. Raises ParameterError, Refusal."""
         try:
-            body = read_json(data.decode())
+            body = read_json(data.decode(), "body")
         except UnicodeDecodeError as error:
             raise Refusal(400, f"the body must be UTF-8, but byte {error.start} is not", param="body") from None
         self.limits.check_body(body, self.vocab_size)

@@ -36,9 +36,8 @@ class Text:
         await exchange.reply(200, {**tokenizer.special_tokens, **own})
 
     async def _answer(self, exchange: Exchange, make: Callable[[bytes], dict[str, Any]]) -> None:
-        limits = self._service.limits
         with self._service.place():
-            data = await exchange.body(limits.max_body, limits.body_seconds)
+            data = await exchange.body(self._service.limits.max_body)
             await exchange.reply(200, await self._service.aside(partial(make, data)))
 
     def _tokens(self, data: bytes) -> dict[str, Any]:

@@ -62,7 +62,7 @@ class Automaton:
         return following or 0
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=16)
 def automaton(strings: tuple[str, ...]) -> Automaton:
     """The automaton of these strings, shared between requests: it does not change."""
     return Automaton(strings)

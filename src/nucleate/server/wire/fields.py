@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 from nucleate.core.parameter import ParameterError, unknown
@@ -12,12 +13,17 @@ Arguments = ParamSpec("Arguments")
 Value = TypeVar("Value")
 
 
-def guarded(read: Callable[Arguments, Value], *args: Arguments.args, **kwargs: Arguments.kwargs) -> Value:
-    """What a reader reads. Raises ParameterError instead of RecursionError, of an error message at the latest."""
-    try:
-        return read(*args, **kwargs)
-    except RecursionError:
-        raise ParameterError("body", "the body is nested too deeply") from None
+def guarded(read: Callable[Arguments, Value]) -> Callable[Arguments, Value]:
+    """The same reader, which raises ParameterError instead of RecursionError, of an error message at the latest."""
+
+    @wraps(read)
+    def guarding(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Value:
+        try:
+            return read(*args, **kwargs)
+        except RecursionError:
+            raise ParameterError("body", "the body is nested too deeply") from None
+
+    return guarding
 
 
 def read_switch(given: Mapping[str, Any], name: str, default: bool = False) -> bool:
@@ -46,9 +52,9 @@ def same(value: Any, other: Any) -> bool:
     return type(value) is type(other) and value == other
 
 
-def wrong(name: str, allowed: str, value: object) -> ParameterError:
-    """The error for a field that has a value of another kind."""
-    return ParameterError(name, f"{name} must be {allowed}, got {shown(value)}")
+def wrong(name: str, allowed: str, value: object, field: str = "") -> ParameterError:
+    """The error for a value of another kind. name: its place in the body. field: that in which it is, if not itself."""
+    return ParameterError(field or name, f"{name} must be {allowed}, got {shown(value)}")
 
 
 def unknown_field(name: str, known: Iterable[str], of: str = "") -> ParameterError:

@@ -103,13 +103,13 @@ def _of_schema(value: Any) -> Structured:
     given = _object(value, RESPONSE, ("name", "schema", "strict", "description"), at)
     name, schema, strict = given.get("name"), given.get("schema"), given.get("strict", True)
     if not isinstance(name, str) or not re.fullmatch(NAME, name):
-        raise _wrong(RESPONSE, f"{at}.name", "1 to 64 letters, digits, - and _", name)
+        raise wrong(f"{at}.name", "1 to 64 letters, digits, - and _", name, RESPONSE)
     if not isinstance(strict, bool):
-        raise _wrong(RESPONSE, f"{at}.strict", "true or false", strict)
+        raise wrong(f"{at}.strict", "true or false", strict, RESPONSE)
     if not isinstance(given.get("description", ""), str):
-        raise _wrong(RESPONSE, f"{at}.description", "a string", given["description"])
+        raise wrong(f"{at}.description", "a string", given["description"], RESPONSE)
     if not isinstance(schema, Mapping):
-        raise _wrong(RESPONSE, f"{at}.schema", "an object", schema)
+        raise wrong(f"{at}.schema", "an object", schema, RESPONSE)
     with named(RESPONSE):
         return Structured(json_schema=schema, policy="strict" if strict else "lenient")  # type: ignore[arg-type]
 
@@ -121,7 +121,7 @@ def _outputs(value: Any) -> Said:
             raise ParameterError(OUTPUTS, f"{OUTPUTS}.{name} is not supported, got {shown(given[name])}")
     for name in ("json_object", COMPACT):
         if not isinstance(given.get(name, False), bool):
-            raise _wrong(OUTPUTS, f"{OUTPUTS}.{name}", "true or false", given[name])
+            raise wrong(f"{OUTPUTS}.{name}", "true or false", given[name], OUTPUTS)
     kinds = [name for name in KINDS if name in given and not (name == "json_object" and not given[name])]
     if len(kinds) != 1:
         got = f"got {' and '.join(kinds)}" if kinds else "got none"
@@ -143,12 +143,8 @@ _READERS = {RESPONSE: _response, OUTPUTS: _outputs, OWN: _own}
 def _object(value: Any, field: str, known: Collection[str], at: str = "") -> dict[str, Any]:
     """Those fields of an object that say something. at: its place, if it is not the field itself."""
     if not isinstance(value, Mapping):
-        raise _wrong(field, at or field, "an object", value)
+        raise wrong(at or field, "an object", value, field)
     for name in value:
         if name not in known:
             raise ParameterError(field, str(unknown_field(name, known, at or field)))
     return {name: item for name, item in value.items() if item is not None}
-
-
-def _wrong(field: str, at: str, allowed: str, value: object) -> ParameterError:
-    return ParameterError(field, str(wrong(at, allowed, value)))

@@ -8,10 +8,12 @@ from typing import Any
 
 from nucleate.core.parameter import ParameterError
 from nucleate.core.values import shown
-from nucleate.server.wire.fields import unknown_field
+from nucleate.server.wire.fields import unknown_field, wrong
 
 MOST_DEPTH = 8
 """Of lists and objects within ``chat_template_kwargs``."""
+
+MOST_MESSAGES = 2048
 
 _READ = ("role", "content", "name")
 EMPTY = ("refusal", "audio", "annotations", "tool_calls", "function_call", "tool_call_id", "reasoning_content")
@@ -51,7 +53,9 @@ def read_messages(value: Any) -> list[dict[str, str]]:
     tools and their calls.
     """
     if not isinstance(value, list) or not value:
-        raise _wrong("messages", "a list with at least one message", value)
+        raise wrong("messages", "a list with at least one message", value, "messages")
+    if len(value) > MOST_MESSAGES:
+        raise ParameterError("messages", f"messages has {len(value)} entries, but at most {MOST_MESSAGES} are allowed")
     return [_message(f"messages[{index}]", message) for index, message in enumerate(value)]
 
 
@@ -85,7 +89,7 @@ def _check(where: str, value: Any, depth: int) -> None:
 
 def _message(where: str, message: Any) -> dict[str, str]:
     if not isinstance(message, Mapping):
-        raise _wrong(where, "an object with role and content", message)
+        raise wrong(where, "an object with role and content", message, "messages")
     for name, value in message.items():
         if name not in _READ + EMPTY:
             raise ParameterError("messages", str(unknown_field(name, _READ, where)))
@@ -97,7 +101,7 @@ def _message(where: str, message: Any) -> dict[str, str]:
         if isinstance(text, str) and text:
             made[name] = text
         elif name == "role" or text is not None:
-            raise _wrong(f"{where}.{name}", "a non-empty string", text)
+            raise wrong(f"{where}.{name}", "a non-empty string", text, "messages")
     return made
 
 
@@ -105,17 +109,13 @@ def _content(where: str, content: Any) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise _wrong(f"{where}.content", "a string or a list of parts", content)
+        raise wrong(f"{where}.content", "a string or a list of parts", content, "messages")
     texts = []
     for index, part in enumerate(content):
         place = f"{where}.content[{index}]"
         if not isinstance(part, Mapping) or part.get("type") != "text" or part.keys() != {"type", "text"}:
-            raise _wrong(place, 'a part such as {"type": "text", "text": ...}', part)
+            raise wrong(place, 'a part such as {"type": "text", "text": ...}', part, "messages")
         if not isinstance(part["text"], str):
-            raise _wrong(f"{place}.text", "a string", part["text"])
+            raise wrong(f"{place}.text", "a string", part["text"], "messages")
         texts.append(part["text"])
     return "".join(texts)
-
-
-def _wrong(where: str, allowed: str, value: object) -> ParameterError:
-    return ParameterError("messages", f"{where} must be {allowed}, got {shown(value)}")

@@ -130,15 +130,12 @@ class Asked:
         return params.replace(**changes) if changes else params
 
 
+@guarded
 def read_body(endpoint: Endpoint, body: Any, defaults: SamplingParams) -> Asked:
     """What a body, as ``json.loads`` gives it, asks for. defaults: the parameters that it does not say.
 
     Raises ParameterError with the name of the field at fault.
     """
-    return guarded(_read, endpoint, body, defaults)
-
-
-def _read(endpoint: Endpoint, body: Any, defaults: SamplingParams) -> Asked:
     if not isinstance(body, Mapping):
         raise wrong("body", "a JSON object", body)
     for name, value in body.items():

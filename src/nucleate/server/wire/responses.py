@@ -7,12 +7,11 @@ was not held in full.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
 from nucleate.core.event import Completion, Output, Piece, Usage, Validation
-from nucleate.core.parameter import ParameterError
 from nucleate.server.wire.echo import Echo
 from nucleate.server.wire.logprobs import JSON, Offsets, columns, prompt_body, step_body
 from nucleate.server.wire.requests import Asked
@@ -87,15 +86,6 @@ def unsaid(answer: _Answer) -> _Answer:
     return replace(answer, text="", token_ids=(), logprobs=told, validation=None)
 
 
-def failure(completions: Iterable[Completion]) -> str | None:
-    """What a client is told instead of answers one of which ended in an error; None if none did."""
-    for completion in completions:
-        for output in completion.outputs:
-            if output.finish_reason == "error":
-                return failure_message(output.stop_reason)
-    return None
-
-
 def failure_message(stop_reason: str | int | None) -> str:
     """What a client is told of an error: what the model itself said may hold paths, and is kept from it."""
     text = str(stop_reason)
@@ -108,11 +98,6 @@ def error_body(
     """OpenAI's error object. param: the field at fault. Both are cut, and can be written as UTF-8."""
     named = None if param is None else _cut(param, MOST_OF_A_NAME)
     return {"error": {"message": _cut(message, MOST_CHARACTERS), "type": kind, "param": named, "code": code}}
-
-
-def refusal_body(error: ParameterError) -> JSON:
-    """The error object for a field that was not as it must be."""
-    return error_body(str(error), error.field)
 
 
 def validation_body(validation: Validation | None) -> JSON:

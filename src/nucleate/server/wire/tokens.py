@@ -38,17 +38,9 @@ class DetokenizeAsked:
     model: str | None = None
 
 
+@guarded
 def read_tokenize(body: Any) -> TokenizeAsked:
     """What a body of ``/tokenize`` asks for. Raises ParameterError with the name of the field at fault."""
-    return guarded(_tokenize, body)
-
-
-def read_detokenize(body: Any) -> DetokenizeAsked:
-    """What a body of ``/detokenize`` asks for. Raises ParameterError with the name of the field at fault."""
-    return guarded(_detokenize, body)
-
-
-def _tokenize(body: Any) -> TokenizeAsked:
     given = _given(body, TOKENIZE)
     prompt, messages = given.get("prompt"), given.get("messages")
     if (prompt is None) == (messages is None):
@@ -67,7 +59,9 @@ def _tokenize(body: Any) -> TokenizeAsked:
     )
 
 
-def _detokenize(body: Any) -> DetokenizeAsked:
+@guarded
+def read_detokenize(body: Any) -> DetokenizeAsked:
+    """What a body of ``/detokenize`` asks for. Raises ParameterError with the name of the field at fault."""
     given = _given(body, DETOKENIZE)
     tokens = given.get("tokens")
     if not isinstance(tokens, list) or not are_ids(tokens) or (tokens and min(tokens) < 0):

@@ -11,6 +11,9 @@ import threading
 from collections.abc import Callable
 from typing import Any, final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from nucleate.text.structured.budget import Budget
 
 USED_UP = "too many states"
@@ -18,14 +21,16 @@ USED_UP = "too many states"
 
 @final
 class Beginning:
-    """``make`` gives an LLMatcher. ``now``: the current one, never moved, and how many there were before it.
+    """What all answers of a form share. ``now``: an LLMatcher, never moved, and how many there were before it.
 
-    ``budget`` is that of all answers.
+    ``make`` gives another. ``ends_W`` is the mask of the EOS ids ``ends``; ``budget`` is for slow calls.
     """
 
-    def __init__(self, first: Any, make: Callable[[], Any], budget: Budget) -> None:
-        self.now: tuple[Any, int] = first, 0
-        self.budget = budget
+    def __init__(
+        self, make: Callable[[], Any], ends: frozenset[int], ends_W: NDArray[np.int32], budget: Budget
+    ) -> None:
+        self.now: tuple[Any, int] = make(), 0
+        self.ends, self.ends_W, self.budget = ends, ends_W, budget
         self._make = make
         self._lock = threading.Lock()
 

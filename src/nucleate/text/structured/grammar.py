@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from nucleate.core.parameter import ParameterError
 from nucleate.core.structured import Structured
-from nucleate.text.structured.budget import mark
+from nucleate.text.structured.beginning import Beginning
+from nucleate.text.structured.budget import Budget, mark
 from nucleate.text.structured.guidance import Guidance
 from nucleate.text.structured.limits import Limits
 from nucleate.text.structured.matcher import Matcher, MatcherError, check_masks
@@ -36,18 +37,20 @@ QUIET_STEPS: Final = 64
 class Compiled:
     """A form, ready for one vocabulary. ``ignored``: what the policy does not hold, keyword and place."""
 
-    def __init__(self, structured: Structured, ignored: tuple[str, ...], first: Matcher, words: int, size: int) -> None:
+    def __init__(
+        self, structured: Structured, ignored: tuple[str, ...], beginning: Beginning, words: int, size: int
+    ) -> None:
         self.structured = structured
         self.ignored = ignored
         self.words = words
         """W, the length of a mask."""
         self.size = size
         """About how many bytes this takes."""
-        self._first = first
+        self._beginning = beginning
 
     def matcher(self, *, ignore_eos: bool = False) -> Matcher:
         """The state of a new answer. Microseconds; from any thread. ignore_eos: EOS only where nothing else can be."""
-        return self._first.begun(goes_on=ignore_eos)
+        return Matcher(self._beginning, goes_on=ignore_eos)
 
     def validate(self, text: str, seconds: float = MAX_SECONDS) -> list[str]:
         """What is wrong with a whole text of JSON, held or ignored; see ``validate``."""
@@ -165,12 +168,13 @@ class Grammars:
                 fill_or_forbid(each, masks_RW[row])
 
     def _compile(self, structured: Structured) -> Compiled:
-        first, ignored, size = self._guidance.compile(structured)
+        beginning, ignored, size = self._guidance.compile(structured)
         try:
-            self._try(first)  # what cannot even begin is told now, and copies begin warm
+            self._try(Matcher(beginning))  # what cannot even begin is told now, and answers begin warm
         except (MatcherError, ValueError) as error:
             raise ParameterError(structured.form, f"{structured.form}: {error}") from None
-        return Compiled(structured, ignored, first, self.words, size)
+        beginning.budget = Budget(self.limits.seconds)  # no answer pays for that
+        return Compiled(structured, ignored, beginning, self.words, size)
 
     def _try(self, first: Matcher) -> None:
         """Fill the first mask, and where it leaves no choice take the token: text without an end shows only then."""
@@ -178,7 +182,7 @@ class Grammars:
         first.fill(mask_W)
         bits = np.flatnonzero(np.unpackbits(mask_W.view(np.uint8), bitorder="little"))
         if len(bits) == 1:
-            first.copy().push(int(bits[0]))
+            first.push(int(bits[0]))
 
     def _keep(self, made: Compiled) -> None:
         self._kept[made.structured] = made

@@ -35,7 +35,7 @@ class Guidance:
         self._tokenizer = guidance_tokenizer(vocabulary)
         self._executor = library().LLExecutor(num_threads=threads)
 
-    def compile(self, structured: Structured) -> tuple[Matcher, tuple[str, ...], int]:
+    def compile(self, structured: Structured) -> tuple[Beginning, tuple[str, ...], int]:
         """What begins a text of a form, what its policy ignores, and about how many bytes it takes.
 
         Raises ParameterError, which names the field.
@@ -48,19 +48,14 @@ class Guidance:
         if structured.grammar is not None:
             self._check_grammar(structured.grammar)
         text = _or_refused(structured, lambda: source(structured))
-        inner = _or_refused(structured, lambda: self.matcher(text))
+        ends, ends_W, budget = self._vocabulary.ends, self._vocabulary.ends_W, Budget(self._limits.seconds)
+        made = _or_refused(structured, lambda: Beginning(lambda: self.matcher(text), ends, ends_W, budget))
+        inner, _ = made.now
         if inner.is_error():
             raise _refused(structured, inner.get_error())
         if structured.policy != "strict":
             ignored += _one_of_as_any_of(structured, inner.get_grammar_warnings())
-        first = Matcher(
-            inner,
-            self._vocabulary.ends,
-            self._vocabulary.ends_W,
-            Budget(self._limits.seconds),
-            beginning=Beginning(inner, lambda: self.matcher(text), Budget(self._limits.seconds)),
-        )
-        return first, ignored, 2**16 + 64 * len(text)
+        return made, ignored, 2**16 + 64 * len(text)
 
     def matcher(self, text: str) -> Any:
         """An LLMatcher; it may be in error."""

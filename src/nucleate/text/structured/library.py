@@ -7,8 +7,6 @@ from functools import cache
 from typing import Any, Final
 
 FAILED: Final = "the grammar engine failed"
-LONGEST_TOKEN: Final = 1024
-"""Bytes of a token; the library's table of tokens cannot hold more."""
 
 _PLACE = re.compile(r"^(?:at )?\d+\(\d+\): ")
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nucleate.text.structured.beginning import USED_UP, Beginning
-from nucleate.text.structured.budget import FREE_SECONDS, Budget
+from nucleate.text.structured.budget import FREE_SECONDS
 from nucleate.text.structured.library import FAILED, raise_unless_panic, told
 
 NOTHING: Final = "no text of this vocabulary can fulfil it from here on"
@@ -34,9 +34,9 @@ class Matcher:
     An EOS id ends it where the grammar may end; from then on only EOS ids are allowed, and they count as tokens.
     An error stays: ``error`` tells it, and every call that would need the grammar raises MatcherError with it.
 
-    ``inner`` is an LLMatcher, of this answer alone, and gets no EOS id that ends it; ``ends_W`` the mask of the EOS
-    ids; ``budget`` is for slow calls. ``goes_on``: EOS is allowed only where nothing else is. ``beginning``: of
-    ``inner``, from which it is made anew when the states that it shares are used up.
+    ``inner`` is an LLMatcher, of this answer alone, and gets no EOS id that ends it. It is made anew from ``beginning``
+    when the states that it shares are used up. ``goes_on``: EOS is allowed only where nothing else is. Any thread may
+    make one. Raises MatcherError if llguidance fails.
     """
 
     __slots__ = (
@@ -44,24 +44,20 @@ class Matcher:
         *("_tokens", "budget", "inner"),
     )
 
-    def __init__(
-        self,
-        inner: Any,
-        ends: frozenset[int],
-        ends_W: NDArray[np.int32],
-        budget: Budget,
-        *,
-        goes_on: bool = False,
-        beginning: Beginning | None = None,
-    ) -> None:
-        self.inner, self.budget = inner, budget
-        self._ends, self._ends_W, self._goes_on = ends, ends_W, goes_on
+    def __init__(self, beginning: Beginning, *, goes_on: bool = False) -> None:
+        self._beginning, self.budget, self._goes_on = beginning, beginning.budget, goes_on
+        self._ends, self._ends_W = beginning.ends, beginning.ends_W
         self._tokens: list[int] = []  # that ``inner`` has taken
         self._ended = 0  # EOS ids after them
         self._slow = False  # the last call
-        self._beginning, self._number = beginning, 0
         self._renewable = 0  # once there are so many tokens
-        self._error = told(inner.get_error()) if inner.is_error() else None
+        first, self._number = beginning.now
+        try:
+            self.inner = first.deep_copy()
+        except BaseException as error:  # noqa: BLE001 - a panic is no Exception
+            raise_unless_panic(error)
+            raise MatcherError(FAILED) from None
+        self._error = told(self.inner.get_error()) if self.inner.is_error() else None
 
     @property
     def error(self) -> str | None:
@@ -106,8 +102,7 @@ class Matcher:
     @property
     def odd(self) -> bool:
         """Whether there is more to a mask than what the library has written, or may be."""
-        beginning = self._beginning
-        renewed = beginning is not None and self._number != beginning.now[1]
+        renewed = self._number != self._beginning.now[1]
         return self._goes_on or renewed or self._error is not None or self.inner.is_stopped()
 
     def settle(self, mask_W: NDArray[np.int32]) -> None:
@@ -136,18 +131,6 @@ class Matcher:
         if self._ended or not self._take(token_id):
             raise ValueError(f"token {token_id} is not allowed here")
         self._tokens.append(token_id)
-
-    def rollback(self, count: int) -> None:
-        """Take back the last tokens. Raises ValueError if there are not so many."""
-        self._check()
-        if not 0 <= count <= len(self._tokens) + self._ended:
-            raise ValueError(f"cannot take back {count} of {len(self._tokens) + self._ended} tokens")
-        ends = min(count, self._ended)
-        if count > ends:
-            self._ask("rollback", count - ends)
-            self._look()
-        self._ended -= ends
-        del self._tokens[len(self._tokens) - (count - ends) :]
 
     def _may_end(self) -> bool:
         """Whether the grammar may end after the tokens so far."""
@@ -187,34 +170,15 @@ class Matcher:
         """The same state, apart from this one from now on."""
         self._check()
         inner = self._ask("deep_copy")
-        made = Matcher(inner, self._ends, self._ends_W, self.budget, beginning=self._beginning)
-        made._goes_on, made._number, made._renewable = self._goes_on, self._number, self._renewable
-        made._tokens, made._ended, made._slow = self._tokens.copy(), self._ended, self._slow
-        return made
-
-    def begun(self, *, goes_on: bool) -> Matcher:
-        """The state of a new answer, of a matcher that is never moved, so that threads may copy it.
-
-        goes_on: EOS is allowed only where nothing else is.
-        """
-        beginning = self._beginning
-        if self._error is not None or beginning is None:
-            raise MatcherError(self._error or FAILED)
-        first, number = beginning.now
-        try:
-            inner = first.deep_copy()
-        except BaseException as error:  # noqa: BLE001 - a panic is no Exception
-            raise_unless_panic(error)
-            raise MatcherError(FAILED) from None
-        made = Matcher(inner, self._ends, self._ends_W, beginning.budget, goes_on=goes_on, beginning=beginning)
-        made._number = number
+        made = Matcher.__new__(Matcher)
+        state = {name: getattr(self, name) for name in self.__slots__}
+        for name, value in {**state, "inner": inner, "_tokens": self._tokens.copy()}.items():
+            setattr(made, name, value)
         return made
 
     def behind(self) -> bool:
         """Whether there is a newer beginning, after this one's states or another's that shares them are used up."""
         beginning = self._beginning
-        if beginning is None:
-            return False
         if self._number == beginning.now[1] and self.inner.is_error() and USED_UP in self.inner.get_error():
             self._timed(beginning.after, self._number)
             if len(self._tokens) < self._renewable:
@@ -225,21 +189,20 @@ class Matcher:
     def _ask(self, name: str, *arguments: Any) -> Any:
         """What the library's matcher says to a call; a second time if its states are used up."""
         beginning = self._beginning
-        if beginning is not None and self._number != beginning.now[1]:
+        if self._number != beginning.now[1]:
             self._renew()
         said = self._timed(getattr(self.inner, name), *arguments)
-        if beginning is None or (self._number == beginning.now[1] and not self.inner.is_error()) or not self.behind():
+        if (self._number == beginning.now[1] and not self.inner.is_error()) or not self.behind():
             return said
         self._renew()
         return self._timed(getattr(self.inner, name), *arguments)
 
     def _renew(self) -> None:
         """Take the tokens so far once more, from the newest beginning."""
-        if self._beginning is not None:
-            first, self._number = self._beginning.now
-            self.inner = self._timed(first.deep_copy)
-            self._timed(self.inner.consume_tokens, self._tokens)
-            self._look()
+        first, self._number = self._beginning.now
+        self.inner = self._timed(first.deep_copy)
+        self._timed(self.inner.consume_tokens, self._tokens)
+        self._look()
 
     def _look(self) -> None:
         """Raise if the last call has put the library's matcher in error."""

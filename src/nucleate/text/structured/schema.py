@@ -131,14 +131,12 @@ def joined_patterns(place: Place, root: Mapping[str, Any]) -> int:
     return len({text for each in _reached([place], root) for text in each.texts()})
 
 
-def not_held(
-    root: Mapping[str, Any], held: frozenset[str] = HELD, formats: frozenset[str] = FORMATS
-) -> Iterator[tuple[str, str]]:
+def not_held(root: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """What of a schema is not held, and why, as (``keyword at pointer``, a hint or nothing)."""
     containers = _containers(root)
     for place in places(root):
         for keyword in place.schema:
-            if keyword in held or keyword in SAID or (keyword.startswith("x-") and keyword != "x-guidance"):
+            if keyword in HELD or keyword in SAID or (keyword.startswith("x-") and keyword != "x-guidance"):
                 continue
             if not place.pointer and keyword in containers:
                 continue
@@ -147,8 +145,8 @@ def not_held(
             )
             yield f"{shown(keyword)[1:-1]}{place.where}", f"; did you mean {near[0]}?" if near else ""
         form = place.schema.get("format")
-        if form is not None and _concerns_strings(place.schema) and form not in formats:
-            yield f"format {shown(form)}{place.where}", f" (known: {', '.join(sorted(formats))})"
+        if form is not None and _concerns_strings(place.schema) and form not in FORMATS:
+            yield f"format {shown(form)}{place.where}", f" (known: {', '.join(sorted(FORMATS))})"
 
 
 def _containers(root: Mapping[str, Any]) -> set[str]:

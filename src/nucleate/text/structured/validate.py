@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any, Final
 
-from nucleate.core.parameter import read_json
+from nucleate.core.parameter import ParameterError, read_json
 from nucleate.core.structured import Structured
 from nucleate.core.values import shown
 
@@ -33,9 +33,8 @@ def validate(structured: Structured, text: str, seconds: float = MAX_SECONDS) ->
         raise ValueError(f"only JSON can be validated, not {structured.form}")
     load()
     try:
-        value = json.loads(text, parse_constant=_no_constant)
-        read_json(text, "text")
-    except (ValueError, RecursionError) as error:
+        value = read_json(text, "the text")
+    except ParameterError as error:
         return [f"not JSON: {str(error)[:200]}"]
     try:
         found = islice(_validator(structured.schema, time.monotonic() + seconds).iter_errors(value), MAX_ERRORS)
@@ -46,10 +45,6 @@ def validate(structured: Structured, text: str, seconds: float = MAX_SECONDS) ->
         return ["the schema refers to itself without end"]
     except Exception as error:  # noqa: BLE001 - a schema can be wrong in ways the library does not foresee
         return [f"the schema cannot be applied: {type(error).__name__}: {shown(str(error))[1:-1]}"]
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
 
 
 def load() -> None:
