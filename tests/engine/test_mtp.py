@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from toy_models import Toy
 
 import nucleate as nc
 from nucleate.engine.draft.draft import Read, State
@@ -18,7 +19,6 @@ from nucleate.models.llama import Llama
 from nucleate.models.load import EMBEDDED
 from nucleate.models.model import ModelError
 from nucleate.models.runner import BLOCK
-from nucleate.models.toy import Toy
 from nucleate.models.transformers import TransformersModel
 
 torch = pytest.importorskip("torch", reason="needs the extra 'torch'")

@@ -15,6 +15,7 @@ from test_chaos import rule as broken_rule
 from test_chaos import storm
 from test_speculate_engine import any_request, known
 from test_structured_random import holds
+from toy_models import PagedToy
 from toys import SIZE, alone, answers, drive, is_empty, rule, runner, toy
 
 import nucleate as nc
@@ -26,7 +27,6 @@ from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
 from nucleate.engine.speculate import Speculation
 from nucleate.models.runner import Part
-from nucleate.models.toy import PagedToy
 from nucleate.text.structured import Grammars, Guide
 
 DRAFTING = ("paged", "asynchronous")
