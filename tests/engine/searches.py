@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import toys
+from slow_beam import beam_search
 from toy_models import Toy
 
-from nucleate.beam import beam_search
 from nucleate.core.event import Event
 from nucleate.engine.beam import BeamParams, BeamPiece, BeamRequest
 
