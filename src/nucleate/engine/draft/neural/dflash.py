@@ -17,9 +17,9 @@ from nucleate.engine.draft.neural.files import Weights, weights_for
 from nucleate.engine.draft.neural.heads import Head
 from nucleate.engine.draft.neural.layer import TOKENS, Layer, fused, rotation, unit
 from nucleate.models.block_attention import mix, store
-from nucleate.models.few import product
 from nucleate.models.llama import Floats, Llama, one_thread
 from nucleate.models.packing import Packing
+from nucleate.models.product import compiled_product as product
 from nucleate.models.runner import BLOCK
 
 

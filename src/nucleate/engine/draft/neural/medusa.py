@@ -15,8 +15,8 @@ from nucleate.engine.draft.neural.chain import Chain, drafts_of
 from nucleate.engine.draft.neural.draw import Asked, Sibling, draw, draw_some
 from nucleate.engine.draft.neural.files import Weights, weights_for
 from nucleate.engine.draft.tree import Node, Offer, best_first, keep
-from nucleate.models.few import product
 from nucleate.models.llama import Floats, Llama, one_thread
+from nucleate.models.product import compiled_product as product
 
 CHANCES = (
     (0.525, 0.149, 0.068, 0.053, 0.025, 0.021, 0.014, 0.012),
