@@ -184,7 +184,7 @@ class Engine:
 
     def step(self) -> list[Event]:
         """One forward, one draw: the events of all requests that it moved on; none if there is nothing to do."""
-        begin, read, written = perf_counter(), self._forwards.read, self._written
+        begin, read = perf_counter(), self._forwards.read
         readings = [self._branches[chunk.job].reading(chunk) for chunk in self._schedule.plan()]
         readings.sort(key=_row)  # the order of the sampler's rows, new ones at the end
         if self._speculator is not None:
@@ -199,14 +199,8 @@ class Engine:
         if not behind:
             events += self._drawing.tell()
         if self._speculator is not None and readings:
-            read, written = self._forwards.read - read, self._written - written
-            self._speculator.stepped(readings, read, written, perf_counter() - begin)
+            self._speculator.stepped(readings, self._forwards.read - read, perf_counter() - begin)
         return events
-
-    @property
-    def _written(self) -> int:
-        """How many tokens answers have."""
-        return self._drawing.tokens + self._drawing.forced
 
     def _number(self, chosen: str | None) -> str:
         """The id of a new request."""
