@@ -28,7 +28,6 @@ ALLOWED = {
     "kernels": {"core"},
     "dispatch": {"core", "stages", "backends", "kernels"},
     "pipeline": BELOW_PIPELINE,
-    "pipeline_json": {"core", "stages"},
     "laws": PIPELINE,
     "host": PIPELINE,
     "device": PIPELINE,
