@@ -14,7 +14,7 @@ from toy_models import Toy
 import nucleate as nc
 from nucleate.engine.draft.draft import Read, State
 from nucleate.engine.draft.neural import load
-from nucleate.engine.draft.neural.features import PENDING
+from nucleate.engine.draft.neural.heard import PENDING
 from nucleate.models.llama import Llama
 from nucleate.models.load import EMBEDDED
 from nucleate.models.model import ModelError

@@ -51,7 +51,7 @@ class _Asked(NamedTuple):
     aloud: bool  #: whether it costs nothing of the time for quiet drafts
 
 
-class AdaptiveProposer:
+class AdaptiveProposer(Proposer):
     """Another proposer's drafts, as long as they pay.
 
     The engine tells with ``stepped`` of every step that reads no prompt, and with ``accepted`` of every draft.
@@ -61,7 +61,7 @@ class AdaptiveProposer:
     """
 
     def __init__(self, proposer: Proposer, *, trees: bool = False) -> None:
-        self.costs = Costs()
+        self.costs, self.layers = Costs(), proposer.layers
         self._proposer, self._trees, self._width = proposer, trees, 1.0
         self._chances: dict[int, Chances] = {}
         self._all = Kept(0.95)
@@ -73,11 +73,6 @@ class AdaptiveProposer:
         self._spent = 0.0  # and seconds that it took
         self._reach = 1  # how many tokens were drafted at most, twice: what more of them cost is not known yet
         self._drafting = 1  # how many sequences had a draft to be read, last time
-
-    @property
-    def layers(self) -> tuple[int, ...]:
-        """See ``Proposer.layers``."""
-        return self._proposer.layers
 
     def asks(self) -> bool:
         """Whether ``propose`` would ask for any draft, as far as is known before the sequences are."""

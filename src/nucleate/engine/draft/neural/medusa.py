@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from nucleate.engine.draft.draft import ROOT, Draft, Read, State
+from nucleate.engine.draft.draft import ROOT, Draft, Proposer, Read, State
 from nucleate.engine.draft.neural.chain import Chain, drafts_of
 from nucleate.engine.draft.neural.draw import Asked, Sibling, draw, draw_some
-from nucleate.engine.draft.neural.files import Weights, weights_for
+from nucleate.engine.draft.neural.files import Weights
 from nucleate.engine.draft.tree import Node, Offer, best_first, keep
 from nucleate.models.llama import Floats, Llama, one_thread
 from nucleate.models.product import compiled_product as product
@@ -33,7 +33,7 @@ MOST = 64
 """Tokens of a tree."""
 
 
-class Medusa:
+class Medusa(Proposer):
     """See ``Proposer``; it drafts as many tokens one after the other at most as there are heads.
 
     branches: the most that follow the same token. Heads do not know what was drawn before: in all branches they guess
@@ -49,11 +49,6 @@ class Medusa:
             for head in range(weights.count("heads."))
         ]
         self._last: dict[int, tuple[int, Floats]] = {}  # the place of the last token that was read, and its state
-
-    @classmethod
-    def load(cls, model: object, branches: int = 1) -> Medusa:
-        """The one that was trained for a model. Raises ModelError for others."""
-        return cls(*weights_for("medusa", model), branches)
 
     def propose(self, states: Sequence[State], counts: Sequence[int]) -> list[Draft]:
         """See ``Proposer.propose``. None for a sequence of which the target has not read all but the last token."""
@@ -114,9 +109,6 @@ class Medusa:
         for read in readings:
             if len(read.features_TF):
                 self._last[read.key] = read.start + len(read.features_TF) - 1, read.features_TF[-1].copy()
-
-    def accepted(self, key: int, count: int) -> None:
-        """It is seen by what the target reads."""
 
     def forget(self, key: int, output_ids: Sequence[int] = ()) -> None:
         """See ``Proposer.forget``. Nothing is learned."""
