@@ -12,7 +12,7 @@ import numpy as np
 
 from nucleate.engine.draft.draft import ROOT, Draft, Proposer, Read, State
 from nucleate.engine.draft.neural.chain import Chain, drafts_of
-from nucleate.engine.draft.neural.draw import Asked, Sibling, draw, draw_some
+from nucleate.engine.draft.neural.draw import Asked, Drawn, draw, draw_some
 from nucleate.engine.draft.neural.files import Weights
 from nucleate.engine.draft.tree import Node, Offer, best_first, keep
 from nucleate.models.llama import Floats, Llama, one_thread
@@ -128,7 +128,7 @@ def form(count: int, branches: int, heads: int) -> tuple[tuple[Node, ...], tuple
     return nodes, tuple(draft.depths())
 
 
-def put_together(nodes: Sequence[Node], depths: Sequence[int], found: Sequence[Sequence[Sibling]]) -> Draft:
+def put_together(nodes: Sequence[Node], depths: Sequence[int], found: Sequence[Sequence[Drawn]]) -> Draft:
     """A draft of this form. Where there are fewer guesses than it has, those that are not there are left out.
 
     Branches have the same draws at a depth. Verification comes to one of them at most, so that a draw decides once.
@@ -138,8 +138,7 @@ def put_together(nodes: Sequence[Node], depths: Sequence[int], found: Sequence[S
         kept[place] = kept[node.parent] and node.token < len(found[depth])
     places = [place for place in range(len(nodes)) if kept[place]]
     named = [
-        found[depths[place]][nodes[place].token] if kept[place] else Sibling(0, None, 0.0)
-        for place in range(len(nodes))
+        found[depths[place]][nodes[place].token] if kept[place] else Drawn(0, None, 0.0) for place in range(len(nodes))
     ]
     laws = tuple(one.law for one in named) if any(one.law is not None for one in named) else None
     return keep(Draft(tuple(one.token for one in named), tuple(node.parent for node in nodes), laws), places)
