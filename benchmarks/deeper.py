@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 import nucleate as nc
-from nucleate.engine.draft.neural.small import DraftModel
+from nucleate.engine.draft.neural import load
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
 from nucleate.engine.speculate import Speculation
@@ -125,9 +125,9 @@ def main() -> None:
     speculations = {
         "plain": None,
         f"draft, {options.drafted} tokens": Speculation(
-            lambda: DraftModel.load(small), tokens=options.drafted, adaptive=False
+            lambda: load("draft", small), tokens=options.drafted, adaptive=False
         ),
-        "draft, adaptive": Speculation(lambda: DraftModel.load(small), tokens=options.drafted),
+        "draft, adaptive": Speculation(lambda: load("draft", small), tokens=options.drafted),
     }
     for rows, temperature in ((1, 0.0), (1, 0.7), (8, 0.0)):
         params = nc.SamplingParams(temperature=temperature, max_tokens=options.tokens, ignore_eos=True)

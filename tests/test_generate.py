@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from toy_models import Toy
 
 import nucleate as nc
 from nucleate.core.event import Piece
 from nucleate.generate import generate
-from nucleate.models.toy import Toy
 
 GREEDY = nc.SamplingParams(temperature=0)
 PROMPT = [0, 300]

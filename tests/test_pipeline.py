@@ -10,18 +10,14 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import nucleate as nc
 from nucleate import kernels, pipeline
 from nucleate.core.parameter import ParameterError
 from nucleate.core.stage import Stage
 from nucleate.pipeline import as_pipeline, simplify
-from nucleate.pipeline_json import from_json, to_json
 from nucleate.rows import Logits
 from nucleate.stages import (
-    STAGES,
     AdaptiveP,
     Allowed,
     BadWords,
@@ -405,64 +401,6 @@ def test_explain_refuses_what_does_not_exist():
         nc.explain(SEEDED, device=3)
     with pytest.raises(TypeError, match="params must be a SamplingParams or a tuple of stages"):
         nc.explain([TopK(1)])
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("", "pipeline must be JSON"),
-        ("[" * 100_000, "pipeline must be JSON"),
-        ('[["top_k", {"k": 1, "k": 2}]]', "'k' is there twice"),
-        ("5", "a pipeline in JSON is a list of"),
-        ('"ab"', "a pipeline in JSON is a list of"),
-        ("{}", "a pipeline in JSON is a list of"),
-        ('{"ab": 1}', "a pipeline in JSON is a list of"),
-        ('["ab"]', "a pipeline in JSON is a list of"),
-        ('[["top_k"]]', "a pipeline in JSON is a list of"),
-        ('[["top_k", {}, {}]]', "a pipeline in JSON is a list of"),
-        ('[["top_k", [["k", 5]]]]', "a pipeline in JSON is a list of"),
-        ('[["top_k", null]]', "a pipeline in JSON is a list of"),
-        ("[[5, {}]]", "a pipeline in JSON is a list of"),
-        ('[["topk", {}]]', "unknown stage 'topk'; did you mean top_k"),
-        ('[["top_k", {"kk": 1}]]', "unknown parameter of top_k 'kk'; did you mean k"),
-        ('[["top_k", {"self": 1}]]', "unknown parameter of top_k 'self'"),
-        ('[["top_k", {"k": 1.5}]]', r"top_k must be an integer .*, got 1\.5"),
-        ('[["top_k", {"k": ' + "9" * 5000 + "}]]", "pipeline must be JSON"),
-        ('[["temperature", {"t": NaN}]]', "NaN is no number"),
-    ],
-    ids=lambda text: text[:30],
-)
-def test_a_pipeline_from_hostile_json(text, words):
-    with pytest.raises(ParameterError, match=words):
-        from_json(text)
-
-
-def test_json_of_a_pipeline():
-    stages = (LogitBias({3: 1.5}), MinTokens(2, (7,)), TopK(5), Gumbel(2**64 - 1))
-    assert to_json(stages) == (
-        '[["logit_bias", {"bias": {"3": 1.5}}], ["min_tokens", {"n": 2, "ends": [7]}], '
-        '["top_k", {"k": 5, "with_ties": false}], ["gumbel", {"seed": 18446744073709551615}]]'
-    )
-    assert from_json(to_json(stages)) == stages
-    assert from_json("[]") == ()
-    assert from_json('[["top_k", {}]]') == (TopK(),)
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4) | st.sampled_from(list(STAGES)),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("ktpnmr7"), inner, max_size=2),
-)
-
-
-@given(st.lists(st.tuples(st.sampled_from(list(STAGES)), JSON) | JSON, max_size=3) | JSON)
-def test_any_json_gives_a_pipeline_or_a_parameter_error(values):
-    import json
-
-    try:
-        stages = from_json(json.dumps(values))
-    except ParameterError:
-        return
-    assert from_json(to_json(stages)) == stages
 
 
 # ---- speed: nothing that grows faster than the vocabulary

@@ -6,12 +6,12 @@ import math
 
 import numpy as np
 import pytest
+from toy_models import Toy
 
 import nucleate as nc
 from nucleate.generate import generate, read_prompt
 from nucleate.models.llama import Llama
 from nucleate.models.load import EMBEDDED
-from nucleate.models.toy import Toy
 
 TEXT = "Once upon a time, there was a little dog"
 

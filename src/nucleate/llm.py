@@ -25,6 +25,7 @@ from nucleate.models.load import load, recommended, resolve, runner_of
 from nucleate.models.model import ModelError
 from nucleate.params import SamplingParams
 from nucleate.progress import bar
+from nucleate.rows import check_count
 from nucleate.text.template import render
 from nucleate.text.tokenizer import Tokenizer
 
@@ -132,8 +133,8 @@ class LLM:
         of the memory that is free. options: see ``Engine``; tokens are drafted as for the LLM, unless they say how.
         Raises ModelError, ParameterError.
         """
-        if kv_memory is not None and (isinstance(kv_memory, bool) or not isinstance(kv_memory, int) or kv_memory < 1):
-            raise ParameterError("kv_memory", f"kv_memory must be an integer >= 1, or None, got {kv_memory!r:.60}")
+        if kv_memory is not None:
+            check_count(kv_memory, "kv_memory")
         sequences = options.get("max_sequences", MAX_SEQUENCES)
         count = max(sequences, 1) if isinstance(sequences, int) else 1  # the engine says what it may be
         tokens = count * self.model.context_length

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import inspect
 import json
-import logging
 from collections.abc import Iterator, Mapping
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from nucleate.core.kept import say
 from nucleate.core.parameter import Parameter, ParameterError, read_json, unknown
 from nucleate.core.request import REQUEST_PARAMETERS
 from nucleate.core.stage import Floor, Pipeline, Prefix, Speller
@@ -68,13 +67,6 @@ TRUNCATIONS = {
 
 GREEDY: Mapping[str, Any] = {"temperature": 0, "top_k": 1, "draw": "greedy"}
 """Values that make a request greedy."""
-
-logger = logging.getLogger("nucleate")
-
-
-@cache
-def _log_once(message: str) -> None:
-    logger.warning("%s", message)
 
 
 class SamplingParams(Fields):
@@ -152,7 +144,7 @@ class SamplingParams(Fields):
             losers = {"mirostat_tau"} if any(values.get(name) == value for name, value in GREEDY.items()) else set()
         gone = {name for name, value in self._set() if name in losers and name not in values}
         if gone:
-            _log_once(f"{winner} replaces the default {', '.join(f'{n}={self._values[n]!r}' for n in sorted(gone))}")
+            say(f"{winner} replaces the default {', '.join(f'{n}={self._values[n]!r}' for n in sorted(gone))}")
         return self.replace(**{name: FIELDS[name].default for name in gone}, **values)
 
     def check_for_sampler(self, end_ids: tuple[int, ...] = ()) -> None:

@@ -173,10 +173,11 @@ def history(ids: Any, size: int, name: str, what: str = "be a list of token ids"
     return array.astype(np.int64)
 
 
-def check_count(value: Any, name: str) -> None:
-    """Raise ParameterError unless a value is an integer above 0."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-        raise ParameterError(name, f"{name} must be an integer >= 1, got {value!r:.60}")
+def check_count(value: Any, name: str, least: int = 1, what: str = "") -> None:
+    """Raise ParameterError unless a value is an integer of at least so much. what: the name of ``least``."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        at = f"{what} ({least})" if what else str(least)
+        raise ParameterError(name, f"{name} must be an integer >= {at}, got {value!r:.60}")
 
 
 def check_token(token: Any, size: int) -> None:

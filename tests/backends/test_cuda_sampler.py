@@ -11,11 +11,11 @@ from typing import Any
 import interpreted
 import numpy as np
 import pytest
+from toy_models import Toy
 
 import nucleate as nc
 from nucleate.core.parameter import ParameterError
 from nucleate.generate import generate
-from nucleate.models.toy import Toy
 from nucleate.stages import (
     Frequency,
     Gumbel,

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import toys
+from slow_beam import beam_search
+from toy_models import Toy
 
-from nucleate.beam import beam_search
 from nucleate.core.event import Event
 from nucleate.engine.beam import BeamParams, BeamPiece, BeamRequest
-from nucleate.models.toy import Toy
 
 SIZE = 300
 """A smaller vocabulary than that of ``toys``, as the twin sorts all of it."""

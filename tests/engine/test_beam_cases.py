@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 from searches import found, wanted
+from toy_models import PagedToy
 from toys import SIZE, drive, is_empty, rule, runner, toy
 
 import nucleate as nc
@@ -17,7 +18,6 @@ from nucleate.engine.beam import BeamCompletion, BeamParams, BeamPiece, BeamRequ
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
 from nucleate.models.runner import Part
-from nucleate.models.toy import PagedToy
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 from searches import SIZE, found, random_search, rule, toy, wanted
+from toy_models import PagedToy, Toy
 from toys import KINDS, TABLE, alone, answers, drive, is_empty, random_request, runner
 
 import nucleate as nc
@@ -16,7 +17,6 @@ from nucleate.engine.beam import BeamParams, BeamPiece, BeamRequest
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
 from nucleate.models.runner import Fork, Part
-from nucleate.models.toy import PagedToy, Toy
 
 OPTIONS = [{}, {"max_sequences": 2, "max_batch_tokens": 5}, {"max_sequences": 1}, {"prefix_sharing": False}]
 BAD = TABLE[0, :SIZE].copy()

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from nucleate.engine.draft.adaptive import AHEAD, OWED, QUIET, QUIET_TOKENS, SAVED, AdaptiveProposer
 from nucleate.engine.draft.chances import Chances, Kept, followed
-from nucleate.engine.draft.costs import Costs
+from nucleate.engine.draft.costs import AFRESH, KEPT, REST, Costs
 from nucleate.engine.draft.draft import ROOT, Draft, State
-from nucleate.engine.draft.worth import Worth
 
 MOST = 8
 WRONG = -7  # a token that never comes
@@ -66,7 +65,7 @@ def rate(chance, slope, sequences=1, steps=400, drafting=0.0, having=0.0):
             more += kept + 1
         count = sum(map(len, drafts))
         took = (1 + slope * (count + sequences)) * rng.uniform(0.95, 1.05) + drafting * count + having * (count > 0)
-        proposer.stepped(count + sequences, more, took, sequences)
+        proposer.stepped(sequences, count + sequences, took)
         written, seconds = written + more, seconds + took
         drafted.append(count)
     return written / seconds, drafted
@@ -115,7 +114,7 @@ def test_others_are_worth_learning_from(chance):
             kept = int(count * chance)
             proposer.accepted(key, kept)
             grown(ids, kept + 1)
-            proposer.stepped(1 + count, 1 + kept, 1 + 0.1 * (1 + count))
+            proposer.stepped(1, 1 + count, 1 + 0.1 * count)
         proposer.forget(key)
     count = len(draft_of(proposer, State(99, [0]), MOST))
     assert count >= 6 if chance else count <= 1
@@ -143,9 +142,10 @@ def test_it_passes_on_what_it_is_told():
 def steps(proposer, price):
     """Have had steps in which one more token takes the time of so many tokens."""
     for drafted in (1, 9) * 20:
-        proposer.stepped(1, 1, 1.0)
-        proposer.costs.added(drafted, price * drafted)
-    assert proposer.costs.price == pytest.approx(price, rel=0.1)
+        proposer.costs.stepped(1, 1, 1.0)
+        proposer.costs.stepped(1, 1 + drafted, 1.0 + price * drafted)
+    proposer.costs.stepped(1, 1, 1.0)
+    assert proposer.costs.price(1) == pytest.approx(price, rel=0.1)
 
 
 def test_what_does_not_pay_is_drafted_quietly():
@@ -171,7 +171,7 @@ def test_quiet_drafts_that_come_true_are_read_the_next_time():
         proposer.accepted(0, len(draft))
         drafted.append(len(draft))
         grown(ids, len(draft) + 1)
-        proposer.stepped(1 + len(draft), 1 + len(draft), 1.0 + 0.5 * len(draft))
+        proposer.stepped(1, 1 + len(draft), 1.0 + 0.5 * len(draft))
     assert drafted[:QUIET_TOKENS] == [0] * QUIET_TOKENS
     assert np.mean(drafted[30:]) > 5
 
@@ -234,7 +234,7 @@ def test_what_layers_gave_is_read_shortly_before_drafts(monkeypatch, pays):
         kept = followed(draft, range(1 << 20), len(ids))
         proposer.accepted(0, kept)
         grown(ids, kept + 1)
-        proposer.stepped(1 + len(draft), 1 + kept, 1.0 + 0.1 * len(draft), 1)
+        proposer.stepped(1, 1 + len(draft), 1.0 + 0.1 * len(draft))
     reads = [after - before for (before, _), (after, _) in pairwise(told)]
     asked = [place for place, ((_, before), (_, after)) in enumerate(pairwise(told)) if after > before]
     if pays:
@@ -276,14 +276,14 @@ def test_drafts_grow_by_doubling():
     assert drafted[:4] == [1, 2, 4, 8]
 
 
-@pytest.mark.parametrize("sequences", [1, 20])
-def test_having_drafts_has_a_price_that_all_share(sequences):
+@pytest.mark.parametrize("fixed", [0.2, 5.0])
+def test_having_drafts_has_a_price(fixed):
     proposer = AdaptiveProposer(Eager())
     for drafted in (1, 9) * 20:
-        proposer.stepped(1, 1, 1.0)
-        proposer.costs.added(drafted, 5.0 + 0.01 * drafted)
-    drafts = proposer.propose([State(key, [0]) for key in range(sequences)], [MOST] * sequences)
-    assert any(drafts) is (sequences > 1)
+        proposer.costs.stepped(1, 1, 1.0)
+        proposer.costs.stepped(1, 1 + drafted, 1.0 + fixed + 0.01 * drafted)
+    drafts = proposer.propose([State(0, [0])], [MOST])
+    assert any(drafts) is (fixed < 1)
 
 
 def test_who_owes_time_goes_on_with_drafts_that_pay():
@@ -293,25 +293,23 @@ def test_who_owes_time_goes_on_with_drafts_that_pay():
     proposer._seconds = -1.0
     assert proposer.asks()
     assert draft_of(proposer, State(0, [0]), MOST)
-    proposer.worth.paused = 9
+    proposer.costs.since = AFRESH
     assert not proposer.asks()
 
 
 @pytest.mark.parametrize("chance", [0.5, 1.0])
-@pytest.mark.parametrize("paused", [0, 500])
-def test_it_begins_again_when_drafts_are_better_than_those_that_did_not_pay(chance, paused):
+def test_it_begins_again_when_drafts_are_better_than_those_that_did_not_pay(chance):
     """Steps with drafts, of which half are right, take three times as long. Then they become right."""
     now = 0.5
     proposer, ids, drafted = AdaptiveProposer(Eager(lambda: now)), [0], []
     for step in range(800):
         if step == 600:
-            now, proposer.worth.paused = chance, paused
-            proposer._poor = 0.55
+            now = chance
         draft = draft_of(proposer, State(0, ids), 4) if proposer.asks() else Draft()
         kept = followed(draft, range(1 << 20), len(ids))
         proposer.accepted(0, kept)
         grown(ids, kept + 1)
-        proposer.stepped(1 + len(draft), 1 + kept, 1.0 + 2.0 * bool(draft), 1)
+        proposer.stepped(1, 1 + len(draft), 1.0 + 2.0 * bool(draft))
         drafted.append(len(draft))
     assert sum(drafted[200:600]) < 40
     assert (sum(drafted[600:]) > 200) is (chance == 1)
@@ -353,7 +351,7 @@ def test_laws_are_told_aloud():
         draft = draft_of(proposer, State(0, [0]), MOST) if proposer.asks() else Draft()
         proposer.accepted(0, 0)
         drafted.append(len(draft))
-        proposer.stepped(1 + len(draft), 1, 1.0 + len(draft))
+        proposer.stepped(1, 1 + len(draft), 1.0 + len(draft))
     assert set(drafted) == {0, 1}
     assert 0.5 * QUIET < sum(drafted) / len(drafted) < 3 * QUIET + 0.01
 
@@ -393,57 +391,46 @@ def test_what_a_draft_has_said(ids, kept):
 @given(st.lists(st.tuples(st.integers(1, 60), st.floats(0.001, 9)), min_size=2, max_size=30))
 def test_the_line_through_the_steps(added):
     """Of those with drafts, the nothing that no tokens add among them."""
-    costs = Costs()
-    costs.seconds = 1e9  # nothing is far longer than that
-    costs.read = 1.0
+    costs = Costs({1: 1e9}, tried=True)
     for drafted, seconds in added:
-        costs.added(drafted, seconds)
-    weight = costs.drafted.decay ** np.arange(len(added) + 1)[::-1]
-    drafted, seconds = np.array([(0, 0.0), *added]).T
-    mean_drafted, mean_seconds = (np.average(each, weights=weight) for each in (drafted, seconds))
-    spread = np.average((drafted - mean_drafted) ** 2, weights=weight)
-    together = np.average((drafted - mean_drafted) * (seconds - mean_seconds), weights=weight)
-    assert np.allclose([costs.drafted.value, costs.more.value], [mean_drafted, mean_seconds])
-    assert np.allclose([costs.spread.value, costs.together.value], [spread, together], atol=1e-9)
+        costs.stepped(1, 1 + drafted, (1 + seconds) * 1e9)
+    weight = KEPT ** np.arange(len(added) + 1)[::-1]
+    x, y = np.array([(0, 0.0), *((drafted / (1 + REST), seconds) for drafted, seconds in added)]).T
+    means = [np.average(each, weights=weight) for each in (x, y, x * x, x * y)]
+    assert np.allclose([costs.x, costs.y, costs.xx, costs.xy], means)
 
 
 def test_what_drafts_cost():
     costs = Costs()
-    assert (costs.price, costs.fixed) == (0.3, 0.0)
+    assert (costs.price(1), costs.fixed) == (1 / (1 + REST), 0.0)  # a guess
     for drafted in (1, 4, 8) * 60:
-        costs.stepped(3 + drafted, 3, 1.5)
-        costs.added(drafted, 0.5 + 0.1 * drafted)
-    assert costs.price == pytest.approx(0.1 * 3 / 1.5, rel=0.05)  # 3 tokens in 1.5 seconds, one more takes 0.1
-    assert costs.fixed == pytest.approx(0.5 * 3 / 1.5, rel=0.05)
-    for _ in range(2000):
-        costs.rested()
-    assert costs.fixed < 0.02 * 3 / 1.5  # it may have been bad luck
-    same = Costs()
-    for _ in range(300):
-        same.stepped(5, 5, 2.0)
-        same.added(2, 1.0)
-    assert same.slope == pytest.approx(2.0 / 25, rel=0.05)  # a guess; the rest is fixed
-    assert same.fixed * 2.0 / 5 + 2 * same.slope == pytest.approx(1.0, rel=0.02)
+        costs.stepped(3, 3, 1.5)
+        costs.stepped(3, 3 + drafted, 2.0 + 0.1 * drafted)
+    assert costs.price(3) == pytest.approx(0.1 * 3 / 1.5, rel=0.1)  # 3 tokens in 1.5 seconds, one more takes 0.1
+    assert costs.fixed == pytest.approx(0.5 / 1.5, rel=0.1)
+    for _ in range(4000):
+        costs.stepped(3, 3, 1.5)
+    assert costs.fixed < 0.1 * 0.5 / 1.5  # it may have been bad luck
     down = Costs()
     for drafted in (1, 5, 9) * 20:
-        down.stepped(9, 1, 10.0)
-        down.added(drafted, 10.0 - drafted)
-    assert down.price == 0.0
+        down.stepped(1, 1, 10.0)
+        down.stepped(1, 1 + drafted, 20.0 - drafted)
+    assert down.price(1) == 0.0
+
+
+def test_steps_of_so_many_sequences_as_never_before_are_looked_at_without_drafts():
+    costs = Costs()
+    costs.stepped(3, 5, 1.0)
+    assert costs.since == AFRESH
+    costs.stepped(3, 3, 1.0)
+    assert (costs.since, costs.fixed) == (0, 0.0)
 
 
 def test_a_step_that_took_long_for_once_says_little():
-    costs = Costs()
-    for drafted in (1, 4) * 20:
-        costs.stepped(1 + drafted, 1, 1.0)
-        costs.added(drafted, 0.1 * drafted)
-    before = costs.price
-    costs.added(4, 1000.0)
-    assert costs.price + costs.fixed < before + 0.2
-    first = Costs()
-    for _ in range(3):
-        first.stepped(1, 1, 1.0)
-    first.added(1, 1000.0)
-    assert first.price + first.fixed < 0.15
+    costs = Costs({1: 1.0})
+    assert costs.usual(1, 3, 1000.0) == 6.0
+    assert costs.usual(1, 3, 5.0) == 5.0
+    assert costs.usual(2, 3, 1000.0) == 1000.0
 
 
 @pytest.mark.parametrize("plain", [3, 30])
@@ -452,7 +439,7 @@ def test_what_the_first_draft_has_compiled_is_not_the_price_of_all(plain, compil
     """A few steps without drafts, then one with the first draft, for which kernels are compiled or loaded."""
     proposer, state, drafted = AdaptiveProposer(Eager()), State(0, [0]), []
     for _ in range(plain):
-        proposer.stepped(1, 1, 1.0, 1)
+        proposer.stepped(1, 1, 1.0)
     for _ in range(20):
         draft = draft_of(proposer, state, MOST) if proposer.asks() else Draft()
         kept = followed(draft, range(1 << 30), len(state.token_ids))
@@ -460,7 +447,7 @@ def test_what_the_first_draft_has_compiled_is_not_the_price_of_all(plain, compil
             proposer.accepted(0, kept)
         grown(state.token_ids, kept + 1)
         took = 1 + 0.02 * len(draft) + compiling * (len(draft) > 0 and not any(drafted))
-        proposer.stepped(1 + len(draft), kept + 1, took, 1)
+        proposer.stepped(1, 1 + len(draft), took)
         drafted.append(len(draft))
     assert sum(drafted[-10:]) > 6 * MOST
 
@@ -471,7 +458,8 @@ def test_a_draft_is_as_long_as_brings_most(rates, price, fixed):
     kept.tried = [1e9] * len(rates)
     kept.kept = [1e9 * rate for rate in rates]
     gains = [0.0] + [sum(np.cumprod(rates[:k])) - price * k - fixed for k in range(1, len(rates) + 1)]
-    count = Chances(kept).length(len(rates), price, fixed)
+    count, gain = Chances(kept).length(len(rates), price, fixed)
+    assert gain == pytest.approx(sum(np.cumprod(rates[:count])), abs=1e-6)
     assert gains[count] == pytest.approx(max(gains), abs=1e-6)
 
 
@@ -499,7 +487,7 @@ def test_who_joins_is_drafted_for_at_once_where_drafts_paid(pays):
         kept = followed(draft, range(1 << 20), len(ids))
         proposer.accepted(0, kept)
         grown(ids, kept + 1)
-        proposer.stepped(1 + len(draft), 1 + kept, 1.0 + 0.1 * len(draft))
+        proposer.stepped(1, 1 + len(draft), 1.0 + 0.1 * len(draft))
     proposer.forget(0)
     assert not proposer.propose([], [])  # nobody is at work
     proposer._seconds = -1.0
@@ -515,12 +503,10 @@ def test_who_joins_is_drafted_for_at_once_where_drafts_paid(pays):
 
 @pytest.mark.parametrize("read", [0, 1])
 def test_a_step_whose_forward_failed_says_nothing(read):
-    """Not even the first one, of which the price of a token would be divided by nothing."""
     inner = Eager()
     inner.layers = (1,)
     proposer = AdaptiveProposer(inner)
-    proposer.stepped(read, 0, 1.0, 2)
+    proposer.stepped(2, read, 1.0)
     assert proposer.costs == Costs()
-    assert proposer.worth == Worth()
     proposer.rests(joining=True)
     assert draft_of(proposer, State(0, [0]), 4)

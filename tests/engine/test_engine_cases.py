@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from toy_models import PagedToy
 from toys import KINDS, SIZE, TABLE, alone, answers, drive, is_empty, rule, runner, toy
 
 import nucleate as nc
@@ -11,7 +12,6 @@ from nucleate.core.event import Event, Usage
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
 from nucleate.engine.stats import Drafts
-from nucleate.models.toy import PagedToy
 
 GREEDY = nc.SamplingParams(temperature=0, ignore_eos=True, max_tokens=6, seed=1)
 

@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from toy_models import Toy
 
 import nucleate as nc
 from nucleate.engine.draft.draft import Read, State
 from nucleate.engine.draft.neural import load
-from nucleate.engine.draft.neural.features import PENDING
+from nucleate.engine.draft.neural.heard import PENDING
 from nucleate.models.llama import Llama
 from nucleate.models.load import EMBEDDED
 from nucleate.models.model import ModelError
 from nucleate.models.runner import BLOCK
-from nucleate.models.toy import Toy
 from nucleate.models.transformers import TransformersModel
 
 torch = pytest.importorskip("torch", reason="needs the extra 'torch'")

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from nucleate.engine.draft.draft import Draft, Proposer, Read, State
 from nucleate.engine.draft.neural import NAMES, load
-from nucleate.engine.draft.neural.features import PENDING
+from nucleate.engine.draft.neural.heard import PENDING
 from nucleate.models.llama import Llama
 from nucleate.models.load import EMBEDDED
 from nucleate.models.packed_llama import PackedLlama
@@ -262,8 +262,8 @@ def test_who_is_not_asked_keeps_only_what_came_last(name: str, model: Llama) -> 
     random = np.random.default_rng(1)
     for start in range(0, 5000, 100):
         proposer.read([Read(0, start, [7] * 100, random.standard_normal((100, 576)).astype(np.float32))])
-        known = proposer._followed._features[0]
-        assert known.waiting <= PENDING
+        known = proposer._followed._heard[0]
+        assert known.count - known.taken <= PENDING
         assert known.stop == start + 100
     assert len(proposer.propose([State(0, [7] * 5001)], [4])[0]) == 4
 
@@ -311,7 +311,7 @@ def test_what_is_forgotten_takes_no_memory(name: str, model: Llama, texts: list[
         proposer.forget(key, [1, 2])
         proposer.forget(key)
     held = getattr(proposer, "_followed", proposer)
-    assert not getattr(held, "_features", None)
+    assert not getattr(held, "_heard", None)
     assert not getattr(held, "_last", None)
     assert not getattr(held, "_readers", None)
     if rooms := getattr(held, "_rooms", None):
@@ -344,4 +344,4 @@ def small(model: Llama, blocks: int) -> Any:
 def head(name: str, model: Llama, tokens: int) -> Any:
     from nucleate.engine.draft.neural.files import weights_for
 
-    return type(load(name, model))(*weights_for(name, model), tokens)  # type: ignore[call-arg]
+    return type(load(name, model))(*weights_for(name, model), tokens=tokens)  # type: ignore[call-arg]

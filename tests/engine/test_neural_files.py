@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from toy_models import Toy
 
 from nucleate.engine.draft.draft import Read, State
 from nucleate.engine.draft.neural import NAMES, load
@@ -22,7 +23,6 @@ from nucleate.models.load import EMBEDDED
 from nucleate.models.model import ModelError
 from nucleate.models.packed_llama import PackedLlama
 from nucleate.models.runner import Part
-from nucleate.models.toy import Toy
 
 TRAINING = Path(__file__).parents[2] / "training"
 

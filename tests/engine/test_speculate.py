@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from proposers import Oracle, Silent
+from toy_models import PagedToy, Toy
 from toys import SIZE, alone, answers, drive, is_empty, rule, runner, toy
 
 import nucleate as nc
@@ -19,7 +20,6 @@ from nucleate.engine.request import Request
 from nucleate.engine.speculate import NAMES, RULE_NAMES, Speculation
 from nucleate.engine.stats import Drafts
 from nucleate.models.model import ModelError
-from nucleate.models.toy import PagedToy, Toy
 
 GREEDY = nc.SamplingParams(temperature=0, ignore_eos=True, max_tokens=6, seed=1)
 

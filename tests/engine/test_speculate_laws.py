@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from proposers import Silent
 from test_verify_coupled import PARAMS
 from test_verify_distribution import DRAFTED, LENGTH, PROMPT, TARGETS, Target, assert_follows, assert_texts
+from toy_models import Toy
 from toys import drive, is_empty, runner
 
 import nucleate as nc
@@ -32,7 +33,6 @@ from nucleate.engine.request import Request
 from nucleate.engine.speculate import Speculation
 from nucleate.engine.verify import RULES, Verdict, coins, last_coin
 from nucleate.laws import Laws, foreseeable
-from nucleate.models.toy import Toy
 from nucleate.sampler import Sampler
 from nucleate.stages import Gumbel, Mask, Mirostat, Typical
 

@@ -15,6 +15,7 @@ from test_chaos import rule as broken_rule
 from test_chaos import storm
 from test_speculate_engine import any_request, known
 from test_structured_random import holds
+from toy_models import PagedToy
 from toys import SIZE, alone, answers, drive, is_empty, rule, runner, toy
 
 import nucleate as nc
@@ -26,7 +27,6 @@ from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
 from nucleate.engine.speculate import Speculation
 from nucleate.models.runner import Part
-from nucleate.models.toy import PagedToy
 from nucleate.text.structured import Grammars, Guide
 
 DRAFTING = ("paged", "asynchronous")
@@ -489,7 +489,7 @@ def test_an_adaptive_tree_is_cut_to_the_depth_that_pays(right: int) -> None:
         depths.append(draft.depth)
         assert len(draft) == 3 * draft.depth
         proposer.accepted(7, min(right, draft.depth))
-        proposer.stepped(1 + len(draft), 1 + min(right, draft.depth), 1.0 + 0.05 * len(draft), 1)
+        proposer.stepped(1, 1 + len(draft), 1.0 + 0.05 * len(draft))
     assert proposer._width == pytest.approx(3.0, abs=0.1) or not right
     assert max(made.counts) == 12
     assert max(depths[-20:]) == right or (right == 0 and max(depths[-20:]) <= 1)

@@ -19,7 +19,6 @@ from nucleate.core.noise import GROUP_SIZE
 from nucleate.engine.draft.draft import ROOT, Draft, State
 from nucleate.engine.draft.neural import load
 from nucleate.engine.draft.neural.draw import Asked, draw, draw_some
-from nucleate.engine.draft.neural.eagle import Eagle
 from nucleate.engine.draft.neural.growth import Growth
 from nucleate.engine.draft.suffix import SuffixProposer
 from nucleate.engine.request import Request
@@ -176,7 +175,7 @@ def test_the_eagle_head_says_along_a_branch_what_it_says_in_a_chain(
     assert len(growth.looked) > 5
     tree = Draft(tuple(growth.chain.tokens), tuple(growth.parents))
     for looked in growth.looked:
-        proposer = Eagle.load(model)
+        proposer = load("eagle", model)
         told(proposer, model, 9, ids)
         chain = growth.chain.__class__(State(9, ids, temperature=0.0), 14)
         [chain] = proposer._followed.ready([chain])

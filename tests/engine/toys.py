@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Iterable
 
 import numpy as np
+from toy_models import PagedToy, Toy
 
 import nucleate as nc
 from nucleate.core.event import Event, Piece
@@ -13,7 +14,6 @@ from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
 from nucleate.generate import generate
 from nucleate.models.runner import Contexts
-from nucleate.models.toy import PagedToy, Toy
 from nucleate.text.structured import Grammars
 from nucleate.text.tokenizer import Tokenizer
 

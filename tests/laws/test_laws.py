@@ -23,7 +23,6 @@ from nucleate.core.parameter import ParameterError
 from nucleate.core.stage import Ceiling, Draw, History, Scale, Shift, Tap, shape_of
 from nucleate.params import FIELDS
 from nucleate.pipeline import as_pipeline, simplify
-from nucleate.pipeline_json import from_json, to_json
 from nucleate.presets import with_mask
 from nucleate.stages import Greedy, Gumbel, MinP, Repetition, Temperature, TopK, TopP, Xtc
 
@@ -248,10 +247,8 @@ def test_a_stage_is_a_value(kind):
         assert eval(repr(stage), names) == stage
         assert pickle.loads(pickle.dumps(stage)) == copy.deepcopy(stage) == copy.copy(stage) == stage
         assert hash(copy.deepcopy(stage)) == hash(stage)
-        assert from_json(to_json((stage,))) == (stage,)
-        assert repr(from_json(to_json((stage,)))[0]) == repr(stage)
         assert not stage.greedy or len(reference.survivors(examples.rows()[0], (stage,)).ids_N) == 1
-    texts = {to_json((stage,)) for stage in found}
+    texts = {repr(stage) for stage in found}
     assert len(set(found)) == len(texts)
 
 
@@ -349,9 +346,6 @@ def test_what_moves_the_first_token_stays_before_a_greedy_stage(engine, kind):
 @given(pipelines(text=True))
 def test_a_pipeline_is_a_value(stages):
     assert as_pipeline(stages) == stages
-    assert from_json(to_json(stages)) == stages
-    assert to_json(from_json(to_json(stages))) == to_json(stages)
-    assert hash(from_json(to_json(stages))) == hash(stages)
     assert eval(repr(stages), vars(all_stages)) == stages
     text = str(nc.explain(stages))
     assert all(repr(stage) in text for stage in stages)

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from nucleate.core.libraries import MODELS
-from nucleate.models.few import FEW, product
+from nucleate.models.product import FEW
+from nucleate.models.product import compiled_product as product
 
 
 def some(*shape: int) -> np.ndarray:

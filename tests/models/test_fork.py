@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from toy_models import PagedToy, Toy
 
 from nucleate.models.llama import Llama
 from nucleate.models.load import EMBEDDED, runner_of
 from nucleate.models.model import Model
 from nucleate.models.runner import Contexts, Fork, Part, Runner
-from nucleate.models.toy import PagedToy, Toy
 
 ONE = dict(
     vocab_size=199, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import nucleate as nc
-from nucleate.models import memory
+from nucleate.models import load, memory
 
 
 def test_what_is_free_is_between_nothing_and_all() -> None:
@@ -26,9 +26,11 @@ def test_where_linux_does_not_say(monkeypatch: pytest.MonkeyPatch) -> None:
     assert memory.free() == memory.UNKNOWN
 
 
-def test_a_quarter_is_the_most() -> None:
-    assert memory.suggested(1000, 1 << 30) == 1000
-    assert memory.suggested(1 << 40, 1 << 30) == 1 << 28
+def test_a_quarter_is_the_most(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load, "free", lambda: 1 << 20)
+    block = 16 * llm.model.token_bytes
+    assert load.runner_of(llm.model, tokens=32).blocks == 2
+    assert load.runner_of(llm.model).blocks == (1 << 18) // block
 
 
 def test_an_engine_takes_what_its_sequences_can_fill(llm: nc.LLM) -> None:

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 from driver import Driver
+from toy_models import Toy
 
 from nucleate.models.load import runner_of
 from nucleate.models.model import ModelError
 from nucleate.models.runner import Contexts, Part
-from nucleate.models.toy import Toy
 from nucleate.models.transformers import TransformersModel
 
 torch = pytest.importorskip("torch", reason="needs the extra 'torch'")

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_attention import attended
+from toy_models import PagedToy, Toy
 
 from nucleate.models import attention
 from nucleate.models.branches import MOST, Tree
@@ -19,7 +20,6 @@ from nucleate.models.packed_llama import PackedLlama, compiled
 from nucleate.models.packing import Packing, slots_of
 from nucleate.models.pool import NO_SINKS, Rule, by_token, copy_places, new_pool
 from nucleate.models.runner import Move, Part, Runner
-from nucleate.models.toy import PagedToy, Toy
 
 
 def random_parents(random: np.random.Generator, count: int) -> list[int]:

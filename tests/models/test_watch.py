@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from driver import Driver
+from toy_models import PagedToy, Toy
 
 from nucleate.models.llama import Llama, LlamaContext
 from nucleate.models.load import EMBEDDED, runner_of
 from nucleate.models.model import ModelError
 from nucleate.models.packed_llama import PackedLlama
 from nucleate.models.runner import Contexts, Part
-from nucleate.models.toy import PagedToy, Toy
 
 MEMORY = 8 << 20
 

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 from asgi import JSON, alive, ask, begin
+from toy_models import PagedToy, Toy
 
 import nucleate as nc
 from nucleate.engine.engine import Engine
 from nucleate.models.model import ModelError
-from nucleate.models.toy import PagedToy, Toy
 from nucleate.server import answering
 from nucleate.server import service as service_module
 from nucleate.server.app import application

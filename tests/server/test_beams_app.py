@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 from asgi import ask, begin
+from slow_beam import beam_search
 from test_app import SIZE, check_error, rule, serve, slowly
 
 import nucleate as nc
-from nucleate.beam import beam_search
 from nucleate.core.parameter import ParameterError
 from nucleate.params import FIELDS
 from nucleate.server.service import Service

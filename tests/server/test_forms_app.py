@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 from asgi import ask, begin
 from test_app import SIZE, check_error, ids_of, longest_hold, rule, serve, slowly
+from toy_models import PagedToy, Toy
 
 import nucleate as nc
 from nucleate.core.parameter import ParameterError
 from nucleate.engine.engine import Engine
-from nucleate.models.toy import PagedToy, Toy
 from nucleate.server import service as service_module
 from nucleate.server.limits import Limits
 from nucleate.server.service import Service

@@ -27,10 +27,8 @@ GENERIC = Library(
 )
 MODELS = Library(
     "models",
-    ("nucleate.models.kernels", "nucleate.models.few_kernel", "nucleate.models.attention_kernel"),
-    _sources(
-        *(f"models/{name}.py" for name in ("kernels", "few_kernel", "attention_kernel", "branches", "pool", "vectors"))
-    ),
+    ("nucleate.models.kernels", "nucleate.models.attention_kernel"),
+    _sources(*(f"models/{name}.py" for name in ("kernels", "attention_kernel", "branches", "pool", "vectors"))),
 )
 DRAFTS = Library(
     "drafts", ("nucleate.engine.draft.neural.race",), _sources("engine/draft/neural/race.py", "backends/cpu/*.py")

@@ -13,8 +13,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, dataclass_transform
 
-from nucleate.core.history import History
-from nucleate.core.parameter import Parameter, declared, param
+from nucleate.core.history import History as History  # noqa: PLC0414  # stages have it from here, as the next one
+from nucleate.core.parameter import Parameter, declared
+from nucleate.core.parameter import param as param  # noqa: PLC0414
 
 Scores = Any
 """Scores or numbers as the backend holds them: NumPy arrays in the reference, scalars or blocks in a kernel."""
@@ -243,28 +244,6 @@ class Draw(Stage):
     def target(self, row: Row, u: Scores) -> Scores:
         raise NotImplementedError(f"{type(self).__name__} has uniforms = {self.uniforms!r}, and no rule for it")
 
-
-__all__ = [
-    "SHAPES",
-    "Ceiling",
-    "Draw",
-    "Drawn",
-    "Floor",
-    "Follower",
-    "History",
-    "Pipeline",
-    "Prefix",
-    "Row",
-    "Scale",
-    "Scores",
-    "Shift",
-    "Speller",
-    "Stage",
-    "Tap",
-    "Token",
-    "param",
-    "shape_of",
-]
 
 Pipeline = tuple[Stage, ...]
 SHAPES: tuple[type[Stage], ...] = (Shift, Scale, Floor, Prefix, Ceiling, Draw, Tap)

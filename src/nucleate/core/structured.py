@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any, Literal, cast, get_args
 
 from nucleate.core.parameter import ParameterError, read_json, unknown
@@ -142,26 +143,18 @@ def _texts(name: str, value: object) -> tuple[str, ...] | None:
     return tuple(_whole(name, item) for item in value)
 
 
-def _policy(name: str, value: object) -> str:
-    return _one_of(name, value, get_args(Policy))
-
-
-def _whitespace(name: str, value: object) -> str:
-    return _one_of(name, value, get_args(Whitespace))
-
-
-def _one_of(name: str, value: object, known: tuple[str, ...]) -> str:
-    if not isinstance(value, str) or value not in known:
-        raise ParameterError(name, f"{name} must be one of {', '.join(known)}, got {shown(value)}")
+def _one_of(kinds: Any, name: str, value: object) -> str:
+    if not isinstance(value, str) or value not in get_args(kinds):
+        raise ParameterError(name, f"{name} must be one of {', '.join(get_args(kinds))}, got {shown(value)}")
     return str.__str__(value)
 
 
-_CONVERT = {
+_CONVERT: Mapping[str, Callable[[str, Any], Any]] = {
     "json_schema": _schema,
     "json_object": _switch,
     "regex": _text,
     "choice": _texts,
     "grammar": _text,
-    "policy": _policy,
-    "whitespace": _whitespace,
+    "policy": partial(_one_of, Policy),
+    "whitespace": partial(_one_of, Whitespace),
 }

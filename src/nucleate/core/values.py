@@ -48,6 +48,11 @@ def shown(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
+def one_line(error: Exception) -> str:
+    """What an error says, for a message."""
+    return " ".join(str(error).split())[:300] or type(error).__name__
+
+
 def _begin(value: Any, depth: int = 60) -> Any:
     """As much of a value as its first 60 characters can be of: its own repr would be made whole."""
     if isinstance(value, str | bytes):

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Self, final
+from typing import Any, ClassVar, Literal, Self, final
 
-from nucleate.beam import EarlyStopping, check_together
 from nucleate.core.event import FinishReason, Piece, StepLogprobs, Usage, Validation
 from nucleate.core.parameter import Parameter, ParameterError, param, unknown, with_parameters
 from nucleate.core.structured import Structured
+from nucleate.core.values import shown
 from nucleate.engine.request import Request
 
 
 @final
 @with_parameters
 class BeamParams:
-    """How to search for the likeliest answers to a prompt. The meaning of all of it is ``nucleate.beam.beam_search``.
+    """How to search for the likeliest answers to a prompt. docs/semantics.md says what all of it means.
 
     early_stopping says when ``width`` finished answers are enough: True, at once; False, when the best open one, had it
     ended here, would not beat the worst of them; "never", when it would not even at the best length it can still have.
@@ -30,7 +31,7 @@ class BeamParams:
     length_penalty: float = param(
         "exponent of the length by which a logprob is divided; above 0 favours long answers", default=1.0
     )
-    early_stopping: EarlyStopping = False
+    early_stopping: bool | Literal["never"] = False
     returned: int | None = param("how many of the best answers to return; none: width", default=None, low=1)
     groups: int = param("groups that share the width, each a search of its own", default=1, low=1)
     diversity_penalty: float = param(
@@ -51,8 +52,19 @@ class BeamParams:
 
     def check(self, max_tokens: int) -> None:
         """Raise ParameterError for values that do not go together where answers may have so many tokens."""
-        penalty, early = self.length_penalty, self.early_stopping
-        check_together(self.width, max_tokens, penalty, early, self.returned, self.groups)
+        early: Any = self.early_stopping
+        penalty, returned = self.length_penalty, self.returned
+        if not isinstance(early, bool) and not (isinstance(early, str) and early == "never"):
+            message = f"early_stopping must be true, false or 'never', got {shown(early)}"
+            raise ParameterError("early_stopping", message)
+        if abs(penalty) * math.log(max_tokens) > 700:  # else the power would not be a number, or zero
+            allowed = "within e**-700..e**700"
+            message = f"length_penalty must leave max_tokens ** length_penalty {allowed}, got {shown(penalty)}"
+            raise ParameterError("length_penalty", message)
+        if returned is not None and returned > self.width:
+            raise ParameterError("returned", f"returned must be at most width ({self.width}), got {returned}")
+        if self.width % self.groups:
+            raise ParameterError("groups", f"groups must divide width ({self.width}), got {self.groups}")
 
     @property
     def n(self) -> int:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from nucleate.backends.logprobs import logprobs
 from nucleate.core.event import Event, Finish, Piece, StepLogprobs, Usage
+from nucleate.core.values import one_line
 from nucleate.engine.beam import BeamPiece, BeamRequest
 from nucleate.engine.beam_search import Child, Found, Search, SearchError
 from nucleate.engine.forms import Forms
@@ -170,9 +171,13 @@ class Searches:
         rows = [beam.logits_V for beam in live.beams if beam.logits_V is not None]
         held = [beam.form.guide if isinstance(beam.form, Held) else None for beam in live.search.open]
         self.drawn += len(rows)
-        told = _Told(live, rows) if live.request.params.logprobs is not None else None
+        top, ids_V = live.request.params.logprobs, np.arange(len(rows[0]))
+
+        def told(place: int, token: int) -> StepLogprobs:  # of the logits as they are
+            return logprobs(ids_V, rows[place], token, top or 0)
+
         try:
-            children = live.search.step(np.stack(rows), self._forms.mask(held), told)
+            children = live.search.step(np.stack(rows), self._forms.mask(held), None if top is None else told)
             self._go_on(live, children)
         except SearchError as error:
             return self.end(live, Finish("error", why(error.reason, held[error.place])))
@@ -201,7 +206,7 @@ class Searches:
             if forks:
                 self._runner.fork(forks)
         except Exception as error:
-            raise _CopyError(f"the model failed: {' '.join(str(error).split())[:300]}") from error
+            raise _CopyError(f"the model failed: {one_line(error)}") from error
         for beam, (_, token) in zip(live.beams, children, strict=True):
             beam.job.push(token)
             beam.logits_V, beam.job.paused = None, live.paused
@@ -255,14 +260,3 @@ class Searches:
 
 class _CopyError(Exception):
     """The model could not copy what it has read."""
-
-
-class _Told:
-    """What is told of a step, of the logits as they are."""
-
-    def __init__(self, live: LiveSearch, rows: Sequence[NDArray[np.float32]]) -> None:
-        self._rows, self._top = rows, live.request.params.logprobs or 0
-        self._ids_V = np.arange(len(rows[0]))
-
-    def __call__(self, place: int, token: int) -> StepLogprobs:
-        return logprobs(self._ids_V, self._rows[place], token, self._top)

@@ -1,6 +1,6 @@
 """A beam search over rows of logits: which beams go on with which tokens, what has ended, when it is over.
 
-Knows no model, no text and no scheduler. ``nucleate.beam`` is the slow twin, and says what it means.
+Knows no model, no text and no scheduler. ``tests/slow_beam.py`` is the slow twin, and says what it means.
 """
 
 from __future__ import annotations

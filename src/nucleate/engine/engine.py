@@ -10,14 +10,10 @@ from __future__ import annotations
 
 import functools
 from time import perf_counter
-from typing import overload
-
-import numpy as np
 
 from nucleate.core.event import Event, Finish
 from nucleate.core.noise import fresh_seed
 from nucleate.core.parameter import ParameterError
-from nucleate.core.stage import Pipeline
 from nucleate.dispatch.select import TENSOR_BACKENDS
 from nucleate.engine.beam import BeamRequest
 from nucleate.engine.beam_jobs import Asked, Beam, LiveSearch, PreparedSearch, Searches
@@ -33,7 +29,7 @@ from nucleate.engine.speculator import Speculator
 from nucleate.engine.stats import Drafts, Stats
 from nucleate.generate import admit, stages_of
 from nucleate.models.runner import Runner
-from nucleate.params import SamplingParams
+from nucleate.rows import check_count
 from nucleate.sampler import Sampler
 from nucleate.text.structured import Limits, skippable
 from nucleate.text.tokenizer import Tokenizer
@@ -71,11 +67,11 @@ class Engine:
         speculation: Speculation | str | None = None,
         backend: str = "auto",
     ) -> None:
-        _at_least("max_sequences", max_sequences, 1)
-        _at_least("max_batch_tokens", max_batch_tokens, max_sequences, "max_sequences")
+        check_count(max_sequences, "max_sequences")
+        check_count(max_batch_tokens, "max_batch_tokens", max_sequences, "max_sequences")
         self.context_length = min(runner.context_length, runner.blocks * runner.block_size)
         if max_length is not None:
-            _at_least("max_length", max_length, 2)
+            check_count(max_length, "max_length", 2)
             self.context_length = min(self.context_length, max_length)
         self.runner, self.tokenizer, self.vocab_size = runner, tokenizer, runner.vocab_size
         self.max_sequences, self._regex_seconds = max_sequences, regex_seconds
@@ -95,7 +91,7 @@ class Engine:
         )  # fmt: skip
         self._arrivals = self._reused = 0
         self._searches = Searches(self._schedule, runner, self._forms, tokenizer, self._live, self._branches)
-        self._stages = functools.lru_cache(maxsize=256)(self._stages_of)
+        self._stages = functools.lru_cache(maxsize=256)(lambda params: stages_of(params, self.vocab_size, tokenizer))
         self._speculator: Speculator | None = None
         if (asked := Speculation.of(speculation)) is not None:
             self._speculator = Speculator(asked, runner, self._schedule, self._sampler, self._branches)
@@ -130,12 +126,6 @@ class Engine:
             drawing.forced,
             Drafts() if self._speculator is None else self._speculator.figures,
         )
-
-    @overload
-    def prepare(self, request: Request) -> Prepared: ...
-
-    @overload
-    def prepare(self, request: BeamRequest) -> PreparedSearch: ...
 
     def prepare(self, request: Request | BeamRequest) -> Prepared | PreparedSearch:
         """What ``add`` needs to know of a request. Raises ParameterError, as ``add`` would.
@@ -184,7 +174,7 @@ class Engine:
 
     def step(self) -> list[Event]:
         """One forward, one draw: the events of all requests that it moved on; none if there is nothing to do."""
-        begin, read, written = perf_counter(), self._forwards.read, self._written
+        begin, read = perf_counter(), self._forwards.read
         readings = [self._branches[chunk.job].reading(chunk) for chunk in self._schedule.plan()]
         readings.sort(key=_row)  # the order of the sampler's rows, new ones at the end
         if self._speculator is not None:
@@ -199,14 +189,8 @@ class Engine:
         if not behind:
             events += self._drawing.tell()
         if self._speculator is not None and readings:
-            read, written = self._forwards.read - read, self._written - written
-            self._speculator.stepped(readings, read, written, perf_counter() - begin)
+            self._speculator.stepped(readings, self._forwards.read - read, perf_counter() - begin)
         return events
-
-    @property
-    def _written(self) -> int:
-        """How many tokens answers have."""
-        return self._drawing.tokens + self._drawing.forced
 
     def _number(self, chosen: str | None) -> str:
         """The id of a new request."""
@@ -223,9 +207,6 @@ class Engine:
         limit = len(request.prompt_ids) + (rules.max_tokens or 0)  # admit fills it in
         skips = form is not None and skippable(stages)
         return Live(request, number, seed, stages, rules, form, limit, self._arrivals, skips)
-
-    def _stages_of(self, params: SamplingParams) -> Pipeline:
-        return stages_of(params, self.vocab_size, self.tokenizer)
 
     def _begin(self, live: Live) -> None:
         """The next answer of a request waits for its turn."""
@@ -291,9 +272,3 @@ class Engine:
 def _row(reading: Reading) -> int:
     branch = reading.branch
     return branch.row if isinstance(branch, Branch) and branch.row >= 0 else 1 << 62
-
-
-def _at_least(name: str, value: object, least: int, what: str = "") -> None:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-        at = f"{what} ({least})" if what else str(least)
-        raise ParameterError(name, f"{name} must be an integer >= {at}, got {value!r:.60}")

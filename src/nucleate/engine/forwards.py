@@ -10,6 +10,7 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 from nucleate.core.event import Event
+from nucleate.core.values import one_line
 from nucleate.engine.beam_jobs import Beam
 from nucleate.engine.forms import Forms
 from nucleate.engine.request import Branch, Reading
@@ -86,7 +87,7 @@ class Forwards:
                     raise error
                 batches.append(self._together([reading]))
             except Exception as own:  # noqa: BLE001  # a model may raise anything: told to who asked
-                events += self._fail(reading.branch, f"the model failed: {_one_line(own)}")
+                events += self._fail(reading.branch, f"the model failed: {one_line(own)}")
         return batches
 
     def ready(self, batch: Batch) -> Iterator[tuple[Reading, int]]:
@@ -101,7 +102,3 @@ class Forwards:
                 branch.tell_prompt(part, batch.logits[start:end])
             if last:
                 yield reading, end - 1 - len(draft)
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__

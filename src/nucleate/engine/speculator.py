@@ -252,15 +252,12 @@ class Speculator:
             self._safely(self.proposer.read, told)
         self._seconds += perf_counter() - begin
 
-    def stepped(self, readings: Sequence[Reading], read: int, written: int, seconds: float) -> None:
-        """A step took so many seconds, read so many tokens, those of drafts too, and wrote so many."""
+    def stepped(self, readings: Sequence[Reading], read: int, seconds: float) -> None:
+        """A step took so many seconds, and read so many tokens, those of drafts too."""
         if self._adaptive is None:
             return
-        if not self._drafting and read == written == len(readings):  # in short what follows
-            self._adaptive.stepped(read, written, seconds, read)
-            return
         if all(map(_only_goes_on, readings)):
-            self._adaptive.stepped(read, written, seconds, len(readings))
+            self._adaptive.stepped(len(readings), read, seconds)
         else:
             self._adaptive.joined()
 

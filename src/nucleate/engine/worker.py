@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
-from typing import Self, overload
+from typing import Self
 
 from nucleate.core.event import Event
 from nucleate.engine.beam import BeamRequest
@@ -67,12 +67,6 @@ class AsyncEngine:
     def stopped(self) -> EngineStoppedError | None:
         """Why the engine runs no longer, if so."""
         return self._stopped
-
-    @overload
-    def prepare(self, request: Request) -> Prepared: ...
-
-    @overload
-    def prepare(self, request: BeamRequest) -> PreparedSearch: ...
 
     def prepare(self, request: Request | BeamRequest) -> Prepared | PreparedSearch:
         """Check a request, on any thread: what is left to do for it on the engine's own is little."""

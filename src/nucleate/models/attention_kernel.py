@@ -41,22 +41,15 @@ def _weigh(scores_L: Any, length: Any, softcap: Any, sink: Any) -> Any:
 
 
 @loose
-def _store(new_TKX: Any, t: Any, k: Any, pool_BKXX: Any, block: Any, start: Any, step: Any) -> None:
-    """Put the key or value of a token and head where it belongs: numbers that are ``step`` apart in its block."""
-    size = pool_BKXX.shape[2] * pool_BKXX.shape[3]
-    row = pool_BKXX.reshape(-1)[(block * pool_BKXX.shape[1] + k) * size :]
-    for i in range(new_TKX.shape[2]):
-        row[start + i * step] = new_TKX[t, k, i]
-
-
-@loose
 def _put(
     t: Any, place: Any, keys_TKD: Any, values_TKE: Any, k: Any, pool_BKDS: Any, pool_BKSE: Any, table: Any
 ) -> None:
     """Put the key and value of a token and head to a place of its sequence."""
     block, at = table[place // pool_BKDS.shape[3]], place % pool_BKDS.shape[3]
-    _store(keys_TKD, t, k, pool_BKDS, block, at, pool_BKDS.shape[3])
-    _store(values_TKE, t, k, pool_BKSE, block, at * pool_BKSE.shape[3], 1)
+    for i in range(keys_TKD.shape[2]):
+        pool_BKDS[block, k, i, at] = keys_TKD[t, k, i]
+    for i in range(values_TKE.shape[2]):
+        pool_BKSE[block, k, at, i] = values_TKE[t, k, i]
 
 
 @loose

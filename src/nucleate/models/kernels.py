@@ -84,3 +84,23 @@ def gate(both_TY: Any, out_TX: Any) -> None:
             small = exp(-abs(x))  # the half of the sigmoid that cannot overflow
             top = np.float32(1) if x >= np.float32(0) else small
             out_TX[t, i] = x * both_TY[t, size + i] * top / (np.float32(1) + small)
+
+
+@kernel("void(float32[:, ::1], float32[:, ::1], float32[:, ::1])", loose=True)
+def multiply(x_TX: Any, weight_XY: Any, out_TY: Any) -> None:
+    """``out = x @ weight``. The rows of weight are a multiple of eight: so many are taken at a time.
+
+    The matrix is read once, from its beginning to its end. A row comes out the same, to the last bit, whatever the
+    others are and however many.
+    """
+    out_TY[:] = np.float32(0)
+    for i in range(0, weight_XY.shape[0], 8):
+        w0, w1, w2, w3 = weight_XY[i], weight_XY[i + 1], weight_XY[i + 2], weight_XY[i + 3]
+        w4, w5, w6, w7 = weight_XY[i + 4], weight_XY[i + 5], weight_XY[i + 6], weight_XY[i + 7]
+        for t in range(x_TX.shape[0]):
+            x0, x1, x2, x3 = x_TX[t, i], x_TX[t, i + 1], x_TX[t, i + 2], x_TX[t, i + 3]
+            x4, x5, x6, x7 = x_TX[t, i + 4], x_TX[t, i + 5], x_TX[t, i + 6], x_TX[t, i + 7]
+            out_Y = out_TY[t]
+            for y in range(weight_XY.shape[1]):
+                first = x0 * w0[y] + x1 * w1[y] + x2 * w2[y] + x3 * w3[y]
+                out_Y[y] += first + x4 * w4[y] + x5 * w5[y] + x6 * w6[y] + x7 * w7[y]

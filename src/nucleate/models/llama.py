@@ -122,11 +122,14 @@ class Llama:
 
 
 class LlamaContext:
-    """One sequence: the keys and values of its tokens so far, [layers, 2, kv heads, room, head size]."""
+    """One sequence: the keys and values of its tokens so far, [layers, 2, kv heads, context length, head size].
+
+    They take memory as they are first written.
+    """
 
     def __init__(self, model: Llama) -> None:
         self.model, self.length = model, 0
-        self.cache = np.empty((len(model.layers), 2, model.kv_heads, 64, model.head_size), np.float32)
+        self.cache = np.empty((len(model.layers), 2, model.kv_heads, model.context_length, model.head_size), np.float32)
 
     def forward(self, token_ids: Sequence[int]) -> Floats:
         """See ``Context.forward``. Raises ValueError for no token, ids outside the vocabulary, or a full context."""
@@ -150,7 +153,6 @@ class LlamaContext:
             raise ValueError(f"forward takes one or more token ids in 0..{model.vocab_size - 1}")
         if self.length + count > model.context_length:
             raise ValueError(f"{self.length + count} tokens do not fit the context of {model.context_length}")
-        self._make_room(self.length + count)
         angle = np.arange(self.length, self.length + count)[:, None] * model.frequencies
         rotation = np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
         x = model.embedding[ids]
@@ -161,13 +163,6 @@ class LlamaContext:
                 x = x + (gate / (1 + np.exp(-gate)) * up) @ layer.down
         self.length += count
         return x
-
-    def _make_room(self, length: int) -> None:
-        room = self.cache.shape[3]
-        if length > room:
-            grown = np.empty((*self.cache.shape[:3], max(length, 2 * room), self.cache.shape[4]), np.float32)
-            grown[:, :, :, : self.length] = self.cache[:, :, :, : self.length]
-            self.cache = grown
 
     def _attend(self, index: int, projected: Floats, rotation: tuple[Floats, Floats]) -> Floats:
         """Store the keys and values of the new tokens, attend from each over all up to itself."""

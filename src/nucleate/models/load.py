@@ -10,7 +10,7 @@ from typing import Any
 from nucleate.core.parameter import ParameterError
 from nucleate.models.config import read_config
 from nucleate.models.llama import Llama, why_not
-from nucleate.models.memory import free, suggested
+from nucleate.models.memory import free
 from nucleate.models.model import Model, ModelError
 from nucleate.models.packed_llama import PackedLlama
 from nucleate.models.runner import BLOCK, Contexts, Runner
@@ -90,7 +90,7 @@ def runner_of(model: Model, memory: int | None = None, tokens: int = 1 << 16) ->
     """
     each = getattr(model, "token_bytes", UNTOLD)
     if memory is None:
-        memory = suggested(each * tokens, model.free_memory if isinstance(model, TransformersModel) else free())
+        memory = min(each * tokens, (model.free_memory if isinstance(model, TransformersModel) else free()) // 4)
     if isinstance(model, Llama):
         return PackedLlama(model, memory)
     if not isinstance(model, TransformersModel):

@@ -22,8 +22,3 @@ def free() -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
     except (AttributeError, ValueError, OSError):
         return UNKNOWN
-
-
-def suggested(wanted: int, available: int) -> int:
-    """Bytes for keys and values: what is wanted, but at most a quarter of what is available."""
-    return min(wanted, available // 4)

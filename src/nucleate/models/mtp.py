@@ -15,11 +15,12 @@ import numpy as np
 import torch
 from transformers.modeling_layers import MtpModel
 
+from nucleate.core.values import one_line
 from nucleate.models.model import ModelError
 from nucleate.models.packed import NAME, PROBE, WANTED, has_kernel, implement, new_pool_of, twin
 from nucleate.models.packed_attention import Layer, Plan, Pool, UnfitError
 from nucleate.models.runner import BLOCK, Part
-from nucleate.models.transformers import TransformersModel, one_line
+from nucleate.models.transformers import TransformersModel
 from nucleate.models.trial import LENGTH, TOLERANCE, WINDOW, Probe
 from nucleate.models.watching import Watcher, decoder_layers
 

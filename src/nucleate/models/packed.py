@@ -16,12 +16,13 @@ import numpy as np
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from nucleate.core.values import one_line
 from nucleate.models.model import ModelError
 from nucleate.models.packed_attention import Layer, Plan, Pool, UnfitError
 from nucleate.models.packing import slots_of
 from nucleate.models.pool import by_token, new_pool
 from nucleate.models.runner import BLOCK, UNWATCHED, Fork, Move, Part
-from nucleate.models.transformers import TransformersModel, one_line
+from nucleate.models.transformers import TransformersModel
 from nucleate.models.watching import Watcher
 
 NAME, PROBE = "nucleate", "nucleate_probe"

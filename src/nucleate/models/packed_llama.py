@@ -20,7 +20,7 @@ from nucleate.models.llama import Floats, Layer, Llama, one_thread
 from nucleate.models.model import ModelError
 from nucleate.models.packing import Packing, slots_of
 from nucleate.models.pool import Pool, Rule, copy_blocks, copy_places, new_pool
-from nucleate.models.product import product
+from nucleate.models.product import compiled_product, product
 from nucleate.models.runner import BLOCK, UNWATCHED, Fork, Move, Part
 
 
@@ -36,9 +36,9 @@ class Kernels(NamedTuple):
 
 def compiled() -> Kernels:
     """Those of Numba, waited for."""
-    from nucleate.models import attention, few
+    from nucleate.models.attention import decode
 
-    return Kernels(MODELS.add_and_normalise, MODELS.rotate, MODELS.gate, few.product, attention.decode)
+    return Kernels(MODELS.add_and_normalise, MODELS.rotate, MODELS.gate, compiled_product, decode)
 
 
 class PackedLlama:

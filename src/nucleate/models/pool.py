@@ -18,8 +18,6 @@ Pool = tuple[Floats, Floats]
 NO_SINKS = np.empty(0, np.float32)
 LANES = 16
 """Numbers that a kernel takes at a time."""
-STEPS = 4
-"""Rows of a matrix that are taken together in a product of few rows."""
 
 
 def new_pool(blocks: int, block_size: int, kv_heads: int, key_size: int, value_size: int) -> Pool:

@@ -11,10 +11,13 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from nucleate.core.libraries import MODELS
 from nucleate.core.threads import cores
 from nucleate.core.threads import pool as workers
 
 Floats = NDArray[np.float32]
+FEW = 16
+"""Rows up to which the kernel is about as fast as BLAS, or faster."""
 LARGE = 1 << 25
 """Multiplications from which another thread is worth its start."""
 
@@ -35,4 +38,18 @@ def product(x_TX: Floats, weight_XY: Floats, out_TY: Floats | None = None) -> Fl
             np.matmul(x_TX[begin:end], weight_XY, out=out[begin:end])
         else:
             job.result()
+    return out
+
+
+def compiled_product(x_TX: Floats, weight_XY: Floats, out_TY: Floats | None = None) -> Floats:
+    """The same, of few rows by a kernel: a draft that is verified, or a small batch. Arrays are contiguous.
+
+    BLAS copies a matrix into an order of its own before it multiplies, unless there is one row only. For a few rows
+    that takes longer than all else.
+    """
+    count, (size, columns) = len(x_TX), weight_XY.shape
+    if not 0 < count <= FEW or size % 8:
+        return product(x_TX, weight_XY, out_TY)
+    out = np.empty((count, columns), np.float32) if out_TY is None else out_TY
+    MODELS.multiply(np.ascontiguousarray(x_TX), weight_XY, out)
     return out

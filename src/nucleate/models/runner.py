@@ -135,12 +135,6 @@ class Runner(Protocol):
 UNWATCHED = np.empty((0, 0), np.float32)
 
 
-def refuse_to_be_watched(layers: Sequence[int]) -> None:
-    """``watch`` of a runner that does not let itself be watched. Raises ModelError if there are any layers."""
-    if layers:
-        raise ModelError("hidden states are to be had only of a model that reads many sequences at a time")
-
-
 class Contexts:
     """Any Model as a Runner: one sequence after the other, each with the model's own cache. Slow, and always right.
 
@@ -159,7 +153,8 @@ class Contexts:
 
     def watch(self, layers: Sequence[int]) -> None:
         """See ``Runner.watch``."""
-        refuse_to_be_watched(layers)
+        if layers:
+            raise ModelError("hidden states are to be had only of a model that reads many sequences at a time")
 
     def forward(self, parts: Sequence[Part]) -> NDArray[np.float32]:
         """See ``Runner.forward``."""

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nucleate.core.values import one_line
 from nucleate.models.memory import free
 from nucleate.models.model import ModelError
 
@@ -157,7 +158,3 @@ def convert_tokenizer(folder: Path, out: Path) -> None:
     for name in ("config.json", "generation_config.json"):  # they say which ids end a text
         if (folder / name).is_file():
             shutil.copyfile(folder / name, out / name)
-
-
-def one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__

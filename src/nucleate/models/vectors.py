@@ -1,4 +1,4 @@
-"""Sixteen float32 at a time, in explicit vectors of LLVM: what Numba's own loops do not reach. Knows no attention.
+"""Sixteen float32 at a time, in explicit vectors of LLVM: sums that Numba's own loops do not reach. Knows no attention.
 
 LLVM splits the vectors on machines that have narrower ones.
 """
@@ -12,7 +12,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from nucleate.models.pool import LANES, STEPS
+from nucleate.models.pool import LANES
 
 _FLOAT, _INT = ir.FloatType(), ir.IntType(32)
 _FLOATS = ir.VectorType(_FLOAT, LANES)
@@ -78,35 +78,3 @@ def weighted(
         return None
     places = types.intp
     return types.void(weights, places, places, rows, places, places, out, places, types.boolean), make
-
-
-def adding(rows: int) -> Any:
-    """An intrinsic: out[t : t + rows] += x[t : t + rows, i : i + STEPS] @ weight[i : i + STEPS].
-
-    The arrays are contiguous: x [T, size], weight [size, columns], out [T, columns].
-    """
-
-    @intrinsic  # type: ignore[untyped-decorator]
-    def add(typing: Any, x: Any, weight: Any, out: Any, size: Any, columns: Any, t: Any, i: Any) -> Any:
-        def make(context: Any, b: Any, signature: Any, given: Any) -> Any:
-            x, weight, out = (_start(context, b, signature.args[j], given[j]) for j in range(3))
-            size, columns, t, i = given[3:]
-            kind = size.type
-            rows_T = [b.add(t, ir.Constant(kind, each)) for each in range(rows)]
-            steps_S = [b.add(i, ir.Constant(kind, each)) for each in range(STEPS)]
-            many = [[_spread(b, x, b.add(b.mul(size, row), step)) for step in steps_S] for row in rows_T]
-            starts, goals = ([b.mul(columns, each) for each in places] for places in (steps_S, rows_T))
-            zero, lanes = ir.Constant(kind, 0), ir.Constant(kind, LANES)
-            with cgutils.for_range_slice(b, zero, columns, lanes, kind) as (y, _):
-                read = [_load(b, weight, b.add(start, y)) for start in starts]
-                for goal, numbers in zip(goals, many, strict=True):
-                    total = _load(b, out, b.add(goal, y))
-                    for number, row in zip(numbers, read, strict=True):
-                        part = b.fmul(number, row, flags=("contract",))
-                        total = b.fadd(total, part, flags=("contract",))
-                    _store(b, total, out, b.add(goal, y))
-            return context.get_dummy_value()
-
-        return types.void(x, weight, out, *[types.intp] * 4), make
-
-    return add

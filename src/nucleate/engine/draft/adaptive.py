@@ -15,10 +15,9 @@ from time import perf_counter
 from typing import NamedTuple
 
 from nucleate.engine.draft.chances import NONE, Chances, Kept
-from nucleate.engine.draft.costs import Costs
+from nucleate.engine.draft.costs import AFRESH, Costs
 from nucleate.engine.draft.draft import Draft, Proposer, Read, State
 from nucleate.engine.draft.tree import narrow
-from nucleate.engine.draft.worth import Worth
 
 QUIET = 0.005
 """The part of the time that drafts may take which nobody reads."""
@@ -28,10 +27,6 @@ QUIET_TOKENS = 4
 
 SAVED, OWED = 8, 1000
 """Steps for which time that such drafts did not need is kept for them, and time that they took beyond that is owed."""
-
-LATE = 2.0
-"""How many times a step without drafts one may seem to take, for each token that it reads in place of one: a step that
-takes longer was held up by others, or was the first to need some kernels, which are compiled, or loaded."""
 
 AHEAD = 32
 """How many steps before such a draft a proposer that reads hidden states begins to read them: that takes time, too."""
@@ -56,7 +51,7 @@ class _Asked(NamedTuple):
     aloud: bool  #: whether it costs nothing of the time for quiet drafts
 
 
-class AdaptiveProposer:
+class AdaptiveProposer(Proposer):
     """Another proposer's drafts, as long as they pay.
 
     The engine tells with ``stepped`` of every step that reads no prompt, and with ``accepted`` of every draft.
@@ -66,27 +61,22 @@ class AdaptiveProposer:
     """
 
     def __init__(self, proposer: Proposer, *, trees: bool = False) -> None:
-        self.costs, self.worth = Costs(), Worth()
+        self.costs, self.layers = Costs(), proposer.layers
         self._proposer, self._trees, self._width = proposer, trees, 1.0
         self._chances: dict[int, Chances] = {}
         self._all = Kept(0.95)
         self._newcomer = Chances(self._all)
         self._seconds = 0.0  # for quiet drafts
+        self._step = 0.0  # seconds of the last step
         self._ahead = AHEAD if proposer.layers else 0
         self._reading = self._ahead  # steps since hidden states are read again, for a quiet draft,
         self._spent = 0.0  # and seconds that it took
-        self._poor = 1.0  # the chance of the first token of a draft when drafts were found to cost time
         self._reach = 1  # how many tokens were drafted at most, twice: what more of them cost is not known yet
         self._drafting = 1  # how many sequences had a draft to be read, last time
 
-    @property
-    def layers(self) -> tuple[int, ...]:
-        """See ``Proposer.layers``."""
-        return self._proposer.layers
-
     def asks(self) -> bool:
         """Whether ``propose`` would ask for any draft, as far as is known before the sequences are."""
-        return self._due or (self._drafting > 0 and self.worth.allows())
+        return self._due or (self._drafting > 0 and self.costs.since < AFRESH)
 
     @property
     def _due(self) -> bool:
@@ -96,17 +86,14 @@ class AdaptiveProposer:
     def propose(self, states: Sequence[State], counts: Sequence[int]) -> list[Draft]:
         """See ``Proposer.propose``."""
         begin = perf_counter()
-        if self.worth.paused and 2 * self._all.rate(0, 0.0, 0.5) > 1 + self._poor:
-            self.worth.resume()
-        allowed = self.worth.allows()
-        if not allowed and not self.worth.paused:  # a step without drafts, to see what it takes
+        if self.costs.since >= AFRESH:  # a step without drafts, to see what it takes
             return [NONE] * len(states)
-        asked = self._asked(states, counts, allowed=allowed)
+        asked = self._asked(states, counts)
         drafts = [NONE] * len(states)
         if asked:
             made = self._proposer.propose([states[one.place] for one in asked], [one.tokens for one in asked])
             for one, draft in zip(asked, made, strict=True):
-                drafts[one.place] = self._said(one, states[one.place], draft, allowed=allowed)
+                drafts[one.place] = self._said(one, states[one.place], draft)
         self._drafting = sum(map(bool, drafts))
         quiet = 1 - sum([one.aloud for one in asked]) / max(len(states), 1)
         self._seconds -= (perf_counter() - begin) * quiet
@@ -116,8 +103,8 @@ class AdaptiveProposer:
             self._reading = 0
         return drafts
 
-    def _asked(self, states: Sequence[State], counts: Sequence[int], *, allowed: bool) -> list[_Asked]:
-        """The drafts to ask for: those that pay, if any are to be read, and quiet ones, if there is time for them."""
+    def _asked(self, states: Sequence[State], counts: Sequence[int]) -> list[_Asked]:
+        """The drafts to ask for: those that pay, and quiet ones, if there is time for them."""
         due, found = self._due, []
         for place, (state, count) in enumerate(zip(states, counts, strict=True)):
             if count < 1:
@@ -127,10 +114,9 @@ class AdaptiveProposer:
                 chances = self._chances[state.key] = Chances(self._all)
             chances.compare(state.token_ids)
             found.append((place, count, chances))
-        lengths = self._lengths([(chances, count) for _, count, chances in found], len(states)) if allowed else None
+        lengths = self._lengths([(chances, count) for _, count, chances in found], len(states))
         asked = []
-        for at, (place, count, chances) in enumerate(found):
-            length = lengths[at] if lengths else 0
+        for (place, count, chances), length in zip(found, lengths, strict=True):
             aloud = length > 0 and not chances.silent
             if aloud or (due and not chances.quiet):
                 wanted = count if self._trees else length
@@ -143,33 +129,29 @@ class AdaptiveProposer:
         At the rate without drafts, at first, where they must bring more than their price; and then at that of what was
         found, as time is worth more then.
         """
-        costs, plain = self.costs, self.worth.plain.get(sequences)
-        recent = costs.written / costs.seconds if costs.seconds else 0.0
-        rate = sequences / plain if plain and recent else recent
-        lengths, (times, more) = [0] * len(found), MARGIN
+        price, fixed = self.costs.price(sequences) * self._width, self.costs.fixed
+        rate, (times, more) = 1.0, MARGIN
+        lengths = [0] * len(found)
         for _ in range(ROUNDS):
-            worth = times * rate / recent if recent else times
-            price, fixed = (worth * costs.price + more) * self._width, worth * costs.fixed / max(sequences, 1)
-            better = [min(each.length(most, price, fixed), self._reach) for each, most in found]
-            if not any(better):
+            worth = times * rate
+            pays = [each.length(min(most, self._reach), worth * price + more, worth * fixed) for each, most in found]
+            if not any(count for count, _ in pays):
                 break
-            lengths, times, more = better, 1.0, 0.0
-            if not plain:
-                break
-            written = sequences + sum([each.gain(length) for (each, _), length in zip(found, lengths, strict=True)])
-            rate = max(rate, written / (plain + costs.having + costs.slope * self._width * sum(lengths)))
+            lengths, times, more = [count for count, _ in pays], 1.0, 0.0
+            written = sequences + sum([gain for _, gain in pays])
+            rate = max(rate, written / (sequences * (1 + fixed) + price * sum(lengths)))
         return lengths
 
-    def _said(self, asked: _Asked, state: State, draft: Draft, *, allowed: bool) -> Draft:
+    def _said(self, asked: _Asked, state: State, draft: Draft) -> Draft:
         """A draft, if it is to be read."""
         chances, length = asked.chances, asked.length
         chances.silent = not draft
         if self._trees and length and draft:
             self._width += WIDTH_SHARE * (len(draft) / draft.depth - self._width)
             draft = narrow(draft, len(draft), length, len(draft))
-        if not length and allowed and draft.laws is not None:  # only its law says what would be kept
+        if not length and draft.laws is not None:  # only its law says what would be kept
             length, draft = 1, draft.cut(1)
-            self._seconds -= (self._wanted + self.costs.fixed) * self.costs.token
+            self._seconds -= (self.costs.price(1) + self.costs.fixed) * self._step
         if length or not draft:
             chances.drafted = draft.depth
             self._reach = max(self._reach, 2 * draft.depth)
@@ -183,13 +165,9 @@ class AdaptiveProposer:
 
         joining: a sequence begins, of which nothing is known but what others were told.
         """
-        newcomer = joining and self._newcomer.length(QUIET_TOKENS, self._wanted, self.costs.fixed) > 0
-        return self._seconds < 0 and not self._read and (self.worth.paused > 0 or not newcomer)
-
-    @property
-    def _read(self) -> bool:
-        """Whether drafts are read."""
-        return self._drafting > 0 and not self.worth.paused
+        price = MARGIN[0] * self.costs.price(1) * self._width + MARGIN[1]
+        pays = joining and self._newcomer.length(QUIET_TOKENS, price, self.costs.fixed)[0] > 0
+        return self._seconds < 0 and not self._drafting and not pays
 
     def joined(self) -> None:
         """A sequence begins: it is worth asking for drafts, if it was not."""
@@ -200,12 +178,8 @@ class AdaptiveProposer:
         begin = perf_counter()
         self._proposer.read(readings)
         self._reading += 1
-        if not self._read:
+        if not self._drafting:
             self._spent += perf_counter() - begin
-
-    @property
-    def _wanted(self) -> float:
-        return (MARGIN[0] * self.costs.price + MARGIN[1]) * self._width
 
     def accepted(self, key: int, count: int) -> None:
         """See ``Proposer.accepted``."""
@@ -220,26 +194,14 @@ class AdaptiveProposer:
         self._chances.pop(key, None)
         self._proposer.forget(key, output_ids)
 
-    def stepped(self, read: int, written: int, seconds: float, sequences: int = 0) -> None:
-        """A step read so many tokens, those of drafts too, and wrote so many, in this time, drafting included.
+    def stepped(self, sequences: int, read: int, seconds: float) -> None:
+        """A step of so many sequences read so many tokens, those of drafts too, in this time, drafting included.
 
-        sequences: how many there were; if it is told, drafts that cost more time than they save are found out. A step
-        that did not read all of them, as the model failed, says nothing of what steps take.
+        One that did not read all of them, as the model failed, says nothing of what steps take.
         """
         if read < max(sequences, 1):
             return
-        usual = self.worth.plain.get(sequences)
-        if usual is not None:
-            seconds = min(seconds, LATE * usual * read / sequences)
-        more = QUIET * seconds
+        self._step = self.costs.usual(sequences, read, seconds)
+        more = QUIET * self._step
         self._seconds = max(-OWED * more, min(self._seconds + more, SAVED * more))
-        self.costs.stepped(read, written, seconds)
-        if sequences:
-            if read == sequences:
-                self.costs.rested()
-            elif sequences in self.worth.plain:
-                self.costs.added(read - sequences, seconds - self.worth.plain[sequences])
-            paused = self.worth.paused
-            self.worth.stepped(sequences, read, written, seconds)
-            if self.worth.paused > paused:
-                self._poor = self._all.rate(0, 0.0, 0.5)
+        self.costs.stepped(sequences, read, self._step)

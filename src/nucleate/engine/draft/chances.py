@@ -23,11 +23,9 @@ class Kept:
     decay: float  #: what is left of the weight of a draft after another one
     tried: list[float] = field(default_factory=list)
     kept: list[float] = field(default_factory=list)
-    told: int = 0  #: how many drafts
 
     def add(self, drafted: int, kept: int) -> None:
         """Of a draft of so many tokens the first ones were kept."""
-        self.told += 1
         for place in range(min(drafted, kept + 1)):  # nothing is known of what comes after one that was not
             if place == len(self.tried):
                 self.tried.append(0.0)
@@ -49,32 +47,20 @@ class Chances:
         self.silent = False  # whether there was no draft last time
         self.quiet, self.start = NONE, 0  # a draft that nobody reads, and where it begins
         self._own, self._all = Kept(0.9), everyone
-        self._known, self._rate = -1, PRIOR  # of how many drafts; and the chance of the last token that was asked for
-        self._chances: list[float] = []
 
-    def length(self, most: int, price: float, fixed: float = 0.0) -> int:
-        """How many tokens to draft: each has its price, and there is one for having a draft at all."""
-        if self._known != self._all.told:  # whatever a sequence is told, all of them are
-            self._known, self._chances, self._rate = self._all.told, [], PRIOR
-        count, gain, best = 0, -fixed, 0.0
-        for place in range(most):
-            chance = self._chances[place] if place < len(self._chances) else self._chance(place)
+    def length(self, most: int, price: float, fixed: float = 0.0) -> tuple[int, float]:
+        """How many tokens to draft, and how many of them are kept on average.
+
+        Each has its price, and there is one for having a draft at all.
+        """
+        count, gain, rate, chance = 0, 0.0, PRIOR, 1.0  # of the last token, and of all up to it
+        while count < most:
+            rate = self._own.rate(count, self._all.rate(count, rate, DOUBT), DOUBT)
+            chance *= rate
             if chance <= price:
                 break
-            gain += chance - price
-            if gain > best:
-                count, best = place + 1, gain
-        return count
-
-    def gain(self, count: int) -> float:
-        """How many of so many tokens, which ``length`` has found to pay, are kept on average."""
-        return sum(self._chances[:count])
-
-    def _chance(self, place: int) -> float:
-        """That all tokens up to this place are kept; those before it have been asked for."""
-        self._rate = self._own.rate(place, self._all.rate(place, self._rate, DOUBT), DOUBT)
-        self._chances.append(self._rate * (self._chances[-1] if self._chances else 1.0))
-        return self._chances[-1]
+            count, gain = count + 1, gain + chance
+        return (count, gain) if gain > price * count + fixed else (0, 0.0)
 
     def told(self, drafted: int, kept: int) -> None:
         """Of a draft of so many tokens the first ones were kept, or would have been."""

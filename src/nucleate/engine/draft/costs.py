@@ -1,112 +1,88 @@
-"""What drafts cost: time, in tokens that are written in it. Knows numbers only.
+"""What drafts cost: the time that they add to steps, beside that of steps without. Knows numbers only.
 
-A step without drafts takes some time; drafts add so much to it, and so much more for each drafted token. The first is
-what a proposer takes, and verification; the second is what reading takes, mostly.
+A draft adds so much to a step, and so much more with each drafted token. The first is what a proposer takes, and
+verification; the second is what reading takes, mostly.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-DECAY = 0.98
-"""What is left of the weight of a number after another one."""
+AFRESH = 64
+"""Steps after which one without drafts is made, if there was none."""
 
-DOUBT = 0.5
-"""How much the guess weighs, as a spread of the tokens that were drafted in steps."""
+REST = 20
+"""Of the time of a step, what its tokens do not take, in tokens: the guess."""
 
-TRUST = 0.998
-"""What is left, after a step without drafts, of the time that they were seen to add: it may have been bad luck."""
+KEPT, KEPT_PLAIN = 0.97, 0.8
+"""What is left of the weight of a step after another one: with drafts, and without."""
 
-FAR = 2.0
-"""How many times what is expected a step with drafts may seem to add, beyond a step."""
+TRUST = 0.9993
+"""What is left, after a step without drafts, of what they were seen to add: it may have been bad luck."""
 
-UNKNOWN = 0.3
-"""The price of a token as long as nothing is known."""
+DOUBT = 0.001
+"""How much the guess weighs, as a spread of what steps with drafts were expected to add."""
 
-
-@dataclass
-class Mean:
-    """The mean of what was told last, recent numbers count most."""
-
-    decay: float = DECAY
-    weight: float = 0.0
-    value: float = 0.0
-
-    def add(self, number: float) -> None:
-        """One more."""
-        self.weight = self.decay * self.weight + 1.0
-        self.value += (number - self.value) / self.weight
+LATE = 2.0
+"""How many times a step without drafts one may seem to take, for each token that it reads in place of one: a step that
+takes longer was held up by others."""
 
 
 @dataclass
 class Costs:
-    """Told of each step. The slope is that of a line through steps with drafts; as long as all of them have about as
-    many drafted tokens, it is a guess."""
+    """Told of each step. Time is counted in steps without drafts of as many sequences.
 
-    read: float = 0.0  #: tokens, in a step: the mean of what was told last, as of the next two
-    written: float = 0.0
-    seconds: float = 0.0
-    weight: float = 0.0
-    drafted: Mean = field(default_factory=Mean)  #: tokens, in a step that has any
-    more: Mean = field(default_factory=Mean)  #: seconds of these, beyond those of a step without
-    spread: Mean = field(default_factory=Mean)  #: of what was drafted: its squared distance to the mean
-    together: Mean = field(default_factory=Mean)  #: the same of what was drafted and of the seconds
+    Of steps with drafts, x is what their tokens are expected to add, y what they have added. The slope is that of a
+    line through these; as long as all have about as many tokens, it is a guess.
+    """
 
-    def stepped(self, read: int, written: int, seconds: float) -> None:
-        """A step read so many tokens, those of drafts too, and wrote so many, in this time, drafting included."""
-        self.weight = DECAY * self.weight + 1.0
-        share = 1.0 / self.weight
-        self.read += share * (read - self.read)
-        self.written += share * (written - self.written)
-        self.seconds += share * (seconds - self.seconds)
+    plain: dict[int, float] = field(default_factory=dict)
+    """Seconds of a step without drafts, by the number of sequences."""
+    since: int = 0  #: steps since one without drafts
+    tried: bool = False  #: whether there were drafts at all: the first ones have kernels compiled, or loaded
+    weight: float = 1.0  #: of steps with drafts; at first, one that added nothing for nothing
+    x: float = 0.0  #: the mean of what was told last, recent numbers count most, as of the next three
+    y: float = 0.0
+    xx: float = 0.0
+    xy: float = 0.0
 
-    def rested(self) -> None:
-        """A step had no drafts."""
-        self.more.value *= TRUST
-        self.together.value *= TRUST
+    def usual(self, sequences: int, read: int, seconds: float) -> float:
+        """What a step took that read so many tokens, if it was not held up."""
+        plain = self.plain.get(sequences)
+        return seconds if plain is None else min(seconds, LATE * plain * read / sequences)
 
-    def added(self, drafted: int, seconds: float) -> None:
-        """A step with so many drafted tokens took so much more than one without."""
-        late = self.seconds
-        if not self.drafted.weight:  # no more for none, as long as too little is known to say what is fixed
-            for mean in (self.drafted, self.more, self.spread, self.together):
-                mean.add(0.0)
-            late = 0.0  # the first one has had kernels compiled, or loaded
-        # a step that takes far longer than expected was held up by others
-        seconds = min(seconds, late + FAR * (self.having + self.slope * drafted))
-        before = drafted - self.drafted.value, seconds - self.more.value
-        self.drafted.add(drafted)
-        self.more.add(seconds)
-        self.spread.add(before[0] * (drafted - self.drafted.value))
-        self.together.add(before[1] * (drafted - self.drafted.value))
+    def stepped(self, sequences: int, read: int, seconds: float) -> None:
+        """A step of so many sequences read so many tokens, those of drafts too, in this time, drafting included."""
+        plain = self.plain.get(sequences)
+        if read == sequences:
+            before = seconds if plain is None else plain
+            self.plain[sequences] = before + (1 - KEPT_PLAIN) * (seconds - before)
+            self.y, self.xy, self.since = TRUST * self.y, TRUST * self.xy, 0
+        elif plain is None:
+            self.since = AFRESH
+        else:
+            self.since += 1
+            if self.tried:
+                self._added((read - sequences) / (sequences + REST), seconds / plain - 1)
+            self.tried = True
 
-    @property
-    def slope(self) -> float:
-        """Seconds of one more drafted token; never more than one costs that is written."""
-        if self.seconds <= 0:
-            return 0.0
-        guess = self.seconds / (self.read + 20.0)
-        slope = (self.together.value + DOUBT * guess) / (self.spread.value + DOUBT)
-        return min(max(0.0, slope), self.seconds / self.read)
+    def _added(self, x: float, y: float) -> None:
+        self.weight = KEPT * self.weight + 1
+        share = 1 / self.weight
+        self.x += share * (x - self.x)
+        self.y += share * (y - self.y)
+        self.xx += share * (x * x - self.xx)
+        self.xy += share * (x * y - self.xy)
 
     @property
-    def token(self) -> float:
-        """Seconds in which one token is written."""
-        return self.seconds / max(self.written, 1.0)
+    def _slope(self) -> float:
+        return max(0.0, (self.xy - self.x * self.y + DOUBT) / (self.xx - self.x * self.x + DOUBT))
 
-    @property
-    def price(self) -> float:
-        """How many tokens are written in the time that one more drafted token takes."""
-        return UNKNOWN if self.seconds <= 0 else self.slope * self.written / self.seconds
+    def price(self, sequences: int) -> float:
+        """How many tokens are written without drafts in the time that one more drafted token takes; at most one."""
+        return min(1.0, self._slope * sequences / (sequences + REST))
 
     @property
     def fixed(self) -> float:
-        """And in the time that drafts take in a step, however many tokens they have."""
-        if self.seconds <= 0:
-            return 0.0
-        return self.having * self.written / self.seconds
-
-    @property
-    def having(self) -> float:
-        """The same in seconds."""
-        return max(0.0, self.more.value - self.slope * self.drafted.value)
+        """And how many a sequence writes in the time that drafts take in a step, however many tokens they have."""
+        return max(0.0, self.y - self._slope * self.x)

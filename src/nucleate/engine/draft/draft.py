@@ -133,26 +133,32 @@ class Read(NamedTuple):
 
 
 class Proposer(Protocol):
-    """Guesses how sequences go on. What it guesses may change the time that they take, never what they say."""
+    """Guesses how sequences go on. What it guesses may change the time that they take, never what they say.
 
-    @property
-    def layers(self) -> tuple[int, ...]:
-        """The layers of the target whose features it reads, see ``Runner.watch``; none for most."""
+    One may be of this class, so that it need not say what makes no difference to it.
+    """
+
+    layers: tuple[int, ...] = ()
+    """The layers of the target whose features it reads, see ``Runner.watch``; none for most."""
 
     def propose(self, states: Sequence[State], counts: Sequence[int]) -> list[Draft]:
         """For each of some sequences at most so many tokens, of all branches of its draft together.
 
         An empty draft where nothing suggests itself, or nothing is asked for.
         """
+        raise NotImplementedError
 
     def read(self, readings: Sequence[Read]) -> None:
         """What the target has read in a step; never called where ``layers`` is empty."""
+        return
 
     def accepted(self, key: int, count: int) -> None:
         """So many tokens of the last draft of a sequence were kept."""
+        return
 
     def forget(self, key: int, output_ids: Sequence[int] = ()) -> None:
         """A sequence is over, or is not to be guessed any more. output_ids: its output, if it is to be learned from.
 
         Nothing happens if it is not known.
         """
+        return

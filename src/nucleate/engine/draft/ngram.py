@@ -8,17 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nucleate.engine.draft.draft import PACE, Draft, Read, State
+from nucleate.engine.draft.draft import PACE, Draft, Proposer, State
 
 
-class NgramProposer:
+class NgramProposer(Proposer):
     """Continues the most recent n-gram that equals the last n tokens, for the highest n of ``shortest`` to ``longest``.
 
     A continuation that comes to the end of the sequence goes on with itself, so that a period is repeated. A token
     costs the same however long the sequence is, in time and in memory. pace: see ``PACE``. Raises ValueError.
     """
-
-    layers: tuple[int, ...] = ()
 
     def __init__(self, longest: int = 4, shortest: int = 2, pace: int = 4 * PACE) -> None:
         if not 1 <= shortest <= longest or pace < 1:
@@ -30,9 +28,6 @@ class NgramProposer:
     def propose(self, states: Sequence[State], counts: Sequence[int]) -> list[Draft]:
         """See ``Proposer.propose``."""
         return [self._propose(state, k) for state, k in zip(states, counts, strict=True)]
-
-    def read(self, readings: Sequence[Read]) -> None:
-        """It needs no features."""
 
     def _propose(self, state: State, k: int) -> Draft:
         index, ids = self._indices.get(state.key), state.token_ids
@@ -46,9 +41,6 @@ class NgramProposer:
         for place in range(start, start + k):
             tokens.append(int(ids[place]) if place < len(ids) else tokens[place - len(ids)])
         return Draft(tuple(tokens))
-
-    def accepted(self, key: int, count: int) -> None:
-        """It makes no difference."""
 
     def forget(self, key: int, output_ids: Sequence[int] = ()) -> None:
         """See ``Proposer.forget``. Nothing is learned."""

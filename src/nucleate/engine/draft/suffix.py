@@ -10,14 +10,14 @@ from functools import partial
 
 from nucleate.core.suffixes import NOTHING
 from nucleate.engine.draft.automaton import Automaton, extend
-from nucleate.engine.draft.draft import PACE, Draft, Read, State
+from nucleate.engine.draft.draft import PACE, Draft, Proposer, State
 from nucleate.engine.draft.tree import Node, Offer, best_first, draft_of
 
 REMEMBERED = 1 << 16
 """Tokens of answers that have ended, if nothing else is asked for: some 30 MB."""
 
 
-class SuffixProposer:
+class SuffixProposer(Proposer):
     """Drafts whose length follows from their chances.
 
     Each suffix of the last ``longest`` tokens that was there before is continued by what followed it most often, for at
@@ -29,8 +29,6 @@ class SuffixProposer:
 
     pace: see ``PACE``. Raises ValueError.
     """
-
-    layers: tuple[int, ...] = ()
 
     def __init__(
         self,
@@ -53,9 +51,6 @@ class SuffixProposer:
     def propose(self, states: Sequence[State], counts: Sequence[int]) -> list[Draft]:
         """See ``Proposer.propose``."""
         return [self._propose(state, k) for state, k in zip(states, counts, strict=True)]
-
-    def read(self, readings: Sequence[Read]) -> None:
-        """It needs no features."""
 
     def _propose(self, state: State, k: int) -> Draft:
         ids, own = state.token_ids, self._own.get(state.key)
@@ -90,9 +85,6 @@ class SuffixProposer:
 
     def _offers(self, automaton: Automaton, most: int, state: int, depth: int) -> list[Offer]:
         return [] if depth >= most else [Offer(*found) for found in automaton.followers(state, self.branches)]
-
-    def accepted(self, key: int, count: int) -> None:
-        """It makes no difference."""
 
     def forget(self, key: int, output_ids: Sequence[int] = ()) -> None:
         """See ``Proposer.forget``."""

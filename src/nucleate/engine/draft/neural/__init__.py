@@ -9,6 +9,7 @@ from __future__ import annotations
 from nucleate.engine.draft.draft import Proposer
 from nucleate.engine.draft.neural.dflash import DFlash
 from nucleate.engine.draft.neural.eagle import Eagle
+from nucleate.engine.draft.neural.files import weights_for
 from nucleate.engine.draft.neural.medusa import Medusa
 from nucleate.engine.draft.neural.small import DraftModel
 from nucleate.models.model import ModelError
@@ -30,13 +31,13 @@ def load(name: str, model: object, branches: int = 1) -> Proposer:
     """
     match name:
         case "draft":
-            return DraftModel.load(model)
+            return DraftModel.of(*weights_for(name, model))
         case "medusa":
-            return Medusa.load(model, branches)
+            return Medusa(*weights_for(name, model), branches)
         case "eagle":
-            return Eagle.load(model, branches)
+            return Eagle(*weights_for(name, model), branches)
         case "dflash":
-            return DFlash.load(model)
+            return DFlash(*weights_for(name, model))
         case "mtp":
             return _brought(model)
         case _:
@@ -52,5 +53,6 @@ def _brought(model: object) -> Proposer:
             " have num_mtp_layers in their config, such as deepseek_v3, glm4_moe and mellum"
         )
     from nucleate.engine.draft.neural.mtp import Mtp
+    from nucleate.models.mtp import brought
 
-    return Mtp.load(model)
+    return Mtp(brought(model))

@@ -13,13 +13,13 @@ import numpy as np
 from nucleate.engine.draft.draft import Draft, State
 from nucleate.engine.draft.neural.chain import Chain, drafts_of
 from nucleate.engine.draft.neural.draw import draw
-from nucleate.engine.draft.neural.files import Weights, weights_for
+from nucleate.engine.draft.neural.files import Weights
 from nucleate.engine.draft.neural.heads import Head
 from nucleate.engine.draft.neural.layer import TOKENS, Layer, fused, rotation, unit
 from nucleate.models.block_attention import mix, store
-from nucleate.models.few import product
 from nucleate.models.llama import Floats, Llama, one_thread
 from nucleate.models.packing import Packing
+from nucleate.models.product import compiled_product as product
 from nucleate.models.runner import BLOCK
 
 
@@ -36,11 +36,6 @@ class DFlash(Head):
         self._norms = [weights[f"norms.{i}.weight"] for i in count]
         self._layers = [Layer(weights, f"layers.{i}.", target, tokens // BLOCK) for i in count]
 
-    @classmethod
-    def load(cls, model: object) -> DFlash:
-        """The one that was trained for a model. Raises ModelError for others."""
-        return cls(*weights_for("dflash", model))
-
     def propose(self, states: Sequence[State], counts: Sequence[int]) -> list[Draft]:
         """See ``Proposer.propose``. None for a sequence whose last tokens' hidden states are not known."""
         most = len(self._empty)
@@ -56,12 +51,12 @@ class DFlash(Head):
 
     def _take_in(self, going: list[Chain]) -> None:
         """Keep what the layers attend to of the hidden states that wait."""
-        target, found = self._target, [self._followed.features(chain) for chain in going]
-        late = [(chain, one) for chain, one in zip(going, found, strict=True) if one.waiting]
+        target, found = self._target, [self._followed.heard(chain) for chain in going]
+        late = [(chain, one) for chain, one in zip(going, found, strict=True) if one.taken < one.count]
         if not late:
             return
         packing = self._followed.waiting([chain for chain, _ in late])
-        hidden_TF = np.concatenate([one.wait() for _, one in late])
+        hidden_TF = np.concatenate([one.states(one.taken) for _, one in late])
         context_TX = self._unit(fused(hidden_TF, target.hidden_size, target.epsilon, self._fuse), self._context_norm)
         turn = rotation(packing.positions_T, target)
         for layer in self._layers:
@@ -71,7 +66,7 @@ class DFlash(Head):
 
     def _fill(self, going: list[Chain]) -> None:
         target, most = self._target, len(self._empty)
-        taken = [self._followed.features(chain).taken for chain in going]
+        taken = [self._followed.heard(chain).taken for chain in going]
         parts = [self._followed.part(chain, at, at + 1 + most) for chain, at in zip(going, taken, strict=True)]
         packing = Packing(parts, BLOCK)
         turn = rotation(packing.positions_T, target)

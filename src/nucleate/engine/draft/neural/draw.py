@@ -19,10 +19,11 @@ COLDEST = 1e-3
 
 
 class Drawn(NamedTuple):
-    """A token, and the law it was drawn from if that is of use."""
+    """A token that may come next, and the law it was drawn from if that is of use: without the siblings before it."""
 
     token: int  #: -1: there is none to draw
     law: Law | None
+    chance: float = 1.0  #: of a sibling, as the proposer sees it
 
 
 def draw(logits_RV: Floats, states: Sequence[State], places: Sequence[int]) -> list[Drawn]:
@@ -49,14 +50,6 @@ def draw(logits_RV: Floats, states: Sequence[State], places: Sequence[int]) -> l
     return drawn
 
 
-class Sibling(NamedTuple):
-    """A token that may come next, one of some."""
-
-    token: int
-    law: Law | None  #: as of ``Drawn``, without the siblings before it
-    chance: float  #: as the proposer sees it
-
-
 class Asked(NamedTuple):
     """What siblings are wanted for."""
 
@@ -66,14 +59,14 @@ class Asked(NamedTuple):
     most: int
 
 
-def draw_some(logits_RV: Floats, asked: Sequence[Asked]) -> list[list[Sibling]]:
-    """Siblings for each row of scores, at most so many, in the order in which they are to be tried.
+def draw_some(logits_RV: Floats, asked: Sequence[Asked]) -> list[list[Drawn]]:
+    """Drawns for each row of scores, at most so many, in the order in which they are to be tried.
 
     At temperature 0 the best ones. With shared noise the one that the target would draw from these scores, and then
     those that it would draw if they were a little other. Else they are drawn without replacement: their number depends
     on none of them. Of each row the first is that of ``draw``.
     """
-    found: list[list[Sibling]] = []
+    found: list[list[Drawn]] = []
     for logits_V, one in zip(logits_RV, asked, strict=True):
         if one.most < 1 or not np.isfinite(logits_V.max()):
             found.append([])
@@ -86,28 +79,28 @@ def draw_some(logits_RV: Floats, asked: Sequence[Asked]) -> list[list[Sibling]]:
     return found
 
 
-def _best(logits_V: Floats, count: int) -> list[Sibling]:
+def _best(logits_V: Floats, count: int) -> list[Drawn]:
     x_V = np.exp((logits_V - logits_V.max()).astype(np.float64))
     x_V /= x_V.sum()
     best = np.argsort(-logits_V, kind="stable")[:count]
-    return [Sibling(int(token), None, float(x_V[token])) for token in best if x_V[token] > 0]
+    return [Drawn(int(token), None, float(x_V[token])) for token in best if x_V[token] > 0]
 
 
-def _raced(logits_V: Floats, one: Asked) -> list[Sibling]:
+def _raced(logits_V: Floats, one: Asked) -> list[Drawn]:
     tokens_1N, behind_1N = _shared(logits_V[None], [one.state], [one.state.position + one.place], one.most)
     weights_N = np.exp(-behind_1N[0])
     chances = (weights_N / weights_N.sum()).tolist()
     return [
-        Sibling(token, None, chance) for token, chance in zip(tokens_1N[0].tolist(), chances, strict=True) if token >= 0
+        Drawn(token, None, chance) for token, chance in zip(tokens_1N[0].tolist(), chances, strict=True) if token >= 0
     ]
 
 
-def _drawn(logits_V: Floats, one: Asked) -> list[Sibling]:
+def _drawn(logits_V: Floats, one: Asked) -> list[Drawn]:
     law = _law(logits_V, one.state)
     if law is None:
         return []
     tokens, laws = siblings(law, _uniform(one.state, one.number, one.most))
-    return [Sibling(token, each, float(law[token])) for token, each in zip(tokens, laws, strict=True)]
+    return [Drawn(token, each, float(law[token])) for token, each in zip(tokens, laws, strict=True)]
 
 
 def _shared(

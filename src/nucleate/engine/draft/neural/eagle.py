@@ -14,15 +14,15 @@ import numpy as np
 from nucleate.engine.draft.draft import ROOT, Draft, State
 from nucleate.engine.draft.neural.chain import Chain, drafts_of
 from nucleate.engine.draft.neural.draw import draw, draw_some
-from nucleate.engine.draft.neural.files import Weights, weights_for
+from nucleate.engine.draft.neural.files import Weights
 from nucleate.engine.draft.neural.growth import Growth
 from nucleate.engine.draft.neural.heads import Head
 from nucleate.engine.draft.neural.layer import TOKENS, Layer, fused, rotation
 from nucleate.models.attention import decode
 from nucleate.models.block_attention import attend, store
-from nucleate.models.few import product
 from nucleate.models.llama import Floats, Llama, one_thread
 from nucleate.models.packing import Packing
+from nucleate.models.product import compiled_product as product
 from nucleate.models.runner import BLOCK
 
 
@@ -34,17 +34,12 @@ class Eagle(Head):
 
     layers: tuple[int, ...] = (2, 4, 6)
 
-    def __init__(self, weights: Weights, target: Llama, tokens: int = TOKENS, branches: int = 1) -> None:
+    def __init__(self, weights: Weights, target: Llama, branches: int = 1, tokens: int = TOKENS) -> None:
         super().__init__(target, tokens)
         self.branches = branches
         self._fuse = weights.matrix("fuse")
         self._token_norm, self._hidden_norm = weights["token_norm.weight"], weights["hidden_norm.weight"]
         self._norm, self._layer = weights["norm.weight"], Layer(weights, "layer.", target, tokens // BLOCK)
-
-    @classmethod
-    def load(cls, model: object, branches: int = 1) -> Eagle:
-        """The one that was trained for a model. Raises ModelError for others."""
-        return cls(*weights_for("eagle", model), branches=branches)
 
     def propose(self, states: Sequence[State], counts: Sequence[int]) -> list[Draft]:
         """See ``Proposer.propose``. None for a sequence whose last tokens' hidden states are not known."""
@@ -80,7 +75,7 @@ class Eagle(Head):
         for growth, group in groupby(round_, lambda one: one[0]):
             places, chain = [place for _, place in group], growth.chain
             chain.ids += [chain.tokens[place] for place in places]
-            stop = self._followed.features(chain).taken + len(growth.looked)
+            stop = self._followed.heard(chain).taken + len(growth.looked)
             part = self._followed.part(chain, stop - len(places), stop, 1)
             parts.append(part._replace(logits=len(places), parents=growth.lines()))
         packing = Packing(parts, BLOCK)
@@ -107,11 +102,11 @@ class Eagle(Head):
     def _take_in(self, going: list[Chain]) -> Floats:
         """Keep what the head makes of the hidden states that wait; its output after the last token of each sequence."""
         followed, target = self._followed, self._target
-        found = [followed.features(chain) for chain in going]
+        found = [followed.heard(chain) for chain in going]
         for one in found:
-            one.again()
+            one.taken = min(one.taken, one.count - 1)  # the last one once more, if none waits
         context_TX = fused(
-            np.concatenate([one.wait() for one in found]), target.hidden_size, target.epsilon, self._fuse
+            np.concatenate([one.states(one.taken) for one in found]), target.hidden_size, target.epsilon, self._fuse
         )
         packing = followed.waiting(going, shift=1)
         both_TY = self._both(packing, context_TX)
@@ -125,7 +120,7 @@ class Eagle(Head):
 
     def _step(self, going: list[Chain], x_RX: Floats, place: int) -> Floats:
         """Its output after a drafted token."""
-        taken = [self._followed.features(chain).taken + place for chain in going]
+        taken = [self._followed.heard(chain).taken + place for chain in going]
         packing = Packing(
             [self._followed.part(chain, at, at + 1, 1) for chain, at in zip(going, taken, strict=True)], BLOCK
         )

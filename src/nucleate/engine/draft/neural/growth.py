@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from nucleate.engine.draft.draft import ROOT, Draft
 from nucleate.engine.draft.neural.chain import Chain
-from nucleate.engine.draft.neural.draw import COLDEST, Asked, Sibling
+from nucleate.engine.draft.neural.draw import COLDEST, Asked, Drawn
 from nucleate.engine.draft.tree import keep
 from nucleate.models.llama import Floats
 
@@ -44,7 +44,7 @@ class Growth:
         depth, count, made = self._depth(place), self.chain.count, len(self.chain.tokens)
         return Asked(self.chain.state, depth, made, min(self.branches, count - made) if self.drawn else self.branches)
 
-    def take(self, place: int, siblings: list[Sibling], output: Floats) -> None:
+    def take(self, place: int, siblings: list[Drawn], output: Floats) -> None:
         """What may follow a token."""
         self.outputs[place] = output
         before = 1.0 if place == ROOT else self.chances[place]

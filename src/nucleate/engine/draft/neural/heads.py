@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nucleate.engine.draft.draft import Read, State
+from nucleate.engine.draft.draft import Proposer, Read, State
 from nucleate.engine.draft.neural.chain import Chain
-from nucleate.engine.draft.neural.features import Features
+from nucleate.engine.draft.neural.heard import Heard
 from nucleate.engine.draft.neural.layer import unit
 from nucleate.engine.draft.neural.rooms import Rooms
 from nucleate.models.llama import Floats, Llama
@@ -19,19 +19,19 @@ class Followed:
 
     def __init__(self, blocks: int, block_size: int) -> None:
         self._rooms = Rooms(blocks, block_size)
-        self._features: dict[int, Features] = {}
+        self._heard: dict[int, Heard] = {}
 
     def __len__(self) -> int:
-        return len(self._features)
+        return len(self._heard)
 
     def read(self, readings: Sequence[Read]) -> None:
         """See ``Proposer.read``."""
         for read in readings:
-            self._features.setdefault(read.key, Features()).add(read)
+            self._heard.setdefault(read.key, Heard()).add(read)
 
     def forget(self, key: int) -> None:
         """See ``Proposer.forget``."""
-        self._features.pop(key, None)
+        self._heard.pop(key, None)
         self._rooms.leave(key)
 
     def ready(self, chains: Sequence[Chain], more: int | None = None) -> list[Chain]:
@@ -43,31 +43,30 @@ class Followed:
         return [chain for chain in chains if chain.count > 0 and self._room(chain.state, chain.count, more, keys)]
 
     def _room(self, state: State, count: int, more: int | None, keys: list[int]) -> bool:
-        features = self._features.get(state.key)
-        if features is None or features.stop != len(state.token_ids) - 1 or not features.stop - features.base:
+        heard = self._heard.get(state.key)
+        if heard is None or heard.stop != len(state.token_ids) - 1 or not heard.count:
             return False
-        length = features.stop - features.base
-        for key in self._rooms.room(state.key, length + (count if more is None else more), keys):
-            self._features.pop(key, None)
-        return state.key in self._features
+        for key in self._rooms.room(state.key, heard.count + (count if more is None else more), keys):
+            self._heard.pop(key, None)
+        return state.key in self._heard
 
-    def features(self, chain: Chain) -> Features:
+    def heard(self, chain: Chain) -> Heard:
         """What is known of a sequence."""
-        return self._features[chain.state.key]
+        return self._heard[chain.state.key]
 
     def part(self, chain: Chain, start: int, stop: int, shift: int = 0) -> Part:
         """Tokens of what a head has of a sequence, counted from where that begins; ``shift`` places later."""
-        ids = chain.ids[self._features[chain.state.key].base + shift :]
+        ids = chain.ids[self._heard[chain.state.key].base + shift :]
         return Part(chain.state.key, ids, start, stop, self._rooms.tables[chain.state.key], 1)
 
     def waiting(self, chains: Sequence[Chain], shift: int = 0) -> Packing:
         """The tokens whose hidden states wait."""
-        found = [(chain, self._features[chain.state.key]) for chain in chains]
-        parts = [self.part(chain, one.taken, one.taken + one.waiting, shift) for chain, one in found]
+        found = [(chain, self._heard[chain.state.key]) for chain in chains]
+        parts = [self.part(chain, one.taken, one.count, shift) for chain, one in found]
         return Packing(parts, self._rooms.block_size)
 
 
-class Head:
+class Head(Proposer):
     """What a proposer is that follows sequences. tokens: that are kept of at most, of all sequences together."""
 
     def __init__(self, target: Llama, tokens: int) -> None:
@@ -76,9 +75,6 @@ class Head:
     def read(self, readings: Sequence[Read]) -> None:
         """See ``Proposer.read``."""
         self._followed.read(readings)
-
-    def accepted(self, key: int, count: int) -> None:
-        """It is seen by what the target reads."""
 
     def forget(self, key: int, output_ids: Sequence[int] = ()) -> None:
         """See ``Proposer.forget``. Nothing is learned."""

@@ -1,23 +1,28 @@
-"""What the target made of the tokens of a sequence, as far as modules have not taken it in. Knows no draft."""
+"""What the target made of the tokens of a sequence, as far as who drafts has not taken it in. Knows no draft."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from nucleate.engine.draft.draft import Read
-from nucleate.engine.draft.neural.features import PENDING
-from nucleate.models.mtp import Modules
+
+PENDING = 512
+"""Hidden states that are kept for who is not asked for drafts: then it begins anew with what came last."""
 
 
 @dataclass
 class Heard:
     """Of one sequence, from the place ``base`` on: ``count`` hidden states, of which those from ``first`` on are kept.
 
-    ``taken``: of how many the modules have keys and values, the last of them perhaps of tokens that were only guessed.
+    ``taken``: of how many who drafts has keys and values, the last of them perhaps of tokens that were only guessed.
     """
 
-    modules: Modules
+    own: Callable[[Any], Any] = np.array  #: makes a copy of states
+    joined: Callable[[Sequence[Any]], Any] = np.concatenate
     base: int = 0
     first: int = 0
     count: int = 0
@@ -37,24 +42,25 @@ class Heard:
             return
         if known < 0:
             self._begin(read.start, [])
-        self._pieces.append(self.modules.own(new_TX))
+        self._pieces.append(self.own(new_TX))
         self.count += len(new_TX)
         if self.count - self.taken > PENDING:
-            kept_TX = self._whole()[-(PENDING // 2) :].clone()
+            kept_TX = self.own(self._whole()[-(PENDING // 2) :])
             self._begin(self.stop - len(kept_TX), [kept_TX])
 
     def states(self, start: int) -> Any:
         """Those from a place on, which is counted from ``base``; [count - start, X]."""
         return self._whole()[start - self.first :]
 
-    def take(self, kept: int) -> None:
-        """Modules have taken in all there is; the last few states are kept."""
+    def take(self, kept: int = 1) -> None:
+        """All there is has been taken in; the last few states are kept."""
         last_TX = self._whole()[-kept:]
         self.taken, self.first = self.count, self.count - len(last_TX)
-        self._pieces = [last_TX.clone()]
+        self._pieces = [self.own(last_TX)]
 
     def _whole(self) -> Any:
-        self._pieces = [self.modules.joined(self._pieces)]
+        if len(self._pieces) > 1:
+            self._pieces = [self.joined(self._pieces)]
         return self._pieces[0]
 
     def _begin(self, base: int, pieces: list[Any]) -> None:

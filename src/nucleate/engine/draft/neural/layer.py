@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from nucleate.engine.draft.neural.files import Weights
 from nucleate.models import plain
-from nucleate.models.few import product
 from nucleate.models.llama import Floats, Llama
 from nucleate.models.pool import Pool, Rule, new_pool
+from nucleate.models.product import compiled_product as product
 from nucleate.models.runner import BLOCK
 
 TOKENS = 1 << 16

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from nucleate.engine.draft.draft import ROOT, Draft, Read, State
+from nucleate.engine.draft.draft import ROOT, Draft, Proposer, Read, State
 from nucleate.engine.draft.neural.chain import Chain, drafts_of
-from nucleate.engine.draft.neural.draw import Asked, Sibling, draw, draw_some
-from nucleate.engine.draft.neural.files import Weights, weights_for
+from nucleate.engine.draft.neural.draw import Asked, Drawn, draw, draw_some
+from nucleate.engine.draft.neural.files import Weights
 from nucleate.engine.draft.tree import Node, Offer, best_first, keep
-from nucleate.models.few import product
 from nucleate.models.llama import Floats, Llama, one_thread
+from nucleate.models.product import compiled_product as product
 
 CHANCES = (
     (0.525, 0.149, 0.068, 0.053, 0.025, 0.021, 0.014, 0.012),
@@ -33,7 +33,7 @@ MOST = 64
 """Tokens of a tree."""
 
 
-class Medusa:
+class Medusa(Proposer):
     """See ``Proposer``; it drafts as many tokens one after the other at most as there are heads.
 
     branches: the most that follow the same token. Heads do not know what was drawn before: in all branches they guess
@@ -49,11 +49,6 @@ class Medusa:
             for head in range(weights.count("heads."))
         ]
         self._last: dict[int, tuple[int, Floats]] = {}  # the place of the last token that was read, and its state
-
-    @classmethod
-    def load(cls, model: object, branches: int = 1) -> Medusa:
-        """The one that was trained for a model. Raises ModelError for others."""
-        return cls(*weights_for("medusa", model), branches)
 
     def propose(self, states: Sequence[State], counts: Sequence[int]) -> list[Draft]:
         """See ``Proposer.propose``. None for a sequence of which the target has not read all but the last token."""
@@ -115,9 +110,6 @@ class Medusa:
             if len(read.features_TF):
                 self._last[read.key] = read.start + len(read.features_TF) - 1, read.features_TF[-1].copy()
 
-    def accepted(self, key: int, count: int) -> None:
-        """It is seen by what the target reads."""
-
     def forget(self, key: int, output_ids: Sequence[int] = ()) -> None:
         """See ``Proposer.forget``. Nothing is learned."""
         self._last.pop(key, None)
@@ -136,7 +128,7 @@ def form(count: int, branches: int, heads: int) -> tuple[tuple[Node, ...], tuple
     return nodes, tuple(draft.depths())
 
 
-def put_together(nodes: Sequence[Node], depths: Sequence[int], found: Sequence[Sequence[Sibling]]) -> Draft:
+def put_together(nodes: Sequence[Node], depths: Sequence[int], found: Sequence[Sequence[Drawn]]) -> Draft:
     """A draft of this form. Where there are fewer guesses than it has, those that are not there are left out.
 
     Branches have the same draws at a depth. Verification comes to one of them at most, so that a draw decides once.
@@ -146,8 +138,7 @@ def put_together(nodes: Sequence[Node], depths: Sequence[int], found: Sequence[S
         kept[place] = kept[node.parent] and node.token < len(found[depth])
     places = [place for place in range(len(nodes)) if kept[place]]
     named = [
-        found[depths[place]][nodes[place].token] if kept[place] else Sibling(0, None, 0.0)
-        for place in range(len(nodes))
+        found[depths[place]][nodes[place].token] if kept[place] else Drawn(0, None, 0.0) for place in range(len(nodes))
     ]
     laws = tuple(one.law for one in named) if any(one.law is not None for one in named) else None
     return keep(Draft(tuple(one.token for one in named), tuple(node.parent for node in nodes), laws), places)

@@ -9,21 +9,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from nucleate.engine.draft.draft import Draft, Read, State
+from nucleate.engine.draft.draft import Draft, Proposer, Read, State
 from nucleate.engine.draft.neural.chain import Chain, drafts_of
 from nucleate.engine.draft.neural.draw import draw
 from nucleate.engine.draft.neural.heard import Heard
 from nucleate.engine.draft.neural.rooms import Rooms
 from nucleate.models.model import ModelError
-from nucleate.models.mtp import Modules, brought
+from nucleate.models.mtp import Modules
 from nucleate.models.runner import BLOCK, Part
-from nucleate.models.transformers import TransformersModel
 
 MEMORY = 256 << 20
 """Bytes of keys and values."""
 
 
-class Mtp:
+class Mtp(Proposer):
     """See ``Proposer``. memory: bytes for keys and values; sequences that find no room get no drafts for a while."""
 
     def __init__(self, modules: Modules, memory: int = MEMORY) -> None:
@@ -33,11 +32,6 @@ class Mtp:
             raise ModelError(f"{memory} bytes for keys and values hold no block of {size}: give more")
         self._pools, self._rooms = modules.new_pools(memory // size), Rooms(memory // size, BLOCK)
         self._heard: dict[int, Heard] = {}
-
-    @classmethod
-    def load(cls, model: TransformersModel) -> Mtp:
-        """Of the modules that a model brings, see ``brought``. Raises ModelError."""
-        return cls(brought(model))
 
     def propose(self, states: Sequence[State], counts: Sequence[int]) -> list[Draft]:
         """See ``Proposer.propose``. None for a sequence whose last tokens' hidden states are not known."""
@@ -112,10 +106,7 @@ class Mtp:
     def read(self, readings: Sequence[Read]) -> None:
         """See ``Proposer.read``."""
         for read in readings:
-            self._heard.setdefault(read.key, Heard(self._modules)).add(read)
-
-    def accepted(self, key: int, count: int) -> None:
-        """It is seen by what the target reads."""
+            self._heard.setdefault(read.key, Heard(self._modules.own, self._modules.joined)).add(read)
 
     def forget(self, key: int, output_ids: Sequence[int] = ()) -> None:
         """See ``Proposer.forget``. Nothing is learned."""

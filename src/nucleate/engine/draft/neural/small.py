@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from nucleate.engine.draft.draft import Draft, Read, State
+from nucleate.engine.draft.draft import Draft, Proposer, State
 from nucleate.engine.draft.neural.chain import Chain, drafts_of
 from nucleate.engine.draft.neural.draw import draw
-from nucleate.engine.draft.neural.files import weights_for
+from nucleate.engine.draft.neural.files import Weights
 from nucleate.engine.draft.neural.rooms import Rooms
 from nucleate.models.llama import Llama
 from nucleate.models.packed_llama import PackedLlama, compiled
@@ -42,10 +42,8 @@ class Reader:
         return min(read, len(token_ids) - 1)
 
 
-class DraftModel:
+class DraftModel(Proposer):
     """See ``Proposer``. memory: bytes for keys and values; sequences that find no room get no drafts for a while."""
-
-    layers: tuple[int, ...] = ()
 
     def __init__(self, model: Llama, memory: int = MEMORY) -> None:
         self.runner = PackedLlama(model, memory)
@@ -54,9 +52,8 @@ class DraftModel:
         self._readers: dict[int, Reader] = {}
 
     @classmethod
-    def load(cls, model: object) -> DraftModel:
-        """The one that was trained for a model. Raises ModelError for others."""
-        weights, target = weights_for("draft", model)
+    def of(cls, weights: Weights, target: Llama) -> DraftModel:
+        """The one of these weights."""
         embed, unembed = weights["embed.weight"], weights["unembed.weight"]
         layers, (inner, width) = weights.count("model.layers."), weights["model.layers.0.mlp.gate_proj.weight"].shape
         config = {
@@ -112,12 +109,6 @@ class DraftModel:
                 return False
         self._readers.setdefault(state.key, Reader())
         return True
-
-    def read(self, readings: Sequence[Read]) -> None:
-        """Nothing is asked of the target."""
-
-    def accepted(self, key: int, count: int) -> None:
-        """It is seen by the tokens of the next draft."""
 
     def forget(self, key: int, output_ids: Sequence[int] = ()) -> None:
         """See ``Proposer.forget``. Nothing is learned."""
