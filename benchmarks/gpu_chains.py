@@ -16,9 +16,8 @@ import torch
 import nucleate as nc
 from nucleate.backends.cuda.part import Part
 from nucleate.backends.cuda.rows import Rows
-from nucleate.backends.resident import Resident
 from nucleate.core.stage import Pipeline
-from nucleate.dispatch.device import device_row
+from nucleate.dispatch.device_row import Resident, device_row
 from nucleate.pipeline import simplify
 
 ALL: Mapping[str, Any] = dict(temperature=0.8, top_k=50, top_p=0.9, min_p=0.05)

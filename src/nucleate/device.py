@@ -5,17 +5,17 @@ from __future__ import annotations
 import importlib.util
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nucleate.backends import reference
-from nucleate.backends.chain import Chain
 from nucleate.core.event import StepLogprobs
 from nucleate.core.memory import Memory
 from nucleate.core.parameter import ParameterError
 from nucleate.core.stage import Pipeline
+from nucleate.dispatch.chain import Chain
 from nucleate.dispatch.select import TENSOR_BACKENDS, dispatch
 from nucleate.presets import with_mask
 from nucleate.rows import checked, checked_mask, history
@@ -102,7 +102,7 @@ class Device:
             self._rows[number].memory.push(token)
 
     def _settle(self, number: int, numbers: list[float]) -> None:
-        from nucleate.backends.structure import moved
+        from nucleate.dispatch.structure import moved
 
         row, staged = self._rows[number], self._held.staged(number)
         if staged is not None:
@@ -121,7 +121,10 @@ class Device:
             if len(self._calls) >= KEPT_CALLS:
                 self._calls.clear()
             self._calls[key] = step.call_of(self._held, numbers)
-        host = _Host(self._held, [self._rows[number] for number in numbers], numbers, self._alone)
+        rows = [self._rows[number] for number in numbers]
+        host = step.Host(
+            lambda place, *row: self._alone(numbers[place], *row), lambda place, *row: self._why(rows[place], *row)
+        )
         return step.step(self._held, self._calls[key], logits_RV, mask, host)
 
     def loop(
@@ -143,23 +146,9 @@ class Device:
         stops = history(stop_ids, self._size, "stop_ids").tolist()
         return Loop(self._held, self._held.part(numbers), forward, ids, steps, stops)
 
-
-class _Host(NamedTuple):
-    """What the host does of a step, see ``backends.cuda.step``."""
-
-    held: Any
-    rows: list[Row]
-    numbers: list[int]
-    alone: Alone
-
-    def draw(
-        self, place: int, logits_V: NDArray[np.float32], mask_W: NDArray[np.int32] | None
-    ) -> tuple[int, StepLogprobs | None] | str:
-        return self.alone(self.numbers[place], logits_V, mask_W)
-
-    def why(self, place: int, logits_V: NDArray[np.float32], mask_W: NDArray[np.int32] | None) -> str:
-        row = self.rows[place]
-        self.held.catch_up()
+    def _why(self, row: Row, logits_V: NDArray[np.float32], mask_W: NDArray[np.int32] | None) -> str:
+        """Why nothing can be drawn from a row."""
+        self._held.catch_up()
         row.memory.mask = mask_W
         stages = row.stages if mask_W is None else with_mask(row.stages)
         try:

@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nucleate.backends import reference
-from nucleate.backends.chain import Chain
 from nucleate.backends.cpu.special.program import Program
 from nucleate.backends.cpu.special.table import NOT_DRAWN, Part, Table
 from nucleate.core.event import StepLogprobs
 from nucleate.core.memory import Memory
 from nucleate.core.parameter import ParameterError, unknown
 from nucleate.core.stage import Pipeline, Tap
+from nucleate.dispatch.chain import Chain
 from nucleate.kernels import compiled
 from nucleate.pipeline import chains, report, runner
 from nucleate.presets import with_mask, without_mask

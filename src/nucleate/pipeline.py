@@ -14,14 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nucleate.backends import reference
-from nucleate.backends.chain import Chain
 from nucleate.backends.cpu.special.program import Program
 from nucleate.backends.cpu.special.table import Table
 from nucleate.core import noise
 from nucleate.core.event import StepLogprobs
 from nucleate.core.history import History
 from nucleate.core.stage import Ceiling, Draw, Pipeline, Prefix, Scale, Shift, Stage, Tap, shape_of
-from nucleate.dispatch.chain import chain_of
+from nucleate.dispatch.chain import Chain, chain_of
 from nucleate.dispatch.select import HOT, check_device, dispatch
 from nucleate.kernels import compiled
 from nucleate.params import SamplingParams

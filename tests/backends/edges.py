@@ -12,9 +12,9 @@ import math
 import numpy as np
 
 from nucleate.backends import reference
-from nucleate.backends.chain import Numbers
 from nucleate.core import noise
 from nucleate.core.maths import SLACK
+from nucleate.dispatch.chain import Numbers
 from nucleate.stages import Gumbel, MinP, Temperature, TopK, TopNSigma, TopP
 
 NEAR = 3e-7

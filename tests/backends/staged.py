@@ -39,8 +39,8 @@ def drawing(
     """Rows of one structure as ``run.run`` takes them: the batch, the steps, the numbers."""
     import torch
 
-    from nucleate.backends import structure
     from nucleate.backends.cuda import run
+    from nucleate.dispatch import structure
 
     staged = [structure.staged_of(stages) for stages in rows]
     assert not any(isinstance(one, str) for one in staged), staged
@@ -72,7 +72,7 @@ def difference(x: Any, stages: Any, seed: int, step: int) -> str:
 def _difference(x: Any, stages: Any, seed: int, step: int) -> str:
     import torch
 
-    from nucleate.backends import structure
+    from nucleate.dispatch import structure
 
     stages = watched(simplify(stages), len(x))
     place = next(i for i, stage in enumerate(stages) if isinstance(stage, Tap))

@@ -14,7 +14,7 @@ from nucleate.backends import reference
 from nucleate.core.history import History
 from nucleate.core.maths import absolute, exp, maximum, minimum, sqrt, where
 from nucleate.core.stage import Shift, Token, param
-from nucleate.dispatch.device import with_shifts
+from nucleate.dispatch.device_row import with_shifts
 from nucleate.stages import (
     Allowed,
     BadWords,
@@ -38,7 +38,7 @@ from nucleate.backends.cuda import rows as on_device  # noqa: E402
 from nucleate.backends.cuda.ranked import Fixed  # noqa: E402
 from nucleate.backends.cuda.rows import Rows  # noqa: E402
 from nucleate.backends.cuda.slots import Slots  # noqa: E402
-from nucleate.backends.resident import Resident  # noqa: E402
+from nucleate.dispatch.device_row import Resident  # noqa: E402
 
 SIZE = 6
 HERE = torch.device("cpu")

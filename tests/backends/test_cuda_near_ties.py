@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nucleate.backends import reference, structure
+from nucleate.backends import reference
+from nucleate.dispatch import structure
 from nucleate.dispatch.chain import chain_of
 from nucleate.pipeline import simplify
 

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import nucleate as nc
-from nucleate.backends import structure
 from nucleate.core.stage import Draw, Shift, Tap
+from nucleate.dispatch import structure
 from nucleate.stages import STAGES, Gumbel, MinP, Temperature, TopK, TopNSigma, TopP
 
 torch = pytest.importorskip("torch", reason="tensor code needs torch")

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import nucleate as nc
-from nucleate.backends import reference, structure
-from nucleate.backends.chain import Numbers
+from nucleate.backends import reference
 from nucleate.core.history import History
-from nucleate.dispatch.chain import chain_of
+from nucleate.dispatch import structure
+from nucleate.dispatch.chain import Numbers, chain_of
 from nucleate.pipeline import simplify
 from nucleate.stages import (
     AdaptiveP,

@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 from interpreted import Interpreted
 
 from nucleate.backends import reference
-from nucleate.backends.chain import Numbers
 from nucleate.core import noise
-from nucleate.dispatch.chain import chain_of
+from nucleate.dispatch.chain import Numbers, chain_of
 from nucleate.pipeline import simplify
 from nucleate.stages import Gumbel
 

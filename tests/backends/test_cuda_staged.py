@@ -14,9 +14,10 @@ from edges import KINDS, row
 from own import DRAWS, OWN, Foreign, Softer, Turned
 
 import nucleate as nc
-from nucleate.backends import reference, structure
+from nucleate.backends import reference
 from nucleate.core.maths import log
 from nucleate.core.stage import Draw, Floor, Scale, param
+from nucleate.dispatch import structure
 from nucleate.pipeline import simplify
 from nucleate.stages import (
     AdaptiveP,

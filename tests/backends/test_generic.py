@@ -18,14 +18,15 @@ from cases import OTHERS, case
 from edges import KINDS, NEAR, row
 from own import DRAWS, OWN, Foreign, Softer
 
-from nucleate.backends import reference, rules
+from nucleate.backends import reference
 from nucleate.backends.cpu.generic import kernels, listed, program, uncut
 from nucleate.backends.cpu.generic import run as generic
-from nucleate.backends.cpu.generic.room import room
+from nucleate.backends.cpu.generic.edited_row import room
 from nucleate.backends.cpu.special import rows as special_rows
 from nucleate.core.history import History
 from nucleate.core.maths import absolute, exp, log, where
 from nucleate.core.stage import Prefix, Scale, Shift, Tap, param
+from nucleate.dispatch import rules
 from nucleate.params import SamplingParams
 from nucleate.sampler import Sampler
 from nucleate.stages import (

@@ -10,14 +10,13 @@ import pytest
 
 import nucleate as nc
 from nucleate.backends import reference
-from nucleate.backends.chain import unchanging
 from nucleate.backends.cpu.special.program import Program, table_of
 from nucleate.core.history import History
 from nucleate.core.maths import INFINITY, where
 from nucleate.core.memory import Memory
 from nucleate.core.parameter import param
 from nucleate.core.stage import Shift, Token
-from nucleate.dispatch.chain import chain_of
+from nucleate.dispatch.chain import chain_of, unchanging
 from nucleate.pipeline import as_pipeline, simplify
 from nucleate.stages import (
     Allowed,

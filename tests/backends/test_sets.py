@@ -13,10 +13,9 @@ from left import agrees, left
 
 import nucleate as nc
 from nucleate.backends import reference
-from nucleate.backends.chain import Numbers
 from nucleate.backends.cpu.generic import run as generic
 from nucleate.core.maths import SLACK
-from nucleate.dispatch.chain import chain_of
+from nucleate.dispatch.chain import Numbers, chain_of
 from nucleate.pipeline import simplify
 from nucleate.stages import Gumbel, LogitBias, MinP, Temperature, TopK, TopNSigma, TopP, Typical
 

@@ -8,10 +8,9 @@ import pytest
 
 import nucleate as nc
 from nucleate.backends import reference
-from nucleate.backends.chain import Numbers
 from nucleate.backends.cpu.special.rows import chains
 from nucleate.backends.cpu.special.table import NOT_DRAWN, Table
-from nucleate.dispatch.chain import chain_of
+from nucleate.dispatch.chain import Numbers, chain_of
 from nucleate.pipeline import simplify
 from nucleate.rows import Logits
 from nucleate.stages import Gumbel

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numba
+import numba.extending
 from llvmlite import binding
 from numba import types
 from numba.core import cpu_options, sigutils
@@ -67,6 +68,16 @@ def jit(function: Callable[..., Any]) -> Any:
 def loose(function: Callable[..., Any]) -> Any:
     """The same, with ``LOOSE`` sums."""
     return _jit(function, loose=True)
+
+
+def inline(function: Callable[..., Any]) -> Any:
+    """The same, written into its callers."""
+    return numba.njit(inline="always")(function)
+
+
+def intrinsic(function: Callable[..., Any]) -> Any:
+    """A function that says its own instructions."""
+    return numba.extending.intrinsic(function)
 
 
 def _jit(function: Callable[..., Any], loose: bool) -> Any:

@@ -18,7 +18,7 @@ _CPU = "backends/cpu/**/*.py"
 CHAIN = Library(
     "chain",
     ("nucleate.backends.cpu.special.chain",),
-    _sources(_CPU, "backends/chain.py", "core/maths.py", "core/noise.py"),
+    _sources(_CPU, "dispatch/chain.py", "core/maths.py", "core/noise.py"),
 )
 GENERIC = Library(
     "generic",

@@ -81,11 +81,13 @@ class Stage(ABC):  # noqa: B024  # its rule is of its shape
     rank: ClassVar[int] = 0
     name: ClassVar[str] = ""
     parameters: ClassVar[Mapping[str, Parameter]] = {}
+    _switches: ClassVar[list[tuple[str, Parameter]]] = []  # those that turn it on
 
     def __init_subclass__(cls) -> None:
         if "name" not in cls.__dict__:
             cls.name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", cls.__name__).lower()
         cls.parameters = declared(cls, prefix=cls.name)
+        cls._switches = [(a, p) for a, p in cls.parameters.items() if p.neutral is not dataclasses.MISSING]
         dataclasses.dataclass(frozen=True, repr=False)(cls)
         others = {field.name for field in dataclasses.fields(cls)} - cls.parameters.keys()  # type: ignore[arg-type]
         if others:
@@ -113,7 +115,7 @@ class Stage(ABC):  # noqa: B024  # its rule is of its shape
     @property
     def neutral(self) -> bool:
         """True when the stage does nothing, so that it may be left out of a pipeline."""
-        switches = [(a, p) for a, p in self.parameters.items() if p.neutral is not dataclasses.MISSING]
+        switches = self._switches
         return bool(switches) and all(p.is_neutral(getattr(self, a)) for a, p in switches)
 
     @property

@@ -6,11 +6,10 @@ import importlib.util
 import re
 from typing import NamedTuple
 
-from nucleate.backends.chain import Chain
-from nucleate.backends.resident import Resident
 from nucleate.core.parameter import ParameterError
 from nucleate.core.stage import Pipeline
-from nucleate.dispatch.device import device_row
+from nucleate.dispatch.chain import Chain
+from nucleate.dispatch.device_row import Resident, device_row
 from nucleate.kernels import why_not
 
 DEVICES = re.compile(r"(cuda|mps|xpu)(:\d+)?")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numba
@@ -24,12 +23,7 @@ ROUND = 1.5 * 2.0**52
 """Added to a number below 2**51, it leaves the nearest integer in the low bits of the float64."""
 
 
-def fused(function: Callable[..., Any]) -> Any:
-    """Compile a function whose products and sums may be rounded once."""
-    return numba.njit(nogil=True, error_model="numpy", fastmath={"contract"})(function)
-
-
-@fused
+@numba.njit(nogil=True, error_model="numpy", fastmath={"contract"})  # type: ignore[untyped-decorator]
 def exp(x: Any) -> Any:
     """Of numbers from LEAST, which is taken for what is below, to 700; with a relative error below 1e-15."""
     x = max(x, LEAST)

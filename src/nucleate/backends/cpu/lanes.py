@@ -13,8 +13,8 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils
 
-from nucleate.backends.cpu.compile import intrinsic
 from nucleate.backends.cpu.doubles import POLYNOMIAL as DOUBLE_POLYNOMIAL
+from nucleate.core.compiling import intrinsic
 
 GROUP = 256
 """Scores that a kernel takes at a time."""

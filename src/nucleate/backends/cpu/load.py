@@ -8,10 +8,10 @@ import numpy as np
 from numba import carray, types
 from numba.core import cgutils
 
-from nucleate.backends.cpu.compile import inline, intrinsic, jit, kernel
 from nucleate.backends.cpu.lanes import FLOAT, GROUP, LONG, vectors
 from nucleate.backends.cpu.simd import half
 from nucleate.backends.cpu.special.table import BFLOAT16, FLOAT16, FLOAT32
+from nucleate.core.compiling import inline, intrinsic, jit, kernel
 
 
 def pointer(kind: Any) -> Any:

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from nucleate.backends.cpu.compile import inline, jit
-from nucleate.core.noise import GROUP, TOKEN
+from nucleate.core.compiling import inline, jit
 
 LOW, HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
@@ -32,6 +31,3 @@ def uniforms(out: Any, count: Any, seed: Any, step: Any, stream: Any, first: Any
     """``uniform`` of consecutive indices: LLVM makes vectors of it."""
     for i in range(count):
         out[i] = uniform(seed, step, stream, first + i)
-
-
-__all__ = ["GROUP", "TOKEN", "uniform", "uniforms"]

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from nucleate.backends.rules import Replaced
-from nucleate.backends.structure import Rule, Step
+from nucleate.dispatch.rules import Replaced
+from nucleate.dispatch.structure import Rule, Step
 
 
 class Me(Replaced):

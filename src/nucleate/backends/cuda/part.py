@@ -15,8 +15,8 @@ from nucleate.backends.cuda.report import Wanted
 from nucleate.backends.cuda.run import Batch, batch_of
 from nucleate.backends.cuda.shifts import Group, groups_of, padded
 from nucleate.backends.cuda.slots import SEED, Slots
-from nucleate.backends.resident import Resident
-from nucleate.backends.structure import chained
+from nucleate.dispatch.device_row import Resident
+from nucleate.dispatch.structure import chained
 
 AT_ONCE = 1 << 24
 """So many scores are looked at together by tensors: a dozen arrays of 128 MB are made of them."""

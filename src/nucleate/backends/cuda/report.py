@@ -21,18 +21,11 @@ class Report(NamedTuple):
     ranks_RN: torch.Tensor  #: int64
 
 
-def report(
-    logits_RV: torch.Tensor, tokens_R: torch.Tensor, asked_RA: torch.Tensor, top: int, floats: torch.dtype
-) -> Report:
-    """tokens_R: those drawn, below 0 for none; asked_RA: int64, below 0 for none; top: of how many of the best."""
-    return reported(logits_RV.to(torch.float32), tokens_R, asked_RA, top, floats)
+def report(x_RV: torch.Tensor, tokens_R: torch.Tensor, asked_RA: torch.Tensor, top: int, floats: torch.dtype) -> Report:
+    """x_RV: float32 or float64; what is out is at -inf. tokens_R: those drawn, below 0 for none.
 
-
-def reported(
-    x_RV: torch.Tensor, tokens_R: torch.Tensor, asked_RA: torch.Tensor, top: int, floats: torch.dtype | None = None
-) -> Report:
-    """The same of any scores, float32 or float64; what is out is at -inf."""
-    floats = floats or x_RV.dtype
+    asked_RA: int64, below 0 for none; top: of how many of the best.
+    """
     x_RV = torch.where(x_RV == 0, 0.0, x_RV)  # of -0.0 it makes 0.0: they are equal
     some_RN = torch.cat((tokens_R[:, None], asked_RA), 1)
     given_RN = x_RV.gather(1, some_RN.clamp(min=0))

@@ -13,12 +13,12 @@ import torch
 from nucleate.backends.cuda.bind import mines
 from nucleate.backends.cuda.device import floats_of, guard, sent
 from nucleate.backends.cuda.part import Held, Kind, Part, allowed_words, part_of
-from nucleate.backends.cuda.report import Report, Wanted, report, reported
+from nucleate.backends.cuda.report import Report, Wanted, report
 from nucleate.backends.cuda.run import Batch, Given, next_numbers, run, scores
 from nucleate.backends.cuda.shifts import follow, shifted, unbroken
 from nucleate.backends.cuda.slots import STEP, Slots, line_of
-from nucleate.backends.resident import Resident
-from nucleate.backends.structure import Staged
+from nucleate.dispatch.device_row import Resident
+from nucleate.dispatch.structure import Staged
 
 NOT_DRAWN = -1
 """The token of a row from which none can be drawn."""
@@ -170,7 +170,7 @@ class Rows:
             self._slots.learned_SP.index_copy_(0, kind.slots_R, learned_RP)
         if heard is not None and told_RV is not None:
             most = max(top for top, _ in kind.wanted)
-            heard.append(Heard(kind.places, reported(told_RV, tokens_R, kind.asked_NA, most), kind.wanted))
+            heard.append(Heard(kind.places, report(told_RV, tokens_R, kind.asked_NA, most, told_RV.dtype), kind.wanted))
         return tokens_R
 
     def _shifted(self, kind: Kind, x_RV: torch.Tensor) -> torch.Tensor:
@@ -235,7 +235,8 @@ class Rows:
         if len(part.told) < len(part.rows):
             logits_NV, tokens_N = (whole.index_select(0, part.told_N) for whole in (logits_RV, tokens_R))
         with guard(self.device):
-            return report(logits_NV, tokens_N, part.asked_NA, max(top for top, _ in part.wanted), self.floats)
+            most = max(top for top, _ in part.wanted)
+            return report(logits_NV.to(torch.float32), tokens_N, part.asked_NA, most, self.floats)
 
     def catch_up(self) -> None:
         """Tell what was drawn since the last time. Waits for the device, if anything was."""

@@ -18,9 +18,9 @@ from nucleate.backends.cuda.narrow import narrowed
 from nucleate.backends.cuda.noise import Keys, keys_of, uniform
 from nucleate.backends.cuda.ranked import Fixed, Ranked, sorted_of
 from nucleate.backends.cuda.shifts import padded
-from nucleate.backends.structure import Staged, Step
 from nucleate.core.noise import XTC
 from nucleate.core.stage import Drawn
+from nucleate.dispatch.structure import Staged, Step
 
 
 class Batch(NamedTuple):
@@ -82,7 +82,8 @@ def run(batch: Batch, given: Given) -> Outcome:
         before = kept = kept.settled() if mine.step.learns else kept
         if mine.step.shape == "Tap":
             kept = kept.settled()
-            told_RV = told_RV if place == 0 and told_RV is not None else _told(kept)[:, :size]
+            if place > 0 or told_RV is None:
+                told_RV = kept.by_id(torch.where(kept.inside(), kept.x_RN, -torch.inf))[:, :size]
         elif mine.step.greedy or mine.step.shape != "Draw":
             kept = narrowed(kept, mine, coins_R1, next(ceilings) if mine.step.shape == "Ceiling" else None)
         if mine.step.learns:
@@ -116,10 +117,6 @@ def masked(fixed: Fixed, x_RV: torch.Tensor, mask_RW: torch.Tensor | None) -> to
     if mask_RW is None:
         return x_RV
     return x_RV + ((mask_RW.index_select(1, fixed.word_N) >> fixed.bit_N) & 1).log()
-
-
-def _told(kept: Ranked) -> torch.Tensor:
-    return kept.by_id(torch.where(kept.inside(), kept.x_RN, -torch.inf))
 
 
 def _learned(

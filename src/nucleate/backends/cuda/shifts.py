@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from nucleate.backends import resident
 from nucleate.backends.cuda.bind import Me
 from nucleate.backends.cuda.device import sent
 from nucleate.backends.cuda.slots import STEP, UNBROKEN, Slots
-from nucleate.backends.resident import DeviceShift
 from nucleate.core.stage import Token
+from nucleate.dispatch import device_row
+from nucleate.dispatch.device_row import DeviceShift
 from nucleate.stages.dry import LARGEST
 
 
@@ -178,17 +178,17 @@ def _spread(ids_NM: torch.Tensor, values_NM: torch.Tensor, ids_NK: torch.Tensor,
 def _listed(one: Given, seen: Seen) -> tuple[torch.Tensor, torch.Tensor]:
     """The list of a Shift in this step: tokens [N, M], V for none, and their numbers."""
     match one.shift.source:
-        case resident.UNTIL:
+        case device_row.UNTIL:
             return torch.where(seen.steps_N1 < one.limits[0], one.ids_NM, seen.size), one.values_NM
-        case resident.WORDS:
+        case device_row.WORDS:
             output_NL = torch.where(seen.back_L <= seen.steps_N1, seen.said_NL, seen.size)
             ids_NM = ending(one.words_NWT, output_NL, seen.size)
             return ids_NM, one.values_NM.new_full(ids_NM.shape, -torch.inf)
-        case resident.NGRAM:
+        case device_row.NGRAM:
             again_NL = _repeats(seen) >= one.limits[0] - 1
             ids_NL = torch.where(again_NL, seen.said_NL, seen.size)
             return ids_NL, one.values_NM.new_full(ids_NL.shape, -torch.inf)
-        case resident.REPEATS:
+        case device_row.REPEATS:
             return _penalised(one, seen)
     return one.ids_NM, one.values_NM
 
@@ -228,7 +228,7 @@ def follow(group: Group, slots: Slots, tokens_N: torch.Tensor, size: int) -> Non
     now_NL = torch.where(token_N1 < 0, had_NL, torch.where(said_NL == token_N1, had_NL + 1, 0))
     slots.repeats_SL.index_copy_(0, group.slots_N, now_NL)
     for one in group.shifts:
-        if one.shift.source == resident.REPEATS:
+        if one.shift.source == device_row.REPEATS:
             unbroken_N = slots.column(group.slots_N, UNBROKEN)
             ended_N = (ending(one.words_NWT, said_NL, size) == token_N1).any(1)
             unbroken_N = torch.where(tokens_N < 0, unbroken_N, torch.where(ended_N, 0, unbroken_N + 1))
@@ -237,7 +237,7 @@ def follow(group: Group, slots: Slots, tokens_N: torch.Tensor, size: int) -> Non
 
 def unbroken(shifts: Sequence[DeviceShift], said: list[int]) -> int:
     """How many tokens were said since the last sequence that no repeat crosses."""
-    breakers = {word for one in shifts if one.source == resident.REPEATS for word in one.words}
+    breakers = {word for one in shifts if one.source == device_row.REPEATS for word in one.words}
     lengths = sorted({*map(len, breakers)})
     for count in range(len(said)):
         end = len(said) - count

@@ -14,11 +14,9 @@ from numpy.typing import NDArray
 from nucleate.backends.cuda.device import packed, sent
 from nucleate.core.suffixes import repeats
 
-NUMBERS = 7
-SEED, STEP, OFFSET, UNBROKEN = range(7, 11)
-"""Of a line, after its numbers: the seed; how many tokens were drawn; how many came before these; how many since the
-last sequence that no repeat crosses."""
-COLUMNS = 11
+SEED, STEP, OFFSET, UNBROKEN, COLUMNS = range(7, 12)
+"""Of a line, after its seven numbers: the seed; how many tokens were drawn; how many came before these; how many
+since the last sequence that no repeat crosses."""
 
 
 class Slots:

@@ -5,8 +5,8 @@ Where the device runs all of them, nothing here waits for it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,14 +23,11 @@ Scores = NDArray[np.float32]
 Words = NDArray[np.int32] | None
 
 
-class Host(Protocol):
-    """Who runs rows one by one, and knows why a row has no token. Places are of the rows of the call."""
+class Host(NamedTuple):
+    """What the host does for a row, by its place in the call: (place, logits_V, mask_W)."""
 
-    def draw(self, place: int, logits_V: Scores, mask_W: Words) -> tuple[int, StepLogprobs | None] | str:
-        """The token of a row, to which it belongs from then on, and its logprobs; or why there is none."""
-
-    def why(self, place: int, logits_V: Scores, mask_W: Words) -> str:
-        """Why nothing can be drawn from a row."""
+    draw: Callable[[int, Scores, Words], tuple[int, StepLogprobs | None] | str]  #: token and logprobs, or why not
+    why: Callable[[int, Scores, Words], str]  #: why nothing can be drawn from it
 
 
 class Call(NamedTuple):

@@ -12,11 +12,13 @@ from typing import Any
 import numpy as np
 
 from nucleate.backends.cpu import noise, simd
-from nucleate.backends.cpu.compile import kernel
 from nucleate.backends.cpu.doubles import exp
 from nucleate.backends.cpu.lanes import GROUP
 from nucleate.backends.cpu.load import fill_tail, group_at
 from nucleate.backends.cpu.simd import WORD
+from nucleate.core.compiling import kernel
+from nucleate.core.noise import GROUP as GROUP_STREAM
+from nucleate.core.noise import TOKEN as TOKEN_STREAM
 
 CLOSE = 1e-8
 """Two times that are closer, relative, are left to the reference: sums of weights are right to 1e-12."""
@@ -138,9 +140,9 @@ def pick(ids: Any, x: Any, top: Any, groups: Any, masses: Any, seed: Any, step: 
                 last, mass = ids[i] >> 8, 0.0
             mass += some[i - start]
     masses[last] += mass
-    winner, n = race(groups[:count], masses[:count], seed, step, noise.GROUP), 0
+    winner, n = race(groups[:count], masses[:count], seed, step, GROUP_STREAM), 0
     for i in range(ids.size):
         if ids[i] >> 8 == winner:
             places[n], some[n] = ids[i], exp(x[i] - top)
             n += 1
-    return race(places[:n], some[:n], seed, step, noise.TOKEN)
+    return race(places[:n], some[:n], seed, step, TOKEN_STREAM)

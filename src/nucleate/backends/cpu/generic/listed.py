@@ -27,10 +27,6 @@ CLOSE = 1e-9
 """A decision that rests on sums of ``kernels`` and is closer than this is left to the reference. These sums are right
 to 1e-12, and no rule of ours magnifies that a hundredfold; float32 scores of a real row are hardly ever so close."""
 
-
-GROUP_BITS = 8
-"""A group is 2**8 tokens, see ``noise.GROUP_SIZE``."""
-
 LEAST = np.finfo(np.float64).min
 
 PART = 8192
@@ -235,7 +231,7 @@ class Listed:
             if self.inexact:
                 raise Undecided
             return reference.pick(stage, self.survivors(), seed, place)
-        count = (int(self.ids_N.max() if self.ranked else self.ids_N[-1]) >> GROUP_BITS) + 1
+        count = (int(self.ids_N.max() if self.ranked else self.ids_N[-1]) // GROUP_SIZE) + 1
         groups_G, mass_G = np.empty(count + GROUP_SIZE, np.int64), np.empty(count + GROUP_SIZE)
         token = GENERIC.pick(self.ids_N, self.x_N, self.top, groups_G, mass_G, np.uint64(seed), np.uint64(place))
         if token < 0:
@@ -256,10 +252,10 @@ class Listed:
 
 def inside(ids_N: Ids, x_N: Floats) -> tuple[Ids, Floats]:
     """The tokens that are not at -inf. Raises Undecided for a NaN, a +inf, or no token at all."""
+    if np.isfinite(x_N.sum()):
+        return ids_N, x_N
     if not -np.inf < x_N.max() < np.inf:
         raise Undecided
-    if x_N.min() > -np.inf:
-        return ids_N, x_N
     inside_N = x_N > -np.inf
     return ids_N[inside_N], x_N[inside_N]
 
@@ -271,7 +267,7 @@ def evaluated(rule: Callable[[Any, Any], Any], below_N: NDArray[Any], row: Row, 
     """
     if len(below_N) <= PART:
         said_N = np.asarray(rule(below_N, row), np.float64)
-        return said_N if said_N.shape == below_N.shape else np.broadcast_to(said_N, below_N.shape)
+        return said_N if said_N.shape == below_N.shape else np.full(below_N.shape, said_N)
     said_N = np.empty(len(below_N)) if room_N is None else room_N
     for start in range(0, len(below_N), PART):
         said_N[start : start + PART] = rule(below_N[start : start + PART], row)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from nucleate.backends.rules import rules_of, settings
 from nucleate.core.stage import Pipeline, Stage, Tap, shape_of
+from nucleate.dispatch.rules import rules_of, settings
 
 MOST = 256
 """Pipelines that are remembered."""
@@ -51,12 +51,21 @@ def program_of(stages: Pipeline) -> Program:
     """Looked up by identity: a batch passes the same tuple in each step."""
     found = _programs.get(id(stages))
     if found is None or found.stages is not stages:
-        steps = tuple(map(_step, stages))
-        flips = any(step.kind.shape == "Ceiling" for step in steps)
-        found = Program(stages, steps, any(step.kind.whole for step in steps), flips)
-        if len(_programs) >= MOST:
-            _programs.clear()
-        _programs[id(stages)] = found
+        found = _remembered(stages, tuple(map(_step, stages)))
+    return found
+
+
+def moved(program: Program, stages: Pipeline) -> Pipeline:
+    """The same pipeline after some of its stages have learned: of these alone anything is found out again."""
+    known = zip(stages, program.steps, strict=True)
+    return _remembered(stages, tuple(step if step.stage is stage else _step(stage) for stage, step in known)).stages
+
+
+def _remembered(stages: Pipeline, steps: tuple[Step, ...]) -> Program:
+    whole, flips = any(step.kind.whole for step in steps), any(step.kind.shape == "Ceiling" for step in steps)
+    if len(_programs) >= MOST:
+        _programs.clear()
+    found = _programs[id(stages)] = Program(stages, steps, whole, flips)
     return found
 
 

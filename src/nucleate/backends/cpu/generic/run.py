@@ -15,10 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nucleate.backends import reference
-from nucleate.backends.cpu.generic.edited_row import EditedRow
+from nucleate.backends.cpu.generic.edited_row import EditedRow, room
 from nucleate.backends.cpu.generic.listed import Floats, Listed, Undecided, uniform
-from nucleate.backends.cpu.generic.program import Program, Step, program_of
-from nucleate.backends.cpu.generic.room import room
+from nucleate.backends.cpu.generic.program import Program, Step, moved, program_of
 from nucleate.backends.cpu.generic.uncut import Uncut
 from nucleate.core import noise
 from nucleate.core.event import StepLogprobs
@@ -71,14 +70,14 @@ def _run(logits_V: NDArray[Any], program: Program, seed: int, step: int, past: P
     u = uniform(seed, step, noise.XTC) if program.flips else 1.0
     kept, spans = _walk(logits_V, steps, past, u, program.whole)
     token = kept.draw(steps[-1], seed, step)
-    told, moved = None, list(stages)
-    for i, (before, after) in spans.items():
+    told, after = None, list(stages)
+    for i, (before, left) in spans.items():
         stage = stages[i]
         if isinstance(stage, Tap):
             told = before.report(token, stage.wanted)
         if type(stage).after is not Stage.after:
-            moved[i] = stage.after(Drawn(token, before.log_chance(token), after.log_chance(token)))
-    return reference.Result(token, told, tuple(moved) if spans else stages)
+            after[i] = stage.after(Drawn(token, before.log_chance(token), left.log_chance(token)))
+    return reference.Result(token, told, moved(program, tuple(after)) if spans else stages)
 
 
 def _walk(

@@ -9,9 +9,9 @@ import numpy as np
 
 from nucleate.backends.cpu.generic.edited_row import EditedRow
 from nucleate.backends.cpu.generic.listed import Floats, Ids, Undecided
-from nucleate.backends.rules import bans
 from nucleate.core.history import Counts, Past
 from nucleate.core.stage import Shift, Token
+from nucleate.dispatch.rules import bans
 
 
 def shifted(row: EditedRow, stage: Shift, past: Past) -> EditedRow:

@@ -13,16 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from nucleate.backends.cpu.generic.edited_row import LOWEST, EditedRow
-from nucleate.backends.cpu.generic.listed import (
-    CLOSE,
-    Floats,
-    Ids,
-    Listed,
-    Undecided,
-    evaluated,
-    inside,
-    uniform,
-)
+from nucleate.backends.cpu.generic.listed import CLOSE, Floats, Ids, Listed, Undecided, evaluated, inside, uniform
 from nucleate.backends.cpu.generic.program import Step
 from nucleate.backends.cpu.generic.shifts import shifted
 from nucleate.backends.reference import Survivors, Whole
@@ -182,10 +173,12 @@ class Uncut:
         """All tokens after a scale, in ascending order of ids: a draw needs no other one."""
 
         def apply(x_N: Floats, _: Row) -> Floats:
-            return np.asarray(step.stage.apply(self._scaled(x_N.astype(np.float64)) - self.top, row))
+            x_N = self._scaled(x_N.astype(np.float64)) if self.scales else x_N
+            return np.asarray(step.stage.apply(np.subtract(x_N, self.top, dtype=np.float64), row))
 
         x_V = evaluated(apply, self.row.row_V, row, self.row.work.scores_V)
-        np.copyto(x_V, -np.inf, where=self.row.row_V == -np.inf)
+        if self.row.row_V.min() == -np.inf:
+            x_V[self.row.row_V == -np.inf] = -np.inf
         if len(self.row.ids_K):
             x_V[self.row.ids_K] = apply(self.row.x_K, row)
         ids_N, x_N = inside(self.row.work.ids, x_V)

@@ -8,14 +8,14 @@ import numpy as np
 from numba import carray, from_dtype
 from numba.np.unsafe.ndarray import to_fixed_tuple
 
-from nucleate.backends.chain import Numbers
-from nucleate.backends.cpu.compile import jit, kernel
 from nucleate.backends.cpu.load import doubles_at, longs_at, next_of, pointer
 from nucleate.backends.cpu.special.cuts import TIED, first, narrow
 from nucleate.backends.cpu.special.edits import take
 from nucleate.backends.cpu.special.races import race_few, race_many
 from nucleate.backends.cpu.special.table import ENTRIES, ENTRY, NOT_DRAWN, PLACES, SLOTS, TOKENS, room_for
 from nucleate.backends.cpu.special.work import carve
+from nucleate.core.compiling import jit, kernel
+from nucleate.dispatch.chain import Numbers
 
 COUNT = len(Numbers._fields)
 

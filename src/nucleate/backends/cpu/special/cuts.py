@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nucleate.backends.cpu import simd
-from nucleate.backends.cpu.compile import jit
 from nucleate.backends.cpu.special.sections import FEW, close_in
 from nucleate.backends.cpu.special.select import (
     ALL,
@@ -37,6 +36,7 @@ from nucleate.backends.cpu.special.select import (
 )
 from nucleate.backends.cpu.special.weights import UNIT, bound, error_of, exponent_of, weigh, weigh_few
 from nucleate.backends.cpu.special.work import DOUBTED, EDITED, INEXACT, address_of
+from nucleate.core.compiling import jit
 from nucleate.core.maths import SLACK
 
 LAST = np.int64(0xFFFFFFFF)

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 from numba import carray
 
-from nucleate.backends.chain import EACH_TIME, SCALE
 from nucleate.backends.cpu import simd
-from nucleate.backends.cpu.compile import inline, jit
 from nucleate.backends.cpu.load import copy, doubles_at, forbid, longs_at, words_at
 from nucleate.backends.cpu.special.program import ALLOW, COUNTED
 from nucleate.backends.cpu.special.table import FLOAT32
 from nucleate.backends.cpu.special.work import EDITED, INEXACT, NOBODY, address_of, edit_of, lay, score
+from nucleate.core.compiling import inline, jit
+from nucleate.dispatch.chain import EACH_TIME, SCALE
 
 
 @jit

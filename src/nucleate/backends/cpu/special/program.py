@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nucleate.backends.chain import Counted, Edit, unchanging
 from nucleate.core.history import Past
 from nucleate.core.memory import Memory
 from nucleate.core.stage import Shift
+from nucleate.dispatch.chain import Counted, Edit, unchanging
 
 COUNTED, ADD, ALLOW = range(3)
 """Orders: penalties of tokens that occurred (table, rules, how many rules); numbers to add to tokens (ids, numbers, how

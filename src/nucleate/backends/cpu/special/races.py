@@ -13,16 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from nucleate.backends.cpu.compile import jit
 from nucleate.backends.cpu.doubles import exp
 from nucleate.backends.cpu.lanes import GROUP
-from nucleate.backends.cpu.noise import GROUP as GROUP_STREAM
-from nucleate.backends.cpu.noise import TOKEN as TOKEN_STREAM
 from nucleate.backends.cpu.noise import uniform, uniforms
 from nucleate.backends.cpu.special.select import next_up
 from nucleate.backends.cpu.special.table import NOT_DRAWN as TIED
 from nucleate.backends.cpu.special.weights import ERROR, error_of, exponent_of, mass_of, weigh_group
 from nucleate.backends.cpu.special.work import DOUBTED, score
+from nucleate.core.compiling import jit
+from nucleate.core.noise import GROUP as GROUP_STREAM
+from nucleate.core.noise import TOKEN as TOKEN_STREAM
 
 SURE = 1e-12
 """Relative error of a time in float64."""

@@ -21,8 +21,6 @@ WORTH_A_THREAD = 250e-6
 KEPT = 16
 """Threads and sizes of rows for which there is room."""
 
-Lying = tuple[Any, int, int, int]
-
 
 class Chains:
     """Draws from rows of ``size`` scores. Has room to work in, so that no call takes any that grows with the row."""
@@ -41,7 +39,7 @@ class Chains:
         self._rooms.append(np.empty(room_for(self.size)))
         self._at.append(self._rooms[-1].ctypes.data)
 
-    def draw(self, lying: Lying, count: int, control: int, masks: tuple[int, int] = (0, 0)) -> None:
+    def draw(self, lying: tuple[Any, int, int, int], count: int, control: int, masks: tuple[int, int] = (0, 0)) -> None:
         """Draw from some rows. control: the address of that of a ``Table``, which has the tokens afterwards.
 
         lying: where the rows are, see ``rows.Lying``. masks: where the bitmask of the first row is, and how many bytes

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from nucleate.backends.cpu import simd
-from nucleate.backends.cpu.compile import jit
 from nucleate.backends.cpu.lanes import GROUP, LANES
 from nucleate.backends.cpu.special.select import ALL, count, gather, heavier
 from nucleate.backends.cpu.special.work import address_of, score
+from nucleate.core.compiling import jit
 
 CUTS = 8
 """Scores that one pass looks at."""
@@ -58,7 +58,11 @@ def close_in(cut: Any, reached: Any, least: Any, goal: Any, exponent: Any, work:
     """
     above, up = 0.0, ALL
     for turn in range(TURNS):
-        if count(cut, work) - count(up, work) <= FEW or (turn > 0 and alike(gather(cut, up, work), work)):
+        few = count(cut, work) - count(up, work) <= FEW
+        if turn > 0 and not few:
+            some = work.scores[: gather(cut, up, work)]
+            few = some.min() == some.max()
+        if few:
             break
         low, high = np.float64(cut), min(np.float64(up), np.float64(exponent.top))
         if turn == 0:
@@ -88,12 +92,6 @@ def sampled(part: Any, low: Any, high: Any, exponent: Any, work: Any) -> Any:
         else:
             high = middle
     return low
-
-
-@jit
-def alike(n: Any, work: Any) -> Any:
-    """Whether n candidates have the same score."""
-    return work.scores[:n].min() == work.scores[:n].max()
 
 
 @jit

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nucleate.backends.cpu import simd
-from nucleate.backends.cpu.compile import inline, jit, loose
 from nucleate.backends.cpu.lanes import GROUP, LANES
 from nucleate.backends.cpu.simd import WORD
 from nucleate.backends.cpu.special.work import INEXACT, NOBODY, address_of, edit_of, score
+from nucleate.core.compiling import inline, jit, loose
 
 DOUBTS = 64
 """So many tokens may be in doubt."""

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from nucleate.backends.chain import Numbers
 from nucleate.core.noise import GROUP_SIZE as GROUP
+from nucleate.dispatch.chain import Numbers
 
 Ids = NDArray[np.int64]
 

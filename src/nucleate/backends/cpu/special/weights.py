@@ -9,11 +9,11 @@ import numpy as np
 from numba import carray
 
 from nucleate.backends.cpu import simd
-from nucleate.backends.cpu.compile import inline, jit, loose
 from nucleate.backends.cpu.doubles import exp
 from nucleate.backends.cpu.lanes import GROUP
 from nucleate.backends.cpu.load import floats_at
 from nucleate.backends.cpu.special.work import INEXACT, address_of
+from nucleate.core.compiling import inline, jit, loose
 
 ERROR = 1e-5
 """Bounds the relative error of a sum of float32 weights, in units of 2^-24: a weight is exp(d) with x - top rounded

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import carray
 
-from nucleate.backends.cpu.compile import inline, jit
 from nucleate.backends.cpu.lanes import GROUP
 from nucleate.backends.cpu.load import fill_tail, floats_at, move
 from nucleate.backends.cpu.special.table import MORE, NARROW, WIDE
+from nucleate.core.compiling import inline, jit
 
 NOBODY = -1
 EDITED, INEXACT, DOUBTED = range(3)

@@ -8,13 +8,11 @@ from __future__ import annotations
 import triton.language as tl
 from triton import jit
 
-from nucleate.backends.cuda.special.cuts import Groups, late
+from nucleate.backends.cuda.special.cuts import Groups, late, narrow
 from nucleate.backends.cuda.special.floats import INFINITY, LOWEST, exact
-from nucleate.backends.cuda.special.memory import SEED, STEP, line_of, push, read, weighing
-from nucleate.backends.cuda.special.narrow import narrow
+from nucleate.backends.cuda.special.memory import SEED, STEP, line_of, push, raw, read, scores, source_of, weighing
 from nucleate.backends.cuda.special.pool import GROUPS, LAST, Kept, ids_of, listed, room_of
 from nucleate.backends.cuda.special.race import race, token_of
-from nucleate.backends.cuda.special.scores import raw, scores, source_of
 from nucleate.backends.cuda.special.select import PENDING, UNIT, settle, view_of, waiting_of
 from nucleate.backends.cuda.special.stats import GROUP_SIZE
 

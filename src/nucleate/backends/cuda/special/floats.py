@@ -7,9 +7,12 @@ from typing import Any, NamedTuple
 import triton.language as tl
 from triton import jit
 
+from nucleate.core import maths
+
 INFINITY = tl.constexpr(float("inf"))
 LOWEST = tl.constexpr(-3.4028234663852886e38)
 """What is at or above it is in: -inf is not."""
+SLACK = tl.constexpr(maths.SLACK)
 LOG2_E = tl.constexpr(1.4426950408889634)
 ERROR = tl.constexpr(2.0**-18)
 """No float32 mass of a group is off by a larger part of itself; docs/decisions/0017-cuda.md derives it."""

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 import triton.language as tl
 from triton import jit
 
-from nucleate.backends.cuda.special.cuts import SLACK
-from nucleate.backends.cuda.special.floats import fixed
+from nucleate.backends.cuda.special.floats import SLACK, fixed
 
 BINS = tl.constexpr(2048)
 

@@ -13,9 +13,8 @@ import torch
 
 from nucleate.backends.cuda.special.finish import finish, resume
 from nucleate.backends.cuda.special.histogram import BINS
-from nucleate.backends.cuda.special.memory import Out, State, Sums, Waiting
+from nucleate.backends.cuda.special.memory import Out, Source, State, Sums, Waiting
 from nucleate.backends.cuda.special.pool import TILE, Room
-from nucleate.backends.cuda.special.scores import Source
 from nucleate.backends.cuda.special.select import FLAGS, VIEW, collect, tally
 from nucleate.backends.cuda.special.stats import stats
 from nucleate.core.noise import GROUP_SIZE

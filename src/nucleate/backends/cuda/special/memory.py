@@ -1,4 +1,7 @@
-"""What kernels keep in memory between each other, as addresses: the rows' state, scratch memory, results."""
+"""What kernels find in memory, as addresses: logits, the rows' state, scratch memory, results.
+
+Scores are logits but for what the mask forbids, which is -inf; what is odd stays odd.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,23 @@ from typing import Any, NamedTuple
 import triton.language as tl
 from triton import jit
 
-from nucleate.backends.chain import Numbers
 from nucleate.backends.cuda import slots as lines_of
+from nucleate.backends.cuda.special.floats import INFINITY
+from nucleate.dispatch.chain import Numbers
 
 COLUMNS, SEED = tl.constexpr(lines_of.COLUMNS), tl.constexpr(lines_of.SEED)
 STEP, OFFSET = tl.constexpr(lines_of.STEP), tl.constexpr(lines_of.OFFSET)
+
+
+class Source(NamedTuple):
+    """Where rows come from: addresses and strides."""
+
+    logits: Any  #: float32, float16 or bfloat16
+    row_stride: Any
+    stride: Any  #: of its tokens
+    size: Any  #: V
+    mask: Any  #: int32, lowest bit first; or None
+    mask_stride: Any
 
 
 class State(NamedTuple):
@@ -90,3 +105,34 @@ def number(line, place: tl.constexpr):
 def weighing(numbers):
     """The temperature at which groups are weighed: top-p comes before the last temperature."""
     return tl.where(numbers.p < 1.0, numbers.t, numbers.t * numbers.late_t)
+
+
+@jit
+def source_of(source, row):
+    """The same with the addresses of a row."""
+    mask = source.mask
+    if mask is not None:
+        mask += row * source.mask_stride
+    logits = source.logits + row * source.row_stride
+    return Source(logits, source.row_stride, source.stride, source.size, mask, source.mask_stride)
+
+
+@jit
+def raw(source, ids):
+    """Logits as given, as float32; behind the row -inf."""
+    at = ids.to(tl.int64) * source.stride
+    return tl.load(source.logits + at, mask=ids < source.size, other=-INFINITY).to(tl.float32)
+
+
+@jit
+def ready(source, ids, x):
+    """The scores of the pipeline from raw ones. One that is NaN or +inf is NaN or +inf, allowed or not."""
+    if source.mask is not None:
+        words = tl.load(source.mask + ids // 32, mask=ids < source.size, other=-1)
+        x = tl.where((words >> (ids % 32)) & 1 == 0, x - INFINITY, x)
+    return x
+
+
+@jit
+def scores(source, ids):
+    return ready(source, ids, raw(source, ids))

@@ -11,7 +11,7 @@ import triton.language as tl
 from triton import jit
 
 from nucleate.backends.cuda.special.floats import INFINITY, floating, ordered
-from nucleate.backends.cuda.special.scores import scores
+from nucleate.backends.cuda.special.memory import scores
 from nucleate.backends.cuda.special.stats import GROUP_SIZE
 
 TILE = tl.constexpr(2048)

@@ -9,9 +9,9 @@ import triton.language as tl
 from triton import jit
 
 from nucleate.backends.cuda.special.floats import ERROR, INFINITY
+from nucleate.backends.cuda.special.memory import scores
 from nucleate.backends.cuda.special.noise import GROUP, TOKEN, times
 from nucleate.backends.cuda.special.pool import GROUPS, LAST, ids_of, inside, listed
-from nucleate.backends.cuda.special.scores import scores
 from nucleate.backends.cuda.special.stats import GROUP_SIZE
 
 

@@ -13,10 +13,9 @@ from triton import jit
 from nucleate.backends.cuda.special import histogram
 from nucleate.backends.cuda.special.floats import INFINITY, fixed, floating, ordered
 from nucleate.backends.cuda.special.histogram import BINS, View, above, at, bin_of, choose, chosen, count, within
-from nucleate.backends.cuda.special.memory import Waiting, line_of, read
+from nucleate.backends.cuda.special.memory import Waiting, line_of, read, scores, source_of
 from nucleate.backends.cuda.special.pool import GROUPS, LAST, TILE, Kept, add, first, inside, room_of
 from nucleate.backends.cuda.special.pool import loaded as pooled
-from nucleate.backends.cuda.special.scores import scores, source_of
 from nucleate.backends.cuda.special.stats import GROUP_SIZE
 
 PENDING, PLACED, LOW, HIGH, FLAGS = (tl.constexpr(place) for place in range(5))

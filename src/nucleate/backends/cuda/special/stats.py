@@ -6,8 +6,7 @@ import triton.language as tl
 from triton import jit
 
 from nucleate.backends.cuda.special.floats import INFINITY, LOWEST, exponent_of, weights
-from nucleate.backends.cuda.special.memory import line_of, read, weighing
-from nucleate.backends.cuda.special.scores import raw, ready, source_of
+from nucleate.backends.cuda.special.memory import line_of, raw, read, ready, source_of, weighing
 
 GROUP_SIZE = tl.constexpr(256)
 
@@ -36,7 +35,7 @@ def stats(source, state, sums, tiles, width: tl.constexpr, tile_groups: tl.const
             tl.store(sums.moments + 2 * width + at_G, tl.sum(below_GT * below_GT, 1), mask=there_G)
         if sums.raw_tops is not None:
             at_G = row * width + group_G
-            top_G, mass_G = summed(raw_GT, plain_exponent())
+            top_G, mass_G = summed(raw_GT, exponent_of(tl.full((), 1.0, tl.float64)))
             tl.store(sums.raw_tops + at_G, top_G, mask=there_G)
             tl.store(sums.raw_masses + at_G, mass_G, mask=there_G)
 
@@ -47,8 +46,3 @@ def summed(x_GT, exponent):
     top_G = tl.max(x_GT, 1)
     mass_G = tl.sum(weights(x_GT - tl.maximum(top_G, LOWEST)[:, None], exponent), 1)
     return tl.where(mass_G < INFINITY, top_G, INFINITY), mass_G
-
-
-@jit
-def plain_exponent():
-    return exponent_of(tl.full((), 1.0, tl.float64))

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from nucleate.backends.cpu.compile import inline, kernel
-from nucleate.backends.cpu.noise import GROUP, TOKEN, uniforms
-from nucleate.core.noise import GROUP_SIZE
+from nucleate.backends.cpu.noise import uniforms
+from nucleate.core.compiling import inline, kernel
+from nucleate.core.noise import GROUP, GROUP_SIZE, TOKEN
 
 
 @inline

@@ -115,7 +115,8 @@ def settings(stage: Stage) -> tuple[Any, ...]:
     kind = type(stage)
     if kind not in _switches:
         _switches[kind] = tuple(name for name, one in kind.parameters.items() if one.kind == "bool" or one.optional)
-    return kind, *[value if isinstance(value := getattr(stage, a), bool | None) else 0 for a in _switches[kind]]
+    values = [getattr(stage, name) for name in _switches[kind]]
+    return kind, *[value if value is None or value is True or value is False else 0 for value in values]
 
 
 def reads(stage: Stage, rule: str) -> Inputs:

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nucleate.backends.rules import LARGEST, LINE, NUMBERS, Inputs, Self, Trace, rules_of
 from nucleate.core import maths
 from nucleate.core.stage import Drawn, Pipeline, Row, Stage, shape_of
+from nucleate.dispatch.rules import LARGEST, LINE, NUMBERS, Inputs, Self, Trace, rules_of
 from nucleate.stages.greedy import Greedy
 from nucleate.stages.gumbel import Gumbel
 from nucleate.stages.min_p import MinP
