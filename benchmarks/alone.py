@@ -1,7 +1,7 @@
 """One answer at a time from the embedded model, in a fresh process: before and after it has got its kernels.
 
 Each line is one answer of 100 tokens: tokens per second of the process's time. Kernels are read from disk before the
-first; where none are kept they are compiled by another process, some seconds later, see ``nucleate/core/native.py``.
+first; where none are kept they are compiled by another process, some seconds later, see ``jit/native_library.py``.
 
     python benchmarks/alone.py
 """

@@ -22,8 +22,8 @@ import torch
 import transformers
 
 import nucleate as nc
-from nucleate.engine.beam import BeamCompletion
-from nucleate.models.load import EMBEDDED
+from nucleate.engine.beam.params import BeamCompletion
+from nucleate.models.loader import EMBEDDED
 
 PROMPTS = ("Once upon a time", "Lily had a red ball", "Tom went to the park", "The little dog was sad")
 WIDTH, TOKENS = 4, 24

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 import nucleate as nc
 from nucleate.cli.bench import CHAINS, Call, logits, medians, ours, said
-from nucleate.core.stage import Pipeline, Stage
-from nucleate.stages import Frequency, Gumbel, MinP, Repetition, Temperature, TopK, TopNSigma, TopP, Typical
+from nucleate.sampling.stage import Pipeline, Stage
+from nucleate.sampling.stages import Frequency, Gumbel, MinP, Repetition, Temperature, TopK, TopNSigma, TopP, Typical
 
 Maker = Callable[[NDArray[np.float32], Pipeline, Sequence[int]], Call | None]
 

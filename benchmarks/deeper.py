@@ -23,13 +23,13 @@ from typing import Any
 import numpy as np
 
 import nucleate as nc
-from nucleate.engine.draft.neural import load
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
-from nucleate.engine.speculate import Speculation
-from nucleate.models.llama import Floats, Llama, read
-from nucleate.models.load import EMBEDDED, runner_of
-from nucleate.text.tokenizer import Tokenizer
+from nucleate.models.llama.numpy_llama import Floats, Llama, read
+from nucleate.models.loader import EMBEDDED, runner_of
+from nucleate.speculative.config import Speculation
+from nucleate.speculative.proposers.neural import load
+from nucleate.tokenization.tokenizer import Tokenizer
 
 WIDTH, LAYERS, HEADS, KV_HEADS, INNER = 512, 8, 16, 4, 1408
 MEMORY = 64 << 20

@@ -22,11 +22,11 @@ from typing import Any, NamedTuple
 import nucleate as nc
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
-from nucleate.models.load import EMBEDDED, load, runner_of
-from nucleate.models.model import Model
+from nucleate.models.loader import EMBEDDED, load, runner_of
+from nucleate.models.protocol import Model
 from nucleate.models.runner import Part, Runner
-from nucleate.models.transformers import TransformersModel, libraries
-from nucleate.text.tokenizer import Tokenizer
+from nucleate.models.transformers.transformers_model import TransformersModel, libraries
+from nucleate.tokenization.tokenizer import Tokenizer
 
 torch, transformers = libraries()  # whose threads sleep soon after their work, for all contenders
 ROWS = 32

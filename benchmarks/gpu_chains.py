@@ -14,11 +14,11 @@ import numpy as np
 import torch
 
 import nucleate as nc
-from nucleate.backends.cuda.part import Part
-from nucleate.backends.cuda.rows import Rows
-from nucleate.core.stage import Pipeline
-from nucleate.dispatch.device_row import Resident, device_row
-from nucleate.pipeline import simplify
+from nucleate.sampling.backends.torch.batch_state import Rows
+from nucleate.sampling.backends.torch.batch_view import Part
+from nucleate.sampling.dispatch.device_row import Resident, device_row
+from nucleate.sampling.pipeline import simplify
+from nucleate.sampling.stage import Pipeline
 
 ALL: Mapping[str, Any] = dict(temperature=0.8, top_k=50, top_p=0.9, min_p=0.05)
 PENALTIES: Mapping[str, Any] = dict(repetition_penalty=1.1, frequency_penalty=0.1, presence_penalty=0.2)

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 
 import nucleate as nc
-from nucleate.backends import reference
-from nucleate.backends.cuda.slots import STEP
-from nucleate.dispatch.chain import numbers_of
+from nucleate.sampling.backends import reference
+from nucleate.sampling.backends.torch.slots import STEP
+from nucleate.sampling.dispatch.fused_pipeline import numbers_of
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "laws"))
 import near_ties

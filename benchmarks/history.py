@@ -12,10 +12,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from nucleate.core.history import History
-from nucleate.core.memory import Memory
-from nucleate.core.stage import Shift
-from nucleate.stages import BadWords, Dry, NoRepeatNgram, Presence, Repetition
+from nucleate.sampling.history import History
+from nucleate.sampling.incremental_history import Memory
+from nucleate.sampling.stage import Shift
+from nucleate.sampling.stages import BadWords, Dry, NoRepeatNgram, Presence, Repetition
 
 STAGES: tuple[Shift, ...] = (
     Repetition(1.1),

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nucleate.cli.bench import Call, renewed
-from nucleate.core.stage import Pipeline
-from nucleate.stages import (
+from nucleate.sampling.stage import Pipeline
+from nucleate.sampling.stages import (
     Frequency,
     Gumbel,
     MinP,

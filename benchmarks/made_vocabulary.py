@@ -15,7 +15,7 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from nucleate.text.tokenizer import Tokenizer
+from nucleate.tokenization.tokenizer import Tokenizer
 
 END = "<|end|>"
 _ONSETS = (

@@ -12,10 +12,10 @@ from collections.abc import Callable
 import numpy as np
 
 import nucleate as nc
-from nucleate.backends import reference
-from nucleate.models.load import EMBEDDED
-from nucleate.text.detokenize import Detokenizer
-from nucleate.text.tokenizer import Tokenizer
+from nucleate.models.loader import EMBEDDED
+from nucleate.sampling.backends import reference
+from nucleate.tokenization.detokenizer import Detokenizer
+from nucleate.tokenization.tokenizer import Tokenizer
 
 CHAINS = {
     "greedy": nc.SamplingParams(temperature=0),

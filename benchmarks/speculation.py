@@ -28,9 +28,9 @@ from typing import Any
 import nucleate as nc
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
-from nucleate.engine.speculate import Speculation
+from nucleate.jit.warmup import warm
 from nucleate.models.runner import Part
-from nucleate.warming import warm
+from nucleate.speculative.config import Speculation
 
 TOKENS = 120
 STEPS = 8

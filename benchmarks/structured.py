@@ -34,9 +34,9 @@ import nucleate as nc
 from nucleate.cli.bench import CHAINS, logits, medians
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
-from nucleate.sampler import Sampler
-from nucleate.text.structured import Compiled, Grammars, Guide, Structured
-from nucleate.text.tokenizer import Tokenizer
+from nucleate.sampling.sampler import Sampler
+from nucleate.structured_output import Compiled, Grammars, Guide, Structured
+from nucleate.tokenization.tokenizer import Tokenizer
 
 ROWS = (1, 8, 32)
 LARGE = 128_256

@@ -11,17 +11,16 @@ import re
 import sys
 from pathlib import Path
 
-from nucleate.core.parameter import Parameter
-from nucleate.core.request import REQUEST_PARAMETERS
-from nucleate.core.stage import shape_of
-from nucleate.params import FIELDS
-from nucleate.stages import STAGES
+from nucleate.parameters.parameter import Parameter
+from nucleate.sampling.stage import shape_of
+from nucleate.sampling.stages import STAGES
+from nucleate.sampling_params import FIELDS, REQUEST_PARAMETERS
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "stages.md"
 MEASURED = ROOT / "docs" / "benchmarks.md"
-FIELD_TYPES = ROOT / "src" / "nucleate" / "fields.pyi"
-STAGE_TYPES = ROOT / "src" / "nucleate" / "stages" / "__init__.pyi"
+FIELD_TYPES = ROOT / "src" / "nucleate" / "_sampling_params_fields.pyi"
+STAGE_TYPES = ROOT / "src" / "nucleate" / "sampling" / "stages" / "__init__.pyi"
 LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)")
 
 
@@ -30,7 +29,7 @@ def page() -> str:
     lines = [
         "# Stages and parameters",
         "",
-        "Made by `make docs` from `src/nucleate/stages/`; do not edit.",
+        "Made by `make docs` from `src/nucleate/sampling/stages/`; do not edit.",
         "What each stage means, exactly: [semantics.md](semantics.md).",
         "",
         "| rank | stage | shape | what it does | parameter | allowed | without it |",
@@ -61,7 +60,7 @@ def field_types() -> str:
         "",
         "from collections.abc import Mapping, Sequence",
         "",
-        "from nucleate.core.structured import Structured",
+        "from nucleate.structured_output.spec import Structured",
         "",
         "class Fields:",
         "    def __init__(",
@@ -76,10 +75,10 @@ def field_types() -> str:
 
 
 def stage_types() -> str:
-    """The names in nucleate.stages, which are found at import, for type checkers and editors."""
+    """The names in nucleate.sampling.stages, which are found at import, for type checkers and editors."""
     kinds = sorted(STAGES.values(), key=lambda kind: kind.__module__)
     lines = ["# The stages as type checkers see them. Made by `make docs`; do not edit.", ""]
-    lines += ["from nucleate.core.stage import Stage"]
+    lines += ["from nucleate.sampling.stage import Stage"]
     lines += [f"from {kind.__module__} import {kind.__name__} as {kind.__name__}" for kind in kinds]
     return "\n".join([*lines, "", "STAGES: dict[str, type[Stage]]"]) + "\n"
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import nucleate as nc
-from nucleate import kernels
+from nucleate.jit import readiness
 
 settings.register_profile("ci", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("ci")
@@ -39,7 +39,7 @@ def log() -> Iterator[None]:
     assert [(logger.level, logger.propagate, logger.disabled) for logger in loggers] == before
 
 
-class Held(kernels.Kernels):
+class Held(readiness.Kernels):
     """As if none were in memory, however long one waits."""
 
     ready = False
@@ -51,4 +51,4 @@ class Held(kernels.Kernels):
 @pytest.fixture(autouse=True)
 def cold(log: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which kernels draw depends neither on tests that were run before, nor on how much is: "auto" takes none."""
-    monkeypatch.setattr(kernels, "KERNELS", Held(()))
+    monkeypatch.setattr(readiness, "KERNELS", Held(()))

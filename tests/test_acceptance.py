@@ -12,8 +12,8 @@ import pytest
 from numpy.typing import NDArray
 
 import nucleate as nc
-from nucleate.params import FIELDS
-from nucleate.stages import STAGES, Gumbel, Repetition, Temperature, TopP
+from nucleate.sampling.stages import STAGES, Gumbel, Repetition, Temperature, TopP
+from nucleate.sampling_params import FIELDS
 
 PROMPT = "Once upon a time"
 STEPS = 20

@@ -49,7 +49,10 @@ def run(copy: Path, *command: str) -> str:
 
 
 def test_the_page_has_a_stage_and_its_test() -> None:
-    assert list(FILES) == ["src/nucleate/stages/above_average.py", "tests/stages/test_above_average.py"]
+    assert list(FILES) == [
+        "src/nucleate/sampling/stages/truncation/above_average.py",
+        "tests/stages/test_above_average.py",
+    ]
 
 
 def test_its_own_test_and_every_law_pass(copy: Path) -> None:
@@ -69,4 +72,4 @@ def test_it_is_a_flag_and_a_row_of_the_table(copy: Path) -> None:
 def test_the_files_of_the_page_are_in_the_style_of_the_house(copy: Path) -> None:
     run(copy, "-m", "ruff", "check", *FILES)
     run(copy, "-m", "ruff", "format", "--check", *FILES)
-    run(copy, "-m", "mypy", "src/nucleate/stages/above_average.py")
+    run(copy, "-m", "mypy", "src/nucleate/sampling/stages/truncation/above_average.py")

@@ -10,10 +10,23 @@ import numpy as np
 import pytest
 
 import nucleate as nc
-from nucleate import host, kernels, pipeline
-from nucleate.core.parameter import ParameterError
-from nucleate.core.stage import Pipeline
-from nucleate.stages import Dry, Frequency, Gumbel, LogitBias, MinP, Mirostat, Repetition, TopK, TopP, Typical, Xtc
+from nucleate.jit import readiness
+from nucleate.parameters.parameter import ParameterError
+from nucleate.sampling import host_batch, pipeline
+from nucleate.sampling.stage import Pipeline
+from nucleate.sampling.stages import (
+    Dry,
+    Frequency,
+    Gumbel,
+    LogitBias,
+    MinP,
+    Mirostat,
+    Repetition,
+    TopK,
+    TopP,
+    Typical,
+    Xtc,
+)
 
 HOT: list[Pipeline] = [
     (TopK(20), TopP(0.9), Gumbel(1)),
@@ -27,7 +40,7 @@ def test_explaining_what_a_device_runs_loads_neither_compiler_nor_tensors() -> N
     code = """
 import sys
 import nucleate as nc
-from nucleate.stages import AdaptiveP, Dry, Gumbel, Mirostat, Repetition, TopK, Typical, Xtc
+from nucleate.sampling.stages import AdaptiveP, Dry, Gumbel, Mirostat, Repetition, TopK, Typical, Xtc
 for stages in (
     (TopK(20), Gumbel(1)),
     (Repetition(1.2), Dry(0.8), Typical(0.9), Gumbel(1)),
@@ -58,7 +71,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, str]]:
         seen.add(("cpu", "hot chain"))
         return chains(size)
 
-    for module in (host, pipeline):
+    for module in (host_batch, pipeline):
         monkeypatch.setattr(module, "runner", watched_runner)
         monkeypatch.setattr(module, "chains", watched_chains)
     return seen
@@ -70,7 +83,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, str]]:
 def test_what_explain_says_is_what_runs(
     ran: set[tuple[str, str]], monkeypatch: pytest.MonkeyPatch, size: int, rows: int, backend: str, loaded: bool
 ) -> None:
-    monkeypatch.setattr(kernels.KERNELS, "ready", loaded)
+    monkeypatch.setattr(readiness.KERNELS, "ready", loaded)
     logits = np.random.default_rng(size).normal(size=(rows, size)).astype(np.float32)
     for stages in (*HOT, *OTHERS):
         plan = nc.explain(stages, vocab_size=size, rows=rows, backend=backend)
@@ -96,7 +109,7 @@ def test_explain_knows_the_state_of_the_kernels(monkeypatch: pytest.MonkeyPatch)
     early = nc.explain(params, vocab_size=128256)
     assert (early.backend, early.path) == ("reference", "reference")
     assert str(early).splitlines()[0] == "reference: the kernels are not loaded yet"
-    monkeypatch.setattr(kernels.KERNELS, "ready", True)
+    monkeypatch.setattr(readiness.KERNELS, "ready", True)
     assert str(nc.explain(params, vocab_size=128256)).splitlines()[0] == "cpu backend, hot chain"
     assert nc.explain(params, vocab_size=10, backend="cpu").path == "hot chain"
     assert nc.explain(params, vocab_size=10**6, backend="reference").why == "the backend is 'reference'"

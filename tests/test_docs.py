@@ -11,10 +11,10 @@ from typing import get_args
 
 import pytest
 
-from nucleate.cli.form import FLAGS
-from nucleate.core.structured import Policy, Whitespace
-from nucleate.stages import STAGES
-from nucleate.text.structured.schema import FORMATS, HELD
+from nucleate.cli.structured_flags import FLAGS
+from nucleate.sampling.stages import STAGES
+from nucleate.structured_output.json_schema import FORMATS, HELD
+from nucleate.structured_output.spec import Policy, Whitespace
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text("utf-8")

@@ -7,8 +7,8 @@ import pytest
 from toy_models import Toy
 
 import nucleate as nc
-from nucleate.core.event import Piece
-from nucleate.generate import generate
+from nucleate.generation.loop import generate
+from nucleate.outputs import Piece
 
 GREEDY = nc.SamplingParams(temperature=0)
 PROMPT = [0, 300]

@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -13,67 +14,47 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "nucleate"
 
-BELOW_PIPELINE = {"core", "stages", "backends", "rows", "presets", "params", "kernels", "dispatch"}
-PIPELINE = {*BELOW_PIPELINE, "pipeline"}
-EVERYTHING_BELOW_LLM = {*PIPELINE, "laws", "sampler", "text", "models"}
 ALLOWED = {
-    "core": set(),
-    "stages": {"core"},
-    "text": {"core"},
-    "models": {"core"},
-    "kernels": {"core"},
-    "dispatch": {"core", "stages", "kernels"},
-    "backends": {"core", "stages", "dispatch"},
-    "rows": {"core", "backends"},
-    "presets": {"core", "stages"},
-    "params": {"core", "stages", "presets", "fields"},  # fields are the derived types
-    "pipeline": BELOW_PIPELINE,
-    "laws": PIPELINE,
-    "host": PIPELINE,
-    "device": PIPELINE,
-    "sampler": {*PIPELINE, "laws", "host", "device"},
-    "tracing": PIPELINE,
-    "warming": {"core"},
-    "generate": EVERYTHING_BELOW_LLM,
-    "engine": {*EVERYTHING_BELOW_LLM, "generate"},
-    "progress": set(),
-    "llm": {*EVERYTHING_BELOW_LLM, "generate", "engine", "progress"},
-    "server": {*EVERYTHING_BELOW_LLM, "generate", "engine", "llm", "__version__"},
-    "cli": {
-        *EVERYTHING_BELOW_LLM,
-        "generate",
-        "engine",
-        "progress",
-        "llm",
-        "server",
-        "tracing",
-        "warming",
-        "__version__",
-    },
+    "parameters": set(),
+    "outputs": set(),
+    "jit": {"parameters"},
+    "sampling": {"parameters", "outputs", "jit"},
+    "tokenization": {"parameters"},
+    "stopping": {"parameters", "outputs"},
+    "structured_output": {"parameters", "outputs", "sampling", "tokenization"},
+    "sampling_params": {"parameters", "jit", "sampling", "structured_output", "_sampling_params_fields"},
+    "models": {"parameters", "jit"},
+    "speculative": {"parameters", "jit", "sampling", "structured_output", "models"},
 }
+"""By package, the packages that it may import. Those that follow may import all of these."""
+BELOW = {*ALLOWED}
+ALLOWED |= {
+    "engine": BELOW,
+    "generation": {*BELOW, "engine"},
+    "llm": {*BELOW, "engine"},
+    "server": {*BELOW, "engine", "llm", "__version__"},
+    "cli": {*BELOW, "engine", "generation", "llm", "server", "__version__"},
+}
+NUMBA = {"jit/compiler.py", "jit/entry_points.py", "sampling/backends/numba", "models/kernels"}
 ONLY_IN = {
-    "numba": {"core/compiling.py", "core/entries.py", "backends/cpu", "models/kernels.py", "models/vectors.py"},
-    "llvmlite": {"core/compiling.py", "core/entries.py", "core/native.py", "backends/cpu", "models/vectors.py"},
-    "torch": {
-        *("models/transformers.py", "models/packed.py", "models/packed_attention.py", "models/trial.py"),
-        *("models/watching.py", "models/mtp.py"),
-        *("core/maths.py", "backends/cuda"),
-    },
-    "triton": {"backends/cuda"},
-    "transformers": {"models/transformers.py", "models/packed.py", "models/mtp.py"},
-    "huggingface_hub": {"models/load.py"},
-    "safetensors": {"models/llama.py"},
-    "threadpoolctl": {"models/llama.py"},
-    "tokenizers": {"text"},
-    "llguidance": {"text/structured"},
-    "jsonschema": {"text/structured/validate.py"},
-    "referencing": {"text/structured/validate.py"},
-    "regex": {"text"},
-    "jinja2": {"text"},
-    "tqdm": {"progress.py"},
-    "asyncio": {"engine/worker.py", "server"},
+    "numba": NUMBA,
+    "llvmlite": {*NUMBA, "jit/native_library.py"},
+    "torch": {"models/transformers", "sampling/maths.py", "sampling/backends/torch", "sampling/backends/triton"},
+    "triton": {"sampling/backends/torch/torch_device.py", "sampling/backends/triton"},
+    "transformers": {"models/transformers"},
+    "huggingface_hub": {"models/loader.py"},
+    "safetensors": {"models/llama/numpy_llama.py"},
+    "threadpoolctl": {"models/llama/numpy_llama.py"},
+    "tokenizers": {"tokenization"},
+    "llguidance": {"structured_output"},
+    "jsonschema": {"structured_output/validation.py"},
+    "referencing": {"structured_output/validation.py"},
+    "regex": {"stopping", "tokenization", "structured_output/validation.py"},
+    "jinja2": {"tokenization"},
+    "tqdm": {"llm.py"},
+    "asyncio": {"engine/async_engine.py", "server"},
     "starlette": {"server"},
-    "uvicorn": {"server/run.py", "server/protocol.py"},
+    "uvicorn": {"server/run.py", "server/http_protocol.py"},
     "prometheus_client": {"server/metrics.py"},
     "argparse": {"cli"},
 }
@@ -115,6 +96,30 @@ def test_the_table_in_architecture_is_this_one() -> None:
     assert rows == list(ALLOWED)
 
 
+def modules() -> dict[str, Path]:
+    """Every module by its full name."""
+    names = (path.relative_to(SOURCE.parent).with_suffix("").as_posix().replace("/", ".") for path in FILES)
+    return {name.removesuffix(".__init__"): path for name, path in zip(names, FILES, strict=True)}
+
+
+def test_no_module_imports_itself_in_a_circle() -> None:
+    """Not by way of others either, nor for type hints only."""
+    known, graph = modules(), {}
+    for name, path in known.items():
+        used = {each if each in known else each.rpartition(".")[0] for each in imports(path)}
+        graph[name] = used & known.keys() - {name}
+    TopologicalSorter(graph).prepare()  # raises CycleError
+
+
+def test_a_file_name_occurs_once_in_a_package() -> None:
+    found: dict[tuple[str, str], list[str]] = {}
+    for path in FILES:
+        place = path.relative_to(SOURCE)
+        if path.name != "__init__.py":
+            found.setdefault((place.parts[0], path.name), []).append(place.as_posix())
+    assert [places for places in found.values() if len(places) > 1] == []
+
+
 def test_no_package_without_a_reason() -> None:
     names = {part.removesuffix(".py") for path in FILES for part in path.relative_to(SOURCE).parts}
     assert not names & {"utils", "util", "common", "helpers", "helper", "base", "misc"}
@@ -122,8 +127,6 @@ def test_no_package_without_a_reason() -> None:
 
 def test_dispatch_imports_no_backend() -> None:
     """What selects a path must not load the paths: neither a compiler nor tensors."""
-    code = (
-        "import sys, nucleate.dispatch.select; print(*(name for name in sys.modules if name.startswith('nucleate.')))"
-    )
+    code = "import sys, nucleate.sampling.dispatch.route; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not [path for path in done.stdout.split() if ".backends" in path]
+    assert not [path for path in done.stdout.split() if path.startswith("nucleate.sampling.backends.")]

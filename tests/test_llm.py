@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import nucleate as nc
-from nucleate.models.load import EMBEDDED
+from nucleate.models.loader import EMBEDDED
 
 SHORT = nc.SamplingParams(temperature=0.7, top_p=0.9, top_k=50, max_tokens=40, seed=1)
 

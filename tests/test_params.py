@@ -14,12 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nucleate as nc
-from nucleate.core.parameter import MISSING, ParameterError
-from nucleate.core.request import REQUEST_PARAMETERS
-from nucleate.core.stage import Shift
-from nucleate.params import FIELDS
-from nucleate.presets import ORDER_PARAMETERS, PRESETS
-from nucleate.stages import (
+from nucleate.parameters.parameter import MISSING, ParameterError
+from nucleate.sampling.presets import ORDER_PARAMETERS, PRESETS
+from nucleate.sampling.stage import Shift
+from nucleate.sampling.stages import (
     STAGES,
     AdaptiveP,
     Allowed,
@@ -51,6 +49,7 @@ from nucleate.stages import (
     Typical,
     Xtc,
 )
+from nucleate.sampling_params import FIELDS, REQUEST_PARAMETERS
 
 FULL = dict(
     logit_bias={5: 1.0, 3: -2.5},

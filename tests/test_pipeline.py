@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 
 import nucleate as nc
-from nucleate import kernels, pipeline
-from nucleate.core.parameter import ParameterError
-from nucleate.core.stage import Stage
-from nucleate.pipeline import as_pipeline, simplify
-from nucleate.rows import Logits
-from nucleate.stages import (
+from nucleate.jit import readiness
+from nucleate.parameters.parameter import ParameterError
+from nucleate.sampling import pipeline
+from nucleate.sampling.inputs import Logits
+from nucleate.sampling.pipeline import as_pipeline, simplify
+from nucleate.sampling.stage import Stage
+from nucleate.sampling.stages import (
     AdaptiveP,
     Allowed,
     BadWords,
@@ -329,7 +330,7 @@ def test_simplify(stages, simple):
 
 
 def test_explain_tells_the_truth(monkeypatch):
-    monkeypatch.setattr(kernels.KERNELS, "ready", True)
+    monkeypatch.setattr(readiness.KERNELS, "ready", True)
     plan = nc.explain(nc.SamplingParams(temperature=0.7, top_p=0.9, seed=1))
     assert plan.backend == "cpu"
     assert plan.asked == plan.stages == (Temperature(0.7), TopP(0.9), Gumbel(1))
@@ -375,7 +376,7 @@ def test_explain_says_what_is_left_out_and_added():
     ],
 )
 def test_explain_says_what_a_device_runs(monkeypatch, stages, why):
-    monkeypatch.setattr(kernels.KERNELS, "ready", True)
+    monkeypatch.setattr(readiness.KERNELS, "ready", True)
     for device in ("cuda", "cuda:3"):
         plan = nc.explain((*stages, Gumbel(1)), device=device)
         if why:

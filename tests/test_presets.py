@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 import nucleate as nc
-from nucleate.core.parameter import ParameterError
-from nucleate.core.stage import Ceiling, Floor, Prefix, Tap
-from nucleate.params import FIELDS
-from nucleate.presets import with_mask, without_mask
-from nucleate.stages import STAGES, Categorical, Greedy, Gumbel, Mask, Temperature, TopK, TopP, Xtc
+from nucleate.parameters.parameter import ParameterError
+from nucleate.sampling.presets import with_mask, without_mask
+from nucleate.sampling.stage import Ceiling, Floor, Prefix, Tap
+from nucleate.sampling.stages import STAGES, Categorical, Greedy, Gumbel, Mask, Temperature, TopK, TopP, Xtc
+from nucleate.sampling_params import FIELDS
 
 SAID = {  # what a request says to have a stage
     "logit_bias": {"logit_bias": {2: 1.0}},

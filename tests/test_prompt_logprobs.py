@@ -9,9 +9,10 @@ import pytest
 from toy_models import Toy
 
 import nucleate as nc
-from nucleate.generate import generate, read_prompt
-from nucleate.models.llama import Llama
-from nucleate.models.load import EMBEDDED
+from nucleate.engine.admission import read_prompt
+from nucleate.generation.loop import generate
+from nucleate.models.llama.numpy_llama import Llama
+from nucleate.models.loader import EMBEDDED
 
 TEXT = "Once upon a time, there was a little dog"
 

@@ -33,7 +33,7 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
 
 
 def test_the_core_needs_only_numpy() -> None:
-    loaded = modules_after("import nucleate.pipeline")
+    loaded = modules_after("import nucleate.sampling.pipeline")
     assert "numpy" in loaded
     assert not loaded & {"torch", "transformers", "tokenizers", "jinja2", "regex", "safetensors", "numba"}
 

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nucleate as nc
-from nucleate.core.parameter import ParameterError
-from nucleate.rows import Logits, check_ids, histories, history, masks, masks_plainly, per_row
-from nucleate.stages import Allowed, BadWords, Dry, LogitBias, MinTokens, Suppress, TopK, Xtc
+from nucleate.parameters.parameter import ParameterError
+from nucleate.sampling.inputs import Logits, check_ids, histories, history, masks, masks_plainly, per_row
+from nucleate.sampling.stages import Allowed, BadWords, Dry, LogitBias, MinTokens, Suppress, TopK, Xtc
 
 
 def packed(allowed, size):

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 import nucleate as nc
-from nucleate.core.parameter import ParameterError
-from nucleate.core.stage import Floor, param
-from nucleate.host import Host
-from nucleate.pipeline import simplify
-from nucleate.rows import Logits
-from nucleate.stages import (
+from nucleate.parameters.parameter import ParameterError
+from nucleate.sampling.host_batch import Host
+from nucleate.sampling.inputs import Logits
+from nucleate.sampling.pipeline import simplify
+from nucleate.sampling.stage import Floor, param
+from nucleate.sampling.stages import (
     AdaptiveP,
     Allowed,
     BadWords,

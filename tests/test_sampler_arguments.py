@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import nucleate as nc
-from nucleate.core.parameter import ParameterError
-from nucleate.core.stage import Pipeline
-from nucleate.params import ENGINE_ONLY, FIELDS
-from nucleate.stages import Greedy, Gumbel, Logprobs, MinTokens, Mirostat, Suppress, TopK, Xtc
+from nucleate.parameters.parameter import ParameterError
+from nucleate.sampling.stage import Pipeline
+from nucleate.sampling.stages import Greedy, Gumbel, Logprobs, MinTokens, Mirostat, Suppress, TopK, Xtc
+from nucleate.sampling_params import ENGINE_ONLY, FIELDS
 
 V = 300
 TORCH = importlib.util.find_spec("torch") is not None
@@ -51,7 +51,7 @@ def test_a_field_for_engines_is_refused_by_name(name: str) -> None:
 
 
 def test_every_field_is_a_stage_s_or_is_refused_or_is_harmless() -> None:
-    from nucleate.core.request import REQUEST_PARAMETERS
+    from nucleate.sampling_params import REQUEST_PARAMETERS
 
     assert ENGINE_ONLY.keys() <= REQUEST_PARAMETERS.keys() <= FIELDS.keys()
     assert REQUEST_PARAMETERS.keys() - ENGINE_ONLY.keys() == {"ignore_eos", "logprobs_mode"}

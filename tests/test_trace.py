@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import nucleate as nc
-from nucleate.backends import reference
-from nucleate.core.parameter import ParameterError
-from nucleate.core.stage import Ceiling, Draw, Prefix, Scale, param
-from nucleate.stages import (
+from nucleate.parameters.parameter import ParameterError
+from nucleate.sampling.backends import reference
+from nucleate.sampling.stage import Ceiling, Draw, Prefix, Scale, param
+from nucleate.sampling.stages import (
     AdaptiveP,
     BadWords,
     Categorical,

@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 
 import nucleate as nc
-from nucleate import kernels
-from nucleate.backends import reference
-from nucleate.core import native
-from nucleate.core.libraries import ALL, SAMPLER
-from nucleate.core.native import KernelError, Library
+from nucleate.jit import native_library, readiness
+from nucleate.jit.kernel_libraries import ALL, SAMPLER
+from nucleate.jit.native_library import KernelError, Library
+from nucleate.sampling.backends import reference
 
 LOGITS = np.random.default_rng(0).normal(0, 2, (2, 20_000)).astype(np.float32)
 PARAMS = nc.SamplingParams(temperature=0.9, top_p=0.95, seed=5)
@@ -27,7 +26,7 @@ def unmade(monkeypatch, tmp_path):
     go = threading.Event()
     library = Library("unmade", (), ())
     monkeypatch.setenv("NUCLEATE_CACHE", str(tmp_path))
-    monkeypatch.setattr(kernels, "KERNELS", kernels.Kernels((library,)))
+    monkeypatch.setattr(readiness, "KERNELS", readiness.Kernels((library,)))
 
     def compile_(one, told, *, behind):
         assert one is library
@@ -35,7 +34,7 @@ def unmade(monkeypatch, tmp_path):
         go.wait(30)
         one.ready = True
 
-    monkeypatch.setattr(native, "_compile", compile_)
+    monkeypatch.setattr(native_library, "_compile", compile_)
     yield library, go
     go.set()
 
@@ -49,7 +48,7 @@ def who_drew(monkeypatch, backend="auto"):
 
 def test_the_reference_answers_meanwhile_and_kernels_afterwards(unmade, monkeypatch):
     library, go = unmade
-    thread = native.begin([library])
+    thread = native_library.begin([library])
     meanwhile, by_reference = who_drew(monkeypatch)
     assert by_reference == 2
     go.set()
@@ -61,7 +60,7 @@ def test_the_reference_answers_meanwhile_and_kernels_afterwards(unmade, monkeypa
 
 def test_a_sampler_moves_over_in_the_middle_of_its_answers(unmade):
     library, go = unmade
-    thread = native.begin([library])
+    thread = native_library.begin([library])
     sampler, fixed = nc.Sampler(20_000), nc.Sampler(20_000, backend="reference")
     params = PARAMS.replace(repetition_penalty=1.3, frequency_penalty=0.5, logprobs=2)
     for one in (sampler, fixed):
@@ -83,14 +82,14 @@ def test_the_cpu_backend_does_not_ask_whether_it_is_worth_it(unmade, monkeypatch
 
 def test_a_backend_that_does_not_exist(unmade):
     with pytest.raises(ValueError, match="backend must be one of auto, reference, cpu"):
-        kernels.compiled("gpu", 1)
+        readiness.compiled("gpu", 1)
 
 
 def begun(monkeypatch):
     """What is begun in the background from now on: (names, whether to compile)."""
     found = []
     monkeypatch.setattr(
-        native, "begin", lambda some, *, compiling: found.append(([one.name for one in some], compiling))
+        native_library, "begin", lambda some, *, compiling: found.append(([one.name for one in some], compiling))
     )
     return found
 
@@ -98,15 +97,15 @@ def begun(monkeypatch):
 def test_kernels_are_read_as_soon_as_that_is_worth_it_and_compiled_much_later(monkeypatch, tmp_path):
     monkeypatch.setenv("NUCLEATE_CACHE", str(tmp_path))
     library, found = Library("unmade", (), ()), begun(monkeypatch)
-    library.missed(native.SOON / 2)
+    library.missed(native_library.SOON / 2)
     assert found == []
-    library.missed(native.SOON / 2)
+    library.missed(native_library.SOON / 2)
     assert found == [(["unmade"], False)]
     library.expected(compiling=False)  # as that thread would
     assert not library.load()
-    library.missed(native.LATE / 2)
+    library.missed(native_library.LATE / 2)
     assert len(found) == 1
-    library.missed(native.LATE / 2)
+    library.missed(native_library.LATE / 2)
     assert found[1:] == [(["unmade"], True)]
 
 
@@ -115,7 +114,7 @@ def test_what_is_being_got_is_not_begun_with_again(monkeypatch):
     library.expected(compiling=True)
     library.expected(compiling=False)  # by another thread
     assert not library.load()
-    library.missed(100 * native.LATE)
+    library.missed(100 * native_library.LATE)
     assert found == []
 
 
@@ -130,10 +129,10 @@ def test_two_threads_compile_once(unmade, monkeypatch, tmp_path):
         go.wait(30)
         one.ready = True
 
-    monkeypatch.setattr(native, "_run", run)
-    threads = [native.begin([library]), native.begin([library])]
+    monkeypatch.setattr(native_library, "_run", run)
+    threads = [native_library.begin([library]), native_library.begin([library])]
     go.set()
-    native.get([library])
+    native_library.get([library])
     for thread in threads:
         thread.join(30)
     assert len(ran) == 1
@@ -146,20 +145,20 @@ def test_small_calls_add_up(unmade, monkeypatch):
     while not found:
         nc.sample(row, PARAMS)
         calls += 1
-    assert calls == pytest.approx(native.SOON / kernels.PACE / 1000, abs=1)
+    assert calls == pytest.approx(native_library.SOON / readiness.PACE / 1000, abs=1)
 
 
 def test_a_compiler_that_fails_is_logged_and_holds_up_nobody(unmade, monkeypatch, caplog):
     def fail(library, told, *, behind):
         raise KernelError("no such register")
 
-    monkeypatch.setattr(native, "_compile", fail)
+    monkeypatch.setattr(native_library, "_compile", fail)
     library, _ = unmade
-    native.begin([library]).join(30)
+    native_library.begin([library]).join(30)
     assert "no such register" in caplog.text
-    assert not kernels.compiled("auto", 10**6)
+    assert not readiness.compiled("auto", 10**6)
     with pytest.raises(KernelError, match="no such register"):
-        native.get([library])
+        native_library.get([library])
 
 
 @pytest.mark.parametrize("background", [False, True])
@@ -199,9 +198,9 @@ def test_every_kernel_that_is_declared_is_in_a_library():
 AFTERWARDS = """
 import random, sys
 import numpy as np, nucleate as nc
-from nucleate.core import native
-from nucleate.presets import PRESETS, WANTED
-from nucleate.stages import STAGES
+from nucleate.jit import native_library
+from nucleate.sampling.presets import PRESETS, WANTED
+from nucleate.sampling.stages import STAGES
 sys.path.insert(0, sys.argv[1])
 from stalls import STAGES as ON, DRAWS
 nc.warm()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from nucleate.models.branches import Tree
+from nucleate.models.paged.tree_mask import Tree
 from nucleate.models.runner import Fork, Move, Part
 
 

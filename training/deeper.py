@@ -23,7 +23,7 @@ from torch import Tensor
 from train import evaluate, save
 from transformers import LlamaForCausalLM
 
-from nucleate.models.load import EMBEDDED
+from nucleate.models.loader import EMBEDDED
 
 BESIDE = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
 

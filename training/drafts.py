@@ -23,7 +23,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
-from nucleate.models.load import EMBEDDED
+from nucleate.models.loader import EMBEDDED
 
 ROWS, LENGTH = 4, 512
 OWN = 0.9  # the part of the rows that the target wrote itself

@@ -1,6 +1,6 @@
 """Turn a trained checkpoint into the folder that ships: weights, tokenizer, chat template, defaults, model card.
 
-Run: python training/export.py CHECKPOINT src/nucleate/models/tiny
+Run: python training/export.py CHECKPOINT src/nucleate/models/embedded
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What drafts are made with, as it is trained: a small Llama, Medusa heads, an EAGLE-3 head, a DFlash head.
 
 Each is a module whose call gives its loss on rows of the target's text: how far its guesses are from what the target
-says (the Kullback-Leibler divergence). ``nucleate.engine.draft.neural`` runs what is learned here, in NumPy, and names
+says (the Kullback-Leibler divergence). ``nucleate.speculative.proposers.neural`` runs what is learned here, in NumPy, and names
 the sources of the methods. Knows no files.
 """
 

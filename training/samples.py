@@ -16,11 +16,11 @@ from pathlib import Path
 
 import corpus
 import numpy as np
+from nucleate.models.llama.batched_llama import PackedLlama
+from nucleate.models.llama.numpy_llama import Floats, Llama
 from tokenizers import Tokenizer
 
-from nucleate.models.llama import Floats, Llama
-from nucleate.models.load import EMBEDDED
-from nucleate.models.packed_llama import PackedLlama
+from nucleate.models.loader import EMBEDDED
 from nucleate.models.runner import BLOCK, Part
 
 ROWS, LENGTH = 96, 448

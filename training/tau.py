@@ -4,7 +4,7 @@ Run: python training/tau.py CORPUS --tokens 4 --temperature 0 draft medusa eagle
      python training/tau.py CORPUS --tokens 12 --branches 1 3 medusa eagle suffix
      python training/tau.py CORPUS --target DEEPER draft
 
-A loop of its own over the packed model and the rules of ``nucleate.engine.verify``: no engine. tau is the number of
+A loop of its own over the packed model and the rules of ``nucleate.speculative.acceptance``: no engine. tau is the number of
 tokens per forward, at most tokens + 1; a prompt's own forward and its token do not count. With --branches above 1 drafts
 are trees, of so many tokens in all. --target is another model with the same vocabulary, for parts that read only tokens.
 """
@@ -21,19 +21,19 @@ from typing import Any
 
 import corpus
 import numpy as np
+from nucleate.models.llama.batched_llama import PackedLlama
+from nucleate.models.llama.numpy_llama import Floats, Llama
 from tokenizers import Tokenizer
 
-from nucleate.engine import verify
-from nucleate.engine.draft.draft import ROOT, Draft, Proposer, Read, State
-from nucleate.engine.draft.neural import NAMES, load
-from nucleate.engine.draft.suffix import SuffixProposer
-from nucleate.engine.speculate import COUPLED, PLAIN, TREES
-from nucleate.models.llama import Floats, Llama
-from nucleate.models.load import EMBEDDED
-from nucleate.models.packed_llama import PackedLlama
+from nucleate.models.loader import EMBEDDED
 from nucleate.models.runner import BLOCK, Move, Part
-from nucleate.params import SamplingParams
-from nucleate.pipeline import probabilities, sample
+from nucleate.sampling.pipeline import probabilities, sample
+from nucleate.sampling_params import SamplingParams
+from nucleate.speculative import acceptance
+from nucleate.speculative.config import COUPLED, PLAIN, TREES
+from nucleate.speculative.draft import ROOT, Draft, Proposer, Read, State
+from nucleate.speculative.proposers.neural import NAMES, load
+from nucleate.speculative.proposers.suffix import SuffixProposer
 
 ENDS = (0, 4)
 ONLY_TOKENS = (*PLAIN, "draft")
@@ -122,7 +122,9 @@ class Loop:
             self.proposer.read(readings)
             self.seconds += time.perf_counter() - begin
 
-    def _coupled(self, texts: list[Text], drafts: list[Draft], logits_LV: Floats, firsts: Any) -> list[verify.Verdict]:
+    def _coupled(
+        self, texts: list[Text], drafts: list[Draft], logits_LV: Floats, firsts: Any
+    ) -> list[acceptance.Verdict]:
         depths = [{ROOT: ROOT} | dict(enumerate(draft.depths())) for draft in drafts]
 
         def draw(sequences: list[int], places: list[int]) -> list[int]:
@@ -130,13 +132,13 @@ class Loop:
             steps = [len(texts[s].told) + depths[s][place] + 1 for s, place in zip(sequences, places, strict=True)]
             return [*map(int, sample(logits_LV[rows], [texts[s].params for s in sequences], step=steps))]
 
-        return verify.coupled(drafts, draw)
+        return acceptance.coupled(drafts, draw)
 
-    def _ruled(self, text: Text, draft: Draft, logits_LV: Floats) -> verify.Verdict:
+    def _ruled(self, text: Text, draft: Draft, logits_LV: Floats) -> acceptance.Verdict:
         seed, step = text.params.seed or 0, len(text.told)
         p_LV = probabilities(logits_LV, text.params)
-        coins = verify.coins(seed, step, len(draft))
-        return verify.RULES[self.rule].verify(p_LV, draft, coins, verify.last_coin(seed, step))
+        coins = acceptance.coins(seed, step, len(draft))
+        return acceptance.RULES[self.rule].verify(p_LV, draft, coins, acceptance.last_coin(seed, step))
 
 
 def tau(texts: Sequence[Text]) -> float:
@@ -173,7 +175,7 @@ def cases(options: argparse.Namespace) -> Iterator[tuple[str, float, int, int, s
             for tokens in options.tokens:
                 for branches in options.branches if name in TREES else [1]:
                     for rule in options.rules if temperature else [COUPLED]:
-                        if branches == 1 or rule == COUPLED or verify.RULES[rule].trees:
+                        if branches == 1 or rule == COUPLED or acceptance.RULES[rule].trees:
                             yield name, temperature, tokens, branches, rule
 
 

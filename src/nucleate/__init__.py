@@ -11,55 +11,55 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from nucleate.core.event import Completion, Event, Output, Piece, StepLogprobs, TokenLogprob, Usage
-    from nucleate.core.parameter import ParameterError
-    from nucleate.core.structured import Structured
-    from nucleate.engine.beam import BeamCompletion, BeamOutput, BeamParams, BeamRequest
+    from nucleate.engine.async_engine import AsyncEngine, EngineStoppedError
+    from nucleate.engine.beam.params import BeamCompletion, BeamOutput, BeamParams, BeamRequest
     from nucleate.engine.engine import Engine
     from nucleate.engine.request import Request
-    from nucleate.engine.speculate import Speculation
-    from nucleate.engine.worker import AsyncEngine, EngineStoppedError
+    from nucleate.jit.warmup import warm
     from nucleate.llm import LLM
-    from nucleate.models.model import ModelError
-    from nucleate.params import SamplingParams
-    from nucleate.pipeline import LogitsError, explain, probabilities, sample
-    from nucleate.presets import PRESETS
-    from nucleate.sampler import Sampled, Sampler
-    from nucleate.tracing import Trace, trace
-    from nucleate.warming import warm
+    from nucleate.models.protocol import ModelError
+    from nucleate.outputs import Completion, Event, Output, Piece, StepLogprobs, TokenLogprob, Usage
+    from nucleate.parameters.parameter import ParameterError
+    from nucleate.sampling.pipeline import LogitsError, explain, probabilities, sample
+    from nucleate.sampling.presets import PRESETS
+    from nucleate.sampling.sampler import Sampled, Sampler
+    from nucleate.sampling.trace import Trace, trace
+    from nucleate.sampling_params import SamplingParams
+    from nucleate.speculative.config import Speculation
+    from nucleate.structured_output.spec import Structured
 
 _HOMES = {
     "LLM": "llm",
     "Engine": "engine.engine",
     "Request": "engine.request",
-    "Speculation": "engine.speculate",
-    "BeamCompletion": "engine.beam",
-    "BeamOutput": "engine.beam",
-    "BeamParams": "engine.beam",
-    "BeamRequest": "engine.beam",
-    "AsyncEngine": "engine.worker",
-    "EngineStoppedError": "engine.worker",
-    "SamplingParams": "params",
-    "sample": "pipeline",
-    "probabilities": "pipeline",
-    "Sampler": "sampler",
-    "Sampled": "sampler",
-    "PRESETS": "presets",
-    "trace": "tracing",
-    "Trace": "tracing",
-    "explain": "pipeline",
-    "Completion": "core.event",
-    "Event": "core.event",
-    "Output": "core.event",
-    "Piece": "core.event",
-    "StepLogprobs": "core.event",
-    "Structured": "core.structured",
-    "TokenLogprob": "core.event",
-    "Usage": "core.event",
-    "ParameterError": "core.parameter",
-    "LogitsError": "pipeline",
-    "ModelError": "models.model",
-    "warm": "warming",
+    "Speculation": "speculative.config",
+    "BeamCompletion": "engine.beam.params",
+    "BeamOutput": "engine.beam.params",
+    "BeamParams": "engine.beam.params",
+    "BeamRequest": "engine.beam.params",
+    "AsyncEngine": "engine.async_engine",
+    "EngineStoppedError": "engine.async_engine",
+    "SamplingParams": "sampling_params",
+    "sample": "sampling.pipeline",
+    "probabilities": "sampling.pipeline",
+    "Sampler": "sampling.sampler",
+    "Sampled": "sampling.sampler",
+    "PRESETS": "sampling.presets",
+    "trace": "sampling.trace",
+    "Trace": "sampling.trace",
+    "explain": "sampling.pipeline",
+    "Completion": "outputs",
+    "Event": "outputs",
+    "Output": "outputs",
+    "Piece": "outputs",
+    "StepLogprobs": "outputs",
+    "Structured": "structured_output.spec",
+    "TokenLogprob": "outputs",
+    "Usage": "outputs",
+    "ParameterError": "parameters.parameter",
+    "LogitsError": "sampling.pipeline",
+    "ModelError": "models.protocol",
+    "warm": "jit.warmup",
 }
 
 __all__ = [

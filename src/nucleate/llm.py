@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numbers
 import operator
+import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,22 +13,21 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from nucleate.core.event import Completion, Event, Piece
-from nucleate.core.libraries import MODELS, SAMPLER
-from nucleate.core.native import begin
-from nucleate.core.parameter import ParameterError
-from nucleate.engine.beam import BeamCompletion, BeamParams, BeamRequest, beam_params
-from nucleate.engine.calls import Calls
+from nucleate.engine.beam.params import BeamCompletion, BeamParams, BeamRequest, beam_params
 from nucleate.engine.engine import MAX_SEQUENCES, Engine
 from nucleate.engine.request import Request
-from nucleate.engine.speculate import Speculation
-from nucleate.models.load import load, recommended, resolve, runner_of
-from nucleate.models.model import ModelError
-from nucleate.params import SamplingParams
-from nucleate.progress import bar
-from nucleate.rows import check_count
-from nucleate.text.template import render
-from nucleate.text.tokenizer import Tokenizer
+from nucleate.engine.shared_engine import Calls
+from nucleate.jit.kernel_libraries import MODELS, SAMPLER
+from nucleate.jit.native_library import begin
+from nucleate.models.loader import load, recommended, resolve, runner_of
+from nucleate.models.protocol import ModelError
+from nucleate.outputs import Completion, Event, Piece
+from nucleate.parameters.parameter import ParameterError
+from nucleate.sampling.inputs import check_count
+from nucleate.sampling_params import SamplingParams
+from nucleate.speculative.config import Speculation
+from nucleate.tokenization.chat_template import render
+from nucleate.tokenization.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
@@ -39,7 +39,7 @@ class LLM:
 
     model: None for the embedded model, a folder in the Transformers format, or a Hugging Face id. device, dtype:
     "auto", or as torch names them ("cpu", "cuda:0"; "float32", "bfloat16", "float16"). runtime: "auto", "numpy" or
-    "torch", see ``nucleate.models.load.load``. speculative: whether tokens are drafted, so that there are fewer
+    "torch", see ``nucleate.models.loader.load``. speculative: whether tokens are drafted, so that there are fewer
     forwards for the same text: "ngram", "suffix", a part that was trained for the model ("draft", "medusa", "eagle",
     "dflash", "mtp"), or a ``Speculation``. Raises ModelError with one line that says what is wrong, ParameterError.
 
@@ -191,7 +191,7 @@ def _tokenizer(folder: Path, size: int) -> Tokenizer:
     try:
         if (folder / "tokenizer.json").is_file():
             return Tokenizer(folder, padded_size=size)
-        from nucleate.models.transformers import convert_tokenizer
+        from nucleate.models.transformers.transformers_model import convert_tokenizer
 
         with tempfile.TemporaryDirectory() as converted:
             convert_tokenizer(folder, Path(converted))
@@ -214,10 +214,17 @@ def _in_order(pieces: Iterable[Piece]) -> Iterator[Piece]:
 def _shown(events: Iterator[tuple[int, Event]], total: int, progress: bool) -> Iterator[tuple[int, Event]]:
     """The same events; with ``progress``, a bar of requests that have ended, and tokens per second."""
     tokens, start = 0, time.perf_counter()
-    with bar(total=total, unit="prompt", shown=progress) as shown:
+    with progress_bar(total=total, unit="prompt", shown=progress) as shown:
         for place, event in events:
             tokens += len(event.piece.token_ids)
             if event.last:
                 shown.set_postfix_str(f"{tokens / (time.perf_counter() - start):.0f} tokens/s", refresh=False)
                 shown.update()
             yield place, event
+
+
+def progress_bar(items: Iterable[Any] | None = None, *, total: int | None = None, unit: str, shown: bool = True) -> Any:
+    """A tqdm progress bar on stderr, over items or moved by ``update``. total: the number of items, if known."""
+    from tqdm import tqdm
+
+    return tqdm(items, total=total, unit=unit, disable=not shown, file=sys.stderr, dynamic_ncols=True)

@@ -6,8 +6,8 @@ import random
 
 import numpy as np
 
-from nucleate.core.history import History
-from nucleate.stages import STAGES
+from nucleate.sampling.history import History
+from nucleate.sampling.stages import STAGES
 
 SIZES = (1, 2, 3, 5, 17, 31, 32, 33, 255, 256, 257, 1000)
 SEEDS = (0, 1, 2**32, 2**64 - 1)

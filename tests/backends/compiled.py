@@ -14,9 +14,9 @@ import launched
 import torch
 import triton
 
-from nucleate.backends.cuda.slots import COLUMNS
-from nucleate.backends.cuda.special import launch
-from nucleate.backends.cuda.special.memory import State
+from nucleate.sampling.backends.torch.slots import COLUMNS
+from nucleate.sampling.backends.triton import launch
+from nucleate.sampling.backends.triton.device_memory import State
 
 SIZE, RING = 128_256, 8192
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}

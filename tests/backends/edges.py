@@ -11,11 +11,11 @@ import math
 
 import numpy as np
 
-from nucleate.backends import reference
-from nucleate.core import noise
-from nucleate.core.maths import SLACK
-from nucleate.dispatch.chain import Numbers
-from nucleate.stages import Gumbel, MinP, Temperature, TopK, TopNSigma, TopP
+from nucleate.sampling import noise
+from nucleate.sampling.backends import reference
+from nucleate.sampling.dispatch.fused_pipeline import Numbers
+from nucleate.sampling.maths import SLACK
+from nucleate.sampling.stages import Gumbel, MinP, Temperature, TopK, TopNSigma, TopP
 
 NEAR = 3e-7
 """Weights of groups are float32, and exp is good to 8e-8: three units in the last place."""

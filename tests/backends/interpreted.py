@@ -77,7 +77,7 @@ def uniforms(seed: int, step: int, stream: int, count: int) -> tuple[list[float]
     import triton.language as tl
     from triton import jit
 
-    from nucleate.backends.cuda.special.noise import times, uniform
+    from nucleate.sampling.backends.triton.triton_philox import times, uniform
 
     @jit
     def fill(seeds, numbers, waits, stream, count: tl.constexpr):
@@ -97,9 +97,9 @@ def sample(x_RV: Any, numbers: Any, seeds: Any, steps: Any, **more: Any) -> dict
     """What the kernels leave in their workspace. more: dtype, stride, mask, rows, cuts, report, out, active."""
     import torch
 
-    from nucleate.backends.cuda.slots import COLUMNS, OFFSET, SEED, STEP
-    from nucleate.backends.cuda.special import launch
-    from nucleate.backends.cuda.special.memory import State
+    from nucleate.sampling.backends.torch.slots import COLUMNS, OFFSET, SEED, STEP
+    from nucleate.sampling.backends.triton import launch
+    from nucleate.sampling.backends.triton.device_memory import State
 
     rows, size = x_RV.shape
     lying = torch.full((rows, size * more.get("stride", 1) + more.get("stride", 1)), torch.nan)

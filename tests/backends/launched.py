@@ -19,7 +19,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from nucleate.backends.cuda import device
+from nucleate.sampling.backends.torch import torch_device
 
 LAUNCHES: dict[str, list[int]] = {}
 """How often each kernel was launched, and the most shared memory that it takes."""
@@ -33,7 +33,7 @@ def without_gpu(capability: int) -> None:
     asked = {"target": GPUTarget("cuda", capability, 32), "device": 0, "stream": 0}
     answers = {f"get_current_{name}": lambda *_, answer=answer: answer for name, answer in asked.items()}
     driver.set_active(SimpleNamespace(**answers))
-    device.interpreted, torch.empty = lambda: True, torch.zeros
+    torch_device.interpreted, torch.empty = lambda: True, torch.zeros
     run = JITFunction.run
 
     def compiled(self: Any, *given: Any, **named: Any) -> None:

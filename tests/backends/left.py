@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 from numba import carray
 
-from nucleate.backends.cpu.lanes import GROUP
-from nucleate.backends.cpu.load import floats_at
-from nucleate.backends.cpu.special.cuts import MANY, TIED, first, narrow
-from nucleate.backends.cpu.special.edits import take
-from nucleate.backends.cpu.special.table import FLOAT32, room_for
-from nucleate.backends.cpu.special.work import DOUBTED, address_of, carve
-from nucleate.core.compiling import jit
-from nucleate.dispatch.chain import Numbers
+from nucleate.jit.compiler import jit
+from nucleate.sampling.backends.numba.fused.cutoffs import MANY, TIED, first, narrow
+from nucleate.sampling.backends.numba.fused.logit_edits import take
+from nucleate.sampling.backends.numba.fused.row_table import FLOAT32, room_for
+from nucleate.sampling.backends.numba.fused.workspace import DOUBTED, address_of, carve
+from nucleate.sampling.backends.numba.row_loading import floats_at
+from nucleate.sampling.backends.numba.vector_lanes import GROUP
+from nucleate.sampling.dispatch.fused_pipeline import Numbers
 
 
 @jit

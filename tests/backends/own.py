@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from nucleate.core.maths import exp, log, minimum, where
-from nucleate.core.stage import Ceiling, Draw, Floor, Prefix, Scale, param
+from nucleate.sampling.maths import exp, log, minimum, where
+from nucleate.sampling.stage import Ceiling, Draw, Floor, Prefix, Scale, param
 
 FACTOR = 0.25
 

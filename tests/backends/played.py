@@ -9,7 +9,7 @@ import interpreted
 import numpy as np
 
 import nucleate as nc
-from nucleate.stages import (
+from nucleate.sampling.stages import (
     Allowed,
     BadWords,
     Dry,

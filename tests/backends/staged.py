@@ -10,12 +10,12 @@ import interpreted
 import numpy as np
 
 import nucleate as nc
-from nucleate.backends import reference
-from nucleate.core.parameter import ParameterError
-from nucleate.core.stage import Shift, Tap
-from nucleate.pipeline import simplify
-from nucleate.rows import check_ids
-from nucleate.stages import STAGES, Logprobs
+from nucleate.parameters.parameter import ParameterError
+from nucleate.sampling.backends import reference
+from nucleate.sampling.inputs import check_ids
+from nucleate.sampling.pipeline import simplify
+from nucleate.sampling.stage import Shift, Tap
+from nucleate.sampling.stages import STAGES, Logprobs
 
 NEAR = 1e-9
 
@@ -39,24 +39,26 @@ def drawing(
     """Rows of one structure as ``run.run`` takes them: the batch, the steps, the numbers."""
     import torch
 
-    from nucleate.backends.cuda import run
-    from nucleate.dispatch import structure
+    from nucleate.sampling.backends.torch import batch_sampling
+    from nucleate.sampling.dispatch import signature
 
-    staged = [structure.staged_of(stages) for stages in rows]
+    staged = [signature.staged_of(stages) for stages in rows]
     assert not any(isinstance(one, str) for one in staged), staged
     assert len({one.steps for one in staged}) == 1
     seeds_R, steps_R = (torch.tensor([word - 2**64 * (word >= 2**63) for word in words]) for words in (seeds, steps))
     floats = floats or torch.float64
     numbers_RP = torch.tensor([one.numbers for one in staged], dtype=floats).view(len(staged), -1)
-    batch = run.batch_of(staged, seeds_R, size, floats)
+    batch = batch_sampling.batch_of(staged, seeds_R, size, floats)
     return batch, steps_R, numbers_RP if batch.learns else None
 
 
 def outcome(given: Any, logits: Any) -> Any:
-    from nucleate.backends.cuda import run
+    from nucleate.sampling.backends.torch import batch_sampling
 
     batch, steps_R, numbers_RP = given
-    return run.run(batch, run.Given(run.scores(logits, batch.fixed.zero_1), steps_R, numbers_RP=numbers_RP))
+    return batch_sampling.run(
+        batch, batch_sampling.Given(batch_sampling.scores(logits, batch.fixed.zero_1), steps_R, numbers_RP=numbers_RP)
+    )
 
 
 def watched(stages: Any, size: int) -> Any:
@@ -72,7 +74,7 @@ def difference(x: Any, stages: Any, seed: int, step: int) -> str:
 def _difference(x: Any, stages: Any, seed: int, step: int) -> str:
     import torch
 
-    from nucleate.dispatch import structure
+    from nucleate.sampling.dispatch import signature
 
     stages = watched(simplify(stages), len(x))
     place = next(i for i, stage in enumerate(stages) if isinstance(stage, Tap))
@@ -93,7 +95,7 @@ def _difference(x: Any, stages: Any, seed: int, step: int) -> str:
         return f"left {np.flatnonzero(told_V > -np.inf)}, the reference {sorted(left.ids_N)}: {stages}"
     if not near(told_V[left.ids_N].tolist(), left.x_N.tolist()):
         return f"other scores: {stages}"
-    moved = structure.moved(stages, given[0].steps, got.numbers_RP.tolist()[0]) if given[0].learns else stages
+    moved = signature.moved(stages, given[0].steps, got.numbers_RP.tolist()[0]) if given[0].learns else stages
     return "" if near(parameters(moved), parameters(expected.stages)) else f"{moved}, the reference {expected.stages}"
 
 

@@ -10,12 +10,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import nucleate as nc
-from nucleate.backends import reference
-from nucleate.core.history import History
-from nucleate.core.maths import absolute, exp, maximum, minimum, sqrt, where
-from nucleate.core.stage import Shift, Token, param
-from nucleate.dispatch.device_row import with_shifts
-from nucleate.stages import (
+from nucleate.sampling.backends import reference
+from nucleate.sampling.dispatch.device_row import with_shifts
+from nucleate.sampling.history import History
+from nucleate.sampling.maths import absolute, exp, maximum, minimum, sqrt, where
+from nucleate.sampling.stage import Shift, Token, param
+from nucleate.sampling.stages import (
     Allowed,
     BadWords,
     Dry,
@@ -33,12 +33,12 @@ torch = pytest.importorskip("torch", reason="rows on a device are tensors")
 
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
-from nucleate.backends.cuda import device, run  # noqa: E402
-from nucleate.backends.cuda import rows as on_device  # noqa: E402
-from nucleate.backends.cuda.ranked import Fixed  # noqa: E402
-from nucleate.backends.cuda.rows import Rows  # noqa: E402
-from nucleate.backends.cuda.slots import Slots  # noqa: E402
-from nucleate.dispatch.device_row import Resident  # noqa: E402
+from nucleate.sampling.backends.torch import batch_sampling, torch_device  # noqa: E402
+from nucleate.sampling.backends.torch import batch_state as on_device  # noqa: E402
+from nucleate.sampling.backends.torch.batch_state import Rows  # noqa: E402
+from nucleate.sampling.backends.torch.ranked_tokens import Fixed  # noqa: E402
+from nucleate.sampling.backends.torch.slots import Slots  # noqa: E402
+from nucleate.sampling.dispatch.device_row import Resident  # noqa: E402
 
 SIZE = 6
 HERE = torch.device("cpu")
@@ -185,8 +185,8 @@ def test_shifts_in_any_order_do_what_the_reference_does(rows: Any, seed: int) ->
         x_RV[numbers.random(x_RV.shape) < 0.1] = -np.inf
         x_RV[:, 0] = 1.0
         fixed = Fixed(SIZE, len(said), torch.float64, HERE)
-        y_RV = held._shifted(part.kinds[0], run.scores(torch.from_numpy(x_RV), fixed.zero_1))
-        y_RV = run.masked(fixed, y_RV, part.kinds[0].allowed_RW)
+        y_RV = held._shifted(part.kinds[0], batch_sampling.scores(torch.from_numpy(x_RV), fixed.zero_1))
+        y_RV = batch_sampling.masked(fixed, y_RV, part.kinds[0].allowed_RW)
         odd_R = ~(y_RV.amax(1).abs() < torch.inf)
         for place, (stages, (prompt, output)) in enumerate(zip(kept, said, strict=True)):
             expected = scores(x_RV[place], stages, History(prompt, output))
@@ -211,8 +211,8 @@ def test_shifts_compile_without_a_graph_break() -> None:
 
 def test_a_step_that_looks_back_does_not_wait_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """On tensors without numbers."""
-    monkeypatch.setattr(device, "opened", torch.device)
-    monkeypatch.setattr(device, "kernels_on", lambda *given: "torch")
+    monkeypatch.setattr(torch_device, "opened", torch.device)
+    monkeypatch.setattr(torch_device, "kernels_on", lambda *given: "torch")
     with FakeTensorMode(allow_non_fake_inputs=True):
         sampler = nc.Sampler(300, device="meta")
         looking = Dry(0.8, breakers=((9,), (1, 2))), NoRepeatNgram(3), BadWords(((3, 4), (5, 6, 7)))

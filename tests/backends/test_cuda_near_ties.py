@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nucleate.backends import reference
-from nucleate.dispatch import structure
-from nucleate.dispatch.chain import chain_of
-from nucleate.pipeline import simplify
+from nucleate.sampling.backends import reference
+from nucleate.sampling.dispatch import signature
+from nucleate.sampling.dispatch.fused_pipeline import chain_of
+from nucleate.sampling.pipeline import simplify
 
 torch = pytest.importorskip("torch", reason="rows on a device are tensors")
-from nucleate.backends.cuda import run  # noqa: E402
+from nucleate.sampling.backends.torch import batch_sampling  # noqa: E402
 
 sys.path.append(str(Path(__file__).parents[1] / "laws"))
 import near_ties  # noqa: E402
@@ -29,20 +29,20 @@ def batched(cases: list[Any], rows: int) -> list[int]:
     kinds, tokens = defaultdict(list), [0] * len(cases)
     for place, case in enumerate(cases):
         chain = chain_of(simplify(case.stages))
-        staged = structure.staged_of(simplify(case.stages)) if isinstance(chain, str) else None
+        staged = signature.staged_of(simplify(case.stages)) if isinstance(chain, str) else None
         kinds[staged and staged.steps].append((place, staged or chain.numbers))
     for kind in kinds.values():
         for start in range(0, len(kind), rows):
             places, some = zip(*kind[start : start + rows], strict=True)
-            staged = list(some) if isinstance(some[0], structure.Staged) else structure.chained(some)
+            staged = list(some) if isinstance(some[0], signature.Staged) else signature.chained(some)
             size = max(len(cases[place].logits) for place in places)
             x_RV = np.full((len(places), size), -np.inf, np.float32)
             for x_V, place in zip(x_RV, places, strict=True):
                 x_V[: len(cases[place].logits)] = cases[place].logits
             words = np.array([[cases[place].seed, cases[place].step] for place in places], np.uint64).view(np.int64)
             seeds_R, steps_R = torch.from_numpy(words).unbind(1)
-            batch = run.batch_of(staged, seeds_R, size, torch.float64)
-            got = run.run(batch, run.Given(torch.from_numpy(x_RV).double(), steps_R))
+            batch = batch_sampling.batch_of(staged, seeds_R, size, torch.float64)
+            got = batch_sampling.run(batch, batch_sampling.Given(torch.from_numpy(x_RV).double(), steps_R))
             for place, token in zip(places, got.tokens_R.tolist(), strict=True):
                 tokens[place] = token
     return tokens

@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 
 import nucleate as nc
-from nucleate.core.stage import Draw, Shift, Tap
-from nucleate.dispatch import structure
-from nucleate.stages import STAGES, Gumbel, MinP, Temperature, TopK, TopNSigma, TopP
+from nucleate.sampling.dispatch import signature
+from nucleate.sampling.stage import Draw, Shift, Tap
+from nucleate.sampling.stages import STAGES, Gumbel, MinP, Temperature, TopK, TopNSigma, TopP
 
 torch = pytest.importorskip("torch", reason="tensor code needs torch")
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from nucleate.backends.cuda import draw, run  # noqa: E402
+from nucleate.sampling.backends.torch import batch_sampling, token_draw  # noqa: E402
 
 SIZE = 300
 CHAIN, OTHERS = 60, 120
@@ -70,10 +70,10 @@ def stage(name: str) -> Any:
 def counted(monkeypatch: pytest.MonkeyPatch, rows: list[Any], prompt: tuple[int, ...] = ()) -> Operations:
     """Those of the second step of rows with these parameters."""
     operations = Operations()
-    for module in (draw, run):
+    for module in (token_draw, batch_sampling):
         monkeypatch.setattr(module, "uniform", operations.noisy(module.uniform))
     rule = Gumbel.score
-    monkeypatch.setattr(structure, "odd_name", lambda *_: "")  # ours names more than maths
+    monkeypatch.setattr(signature, "odd_name", lambda *_: "")  # ours names more than maths
     monkeypatch.setitem(rule.__globals__, "gumbel", operations.noisy(rule.__globals__["gumbel"]))
     sampler = nc.Sampler(SIZE, "torch")
     for row in rows:

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 import nucleate as nc
-from nucleate.backends import reference
-from nucleate.core.history import History
-from nucleate.dispatch import structure
-from nucleate.dispatch.chain import Numbers, chain_of
-from nucleate.pipeline import simplify
-from nucleate.stages import (
+from nucleate.sampling.backends import reference
+from nucleate.sampling.dispatch import signature
+from nucleate.sampling.dispatch.fused_pipeline import Numbers, chain_of
+from nucleate.sampling.history import History
+from nucleate.sampling.pipeline import simplify
+from nucleate.sampling.stages import (
     AdaptiveP,
     Categorical,
     DynamicTemperature,
@@ -31,7 +31,7 @@ from nucleate.stages import (
 )
 
 torch = pytest.importorskip("torch", reason="tensor code needs torch")
-from nucleate.backends.cuda import part, run  # noqa: E402
+from nucleate.sampling.backends.torch import batch_sampling, batch_view  # noqa: E402
 
 STAGES = (
     (Typical(0.5), Xtc(0.5, 0.05), Temperature(0.7), Gumbel(0)),
@@ -59,8 +59,10 @@ def sample(
     floats: torch.dtype = torch.float64,
 ) -> torch.Tensor:
     """The tokens of rows with these numbers."""
-    batch = run.batch_of(structure.chained(asked), seeds, x_RV.shape[1], floats)
-    return run.run(batch, run.Given(run.scores(x_RV, torch.zeros(1, dtype=floats)), steps, mask)).tokens_R
+    batch = batch_sampling.batch_of(signature.chained(asked), seeds, x_RV.shape[1], floats)
+    return batch_sampling.run(
+        batch, batch_sampling.Given(batch_sampling.scores(x_RV, torch.zeros(1, dtype=floats)), steps, mask)
+    ).tokens_R
 
 
 def batch(numbers: np.random.Generator, rows: int, size: int) -> tuple[np.ndarray, list[Numbers], list[bool]]:
@@ -79,13 +81,15 @@ def batch(numbers: np.random.Generator, rows: int, size: int) -> tuple[np.ndarra
 
 def inside(x_RV: np.ndarray, asked: list[Numbers]) -> np.ndarray:
     """Which tokens are left: bool [R, V]; what a Tap before the draw is told."""
-    tap, zeros = structure.staged_of((Logprobs(1), Gumbel(0))), torch.zeros(len(asked), dtype=torch.int64)
-    chained = structure.chained(asked)
+    tap, zeros = signature.staged_of((Logprobs(1), Gumbel(0))), torch.zeros(len(asked), dtype=torch.int64)
+    chained = signature.chained(asked)
     steps = (*chained[0].steps[: -1 if len(chained[0].steps) > 1 else 0], tap.steps[0], tap.steps[1])
     if chained[0].steps[-1].greedy:
         steps = (*chained[0].steps, *tap.steps)
-    batch = run.batch_of([one._replace(steps=steps) for one in chained], zeros, x_RV.shape[1], torch.float64)
-    return np.asarray(run.run(batch, run.Given(torch.from_numpy(x_RV).double(), zeros)).told_RV > -torch.inf)
+    batch = batch_sampling.batch_of([one._replace(steps=steps) for one in chained], zeros, x_RV.shape[1], torch.float64)
+    return np.asarray(
+        batch_sampling.run(batch, batch_sampling.Given(torch.from_numpy(x_RV).double(), zeros)).told_RV > -torch.inf
+    )
 
 
 def survey(rows: int, sizes: tuple[int, ...], seed: int) -> Counter[str]:
@@ -141,8 +145,10 @@ def test_many_rows_are_drawn_some_at_a_time(rows: int, params: Any, monkeypatch:
     x_RV = torch.from_numpy(numbers.normal(size=(rows, size)).astype(np.float32) * 4)
     x_RV[0, 5] = torch.nan
     mask = torch.from_numpy(numbers.integers(-(2**31), 2**31, (rows, 10)).astype(np.int32))
-    looked, sort = [], run.sorted_of
-    monkeypatch.setattr(run, "sorted_of", lambda fixed, x_RV: (looked.append(len(x_RV)), sort(fixed, x_RV))[1])
+    looked, sort = [], batch_sampling.sorted_of
+    monkeypatch.setattr(
+        batch_sampling, "sorted_of", lambda fixed, x_RV: (looked.append(len(x_RV)), sort(fixed, x_RV))[1]
+    )
 
     def drawn() -> list[Any]:
         sampler = nc.Sampler(size, "torch")
@@ -154,7 +160,7 @@ def test_many_rows_are_drawn_some_at_a_time(rows: int, params: Any, monkeypatch:
     whole = drawn()
     assert [step[0][0] for step in whole] == [-1] * 3
     looked.clear()
-    monkeypatch.setattr(part, "AT_ONCE", 4 * size - 1)
+    monkeypatch.setattr(batch_view, "AT_ONCE", 4 * size - 1)
     assert drawn() == whole
     assert sum(looked) == 3 * rows
     assert max(looked) <= 3
@@ -212,17 +218,19 @@ def compiled(backend: str) -> None:
     seeds, steps = words(numbers, 12), words(numbers, 12)
     mask = torch.full((12, 22), -1, dtype=torch.int32)
     mask[:, 0] = -2
-    every = [(structure.chained(asked), None), *((structure.staged_of(stages), stages) for stages in STAGES)]
+    every = [(signature.chained(asked), None), *((signature.staged_of(stages), stages) for stages in STAGES)]
     for staged, stages in every:
-        rows = run.batch_of(staged if stages is None else [staged] * 12, seeds, 700, torch.float64)
+        rows = batch_sampling.batch_of(staged if stages is None else [staged] * 12, seeds, 700, torch.float64)
         own = torch.tensor([staged.numbers] * 12, dtype=torch.float64) if rows.learns else None
         torch._dynamo.reset()
         draw = torch.compile(
-            lambda *given, rows=rows: run.run(rows, run.Given(*given)).tokens_R, fullgraph=True, backend=backend
+            lambda *given, rows=rows: batch_sampling.run(rows, batch_sampling.Given(*given)).tokens_R,
+            fullgraph=True,
+            backend=backend,
         )
         for allowed in (None, mask):
             given = torch.from_numpy(x_RV).double(), steps, allowed, None, own
-            assert draw(*given).tolist() == run.run(rows, run.Given(*given)).tokens_R.tolist()
+            assert draw(*given).tolist() == batch_sampling.run(rows, batch_sampling.Given(*given)).tokens_R.tolist()
 
 
 def test_it_compiles_without_a_graph_break() -> None:

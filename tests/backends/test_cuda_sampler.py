@@ -14,9 +14,9 @@ import pytest
 from toy_models import Toy
 
 import nucleate as nc
-from nucleate.core.parameter import ParameterError
-from nucleate.generate import generate
-from nucleate.stages import (
+from nucleate.generation.loop import generate
+from nucleate.parameters.parameter import ParameterError
+from nucleate.sampling.stages import (
     Frequency,
     Gumbel,
     LogitBias,
@@ -35,10 +35,10 @@ from nucleate.stages import (
 torch = pytest.importorskip("torch", reason="rows on a device are tensors")
 import played  # noqa: E402
 
-from nucleate.backends.cuda import loop as loops  # noqa: E402
-from nucleate.backends.cuda import rows as on_device  # noqa: E402
-from nucleate.backends.cuda.device import kernels_on  # noqa: E402
-from nucleate.backends.cuda.later import LaterDict, LaterList  # noqa: E402
+from nucleate.sampling.backends.torch import batch_state as on_device  # noqa: E402
+from nucleate.sampling.backends.torch import decode_loop as loops  # noqa: E402
+from nucleate.sampling.backends.torch.lazy import LaterDict, LaterList  # noqa: E402
+from nucleate.sampling.backends.torch.torch_device import kernels_on  # noqa: E402
 
 
 def told(story: list[Any], other: list[Any]) -> None:
@@ -152,10 +152,10 @@ def test_a_step_does_not_wait_for_the_device(monkeypatch: pytest.MonkeyPatch) ->
     """On tensors without numbers: what asks for one of them fails, and so does what mixes devices."""
     from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
-    from nucleate.backends.cuda import device
+    from nucleate.sampling.backends.torch import torch_device
 
-    monkeypatch.setattr(device, "opened", torch.device)
-    monkeypatch.setattr(device, "kernels_on", lambda *given: "torch")
+    monkeypatch.setattr(torch_device, "opened", torch.device)
+    monkeypatch.setattr(torch_device, "kernels_on", lambda *given: "torch")
     with FakeTensorMode(allow_non_fake_inputs=True):
         sampler = nc.Sampler(300, device="meta")
         shifts = LogitBias({3: 2.0}), MinTokens(3, (5,)), Repetition(1.2, 5), Presence(0.3, 5)

@@ -16,11 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from interpreted import Interpreted
 
-from nucleate.backends import reference
-from nucleate.core import noise
-from nucleate.dispatch.chain import Numbers, chain_of
-from nucleate.pipeline import simplify
-from nucleate.stages import Gumbel
+from nucleate.sampling import noise
+from nucleate.sampling.backends import reference
+from nucleate.sampling.dispatch.fused_pipeline import Numbers, chain_of
+from nucleate.sampling.pipeline import simplify
+from nucleate.sampling.stages import Gumbel
 
 pytest.importorskip("torch", reason="the kernels are launched with torch's tensors")
 pytest.importorskip("triton", reason="the kernels are Triton's: pip install triton (Linux only)")

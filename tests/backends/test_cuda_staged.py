@@ -14,12 +14,12 @@ from edges import KINDS, row
 from own import DRAWS, OWN, Foreign, Softer, Turned
 
 import nucleate as nc
-from nucleate.backends import reference
-from nucleate.core.maths import log
-from nucleate.core.stage import Draw, Floor, Scale, param
-from nucleate.dispatch import structure
-from nucleate.pipeline import simplify
-from nucleate.stages import (
+from nucleate.sampling.backends import reference
+from nucleate.sampling.dispatch import signature
+from nucleate.sampling.maths import log
+from nucleate.sampling.pipeline import simplify
+from nucleate.sampling.stage import Draw, Floor, Scale, param
+from nucleate.sampling.stages import (
     AdaptiveP,
     Categorical,
     DynamicTemperature,
@@ -44,7 +44,7 @@ from nucleate.stages import (
 )
 
 torch = pytest.importorskip("torch", reason="rows on a device are tensors")
-from nucleate.backends.cuda import run  # noqa: E402
+from nucleate.sampling.backends.torch import batch_sampling  # noqa: E402
 
 
 def test_random_pipelines_are_those_of_the_reference() -> None:
@@ -120,11 +120,13 @@ def test_float32_draws_the_same_tokens_but_for_float_edges() -> None:
 @pytest.mark.parametrize("stages", PIPELINES, ids=repr)
 def test_a_step_waits_for_nothing(stages: Any) -> None:
     """On tensors without numbers."""
-    rows = [structure.staged_of((*stages, Logprobs(2), Gumbel(1)))] * 3
-    batch = run.batch_of(rows, torch.empty(3, dtype=torch.int64, device="meta"), 300, torch.float64)
+    rows = [signature.staged_of((*stages, Logprobs(2), Gumbel(1)))] * 3
+    batch = batch_sampling.batch_of(rows, torch.empty(3, dtype=torch.int64, device="meta"), 300, torch.float64)
     numbers_RP = torch.empty((3, len(rows[0].numbers)), dtype=torch.float64, device="meta") if batch.learns else None
     logits, steps_R = torch.empty((3, 300), dtype=torch.bfloat16, device="meta"), torch.empty(3, device="meta").long()
-    got = run.run(batch, run.Given(run.scores(logits, batch.fixed.zero_1), steps_R, numbers_RP=numbers_RP))
+    got = batch_sampling.run(
+        batch, batch_sampling.Given(batch_sampling.scores(logits, batch.fixed.zero_1), steps_R, numbers_RP=numbers_RP)
+    )
     assert got.tokens_R.shape == (3,)
     assert got.told_RV is not None
     assert got.told_RV.shape == (3, 300)
@@ -185,7 +187,7 @@ def test_what_cannot_be_bound_runs_on_the_host_and_is_told(
     stage: Any, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     stages = (Temperature(0.5), stage, Gumbel(1))
-    assert structure.staged_of(simplify(stages)) == why
+    assert signature.staged_of(simplify(stages)) == why
     sampler, other = nc.Sampler(50, "torch"), nc.Sampler(50, "reference")
     with caplog.at_level(logging.WARNING, "nucleate"):
         sampler.add(stages)
@@ -207,16 +209,16 @@ def test_explain_says_which_way_it_goes() -> None:
 
 
 def test_rows_share_a_structure_whatever_their_numbers_are() -> None:
-    one, other = (structure.staged_of((Temperature(t), Typical(0.9), Gumbel(int(t)))) for t in (0.5, 2.0))
+    one, other = (signature.staged_of((Temperature(t), Typical(0.9), Gumbel(int(t)))) for t in (0.5, 2.0))
     assert one.steps == other.steps
     assert one.numbers != other.numbers
-    one, other = (structure.staged_of((TopP(0.5, of_whole=whole), Gumbel(1))) for whole in (False, True))
+    one, other = (signature.staged_of((TopP(0.5, of_whole=whole), Gumbel(1))) for whole in (False, True))
     assert one.steps != other.steps
 
 
 def test_a_rule_may_name_what_maths_names() -> None:
-    assert structure.odd_name(MinP.floor) == ""
-    assert structure.odd_name(Gumbel.score) == ""
-    assert "names len" in structure.odd_name(lambda x: len(x) + 1)
-    assert "names cases" in structure.odd_name(lambda x: cases.row(x, 1))
-    assert structure.odd_name(lambda x: abs(x) + log(x)) == ""
+    assert signature.odd_name(MinP.floor) == ""
+    assert signature.odd_name(Gumbel.score) == ""
+    assert "names len" in signature.odd_name(lambda x: len(x) + 1)
+    assert "names cases" in signature.odd_name(lambda x: cases.row(x, 1))
+    assert signature.odd_name(lambda x: abs(x) + log(x)) == ""

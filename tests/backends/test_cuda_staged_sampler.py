@@ -11,8 +11,19 @@ import pytest
 import staged
 
 import nucleate as nc
-from nucleate.device import TOO_LARGE
-from nucleate.stages import AdaptiveP, Gumbel, LogitBias, Logprobs, Mask, Mirostat, Suppress, Temperature, TopK, Typical
+from nucleate.sampling.device_batch import TOO_LARGE
+from nucleate.sampling.stages import (
+    AdaptiveP,
+    Gumbel,
+    LogitBias,
+    Logprobs,
+    Mask,
+    Mirostat,
+    Suppress,
+    Temperature,
+    TopK,
+    Typical,
+)
 
 torch = pytest.importorskip("torch", reason="rows on a device are tensors")
 

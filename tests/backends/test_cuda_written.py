@@ -10,7 +10,7 @@ import pytest
 from interpreted import Interpreted
 
 import nucleate as nc
-from nucleate.stages import BadWords, Dry, Gumbel, LogitBias, MinTokens, NoRepeatNgram, Repetition
+from nucleate.sampling.stages import BadWords, Dry, Gumbel, LogitBias, MinTokens, NoRepeatNgram, Repetition
 
 torch = pytest.importorskip("torch", reason="rows on a device are tensors")
 pytest.importorskip("triton", reason="the kernels are Triton's: pip install triton (Linux only)")
@@ -18,8 +18,8 @@ import pasts  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from nucleate.backends.cuda import device  # noqa: E402
-from nucleate.backends.cuda.slots import COLUMNS  # noqa: E402
+from nucleate.sampling.backends.torch import torch_device  # noqa: E402
+from nucleate.sampling.backends.torch.slots import COLUMNS  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -63,8 +63,8 @@ class Copies(TorchDispatchMode):
 
 def test_a_row_comes_in_one_copy_and_goes_without_any(monkeypatch: pytest.MonkeyPatch) -> None:
     """On tensors without numbers."""
-    monkeypatch.setattr(device, "opened", torch.device)
-    monkeypatch.setattr(device, "kernels_on", lambda *given: "torch")
+    monkeypatch.setattr(torch_device, "opened", torch.device)
+    monkeypatch.setattr(torch_device, "kernels_on", lambda *given: "torch")
     words = ((3, 4), (5, 6, 7))
     pipelines = [
         (Gumbel(1),),

@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 
 import nucleate as nc
-from nucleate.backends import reference
-from nucleate.backends.cpu.generic import run as generic
-from nucleate.core.history import History
-from nucleate.core.maths import maximum, ones
-from nucleate.core.parameter import ParameterError
-from nucleate.core.stage import Prefix, Row, Shift, param
-from nucleate.dispatch.chain import chain_of
-from nucleate.pipeline import simplify
-from nucleate.stages import STAGES, Frequency, Gumbel, Mask, Presence, Repetition, Temperature
+from nucleate.parameters.parameter import ParameterError
+from nucleate.sampling.backends import reference
+from nucleate.sampling.backends.numba.composed import evaluation as generic
+from nucleate.sampling.dispatch.fused_pipeline import chain_of
+from nucleate.sampling.history import History
+from nucleate.sampling.maths import maximum, ones
+from nucleate.sampling.pipeline import simplify
+from nucleate.sampling.stage import Prefix, Row, Shift, param
+from nucleate.sampling.stages import STAGES, Frequency, Gumbel, Mask, Presence, Repetition, Temperature
 
 SHIFTS = [name for name, kind in STAGES.items() if issubclass(kind, Shift)]
 DRAWS = 2

@@ -18,18 +18,17 @@ from cases import OTHERS, case
 from edges import KINDS, NEAR, row
 from own import DRAWS, OWN, Foreign, Softer
 
-from nucleate.backends import reference
-from nucleate.backends.cpu.generic import kernels, listed, program, uncut
-from nucleate.backends.cpu.generic import run as generic
-from nucleate.backends.cpu.generic.edited_row import room
-from nucleate.backends.cpu.special import rows as special_rows
-from nucleate.core.history import History
-from nucleate.core.maths import absolute, exp, log, where
-from nucleate.core.stage import Prefix, Scale, Shift, Tap, param
-from nucleate.dispatch import rules
-from nucleate.params import SamplingParams
-from nucleate.sampler import Sampler
-from nucleate.stages import (
+from nucleate.sampling.backends import reference
+from nucleate.sampling.backends.numba.composed import candidate_list, full_row, pipeline_steps, row_kernels
+from nucleate.sampling.backends.numba.composed import evaluation as generic
+from nucleate.sampling.backends.numba.composed.edited_row import room
+from nucleate.sampling.backends.numba.fused import fused_sampler as special_rows
+from nucleate.sampling.dispatch import rules
+from nucleate.sampling.history import History
+from nucleate.sampling.maths import absolute, exp, log, where
+from nucleate.sampling.sampler import Sampler
+from nucleate.sampling.stage import Prefix, Scale, Shift, Tap, param
+from nucleate.sampling.stages import (
     AdaptiveP,
     Categorical,
     DynamicTemperature,
@@ -52,6 +51,7 @@ from nucleate.stages import (
     Typical,
     Xtc,
 )
+from nucleate.sampling_params import SamplingParams
 
 SMALL, LARGE = cases.SIZES, (2049, 3000, 5000, 20_000)
 SOME = np.random.default_rng(0).normal(size=5000).astype(np.float32) * 3
@@ -404,18 +404,18 @@ def test_a_negative_weight_far_down_is_not_overlooked(monkeypatch) -> None:
 def test_sums_of_a_row_are_exact(kind, size) -> None:
     x = row(np.random.default_rng(size), size, kind)
     tail, tops, masses, sums = np.empty(256, np.float32), *(np.empty(-(-size // 256), t) for t in "fd"), np.empty(2)
-    top = kernels.group_tops(x, tail, tops)
+    top = row_kernels.group_tops(x, tail, tops)
     assert top == x.max()
     for slope in (1.0, 1.25, 1e-3, 1e4):
         d = np.maximum((x.astype(np.float64) - float(top)) * slope, -700.0).tolist()
         e = [math.exp(one) for one in d]
-        kernels.group_masses(x, tail, float(top), slope, masses, sums)
+        row_kernels.group_masses(x, tail, float(top), slope, masses, sums)
         assert sums[0] == pytest.approx(math.fsum(e), rel=1e-14)
         share = math.fsum(a * b for a, b in zip(e, d, strict=True))
         assert sums[1] == pytest.approx(share, rel=1e-13, abs=1e-13)
         assert masses.sum() == pytest.approx(math.fsum(e), rel=1e-14)
         for rest in (1e-3, 0.1, 0.7):
-            least = kernels.threshold_by_mass(masses, rest * sums[0])
+            least = row_kernels.threshold_by_mass(masses, rest * sums[0])
             assert math.fsum(a for a, b in zip(e, d, strict=True) if b < least) <= rest * sums[0]
 
 
@@ -458,7 +458,7 @@ def test_nobody_lists_all_tokens_of_a_row(stages, monkeypatch) -> None:
     def refused(*_):
         raise AssertionError("all tokens were listed")
 
-    monkeypatch.setattr(uncut.Uncut, "all", refused)
+    monkeypatch.setattr(full_row.Uncut, "all", refused)
     monkeypatch.setattr(reference, "run", refused)
     assert generic.run(x, (*stages, Gumbel(1)), 1, 3).token == expected.token
 
@@ -544,10 +544,10 @@ def test_each_row_is_drawn_once_by_however_many_threads(monkeypatch) -> None:
 
 
 def test_programs_are_of_the_pipeline_asked_about(monkeypatch) -> None:
-    monkeypatch.setattr(program, "MOST", 4)
+    monkeypatch.setattr(pipeline_steps, "MOST", 4)
     for i in range(50):  # tuples come and go, and their places in memory are used again
         stages = (Temperature(0.5), Gumbel(i)) if i % 2 else (TopP(0.5, of_whole=True), Xtc(0.5), Gumbel(i))
-        found = program.program_of(stages)
+        found = pipeline_steps.program_of(stages)
         assert found.stages is stages
         assert (found.whole, found.flips) == ((False, False) if i % 2 else (True, True))
         assert found.steps[-1].kind.shape == "Draw"
@@ -615,7 +615,7 @@ def test_scratch_rows_are_used_again() -> None:
     work.start()
     assert [work.row() is one for one in first] == [True, True]
     assert room(5000) is work
-    assert listed.CLOSE < 1e-8
+    assert candidate_list.CLOSE < 1e-8
 
 
 @pytest.mark.parametrize("stages", [(Typical(0.95), Temperature(0.8)), (Mirostat(5.0),), (TopK(40), Typical(0.9))])

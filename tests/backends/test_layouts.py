@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import nucleate as nc
-from nucleate.stages import (
+from nucleate.sampling.stages import (
     Categorical,
     Greedy,
     Gumbel,

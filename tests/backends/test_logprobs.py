@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nucleate.backends import reference
-from nucleate.backends.logprobs import logprobs
-from nucleate.stages import Gumbel, Logprobs, Suppress, Temperature, TopK
+from nucleate.sampling.backends import reference
+from nucleate.sampling.backends.token_logprobs import logprobs
+from nucleate.sampling.stages import Gumbel, Logprobs, Suppress, Temperature, TopK
 
 INF = math.inf
 

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 
 import nucleate as nc
-from nucleate.backends import reference
-from nucleate.backends.cpu.special.program import Program, table_of
-from nucleate.core.history import History
-from nucleate.core.maths import INFINITY, where
-from nucleate.core.memory import Memory
-from nucleate.core.parameter import param
-from nucleate.core.stage import Shift, Token
-from nucleate.dispatch.chain import chain_of, unchanging
-from nucleate.pipeline import as_pipeline, simplify
-from nucleate.stages import (
+from nucleate.parameters.parameter import param
+from nucleate.sampling.backends import reference
+from nucleate.sampling.backends.numba.fused.edit_program import Program, table_of
+from nucleate.sampling.dispatch.fused_pipeline import chain_of, unchanging
+from nucleate.sampling.history import History
+from nucleate.sampling.incremental_history import Memory
+from nucleate.sampling.maths import INFINITY, where
+from nucleate.sampling.pipeline import as_pipeline, simplify
+from nucleate.sampling.stage import Shift, Token
+from nucleate.sampling.stages import (
     Allowed,
     BadWords,
     Dry,

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from cases import case
 
-from nucleate.backends import reference
-from nucleate.pipeline import simplify
-from nucleate.stages import Categorical, Greedy, Gumbel, LogitBias, MinP, Suppress, Temperature, TopK, TopP
+from nucleate.sampling.backends import reference
+from nucleate.sampling.pipeline import simplify
+from nucleate.sampling.stages import Categorical, Greedy, Gumbel, LogitBias, MinP, Suppress, Temperature, TopK, TopP
 
 SIMPLE = 1e-13  # relative, of scores: the reference sums in another order
 ENTROPY = 1e-6  # a power of the entropy magnifies that

@@ -11,9 +11,9 @@ import pytest
 from cases import OTHERS, case
 
 import nucleate as nc
-from nucleate.backends import reference
-from nucleate.core.history import History
-from nucleate.stages import (
+from nucleate.sampling.backends import reference
+from nucleate.sampling.history import History
+from nucleate.sampling.stages import (
     STAGES,
     AdaptiveP,
     BadWords,

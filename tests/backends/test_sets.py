@@ -12,12 +12,12 @@ import pytest
 from left import agrees, left
 
 import nucleate as nc
-from nucleate.backends import reference
-from nucleate.backends.cpu.generic import run as generic
-from nucleate.core.maths import SLACK
-from nucleate.dispatch.chain import Numbers, chain_of
-from nucleate.pipeline import simplify
-from nucleate.stages import Gumbel, LogitBias, MinP, Temperature, TopK, TopNSigma, TopP, Typical
+from nucleate.sampling.backends import reference
+from nucleate.sampling.backends.numba.composed import evaluation as generic
+from nucleate.sampling.dispatch.fused_pipeline import Numbers, chain_of
+from nucleate.sampling.maths import SLACK
+from nucleate.sampling.pipeline import simplify
+from nucleate.sampling.stages import Gumbel, LogitBias, MinP, Temperature, TopK, TopNSigma, TopP, Typical
 
 SEEDS = 2
 """How many draws are looked at per row."""

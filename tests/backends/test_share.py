@@ -6,10 +6,18 @@ import numpy as np
 import pytest
 from left import agrees
 
-from nucleate.backends.cpu.special.edits import take
-from nucleate.backends.cpu.special.select import ALL, BY_NUMBER, BY_WEIGHT, doubt, gather, keep_first, reached
-from nucleate.backends.cpu.special.table import FLOAT32, room_for
-from nucleate.backends.cpu.special.work import Work, carve
+from nucleate.sampling.backends.numba.fused.logit_edits import take
+from nucleate.sampling.backends.numba.fused.prefix_selection import (
+    ALL,
+    BY_NUMBER,
+    BY_WEIGHT,
+    doubt,
+    gather,
+    keep_first,
+    reached,
+)
+from nucleate.sampling.backends.numba.fused.row_table import FLOAT32, room_for
+from nucleate.sampling.backends.numba.fused.workspace import Work, carve
 
 KINDS = ("smooth", "few levels", "equal", "signed zeros", "far apart", "one far above", "holes")
 

@@ -25,13 +25,13 @@ from programs import begun
 
 import nucleate as nc
 from nucleate.cli import batch
-from nucleate.cli.journal import Journal
-from nucleate.cli.lines import MOST_BYTES, Line, lines
+from nucleate.cli.batch_output import Journal
+from nucleate.cli.batch_records import has_failed, read_line
+from nucleate.cli.jsonl import MOST_BYTES, Line, lines
 from nucleate.cli.main import UsageError, main
-from nucleate.cli.records import has_failed, read_line
 from nucleate.engine.engine import Engine
-from nucleate.server.wire.requests import CHAT as CHAT_ENDPOINT
-from nucleate.server.wire.requests import COMPLETIONS
+from nucleate.server.openai.requests import CHAT as CHAT_ENDPOINT
+from nucleate.server.openai.requests import COMPLETIONS
 
 Records = list[dict[str, Any]]
 

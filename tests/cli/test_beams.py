@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import nucleate as nc
-from nucleate.cli.beams import PARAMETERS
+from nucleate.cli.beam_flags import PARAMETERS
 from nucleate.cli.main import main
 
 GENERATE = ("generate", "Once upon a time", "--beam-width", "4", "--max-tokens", "9")
@@ -91,12 +91,12 @@ def test_every_flag_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_search_that_failed_is_a_failure(
     llm: nc.LLM, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from nucleate.engine import beam_search
+    from nucleate.engine.beam.params import search
 
     def broken(logits_BV: np.ndarray) -> np.ndarray:
-        raise beam_search.SearchError(0, "NaN at token 3")
+        raise search.SearchError(0, "NaN at token 3")
 
-    monkeypatch.setattr(beam_search, "logprobs", broken)
+    monkeypatch.setattr(search, "logprobs", broken)
     assert main([*GENERATE]) == 1
     assert "nucleate: the search ended with an error: invalid logits: NaN at token 3" in capsys.readouterr().err
     assert main([*GENERATE, "--json"]) == 1

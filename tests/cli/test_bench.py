@@ -12,7 +12,7 @@ import pytest
 import nucleate as nc
 from nucleate.cli.bench import CHAINS, KINDS, logits, medians, ours, renewed, said
 from nucleate.cli.main import main
-from nucleate.core.libraries import ALL
+from nucleate.jit.kernel_libraries import ALL
 
 
 def test_bench_prints_a_line_per_chain(capsys: pytest.CaptureFixture[str]) -> None:
@@ -142,7 +142,7 @@ def test_warm_compiles_nothing_where_it_could_not_be_kept(
     file = tmp_path / "file"
     file.touch()
     monkeypatch.setenv("NUCLEATE_CACHE", str(file))
-    monkeypatch.setattr("nucleate.warming.warm", None)
+    monkeypatch.setattr("nucleate.jit.warmup.warm", None)
     assert main(["warm"]) == 2
     told = capsys.readouterr()
     assert told.out == ""

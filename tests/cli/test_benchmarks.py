@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from nucleate.cli.bench import CHAINS, logits
-from nucleate.presets import PRESETS, WANTED
+from nucleate.sampling.presets import PRESETS, WANTED
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 GREEDY = dict(logits="peaked", vocabulary=1000, rows=1, chain="greedy")

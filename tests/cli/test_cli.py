@@ -20,9 +20,9 @@ import pytest
 from programs import begun
 
 from nucleate.cli.main import main
-from nucleate.core.stage import Floor
-from nucleate.params import FIELDS
-from nucleate.stages import STAGES
+from nucleate.sampling.stage import Floor
+from nucleate.sampling.stages import STAGES
+from nucleate.sampling_params import FIELDS
 
 
 def nucleate(*arguments: str, text: str | None = None, **options: object) -> subprocess.CompletedProcess[str]:

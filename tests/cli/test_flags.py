@@ -14,10 +14,10 @@ import pytest
 import nucleate as nc
 from nucleate.cli import flags
 from nucleate.cli.main import main
-from nucleate.core.parameter import ParameterError
-from nucleate.engine.speculate import Speculation
-from nucleate.params import FIELDS
-from nucleate.stages import STAGES
+from nucleate.parameters.parameter import ParameterError
+from nucleate.sampling.stages import STAGES
+from nucleate.sampling_params import FIELDS
+from nucleate.speculative.config import Speculation
 
 GENERATE = ("generate", "Once upon a time", "--max-tokens", "6", "--seed", "1", "--json")
 

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 import nucleate as nc
 from nucleate.cli import flags
-from nucleate.cli.form import FLAGS
 from nucleate.cli.main import COMMANDS, UsageError, main
-from nucleate.core.structured import FORMS
+from nucleate.cli.structured_flags import FLAGS
+from nucleate.structured_output.spec import FORMS
 
 SCHEMA = {"type": "object", "properties": {"z": {"enum": ["é", 1]}, "a": {"type": "null"}}, "required": ["z", "a"]}
 LENIENT = {"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": True, "minItems": 3, "maxItems": 3}

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from nucleate import warming
 from nucleate.cli import serve
 from nucleate.cli.main import main
+from nucleate.jit import warmup
 from nucleate.server import run
-from nucleate.server.keys import VARIABLE
+from nucleate.server.auth import VARIABLE
 from nucleate.server.limits import Limits
 
 
@@ -69,7 +69,7 @@ def test_bad_usage(arguments: list[str], text: str, capsys: pytest.CaptureFixtur
 def test_defaults_that_no_request_could_have(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(warming, "warm", lambda *_, **__: None)  # it would go on beside other tests
+    monkeypatch.setattr(warmup, "warm", lambda *_, **__: None)  # it would go on beside other tests
     assert main(["serve", "--port", "0", "--limit-logprobs", "2", "--logprobs", "3"]) == 2
     assert capsys.readouterr().err.splitlines()[-1] == "nucleate: logprobs must be at most 2 here, got 3"
 
@@ -85,7 +85,7 @@ def test_defaults_that_no_request_could_have(
 def test_a_form_that_no_request_could_have(
     arguments: list[str], words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(warming, "warm", lambda *_, **__: None)
+    monkeypatch.setattr(warmup, "warm", lambda *_, **__: None)
     assert main(["serve", "--port", "0", *arguments]) == 2
     assert capsys.readouterr().err.splitlines()[-1].startswith(words)
 

@@ -8,7 +8,7 @@ import pickle
 
 import pytest
 
-from nucleate.core.event import Completion, Finish, Output, Piece, StepLogprobs, TokenLogprob, Usage
+from nucleate.outputs import Completion, Finish, Output, Piece, StepLogprobs, TokenLogprob, Usage
 
 
 def test_a_completion_is_a_frozen_value():

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nucleate.core import kept
+from nucleate.jit import kernel_cache
 
 
 def test_kernels_of_other_sources_or_versions_are_kept_elsewhere(
@@ -15,15 +15,15 @@ def test_kernels_of_other_sources_or_versions_are_kept_elsewhere(
     monkeypatch.setenv("NUCLEATE_CACHE", str(tmp_path))
     source = tmp_path / "a.py"
     source.write_text("x = 1")
-    first = kept.folder("1.0", [source])
+    first = kernel_cache.folder("1.0", [source])
     assert first.parent == tmp_path
-    assert first == kept.folder("1.0", [source]) != kept.folder("1.1", [source])
+    assert first == kernel_cache.folder("1.0", [source]) != kernel_cache.folder("1.1", [source])
     source.write_text("x = 2")
-    assert first != kept.folder("1.0", [source])
+    assert first != kernel_cache.folder("1.0", [source])
 
 
 def test_a_folder_that_is_a_file_keeps_nothing(tmp_path: Path) -> None:
     place = tmp_path / "file"
     place.write_text("")
-    assert not kept.writable(place)
-    assert kept.writable(tmp_path / "folder")
+    assert not kernel_cache.writable(place)
+    assert kernel_cache.writable(tmp_path / "folder")

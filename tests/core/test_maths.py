@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from nucleate.core import maths
+from nucleate.sampling import maths
 
 SOME = [-np.inf, -2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 3.0, np.inf, np.nan]
 

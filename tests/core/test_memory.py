@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nucleate as nc
-from nucleate.core.memory import Memory, Tally
-from nucleate.core.parameter import ParameterError
-from nucleate.core.stage import History
-from nucleate.stages import BadWords, Dry, Frequency, Gumbel, MinTokens, NoRepeatNgram, Presence, Repetition
+from nucleate.parameters.parameter import ParameterError
+from nucleate.sampling.incremental_history import Memory, Tally
+from nucleate.sampling.stage import History
+from nucleate.sampling.stages import BadWords, Dry, Frequency, Gumbel, MinTokens, NoRepeatNgram, Presence, Repetition
 
 WINDOWS = [None, -1, 0, 1, 2, 3, 7, 64, 10**6]
 TEXTS = st.integers(1, 4).flatmap(lambda letters: st.lists(st.integers(0, letters - 1), max_size=60))

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nucleate.core import kept, native
-from nucleate.core.native import KernelError, Library
+from nucleate.jit import kernel_cache, native_library
+from nucleate.jit.native_library import KernelError, Library
 
 SOURCE = """
 import math
 import numpy as np
-from nucleate.core.compiling import jit, kernel
+from nucleate.jit.compiler import jit, kernel
 
 @jit
 def square(x):
@@ -63,7 +63,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
         patched.syspath_prepend(str(folder))
         made = Library("some", ["some_kernels"], [source])
         lines: list[str] = []
-        native.get([made], lines.append)
+        native_library.get([made], lines.append)
         assert [line.partition(",")[0] for line in lines] == [
             *(f"some: {name}" for name in ("all_kinds", "order", "next_one", "wide", "fails")),
             "some: machine code of all",
@@ -167,7 +167,7 @@ def test_another_process_reads_them_without_numba(library: Library, cache: Path)
     code = f"""
 import sys
 from pathlib import Path
-from nucleate.core.native import Library
+from nucleate.jit.native_library import Library
 library = Library("some", ["some_kernels"], [Path({str(library._sources[0])!r})])
 assert library.load()
 print(library.next_one(1), "numba" in sys.modules)
@@ -191,15 +191,15 @@ def test_a_file_that_is_not_as_it_was_written_is_none(damage: Any, library: Libr
 
 def test_a_file_that_calls_what_is_not_there_is_none(library: Library, cache: Path) -> None:
     head, _, code = library.path.read_bytes().partition(b"\n")
-    assert native._functions(head + b"\n" + code) is not None
-    assert native._functions(native.packed(code, {}, ["no_such_function_anywhere"])) is None
+    assert native_library._functions(head + b"\n" + code) is not None
+    assert native_library._functions(native_library.packed(code, {}, ["no_such_function_anywhere"])) is None
 
 
 def test_where_nothing_can_be_written_they_are_compiled_for_this_process(
     library: Library, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NUCLEATE_CACHE", str(cache / "elsewhere"))
-    monkeypatch.setattr(kept, "writable", lambda place: False)
+    monkeypatch.setattr(kernel_cache, "writable", lambda place: False)
     one = again(library)
     assert one.next_one(1) == 2
     assert not one.path.exists()
@@ -207,15 +207,15 @@ def test_where_nothing_can_be_written_they_are_compiled_for_this_process(
 
 def test_those_of_another_user_are_read(library: Library, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where ``nucleate warm`` has made the image of a container that another user runs."""
-    monkeypatch.setattr(kept, "writable", lambda place: False)
-    monkeypatch.setattr(native, "_compile", None)
+    monkeypatch.setattr(kernel_cache, "writable", lambda place: False)
+    monkeypatch.setattr(native_library, "_compile", None)
     assert again(library).next_one(1) == 2
 
 
 def test_what_cannot_be_compiled_says_why(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NUCLEATE_CACHE", str(tmp_path))
     with pytest.raises(KernelError, match="No module named 'no_such_module'"):
-        native.get([Library("none", ["no_such_module"], [])])
+        native_library.get([Library("none", ["no_such_module"], [])])
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks")
@@ -227,7 +227,7 @@ def test_a_fork_begins_with_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     child = os.fork()
     if not child:
         begun: list[object] = []
-        monkeypatch.setattr(native, "begin", lambda some, *, compiling: begun.append((some, compiling)))
-        library.missed(native.SOON)
+        monkeypatch.setattr(native_library, "begin", lambda some, *, compiling: begun.append((some, compiling)))
+        library.missed(native_library.SOON)
         os._exit(0 if begun == [([library], False)] else 1)
     assert os.waitpid(child, 0)[1] == 0

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import nucleate as nc
-from nucleate.backends import reference
-from nucleate.core import noise
-from nucleate.stages import Gumbel, Xtc
+from nucleate.sampling import noise
+from nucleate.sampling.backends import reference
+from nucleate.sampling.stages import Gumbel, Xtc
 
 ONES = 0xFFFFFFFF
 

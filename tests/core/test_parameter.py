@@ -10,7 +10,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from nucleate.core.parameter import MISSING, Parameter, ParameterError, Table, read_json, unknown
+from nucleate.parameters.parameter import MISSING, Parameter, ParameterError, Table, read_json, unknown
 
 
 def make(kind, **changes):

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 import nucleate as nc
-from nucleate.backends import reference
-from nucleate.core.maths import log
-from nucleate.core.parameter import ParameterError
-from nucleate.core.stage import (
+from nucleate.parameters.parameter import ParameterError
+from nucleate.sampling.backends import reference
+from nucleate.sampling.maths import log
+from nucleate.sampling.pipeline import explain
+from nucleate.sampling.stage import (
     SHAPES,
     Ceiling,
     Draw,
@@ -31,8 +32,7 @@ from nucleate.core.stage import (
     param,
     shape_of,
 )
-from nucleate.pipeline import explain
-from nucleate.stages import STAGES, Greedy, Gumbel, LogitBias, MinTokens, Temperature, TopK, TopP
+from nucleate.sampling.stages import STAGES, Greedy, Gumbel, LogitBias, MinTokens, Temperature, TopK, TopP
 
 
 class TopA(Floor):

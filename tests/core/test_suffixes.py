@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from nucleate.core.suffixes import Suffixes, Window, longest, repeats
+from nucleate.sampling.suffix_automaton import Suffixes, Window, longest, repeats
 
 SMALL = st.integers(1, 4).flatmap(lambda letters: st.lists(st.integers(0, letters - 1), max_size=200))
 EDGES = st.sampled_from([0, 1, 2, 3, 5, 50, 199, 200, 10**6])

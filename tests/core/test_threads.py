@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from nucleate.core.parameter import ParameterError
-from nucleate.core.threads import cores, pool
+from nucleate.jit.thread_pool import cores, pool
+from nucleate.parameters.parameter import ParameterError
 
 
 @pytest.mark.parametrize("asked", ["0", "-1", "two", "1.5"])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nucleate.core.values import shown
+from nucleate.parameters.converters import shown
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text("ab\n\ud800é", max_size=80),

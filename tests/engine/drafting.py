@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nucleate.engine.draft.draft import Draft, Proposer, State
+from nucleate.speculative.draft import Draft, Proposer, State
 
 
 def draft_of(proposer: Proposer, state: State, count: int) -> Draft:

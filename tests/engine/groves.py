@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from proposers import Oracle, Storm
 
-from nucleate.core import noise
-from nucleate.engine.draft.draft import ROOT, Draft, Read, State
-from nucleate.engine.draft.law import siblings
+from nucleate.sampling import noise
+from nucleate.speculative.draft import ROOT, Draft, Read, State
+from nucleate.speculative.draft_distribution import siblings
 
 
 class Grove(Oracle):

@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 from transformers.cache_utils import MtpCache
 from transformers.modeling_layers import MtpModel
 
-from nucleate.models.mtp import Modules
-from nucleate.models.transformers import TransformersModel
+from nucleate.models.transformers.mtp_module import Modules
+from nucleate.models.transformers.transformers_model import TransformersModel
 
 SIZE = 199
 SMALL: dict[str, Any] = dict(

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from nucleate.engine.draft.draft import Draft, Proposer, Read, State
-from nucleate.engine.verify import coupled
-from nucleate.models.llama import Llama
-from nucleate.models.packed_llama import PackedLlama
+from nucleate.models.llama.batched_llama import PackedLlama
+from nucleate.models.llama.numpy_llama import Llama
 from nucleate.models.runner import Part
-from nucleate.params import SamplingParams
-from nucleate.pipeline import sample
+from nucleate.sampling.pipeline import sample
+from nucleate.sampling_params import SamplingParams
+from nucleate.speculative.acceptance import coupled
+from nucleate.speculative.draft import Draft, Proposer, Read, State
 
 
 @dataclass

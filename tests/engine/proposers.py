@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from nucleate.engine.draft.draft import Draft, Read, State
+from nucleate.speculative.draft import Draft, Read, State
 
 Answers = Mapping[tuple[tuple[int, ...], int], Sequence[int]]
 """By the prompt and the seed of an answer, the tokens that it will have."""

@@ -10,8 +10,8 @@ import toys
 from slow_beam import beam_search
 from toy_models import Toy
 
-from nucleate.core.event import Event
-from nucleate.engine.beam import BeamParams, BeamPiece, BeamRequest
+from nucleate.engine.beam.params import BeamParams, BeamPiece, BeamRequest
+from nucleate.outputs import Event
 
 SIZE = 300
 """A smaller vocabulary than that of ``toys``, as the twin sorts all of it."""

@@ -9,10 +9,10 @@ import pytest
 from toys import SIZE
 
 import nucleate as nc
-from nucleate.engine.draft.allowed import allowed
-from nucleate.engine.draft.draft import ROOT, Draft
-from nucleate.engine.draft.tree import narrow
-from nucleate.text.structured import Grammars, Guide
+from nucleate.speculative.draft import ROOT, Draft
+from nucleate.speculative.grammar_filter import allowed
+from nucleate.speculative.tree import narrow
+from nucleate.structured_output import Grammars, Guide
 
 LAW = np.ones(SIZE) / SIZE
 

@@ -14,7 +14,7 @@ from toy_models import PagedToy
 from toys import SIZE, drive, is_empty, rule, runner, toy
 
 import nucleate as nc
-from nucleate.engine.beam import BeamCompletion, BeamParams, BeamPiece, BeamRequest
+from nucleate.engine.beam.params import BeamCompletion, BeamParams, BeamPiece, BeamRequest
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
 from nucleate.models.runner import Part

@@ -12,11 +12,11 @@ from toy_models import PagedToy, Toy
 from toys import KINDS, TABLE, alone, answers, drive, is_empty, random_request, runner
 
 import nucleate as nc
-from nucleate.core.event import Event, Usage
-from nucleate.engine.beam import BeamParams, BeamPiece, BeamRequest
+from nucleate.engine.beam.params import BeamParams, BeamPiece, BeamRequest
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
 from nucleate.models.runner import Fork, Part
+from nucleate.outputs import Event, Usage
 
 OPTIONS = [{}, {"max_sequences": 2, "max_batch_tokens": 5}, {"max_sequences": 1}, {"prefix_sharing": False}]
 BAD = TABLE[0, :SIZE].copy()

@@ -13,10 +13,10 @@ from searches import found, wanted
 from toys import KINDS, drive, is_empty, runner, toy
 
 import nucleate as nc
-from nucleate.engine.beam import BeamParams, BeamRequest
-from nucleate.engine.beam_jobs import Held
+from nucleate.engine.beam.params import BeamParams, BeamRequest
+from nucleate.engine.beam.scheduling import Held
 from nucleate.engine.engine import Engine
-from nucleate.text.structured import Compiled, Grammars, MatcherError
+from nucleate.structured_output import Compiled, Grammars, MatcherError
 
 PERSON = {
     "type": "object",

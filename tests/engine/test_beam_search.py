@@ -13,9 +13,9 @@ import slow_beam as twin
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nucleate.core.event import StepLogprobs, TokenLogprob
-from nucleate.engine.beam import BeamParams
-from nucleate.engine.beam_search import LANES, Search, SearchError, _in_order, bound, logprobs
+from nucleate.engine.beam.params import BeamParams
+from nucleate.engine.beam.search import LANES, Search, SearchError, _in_order, bound, logprobs
+from nucleate.outputs import StepLogprobs, TokenLogprob
 
 FACTS = json.loads((Path(__file__).parents[1] / "data" / "transformers_beam.json").read_text("utf-8"))
 EARLY = [True, False, "never"]

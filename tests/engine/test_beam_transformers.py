@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import nucleate as nc
-from nucleate.engine.beam import BeamCompletion, BeamParams, BeamRequest
+from nucleate.engine.beam.params import BeamCompletion, BeamParams, BeamRequest
 from nucleate.engine.engine import Engine
-from nucleate.models.load import runner_of
+from nucleate.models.loader import runner_of
 
 torch = pytest.importorskip("torch", reason="needs the extra 'torch'")
 transformers = pytest.importorskip("transformers", reason="needs the extra 'torch'")
@@ -89,7 +89,7 @@ def compare(ours: BeamCompletion, model: Any, request: BeamRequest) -> None:
 
 def run(llm: nc.LLM, numbers: range) -> int:
     """Compare; how many are equal."""
-    from nucleate.models.transformers import TransformersModel
+    from nucleate.models.transformers.transformers_model import TransformersModel
 
     equal = 0
     for place, size in enumerate(SIZES):

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from nucleate.engine.blocks import START, BlockPool, Shared
+from nucleate.engine.kv_cache import START, BlockPool, Shared
 
 
 class Sequence:

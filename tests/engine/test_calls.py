@@ -11,10 +11,10 @@ import pytest
 from toys import alone, answers, is_empty, random_request, rule, runner, toy
 
 import nucleate as nc
-from nucleate.core.event import Event
-from nucleate.engine.calls import Calls
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
+from nucleate.engine.shared_engine import Calls
+from nucleate.outputs import Event
 
 PARAMS = nc.SamplingParams(max_tokens=30, ignore_eos=True, seed=3)
 

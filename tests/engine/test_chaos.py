@@ -12,10 +12,10 @@ import pytest
 from toys import KINDS, SIZE, TABLE, alone, answers, is_empty, random_request, runner, toy
 
 import nucleate as nc
-from nucleate.core.event import Event, Piece
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
 from nucleate.models.runner import Part
+from nucleate.outputs import Event, Piece
 
 BAD = TABLE[0].copy()
 BAD[5] = np.nan

@@ -12,12 +12,12 @@ from drafting import draft_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nucleate.core.suffixes import NOTHING
-from nucleate.engine.draft.automaton import Automaton, extend
-from nucleate.engine.draft.draft import ROOT, Draft, Proposer, State
-from nucleate.engine.draft.law import choose, law_of, siblings, without
-from nucleate.engine.draft.ngram import NgramProposer
-from nucleate.engine.draft.suffix import Generations, SuffixProposer
+from nucleate.sampling.suffix_automaton import NOTHING
+from nucleate.speculative.draft import ROOT, Draft, Proposer, State
+from nucleate.speculative.draft_distribution import choose, law_of, siblings, without
+from nucleate.speculative.proposers.counting_automaton import Automaton, extend
+from nucleate.speculative.proposers.ngram import NgramProposer
+from nucleate.speculative.proposers.suffix import Generations, SuffixProposer
 
 TEXTS = st.integers(1, 3).flatmap(lambda size: st.lists(st.integers(0, size), max_size=40))
 

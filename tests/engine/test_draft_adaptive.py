@@ -11,10 +11,10 @@ from drafting import draft_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nucleate.engine.draft.adaptive import AHEAD, OWED, QUIET, QUIET_TOKENS, SAVED, AdaptiveProposer
-from nucleate.engine.draft.chances import Chances, Kept, followed
-from nucleate.engine.draft.costs import AFRESH, KEPT, REST, Costs
-from nucleate.engine.draft.draft import ROOT, Draft, State
+from nucleate.speculative.adaptive.acceptance_rate import Chances, Kept, followed
+from nucleate.speculative.adaptive.controller import AHEAD, OWED, QUIET, QUIET_TOKENS, SAVED, AdaptiveProposer
+from nucleate.speculative.adaptive.costs import AFRESH, KEPT, REST, Costs
+from nucleate.speculative.draft import ROOT, Draft, State
 
 MOST = 8
 WRONG = -7  # a token that never comes
@@ -182,7 +182,7 @@ class Slow(Eager):
     def __init__(self, monkeypatch, seconds, chance=lambda: 0.0):
         super().__init__(chance)
         self.seconds, self.clock = seconds, 0.0
-        monkeypatch.setattr("nucleate.engine.draft.adaptive.perf_counter", lambda: self.clock)
+        monkeypatch.setattr("nucleate.speculative.adaptive.controller.perf_counter", lambda: self.clock)
 
     def propose(self, states, counts):
         self.clock += self.seconds
@@ -317,7 +317,7 @@ def test_it_begins_again_when_drafts_are_better_than_those_that_did_not_pay(chan
 
 def test_what_took_too_long_is_owed_for_a_while(monkeypatch):
     clock = [0.0]
-    monkeypatch.setattr("nucleate.engine.draft.adaptive.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("nucleate.speculative.adaptive.controller.perf_counter", lambda: clock[0])
     proposer, state = AdaptiveProposer(Eager(lambda: 0.0)), State(0, [0])
     steps(proposer, 1.0)
     proposer.propose([state], [MOST])

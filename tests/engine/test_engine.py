@@ -8,8 +8,8 @@ import pytest
 from toys import KINDS, alone, answers, drive, is_empty, random_request, runner, toy
 
 import nucleate as nc
-from nucleate.core.event import Usage
 from nucleate.engine.engine import Engine
+from nucleate.outputs import Usage
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -8,10 +8,10 @@ from toy_models import PagedToy
 from toys import KINDS, SIZE, TABLE, alone, answers, drive, is_empty, rule, runner, toy
 
 import nucleate as nc
-from nucleate.core.event import Event, Usage
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
 from nucleate.engine.stats import Drafts
+from nucleate.outputs import Event, Usage
 
 GREEDY = nc.SamplingParams(temperature=0, ignore_eos=True, max_tokens=6, seed=1)
 

@@ -16,10 +16,10 @@ import pytest
 from toys import KINDS, SIZE, alone, answers, drive, is_empty, random_request, rule, runner, toy
 
 import nucleate as nc
-from nucleate.core.event import Event, Piece, Validation
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
-from nucleate.text.structured import Grammars, Limits
+from nucleate.outputs import Event, Piece, Validation
+from nucleate.structured_output import Grammars, Limits
 
 RECORD = {
     "type": "object",
@@ -82,7 +82,7 @@ def of_form(rng: random.Random) -> Request:
 def test_pieces_are_those_of_the_slow_twin(
     llm: nc.LLM, grammars: Grammars, kind: str, options: dict, worth: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nucleate.engine.forms.WORTH_SECONDS", worth)
+    monkeypatch.setattr("nucleate.structured_output.grammar_manager.WORTH_SECONDS", worth)
     rng = random.Random(f"{kind}{options}")
     requests = [of_form(rng) if rng.random() < 0.8 else random_request(rng) for _ in range(30)]
     engine = engine_of(llm, kind, 64, **options)
@@ -103,7 +103,7 @@ def test_masks_are_made_while_the_model_reads_and_its_failures_harm_nobody_else(
             raise OSError("no memory")
         return rule(seen)
 
-    monkeypatch.setattr("nucleate.engine.forms.WORTH_SECONDS", -1.0)
+    monkeypatch.setattr("nucleate.structured_output.grammar_manager.WORTH_SECONDS", -1.0)
     engine = Engine(runner("paged", toy(of=fails), 300), llm.tokenizer, backend="reference")
     rng = random.Random(3)
     params = nc.SamplingParams(structured={"regex": "[a-z ]{30,}"}, max_tokens=12, seed=7, ignore_eos=True)
@@ -130,7 +130,7 @@ def test_a_search_without_a_form_leaves_masks_that_are_being_made_to_those_who_w
     llm: nc.LLM, grammars: Grammars, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Or else two threads would fill from one matcher, which the library refuses by failing."""
-    monkeypatch.setattr("nucleate.engine.forms.WORTH_SECONDS", -1.0)
+    monkeypatch.setattr("nucleate.structured_output.grammar_manager.WORTH_SECONDS", -1.0)
     engine = engine_of(llm)
     filling = threading.Lock()
     here, fill_all = threading.current_thread(), Grammars.fill_all
@@ -347,8 +347,8 @@ class TestBeside:
 
 def test_slow_masks_end_their_answer_alone(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("matcher", "budget", "guidance"):  # as if each took so much longer
-        monkeypatch.setattr(f"nucleate.text.structured.{module}.FREE_SECONDS", -0.05)
-    monkeypatch.setattr("nucleate.text.structured.grammar.SLOW_SECONDS", -1.0)
+        monkeypatch.setattr(f"nucleate.structured_output.{module}.FREE_SECONDS", -0.05)
+    monkeypatch.setattr("nucleate.structured_output.compiler.SLOW_SECONDS", -1.0)
     engine = engine_of(llm, structured_limits=Limits(seconds=0.4))
     params = nc.SamplingParams(structured={"regex": "[0-9]{3,30}"}, logprobs=0, ignore_eos=True, seed=1)
     other = params.replace(structured={"regex": "[0-9]{3,31}"}, max_tokens=3)  # the answers of a form share its seconds
@@ -381,8 +381,8 @@ def test_without_the_library_the_field_says_so(llm: nc.LLM, monkeypatch: pytest.
     def missing() -> None:
         raise ModuleNotFoundError("structured output needs the package llguidance: pip install 'nucleate[structured]'")
 
-    monkeypatch.setattr("nucleate.text.structured.guidance.library", missing)
-    monkeypatch.setattr("nucleate.text.structured.guidance_tokenizer.library", missing)
+    monkeypatch.setattr("nucleate.structured_output.llguidance_engine.library", missing)
+    monkeypatch.setattr("nucleate.structured_output.llguidance_tokenizer.library", missing)
     with pytest.raises(nc.ParameterError, match="llguidance") as caught:
         engine_of(llm).add(Request([1], nc.SamplingParams(structured={"regex": "a"})))
     assert caught.value.field == "structured"

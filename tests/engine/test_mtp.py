@@ -12,23 +12,23 @@ import pytest
 from toy_models import Toy
 
 import nucleate as nc
-from nucleate.engine.draft.draft import Read, State
-from nucleate.engine.draft.neural import load
-from nucleate.engine.draft.neural.heard import PENDING
-from nucleate.models.llama import Llama
-from nucleate.models.load import EMBEDDED
-from nucleate.models.model import ModelError
+from nucleate.models.llama.numpy_llama import Llama
+from nucleate.models.loader import EMBEDDED
+from nucleate.models.protocol import ModelError
 from nucleate.models.runner import BLOCK
-from nucleate.models.transformers import TransformersModel
+from nucleate.models.transformers.transformers_model import TransformersModel
+from nucleate.speculative.draft import Read, State
+from nucleate.speculative.proposers.neural import load
+from nucleate.speculative.proposers.neural.hidden_states import PENDING
 
 torch = pytest.importorskip("torch", reason="needs the extra 'torch'")
 transformers = pytest.importorskip("transformers", reason="needs the extra 'torch'")
 
 from mtp_models import FAMILIES, modules_of, save, slow_draft, stock_draft, stock_of  # noqa: E402
 
-from nucleate.engine.draft.neural.mtp import Mtp  # noqa: E402
-from nucleate.models.mtp import brought  # noqa: E402
-from nucleate.models.watching import Watcher  # noqa: E402
+from nucleate.models.transformers.hidden_state_capture import Watcher  # noqa: E402
+from nucleate.models.transformers.mtp_module import brought  # noqa: E402
+from nucleate.speculative.proposers.neural.mtp import Mtp  # noqa: E402
 
 CLOSE = 1e-3
 """Of the two best scores: where they are that close, either may be drafted."""
@@ -125,8 +125,8 @@ def test_they_are_those_of_transformers(family: str) -> None:
 
 @pytest.mark.parametrize("family", ["glm4_moe", "deepseek_v3, 3"])
 def test_without_the_kernel_it_is_the_same(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nucleate.models.packed.has_kernel", lambda device, dtype: False)
-    monkeypatch.setattr("nucleate.models.mtp.has_kernel", lambda device, dtype: False)
+    monkeypatch.setattr("nucleate.models.transformers.batched_model.has_kernel", lambda device, dtype: False)
+    monkeypatch.setattr("nucleate.models.transformers.mtp_module.has_kernel", lambda device, dtype: False)
     reader = Reader(family)
     texts = {key: some(length) for key, length in enumerate((2, 17, 33))}
     for round_ in range(2):
@@ -224,8 +224,8 @@ def test_hidden_states_that_are_no_numbers_give_no_draft(family: str, shared: bo
 
 def test_drawn_tokens_have_the_noise_and_the_laws_of_all_proposers() -> None:
     """Coupled, a token is what the target would draw from the scores; else it comes with the law of these scores."""
-    from nucleate.engine.draft.neural import mtp
-    from nucleate.engine.draft.neural.draw import draw
+    from nucleate.speculative.proposers.neural import mtp
+    from nucleate.speculative.proposers.neural.draft_sampling import draw
 
     reader, ids = Reader("glm4_moe"), some(20)
     seen: list[Any] = []
@@ -379,7 +379,7 @@ def test_a_folder_in_which_they_are_missing(tmp_path: Path, monkeypatch: pytest.
 
 def test_what_they_give_is_compared() -> None:
     """With what Transformers makes of the same: nobody drafts by modules that are run wrongly."""
-    from nucleate.models.packed_attention import Plan
+    from nucleate.models.transformers.ragged_attention import Plan
 
     stock, right = stock_of("deepseek_v3, 3"), Plan.attend
     with pytest.MonkeyPatch.context() as patch:

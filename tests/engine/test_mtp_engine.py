@@ -14,20 +14,20 @@ from test_verify_distribution import assert_follows
 from toys import drive, is_empty
 
 import nucleate as nc
-from nucleate.core.event import Event
-from nucleate.engine.draft.draft import Draft, State
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
-from nucleate.engine.speculate import Speculation
-from nucleate.models.load import runner_of
-from nucleate.models.transformers import TransformersModel
+from nucleate.models.loader import runner_of
+from nucleate.models.transformers.transformers_model import TransformersModel
+from nucleate.outputs import Event
+from nucleate.speculative.config import Speculation
+from nucleate.speculative.draft import Draft, State
 
 torch = pytest.importorskip("torch", reason="needs the extra 'torch'")
 pytest.importorskip("transformers", reason="needs the extra 'torch'")
 
 from mtp_models import SIZE, alike_of, modules_of  # noqa: E402
 
-from nucleate.engine.draft.neural.mtp import Mtp  # noqa: E402
+from nucleate.speculative.proposers.neural.mtp import Mtp  # noqa: E402
 
 MEMORY = 8 << 20
 WAYS: list[dict[str, Any]] = [
@@ -173,8 +173,8 @@ def test_a_model_that_is_watched_leaves_tensors_where_logits_are() -> None:
     modules, ids = modules_of(*stock), [5, 6, 7, 8, 9, 3, 4]
     runner: Any = runner_of(TransformersModel.of(stock[0]), MEMORY)
     runner.watch((2,))
-    from nucleate.engine.draft.draft import Read
     from nucleate.models.runner import Part
+    from nucleate.speculative.draft import Read
 
     drafts = []
     for runner.asynchronous in (False, True):

@@ -11,9 +11,9 @@ import pytest
 import nucleate as nc
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
-from nucleate.engine.speculate import Speculation
-from nucleate.models.load import runner_of
-from nucleate.models.transformers import TransformersModel
+from nucleate.models.loader import runner_of
+from nucleate.models.transformers.transformers_model import TransformersModel
+from nucleate.speculative.config import Speculation
 
 torch = pytest.importorskip("torch", reason="needs the extra 'torch'")
 pytest.importorskip("transformers", reason="needs the extra 'torch'")
@@ -21,7 +21,7 @@ pytest.importorskip("transformers", reason="needs the extra 'torch'")
 from mtp_models import SIZE, modules_of, stock_of  # noqa: E402
 from toys import drive  # noqa: E402
 
-from nucleate.engine.draft.neural.mtp import Mtp  # noqa: E402
+from nucleate.speculative.proposers.neural.mtp import Mtp  # noqa: E402
 
 CHANCES = np.array([0.75, 0.15, 0.07, 0.03])
 

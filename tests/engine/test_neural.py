@@ -10,13 +10,13 @@ import pytest
 from neural_loop import Loop
 from tokenizers import Tokenizer
 
-from nucleate.engine.draft.draft import Draft, Proposer, Read, State
-from nucleate.engine.draft.neural import NAMES, load
-from nucleate.engine.draft.neural.heard import PENDING
-from nucleate.models.llama import Llama
-from nucleate.models.load import EMBEDDED
-from nucleate.models.packed_llama import PackedLlama
+from nucleate.models.llama.batched_llama import PackedLlama
+from nucleate.models.llama.numpy_llama import Llama
+from nucleate.models.loader import EMBEDDED
 from nucleate.models.runner import Part
+from nucleate.speculative.draft import Draft, Proposer, Read, State
+from nucleate.speculative.proposers.neural import NAMES, load
+from nucleate.speculative.proposers.neural.hidden_states import PENDING
 
 HEADS = ("medusa", "eagle", "dflash")
 BEGINNINGS = (
@@ -335,13 +335,13 @@ def test_when_room_is_short_others_make_it(make: Callable[..., Any], model: Llam
 
 
 def small(model: Llama, blocks: int) -> Any:
-    from nucleate.engine.draft.neural.small import DraftModel
+    from nucleate.speculative.proposers.neural.draft_model import DraftModel
 
     whole: Any = load("draft", model)
     return DraftModel(whole.runner.model, blocks * 16 * whole.runner.model.token_bytes)
 
 
 def head(name: str, model: Llama, tokens: int) -> Any:
-    from nucleate.engine.draft.neural.files import weights_for
+    from nucleate.speculative.proposers.neural.weights import weights_for
 
     return type(load(name, model))(*weights_for(name, model), tokens=tokens)  # type: ignore[call-arg]

@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 from toy_models import Toy
 
-from nucleate.engine.draft.draft import Read, State
-from nucleate.engine.draft.neural import NAMES, load
-from nucleate.engine.draft.neural.files import DATA, about
-from nucleate.models.llama import Llama, read
-from nucleate.models.load import EMBEDDED
-from nucleate.models.model import ModelError
-from nucleate.models.packed_llama import PackedLlama
+from nucleate.models.llama.batched_llama import PackedLlama
+from nucleate.models.llama.numpy_llama import Llama, read
+from nucleate.models.loader import EMBEDDED
+from nucleate.models.protocol import ModelError
 from nucleate.models.runner import Part
+from nucleate.speculative.draft import Read, State
+from nucleate.speculative.proposers.neural import NAMES, load
+from nucleate.speculative.proposers.neural.weights import DATA, about
 
 TRAINING = Path(__file__).parents[2] / "training"
 
@@ -84,8 +84,8 @@ def test_there_are_no_others(model: Llama) -> None:
 def test_nothing_of_them_is_read_unless_asked_for() -> None:
     code = (
         "import sys, nucleate, nucleate.engine.engine\n"
-        "assert not any(name.startswith('nucleate.engine.draft.neural') for name in sys.modules)\n"
-        "import nucleate.engine.draft.neural\n"
+        "assert not any(name.startswith('nucleate.speculative.proposers.neural') for name in sys.modules)\n"
+        "import nucleate.speculative.proposers.neural\n"
         "assert 'torch' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
@@ -124,17 +124,17 @@ def read_by(model: Llama, layers: tuple[int, ...]) -> np.ndarray:
 
 def scores_of(name: str, model: Llama, monkeypatch: pytest.MonkeyPatch, start: int = 0, count: int = 4) -> np.ndarray:
     """The scores of the ``count`` tokens after all but the last of IDS, as the drafted tokens were chosen by them."""
-    from nucleate.engine.draft.neural import dflash as flash
-    from nucleate.engine.draft.neural import draw, eagle, small
-    from nucleate.engine.draft.neural import medusa as heads
+    from nucleate.speculative.proposers.neural import dflash as flash
+    from nucleate.speculative.proposers.neural import draft_model, draft_sampling, eagle
+    from nucleate.speculative.proposers.neural import medusa as heads
 
     seen: list[np.ndarray] = []
 
     def peeking(logits_RV: np.ndarray, *rest: Any) -> Any:
         seen.append(logits_RV.copy())
-        return draw.draw(logits_RV, *rest)
+        return draft_sampling.draw(logits_RV, *rest)
 
-    for module in (eagle, small, flash, heads):
+    for module in (eagle, draft_model, flash, heads):
         monkeypatch.setattr(module, "draw", peeking)
     proposer = load(name, model)
     if proposer.layers:

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 import nucleate as nc
-from nucleate.core import noise
-from nucleate.engine import verify
-from nucleate.engine.draft.draft import Draft, Proposer, Read, State
-from nucleate.engine.draft.neural import NAMES, load
-from nucleate.engine.draft.neural.draw import draw
-from nucleate.models.llama import Llama
-from nucleate.models.load import EMBEDDED
-from nucleate.models.packed_llama import PackedLlama
+from nucleate.models.llama.batched_llama import PackedLlama
+from nucleate.models.llama.numpy_llama import Llama
+from nucleate.models.loader import EMBEDDED
 from nucleate.models.runner import Part
+from nucleate.sampling import noise
+from nucleate.speculative import acceptance
+from nucleate.speculative.draft import Draft, Proposer, Read, State
+from nucleate.speculative.proposers.neural import NAMES, load
+from nucleate.speculative.proposers.neural.draft_sampling import draw
 
 TEXT = [0, 2, 417, 3, 905, 11, 262, 1300, 77, 903, 5, 1021]
 
@@ -94,9 +94,9 @@ def test_with_these_laws_a_rule_gives_what_the_target_draws(rule: str, model: Ll
     p_V = nc.probabilities(logits_V[None], nc.SamplingParams())[0]
     given = []
     for place, draft in enumerate(drafts_of("eagle", model, 1500, 1)):
-        coins = verify.coins(1000 + place, len(TEXT) - 5, 1)
-        verdict = verify.RULES[rule].verify(
-            np.stack([p_V, p_V]), draft, coins, verify.last_coin(1000 + place, len(TEXT) - 5)
+        coins = acceptance.coins(1000 + place, len(TEXT) - 5, 1)
+        verdict = acceptance.RULES[rule].verify(
+            np.stack([p_V, p_V]), draft, coins, acceptance.last_coin(1000 + place, len(TEXT) - 5)
         )
         given.append(verdict.tokens(draft)[0])
     assert fits(given, [p_V] * len(given))

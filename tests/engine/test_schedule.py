@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from world import CONFIGURATIONS, Drive, World, finish, resume, world_of
 
-from nucleate.engine.schedule import Job
+from nucleate.engine.scheduler import Job
 
 
 @pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=str)

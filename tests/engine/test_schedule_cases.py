@@ -8,8 +8,8 @@ import time
 import pytest
 from world import World, finish
 
-from nucleate.engine.blocks import BlockPool
-from nucleate.engine.schedule import Job, Scheduler
+from nucleate.engine.kv_cache import BlockPool
+from nucleate.engine.scheduler import Job, Scheduler
 
 
 def step(schedule: Scheduler, token: int = 7) -> list[tuple[tuple[int, int, int], int, int]]:

@@ -11,15 +11,15 @@ from toy_models import PagedToy, Toy
 from toys import SIZE, alone, answers, drive, is_empty, rule, runner, toy
 
 import nucleate as nc
-from nucleate.engine.draft.adaptive import AdaptiveProposer
-from nucleate.engine.draft.draft import ROOT, Draft, State
-from nucleate.engine.draft.ngram import NgramProposer
-from nucleate.engine.draft.tree import narrow
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
-from nucleate.engine.speculate import NAMES, RULE_NAMES, Speculation
 from nucleate.engine.stats import Drafts
-from nucleate.models.model import ModelError
+from nucleate.models.protocol import ModelError
+from nucleate.speculative.adaptive.controller import AdaptiveProposer
+from nucleate.speculative.config import NAMES, RULE_NAMES, Speculation
+from nucleate.speculative.draft import ROOT, Draft, State
+from nucleate.speculative.proposers.ngram import NgramProposer
+from nucleate.speculative.tree import narrow
 
 GREEDY = nc.SamplingParams(temperature=0, ignore_eos=True, max_tokens=6, seed=1)
 

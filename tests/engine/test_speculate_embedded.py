@@ -9,9 +9,9 @@ import pytest
 from toys import drive, is_empty
 
 import nucleate as nc
-from nucleate.core.event import Event
 from nucleate.engine.request import Request
-from nucleate.engine.speculate import NAMES, Speculation
+from nucleate.outputs import Event
+from nucleate.speculative.config import NAMES, Speculation
 
 RECORD = {
     "type": "object",

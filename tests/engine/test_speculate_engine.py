@@ -14,15 +14,15 @@ from test_structured_random import FORMS, STAGES, holds
 from toys import SIZE, alone, answers, drive, is_empty, random_request, runner, toy
 
 import nucleate as nc
-from nucleate.core.event import Piece, Usage
-from nucleate.engine.draft.draft import Proposer
-from nucleate.engine.draft.ngram import NgramProposer
-from nucleate.engine.draft.suffix import SuffixProposer
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
-from nucleate.engine.speculate import Speculation
-from nucleate.engine.verify import RULES
-from nucleate.text.structured import Grammars
+from nucleate.outputs import Piece, Usage
+from nucleate.speculative.acceptance import RULES
+from nucleate.speculative.config import Speculation
+from nucleate.speculative.draft import Proposer
+from nucleate.speculative.proposers.ngram import NgramProposer
+from nucleate.speculative.proposers.suffix import SuffixProposer
+from nucleate.structured_output import Grammars
 
 DRAFTING = ("paged", "asynchronous")
 
@@ -30,7 +30,7 @@ DRAFTING = ("paged", "asynchronous")
 @pytest.fixture(scope="module", autouse=True)
 def _patient() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("nucleate.text.structured.guide.VALIDATION_SECONDS", 60.0)
+        patch.setattr("nucleate.structured_output.guide.VALIDATION_SECONDS", 60.0)
         yield
 
 

@@ -20,21 +20,21 @@ from toy_models import Toy
 from toys import drive, is_empty, runner
 
 import nucleate as nc
-from nucleate.backends.logprobs import logprobs
-from nucleate.core import noise
-from nucleate.core.event import StepLogprobs
-from nucleate.core.parameter import param
-from nucleate.core.stage import Floor
-from nucleate.engine import verify
-from nucleate.engine.draft.draft import Draft, State
-from nucleate.engine.draft.law import choose
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
-from nucleate.engine.speculate import Speculation
-from nucleate.engine.verify import RULES, Verdict, coins, last_coin
-from nucleate.laws import Laws, foreseeable
-from nucleate.sampler import Sampler
-from nucleate.stages import Gumbel, Mask, Mirostat, Typical
+from nucleate.outputs import StepLogprobs
+from nucleate.parameters.parameter import param
+from nucleate.sampling import noise
+from nucleate.sampling.backends.token_logprobs import logprobs
+from nucleate.sampling.distributions import Laws, foreseeable
+from nucleate.sampling.sampler import Sampler
+from nucleate.sampling.stage import Floor
+from nucleate.sampling.stages import Gumbel, Mask, Mirostat, Typical
+from nucleate.speculative import acceptance
+from nucleate.speculative.acceptance import RULES, Verdict, coins, last_coin
+from nucleate.speculative.config import Speculation
+from nucleate.speculative.draft import Draft, State
+from nucleate.speculative.draft_distribution import choose
 
 SIZE = 37
 COINLESS = [name for name, params in PARAMS.items() if foreseeable(params.pipeline())]
@@ -236,9 +236,9 @@ def keeps_all(p: Any, draft: Draft, coins_N: Any, coin: float) -> Verdict:
     ("rule", "stream", "told"),
     [
         (keeps_all, noise.DRAFT, honest),
-        (verify.rejection, noise.ACCEPT, honest),  # a draft drawn with the noise that decides on it
-        (verify.block, noise.DRAFT, lambda laws: tuple(law**0.5 / (law**0.5).sum() for law in laws)),
-        (verify.typical, noise.DRAFT, honest),
+        (acceptance.rejection, noise.ACCEPT, honest),  # a draft drawn with the noise that decides on it
+        (acceptance.block, noise.DRAFT, lambda laws: tuple(law**0.5 / (law**0.5).sum() for law in laws)),
+        (acceptance.typical, noise.DRAFT, honest),
     ],
 )
 def test_what_must_not_pass(rule: Callable[..., Verdict], stream: int, told: Any) -> None:
@@ -250,7 +250,7 @@ def test_a_state_learns_from_what_is_kept() -> None:
     """Mirostat: the texts of rows that draw, and of rows that verify drafts, in one table of two columns."""
     params = nc.SamplingParams(mirostat_tau=1.2, mirostat_eta=0.8)
     target, trials = Target(params), 1500
-    counts = through_sampler(target, verify.rejection, trials, noise.DRAFT, honest)
+    counts = through_sampler(target, acceptance.rejection, trials, noise.DRAFT, honest)
     plain, sampler = Counter(), Sampler(target.size, "reference")
     for seed in range(trials):
         row = sampler.add(params, PROMPT, seed=seed)

@@ -13,13 +13,13 @@ from toys import SIZE, alone, answers, drive, is_empty, runner, toy
 from toys import rule as toy_rule
 
 import nucleate as nc
-from nucleate.engine.draft.draft import ROOT, Draft, State
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
-from nucleate.engine.speculate import Speculation
-from nucleate.engine.speculate_rows import Hands, Row, judge
-from nucleate.sampler import Sampler
-from nucleate.text.structured import Matcher
+from nucleate.engine.verification import Hands, Row, judge
+from nucleate.sampling.sampler import Sampler
+from nucleate.speculative.config import Speculation
+from nucleate.speculative.draft import ROOT, Draft, State
+from nucleate.structured_output import Matcher
 
 RULES = ("coupled", "rejection", "block", "typical")
 

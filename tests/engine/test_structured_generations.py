@@ -14,8 +14,8 @@ import regex
 from forms_data import CHOICES, OPEN, PATTERNS, SCHEMAS
 
 import nucleate as nc
-from nucleate.core.event import Output
-from nucleate.text.structured import Grammars, Structured
+from nucleate.outputs import Output
+from nucleate.structured_output import Grammars, Structured
 
 PROMPTS = ("Once upon a time", "The little dog", '{"name": "', "Answer: ")
 SETTINGS: list[dict[str, Any]] = [

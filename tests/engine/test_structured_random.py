@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from toys import KINDS, SIZE, alone, answers, drive, is_empty, runner, toy
 
 import nucleate as nc
-from nucleate.core.event import Event, Piece
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
-from nucleate.text.structured import Grammars, Structured
-from nucleate.text.structured.validate import validate
+from nucleate.outputs import Event, Piece
+from nucleate.structured_output import Grammars, Structured
+from nucleate.structured_output.validation import validate
 
 LENIENT = {"json_schema": {"type": "array", "items": whole(0, 3), "uniqueItems": True}, "policy": "lenient"}
 FORMS: list[dict[str, Any]] = [
@@ -77,7 +77,7 @@ def of_form(draw: st.DrawFn) -> Request:
 def _patient() -> Iterator[None]:
     """Validating takes as long as it takes, so that a busy machine makes no difference."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("nucleate.text.structured.guide.VALIDATION_SECONDS", 60.0)
+        patch.setattr("nucleate.structured_output.guide.VALIDATION_SECONDS", 60.0)
         yield
 
 

@@ -19,15 +19,15 @@ from toy_models import PagedToy
 from toys import SIZE, alone, answers, drive, is_empty, rule, runner, toy
 
 import nucleate as nc
-from nucleate.engine.draft.adaptive import AdaptiveProposer
-from nucleate.engine.draft.allowed import allowed
-from nucleate.engine.draft.draft import ROOT, Draft, Proposer, State
-from nucleate.engine.draft.tree import Offer, best_first, draft_of, keep, narrow
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
-from nucleate.engine.speculate import Speculation
 from nucleate.models.runner import Part
-from nucleate.text.structured import Grammars, Guide
+from nucleate.speculative.adaptive.controller import AdaptiveProposer
+from nucleate.speculative.config import Speculation
+from nucleate.speculative.draft import ROOT, Draft, Proposer, State
+from nucleate.speculative.grammar_filter import allowed
+from nucleate.speculative.tree import Offer, best_first, draft_of, keep, narrow
+from nucleate.structured_output import Grammars, Guide
 
 DRAFTING = ("paged", "asynchronous")
 GREEDY = nc.SamplingParams(temperature=0, ignore_eos=True, max_tokens=8, seed=1)
@@ -36,7 +36,7 @@ GREEDY = nc.SamplingParams(temperature=0, ignore_eos=True, max_tokens=8, seed=1)
 @pytest.fixture(scope="module", autouse=True)
 def _patient() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("nucleate.text.structured.guide.VALIDATION_SECONDS", 60.0)
+        patch.setattr("nucleate.structured_output.guide.VALIDATION_SECONDS", 60.0)
         yield
 
 

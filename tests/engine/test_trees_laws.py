@@ -15,12 +15,12 @@ from test_verify_coupled import PARAMS
 from test_verify_distribution import DRAFTED
 
 import nucleate as nc
-from nucleate.core import noise
-from nucleate.engine.draft.draft import Draft, State
-from nucleate.engine.speculate import Speculation
-from nucleate.engine.speculate_rows import Masks
-from nucleate.sampler import Sampler
-from nucleate.text.structured import Grammars, Guide
+from nucleate.engine.verification import Masks
+from nucleate.sampling import noise
+from nucleate.sampling.sampler import Sampler
+from nucleate.speculative.config import Speculation
+from nucleate.speculative.draft import Draft, State
+from nucleate.structured_output import Grammars, Guide
 
 
 @pytest.mark.parametrize("name", COINLESS)

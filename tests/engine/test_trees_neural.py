@@ -14,17 +14,17 @@ from test_speculate_embedded import compare
 from toys import drive
 
 import nucleate as nc
-from nucleate.core import noise
-from nucleate.core.noise import GROUP_SIZE
-from nucleate.engine.draft.draft import ROOT, Draft, State
-from nucleate.engine.draft.neural import load
-from nucleate.engine.draft.neural.draw import Asked, draw, draw_some
-from nucleate.engine.draft.neural.growth import Growth
-from nucleate.engine.draft.suffix import SuffixProposer
 from nucleate.engine.request import Request
-from nucleate.engine.speculate import Speculation
-from nucleate.models.llama import Llama, one_thread
-from nucleate.models.load import EMBEDDED
+from nucleate.models.llama.numpy_llama import Llama, one_thread
+from nucleate.models.loader import EMBEDDED
+from nucleate.sampling import noise
+from nucleate.sampling.noise import GROUP_SIZE
+from nucleate.speculative.config import Speculation
+from nucleate.speculative.draft import ROOT, Draft, State
+from nucleate.speculative.proposers.neural import load
+from nucleate.speculative.proposers.neural.draft_sampling import Asked, draw, draw_some
+from nucleate.speculative.proposers.neural.tree_builder import Growth
+from nucleate.speculative.proposers.suffix import SuffixProposer
 
 TREES = ("medusa", "eagle")
 

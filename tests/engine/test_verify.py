@@ -7,10 +7,10 @@ import inspect
 import numpy as np
 import pytest
 
-from nucleate.core import noise
-from nucleate.engine import verify
-from nucleate.engine.draft.draft import ROOT, Draft
-from nucleate.engine.verify import RULES, Verdict, block, coins, last_coin, rejection, typical
+from nucleate.sampling import noise
+from nucleate.speculative import acceptance
+from nucleate.speculative.acceptance import RULES, Verdict, block, coins, last_coin, rejection, typical
+from nucleate.speculative.draft import ROOT, Draft
 
 EVERY = sorted(RULES)
 EXACT = [name for name in EVERY if RULES[name].exact]
@@ -221,7 +221,7 @@ def test_no_rule_is_forgotten():
         "block": (True, False),
         "typical": (False, True),
     }
-    assert all(rule.verify is getattr(verify, name) for name, rule in RULES.items())
+    assert all(rule.verify is getattr(acceptance, name) for name, rule in RULES.items())
 
 
 def test_a_block_ends_with_a_token_that_cannot_be():

@@ -7,10 +7,10 @@ import pytest
 from drafting import draft_of
 
 import nucleate as nc
-from nucleate.engine.draft.draft import ROOT, Draft, State
-from nucleate.engine.draft.ngram import NgramProposer
-from nucleate.engine.verify import Verdict, coupled
-from nucleate.sampler import Sampler
+from nucleate.sampling.sampler import Sampler
+from nucleate.speculative.acceptance import Verdict, coupled
+from nucleate.speculative.draft import ROOT, Draft, State
+from nucleate.speculative.proposers.ngram import NgramProposer
 
 V, LENGTH = 37, 24
 LOGITS = np.random.default_rng(1).normal(0, 2.2, (V, V, V)).astype(np.float32)

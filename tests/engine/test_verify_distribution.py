@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 import nucleate as nc
-from nucleate.engine import verify
-from nucleate.engine.draft.draft import ROOT, Draft
-from nucleate.engine.draft.law import choose, law_of, without
-from nucleate.engine.verify import Verdict, block, coins, last_coin, rejection, typical
+from nucleate.speculative import acceptance
+from nucleate.speculative.acceptance import Verdict, block, coins, last_coin, rejection, typical
+from nucleate.speculative.draft import ROOT, Draft
+from nucleate.speculative.draft_distribution import choose, law_of, without
 
 V, LENGTH = 5, 3
 TRIALS = 1500
@@ -362,7 +362,7 @@ def rounds(target, rule, proposer, output):
 
 def exactly(target, rule, proposer, monkeypatch):
     """The law of texts, by all ways to them."""
-    monkeypatch.setattr(verify, "choose", lambda left, coin: left)
+    monkeypatch.setattr(acceptance, "choose", lambda left, coin: left)
     p, reached = np.zeros((target.size,) * LENGTH), Counter({(): 1.0})
     for length in range(LENGTH):
         for output, before in [(output, chance) for output, chance in reached.items() if len(output) == length]:
@@ -404,7 +404,7 @@ def test_what_is_wrong_is_exactly_wrong(name, monkeypatch):
 
 
 def test_a_block_keeps_more(monkeypatch):
-    monkeypatch.setattr(verify, "choose", lambda left, coin: left)
+    monkeypatch.setattr(acceptance, "choose", lambda left, coin: left)
     more = 0
     for target in SMALL.values():
         for output in ((), (0,), (1,), (2,), (1, 1)):

@@ -12,10 +12,10 @@ import pytest
 from toys import alone, answers, is_empty, random_request, rule, runner, toy
 
 import nucleate as nc
-from nucleate.core.event import Event
+from nucleate.engine.async_engine import AsyncEngine, EngineStoppedError
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
-from nucleate.engine.worker import AsyncEngine, EngineStoppedError
+from nucleate.outputs import Event
 
 LONG = Request([1, 2, 3], nc.SamplingParams(max_tokens=200, ignore_eos=True, seed=1))
 SHORT = Request([4, 5], nc.SamplingParams(max_tokens=5, ignore_eos=True, seed=2))

@@ -9,13 +9,13 @@ import numpy as np
 from toy_models import PagedToy, Toy
 
 import nucleate as nc
-from nucleate.core.event import Event, Piece
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
-from nucleate.generate import generate
+from nucleate.generation.loop import generate
 from nucleate.models.runner import Contexts
-from nucleate.text.structured import Grammars
-from nucleate.text.tokenizer import Tokenizer
+from nucleate.outputs import Event, Piece
+from nucleate.structured_output import Grammars
+from nucleate.tokenization.tokenizer import Tokenizer
 
 SIZE = 4096
 TABLE = np.random.default_rng(0).normal(0, 3, (97, SIZE)).astype(np.float32)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from nucleate.engine.blocks import START, BlockPool
-from nucleate.engine.schedule import Chunk, Job, Scheduler
+from nucleate.engine.kv_cache import START, BlockPool
+from nucleate.engine.scheduler import Chunk, Job, Scheduler
 
 
 class World:

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 import nucleate as nc
-from nucleate.backends import reference
-from nucleate.backends.cpu.generic import run as generic
-from nucleate.core.stage import History, Tap
-from nucleate.dispatch.chain import chain_of
-from nucleate.pipeline import simplify
-from nucleate.stages import Mask
+from nucleate.sampling.backends import reference
+from nucleate.sampling.backends.numba.composed import evaluation as generic
+from nucleate.sampling.dispatch.fused_pipeline import chain_of
+from nucleate.sampling.pipeline import simplify
+from nucleate.sampling.stage import History, Tap
+from nucleate.sampling.stages import Mask
 
 NOTHING = History()
 

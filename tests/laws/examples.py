@@ -9,9 +9,9 @@ import random
 
 import numpy as np
 
-from nucleate.core.parameter import ParameterError
-from nucleate.core.stage import Ceiling, Draw, Floor, Prefix, Scale, Shift, Tap
-from nucleate.stages import STAGES
+from nucleate.parameters.parameter import ParameterError
+from nucleate.sampling.stage import Ceiling, Draw, Floor, Prefix, Scale, Shift, Tap
+from nucleate.sampling.stages import STAGES
 
 SIZE = 40
 """The vocabulary of the laws: ids in the examples are below it."""

@@ -13,18 +13,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nucleate.backends import reference
-from nucleate.core import noise
-from nucleate.core.history import History
-from nucleate.core.maths import SLACK
-from nucleate.core.stage import Draw, Pipeline
-from nucleate.stages.gumbel import Gumbel
-from nucleate.stages.min_p import MinP
-from nucleate.stages.temperature import Temperature
-from nucleate.stages.top_k import TopK
-from nucleate.stages.top_n_sigma import TopNSigma
-from nucleate.stages.top_p import TopP
-from nucleate.stages.typical import Typical
+from nucleate.sampling import noise
+from nucleate.sampling.backends import reference
+from nucleate.sampling.history import History
+from nucleate.sampling.maths import SLACK
+from nucleate.sampling.stage import Draw, Pipeline
+from nucleate.sampling.stages.selection.gumbel import Gumbel
+from nucleate.sampling.stages.temperature.temperature import Temperature
+from nucleate.sampling.stages.truncation.min_p import MinP
+from nucleate.sampling.stages.truncation.top_k import TopK
+from nucleate.sampling.stages.truncation.top_n_sigma import TopNSigma
+from nucleate.sampling.stages.truncation.top_p import TopP
+from nucleate.sampling.stages.truncation.typical import Typical
 
 STEPS = 256
 """So many steps are looked at for one that a cut decides."""

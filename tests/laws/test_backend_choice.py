@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import nucleate as nc
-from nucleate.core.stage import Ceiling, Pipeline
-from nucleate.stages import Greedy
+from nucleate.sampling.stage import Ceiling, Pipeline
+from nucleate.sampling.stages import Greedy
 
 sys.path.append(str(Path(__file__).parents[1] / "backends"))
 import cases

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from engines import ENGINES, on_every_engine
 
-from nucleate.backends import reference
-from nucleate.core import noise
-from nucleate.stages import Categorical, Gumbel, LogitBias, MinP, Temperature, TopK, TopP, Typical, Xtc
+from nucleate.sampling import noise
+from nucleate.sampling.backends import reference
+from nucleate.sampling.stages import Categorical, Gumbel, LogitBias, MinP, Temperature, TopK, TopP, Typical, Xtc
 
 DRAWS = 200_000
 

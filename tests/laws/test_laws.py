@@ -17,14 +17,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nucleate as nc
-from nucleate import stages as all_stages
-from nucleate.backends import reference
-from nucleate.core.parameter import ParameterError
-from nucleate.core.stage import Ceiling, Draw, History, Scale, Shift, Tap, shape_of
-from nucleate.params import FIELDS
-from nucleate.pipeline import as_pipeline, simplify
-from nucleate.presets import with_mask
-from nucleate.stages import Greedy, Gumbel, MinP, Repetition, Temperature, TopK, TopP, Xtc
+from nucleate.parameters.parameter import ParameterError
+from nucleate.sampling import stages as all_stages
+from nucleate.sampling.backends import reference
+from nucleate.sampling.pipeline import as_pipeline, simplify
+from nucleate.sampling.presets import with_mask
+from nucleate.sampling.stage import Ceiling, Draw, History, Scale, Shift, Tap, shape_of
+from nucleate.sampling.stages import Greedy, Gumbel, MinP, Repetition, Temperature, TopK, TopP, Xtc
+from nucleate.sampling_params import FIELDS
 
 MASK = examples.masks(7, 1)[0]
 HISTORY = History((0, 1, 1, 5, 7), (7, 7, 2, 1), MASK)

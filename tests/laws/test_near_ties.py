@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 import nucleate as nc
-from nucleate.backends import reference
-from nucleate.backends.cpu.special.rows import chains
-from nucleate.backends.cpu.special.table import NOT_DRAWN, Table
-from nucleate.dispatch.chain import Numbers, chain_of
-from nucleate.pipeline import simplify
-from nucleate.rows import Logits
-from nucleate.stages import Gumbel
+from nucleate.sampling.backends import reference
+from nucleate.sampling.backends.numba.fused.fused_sampler import chains
+from nucleate.sampling.backends.numba.fused.row_table import NOT_DRAWN, Table
+from nucleate.sampling.dispatch.fused_pipeline import Numbers, chain_of
+from nucleate.sampling.inputs import Logits
+from nucleate.sampling.pipeline import simplify
+from nucleate.sampling.stages import Gumbel
 
 
 @pytest.mark.parametrize("kind", near_ties.KINDS)

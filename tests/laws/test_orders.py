@@ -16,12 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nucleate as nc
-from nucleate.backends import reference
-from nucleate.core.parameter import ParameterError
-from nucleate.core.stage import Ceiling, Floor, History, Prefix, Scale, Shift, Tap
-from nucleate.pipeline import simplify
-from nucleate.presets import PRESETS, WANTED
-from nucleate.stages import STAGES, Greedy, Mask, Mirostat, TopK, TopP
+from nucleate.parameters.parameter import ParameterError
+from nucleate.sampling.backends import reference
+from nucleate.sampling.pipeline import simplify
+from nucleate.sampling.presets import PRESETS, WANTED
+from nucleate.sampling.stage import Ceiling, Floor, History, Prefix, Scale, Shift, Tap
+from nucleate.sampling.stages import STAGES, Greedy, Mask, Mirostat, TopK, TopP
 
 HISTORY = History((0, 1, 1, 5, 7), (7, 7, 2, 1), examples.masks(7, 1)[0])
 REORDERS = [name for name, kind in STAGES.items() if issubclass(kind, Scale) and not kind.monotone]

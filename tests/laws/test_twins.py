@@ -11,12 +11,12 @@ import pytest
 from examples import KINDS, SHIFTS, SIZE
 
 import nucleate as nc
-from nucleate.backends import reference
-from nucleate.core.memory import Memory
-from nucleate.core.stage import Draw, History
-from nucleate.pipeline import simplify
-from nucleate.presets import with_mask, without_mask
-from nucleate.stages import Categorical, DynamicTemperature, Gumbel, Logprobs, Temperature, TopP
+from nucleate.sampling.backends import reference
+from nucleate.sampling.incremental_history import Memory
+from nucleate.sampling.pipeline import simplify
+from nucleate.sampling.presets import with_mask, without_mask
+from nucleate.sampling.stage import Draw, History
+from nucleate.sampling.stages import Categorical, DynamicTemperature, Gumbel, Logprobs, Temperature, TopP
 
 
 def said(seed, length, tokens):

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nucleate.core.libraries import MODELS
-from nucleate.models import attention, kernels
-from nucleate.models.packing import Packing
-from nucleate.models.pool import NO_SINKS, Rule, by_token, new_pool
+from nucleate.jit.kernel_libraries import MODELS
+from nucleate.models.kernels import elementwise, paged_attention
+from nucleate.models.paged.batch_layout import Packing
+from nucleate.models.paged.kv_pool import NO_SINKS, Rule, by_token, new_pool
 from nucleate.models.runner import Part
 
 
@@ -79,7 +79,7 @@ def run(rule, kv_heads, heads, size, value_size, block_size, lengths, new, threa
     )
     out = np.full((packing.size, heads, value_size), 7, np.float32)
     strided = np.asfortranarray(queries) if seed % 2 else queries
-    attention.decode(strided, new_keys, new_values, pool, packing, rule, out, threads)
+    paged_attention.decode(strided, new_keys, new_values, pool, packing, rule, out, threads)
     rows = [
         attended(queries[first + place - part.start], *old, rule, place + 1)
         for part, old, first in zip(parts, olds, packing.parts[:, 0], strict=True)
@@ -91,11 +91,11 @@ def run(rule, kv_heads, heads, size, value_size, block_size, lengths, new, threa
 @given(cases())
 @settings(max_examples=150)
 def test_the_kernel_is_attention(case) -> None:
-    before, attention.LARGE = attention.LARGE, 0  # also small work is shared out among threads
+    before, paged_attention.LARGE = paged_attention.LARGE, 0  # also small work is shared out among threads
     try:
         ours, right, _ = run(**case)
     finally:
-        attention.LARGE = before
+        paged_attention.LARGE = before
     np.testing.assert_allclose(ours, right, atol=3e-5, rtol=1e-4)
 
 
@@ -136,7 +136,7 @@ def test_what_is_not_finite_stays_within_its_sequence(value: float, place: int) 
         stored[:3] = rows[:, :16].swapaxes(1, 2)
         stored[3:, :, :4] = rows[:, 16:20].swapaxes(1, 2)
     out = np.empty((3, 4, 16), np.float32)
-    attention.decode(queries_RHD, keys_RLKD[:, 20], values_RLKD[:, 20], pool, Packing(parts, 16), Rule(1.0), out)
+    paged_attention.decode(queries_RHD, keys_RLKD[:, 20], values_RLKD[:, 20], pool, Packing(parts, 16), Rule(1.0), out)
     with np.errstate(invalid="ignore"):
         right = [attended(queries_RHD[i], keys_RLKD[i], values_RLKD[i], Rule(1.0), 21) for i in range(3)]
     np.testing.assert_allclose(out, right, atol=1e-5)
@@ -194,7 +194,7 @@ def test_a_packing_says_where_every_token_is(given_parts, seed: int) -> None:
 
 @given(st.floats(-120, 0, width=32))
 def test_exp_is_exp(x: float) -> None:
-    ours = kernels.exp(np.float32(x))
+    ours = elementwise.exp(np.float32(x))
     assert ours == pytest.approx(np.exp(np.float64(max(x, -87.33))), rel=4e-7)
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from nucleate.core.libraries import MODELS
-from nucleate.models.product import FEW
-from nucleate.models.product import compiled_product as product
+from nucleate.jit.kernel_libraries import MODELS
+from nucleate.models.kernels.matmul import FEW
+from nucleate.models.kernels.matmul import compiled_product as product
 
 
 def some(*shape: int) -> np.ndarray:

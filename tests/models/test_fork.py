@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from toy_models import PagedToy, Toy
 
-from nucleate.models.llama import Llama
-from nucleate.models.load import EMBEDDED, runner_of
-from nucleate.models.model import Model
+from nucleate.models.llama.numpy_llama import Llama
+from nucleate.models.loader import EMBEDDED, runner_of
+from nucleate.models.protocol import Model
 from nucleate.models.runner import Contexts, Fork, Part, Runner
 
 ONE = dict(
@@ -37,7 +37,7 @@ CONFIGS = {
 def of_transformers(name: str) -> Model:
     torch = pytest.importorskip("torch", reason="needs the extra 'torch'")
     transformers = pytest.importorskip("transformers", reason="needs the extra 'torch'")
-    from nucleate.models.transformers import TransformersModel
+    from nucleate.models.transformers.transformers_model import TransformersModel
 
     torch.manual_seed(0)
     kind, settings = CONFIGS[name]
@@ -85,9 +85,9 @@ def test_models_of_transformers(name: str) -> None:
 
 
 def test_a_packed_model_without_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    from nucleate.models import packed
+    from nucleate.models.transformers.transformers_model import batched_model
 
-    monkeypatch.setattr(packed, "has_kernel", lambda *_: False)
+    monkeypatch.setattr(batched_model, "has_kernel", lambda *_: False)
     model = of_transformers("llama")
     fork_everywhere(runner_of(model, 64 << 20), model, (1, 16, 21), 2e-3)
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 import nucleate as nc
-from nucleate.models import load, memory
+from nucleate.models import free_memory, loader
 
 
 def test_what_is_free_is_between_nothing_and_all() -> None:
-    assert 1 << 20 < memory.free() < 1 << 50
+    assert 1 << 20 < free_memory.free() < 1 << 50
 
 
 def test_where_linux_does_not_say(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,16 +21,16 @@ def test_where_linux_does_not_say(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Path, "read_text", missing)
     monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_AVPHYS_PAGES": 10}.__getitem__)
-    assert memory.free() == 40960
+    assert free_memory.free() == 40960
     monkeypatch.delattr(os, "sysconf")
-    assert memory.free() == memory.UNKNOWN
+    assert free_memory.free() == free_memory.UNKNOWN
 
 
 def test_a_quarter_is_the_most(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load, "free", lambda: 1 << 20)
+    monkeypatch.setattr(loader, "free", lambda: 1 << 20)
     block = 16 * llm.model.token_bytes
-    assert load.runner_of(llm.model, tokens=32).blocks == 2
-    assert load.runner_of(llm.model).blocks == (1 << 18) // block
+    assert loader.runner_of(llm.model, tokens=32).blocks == 2
+    assert loader.runner_of(llm.model).blocks == (1 << 18) // block
 
 
 def test_an_engine_takes_what_its_sequences_can_fill(llm: nc.LLM) -> None:

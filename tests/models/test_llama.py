@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nucleate.models.llama import Llama, why_not
-from nucleate.models.load import EMBEDDED
-from nucleate.models.model import ModelError
+from nucleate.models.llama.numpy_llama import Llama, why_not
+from nucleate.models.loader import EMBEDDED
+from nucleate.models.protocol import ModelError
 
 torch = pytest.importorskip("torch", reason="the twin needs the extra 'torch'")
 transformers = pytest.importorskip("transformers", reason="the twin needs the extra 'torch'")

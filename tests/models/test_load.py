@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from nucleate.core.parameter import ParameterError
-from nucleate.models.load import EMBEDDED, load, recommended, resolve
-from nucleate.models.model import ModelError
+from nucleate.models.loader import EMBEDDED, load, recommended, resolve
+from nucleate.models.protocol import ModelError
+from nucleate.parameters.parameter import ParameterError
 
 
 def test_none_is_the_embedded_model_and_a_folder_is_itself(tmp_path: Path) -> None:

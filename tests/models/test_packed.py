@@ -13,10 +13,10 @@ import pytest
 from driver import Driver
 from toy_models import Toy
 
-from nucleate.models.load import runner_of
-from nucleate.models.model import ModelError
+from nucleate.models.loader import runner_of
+from nucleate.models.protocol import ModelError
 from nucleate.models.runner import Contexts, Part
-from nucleate.models.transformers import TransformersModel
+from nucleate.models.transformers.transformers_model import TransformersModel
 
 torch = pytest.importorskip("torch", reason="needs the extra 'torch'")
 transformers = pytest.importorskip("transformers", reason="needs the extra 'torch'")
@@ -191,7 +191,7 @@ def test_what_cannot_be_packed_is_read_one_by_one_and_says_why(name: str) -> Non
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "gpt-oss", "deepseek-v3", "qwen3"])
 def test_without_the_kernel_it_is_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nucleate.models.packed.has_kernel", lambda device, dtype: False)
+    monkeypatch.setattr("nucleate.models.transformers.batched_model.has_kernel", lambda device, dtype: False)
     model = model_of(*PACKED[name])
     runner = runner_of(model, MEMORY)
     assert runner.paged, runner.why
@@ -312,14 +312,14 @@ def test_memory_is_what_was_given() -> None:
 
 
 def test_wrong_numbers_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    from nucleate.models import attention
+    from nucleate.models.kernels import paged_attention
 
-    right = attention.decode
+    right = paged_attention.decode
 
     def wrong(*given: Any) -> None:
         right(*given[:5], given[5]._replace(scaling=given[5].scaling * 1.1), *given[6:])
 
-    monkeypatch.setattr(attention, "decode", wrong)
+    monkeypatch.setattr(paged_attention, "decode", wrong)
     runner = runner_of(model_of(*PACKED["llama"]), MEMORY)
     assert not runner.paged
     assert re.fullmatch(r"packed, its logits are \d+\.\d% off", runner.why)
@@ -328,7 +328,7 @@ def test_wrong_numbers_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", ["_decode", "_chunk"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_wrong_numbers_are_noticed_in_short_types(name: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from nucleate.models.packed_attention import Plan
+    from nucleate.models.transformers.ragged_attention import Plan
 
     right = getattr(Plan, name)
     monkeypatch.setattr(Plan, name, lambda *given: 0.5 * right(*given))

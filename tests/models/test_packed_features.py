@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nucleate.models.load import runner_of
-from nucleate.models.model import ModelError
+from nucleate.models.loader import runner_of
+from nucleate.models.protocol import ModelError
 from nucleate.models.runner import Part
-from nucleate.models.transformers import TransformersModel
+from nucleate.models.transformers.transformers_model import TransformersModel
 
 torch = pytest.importorskip("torch", reason="needs the extra 'torch'")
 transformers = pytest.importorskip("transformers", reason="needs the extra 'torch'")
 
-from nucleate.models.watching import Watcher, decoder_layers  # noqa: E402 - reads torch
+from nucleate.models.transformers.hidden_state_capture import Watcher, decoder_layers  # noqa: E402 - reads torch
 
 MEMORY = 4 << 20
 SMALL: dict[str, Any] = dict(

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from driver import Driver
 
-from nucleate.models import packed_llama, plain
-from nucleate.models.llama import Llama
-from nucleate.models.load import EMBEDDED, runner_of
-from nucleate.models.model import ModelError
-from nucleate.models.packed_llama import PackedLlama, compiled
+from nucleate.models.kernels import numpy_fallback
+from nucleate.models.llama.batched_llama import PackedLlama, compiled
+from nucleate.models.llama.numpy_llama import Llama, batched_llama
+from nucleate.models.loader import EMBEDDED, runner_of
+from nucleate.models.protocol import ModelError
 from nucleate.models.runner import Part
 
 BLOCK_BYTES = 6 * 2 * 2 * 16 * 32 * 4  # layers, keys and values, heads, tokens, size, bytes
@@ -143,7 +143,7 @@ class Later:
 @pytest.mark.parametrize("length", [1, 8, 16, 40])
 def test_it_goes_on_without_kernels_until_they_are_there(length: int, model: Llama, monkeypatch: Any) -> None:
     library = Later()
-    monkeypatch.setattr(packed_llama, "MODELS", library)
+    monkeypatch.setattr(batched_llama, "MODELS", library)
     driver = Driver(runner_of(model, 100 * BLOCK_BYTES), seed=length)
     for prompt in prompts(length, 21):
         driver.add(prompt)
@@ -191,17 +191,17 @@ def test_kernels_and_their_twins(tokens: int, size: int) -> None:
     left, right = ([array.copy() for array in given] for _ in range(2))
     outs = np.empty((tokens, size), np.float32), np.empty((tokens, size), np.float32)
     kernels.normalise(*left, outs[0])
-    plain.add_and_normalise(*right, outs[1])
+    numpy_fallback.add_and_normalise(*right, outs[1])
     np.testing.assert_array_equal(left[0], right[0])
     np.testing.assert_allclose(*outs, rtol=2e-5, atol=1e-6)
 
     heads, angle = some(tokens, 5, size), some(tokens, size // 2)
     turned = heads[:, :3].copy(), heads[:, :3].copy()
     kernels.rotate(turned[0], np.cos(angle), np.sin(angle))
-    plain.rotate(turned[1], np.cos(angle), np.sin(angle))
+    numpy_fallback.rotate(turned[1], np.cos(angle), np.sin(angle))
     np.testing.assert_allclose(*turned, rtol=1e-5, atol=1e-6)
 
     both = some(tokens, 2 * size, scale=40)
     kernels.gate(both, outs[0])
-    plain.gate(both, outs[1])
+    numpy_fallback.gate(both, outs[1])
     np.testing.assert_allclose(*outs, rtol=1e-5, atol=1e-6)

@@ -7,8 +7,8 @@ from concurrent.futures import Future
 import numpy as np
 import pytest
 
-from nucleate.models import product as module
-from nucleate.models.product import product
+from nucleate.models.kernels import matmul as module
+from nucleate.models.kernels.matmul import product
 
 
 def some(*shape: int) -> np.ndarray:

@@ -10,7 +10,7 @@ import pytest
 import tokenizers
 
 import nucleate as nc
-from nucleate.models.load import EMBEDDED
+from nucleate.models.loader import EMBEDDED
 
 torch = pytest.importorskip("torch", reason="needs the extra 'torch'")
 transformers = pytest.importorskip("transformers", reason="needs the extra 'torch'")

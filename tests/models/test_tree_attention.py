@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from test_attention import attended
 from toy_models import PagedToy, Toy
 
-from nucleate.models import attention
-from nucleate.models.branches import MOST, Tree
-from nucleate.models.llama import Llama
-from nucleate.models.load import EMBEDDED, runner_of
-from nucleate.models.packed_llama import PackedLlama, compiled
-from nucleate.models.packing import Packing, slots_of
-from nucleate.models.pool import NO_SINKS, Rule, by_token, copy_places, new_pool
+from nucleate.models.kernels import paged_attention
+from nucleate.models.llama.batched_llama import PackedLlama, compiled
+from nucleate.models.llama.numpy_llama import Llama
+from nucleate.models.loader import EMBEDDED, runner_of
+from nucleate.models.paged.batch_layout import Packing, slots_of
+from nucleate.models.paged.kv_pool import NO_SINKS, Rule, by_token, copy_places, new_pool
+from nucleate.models.paged.tree_mask import MOST, Tree
 from nucleate.models.runner import Move, Part, Runner
 
 
@@ -89,11 +89,11 @@ def test_the_kernel_attends_along_branches(case: dict[str, Any]) -> None:
     queries = random.standard_normal((packing.size, heads, size), np.float32)
     new = [np.concatenate([old[i][part.start :] for old, part in zip(olds, parts, strict=True)]) for i in (0, 1)]
     out = np.full((packing.size, heads, size), 7, np.float32)
-    before, attention.LARGE = attention.LARGE, 0
+    before, paged_attention.LARGE = paged_attention.LARGE, 0
     try:
-        attention.decode(queries, *new, pool, packing, rule, out, case["threads"])
+        paged_attention.decode(queries, *new, pool, packing, rule, out, case["threads"])
     finally:
-        attention.LARGE = before
+        paged_attention.LARGE = before
     at = 0
     for part, (old_keys, old_values) in zip(parts, olds, strict=True):
         parents, base = part.parents or [], part.stop - len(part.parents or [])
@@ -292,7 +292,7 @@ def one_thread() -> Iterator[None]:
 def of_transformers(name: str) -> Any:
     torch = pytest.importorskip("torch", reason="needs the extra 'torch'")
     transformers = pytest.importorskip("transformers", reason="needs the extra 'torch'")
-    from nucleate.models.transformers import TransformersModel
+    from nucleate.models.transformers.transformers_model import TransformersModel
 
     torch.manual_seed(0)
     kind, values = MODELS[name]
@@ -310,7 +310,7 @@ def of_transformers(name: str) -> Any:
 )
 def test_models_of_transformers(name: str, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not compiled:
-        monkeypatch.setattr("nucleate.models.packed.has_kernel", lambda device, dtype: False)
+        monkeypatch.setattr("nucleate.models.transformers.batched_model.has_kernel", lambda device, dtype: False)
     runner = runner_of(of_transformers(name), 8 << 20)
     assert runner.paged, runner.why
     assert runner.branches

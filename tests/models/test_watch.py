@@ -7,10 +7,10 @@ import pytest
 from driver import Driver
 from toy_models import PagedToy, Toy
 
-from nucleate.models.llama import Llama, LlamaContext
-from nucleate.models.load import EMBEDDED, runner_of
-from nucleate.models.model import ModelError
-from nucleate.models.packed_llama import PackedLlama
+from nucleate.models.llama.batched_llama import PackedLlama
+from nucleate.models.llama.numpy_llama import Llama, LlamaContext
+from nucleate.models.loader import EMBEDDED, runner_of
+from nucleate.models.protocol import ModelError
 from nucleate.models.runner import Contexts, Part
 
 MEMORY = 8 << 20

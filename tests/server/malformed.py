@@ -7,8 +7,8 @@ import random
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from nucleate.core.parameter import Parameter
-from nucleate.params import FIELDS
+from nucleate.parameters.parameter import Parameter
+from nucleate.sampling_params import FIELDS
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 VOCABULARY, CONTEXT = 4096, 1024

@@ -17,12 +17,12 @@ from toy_models import PagedToy, Toy
 
 import nucleate as nc
 from nucleate.engine.engine import Engine
-from nucleate.models.model import ModelError
-from nucleate.server import answering
+from nucleate.models.protocol import ModelError
+from nucleate.server import generation_endpoint
 from nucleate.server import service as service_module
 from nucleate.server.app import application
 from nucleate.server.limits import Limits
-from nucleate.server.log import Log
+from nucleate.server.request_log import Log
 from nucleate.server.service import Service
 
 SIZE = 4096
@@ -178,7 +178,7 @@ def test_an_error_of_ours_is_a_500_that_tells_nothing(
 
 
 def test_an_error_of_ours_in_the_middle_of_a_stream(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
-    from nucleate.server.wire import chunks
+    from nucleate.server.openai import stream_chunks
 
     def fails(*_: object) -> bytes:
         raise ZeroDivisionError("/secret")
@@ -187,7 +187,7 @@ def test_an_error_of_ours_in_the_middle_of_a_stream(llm: nc.LLM, monkeypatch: py
         call = begin(app, "/v1/completions", {**TEXT, "max_tokens": 200, "stream": True})
         while not call.data:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
-        monkeypatch.setattr(chunks.CompletionChunks, "pieces", fails)
+        monkeypatch.setattr(stream_chunks.CompletionChunks, "pieces", fails)
         await call.task
         assert call.over
         assert call.frames[-2]["error"]["type"] == "server_error"
@@ -271,7 +271,7 @@ def test_a_client_that_does_not_read_is_waited_for_and_loses_nothing(llm: nc.LLM
 
 
 def test_a_silent_stream_gets_comments(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answering, "KEEP_ALIVE_SECONDS", 0.05)
+    monkeypatch.setattr(generation_endpoint, "KEEP_ALIVE_SECONDS", 0.05)
 
     def asleep(seen: tuple[int, ...]) -> np.ndarray:
         time.sleep(0.2 if 9 in seen else 0)

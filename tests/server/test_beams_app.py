@@ -13,11 +13,11 @@ from slow_beam import beam_search
 from test_app import SIZE, check_error, rule, serve, slowly
 
 import nucleate as nc
-from nucleate.core.parameter import ParameterError
-from nucleate.params import FIELDS
+from nucleate.parameters.parameter import ParameterError
+from nucleate.sampling_params import FIELDS
+from nucleate.server.openai.beam_search import FIELDS_OF_BEAMS
+from nucleate.server.openai.requests import CHAT, COMPLETIONS, read_body
 from nucleate.server.service import Service
-from nucleate.server.wire.beams import FIELDS_OF_BEAMS
-from nucleate.server.wire.requests import CHAT, COMPLETIONS, read_body
 
 PATH, CHAT_PATH = "/v1/completions", "/v1/chat/completions"
 BODY: dict[str, Any] = {"prompt": [7, 8, 9], "max_tokens": 12, "use_beam_search": True}

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import nucleate as nc
-from nucleate.core.event import Completion, Piece, StepLogprobs, TokenLogprob, Usage, Validation
-from nucleate.server.wire.chunks import DONE, KEEP_ALIVE, ChatChunks, Chunks, CompletionChunks, error_frame
-from nucleate.server.wire.requests import CHAT, COMPLETIONS, Asked, read_body
-from nucleate.server.wire.responses import Head, chat_body, completion_body, error_body
+from nucleate.outputs import Completion, Piece, StepLogprobs, TokenLogprob, Usage, Validation
+from nucleate.server.openai.requests import CHAT, COMPLETIONS, Asked, read_body
+from nucleate.server.openai.responses import Head, chat_body, completion_body, error_body
+from nucleate.server.openai.stream_chunks import DONE, KEEP_ALIVE, ChatChunks, Chunks, CompletionChunks, error_frame
 
 HEAD = Head('x-"é\n1', 1700000000, 'tiny "\U0001f98a"')
 DEFAULTS = nc.SamplingParams()

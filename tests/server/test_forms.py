@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import nucleate as nc
-from nucleate.core.parameter import ParameterError, read_json
-from nucleate.core.structured import FORMS, Structured
 from nucleate.engine.request import Request
-from nucleate.server.wire.forms import NAMES, OUTPUTS, OWN, RESPONSE, named, read_form
-from nucleate.server.wire.requests import CHAT, COMPLETIONS, PLAIN, Asked, Endpoint, read_body
+from nucleate.parameters.parameter import ParameterError, read_json
+from nucleate.server.openai.requests import CHAT, COMPLETIONS, PLAIN, Asked, Endpoint, read_body
+from nucleate.server.openai.response_format import NAMES, OUTPUTS, OWN, RESPONSE, named, read_form
+from nucleate.structured_output.spec import FORMS, Structured
 
 HELLO = [{"role": "user", "content": "Hello"}]
 BOTH = pytest.mark.parametrize("kind", [COMPLETIONS, CHAT], ids=lambda kind: kind.url)

@@ -17,13 +17,13 @@ from test_app import SIZE, check_error, ids_of, longest_hold, rule, serve, slowl
 from toy_models import PagedToy, Toy
 
 import nucleate as nc
-from nucleate.core.parameter import ParameterError
 from nucleate.engine.engine import Engine
+from nucleate.parameters.parameter import ParameterError
 from nucleate.server import service as service_module
 from nucleate.server.limits import Limits
 from nucleate.server.service import Service
-from nucleate.text.structured import Grammars
-from nucleate.text.structured import Limits as FormLimits
+from nucleate.structured_output import Grammars
+from nucleate.structured_output import Limits as FormLimits
 
 PATH, CHAT_PATH = "/v1/completions", "/v1/chat/completions"
 SUBJECT: dict[str, dict[str, Any]] = {
@@ -239,12 +239,12 @@ def test_slow_masks_end_their_answer_alone(llm: nc.LLM, monkeypatch: pytest.Monk
 
 def _slow_down(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if each mask took 50 ms longer."""
-    from nucleate.text import structured
+    from nucleate import structured_output
 
-    places = [name for name in dir(structured) if hasattr(getattr(structured, name), "FREE_SECONDS")]
+    places = [name for name in dir(structured_output) if hasattr(getattr(structured_output, name), "FREE_SECONDS")]
     assert places
     for name in places:
-        monkeypatch.setattr(getattr(structured, name), "FREE_SECONDS", -0.05)
+        monkeypatch.setattr(getattr(structured_output, name), "FREE_SECONDS", -0.05)
 
 
 @PATHS

@@ -33,7 +33,10 @@ GAP = 3.0
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     """One that has little patience with bodies."""
-    impatient = {"nucleate.server.exchange.BODY_SECONDS": 1, "nucleate.server.answering.KEEP_ALIVE_SECONDS": 0.5}
+    impatient = {
+        "nucleate.server.request_context.BODY_SECONDS": 1,
+        "nucleate.server.generation_endpoint.KEEP_ALIVE_SECONDS": 0.5,
+    }
     with Server("--limit-body", "262144", environment=ONE_THREAD, constants=impatient) as running:
         yield running.warmed()
         assert "Traceback" not in running.log
@@ -158,7 +161,7 @@ def test_an_offer_of_another_protocol_is_passed_over(server: Server) -> None:
 
 
 def test_a_head_must_arrive_in_time() -> None:
-    with Server(environment=ONE_THREAD, constants={"nucleate.server.protocol.HEAD_SECONDS": 0.5}) as server:
+    with Server(environment=ONE_THREAD, constants={"nucleate.server.http_protocol.HEAD_SECONDS": 0.5}) as server:
         for begin in (b"", b"GET /", b"GET /health HTTP/1.1\r\nhost: x\r\n"):
             with Wire(server, seconds=10) as wire:
                 wire.send(begin)

@@ -20,9 +20,9 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Host, Mount, Route, Router, WebSocketRoute
 
-from nucleate.core.parameter import ParameterError
-from nucleate.server import keys as module
-from nucleate.server.keys import VARIABLE, Keys, read_keys
+from nucleate.parameters.parameter import ParameterError
+from nucleate.server import auth as module
+from nucleate.server.auth import VARIABLE, Keys, read_keys
 
 KEYS = ("sk-first", "sk-second", "sk-first-and-more")
 GOOD = (b"authorization", b"Bearer sk-second")

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import nucleate as nc
-from nucleate.core.parameter import ParameterError
-from nucleate.params import FIELDS
-from nucleate.presets import WANTED
+from nucleate.parameters.parameter import ParameterError
+from nucleate.sampling.presets import WANTED
+from nucleate.sampling_params import FIELDS
 from nucleate.server import limits as module
 from nucleate.server.limits import NUMBERS, Limits
-from nucleate.server.wire import messages
-from nucleate.server.wire.requests import CHAT, COMPLETIONS, ENDPOINTS, Asked, Endpoint, read_body
+from nucleate.server.openai import messages
+from nucleate.server.openai.requests import CHAT, COMPLETIONS, ENDPOINTS, Asked, Endpoint, read_body
 
 DEFAULTS = nc.SamplingParams()
 VOCABULARY = 50

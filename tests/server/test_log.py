@@ -19,8 +19,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nucleate.server import log as module
-from nucleate.server.log import LOGGERS, LONGEST, Form, Log, configure
+from nucleate.server import request_log as module
+from nucleate.server.request_log import LOGGERS, LONGEST, Form, Log, configure
 
 FORMS = pytest.mark.parametrize("form", ["json", "text"])
 REQUEST: dict[str, Any] = {"id": "r-1", "method": "POST", "route": "/v1/completions", "status": 200, "seconds": 0.25}
@@ -376,7 +376,7 @@ def test_a_stream_that_was_closed_is_no_error() -> None:
 
 SCRIPT = """
 import sys
-from nucleate.server import log
+from nucleate.server import request_log as log
 log.PATIENCE = 0.3
 with log.configure(sys.stderr, form="json", level="info"):
     for number in range(3000):

@@ -15,10 +15,10 @@ from prometheus_client.openmetrics.exposition import generate_latest as openmetr
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as read_text
 
-from nucleate.core.event import FinishReason
-from nucleate.core.structured import FORMS
 from nucleate.engine.stats import Drafts, Stats
+from nucleate.outputs import FinishReason
 from nucleate.server.metrics import BUCKETS, GENERATING, OTHER, ROUTES, ErrorKind, Metrics
+from nucleate.structured_output.spec import FORMS
 
 STATS = Stats(3, 5, 40, 10, 70, 900, 80, 600, 2, 1.5, 0.25, 0.125, 77, Drafts(40, 90, 60, (40, 30), (35, 25), 0.5))
 MODEL = {"model_name": "tiny"}

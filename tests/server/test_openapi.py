@@ -14,15 +14,15 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import nucleate as nc
-from nucleate.core.parameter import ParameterError
-from nucleate.params import FIELDS
-from nucleate.presets import WANTED
+from nucleate.parameters.parameter import ParameterError
+from nucleate.sampling.presets import WANTED
+from nucleate.sampling_params import FIELDS
 from nucleate.server.limits import MAX_CHARACTERS, NUMBERS, Limits
-from nucleate.server.openapi import document
-from nucleate.server.wire.beams import FIELDS_OF_BEAMS
-from nucleate.server.wire.requests import CHAT, COMPLETIONS, Endpoint, read_body
-from nucleate.server.wire.responses import error_body
-from nucleate.server.wire.tokens import DETOKENIZE, TOKENIZE, read_detokenize, read_tokenize
+from nucleate.server.openai.beam_search import FIELDS_OF_BEAMS
+from nucleate.server.openai.requests import CHAT, COMPLETIONS, Endpoint, read_body
+from nucleate.server.openai.responses import error_body
+from nucleate.server.openai.tokenize import DETOKENIZE, TOKENIZE, read_detokenize, read_tokenize
+from nucleate.server.openapi_document import document
 
 jsonschema = pytest.importorskip("jsonschema")
 

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import nucleate as nc
-from nucleate.core.event import Completion, FinishReason, Output, StepLogprobs, TokenLogprob, Usage, Validation
-from nucleate.server.wire.requests import CHAT, COMPLETIONS, Asked, read_body
-from nucleate.server.wire.responses import Head, chat_body, chosen, completion_body, failure_message
+from nucleate.outputs import Completion, FinishReason, Output, StepLogprobs, TokenLogprob, Usage, Validation
+from nucleate.server.openai.requests import CHAT, COMPLETIONS, Asked, read_body
+from nucleate.server.openai.responses import Head, chat_body, chosen, completion_body, failure_message
 
 HEAD = Head("x-1", 1700000000, "tiny")
 HELLO = [{"role": "user", "content": "Hello"}]

@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import nucleate as nc
-from nucleate.core.parameter import ParameterError, read_json
-from nucleate.core.values import shown
-from nucleate.params import FIELDS
-from nucleate.server.refusal import refusal_of
-from nucleate.server.wire.requests import CHAT, COMPLETIONS, PLAIN, Asked, Endpoint, read_body
-from nucleate.server.wire.responses import error_body
-from nucleate.server.wire.tokens import DETOKENIZE, TOKENIZE, read_detokenize, read_tokenize
+from nucleate.parameters.converters import shown
+from nucleate.parameters.parameter import ParameterError, read_json
+from nucleate.sampling_params import FIELDS
+from nucleate.server.http_errors import refusal_of
+from nucleate.server.openai.requests import CHAT, COMPLETIONS, PLAIN, Asked, Endpoint, read_body
+from nucleate.server.openai.responses import error_body
+from nucleate.server.openai.tokenize import DETOKENIZE, TOKENIZE, read_detokenize, read_tokenize
 
 DEFAULTS = nc.SamplingParams(top_k=50, temperature=0.7)
 HELLO = [{"role": "user", "content": "Hello"}]

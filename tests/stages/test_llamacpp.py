@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import nucleate as nc
-from nucleate.backends import reference
-from nucleate.core.history import History
-from nucleate.core.stage import Stage
-from nucleate.stages import (
+from nucleate.sampling.backends import reference
+from nucleate.sampling.history import History
+from nucleate.sampling.stage import Stage
+from nucleate.sampling.stages import (
     Dry,
     Frequency,
     Gumbel,

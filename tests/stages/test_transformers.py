@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import nucleate as nc
-from nucleate.backends import reference
-from nucleate.core.history import History
-from nucleate.stages import (
+from nucleate.sampling.backends import reference
+from nucleate.sampling.history import History
+from nucleate.sampling.stages import (
     Allowed,
     BadWords,
     Epsilon,

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import nucleate as nc
-from nucleate.backends import reference
-from nucleate.core.history import History
-from nucleate.stages import BadWords, Epsilon, Eta, Gumbel, TopH, TopK, TopP, Typical
+from nucleate.sampling.backends import reference
+from nucleate.sampling.history import History
+from nucleate.sampling.stages import BadWords, Epsilon, Eta, Gumbel, TopH, TopK, TopP, Typical
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

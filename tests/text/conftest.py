@@ -9,7 +9,7 @@ import tokenizers
 from hypothesis import settings
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
-from nucleate.text.tokenizer import Tokenizer
+from nucleate.tokenization.tokenizer import Tokenizer
 
 settings.register_profile("text", derandomize=True, deadline=None, max_examples=150, database=None)
 settings.load_profile("text")

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nucleate.text.detokenize import Detokenizer
-from nucleate.text.tokenizer import Tokenizer
+from nucleate.tokenization.detokenizer import Detokenizer
+from nucleate.tokenization.tokenizer import Tokenizer
 
 
 def incomplete(tokenizer: Tokenizer, ids: list[int], skip: bool) -> int:

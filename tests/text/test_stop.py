@@ -13,10 +13,10 @@ import regex
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nucleate.core.event import Finish
-from nucleate.core.parameter import ParameterError
-from nucleate.text import stop
-from nucleate.text.stop import StopMatcher, StopRules
+from nucleate.outputs import Finish
+from nucleate.parameters.parameter import ParameterError
+from nucleate.stopping import stop_matcher
+from nucleate.stopping.stop_matcher import StopMatcher, StopRules
 
 Tokens = list[tuple[int, str]]
 
@@ -331,14 +331,14 @@ def test_no_pattern_that_is_taken_takes_long_to_compile(quantifiers: tuple[str, 
 def test_patterns_may_take_their_seconds_once_and_a_hundredth_per_token(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a clock that each search moves on by as much as it is told to take."""
     clock, takes = [100.0], [0.0]
-    monkeypatch.setattr(stop.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(stop_matcher.time, "monotonic", lambda: clock[0])
 
     def push(self: object, text: str, seconds: float, ignore: bool = False) -> None:
         clock[0] += min(takes[0], seconds)
         if takes[0] > seconds:
             raise TimeoutError
 
-    monkeypatch.setattr(stop.RegexSearch, "push", push)
+    monkeypatch.setattr(stop_matcher.RegexSearch, "push", push)
     matcher = StopMatcher(StopRules(stop_regex=("x",), regex_seconds=1.0))
     takes[0] = 0.9
     matcher.push(1, "a")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nucleate.text.stop_rules import MAX_PATTERNS, StopRules
+from nucleate.stopping.stop_rules import MAX_PATTERNS, StopRules
 
 REFUSED = [
     ({"stop_regex": ("(a",)}, "stop_regex='(a': not a pattern: missing )"),

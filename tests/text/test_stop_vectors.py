@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nucleate.text.stop import StopMatcher, StopRules
+from nucleate.stopping.stop_matcher import StopMatcher, StopRules
 
 FACTS = json.loads((Path(__file__).parents[1] / "data" / "transformers_stop.json").read_text("utf-8"))["vectors"]
 BY_KIND = {kind: [v for v in FACTS if v["kind"] == kind] for kind in {v["kind"] for v in FACTS}}

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import nucleate as nc
-from nucleate.text.structured import Compiled, Grammars, Structured
-from nucleate.text.tokenizer import Tokenizer
+from nucleate.structured_output import Compiled, Grammars, Structured
+from nucleate.tokenization.tokenizer import Tokenizer
 
 PERSON = {
     "type": "object",

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import nucleate as nc
-from nucleate.core.parameter import ParameterError
-from nucleate.text.structured import Grammars, Limits, Structured
-from nucleate.text.structured.lark import read
+from nucleate.parameters.parameter import ParameterError
+from nucleate.structured_output import Grammars, Limits, Structured
+from nucleate.structured_output.lark import read
 
 SECONDS = 2.0
 """Of this process, which does not depend on what else the machine does."""

@@ -15,12 +15,12 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 import nucleate as nc
-from nucleate.core.parameter import ParameterError
-from nucleate.text import structured
-from nucleate.text.structured import Compiled, Grammars, Matcher, MatcherError, Structured, library
-from nucleate.text.structured.beginning import Beginning
-from nucleate.text.structured.budget import Budget
-from nucleate.text.tokenizer import Tokenizer
+from nucleate import structured_output
+from nucleate.parameters.parameter import ParameterError
+from nucleate.structured_output import Compiled, Grammars, Matcher, MatcherError, Structured, llguidance_loader
+from nucleate.structured_output.state_cache import Beginning
+from nucleate.structured_output.time_budget import Budget
+from nucleate.tokenization.tokenizer import Tokenizer
 
 OBJECT = {"type": "object", "properties": {"name": {"type": "string"}, "n": {"type": "integer"}}, "required": ["name"]}
 FORMS = [
@@ -284,7 +284,7 @@ def panic() -> BaseException:
             return []
 
     try:
-        library.library().LLTokenizer(Words(), n_vocab=2, eos_token=[0])
+        llguidance_loader.library().LLTokenizer(Words(), n_vocab=2, eos_token=[0])
     except BaseException as error:  # noqa: BLE001 - it is no Exception
         return error
     raise AssertionError
@@ -382,9 +382,14 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
         self.day = 0.0  # by which budgets fill
-        monkeypatch.setattr(structured.budget, "monotonic", lambda: self.day)
-        monkeypatch.setattr(structured.budget, "_MARKS", structured.budget._Marks())
-        for module in (structured.grammar, structured.guidance, structured.matcher, structured.budget):
+        monkeypatch.setattr(structured_output.time_budget, "monotonic", lambda: self.day)
+        monkeypatch.setattr(structured_output.time_budget, "_MARKS", structured_output.time_budget._Marks())
+        for module in (
+            structured_output.compiler,
+            structured_output.llguidance_engine,
+            structured_output.grammar_matcher,
+            structured_output.time_budget,
+        ):
             for name in ("thread_time", "perf_counter"):
                 monkeypatch.setattr(module, name, lambda: self.now, raising=False)
 
@@ -514,8 +519,8 @@ def test_a_form_whose_states_are_used_up_begins_anew(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     """Its states are those of all answers there were."""
-    limits = library.library().LLParserLimits(max_lexer_states=1_500, verbose_errors=False)
-    monkeypatch.setattr(structured.guidance, "parser_limits", lambda: limits)
+    limits = llguidance_loader.library().LLParserLimits(max_lexer_states=1_500, verbose_errors=False)
+    monkeypatch.setattr(structured_output.llguidance_engine, "parser_limits", lambda: limits)
     grammars, usual = Grammars(tokenizer, 4096), []
     made = monkeypatch_count(monkeypatch)
     form = Structured(regex="[ab]*a[ab]{14}c")
@@ -553,7 +558,7 @@ def test_a_form_whose_states_are_used_up_begins_anew(
 
 def test_a_simple_pattern_is_not_too_much_for_a_large_vocabulary() -> None:
     """A mask over many tokens takes many items, however simple what it is for is."""
-    assert library.parser_limits().step_max_items >= 50_000
+    assert llguidance_loader.parser_limits().step_max_items >= 50_000
     tokenizer = many_words()
     form = Structured(regex="[a-z ]{1,500}")
     grammars = Grammars(tokenizer, tokenizer.vocab_size)
@@ -569,21 +574,21 @@ def many_words() -> Tokenizer:
 def monkeypatch_count(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Every grammar that the library compiles."""
     made: list[str] = []
-    compiled = structured.guidance.Guidance.matcher
+    compiled = structured_output.llguidance_engine.Guidance.matcher
 
     def matcher(self: Any, text: str) -> Any:
         made.append(text)
         return compiled(self, text)
 
-    monkeypatch.setattr(structured.guidance.Guidance, "matcher", matcher)
+    monkeypatch.setattr(structured_output.llguidance_engine.Guidance, "matcher", matcher)
     return made
 
 
 def test_an_answer_that_uses_up_all_states_by_itself_is_an_error(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    limits = library.library().LLParserLimits(max_lexer_states=400, verbose_errors=False)
-    monkeypatch.setattr(structured.guidance, "parser_limits", lambda: limits)
+    limits = llguidance_loader.library().LLParserLimits(max_lexer_states=400, verbose_errors=False)
+    monkeypatch.setattr(structured_output.llguidance_engine, "parser_limits", lambda: limits)
     grammars, made = Grammars(tokenizer, 4096), monkeypatch_count(monkeypatch)
     matcher, chance = grammars.compile(Structured(regex="[ab]*a[ab]{14}c")).matcher(), random.Random(0)
     letters = [tokenizer.encode(letter, add_special_tokens=False)[0] for letter in "ab"]
@@ -689,7 +694,7 @@ def test_other_kinds_of_tokenizers(tokenizers_by_name: dict[str, Tokenizer], nam
     backend = tokenizers_by_name[name]
     tokenizer = Tokenizer(backend.backend, eos_token_ids=[backend.backend.token_to_id("</s>")])
     grammars, words = Grammars(tokenizer, tokenizer.vocab_size), -(-tokenizer.vocab_size // 32)
-    from nucleate.text.detokenize import Detokenizer
+    from nucleate.tokenization.detokenizer import Detokenizer
 
     prompt = next(token for token in tokenizer.pieces.table if token not in tokenizer.special_ids)
     shown = set()
@@ -727,9 +732,9 @@ def test_many_threads_compile_the_same_once(tokenizer: Tokenizer, monkeypatch: p
     compile_once = grammars._compile
 
     def slowly(structured: Structured) -> Compiled:
-        count.append(structured)
+        count.append(structured_output)
         time.sleep(0.5)
-        return compile_once(structured)
+        return compile_once(structured_output)
 
     monkeypatch.setattr(grammars, "_compile", slowly)
     forms = [Structured(regex="same"), Structured(regex="same"), Structured(regex="("), Structured(regex="(")] * 4

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from test_structured import can_write
 
 import nucleate as nc
-from nucleate.core.parameter import ParameterError
-from nucleate.text.structured import Grammars, Structured
-from nucleate.text.structured.sound import narrowed
-from nucleate.text.tokenizer import Tokenizer
+from nucleate.parameters.parameter import ParameterError
+from nucleate.structured_output import Grammars, Structured
+from nucleate.structured_output.schema_soundness import narrowed
+from nucleate.tokenization.tokenizer import Tokenizer
 
 NULL, INTEGER = {"type": "null"}, {"type": "integer"}
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 import nucleate as nc
-from nucleate.core.parameter import ParameterError
-from nucleate.text.structured import Grammars, Structured
-from nucleate.text.structured.repetition import unrolled
-from nucleate.text.structured.validate import validate
+from nucleate.parameters.parameter import ParameterError
+from nucleate.structured_output import Grammars, Structured
+from nucleate.structured_output.repetition_limits import unrolled
+from nucleate.structured_output.validation import validate
 
 FORMS: list[dict[str, Any]] = [
     {"json_schema": {"type": "object", "properties": {"b": {"const": "é\u2028"}, "a": {}}}},
@@ -206,6 +206,6 @@ def test_repetitions_are_counted(pattern: str, least: int, most: int) -> None:
 
 
 def test_the_engine_is_loaded_only_when_needed() -> None:
-    code = "import sys, nucleate.text.structured as s; s.Structured(regex='a'); print('llguidance' in sys.modules)"
+    code = "import sys, nucleate.structured_output as s; s.Structured(regex='a'); print('llguidance' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

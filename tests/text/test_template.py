@@ -7,7 +7,7 @@ from datetime import datetime
 
 import pytest
 
-from nucleate.text.template import MAX_TEMPLATE, render
+from nucleate.tokenization.chat_template import MAX_TEMPLATE, render
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 MESSAGES = [{"role": "system", "content": "Be <b>brief</b> & kind."}, {"role": "user", "content": "Hi"}]
@@ -93,7 +93,7 @@ def test_template_errors_are_one_line(template: str, message: str) -> None:
 
 
 def test_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nucleate.text.template.MAX_SECONDS", 0.2)
+    monkeypatch.setattr("nucleate.tokenization.chat_template.MAX_SECONDS", 0.2)
     began = time.thread_time()
     with pytest.raises(ValueError, match=r"took longer than 0\.2 s"):
         render("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", MESSAGES)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nucleate.text.tokenizer import Tokenizer
+from nucleate.tokenization.tokenizer import Tokenizer
 
 
 def write(folder: Path, tokenizer: Tokenizer, **files: object) -> Path:
@@ -162,7 +162,8 @@ def test_containing_may_be_asked_for_anything(plain: Tokenizer) -> None:
 def test_import_is_light() -> None:
     """What takes long to import is imported where it is used."""
     code = (
-        "import sys, nucleate.text.tokenizer, nucleate.text.detokenize, nucleate.text.stop, nucleate.text.template\n"
+        "import sys, nucleate.tokenization.tokenizer, nucleate.tokenization.detokenizer\n"
+        "import nucleate.stopping.stop_matcher, nucleate.tokenization.chat_template\n"
         "print([name for name in ('tokenizers', 'transformers', 'jinja2', 'regex', 'torch') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

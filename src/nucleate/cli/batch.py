@@ -14,13 +14,12 @@ import sys
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from nucleate.cli import flags
-from nucleate.cli.form import check_form
-from nucleate.cli.journal import Journal
-from nucleate.cli.lines import lines, open_input
-from nucleate.progress import bar
+from nucleate.cli.batch_output import Journal
+from nucleate.cli.jsonl import lines, open_input
+from nucleate.cli.structured_flags import check_form
 
 if TYPE_CHECKING:
-    from nucleate.cli.answering import Batch
+    from nucleate.cli.batch_runner import Batch
 
 USAGE = "[OPTIONS] INPUT OUTPUT"
 AHEAD = 2
@@ -73,15 +72,15 @@ def answer(
     arguments: argparse.Namespace, values: dict[str, Any], source: BinaryIO, journal: Journal, total: int | None
 ) -> int:
     """Answer the lines that have no record yet. Returns the exit status."""
-    from nucleate.cli.answering import Batch
-    from nucleate.llm import LLM
+    from nucleate.cli.batch_runner import Batch
+    from nucleate.llm import LLM, progress_bar
 
     llm = LLM(**flags.model_options(arguments))
     engine, called = llm.new_engine(**flags.engine_options(arguments)), flags.model_name(arguments)
     check_form(engine, values.get("structured"))
     shown = sys.stderr.isatty() if arguments.progress is None else arguments.progress
     interrupted = False
-    with bar(total=total, unit="line", shown=shown) as progress:
+    with progress_bar(total=total, unit="line", shown=shown) as progress:
         batch = Batch(llm, engine, values, called, journal, progress)
         try:
             for line, known in journal.checked(lines(source)):

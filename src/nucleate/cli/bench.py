@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from nucleate.core.parameter import ParameterError
+    from nucleate.parameters.parameter import ParameterError
 
     for name, least in (("vocabulary", 1), ("rows", 1), ("seconds", 0.0)):
         if not getattr(arguments, name) >= least:
@@ -103,8 +103,8 @@ def said(params: Mapping[str, Any], size: int) -> list[int]:
 
 def ours(x_BV: NDArray[np.float32], params: Mapping[str, Any]) -> Call:
     """A call of ``Sampler``, which gives the tokens."""
-    from nucleate.params import SamplingParams
-    from nucleate.sampler import Sampler
+    from nucleate.sampling.sampler import Sampler
+    from nucleate.sampling_params import SamplingParams
 
     rows, size = x_BV.shape
     before = said(params, size)

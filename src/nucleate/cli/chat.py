@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from nucleate.cli import flags
 from nucleate.cli.generate import Stream
 from nucleate.cli.main import UsageError
-from nucleate.core.parameter import ParameterError
-from nucleate.params import FIELDS, SamplingParams
+from nucleate.parameters.parameter import ParameterError
+from nucleate.sampling_params import FIELDS, SamplingParams
 
 if TYPE_CHECKING:
     from nucleate.llm import LLM

@@ -6,11 +6,11 @@ import argparse
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from nucleate.cli.form import add_form, read_form
-from nucleate.core.parameter import Parameter, ParameterError, unknown
-from nucleate.core.structured import Structured
-from nucleate.engine.speculate import NAMES, RULE_NAMES, TREES, Speculation
-from nucleate.params import FIELDS, SamplingParams
+from nucleate.cli.structured_flags import add_form, read_form
+from nucleate.parameters.parameter import Parameter, ParameterError, unknown
+from nucleate.sampling_params import FIELDS, SamplingParams
+from nucleate.speculative.config import NAMES, RULE_NAMES, TREES, Speculation
+from nucleate.structured_output.spec import Structured
 
 
 def add_sampling(parser: argparse.ArgumentParser, without: Collection[str] = ()) -> None:

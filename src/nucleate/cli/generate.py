@@ -7,18 +7,16 @@ The text goes to stdout; tokens per second and the seed go to stderr at the end.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
-import math
 import sys
 import time
 from collections.abc import Iterable
-from typing import Any
 
 from nucleate.cli import flags
-from nucleate.cli.beams import add_beams, read_beams, search
-from nucleate.cli.text import add_prompt, read_prompt
-from nucleate.core.event import Output, Piece, Validation
+from nucleate.cli.beam_flags import add_beams, read_beams, search
+from nucleate.cli.input_text import add_prompt, read_prompt
+from nucleate.cli.output_text import plain, worth
+from nucleate.outputs import Piece, Validation
 
 USAGE = "[OPTIONS] [PROMPT]"
 
@@ -49,30 +47,6 @@ def run(arguments: argparse.Namespace) -> int:
         return 1 if any(output.finish_reason == "error" for output in completion.outputs) else 0
     pieces = llm.stream(prompt, params)
     return show(pieces, Stream(params.n, prompt if arguments.echo else ""), llm.model.runtime)
-
-
-def plain(value: Any) -> Any:
-    """A completion, or a part of it, as JSON has it: objects with names, and null for what has no number."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if hasattr(value, "_asdict"):
-        return {name: plain(item) for name, item in value._asdict().items()}
-    if isinstance(value, tuple):
-        return [plain(item) for item in value]
-    if dataclasses.is_dataclass(value):
-        names = [field.name for field in dataclasses.fields(value)]
-        names += ["cumulative_logprob"] if isinstance(value, Output) else []
-        found = {name: plain(getattr(value, name)) for name in names}
-        if found.get("validation", "") is None:  # most answers have none
-            del found["validation"]
-        return found
-    return value
-
-
-def worth(validation: Validation) -> str:
-    """How far an answer fulfils a schema that was not held in full, on one line."""
-    found = f"the text is wrong: {'; '.join(validation.errors)}" if validation.errors else "the text fulfils it all"
-    return " ".join(f"the schema was not held in full: {', '.join(validation.ignored)}; {found}".split())
 
 
 def show(pieces: Iterable[Piece], stream: Stream, runtime: str) -> int:

@@ -12,18 +12,18 @@ import sys
 from typing import TYPE_CHECKING
 
 from nucleate.cli import flags
+from nucleate.cli.input_text import add_prompt, read_prompt
 from nucleate.cli.main import UsageError
-from nucleate.cli.text import add_prompt, read_prompt
-from nucleate.core.request import REQUEST_PARAMETERS
+from nucleate.sampling_params import REQUEST_PARAMETERS
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
     from nucleate.llm import LLM
-    from nucleate.params import SamplingParams
-    from nucleate.text.tokenizer import Tokenizer
-    from nucleate.tracing import Step, Trace
+    from nucleate.sampling.trace import Step, Trace
+    from nucleate.sampling_params import SamplingParams
+    from nucleate.tokenization.tokenizer import Tokenizer
 
 USAGE = "[OPTIONS] [PROMPT]"
 BAR = 24
@@ -52,9 +52,9 @@ def run(arguments: argparse.Namespace) -> int:
     if top < 1:
         raise UsageError(f"--top must be an integer >= 1, got {arguments.top!r}")
     prompt = read_prompt(arguments)
-    from nucleate.generate import admit, stages_of
+    from nucleate.engine.admission import admit, stages_of
     from nucleate.llm import LLM
-    from nucleate.tracing import trace
+    from nucleate.sampling.trace import trace
 
     llm = LLM(**flags.model_options(arguments))
     params = llm.default_params.override(**values)
@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def mask_of(llm: LLM, params: SamplingParams) -> NDArray[np.int32] | None:
     """The tokens [W] that a text of the form asked for can begin with; None if none is asked for."""
-    from nucleate.text.structured import Grammars, Guide, form_of
+    from nucleate.structured_output import Grammars, Guide, form_of
 
     form = form_of(params.structured, lambda: Grammars(llm.tokenizer, llm.model.vocab_size))
     return None if form is None else Guide(form, ignore_eos=params.ignore_eos).mask()[0]
@@ -130,7 +130,7 @@ def removed_by(steps: tuple[Step, ...], token: int) -> str:
 
 
 def shape(step: Step) -> str:
-    from nucleate.core.stage import shape_of
+    from nucleate.sampling.stage import shape_of
 
     return "" if step.stage is None else shape_of(step.stage).lower()
 

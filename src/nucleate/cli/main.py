@@ -90,8 +90,8 @@ def open_outputs() -> None:
 
 def one_line(error: Exception) -> str:
     """The message of an error; errors nobody planned for say their type and how to see more."""
-    from nucleate.core.parameter import ParameterError
-    from nucleate.models.model import ModelError
+    from nucleate.models.protocol import ModelError
+    from nucleate.parameters.parameter import ParameterError
 
     message = " ".join(str(error).split())
     if isinstance(error, UsageError | ParameterError | ModelError):
@@ -123,7 +123,7 @@ def run(arguments: list[str]) -> int:
     command.add_arguments(parser)
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     parsed = parser.parse_args(arguments[1:])
-    from nucleate.core.threads import cores
+    from nucleate.jit.thread_pool import cores
 
     cores()  # what is wrong with NUCLEATE_THREADS is told now
     return int(command.run(parsed))

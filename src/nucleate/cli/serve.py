@@ -21,7 +21,7 @@ from nucleate.server.limits import Limits
 
 if TYPE_CHECKING:
     from nucleate.models.runner import Runner
-    from nucleate.server.log import Log
+    from nucleate.server.request_log import Log
 
 USAGE = "[OPTIONS]"
 LIMITS = {
@@ -75,13 +75,13 @@ def run(arguments: argparse.Namespace) -> int:
     if names := missing():
         raise UsageError(f"the server needs {', '.join(names)}: pip install 'nucleate[server]'")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    from nucleate.jit.warmup import warm
     from nucleate.llm import LLM
     from nucleate.server.app import application
-    from nucleate.server.keys import VARIABLE, read_keys
-    from nucleate.server.log import Form, Log, configure
+    from nucleate.server.auth import VARIABLE, read_keys
+    from nucleate.server.request_log import Form, Log, configure
     from nucleate.server.run import bind, interrupted_at_once, serve
     from nucleate.server.service import REGEX_SECONDS, Service
-    from nucleate.warming import warm
 
     if not 0 <= arguments.port < 2**16:
         raise UsageError(f"the port must be an integer >= 0 and < 65536, got {arguments.port}")

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from nucleate.cli import flags
-from nucleate.core.stage import shape_of
-from nucleate.stages import STAGES
+from nucleate.sampling.stage import shape_of
+from nucleate.sampling.stages import STAGES
 
 USAGE = "[--json]"
 

@@ -10,7 +10,7 @@ import argparse
 import time
 
 from nucleate.cli.main import UsageError
-from nucleate.core.kept import writable
+from nucleate.jit.kernel_cache import writable
 
 USAGE = ""
 
@@ -21,8 +21,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     start = time.perf_counter()
-    from nucleate.core.libraries import ALL
-    from nucleate.warming import warm
+    from nucleate.jit.kernel_libraries import ALL
+    from nucleate.jit.warmup import warm
 
     place = ALL[0].folder.parent
     if not all(

@@ -11,28 +11,28 @@ from __future__ import annotations
 import functools
 from time import perf_counter
 
-from nucleate.core.event import Event, Finish
-from nucleate.core.noise import fresh_seed
-from nucleate.core.parameter import ParameterError
-from nucleate.dispatch.select import TENSOR_BACKENDS
-from nucleate.engine.beam import BeamRequest
-from nucleate.engine.beam_jobs import Asked, Beam, LiveSearch, PreparedSearch, Searches
-from nucleate.engine.blocks import BlockPool
-from nucleate.engine.drawing import Drawing
-from nucleate.engine.forms import Forms
-from nucleate.engine.forwards import Batch, Forwards
+from nucleate.engine.admission import admit, stages_of
+from nucleate.engine.beam.params import BeamRequest
+from nucleate.engine.beam.scheduling import Asked, Beam, LiveSearch, PreparedSearch, Searches
+from nucleate.engine.kv_cache import BlockPool
+from nucleate.engine.model_executor import Batch, Forwards
 from nucleate.engine.request import Branch, Live, Prepared, Reading, Request
-from nucleate.engine.schedule import Job, Scheduler
-from nucleate.engine.speculate import Speculation
-from nucleate.engine.speculate_rows import Row
+from nucleate.engine.scheduler import Job, Scheduler
 from nucleate.engine.speculator import Speculator
 from nucleate.engine.stats import Drafts, Stats
-from nucleate.generate import admit, stages_of
+from nucleate.engine.token_sampler import Drawing
+from nucleate.engine.verification import Row
 from nucleate.models.runner import Runner
-from nucleate.rows import check_count
-from nucleate.sampler import Sampler
-from nucleate.text.structured import Limits, skippable
-from nucleate.text.tokenizer import Tokenizer
+from nucleate.outputs import Event, Finish
+from nucleate.parameters.parameter import ParameterError
+from nucleate.sampling.dispatch.route import TENSOR_BACKENDS
+from nucleate.sampling.inputs import check_count
+from nucleate.sampling.noise import fresh_seed
+from nucleate.sampling.sampler import Sampler
+from nucleate.speculative.config import Speculation
+from nucleate.structured_output import Limits, skippable
+from nucleate.structured_output.grammar_manager import Forms
+from nucleate.tokenization.tokenizer import Tokenizer
 
 MAX_SEQUENCES, MAX_BATCH_TOKENS = 64, 1024
 """What ``Engine`` does without being told."""

@@ -5,26 +5,23 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from nucleate.backends.logprobs import logprobs
-from nucleate.core.event import Event, Piece, StepLogprobs, Usage
-from nucleate.core.parameter import ParameterError
-from nucleate.core.stage import Pipeline
-from nucleate.engine.answer import Answer
-from nucleate.engine.draft.draft import Draft, State
-from nucleate.engine.schedule import Chunk, Job
+from nucleate.engine.output_processor import Answer
+from nucleate.engine.scheduler import Chunk, Job
 from nucleate.models.runner import Part
-from nucleate.params import SamplingParams
-from nucleate.rows import Logits
-from nucleate.text.stop import StopRules
-from nucleate.text.structured import Compiled, Guide
-from nucleate.text.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from nucleate.engine.beam_jobs import Beam
+from nucleate.outputs import Event, Piece, StepLogprobs, Usage
+from nucleate.parameters.parameter import ParameterError
+from nucleate.sampling.backends.token_logprobs import logprobs
+from nucleate.sampling.inputs import Logits
+from nucleate.sampling.stage import Pipeline
+from nucleate.sampling_params import SamplingParams
+from nucleate.speculative.draft import Draft, State
+from nucleate.stopping.stop_matcher import StopRules
+from nucleate.structured_output import Compiled, Guide
+from nucleate.tokenization.tokenizer import Tokenizer
 
 NONE = Draft()
 
@@ -165,7 +162,7 @@ class Branch:
 class Reading(NamedTuple):
     """What an answer, or a beam of a search, reads in a step."""
 
-    branch: Branch | Beam
+    branch: Any  #: a Branch; of a search, a Beam
     chunk: Chunk
     part: Part
     last: bool  #: it ends with the last token there is: the next one is drawn

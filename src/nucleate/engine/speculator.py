@@ -10,22 +10,22 @@ from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
-from nucleate.core.libraries import DRAFTS
-from nucleate.core.native import get
-from nucleate.core.parameter import ParameterError
-from nucleate.engine.draft.adaptive import AdaptiveProposer
-from nucleate.engine.draft.allowed import allowed
-from nucleate.engine.draft.draft import Draft, Read, State
-from nucleate.engine.draft.tree import narrow
 from nucleate.engine.request import NONE, Branch, Reading
-from nucleate.engine.schedule import Chunk, Job, Scheduler
-from nucleate.engine.speculate import COUPLED, FIELD, Speculation
-from nucleate.engine.speculate_rows import Hands, Path, Row, WrongLawError, follow, judge
+from nucleate.engine.scheduler import Chunk, Job, Scheduler
 from nucleate.engine.stats import Drafts
-from nucleate.laws import foreseeable
+from nucleate.engine.verification import Hands, Path, Row, WrongLawError, follow, judge
+from nucleate.jit.kernel_libraries import DRAFTS
+from nucleate.jit.native_library import get
 from nucleate.models.runner import Move, Runner
-from nucleate.sampler import Sampler
-from nucleate.stages.greedy import Greedy
+from nucleate.parameters.parameter import ParameterError
+from nucleate.sampling.distributions import foreseeable
+from nucleate.sampling.sampler import Sampler
+from nucleate.sampling.stages.selection.greedy import Greedy
+from nucleate.speculative.adaptive.controller import AdaptiveProposer
+from nucleate.speculative.config import COUPLED, FIELD, Speculation
+from nucleate.speculative.draft import Draft, Read, State
+from nucleate.speculative.grammar_filter import allowed
+from nucleate.speculative.tree import narrow
 
 logger = logging.getLogger("nucleate")
 
@@ -83,7 +83,7 @@ class Speculator:
         places = [place for place, reading in enumerate(readings) if _goes_on(reading)]
         if places:
             counts = self._counts(readings, places)
-            states = [self._state(readings[place].branch) for place in places]  # type: ignore[arg-type]
+            states = [self._state(readings[place].branch) for place in places]
             drafts = self._ask(states, counts) if any(counts) else [NONE] * len(states)
             readings = readings.copy()
             for place, count, draft in zip(places, counts, drafts, strict=True):
@@ -99,7 +99,7 @@ class Speculator:
         counts = []
         for place in places:
             room = _room(readings[place].chunk.job)
-            most = self.speculation.tokens if self._may(readings[place].branch) else 0  # type: ignore[arg-type]
+            most = self.speculation.tokens if self._may(readings[place].branch) else 0
             count = max(0, min(most, left, most if room > 0 and self._branches > 1 else room))
             counts.append(count)
             left -= count
@@ -129,7 +129,7 @@ class Speculator:
         """A reading with as much of a draft as can be read, and as may follow."""
         branch, job, part = reading.branch, reading.chunk.job, reading.part
         draft = narrow(draft, self._branches, _room(job), count)
-        draft = allowed(draft, self._runner.vocab_size, branch.answer.guide)  # type: ignore[union-attr]
+        draft = allowed(draft, self._runner.vocab_size, branch.answer.guide)
         draft = draft.cut(self._schedule.reserve(job, len(draft)))
         if not draft:
             self._safely(self.proposer.accepted, part.key, 0)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from nucleate.models.model import Context, Model, ModelError
+from nucleate.models.protocol import Context, Model, ModelError
 
 BLOCK = 16
 """Tokens per block, where a model has no reason for another size."""

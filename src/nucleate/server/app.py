@@ -11,16 +11,16 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from nucleate import __version__
-from nucleate.server.answering import Answering
-from nucleate.server.exchange import Exchange
-from nucleate.server.front import Front
-from nucleate.server.keys import Keys
-from nucleate.server.log import Log
+from nucleate.server.auth import Keys
+from nucleate.server.error_middleware import Front
+from nucleate.server.generation_endpoint import Answering
 from nucleate.server.metrics import Metrics
-from nucleate.server.openapi import document
+from nucleate.server.openai.requests import ENDPOINTS
+from nucleate.server.openapi_document import document
+from nucleate.server.request_context import Exchange
+from nucleate.server.request_log import Log
 from nucleate.server.service import Service
-from nucleate.server.text import Text
-from nucleate.server.wire.requests import ENDPOINTS
+from nucleate.server.tokenize_routes import Text
 
 Handler = Callable[[Exchange], Awaitable[None]]
 

@@ -10,10 +10,10 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from nucleate.core.parameter import Parameter, ParameterError, param, with_parameters
-from nucleate.core.values import shown
-from nucleate.params import FIELDS
-from nucleate.server.wire.requests import Asked, Endpoint
+from nucleate.parameters.converters import shown
+from nucleate.parameters.parameter import Parameter, ParameterError, param, with_parameters
+from nucleate.sampling_params import FIELDS
+from nucleate.server.openai.requests import Asked, Endpoint
 
 MOST = 2**31 - 1
 MAX_ENTRIES = 1024

@@ -14,11 +14,11 @@ from prometheus_client.core import GaugeMetricFamily as _Gauge
 from prometheus_client.core import Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
-from nucleate.core.event import FinishReason
-from nucleate.core.structured import FORMS
 from nucleate.engine.stats import Drafts, Stats
-from nucleate.server.refusal import ErrorKind
-from nucleate.server.wire.forms import NAMES
+from nucleate.outputs import FinishReason
+from nucleate.server.http_errors import ErrorKind
+from nucleate.server.openai.response_format import NAMES
+from nucleate.structured_output.spec import FORMS
 
 GENERATING = ("/v1/completions", "/v1/chat/completions")
 ROUTES = (

@@ -14,8 +14,8 @@ from types import FrameType
 import uvicorn
 from starlette.types import ASGIApp
 
-from nucleate.server.log import Log
-from nucleate.server.protocol import Protocol
+from nucleate.server.http_protocol import Protocol
+from nucleate.server.request_log import Log
 from nucleate.server.service import Service
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)

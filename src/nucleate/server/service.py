@@ -16,21 +16,21 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 from uuid import uuid4
 
-from nucleate.core.parameter import ParameterError, read_json
-from nucleate.core.structured import Structured
-from nucleate.engine.beam import BeamRequest
-from nucleate.engine.beam_jobs import PreparedSearch
+from nucleate.engine.async_engine import AsyncEngine
+from nucleate.engine.beam.params import BeamRequest
+from nucleate.engine.beam.scheduling import PreparedSearch
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Prepared, Request
-from nucleate.engine.worker import AsyncEngine
 from nucleate.llm import LLM
-from nucleate.models.model import ModelError
-from nucleate.params import SamplingParams
+from nucleate.models.protocol import ModelError
+from nucleate.parameters.parameter import ParameterError, read_json
+from nucleate.sampling_params import SamplingParams
+from nucleate.server.http_errors import Refusal, closing, late, no_model, overloaded, too_long
 from nucleate.server.limits import Limits
-from nucleate.server.refusal import Refusal, closing, late, no_model, overloaded, too_long
-from nucleate.server.wire.forms import named
-from nucleate.server.wire.requests import CHAT, ENDPOINTS, Asked, read_body
-from nucleate.server.wire.responses import Head
+from nucleate.server.openai.requests import CHAT, ENDPOINTS, Asked, read_body
+from nucleate.server.openai.response_format import named
+from nucleate.server.openai.responses import Head
+from nucleate.structured_output.spec import Structured
 
 T = TypeVar("T")
 

@@ -1,0 +1,157 @@
+"""The output file of a batch: what is in it stays, and each record is whole or not there. Knows no model.
+
+A process may be killed at any moment: then the file ends in a record that is not whole, which the next one cuts off.
+A lock keeps two processes from writing at once, where the system has locks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import sys
+from array import array
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, Self
+
+from nucleate.cli.batch_records import has_failed
+from nucleate.cli.jsonl import Line
+from nucleate.cli.main import UsageError
+
+_FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0)
+_FIRST = b'{"id": "line-'
+_ID = re.compile(r"line-([1-9]\d{0,11})-([0-9a-f]{16})")
+
+
+class Journal:
+    """Records of lines, in a file or on their way down a pipe.
+
+    path: - is stdout, which like a pipe cannot be read again. source: what the lines come from. overwrite: begin anew.
+    retry: forget the records of lines that failed. Raises UsageError for a file that is not ours to write.
+    """
+
+    def __init__(self, path: str, source: BinaryIO, *, overwrite: bool = False, retry: bool = False) -> None:
+        self.path, self.failed, self.count = path, 0, 0  #: failed, count: of the lines that were there before
+        self._digests = array("Q")  # by the number of the line; 0: there is no record of it
+        self.resumes = path != "-" and (not Path(path).exists() or Path(path).is_file())
+        """Whether another process can go on where this one ends."""
+        if not self.resumes:
+            self._fd = sys.stdout.fileno() if path == "-" else os.open(path, os.O_WRONLY | os.O_APPEND)
+            return
+        self._fd = _open(path)
+        try:
+            if _same(self._fd, source):
+                raise UsageError(f"{path} is the input too: the output must be another file")
+            os.ftruncate(self._fd, 0 if overwrite else self._read(retry=retry))
+            if retry:
+                self._forget_failures()
+        except BaseException:
+            os.close(self._fd)  # and with it the lock
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.path != "-":
+            os.close(self._fd)
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Append a record."""
+        _write(self._fd, json.dumps(record, allow_nan=False).encode() + b"\n")
+
+    def checked(self, lines: Iterable[Line]) -> Iterator[tuple[Line, bool]]:
+        """The lines, and whether each has its record. Raises UsageError where they are not those of the records."""
+        found = 0
+        for line in lines:
+            known = self._digests[line.number] if line.number < len(self._digests) else 0
+            if known not in (0, line.digest):
+                raise self._changed(f"line {line.number} of the input is not the one that it has an answer to")
+            found += known != 0
+            yield line, known != 0
+        if found < self.count:
+            raise self._changed("it has answers to lines that are not in the input")
+
+    def _changed(self, why: str) -> UsageError:
+        return UsageError(f"{self.path}: {why}; name another file, or begin anew with --overwrite")
+
+    def _read(self, *, retry: bool) -> int:
+        """Remember the records that are there. Returns the length of the file without one that is torn."""
+        end = 0
+        for raw, number, digest, bad in self._records():
+            end += len(raw)
+            if bad and retry:
+                continue
+            self.failed += bad
+            if number >= len(self._digests):
+                self._digests.frombytes(bytes(8 * (number + 1 - len(self._digests))))
+            self.count += not self._digests[number]
+            self._digests[number] = digest
+        return end
+
+    def _records(self) -> Iterator[tuple[bytes, int, int, bool]]:
+        """The whole records: as they stand, the number and the digest of their line, and whether it failed."""
+        with open(self._fd, "rb", closefd=False) as file:
+            file.seek(0)
+            for place, raw in enumerate(file, 1):
+                if not raw.endswith(b"\n") and (raw.startswith(_FIRST) or _FIRST.startswith(raw)):
+                    return
+                try:
+                    record = json.loads(raw)
+                    number, digest = _ID.fullmatch(record["id"]).groups()  # type: ignore[union-attr]
+                    yield raw, int(number), int(digest, 16), has_failed(record)
+                except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+                    raise self._changed(f"line {place} of it was not written by nucleate batch") from None
+
+    def _forget_failures(self) -> None:
+        """Leave the records of lines that failed out of the file, which is replaced as a whole."""
+        path = os.path.realpath(self.path)
+        new = os.open(f"{path}.new", _FLAGS | os.O_TRUNC, 0o666)  # nobody else has it: the file itself is locked
+        _lock(new, self.path)
+        for raw, _, _, bad in self._records():
+            if not bad:
+                _write(new, raw)
+        shutil.copymode(path, f"{path}.new")
+        os.fsync(new)
+        Path(f"{path}.new").replace(path)
+        os.close(self._fd)
+        self._fd = new
+
+
+def _open(path: str) -> int:
+    """The file at a path, locked. One that was replaced while we waited for nothing is opened again."""
+    while True:
+        file = os.open(path, _FLAGS, 0o666)
+        _lock(file, path)
+        try:
+            if os.path.samestat(os.fstat(file), Path(path).stat()):
+                return file
+        except FileNotFoundError:
+            pass
+        os.close(file)
+
+
+def _lock(file: int, path: str) -> None:
+    if sys.platform == "win32":
+        return
+    import fcntl
+
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UsageError(f"{path} is being written by another process") from None
+
+
+def _same(file: int, source: BinaryIO) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file), os.fstat(source.fileno()))
+    except (OSError, ValueError):  # the source is no real file
+        return False
+
+
+def _write(file: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(file, rest) :]

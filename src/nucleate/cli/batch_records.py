@@ -1,0 +1,163 @@
+"""A line of a batch to what it asks, and the answers to the record that is kept of them. Values only, no I/O.
+
+A line is a request as OpenAI's batches have it, or a prompt: a JSON string, or an object with prompt or messages and
+any fields of SamplingParams. What cannot be read is not raised, but kept as the record will tell it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from nucleate.cli.jsonl import Line
+from nucleate.cli.output_text import plain
+from nucleate.outputs import Completion, Output
+from nucleate.parameters.converters import shown
+from nucleate.parameters.parameter import ParameterError, read_json, unknown
+from nucleate.server.openai.requests import CHAT, ENDPOINTS, PLAIN, Asked, Endpoint
+from nucleate.server.openai.responses import Head, chat_body, completion_body, error_body, usage_body
+from nucleate.tokenization.tokenizer import Tokenizer
+
+_ENVELOPE = ("custom_id", "method", "url", "body")
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a line has no answer. status: that of HTTP, if its request was one; param: the field at fault."""
+
+    message: str
+    code: str | None = None
+    param: str | None = None
+    status: int | None = None
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What a line says. endpoint: None if that could not be told; failure: why it cannot be answered."""
+
+    id: str
+    number: int
+    endpoint: Endpoint | None = None
+    custom_id: str | None = None
+    body: Any = None
+    failure: Failure | None = None
+
+
+def read_line(line: Line) -> Entry:
+    """What a line says, whatever it is."""
+    entry = Entry(line.id, line.number)
+    if line.data is None:
+        return replace(entry, failure=Failure("the line is too long", "line_too_long"))
+    try:
+        value = read_json(line.data.decode(), "line")
+    except UnicodeDecodeError as error:
+        message = f"the line is not UTF-8: {error.reason} at byte {error.start}"
+        return replace(entry, failure=Failure(message, "invalid_json"))
+    except ParameterError as error:
+        return replace(entry, failure=Failure(str(error), "invalid_json"))
+    name = value.get("custom_id") if isinstance(value, dict) else None
+    if isinstance(name, str) and name:
+        entry = replace(entry, custom_id=name)
+    try:
+        endpoint, body = _content(value)
+    except ParameterError as error:
+        return replace(entry, failure=Failure(str(error), "invalid_line", error.field))
+    return replace(entry, endpoint=endpoint, body=body)
+
+
+def _content(value: Any) -> tuple[Endpoint, Any]:
+    if isinstance(value, str):
+        return PLAIN, {"prompt": value}
+    if not isinstance(value, dict):
+        raise ParameterError("line", f"a line must be a JSON object or string, got {shown(value)}")
+    name = value.get("custom_id", "-")
+    if not isinstance(name, str) or not name:
+        raise ParameterError("custom_id", f"custom_id must be a non-empty string, got {shown(name)}")
+    if not value.keys() & {"method", "url", "body"}:
+        return PLAIN, {key: item for key, item in value.items() if key != "custom_id"}
+    return _request(value)
+
+
+def _request(value: Mapping[str, Any]) -> tuple[Endpoint, Any]:
+    """The endpoint that OpenAI's object names, and the body for it."""
+    for key in value:
+        if key not in _ENVELOPE:
+            raise unknown(key, _ENVELOPE, "field of the line")
+    for key in _ENVELOPE:
+        if key not in value:
+            raise ParameterError(key, f"{key} must be given")
+    if value["method"] != "POST":
+        raise ParameterError("method", f"method must be POST, got {shown(value['method'])}")
+    if not isinstance(value["url"], str) or value["url"] not in ENDPOINTS:
+        raise ParameterError("url", f"url must be one of {', '.join(ENDPOINTS)}, got {shown(value['url'])}")
+    return ENDPOINTS[value["url"]], value["body"]
+
+
+def failed(entry: Entry, failure: Failure) -> Record:
+    """The record of a line without an answer. One that was a request to HTTP has the answer that it would get there."""
+    message = f"line {entry.number}: {failure.message}"
+    if entry.endpoint is PLAIN:
+        error = {"code": failure.code or "invalid_request", "message": message, "param": failure.param}
+        return {**_plain_head(entry), "error": error}
+    head = {"id": entry.id, "custom_id": entry.custom_id}
+    if failure.status is None:
+        return {**head, "response": None, "error": {"code": failure.code, "message": message}}
+    kind = "server_error" if failure.status >= 500 else "invalid_request_error"
+    body = error_body(message, failure.param, failure.code, kind)
+    return {**head, "response": _response(entry, failure.status, body), "error": None}
+
+
+def answered(
+    entry: Entry,
+    asked: Asked,
+    completions: Sequence[Completion],
+    tokenizer: Tokenizer,
+    *,
+    created: int,
+    model: str,
+) -> Record:
+    """The record of a line with its answers. created: seconds since 1970; model: what answered."""
+    if entry.endpoint is PLAIN:
+        return _plain(entry, completions[0])
+    if entry.endpoint is CHAT:
+        body = chat_body(Head(f"chatcmpl-{entry.id}", created, model), asked, completions[0], tokenizer)
+    else:
+        body = completion_body(Head(f"cmpl-{entry.id}", created, model), asked, completions, tokenizer)
+    response = _response(entry, 200, body)
+    return {"id": entry.id, "custom_id": entry.custom_id, "response": response, "error": None}
+
+
+def has_failed(record: Mapping[str, Any]) -> bool:
+    """Whether a record says that its line has no answer."""
+    response = record.get("response")
+    return record.get("error") is not None or (response is not None and response["status_code"] != 200)
+
+
+def _response(entry: Entry, status: int, body: Record) -> Record:
+    return {"status_code": status, "request_id": f"req-{entry.id}", "body": body}
+
+
+def _plain_head(entry: Entry) -> Record:
+    named = {} if entry.custom_id is None else {"custom_id": entry.custom_id}
+    return {"id": entry.id, **named, "line": entry.number}
+
+
+def _plain(entry: Entry, completion: Completion) -> Record:
+    answers = [_answer(output) for output in completion.outputs]
+    found = answers[0] if len(answers) == 1 else {"outputs": answers}
+    subject = {name: entry.body[name] for name in PLAIN.subject if entry.body.get(name) is not None}
+    told = completion.prompt_logprobs
+    of_prompt = {} if told is None else {"prompt_logprobs": plain(told)}
+    usage = usage_body(completion.usage)
+    return {**_plain_head(entry), **subject, **found, **of_prompt, "usage": usage, "error": None}
+
+
+def _answer(output: Output) -> Record:
+    """An answer as ``generate --json`` has it; without logprobs, if there are none."""
+    made = {name: value for name, value in plain(output).items() if name != "index"}
+    if output.logprobs is None:
+        del made["logprobs"], made["cumulative_logprob"]
+    return made

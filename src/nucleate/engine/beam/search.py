@@ -1,0 +1,267 @@
+"""A beam search over rows of logits: which beams go on with which tokens, what has ended, when it is over.
+
+Knows no model, no text and no scheduler. ``tests/slow_beam.py`` is the slow twin, and says what it means.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nucleate.engine.beam.params import BeamParams
+from nucleate.outputs import StepLogprobs
+
+Doubles = NDArray[np.float64]
+LANES = 64
+"""Scores of which the highest stands for all when a bound is looked for."""
+
+
+class Form(Protocol):
+    """What holds the text of one beam to a form."""
+
+    def after(self, token: int) -> tuple[Form, bool]:
+        """The same for a beam that goes on with a token that was allowed, and whether nothing can follow it."""
+
+
+Told = Callable[[int, int], StepLogprobs]
+"""The logprobs of a step: of the row of an open beam, and the token that was chosen."""
+
+
+class SearchError(Exception):
+    """A search cannot go on: at ``place``, an open beam has no next token, because of ``reason``."""
+
+    def __init__(self, place: int, reason: str) -> None:
+        super().__init__(place, reason)
+        self.place, self.reason = place, reason
+
+
+class Link(NamedTuple):
+    """The last token of an answer, and the answer before it."""
+
+    before: Link | None
+    token: int
+    told: StepLogprobs | None
+
+
+@dataclass(slots=True)
+class Open:
+    """A beam that goes on."""
+
+    last: Link | None = None
+    logprob: float = 0.0
+    form: Form | None = None
+
+
+class Found(NamedTuple):
+    """A finished answer."""
+
+    last: Link
+    length: int
+    score: float
+    logprob: float
+    ended: bool  #: by an EOS or its form; if not, it is as long as an answer may be
+
+    @property
+    def steps(self) -> list[Link]:
+        """Its tokens, and what is told of them."""
+        steps, link = [], self.last
+        while True:
+            steps.append(link)
+            if link.before is None:
+                return steps[::-1]
+            link = link.before
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return tuple(link.token for link in self.steps)
+
+
+class Child(NamedTuple):
+    """An open beam of this step: the place of the one that it continues among those of the last, and its token."""
+
+    parent: int
+    token: int
+
+
+class Search:
+    """One search. ends: the tokens that end an answer. max_tokens: of the longest answer. form: of the first beam."""
+
+    def __init__(self, params: BeamParams, ends: Iterable[int], max_tokens: int, form: Form | None = None) -> None:
+        self.params, self.ends, self.max_tokens, self.length = params, frozenset(ends), max_tokens, 0
+        size = params.width // params.groups
+        self._groups = [_Group(self, size, [Open(form=form)]) for _ in range(params.groups)]
+
+    @property
+    def open(self) -> list[Open]:
+        """The beams that wait for logits, group by group, the best of each first. None: the search is over.
+
+        At the beginning all groups have the same one.
+        """
+        return self._groups[0].open if not self.length else [beam for group in self._groups for beam in group.open]
+
+    def step(
+        self, logits_BV: NDArray[np.float32], masks_BW: NDArray[np.int32] | None = None, told: Told | None = None
+    ) -> list[Child]:
+        """Give every open beam its next token: logits of the ``open`` ones, in their order.
+
+        masks_BW: what their forms allow, bit i % 32 of word i // 32 is token i. Returns those that are open now, in
+        their order. Raises SearchError.
+        """
+        total_BV = logprobs(logits_BV)
+        total_BV += np.array([beam.logprob for beam in self.open])[:, None]
+        if masks_BW is not None:
+            forbid(total_BV, masks_BW)
+        begins = not self.length
+        self.length += 1
+        children: list[Child] = []
+        chosen = Counter[int]()
+        place = 0
+        for group in self._groups:
+            end = place + len(group.open)
+            own, tokens = group.step(total_BV[place:end], place, chosen, told)
+            children += own
+            chosen.update(tokens)
+            place = 0 if begins else end
+        return children
+
+    def best(self) -> list[Found]:
+        """The finished answers, the best first: as many as were asked for, or all there are."""
+        found: dict[tuple[int, ...], Found] = {}
+        for one in sorted((one for group in self._groups for one in group.finished), key=_by_score):
+            found.setdefault(one.token_ids, one)
+        return list(found.values())[: self.params.returned]
+
+    def score(self, logprob: float, length: int) -> float:
+        return float(logprob / length**self.params.length_penalty)
+
+
+def _by_score(found: Found) -> float:
+    """Sorting is stable: of equal ones the earlier stays."""
+    return -found.score
+
+
+@dataclass(slots=True)
+class _Group:
+    """The beams of one group. It is over when none is open."""
+
+    search: Search
+    size: int
+    open: list[Open]
+    finished: list[Found] = field(default_factory=list)
+
+    def step(
+        self, total_BV: Doubles, first: int, chosen: Counter[int], told: Told | None
+    ) -> tuple[list[Child], list[int]]:
+        """The children of this group, and the tokens with which its beams go on. first: the place of its first beam."""
+        search, before, self.open = self.search, self.open, []
+        last, vocabulary = search.length == search.max_tokens, total_BV.shape[1]
+        children: list[Child] = []
+        tokens: list[int] = []
+        for rank, at in enumerate(_in_order(total_BV, self._penalty(chosen), self.size * (1 + len(search.ends)))):
+            if rank >= self.size and (last or len(self.open) == self.size):
+                break
+            place, token = divmod(at, vocabulary)
+            form, ended = _after(before[place].form, token)
+            ended = ended or token in search.ends
+            if ended and rank >= self.size:  # an end so far down loses its place to the open ones before it
+                continue
+            logprob = float(total_BV[place, token])
+            link = Link(before[place].last, token, None if told is None else told(first + place, token))
+            if not ended:
+                tokens.append(token)
+            if not ended and not last:
+                self.open.append(Open(link, logprob, form))
+                children.append(Child(first + place, token))
+            else:
+                self._finish(link, logprob, ended=ended)
+        del self.finished[self.size :]
+        if self._enough():
+            self.open, children, tokens = [], [], []
+        return children, tokens
+
+    def _finish(self, link: Link, logprob: float, *, ended: bool) -> None:
+        length = self.search.length
+        self.finished.append(Found(link, length, self.search.score(logprob, length), logprob, ended))
+        self.finished.sort(key=_by_score)
+
+    def _penalty(self, chosen: Counter[int]) -> dict[int, float]:
+        weight = self.search.params.diversity_penalty
+        return {token: weight * count for token, count in chosen.items()} if weight else {}
+
+    def _enough(self) -> bool:
+        """Whether nothing that is open is worth waiting for."""
+        params, search = self.search.params, self.search
+        if len(self.finished) < self.size or not self.open:
+            return False
+        hopes = params.early_stopping == "never" and params.length_penalty > 0
+        best = max(beam.logprob for beam in self.open)
+        longest = search.max_tokens if hopes else search.length
+        return params.early_stopping is True or search.score(best, longest) <= self.finished[-1].score
+
+
+def logprobs(logits_BV: NDArray[np.float32]) -> Doubles:
+    """Logits [B, V] to logprobs, in a new array. Raises SearchError for a row with a NaN, a +inf or no finite score.
+
+    Row by row, so that what is made on the way stays near the processor.
+    """
+    total_BV = np.empty(logits_BV.shape)
+    weight_V = np.empty(logits_BV.shape[1])
+    for place, (logits_V, total_V) in enumerate(zip(logits_BV, total_BV, strict=True)):
+        top = float(logits_V.max())
+        if not np.isfinite(top):
+            raise SearchError(place, wrong(logits_V))
+        np.subtract(logits_V, top, out=total_V, dtype=np.float64)
+        total_V -= np.log(np.exp(total_V, out=weight_V).sum())
+    return total_BV
+
+
+def wrong(x_V: NDArray[np.float32]) -> str:
+    """Why nothing can be chosen by some scores, as the reference backend says it."""
+    for bad_V, what in ((np.isnan(x_V), "NaN"), (x_V == np.inf, "+inf")):
+        if bad_V.any():
+            return f"{what} at token {bad_V.argmax()}"
+    return "every token is at -inf"
+
+
+def forbid(total_BV: Doubles, masks_BW: NDArray[np.int32]) -> None:
+    """Take out what masks do not allow. Raises SearchError for a row in which nothing is left."""
+    bits_BV = np.unpackbits(masks_BW.view(np.uint8), axis=1, bitorder="little")[:, : total_BV.shape[1]]
+    total_BV[bits_BV == 0] = -np.inf
+    left_B = total_BV.max(axis=1) > -np.inf
+    if not left_B.all():
+        raise SearchError(int(left_B.argmin()), "every token that is allowed is at -inf")
+
+
+def _after(form: Form | None, token: int) -> tuple[Form | None, bool]:
+    return (None, False) if form is None else form.after(token)
+
+
+def _in_order(total_BV: Doubles, penalty: dict[int, float], count: int) -> Iterator[int]:
+    """Places in the flat array, the highest score first; of equal ones the first beam, then the first token."""
+    if penalty:
+        total_BV = total_BV.copy()
+        for token, less in penalty.items():
+            total_BV[:, token] -= less
+    total_N, done = total_BV.ravel(), 0
+    while done < len(total_N):
+        least = bound(total_N, count)
+        near_N = np.flatnonzero(total_N >= least if least > -np.inf else total_N > -np.inf)
+        order_N = near_N[np.argsort(-total_N[near_N], kind="stable")]
+        yield from order_N[done:count].tolist()
+        if len(order_N) < count:
+            return
+        done, count = count, 4 * count
+
+
+def bound(total_N: Doubles, count: int) -> float:
+    """A score that at least ``count`` scores reach, and not many more: the count-th of the highest of their parts."""
+    parts = len(total_N) // LANES
+    if parts < count:
+        return -np.inf
+    highest = total_N[: parts * LANES].reshape(LANES, parts).max(axis=0)
+    return float(np.partition(highest, parts - count)[parts - count])

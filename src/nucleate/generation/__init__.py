@@ -1,0 +1,1 @@
+"""Readable generation loops, used as test oracles."""

@@ -1,0 +1,82 @@
+"""START HERE: the whole loop, for one sequence: prefill, sample, detokenize, stop, stream. No batch, no tricks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from nucleate.engine.admission import admit, read_prompt, stages_of
+from nucleate.models.protocol import Model
+from nucleate.outputs import Finish, Piece
+from nucleate.sampling.sampler import Sampler
+from nucleate.sampling.stage import Pipeline
+from nucleate.sampling_params import SamplingParams
+from nucleate.stopping.stop_matcher import StopMatcher, StopRules
+from nucleate.structured_output import Compiled, Grammars, Guide, form_of, why
+from nucleate.tokenization.detokenizer import Detokenizer
+from nucleate.tokenization.tokenizer import Tokenizer
+
+
+def generate(
+    model: Model,
+    tokenizer: Tokenizer,
+    prompt_ids: Sequence[int],
+    params: SamplingParams,
+    index: int = 0,
+    grammars: Grammars | None = None,
+) -> Iterator[Piece]:
+    """Answer ``index`` to a prompt, a piece per token. Arguments are checked now, the model runs as pieces are taken.
+
+    grammars: those of the tokenizer, if they are there already; params that ask for a form of text need them.
+    Raises ParameterError for a prompt that is empty, too long or outside the vocabulary, and for parameters that the
+    model or the stop rules refuse. Logits without a token to draw end the answer with finish_reason "error".
+    """
+    rules = admit(model, tokenizer, prompt_ids, params)
+    stages = stages_of(params, model.vocab_size, tokenizer)
+    form = form_of(params.structured, lambda: grammars or Grammars(tokenizer, model.vocab_size))
+    return run(model, tokenizer, tuple(prompt_ids), params, stages, rules, form, index)
+
+
+def run(
+    model: Model,
+    tokenizer: Tokenizer,
+    prompt_ids: tuple[int, ...],
+    params: SamplingParams,
+    stages: Pipeline,
+    rules: StopRules,
+    form: Compiled | None,
+    index: int,
+) -> Iterator[Piece]:
+    """The loop itself."""
+    detokenizer = Detokenizer(tokenizer, prompt_ids, skip_special_tokens=params.skip_special_tokens)
+    matcher = StopMatcher(rules)
+    guide = Guide(form, ignore_eos=params.ignore_eos) if form is not None else None
+    sampler = Sampler(model.vocab_size)
+    seed = sampler.seed(sampler.add(stages, prompt_ids, seed=params.seed, index=index))
+    context = model.begin()
+    told_of_prompt = None
+    if params.prompt_logprobs is None or index:
+        logits_V = context.forward(prompt_ids)
+    else:
+        logits_V, told_of_prompt = read_prompt(context, prompt_ids, params)
+    while True:
+        out = sampler(logits_V[None], mask=None if guide is None else guide.mask())
+        if out.errors:
+            text = "".join(matcher.close("".join(detokenizer.close())))
+            finish = Finish("error", why(out.errors[0], guide))
+            yield Piece(text, (), index, seed, *finish, None, told_of_prompt)
+            return
+        token = int(out.token_ids[0])
+        hidden = matcher.is_stop_token(token) and not rules.include_stop_str_in_output
+        text = "".join(matcher.push(token, "" if hidden else "".join(detokenizer.push(token))))
+        if guide is not None and guide.push(token):
+            matcher.complete()
+        if matcher.finish is not None:
+            text += "".join(matcher.close("".join(detokenizer.close())))
+        validation = None if guide is None else guide.read(text, matcher.finish)
+        reason, detail = matcher.finish or (None, None)
+        told = None if out.logprobs is None or out.logprobs[0] is None else (out.logprobs[0],)
+        yield Piece(text, (token,), index, seed, reason, detail, told, told_of_prompt, validation)
+        told_of_prompt = None
+        if matcher.finish is not None:
+            return
+        logits_V = context.forward((token,))

@@ -1,0 +1,29 @@
+"""The threads that help with kernels: how many there may be, and where they are. Knows no kernel."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+
+from nucleate.parameters.parameter import ParameterError
+
+
+@cache
+def cores() -> int:
+    """How many threads work at most: as many as this process may run on, or NUCLEATE_THREADS."""
+    mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    asked = os.environ.get("NUCLEATE_THREADS", "").strip()
+    if asked and not (asked.isdecimal() and int(asked)):
+        raise ParameterError("NUCLEATE_THREADS", f"NUCLEATE_THREADS must be an integer >= 1, got {asked!r:.40}")
+    return int(asked) if asked else mine
+
+
+def pool() -> ThreadPoolExecutor:
+    """The threads beside the caller's, of this process: a fork has none of its parent's."""
+    return _pool(os.getpid())
+
+
+@cache
+def _pool(process: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max(1, cores() - 1), thread_name_prefix="nucleate")

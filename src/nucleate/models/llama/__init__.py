@@ -1,0 +1,1 @@
+"""The Llama architecture in NumPy."""

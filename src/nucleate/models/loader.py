@@ -1,0 +1,132 @@
+"""From what a user calls a model to the model: find its folder, choose a runtime, read tokenizer and defaults."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+from nucleate.models.free_memory import free
+from nucleate.models.llama.batched_llama import PackedLlama
+from nucleate.models.llama.numpy_llama import Llama, why_not
+from nucleate.models.model_config import read_config
+from nucleate.models.protocol import Model, ModelError
+from nucleate.models.runner import BLOCK, Contexts, Runner
+from nucleate.models.transformers.transformers_model import TransformersModel
+from nucleate.parameters.parameter import ParameterError
+
+logger = logging.getLogger("nucleate")
+
+EMBEDDED = Path(__file__).parent / "embedded"
+"""The folder of the model that ships inside."""
+
+RUNTIMES = ("auto", "numpy", "torch")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+UNTOLD = 1024
+"""Bytes that the state of a token takes, where a model does not say."""
+SMALL = 64 << 20
+"""Bytes of weights up to which "auto" prefers the numpy runtime: above, torch makes up for its start."""
+
+
+def resolve(model: str | Path | None) -> Path:
+    """The folder of a model: the embedded one for None, a folder, or a Hugging Face id (downloaded when not cached)."""
+    if model is None:
+        return EMBEDDED
+    try:
+        folder = Path(model).expanduser()
+        found = (folder / "config.json").is_file()
+        if found or not folder.exists():
+            problem = None
+        else:
+            problem = "it has no config.json" if folder.is_dir() else "it is a file"
+    except (OSError, RuntimeError) as error:  # no permission, a name too long, the home of nobody
+        problem = getattr(error, "strerror", None) or str(error)
+    if problem is not None:
+        raise ModelError(f"{str(model)[:200]} is no model folder: {problem}")
+    if found:
+        return folder
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", str(model)) or str(model).startswith(("./", "../")):
+        raise ModelError(f"there is no model folder {str(model)!r} (a Hugging Face id has the form 'owner/name')")
+    return download(str(model))
+
+
+def download(name: str) -> Path:
+    """The folder of a Hugging Face id, from the local cache or the hub."""
+    import huggingface_hub
+
+    wanted = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
+    try:
+        return Path(huggingface_hub.snapshot_download(name, allow_patterns=wanted))
+    except Exception as error:  # the hub's client raises errors of many libraries
+        why = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise ModelError(f"there is no folder {name!r}, and it cannot be had from the hub: {why}") from error
+
+
+def load(folder: Path, device: str = "auto", dtype: str = "auto", runtime: str = "auto") -> Model:
+    """The model of a folder.
+
+    runtime: "numpy" (plain Llamas on CPU, starts at once), "torch" (everything Transformers knows), or "auto": numpy
+    for a Llama of at most 64 MiB, unless a device or dtype is asked for that it has not; else torch. Raises
+    ParameterError or ModelError.
+    """
+    for name, value, allowed in (("runtime", runtime, RUNTIMES), ("dtype", dtype, DTYPES)):
+        if value not in allowed:
+            raise ParameterError(name, f"{name} must be one of {', '.join(allowed)}, got {value!r}")
+    suits = device in ("auto", "cpu") and dtype in ("auto", "float32")
+    if runtime == "numpy" and not suits:
+        raise ModelError(f"the numpy runtime has device 'cpu' and dtype 'float32' only, got {device!r} and {dtype!r}")
+    if runtime == "numpy" or (runtime == "auto" and suits and _is_small_llama(folder)):
+        return Llama(folder)
+    return TransformersModel(folder, device, dtype)
+
+
+def runner_of(model: Model, memory: int | None = None, tokens: int = 1 << 16) -> Runner:
+    """A model as it reads many sequences at once.
+
+    Packed if the model can be run so. Else one after the other, and the runner's ``why`` says why, in a line. memory:
+    bytes for keys and values; None: what so many tokens take, but at most a quarter of the memory that is free. Raises
+    ModelError if that does not hold one block.
+    """
+    each = getattr(model, "token_bytes", UNTOLD)
+    if memory is None:
+        memory = min(each * tokens, (model.free_memory if isinstance(model, TransformersModel) else free()) // 4)
+    if isinstance(model, Llama):
+        return PackedLlama(model, memory)
+    if not isinstance(model, TransformersModel):
+        return _one_by_one(model, memory, each, f"{type(model).__name__} reads one sequence at a time")
+    from nucleate.models.transformers.batched_model import PackedTransformers
+    from nucleate.models.transformers.ragged_attention import UnfitError
+
+    try:
+        return PackedTransformers(model, memory)
+    except UnfitError as error:
+        return _one_by_one(model, memory, each, str(error))
+
+
+def _one_by_one(model: Model, memory: int, token_bytes: int, why: str) -> Contexts:
+    size = token_bytes * BLOCK
+    if memory < size:
+        raise ModelError(f"{memory} bytes for keys and values hold no block of {size}: give more")
+    logger.warning("sequences are read one after the other, not many at a time: %s", why)
+    return Contexts(model, memory // size, why=why)
+
+
+def _is_small_llama(folder: Path) -> bool:
+    return why_not(folder) is None and (folder / "model.safetensors").stat().st_size <= SMALL
+
+
+def recommended(folder: Path) -> dict[str, Any]:
+    """The sampling parameters that the model's authors recommend, from generation_config.json.
+
+    Their values are as they stand there. Raises ModelError if the file cannot be read.
+    """
+    path = folder / "generation_config.json"
+    config = read_config(path) if path.is_file() else {}
+    sampled = config.get("do_sample") or False
+    if not isinstance(sampled, bool):
+        raise ModelError(f"{path}: do_sample must be true or false, got {sampled!r:.60}")
+    if not sampled:
+        return {}
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+    return {name: config[name] for name in names if config.get(name) is not None}

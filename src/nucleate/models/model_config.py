@@ -1,0 +1,39 @@
+"""The JSON files of a model folder. Knows how they are broken, not what they mean."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from nucleate.models.protocol import ModelError
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The object in a JSON file. Raises ModelError with one line that names the file."""
+    try:
+        value = json.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise ModelError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} must hold a JSON object, not {type(value).__name__}")
+    return value
+
+
+def positive(config: dict[str, Any], name: str, default: float | None = None) -> float:
+    """A number > 0 in config.json; ``default``, if there is one, where it is missing or null."""
+    value = config.get(name)
+    value = default if value is None else value
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise ModelError(f"config.json: {name} must be a number > 0, got {value!r:.60}")
+    return value
+
+
+def positive_integer(config: dict[str, Any], name: str, default: int | None = None) -> int:
+    """An integer > 0 in config.json, as ``positive``."""
+    value = positive(config, name, default)
+    if not isinstance(value, int):
+        raise ModelError(f"config.json: {name} must be an integer, got {value!r:.60}")
+    return value

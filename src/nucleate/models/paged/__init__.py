@@ -1,0 +1,1 @@
+"""The paged KV cache: pool, batch layout, block tables."""

@@ -1,0 +1,50 @@
+"""Our attention, registered with Transformers, and copies of a model that use it."""
+
+from __future__ import annotations
+
+import copy
+from contextvars import ContextVar
+from itertools import chain
+from typing import Any
+
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from nucleate.models.transformers.ragged_attention import Plan, UnfitError
+
+NAME, PROBE = "nucleate", "nucleate_probe"
+"""The attention implementations; to the second one, Transformers also says which masks a model wants."""
+
+
+def twin(model: Any) -> Any:
+    """The model once more, with the same weights in memory and a config of its own, that attends by ``dispatch``."""
+    weights = {id(tensor): tensor for tensor in chain(model.parameters(), model.buffers())}
+    copied = copy.deepcopy(model, weights)
+    implement(copied, NAME)
+    return copied
+
+
+def implement(model: Any, name: str) -> None:
+    """Have the modules of a twin attend by an implementation."""
+    for config in {id(c): c for module in model.modules() if (c := getattr(module, "config", None))}.values():
+        config._attn_implementation = name  # noqa: SLF001 - Transformers' own setter asks the hub for kernels
+
+
+def dispatch(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **settings: Any) -> Any:
+    """What Transformers calls in every layer."""
+    plan = settings.pop("nucleate", None)
+    if plan is None:
+        raise UnfitError("it does not hand on what its attention is told")
+    if isinstance(plan, Plan):
+        return plan.attend(module, query, key, value), None
+    return plan.note(module, query, key, value, settings), None
+
+
+def note_mask(**settings: Any) -> None:
+    """What Transformers calls for a mask. None is needed; noted is whether it is of its own kind, and how wide."""
+    WANTED.get().append((bool(settings.get("use_vmap")), settings.get("local_size")))
+
+
+WANTED: ContextVar[list[tuple[bool, int | None]]] = ContextVar("WANTED")
+for _name in (NAME, PROBE):
+    AttentionInterface.register(_name, dispatch)
+AttentionMaskInterface.register(PROBE, note_mask)

@@ -1,0 +1,67 @@
+"""What the layers of a model of Transformers read, seen by hooks while it runs. Knows no architecture by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from nucleate.models.protocol import ModelError
+
+
+class Watcher:
+    """Sees the hidden states of some layers from now on, see ``Runner.watch``; ``close`` ends it.
+
+    Raises ModelError for a model whose layers cannot be found, ValueError for layers that it does not have.
+    """
+
+    def __init__(self, model: Any, layers: Sequence[int]) -> None:
+        modules = decoder_layers(model)
+        if wrong := [layer for layer in layers if not 0 <= layer <= len(modules)]:
+            raise ValueError(f"watch takes places in 0..{len(modules)}, got {wrong[0]}")
+        self.layers = tuple(layers)
+        self._seen: dict[int, Any] = {}
+        self._hooks = [self._hook(modules, layer) for layer in {*layers}]
+
+    def _hook(self, modules: Sequence[Any], layer: int) -> Any:
+        if layer == len(modules):
+
+            def gave(module: Any, given: Any, out: Any) -> None:
+                self._seen[layer] = out[0] if isinstance(out, tuple) else out
+
+            return modules[-1].register_forward_hook(gave)
+
+        def reads(module: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+            self._seen[layer] = given[0] if given else named.get("hidden_states")
+
+        return modules[layer].register_forward_pre_hook(reads, with_kwargs=True)
+
+    def take(self) -> Any:
+        """Of a forward of one row of T tokens: a new float32 tensor [T, layers * hidden size]. Raises ModelError."""
+        seen: list[Any] = [self._seen.get(layer) for layer in self.layers]
+        self._seen.clear()
+        for layer, x_1TX in zip(self.layers, seen, strict=True):
+            shape = tuple(getattr(x_1TX, "shape", ()))
+            if len(shape) != 3 or shape[0] != 1:
+                raise ModelError(f"the model cannot be watched: layer {layer} reads no row of states, but {shape}")
+        return torch.cat([x_1TX[0] for x_1TX in seen], 1).to(torch.float32)
+
+    def close(self) -> None:
+        """See nothing any more."""
+        for hook in self._hooks:
+            hook.remove()
+
+
+def decoder_layers(model: Any) -> list[Any]:
+    """The modules that read the hidden states one after the other. Raises ModelError if it is not clear which."""
+    count = model.config.get_text_config().num_hidden_layers
+    found: dict[str, Any] = {}
+    for name, module in model.get_decoder().named_modules():
+        inside = any(name.startswith(f"{other}.") for other in found)
+        if isinstance(module, torch.nn.ModuleList) and len(module) == count and not inside:
+            found[name] = module
+    if len(found) != 1:
+        names = ", ".join(found) or "none is"
+        raise ModelError(f"the model cannot be watched: which of its modules are its {count} layers? ({names})")
+    return [*next(iter(found.values()))]

@@ -1,0 +1,188 @@
+"""Attention of a packed forward by torch: on every device, for every type and rule. Knows no model.
+
+What a kernel is faster at, it hands to ``nucleate.models.kernels.paged_attention``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+from nucleate.models.kernels import paged_attention
+from nucleate.models.paged.batch_layout import SHORT, Packing
+from nucleate.models.paged.kv_pool import Rule
+from nucleate.models.paged.tree_mask import Tree
+from nucleate.models.protocol import ModelError
+from nucleate.models.runner import Part
+
+
+class UnfitError(ModelError):
+    """The model cannot be run so; the message says why."""
+
+
+class Layer(NamedTuple):
+    """An attention layer, as it was when it was first called."""
+
+    module: Any
+    rule: Rule
+    sinks_H: Any  #: a tensor, or None
+    key_shape: tuple[int, int]  #: kv heads, size of a key
+    value_shape: tuple[int, int]
+
+
+class Pool(NamedTuple):
+    """The keys and values of a layer."""
+
+    keys: Any  #: tensor [blocks, kv heads, block size, head size]
+    values: Any
+    arrays: Any  #: the same memory as the kernel takes it, see ``pool.new_pool``; None where it does not
+    size: int  #: bytes
+
+
+def threads() -> int:
+    """How many threads attend on CPU: as many as torch has, or half of them if its own stay awake after their work."""
+    sleeping = "GOMP_SPINCOUNT" in os.environ or os.environ.get("OMP_WAIT_POLICY", "").lower() == "passive"
+    count = torch.get_num_threads()
+    return int(count if sleeping else max(1, count // 2))
+
+
+class Plan:
+    """What the layers of one forward need to know, found once."""
+
+    def __init__(
+        self, parts: Sequence[Part], size: int, layers: list[Layer], pools: list[Pool], compiled: bool, device: Any
+    ) -> None:
+        self.size, self.layers, self.pools, self.compiled, self.done = size, layers, pools, compiled, 0
+        self.packing = packing = Packing(parts, size, SHORT if compiled else 1)
+        self.long = packing.long.tolist()
+        self.stores = bool(self.long) or not self.compiled
+        rows = [packing.ids_T, packing.positions_T, packing.kept_L]
+        if self.stores:
+            rows += [*np.divmod(packing.slots, size), packing.blocks]
+        if not self.compiled:
+            rows += [packing.short[:, 0], packing.short[:, 2], self._padded().ravel()]
+        tensors = iter(_moved(rows, device))
+        self.ids_T, self.positions_T, self.kept_L = next(tensors), next(tensors), next(tensors)
+        if self.stores:
+            self.block_T, self.place_T, self.blocks = next(tensors), next(tensors), next(tensors)
+        if not self.compiled:
+            self.row_R, self.length_R, table = tensors
+            self.table_RN = table.view(len(self.row_R), -1) if len(self.row_R) else table
+        self.heads: dict[int, Any] = {}
+        self.masks: dict[Any, Any] = {}
+
+    def _padded(self) -> Any:
+        """The blocks of the decodes [R, N], the last one repeated."""
+        short = self.packing.short
+        count_R = -(-short[:, 2] // self.size)
+        steps = np.minimum(np.arange(count_R.max(initial=0)), count_R[:, None] - 1)
+        return self.packing.blocks[short[:, 3][:, None] + steps]
+
+    def attend(self, module: Any, query: Any, key: Any, value: Any) -> Any:
+        """[1, heads, T, size] to [1, T, heads, size]: store the new keys and values, and attend."""
+        layer, pool = self.layers[self.done], self.pools[self.done]
+        if layer.module is not module:
+            raise UnfitError("its layers are not called in one fixed order")
+        self.done += 1
+        if self.stores:
+            pool.keys[self.block_T, :, self.place_T] = key[0].transpose(0, 1)
+            pool.values[self.block_T, :, self.place_T] = value[0].transpose(0, 1)
+        out, packing = query.new_empty((1, query.shape[2], query.shape[1], value.shape[3])), self.packing
+        if not len(packing.short):
+            pass
+        elif self.compiled:
+            q, k, v = (x.numpy()[0].swapaxes(0, 1) for x in (query, key, value))
+            paged_attention.decode(q, k, v, pool.arrays, packing, layer.rule, out.numpy()[0], threads())
+        else:
+            out[0, self.row_R] = self._decode(layer, pool, query)
+        for first, start, stop, table in self.long:
+            end = first + stop - start
+            new = query[:, :, first:end], key[:, :, first:end], value[:, :, first:end]
+            tree = packing.trees.get(first)
+            out[:, first:end] = self._chunk(layer, pool, new, (start, stop, table), tree).transpose(1, 2)
+        return out
+
+    def _decode(self, layer: Layer, pool: Pool, query: Any) -> Any:
+        """[R, heads, size] of the parts with one token: one call for all of them, over blocks side by side."""
+        visible = self._visible(layer.rule.window)
+        keys, values = (self._gathered(x, self.table_RN) for x in (pool.keys, pool.values))
+        hidden = ~visible.transpose(2, 3)  # what lies there is of nobody, and may be NaN
+        keys.masked_fill_(hidden, 0)
+        values.masked_fill_(hidden, 0)
+        query_RHD = query[0].transpose(0, 1)[self.row_R]
+        return attend_all(query_RHD[:, :, None], keys, values, visible, layer)[:, :, 0]
+
+    def _visible(self, window: int) -> Any:
+        """What each decode sees of its padded blocks, bool [R, 1, 1, N * block size]."""
+        if window not in self.masks:
+            place = torch.arange(self.table_RN.shape[1] * self.size, device=self.table_RN.device)
+            length = self.length_R[:, None]
+            seen = place < length
+            if window:
+                seen &= place >= length - window
+            self.masks[window] = seen[:, None, None]
+        return self.masks[window]
+
+    def _gathered(self, pool: Any, table: Any) -> Any:
+        """Blocks [..., N] as [..., kv heads, N * block size, head size], in one copy."""
+        kv_heads = pool.shape[1]
+        if kv_heads not in self.heads:
+            self.heads[kv_heads] = torch.arange(kv_heads, device=pool.device)[:, None]
+        index = table[..., None, :] * kv_heads + self.heads[kv_heads]
+        return pool.flatten(0, 1)[index].flatten(-3, -2)
+
+    def _chunk(self, layer: Layer, pool: Pool, new: Any, place: tuple[int, int, int], tree: Tree | None = None) -> Any:
+        """[1, heads, tokens, size] of a part with several tokens."""
+        query, keys, values = new
+        start, stop, table = place
+        window = layer.rule.window
+        base = max(0, start - window + 1) // self.size if window else 0
+        if start:
+            blocks = self.blocks[table + base : table + -(-stop // self.size)]
+            length = stop - base * self.size
+            keys, values = (self._gathered(x, blocks)[None, :, :length] for x in (pool.keys, pool.values))
+        plain = not (window and stop > window) and not layer.rule.softcap and layer.sinks_H is None
+        if not start and plain and tree is None:
+            return sdpa(query, keys, values, is_causal=True, scale=layer.rule.scaling, enable_gqa=True)
+        if (place, window) not in self.masks and tree is not None:
+            seen = tree.seen(start, window)[:, base * self.size :]
+            self.masks[place, window] = torch.from_numpy(seen).to(query.device)[None, None]
+        elif (place, window) not in self.masks:
+            old = torch.arange(base * self.size, stop, device=query.device)
+            now = torch.arange(start, stop, device=query.device)[:, None]
+            seen = (old <= now) & (old > now - window) if window else old <= now
+            self.masks[place, window] = seen[None, None]
+        return attend_all(query, keys, values, self.masks[place, window], layer)
+
+
+def _moved(arrays: list[Any], device: Any) -> list[Any]:
+    """Integer arrays as int64 tensors on a device, in one transfer where there is one."""
+    if device.type == "cpu":
+        return [torch.from_numpy(np.ascontiguousarray(array, np.int64)) for array in arrays]
+    packed = torch.from_numpy(np.concatenate(arrays)).to(device, non_blocking=True)
+    return list(packed.split([len(array) for array in arrays]))
+
+
+def attend_all(query: Any, keys: Any, values: Any, visible: Any, layer: Layer) -> Any:
+    """What attention means: [B, heads, T, size] over keys [B, kv heads, L, size] that are ``visible`` [B, 1, T, L]."""
+    rule, kv_heads = layer.rule, keys.shape[1]
+    if not rule.softcap and layer.sinks_H is None:
+        if query.shape[2] > 1:
+            return sdpa(query, keys, values, attn_mask=visible, scale=rule.scaling, enable_gqa=True)
+        rows = query.view(query.shape[0], kv_heads, -1, query.shape[3])  # heads that share keys, as if tokens
+        return sdpa(rows, keys, values, attn_mask=visible, scale=rule.scaling).flatten(1, 2)[:, :, None]
+    grouped = query.unflatten(1, (kv_heads, -1))
+    scores = (grouped @ keys[:, :, None].transpose(3, 4)).float() * rule.scaling
+    if rule.softcap:
+        scores = torch.tanh(scores / rule.softcap) * rule.softcap
+    scores = scores.masked_fill(~visible[:, :, None], -torch.inf)
+    if layer.sinks_H is not None:
+        sinks = layer.sinks_H.float().view(1, kv_heads, -1, 1, 1)
+        scores = torch.cat((scores, sinks.expand(*scores.shape[:-1], 1)), -1)
+    weights = scores.softmax(-1)[..., : keys.shape[2]].to(values.dtype)
+    return (weights @ values[:, :, None]).flatten(1, 2)

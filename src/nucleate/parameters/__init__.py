@@ -1,0 +1,1 @@
+"""Declared parameters: validation, errors, and values in their canonical types."""

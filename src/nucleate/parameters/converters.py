@@ -1,0 +1,169 @@
+"""Values of parameters in their canonical types: a converter per kind, strict about types, silent about meaning."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+Admits = Callable[[Any], bool]
+"""Whether a number is in the range of its parameter."""
+
+
+class Table(Mapping[int, float]):
+    """An immutable, hashable ``{token id: value}``, in ascending order of the ids. Prints as a dict."""
+
+    __slots__ = ("_items",)
+
+    def __init__(self, items: Mapping[int, float] | Iterable[tuple[int, float]] = ()) -> None:
+        self._items = dict(sorted(dict(items).items()))
+
+    def __getitem__(self, key: int) -> float:
+        return self._items[key]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self._items.items()))
+
+    def __repr__(self) -> str:
+        return repr(self._items)
+
+
+def shown(value: object) -> str:
+    """A value for a message: its repr, cut to 60 characters, at a cost that does not grow with the value."""
+    try:
+        text = repr(_begin(value))
+    except ValueError:  # Python does not print integers of more than 4300 digits
+        text = f"a very large {type(value).__name__}"
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def one_line(error: Exception) -> str:
+    """What an error says, for a message."""
+    return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+def _begin(value: Any, depth: int = 60) -> Any:
+    """As much of a value as its first 60 characters can be of: its own repr would be made whole."""
+    if isinstance(value, str | bytes):
+        return value[:61]
+    if type(value) not in (list, tuple, dict):
+        return value
+    if depth == 0:
+        return ...
+    if isinstance(value, dict):
+        return {_begin(key, depth): _begin(item, depth - 1) for key, item in islice(value.items(), 16)}
+    return type(value)(_begin(item, depth - 1) for item in islice(value, 31))
+
+
+def _number(value: Any, admits: Admits) -> float:
+    if type(value) is not float and (isinstance(value, bool) or not isinstance(value, numbers.Real)):
+        raise TypeError
+    number = float(value)  # first, because what is out of range may round into it, and the other way round
+    given: Any = value
+    rounded = isinstance(given, int) and abs(given) > sys.float_info.max  # just above the largest float, it becomes it
+    if not math.isfinite(number) or rounded or not admits(number):
+        raise ValueError
+    return number
+
+
+def _integer(value: Any, admits: Admits) -> int:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not admits(int(value)):
+        raise TypeError
+    return int(value)
+
+
+def _switch(value: Any, admits: Admits) -> bool:
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError
+    return bool(value)
+
+
+def _integers(value: Any, admits: Admits) -> tuple[int, ...]:
+    if isinstance(value, str | bytes | Mapping):
+        raise TypeError
+    return tuple(_integer(item, admits) for item in value)
+
+
+def _strings(value: Any, admits: Admits) -> tuple[str, ...]:
+    items = (value,) if isinstance(value, str) else tuple(value)
+    if isinstance(value, bytes | Mapping) or not all(isinstance(item, str) and item for item in items):
+        raise TypeError
+    return tuple(str.__str__(item) for item in items)  # of a subclass too, the plain string
+
+
+def _choice(value: Any, admits: Admits) -> str:
+    if not isinstance(value, str) or not admits(value):
+        raise TypeError
+    return str.__str__(value)
+
+
+def _choices(value: Any, admits: Admits) -> str | tuple[str, ...]:
+    return _choice(value, admits) if isinstance(value, str) else _strings(value, admits)
+
+
+def _words(value: Any, admits: Admits) -> tuple[str | tuple[int, ...], ...]:
+    items = (value,) if isinstance(value, str) else value
+    if isinstance(items, bytes | Mapping):
+        raise TypeError
+    words = tuple(str.__str__(item) if isinstance(item, str) else _integers(item, admits) for item in items)
+    if not all(words):
+        raise ValueError
+    return words
+
+
+def _table(value: Any, admits: Admits) -> Table:
+    if not isinstance(value, Mapping):
+        raise TypeError
+    made = {_key(key): _number(bias, admits) for key, bias in value.items()}
+    if len(made) != len(value):  # "5" and 5 would be one token with two values
+        raise ValueError
+    return Table(made)
+
+
+def _key(key: Any) -> int:
+    """A token id; JSON objects carry it as a string of digits."""
+    number = int(key) if isinstance(key, str) and key.isascii() and key.isdigit() else key
+    if isinstance(number, bool) or not isinstance(number, numbers.Integral) or number < 0:
+        raise TypeError
+    return int(number)
+
+
+CONVERT: dict[str, Callable[[Any, Admits], Any]] = {
+    "float": _number,
+    "int": _integer,
+    "bool": _switch,
+    "str": _choice,
+    "str | tuple[str, ...]": _choices,
+    "tuple[int, ...]": _integers,
+    "tuple[str, ...]": _strings,
+    "tuple[str | tuple[int, ...], ...]": _words,
+    "Mapping[int, float]": _table,
+}
+NOUNS = {
+    "float": ("a number", ""),
+    "int": ("an integer", ""),
+    "tuple[int, ...]": ("", "a list of integers"),
+    "tuple[str, ...]": ("", "a non-empty string or a list of such"),
+    "tuple[str | tuple[int, ...], ...]": (
+        "",
+        "a list of non-empty strings or non-empty lists of token ids",
+    ),
+    "Mapping[int, float]": ("", "a mapping of token ids (>= 0) to finite numbers"),
+}
+
+
+def register(kind: type, convert: Callable[[Any], Any], noun: str) -> None:
+    """Let parameters be annotated with a class. convert: makes a value of it, or raises TypeError. noun: for errors."""
+    CONVERT[kind.__name__] = lambda value, _: value if isinstance(value, kind) else convert(value)
+    NOUNS[kind.__name__] = "", noun

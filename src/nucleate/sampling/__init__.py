@@ -1,0 +1,1 @@
+"""Logits to a token: stages, pipelines, samplers and their backends."""

@@ -1,0 +1,279 @@
+"""The tokens that are in, one by one: every rule is evaluated on them directly, as the reference does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nucleate.jit.kernel_libraries import GENERIC
+from nucleate.outputs import StepLogprobs
+from nucleate.sampling import noise
+from nucleate.sampling.backends import reference
+from nucleate.sampling.backends.numba.composed.pipeline_steps import Step
+from nucleate.sampling.backends.reference import Survivors, Whole
+from nucleate.sampling.backends.token_logprobs import logprobs
+from nucleate.sampling.history import Past
+from nucleate.sampling.noise import GROUP_SIZE
+from nucleate.sampling.stage import Row
+from nucleate.sampling.stages.selection.gumbel import Gumbel
+
+Floats = NDArray[np.float64]
+Ids = NDArray[np.int64]
+
+CLOSE = 1e-9
+"""A decision that rests on sums of ``kernels`` and is closer than this is left to the reference. These sums are right
+to 1e-12, and no rule of ours magnifies that a hundredfold; float32 scores of a real row are hardly ever so close."""
+
+LEAST = np.finfo(np.float64).min
+
+PART = 8192
+"""Scores that a rule is evaluated on at a time."""
+
+
+class Undecided(Exception):  # noqa: N818  # it is not an error
+    """The reference has to run this row: a decision is too close, or the row is one that it refuses."""
+
+
+class Listed:
+    """Tokens in the order (score descending, then id ascending), float64 scores.
+
+    whole: see ``reference.Whole``; None where nothing has been cut since the last Shift or Scale, or nobody asks.
+    inexact: the scores went through a statistic of ``kernels``, so that decisions may be close. ranked: False if the
+    tokens are in ascending order of ids instead.
+    """
+
+    __slots__ = ("_mass", "_top", "ids_N", "inexact", "ranked", "whole", "x_N")
+
+    def __init__(
+        self, ids_N: Ids, x_N: Floats, whole: Whole | None = None, *, inexact: bool = False, ranked: bool = True
+    ) -> None:
+        self.ids_N, self.x_N, self.whole, self.inexact, self.ranked = ids_N, x_N, whole, inexact, ranked
+        self._mass: Any = None
+        self._top: Any = x_N[0] if ranked else None
+
+    @property
+    def top(self) -> Any:
+        if self._top is None:
+            self._top = self.x_N.max()
+        return self._top
+
+    def below(self) -> Floats:
+        """The scores as rules see them: from the top."""
+        below_N: Floats = self.x_N - self.top
+        return below_N
+
+    def all(self) -> Listed:
+        """These tokens, ranked."""
+        if self.ranked:
+            return self
+        ids_N, x_N = reference.in_order(self.ids_N, self.x_N)
+        return Listed(ids_N, x_N, self.whole, inexact=self.inexact)
+
+    def survivors(self) -> Survivors:
+        """As the reference has them."""
+        kept = self.all()
+        return Survivors(kept.ids_N, kept.x_N, kept.uncut)
+
+    def statistics(self, names: frozenset[str]) -> Row:
+        """The row statistics of these names, as ``reference.statistics``; the others may be missing."""
+        n, zero, unknown = len(self.x_N), np.float64(0.0), np.nan
+        if not names - {"n", "top"}:
+            return Row(n, zero, unknown, unknown, unknown, unknown, unknown, unknown)
+        if names & {"mean", "var"}:
+            row = reference.statistics(self.below())
+            mass, square, entropy, mean, var = row.mass, row.square, row.entropy, row.mean, row.var
+        else:
+            below_N = np.maximum(self.below(), LEAST)
+            e_N = np.exp(below_N)
+            mass, square, entropy, mean, var = e_N.sum(), unknown, unknown, unknown, unknown
+            if "square" in names:
+                square = (e_N * e_N).sum()
+            if "entropy" in names:
+                entropy = np.log(mass) - (e_N * below_N).sum() / mass
+        whole = mass if self.whole is None else max(self.whole.mass * np.exp(self.whole.top - self.top), mass)
+        return Row(n, zero, mass, square, entropy, mean, var, whole)
+
+    def cut(self, keep_N: NDArray[np.bool_] | slice, whole: Whole | None) -> Listed:
+        return Listed(self.ids_N[keep_N], self.x_N[keep_N], whole, inexact=self.inexact)
+
+    def first(self, whole: Whole | None) -> Listed:
+        kept = self.all()
+        return Listed(kept.ids_N[:1], kept.x_N[:1], whole, inexact=self.inexact)
+
+    @property
+    def uncut(self) -> Whole:
+        return self.whole or Whole(float(self.top), float(np.exp(self.x_N - self.top).sum()))
+
+    def with_whole(self, whole: Whole | None) -> Listed:
+        return Listed(self.ids_N, self.x_N, whole, inexact=self.inexact, ranked=self.ranked)
+
+    # the shapes
+
+    def shift(self, step: Step, past: Past, size: int) -> Listed:
+        """Rules of Shifts after a scale or a cut are evaluated by the reference, on all tokens. size: V."""
+        before = self.survivors()
+        after = reference.shift(before, step.stage, past, size)
+        return self if after is before else Listed(after.ids_N, after.x_N, None, inexact=self.inexact)
+
+    def scale(self, step: Step) -> Listed:
+        kept, stage = self.all(), step.stage
+        ids_N, x_N = inside(kept.ids_N, evaluated(stage.apply, kept.below(), kept.statistics(step.kind.names)))
+        if not stage.monotone:  # a draw needs no order, and others will ask for it
+            by_id_N = np.argsort(ids_N)
+            return Listed(ids_N[by_id_N], x_N[by_id_N], inexact=self.inexact, ranked=False)
+        if not (x_N[1:] <= x_N[:-1]).all():
+            ids_N, x_N = reference.in_order(ids_N, x_N)
+        return Listed(ids_N, x_N, inexact=self.inexact)
+
+    def floor(self, step: Step, whole: Whole | None) -> Listed:
+        kept = self.all()
+        threshold = float(step.stage.floor(kept.statistics(step.kind.names)))
+        return kept.above(threshold, whole, inexact=self.inexact)
+
+    def above(self, threshold: float, whole: Whole | None, *, inexact: bool) -> Listed:
+        """The tokens at or above a threshold, from the top, and the first one in any case."""
+        return self.cut(slice(self.reaching(threshold, inexact=inexact) or 1), whole)
+
+    def reaching(self, threshold: float, *, inexact: bool) -> int:
+        """How many tokens are at or above a threshold, from the top."""
+        below_N = self.below()
+        count = int(np.count_nonzero(below_N >= threshold))
+        if inexact and any(
+            abs(one - threshold) <= CLOSE * (1.0 + abs(threshold))
+            for one in below_N[max(count - 1, 1) : count + 1].tolist()
+        ):
+            raise Undecided
+        return count
+
+    def prefix(self, step: Step, whole: Whole | None) -> Listed:
+        kept = self.all()
+        keep_N, _ = kept.first_reaching(step, kept.statistics(step.kind.names), inexact=self.inexact)
+        return kept.cut(keep_N, whole)
+
+    def first_reaching(self, step: Step, row: Row, *, inexact: bool) -> tuple[NDArray[np.bool_] | slice, bool]:
+        """Which tokens a Prefix keeps, and whether their weights reach its target (else more tokens may be kept).
+
+        As ``reference.prefix``. row: the statistics that its rules read, of which these tokens may be the top only.
+        """
+        stage, kind, below_N, order_N = step.stage, step.kind, self.below(), None
+        weight_N = evaluated(stage.weight, below_N, row)
+        if kind.own_order:
+            key_N = evaluated(stage.order, below_N, row)
+            order_N = key_N.argsort(kind="stable")
+            weight_N = weight_N[order_N]
+        goal, sums_N = float(stage.target(row)), weight_N.cumsum()
+        if not weight_N.min() >= 0.0 or goal != goal:  # noqa: PLR0124  # NaN; or sums that do not ascend
+            raise Undecided
+        if stage.reaches:  # the sum before a token is below the goal
+            count = int(sums_N.searchsorted(goal)) + 1
+            reached = count <= len(sums_N)
+        else:
+            count = int(sums_N.searchsorted(goal, side="right"))
+            reached = count < len(sums_N)
+        count = min(max(count, 1), len(sums_N))
+        if inexact:
+            if not kind.counts and any(
+                abs(one - goal) <= CLOSE * abs(goal) for one in sums_N[max(count - 2, 0) : count + 1].tolist()
+            ):
+                raise Undecided
+            if order_N is not None and count < len(order_N):
+                inside, outside = order_N[count - 1], order_N[count]
+                if abs(key_N[outside] - key_N[inside]) <= CLOSE * (1.0 + abs(key_N[inside])) and (
+                    below_N[inside] != below_N[outside]
+                ):
+                    raise Undecided
+        if order_N is None and not stage.ties:
+            return slice(count), reached
+        keep_N = np.zeros(len(below_N), bool)
+        keep_N[slice(count) if order_N is None else order_N[:count]] = True
+        if stage.ties:
+            keep_N |= self.x_N >= self.x_N[keep_N].min()
+        return keep_N, reached
+
+    def ceiling(self, step: Step, whole: Whole | None) -> Listed:
+        kept = self.all()
+        threshold = float(step.stage.ceiling(kept.statistics(step.kind.names)))
+        return kept.cut(~kept.beheaded(step.stage, threshold, inexact=self.inexact), whole)
+
+    def beheaded(self, stage: Any, threshold: float, *, inexact: bool) -> NDArray[np.bool_]:
+        """Which tokens a Ceiling drops: those at or above a threshold, but not the last of them nor exempt ones."""
+        above_N, count = np.zeros(len(self.ids_N), bool), self.reaching(threshold, inexact=inexact)
+        above_N[: max(count - 1, 0)] = True
+        return above_N & ~np.isin(self.ids_N, stage.spared) if stage.spared else above_N
+
+    # what comes of the token drawn
+
+    def log_chance(self, token: int) -> float:
+        """The log-probability of a token that is in."""
+        if self._mass is None:
+            self._mass = np.exp(self.below()).sum()
+        place = (self.ids_N == token).argmax() if self.ranked else self.ids_N.searchsorted(token)
+        return float(self.x_N[place] - self.top - np.log(self._mass))
+
+    def report(self, token: int, wanted: tuple[int, tuple[int, ...]]) -> StepLogprobs:
+        return logprobs(self.ids_N, self.x_N, token, *wanted)
+
+    # the draw
+
+    def draw(self, step: Step, seed: int, place: int) -> int:
+        """The token that a Draw takes. As ``reference.pick``. place: the step of the noise."""
+        stage = step.stage
+        if stage.uniforms == "one":
+            kept = Listed(self.ids_N, self.x_N, ranked=self.ranked).all()
+            u = uniform(seed, place, noise.TOKEN)
+            return kept.walked(stage, kept.statistics(step.kind.names), u, inexact=self.inexact)[0]
+        if stage.uniforms == "none":
+            return reference.race(stage, self.ids_N, self.below(), np.zeros(len(self.ids_N)))
+        if type(stage).score is not Gumbel.score:  # a rule of one's own
+            if self.inexact:
+                raise Undecided
+            return reference.pick(stage, self.survivors(), seed, place)
+        count = (int(self.ids_N.max() if self.ranked else self.ids_N[-1]) // GROUP_SIZE) + 1
+        groups_G, mass_G = np.empty(count + GROUP_SIZE, np.int64), np.empty(count + GROUP_SIZE)
+        token = GENERIC.pick(self.ids_N, self.x_N, self.top, groups_G, mass_G, np.uint64(seed), np.uint64(place))
+        if token < 0:
+            raise Undecided
+        self._mass = mass_G[:count].sum()
+        return int(token)
+
+    def walked(self, stage: Any, row: Row, u: float, *, inexact: bool) -> tuple[int, bool]:
+        """The last token before which the weights have not summed up to the target; whether they do at it."""
+        goal, sums_N = float(stage.target(row, u)), np.cumsum(evaluated(stage.weight, self.below(), row))
+        if not goal > 0.0 or goal != goal:  # noqa: PLR0124  # NaN
+            raise Undecided
+        place = int(np.searchsorted(sums_N, goal))
+        if inexact and (np.abs(sums_N[max(place - 1, 0) : place + 1] - goal) <= CLOSE * goal).any():
+            raise Undecided
+        return int(self.ids_N[min(place, len(sums_N) - 1)]), place < len(sums_N)
+
+
+def inside(ids_N: Ids, x_N: Floats) -> tuple[Ids, Floats]:
+    """The tokens that are not at -inf. Raises Undecided for a NaN, a +inf, or no token at all."""
+    if np.isfinite(x_N.sum()):
+        return ids_N, x_N
+    if not -np.inf < x_N.max() < np.inf:
+        raise Undecided
+    inside_N = x_N > -np.inf
+    return ids_N[inside_N], x_N[inside_N]
+
+
+def evaluated(rule: Callable[[Any, Any], Any], below_N: NDArray[Any], row: Row, room_N: Floats | None = None) -> Floats:
+    """What a rule says of each score; part by part, so that what it computes on the way stays in the cache.
+
+    room_N: to write it to, if they are many.
+    """
+    if len(below_N) <= PART:
+        said_N = np.asarray(rule(below_N, row), np.float64)
+        return said_N if said_N.shape == below_N.shape else np.full(below_N.shape, said_N)
+    said_N = np.empty(len(below_N)) if room_N is None else room_N
+    for start in range(0, len(below_N), PART):
+        said_N[start : start + PART] = rule(below_N[start : start + PART], row)
+    return said_N
+
+
+def uniform(seed: int, step: int, stream: int) -> float:
+    """``noise.uniform`` of index 0, compiled."""
+    return float(GENERIC.uniform(np.uint64(seed), np.uint64(step), stream, 0))

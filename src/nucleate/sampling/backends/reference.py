@@ -1,0 +1,297 @@
+"""The meaning of a pipeline, in float64: sort and walk, one row at a time, no tricks. Every other backend must agree.
+
+Refuses to be fast, and to know any stage: it knows the shapes only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nucleate.outputs import StepLogprobs
+from nucleate.parameters.parameter import ParameterError
+from nucleate.sampling import noise
+from nucleate.sampling.backends.token_logprobs import logprobs
+from nucleate.sampling.history import History, Past
+from nucleate.sampling.stage import Ceiling, Draw, Drawn, Floor, Pipeline, Prefix, Row, Scale, Shift, Stage, Tap, Token
+
+Floats = NDArray[np.float64]
+Ids = NDArray[np.int64]
+
+
+class RowError(ValueError):
+    """A row of logits from which no token can be drawn."""
+
+
+class Whole(NamedTuple):
+    """All tokens before the first cut since the last Shift or Scale: their highest score, and sum of exp(x - top)."""
+
+    top: float
+    mass: float
+
+
+class Survivors(NamedTuple):
+    """The tokens that are still in, in the order: score descending, then id ascending."""
+
+    ids_N: Ids
+    x_N: Floats
+    whole: Whole
+
+
+class Result(NamedTuple):
+    """What one row gives in one step."""
+
+    token: int
+    logprobs: StepLogprobs | None  #: of the pipeline's Tap, if it has one
+    stages: Pipeline  #: as of the next step: stages with a state have moved on
+
+
+def run(logits_V: NDArray[Any], stages: Pipeline, seed: int, step: int, past: Past = History()) -> Result:
+    """Draw a token, report what a Tap asks for, and let the stages learn from it. Raises RowError."""
+    found = spans(logits_V, stages, past, coin(stages, seed, step))
+    return settled(found, stages, pick(stages[-1], found[-1], seed, step))
+
+
+def take(logits_V: NDArray[Any], stages: Pipeline, token: int, past: Past = History(), u: float = 0.5) -> Result:
+    """The same for a token that was chosen elsewhere, which must be one that may be drawn. u: the coin of the step."""
+    return settled(spans(logits_V, stages, past, u), stages, token)
+
+
+def spans(logits_V: NDArray[Any], stages: Pipeline, past: Past, u: float) -> list[Survivors]:
+    """What is left before the first stage, and after each of them."""
+    found = [before := everything(logits_V)]
+    return found + [before := after for after in walk(before, len(logits_V), stages, past, u)]
+
+
+def settled(found: list[Survivors], stages: Pipeline, token: int) -> Result:
+    """What a token means to the stages."""
+    told, moved = None, []
+    for stage, kept, left in zip(stages, found[:-1], found[1:], strict=True):
+        if isinstance(stage, Tap) and not stage.neutral:
+            told = logprobs(kept.ids_N, kept.x_N, token, *stage.wanted)
+        learns = type(stage).after is not Stage.after and not stage.neutral
+        moved.append(stage.after(Drawn(token, log_chance(kept, token), log_chance(left, token))) if learns else stage)
+    return Result(token, told, tuple(moved))
+
+
+def draw(logits_V: NDArray[Any], stages: Pipeline, seed: int, step: int, past: Past = History()) -> int:
+    """The token that the last stage, a Draw, picks."""
+    return run(logits_V, stages, seed, step, past).token
+
+
+def survivors(logits_V: NDArray[Any], stages: Pipeline, past: Past = History(), u: float = 1.0) -> Survivors:
+    """The tokens left by every stage but the draw, with their final scores.
+
+    logits_V: raw logits. u: the coin of the step. Raises RowError for a NaN, a +inf, or no finite score, as given or
+    after a stage.
+    """
+    kept = everything(logits_V)
+    for after in walk(kept, len(logits_V), stages, past, u):
+        kept = after
+    return kept
+
+
+def everything(logits_V: NDArray[Any]) -> Survivors:
+    """All tokens of a row as given."""
+    x_V = np.asarray(logits_V, dtype=np.float32).astype(np.float64)
+    ids_V = np.arange(len(x_V))
+    return uncut(*in_order(ids_V, check(ids_V, x_V)))
+
+
+def walk(kept: Survivors, size: int, stages: Pipeline, past: Past, u: float) -> Iterator[Survivors]:
+    """What is left after each stage."""
+    for stage in stages:
+        with np.errstate(all="ignore"):  # check reports what overflows, for its row
+            if stage.greedy:
+                kept = Survivors(kept.ids_N[:1], kept.x_N[:1], kept.whole)
+            elif not stage.neutral:
+                kept = shift(kept, stage, past, size) if isinstance(stage, Shift) else narrow(kept, stage, u)
+        yield kept
+
+
+def check(ids_N: Ids, x_N: Floats, after: str = "") -> Floats:
+    """The scores, or a RowError that says why no token can be drawn from them."""
+    for bad_N, what in ((np.isnan(x_N), "NaN"), (x_N == np.inf, "+inf")):
+        if bad_N.any():
+            raise RowError(f"{what} at token {ids_N[bad_N.argmax()]}{after}")
+    if not (x_N > -np.inf).any():
+        raise RowError(f"every token is at -inf{after}")
+    return x_N
+
+
+def in_order(ids_N: Ids, x_N: Floats) -> tuple[Ids, Floats]:
+    """Sort tokens by score, equal ones as they come; those at -inf are out."""
+    order_N = np.argsort(-x_N, kind="stable")[: np.count_nonzero(x_N > -np.inf)]
+    return ids_N[order_N], x_N[order_N]
+
+
+def uncut(ids_N: Ids, x_N: Floats) -> Survivors:
+    """Tokens in order, none of which has been cut."""
+    return Survivors(ids_N, x_N, Whole(float(x_N[0]), float(np.exp(x_N - x_N[0]).sum())))
+
+
+def shift(kept: Survivors, stage: Shift, past: Past, size: int) -> Survivors:
+    """Apply a Shift to the tokens it touches; those at -inf are out. One that changes no score changes nothing."""
+    ids_V, x_V = np.arange(size), np.full(size, -np.inf)
+    x_V[kept.ids_N] = kept.x_N
+    ids_K, prompt_K, output_K = past.counts(stage.window)
+    prompt_V, output_V, listed_V, is_listed_V = np.zeros((4, size))
+    prompt_V[ids_K], output_V[ids_K] = prompt_K, output_K
+    for token, value in past.listing(stage).items():
+        if not 0 <= token < size:
+            field = next((p.name for p in stage.parameters.values()), stage.name)
+            raise ParameterError(field, f"{field} names token {token}, but the vocabulary ends at {size - 1}")
+        listed_V[token], is_listed_V[token] = value, True
+    touched_V = {
+        "seen": prompt_V + output_V > 0,
+        "output": output_V > 0,
+        "listed": is_listed_V > 0,
+        "unlisted": is_listed_V == 0,
+        "masked": forbidden(past.mask, size),
+    }[stage.touches]
+    shifted_V = stage.apply(x_V, Token(ids_V, prompt_V, output_V, listed_V))
+    changed_V = touched_V & (x_V > -np.inf) & (shifted_V != x_V)
+    if not changed_V.any():
+        return kept
+    x_V = check(ids_V, np.where(changed_V, shifted_V, x_V), f" after {stage.name}")
+    return uncut(*in_order(ids_V, x_V))
+
+
+def forbidden(mask: NDArray[np.int32] | None, size: int) -> NDArray[np.bool_]:
+    """A packed bitmask as booleans [V]: True where the token is not allowed."""
+    if mask is None:
+        return np.zeros(size, bool)
+    bits = np.unpackbits(np.asarray(mask).astype("<i4").view(np.uint8), bitorder="little")
+    return np.asarray(bits[:size] == 0)
+
+
+def narrow(kept: Survivors, stage: Any, u: float) -> Survivors:
+    """Apply a stage that looks at the row as a whole. The first token of the order stays, or of the stage's own one."""
+    (ids_N, x_N, whole), (below_N, row) = kept, seen(kept)
+    match stage:
+        case Scale():
+            x_N = check(ids_N, stage.apply(below_N, row), f" after {stage.name}")
+            if not stage.monotone:
+                by_id_N = np.argsort(ids_N)  # of equal ones the lowest id comes first
+                ids_N, x_N = ids_N[by_id_N], x_N[by_id_N]
+            return uncut(*in_order(ids_N, x_N))
+        case Floor():
+            keep_N = below_N >= stage.floor(row)
+            keep_N[0] = True
+        case Prefix():
+            keep_N = prefix(stage, below_N, row)
+            if stage.ties:
+                keep_N |= x_N >= x_N[keep_N].min()
+        case Ceiling():
+            above_N = below_N >= stage.ceiling(row)
+            last = np.count_nonzero(above_N) - 1  # in order, so that they are the first ones
+            keep_N = ~above_N | (u >= stage.chance) | (np.arange(len(x_N)) == last) | np.isin(ids_N, stage.spared)
+        case Draw() | Tap():
+            return kept
+        case _:
+            raise TypeError(f"the reference backend knows no shape for {stage!r}")
+    return Survivors(ids_N[keep_N], x_N[keep_N], whole)
+
+
+def seen(kept: Survivors) -> tuple[Floats, Row]:
+    """What a rule sees: scores from the top, because to one of 1e30 nothing can be added, and their statistics."""
+    top = kept.x_N.max()
+    return kept.x_N - top, statistics(kept.x_N - top, Whole(kept.whole.top - top, kept.whole.mass))
+
+
+def prefix(stage: Prefix, x_N: Floats, row: Row) -> NDArray[np.bool_]:
+    """Which tokens a Prefix keeps."""
+    order_N = np.argsort(stage.order(x_N, row), kind="stable")
+    weight_N = stage.weight(x_N[order_N], row)
+    reached_N = before(weight_N) if stage.reaches else np.cumsum(weight_N)
+    first_N = reached_N < stage.target(row) if stage.reaches else reached_N <= stage.target(row)
+    first_N[0] = True
+    keep_N = np.empty(len(x_N), bool)
+    keep_N[order_N] = first_N
+    return keep_N
+
+
+def statistics(x_N: Floats, whole: Whole | None = None) -> Row:
+    """The statistics of the scores that are in. Tokens at -inf are not in, so none may be passed."""
+    top = x_N.max()
+    below_N = np.maximum(x_N - top, np.finfo(np.float64).min)  # from the top, because large scores would cancel
+    e_N = np.exp(below_N)
+    mass = e_N.sum()
+    entropy = np.log(mass) - (e_N * below_N).sum() / mass
+    all_mass = mass if whole is None else max(whole.mass * np.exp(whole.top - top), mass)
+    return Row(len(x_N), top, mass, (e_N * e_N).sum(), entropy, top + below_N.mean(), below_N.var(), all_mass)
+
+
+def before(weight_N: Floats) -> Floats:
+    """The sum of the weights strictly before each token."""
+    return np.concatenate(([0.0], np.cumsum(weight_N)[:-1]))
+
+
+def log_chance(kept: Survivors, token: int) -> float:
+    """The log-probability of a token that is in."""
+    x = kept.x_N[kept.ids_N == token][0]
+    return float(x - kept.x_N.max() - np.log(np.exp(kept.x_N - kept.x_N.max()).sum()))
+
+
+def probabilities(
+    logits_V: NDArray[Any], stages: Pipeline, past: Past = History(), left: Callable[..., Survivors] = survivors
+) -> Floats:
+    """The distribution the draw draws from, float64 [V], over all coins. A draw without noise puts all on one token.
+
+    left: what tells the survivors; each backend has its own.
+    """
+    chances = sorted({0.0, 1.0, *(float(stage.chance) for stage in stages if isinstance(stage, Ceiling))})
+    p_V = np.zeros(len(logits_V))
+    for low, high in pairwise(chances):  # between two of them every coin falls the same way
+        ids_N, x_N, _ = left(logits_V, stages, past, (low + high) / 2)
+        with np.errstate(all="ignore"):
+            if isinstance(stages[-1], Draw) and stages[-1].uniforms == "none":
+                p_V[race(stages[-1], ids_N, x_N, np.zeros(len(x_N)))] += high - low
+            else:
+                e_N = np.exp(x_N - x_N[0])
+                p_V[ids_N] += (high - low) * (e_N / e_N.sum())
+    return p_V
+
+
+def coin(stages: Pipeline, seed: int, step: int) -> float:
+    """The uniform number that all ceilings of a step share; made only where there is one."""
+    flipped = any(isinstance(stage, Ceiling) for stage in stages)
+    return float(noise.uniform(seed, step, noise.XTC, np.zeros(1, np.int64))[0]) if flipped else 1.0
+
+
+def pick(stage: Any, kept: Survivors, seed: int, step: int) -> int:
+    """The token a Draw takes of those that are in."""
+    if not isinstance(stage, Draw):
+        raise TypeError(f"a pipeline that draws ends with a Draw, not with {stage!r}")
+    ids_N, x_N = kept.ids_N, kept.x_N - kept.x_N.max()  # from the top, because noise vanishes in large scores
+    with np.errstate(all="ignore"):
+        if stage.uniforms == "one":
+            row = statistics(x_N)
+            u = noise.uniform(seed, step, noise.TOKEN, np.zeros(1, np.int64))[0]
+            return int(ids_N[np.flatnonzero(before(stage.weight(x_N, row)) < stage.target(row, u))[-1]])
+        if stage.uniforms == "each":
+            group_N = ids_N // noise.GROUP_SIZE
+            groups_G, mass_G = masses(group_N, x_N)
+            winner = race(stage, groups_G, mass_G, noise.uniform(seed, step, noise.GROUP, groups_G))
+            ids_N, x_N = ids_N[group_N == winner], x_N[group_N == winner]
+            return race(stage, ids_N, x_N, noise.uniform(seed, step, noise.TOKEN, ids_N))
+        return race(stage, ids_N, x_N, np.zeros(len(x_N)))
+
+
+def masses(group_N: Ids, x_N: Floats) -> tuple[Ids, Floats]:
+    """The groups that have tokens, and log sum exp of their scores."""
+    order_N = np.argsort(group_N, kind="stable")
+    groups_G, first_G, size_G = np.unique(group_N[order_N], return_index=True, return_counts=True)
+    top_G = np.maximum.reduceat(x_N[order_N], first_G)
+    e_N = np.exp(x_N[order_N] - np.repeat(top_G, size_G))
+    return groups_G, top_G + np.log(np.add.reduceat(e_N, first_G))
+
+
+def race(stage: Draw, ids_N: Ids, x_N: Floats, u_N: Floats) -> int:
+    """The id with the highest score; of equal ones the lowest."""
+    score_N = stage.score(x_N, u_N)
+    return int(ids_N[score_N == score_N.max()].min())

@@ -1,0 +1,69 @@
+"""The noise of ``core.noise`` for kernels, and by one: the same bits. Knows no stage."""
+
+from __future__ import annotations
+
+import torch
+import triton.language as tl
+from triton import jit
+
+from nucleate.sampling import noise
+
+TOKEN, GROUP = tl.constexpr(noise.TOKEN), tl.constexpr(noise.GROUP)
+LOW = tl.constexpr(0xFFFFFFFF)
+FIRST, SECOND = tl.constexpr(0xD2511F53), tl.constexpr(0xCD9E8D57)
+WEYL_FIRST, WEYL_SECOND = tl.constexpr(0x9E3779B9), tl.constexpr(0xBB67AE85)
+LARGEST = tl.constexpr(1.0 - 2.0**-53)
+
+
+@jit
+def low_word(word):
+    """The low 32 bits of an integer, as a uint64: products need the room."""
+    return (word & LOW).to(tl.uint64)
+
+
+@jit
+def uniform(seed, step, stream, index):
+    """``core.noise.uniform``: float64. seed, step: int64; index: any block of integers that are not negative."""
+    c0 = index.to(tl.uint64)
+    c1, c2 = low_word(step) + c0 * 0, low_word(step >> 32) + c0 * 0
+    c3 = c0 * 0 + stream
+    k0, k1 = low_word(seed), low_word(seed >> 32)
+    for _ in tl.static_range(10):
+        p0, p1 = c0 * FIRST, c2 * SECOND
+        c0, c1, c2, c3 = (p1 >> 32) ^ c1 ^ k0, p1 & LOW, (p0 >> 32) ^ c3 ^ k1, p0 & LOW
+        k0, k1 = (k0 + WEYL_FIRST) & LOW, (k1 + WEYL_SECOND) & LOW
+    high, low = c0.to(tl.uint32).to(tl.float64), c1.to(tl.uint32).to(tl.float64)
+    return tl.minimum((high * 4294967296.0 + low + 0.5) * 5.421010862427522e-20, LARGEST)
+
+
+@jit
+def times(seed, step, stream, index):
+    """Standard exponential numbers, -log1p(-u): the least ``times / weight`` wins the race.
+
+    log1p after Kahan (1984): what rounding takes from 1 - u it takes from both parts of the quotient.
+    """
+    u = uniform(seed, step, stream, index)
+    rest = 1.0 - u
+    return tl.where(rest == 1.0, u, tl.log(rest) * (u / tl.where(rest == 1.0, -1.0, rest - 1.0)))
+
+
+BLOCK = 256
+
+
+@jit
+def uniforms(seeds, steps, index, stride, stream, count, out, block: tl.constexpr):
+    """Grid: parts of ``block`` numbers; rows. seeds, steps: int64 [R]; index: int64, a row is ``stride`` on."""
+    row = tl.program_id(1).to(tl.int64)
+    place = tl.program_id(0) * block + tl.arange(0, block)
+    ids = tl.load(index + row * stride + place, mask=place < count, other=0)
+    u = uniform(tl.load(seeds + row), tl.load(steps + row), stream, ids)
+    tl.store(out + row * count + place, u, mask=place < count)
+
+
+def launched(seeds_R: torch.Tensor, steps_R1: torch.Tensor, stream: int, index: torch.Tensor) -> torch.Tensor:
+    """See ``noise.uniform``: float64 [R, N]."""
+    count, index = index.shape[-1], index.contiguous()
+    out_RN = torch.empty((len(seeds_R), count), dtype=torch.float64, device=seeds_R.device)
+    grid, stride = (-(-count // BLOCK), len(seeds_R)), count if index.dim() > 1 else 0
+    uniforms[grid](seeds_R, steps_R1, index, stride, stream, count, out_RN, block=BLOCK, num_warps=4)
+    return out_RN

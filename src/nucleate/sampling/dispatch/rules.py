@@ -1,0 +1,187 @@
+"""Inspects the rules of stages: which row statistics a rule reads, and whether it is a line in the score.
+
+A rule is run once on stand-ins that record what happens to them. No backend is needed for that, and no compiler.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
+
+from nucleate.sampling.maths import INFINITY, exp
+from nucleate.sampling.stage import Prefix, Row, Shift, Stage, Token, shape_of
+
+NUMBERS = (int, float, np.integer, np.floating, types.NoneType)
+
+LARGEST = 2**62
+"""Integers above this do not fit the int64 of kernels and tensors."""
+
+RULES = {
+    "Scale": ("apply",),
+    "Floor": ("floor",),
+    "Prefix": ("weight", "target", "order"),
+    "Ceiling": ("ceiling",),
+}
+"""The rules of each shape that receive the row statistics."""
+
+DRAWS = {"none": ("score",), "each": ("score",), "one": ("weight", "target")}
+"""The rules of a Draw by its ``uniforms``."""
+
+OF_SCORES = {"apply", "weight", "order", "score"}
+"""The rules whose first argument is the scores."""
+
+
+class Inputs(NamedTuple):
+    """What a rule reads, and how what it returns depends on the score."""
+
+    row: frozenset[str]  #: names of row statistics
+    mine: tuple[str, ...] | None  #: names of the stage's own numeric attributes; None if they cannot be determined
+    ones: bool  #: the rule returns 1 for every score
+    form: str  #: see ``Trace``
+    sums: bool = False  #: it is the weight exp(x - row.top), so that the weights sum to ``row.mass``
+
+
+FLAT, LINE, BENT, ANY = "flat", "line", "bent", "any"
+EVERYTHING = Inputs(frozenset(Row._fields), None, ones=False, form=ANY)
+
+
+class Trace(NDArrayOperatorsMixin):
+    """Stands for a number: records from which row statistics a result was computed, and how it depends on the score x.
+
+    form: FLAT, it does not depend on x; LINE, it is linear in x; BENT, the absolute value of such a one; ANY, other.
+    """
+
+    def __init__(self, row: frozenset[str] = frozenset(), form: str = FLAT, *, ones: bool = False) -> None:
+        self.row, self.form, self.ones = row, form, ones
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *given: Any, **others: Any) -> Trace:
+        traces = [one for one in given if isinstance(one, Trace)]
+        row, forms = frozenset().union(*(one.row for one in traces)), {one.form for one in traces}
+        if forms <= {FLAT}:
+            return Trace(row)
+        form, lines = ANY, sum(one.form == LINE for one in traces)
+        if method == "__call__" and not others and forms <= {FLAT, LINE}:
+            divides = ufunc is np.divide and getattr(given[0], "form", FLAT) == LINE
+            if ufunc in (np.add, np.subtract, np.negative, np.positive) or (
+                lines == 1 and (ufunc is np.multiply or divides)
+            ):
+                form = LINE
+            elif ufunc is np.absolute:
+                form = BENT
+        return Trace(row, form)
+
+    def __array_function__(self, function: Any, kinds: Any, given: Any, others: Any) -> Any:
+        if function is np.ones_like:
+            return Trace(ones=True)
+        return self.__array_ufunc__(function, "", *given)
+
+    def __bool__(self) -> bool:
+        raise TypeError("a rule that branches on a number has no single result")
+
+
+class Replaced:
+    """Stands for a stage: ``dataclasses.replace`` makes a dict of the changes."""
+
+    __dataclass_fields__: ClassVar[Mapping[str, Any]] = {}
+
+    def __new__(cls, *given: Any, **changes: Any) -> Any:
+        return super().__new__(cls) if given else changes
+
+
+class Self(Replaced):
+    """Stands for the stage: switches (bool, None) keep their values, numbers become stand-ins."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.__dict__.update(_stage=stage, _read={})
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._stage, name)
+        if not isinstance(value, NUMBERS):
+            raise TypeError(f"{name} is not a number")
+        self._read[name] = True
+        return value if name in self._stage.parameters and isinstance(value, bool | None) else Trace()
+
+
+_inputs: dict[Any, Inputs] = {}
+_switches: dict[type[Stage], tuple[str, ...]] = {}
+
+
+def settings(stage: Stage) -> tuple[Any, ...]:
+    """The stage's type, its switches, and which optional numbers are None. Rules of equal settings read the same."""
+    kind = type(stage)
+    if kind not in _switches:
+        _switches[kind] = tuple(name for name, one in kind.parameters.items() if one.kind == "bool" or one.optional)
+    values = [getattr(stage, name) for name in _switches[kind]]
+    return kind, *[value if value is None or value is True or value is False else 0 for value in values]
+
+
+def reads(stage: Stage, rule: str) -> Inputs:
+    """What a rule of a stage reads."""
+    key = (rule, *settings(stage))
+    found = _inputs.get(key)
+    if found is None:
+        found = _inputs[key] = _trace(stage, rule)
+    return found
+
+
+def rules_of(stage: Any) -> dict[str, Inputs]:
+    """What the rules of a stage read, by their names; of an order only if it is not that of the scores."""
+    shape = shape_of(stage)
+    names = DRAWS[stage.uniforms] if shape == "Draw" else RULES.get(shape, ())
+    plain = shape == "Prefix" and type(stage).order is Prefix.order
+    return {name: reads(stage, name) for name in names if not (plain and name == "order")}
+
+
+def _trace(stage: Stage, rule: str) -> Inputs:
+    function = getattr(type(stage), rule)
+    me, row = Self(stage), Row(*[Trace(frozenset((name,))) for name in Row._fields])
+    known = {"row": row, "token": Token(*[Trace() for _ in Token._fields])}
+    names = function.__code__.co_varnames[1 : function.__code__.co_argcount]
+    given = [known.get(name, Trace()) for name in names]
+    if rule in OF_SCORES:
+        given[0] = Trace(form=LINE)
+    try:
+        said = function(me, *given)
+    except Exception:  # noqa: BLE001  # a rule may do anything
+        return EVERYTHING
+    if not isinstance(said, Trace):
+        return Inputs(frozenset(), tuple(me._read), ones=False, form=FLAT)  # noqa: SLF001
+    sums = rule == "weight" and _same(function, _summand)
+    return Inputs(said.row, tuple(me._read), said.ones, said.form, sums)  # noqa: SLF001
+
+
+def _same(rule: Any, other: Any) -> bool:
+    """Whether two rules have the same code, with the same meaning of its names."""
+    code, wanted = rule.__code__, other.__code__
+    names = {name: value for name, value in other.__globals__.items() if name in wanted.co_names}
+    return (
+        (code.co_code, code.co_names, code.co_consts) == (wanted.co_code, wanted.co_names, wanted.co_consts)
+        and not rule.__closure__
+        and all(name in rule.__globals__ and rule.__globals__[name] == value for name, value in names.items())
+    )
+
+
+def _summand(self: Any, x: Any, row: Row) -> Any:
+    return exp(x - row.top)
+
+
+def _added(self: Any, x: Any, token: Token) -> Any:
+    return x + token.listed
+
+
+def _banned(self: Any, x: Any, token: Token) -> Any:
+    return x - INFINITY
+
+
+def adds(stage: Shift) -> bool:
+    """Whether a stage adds to each score what its list says."""
+    return _same(type(stage).apply, _added)
+
+
+def bans(stage: Shift) -> bool:
+    """Whether a stage takes out the tokens it touches."""
+    return _same(type(stage).apply, _banned)

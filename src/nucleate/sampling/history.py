@@ -1,0 +1,58 @@
+"""What a row has said so far, as its stages ask for it: worked out anew each time. The slow twin of ``memory``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ids = NDArray[np.int64]
+
+
+class Counts(NamedTuple):
+    """The tokens that occurred, each once, and how often: int64 [K] each."""
+
+    ids_K: Ids
+    prompt_K: Ids
+    output_K: Ids
+
+
+class Past(Protocol):
+    """What a backend may ask about a row: ``History`` answers from the whole of it, ``Memory`` from what it kept."""
+
+    @property
+    def mask(self) -> NDArray[np.int32] | None:
+        """The packed bitmask of the tokens allowed in this step: bit i % 32 of word i // 32 is token i. None: all."""
+
+    def counts(self, window: int | None) -> Counts:
+        """How often tokens occurred. ``window``: see ``Shift.window``."""
+
+    def listing(self, stage: Any) -> Mapping[int, float]:
+        """The list of a Shift for this step."""
+
+
+class History(NamedTuple):
+    """The tokens of one sequence so far, and what a grammar allows next."""
+
+    prompt: Sequence[int] | Ids = ()
+    output: Sequence[int] | Ids = ()
+    mask: NDArray[np.int32] | None = None
+
+    def last(self, window: int | None) -> tuple[Ids, Ids]:
+        """Prompt and output; with a window, nothing and the last tokens of both (-1: all of them)."""
+        prompt, output = (np.asarray(ids, np.int64) for ids in (self.prompt, self.output))
+        if window is None:
+            return prompt, output
+        tokens = np.concatenate((prompt, output))
+        return prompt[:0], tokens if window < 0 else tokens[max(0, len(tokens) - window) :]
+
+    def counts(self, window: int | None) -> Counts:
+        prompt, output = self.last(window)
+        ids_K, place = np.unique(np.concatenate((prompt, output)), return_inverse=True)
+        both = place[: len(prompt)], place[len(prompt) :]
+        return Counts(ids_K, *(np.bincount(part, minlength=len(ids_K)) for part in both))
+
+    def listing(self, stage: Any) -> Mapping[int, float]:
+        return dict(stage.listing(self))

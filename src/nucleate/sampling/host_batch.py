@@ -1,0 +1,219 @@
+"""The rows of a Sampler that the host runs: through the hot chain, the generic path, or the reference.
+
+Which rows there are is the sampler's business; devices are not known here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nucleate.jit.readiness import compiled
+from nucleate.outputs import StepLogprobs
+from nucleate.parameters.parameter import ParameterError, unknown
+from nucleate.sampling.backends import reference
+from nucleate.sampling.backends.numba.fused.edit_program import Program
+from nucleate.sampling.backends.numba.fused.row_table import NOT_DRAWN, Part, Table
+from nucleate.sampling.dispatch.fused_pipeline import Chain
+from nucleate.sampling.incremental_history import Memory
+from nucleate.sampling.inputs import Logits, like, lying_plainly, masks, masks_plainly, where
+from nucleate.sampling.pipeline import chains, report, runner
+from nucleate.sampling.presets import with_mask, without_mask
+from nucleate.sampling.stage import Pipeline, Tap
+
+KEPT_BATCHES = 32
+"""Of different calls."""
+
+
+@dataclass(slots=True)
+class Row:
+    """A row of a sampler, as of its next step."""
+
+    stages: Pipeline
+    memory: Memory
+    seed: int
+    tap: Tap | None = None  #: of a row that the hot chain can run, as is the program
+    program: Program | None = None
+
+    def move(self, stages: Pipeline) -> None:
+        """Set the stages of the next step. The tuple stays the same object if no stage has changed its state."""
+        if stages is not self.stages and any(old is not new for old, new in zip(self.stages, stages, strict=True)):
+            self.stages = stages
+
+
+class Batch(NamedTuple):
+    """The rows of a call. Kept for the next one, as long as it asks for the same and none has come or gone."""
+
+    asked: list[int] | None  #: None: all
+    numbers: list[int]
+    rows: list[Row]
+    shape: tuple[int, int]
+    seeds: NDArray[np.uint64]  #: not to be written to: calls share them
+    places: list[int]  #: of those that run through the hot chain
+    part: Part  #: these
+    memories: list[Memory] | None  #: if all do, and nothing more is to be done for them
+
+
+Step = tuple[Any, Sequence[StepLogprobs | None] | None, Mapping[int, str], NDArray[np.uint64]]
+"""The fields of a ``sampler.Sampled``, in its order."""
+
+
+class Host:
+    """Steps of rows on the host.
+
+    size: V. backend: as in ``sample``. rows: those of the sampler, by their numbers. Raises ParameterError for a
+    backend that does not exist.
+    """
+
+    def __init__(self, size: int, backend: str, rows: Mapping[int, Row]) -> None:
+        compiled(backend, 0)  # it refuses one that does not exist
+        self._size, self._backend, self._rows = size, backend, rows
+        self._table = Table()  # the rows that run through the hot chain
+        self._batch: Batch | None = None  # of the last step
+        self._batches: dict[tuple[int, ...] | None, Batch] = {}
+
+    def fast(self, scores: int) -> bool:
+        """Whether a call with so many scores runs what it can through compiled kernels."""
+        return compiled(self._backend, scores)
+
+    def add(self, number: int, row: Row, chain: Chain) -> None:
+        """Add a row that the hot chain can run. Others need no entry here."""
+        row.tap, row.program = chain.tap, Program(chain.edits, row.memory, self._size) if chain.edits else None
+        at = row.program.at if row.program else (0, 0)
+        self._table.add(number, chain.numbers, at, row.seed, len(row.memory.output))
+
+    def remove(self, number: int) -> None:
+        """Remove a row."""
+        if number in self._table.slots:
+            self._table.remove(number)
+
+    def forget(self) -> None:
+        """Rows have come or gone, and the table has moved."""
+        self._batch = None
+        self._batches.clear()
+
+    def push(self, number: int, row: Row, token: int) -> None:
+        """Append a token that was not drawn here."""
+        row.memory.push(token)
+        self._count(number)
+
+    def batch(self, asked: list[int] | None) -> Batch:
+        """The rows of a call, cached: to verify drafts, callers ask for all rows, for fewer, and for all again."""
+        key = None if asked is None else tuple(asked)
+        batch = self._batches.get(key)
+        if batch is None:
+            if len(self._batches) >= KEPT_BATCHES:
+                self._batches.clear()
+            batch = self._batches[key] = self._gathered(asked)
+        return batch
+
+    def _gathered(self, asked: list[int] | None) -> Batch:
+        """The rows of a call."""
+        numbers = list(self._rows) if asked is None else asked
+        if len(set(numbers)) < len(numbers):
+            raise ValueError(f"rows has one row twice, got {numbers!r:.60}")
+        rows, slots = [known(self._rows, row) for row in numbers], self._table.slots
+        places = [place for place, row in enumerate(numbers) if row in slots]
+        part = self._table.part([numbers[place] for place in places], places)
+        more = len(places) < len(rows) or any(row.tap or (row.program and row.program.changes) for row in rows)
+        memories = None if more else [row.memory for row in rows]
+        seeds = np.array([row.seed for row in rows], np.uint64)
+        seeds.flags.writeable = False
+        return Batch(asked, numbers, rows, (len(rows), self._size), seeds, places, part, memories)
+
+    def step(self, asked: list[int] | None, logits_RV: Any, mask: Any) -> Step:
+        """A step of these rows, see ``Sampler``; one kernel call if all run through the hot chain, without reports."""
+        batch = self._batch
+        if batch is None or batch.asked != asked:
+            batch = self._batch = self.batch(asked)
+        memories, (count, size) = batch.memories, batch.shape
+        lying = lying_plainly(logits_RV, batch.shape) if memories else None
+        masked = masks_plainly(mask, count, size) if memories else None
+        if not memories or lying is None or masked is None or not compiled(self._backend, count * size):
+            return self._step(Logits(logits_RV), batch, mask, None)
+        part = batch.part
+        chains(size).draw(lying, count, part.at, masked)
+        tokens_R = part.tokens.copy()
+        tokens = tokens_R.tolist()
+        if NOT_DRAWN in tokens:
+            return self._step(Logits(logits_RV), batch, mask, tokens_R)
+        for memory, token in zip(memories, tokens, strict=True):
+            memory.push(token)
+        return like(logits_RV, tokens_R), None, {}, batch.seeds
+
+    def _step(self, logits: Logits, batch: Batch, mask: Any, drawn: NDArray[np.int64] | None) -> Step:
+        """A step of any rows. drawn: the tokens that the hot chain has drawn already."""
+        count = len(batch.rows)
+        if logits.shape != batch.shape:
+            raise ValueError(f"logits must have the shape {list(batch.shape)}, got {list(logits.shape)}")
+        masks_R = masks(mask, count, self._size)
+        fast = count > 0 and self.fast(count * self._size)
+        tokens_R = np.full(count, NOT_DRAWN, np.int64) if drawn is None else drawn
+        if fast and drawn is None and batch.places:
+            self._draw_chains(logits, batch, masks_R, tokens_R)
+        errors: dict[int, str] = {}
+        reported: dict[int, StepLogprobs] = {}
+        for place, (row, token) in enumerate(zip(batch.rows, tokens_R.tolist(), strict=True)):
+            if token >= 0:
+                told = None if row.tap is None else report(logits[place], token, row.tap.wanted)
+            else:
+                alone = self._draw_alone(logits[place], batch.numbers[place], row, masks_R[place], fast)
+                if isinstance(alone, str):
+                    errors[place] = alone
+                    continue
+                token, told = alone
+                tokens_R[place] = token
+            row.memory.push(token)
+            if told is not None:
+                reported[place] = told
+        logprobs = tuple(reported.get(place) for place in range(count)) if reported else None
+        return logits.like(tokens_R), logprobs, errors, batch.seeds
+
+    def _draw_chains(self, logits: Logits, batch: Batch, masks_R: Any, tokens_R: NDArray[np.int64]) -> None:
+        """Draw the rows that run through the hot chain; those that it cannot draw from stay NOT_DRAWN."""
+        for row in batch.rows:
+            if row.program is not None:
+                row.program.refresh()
+        chains(self._size).draw(logits.lying(), len(batch.places), batch.part.at, where(masks_R))
+        tokens_R[batch.places] = batch.part.tokens
+
+    def _draw_alone(
+        self, logits_V: NDArray[np.float32], number: int, row: Row, mask_W: NDArray[np.int32] | None, fast: bool
+    ) -> tuple[int, StepLogprobs | None] | str:
+        """Draw one row through the generic path or the reference; or the reason why nothing can be drawn from it."""
+        stages = row.stages if mask_W is None else with_mask(row.stages)
+        row.memory.mask = mask_W
+        try:
+            result = runner(fast)(logits_V, stages, row.seed, len(row.memory.output), row.memory)
+        except Exception as error:  # noqa: BLE001  # a stage of one's own may raise anything
+            plain = isinstance(error, reference.RowError | ParameterError)
+            return str(error) if plain else f"{type(error).__name__}: {error}"
+        row.move(result.stages if stages is row.stages else without_mask(result.stages))
+        self._count(number)
+        return result.token, result.logprobs
+
+    def alone(
+        self, number: int, logits_V: NDArray[np.float32], mask_W: NDArray[np.int32] | None
+    ) -> tuple[int, StepLogprobs | None] | str:
+        """Draw one row and append the token to it; or the reason why nothing can be drawn from it."""
+        row = self._rows[number]
+        drawn = self._draw_alone(logits_V, number, row, mask_W, self.fast(self._size))
+        if not isinstance(drawn, str):
+            row.memory.push(drawn[0])
+        return drawn
+
+    def _count(self, number: int) -> None:
+        """Advance the step of a row in the table of the hot chain."""
+        if number in self._table.slots:
+            self._table.advance(number)
+
+
+def known(rows: Mapping[int, Row], number: int) -> Row:
+    """A row by its number. Raises ParameterError if there is none."""
+    if number not in rows:
+        raise unknown(str(number), map(str, rows), "row")
+    return rows[number]

@@ -1,0 +1,25 @@
+"""Allowed tokens: everything else is banned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from nucleate.sampling.maths import INFINITY
+from nucleate.sampling.stage import History, Shift, Token, param
+
+
+class Allowed(Shift):
+    """Ban every token but the given ones."""
+
+    rank = 33
+    touches = "unlisted"
+    ids: tuple[int, ...] | None = param(
+        "the only token ids that may be drawn", neutral=None, low=0, name="allowed_token_ids"
+    )
+
+    def apply(self, x: Any, token: Token) -> Any:
+        return x - INFINITY
+
+    def listing(self, history: History) -> Mapping[int, float]:
+        return dict.fromkeys(self.ids or (), 0.0)

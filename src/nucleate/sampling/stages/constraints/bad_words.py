@@ -1,0 +1,74 @@
+"""Bad words: sequences of tokens that the output must not have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any, Self
+
+from nucleate.parameters.parameter import ParameterError
+from nucleate.sampling.maths import INFINITY
+from nucleate.sampling.stage import Follower, History, Shift, Speller, Token, param
+
+
+class BadWords(Shift):
+    """Ban the last token of each bad word whose earlier tokens end the output."""
+
+    rank = 31
+    touches = "listed"
+    words: tuple[str | tuple[int, ...], ...] = param(
+        "words that the output never has: text, which a tokenizer spells, or lists of token ids",
+        neutral=(),
+        low=0,
+        name="bad_words",
+    )
+
+    def spell(self, speller: Speller) -> Self:
+        spelled = [speller.spellings(word) if isinstance(word, str) else [word] for word in self.words]
+        return replace(self, words=tuple(dict.fromkeys(ids for several in spelled for ids in several)))
+
+    def apply(self, x: Any, token: Token) -> Any:
+        return x + token.listed
+
+    def listing(self, history: History) -> Mapping[int, float]:
+        output = [int(token) for token in history.output]
+        return _banned(spelled(self.words), output)
+
+    def follow(self, history: History) -> Follower:
+        return Words(spelled(self.words), [int(token) for token in history.output])
+
+
+def spelled(words: Iterable[str | tuple[int, ...]]) -> list[list[int]]:
+    """The words as token ids. Raises ParameterError for one that is still text."""
+    made = []
+    for word in words:
+        if isinstance(word, str):
+            message = f"bad_words has the text {word!r}, but no tokenizer is here: give lists of token ids"
+            raise ParameterError("bad_words", message)
+        made.append([*word])
+    return made
+
+
+def _banned(words: Iterable[list[int]], output: list[int]) -> Mapping[int, float]:
+    fits = (word for word in words if len(word) <= len(output) + 1)
+    return {word[-1]: -INFINITY for word in fits if output[len(output) - len(word) + 1 :] == word[:-1]}
+
+
+class Words:
+    """What ``BadWords.listing`` says, kept up to date; looks only at words whose last token but one is the last."""
+
+    def __init__(self, words: Iterable[list[int]], output: list[int]) -> None:
+        self._output, self._always = output, {}
+        self._by_last: dict[int, list[list[int]]] = {}
+        for word in words:
+            if len(word) == 1:
+                self._always[word[0]] = -INFINITY
+            else:
+                self._by_last.setdefault(word[-2], []).append(word)
+
+    def push(self, token: int) -> None:
+        self._output.append(token)
+
+    def listing(self) -> Mapping[int, float]:
+        near = self._by_last.get(self._output[-1], ()) if self._output else ()
+        return {**self._always, **_banned(near, self._output)}

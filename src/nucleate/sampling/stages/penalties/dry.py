@@ -1,0 +1,117 @@
+"""DRY, "don't repeat yourself" (p-e-w, https://github.com/oobabooga/text-generation-webui/pull/5677)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import ceil, exp, log
+from typing import Any, Self
+
+from nucleate.parameters.parameter import ParameterError
+from nucleate.sampling.stage import Follower, History, Shift, Speller, Token, param
+from nucleate.sampling.suffix_automaton import Suffixes, Window, longest, repeats
+
+USUAL_BREAKERS = ("\n", ":", '"', "*")
+LARGEST = 87.0  # the logarithm of a number that float32 still holds
+
+
+class Dry(Shift):
+    """Make a token less likely that would go on repeating earlier text, the more so the longer the repeat is."""
+
+    rank = 23
+    touches = "listed"
+    multiplier: float = param("penalty of the shortest repeat", neutral=0.0, low=0.0, name="dry_multiplier")
+    base: float = param("factor for each token that a repeat is longer", default=1.75, low=1.0, name="dry_base")
+    allowed_length: int = param(
+        "how many tokens may repeat before the next one is penalised", default=2, low=1, name="dry_allowed_length"
+    )
+    breakers: tuple[str | tuple[int, ...], ...] | None = param(
+        'no repeat goes across these: text (each token that has it in it) or lists of token ids; none: newline, ":", '
+        '"*" and the double quote, where there is a tokenizer',
+        default=None,
+        low=0,
+        name="dry_sequence_breakers",
+    )
+    last_n: int = param(
+        "looks at the last n tokens of prompt and output; -1: all", default=-1, low=-1, name="dry_last_n"
+    )
+
+    def spell(self, speller: Speller) -> Self:
+        spelled: list[tuple[int, ...]] = []
+        for breaker in USUAL_BREAKERS if self.breakers is None else self.breakers:
+            if isinstance(breaker, str):
+                spelled += [(token,) for token in speller.containing(breaker)]
+                spelled += [ids for ids in speller.spellings(breaker) if len(ids) > 1]
+            else:
+                spelled.append(breaker)
+        return replace(self, breakers=tuple(dict.fromkeys(spelled)))
+
+    def apply(self, x: Any, token: Token) -> Any:
+        return x + token.listed
+
+    def listing(self, history: History) -> Mapping[int, float]:
+        said, tokens = history.last(-1)[1].tolist(), history.last(self.last_n)[1].tolist()
+        breaks = Breaks(self.breakers or ())
+        unbroken = next((n for n in range(len(said)) if breaks.at(said, len(said) - 1 - n)), len(said))
+        return self.penalties(longest(tokens, repeats(tokens), self.allowed_length, unbroken), said, breaks)
+
+    def follow(self, history: History) -> Follower:
+        return Repeats(self, history)
+
+    @property
+    def room(self) -> float:
+        """The exponent from which on the penalty is the same."""
+        return (LARGEST - max(0.0, log(self.multiplier or 1.0))) / log(self.base) if self.base > 1 else 0.0
+
+    def penalties(self, lengths: Mapping[int, int], said: list[int], breaks: Breaks) -> Mapping[int, float]:
+        """What goes on a repeat of n tokens loses multiplier * base ** (n - allowed_length), kept finite."""
+        return {
+            token: -min(self.multiplier * self.base ** min(n - self.allowed_length, self.room), exp(LARGEST))
+            for token, n in lengths.items()
+            if not breaks.at([*said[-breaks.longest :], token], -1)
+        }
+
+
+class Breaks:
+    """Where a breaker ends."""
+
+    def __init__(self, breakers: Sequence[str | tuple[int, ...]]) -> None:
+        self._before: dict[int, list[list[int]]] = {}
+        for breaker in breakers:
+            if isinstance(breaker, str):
+                field = "dry_sequence_breakers"
+                raise ParameterError(
+                    field, f"{field} has the text {breaker!r}, but no tokenizer is here: give token ids"
+                )
+            self._before.setdefault(breaker[-1], []).append([*breaker[:-1]])
+        self.longest = max(map(len, breakers), default=1)
+
+    def at(self, tokens: list[int], place: int) -> bool:
+        """Whether a breaker ends with the token at this place."""
+        place %= len(tokens)
+        before = self._before.get(tokens[place], ())
+        return any(len(ids) <= place and tokens[place - len(ids) : place] == ids for ids in before)
+
+
+class Repeats:
+    """What ``Dry.listing`` says, kept up to date."""
+
+    def __init__(self, stage: Dry, history: History) -> None:
+        self._stage, self._breaks = stage, Breaks(stage.breakers or ())
+        self._said = history.last(-1)[1].tolist()
+        least, most = stage.allowed_length, stage.allowed_length + ceil(max(0.0, stage.room))
+        self._suffixes = (
+            Suffixes(self._said, least, most) if stage.last_n < 0 else Window(self._said, stage.last_n, least, most)
+        )
+        self._unbroken = next(
+            (n for n in range(len(self._said)) if self._breaks.at(self._said, len(self._said) - 1 - n)), len(self._said)
+        )
+
+    def push(self, token: int) -> None:
+        self._said.append(token)
+        self._suffixes.push(token)
+        self._unbroken = 0 if self._breaks.at(self._said, -1) else self._unbroken + 1
+
+    def listing(self) -> Mapping[int, float]:
+        lengths = self._suffixes.followers(self._unbroken)
+        return self._stage.penalties(lengths, self._said, self._breaks)

@@ -1,0 +1,45 @@
+"""No repeated n-grams (Paulus, Xiong, Socher, arXiv 1705.04304)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from nucleate.sampling.maths import INFINITY
+from nucleate.sampling.stage import Follower, History, Shift, Token, param
+from nucleate.sampling.suffix_automaton import Suffixes
+
+
+class NoRepeatNgram(Shift):
+    """Ban every token that would complete n tokens in a row that prompt or output have had before."""
+
+    rank = 24
+    touches = "listed"
+    n: int = param("length of what must not repeat; 0 allows all", neutral=0, low=0, name="no_repeat_ngram_size")
+
+    def apply(self, x: Any, token: Token) -> Any:
+        return x + token.listed
+
+    def listing(self, history: History) -> Mapping[int, float]:
+        tokens = history.last(-1)[1].tolist()
+        before = tokens[len(tokens) - self.n + 1 :] if self.n <= len(tokens) else None
+        return {
+            tokens[end]: -INFINITY for end in range(self.n - 1, len(tokens)) if tokens[end - self.n + 1 : end] == before
+        }
+
+    def follow(self, history: History) -> Follower:
+        return Ngrams(self.n, history)
+
+
+class Ngrams:
+    """What ``NoRepeatNgram.listing`` says, kept up to date."""
+
+    def __init__(self, n: int, history: History) -> None:
+        self._suffixes = Suffixes(history.last(-1)[1].tolist(), n - 1, n - 1)
+        self._before = n - 1
+
+    def push(self, token: int) -> None:
+        self._suffixes.push(token)
+
+    def listing(self) -> Mapping[int, float]:
+        return dict.fromkeys(self._suffixes.followers(self._before), -INFINITY)

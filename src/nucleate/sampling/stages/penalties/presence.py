@@ -1,0 +1,30 @@
+"""Presence penalty, as OpenAI's API defines it: the output counts, the prompt does not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nucleate.sampling.stage import Shift, Token, param
+from nucleate.sampling.stages.penalties.repetition import penalty_window
+
+
+class Presence(Shift):
+    """Make a token less likely once it is in the output."""
+
+    rank = 22
+    touches = "output"
+    a: float = param(
+        "subtracted from a logit if the token is in the output",
+        neutral=0.0,
+        low=-2.0,
+        high=2.0,
+        name="presence_penalty",
+    )
+    last_n: int | None = penalty_window()
+
+    @property
+    def window(self) -> int | None:
+        return self.last_n
+
+    def apply(self, x: Any, token: Token) -> Any:
+        return x - self.a

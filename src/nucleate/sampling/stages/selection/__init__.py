@@ -1,0 +1,1 @@
+"""Selection: take one token, and report log-probabilities."""

@@ -1,0 +1,21 @@
+"""Greedy decoding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nucleate.sampling.stage import Draw
+
+
+class Greedy(Draw):
+    """Take the likeliest token; of equal ones that with the lowest id."""
+
+    rank = 99
+    uniforms = "none"
+
+    @property
+    def greedy(self) -> bool:
+        return True
+
+    def score(self, x: Any, u: Any) -> Any:
+        return x

@@ -1,0 +1,1 @@
+"""Temperature-like transforms of the scores."""

@@ -1,0 +1,40 @@
+"""Adaptive-p (MrJackSpade and others, https://github.com/ggml-org/llama.cpp/pull/17927)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Self
+
+from nucleate.sampling.maths import absolute, exp, maximum, minimum
+from nucleate.sampling.stage import Drawn, Row, Scale, param
+
+
+class AdaptiveP(Scale):
+    """Favour tokens about as likely as a target; the target moves so that the mean of what is drawn comes to it."""
+
+    rank = 90
+    monotone = False
+    target: float | None = param(
+        "probability that drawn tokens should have", neutral=None, low=0.0, high=1.0, name="adaptive_p_target"
+    )
+    decay: float = param(
+        "weight of each earlier token, to the next one's, in the mean",
+        default=0.9,
+        low=0.0,
+        high=0.99,
+        name="adaptive_p_decay",
+    )
+    mean: float | None = param("mean probability of what was drawn; at first the target", default=None, public=False)
+
+    def verify(self) -> None:
+        if self.mean is None:
+            object.__setattr__(self, "mean", self.target)
+
+    def after(self, drawn: Drawn) -> Self:
+        mean = self.decay * self.mean + (1.0 - self.decay) * exp(drawn.before)  # type: ignore[operator]  # see verify
+        return replace(self, mean=mean)
+
+    def apply(self, x: Any, row: Row) -> Any:
+        aim = minimum(maximum(2.0 * self.target - self.mean, 0.0), 1.0)  # type: ignore[operator]  # see verify
+        far = absolute(exp(x - row.top) / row.mass - aim) / 0.3
+        return 5.0 - 10.0 * far * far / (1.0 + far)

@@ -1,0 +1,21 @@
+"""Temperature."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nucleate.sampling.stage import Row, Scale, param
+
+
+class Temperature(Scale):
+    """Divide the scores: below 1 the likely tokens gain, above 1 the unlikely ones; 0 is greedy."""
+
+    rank = 50
+    t: float = param("divides the logits; 0 takes the likeliest token", neutral=1.0, low=0.0)
+
+    @property
+    def greedy(self) -> bool:
+        return self.t == 0
+
+    def apply(self, x: Any, row: Row) -> Any:
+        return (x - row.top) / self.t  # from the top, so that no temperature overflows

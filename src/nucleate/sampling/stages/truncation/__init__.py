@@ -1,0 +1,1 @@
+"""Truncation: keep the likely tokens only."""

@@ -1,0 +1,31 @@
+"""Mirostat, version 2 (Basu, Ramachandran, Keskar, Varshney, arXiv 2007.14966)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Self
+
+from nucleate.sampling.maths import log
+from nucleate.sampling.stage import Drawn, Floor, Row, param
+
+LOG_2 = 0.6931471805599453
+
+
+class Mirostat(Floor):
+    """Keep every token whose surprise is at most mu bits; mu follows what was drawn, so that the mean becomes tau."""
+
+    rank = 69
+    tau: float = param("surprise to aim for, in bits; 0 is off", neutral=0.0, low=0.0, name="mirostat_tau")
+    eta: float = param("how fast mu learns", default=0.1, low=0.0, name="mirostat_eta")
+    mu: float | None = param("most bits as of this step; at the start 2 tau", default=None, public=False)
+
+    def verify(self) -> None:
+        if self.mu is None:
+            object.__setattr__(self, "mu", 2.0 * self.tau)
+
+    def after(self, drawn: Drawn) -> Self:
+        surprise = -drawn.after / LOG_2
+        return replace(self, mu=self.mu - self.eta * (surprise - self.tau))  # type: ignore[operator]  # see verify
+
+    def floor(self, row: Row) -> Any:
+        return row.top + log(row.mass) - self.mu * LOG_2  # type: ignore[operator]  # see verify

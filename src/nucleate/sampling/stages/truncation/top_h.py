@@ -1,0 +1,25 @@
+"""Top-H (Potraghloo et al., arXiv 2509.02510)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nucleate.sampling.maths import SLACK, exp, log
+from nucleate.sampling.stage import Prefix, Row, param
+
+
+class TopH(Prefix):
+    """Keep the likeliest tokens as long as their share of the entropy is at most a part of it."""
+
+    rank = 68
+    reaches = False
+    a: float | None = param(
+        "part of the entropy that the tokens kept may have", neutral=None, low=0.0, high=1.0, open_low=True
+    )
+
+    def weight(self, x: Any, row: Row) -> Any:
+        log_mass = log(row.mass)
+        return exp(x - row.top - log_mass) * (row.top + log_mass - x)
+
+    def target(self, row: Row) -> Any:
+        return self.a * row.entropy * (1.0 + SLACK)

@@ -1,0 +1,30 @@
+"""XTC, "exclude top choices" (p-e-w, https://github.com/oobabooga/text-generation-webui/pull/6335)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nucleate.sampling.maths import SLACK, log
+from nucleate.sampling.stage import Ceiling, Row, param
+
+
+class Xtc(Ceiling):
+    """In some steps drop every token that is likely enough, except the least likely of these."""
+
+    rank = 80
+    probability: float = param("of a step to drop tokens", neutral=0.0, low=0.0, high=1.0, name="xtc_probability")
+    threshold: float = param(
+        "how likely a token must be to be dropped", default=0.1, low=0.0, high=0.5, name="xtc_threshold"
+    )
+    exempt: tuple[int, ...] = param("token ids that are never dropped", default=(), low=0, name="xtc_exempt_token_ids")
+
+    @property
+    def chance(self) -> float:
+        return self.probability
+
+    @property
+    def spared(self) -> tuple[int, ...]:
+        return self.exempt
+
+    def ceiling(self, row: Row) -> Any:
+        return row.top + log(row.mass) + log(self.threshold) - SLACK

@@ -1,0 +1,1 @@
+"""Adaptive speculation length: how many tokens are worth drafting."""

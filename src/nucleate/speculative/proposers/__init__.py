@@ -1,0 +1,1 @@
+"""Draft methods: each proposes tokens that the model verifies."""

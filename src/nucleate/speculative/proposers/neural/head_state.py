@@ -1,0 +1,84 @@
+"""What heads that attend to the target's hidden states have in common: which sequences they follow, and how far."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nucleate.models.llama.numpy_llama import Floats, Llama
+from nucleate.models.paged.batch_layout import Packing
+from nucleate.models.runner import BLOCK, Part
+from nucleate.speculative.draft import Proposer, Read, State
+from nucleate.speculative.proposers.neural.chain_builder import Chain
+from nucleate.speculative.proposers.neural.hidden_states import Heard
+from nucleate.speculative.proposers.neural.kv_slots import Rooms
+from nucleate.speculative.proposers.neural.layer import unit
+
+
+class Followed:
+    """The sequences whose hidden states are told, and the blocks for what a head makes of them."""
+
+    def __init__(self, blocks: int, block_size: int) -> None:
+        self._rooms = Rooms(blocks, block_size)
+        self._heard: dict[int, Heard] = {}
+
+    def __len__(self) -> int:
+        return len(self._heard)
+
+    def read(self, readings: Sequence[Read]) -> None:
+        """See ``Proposer.read``."""
+        for read in readings:
+            self._heard.setdefault(read.key, Heard()).add(read)
+
+    def forget(self, key: int) -> None:
+        """See ``Proposer.forget``."""
+        self._heard.pop(key, None)
+        self._rooms.leave(key)
+
+    def ready(self, chains: Sequence[Chain], more: int | None = None) -> list[Chain]:
+        """Those that a draft can be made for: all but the last token of a sequence are known, and there is room.
+
+        more: tokens of drafts that room is needed for; None for as many as are wanted.
+        """
+        keys = [chain.state.key for chain in chains]
+        return [chain for chain in chains if chain.count > 0 and self._room(chain.state, chain.count, more, keys)]
+
+    def _room(self, state: State, count: int, more: int | None, keys: list[int]) -> bool:
+        heard = self._heard.get(state.key)
+        if heard is None or heard.stop != len(state.token_ids) - 1 or not heard.count:
+            return False
+        for key in self._rooms.room(state.key, heard.count + (count if more is None else more), keys):
+            self._heard.pop(key, None)
+        return state.key in self._heard
+
+    def heard(self, chain: Chain) -> Heard:
+        """What is known of a sequence."""
+        return self._heard[chain.state.key]
+
+    def part(self, chain: Chain, start: int, stop: int, shift: int = 0) -> Part:
+        """Tokens of what a head has of a sequence, counted from where that begins; ``shift`` places later."""
+        ids = chain.ids[self._heard[chain.state.key].base + shift :]
+        return Part(chain.state.key, ids, start, stop, self._rooms.tables[chain.state.key], 1)
+
+    def waiting(self, chains: Sequence[Chain], shift: int = 0) -> Packing:
+        """The tokens whose hidden states wait."""
+        found = [(chain, self._heard[chain.state.key]) for chain in chains]
+        parts = [self.part(chain, one.taken, one.count, shift) for chain, one in found]
+        return Packing(parts, self._rooms.block_size)
+
+
+class Head(Proposer):
+    """What a proposer is that follows sequences. tokens: that are kept of at most, of all sequences together."""
+
+    def __init__(self, target: Llama, tokens: int) -> None:
+        self._target, self._followed = target, Followed(tokens // BLOCK, BLOCK)
+
+    def read(self, readings: Sequence[Read]) -> None:
+        """See ``Proposer.read``."""
+        self._followed.read(readings)
+
+    def forget(self, key: int, output_ids: Sequence[int] = ()) -> None:
+        """See ``Proposer.forget``. Nothing is learned."""
+        self._followed.forget(key)
+
+    def _unit(self, x_TX: Floats, norm_X: Floats) -> Floats:
+        return unit(x_TX, self._target.epsilon) * norm_X

@@ -1,0 +1,1 @@
+"""Stop criteria: token ids, strings, regular expressions, JSON."""

@@ -1,0 +1,141 @@
+"""Grammars by the library llguidance: what it compiles of a form, and why not; many masks at once. Knows no request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from time import perf_counter
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nucleate.parameters.parameter import ParameterError
+from nucleate.structured_output.gbnf import lark_text
+from nucleate.structured_output.grammar_limits import Limits
+from nucleate.structured_output.grammar_matcher import Matcher, MatcherError
+from nucleate.structured_output.grammar_source import source
+from nucleate.structured_output.json_schema import check_policy, not_held, places_of
+from nucleate.structured_output.lark import read
+from nucleate.structured_output.llguidance_loader import FAILED, library, parser_limits, raise_unless_panic, told
+from nucleate.structured_output.llguidance_tokenizer import guidance_tokenizer
+from nucleate.structured_output.schema_soundness import unsound
+from nucleate.structured_output.spec import Structured
+from nucleate.structured_output.state_cache import Beginning
+from nucleate.structured_output.time_budget import FREE_SECONDS, Budget
+from nucleate.structured_output.vocabulary import Vocabulary
+
+
+@final
+class Guidance:
+    """Compiles grammars over one vocabulary, with llguidance. ``threads`` fill masks; None: 80 % of the processors."""
+
+    def __init__(self, vocabulary: Vocabulary, limits: Limits, threads: int | None) -> None:
+        self._vocabulary, self._limits = vocabulary, limits
+        self._tokenizer = guidance_tokenizer(vocabulary)
+        self._executor = library().LLExecutor(num_threads=threads)
+
+    def compile(self, structured: Structured) -> tuple[Beginning, tuple[str, ...], int]:
+        """What begins a text of a form, what its policy ignores, and about how many bytes it takes.
+
+        Raises ParameterError, which names the field.
+        """
+        self._limits.check(structured)
+        ignored: tuple[str, ...] = ()
+        if structured.json_schema is not None:
+            schema = structured.schema
+            ignored = check_policy((*not_held(schema), *unsound(schema)), structured.policy)
+        if structured.grammar is not None:
+            self._check_grammar(structured.grammar)
+        text = _or_refused(structured, lambda: source(structured))
+        ends, ends_W, budget = self._vocabulary.ends, self._vocabulary.ends_W, Budget(self._limits.seconds)
+        made = _or_refused(structured, lambda: Beginning(lambda: self.matcher(text), ends, ends_W, budget))
+        inner, _ = made.now
+        if inner.is_error():
+            raise _refused(structured, inner.get_error())
+        if structured.policy != "strict":
+            ignored += _one_of_as_any_of(structured, inner.get_grammar_warnings())
+        return made, ignored, 2**16 + 64 * len(text)
+
+    def matcher(self, text: str) -> Any:
+        """An LLMatcher; it may be in error."""
+        return library().LLMatcher(self._tokenizer, text, log_level=0, limits=parser_limits())
+
+    def fill_here(
+        self, matchers: Sequence[Matcher], rows: Sequence[int], masks_RW: NDArray[np.int32], seconds: float
+    ) -> tuple[int, bool]:
+        """Fill rows for matchers that go on, on this thread, as long as it takes no more seconds.
+
+        Returns how many, at least one and all but one, or all; and whether one took more than what is free.
+        """
+        address, size = masks_RW.ctypes.data, masks_RW.strides[0]
+        begin = before = perf_counter()
+        slow, last = False, len(matchers) - 1
+        for done, (each, row) in enumerate(zip(matchers, rows, strict=True)):
+            if before - begin > seconds and done < last:
+                return done, slow
+            try:
+                if each.fill_at(address + row * size, size):
+                    each.settle(masks_RW[row])
+            except MatcherError:
+                masks_RW[row] = 0
+            now = perf_counter()
+            slow |= now - before > FREE_SECONDS
+            before = now
+        return len(matchers), slow
+
+    def fill_all(self, matchers: Sequence[Matcher], rows: Sequence[int], masks_RW: NDArray[np.int32]) -> bool:
+        """As ``fill_here``, all in parallel. False if it did not work out."""
+        every = [(each.inner, row) for each, row in zip(matchers, rows, strict=True)]
+        try:
+            self._executor.unsafe_compute_mask_ptr(every, masks_RW.ctypes.data, masks_RW.strides[0], len(masks_RW))
+        except BaseException as error:  # noqa: BLE001 - a panic is no Exception, and does not tell its row
+            raise_unless_panic(error)
+            return False
+        for each in matchers:
+            if each.inner.is_error():
+                with suppress(MatcherError):  # it tells itself
+                    each.behind()  # all see it before any mask is believed
+        for each, row in zip(matchers, rows, strict=True):
+            if each.odd:
+                each.settle(masks_RW[row])
+        return True
+
+    def _check_grammar(self, grammar: str) -> None:
+        """What a grammar embeds or names is held to what holds elsewhere."""
+        said = read(lark_text(grammar))
+        for schema in said.schemas:
+            for what, hint in (*not_held(schema), *unsound(schema)):
+                raise ParameterError("grammar", f"grammar: %json: cannot enforce {what}{hint}")
+        for low, high in said.ids:
+            if high < low or not self._vocabulary.known.issuperset(
+                range(low, min(high, low + len(self._vocabulary.tokens)) + 1)
+            ):
+                raise ParameterError("grammar", f"grammar: <[{low}-{high}]> is no range of tokens of this model")
+
+
+def _or_refused(structured: Structured, call: Callable[[], Any]) -> Any:
+    try:
+        return call()
+    except ParameterError:
+        raise
+    except (ValueError, OverflowError) as error:
+        raise _refused(structured, str(error)) from None
+    except BaseException as error:  # noqa: BLE001 - a panic is no Exception
+        raise_unless_panic(error)
+        raise _refused(structured, FAILED) from None
+
+
+def _refused(structured: Structured, message: str) -> ParameterError:
+    field = structured.form
+    reason = told(message, place=field == "grammar")
+    if "oneOf" in reason:
+        where = f" at {places_of(structured.schema, 'oneOf')}" if field == "json_schema" else " in %json"
+        hint = "; policy coerce would take it for anyOf" if field == "json_schema" else ""
+        reason = f"cannot enforce oneOf, of which several may hold,{where}{hint}"
+    return ParameterError(field, f"{field}: {reason}")
+
+
+def _one_of_as_any_of(structured: Structured, warnings: Sequence[str]) -> tuple[str, ...]:
+    taken = any("oneOf" in warning for warning in warnings)
+    return (f"oneOf, taken for anyOf, at {places_of(structured.schema, 'oneOf')}",) if taken else ()

@@ -1,0 +1,135 @@
+"""Whether a whole text fulfils a JSON schema, every keyword of it, within a time limit. Knows no tokens.
+
+The library jsonschema does it; what it would do without end is replaced: expressions that are searched by
+backtracking, references that are fetched, and references that multiply.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any, Final
+
+from nucleate.parameters.converters import shown
+from nucleate.parameters.parameter import ParameterError, read_json
+from nucleate.structured_output.spec import Structured
+
+MAX_SECONDS: Final = 1.0
+MAX_ERRORS: Final = 10
+_EVERY_STEP = ("$ref", "$dynamicRef", "$recursiveRef", "properties", "items", "allOf", "anyOf", "oneOf", "contains")
+
+Check = Callable[[Any, Any, Any, Any], Any]
+
+
+def validate(structured: Structured, text: str, seconds: float = MAX_SECONDS) -> list[str]:
+    """What is wrong with a text of JSON, one line each, at most ten; nothing if it is right.
+
+    Formats are checked as far as jsonschema can. Not to be able to tell in time is an error too. Raises
+    ModuleNotFoundError if jsonschema is not installed, and ValueError for a form that is not JSON.
+    """
+    if not structured.form.startswith("json"):
+        raise ValueError(f"only JSON can be validated, not {structured.form}")
+    load()
+    try:
+        value = read_json(text, "the text")
+    except ParameterError as error:
+        return [f"not JSON: {str(error)[:200]}"]
+    try:
+        found = islice(_validator(structured.schema, time.monotonic() + seconds).iter_errors(value), MAX_ERRORS)
+        return [f"{error.json_path}: {shown(error.message)[1:-1]}" for error in found]
+    except TimeoutError:
+        return [f"it took longer than {seconds} s to validate"]
+    except RecursionError:
+        return ["the schema refers to itself without end"]
+    except Exception as error:  # noqa: BLE001 - a schema can be wrong in ways the library does not foresee
+        return [f"the schema cannot be applied: {type(error).__name__}: {shown(str(error))[1:-1]}"]
+
+
+def load() -> None:
+    """Load the libraries, so that ``validate`` does not have to. Raises ModuleNotFoundError with what to install."""
+    try:
+        import jsonschema  # type: ignore[import-untyped]  # noqa: F401
+        import referencing  # noqa: F401
+        import regex  # type: ignore[import-untyped]  # noqa: F401
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError("to validate needs jsonschema: pip install 'nucleate[structured]'") from None
+
+
+def _validator(schema: dict[str, Any], deadline: float) -> Any:
+    import jsonschema
+    import referencing
+
+    kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
+    own = {name: _within(deadline, kind.VALIDATORS[name]) for name in _EVERY_STEP if name in kind.VALIDATORS}
+    search = _search(deadline)
+    own |= {"pattern": _pattern(search), "patternProperties": _pattern_properties(search)}
+    own["additionalProperties"] = _additional(search)
+    if "unevaluatedProperties" in kind.VALIDATORS and "patternProperties" in json.dumps(schema):
+        own["unevaluatedProperties"] = _unevaluated
+    made = jsonschema.validators.extend(kind, own)
+    return made(schema, registry=referencing.Registry(), format_checker=kind.FORMAT_CHECKER)
+
+
+def _within(deadline: float, check: Check) -> Check:
+    def checked(*arguments: Any) -> Iterator[Any]:
+        if time.monotonic() > deadline:
+            raise TimeoutError
+        yield from check(*arguments) or ()
+
+    return checked
+
+
+def _search(deadline: float) -> Callable[[str, str], bool]:
+    import regex
+
+    def search(pattern: str, text: str) -> bool:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        return regex.search(pattern, text, timeout=left) is not None
+
+    return search
+
+
+def _pattern(search: Callable[[str, str], bool]) -> Check:
+    from jsonschema import ValidationError
+
+    def check(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[Any]:
+        if validator.is_type(instance, "string") and not search(pattern, instance):
+            yield ValidationError(f"{instance!r} does not match {pattern!r}")
+
+    return check
+
+
+def _pattern_properties(search: Callable[[str, str], bool]) -> Check:
+    def check(validator: Any, patterns: dict[str, Any], instance: Any, schema: Any) -> Iterator[Any]:
+        for pattern, subschema in patterns.items() if validator.is_type(instance, "object") else ():
+            for name, value in instance.items():
+                if search(pattern, name):
+                    yield from validator.descend(value, subschema, path=name, schema_path=pattern)
+
+    return check
+
+
+def _additional(search: Callable[[str, str], bool]) -> Check:
+    from jsonschema import ValidationError
+
+    def check(validator: Any, rest: Any, instance: Any, schema: Any) -> Iterator[Any]:
+        if not validator.is_type(instance, "object"):
+            return
+        named, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
+        for name, value in instance.items():
+            if name in named or any(search(pattern, name) for pattern in patterns):
+                continue
+            if isinstance(rest, dict):
+                yield from validator.descend(value, rest, path=name)
+            elif rest is False:
+                yield ValidationError(f"additional property {name!r} is not allowed")
+
+    return check
+
+
+def _unevaluated(validator: Any, rest: Any, instance: Any, schema: Any) -> Any:
+    raise ValueError("unevaluatedProperties beside patternProperties cannot be validated")

@@ -1,0 +1,179 @@
+"""Conversations to prompts: Jinja chat templates with the meaning Hugging Face gives them. Knows no tokenizer.
+
+A template comes with a model and is not trusted: it runs in Jinja's sandbox, with limits on its own size, on the size
+of what it builds, and on time. The limits are checked between pieces of output, at calls and at multiplications; a
+template cannot be stopped inside a single filter.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextvars import ContextVar
+from datetime import datetime
+from functools import lru_cache
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+from nucleate.parameters.parameter import ParameterError
+
+if TYPE_CHECKING:
+    import jinja2
+
+MAX_TEMPLATE: Final = 1_000_000  # characters
+MAX_PROMPT: Final = 16_000_000  # characters
+MAX_SECONDS: Final = 5.0
+
+_deadline: ContextVar[float] = ContextVar("deadline")
+
+
+def render(
+    template: str,
+    messages: Sequence[Mapping[str, Any]],
+    add_generation_prompt: bool = True,
+    variables: Mapping[str, object] = MappingProxyType({}),
+) -> str:
+    """The prompt for a conversation.
+
+    ``messages`` are ``{"role": ..., "content": ...}``, with content a string, a list of parts, or None where a message
+    has ``tool_calls``; other keys go to the template as they are. ``add_generation_prompt`` ends the prompt with what
+    opens the model's answer. ``variables`` are what else the template asks for, such as ``bos_token`` and ``tools``.
+
+    Raises ParameterError with one line: for a message that is not of this form (index and field), a template that is
+    not valid, one that refuses the conversation, and one that exceeds the limits above.
+    """
+    _check(messages)
+    if len(template) > MAX_TEMPLATE:
+        raise ParameterError(
+            "messages", f"the chat template has {len(template)} characters; allowed are {MAX_TEMPLATE}"
+        )
+    given: dict[str, object] = {"tools": None, "documents": None, **variables}  # templates test these against None
+    token = _deadline.set(time.monotonic() + MAX_SECONDS)
+    try:
+        parts = _compiled(template).generate(messages=messages, add_generation_prompt=add_generation_prompt, **given)
+        return _joined(parts)
+    except Exception as error:  # noqa: BLE001 - a template can raise whatever an expression in it can
+        raise ParameterError("messages", f"chat template: {_line(error)}") from None
+    finally:
+        _deadline.reset(token)
+
+
+def _joined(parts: Iterable[str]) -> str:
+    kept: list[str] = []
+    size = 0
+    for part in parts:
+        size += len(part)
+        if size > MAX_PROMPT:
+            raise ValueError(f"the prompt grew beyond {MAX_PROMPT} characters")
+        _check_time()
+        kept.append(part)
+    return "".join(kept)
+
+
+def _check_time() -> None:
+    if time.monotonic() > _deadline.get():
+        raise ValueError(f"it took longer than {MAX_SECONDS} s")
+
+
+def _line(error: Exception) -> str:
+    text = " ".join(str(error).split())[:300] or type(error).__name__
+    number = getattr(error, "lineno", None)
+    return f"line {number}: {text}" if number else text
+
+
+def _check(messages: object) -> None:
+    if not isinstance(messages, list) or not messages:
+        raise _wrong("messages", "a list with at least one message", messages)
+    for index, message in enumerate(messages):
+        where = f"messages[{index}]"
+        if not isinstance(message, Mapping):
+            raise _wrong(where, "an object with role and content", message)
+        role = message.get("role")
+        if not isinstance(role, str) or not role:
+            raise _wrong(f"{where}.role", "a non-empty string", role)
+        content = message.get("content")
+        if isinstance(content, list):
+            for place, part in enumerate(content):
+                if not isinstance(part, Mapping) or not isinstance(part.get("type"), str):
+                    raise _wrong(f"{where}.content[{place}]", "an object with a type", part)
+        elif not isinstance(content, str) and not (content is None and message.get("tool_calls")):
+            raise _wrong(f"{where}.content", "a string or a list of parts", content)
+
+
+def _wrong(where: str, allowed: str, value: object) -> ParameterError:
+    return ParameterError("messages", f"{where}: must be {allowed}, not {value!r:.60}")
+
+
+@lru_cache(maxsize=32)
+def _compiled(template: str) -> jinja2.Template:
+    return _environment().from_string(template)
+
+
+@lru_cache(maxsize=1)
+def _environment() -> jinja2.Environment:
+    import jinja2.ext
+    import jinja2.sandbox
+
+    class Generation(jinja2.ext.Extension):
+        """``{% generation %}`` marks the model's own words for training; here its content is simply content."""
+
+        tags = {"generation"}  # noqa: RUF012 - Jinja's own declaration
+
+        def parse(self, parser: Any) -> Any:
+            number = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return jinja2.nodes.Scope(body).set_lineno(number)
+
+    class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
+        intercepted_binops = frozenset({"*", "**", "%"})
+
+        def call(self, *args: Any, **kwargs: Any) -> Any:
+            _check_time()
+            return super().call(*args, **kwargs)
+
+        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+            _check_time()
+            _check_operands(operator, left, right)
+            return super().call_binop(context, operator, left, right)
+
+    environment = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols])
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _refuse
+    environment.globals["strftime_now"] = _now
+    return environment
+
+
+def _check_operands(operator: str, left: object, right: object) -> None:
+    """Refuse what makes a huge value in one step: repeating text or lists, powers, and formats with a width."""
+    if operator == "*":
+        length = next((len(side) for side in (left, right) if isinstance(side, (str, list, tuple))), 0)
+        count = next((side for side in (left, right) if isinstance(side, int)), 0)
+        too_large = length * count > MAX_PROMPT
+    elif operator == "**":
+        too_large = not all(isinstance(side, (int, float)) and abs(side) <= 1000 for side in (left, right))
+    else:
+        too_large = isinstance(left, str)
+    if too_large:
+        raise ValueError(f"the operator {operator} may not be used like this in a chat template")
+
+
+def _to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Jinja's own filter escapes <, > and & for HTML; a model must see them."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _refuse(message: object) -> NoReturn:
+    import jinja2
+
+    raise jinja2.TemplateError(str(message))
+
+
+def _now(form: str) -> str:
+    return datetime.now().strftime(form)  # noqa: DTZ005 - templates mean the local date

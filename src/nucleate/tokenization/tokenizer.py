@@ -1,0 +1,143 @@
+"""Text to token ids and back: a ``tokenizers.Tokenizer`` with the ids and the template that go with it. Knows no model.
+
+``decode`` here is the truth that the incremental detokenizer equals. Unlike the library, it refuses ids that are not in
+the vocabulary instead of leaving them out.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nucleate.parameters.parameter import ParameterError
+from nucleate.tokenization.token_bytes import Pieces, read_pieces
+from nucleate.tokenization.tokenizer_files import read_folder
+
+if TYPE_CHECKING:
+    import tokenizers
+
+_LONG = 2000  # characters, from which on the library's call for batches is taken: it lets other threads run
+
+
+class Tokenizer:
+    """A tokenizer with its special ids and chat template.
+
+    ``source`` is a folder with a ``tokenizer.json`` (beside it, where present, ``tokenizer_config.json``,
+    ``special_tokens_map.json``, ``generation_config.json``, ``config.json``, ``chat_template.jinja``), or a ready
+    ``tokenizers.Tokenizer``. The keywords are for what the source does not say, and win over what it says.
+    ``padded_size`` is the length of the model's logits, where that is more than there are tokens: the ids between stand
+    for no text.
+
+    Raises FileNotFoundError if the folder or its tokenizer.json is missing, ValueError if a file cannot be read.
+    """
+
+    def __init__(
+        self,
+        source: str | os.PathLike[str] | tokenizers.Tokenizer,
+        *,
+        eos_token_ids: Iterable[int] | None = None,
+        bos_token_id: int | None = None,
+        chat_template: str | None = None,
+        padded_size: int = 0,
+    ) -> None:
+        self.padded_size = padded_size
+        self._containing: dict[str, list[int]] = {}
+        special_tokens: Mapping[str, str] = {}
+        eos_ids: frozenset[int] = frozenset()
+        if isinstance(source, (str, os.PathLike)):
+            self.backend, settings = read_folder(Path(source))
+            special_tokens, eos_ids = settings.special_tokens, settings.eos_token_ids
+            chat_template = settings.chat_template if chat_template is None else chat_template
+        else:
+            self.backend = source
+        self.special_tokens: Mapping[str, str] = special_tokens
+        """By role: ``{"bos_token": "<s>", ...}``; chat templates use these names."""
+        self.chat_template = chat_template
+        """The Jinja source, or None if the model has none."""
+        self.bos_token_id = self._id_of("bos_token") if bos_token_id is None else bos_token_id
+        if eos_token_ids is None:
+            eos = self._id_of("eos_token")
+            self.eos_token_ids = eos_ids | ({eos} if eos is not None else frozenset())
+        else:
+            self.eos_token_ids = frozenset(eos_token_ids)
+
+    def _id_of(self, role: str) -> int | None:
+        token = self.special_tokens.get(role)
+        return None if token is None else self.backend.token_to_id(token)
+
+    @cached_property
+    def pieces(self) -> Pieces:
+        """What each id adds to the text; built on first use, which takes a fraction of a second."""
+        return read_pieces(self.backend)
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """The ids that ``skip_special_tokens`` leaves out."""
+        # The library compares what a token says, so another id with the same content is left out too.
+        special = {token.content for token in self.backend.get_added_tokens_decoder().values() if token.special}
+        return frozenset(token_id for token_id, token in self.pieces.tokens.items() if token in special)
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """One more than the highest id, added tokens included. A model may have more logits than that."""
+        return max(self.backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """The ids of ``text``; ``add_special_tokens`` adds what the tokenizer puts around a text, such as BOS.
+
+        Raises ParameterError for text that has no UTF-8 form (lone surrogates) or that the tokenizer cannot split.
+        """
+        if not isinstance(text, str):
+            raise TypeError(f"text must be a str, not {type(text).__name__}")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ParameterError(
+                "prompt", f"text is not valid Unicode: {error.reason} at character {error.start}"
+            ) from None
+        try:
+            if len(text) > _LONG:
+                return self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+            return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        except Exception as error:  # noqa: BLE001 - the library raises nothing narrower
+            raise ParameterError("prompt", f"the tokenizer cannot encode the text: {error}") from None
+
+    def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
+        """The text of ``ids``. Raises ValueError for an id that is not in the vocabulary."""
+        known = self.pieces.tokens
+        ids = list(ids)
+        for token_id in ids:
+            if token_id not in known and not self.is_padding(token_id):
+                raise self.unknown_id(token_id)
+        return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def spellings(self, word: str) -> list[tuple[int, ...]]:
+        """The ids of a word as it begins a text and as it follows a space, without those that end with another one."""
+        found = {tuple(self.encode(text, add_special_tokens=False)) for text in (word, f" {word}")} - {()}
+        return sorted(ids for ids in found if not any(ids != end and ids[-len(end) :] == end for end in found))
+
+    def containing(self, text: str) -> list[int]:
+        """Every id whose own text has this text in it."""
+        if text not in self._containing:
+            self._containing[text] = [token for token, own in self._texts.items() if text in own]
+            if len(self._containing) > 64:  # requests may ask for anything
+                del self._containing[next(iter(self._containing))]
+        return list(self._containing[text])
+
+    @cached_property
+    def _texts(self) -> dict[int, str]:
+        ids = sorted(self.pieces.tokens)
+        texts = self.backend.decode_batch([[token] for token in ids], skip_special_tokens=False)
+        return dict(zip(ids, texts, strict=True))
+
+    def is_padding(self, token_id: int) -> bool:
+        """Whether an id is one of the model's that stands for no token. Its text is empty."""
+        return 0 <= token_id < self.padded_size and token_id not in self.pieces.tokens
+
+    def unknown_id(self, token_id: int) -> ValueError:
+        """The error for an id that is not in the vocabulary."""
+        known = len(self.pieces.tokens)
+        return ValueError(f"token id {token_id} is not in the vocabulary ({known} tokens, ids below {self.vocab_size})")
