@@ -21,8 +21,8 @@ from nucleate.sampling.backends import reference
 from nucleate.sampling.backends.torch.slots import STEP
 from nucleate.sampling.dispatch.fused_pipeline import numbers_of
 
-sys.path.append(str(Path(__file__).parents[1] / "tests" / "laws"))
-import near_ties
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
+import near_tie_rows as near_ties
 
 FULL, SMALL, FLAT = (32_000, 128_256, 151_936, 256_000), (600,), 4000
 """Sizes on a GPU, and in the interpreter, where flat rows have more tokens, as fewer fit a pool."""

@@ -27,8 +27,8 @@ import numpy as np
 from made_vocabulary import vocabulary
 from sampler import machine, versions
 
-sys.path.append(str(Path(__file__).parents[1] / "tests" / "engine"))
-from forms_data import SCHEMAS, closed, listed, text, whole
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
+from grammar_examples import SCHEMAS, closed, listed, text, whole
 
 import nucleate as nc
 from nucleate.cli.bench import CHAINS, logits, medians

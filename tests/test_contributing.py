@@ -28,9 +28,9 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the project with the two files of the page added."""
     root = tmp_path_factory.mktemp("contributing")
     shutil.copytree(ROOT / "src", root / "src", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copytree(ROOT / "tests" / "laws", root / "tests" / "laws", ignore=shutil.ignore_patterns("__pycache__"))
-    (root / "tests" / "backends").mkdir()
-    shutil.copy(ROOT / "tests" / "backends" / "cases.py", root / "tests" / "backends")
+    for name in ("properties", "support"):
+        kept = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / "tests" / name, root / "tests" / name, ignore=kept)
     (root / "tests" / "conftest.py").write_text(CONFTEST, "utf-8")
     shutil.copy(ROOT / "pyproject.toml", root)
     for name, code in FILES.items():
@@ -51,7 +51,7 @@ def run(copy: Path, *command: str) -> str:
 def test_the_page_has_a_stage_and_its_test() -> None:
     assert list(FILES) == [
         "src/nucleate/sampling/stages/truncation/above_average.py",
-        "tests/stages/test_above_average.py",
+        "tests/sampling/stages/test_above_average.py",
     ]
 
 

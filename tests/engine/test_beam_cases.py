@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from searches import found, wanted
+from beam_searches import found, wanted
 from toy_models import PagedToy
-from toys import SIZE, drive, is_empty, rule, runner, toy
+from toy_requests import SIZE, drive, is_empty, rule, runner, toy
 
 import nucleate as nc
 from nucleate.engine.beam.params import BeamCompletion, BeamParams, BeamPiece, BeamRequest

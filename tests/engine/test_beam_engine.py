@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from searches import SIZE, found, random_search, rule, toy, wanted
+from beam_searches import SIZE, found, random_search, rule, toy, wanted
 from toy_models import PagedToy, Toy
-from toys import KINDS, TABLE, alone, answers, drive, is_empty, random_request, runner
+from toy_requests import KINDS, TABLE, alone, answers, drive, is_empty, random_request, runner
 
 import nucleate as nc
 from nucleate.engine.beam.params import BeamParams, BeamPiece, BeamRequest

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import slow_beam as twin
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nucleate.engine.beam.params import BeamParams
 from nucleate.engine.beam.search import LANES, Search, SearchError, _in_order, bound, logprobs
+from nucleate.generation import beam_search as twin
 from nucleate.outputs import StepLogprobs, TokenLogprob
 
 FACTS = json.loads((Path(__file__).parents[1] / "data" / "transformers_beam.json").read_text("utf-8"))

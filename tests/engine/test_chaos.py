@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from toys import KINDS, SIZE, TABLE, alone, answers, is_empty, random_request, runner, toy
+from toy_requests import KINDS, SIZE, TABLE, alone, answers, is_empty, random_request, runner, toy
 
 import nucleate as nc
 from nucleate.engine.engine import Engine

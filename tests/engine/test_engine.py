@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from toys import KINDS, alone, answers, drive, is_empty, random_request, runner, toy
+from toy_requests import KINDS, alone, answers, drive, is_empty, random_request, runner, toy
 
 import nucleate as nc
 from nucleate.engine.engine import Engine

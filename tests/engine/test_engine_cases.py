@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from toy_models import PagedToy
-from toys import KINDS, SIZE, TABLE, alone, answers, drive, is_empty, rule, runner, toy
+from toy_requests import KINDS, SIZE, TABLE, alone, answers, drive, is_empty, rule, runner, toy
 
 import nucleate as nc
 from nucleate.engine.engine import Engine

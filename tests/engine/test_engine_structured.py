@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from toys import KINDS, SIZE, alone, answers, drive, is_empty, random_request, rule, runner, toy
+from toy_requests import KINDS, SIZE, alone, answers, drive, is_empty, random_request, rule, runner, toy
 
 import nucleate as nc
 from nucleate.engine.engine import Engine

@@ -11,7 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 import regex
-from forms_data import CHOICES, OPEN, PATTERNS, SCHEMAS
+from grammar_examples import CHOICES, OPEN, PATTERNS, SCHEMAS
 
 import nucleate as nc
 from nucleate.outputs import Output

@@ -9,10 +9,10 @@ from typing import Any
 
 import jsonschema
 import pytest
-from forms_data import CHOICES, PATTERNS, SCHEMAS, Schema, closed, listed, text, whole
+from grammar_examples import CHOICES, PATTERNS, SCHEMAS, Schema, closed, listed, text, whole
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from toys import KINDS, SIZE, alone, answers, drive, is_empty, runner, toy
+from toy_requests import KINDS, SIZE, alone, answers, drive, is_empty, runner, toy
 
 import nucleate as nc
 from nucleate.engine.engine import Engine

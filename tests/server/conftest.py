@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from serving import Server
+from server_process import Server
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from asgi import JSON, alive, ask, begin
+from asgi_client import JSON, alive, ask, begin
 from toy_models import PagedToy, Toy
 
 import nucleate as nc

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from asgi import ask, begin
-from slow_beam import beam_search
+from asgi_client import ask, begin
 from test_app import SIZE, check_error, rule, serve, slowly
 
 import nucleate as nc
+from nucleate.generation.beam_search import beam_search
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling_params import FIELDS
 from nucleate.server.openai.beam_search import FIELDS_OF_BEAMS

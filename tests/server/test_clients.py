@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import serving
-from serving import Server
+import server_process as serving
+from server_process import Server
 
 import nucleate as nc
 

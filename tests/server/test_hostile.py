@@ -17,9 +17,9 @@ from typing import Any
 
 import psutil
 import pytest
-from malformed import GARBAGE, Bad, malformed
-from serving import Answer, Server, wait_until
-from streams import Stream, Wire, raw, text_of, together
+from malformed_requests import GARBAGE, Bad, malformed
+from server_process import Answer, Server, wait_until
+from stream_clients import Stream, Wire, raw, text_of, together
 
 ROOT = Path(__file__).parents[2]
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}  # threads that stay awake starve the others where tests run side by side

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from serving import Server, wait_until
+from server_process import Server, wait_until
 
 import nucleate as nc
 

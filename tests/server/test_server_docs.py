@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving import Server
+from server_process import Server
 
 PAGE = (Path(__file__).parents[2] / "docs" / "server.md").read_text("utf-8")
 SHELL = "\n".join(re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL))

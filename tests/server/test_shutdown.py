@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 from programs import begun
-from serving import QUIET, Server, wait_until
-from streams import Stream, Wire, raw
+from server_process import QUIET, Server, wait_until
+from stream_clients import Stream, Wire, raw
 
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}  # threads that stay awake starve the others where tests run side by side
 STORY = {"prompt": "Once upon a time", "temperature": 0.9, "ignore_eos": True}

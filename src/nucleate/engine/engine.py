@@ -47,11 +47,9 @@ class Engine:
     runner: the model. max_sequences: answers at work at a time. max_batch_tokens: tokens that one forward reads, at
     least max_sequences. max_length: tokens of a prompt with its answer; none: what the model's context and its blocks
     hold, which is the most in any case. prefix_sharing: whether requests that begin alike share what was read.
-    regex_seconds: that the stop patterns of an answer may take, see ``text.stop``. structured_limits: of the forms that
-    text is asked to have. speculation: whether tokens are
-    drafted, and how. backend: as in ``Sampler``; with "triton" or "torch", tokens are drawn where the logits are.
-    Raises ParameterError.
-    """
+    regex_seconds: that the stop patterns of an answer may take, see ``stop_matcher``. structured_limits: of the forms
+    that text is asked to have. speculation: whether tokens are drafted, and how. backend: as in ``Sampler``; with
+    "triton" or "torch", tokens are drawn where the logits are. Raises ParameterError."""
 
     def __init__(
         self,

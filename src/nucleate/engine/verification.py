@@ -50,7 +50,7 @@ Path = tuple[int, ...]
 
 
 def follow(rows: Sequence[Row], hands: Hands) -> list[Path]:
-    """Draw as without drafts, and go on while what is drawn has been drafted; which were. See ``verify.coupled``.
+    """Draw as without drafts, and go on while what is drawn has been drafted; which were. See ``acceptance.coupled``.
 
     Tokens that had to follow one that was drawn are there already.
     """
@@ -87,7 +87,7 @@ def follow(rows: Sequence[Row], hands: Hands) -> list[Path]:
 
 
 def judge(row: Row, hands: Hands, sampler: Sampler, rule: str) -> Path:
-    """Verify the draft of one answer by a rule of ``verify.RULES``; which of its tokens stay.
+    """Verify the draft of one answer by a rule of ``acceptance.RULES``; which of its tokens stay.
 
     Raises WrongLawError, and then nothing has changed.
     """

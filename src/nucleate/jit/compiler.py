@@ -108,7 +108,8 @@ class _Codegen(JITCPUCodegen):  # type: ignore[misc]
 
 
 def machine_code(modules: list[str], told: Callable[[str, float], None]) -> bytes:
-    """The kernels of some modules as a file, see ``native.packed``. told: of each, and how many seconds it took.
+    """The kernels of some modules as a file, see ``native_library.packed``. told: of each, and how many seconds it
+    took.
 
     Changes what Numba does in this process for good.
     """

@@ -1,7 +1,7 @@
 """Whether a call runs through compiled kernels. Nothing waits for them, but who asks for backend "cpu".
 
 While they are not in memory the reference answers, with the same tokens, and they are got in the background as soon as
-that is worth it, see ``core.native``.
+that is worth it, see ``native_library``.
 """
 
 from __future__ import annotations

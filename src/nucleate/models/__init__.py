@@ -1,1 +1,1 @@
-"""The models, and how they are found. Everything above sees the two protocols of ``model.py`` only."""
+"""The models, and how they are found. Everything above sees the two protocols of ``protocol.py`` only."""

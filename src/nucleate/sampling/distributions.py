@@ -50,7 +50,7 @@ def taken(logits_V: NDArray[Any], stages: Pipeline, token: int, past: History) -
 class Laws:
     """The laws [N + 1, V] of N + 1 tokens of a row, float64: the first one now, each other after the tokens before it.
 
-    stages, prompt, output: of the row. logits: N + 1 rows, see ``rows.Logits``. tokens: N of them. masks: of each
+    stages, prompt, output: of the row. logits: N + 1 rows, see ``inputs.Logits``. tokens: N of them. masks: of each
     place what a grammar allows, int32 [W], or None. parents: for each token which one it follows, -1 for none of them;
     without it the one before. They are worked out as they are asked for, each after those on its way; where no token
     can be drawn, all are NaN, and ``errors`` says why. What cannot be is no error: the law after a token that has no

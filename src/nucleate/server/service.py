@@ -39,7 +39,7 @@ THREADS = 4
 PREPARE_SECONDS = 10.0
 """For a body to be read, the chat template to be filled and tokens to be made of it."""
 REGEX_SECONDS = 0.1
-"""For the stop patterns of an answer, see ``text.stop``: other answers wait for them."""
+"""For the stop patterns of an answer, see ``tokenize_routes.stop``: other answers wait for them."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Call:
 
     @property
     def form(self) -> str | None:
-        """The kind of form that the answers are to have, one of ``core.structured.FORMS``; None: none."""
+        """The kind of form that the answers are to have, one of ``spec.FORMS``; None: none."""
         structured = self.asked.params.structured
         return None if structured is None else structured.form
 

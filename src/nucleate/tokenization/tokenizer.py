@@ -26,7 +26,7 @@ class Tokenizer:
     """A tokenizer with its special ids and chat template.
 
     ``source`` is a folder with a ``tokenizer.json`` (beside it, where present, ``tokenizer_config.json``,
-    ``special_tokens_map.json``, ``generation_config.json``, ``config.json``, ``chat_template.jinja``), or a ready
+    ``special_tokens_map.json``, ``generation_config.json``, ``model_config.json``, ``chat_template.jinja``), or a ready
     ``tokenizers.Tokenizer``. The keywords are for what the source does not say, and win over what it says.
     ``padded_size`` is the length of the model's logits, where that is more than there are tokens: the ids between stand
     for no text.

@@ -49,7 +49,7 @@ Asked = Request | BeamRequest | Prepared | PreparedSearch
 
 
 class Held:
-    """A beam whose text has a form. See ``beam_search.Form``."""
+    """A beam whose text has a form. See ``search.Form``."""
 
     def __init__(self, guide: Guide, *, ignore_eos: bool) -> None:
         self.guide, self._ignore_eos = guide, ignore_eos

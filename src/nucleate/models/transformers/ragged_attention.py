@@ -40,7 +40,7 @@ class Pool(NamedTuple):
 
     keys: Any  #: tensor [blocks, kv heads, block size, head size]
     values: Any
-    arrays: Any  #: the same memory as the kernel takes it, see ``pool.new_pool``; None where it does not
+    arrays: Any  #: the same memory as the kernel takes it, see ``kv_pool.new_pool``; None where it does not
     size: int  #: bytes
 
 

@@ -1,1 +1,1 @@
-"""Selects the path that runs a pipeline, and gives the reason: ``select.dispatch``. Imports no backend's code."""
+"""Selects the path that runs a pipeline, and gives the reason: ``route.dispatch``. Imports no backend's code."""

@@ -71,7 +71,7 @@ class DeviceShift(NamedTuple):
 class Resident(NamedTuple):
     """A row's pipeline, as a device runs it."""
 
-    numbers: Sequence[float]  #: see ``chain.Numbers``
+    numbers: Sequence[float]  #: see ``fused_pipeline.Numbers``
     shifts: tuple[DeviceShift, ...] = ()  #: in their order
     allowed: frozenset[int] | None = None  #: the only tokens, if not None
     wanted: tuple[int, tuple[int, ...]] | None = None  #: see ``Tap.wanted``; None: no logprobs

@@ -105,7 +105,7 @@ def staged_of(stages: Pipeline, masked: bool = False) -> Staged | str:
 
 
 def chained(rows: Sequence[Sequence[float]]) -> list[Staged]:
-    """Rows of the chain as one structure: every stage that any of them uses. rows: see ``chain.Numbers``."""
+    """Rows of the chain as one structure: every stage that any of them uses. rows: see ``fused_pipeline.Numbers``."""
     rows = [GREEDY if row[0] == 0 or row[2] == 1 else row for row in rows]
     if all(row == GREEDY for row in rows):
         return [Staged((_stepped(Greedy()),), ())] * len(rows)

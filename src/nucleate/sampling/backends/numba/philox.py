@@ -1,4 +1,4 @@
-"""The noise of ``core.noise`` for kernels: the same bits."""
+"""The noise of ``noise`` for kernels: the same bits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LARGEST = 1.0 - 2.0**-53
 
 @inline
 def uniform(seed: Any, step: Any, stream: Any, index: Any) -> Any:
-    """``core.noise.uniform`` of one index. seed, step: uint64."""
+    """``noise.uniform`` of one index. seed, step: uint64."""
     c0, c1, c2, c3 = np.uint64(index), step & LOW, step >> HALF, np.uint64(stream)
     k0, k1 = seed & LOW, seed >> HALF
     for _ in range(10):

@@ -38,7 +38,7 @@ class Fixed:
 
 @dataclass(frozen=True)
 class Ranked:
-    """Tokens in the order: score descending, then id ascending. See ``backends.reference.Survivors``."""
+    """Tokens in the order: score descending, then id ascending. See ``reference.Survivors``."""
 
     fixed: Fixed
     ids_RN: torch.Tensor  #: int64, every id of the vocabulary once

@@ -24,7 +24,7 @@ class Slots:
 
     ring: how many of its last tokens each row keeps. ``learned_SP``: the numbers of stages that learn. ``repeats_SL``
     says of each distance d, from 1, how many tokens before the one d places back equal the last ones: the twin of
-    ``core.suffixes``, for rows that follow repeats.
+    ``suffix_automaton``, for rows that follow repeats.
     """
 
     def __init__(self, device: torch.device, floats: torch.dtype, ring: int) -> None:

@@ -1,4 +1,4 @@
-"""Log-probabilities and ranks of a few tokens of each row, on the device. Twin of ``backends.logprobs``; no stage."""
+"""Log-probabilities and ranks of a few tokens of each row, on the device. Twin of ``token_logprobs``; no stage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The noise of ``core.noise`` as tensor code: the same bits, on any device. Knows no stage.
+"""The noise of ``noise`` as tensor code: the same bits, on any device. Knows no stage.
 
 Words of 32 bits are held in int64. A product keeps its low 64 bits, as integers on every device do.
 """
@@ -37,7 +37,7 @@ def keys_of(seeds_R: torch.Tensor, *, kernel: bool = False) -> Keys:
 
 
 def words(keys: Keys, steps_R1: torch.Tensor, stream: int, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The first two words of ``core.noise.philox``, int64 in 0..2**32 - 1. Arguments as of ``uniform``.
+    """The first two words of ``noise.philox``, int64 in 0..2**32 - 1. Arguments as of ``uniform``.
 
     The two halves of a round are one tensor: words 0 and 2, and words 3 and 1. Each round swaps the halves, so that
     every other round has them in the other order.
@@ -53,9 +53,9 @@ def words(keys: Keys, steps_R1: torch.Tensor, stream: int, index: torch.Tensor) 
 def uniform(
     keys: Keys, steps_R1: torch.Tensor, stream: int, index: torch.Tensor, dtype: torch.dtype = torch.float64
 ) -> torch.Tensor:
-    """Uniform numbers in (0, 1), equal to those of ``core.noise.uniform`` to the last bit where dtype is float64.
+    """Uniform numbers in (0, 1), equal to those of ``noise.uniform`` to the last bit where dtype is float64.
 
-    steps_R1: int64, the bits of integers in 0..2**64 - 1; stream: a constant of ``core.noise``; index: int64, ids of
+    steps_R1: int64, the bits of integers in 0..2**64 - 1; stream: a constant of ``noise``; index: int64, ids of
     tokens or groups, [N] or [R, N]. In float32, for devices that have no float64, numbers are off by a unit or two of
     the last place: fine-grained where they are small, and only small ones win a race.
     """

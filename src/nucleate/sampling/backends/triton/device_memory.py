@@ -62,7 +62,7 @@ class Out(NamedTuple):
     """The results of rows, [R]."""
 
     tokens: Any  #: int64: -1 where there is none
-    states: Any  #: int32: see ``finish.DRAWN``
+    states: Any  #: int32: see ``sample_kernel.DRAWN``
     cuts: Any  #: float32: tokens above it were left,
     lasts: Any  #: int32: and those at it with an id up to this
     logprobs: Any  #: float64, of the logits as given; or None, as the next

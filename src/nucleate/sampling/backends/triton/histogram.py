@@ -28,7 +28,7 @@ class Histogram(NamedTuple):
     """The sums of a row by bin, higher scores in higher bins."""
 
     counts: Any  #: int64 [BINS]
-    amounts: Any  #: int64 [BINS]: of ``floats.fixed``
+    amounts: Any  #: int64 [BINS]: of ``float_bits.fixed``
 
 
 class Choice(NamedTuple):

@@ -19,7 +19,7 @@ from nucleate.sampling.backends.triton.float_bits import INFINITY, fixed, floati
 from nucleate.sampling.backends.triton.histogram import BINS, View, above, at, bin_of, choose, chosen, count, within
 
 PENDING, PLACED, LOW, HIGH, FLAGS = (tl.constexpr(place) for place in range(5))
-"""int32 of a row: whether it waits; tokens pooled; the lowest and the highest candidate, as ``floats.ordered``."""
+"""int32 of a row: whether it waits; tokens pooled; the lowest and the highest candidate, as ``float_bits.ordered``."""
 ORIGIN, SCALE, UNIT, LEAST, TOP, VIEW = (tl.constexpr(place) for place in range(6))
 """float64 of a row: see ``histogram.View``, whose ``most`` is TOP; UNIT is what a weight of 1 becomes."""
 
@@ -93,7 +93,7 @@ def reached(tops, place, least, size):
 
 @jit
 def crowd_of(room, place, x, here, width: tl.constexpr):
-    """Count the chosen tokens of a tile by group; returns the lowest and the highest score, as ``floats.ordered``."""
+    """Count the chosen tokens of a tile by group; returns the lowest and highest score, see ``float_bits.ordered``."""
     groups: tl.constexpr = x.shape[0] // GROUP_SIZE
     n_G = tl.sum(tl.reshape(here.to(tl.int32), (groups, GROUP_SIZE)), 1)
     group_G = place * groups + tl.arange(0, groups)

@@ -38,7 +38,7 @@ class Workspace:
     rows: int
     size: int
     device: Any = "cuda"
-    tokens_R: torch.Tensor = field(init=False)  #: see ``memory.Out``, as the next
+    tokens_R: torch.Tensor = field(init=False)  #: see ``device_memory.Out``, as the next
     states_R: torch.Tensor = field(init=False)
     cuts_R: torch.Tensor = field(init=False)
     lasts_R: torch.Tensor = field(init=False)
@@ -77,7 +77,7 @@ def sample(
     logits_RV: float32, float16 or bfloat16, with any strides. state: of the rows; slots as int64 [R], each once.
     mask_RW: int32 [R, V / 32 or more], what is allowed, lowest bit first. out_R: where tokens are written; by default,
     and then the next call writes there too, a part of ``work``. cuts: whether any row may have top-k or top-p; two
-    launches are enough where none has. report: whether ``work.logprobs_R`` and ``work.ranks_R`` are wanted.
+    launches are enough where none has. report: whether ``workspace.logprobs_R`` and ``workspace.ranks_R`` are wanted.
 
     Raises ValueError for shapes or types that are others.
     """

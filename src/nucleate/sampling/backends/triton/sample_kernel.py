@@ -32,7 +32,7 @@ DRAWN, ODD, EMPTY, INACTIVE = (tl.constexpr(kind) for kind in range(4))
 
 @jit
 def finish(source, state, sums, waiting, room, out, width: tl.constexpr):
-    """Grid: rows. See ``memory`` for the arguments; room: see ``pool.Room``."""
+    """Grid: rows. See ``memory`` for the arguments; room: see ``candidate_pool.Room``."""
     row = tl.program_id(0).to(tl.int64)
     source, waiting, room = source_of(source, row), waiting_of(waiting, row), room_of(room, row, width)
     group_G = tl.arange(0, width)

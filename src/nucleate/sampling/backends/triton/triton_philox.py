@@ -1,4 +1,4 @@
-"""The noise of ``core.noise`` for kernels, and by one: the same bits. Knows no stage."""
+"""The noise of ``noise`` for kernels, and by one: the same bits. Knows no stage."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def low_word(word):
 
 @jit
 def uniform(seed, step, stream, index):
-    """``core.noise.uniform``: float64. seed, step: int64; index: any block of integers that are not negative."""
+    """``noise.uniform``: float64. seed, step: int64; index: any block of integers that are not negative."""
     c0 = index.to(tl.uint64)
     c1, c2 = low_word(step) + c0 * 0, low_word(step >> 32) + c0 * 0
     c3 = c0 * 0 + stream
@@ -61,7 +61,7 @@ def uniforms(seeds, steps, index, stride, stream, count, out, block: tl.constexp
 
 
 def launched(seeds_R: torch.Tensor, steps_R1: torch.Tensor, stream: int, index: torch.Tensor) -> torch.Tensor:
-    """See ``noise.uniform``: float64 [R, N]."""
+    """See ``triton_philox.uniform``: float64 [R, N]."""
     count, index = index.shape[-1], index.contiguous()
     out_RN = torch.empty((len(seeds_R), count), dtype=torch.float64, device=seeds_R.device)
     grid, stride = (-(-count // BLOCK), len(seeds_R)), count if index.dim() > 1 else 0

@@ -275,5 +275,5 @@ def evaluated(rule: Callable[[Any, Any], Any], below_N: NDArray[Any], row: Row, 
 
 
 def uniform(seed: int, step: int, stream: int) -> float:
-    """``noise.uniform`` of index 0, compiled."""
+    """``philox.uniform`` of index 0, compiled."""
     return float(GENERIC.uniform(np.uint64(seed), np.uint64(step), stream, 0))

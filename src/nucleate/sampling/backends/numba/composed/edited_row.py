@@ -88,7 +88,7 @@ class EditedRow:
         return x_N
 
     def weigh(self, slope: float, masses_G: Floats) -> Floats:
-        """The sums of e and e * d over all tokens, and of e over each group, see ``kernels.group_masses``."""
+        """The sums of e and e * d over all tokens, and of e over each group, see ``row_kernels.group_masses``."""
         sums = np.empty(2)
         GENERIC.group_masses(self.row_V, self._tail, self.top, slope, masses_G, sums)
         if len(self.ids_K):

@@ -1,11 +1,10 @@
 """Any pipeline on the CPU. Equal to ``reference.run``, token for token.
 
 Stages' rules are evaluated as they are, by NumPy, on the few tokens that matter; nothing is compiled for a stage. A row
-starts as ``uncut.Uncut``, which is never written down: passes over it, compiled once for all stages, give the
+starts as ``full_row.Uncut``, which is never written down: passes over it, compiled once for all stages, give the
 statistics that a rule reads. A stage that cuts gets the top of the ranking as a list, as far down as its decision needs
-it, and leaves a ``listed.Listed``. What rests on sums that are not the reference's to the bit, and is too close to
-call, and every row that cannot be drawn, is left to the reference.
-"""
+it, and leaves a ``candidate_list.Listed``. What rests on sums that are not the reference's to the bit, and is too close
+to call, and every row that cannot be drawn, is left to the reference."""
 
 from __future__ import annotations
 

@@ -41,7 +41,8 @@ FLATTEST, STEEPEST = 1e-200, 1e200
 """Beyond these slopes scores might become infinite, or lose digits."""
 
 LITTLE, LIGHTEST = 1e-280, -750.0
-"""Weights below the first are not told apart by ``kernels.group_masses``; a token this far below the top has none."""
+"""Weights below the first are not told apart by ``row_kernels.group_masses``; a token this far below the top has none.
+"""
 
 FAR = 2.0**20
 AT, BELOW = np.array([0.0, -FAR]), np.array([-FAR, -2.0 * FAR])

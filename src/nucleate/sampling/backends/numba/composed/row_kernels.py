@@ -99,7 +99,7 @@ def keys_from(x: Any, tail: Any, tops: Any, threshold: Any, keys: Any) -> Any:
 
 @kernel("float64(uint64, uint64, int64, int64)")
 def uniform(seed: Any, step: Any, stream: Any, index: Any) -> Any:
-    """``core.noise.uniform`` of one index."""
+    """``noise.uniform`` of one index."""
     return philox.uniform(seed, step, stream, index)
 
 

@@ -6,7 +6,7 @@ said of d = (x - top) / t. Carries no meaning of its own: tests hold it equal to
 
 **Near ties.** Candidates have float64 scores, and top-k compares them exactly. A score is compared with the bound of
 min-p and top-n-sigma in float64, so that only one within a few last bits of it is in doubt, and then the row is TIED.
-Top-p compares a sum of weights with a part of another. Where these are float32 sums, ``weights.ERROR`` bounds the
+Top-p compares a sum of weights with a part of another. Where these are float32 sums, ``token_weights.ERROR`` bounds the
 error; else, as of the reference's own, it is n units of 2^-53 for n numbers. Tokens within it of the goal are doubtful:
 kept, but marked, and a draw that one of them could change is TIED.
 """

@@ -42,9 +42,8 @@ class Chains:
     def draw(self, lying: tuple[Any, int, int, int], count: int, control: int, masks: tuple[int, int] = (0, 0)) -> None:
         """Draw from some rows. control: the address of that of a ``Table``, which has the tokens afterwards.
 
-        lying: where the rows are, see ``rows.Lying``. masks: where the bitmask of the first row is, and how many bytes
-        further the next. A row from which nothing is drawn has NOT_DRAWN.
-        """
+        lying: where the rows are, see ``inputs.Lying``. masks: where the bitmask of the first row is, and how many
+        bytes further the next. A row from which nothing is drawn has NOT_DRAWN."""
         self._begun[0] = 0
         if count == 1:
             self._draw_rows(*lying, self.size, *masks, 1, self._begun_at, control, self._at[0])

@@ -2,9 +2,8 @@
 
 As e is at least u, most are out of the race before a logarithm is taken, and most groups of a row before their mass is:
 256 times the weight of its best token is a bound. Whoever wins must do so by more than the error of the times, else the
-row is TIED. Of float32 masses that is ``weights.ERROR``. In float64 a time is made of ten operations on numbers below
-64 and a sum of 256, here and in the reference: together less than 1300 units of 2^-53. SURE is 9000.
-"""
+row is TIED. Of float32 masses that is ``token_weights.ERROR``. In float64 a time is made of ten operations on numbers
+below 64 and a sum of 256, here and in the reference: together less than 1300 units of 2^-53. SURE is 9000."""
 
 from __future__ import annotations
 
@@ -40,7 +39,7 @@ def doubted(group: Any, best: Any, t: Any, work: Any) -> Any:
 
 @jit
 def race_many(kept: Any, top: Any, best: Any, t: Any, seed: Any, step: Any, work: Any) -> Any:
-    """The token drawn from all that are left. top, best: as of ``cuts.narrow``."""
+    """The token drawn from all that are left. top, best: as of ``cutoffs.narrow``."""
     exponent, slop = exponent_of(top, t), error_of(top, t, work)
     groups, times = work.tops.size, work.times
     uniforms(work.noise, groups, seed, step, GROUP_STREAM, 0)

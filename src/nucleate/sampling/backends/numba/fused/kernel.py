@@ -48,9 +48,8 @@ def draw_rows(
     x, start, between: where the first row of a batch is in memory, in an array or, if not 0, at an address, and how
     many bytes further the next. kind: of its ``size`` floats (see ``load``). mask, words: the same of bitmasks; 0 for
     none. count: of the rows. begun: the address of how many of them somebody has begun with; each call that is given it
-    takes the next one, until there is none. control: the address of that of a ``table.Part``. space: that of as many
-    float64 as ``table.room_for`` says.
-    """
+    takes the next one, until there is none. control: the address of that of a ``row_table.Part``. space: that of as
+    many float64 as ``row_table.room_for`` says."""
     start = start or np.int64(x.ctypes.data)
     work = carve(carray(doubles_at(space), room(size)), size)
     arrays = carray(longs_at(control), 4)

@@ -1,9 +1,8 @@
 """Shifts on a row: penalties of tokens that occurred, numbers added to tokens of a list, masks.
 
-What a row is to go through is a ``program.Program``. Scores that change are kept as float64, as the reference has them;
-their groups get them rounded. Tokens at -inf stay there; what is NaN or +inf makes the row one that nothing is drawn
-from.
-"""
+What a row is to go through is a ``edit_program.Program``. Scores that change are kept as float64, as the reference has
+them; their groups get them rounded. Tokens at -inf stay there; what is NaN or +inf makes the row one that nothing is
+drawn from."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ def take(address: Any, kind: Any, size: Any, program: Any, orders: Any, mask: An
     """Take a row, find the highest score of each group, and apply its edits; returns the highest of all.
 
     NaN for a row from which nothing can be drawn, or whose program names a token that is not there. Arguments as of
-    ``chain.draw_rows``.
+    ``kernel.draw_rows``.
     """
     steps = carray(longs_at(program), (orders, 4))
     masked = mask != 0

@@ -17,9 +17,9 @@ from nucleate.sampling.backends.numba.vector_lanes import GROUP
 
 ERROR = 1e-5
 """Bounds the relative error of a sum of float32 weights, in units of 2^-24: a weight is exp(d) with x - top rounded
-once, so it errs by |d| units, and by 4 of its own (``lanes.exp``, 2e-7); a sum of 256 in four sums of 16 lanes adds 10.
-In a race the noise makes up for at most 46 (u is at least 2^-65), so a group that may win has a d above -52; in a sum
-over the row the mean of |d| by weight is at most log V, 12."""
+once, so it errs by |d| units, and by 4 of its own (``vector_lanes.exp``, 2e-7); a sum of 256 in four sums of 16 lanes
+adds 10. In a race the noise makes up for at most 46 (u is at least 2^-65), so a group that may win has a d above -52;
+in a sum over the row the mean of |d| by weight is at most log V, 12."""
 
 HALF_UNIT, UNIT = 2.0**-24, 2.0**-53
 """Relative errors of one rounding to float32 and to float64."""

@@ -1,0 +1,157 @@
+"""Beam searches for text of a form: every answer has it, and they are those of the slow twin."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from beam_searches import found, wanted
+from toy_requests import KINDS, drive, is_empty, runner, toy
+
+import nucleate as nc
+from nucleate.engine.beam.params import BeamParams, BeamRequest
+from nucleate.engine.beam.scheduling import Held
+from nucleate.engine.engine import Engine
+from nucleate.structured_output import Compiled, Grammars, MatcherError
+
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"enum": ["Tom", "Lily"]}, "age": {"type": "integer", "minimum": 1, "maximum": 12}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+FORMS = {
+    "choice": nc.Structured(choice=("a cat", "a dog", "a dragon", "the cat")),
+    "regex": nc.Structured(regex="[ab]{1,4}c?"),
+    "numbers": nc.Structured(regex="-?[1-9][0-9]{0,2}"),
+    "schema": nc.Structured(json_schema=PERSON, whitespace="compact"),
+    "object": nc.Structured(json_object=True),
+}
+
+
+@pytest.fixture(scope="module")
+def grammars(llm: nc.LLM) -> Grammars:
+    pytest.importorskip("llguidance", reason="needs the extra 'structured'")
+    return Grammars(llm.tokenizer, 4096)
+
+
+def allowed_by(form: Compiled, *, ignore_eos: bool) -> Callable[[tuple[int, ...]], set[int]]:
+    def allowed(ids: tuple[int, ...]) -> set[int]:
+        matcher = form.matcher(ignore_eos=ignore_eos)
+        for token in ids:
+            matcher.push(token)
+        if ids and matcher.stopped:
+            return set()
+        mask_W = np.empty(form.words, np.int32)
+        matcher.fill(mask_W)
+        return set(np.flatnonzero(np.unpackbits(mask_W.view(np.uint8), bitorder="little")).tolist())
+
+    return allowed
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", FORMS)
+def test_answers_are_those_of_the_slow_twin(llm: nc.LLM, grammars: Grammars, kind: str, name: str) -> None:
+    rng = random.Random(f"{kind}{name}")
+    model, form = toy(), grammars.compile(FORMS[name])
+    engine = Engine(runner(kind, model, rng.choice([20, 200])), llm.tokenizer, backend="reference")
+    requests = []
+    for ignores in (False, True):
+        width = rng.randint(1, 5)
+        params = BeamParams(
+            width=width, max_tokens=rng.randint(2, 8), structured=FORMS[name], ignore_eos=ignores,
+            length_penalty=rng.choice([0.0, 1.0, 2.0]), early_stopping=rng.choice([True, False, "never"]),
+        )  # fmt: skip
+        requests.append(BeamRequest([rng.randrange(1, 40) for _ in range(5)], params))
+    for request, events in zip(requests, drive(engine, requests), strict=True):
+        allowed = allowed_by(form, ignore_eos=request.params.ignore_eos)
+        assert found(events) == wanted(model, request, llm.tokenizer.eos_token_ids, allowed=allowed)
+    assert is_empty(engine)
+    assert engine.stats.mask_seconds > 0
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("name", FORMS)
+def test_every_answer_has_the_form(llm: nc.LLM, grammars: Grammars, name: str, groups: int) -> None:
+    structured = FORMS[name]
+    asked = dict(width=6, groups=groups, diversity_penalty=1.0, max_tokens=60, structured=structured)
+    [completion] = llm.beam_search("Tom was", **asked)
+    assert completion.beams
+    for beam in completion.beams:
+        assert beam.finish_reason == "stop" or (name == "object" and beam.finish_reason == "length")
+        if beam.finish_reason == "length":
+            assert len(beam.token_ids) == 60
+        elif name == "choice":
+            assert beam.text in structured.choice
+        elif name == "regex":
+            assert re.fullmatch("[ab]{1,4}c?", beam.text)
+        elif name == "numbers":
+            assert re.fullmatch("-?[1-9][0-9]{0,2}", beam.text)
+        elif name == "schema":
+            value = json.loads(beam.text)
+            assert set(value) == {"name", "age"}
+            assert 1 <= value["age"] <= 12
+        else:
+            assert isinstance(json.loads(beam.text), dict)
+        assert beam.validation is None
+
+
+def test_a_wide_search_finds_every_text_there_is(llm: nc.LLM, grammars: Grammars) -> None:
+    texts = ("a cat", "a dog", "a dragon", "the cat", "no")
+    [completion] = llm.beam_search("It was", width=200, structured=nc.Structured(choice=texts))
+    assert {beam.text for beam in completion.beams} == set(texts)
+    assert {beam.finish_reason for beam in completion.beams} == {"stop"}
+    assert len({beam.token_ids for beam in completion.beams}) == len(completion.beams)
+
+
+def test_what_is_not_held_is_told_of_every_answer(llm: nc.LLM, grammars: Grammars) -> None:
+    schema = {"type": "array", "items": {"enum": [1, 2]}, "minItems": 2, "maxItems": 2, "uniqueItems": True}
+    structured = nc.Structured(json_schema=schema, policy="lenient", whitespace="compact")
+    grammars.compile(structured).validate("[1,2]")  # its library is loaded, which takes time
+    [completion] = llm.beam_search("x", width=4, structured=structured, max_tokens=20)
+    assert {beam.text for beam in completion.beams} == {"[1,1]", "[1,2]", "[2,1]", "[2,2]"}
+    for beam in completion.beams:
+        assert beam.validation is not None
+        assert bool(beam.validation.errors) == (beam.text in ("[1,1]", "[2,2]"))
+
+
+def test_a_model_that_can_write_nothing_of_the_form_is_an_error(llm: nc.LLM, grammars: Grammars) -> None:
+    def mute(ids: tuple[int, ...]) -> np.ndarray:
+        logits = np.full(4096, -np.inf, np.float32)
+        logits[7] = 0.0
+        return logits
+
+    engine = Engine(runner("paged", toy(of=mute)), llm.tokenizer, backend="reference")
+    params = BeamParams(width=2, structured=FORMS["choice"], max_tokens=5)
+    [[event]] = drive(engine, [BeamRequest([1, 2], params)])
+    assert event.piece.finish_reason == "error"
+    assert "every token that is allowed is at -inf" in str(event.piece.stop_reason)
+    assert is_empty(engine)
+
+
+def test_a_form_that_fails_is_an_error_of_its_search(
+    llm: nc.LLM, grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(runner("paged", toy()), llm.tokenizer, backend="reference")
+    params = BeamParams(width=2, structured=FORMS["choice"], max_tokens=5)
+
+    def after(held: Held, token: int) -> tuple[Held, bool]:
+        raise MatcherError("the grammar engine failed")
+
+    monkeypatch.setattr(Held, "after", after)
+    plain = BeamRequest([1, 2], BeamParams(width=2, max_tokens=5))
+    [event], good = drive(engine, [BeamRequest([1, 2], params), plain])
+    message = "the text cannot take the form asked for: the grammar engine failed"
+    assert (event.piece.finish_reason, event.piece.stop_reason) == ("error", message)
+    assert found(good) == wanted(toy(), plain, llm.tokenizer.eos_token_ids)
+    assert is_empty(engine)
+
+
+def test_a_form_that_cannot_be_made_is_refused_at_once(llm: nc.LLM, grammars: Grammars) -> None:
+    with pytest.raises(nc.ParameterError, match="regex") as error:
+        llm.beam_search("x", structured=nc.Structured(regex="a(?=b)"))
+    assert error.value.field == "regex"

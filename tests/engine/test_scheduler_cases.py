@@ -1,0 +1,324 @@
+"""The scheduler, one thing at a time: order, room, preemption, sharing, errors, speed."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+from scheduler_world import World, finish
+
+from nucleate.engine.kv_cache import BlockPool
+from nucleate.engine.scheduler import Job, Scheduler
+
+
+def step(schedule: Scheduler, token: int = 7) -> list[tuple[tuple[int, int, int], int, int]]:
+    chunks = schedule.plan()
+    last = [chunk.job for chunk in chunks if chunk.last]
+    schedule.done(chunks)
+    for job in last:
+        job.push(token)
+    return [(job.order, start, stop) for job, start, stop in chunks]
+
+
+def added(schedule: Scheduler, *jobs: Job) -> tuple[Job, ...]:
+    for job in jobs:
+        schedule.add(job)
+    return jobs
+
+
+@pytest.mark.parametrize(("sequences", "tokens"), [(0, 4), (-1, 4), (4, 3), (1, 0)])
+def test_nonsense_counts(sequences: int, tokens: int) -> None:
+    with pytest.raises(ValueError, match=f"{sequences} sequences and {tokens} tokens: there must be a token for each"):
+        Scheduler(BlockPool(1, 1), max_sequences=sequences, max_tokens=tokens)
+
+
+@pytest.mark.parametrize(
+    ("job", "message"),
+    [
+        (Job((0, 0, 0), [1], 13), "13 tokens do not fit 4 blocks of 3"),
+        (Job((0, 0, 0), [], 4), "nothing can be read of 0 of 4 tokens"),
+        (Job((0, 0, 0), [1, 2], 2), "nothing can be read of 2 of 2 tokens"),
+        (Job((0, 0, 0), [1, 2], 0), "nothing can be read of 2 of 0 tokens"),
+        (Job((0, 0, 0), [1, 2], 4, most=0), "0 at a time"),
+    ],
+)
+def test_a_job_that_could_never_end(job: Job, message: str) -> None:
+    schedule = Scheduler(BlockPool(4, 3), max_sequences=2, max_tokens=2)
+    with pytest.raises(ValueError, match=message):
+        schedule.add(job)
+    assert len(schedule) == 0
+    schedule.add(Job((0, 0, 0), [1], 12))
+
+
+def test_a_job_that_is_not_there_cannot_be_removed() -> None:
+    schedule = Scheduler(BlockPool(4, 3), max_sequences=2, max_tokens=4)
+    (job,) = added(schedule, Job((0, 1, 0), [1], 3))
+    for stranger in (Job((0, 1, 0), [1], 3), Job((0, 0, 0), [1], 3), Job((0, 2, 0), [1], 3)):
+        with pytest.raises(ValueError, match="there is no job"):
+            schedule.remove(stranger)
+    step(schedule)
+    schedule.remove(job)
+    with pytest.raises(ValueError, match=r"there is no job \(0, 1, 0\) here"):
+        schedule.remove(job)
+    assert schedule.pool.available == 4
+
+
+def test_jobs_with_one_list_of_tokens_do_not_see_each_others() -> None:
+    schedule = Scheduler(BlockPool(9, 1), max_sequences=3, max_tokens=9)
+    prompt = [1, 2]
+    first, second, third = added(schedule, *[Job((0, 0, n), prompt, 3) for n in range(3)])
+    first.push(3)
+    second.push(4)
+    assert (first.token_ids, second.token_ids, third.token_ids, prompt) == ([1, 2, 3], [1, 2, 4], [1, 2], [1, 2])
+    schedule.remove(second)
+    assert schedule.waiting == [first, third]
+    fixed = Job((0, 1, 0), (1, 2), 9)
+    for token in range(100, 103):
+        fixed.push(token)
+    assert fixed.token_ids == [1, 2, 100, 101, 102]
+
+
+def test_single_tokens_are_read_before_prompts_and_prompts_by_order() -> None:
+    schedule = Scheduler(BlockPool(99, 4), max_sequences=4, max_tokens=8)
+    low, late, early = (2, 0, 0), (0, 2, 0), (0, 1, 0)
+    added(schedule, Job(low, [1], 9))
+    assert step(schedule) == [(low, 0, 1)]
+    added(schedule, Job(late, range(20), 30), Job(early, range(50, 59), 30))
+    assert step(schedule) == [(low, 1, 2), (early, 0, 7)]
+    assert step(schedule) == [(low, 2, 3), (early, 7, 9), (late, 0, 5)]
+    assert step(schedule) == [(early, 9, 10), (low, 3, 4), (late, 5, 11)]
+
+
+def test_a_prompt_that_waits_is_read_before_one_of_a_worse_priority_that_runs() -> None:
+    schedule = Scheduler(BlockPool(99, 4), max_sequences=4, max_tokens=8)
+    added(schedule, Job((1, 0, 0), range(20), 30))
+    assert step(schedule) == [((1, 0, 0), 0, 8)]
+    added(schedule, Job((0, 1, 0), range(50, 55), 30))
+    assert step(schedule) == [((0, 1, 0), 0, 5), ((1, 0, 0), 8, 11)]
+
+
+@pytest.mark.parametrize("spare", [0, 3])
+def test_a_better_priority_takes_a_seat_from_the_last_of_a_worse_one(spare: int) -> None:
+    schedule = Scheduler(BlockPool(99, 4), max_sequences=3, max_tokens=3 + spare)
+    jobs = added(schedule, *[Job((priority, at, 0), [at], 9) for at, priority in enumerate((0, 1, 1))])
+    step(schedule)
+    added(schedule, Job((1, 9, 0), [9], 9))
+    assert [order for order, _, _ in step(schedule)] == [(0, 0, 0), (1, 1, 0), (1, 2, 0)]  # no better than the last
+    added(schedule, Job((0, 7, 0), [7], 9))
+    assert {order for order, _, _ in step(schedule)} == {(0, 0, 0), (0, 7, 0), (1, 1, 0)}
+    assert schedule.waiting[0] is jobs[2]
+    assert (jobs[2].blocks, jobs[2].read, jobs[2].token_ids) == ([], 0, [2, 7, 7])
+    added(schedule, *[Job((-1, at, 0), [at], 9) for at in range(4)])
+    assert [order for order, _, _ in step(schedule)] == [(-1, at, 0) for at in range(3)]
+    assert schedule.preemptions == 4
+
+
+def test_those_that_are_paused_make_room_first_and_are_not_read() -> None:
+    schedule = Scheduler(BlockPool(4, 1), max_sequences=3, max_tokens=9)
+    best, second, worst = added(schedule, *[Job((at, at, 0), [at], 4) for at in range(3)])
+    step(schedule)
+    best.paused = True
+    assert step(schedule) == [((1, 1, 0), 1, 2), ((2, 2, 0), 1, 2)]  # it made room for the last of them
+    assert schedule.running == [second, worst]
+    assert schedule.preemptions == 1
+    best.paused = False
+    assert step(schedule) == [((0, 0, 0), 0, 2)]  # with the blocks of both: the second would need three
+    assert (schedule.running, schedule.waiting) == ([best], [second, worst])
+
+
+def test_one_that_comes_back_takes_nothing_from_those_of_its_priority() -> None:
+    schedule = Scheduler(BlockPool(9, 1), max_sequences=1, max_tokens=9)
+    first, second = added(schedule, Job((0, 0, 0), [1], 4, paused=True), Job((0, 1, 0), [2], 4))
+    step(schedule)
+    first.paused = False
+    assert step(schedule) == [((0, 1, 0), 1, 2)]
+    assert (schedule.running, schedule.preemptions) == ([second], 0)
+
+
+def test_one_whose_token_is_still_to_come_has_nothing_to_read() -> None:
+    schedule = Scheduler(BlockPool(9, 1), max_sequences=1, max_tokens=9)
+    (job,) = added(schedule, Job((0, 0, 0), [1, 2], 4))
+    schedule.done(schedule.plan())
+    assert schedule.plan() == []
+    job.push(3)
+    assert step(schedule) == [((0, 0, 0), 2, 3)]
+
+
+def test_none_overtakes_one_that_does_not_fit_yet() -> None:
+    schedule = Scheduler(BlockPool(6, 1), max_sequences=4, max_tokens=9)
+    added(schedule, Job((0, 0, 0), [1, 2, 3], 6), Job((0, 1, 0), [4, 5, 6, 7], 6), Job((0, 2, 0), [8], 6))
+    assert step(schedule) == [((0, 0, 0), 0, 3)]
+    assert [job.order[1] for job in schedule.waiting] == [1, 2]
+    schedule.waiting[0].paused = True  # unless it does not want to
+    assert step(schedule) == [((0, 0, 0), 3, 4), ((0, 2, 0), 0, 1)]
+
+
+def test_the_last_makes_room_for_one_that_grows() -> None:
+    schedule = Scheduler(BlockPool(4, 2), max_sequences=4, max_tokens=9)
+    first, second = added(schedule, Job((0, 0, 0), [1, 2, 3, 4], 8), Job((0, 1, 0), [5, 6, 7, 8], 8))
+    step(schedule)
+    assert step(schedule) == [((0, 0, 0), 4, 5)]
+    assert (schedule.running, schedule.waiting, schedule.preemptions) == ([first], [second], 1)
+    assert step(schedule) == [((0, 0, 0), 5, 6)]
+    schedule.remove(first)
+    assert step(schedule) == [((0, 1, 0), 2, 5)]  # of its own two blocks one has been given away
+    assert (second.token_ids, second.reused, schedule.preemptions) == ([5, 6, 7, 8, 7, 7], 0, 1)
+
+
+def test_reused_counts_what_was_never_read() -> None:
+    schedule = Scheduler(BlockPool(20, 2), max_sequences=4, max_tokens=99)
+    prompt = [1, 2, 3, 4, 5, 6]
+    (first,) = added(schedule, Job((0, 0, 0), prompt, 9))
+    step(schedule)
+    same, other, own, longer = added(
+        schedule,
+        Job((0, 1, 0), prompt, 9),
+        Job((0, 2, 0), [1, 2, 3, 9, 5, 6], 9),
+        Job((0, 3, 0), prompt, 9, shares=False),
+        Job((-1, 4, 0), [*prompt, 8, 8, 8], 10),
+    )
+    assert step(schedule) == [
+        ((0, 0, 0), 6, 7),
+        ((-1, 4, 0), 6, 9),
+        ((0, 1, 0), 4, 6),
+        ((0, 2, 0), 2, 6),
+    ]
+    assert [job.reused for job in (first, same, other, own, longer)] == [0, 4, 2, 0, 6]
+    schedule.remove(first)
+    assert ((0, 3, 0), 0, 6) in step(schedule)
+    schedule.max_sequences = 2
+    assert own.reused == 0
+    assert same.blocks[:2] == other.blocks[:1] + same.blocks[1:2] == longer.blocks[:2]
+    assert not {*own.blocks} & {*same.blocks, *other.blocks, *longer.blocks}
+
+
+def test_one_that_shares_nothing_can_be_shared() -> None:
+    schedule = Scheduler(BlockPool(20, 2), max_sequences=4, max_tokens=99)
+    own, same = Job((0, 0, 0), [1, 2, 3], 9, shares=False), Job((0, 1, 0), [1, 2, 4], 9)
+    added(schedule, own)
+    step(schedule)
+    added(schedule, same)
+    step(schedule)
+    assert (same.reused, same.blocks[0]) == (2, own.blocks[0])
+
+
+def test_what_a_preempted_job_finds_of_itself_was_read() -> None:
+    schedule = Scheduler(BlockPool(20, 1), max_sequences=1, max_tokens=9)
+    (job,) = added(schedule, Job((1, 0, 0), [1, 2, 3], 9))
+    step(schedule)
+    (better,) = added(schedule, Job((0, 1, 0), [9], 9))
+    step(schedule)
+    assert schedule.running == [better]
+    schedule.remove(better)
+    assert step(schedule) == [((1, 0, 0), 3, 4)]
+    assert (job.reused, job.read) == (0, 4)
+
+
+def test_at_most_so_many_tokens_of_a_prompt_at_a_time() -> None:
+    schedule = Scheduler(BlockPool(20, 2), max_sequences=2, max_tokens=9)
+    added(schedule, Job((0, 0, 0), range(7), 9, most=3), Job((0, 1, 0), range(20, 30), 12))
+    assert [step(schedule) for _ in range(3)] == [
+        [((0, 0, 0), 0, 3), ((0, 1, 0), 0, 6)],
+        [((0, 0, 0), 3, 6), ((0, 1, 0), 6, 10)],
+        [((0, 0, 0), 6, 7), ((0, 1, 0), 10, 11)],
+    ]
+
+
+def test_whole_prompts_the_first_however_long() -> None:
+    schedule = Scheduler(BlockPool(99, 2), max_sequences=4, max_tokens=9, whole=True)
+    added(schedule, *[Job((0, at, 0), [at] * length, 30) for at, length in enumerate((3, 20, 4, 5))])
+    assert [step(schedule) for _ in range(4)] == [
+        [((0, 0, 0), 0, 3)],
+        [((0, 0, 0), 3, 4), ((0, 1, 0), 0, 20)],
+        [((0, 0, 0), 4, 5), ((0, 1, 0), 20, 21), ((0, 2, 0), 0, 4)],
+        [((0, 0, 0), 5, 6), ((0, 1, 0), 21, 22), ((0, 2, 0), 4, 5), ((0, 3, 0), 0, 5)],
+    ]
+
+
+def test_whole_prompts_are_cut_for_the_most_of_their_job() -> None:
+    schedule = Scheduler(BlockPool(99, 2), max_sequences=2, max_tokens=4, whole=True)
+    added(schedule, Job((0, 0, 0), [1] * 11, 30, most=5), Job((0, 1, 0), [2] * 3, 30))
+    assert [step(schedule) for _ in range(4)] == [
+        [((0, 0, 0), 0, 5)],
+        [((0, 0, 0), 5, 10)],
+        [((0, 0, 0), 10, 11), ((0, 1, 0), 0, 3)],
+        [((0, 0, 0), 11, 12), ((0, 1, 0), 3, 4)],
+    ]
+
+
+def test_one_that_goes_between_plan_and_done_leaves_nothing() -> None:
+    schedule = Scheduler(BlockPool(9, 2), max_sequences=4, max_tokens=99)
+    gone, stays = added(schedule, Job((0, 0, 0), [1, 2, 3], 9), Job((0, 1, 0), [1, 2, 3], 9))
+    plan = schedule.plan()
+    schedule.remove(gone)
+    schedule.done([chunk for chunk in plan if chunk.job is not gone])
+    assert schedule.pool.used == 2
+    assert schedule.pool.share([1, 2, 3]).blocks == stays.blocks[:1]
+
+
+def test_what_was_not_read_is_not_shared() -> None:
+    schedule = Scheduler(BlockPool(9, 2), max_sequences=4, max_tokens=4)
+    (gone,) = added(schedule, Job((0, 0, 0), [1, 2, 3, 4, 5, 6], 9))
+    step(schedule)
+    assert (gone.read, schedule.plan()[0].stop) == (4, 6)  # the rest was about to be
+    schedule.remove(gone)
+    assert len(schedule.pool.share([1, 2, 3, 4, 5, 6, 7]).blocks) == 2
+
+
+def test_a_job_waits_for_blocks_that_others_than_jobs_have() -> None:
+    pool = BlockPool(2, 1)
+    schedule = Scheduler(pool, max_sequences=1, max_tokens=9)
+    blocks = pool.take(2) or []
+    added(schedule, Job((0, 0, 0), [1], 2))
+    assert step(schedule) == []
+    pool.release(blocks)
+    assert step(schedule) == [((0, 0, 0), 0, 1)]
+
+
+def test_a_tight_pool_preempts_no_more_than_it_must() -> None:
+    """Eight that grow to half of the pool: one that is preempted waits until there is room for it."""
+    world = World(16, 4, sequences=8, tokens=32)
+    for at in range(8):
+        world.add([at] * 4, 28)
+    finish(world, random.Random(0))
+    assert world.schedule.preemptions <= 16
+    assert world.forwards <= 4 * 32
+
+
+# speed
+
+
+def seconds(steps: int, running: int, waiting: int) -> float:
+    """The fastest of some steps in which all that run read a token."""
+    schedule = Scheduler(BlockPool(running * 40, 16), max_sequences=running, max_tokens=2 * running)
+    added(schedule, *[Job((0, at, 0), [at], 600) for at in range(running + waiting)])
+    times = []
+    for _ in range(steps):
+        began = time.thread_time()
+        chunks = schedule.plan()
+        schedule.done(chunks)
+        times.append(time.thread_time() - began)
+        assert len(chunks) == running
+        for chunk in chunks:
+            chunk.job.push(7)
+    return min(times)
+
+
+def test_a_step_takes_little_time_however_many_wait() -> None:
+    assert seconds(50, 256, 0) < 256 * 5e-6  # 0.5 us a job
+    assert seconds(50, 256, 10_000) < 256 * 5e-6
+
+
+def test_many_that_wait_come_and_go_fast() -> None:
+    rng = random.Random(0)
+    schedule = Scheduler(BlockPool(9, 16), max_sequences=2, max_tokens=9)
+    jobs = [Job((rng.randrange(3), at, 0), [1], 9) for at in range(10_000)]
+    rng.shuffle(jobs)
+    began = time.thread_time()
+    added(schedule, *jobs)
+    rng.shuffle(jobs)
+    for job in jobs:
+        schedule.remove(job)
+    assert time.thread_time() - began < 1.0  # 0.07 s
+    assert len(schedule) == 0

@@ -1,0 +1,116 @@
+"""One engine for the callers of a process: each gets its own events, whoever makes the steps."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from toy_requests import alone, answers, is_empty, random_request, rule, runner, toy
+
+import nucleate as nc
+from nucleate.engine.engine import Engine
+from nucleate.engine.request import Request
+from nucleate.engine.shared_engine import Calls
+from nucleate.outputs import Event
+
+PARAMS = nc.SamplingParams(max_tokens=30, ignore_eos=True, seed=3)
+
+
+class Made:
+    """Makes engines, and keeps them."""
+
+    def __init__(self, llm: nc.LLM, of: object = rule) -> None:
+        self.llm, self.of, self.engines = llm, of, []
+
+    def __call__(self) -> Engine:
+        self.engines.append(Engine(runner("paged", toy(of=self.of), 200), self.llm.tokenizer, backend="reference"))
+        return self.engines[-1]
+
+
+def test_threads_share_one_engine(llm: nc.LLM) -> None:
+    rng = random.Random(2)
+    calls = Calls(made := Made(llm))
+    groups = [[random_request(rng, 10) for _ in range(3)] for _ in range(8)]
+    barrier = threading.Barrier(len(groups))
+
+    def ask(requests: list[Request]) -> list[tuple[int, object]]:
+        barrier.wait()
+        return list(calls.run(requests))
+
+    with ThreadPoolExecutor(len(groups)) as pool:
+        for requests, found in zip(groups, pool.map(ask, groups), strict=True):
+            for place, request in enumerate(requests):
+                own = [event for at, event in found if at == place]
+                assert answers(own, request.params.n) == alone(toy(), llm.tokenizer, request)
+    [engine] = made.engines
+    assert is_empty(engine)
+
+
+def test_who_leaves_takes_the_requests_along(llm: nc.LLM) -> None:
+    calls = Calls(made := Made(llm))
+    first, second = (calls.run([Request([1, 2], PARAMS), Request([3], PARAMS)]) for _ in range(2))
+    next(first)
+    next(second)
+    [engine] = made.engines
+    assert len(engine) == 4
+    first.close()
+    assert len(engine) == 2
+    assert sum(event.last for _, event in second) == 2
+    assert is_empty(engine)
+
+
+def test_a_request_that_is_refused_takes_back_those_before_it(llm: nc.LLM) -> None:
+    calls = Calls(made := Made(llm))
+    with pytest.raises(nc.ParameterError, match="the prompt is empty"):
+        next(calls.run([Request([1], PARAMS), Request([])]))
+    with pytest.raises(nc.ParameterError, match="the prompt is empty"):
+        calls.check(Request([]))
+    assert is_empty(made.engines[0])
+
+
+def test_an_interrupt_in_a_step_costs_the_engine_and_nothing_else(llm: nc.LLM) -> None:
+    strikes = iter([False] * 5 + [True])
+
+    def interrupted(seen: tuple[int, ...]) -> object:
+        if next(strikes, False):
+            raise KeyboardInterrupt
+        return rule(seen)
+
+    calls = Calls(made := Made(llm, interrupted))
+    other, run = (calls.run([Request([1, 2], PARAMS)]) for _ in range(2))
+    next(other)
+    with pytest.raises(KeyboardInterrupt):
+        list(run)
+    with pytest.raises(RuntimeError, match="another caller's step was interrupted"):
+        list(other)
+    again = [event for _, event in calls.run([Request([1, 2], PARAMS)])]
+    assert answers(again, 1) == alone(toy(), llm.tokenizer, Request([1, 2], PARAMS))
+    assert len(made.engines) == 2
+    assert is_empty(made.engines[1])
+
+
+def test_who_asks_an_engine_that_was_given_up_takes_nothing_from_those_of_the_next_one(llm: nc.LLM) -> None:
+    """Both engines number their requests alike."""
+    calls = Calls(made := Made(llm))
+    later = []
+
+    def requests() -> Iterator[Request]:
+        yield Request([1, 2], PARAMS)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(made.engines[0], "step", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                next(calls.run([Request([3], PARAMS)]))
+        later.append(calls.run([Request([4], PARAMS) for _ in range(4)]))
+        later.append(next(later[0]))
+        yield Request([5], PARAMS)
+
+    def interrupted() -> list[Event]:
+        raise KeyboardInterrupt
+
+    with pytest.raises(RuntimeError, match="the engine has stopped"):
+        list(calls.run(requests()))
+    assert len(made.engines[0]) == 2  # it is not asked any more
+    assert sum(event.last for _, event in later[0]) == 4

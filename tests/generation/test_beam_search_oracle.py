@@ -1,0 +1,415 @@
+"""Beam search against recorded numbers, every sequence there is, greedy search and the edges of its own rules."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import nucleate as nc
+from nucleate.generation.beam_search import Beam, beam_search
+
+FACTS = json.loads((Path(__file__).parents[1] / "data" / "transformers_beam.json").read_text("utf-8"))
+EARLY = [True, False, "never"]
+LogitsOf = Callable[[tuple[int, ...]], np.ndarray]
+
+
+def steps(*rows: list[float], prompt: int = 0) -> LogitsOf:
+    """A model whose logits depend on the number of tokens only."""
+    return lambda ids: np.array(rows[len(ids) - prompt])
+
+
+def hashed(size: int, seed: int, banned: float = 0.0) -> LogitsOf:
+    """A model whose logits depend on all tokens; a part of them, never all, is at -inf."""
+
+    def logits_of(ids: tuple[int, ...]) -> np.ndarray:
+        rng = np.random.default_rng([seed, len(ids), *ids])
+        logits = rng.normal(size=size) * 2
+        out = rng.random(size) < banned
+        out[rng.integers(size)] = False
+        logits[out] = -np.inf
+        return logits.astype(np.float32)
+
+    return logits_of
+
+
+def logprobs(logits: np.ndarray) -> list[float]:
+    weights = [math.exp(x) for x in logits]
+    return [math.log(w / math.fsum(weights)) if w else -math.inf for w in weights]
+
+
+@pytest.mark.parametrize(
+    "fact", FACTS["vectors"], ids=lambda v: "{width} {length_penalty} {early_stopping}".format(**v)
+)
+def test_recorded_numbers_of_transformers(fact: dict) -> None:
+    table = np.array(FACTS["table"], np.float32)
+    asked = {name: fact[name] for name in ("width", "length_penalty", "early_stopping")}
+    same = {name: FACTS[name] for name in ("prompt_ids", "max_tokens", "eos_token_ids")}
+    beams = beam_search(lambda ids: table[ids[-1]], **same, **asked)
+    assert [list(beam.token_ids) for beam in beams] == fact["token_ids"]
+    assert [beam.score for beam in beams] == pytest.approx(fact["scores"], rel=1e-6)
+
+
+@pytest.fixture(scope="module")
+def generate() -> Callable[..., list[tuple[list[int], float]]]:
+    """Beam search of Transformers over tables [length, last token, next token]: ids and scores, the best first."""
+    torch = pytest.importorskip("torch", reason="the twin needs the extra 'torch'")
+    hf = pytest.importorskip("transformers", reason="the twin needs the extra 'torch'")
+
+    class Tables(hf.PreTrainedModel, hf.GenerationMixin):
+        config_class = hf.PretrainedConfig
+
+        def __init__(self, tables: np.ndarray) -> None:
+            super().__init__(hf.PretrainedConfig(vocab_size=tables.shape[-1]))
+            self.tables = torch.nn.Parameter(torch.tensor(tables))
+
+        def prepare_inputs_for_generation(self, input_ids, **_):
+            return {"input_ids": input_ids}
+
+        def forward(self, input_ids, **_):
+            logits = self.tables[input_ids.shape[1] - 1, input_ids[:, -1:]]
+            return hf.modeling_outputs.CausalLMOutput(logits=logits)
+
+    class Beams(hf.GenerationConfig):
+        def get_generation_mode(self, *_):  # also of width 1, for which it would be greedy search
+            return hf.generation.GenerationMode.BEAM_SEARCH
+
+    def run(tables, prompt_ids, *, width, max_tokens, eos_token_ids, **asked):
+        config = Beams(
+            num_beams=width,
+            num_return_sequences=width,
+            max_new_tokens=max_tokens,
+            eos_token_id=list(eos_token_ids) or None,
+            pad_token_id=0,
+            return_dict_in_generate=True,
+            output_scores=True,
+            use_cache=False,
+            **asked,
+        )
+        out = Tables(tables).generate(torch.tensor([prompt_ids]), generation_config=config)
+        lengths = (out.beam_indices >= 0).sum(1).tolist()  # padding looks like EOS
+        answers = [ids[len(prompt_ids) :][:n] for ids, n in zip(out.sequences.tolist(), lengths, strict=True)]
+        return list(zip(answers, out.sequences_scores.tolist(), strict=True))
+
+    return run
+
+
+@pytest.mark.parametrize("early", EARLY)
+@pytest.mark.parametrize("width", [1, 2, 3, 4, 5])
+def test_equals_transformers(width: int, early: bool | str, generate: Callable) -> None:
+    rng = np.random.default_rng([width, EARLY.index(early)])
+    settings = list(itertools.product([0.0, 0.5, 1.0, 2.0, -0.5], [(), (2,), (4, 0), (5, 1, 1, 3)]))
+    for choice in rng.permutation(len(settings))[:10]:
+        penalty, ends = settings[choice]
+        # as many as the beams without EOS: with fewer, Transformers goes on with copies of the prompt at -1e9
+        size, prompt, longest = int(rng.integers(9, 14)), [6] * int(rng.integers(1, 4)), int(rng.integers(1, 9))
+        tables = rng.normal(scale=rng.uniform(0.5, 3), size=(12, size, size)).astype(np.float32)
+        tables[..., list(ends)] += rng.uniform(-1, 2)
+        asked = dict(width=width, max_tokens=longest, eos_token_ids=ends, length_penalty=penalty, early_stopping=early)
+        twin = generate(tables, prompt, **asked)
+        beams = beam_search(lambda ids, tables=tables: tables[len(ids) - 1, ids[-1]], prompt, **asked)
+        assert [list(beam.token_ids) for beam in beams] == [ids for ids, _ in twin], asked
+        assert [beam.score for beam in beams] == pytest.approx([score for _, score in twin], rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.parametrize("early", EARLY)
+@pytest.mark.parametrize("penalty", [-1.0, 0.0, 1.0, 2.0])
+@pytest.mark.parametrize(("size", "ends"), [(3, ()), (3, (1,)), (4, (0, 3)), (3, (0, 1, 2)), (1, ())])
+@pytest.mark.parametrize("banned", [0.0, 0.4])
+def test_a_beam_as_wide_as_the_tree_finds_every_sequence_in_order(
+    size: int, ends: tuple[int, ...], penalty: float, early: bool | str, banned: float
+) -> None:
+    model, longest, all_sequences = hashed(size, 3, banned), 4, {}
+    for length in range(1, longest + 1):
+        for ids in itertools.product(range(size), repeat=length):
+            over = ids[-1] in ends or length == longest
+            if over and not set(ids[:-1]) & set(ends):
+                total = math.fsum(logprobs(model((7, *ids[:i])))[token] for i, token in enumerate(ids))
+                if total > -math.inf:
+                    all_sequences[ids] = total / length**penalty
+    beams = beam_search(
+        model, [7], width=999, max_tokens=longest, eos_token_ids=ends, length_penalty=penalty, early_stopping=early
+    )
+    assert {beam.token_ids for beam in beams} == set(all_sequences)
+    assert [beam.score for beam in beams] == pytest.approx(sorted(all_sequences.values(), reverse=True), abs=1e-12)
+    assert all(beam.score == pytest.approx(all_sequences[beam.token_ids], abs=1e-12) for beam in beams)
+    assert all(beam.finish_reason == ("stop" if beam.token_ids[-1] in ends else "length") for beam in beams)
+
+
+@pytest.mark.parametrize("early", [True, False])
+@pytest.mark.parametrize("penalty", [0.0, 1.0, 3.0])
+def test_width_one_is_greedy(early: bool, penalty: float) -> None:
+    for seed in range(20):
+        model, ends, greedy = hashed(5, seed, banned=0.3), {4, 2}, []
+        while len(greedy) < 6 and (not greedy or greedy[-1] not in ends):
+            greedy.append(int(np.argmax(model((0, *greedy)))))
+        [beam] = beam_search(
+            model, (0,), width=1, max_tokens=6, eos_token_ids=ends, early_stopping=early, length_penalty=penalty
+        )
+        assert list(beam.token_ids) == greedy
+
+
+@given(
+    st.integers(0, 2**32),
+    st.integers(1, 6),
+    st.integers(1, 6),
+    st.integers(1, 5),
+    st.sets(st.integers(0, 5)),
+    st.sampled_from([-2.0, 0.0, 0.7, 1.0, 3.0]),
+)
+def test_laws(seed: int, size: int, width: int, longest: int, ends: set[int], penalty: float) -> None:
+    model, ends = hashed(size, seed, banned=0.2), {token for token in ends if token < size}
+    found = {}
+    for early in EARLY:
+        asked = dict(width=width, max_tokens=longest, eos_token_ids=ends, length_penalty=penalty, early_stopping=early)
+        beams = found[early] = beam_search(model, (5, 5), **asked)
+        assert 1 <= len(beams) <= width
+        assert len({beam.token_ids for beam in beams}) == len(beams)
+        assert [beam.score for beam in beams] == sorted((beam.score for beam in beams), reverse=True)
+        for beam in beams:
+            assert beam.score == beam.logprob / len(beam.token_ids) ** penalty
+            parts = [logprobs(model((5, 5, *beam.token_ids[:i])))[token] for i, token in enumerate(beam.token_ids)]
+            assert beam.logprob == pytest.approx(math.fsum(parts), abs=1e-12)
+            assert not set(beam.token_ids[:-1]) & ends
+            assert beam.finish_reason == ("stop" if beam.token_ids[-1] in ends else "length")
+            assert beam.finish_reason == "stop" or len(beam.token_ids) == longest
+        for returned in range(1, width + 1):
+            assert beam_search(model, (5, 5), **asked, returned=returned) == beams[:returned]
+    for hasty, patient in itertools.pairwise(EARLY):  # who searches on can only find better ones
+        assert len(found[hasty]) <= len(found[patient])
+        assert all(a.score <= b.score for a, b in zip(found[hasty], found[patient], strict=False))
+
+
+def plainly(model: LogitsOf, **asked: object) -> list[Beam]:
+    return beam_search(model, (5, 5), **asked)
+
+
+@given(st.integers(0, 2**32), st.integers(2, 7), st.integers(1, 4), st.integers(1, 5), st.sampled_from([0.0, 0.5, 9.0]))
+def test_groups_without_a_penalty_and_one_group_with_one(
+    seed: int, size: int, width: int, longest: int, weight: float
+) -> None:
+    model = hashed(size, seed, banned=0.2)
+    asked = dict(max_tokens=longest, eos_token_ids=[1], early_stopping=EARLY[seed % 3], length_penalty=0.5)
+    alone = plainly(model, width=width, **asked)
+    assert plainly(model, width=width, groups=1, diversity_penalty=weight, **asked) == alone
+    assert plainly(model, width=3 * width, groups=3, **asked) == alone  # all find the same
+
+
+@given(st.integers(0, 2**32), st.integers(2, 7), st.integers(1, 5), st.integers(1, 5), st.sampled_from([0.3, 2.0, 1e6]))
+def test_groups_of_one_beam_are_greedy_searches_that_avoid_each_other(
+    seed: int, size: int, groups: int, longest: int, weight: float
+) -> None:
+    model, end = hashed(size, seed), 1
+    texts: list[list[int]] = [[] for _ in range(groups)]
+    for _ in range(longest):
+        taken = [0] * size
+        for text in texts:
+            if text[-1:] == [end]:
+                continue
+            scores = [x - weight * n for x, n in zip(logprobs(model((5, 5, *text))), taken, strict=True)]
+            text.append(scores.index(max(scores)))
+            taken[text[-1]] += text[-1] != end
+    beams = plainly(
+        model,
+        width=groups,
+        groups=groups,
+        diversity_penalty=weight,
+        max_tokens=longest,
+        eos_token_ids=[end],
+        early_stopping=True,
+    )
+    assert {beam.token_ids for beam in beams} == set(map(tuple, texts))
+    assert len(beams) == len(set(map(tuple, texts)))
+    for beam in beams:  # the score knows of no penalty
+        parts = [logprobs(model((5, 5, *beam.token_ids[:i])))[token] for i, token in enumerate(beam.token_ids)]
+        assert beam.logprob == pytest.approx(math.fsum(parts), abs=1e-9)
+
+
+def test_a_group_avoids_what_the_groups_before_go_on_with() -> None:
+    model = steps([3.0, 2.0, 1.0, 0.0, 0.0, 0.0], [0.0] * 6)
+    beams = beam_search(model, (), width=4, groups=2, diversity_penalty=1.5, max_tokens=1)
+    assert [beam.token_ids[0] for beam in beams] == [0, 1, 2]  # of the second 0 at 1.5, then 2 at 1
+    beams = beam_search(model, (), width=4, groups=2, diversity_penalty=99.0, max_tokens=1)
+    assert [beam.token_ids[0] for beam in beams] == [0, 1, 2, 3]
+    ends = beam_search(model, (), width=2, groups=2, diversity_penalty=99.0, max_tokens=1, eos_token_ids=[0])
+    assert [beam.token_ids[0] for beam in ends] == [0]  # an end is nothing to be avoided
+
+
+TEXTS = [(0, 1), (0, 1, 2), (0, 2, 2, 2), (1,), (2, 0, 1, 0), (2, 0, 1, 1), (2, 1)]
+
+
+def after(ids: tuple[int, ...]) -> set[int]:
+    """What can follow in one of the texts above; 3 is the end of one that others go on from."""
+    found = {text[len(ids)] for text in TEXTS if text[: len(ids)] == ids and len(text) > len(ids)}
+    return found | {3} if ids in TEXTS and found else found
+
+
+@pytest.mark.parametrize("early", EARLY)
+@pytest.mark.parametrize("seed", range(5))
+def test_what_is_not_allowed_is_out_and_what_is_whole_ends(seed: int, early: bool | str) -> None:
+    model = hashed(4, seed)
+    expected = {}
+    for text in TEXTS:
+        ids = (*text, 3) if after(text) else text
+        expected[ids] = math.fsum(logprobs(model((5, 5, *ids[:i])))[token] for i, token in enumerate(ids))
+    asked = dict(max_tokens=9, eos_token_ids=[3], allowed=after, early_stopping=early, length_penalty=0.0)
+    beams = plainly(model, width=20, **asked)
+    assert [beam.token_ids for beam in beams] == sorted(expected, key=lambda ids: -expected[ids])
+    assert [beam.score for beam in beams] == pytest.approx(sorted(expected.values(), reverse=True), abs=1e-9)
+    assert {beam.finish_reason for beam in beams} == {"stop"}
+    short = plainly(model, width=20, **asked | {"max_tokens": 2})
+    assert {beam.token_ids for beam in short if beam.finish_reason == "stop"} == {(1,), (2, 1)}
+    assert {beam.token_ids for beam in short if beam.finish_reason == "length"} == {(0, 1), (0, 2), (2, 0)}
+    assert plainly(model, width=2, **asked)[0].token_ids in expected
+
+
+def test_where_nothing_that_is_allowed_can_be_the_search_fails() -> None:
+    with pytest.raises(ValueError, match="no token that is allowed has a finite score"):
+        beam_search(steps([0.0, -np.inf]), (), width=2, max_tokens=3, allowed=lambda ids: {1})
+    with pytest.raises(ValueError, match="no token that is allowed has a finite score"):
+        beam_search(steps([0.0, 0.0]), (), width=2, max_tokens=3, allowed=lambda ids: set())
+
+
+def test_ties_go_to_the_lower_beam_then_the_lower_token_and_the_earlier_end() -> None:
+    flat = steps(*[[0.0] * 4] * 3)
+    assert [b.token_ids for b in beam_search(flat, (), width=3, max_tokens=1)] == [(0,), (1,), (2,)]
+    assert [b.token_ids for b in beam_search(flat, (), width=3, max_tokens=2)] == [(0, 0), (0, 1), (0, 2)]
+    beams = beam_search(flat, (), width=3, max_tokens=2, eos_token_ids=[0], early_stopping="never")
+    assert [(b.token_ids, b.score) for b in beams] == [(ids, -math.log(4)) for ids in [(0,), (1, 0), (1, 1)]]
+
+
+def test_an_end_that_is_not_among_the_first_is_lost() -> None:
+    model = steps([1.0, 0.9, 0.0], [0.0, 0.0, 0.0])  # token 1 alone is likelier than any pair
+    [beam] = beam_search(model, (), width=1, max_tokens=2, eos_token_ids=[1], length_penalty=0.0)
+    assert (beam.token_ids, beam.finish_reason) == ((0, 0), "length")
+    best, _ = beam_search(model, (), width=2, max_tokens=2, eos_token_ids=[1], length_penalty=0.0)
+    assert (best.token_ids, best.finish_reason) == ((1,), "stop")
+
+
+def test_many_ends_ahead_do_not_starve_the_open_beams() -> None:
+    model = steps([9.0, 8.0, 7.0, 6.0, 5.0, 4.0], [0.0, 0.0, 0.0, 0.0, 1.5, 2.0])
+    beams = beam_search(
+        model, (), width=2, max_tokens=2, eos_token_ids=[0, 1, 2, 3], length_penalty=9.0, early_stopping="never"
+    )
+    assert [beam.token_ids for beam in beams] == [(4, 5), (4, 4)]
+
+
+@pytest.mark.parametrize(("early", "asked"), [(True, 3), (False, 5), ("never", 7)])
+def test_when_a_search_ends(early: bool | str, asked: int) -> None:
+    seen = []
+    first, second, flat = [0.4, 0.5, 0.1, 0, 0, 0], [0.5, 0.49, 0.01, 0, 0, 0], [0, 0.2, 0.2, 0.2, 0.2, 0.2]
+    # worst of the ends: log(.4); best open one: log(.245) / 2 above it, log(.049) / 3 below, log(.049) / 5 above, ...
+    rows = [np.log(np.array(row) + 1e-30) for row in (first, second, flat, flat, flat)]
+
+    def model(ids: tuple[int, ...]) -> np.ndarray:
+        seen.append(ids)
+        return rows[len(ids) - 1]
+
+    beam_search(model, [2], width=2, max_tokens=5, eos_token_ids=[0], early_stopping=early)
+    assert len(seen) == asked
+    assert len(set(seen)) == asked
+    assert all(ids[0] == 2 for ids in seen)
+
+
+def test_a_tie_of_the_best_open_beam_with_the_worst_end_ends_the_search() -> None:
+    [beam] = beam_search(steps([0.0, 0.0]), (), width=1, max_tokens=9, eos_token_ids=[0])  # a second row would fail
+    assert beam.token_ids == (0,)
+
+
+def test_never_hopes_for_a_short_answer_where_the_penalty_is_negative() -> None:
+    rows = [np.log(row) for row in ([0.4, 0.58, 0.02], [0.09, 0.9, 0.01], [0.98, 0.01, 0.01], [0.98, 0.01, 0.01])]
+    beams = beam_search(
+        steps(*rows), (), width=2, max_tokens=20, eos_token_ids=[0], length_penalty=-1.0, early_stopping="never"
+    )
+    assert [beam.token_ids for beam in beams] == [(0,), (1, 1, 0)]
+
+
+def test_there_are_no_more_beams_than_sequences() -> None:
+    assert len(beam_search(hashed(2, 0), (), width=5, max_tokens=9, eos_token_ids=[0, 1])) == 2
+    only = beam_search(steps([-np.inf, 3.0], [2.0, -np.inf]), (), width=4, max_tokens=2)
+    assert only == [Beam((1, 0), 0.0, 0.0, "length")]
+
+
+def test_an_end_at_the_last_step_is_a_stop() -> None:
+    beams = beam_search(steps([1.0, 0.0]), (), width=2, max_tokens=1, eos_token_ids=[0])
+    assert [beam.finish_reason for beam in beams] == ["stop", "length"]
+
+
+def test_logits_are_read_as_float32_and_not_written_to() -> None:
+    row = np.array([1.0, 1.0 + 1e-12, 0.0])  # equal in float32: the lower id wins
+    row.flags.writeable = False
+    [beam] = beam_search(lambda ids: row, (), width=1, max_tokens=1)
+    assert beam.token_ids == (0,)
+    [half] = beam_search(lambda ids: row.astype(np.float16), (), width=1, max_tokens=1)
+    assert half.logprob == beam.logprob == pytest.approx(logprobs(np.array([1.0, 1.0, 0.0]))[0])
+    [huge] = beam_search(lambda ids: np.array([-3e38, 3e38]), (), width=1, max_tokens=3, length_penalty=0.5)
+    assert huge.token_ids == (1, 1, 1)
+    assert math.isfinite(huge.score)
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ([0.0, np.nan], "NaN"),
+        ([0.0, np.inf], r"\+inf"),
+        ([0.0, 1e300], r"\+inf"),
+        ([-np.inf, -np.inf], "no finite score"),
+        ([], "no finite score"),
+        ([1, 2], "floats"),
+        ([[0.0, 1.0]], "floats"),
+    ],
+)
+def test_bad_logits_are_an_error_also_late_and_of_one_beam(bad: list, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        beam_search(lambda ids: np.array(bad), (), width=2, max_tokens=3)
+    with pytest.raises(ValueError, match=message):
+        beam_search(lambda ids: np.array([1.0, 0.0] if ids != (1,) else bad), (), width=2, max_tokens=3)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("width", 0, "width must be an integer >= 1, got 0"),
+        ("width", 2.0, "width must be an integer >= 1, got 2.0"),
+        ("width", True, "width must be an integer >= 1, got True"),
+        ("max_tokens", 0, "max_tokens must be an integer >= 1 or none, got 0"),
+        ("length_penalty", math.nan, "length_penalty must be a number, got nan"),
+        ("length_penalty", "1", "length_penalty must be a number, got '1'"),
+        ("length_penalty", 1e4, "length_penalty must leave max_tokens"),
+        ("length_penalty", -1e4, "length_penalty must leave max_tokens"),
+        ("early_stopping", 1, "early_stopping must be true, false or 'never', got 1"),
+        ("early_stopping", None, "early_stopping must be true, false or 'never', got None"),
+        ("early_stopping", "always", "early_stopping must be true, false or 'never', got 'always'"),
+        ("early_stopping", np.array(["never"] * 2), "early_stopping must be true, false or 'never', got"),
+        ("groups", 0, "groups must be an integer >= 1, got 0"),
+        ("groups", 2, r"groups must divide width \(3\), got 2"),
+        ("diversity_penalty", -0.1, "diversity_penalty must be a number >= 0 and <= 1e\\+06, got -0.1"),
+        ("diversity_penalty", math.inf, "diversity_penalty must be a number"),
+        ("returned", 0, "returned must be an integer >= 1 or none, got 0"),
+        ("returned", 4, r"returned must be at most width \(3\), got 4"),
+    ],
+)
+def test_an_error_names_the_field_and_what_is_allowed(field: str, value: object, message: str) -> None:
+    asked = dict(prompt_ids=[0], width=3, max_tokens=5) | {field: value}
+    with pytest.raises(nc.ParameterError, match=message) as error:
+        beam_search(hashed(3, 0), **asked)
+    assert error.value.field == field
+
+
+def test_a_beam_is_frozen_and_ids_may_come_from_numpy_or_an_iterator() -> None:
+    model = hashed(6, 1)
+    beams = beam_search(model, (1, 2), width=2, max_tokens=3, eos_token_ids=(3, 3, 4))
+    assert beams == beam_search(
+        model, np.array([1, 2]), width=np.int64(2), max_tokens=3, eos_token_ids=iter(np.array([4, 3]))
+    )
+    assert all(type(token) is int for beam in beams for token in beam.token_ids)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        beams[0].score = 0.0

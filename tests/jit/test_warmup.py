@@ -1,0 +1,249 @@
+"""nc.warm: afterwards nothing is compiled or read any more; until then, the reference answers and nobody waits."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import nucleate as nc
+from nucleate.jit import native_library, readiness
+from nucleate.jit.kernel_libraries import ALL, SAMPLER
+from nucleate.jit.native_library import KernelError, Library
+from nucleate.sampling.backends import reference
+
+LOGITS = np.random.default_rng(0).normal(0, 2, (2, 20_000)).astype(np.float32)
+PARAMS = nc.SamplingParams(temperature=0.9, top_p=0.95, seed=5)
+
+
+@pytest.fixture
+def unmade(monkeypatch, tmp_path):
+    """A library that is kept nowhere, and whose compiler waits until it is told to go on."""
+    go = threading.Event()
+    library = Library("unmade", (), ())
+    monkeypatch.setenv("NUCLEATE_CACHE", str(tmp_path))
+    monkeypatch.setattr(readiness, "KERNELS", readiness.Kernels((library,)))
+
+    def compile_(one, told, *, behind):
+        assert one is library
+        assert behind
+        go.wait(30)
+        one.ready = True
+
+    monkeypatch.setattr(native_library, "_compile", compile_)
+    yield library, go
+    go.set()
+
+
+def who_drew(monkeypatch, backend="auto"):
+    """How many rows of a call the reference draws, and the tokens."""
+    rows, run = [], reference.run
+    monkeypatch.setattr(reference, "run", lambda *given: rows.append(1) or run(*given))
+    return nc.sample(LOGITS, PARAMS, backend=backend), len(rows)
+
+
+def test_the_reference_answers_meanwhile_and_kernels_afterwards(unmade, monkeypatch):
+    library, go = unmade
+    thread = native_library.begin([library])
+    meanwhile, by_reference = who_drew(monkeypatch)
+    assert by_reference == 2
+    go.set()
+    thread.join(30)
+    afterwards, by_reference = who_drew(monkeypatch)
+    assert by_reference == 0
+    assert meanwhile.tolist() == afterwards.tolist()
+
+
+def test_a_sampler_moves_over_in_the_middle_of_its_answers(unmade):
+    library, go = unmade
+    thread = native_library.begin([library])
+    sampler, fixed = nc.Sampler(20_000), nc.Sampler(20_000, backend="reference")
+    params = PARAMS.replace(repetition_penalty=1.3, frequency_penalty=0.5, logprobs=2)
+    for one in (sampler, fixed):
+        one.add(params, [1, 2, 3])
+        one.add(params.replace(seed=6, top_p=0.5))
+    for step in range(6):
+        if step == 3:
+            go.set()
+            thread.join(30)
+        told, meant = sampler(LOGITS), fixed(LOGITS)
+        assert told.token_ids.tolist() == meant.token_ids.tolist()
+        for one, other in zip(told.logprobs, meant.logprobs, strict=True):
+            assert [each.token_id for each in one.top] == [each.token_id for each in other.top]
+
+
+def test_the_cpu_backend_does_not_ask_whether_it_is_worth_it(unmade, monkeypatch):
+    assert who_drew(monkeypatch, backend="cpu")[1] == 0
+
+
+def test_a_backend_that_does_not_exist(unmade):
+    with pytest.raises(ValueError, match="backend must be one of auto, reference, cpu"):
+        readiness.compiled("gpu", 1)
+
+
+def begun(monkeypatch):
+    """What is begun in the background from now on: (names, whether to compile)."""
+    found = []
+    monkeypatch.setattr(
+        native_library, "begin", lambda some, *, compiling: found.append(([one.name for one in some], compiling))
+    )
+    return found
+
+
+def test_kernels_are_read_as_soon_as_that_is_worth_it_and_compiled_much_later(monkeypatch, tmp_path):
+    monkeypatch.setenv("NUCLEATE_CACHE", str(tmp_path))
+    library, found = Library("unmade", (), ()), begun(monkeypatch)
+    library.missed(native_library.SOON / 2)
+    assert found == []
+    library.missed(native_library.SOON / 2)
+    assert found == [(["unmade"], False)]
+    library.expected(compiling=False)  # as that thread would
+    assert not library.load()
+    library.missed(native_library.LATE / 2)
+    assert len(found) == 1
+    library.missed(native_library.LATE / 2)
+    assert found[1:] == [(["unmade"], True)]
+
+
+def test_what_is_being_got_is_not_begun_with_again(monkeypatch):
+    library, found = Library("unmade", (), ()), begun(monkeypatch)
+    library.expected(compiling=True)
+    library.expected(compiling=False)  # by another thread
+    assert not library.load()
+    library.missed(100 * native_library.LATE)
+    assert found == []
+
+
+def test_two_threads_compile_once(unmade, monkeypatch, tmp_path):
+    library, go = unmade
+    monkeypatch.undo()
+    monkeypatch.setenv("NUCLEATE_CACHE", str(tmp_path))
+    ran = []
+
+    def run(one, told, *, behind):
+        ran.append(behind)
+        go.wait(30)
+        one.ready = True
+
+    monkeypatch.setattr(native_library, "_run", run)
+    threads = [native_library.begin([library]), native_library.begin([library])]
+    go.set()
+    native_library.get([library])
+    for thread in threads:
+        thread.join(30)
+    assert len(ran) == 1
+
+
+def test_small_calls_add_up(unmade, monkeypatch):
+    found = begun(monkeypatch)
+    row = LOGITS[:1, :1000]
+    calls = 0
+    while not found:
+        nc.sample(row, PARAMS)
+        calls += 1
+    assert calls == pytest.approx(native_library.SOON / readiness.PACE / 1000, abs=1)
+
+
+def test_a_compiler_that_fails_is_logged_and_holds_up_nobody(unmade, monkeypatch, caplog):
+    def fail(library, told, *, behind):
+        raise KernelError("no such register")
+
+    monkeypatch.setattr(native_library, "_compile", fail)
+    library, _ = unmade
+    native_library.begin([library]).join(30)
+    assert "no such register" in caplog.text
+    assert not readiness.compiled("auto", 10**6)
+    with pytest.raises(KernelError, match="no such register"):
+        native_library.get([library])
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_what_else_is_to_be_warmed_comes_afterwards(background, caplog):
+    came = []
+
+    def also():
+        came.append(all(library.ready for library in ALL))
+        raise RuntimeError("the model's")
+
+    if background:
+        nc.warm(background=True, also=also).join(30)
+        assert "the model's" in caplog.text
+    else:
+        with pytest.raises(RuntimeError, match="the model's"):
+            nc.warm(also=also)
+    assert came == [True]
+
+
+def test_it_says_what_it_does():
+    lines = []
+    assert nc.warm(told=lines.append) is None
+    assert [line.partition(":")[0] for line in lines] == [library.name for library in ALL]
+
+
+def test_every_kernel_that_is_declared_is_in_a_library():
+    """Else it would be compiled in the process that needs it."""
+    root = Path(nc.__file__).parent
+    declared = {
+        ".".join(path.relative_to(root.parent).with_suffix("").parts)
+        for path in root.rglob("*.py")
+        if "\n@kernel(" in path.read_text("utf-8")
+    }
+    assert declared == {module for library in ALL for module in library.modules}
+
+
+AFTERWARDS = """
+import random, sys
+import numpy as np, nucleate as nc
+from nucleate.jit import native_library
+from nucleate.sampling.presets import PRESETS, WANTED
+from nucleate.sampling.stages import STAGES
+sys.path.insert(0, sys.argv[1])
+from stalls import STAGES as ON, DRAWS
+nc.warm()
+def fail(*given):
+    raise AssertionError(f"{given} is read or compiled after warm")
+native._functions = native._compile = fail
+sys.modules["numba"] = None  # importing it is an error
+numbers = random.Random(1)
+x = np.random.default_rng(0).normal(0, 2, (1, 4096)).astype(np.float32)
+words = {"bad_words"}
+names = sorted(set(ON) - words)
+sampler = nc.Sampler(4096)
+for turn in range(120):
+    some = numbers.sample(names, numbers.choice((1, 2, 4)))
+    fields = {name: value for one in some for name, value in ON[one].items()}
+    if "logit_bias" in fields:
+        fields["logit_bias"] = {40: 2.0}
+    fields |= {"order": numbers.choice(list(PRESETS)), "draw": numbers.choice(DRAWS), "seed": turn}
+    try:
+        params = nc.SamplingParams(**fields, logprobs=turn % 3 or None)
+    except ValueError:  # an order without one of the stages
+        continue
+    row = sampler.add(params, [1, 2, 3], eos_token_ids=[9])
+    out = sampler(x, [row])
+    assert not out.errors, (fields, out.errors)
+    sampler.remove(row)
+print("done")
+"""
+
+
+def test_after_warm_no_pipeline_of_built_in_stages_compiles_or_reads_anything():
+    """In a process of its own, where Numba cannot even be imported."""
+    benchmarks = Path(__file__).parents[2] / "benchmarks"
+    command = [sys.executable, "-c", AFTERWARDS, str(benchmarks)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert ran.stdout.strip() == "done", ran.stderr[-3000:]
+
+
+def test_importing_it_loads_neither_the_compiler_nor_what_reads_its_work():
+    code = "import nucleate.llm, sys; print(sorted({'numba', 'llvmlite', 'llvmlite.binding'} & set(sys.modules)))"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert ran.stdout.strip() == "[]"
+
+
+def test_the_sampler_has_its_own():
+    assert set(SAMPLER) < set(ALL)

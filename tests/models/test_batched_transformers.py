@@ -1,0 +1,400 @@
+"""Packed and in blocks, a model of Transformers says what it says alone: token for token what ``generate`` gives."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from runner_driver import Driver
+from toy_models import Toy
+
+from nucleate.models.loader import runner_of
+from nucleate.models.protocol import ModelError
+from nucleate.models.runner import Contexts, Part
+from nucleate.models.transformers.transformers_model import TransformersModel
+
+torch = pytest.importorskip("torch", reason="needs the extra 'torch'")
+transformers = pytest.importorskip("transformers", reason="needs the extra 'torch'")
+
+MEMORY = 8 << 20
+SMALL: dict[str, Any] = dict(
+    vocab_size=199, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4,
+    num_key_value_heads=2, max_position_embeddings=256, initializer_range=0.2, bos_token_id=0, eos_token_id=1,
+    pad_token_id=0,
+)  # fmt: skip
+ALTERNATING = dict(layer_types=["sliding_attention", "full_attention", "sliding_attention"])
+EXPERTS = dict(num_local_experts=4, num_experts_per_tok=2)
+MAMBA = dict(mamba_n_heads=8, mamba_d_head=16, mamba_n_groups=1, mamba_d_state=8, mamba_chunk_size=8)
+
+
+def without(name: str) -> dict[str, Any]:
+    return {key: value for key, value in SMALL.items() if key != name}
+
+
+PACKED = {
+    "llama": ("LlamaConfig", SMALL),
+    "llama, one kv head": ("LlamaConfig", {**SMALL, "num_key_value_heads": 1}),
+    "llama, scaled positions": (
+        "LlamaConfig",
+        {**SMALL, "rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}},
+    ),
+    "qwen2": ("Qwen2Config", SMALL),
+    "qwen2, some windows": ("Qwen2Config", dict(SMALL, use_sliding_window=True, sliding_window=9, max_window_layers=1)),
+    "qwen3": ("Qwen3Config", dict(SMALL, head_dim=24)),
+    "mistral": ("MistralConfig", dict(SMALL, sliding_window=11)),
+    "gemma2": (
+        "Gemma2Config",
+        dict(SMALL, head_dim=16, sliding_window=11, attn_logit_softcapping=5.0, final_logit_softcapping=9.0),
+    ),
+    "gemma3": ("Gemma3TextConfig", dict(SMALL, head_dim=16, sliding_window=11, **ALTERNATING)),
+    "gpt2": (
+        "GPT2Config",
+        dict(
+            vocab_size=199, n_embd=64, n_layer=3, n_head=4, n_positions=256, initializer_range=0.2, bos_token_id=0,
+            eos_token_id=1,
+        ),
+    ),
+    "gpt-neox": ("GPTNeoXConfig", without("num_key_value_heads")),
+    "phi3": ("Phi3Config", SMALL),
+    "olmo2": ("Olmo2Config", SMALL),
+    "mixtral": ("MixtralConfig", dict(SMALL, **EXPERTS)),
+    "qwen3-moe": (
+        "Qwen3MoeConfig",
+        dict(SMALL, head_dim=16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32),
+    ),
+    "gpt-oss": ("GptOssConfig", dict(SMALL, head_dim=16, sliding_window=11, **EXPERTS)),
+    "deepseek-v3": (  # values are shorter than keys
+        "DeepseekV3Config",
+        dict(
+            SMALL, num_key_value_heads=4, n_routed_experts=4, n_group=1, topk_group=1, num_experts_per_tok=2,
+            moe_intermediate_size=32, kv_lora_rank=16, q_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=16,
+            v_head_dim=16, first_k_dense_replace=1,
+        ),
+    ),
+}  # fmt: skip
+ONE_BY_ONE = {
+    "mamba": (
+        "MambaConfig",
+        dict(vocab_size=199, hidden_size=64, num_hidden_layers=2, state_size=8, initializer_range=0.2),
+        "its attention cannot be replaced",
+    ),
+    "jamba": (
+        "JambaConfig",
+        dict(SMALL, attn_layer_period=2, attn_layer_offset=1, num_experts=2, mamba_d_state=8, use_mamba_kernels=False),
+        "its attention cannot be replaced",
+    ),
+    "bamba": ("BambaConfig", dict(SMALL, attn_layer_indices=[1], **MAMBA), "its attention cannot be replaced"),
+    "lfm2": ("Lfm2Config", dict(SMALL, layer_types=["conv", "full_attention", "conv"]), "it has layers of conv"),
+    "llama4": (
+        "Llama4TextConfig",
+        dict(SMALL, head_dim=16, num_local_experts=2, intermediate_size_mlp=96, attention_chunk_size=8),
+        "it has layers of chunked_attention",
+    ),
+    "bloom": (
+        "BloomConfig",
+        dict(vocab_size=199, hidden_size=64, n_layer=2, n_head=4, initializer_range=0.2),
+        "its attention cannot be replaced",
+    ),
+    "phi3, long positions": (
+        "Phi3Config",
+        {
+            **SMALL,
+            "original_max_position_embeddings": 64,
+            "rope_parameters": {
+                "rope_type": "longrope", "rope_theta": 10000.0, "long_factor": [2.0] * 8, "short_factor": [1.0] * 8,
+                "original_max_position_embeddings": 64,
+            },
+        },
+        r"its positions \(longrope\) depend on the longest sequence",
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def model_of(config: str, settings: dict[str, Any], dtype: str = "float32", **more: Any) -> TransformersModel:
+    torch.manual_seed(0)
+    made = transformers.AutoModelForCausalLM.from_config(
+        getattr(transformers, config)(**settings), dtype=getattr(torch, dtype), **more
+    )
+    for name, weight in made.named_parameters():
+        if name.endswith("sinks"):  # zeros, or next to it, would hide that they are left out
+            torch.nn.init.normal_(weight, std=2.0)
+    return TransformersModel.of(made)
+
+
+def prompts(*lengths: int) -> list[list[int]]:
+    random = np.random.default_rng(len(lengths))
+    return [random.integers(3, 199, length).tolist() for length in lengths]
+
+
+def generate(model: TransformersModel, ids: list[int], count: int) -> tuple[list[int], np.ndarray]:
+    """The tokens that Transformers adds, and the logits of each."""
+    given = torch.tensor([ids])
+    out = model.model.generate(
+        given, attention_mask=torch.ones_like(given), max_new_tokens=count, do_sample=False, eos_token_id=-1,
+        pad_token_id=0, return_dict_in_generate=True, output_logits=True,
+    )  # fmt: skip
+    return out.sequences[0, len(ids) :].tolist(), torch.cat(out.logits).float().numpy()
+
+
+def assert_as_generated(driver: Driver, model: TransformersModel) -> None:
+    """Equal tokens. Where the two best are less than 1e-4 apart, either will do, and what follows is not compared."""
+    for one in driver.sequences:
+        ours = one.ids[one.prompt :]
+        theirs, logits_LV = generate(model, one.ids[: one.prompt], len(ours))
+        for step, (mine, other) in enumerate(zip(ours, theirs, strict=True)):
+            np.testing.assert_allclose(one.logits[step], logits_LV[step], atol=2e-3 * np.abs(logits_LV).max())
+            if mine != other:
+                assert logits_LV[step, other] - logits_LV[step, mine] < 1e-4
+                break
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_many_at_once_say_what_generate_says(name: str) -> None:
+    model = model_of(*PACKED[name])
+    stock = model.model.config._attn_implementation
+    runner = runner_of(model, MEMORY)
+    assert runner.paged, runner.why
+    driver = Driver(runner, seed=1)
+    for ids in prompts(1, 3, 16, 17, 41, 60):
+        driver.add(ids)
+    driver.run(12)
+    assert_as_generated(driver, model)
+    assert model.model.config._attn_implementation == stock
+
+
+@pytest.mark.parametrize("name", ONE_BY_ONE)
+def test_what_cannot_be_packed_is_read_one_by_one_and_says_why(name: str) -> None:
+    config, settings, why = ONE_BY_ONE[name]
+    model = model_of(config, settings)
+    runner = runner_of(model, MEMORY)
+    assert isinstance(runner, Contexts)
+    assert re.search(why, runner.why)
+    driver = Driver(runner, seed=1)
+    for ids in prompts(1, 9, 20):
+        driver.add(ids)
+    driver.run(8)
+    assert_as_generated(driver, model)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "gpt-oss", "deepseek-v3", "qwen3"])
+def test_without_the_kernel_it_is_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nucleate.models.transformers.batched_model.has_kernel", lambda device, dtype: False)
+    model = model_of(*PACKED[name])
+    runner = runner_of(model, MEMORY)
+    assert runner.paged, runner.why
+    driver = Driver(runner, seed=2)
+    for ids in prompts(2, 5, 30, 47):
+        driver.add(ids)
+    driver.run(10)
+    assert_as_generated(driver, model)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt-oss", "gpt2"])
+def test_half_precision_is_within_its_rounding(name: str, dtype: str) -> None:
+    model = model_of(*PACKED[name], dtype=dtype)
+    runner = runner_of(model, MEMORY)
+    assert runner.paged, runner.why
+    rows = prompts(33, 20)
+    blocks = [[7, 3, 9], [4, 1]]
+    runner.forward([Part(i, ids, 0, 18, blocks[i], 0) for i, ids in enumerate(rows)])
+    runner.forward([Part(i, ids, 18, len(ids) - 1, blocks[i], 0) for i, ids in enumerate(rows)])
+    ours = runner.forward([Part(i, ids, len(ids) - 1, len(ids), blocks[i], 1) for i, ids in enumerate(rows)])
+    for mine, ids in zip(ours, rows, strict=True):
+        stock = model.begin().forward(ids)
+        spread = np.linalg.norm(stock - stock.mean())
+        assert np.linalg.norm(mine - stock) < {"bfloat16": 0.1, "float16": 0.02}[dtype] * spread
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_prefix_is_read_once_for_many(dtype: str) -> None:
+    model = model_of(*PACKED["mistral"], dtype=dtype)
+    driver = Driver(runner_of(model, 2 * MEMORY), seed=3)
+    [common, *ends] = prompts(35, 4, 1, 20)
+    first = driver.add(common + ends[0])
+    driver.step({0: 1000})
+    others = [driver.add(common + end, sharing=first) for end in ends[1:]]
+    others.append(driver.add(common[:32], sharing=first))  # nothing but whole blocks: the last token is read anew
+    assert [one.shared for one in others] == [2, 2, 1]
+    driver.run(10)
+    assert_as_generated(driver, model)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_what_lies_in_unused_places_does_no_harm(dtype: str) -> None:
+    model = model_of(*PACKED["gemma2"], dtype=dtype)
+    runner = runner_of(model, 2 * MEMORY)
+    for pool in runner.pools:
+        pool.keys.fill_(torch.nan)
+        pool.values.fill_(torch.nan)
+    driver = Driver(runner, seed=4)
+    for ids in prompts(5, 29):
+        driver.add(ids)
+    driver.run(6)
+    assert_as_generated(driver, model)
+
+
+def test_the_logits_of_any_number_of_last_tokens() -> None:
+    model = model_of(*PACKED["qwen3"])
+    runner = runner_of(model, MEMORY)
+    one, two, three = prompts(12, 30, 9)
+    expected = [model.begin().forward_all(ids) for ids in (one, two, three)]
+    none = runner.forward([Part(0, one, 0, 5, [1], 0), Part(1, two, 0, 25, [2, 5], 0)])
+    assert none.shape == (0, 199)
+    parts = [Part(0, one, 5, 12, [1], 3), Part(2, three, 0, 9, [8], 9), Part(1, two, 25, 30, [2, 5], 0)]
+    wanted = np.concatenate([expected[0][-3:], expected[2]])
+    for _ in range(2):  # the same positions once more
+        np.testing.assert_allclose(runner.forward(parts), wanted, atol=1e-3)
+    assert runner.forward([]).shape == (0, 199)
+
+
+def test_a_forward_that_fails_leaves_the_runner_usable() -> None:
+    model = model_of(*PACKED["gpt2"])
+    runner = runner_of(model, MEMORY)
+    one, two = prompts(12, 15)
+    runner.forward([Part(0, one, 0, 6, [1], 0)])
+    with pytest.raises(IndexError):
+        runner.forward([Part(0, one, 6, 12, [1], 1), Part(1, [*two, 10**6], 0, 16, [2], 1)])
+    logits = runner.forward([Part(0, one, 6, 12, [1], 1), Part(1, two, 0, 15, [2], 1)])
+    np.testing.assert_allclose(logits, [model.begin().forward(ids) for ids in (one, two)], atol=1e-3)
+
+
+def test_the_model_itself_goes_on_as_before_even_from_another_thread() -> None:
+    model = model_of(*PACKED["gemma3"])
+    [ids] = prompts(40)
+    before = model.begin().forward_all(ids)
+    runner = runner_of(model, MEMORY)
+    alone = runner.forward([Part(0, ids, 0, 40, [5, 4, 3], 40)])
+    wrong: list[str] = []
+
+    def stock() -> None:
+        for _ in range(20):
+            if not np.array_equal(model.begin().forward_all(ids), before):
+                wrong.append("stock")
+
+    thread = threading.Thread(target=stock)
+    thread.start()
+    for _ in range(20):
+        if not np.array_equal(runner.forward([Part(0, ids, 0, 40, [5, 4, 3], 40)]), alone):
+            wrong.append("packed")
+    thread.join()
+    assert not wrong
+
+
+def test_weights_are_not_copied() -> None:
+    model = model_of(*PACKED["llama"])
+    runner = runner_of(model, MEMORY)
+    theirs = {weight.data_ptr() for weight in model.model.parameters()}
+    assert {weight.data_ptr() for weight in runner.model.parameters()} == theirs
+
+
+def test_memory_is_what_was_given() -> None:
+    model = model_of(*PACKED["llama"])
+    block = 3 * 2 * 2 * 16 * 16 * 4  # layers, keys and values, heads, tokens, size, bytes
+    assert runner_of(model, 10 * block).blocks == runner_of(model, 11 * block - 1).blocks == 10
+    with pytest.raises(ModelError, match=f"{block - 1} bytes for keys and values hold no block of {block}: give more"):
+        runner_of(model, block - 1)
+    half = runner_of(model_of(*PACKED["llama"], dtype="bfloat16"), 10 * block)
+    assert half.blocks == 20
+
+
+def test_wrong_numbers_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from nucleate.models.kernels import paged_attention
+
+    right = paged_attention.decode
+
+    def wrong(*given: Any) -> None:
+        right(*given[:5], given[5]._replace(scaling=given[5].scaling * 1.1), *given[6:])
+
+    monkeypatch.setattr(paged_attention, "decode", wrong)
+    runner = runner_of(model_of(*PACKED["llama"]), MEMORY)
+    assert not runner.paged
+    assert re.fullmatch(r"packed, its logits are \d+\.\d% off", runner.why)
+
+
+@pytest.mark.parametrize("name", ["_decode", "_chunk"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_wrong_numbers_are_noticed_in_short_types(name: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from nucleate.models.transformers.ragged_attention import Plan
+
+    right = getattr(Plan, name)
+    monkeypatch.setattr(Plan, name, lambda *given: 0.5 * right(*given))
+    runner = runner_of(model_of(*PACKED["llama"], dtype=dtype), MEMORY)
+    assert not runner.paged
+    assert "% off" in runner.why
+
+
+def change(name: str, value: Any) -> Callable[[TransformersModel], None]:
+    def apply(model: TransformersModel) -> None:
+        for module in model.model.modules():
+            if hasattr(module, "layer_idx") and hasattr(module, "scaling"):
+                setattr(module, name, value)
+
+    return apply
+
+
+@pytest.mark.parametrize(
+    ("name", "apply", "why"),
+    [
+        ("gemma2", change("sliding_window", None), "its attention is told the window none, its mask has 11"),
+        ("gemma2", change("sliding_window", 5000), "its attention is told the window 5000, its mask has 11"),
+        ("gpt-oss", change("sliding_window", 4000), "its attention is told the window 4000, its mask has 11"),
+        ("llama", change("is_causal", False), "its attention looks ahead"),
+        ("llama", lambda model: model.model.model.layers.pop(1), "it cannot be called so: .*|2 of its 3 layers .*"),
+        ("llama", lambda model: setattr(model.model.config, "attention_chunk_size", 99), "it attends within chunks"),
+        ("llama", lambda model: setattr(model.model.config, "is_encoder_decoder", True), "it is an encoder .*"),
+    ],
+)
+def test_a_model_that_is_not_as_it_says_is_not_packed(name: str, apply: Any, why: str) -> None:
+    model = model_of(*PACKED[name])
+    apply(model)
+    runner = runner_of(model, MEMORY)
+    assert not runner.paged
+    assert re.fullmatch(why, runner.why)
+
+
+def test_a_model_of_another_kind_is_read_one_by_one() -> None:
+    toy = Toy(lambda seen: np.eye(9, dtype=np.float32)[sum(seen) % 9], 9)
+    runner = runner_of(toy, 1 << 20)
+    assert (runner.paged, runner.blocks, runner.why) == (False, 64, "Toy reads one sequence at a time")
+    with pytest.raises(ModelError, match="5 bytes for keys and values hold no block"):
+        runner_of(toy, 5)
+
+
+def test_a_model_that_hides_its_state_is_refused() -> None:
+    model = model_of("RecurrentGemmaConfig", dict(SMALL, lru_width=64, attention_window_size=8))
+    with pytest.raises(ModelError, match="RecurrentGemmaForCausalLM keeps what it has read to itself"):
+        model.begin().forward([1, 2])
+
+
+@pytest.mark.parametrize("name", ["mamba", "jamba", "bamba", "lfm2"])
+def test_several_tokens_after_the_first_read_are_read_rightly(name: str) -> None:
+    model = model_of(*ONE_BY_ONE[name][:2])
+    [ids] = prompts(30)
+    expected = model.begin().forward_all(ids)
+    context = model.begin()
+    context.forward(ids[:11])
+    np.testing.assert_allclose(context.forward_all(ids[11:20]), expected[11:20], atol=1e-3)
+    np.testing.assert_allclose(context.forward(ids[20:29]), expected[28], atol=1e-3)
+    np.testing.assert_allclose(context.forward(ids[29:]), expected[29], atol=1e-3)
+
+
+def test_a_folder_is_packed_too(tmp_path: Path) -> None:
+    model_of(*PACKED["llama"]).model.save_pretrained(tmp_path)
+    runner = runner_of(TransformersModel(tmp_path, "cpu", "float32"), MEMORY)
+    assert runner.paged
+    assert runner.runtime == "torch cpu float32"
+    assert not runner.asynchronous

@@ -1,0 +1,120 @@
+"""Hidden states that a packed Llama leaves behind are those of its slow twin; who does not watch gets none."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from runner_driver import Driver
+from toy_models import PagedToy, Toy
+
+from nucleate.models.llama.batched_llama import PackedLlama
+from nucleate.models.llama.numpy_llama import Llama, LlamaContext
+from nucleate.models.loader import EMBEDDED, runner_of
+from nucleate.models.protocol import ModelError
+from nucleate.models.runner import Contexts, Part
+
+MEMORY = 8 << 20
+
+
+@pytest.fixture(scope="module")
+def model() -> Llama:
+    return Llama(EMBEDDED)
+
+
+class Peeking(LlamaContext):
+    """The twin, layer by layer: its state before a layer is what a model of the layers before it gives."""
+
+    def hidden(self, layer: int, ids: list[int]) -> np.ndarray:
+        short = object.__new__(Llama)
+        short.__dict__.update(self.model.__dict__, layers=self.model.layers[:layer])
+        return LlamaContext(short)._read(ids)
+
+
+def some(length: int, seed: int = 0) -> list[int]:
+    return [0, *np.random.default_rng(seed + length).integers(0, 4096, length - 1).tolist()]
+
+
+@pytest.mark.parametrize("layers", [(0,), (6,), (2, 4, 6), (5, 1, 5), (0, 1, 2, 3, 4, 5, 6)])
+def test_they_are_those_of_the_slow_twin(layers: tuple[int, ...], model: Llama) -> None:
+    runner = PackedLlama(model, MEMORY)
+    runner.watch(layers)
+    texts = [some(length) for length in (1, 5, 17, 40)]
+    reads = [(0, 1), (0, 5), (0, 17), (0, 30)], [(30, 40)], []
+    for read in reads:
+        parts = [
+            Part(i, texts[-len(read) + i], *span, [3 * i, 3 * i + 1, 3 * i + 2], i % 2) for i, span in enumerate(read)
+        ]
+        runner.forward(parts)
+        wanted = [
+            np.concatenate(
+                [Peeking(model).hidden(layer, part.token_ids[: part.stop])[part.start :] for layer in layers], 1
+            )
+            for part in parts
+        ]
+        assert runner.features.dtype == np.float32
+        assert runner.features.shape == (sum(stop - start for start, stop in read), 192 * len(layers))
+        if read and read[0][0] == 0:
+            np.testing.assert_allclose(runner.features, np.concatenate(wanted), atol=1e-4, rtol=1e-4)
+
+
+def test_a_part_that_goes_on(model: Llama) -> None:
+    runner, [text] = PackedLlama(model, MEMORY), [some(40)]
+    runner.watch((3, 6))
+    got = []
+    for start, stop in ((0, 7), (7, 8), (8, 31), (31, 40)):
+        runner.forward([Part(0, text, start, stop, [5, 1, 9], 1)])
+        got.append(runner.features)
+    twin = Peeking(model)
+    wanted = np.concatenate([twin.hidden(3, text), twin.hidden(6, text)], 1)
+    np.testing.assert_allclose(np.concatenate(got), wanted, atol=1e-4, rtol=1e-4)
+
+
+def test_logits_are_the_same_bits_watched_or_not(model: Llama) -> None:
+    one, two = PackedLlama(model, MEMORY), PackedLlama(model, MEMORY)
+    two.watch((2, 4, 6))
+    parts = [Part(0, some(9), 0, 9, [0], 3), Part(1, some(33), 0, 33, [1, 2, 3], 1)]
+    np.testing.assert_array_equal(one.forward(parts), two.forward(parts))
+    assert one.features.shape == (0, 0)
+    assert two.features.shape == (42, 576)
+    two.watch(())
+    two.forward(parts)
+    assert two.features.shape == (0, 0)
+
+
+def test_features_belong_to_the_caller(model: Llama) -> None:
+    runner = PackedLlama(model, MEMORY)
+    runner.watch((0, 6))
+    runner.forward([Part(0, some(9), 0, 9, [0], 1)])
+    before, copy = runner.features, runner.features.copy()
+    runner.forward([Part(0, some(20), 0, 9, [0], 1)])
+    np.testing.assert_array_equal(before, copy)
+
+
+@pytest.mark.parametrize("layers", [(7,), (-1,), (0, 9)])
+def test_there_are_no_other_layers(layers: tuple[int, ...], model: Llama) -> None:
+    with pytest.raises(ValueError, match=r"watch takes places in 0\.\.6, got"):
+        PackedLlama(model, MEMORY).watch(layers)
+
+
+def test_who_cannot_be_watched_says_so(model: Llama) -> None:
+    runner = Contexts(model, 10)
+    runner.watch(())
+    with pytest.raises(ModelError, match="only of a model that reads many sequences at a time"):
+        runner.watch((1,))
+    assert runner.features.size == 0
+
+
+def test_a_toy_gives_places_and_ids() -> None:
+    runner = PagedToy(Toy(lambda _: np.zeros(9, np.float32), 9), 4)
+    runner.watch((3, 1))
+    runner.forward([Part(0, [5, 6, 7, 8], 1, 3, [0], 0), Part(1, [4], 0, 1, [1], 1)])
+    np.testing.assert_array_equal(runner.features, [[1, 6, 1, 6], [2, 7, 2, 7], [0, 4, 0, 4]])
+
+
+def test_a_driver_may_watch(model: Llama) -> None:
+    driver = Driver(runner_of(model, MEMORY), 7)
+    driver.runner.watch((6,))
+    driver.add(some(12))
+    driver.add(some(30))
+    driver.run(5)
+    assert driver.runner.features.shape[1] == 192

@@ -1,0 +1,68 @@
+"""Near ties as tensors: where the two best of a decision are 1e-14 to 1e-5 apart, the token is the reference's."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nucleate.sampling.backends import reference
+from nucleate.sampling.dispatch import signature
+from nucleate.sampling.dispatch.fused_pipeline import chain_of
+from nucleate.sampling.pipeline import simplify
+
+torch = pytest.importorskip("torch", reason="rows on a device are tensors")
+import near_tie_rows as near_ties  # noqa: E402
+
+from nucleate.sampling.backends.torch import batch_sampling  # noqa: E402
+
+BATCHES = 1, 2, 16, 300
+
+
+def batched(cases: list[Any], rows: int) -> list[int]:
+    """The tokens of near ties, drawn so many together: those of the chain in one call, others by structure."""
+    kinds, tokens = defaultdict(list), [0] * len(cases)
+    for place, case in enumerate(cases):
+        chain = chain_of(simplify(case.stages))
+        staged = signature.staged_of(simplify(case.stages)) if isinstance(chain, str) else None
+        kinds[staged and staged.steps].append((place, staged or chain.numbers))
+    for kind in kinds.values():
+        for start in range(0, len(kind), rows):
+            places, some = zip(*kind[start : start + rows], strict=True)
+            staged = list(some) if isinstance(some[0], signature.Staged) else signature.chained(some)
+            size = max(len(cases[place].logits) for place in places)
+            x_RV = np.full((len(places), size), -np.inf, np.float32)
+            for x_V, place in zip(x_RV, places, strict=True):
+                x_V[: len(cases[place].logits)] = cases[place].logits
+            words = np.array([[cases[place].seed, cases[place].step] for place in places], np.uint64).view(np.int64)
+            seeds_R, steps_R = torch.from_numpy(words).unbind(1)
+            batch = batch_sampling.batch_of(staged, seeds_R, size, torch.float64)
+            got = batch_sampling.run(batch, batch_sampling.Given(torch.from_numpy(x_RV).double(), steps_R))
+            for place, token in zip(places, got.tokens_R.tolist(), strict=True):
+                tokens[place] = token
+    return tokens
+
+
+def differences(indices: range, batches: tuple[int, ...] = BATCHES) -> list[Any]:
+    cases = [near_ties.case(index) for index in indices]
+    expected = [reference.draw(one.logits, one.stages, one.seed, one.step) for one in cases]
+    return [
+        (rows, index, case.kind, case.gap, near_ties.measured(case)[case.kind], case.stages)
+        for rows in batches
+        for index, case, token, other in zip(indices, cases, batched(cases, rows), expected, strict=True)
+        if token != other
+    ]
+
+
+def test_near_ties_are_decided_as_the_reference_does() -> None:
+    assert differences(range(350)) == []
+
+
+@pytest.mark.slow
+def test_ten_thousand_near_ties_are_decided_as_the_reference_does() -> None:
+    found = []
+    for start in range(0, 10_500, 350):
+        found += differences(range(start, start + 350))
+    assert found == []

@@ -1,0 +1,197 @@
+"""Rows after Shifts, through the hot chain and the generic path: survivors and draws are those of the reference."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import re
+from collections import Counter
+from typing import Any
+
+import edge_rows as edges
+import numpy as np
+import pipeline_cases as cases
+import pytest
+
+import nucleate as nc
+from nucleate.parameters.parameter import ParameterError
+from nucleate.sampling.backends import reference
+from nucleate.sampling.backends.numba.composed import evaluation as generic
+from nucleate.sampling.dispatch.fused_pipeline import chain_of
+from nucleate.sampling.history import History
+from nucleate.sampling.maths import maximum, ones
+from nucleate.sampling.pipeline import simplify
+from nucleate.sampling.stage import Prefix, Row, Shift, param
+from nucleate.sampling.stages import STAGES, Frequency, Gumbel, Mask, Presence, Repetition, Temperature
+
+SHIFTS = [name for name, kind in STAGES.items() if issubclass(kind, Shift)]
+DRAWS = 2
+
+
+def shifts(rng: random.Random, size: int, pool: tuple[int, ...]) -> tuple[Shift, ...]:
+    """One to four, in any order, at the edges of their parameters; at half of the time such as are asked for."""
+    names = rng.sample(SHIFTS, rng.randrange(1, 5))
+    if rng.random() < 0.5:
+        return tuple(cases.stage(rng, name, size, pool) for name in names)
+    usual = [Repetition(rng.uniform(1.0, 1.5)), Frequency(rng.uniform(0, 1)), Presence(rng.uniform(-1, 1))]
+    bias = STAGES["logit_bias"](dict.fromkeys(cases.ids(rng, size, 6), rng.uniform(-5, 5)))
+    return (bias, *rng.sample(usual, rng.randrange(1, 4)))
+
+
+def survey(count: int, seed: int) -> Counter[str]:
+    """Of so many random rows with histories: how many were compared, and how many cannot be drawn from."""
+    numbers, found = np.random.default_rng(seed), Counter[str]()
+    for turn in range(count):
+        rng = random.Random(seed * 10**9 + turn)
+        size = max(2, int(numbers.choice(edges.SMALL)))
+        kind = str(numbers.choice(edges.KINDS))
+        x = edges.row(numbers, size, kind)
+        chain, _ = edges.numbers_for(numbers, x)
+        pool = cases.ids(rng, size, 6)
+        edits, rest = shifts(rng, size, pool), edges.pipeline(chain)
+        stages = (*edits, *rest)
+        if isinstance(chain_of(simplify(stages)), str):
+            continue
+        masked = any(isinstance(stage, Mask) for stage in edits)
+        packed = cases.mask(rng, size)[: -(-size // 32)] if masked else None
+        past = History(cases.ids(rng, size, 25, pool), cases.ids(rng, size, 25, pool), packed)
+        keys = [rng.getrandbits(64) for _ in range(DRAWS)]
+        batch = [(*stages[:-1], Gumbel(key)) for key in keys]
+        said = {
+            "prompt_ids": [past.prompt] * DRAWS,
+            "output_ids": [past.output] * DRAWS,
+            "mask": None if packed is None else np.stack([packed] * DRAWS),
+        }
+        what = (seed, turn, size, kind, stages, past)
+        found["rows"] += 1
+        tokens = draws(x, batch, turn, said)
+        try:
+            kept = reference.survivors(x, stages, past)
+            expected: object = [reference.pick(stages[-1], kept, key, turn) for key in keys]
+        except reference.RowError as error:
+            expected = dict.fromkeys(range(DRAWS), str(error))
+            found["errors"] += 1
+        assert tokens == expected, what
+    return found
+
+
+def draws(x: np.ndarray, batch: list[tuple[object, ...]], step: int, said: dict[str, object]) -> object:
+    """The tokens of a row with each pipeline, or what is said of those that cannot be drawn."""
+    try:
+        return nc.sample(np.broadcast_to(x, (DRAWS, len(x))), batch, step=step, backend="cpu", **said).tolist()
+    except nc.LogitsError as error:
+        return error.errors
+
+
+def test_draws_after_shifts_are_those_of_the_reference() -> None:
+    found = survey(2500, 0)
+    print(found)
+    assert found["rows"] > 1500
+    assert found["errors"] < 0.2 * found["rows"]
+
+
+@pytest.mark.slow
+def test_draws_after_shifts_of_very_many_rows_are_those_of_the_reference() -> None:
+    found = survey(50_000, 1)
+    print(found)
+    assert found["rows"] > 30_000
+
+
+def nudged(stages: tuple[object, ...]) -> list[tuple[object, ...]]:
+    """The same pipeline with one parameter off by its last digits."""
+    found = []
+    for place, stage in enumerate(stages):
+        for attribute, parameter in stage.parameters.items():
+            value = getattr(stage, attribute)
+            if parameter.kind == "float" and value:
+                for by in (1 - edges.SHARP, 1 + edges.SHARP):
+                    try:
+                        off = dataclasses.replace(stage, **{attribute: value * by})
+                    except ParameterError:
+                        continue
+                    found.append((*stages[:place], off, *stages[place + 1 :]))
+    return found
+
+
+def survey_stages(seeds: range) -> Counter[str]:
+    """Of random pipelines of any stages, through the generic path: how many were compared, and float edges."""
+    found: Counter[str] = Counter()
+    for seed in seeds:
+        logits, stages, history, _ = cases.case(seed)
+        u = (1.0, 0.3, 2.0**-65)[seed % 3]
+        found["rows"] += 1
+        try:
+            expected = reference.survivors(logits, stages, history, u)
+        except reference.RowError as error:
+            found["errors"] += 1
+            with pytest.raises(reference.RowError, match=f"^{re.escape(str(error))}$"):
+                generic.survivors(logits, stages, history, u)
+            continue
+        got = generic.survivors(logits, stages, history, u)
+        if not np.array_equal(got.ids_N, expected.ids_N):
+            near = [reference.survivors(logits, off, history, u).ids_N for off in nudged(stages)]
+            assert any(np.array_equal(got.ids_N, ids) for ids in near), (seed, stages)
+            found["edge: a parameter off by its last digits"] += 1
+            continue
+        assert np.allclose(got.x_N, expected.x_N, rtol=1e-12, atol=1e-12), (seed, stages)
+        for ours, theirs in zip(got.whole, expected.whole, strict=True):
+            assert ours == pytest.approx(theirs, rel=1e-12), (seed, stages)
+    return found
+
+
+def test_sets_left_stage_by_stage_are_those_of_the_reference() -> None:
+    found = survey_stages(range(50_000, 53_000))
+    print(found)
+    assert found["errors"] < 0.2 * found["rows"]
+    assert found["edge: a parameter off by its last digits"] <= 1
+
+
+def test_sets_left_stage_by_stage_of_long_rows_are_those_of_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cases, "SIZES", (2049, 5000, 12_000))
+    found = survey_stages(range(60_000, 60_500))
+    print(found)
+    assert found["errors"] < 0.2 * found["rows"]
+    assert found["edge: a parameter off by its last digits"] <= 1
+
+
+class AtMost(Prefix):
+    """Keep the first tokens that weigh n together at most: whole numbers, so that the border is met."""
+
+    reaches = False
+    n: int = param("how many", neutral=0, low=0)
+
+    def weight(self, x: Any, row: Row) -> Any:
+        return ones(x)
+
+    def target(self, row: Row) -> Any:
+        return self.n
+
+
+class AtMostTheLeast(AtMost):
+    """The same from the other end of the order, of which the second half is as it was."""
+
+    n: int = param("how many", neutral=0, low=0)
+
+    def order(self, x: Any, row: Row) -> Any:
+        return maximum(x, -1.0)
+
+
+@pytest.mark.parametrize("size", [1, 7, 300, 3000, 9000])
+@pytest.mark.parametrize("kind", [AtMost, AtMostTheLeast], ids=lambda kind: kind.name)
+def test_a_border_that_is_met_exactly_is_the_border(kind: type[AtMost], size: int) -> None:
+    numbers = np.random.default_rng(size)
+    for x in (np.zeros(size), np.round(numbers.normal(size=size)), numbers.normal(size=size)):
+        for n in {1, 2, size // 3 + 1, max(1, size - 1), size, size + 5}:
+            for before in ((), (Temperature(1e300),)):  # makes all scores equal, and keeps the order
+                stages = (*before, kind(n), Gumbel(1))
+                got, expected = (engine.survivors(x.astype(np.float32), stages) for engine in (generic, reference))
+                assert got.ids_N.tolist() == expected.ids_N.tolist()
+                assert len(got.ids_N) == min(n, size)
+
+
+@pytest.mark.slow
+def test_sets_left_stage_by_stage_of_very_many_rows_are_those_of_the_reference() -> None:
+    found = survey_stages(range(100_000, 160_000))
+    print(found)
+    assert found["errors"] < 0.2 * found["rows"]
+    assert found["edge: a parameter off by its last digits"] <= 10

@@ -1,0 +1,40 @@
+"""What races on a GPU is found in the interpreter, and nothing else. All tests of kernels there look for it, too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from race_detector import RaceError
+from triton_interpreter import Interpreted
+
+pytest.importorskip("torch", reason="the kernels are launched with torch's tensors")
+pytest.importorskip("triton", reason="the kernels are Triton's: pip install triton (Linux only)")
+
+
+@pytest.fixture(scope="module")
+def kernels() -> Iterator[Interpreted]:
+    kernels = Interpreted(str(Path(__file__).with_name("racing.py")))
+    yield kernels
+    kernels.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "grid", "told"),
+    [
+        ("step", 1, r"before a barrier: racing.py:\d+ reads; racing.py:\d+ writes"),
+        ("shift", 1, "before a barrier: .* reads; .* writes"),
+        ("handed", 1, "before a barrier: .* writes; .* reads"),
+        ("in_place", 1, "before a barrier: .* reads; .* writes"),
+        ("one_for_all", 1, r"before a barrier: racing.py:\d+ writes"),
+        ("programs", 3, "in two programs: .* writes; .* reads"),
+        ("added", 3, "in two programs: .* changes; .* reads"),
+        ("changed", 3, "before a barrier: .* changes; .* reads"),
+    ],
+)
+def test_what_races_is_told_and_its_twin_is_not(name: str, grid: int, told: str, kernels: Interpreted) -> None:
+    kernels.call("run", name, True, grid)
+    with pytest.raises(RaceError, match=told):
+        kernels.call("run", name, False, grid)
+    kernels.call("run", name, True, grid)

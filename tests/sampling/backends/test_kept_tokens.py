@@ -1,0 +1,237 @@
+"""What the compiled chain leaves of a row, and what it draws, are the reference's; float edges are counted, by kind."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from unittest import mock
+
+import edge_rows as edges
+import numpy as np
+import pytest
+from kept_tokens import agrees, left
+
+import nucleate as nc
+from nucleate.sampling.backends import reference
+from nucleate.sampling.backends.numba.composed import evaluation as generic
+from nucleate.sampling.dispatch.fused_pipeline import Numbers, chain_of
+from nucleate.sampling.maths import SLACK
+from nucleate.sampling.pipeline import simplify
+from nucleate.sampling.stages import Gumbel, LogitBias, MinP, Temperature, TopK, TopNSigma, TopP, Typical
+
+SEEDS = 2
+"""How many draws are looked at per row."""
+
+
+def size_of(numbers: np.random.Generator) -> int:
+    return int(numbers.choice(edges.SMALL)) if numbers.random() < 0.6 else int(numbers.integers(1, 1500))
+
+
+class Left:
+    """Runs rows that the chain leaves to others, as they are too near a tie."""
+
+    count = 0
+
+    def __call__(self, *row: object) -> reference.Result:
+        self.count += 1
+        return reference.run(*row)  # type: ignore[arg-type]
+
+
+def survey(count: int, seed: int, sizes: tuple[int, ...] = ()) -> Counter[str]:
+    """Of so many random rows: how many were compared, and the differences that are float edges. Others fail."""
+    numbers, found = np.random.default_rng(seed), Counter[str]()
+    for turn in range(count):
+        size, kind = int(numbers.choice(sizes)) if sizes else size_of(numbers), str(numbers.choice(edges.KINDS))
+        x = edges.row(numbers, size, kind)
+        asked, tight = edges.numbers_for(numbers, x)
+        stages = simplify(edges.pipeline(asked))
+        chain = chain_of(stages)
+        if isinstance(chain, str):
+            assert "temperature" in chain
+            continue
+        what = (seed, turn, size, kind, asked)
+        found["rows"] += 1
+        found["tight"] += tight
+        kept = reference.survivors(x, stages)
+        assert agrees(x, chain.numbers, kept.ids_N.tolist()), what
+        keys = numbers.integers(2**63, size=SEEDS).tolist()
+        steps = numbers.integers(2**40, size=SEEDS).tolist()
+        batch = [edges.pipeline(asked, key) for key in keys]
+        others = Left()
+        with mock.patch.object(generic, "run", others):
+            tokens = nc.sample(np.broadcast_to(x, (SEEDS, size)), batch, step=steps, backend="cpu").tolist()
+        found["tight, left" if tight else "left"] += others.count
+        for key, step, token in zip(keys, steps, tokens, strict=True):
+            if token != reference.pick(stages[-1], kept, key, step):
+                edge = edges.edge_of_a_draw(kept, key, step, token)
+                assert edge, (*what, key, step, token)
+                found[f"draw: {edge}"] += 1
+    return found
+
+
+def left_of(found: Counter[str]) -> float:
+    """The part of the rows' draws that were too near a tie for the chain, of rows whose numbers are not made to be."""
+    return found["left"] / (SEEDS * (found["rows"] - found["tight"]))
+
+
+def edges_of(found: Counter[str], tight: bool) -> int:
+    return sum(n for name, n in found.items() if ":" in name and name.startswith("tight") == tight)
+
+
+def test_sets_and_draws_are_those_of_the_reference() -> None:
+    found = survey(3000, 0)
+    print(found)
+    assert found["rows"] > 2800
+    assert found["left"] <= 1
+    assert edges_of(found, tight=False) <= 1, found
+    assert edges_of(found, tight=True) < 0.03 * found["tight"], found
+
+
+@pytest.mark.parametrize("size", [5000, 20_000, *edges.LARGE])
+def test_sets_and_draws_of_whole_vocabularies_are_those_of_the_reference(size: int) -> None:
+    found = survey(40 if size in edges.LARGE else 150, size, (size,))
+    print(found)
+    assert edges_of(found, tight=False) <= 1, found
+    assert edges_of(found, tight=True) <= 4, found
+
+
+@pytest.mark.slow
+def test_sets_and_draws_of_very_many_rows_are_those_of_the_reference() -> None:
+    found = survey(110_000, 1)
+    print(found)
+    assert found["rows"] >= 100_000
+    assert left_of(found) < 1e-3  # rows of a few equal scores, where p is met exactly
+    assert edges_of(found, tight=False) <= 2, found
+    assert edges_of(found, tight=True) < 0.03 * found["tight"], found
+    found = survey(400, 2, (*edges.LARGE, 20_000, 50_257, 65_537))
+    print(found)
+    assert edges_of(found, tight=False) <= 2, found
+    assert edges_of(found, tight=True) <= 20, found
+
+
+def test_a_cut_that_falls_on_the_score_zero_is_found() -> None:
+    """Between 0.0 and the number below it there is a sign."""
+    for top in (0.25, 2.5, 3.0, 7.0):
+        m = float(np.exp(SLACK - top))
+        for _ in range(50):
+            if (over := top + (np.log(m) - SLACK)) == 0:
+                break
+            m = float(np.nextafter(m, 0.0 if over > 0 else 1.0))
+        assert over == 0
+        x = np.array([top, 0.0, -0.0, -1.4e-45, 1.4e-45, -1.0], np.float32)
+        assert agrees(x, Numbers(m=m), reference.survivors(x, (MinP(m),)).ids_N.tolist())
+
+
+@pytest.mark.parametrize("part", [1e-4, 0.003, 0.5, 0.999])
+def test_a_top_p_that_takes_a_part_of_an_equal_tail_is_found(part: float) -> None:
+    """One token, and groups full of equal ones that weigh just what may be left out, or a little more."""
+    for below in np.linspace(2, 19, 35).tolist():
+        x = np.full(256 * 60, -below, np.float32)
+        x[:256] = -np.inf
+        x[7] = 0.0
+        e = np.exp(x.astype(np.float64))
+        asked = Numbers(p=float(min((1 + part * (e.sum() - 1)) / e.sum() / (1 - edges.SLACK), 1 - 1e-9)))
+        expected = reference.survivors(x, edges.pipeline(asked)).ids_N.tolist()
+        assert 2 <= len(expected) <= len(x) - 255
+        assert agrees(x, asked, expected)
+
+
+@pytest.mark.parametrize("p", [0.9, 0.95])
+def test_the_last_of_equal_tokens_that_a_cut_keeps_is_drawn_and_none_after_it(p: float) -> None:
+    """More than are looked at one by one, so that the cut is a score and an id; and often enough to meet that id."""
+    x, step = np.zeros(5000, np.float32), 3
+    x[::2] = -0.0
+    kept = reference.survivors(x, (TopP(p),))
+    last, met = int(kept.ids_N[-1]), 0
+    assert sorted(kept.ids_N) == list(range(last + 1))
+    for start in range(0, 24_000, 4000):
+        batch = [(TopP(p), Gumbel(seed)) for seed in range(start, start + 4000)]
+        tokens = nc.sample(np.broadcast_to(x, (4000, 5000)), batch, step=step, backend="cpu")
+        assert tokens.max() <= last
+        for place in np.flatnonzero(tokens // 256 == last // 256).tolist():
+            expected = reference.pick(Gumbel(0), kept, start + place, step)
+            assert tokens[place] == expected
+            met += expected == last
+    assert met
+
+
+@pytest.mark.parametrize("t", [1e-4, 0.3, 5.0, 1e4])
+def test_a_temperature_after_a_cut_does_not_move_the_cut(t: float) -> None:
+    numbers = np.random.default_rng(0)
+    for scale in (1e-4, 1e-2, 1.0):
+        x = (numbers.normal(size=1000) * scale).astype(np.float32)
+        for cuts in ((TopNSigma(1.5),), (TopK(300),), (TopNSigma(1.0), TopK(300)), (TopNSigma(2.0), TopK(900))):
+            stages = (*cuts, Temperature(t), TopP(0.8), Gumbel(0))
+            kept = reference.survivors(x, stages)
+            chain = chain_of(stages)
+            if not isinstance(chain, str):
+                assert agrees(x, chain.numbers, kept.ids_N.tolist())
+            for seed in range(20):
+                token = int(nc.sample(x[None], (*stages[:-1], Gumbel(seed)), backend="cpu")[0])
+                assert token == reference.pick(stages[-1], kept, seed, 0)
+
+
+def test_any_order_that_the_chain_takes_leaves_what_the_reference_leaves() -> None:
+    """Stages in random orders: those that the plan takes for the chain are run by it, cuts and draws alike."""
+    numbers, taken = np.random.default_rng(4), Counter[str]()
+    for turn in range(3000):
+        size, kind = int(numbers.choice(edges.SMALL)), str(numbers.choice(edges.KINDS))
+        x = edges.row(numbers, size, kind)
+        asked, tight = edges.numbers_for(numbers, x)
+        if tight:
+            continue
+        t, sigmas, k, m, p, late_m, late_t = asked
+        every = [Temperature(t), TopNSigma(sigmas), TopK(k), MinP(m), TopP(p), MinP(late_m), Temperature(late_t)]
+        chosen = [every[i] for i in sorted(numbers.choice(7, size=numbers.integers(1, 5), replace=False))]
+        if turn % 2:
+            chosen = [chosen[i] for i in numbers.permutation(len(chosen))]
+        stages = simplify((*chosen, Gumbel(turn)))
+        chain = chain_of(stages)
+        if isinstance(chain, str):
+            continue
+        taken[" ".join(type(stage).__name__ for stage in stages[:-1])] += 1
+        kept = reference.survivors(x, stages)
+        assert agrees(x, chain.numbers, kept.ids_N.tolist()), (turn, kind, stages)
+        token = int(nc.sample(x[None], (*chosen, Gumbel(turn)), backend="cpu")[0])
+        assert token == reference.pick(stages[-1], kept, turn, 0), (turn, kind, stages)
+    assert len(taken) > 40
+
+
+def test_a_set_of_an_odd_row_is_empty() -> None:
+    for bad in (np.nan, np.inf):
+        assert left(np.array([1, bad, 2], np.float32), Numbers()) == ([], [])
+    assert left(np.full(3, -np.inf, np.float32), Numbers()) == ([], [])
+
+
+def test_the_edges_can_tell_an_edge_from_a_mistake() -> None:
+    """So that the tests above can fail."""
+    x, asked = np.linspace(3, -3, 100).astype(np.float32), Numbers(p=0.9)
+    order, kept = list(range(100)), len(reference.survivors(x, edges.pipeline(asked)).ids_N)
+    for n in (kept - 1, kept + 1, 0, 100):
+        assert edges.edge_of_a_set(x, asked, order, order[:n]) == ""
+    assert edges.edge_of_a_set(x, asked, order, order[1 : kept + 1]) == ""
+    mass = np.cumsum(np.exp(x.astype(np.float64)))
+    at = asked._replace(p=float(mass[29] / mass[-1] / (1 - edges.SLACK)) * (1 + 1e-9))
+    assert {edges.edge_of_a_set(x, at, order, order[:n]) for n in (30, 31)} == {"top-p"}
+    assert {edges.edge_of_a_set(x, at, order, order[:n]) for n in (29, 32)} == {""}
+    row = reference.survivors(x, edges.pipeline(asked))
+    drawn = reference.pick(Gumbel(0), row, 5, 6)
+    assert [edges.edge_of_a_draw(row, 5, 6, token) != "" for token in range(kept)] == [
+        token == drawn for token in range(kept)
+    ]
+
+
+def test_no_order_of_the_scores_is_slow():
+    """Orders that a quickselect with its pivot in the middle, or the median of three, takes hours for."""
+    size = 200_000
+    ramp = np.linspace(-1e-3, 1e-3, size)
+    orders = [ramp, -ramp, abs(ramp), -abs(ramp), np.where(np.arange(size) % 2, ramp, -ramp), np.roll(abs(ramp), 7)]
+    cuts = [(TopK(k),) for k in (9, 3000, 100_000)] + [(TopP(0.9),), (Typical(0.5),), (TopP(0.5), TopK(5))]
+    for x_V in orders:
+        x_V = x_V.copy()
+        x_V[size // 2] = 1.0
+        for stages in cuts:
+            start = time.thread_time()
+            token = nc.sample(x_V[None].astype(np.float32), (LogitBias({5: 1.0}), *stages, Gumbel(3)), backend="cpu")
+            assert time.thread_time() - start < 1.0, stages
+            assert token == nc.sample(x_V[None], (LogitBias({5: 1.0}), *stages, Gumbel(3)), backend="reference")

@@ -1,0 +1,136 @@
+"""Finding and keeping the first tokens of a row without sorting it, beside NumPy's stable sort."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from kept_tokens import agrees
+
+from nucleate.sampling.backends.numba.fused.logit_edits import take
+from nucleate.sampling.backends.numba.fused.prefix_selection import (
+    ALL,
+    BY_NUMBER,
+    BY_WEIGHT,
+    doubt,
+    gather,
+    keep_first,
+    reached,
+)
+from nucleate.sampling.backends.numba.fused.row_table import FLOAT32, room_for
+from nucleate.sampling.backends.numba.fused.workspace import Work, carve
+
+KINDS = ("smooth", "few levels", "equal", "signed zeros", "far apart", "one far above", "holes")
+
+
+def scores(numbers: np.random.Generator, count: int, kind: str) -> np.ndarray:
+    x = numbers.normal(size=count) * 3
+    match kind:
+        case "few levels":
+            x = np.round(x)
+        case "equal":
+            x[:] = x[0]
+        case "signed zeros":
+            x = numbers.choice([0.0, -0.0, 1e-40, -1e-40, 1.0], count)
+        case "far apart":
+            x = numbers.choice([-1.0, 1.0], count) * 10.0 ** numbers.uniform(-44, 38, count)
+        case "one far above":
+            x[numbers.integers(count)] = 3e38
+        case "holes":
+            x[numbers.random(count) < 0.6] = -np.inf
+    return x.astype(np.float32)
+
+
+def space(size: int) -> Work:
+    work: Work = carve(np.empty(room_for(size)), size)
+    return work
+
+
+def candidates(work: Work, ids: np.ndarray, x: np.ndarray, weights: np.ndarray) -> int:
+    """Put candidates where kernels look for them."""
+    n = len(ids)
+    work.ids[:n], work.scores[:n], work.weights[:n] = ids, x, weights
+    return n
+
+
+def first(x: np.ndarray, weights: np.ndarray, goal: float) -> list[int]:
+    """The fewest first tokens whose weights reach a goal, ascending: the slow twin."""
+    order = np.argsort(-x, kind="stable")
+    reaching = np.flatnonzero(np.cumsum(weights[order]) >= goal)
+    return sorted(order[: reaching[0] + 1 if len(reaching) else None].tolist())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_first_ones_by_number_and_by_weight(kind: str) -> None:
+    numbers, work = np.random.default_rng(KINDS.index(kind)), space(4000)
+    for _ in range(300):
+        size, count = 4000, int(numbers.choice([1, 2, 3, 30, 64, 65, 500]))
+        x = scores(numbers, size, kind)
+        ids = np.sort(numbers.choice(np.flatnonzero(x > -np.inf), min(count, (x > -np.inf).sum()), replace=False))
+        count = len(ids)
+        level = {float(score): numbers.uniform(0.5, 1.5) for score in x[ids]}  # equal scores weigh the same
+        given = np.array([level[float(score)] for score in x[ids]])
+        for weights in (np.ones(count), given):
+            if weights is given:
+                goal = float(given.sum() * numbers.choice([1e-9, 0.3003, 0.5003, 0.9903, 2.0]))  # no tie of sums
+            else:
+                goal = float(numbers.integers(1, count + 1))
+            way = BY_WEIGHT if weights is given else BY_NUMBER
+            kept = keep_first(candidates(work, ids, x[ids], weights), goal, way, work)
+            expected = first(x[ids], weights, goal)
+            assert work.ids[:kept].tolist() == ids[expected].tolist()
+            assert work.weights[:kept].tolist() == weights[expected].tolist()
+            assert work.scores[:kept].tolist() == x[ids][expected].tolist()
+
+
+def test_weights_of_nothing_do_no_harm() -> None:
+    work, x, ids = space(3), np.array([1.0, 3.0, 2.0], np.float32), np.arange(3)
+    assert keep_first(candidates(work, ids, x, np.zeros(3)), 0.0, BY_WEIGHT, work) in (1, 2, 3)
+    n = candidates(work, ids, x, np.array([1.0, 0.0, 0.0]))
+    assert keep_first(n, 1.1, BY_WEIGHT, work) == 3  # rounding may have made the goal larger than all of them
+
+
+def test_tokens_before_which_the_goal_may_be_reached_are_doubtful() -> None:
+    work, x, weights = space(256), np.array([2.0, 5.0, 2.0, 4.0], np.float32), np.array([0.1, 0.5, 0.1, 0.3])
+    for goal, doubtful in ((0.95, []), (0.85, [2]), (0.75, [0, 2]), (0.3, [0, 2, 3])):
+        n = candidates(work, np.arange(4), x, weights)
+        assert doubt(n, 1.0, goal, work)
+        assert np.flatnonzero(work.weights[:n] < 0).tolist() == doubtful
+    n = candidates(work, np.arange(100), np.zeros(100), np.full(100, 0.01))
+    assert not doubt(n, 1.0, 0.1, work)  # more than are listed
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_number_that_at_least_k_reach_and_few_more(kind: str) -> None:
+    numbers = np.random.default_rng(10 + KINDS.index(kind))
+    for _ in range(300):
+        count = int(numbers.choice([1, 2, 7, 125, 501, 1000]))
+        values, k = scores(numbers, count, kind), int(numbers.integers(1, count + 1))
+        cut = reached(values, k)
+        lowest = float(np.sort(values)[-k])
+        assert cut <= lowest
+        assert (values.astype(float) >= cut).sum() <= max(k + k // 8, (values >= lowest).sum())
+
+
+@pytest.mark.parametrize("size", [1, 63, 256, 300, 5000])
+def test_what_is_at_or_above_a_cut_is_found_in_its_order(size: int) -> None:
+    numbers, work = np.random.default_rng(size), space(size)
+    for kind in KINDS * 4:
+        x = scores(numbers, size, kind)
+        take(x.ctypes.data, FLOAT32, size, 0, 0, 0, work)
+        for cut in (np.float32(x.max()), np.sort(x)[-min(size, 9)], np.median(x), np.finfo(np.float32).min):
+            cut = max(np.float32(cut), np.finfo(np.float32).min)
+            found = gather(cut, ALL, work)
+            assert work.ids[:found].tolist() == np.flatnonzero(x >= cut).tolist()
+            assert work.scores[:found].tolist() == x[x >= cut].tolist()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_large_k_leaves_the_first_k(kind: str) -> None:
+    numbers = np.random.default_rng(20 + KINDS.index(kind))
+    for size in (700, 5000, 32_000):
+        for k in (63, 200, 1000, 4500):
+            x = scores(numbers, size, kind)
+            if kind == "smooth":
+                x.sort()  # as uneven as can be: where a token is says how likely it is
+            best = first(x, np.ones(size), float(min(k, size, (x > -np.inf).sum())))
+            assert agrees(x, (1.0, 0.0, k, 0.0, 1.0, 0.0, 1.0), best), (size, k)

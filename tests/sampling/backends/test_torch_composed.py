@@ -1,0 +1,224 @@
+"""Any pipeline as tensor code on a device: tokens, survivors, scores and states are the reference's."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pipeline_cases as cases
+import pytest
+import tensor_pipelines as staged
+from custom_stages import DRAWS, OWN, Foreign, Softer, Turned
+from edge_rows import KINDS, row
+
+import nucleate as nc
+from nucleate.sampling.backends import reference
+from nucleate.sampling.dispatch import signature
+from nucleate.sampling.maths import log
+from nucleate.sampling.pipeline import simplify
+from nucleate.sampling.stage import Draw, Floor, Scale, param
+from nucleate.sampling.stages import (
+    AdaptiveP,
+    Categorical,
+    DynamicTemperature,
+    Epsilon,
+    Eta,
+    Greedy,
+    Gumbel,
+    Logprobs,
+    Mask,
+    MinP,
+    Mirostat,
+    PLess,
+    Suppress,
+    Temperature,
+    TopA,
+    TopH,
+    TopK,
+    TopNSigma,
+    TopP,
+    Typical,
+    Xtc,
+)
+
+torch = pytest.importorskip("torch", reason="rows on a device are tensors")
+from nucleate.sampling.backends.torch import batch_sampling  # noqa: E402
+
+
+def test_random_pipelines_are_those_of_the_reference() -> None:
+    assert staged.survey(list(range(400))) == []
+
+
+@pytest.mark.slow
+def test_very_many_pipelines_are_those_of_the_reference() -> None:
+    found = staged.survey(list(range(10_000, 20_000)))
+    # Two tokens equally far from adaptive-p's target, one on either side, differ in the last bit or not at all.
+    assert len(found) <= 2, found
+    assert all("AdaptiveP" in one for one in found), found
+
+
+def test_every_stage_at_the_edges_of_its_parameters() -> None:
+    assert staged.every_stage(list(range(6)), (1, 2, 255, 256, 257, 1000)) == []
+
+
+PIPELINES = (
+    (Typical(0.5), Temperature(0.7)),
+    (TopNSigma(1.0), TopK(3, with_ties=True), TopP(0.5, of_whole=True)),
+    (Temperature(0.2), Temperature(3.0), MinP(0.3), TopP(0.5, of_whole=True)),
+    (DynamicTemperature(0.5, 1.5), TopH(0.5)),
+    (Epsilon(0.01), Eta(0.01), TopA(0.1), PLess(True)),
+    (Xtc(1.0, 0.05, exempt=(0,)), AdaptiveP(0.2), TopP(0.7)),
+    (Mirostat(2.0), AdaptiveP(0.3), Temperature(1e-3)),
+)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_row(kind: str) -> None:
+    numbers = np.random.default_rng(0)
+    for size in (1, 256, 257, 700):
+        for stages in PIPELINES:
+            x, draw = row(numbers, size, kind), [Gumbel(3), Categorical(3), Greedy()][int(numbers.integers(3))]
+            assert staged.difference(x, (*stages, draw), 3, int(numbers.integers(2**62))) == ""
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+def test_rows_of_a_structure_are_drawn_together(dtype: torch.dtype) -> None:
+    numbers, size = np.random.default_rng(1), 300
+    for stages in PIPELINES:
+        rows = [(*stages, Gumbel(0))] * 9
+        given = staged.drawing(rows, list(range(9)), [2**63 + 5] * 9, size)
+        wide_RV = torch.full((9, 2 * size), torch.nan, dtype=dtype)
+        logits = wide_RV[:, ::2].copy_(torch.from_numpy(numbers.normal(size=(9, size)) * 3))
+        logits[2, 5], logits[4], logits[5, 9] = torch.nan, -torch.inf, torch.inf
+        got = staged.outcome(given, logits)
+        for place, x in enumerate(logits.to(torch.float32).numpy()):
+            try:
+                expected = reference.run(x, rows[place], place, 2**63 + 5).token
+            except reference.RowError:
+                expected = -1
+            assert got.tokens_R[place] == expected
+
+
+FLOATS = torch.float64, torch.float32
+
+
+def test_float32_draws_the_same_tokens_but_for_float_edges() -> None:
+    """For devices that have no float64."""
+    numbers = np.random.default_rng(6)
+    for stages in PIPELINES:
+        rows, logits = (
+            [(*stages, Gumbel(0))] * 20,
+            torch.from_numpy(numbers.normal(size=(20, 300)).astype(np.float32) * 3),
+        )
+        batches = [staged.drawing(rows, list(range(20)), [0] * 20, 300, floats) for floats in FLOATS]
+        exact, short = (staged.outcome(given, logits).tokens_R for given in batches)
+        assert (exact != short).sum() <= 1
+
+
+@pytest.mark.parametrize("stages", PIPELINES, ids=repr)
+def test_a_step_waits_for_nothing(stages: Any) -> None:
+    """On tensors without numbers."""
+    rows = [signature.staged_of((*stages, Logprobs(2), Gumbel(1)))] * 3
+    batch = batch_sampling.batch_of(rows, torch.empty(3, dtype=torch.int64, device="meta"), 300, torch.float64)
+    numbers_RP = torch.empty((3, len(rows[0].numbers)), dtype=torch.float64, device="meta") if batch.learns else None
+    logits, steps_R = torch.empty((3, 300), dtype=torch.bfloat16, device="meta"), torch.empty(3, device="meta").long()
+    got = batch_sampling.run(
+        batch, batch_sampling.Given(batch_sampling.scores(logits, batch.fixed.zero_1), steps_R, numbers_RP=numbers_RP)
+    )
+    assert got.tokens_R.shape == (3,)
+    assert got.told_RV is not None
+    assert got.told_RV.shape == (3, 300)
+
+
+# Stages of one's own.
+
+
+class Branching(Scale):
+    def apply(self, x: Any, row: Any) -> Any:
+        return x if row.n > 3 else 2.0 * x
+
+
+class Looping(Scale):
+    def apply(self, x: Any, row: Any) -> Any:
+        for _ in range(3):
+            x = 0.9 * x
+        return x
+
+
+class Counting(Floor):
+    """A state that is no expression: the host's business."""
+
+    cuts: tuple[int, ...] = param("", default=(3,), public=False)
+    n: float = param("", default=1.0, public=False)
+
+    def floor(self, row: Any) -> Any:
+        return row.top - self.n
+
+    def after(self, drawn: Any) -> Any:
+        return replace(self, n=float(len(self.cuts)))
+
+
+@pytest.mark.parametrize("draw", [Gumbel(1), *DRAWS], ids=repr)
+def test_stages_of_ones_own(draw: Draw) -> None:
+    numbers = np.random.default_rng(4)
+    for one in OWN:
+        for stages in ((one,), (Temperature(0.9), one, TopP(0.9)), (one, one)):
+            for size in (5, 600):
+                x = (numbers.normal(size=size) * 3).astype(np.float32)
+                why = staged.difference(x, (*stages, draw), 5, int(numbers.integers(9)))
+                assert why == "" or "reference raised" not in why, why
+                assert why == "", why
+
+
+@pytest.mark.parametrize(
+    ("stage", "why"),
+    [
+        (Foreign(), "Foreign.apply names np, which is no name of maths"),
+        (Branching(), "Branching.apply is not one expression of numbers"),
+        (Looping(), "Looping.apply names range, which is no name of maths"),
+        (Counting(), "Counting.after names float, which is no name of maths"),
+        (Suppress((1,)), r"Suppress((1,)) comes after a stage that looks at the whole row"),
+        (Mask(), "Mask() comes after a stage that looks at the whole row"),
+    ],
+)
+def test_what_cannot_be_bound_runs_on_the_host_and_is_told(
+    stage: Any, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    stages = (Temperature(0.5), stage, Gumbel(1))
+    assert signature.staged_of(simplify(stages)) == why
+    sampler, other = nc.Sampler(50, "torch"), nc.Sampler(50, "reference")
+    with caplog.at_level(logging.WARNING, "nucleate"):
+        sampler.add(stages)
+    other.add(stages)
+    assert f"a row runs on the host, because {why}" in caplog.text
+    assert nc.explain(stages, device="cuda").why == f"on the host, because {why}"
+    logits = torch.randn(1, 50, generator=torch.Generator().manual_seed(0))
+    assert sampler(logits).token_ids.tolist() == other(logits).token_ids.tolist()
+
+
+def test_explain_says_which_way_it_goes() -> None:
+    plan = nc.explain((Typical(0.9), Gumbel(1)), device="mps")
+    assert (plan.backend, plan.path) == ("torch", "generic path")
+    assert plan.why.startswith("Typical(0.9) is not in the hot chain")
+    plan = nc.explain(nc.SamplingParams(temperature=0.7, xtc_probability=0.5, order="llama.cpp"), device="xpu")
+    assert plan.backend == "torch"
+    for stage in (Typical(0.9), Turned(), Softer(on=True)):
+        assert nc.explain((stage, Gumbel(1)), device="cuda").path == "generic path"
+
+
+def test_rows_share_a_structure_whatever_their_numbers_are() -> None:
+    one, other = (signature.staged_of((Temperature(t), Typical(0.9), Gumbel(int(t)))) for t in (0.5, 2.0))
+    assert one.steps == other.steps
+    assert one.numbers != other.numbers
+    one, other = (signature.staged_of((TopP(0.5, of_whole=whole), Gumbel(1))) for whole in (False, True))
+    assert one.steps != other.steps
+
+
+def test_a_rule_may_name_what_maths_names() -> None:
+    assert signature.odd_name(MinP.floor) == ""
+    assert signature.odd_name(Gumbel.score) == ""
+    assert "names len" in signature.odd_name(lambda x: len(x) + 1)
+    assert "names cases" in signature.odd_name(lambda x: cases.row(x, 1))
+    assert signature.odd_name(lambda x: abs(x) + log(x)) == ""

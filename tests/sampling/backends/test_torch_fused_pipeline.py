@@ -1,0 +1,259 @@
+"""The chain as tensors, one call for rows of any numbers: survivors and tokens are the reference's."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import edge_rows as edges
+import numpy as np
+import pytest
+
+import nucleate as nc
+from nucleate.sampling.backends import reference
+from nucleate.sampling.dispatch import signature
+from nucleate.sampling.dispatch.fused_pipeline import Numbers, chain_of
+from nucleate.sampling.history import History
+from nucleate.sampling.pipeline import simplify
+from nucleate.sampling.stages import (
+    AdaptiveP,
+    Categorical,
+    DynamicTemperature,
+    Gumbel,
+    Logprobs,
+    Mask,
+    Mirostat,
+    Temperature,
+    TopH,
+    TopP,
+    Typical,
+    Xtc,
+)
+
+torch = pytest.importorskip("torch", reason="tensor code needs torch")
+from nucleate.sampling.backends.torch import batch_sampling, batch_view  # noqa: E402
+
+STAGES = (
+    (Typical(0.5), Xtc(0.5, 0.05), Temperature(0.7), Gumbel(0)),
+    (DynamicTemperature(0.5, 1.5), TopH(0.5), TopP(0.5, of_whole=True), Categorical(0)),
+    (Mirostat(2.0), AdaptiveP(0.3), Gumbel(0)),
+)
+SIZES = (1, 2, 31, 255, 256, 257, 700, 1000)
+
+
+def words(numbers: np.random.Generator, rows: int) -> torch.Tensor:
+    """Random 64-bit integers as int64."""
+    return torch.from_numpy(numbers.integers(2**64, size=rows, dtype=np.uint64).view(np.int64))
+
+
+def unsigned(words_R: torch.Tensor) -> list[int]:
+    return [word % 2**64 for word in words_R.tolist()]
+
+
+def sample(
+    x_RV: Any,
+    asked: list[Numbers],
+    seeds: torch.Tensor,
+    steps: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    floats: torch.dtype = torch.float64,
+) -> torch.Tensor:
+    """The tokens of rows with these numbers."""
+    batch = batch_sampling.batch_of(signature.chained(asked), seeds, x_RV.shape[1], floats)
+    return batch_sampling.run(
+        batch, batch_sampling.Given(batch_sampling.scores(x_RV, torch.zeros(1, dtype=floats)), steps, mask)
+    ).tokens_R
+
+
+def batch(numbers: np.random.Generator, rows: int, size: int) -> tuple[np.ndarray, list[Numbers], list[bool]]:
+    """Random rows that the chain can run, their parameters, and whether these are at an edge by design."""
+    x_RV, asked, tight = np.empty((rows, size), np.float32), [], []
+    for row in range(rows):
+        while len(asked) == row:
+            x_RV[row] = edges.row(numbers, size, str(numbers.choice(edges.KINDS)))
+            one, at_an_edge = edges.numbers_for(numbers, x_RV[row])
+            chain = chain_of(simplify(edges.pipeline(one)))
+            if not isinstance(chain, str):
+                asked.append(chain.numbers)
+                tight.append(at_an_edge)
+    return x_RV, asked, tight
+
+
+def inside(x_RV: np.ndarray, asked: list[Numbers]) -> np.ndarray:
+    """Which tokens are left: bool [R, V]; what a Tap before the draw is told."""
+    tap, zeros = signature.staged_of((Logprobs(1), Gumbel(0))), torch.zeros(len(asked), dtype=torch.int64)
+    chained = signature.chained(asked)
+    steps = (*chained[0].steps[: -1 if len(chained[0].steps) > 1 else 0], tap.steps[0], tap.steps[1])
+    if chained[0].steps[-1].greedy:
+        steps = (*chained[0].steps, *tap.steps)
+    batch = batch_sampling.batch_of([one._replace(steps=steps) for one in chained], zeros, x_RV.shape[1], torch.float64)
+    return np.asarray(
+        batch_sampling.run(batch, batch_sampling.Given(torch.from_numpy(x_RV).double(), zeros)).told_RV > -torch.inf
+    )
+
+
+def survey(rows: int, sizes: tuple[int, ...], seed: int) -> Counter[str]:
+    """Compare random rows with the reference; differences that are float edges are counted, others fail."""
+    numbers, found = np.random.default_rng(seed), Counter[str]()
+    for size in sizes:
+        x_RV, asked, tight = batch(numbers, rows, size)
+        seeds, steps, inside_RV = words(numbers, rows), words(numbers, rows), inside(x_RV, asked)
+        tokens = sample(torch.from_numpy(x_RV), asked, seeds, steps).tolist()
+        for row, (seed_, step) in enumerate(zip(unsigned(seeds), unsigned(steps), strict=True)):
+            stages, found["rows"] = simplify(edges.pipeline(asked[row])), found["rows"] + 1
+            kept, got = reference.survivors(x_RV[row], stages), np.flatnonzero(inside_RV[row])
+            if got.tolist() != np.sort(kept.ids_N).tolist():
+                order = reference.everything(x_RV[row]).ids_N.tolist()
+                edge = edges.edge_of_a_set(x_RV[row], asked[row], order, got.tolist())
+                assert edge, (size, row, asked[row], len(got), len(kept.ids_N))
+                found[f"{'tight ' * tight[row]}set: {edge}"] += 1
+                continue
+            assert tokens[row] == reference.pick(stages[-1], kept, seed_, step), (size, row, asked[row])
+    return found
+
+
+def test_sets_and_draws_are_those_of_the_reference() -> None:
+    found = survey(150, SIZES, 0)
+    print(found)
+    assert found["rows"] == 150 * len(SIZES)
+    assert sum(n for name, n in found.items() if name.startswith("set")) == 0, found
+    assert sum(n for name, n in found.items() if name.startswith("tight")) < 12, found
+
+
+def test_draws_of_a_whole_vocabulary_are_those_of_the_reference() -> None:
+    found = survey(8, (128_256, 32_000), 1)
+    assert set(found) == {"rows"}, found
+
+
+def test_float32_columns_draw_the_same_tokens_but_for_float_edges() -> None:
+    """For devices that have no float64."""
+    numbers = np.random.default_rng(2)
+    x_RV = numbers.normal(size=(400, 1000)).astype(np.float32) * 3
+    asked = [Numbers(t=0.8, k=40, p=0.9), Numbers(p=0.95), Numbers(m=0.05), Numbers(t=1.3)] * 100
+    seeds, steps = words(numbers, 400), words(numbers, 400)
+    exact, short = (
+        sample(torch.from_numpy(x_RV), asked, seeds, steps, floats=dtype) for dtype in (torch.float64, torch.float32)
+    )
+    assert (exact != short).sum() <= 1
+
+
+@pytest.mark.parametrize("rows", [1, 6, 7, 8])
+@pytest.mark.parametrize("params", [{"top_k": 40, "top_p": 0.9}, {"mirostat_tau": 3.0}, {"typical_p": 0.9}])
+def test_many_rows_are_drawn_some_at_a_time(rows: int, params: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same tokens, in as much memory as these take: arrays of all scores of a large batch would fill a device."""
+    numbers, size = np.random.default_rng(4), 300
+    x_RV = torch.from_numpy(numbers.normal(size=(rows, size)).astype(np.float32) * 4)
+    x_RV[0, 5] = torch.nan
+    mask = torch.from_numpy(numbers.integers(-(2**31), 2**31, (rows, 10)).astype(np.int32))
+    looked, sort = [], batch_sampling.sorted_of
+    monkeypatch.setattr(
+        batch_sampling, "sorted_of", lambda fixed, x_RV: (looked.append(len(x_RV)), sort(fixed, x_RV))[1]
+    )
+
+    def drawn() -> list[Any]:
+        sampler = nc.Sampler(size, "torch")
+        for seed in range(rows):
+            sampler.add(nc.SamplingParams(seed=seed, repetition_penalty=1.5, logprobs=2, **params), [1, 2, 3])
+        steps = [sampler(x_RV, mask=given) for given in (None, mask, None)]
+        return [(step.token_ids.tolist(), [*step.logprobs], {**step.errors}) for step in steps]
+
+    whole = drawn()
+    assert [step[0][0] for step in whole] == [-1] * 3
+    looked.clear()
+    monkeypatch.setattr(batch_view, "AT_ONCE", 4 * size - 1)
+    assert drawn() == whole
+    assert sum(looked) == 3 * rows
+    assert max(looked) <= 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_floats_are_taken_as_float32(dtype: torch.dtype) -> None:
+    numbers = np.random.default_rng(3)
+    x_RV = torch.from_numpy(numbers.normal(size=(20, 300)) * 4).to(dtype)
+    seeds, steps, asked = words(numbers, 20), words(numbers, 20), [Numbers(k=30, p=0.9)] * 20
+    expected = sample(x_RV.to(torch.float32), asked, seeds, steps)
+    assert sample(x_RV, asked, seeds, steps).tolist() == expected.tolist()
+    wide_RV = torch.zeros(20, 900, dtype=dtype)
+    wide_RV[:, ::3] = x_RV
+    assert sample(wide_RV[:, ::3], asked, seeds, steps).tolist() == expected.tolist()
+
+
+def test_an_odd_row_gives_no_token_and_the_others_theirs() -> None:
+    numbers = np.random.default_rng(4)
+    x_RV = numbers.normal(size=(6, 500)).astype(np.float32)
+    seeds, steps, asked = words(numbers, 6), words(numbers, 6), [Numbers(p=0.9)] * 6
+    expected = sample(torch.from_numpy(x_RV), asked, seeds, steps).tolist()
+    x_RV[1, 77], x_RV[3, 499], x_RV[5] = np.nan, np.inf, -np.inf
+    got = sample(torch.from_numpy(x_RV), asked, seeds, steps).tolist()
+    assert got == [expected[0], -1, expected[2], -1, expected[4], -1]
+
+
+def test_masks_are_those_of_the_reference() -> None:
+    numbers = np.random.default_rng(5)
+    for size in (40, 257, 600):
+        x_RV = np.stack([edges.row(numbers, size, kind) for kind in ("smooth", "grid", "holes", "peaked") * 6])
+        masks = numbers.integers(-(2**31), 2**31, size=(24, -(-size // 32))).astype(np.int32)
+        asked, seeds, steps = [Numbers(t=0.7, p=0.9)] * 24, words(numbers, 24), words(numbers, 24)
+        tokens = sample(torch.from_numpy(x_RV), asked, seeds, steps, torch.from_numpy(masks)).tolist()
+        stages = Mask(), *simplify(edges.pipeline(Numbers(t=0.7, p=0.9)))
+        for row, mask in enumerate(masks):
+            given = stages, unsigned(seeds)[row], unsigned(steps)[row], History((), (), mask)
+            try:
+                expected = reference.draw(x_RV[row], *given)
+            except reference.RowError:
+                expected = -1
+            assert tokens[row] == expected
+
+
+def test_a_mask_may_be_longer_than_the_row() -> None:
+    mask, zeros = torch.tensor([[7, -1], [2, 5]], dtype=torch.int32), torch.zeros(2).long()
+    x_RV = torch.tensor([[1.0, 2.0, 3.0], [1.0, 2.0, 3.0]])
+    assert sample(x_RV, [Numbers(t=0.0)] * 2, zeros, zeros, mask).tolist() == [2, 1]
+
+
+def compiled(backend: str) -> None:
+    """One graph, and the same tokens as without."""
+    numbers = np.random.default_rng(6)
+    x_RV, asked, _ = batch(numbers, 12, 700)
+    seeds, steps = words(numbers, 12), words(numbers, 12)
+    mask = torch.full((12, 22), -1, dtype=torch.int32)
+    mask[:, 0] = -2
+    every = [(signature.chained(asked), None), *((signature.staged_of(stages), stages) for stages in STAGES)]
+    for staged, stages in every:
+        rows = batch_sampling.batch_of(staged if stages is None else [staged] * 12, seeds, 700, torch.float64)
+        own = torch.tensor([staged.numbers] * 12, dtype=torch.float64) if rows.learns else None
+        torch._dynamo.reset()
+        draw = torch.compile(
+            lambda *given, rows=rows: batch_sampling.run(rows, batch_sampling.Given(*given)).tokens_R,
+            fullgraph=True,
+            backend=backend,
+        )
+        for allowed in (None, mask):
+            given = torch.from_numpy(x_RV).double(), steps, allowed, None, own
+            assert draw(*given).tolist() == batch_sampling.run(rows, batch_sampling.Given(*given)).tokens_R.tolist()
+
+
+def test_it_compiles_without_a_graph_break() -> None:
+    compiled("eager")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own
+def test_compiled_code_draws_the_same_tokens() -> None:
+    compiled("inductor")
+
+
+def test_draws_follow_the_distribution() -> None:
+    """Level by level: three groups, a cut within the last."""
+    x = np.log(np.r_[np.full(256, 1.0), np.full(256, 3.0), np.full(88, 2.0)] / 1200).astype(np.float32)
+    count = 10_000
+    asked = [Numbers(p=0.9)] * count
+    seeds, steps = torch.arange(count), torch.zeros(count, dtype=torch.int64)
+    tokens = sample(torch.from_numpy(x).expand(count, -1), asked, seeds, steps).numpy()
+    p = reference.probabilities(x, (TopP(0.9), Gumbel(0)))
+    seen = np.bincount(tokens, minlength=600)
+    assert (seen[p == 0] == 0).all()
+    kept = p > 0
+    chi_square = ((seen[kept] - count * p[kept]) ** 2 / (count * p[kept])).sum()
+    freedom = kept.sum() - 1
+    assert abs(chi_square - freedom) < 5 * np.sqrt(2 * freedom)

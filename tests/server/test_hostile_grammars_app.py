@@ -1,0 +1,138 @@
+"""Forms that are malformed, too large, or made to be slow: a clear error in time, and nobody else notices."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import time
+from collections.abc import Iterator
+from itertools import cycle, pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from server_process import Answer, Server
+from stream_clients import Stream, together
+from test_hostile import ONE_THREAD, check_error, idle, memory, worked
+
+TEXTS = Path(__file__).parents[1] / "structured_output" / "test_hostile_grammars.py"
+SECONDS = 2.0
+GAP = 6.0
+"""Seconds between two frames of a neighbour's stream at the most, on a machine that has other things to do."""
+PATH, CHAT = "/v1/completions", "/v1/chat/completions"
+SUBJECT = {PATH: {"prompt": "Once"}, CHAT: {"messages": [{"role": "user", "content": "Hello"}]}}
+STORY = {"prompt": "Once upon a time", "temperature": 0.9, "ignore_eos": True, "seed": 5, "max_tokens": 400}
+AMBIGUOUS = {
+    "two of itself": {"grammar": "start: s\ns: s s | /[a-z ]/"},
+    "three of itself": {"grammar": 'start: s\ns: s s s | s s | /[a-z]+/ | " "'},
+    "nothing too": {"grammar": 'start: s\ns: s s | "" | /[a-z ]/'},
+    "many vowels": {"regex": "([a-z ]*[aeiou][a-z ]*){200}"},
+}
+
+
+def bodies() -> Iterator[tuple[str, str, str, bytes]]:
+    """What the tests of the library have, as clients would say it: a name, the path, the field, the body."""
+    cases = runpy.run_path(str(TEXTS))["CASES"]
+    paths = cycle(SUBJECT)
+    for form, name, value in cases:
+        if name == "numbers as names":  # in JSON they are strings, and right
+            continue
+        ways: list[tuple[str, Any]] = [("structured", {form: value})]
+        ways.append(("structured_outputs", {"json" if form == "json_schema" else form: value}))
+        if form == "json_schema" and isinstance(value, dict):
+            named = {"name": "x", "schema": value}
+            ways.append(("response_format", {"type": "json_schema", "json_schema": named}))
+        for field, said in ways:
+            path = next(paths)
+            try:
+                data = json.dumps({**SUBJECT[path], field: said, "max_tokens": 5}).encode()
+            except (TypeError, ValueError, RecursionError):
+                continue  # no JSON at all, so that nobody can send it
+            yield f"{field} {form} {name}", path, field, data
+
+
+HOSTILE = list(bodies())
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with Server(environment=ONE_THREAD) as running:
+        assert running.request("POST", PATH, {**SUBJECT[PATH], "structured": {"regex": "ok"}}).status == 200
+        yield running.warmed()
+        assert "Traceback" not in running.log
+        assert '"status":500' not in running.log.replace(" ", "")
+
+
+def asked(server: Server, path: str, data: bytes) -> tuple[Answer, float]:
+    """The answer, and how long it took: no longer than the server worked, whatever else the machine does."""
+    start, before = time.perf_counter(), worked(server)
+    answer = server.request("POST", path, data)
+    return answer, min(time.perf_counter() - start, worked(server) - before)
+
+
+def test_there_are_many() -> None:
+    assert len(HOSTILE) >= 200
+    assert len({name.split(" ", 2)[2] for name, *_ in HOSTILE}) >= 100
+    for field in ("response_format", "structured_outputs", "structured"):
+        assert sum(name.startswith(f"{field} ") for name, *_ in HOSTILE) >= 50
+
+
+def test_every_hostile_form_is_a_clear_error_in_time_and_nobody_else_notices(server: Server) -> None:
+    alone = server.request("POST", PATH, STORY).json["choices"][0]["text"]
+    before, failures, streams = memory(server), list[str](), list[Stream]()
+    for number, (name, path, field, data) in enumerate(HOSTILE):
+        if number % 40 == 0:
+            streams.append(Stream(server, STORY))
+        answer, took = asked(server, path, data)
+        try:
+            error = check_error(answer, 400, (field, "body"))
+            assert took < SECONDS, took
+            assert error["param"] == field or b"NaN" in data or b'"twice' in data or b": 1e999" in data
+            assert error["message"].startswith((field, "body must be JSON")) or field in error["message"]
+            assert len(error["message"]) < 500
+        except AssertionError as failure:
+            failures.append(f"{name}: {failure!s:.300}")
+    assert not failures, f"{len(failures)} of {len(HOSTILE)}:\n" + "\n".join(failures[:30])
+    for stream in streams:
+        stream.wait()
+        assert stream.whole
+        assert stream.text == alone
+        assert max(after - earlier for earlier, after in pairwise(stream.times)) < GAP
+    idle(server)
+    assert memory(server) - before < 128
+    good = server.request("POST", PATH, {**SUBJECT[PATH], "structured": {"regex": "still [0-9]"}})
+    assert good.json["choices"][0]["text"].startswith("still ")
+
+
+@pytest.mark.parametrize("name", AMBIGUOUS)
+def test_what_is_slow_at_every_token_ends_alone(server: Server, name: str) -> None:
+    alone = server.request("POST", PATH, STORY).json["choices"][0]["text"]
+    stream = Stream(server, STORY)
+    ambiguous = {"prompt": "Once", "structured": AMBIGUOUS[name], "max_tokens": 300, "ignore_eos": True, "seed": 1}
+    answers: list[Answer | None] = [None] * 2
+
+    def ask(place: int) -> None:
+        answers[place] = server.request("POST", PATH, {**ambiguous, "seed": place}, seconds=300)
+
+    together(len(answers), ask)
+    stream.wait()
+    assert stream.whole
+    assert stream.text == alone
+    assert max(after - earlier for earlier, after in pairwise(stream.times)) < GAP
+    for answer in answers:
+        assert answer is not None
+        if answer.status != 200:
+            error = check_error(answer, 400, "structured")
+            assert "structured: the text cannot take the form asked for: " in error["message"]
+    idle(server)
+
+
+def test_a_slow_one_as_a_stream_ends_with_an_error(server: Server) -> None:
+    form = {"structured_outputs": AMBIGUOUS["two of itself"], "ignore_eos": True, "seed": 1}
+    stream = Stream(server, {"prompt": "Once", "max_tokens": 900, **form}).wait()
+    assert stream.frames[-1] == "[DONE]"
+    error = stream.bodies[-1]["error"]
+    assert (error["param"], error["type"]) == ("structured_outputs", "invalid_request_error")
+    assert "took too long" in error["message"]
+    assert len(stream.bodies) > 1  # a part of it came
+    assert server.request("GET", "/health").status == 200

@@ -1,0 +1,420 @@
+"""Answers of some form over the application: whole, as streams, beside every other field, and when they cannot be."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from asgi_client import ask, begin
+from test_app import SIZE, check_error, ids_of, longest_hold, rule, serve, slowly
+from toy_models import PagedToy, Toy
+
+import nucleate as nc
+from nucleate.engine.engine import Engine
+from nucleate.parameters.parameter import ParameterError
+from nucleate.server import service as service_module
+from nucleate.server.limits import Limits
+from nucleate.server.service import Service
+from nucleate.structured_output import Grammars
+from nucleate.structured_output import Limits as FormLimits
+
+PATH, CHAT_PATH = "/v1/completions", "/v1/chat/completions"
+SUBJECT: dict[str, dict[str, Any]] = {
+    PATH: {"prompt": [7, 8, 9], "max_tokens": 150, "seed": 3},
+    CHAT_PATH: {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 150, "seed": 3},
+}
+PATHS = pytest.mark.parametrize("path", SUBJECT)
+RECORD = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "kind": {"enum": ["a rather long name of a kind", "short"]},
+        "sizes": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 99}, "maxItems": 2},
+    },
+    "required": ["name", "kind", "sizes"],
+    "additionalProperties": False,
+}
+TWICE = {"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": True, "minItems": 4, "maxItems": 4}
+LENIENT = {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": TWICE, "strict": False}}}
+
+
+def is_record(text: str) -> bool:
+    return [*json.loads(text)] == ["name", "kind", "sizes"]
+
+
+FORMS: list[tuple[dict[str, Any], Any]] = [
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "r", "schema": RECORD}}}, is_record),
+    ({"structured_outputs": {"json": json.dumps(RECORD), "disable_any_whitespace": True}}, is_record),
+    ({"structured_outputs": {"regex": "[0-9]{3}-[0-9]{4}"}}, re.compile("[0-9]{3}-[0-9]{4}").fullmatch),
+    ({"structured_outputs": {"choice": ["yes", "no", "perhaps not today"]}}, ["yes", "no", "perhaps not today"].count),
+    ({"structured_outputs": {"grammar": 'root ::= "(" root ")" | "x"'}}, re.compile(r"\(*x\)*").fullmatch),
+    ({"structured": {"grammar": 'start: "(" start ")" | "x"'}}, re.compile(r"\(*x\)*").fullmatch),
+    ({"structured": {"regex": "a very long text that leaves no choice at all"}}, lambda text: len(text) == 45),
+]
+EACH = pytest.mark.parametrize(("fields", "right"), FORMS, ids=[str(fields)[:60] for fields, _ in FORMS])
+
+
+def text_of(choice: Any) -> str:
+    return choice["text"] if "text" in choice else choice["message"]["content"]
+
+
+def streamed(parts: list[Any]) -> str:
+    return "".join(part.get("text") or part.get("delta", {}).get("content") or "" for part in parts)
+
+
+def parts_of(call: Any, index: int = 0) -> list[Any]:
+    """The choices of a stream that ended well, of one answer."""
+    assert call.status == 200
+    assert call.frames[-1] == "[DONE]"
+    found = [choice for frame in call.frames[:-1] for choice in frame["choices"] if choice["index"] == index]
+    assert [part["finish_reason"] is None for part in found] == [True] * (len(found) - 1) + [False]
+    return found
+
+
+@PATHS
+@EACH
+def test_an_answer_has_its_form_whole_and_as_a_stream(
+    llm: nc.LLM, path: str, fields: dict[str, Any], right: Any
+) -> None:
+    async def use(app: Any, service: Service) -> None:
+        body = {**SUBJECT[path], **fields, "n": 3}
+        whole = await ask(app, path, body)
+        stream = await ask(app, path, {**body, "stream": True})
+        assert whole.status == 200, whole.data
+        for choice in whole.json["choices"]:
+            assert right(text_of(choice)), choice
+            assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", None)
+            assert "validation" not in choice
+            parts = parts_of(stream, choice["index"])
+            assert streamed(parts) == text_of(choice)
+            assert ids_of(parts) == choice["token_ids"]
+            assert (parts[-1]["finish_reason"], parts[-1]["stop_reason"]) == ("stop", None)
+            assert not any("validation" in part for part in parts)
+        made = sum(len(choice["token_ids"]) for choice in whole.json["choices"])
+        assert whole.json["usage"]["completion_tokens"] == made
+
+    serve(llm, use)
+
+
+def test_tokens_that_must_follow_come_at_once(llm: nc.LLM) -> None:
+    async def use(app: Any, service: Service) -> None:
+        before = service.engine.stats
+        call = await ask(app, PATH, {**SUBJECT[PATH], "structured": {"regex": "a very long text " * 3}, "stream": True})
+        parts, after = parts_of(call), service.engine.stats
+        assert streamed(parts) == "a very long text " * 3
+        assert after.steps - before.steps == 1
+        assert after.forced - before.forced == len(ids_of(parts)) - 1
+        assert len(parts) <= 2
+        text = (await ask(app, "/metrics")).data.decode()
+        assert f'nucleate_tokens_forced_total{{model_name="toy"}} {float(after.forced)}' in text
+        assert 'nucleate_forms_total{form="regex",model_name="toy"} 1.0' in text
+        [seconds] = re.findall(r"^nucleate_mask_seconds_total\S+ (\S+)$", text, re.MULTILINE)
+        assert float(seconds) == after.mask_seconds > 0
+
+    serve(llm, use)
+
+
+@PATHS
+def test_logprobs_beside_a_form(llm: nc.LLM, path: str) -> None:
+    async def use(app: Any, service: Service) -> None:
+        told = {"logprobs": True, "top_logprobs": 2} if path == CHAT_PATH else {"logprobs": 2}
+        body = {**SUBJECT[path], **told, "structured": {"regex": "the fox is [0-9]{3}"}}
+        whole = await ask(app, path, body)
+        bare = await ask(app, path, {**SUBJECT[path], "structured": body["structured"]})
+        stream = await ask(app, path, {**body, "stream": True})
+        [choice] = whole.json["choices"]
+        assert text_of(choice) == text_of(bare.json["choices"][0])
+        steps = choice["logprobs"]["content"] if path == CHAT_PATH else choice["logprobs"]["tokens"]
+        assert len(steps) == len(choice["token_ids"])
+        logprobs = [part["logprobs"] for part in parts_of(stream) if part["logprobs"]]
+        name = "content" if path == CHAT_PATH else "tokens"
+        assert [one for part in logprobs for one in part[name]] == choice["logprobs"][name]
+
+    serve(llm, use)
+
+
+def test_best_of_and_echo_beside_a_form(llm: nc.LLM) -> None:
+    async def use(app: Any, service: Service) -> None:
+        form = {"structured": {"regex": "[0-9]{4}"}}
+        body = {**SUBJECT[PATH], **form, "prompt": ["The fox", "A cat"], "best_of": 5, "n": 2, "echo": True}
+        choices = (await ask(app, PATH, body)).json["choices"]
+        assert [bool(re.fullmatch("(The fox|A cat)[0-9]{4}", choice["text"])) for choice in choices] == [True] * 4
+        every = (await ask(app, PATH, {**body, "best_of": 5, "n": 5})).json["choices"]
+        assert {choice["seed"] for choice in choices[:2]} <= {choice["seed"] for choice in every[:5]}
+        silent = await ask(app, PATH, {**SUBJECT[PATH], **LENIENT, "prompt": "The fox", "echo": True, "max_tokens": 0})
+        [choice] = silent.json["choices"]
+        assert (choice["text"], choice["token_ids"], choice["finish_reason"]) == ("The fox", [], "length")
+        assert "validation" not in choice
+
+    serve(llm, use)
+
+
+@PATHS
+def test_what_an_answer_is_worth_whose_schema_was_not_held_in_full(llm: nc.LLM, path: str) -> None:
+    async def use(app: Any, service: Service) -> None:
+        body = {**SUBJECT[path], **LENIENT, "n": 2}
+        whole = await ask(app, path, body)
+        stream = await ask(app, path, {**body, "stream": True})
+        for choice in whole.json["choices"]:
+            assert len(json.loads(text_of(choice))) == 4
+            assert choice["validation"]["ignored"] == ["uniqueItems"]
+            [error] = choice["validation"]["errors"]
+            assert "non-unique" in error
+            *others, last = parts_of(stream, choice["index"])
+            assert last["validation"] == choice["validation"]
+            assert not any("validation" in part for part in others)
+        cut = (await ask(app, path, {**body, "max_tokens": 2})).json["choices"][0]
+        assert cut["finish_reason"] == "length"
+        assert cut["validation"]["errors"][0].startswith("not JSON")
+
+    serve(llm, use)
+
+
+def _dead_end(llm: nc.LLM) -> dict[str, Any]:
+    """Parameters by which an answer comes to nine letters, and not to its end."""
+    seven = [token for token in range(SIZE) if "7" in llm.tokenizer.decode([token])]
+    return {"structured_outputs": {"regex": "a{9}7"}, "suppress_token_ids": seven}
+
+
+@PATHS
+def test_what_was_said_before_an_answer_failed_is_sent_to_a_slow_client_too(llm: nc.LLM, path: str) -> None:
+    async def use(app: Any, service: Service) -> None:
+        stream = begin(app, path, {**SUBJECT[path], **_dead_end(llm), "stream": True})
+        stream.reads.clear()
+        stats = service.engine.stats
+        while not stats.drawn or stats.running or stats.waiting:
+            await asyncio.sleep(0.001)
+            stats = service.engine.stats
+        await asyncio.sleep(0.02)  # what comes of it lies there all at once
+        stream.reads.set()
+        await asyncio.wait_for(stream.task, 30)
+        *chunks, error, done = stream.frames
+        assert streamed([chunk["choices"][0] for chunk in chunks]) == "a" * 9
+        assert error["error"]["param"] == "structured_outputs"
+        assert done == "[DONE]"
+
+    serve(llm, use)
+
+
+@PATHS
+def test_a_ban_that_leaves_no_token_is_the_requests_own_fault(llm: nc.LLM, path: str) -> None:
+    async def use(app: Any, service: Service) -> None:
+        body = {**SUBJECT[path], **_dead_end(llm)}
+        other = begin(app, PATH, {**SUBJECT[PATH], "prompt": [1]})
+        whole = await ask(app, path, body)
+        check_error(whole, 400, param="structured_outputs", type="invalid_request_error", code=None)
+        assert "no token can be drawn within the form asked for" in whole.json["error"]["message"]
+        stream = await ask(app, path, {**body, "stream": True})
+        *chunks, error, done = stream.frames
+        assert streamed([chunk["choices"][0] for chunk in chunks]) == "a" * 9
+        assert (error, done) == (whole.json, "[DONE]")
+        await other.task
+        assert other.status == 200
+        assert 'nucleate_errors_total{kind="model",model_name="toy"} 0.0' in (await ask(app, "/metrics")).data.decode()
+
+    serve(llm, use)
+
+
+def test_slow_masks_end_their_answer_alone(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def use(app: Any, service: Service) -> None:
+        body = {**SUBJECT[PATH], "structured": {"regex": "[0-9]{30,99}"}, "logprobs": 0}
+        before = (await ask(app, PATH, {**TEXT, "structured": {"regex": "[a-z]{3}"}})).json["choices"][0]["text"]
+        _slow_down(monkeypatch)
+        call = await ask(app, PATH, body)
+        check_error(call, 400, param="structured", type="invalid_request_error")
+        assert "masks took too long" in call.json["error"]["message"]
+        after = (await ask(app, PATH, {**TEXT, "structured": {"regex": "[a-z]{3}"}})).json["choices"][0]["text"]
+        assert after == before
+
+    TEXT = {"prompt": [1, 2], "seed": 1}
+    serve(llm, use, engine={"structured_limits": FormLimits(seconds=0.4)})
+
+
+def _slow_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if each mask took 50 ms longer."""
+    from nucleate import structured_output
+
+    places = [name for name in dir(structured_output) if hasattr(getattr(structured_output, name), "FREE_SECONDS")]
+    assert places
+    for name in places:
+        monkeypatch.setattr(getattr(structured_output, name), "FREE_SECONDS", -0.05)
+
+
+@PATHS
+def test_what_cannot_be_compiled_is_refused_and_counted(llm: nc.LLM, path: str, caplog: Any) -> None:
+    async def use(app: Any, service: Service) -> None:
+        secret = {"type": "object", "properties": {"very private": {"not": {}}}}
+        for field, form, words in (
+            (
+                "response_format",
+                {"type": "json_schema", "json_schema": {"name": "x", "schema": secret}},
+                ".schema: can",
+            ),
+            ("structured_outputs", {"regex": "very private("}, ".regex: "),
+            ("structured", {"grammar": "start: very_private"}, ".grammar: at "),
+            ("structured", {"regex": ""}, ".regex must be"),
+            ("response_format", {"type": "very private"}, ".type must be one of"),
+        ):
+            for stream in (False, True):
+                call = await ask(app, path, {**SUBJECT[path], field: form, "stream": stream})
+                check_error(call, 400, param=field, type="invalid_request_error", code=None)
+                assert call.json["error"]["message"].startswith(field)
+                assert words in call.json["error"]["message"]
+        good = await ask(app, path, {**SUBJECT[path], "structured": {"choice": ["very private"]}})
+        assert good.status == 200
+        text = (await ask(app, "/metrics")).data.decode()
+        assert 'nucleate_forms_refused_total{model_name="toy"} 10.0' in text
+        assert 'nucleate_forms_total{form="choice",model_name="toy"} 1.0' in text
+
+    with caplog.at_level(logging.INFO, "nucleate.server"):
+        serve(llm, use)
+    lines = [record.fields for record in caplog.records if record.getMessage() == "request"]
+    assert [line.get("structured") for line in lines[:11]] == [None] * 10 + ["choice"]
+    assert "private" not in json.dumps(lines)
+
+
+# ---- time
+
+
+COSTLY: list[tuple[Callable[[int], Any], int]] = [
+    (
+        lambda seed: {
+            "type": "object",
+            "patternProperties": {f"^k{seed}{i:03}": {} for i in range(150)},
+            "additionalProperties": False,
+        },
+        200,
+    ),
+    (lambda seed: {"type": "object", "properties": {f"p{seed}{i}": {} for i in range(1000)}}, 200),
+    (lambda seed: {"title": f"{seed}", "anyOf": [{}] * 20_000}, 400),
+]
+
+
+@pytest.mark.parametrize(("schema", "status"), COSTLY, ids=["patterns", "properties", "too many"])
+def test_the_loop_is_free_while_a_form_is_compiled(llm: nc.LLM, schema: Callable[[int], Any], status: int) -> None:
+    async def use(app: Any, service: Service) -> None:
+        shares = []
+        for seed in range(4):  # one is enough: the machine may have something else to do
+            form = {"json_schema": schema(seed)}
+            call = begin(app, PATH, {**SUBJECT[PATH], "max_tokens": 1, "structured": form})
+            shares.append(await longest_hold(call.task))
+            assert call.status == status
+        assert min(shares) < 0.4, shares
+
+    serve(llm, use)
+
+
+def test_a_compile_whose_caller_has_gone_harms_nobody(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[str] = []
+    begun, gate = threading.Event(), threading.Event()
+    compile_ = Grammars.compile
+
+    def held(self: Grammars, structured: Any) -> Any:
+        compiled.append(structured.regex)
+        if structured.regex == "slow":
+            begun.set()
+            gate.wait(60)
+        return compile_(self, structured)
+
+    async def use(app: Any, service: Service) -> None:
+        def asking(regex: str) -> Any:
+            return begin(app, PATH, {**SUBJECT[PATH], "structured": {"regex": regex}})
+
+        await asking("a").task
+        monkeypatch.setattr(Grammars, "compile", held)
+        waiting = [asking("slow")]
+        await asyncio.to_thread(begun.wait, 60)
+        leaver = asking("slow 2")
+        waiting += [asking("quick") for _ in range(9)]  # more than there are threads
+        await asyncio.sleep(0.05)
+        leaver.leave()
+        assert (await ask(app, PATH, {**SUBJECT[PATH], "max_tokens": 1})).status == 200  # without a form
+        await asyncio.gather(leaver.task, *(call.task for call in waiting))
+        for call in waiting:
+            check_error(call, 504, code="timeout", type="server_error")
+        assert not leaver.status
+        assert service.at_work == 0
+        gate.set()
+        last = asking("again")
+        await last.task
+        assert last.json["choices"][0]["text"] == "again"
+        assert compiled == ["slow", "again"]  # of the others nobody waited any more when their turn came
+
+    try:
+        monkeypatch.setattr(service_module, "PREPARE_SECONDS", 1.5)
+        serve(llm, use)
+    finally:
+        gate.set()
+
+
+def test_a_neighbour_is_what_it_is_alone(llm: nc.LLM) -> None:
+    plain = {**SUBJECT[PATH], "prompt": [1, 2], "max_tokens": 60, "ignore_eos": True, "stream": True}
+
+    async def use(app: Any, service: Service) -> None:
+        alone = streamed(parts_of(await ask(app, PATH, plain)))
+        beside = begin(app, PATH, plain)
+        calls = [begin(app, PATH, {**SUBJECT[PATH], **fields, "n": 2, "prompt": [5]}) for fields, _ in FORMS]
+        await asyncio.gather(beside.task, *(call.task for call in calls))
+        assert [call.status for call in calls] == [200] * len(FORMS)
+        assert streamed(parts_of(beside)) == alone
+
+    serve(llm, use, slowly)
+
+
+# ---- the server as it starts
+
+
+def test_the_vocabulary_is_ready_before_anybody_asks(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+    begin_ = Grammars.__init__
+
+    def begun(self: Grammars, *arguments: Any, **options: Any) -> None:
+        made.append(threading.current_thread().name)
+        begin_(self, *arguments, **options)
+
+    monkeypatch.setattr(Grammars, "__init__", begun)
+
+    async def use(app: Any, service: Service) -> None:
+        assert made == ["MainThread"]
+        assert (await ask(app, PATH, {**SUBJECT[PATH], "structured": {"regex": "a"}})).status == 200
+        assert made == ["MainThread"]
+
+    serve(llm, use)
+
+
+def test_a_server_without_the_library_serves_all_else(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: object, **__: object) -> None:
+        raise ModuleNotFoundError("structured output needs the package llguidance: pip install 'nucleate[structured]'")
+
+    monkeypatch.setattr(Grammars, "__init__", missing)
+
+    async def use(app: Any, service: Service) -> None:
+        assert (await ask(app, PATH, SUBJECT[PATH])).status == 200
+        for field, form in (("response_format", {"type": "json_object"}), ("structured", {"regex": "a"})):
+            call = await ask(app, PATH, {**SUBJECT[PATH], field: form})
+            check_error(call, 400, param=field)
+            assert call.json["error"]["message"].startswith(f"{field}: structured output needs the package llguidance")
+
+    serve(llm, use)
+
+
+def test_a_default_form_is_every_requests_that_does_not_say_another(llm: nc.LLM) -> None:
+    def made(structured: Any) -> Service:
+        engine = Engine(PagedToy(Toy(rule, SIZE, 256), 400, 4), llm.tokenizer, backend="reference")
+        return Service(llm, engine, "toy", nc.SamplingParams(structured=structured, seed=1), Limits())
+
+    service = made({"regex": "[0-9]{3}"})
+    read = service.prepare(service.call(PATH, b'{"prompt": [1]}'))
+    assert (read.form, read.prepared[0].form is None) == ("regex", False)
+    free = service.call(PATH, b'{"prompt": [1], "response_format": {"type": "text"}}')
+    assert (free.form, free.prepared[0].form) == (None, None)
+    with pytest.raises(ParameterError, match="unclosed group"):
+        made({"regex": "("})
+    assert np.isfinite(rule((1,))).all()

@@ -1,0 +1,217 @@
+"""Coupled verification: with any drafts, token for token what is drawn without, seed for seed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from single_drafts import draft_of
+
+import nucleate as nc
+from nucleate.sampling.sampler import Sampler
+from nucleate.speculative.acceptance import Verdict, coupled
+from nucleate.speculative.draft import ROOT, Draft, State
+from nucleate.speculative.proposers.ngram import NgramProposer
+
+V, LENGTH = 37, 24
+LOGITS = np.random.default_rng(1).normal(0, 2.2, (V, V, V)).astype(np.float32)
+"""Of the next token, by the last two."""
+
+PARAMS = {
+    "greedy": nc.SamplingParams(temperature=0),
+    "plain": nc.SamplingParams(),
+    "cool": nc.SamplingParams(temperature=0.5),
+    "top-p": nc.SamplingParams(top_p=0.7, top_k=9),
+    "min-p": nc.SamplingParams(min_p=0.1, temperature=1.5),
+    "penalties": nc.SamplingParams(frequency_penalty=0.6, presence_penalty=0.4, repetition_penalty=1.2),
+    "dry": nc.SamplingParams(dry_multiplier=1.5, no_repeat_ngram_size=3),
+    "xtc": nc.SamplingParams(xtc_probability=0.6, xtc_threshold=0.1),
+    "mirostat": nc.SamplingParams(mirostat_tau=2.0),
+    "adaptive-p": nc.SamplingParams(adaptive_p_target=0.4),
+    "categorical": nc.SamplingParams(draw="categorical"),
+    "logprobs": nc.SamplingParams(logprobs=2),
+}
+
+
+class World:
+    """A sampler with a row for each of some sequences, and the model that they share. masked: some tokens are out."""
+
+    def __init__(self, params, seeds, masked=False):
+        self.sampler = Sampler(V)
+        self.prompts = [[1, 2, 1 + number] for number in range(len(params))]
+        self.rows = [
+            self.sampler.add(*each, seed=seed) for *each, seed in zip(params, self.prompts, seeds, strict=True)
+        ]
+        self.seeds, self.masked = seeds, masked
+        self.calls = 0
+
+    def ids(self, number):
+        return [*self.prompts[number], *self.sampler.output_ids(self.rows[number])]
+
+    def output(self, number):
+        return list(self.sampler.output_ids(self.rows[number]))
+
+    def draw(self, numbers, ids):
+        """The next tokens of some sequences: all of their tokens so far are given."""
+        self.calls += 1
+        logits = np.stack([LOGITS[each[-2], each[-1]] for each in ids])
+        mask = None
+        if self.masked:
+            bits = np.ones((len(ids), 64), bool)
+            for row, each in zip(bits, ids, strict=True):
+                row[(len(each) + each[-1]) % 5 :: 5] = False
+            mask = np.packbits(bits, axis=1, bitorder="little").view(np.int32)
+        return self.sampler(logits, [self.rows[number] for number in numbers], mask=mask).token_ids.tolist()
+
+    def plain(self):
+        for _ in range(LENGTH):
+            self.draw(range(len(self.rows)), [self.ids(number) for number in range(len(self.rows))])
+        return [self.output(number) for number in range(len(self.rows))]
+
+    def speculative(self, propose):
+        """As an engine would: the logits are those of the drafted tokens, not of what was drawn."""
+        rounds, alive = 0, list(range(len(self.rows)))
+        while alive:
+            drafts = [propose(number, self.ids(number), LENGTH - len(self.output(number))) for number in alive]
+            read = []
+            for number, draft in zip(alive, drafts, strict=True):
+                before = {ROOT: self.ids(number)}
+                for place, token in enumerate(draft.tokens):
+                    before[place] = [*before[place - 1 if draft.parents is None else draft.parents[place]], token]
+                read.append(before)
+
+            def draw(places_alive, places, alive=alive, read=read):
+                ids = [read[each][place] for each, place in zip(places_alive, places, strict=True)]
+                return self.draw([alive[each] for each in places_alive], ids)
+
+            before = [len(self.output(number)) for number in alive]
+            verdicts = coupled(drafts, draw, lambda each, token, alive=alive: len(self.output(alive[each])) == LENGTH)
+            for number, draft, verdict, length in zip(alive, drafts, verdicts, before, strict=True):
+                assert verdict.error is None
+                assert self.output(number)[length:] == verdict.tokens(draft)
+            alive = [number for number in alive if len(self.output(number)) < LENGTH]
+            rounds += 1
+        return [self.output(number) for number in range(len(self.rows))], rounds
+
+
+def foreseeing(truth, prompts, rng, share):
+    """Proposers that know the future, and tell lies in between."""
+
+    def token(number, place):
+        told = truth[number][place] if place < LENGTH else 0
+        return told if rng.random() < share else int(rng.integers(V))
+
+    def chain(number, ids, left):
+        start = len(ids) - len(prompts[number])
+        return Draft(tuple(token(number, start + i) for i in range(int(rng.integers(0, 7)))))
+
+    def tree(number, ids, left):
+        start, size = len(ids) - len(prompts[number]), int(rng.integers(1, 12))
+        parents, depths = [], []
+        for place in range(size):
+            parents.append(int(rng.integers(ROOT, place)))
+            depths.append(0 if parents[-1] == ROOT else depths[parents[-1]] + 1)
+        return Draft(tuple(token(number, start + depth) for depth in depths), tuple(parents))
+
+    return chain, tree
+
+
+@pytest.mark.parametrize("name", PARAMS)
+@pytest.mark.parametrize("masked", [False, True], ids=["", "mask"])
+def test_drafts_change_nothing(name, masked):
+    params, seeds = [PARAMS[name]] * 4, [5, 6, 2**64 - 1, 5]
+    truth = World(params, seeds, masked=masked).plain()
+    assert len({tuple(each) for each in truth}) > 1
+    rng, rounds = np.random.default_rng(2), {}
+    for share in (0.0, 0.7, 1.0):
+        world = World(params, seeds, masked=masked)
+        for proposer in foreseeing(truth, world.prompts, rng, share):
+            found, rounds[proposer.__name__, share] = World(params, seeds, masked=masked).speculative(proposer)
+            assert found == truth
+    assert rounds["chain", 1.0] < rounds["chain", 0.7] <= LENGTH
+    assert rounds["chain", 1.0] < LENGTH / 2 < rounds["chain", 0.0]
+    assert rounds["tree", 1.0] < LENGTH
+
+
+def test_sequences_of_all_kinds_together():
+    params, seeds = list(PARAMS.values()), list(range(len(PARAMS)))
+    truth = World(params, seeds).plain()
+    world, proposer = World(params, seeds), NgramProposer(3, 1)
+    found, _ = world.speculative(lambda number, ids, left: draft_of(proposer, State(number, ids, 3), min(4, left - 1)))
+    assert found == truth
+    assert (
+        truth
+        == [World([each], [seed]).plain()[0] for each, seed in zip(params[:1], seeds[:1], strict=True)] + truth[1:]
+    )
+
+
+def test_a_draft_with_the_same_noise_is_kept_more_often():
+    """A worse model that draws with the noise of the target, or with its own."""
+    worse = LOGITS + np.random.default_rng(3).normal(0, 0.7, LOGITS.shape).astype(np.float32)
+    rounds = {}
+    for other in (0, 1):
+
+        def propose(number, ids, left, other=other):
+            tokens, seed = [], 100 + number + 50 * other
+            while len(tokens) < 4:
+                last = (ids + tokens)[-2:]
+                step = len(ids) - 3 + len(tokens)
+                tokens.append(int(nc.sample(worse[last[0], last[1]][None], nc.SamplingParams(seed=seed), step=step)[0]))
+            return Draft(tuple(tokens))
+
+        world = World([nc.SamplingParams()] * 3, [100, 101, 102])
+        found, rounds[other] = world.speculative(propose)
+        assert found == World([nc.SamplingParams()] * 3, [100, 101, 102]).plain()
+    assert rounds[0] < 0.75 * rounds[1]
+
+
+def test_only_the_rows_that_go_on_are_drawn():
+    calls = []
+    truth = {0: [4, 5, 6, 7], 1: [4, 9, 9, 9], 2: [8, 8, 8, 8]}
+
+    def draw(numbers, places):
+        calls.append((list(numbers), list(places)))
+        return [truth[number][0 if place == ROOT else place + 1] for number, place in zip(numbers, places, strict=True)]
+
+    verdicts = coupled([Draft((4, 5, 6)), Draft((4, 5, 6)), Draft()], draw)
+    assert verdicts == [Verdict((0, 1, 2), 7), Verdict((0,), 9), Verdict((), 8)]
+    assert calls == [([0, 1, 2], [ROOT] * 3), ([0, 1], [0, 0]), ([0], [1]), ([0], [2])]
+    assert coupled([], draw) == []
+
+
+def test_an_end_within_a_draft():
+    verdicts = coupled([Draft((4, 5, 6))] * 2, lambda numbers, places: [5 + place for place in places], None)
+    assert verdicts == [Verdict((0, 1, 2), 7)] * 2
+    told = []
+
+    def ended(number, token):
+        told.append((number, token))
+        return token == 5 and number == 1
+
+    verdicts = coupled([Draft((4, 5, 6))] * 2, lambda numbers, places: [5 + place for place in places], ended)
+    assert verdicts == [Verdict((0, 1, 2), 7), Verdict((0,), 5)]
+    assert told == [(0, 4), (1, 4), (0, 5), (1, 5), (0, 6), (0, 7)]
+
+
+def test_a_row_that_cannot_be_drawn():
+    sampler = Sampler(4)
+    rows = [sampler.add(nc.SamplingParams(temperature=0), seed=1) for _ in range(2)]
+    logits = np.zeros((2, 4, 4), np.float32)
+    logits[:, :, 2] = 1
+    logits[0, 1] = np.nan
+
+    def draw(numbers, places):
+        return sampler(
+            np.stack([logits[number, place + 1] for number, place in zip(numbers, places, strict=True)]),
+            [rows[number] for number in numbers],
+        ).token_ids.tolist()
+
+    verdicts = coupled([Draft((2, 2, 2))] * 2, draw)
+    assert verdicts == [Verdict((0,), -1, "no token can be drawn"), Verdict((0, 1, 2), 2)]
+    assert verdicts[0].tokens(Draft((2, 2, 2))) == [2]
+    assert sampler.output_ids(rows[0]) == (2,)
+
+
+def test_of_twins_in_a_tree_the_first_is_kept():
+    tree = Draft((3, 3, 5, 6), (ROOT, ROOT, 1, 0))
+    verdicts = coupled([tree], lambda numbers, places: [{ROOT: 3, 0: 5, 1: 5, 2: 9}[place] for place in places])
+    assert verdicts == [Verdict((0,), 5)]  # exact still: what could have been kept is drawn again

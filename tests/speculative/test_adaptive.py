@@ -1,0 +1,512 @@
+"""How many tokens are drafted, in a world whose clock is a formula: near the best, and never much worse than none."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from single_drafts import draft_of
+
+from nucleate.speculative.adaptive.acceptance_rate import Chances, Kept, followed
+from nucleate.speculative.adaptive.controller import AHEAD, OWED, QUIET, QUIET_TOKENS, SAVED, AdaptiveProposer
+from nucleate.speculative.adaptive.costs import AFRESH, KEPT, REST, Costs
+from nucleate.speculative.draft import ROOT, Draft, State
+
+MOST = 8
+WRONG = -7  # a token that never comes
+
+
+class Eager:
+    """A proposer that always drafts as many as it may, and remembers what it was told. The token at place i is i."""
+
+    layers = ()
+
+    def __init__(self, chance=lambda: 1.0):
+        self.asked, self.told, self.forgotten = [], [], []
+        self.chance, self.rng = chance, random.Random(3)
+
+    def propose(self, states, counts):
+        self.asked += counts
+        return [self.draft(len(state.token_ids), count) for state, count in zip(states, counts, strict=True)]
+
+    def draft(self, start, count):
+        return Draft(tuple(i if self.rng.random() < self.chance() else WRONG for i in range(start, start + count)))
+
+    def accepted(self, key, count):
+        self.told.append((key, count))
+
+    def forget(self, key, output_ids=()):
+        self.forgotten.append((key, tuple(output_ids)))
+
+
+def grown(ids, count):
+    ids += range(len(ids), len(ids) + count)
+
+
+def rate(chance, slope, sequences=1, steps=400, drafting=0.0, having=0.0):
+    """Tokens per second, and how many were drafted in each step; a step takes 1 + slope per token, or a little else."""
+    rng, now = random.Random(3), 0
+    proposer = AdaptiveProposer(Eager(lambda: chance(now)))
+    states = [State(key, [0]) for key in range(sequences)]
+    written, seconds, drafted = 0, 0.0, []
+    for step in range(steps):
+        now = step
+        drafts = proposer.propose(states, [MOST] * sequences) if proposer.asks() else [Draft()] * sequences
+        more = 0
+        for state, draft in zip(states, drafts, strict=True):
+            kept = followed(draft, range(1 << 30), len(state.token_ids))
+            if draft:
+                proposer.accepted(state.key, kept)
+            grown(state.token_ids, kept + 1)
+            more += kept + 1
+        count = sum(map(len, drafts))
+        took = (1 + slope * (count + sequences)) * rng.uniform(0.95, 1.05) + drafting * count + having * (count > 0)
+        proposer.stepped(sequences, count + sequences, took)
+        written, seconds = written + more, seconds + took
+        drafted.append(count)
+    return written / seconds, drafted
+
+
+def fixed_rates(chance, slope, sequences, drafting, having):
+    """What comes of each number of drafted tokens, in the mean."""
+    return [
+        sequences
+        * sum(chance**i for i in range(k + 1))
+        / (1 + slope * sequences * (k + 1) + drafting * sequences * k + having * (k > 0))
+        for k in range(MOST + 1)
+    ]
+
+
+@pytest.mark.parametrize("sequences", [1, 6])
+@pytest.mark.parametrize("slope", [0.02, 0.2, 0.5])
+@pytest.mark.parametrize(("drafting", "having"), [(0.0, 0.0), (0.1, 0.0), (0.0, 0.3)])
+def test_near_the_best_and_never_much_worse_than_none(sequences, slope, drafting, having):
+    for chance in (0.0, 0.3, 0.6, 0.8, 0.95, 1.0):
+        fixed = fixed_rates(chance, slope, sequences, drafting, having)
+        given = dict(drafting=drafting, having=having)
+        found, drafted = rate(lambda step, chance=chance: chance, slope, sequences, **given)
+        assert found >= 0.96 * fixed[0]
+        assert found >= 0.87 * max(fixed)
+        if chance == 0:
+            assert sum(drafted) * slope < 0.03 * len(drafted) * sequences
+
+
+def test_it_finds_out_when_drafts_begin_to_pay_and_when_they_stop():
+    _, drafted = rate(lambda step: float(200 <= step < 400), 0.05, steps=600)
+    assert sum(drafted[100:200]) < 30
+    assert np.mean(drafted[300:400]) > 6
+    assert sum(drafted[450:600]) < 40
+    assert next(step for step in range(200, 400) if drafted[step] >= 4) < 260
+
+
+@pytest.mark.parametrize("chance", [0.0, 1.0])
+def test_others_are_worth_learning_from(chance):
+    """Whoever comes later begins where the ones before it ended."""
+    proposer = AdaptiveProposer(Eager(lambda: chance))
+    for key in range(6):
+        ids = [0]
+        for _ in range(20):
+            count = len(draft_of(proposer, State(key, ids), MOST))
+            kept = int(count * chance)
+            proposer.accepted(key, kept)
+            grown(ids, kept + 1)
+            proposer.stepped(1, 1 + count, 1 + 0.1 * count)
+        proposer.forget(key)
+    count = len(draft_of(proposer, State(99, [0]), MOST))
+    assert count >= 6 if chance else count <= 1
+    assert list(proposer._chances) == [99]
+
+
+def test_it_passes_on_what_it_is_told():
+    inner = Eager()
+    proposer = AdaptiveProposer(inner)
+    proposer.accepted(1, 3)  # of a sequence that never was
+    assert len(draft_of(proposer, State(1, [1]), 0)) == 0
+    proposer.accepted(1, 0)
+    assert inner.asked == inner.told == []
+    count = len(draft_of(proposer, State(1, [1]), MOST))
+    assert 0 < count == inner.asked[0]
+    proposer.accepted(1, 1)
+    proposer.accepted(1, 1)  # of one draft once
+    assert inner.told == [(1, 1)]
+    proposer.forget(1, [7, 8])
+    proposer.forget(2)
+    assert inner.forgotten == [(1, (7, 8)), (2, ())]
+    assert not proposer._chances
+
+
+def steps(proposer, price):
+    """Have had steps in which one more token takes the time of so many tokens."""
+    for drafted in (1, 9) * 20:
+        proposer.costs.stepped(1, 1, 1.0)
+        proposer.costs.stepped(1, 1 + drafted, 1.0 + price * drafted)
+    proposer.costs.stepped(1, 1, 1.0)
+    assert proposer.costs.price(1) == pytest.approx(price, rel=0.1)
+
+
+def test_what_does_not_pay_is_drafted_quietly():
+    inner = Eager(lambda: 0.0)
+    proposer, ids = AdaptiveProposer(inner), [0]
+    steps(proposer, 1.0)
+    for _ in range(20):
+        assert not draft_of(proposer, State(0, ids), MOST)
+        grown(ids, 1)
+        proposer.stepped(1, 1, 1.0)
+    assert inner.asked == [QUIET_TOKENS] * 20
+    assert inner.told == [(0, 0)] * 20  # none of them was read
+    assert proposer._chances[0]._own.tried[0] > 5
+    assert sum(proposer._chances[0]._own.kept) == 0
+
+
+def test_quiet_drafts_that_come_true_are_read_the_next_time():
+    inner = Eager()
+    proposer, ids, drafted = AdaptiveProposer(inner), [0], []
+    steps(proposer, 0.5)
+    for _ in range(60):
+        draft = draft_of(proposer, State(0, ids), MOST)
+        proposer.accepted(0, len(draft))
+        drafted.append(len(draft))
+        grown(ids, len(draft) + 1)
+        proposer.stepped(1, 1 + len(draft), 1.0 + 0.5 * len(draft))
+    assert drafted[:QUIET_TOKENS] == [0] * QUIET_TOKENS
+    assert np.mean(drafted[30:]) > 5
+
+
+class Slow(Eager):
+    """Takes so many seconds."""
+
+    def __init__(self, monkeypatch, seconds, chance=lambda: 0.0):
+        super().__init__(chance)
+        self.seconds, self.clock = seconds, 0.0
+        monkeypatch.setattr("nucleate.speculative.adaptive.controller.perf_counter", lambda: self.clock)
+
+    def propose(self, states, counts):
+        self.clock += self.seconds
+        return super().propose(states, counts)
+
+
+def quietly(proposer, states, count):
+    """So many steps of a second, in which no draft is read."""
+    for _ in range(count):
+        if proposer.asks():
+            assert not any(proposer.propose(states, [MOST] * len(states)))
+        for state in states:
+            grown(state.token_ids, 1)
+        proposer.stepped(len(states), len(states), 1.0)
+
+
+def test_quiet_drafts_take_a_small_part_of_the_time(monkeypatch):
+    """Of a proposer that takes as long as a step; first drafts of sequences are no exception."""
+    proposer = AdaptiveProposer(inner := Slow(monkeypatch, 1.0))
+    steps(proposer, 1.0)
+    for key in range(100):
+        quietly(proposer, [State(key, [0])], 5)
+    quietly(proposer, [State(key, [0]) for key in range(1, 5)], 1000)
+    assert 1500 * 0.8 * QUIET < inner.clock < 1500 * 1.2 * QUIET + 2
+
+
+class Reading(Slow):
+    """Takes as long to read what layers gave."""
+
+    layers = (1,)
+    reads = 0
+
+    def read(self, readings):
+        self.reads += 1
+        self.clock += self.seconds
+
+
+@pytest.mark.parametrize("pays", [False, True])
+def test_what_layers_gave_is_read_shortly_before_drafts(monkeypatch, pays):
+    """And all the time where drafts pay; else reading and drafting together take a small part of the time."""
+    proposer = AdaptiveProposer(inner := Reading(monkeypatch, 0.05, lambda: float(pays)))
+    steps(proposer, 0.1 if pays else 1.0)
+    ids, told = [0], []
+    for _ in range(4000):
+        draft = draft_of(proposer, State(0, ids), 4) if proposer.asks() else Draft()
+        if not proposer.rests():
+            proposer.read([])
+        told.append((inner.reads, len(inner.asked)))
+        kept = followed(draft, range(1 << 20), len(ids))
+        proposer.accepted(0, kept)
+        grown(ids, kept + 1)
+        proposer.stepped(1, 1 + len(draft), 1.0 + 0.1 * len(draft))
+    reads = [after - before for (before, _), (after, _) in pairwise(told)]
+    asked = [place for place, ((_, before), (_, after)) in enumerate(pairwise(told)) if after > before]
+    if pays:
+        assert sum(reads) > 0.99 * len(reads)
+        return
+    assert 4000 * 0.8 * QUIET < inner.clock < 4000 * 1.2 * QUIET + 2
+    assert len(asked) > 2
+    for place in asked[1:]:
+        assert sum(reads[place - AHEAD // 4 : place]) == AHEAD // 4  # it takes time, so that it ends later
+
+
+def test_so_do_proposers_with_nothing_to_say(monkeypatch):
+    class Silent(Slow):
+        def draft(self, start, count):
+            return Draft()
+
+    proposer = AdaptiveProposer(inner := Silent(monkeypatch, 1.0))
+    steps(proposer, 0.1)
+    quietly(proposer, [State(0, [0])], 1000)
+    assert 1000 * 0.8 * QUIET < inner.clock < 1000 * 1.2 * QUIET + 2
+
+
+def test_time_that_was_not_needed_is_not_kept_for_long(monkeypatch):
+    proposer = AdaptiveProposer(inner := Slow(monkeypatch, 2 * QUIET))
+    for _ in range(1000):
+        proposer.stepped(1, 1, 1.0)
+    steps(proposer, 1.0)
+    quietly(proposer, [State(0, [0])], 200)
+    assert inner.clock < (200 + SAVED + 4) * QUIET
+
+
+def test_drafts_grow_by_doubling():
+    """What more tokens than ever cost is not known."""
+    proposer, ids, drafted = AdaptiveProposer(Eager()), [0], []
+    for _ in range(8):
+        drafted.append(len(draft_of(proposer, State(0, ids), MOST)))
+        proposer.accepted(0, drafted[-1])
+        grown(ids, drafted[-1] + 1)
+    assert drafted[:4] == [1, 2, 4, 8]
+
+
+@pytest.mark.parametrize("fixed", [0.2, 5.0])
+def test_having_drafts_has_a_price(fixed):
+    proposer = AdaptiveProposer(Eager())
+    for drafted in (1, 9) * 20:
+        proposer.costs.stepped(1, 1, 1.0)
+        proposer.costs.stepped(1, 1 + drafted, 1.0 + fixed + 0.01 * drafted)
+    drafts = proposer.propose([State(0, [0])], [MOST])
+    assert any(drafts) is (fixed < 1)
+
+
+def test_who_owes_time_goes_on_with_drafts_that_pay():
+    proposer = AdaptiveProposer(Eager())
+    steps(proposer, 0.1)
+    assert draft_of(proposer, State(0, [0]), MOST)
+    proposer._seconds = -1.0
+    assert proposer.asks()
+    assert draft_of(proposer, State(0, [0]), MOST)
+    proposer.costs.since = AFRESH
+    assert not proposer.asks()
+
+
+@pytest.mark.parametrize("chance", [0.5, 1.0])
+def test_it_begins_again_when_drafts_are_better_than_those_that_did_not_pay(chance):
+    """Steps with drafts, of which half are right, take three times as long. Then they become right."""
+    now = 0.5
+    proposer, ids, drafted = AdaptiveProposer(Eager(lambda: now)), [0], []
+    for step in range(800):
+        if step == 600:
+            now = chance
+        draft = draft_of(proposer, State(0, ids), 4) if proposer.asks() else Draft()
+        kept = followed(draft, range(1 << 20), len(ids))
+        proposer.accepted(0, kept)
+        grown(ids, kept + 1)
+        proposer.stepped(1, 1 + len(draft), 1.0 + 2.0 * bool(draft))
+        drafted.append(len(draft))
+    assert sum(drafted[200:600]) < 40
+    assert (sum(drafted[600:]) > 200) is (chance == 1)
+
+
+def test_what_took_too_long_is_owed_for_a_while(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr("nucleate.speculative.adaptive.controller.perf_counter", lambda: clock[0])
+    proposer, state = AdaptiveProposer(Eager(lambda: 0.0)), State(0, [0])
+    steps(proposer, 1.0)
+    proposer.propose([state], [MOST])
+    grown(state.token_ids, 1)
+
+    def late():
+        clock[0] += 1e9
+        return 0.0
+
+    proposer._proposer.chance = late
+    proposer.propose([state], [MOST])
+    waited = 0
+    while not proposer.asks():
+        proposer.stepped(1, 1, 1.0)
+        waited += 1
+    assert OWED - 2 <= waited <= OWED + 2
+
+
+def test_laws_are_told_aloud():
+    """Whether a draft that was drawn from a law would be kept, the tokens that come without it do not say."""
+
+    class Drawn(Eager):
+        def draft(self, start, count):
+            tokens = super().draft(start, count).tokens
+            return Draft(tokens, None, tuple(np.ones(2) for _ in tokens))
+
+    inner = Drawn(lambda: 0.0)
+    proposer, drafted = AdaptiveProposer(inner), []
+    steps(proposer, 1.0)
+    for _ in range(400):
+        draft = draft_of(proposer, State(0, [0]), MOST) if proposer.asks() else Draft()
+        proposer.accepted(0, 0)
+        drafted.append(len(draft))
+        proposer.stepped(1, 1 + len(draft), 1.0 + len(draft))
+    assert set(drafted) == {0, 1}
+    assert 0.5 * QUIET < sum(drafted) / len(drafted) < 3 * QUIET + 0.01
+
+
+def test_a_proposer_with_nothing_to_say_is_asked_again():
+    class Silent(Eager):
+        def draft(self, start, count):
+            return Draft()
+
+    inner = Silent()
+    proposer = AdaptiveProposer(inner)
+    for _ in range(50):
+        assert len(draft_of(proposer, State(0, []), 4)) == 0
+        proposer.accepted(0, 0)
+        proposer.stepped(1, 1, 1.0)
+    assert len(inner.asked) == 50
+    assert not inner.told
+
+
+TREE = Draft((1, 2, 3, 4, 2), (ROOT, ROOT, 0, 1, 2))
+
+
+@pytest.mark.parametrize(
+    ("ids", "kept"), [([], 0), ([3], 0), ([1], 1), ([2, 4], 2), ([2, 3], 1), ([1, 3, 2], 3), ([1, 3, 2, 9], 3)]
+)
+def test_what_a_draft_has_said(ids, kept):
+    assert followed(TREE, [7, 7, *ids], 2) == kept
+    chances = Chances(everyone := Kept(0.9))
+    chances.quiet, chances.start = TREE, 2
+    chances.compare([7, 7, *ids])
+    decided = kept == TREE.depth or kept < len(ids)
+    assert bool(chances.quiet) is not decided
+    assert everyone.tried == ([1.0] * min(3, kept + 1) if decided else [])
+    assert sum(everyone.kept) == (kept if decided else 0)
+
+
+@given(st.lists(st.tuples(st.integers(1, 60), st.floats(0.001, 9)), min_size=2, max_size=30))
+def test_the_line_through_the_steps(added):
+    """Of those with drafts, the nothing that no tokens add among them."""
+    costs = Costs({1: 1e9}, tried=True)
+    for drafted, seconds in added:
+        costs.stepped(1, 1 + drafted, (1 + seconds) * 1e9)
+    weight = KEPT ** np.arange(len(added) + 1)[::-1]
+    x, y = np.array([(0, 0.0), *((drafted / (1 + REST), seconds) for drafted, seconds in added)]).T
+    means = [np.average(each, weights=weight) for each in (x, y, x * x, x * y)]
+    assert np.allclose([costs.x, costs.y, costs.xx, costs.xy], means)
+
+
+def test_what_drafts_cost():
+    costs = Costs()
+    assert (costs.price(1), costs.fixed) == (1 / (1 + REST), 0.0)  # a guess
+    for drafted in (1, 4, 8) * 60:
+        costs.stepped(3, 3, 1.5)
+        costs.stepped(3, 3 + drafted, 2.0 + 0.1 * drafted)
+    assert costs.price(3) == pytest.approx(0.1 * 3 / 1.5, rel=0.1)  # 3 tokens in 1.5 seconds, one more takes 0.1
+    assert costs.fixed == pytest.approx(0.5 / 1.5, rel=0.1)
+    for _ in range(4000):
+        costs.stepped(3, 3, 1.5)
+    assert costs.fixed < 0.1 * 0.5 / 1.5  # it may have been bad luck
+    down = Costs()
+    for drafted in (1, 5, 9) * 20:
+        down.stepped(1, 1, 10.0)
+        down.stepped(1, 1 + drafted, 20.0 - drafted)
+    assert down.price(1) == 0.0
+
+
+def test_steps_of_so_many_sequences_as_never_before_are_looked_at_without_drafts():
+    costs = Costs()
+    costs.stepped(3, 5, 1.0)
+    assert costs.since == AFRESH
+    costs.stepped(3, 3, 1.0)
+    assert (costs.since, costs.fixed) == (0, 0.0)
+
+
+def test_a_step_that_took_long_for_once_says_little():
+    costs = Costs({1: 1.0})
+    assert costs.usual(1, 3, 1000.0) == 6.0
+    assert costs.usual(1, 3, 5.0) == 5.0
+    assert costs.usual(2, 3, 1000.0) == 1000.0
+
+
+@pytest.mark.parametrize("plain", [3, 30])
+@pytest.mark.parametrize("compiling", [0.0, 9.0, 1000.0])
+def test_what_the_first_draft_has_compiled_is_not_the_price_of_all(plain, compiling):
+    """A few steps without drafts, then one with the first draft, for which kernels are compiled or loaded."""
+    proposer, state, drafted = AdaptiveProposer(Eager()), State(0, [0]), []
+    for _ in range(plain):
+        proposer.stepped(1, 1, 1.0)
+    for _ in range(20):
+        draft = draft_of(proposer, state, MOST) if proposer.asks() else Draft()
+        kept = followed(draft, range(1 << 30), len(state.token_ids))
+        if draft:
+            proposer.accepted(0, kept)
+        grown(state.token_ids, kept + 1)
+        took = 1 + 0.02 * len(draft) + compiling * (len(draft) > 0 and not any(drafted))
+        proposer.stepped(1, 1 + len(draft), took)
+        drafted.append(len(draft))
+    assert sum(drafted[-10:]) > 6 * MOST
+
+
+@given(st.lists(st.sampled_from([0.0, 0.2, 0.5, 0.9, 1.0]), min_size=1, max_size=6), st.floats(0, 1), st.floats(0, 2))
+def test_a_draft_is_as_long_as_brings_most(rates, price, fixed):
+    kept = Kept(decay=1.0)
+    kept.tried = [1e9] * len(rates)
+    kept.kept = [1e9 * rate for rate in rates]
+    gains = [0.0] + [sum(np.cumprod(rates[:k])) - price * k - fixed for k in range(1, len(rates) + 1)]
+    count, gain = Chances(kept).length(len(rates), price, fixed)
+    assert gain == pytest.approx(sum(np.cumprod(rates[:count])), abs=1e-6)
+    assert gains[count] == pytest.approx(max(gains), abs=1e-6)
+
+
+def test_what_was_kept():
+    kept = Kept(decay=1.0)
+    for count in (0, 1, 2, 3, 3):
+        kept.add(3, count)
+    assert (kept.tried, kept.kept) == ([5, 4, 3], [4, 3, 2])
+    kept.add(0, 0)
+    kept.add(1, 1)
+    assert (kept.tried, kept.kept) == ([6, 4, 3], [5, 3, 2])
+    assert kept.rate(0, 0.5, 2.0) == 6 / 8
+    assert kept.rate(9, 0.4, 2.0) == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize("pays", [False, True])
+def test_who_joins_is_drafted_for_at_once_where_drafts_paid(pays):
+    """Though there is no time left for quiet drafts; and hidden states are told from its first token on."""
+    inner = Eager(lambda: float(pays))
+    inner.layers = (1,)
+    proposer, ids = AdaptiveProposer(inner), [0]
+    steps(proposer, 0.1 if pays else 1.0)
+    for _ in range(40):
+        draft = draft_of(proposer, State(0, ids), 4) if proposer.asks() else Draft()
+        kept = followed(draft, range(1 << 20), len(ids))
+        proposer.accepted(0, kept)
+        grown(ids, kept + 1)
+        proposer.stepped(1, 1 + len(draft), 1.0 + 0.1 * len(draft))
+    proposer.forget(0)
+    assert not proposer.propose([], [])  # nobody is at work
+    proposer._seconds = -1.0
+    assert not proposer.asks()
+    assert proposer.rests()
+    assert proposer.rests(joining=True) is not pays
+    proposer.joined()
+    assert proposer.asks()
+    assert bool(draft_of(proposer, State(1, [0]), 4)) is pays
+    assert proposer.asks() is pays
+    assert proposer.rests() is not pays
+
+
+@pytest.mark.parametrize("read", [0, 1])
+def test_a_step_whose_forward_failed_says_nothing(read):
+    inner = Eager()
+    inner.layers = (1,)
+    proposer = AdaptiveProposer(inner)
+    proposer.stepped(2, read, 1.0)
+    assert proposer.costs == Costs()
+    proposer.rests(joining=True)
+    assert draft_of(proposer, State(0, [0]), 4)

@@ -1,0 +1,329 @@
+"""Drafts, laws and proposers, against slow twins that look at everything anew."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from single_drafts import draft_of
+
+from nucleate.sampling.suffix_automaton import NOTHING
+from nucleate.speculative.draft import ROOT, Draft, Proposer, State
+from nucleate.speculative.draft_distribution import choose, law_of, siblings, without
+from nucleate.speculative.proposers.counting_automaton import Automaton, extend
+from nucleate.speculative.proposers.ngram import NgramProposer
+from nucleate.speculative.proposers.suffix import Generations, SuffixProposer
+
+TEXTS = st.integers(1, 3).flatmap(lambda size: st.lists(st.integers(0, size), max_size=40))
+
+
+def proposers(**options) -> list[Proposer]:
+    return [NgramProposer(**options), SuffixProposer(**options)]
+
+
+# laws
+
+
+@pytest.mark.parametrize(
+    "weights", [[np.nan, 1], [np.inf, 1], [-1, 2], [0, 0], [], [1e308, 1e308], [-0.5, 0.5], [np.inf, -np.inf]]
+)
+def test_what_is_no_law(weights):
+    assert law_of(weights) is None
+
+
+def test_a_law_sums_to_one_and_is_a_copy():
+    weights = np.array([1, 3], np.float32)
+    law = law_of(weights)
+    weights[:] = 0
+    assert law.tolist() == [0.25, 0.75]
+    assert law_of([5.0]).tolist() == [1.0]
+    with pytest.raises(ValueError, match="shape"):
+        law_of([[1.0]])
+
+
+@given(st.lists(st.sampled_from([0.0, 1e-300, 1e-9, 0.1, 1.0, 7.0]), min_size=1).filter(any), st.floats(0, 1))
+def test_a_choice_has_a_weight(weights, u):
+    token = choose(np.array(weights), u)
+    assert weights[token] > 0
+    below = sum(weights[:token])
+    assert below <= u * sum(weights) * (1 + 1e-12) <= (below + weights[token]) * (1 + 1e-12) ** 2
+
+
+def test_the_ends_of_a_choice():
+    law = np.array([0.0, 0.25, 0.5, 0.25, 0.0])
+    assert [choose(law, u) for u in (0.0, 0.2499, 0.25, 0.7499, 0.75, 1 - 2**-53, 1.0)] == [1, 1, 2, 2, 3, 3, 3]
+    tenths = np.append(np.full(10, 0.1), 0.0)  # their sum is below 1
+    assert choose(tenths, 1.0) == 9
+
+
+def test_siblings_are_drawn_without_replacement():
+    law = np.array([0.5, 0.0, 0.3, 0.2])
+    tokens, laws = siblings(law, [0.6, 0.0, 0.9, 0.5])
+    assert tokens == (2, 0, 3)
+    assert np.allclose(laws, [law, [5 / 7, 0, 0, 2 / 7], [0, 0, 0, 1]])
+    assert without(np.array([0.0, 1.0]), 1) is None
+    uniforms = np.random.default_rng(7).random((4000, 2))
+    assert abs(np.mean([siblings(law, pair)[0] == (0, 2) for pair in uniforms]) - 0.5 * 0.6) < 0.04
+
+
+# the value
+
+
+def test_a_draft_holds_together():
+    tree = Draft((5, 6, 7, 8), (ROOT, ROOT, 0, 2), (None, np.ones(9) / 9, None, None))
+    assert tree.children() == {ROOT: [0, 1], 0: [2], 2: [3]}
+    assert not tree.chain
+    assert tree.law(0) is None
+    assert tree.law(1)[3] == 1 / 9
+    assert len(tree) == 4
+    assert tree.cut(9) is tree
+    assert (tree.cut(2).tokens, tree.cut(2).parents, len(tree.cut(2).laws)) == ((5, 6), (ROOT, ROOT), 2)
+    assert tree.cut(0).tokens == tree.cut(-1).tokens == ()
+    chain = Draft((5, 6))
+    assert chain.children() == Draft((5, 6), (ROOT, 0)).children() == {ROOT: [0], 0: [1]}
+    assert chain.chain
+    assert Draft((5, 6), (ROOT, 0)).chain
+    assert chain.cut(1).tokens == (5,)
+    assert chain.law(1) is None
+    assert not Draft().children()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "parents", "laws"),
+    [
+        ((1,), (0,), None),
+        ((1,), (-2,), None),
+        ((1, 2), (ROOT, 1), None),
+        ((1,), (), None),
+        ((1,), None, ()),
+        ((), None, (None,)),
+    ],
+)
+def test_a_draft_that_does_not(tokens, parents, laws):
+    with pytest.raises(ValueError, match=r"draft of|parent of"):
+        Draft(tokens, parents, laws)
+
+
+def test_the_position_of_a_state():
+    assert State(1, [4, 5, 6], 2).position == 1
+
+
+# n-grams
+
+
+def lookup(ids, k, longest, shortest):
+    """The slow twin of NgramProposer."""
+    for n in range(longest, shortest - 1, -1):
+        for place in range(len(ids) - 1, n - 1, -1):
+            if ids[place - n : place] == ids[len(ids) - n :]:
+                text = list(ids)
+                for i in range(k):
+                    text.append(text[place + i])
+                return tuple(text[len(ids) :])
+    return ()
+
+
+@given(TEXTS, st.integers(0, 7), st.integers(1, 3), st.integers(0, 3), st.integers(1, 9))
+def test_n_grams_equal_their_twin(ids, k, shortest, more, step):
+    proposer = NgramProposer(shortest + more, shortest)
+    for end in [*range(0, len(ids), step), len(ids)]:
+        found = draft_of(proposer, State(3, ids[:end]), k)
+        assert found.tokens == lookup(ids[:end], k, shortest + more, shortest)
+        assert found.parents is None
+        assert found.laws is None
+
+
+def test_n_grams_in_words():
+    proposer = NgramProposer(3, 2)
+    assert draft_of(proposer, State(0, [1, 2, 3, 9, 1, 2, 4, 1, 2]), 2).tokens == (4, 1)  # the most recent
+    assert draft_of(proposer, State(1, [8, 1, 2, 3, 9, 1, 2, 4, 8, 1, 2]), 2).tokens == (3, 9)  # but the longest first
+    assert draft_of(proposer, State(2, [1, 2, 1, 2, 1]), 5).tokens == (2, 1, 2, 1, 2)  # a period goes on
+    assert draft_of(proposer, State(3, [1, 2, 3, 2]), 5).tokens == ()
+
+
+# suffixes
+
+
+def continuation(text, end, most, least):
+    """The slow twin of an automaton's: symbols and score."""
+    tokens, score, chance = [], 0.0, 1.0
+    while len(tokens) < most:
+        piece = end + tokens
+        after = [text[i + len(piece)] for i in range(len(text) - len(piece)) if text[i : i + len(piece)] == piece]
+        if not after:
+            break
+        token = max(
+            after, key=lambda each: (after.count(each), max(i for i, other in enumerate(after) if other == each))
+        )
+        chance *= after.count(token) / len(after)
+        if token == NOTHING or chance < least:
+            break
+        tokens.append(token)
+        score += chance
+    return tokens, score
+
+
+def suffix_draft(texts, ids, k, proposer):
+    """The slow twin of SuffixProposer."""
+    best, best_score = [], 0.0
+    for text in texts:
+        for length in range(min(proposer.longest, len(ids)), 0, -1):
+            most = min(k, proposer.longest, int(proposer.factor * length))
+            tokens, score = continuation(text, ids[len(ids) - length :], most, proposer.least)
+            if score > best_score:
+                best, best_score = tokens, score
+    return tuple(best)
+
+
+@given(TEXTS, st.integers(0, 6), st.integers(1, 5), st.sampled_from([0.4, 1.0, 2.5]), st.sampled_from([0, 0.1, 0.6]))
+def test_suffixes_equal_their_twin(ids, k, longest, factor, least):
+    proposer = SuffixProposer(longest, factor, least, 0)
+    for end in range(len(ids) + 1):
+        found = draft_of(proposer, State(3, ids[:end]), k)
+        assert found.tokens == suffix_draft([ids[:end]], ids[:end], k, proposer)
+        assert found.laws is None
+
+
+@settings(max_examples=60)
+@given(st.lists(TEXTS, max_size=6), TEXTS, st.integers(2, 90), st.integers(1, 4))
+def test_answers_of_before_equal_their_twin(outputs, ids, remembered, longest):
+    proposer, young, old = SuffixProposer(longest, remembered=remembered), [], []
+    half = remembered // 2
+    for key, output in enumerate(outputs):
+        (proposer.learn if key % 2 else functools.partial(proposer.forget, key))(output)
+        kept = output[max(0, len(output) - half + 1) :] if half > 1 else []
+        if kept and len(young) + len(kept) >= half:
+            young, old = [], young
+        young += [*kept, NOTHING] if kept else []
+        assert len(young) <= half
+        assert len(old) <= half
+    texts = [ids, *([young] if young else []), *([old] if old else [])]
+    assert draft_of(proposer, State(99, ids), 5).tokens == suffix_draft(texts, ids, 5, proposer)
+
+
+@given(TEXTS, st.integers(1, 6))
+def test_an_automaton_counts(ids, depth):
+    automaton = Automaton(depth)
+    extend(automaton, ids, 0, len(ids))
+    assert automaton.states <= max(2, 2 * len(ids))
+    pieces = {tuple(ids[i : i + n]) for n in range(1, depth + 1) for i in range(len(ids) - n + 1)}
+    for piece in pieces:
+        places = [i for i in range(len(ids)) if tuple(ids[i : i + len(piece)]) == piece]
+        state = 0
+        for symbol in piece:
+            state = automaton._next[state][symbol]
+        assert automaton._count[state] == len(places)
+        if len(piece) < depth:
+            assert automaton._followed[state] == sum(place + len(piece) < len(ids) for place in places)
+
+
+def test_suffixes_in_words():
+    proposer = SuffixProposer()
+    assert draft_of(proposer, State(0, [1, 2, 3, 4, 1, 2]), 5).tokens == (3, 4)  # not longer than the repeat
+    assert draft_of(SuffixProposer(factor=2), State(0, [1, 2, 3, 4, 1, 2]), 5).tokens == (3, 4, 1, 2)
+    assert draft_of(proposer, State(1, [1, 7, 1, 7, 1, 8, 1]), 5).tokens == (7,)  # most often, not latest
+    assert draft_of(proposer, State(2, [1, 7, 1, 8, 1]), 5).tokens == (8,)  # of equal ones the latest
+    assert draft_of(proposer, State(3, [5, 6]), 5).tokens == ()
+    proposer.forget(4, [5, 6, 7, 8, 9])
+    assert draft_of(proposer, State(5, [5, 6]), 5).tokens == (7, 8)
+    assert draft_of(proposer, State(5, [5, 6, 7, 8, 9]), 5).tokens == ()  # there the answer was over
+    proposer.learn([1, 2, 3, 4])
+    assert draft_of(proposer, State(6, [1, 2, 9, 8, 1, 2]), 5).tokens == (9, 8)  # of two as good its own
+    rare = [5, *itertools.chain.from_iterable((token, 5) for token in range(10, 21))]
+    assert draft_of(SuffixProposer(), State(7, rare), 5).tokens == ()  # each came next once in eleven times
+
+
+def test_old_answers_make_room():
+    generations = Generations(8, 400)
+    for number in range(300):
+        generations.add([1000 * number + i for i in range(30)])
+        assert len(generations.automata) <= 2
+        assert sum(automaton.states for automaton in generations.automata) <= 800
+        assert sum(automaton.size for automaton in generations.automata) <= 400
+    starts = {
+        number for number in range(300) for automaton in generations.automata if 1000 * number in automaton._next[0]
+    }
+    assert len(starts) >= 400 // 31 // 2
+    assert starts == set(range(300 - len(starts), 300))
+    generations.add(list(range(10**6, 10**6 + 5000)))  # of one that is too long the end
+    assert 10**6 + 4999 in generations.automata[0]._next[0]
+    assert sum(automaton.size for automaton in generations.automata) <= 400
+    for nothing in (0, 1, 3):
+        small = Generations(8, nothing)
+        small.add([1, 2, 3])
+        assert small.automata == ()
+
+
+# both
+
+
+def test_a_long_prompt_is_read_bit_by_bit():
+    ids = [3, 1, 4, 1, 5, 9, 2, 6] * 3
+    for proposer, first in zip(proposers(pace=10), [(3, 1, 4, 1), (3, 1)], strict=True):
+        found = [draft_of(proposer, State(0, ids), 4).tokens for _ in range(3)]
+        assert found == [first, (3, 1, 4, 1), (3, 1, 4, 1)]
+    proposer, whole = NgramProposer(pace=1), NgramProposer()
+    ids = [1, 2, 3, 1, 2, 4, 1, 2]
+    found = [draft_of(proposer, State(0, ids), 1).tokens for _ in range(9)]
+    assert found == [(), (), (3,), (3,), (3,), (4,), (4,), (4,), (4,)]
+    assert found[-1] == draft_of(whole, State(0, ids), 1).tokens
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_the_empty_the_forgotten_and_the_shorter(number):
+    proposer = proposers()[number]
+    assert draft_of(proposer, State(0, []), 4).tokens == ()
+    assert draft_of(proposer, State(0, [7]), 4).tokens == ()
+    assert draft_of(proposer, State(0, [7, 7, 7]), 0).tokens == ()
+    ids = [1, 2, 3, 1, 2]
+    assert draft_of(proposer, State(1, ids), 1).tokens == (3,)
+    assert draft_of(proposer, State(2, [9, 1, 2]), 1).tokens == ()  # another's text is not its own
+    proposer.accepted(1, 1)
+    assert draft_of(proposer, State(1, [8, 8, 8]), 1).tokens == (8,)  # shorter than before: another text
+    for key in (0, 1, 2, 1, 77):
+        proposer.forget(key)
+    assert not vars(proposer).get("_indices")
+    assert not vars(proposer).get("_own")
+    assert draft_of(proposer, State(1, [1, 2]), 1).tokens == ()
+
+
+def test_arrays_of_ids_give_integers():
+    for proposer in proposers():
+        tokens = draft_of(proposer, State(0, np.array([1, 2, 3, 1, 2])), 1).tokens
+        assert tokens == (3,)
+        assert type(tokens[0]) is int
+
+
+@pytest.mark.parametrize("options", [{"longest": 0}, {"longest": 1, "shortest": 2}, {"shortest": 0}, {"pace": 0}])
+def test_n_grams_that_make_no_sense(options):
+    with pytest.raises(ValueError, match="shortest"):
+        NgramProposer(**options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"longest": 0}, {"factor": 0}, {"factor": float("nan")}, {"least": 1.1}, {"remembered": -1}, {"pace": 0}],
+)
+def test_suffixes_that_make_no_sense(options):
+    with pytest.raises(ValueError, match="must be"):
+        SuffixProposer(**options)
+
+
+@pytest.mark.parametrize("ids", [[1] * 100_000, [1, 2] * 50_000, list(range(60_000))], ids=["a", "ab", "all"])
+@pytest.mark.parametrize("number", [0, 1])
+def test_the_cost_of_a_token_does_not_grow(ids, number):
+    proposer = [NgramProposer(pace=1000), SuffixProposer(8, pace=1000)][number]
+    times = []
+    for _ in range(0, len(ids), 1000):
+        begin = time.process_time()
+        draft_of(proposer, State(0, ids), 8)
+        times.append(time.process_time() - begin)
+    tenth = len(times) // 10
+    assert np.median(times[-tenth:]) < 4 * np.median(times[:tenth]) + 0.01
+    repeats = ids[0] == ids[2]
+    assert draft_of(proposer, State(0, ids), 8).tokens == (tuple((ids * 2)[len(ids) :][:8]) if repeats else ())

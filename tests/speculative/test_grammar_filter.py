@@ -1,0 +1,110 @@
+"""What of a draft may follow, one case at a time: chains and trees, drawn or not, with a form and without."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from toy_requests import SIZE
+
+import nucleate as nc
+from nucleate.speculative.draft import ROOT, Draft
+from nucleate.speculative.grammar_filter import allowed
+from nucleate.speculative.tree import narrow
+from nucleate.structured_output import Grammars, Guide
+
+LAW = np.ones(SIZE) / SIZE
+
+
+@pytest.fixture(scope="module")
+def grammars(llm: nc.LLM) -> Grammars:
+    return Grammars(llm.tokenizer, SIZE)
+
+
+@pytest.fixture(scope="module")
+def abc(llm: nc.LLM) -> list[int]:
+    return [llm.tokenizer.encode(f"x{letter}", add_special_tokens=False)[-1] for letter in "abc"]
+
+
+@pytest.mark.parametrize(
+    ("token", "good"),
+    [
+        (0, True),
+        (SIZE - 1, True),
+        (np.int64(3), True),
+        (SIZE, False),
+        (-1, False),
+        (5.0, False),
+        ("5", False),
+        (None, False),
+    ],
+)
+@pytest.mark.parametrize("tree", [False, True])
+def test_what_is_a_token(token: Any, good: bool, tree: bool) -> None:
+    draft = Draft((1, token, 2), (ROOT, ROOT, 0) if tree else None)
+    assert allowed(draft, SIZE, None).tokens == ((1, token, 2) if good else (1,))
+
+
+@pytest.mark.parametrize(
+    ("text", "length"),
+    [("", 0), ("a", 1), ("ab", 2), ("aba", 3), ("b", 0), ("aa", 1), ("abb", 2), ("abac", 4), ("abaca", 4), ("acb", 2)],
+)
+@pytest.mark.parametrize("drawn", [False, True])
+def test_a_chain_within_a_form(
+    llm: nc.LLM, grammars: Grammars, abc: list[int], text: str, length: int, drawn: bool
+) -> None:
+    """What was drawn stays, though the form refuses it, and nothing after it does; after its end nothing at all."""
+    guide = Guide(grammars.compile(nc.Structured(regex="(ab)*ac")))
+    tokens = tuple(abc["abc".index(letter)] for letter in text)
+    ended = text[:length].endswith("c")
+    wanted = tokens[: length + (drawn and not ended)]
+    for parents in (None, tuple(range(ROOT, len(tokens) + ROOT))):
+        laws = (LAW,) * len(tokens) if drawn else None
+        assert allowed(Draft(tokens, parents, laws), SIZE, guide).tokens == wanted
+    before = guide.mask()  # of the form nothing was taken
+    np.testing.assert_array_equal(before, Guide(guide.form).mask())
+
+
+@pytest.mark.parametrize("tree", [False, True])
+def test_tokens_are_told_as_plain_integers(tree: bool) -> None:
+    """A proposer may count in NumPy; what stays of its draft is told to whoever asked, who may write JSON."""
+    draft = Draft((np.int64(1), 2, np.uint8(3)), (ROOT, ROOT, 0) if tree else None, (LAW,) * 3)
+    found = allowed(draft, SIZE, None)
+    assert [type(token) for token in found.tokens] == [int] * 3
+    assert (found.tokens, found.parents, found.laws) == (draft.tokens, draft.parents, draft.laws)
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+@pytest.mark.parametrize("tree", [False, True])
+def test_nothing_may_follow_where_a_form_has_failed(
+    grammars: Grammars, abc: list[int], drawn: bool, tree: bool
+) -> None:
+    """Not for what the tokens are: also those that were drawn are left out."""
+    guide = Guide(grammars.compile(nc.Structured(regex="(ab)*ac")))
+    guide.matcher._error = "it took too long"  # type: ignore[attr-defined]
+    assert guide.error is not None
+    draft = Draft(tuple(abc[:2]), (ROOT, ROOT) if tree else None, (LAW,) * 2 if drawn else None)
+    assert not allowed(draft, SIZE, guide)
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+def test_a_tree_within_a_form(llm: nc.LLM, grammars: Grammars, abc: list[int], drawn: bool) -> None:
+    a, b, c = abc
+    guide = Guide(grammars.compile(nc.Structured(regex="(ab)*ac")))
+    tree = Draft((a, b, c, b, a, b, a), (ROOT, ROOT, 0, 0, 3, 2, 1), (LAW,) * 7 if drawn else None)
+    found = allowed(tree, SIZE, guide)
+    if drawn:  # the b at first is refused, and nothing follows it; after the c the form is at its end
+        assert (found.tokens, found.parents) == ((a, b, c, b, a), (ROOT, ROOT, 0, 0, 3))
+        assert found.laws == (LAW,) * 5
+    else:
+        assert (found.tokens, found.parents) == ((a, c, b, a), (ROOT, 0, 0, 2))
+    np.testing.assert_array_equal(guide.mask(), Guide(guide.form).mask())
+
+
+@pytest.mark.parametrize("parents", [None, (ROOT, 0, 1, 2, 3)])
+@pytest.mark.parametrize(("depth", "count"), [(2, 4), (4, 2), (0, 3), (3, 0), (9, 9)])
+def test_a_narrow_chain(parents: tuple[int, ...] | None, depth: int, count: int) -> None:
+    found = narrow(Draft((1, 2, 3, 4, 5), parents), 1, depth, count)
+    assert found.tokens == (1, 2, 3, 4, 5)[: min(depth, count)]
+    assert found.parents is None

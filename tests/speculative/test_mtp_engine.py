@@ -1,0 +1,187 @@
+"""An engine that drafts by the modules a model brings says what it says without, and has the law of the model."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from test_acceptance_distribution import assert_follows
+from toy_requests import drive, is_empty
+
+import nucleate as nc
+from nucleate.engine.engine import Engine
+from nucleate.engine.request import Request
+from nucleate.models.loader import runner_of
+from nucleate.models.transformers.transformers_model import TransformersModel
+from nucleate.outputs import Event
+from nucleate.speculative.config import Speculation
+from nucleate.speculative.draft import Draft, State
+
+torch = pytest.importorskip("torch", reason="needs the extra 'torch'")
+pytest.importorskip("transformers", reason="needs the extra 'torch'")
+
+from mtp_models import SIZE, alike_of, modules_of  # noqa: E402
+
+from nucleate.speculative.proposers.neural.mtp import Mtp  # noqa: E402
+
+MEMORY = 8 << 20
+WAYS: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 0.8},
+    {"top_p": 0.85},
+    {"min_p": 0.08, "temperature": 1.3},
+    {"repetition_penalty": 1.2, "frequency_penalty": 0.4},
+    {"n": 3, "temperature": 0.9},
+    {"stop_token_ids": (7, 8, 9), "temperature": 0.9},
+]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def requests(count: int, seed: int) -> list[Request]:
+    """Some begin alike."""
+    rng = random.Random(seed)
+    common = [rng.randrange(3, SIZE) for _ in range(40)]
+    made = []
+    for way in [*WAYS, *WAYS][:count]:
+        own = [rng.randrange(3, SIZE) for _ in range(rng.randint(1, 30))]
+        params = nc.SamplingParams(seed=rng.randrange(2**64), max_tokens=rng.randint(8, 30), **way)
+        made.append(Request([*common[: rng.choice([0, 33, 40])], *own], params))
+    return made
+
+
+def told(events: list[Event]) -> list[tuple[Any, ...]]:
+    """What does not depend on how the answers of a request take turns."""
+    pieces = sorted((event.piece for event in events), key=lambda piece: piece.index)
+    return [(p.index, p.seed, p.text, p.token_ids, p.finish_reason, p.stop_reason) for p in pieces]
+
+
+@pytest.mark.parametrize("family", ["glm4_moe", "mellum", "deepseek_v3, 3"])
+@pytest.mark.parametrize("blocks", [None, 14], ids=["", "little room"])
+def test_text_is_that_without_drafts(llm: nc.LLM, family: str, blocks: int | None) -> None:
+    """In a mixed batch; with prompts that begin alike; and where answers must make room and are read again."""
+    stock = alike_of(family, 0.06)
+    modules, asked = modules_of(*stock), requests(14, 3)
+    engines = []
+    for speculation in (None, Speculation(lambda: Mtp(modules), 4, adaptive=False)):
+        runner = runner_of(TransformersModel.of(stock[0]), MEMORY)
+        if blocks is not None:
+            runner.allocate(blocks)  # type: ignore[attr-defined]
+        engines.append(Engine(runner, llm.tokenizer, speculation=speculation, max_batch_tokens=64, max_sequences=16))
+    plain, engine = engines
+    for request, wanted, found in zip(asked, drive(plain, asked), drive(engine, asked), strict=True):
+        assert told(found) == told(wanted), request.params
+    assert is_empty(engine)
+    drafts, stats = engine.stats.drafts, engine.stats
+    assert 0.1 * drafts.drafted < drafts.accepted < 0.95 * drafts.drafted
+    assert stats.steps < plain.stats.steps
+    assert bool(stats.preempted) == (blocks is not None)
+
+
+def test_what_depends_on_the_last_token_only_is_known_beforehand(llm: nc.LLM) -> None:
+    """Then every draft is kept, greedy and drawn: the noise is that of the target."""
+    stock = alike_of("glm4_moe", 0.0)
+    modules = modules_of(*stock)
+    for temperature in (0.0, 1.0):
+        runner = runner_of(TransformersModel.of(stock[0]), MEMORY)
+        asked = Speculation(lambda: Mtp(modules), 3, adaptive=False)
+        engine = Engine(runner, llm.tokenizer, speculation=asked)
+        params = nc.SamplingParams(seed=1, max_tokens=33, temperature=temperature, ignore_eos=True)
+        drive(engine, [Request([5, 6, 7 + i], params.replace(seed=i)) for i in range(4)])
+        assert engine.stats.drafts.tau > 3.5
+
+
+class Lying(Mtp):
+    """Says other laws than those it draws from."""
+
+    def propose(self, states: Any, counts: Any) -> list[Draft]:
+        return [
+            Draft(draft.tokens, None, draft.laws and tuple(np.roll(law, 1) for law in draft.laws))  # type: ignore[arg-type]
+            for draft in super().propose(states, counts)
+        ]
+
+
+PROMPT = [3, 2, 4]
+
+
+def texts(proposer: type[Mtp], rule: str, stock: tuple[Any, Any], llm: nc.LLM, trials: int) -> np.ndarray:
+    """How often each text of three tokens was said after the first one, which is never drafted."""
+    modules = modules_of(*stock)
+    asked = Speculation(lambda: proposer(modules), 2, rule, adaptive=False)
+    runner = runner_of(TransformersModel.of(stock[0]), 32 << 20)
+    engine = Engine(runner, llm.tokenizer, speculation=asked, max_sequences=256)
+    params = nc.SamplingParams(max_tokens=4, ignore_eos=True, temperature=1.2)
+    counts: Counter[tuple[int, ...]] = Counter()
+    for events in drive(engine, [Request(PROMPT, params.replace(seed=seed)) for seed in range(trials)]):
+        counts[tuple(event.piece.token_ids[0] for event in events)] += 1
+    assert trials / 3 < engine.stats.drafts.accepted < 0.9 * engine.stats.drafts.drafted
+    counts_4 = np.zeros((5,) * 4)
+    for text, count in counts.items():
+        counts_4[text] = count
+    return counts_4
+
+
+def law_of_texts(model: Any) -> np.ndarray:
+    """The chances of all texts of four tokens."""
+    beginnings = list(itertools.product(range(5), repeat=3))
+    with torch.inference_mode():
+        logits = model(input_ids=torch.tensor([[*PROMPT, *beginning] for beginning in beginnings])).logits
+    p = logits[:, len(PROMPT) - 1 :].double().div(1.2).softmax(-1).numpy()
+    found = np.zeros((5,) * 4)
+    for row, beginning in enumerate(beginnings):
+        before = np.prod([p[row, place, token] for place, token in enumerate(beginning)])
+        found[beginning] = before * p[row, 3]
+    return found
+
+
+def assert_law(counts_4: np.ndarray, p_4: np.ndarray) -> None:
+    assert_follows(counts_4.ravel(), p_4.ravel())
+    for drop in ((0,), (3,), (0, 1), (1, 2), (2, 3)):
+        assert_follows(counts_4.sum(axis=drop).ravel(), p_4.sum(axis=drop).ravel())
+
+
+@pytest.mark.parametrize(
+    ("family", "proposer", "rule"),
+    [("glm4_moe", Mtp, "rejection"), ("deepseek_v3, 3", Mtp, "block"), ("mellum", Lying, "rejection")],
+)
+def test_texts_have_the_law_of_the_model(family: str, proposer: type[Mtp], rule: str, llm: nc.LLM) -> None:
+    stock = alike_of(family, 0.25, vocab_size=5)
+    p_4 = law_of_texts(stock[0])
+    assert p_4.sum() == pytest.approx(1)
+    counts_4 = texts(proposer, rule, stock, llm, 500)
+    if proposer is Mtp:
+        assert_law(counts_4, p_4)
+    else:  # the test can tell
+        with pytest.raises(AssertionError, match="chi-square"):
+            assert_law(counts_4, p_4)
+
+
+def test_a_model_that_is_watched_leaves_tensors_where_logits_are() -> None:
+    """As on a device: what is told may be tensors, and is the same."""
+    stock = alike_of("glm4_moe", 0.25)
+    modules, ids = modules_of(*stock), [5, 6, 7, 8, 9, 3, 4]
+    runner: Any = runner_of(TransformersModel.of(stock[0]), MEMORY)
+    runner.watch((2,))
+    from nucleate.models.runner import Part
+    from nucleate.speculative.draft import Read
+
+    drafts = []
+    for runner.asynchronous in (False, True):
+        proposer = Mtp(modules)
+        runner.forward([Part(0, ids, 0, 6, [0], 1)])
+        assert isinstance(runner.features, torch.Tensor if runner.asynchronous else np.ndarray)
+        proposer.read([Read(0, 0, ids[:6], runner.features)])
+        drafts.append(proposer.propose([State(0, ids, temperature=0.0)], [4])[0].tokens)
+    assert len(drafts[0]) == 4
+    assert drafts[0] == drafts[1]

@@ -1,0 +1,94 @@
+"""A small model that was trained for a minute, and its module beside it: a forward gives more than one token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import nucleate as nc
+from nucleate.engine.engine import Engine
+from nucleate.engine.request import Request
+from nucleate.models.loader import runner_of
+from nucleate.models.transformers.transformers_model import TransformersModel
+from nucleate.speculative.config import Speculation
+
+torch = pytest.importorskip("torch", reason="needs the extra 'torch'")
+pytest.importorskip("transformers", reason="needs the extra 'torch'")
+
+from mtp_models import SIZE, modules_of, stock_of  # noqa: E402
+from toy_requests import drive  # noqa: E402
+
+from nucleate.speculative.proposers.neural.mtp import Mtp  # noqa: E402
+
+CHANCES = np.array([0.75, 0.15, 0.07, 0.03])
+
+
+class Text:
+    """What comes next has four chances, by the last token and a little of the one before it."""
+
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng(0)
+        self.next_4V4 = self.rng.integers(2, SIZE, (4, SIZE, 4))
+
+    def some(self, rows: int, length: int) -> np.ndarray:
+        ids_RT = self.rng.integers(2, SIZE, (rows, length))
+        for place in range(2, length):
+            choice_R = self.rng.choice(4, rows, p=CHANCES)
+            ids_RT[:, place] = self.next_4V4[ids_RT[:, place - 2] % 4, ids_RT[:, place - 1], choice_R]
+        return ids_RT
+
+
+def train(model: Any, modules: Any, text: Text, steps: int) -> list[float]:
+    """The model guesses the next token, its module the one after it; both losses, as they were at last."""
+    weights = {id(weight): weight for part in (model, modules) for weight in part.parameters()}
+    optimizer = torch.optim.AdamW(weights.values(), lr=3e-3, weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 4e-3, total_steps=steps)
+    loss = torch.nn.functional.cross_entropy
+    told = []
+    for _ in range(steps):
+        ids = torch.from_numpy(text.some(32, 48))
+        out = model(input_ids=ids, use_cache=False, output_hidden_states=True)
+        positions = torch.arange(1, ids.shape[1])[None]
+        x = modules.forward_layer(0, out.hidden_states[-1][:, :-1], positions, None, input_ids=ids[:, 1:])
+        ahead = modules._project_to_logits(x[:, 1:-1])
+        losses = [
+            loss(out.logits[:, 1:-1].flatten(0, 1), ids[:, 2:].flatten()),
+            loss(ahead.flatten(0, 1), ids[:, 3:].flatten()),
+        ]
+        optimizer.zero_grad()
+        sum(losses).backward()
+        optimizer.step()
+        schedule.step()
+        told = [one.item() for one in losses]
+    return told
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.slow
+def test_a_forward_gives_more_than_a_token(llm: nc.LLM) -> None:
+    stock, text = stock_of("glm4_moe", initializer_range=0.05), Text()
+    losses = train(*stock, text, 300)
+    modules = modules_of(*stock)
+    prompts = text.some(16, 24).tolist()
+    for temperature, least in ((0.0, 2.5), (1.0, 1.5)):  # it had 3.9 and 2.0
+        requests = [
+            Request(ids, nc.SamplingParams(seed=seed, temperature=temperature, max_tokens=60, ignore_eos=True))
+            for seed, ids in enumerate(prompts)
+        ]
+        said, tau = [], []
+        for speculation in (None, Speculation(lambda: Mtp(modules), 4, adaptive=False)):
+            engine = Engine(runner_of(TransformersModel.of(stock[0])), llm.tokenizer, speculation=speculation)
+            said.append([[event.piece.token_ids for event in events] for events in drive(engine, requests)])
+            tau.append(engine.stats.drafts.tau if speculation else 1.0)
+        assert said[0] == said[1]
+        assert tau[1] > least, losses

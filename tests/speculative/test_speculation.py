@@ -1,0 +1,315 @@
+"""What speculation may be asked for, and one case of it at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from scripted_proposers import Oracle, Silent
+from toy_models import PagedToy, Toy
+from toy_requests import SIZE, alone, answers, drive, is_empty, rule, runner, toy
+
+import nucleate as nc
+from nucleate.engine.engine import Engine
+from nucleate.engine.request import Request
+from nucleate.engine.stats import Drafts
+from nucleate.models.protocol import ModelError
+from nucleate.speculative.adaptive.controller import AdaptiveProposer
+from nucleate.speculative.config import NAMES, RULE_NAMES, Speculation
+from nucleate.speculative.draft import ROOT, Draft, State
+from nucleate.speculative.proposers.ngram import NgramProposer
+from nucleate.speculative.tree import narrow
+
+GREEDY = nc.SamplingParams(temperature=0, ignore_eos=True, max_tokens=6, seed=1)
+
+
+class Fixed(Silent):
+    """Says the same, whatever it is asked."""
+
+    def __init__(self, *tokens: int) -> None:
+        super().__init__()
+        self.tokens = tokens
+        self.states: list[State] = []
+        self.told: list[int] = []
+
+    def draft(self, state: State, count: int) -> Draft:
+        self.states.append(state)
+        return Draft(self.tokens)
+
+    def accepted(self, key: int, count: int) -> None:
+        super().accepted(key, count)
+        self.told.append(count)
+
+
+def engine_of(
+    llm: nc.LLM, proposer: Any, tokens: int = 4, of: Any = rule, rule_name: str = "coupled", **more: Any
+) -> Any:
+    asked = Speculation(lambda: proposer, tokens, rule_name, adaptive=False)
+    made = {"blocks": 100, **more}
+    return Engine(runner("paged", toy(of=of), made.pop("blocks")), llm.tokenizer, speculation=asked, **made)
+
+
+# what it may be
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_what_is_no_proposer(adaptive: bool) -> None:
+    with pytest.raises(nc.ParameterError, match="a proposer has layers and the methods of Proposer, got None"):
+        Speculation(lambda: None, adaptive=adaptive).make()  # type: ignore[arg-type,return-value]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (
+            {"proposer": "none"},
+            "the proposer must be one of ngram, suffix, draft, medusa, eagle, dflash, mtp, got 'none'",
+        ),
+        ({"proposer": 3}, "the proposer must be one of"),
+        ({"rule": "greedy"}, "the rule must be one of coupled, rejection, block, typical, got 'greedy'"),
+        ({"tokens": 0}, "the tokens of a draft must be an integer in 1..64, got 0"),
+        ({"tokens": 65}, "the tokens of a draft must be an integer in 1..64, got 65"),
+        ({"tokens": True}, "the tokens of a draft must be an integer in 1..64, got True"),
+        ({"tokens": 2.0}, "the tokens of a draft must be an integer in 1..64, got 2.0"),
+        ({"branches": 0}, "the branches of a draft must be an integer in 1..64, got 0"),
+        ({"branches": 65, "proposer": "suffix"}, "the branches of a draft must be an integer in 1..64, got 65"),
+        ({"branches": True}, "the branches of a draft must be an integer in 1..64, got True"),
+        ({"branches": 2}, "drafts of 'ngram' have one branch, got 2 branches; those of suffix, medusa, eagle may have"),
+        ({"adaptive": 1}, "adaptive must be True or False, got 1"),
+    ],
+)
+def test_what_it_cannot_be(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(nc.ParameterError) as caught:
+        Speculation(**values)
+    assert str(caught.value).endswith(message) or message in str(caught.value)
+    assert caught.value.field == "speculative"
+
+
+def test_what_is_asked_for() -> None:
+    assert Speculation.of(None) is None
+    assert Speculation.of("suffix") == Speculation("suffix", 4, "coupled", adaptive=True)
+    asked = Speculation(NgramProposer, adaptive=False)
+    assert Speculation.of(asked) is asked
+    assert type(asked.make()) is NgramProposer
+    assert asked.make() is not asked.make()
+    assert type(Speculation("ngram").make()) is AdaptiveProposer
+    with pytest.raises(nc.ParameterError, match="must be a name, a Speculation or None, got 4"):
+        Speculation.of(4)
+    with pytest.raises(nc.ParameterError, match="'eagle' needs to know the model"):
+        Speculation("eagle").make()
+    assert len({*NAMES, *RULE_NAMES}) == 11
+
+
+def test_a_model_that_reads_one_sequence_at_a_time(llm: nc.LLM) -> None:
+    with pytest.raises(nc.ParameterError, match="read many sequences at a time"):
+        Engine(runner("contexts", toy()), llm.tokenizer, speculation="ngram")
+
+
+def test_a_trained_part_of_another_model(llm: nc.LLM) -> None:
+    with pytest.raises(ModelError):
+        Speculation("medusa").on(toy())
+
+
+def test_an_llm_that_drafts() -> None:
+    llm = nc.LLM(speculative=Speculation("suffix", adaptive=False))
+    engine = llm.new_engine()
+    text = "the cat and the dog and the cat and the dog and the cat and"
+    params = GREEDY.replace(max_tokens=30)
+    engine.add(Request(llm.encode(text), params))
+    while len(engine):
+        engine.step()
+    assert engine.stats.drafts.drafted > 0
+    assert llm.new_engine(speculation=None).stats.drafts == Drafts()
+    assert llm.generate(text, params) == nc.LLM().generate(text, params)
+    with pytest.raises(nc.ParameterError, match="the proposer must be one of"):
+        nc.LLM(speculative="sufix")
+
+
+# what is drafted
+
+
+def test_the_first_branch_of_a_tree() -> None:
+    tree = Draft((1, 2, 3, 4, 5), (ROOT, ROOT, 0, 0, 2), (None, None, *[np.ones(1)] * 3))
+    found = narrow(tree, 1, 9, 9)
+    assert found.tokens == (1, 3, 5)
+    assert found.parents is None
+    assert found.laws[0] is None
+    assert narrow(found, 1, 9, 9) is found
+    assert narrow(Draft(), 1, 9, 9).tokens == ()
+
+
+def test_what_a_proposer_sees(llm: nc.LLM) -> None:
+    """The tokens at the time, where the prompt ends, its seed and its temperature."""
+    proposer = Fixed()
+    engine = engine_of(llm, proposer)
+    cool = Request([7, 8], GREEDY.replace(temperature=0.3, seed=5, n=2))
+    drive(engine, [Request([4, 5, 6], GREEDY), cool, Request([9], GREEDY.replace(temperature=2.0, top_k=1))])
+    seen = {(state.prompt, state.seed, state.temperature, state.shared) for state in proposer.states}
+    assert seen == {(3, 1, 0.0, True), (2, 5, 0.3, True), (2, 6, 0.3, True), (1, 1, 0.0, True)}
+    assert not proposer.keys
+
+
+@pytest.mark.parametrize("name", RULE_NAMES)
+@pytest.mark.parametrize("tokens", [1, 3, 64])
+@pytest.mark.parametrize("most", [1, 2, 5])
+def test_more_than_what_remains(llm: nc.LLM, name: str, tokens: int, most: int) -> None:
+    """No draft goes past the last token; one that knows all needs a forward for the first, and one for the rest."""
+    request = Request([4, 5, 6], GREEDY.replace(max_tokens=most))
+    wanted = alone(toy(), llm.tokenizer, request)
+    said = [token for piece in wanted[0] for token in piece.token_ids]
+    engine = engine_of(llm, Oracle({((4, 5, 6), 1): [*said, 1, 2, 3]}), tokens, rule_name=name)
+    [events] = drive(engine, [request])
+    assert answers(events, 1) == wanted
+    read = max(stop for forward in engine.runner.forwards for _, _, stop in forward)
+    assert read <= 3 + most - 1  # what would follow the last is not asked for
+    rest = max(0, most - 1)
+    assert engine.stats.steps == 1 + -(-rest // (tokens + 1))
+    assert engine.stats.drafts.accepted == engine.stats.drafts.drafted
+
+
+@pytest.mark.parametrize("name", RULE_NAMES)
+@pytest.mark.parametrize("size", [3, 31, 33, 257])
+def test_a_vocabulary_of_any_size(llm: nc.LLM, name: str, size: int) -> None:
+    table = np.random.default_rng(size).normal(0, 3, (size, size)).astype(np.float32)
+    model = Toy(lambda seen: table[seen[-1]], size, 64)
+    params = nc.SamplingParams(max_tokens=20, ignore_eos=True, seed=3, temperature=0, presence_penalty=0.5)
+    request = Request([1, 2], params)
+    wanted = alone(model, llm.tokenizer, request)
+    proposer = Oracle({((1, 2), 3): [token for piece in wanted[0] for token in piece.token_ids]}, 0.8)
+    asked = Speculation(lambda: proposer, 5, name, adaptive=False)
+    engine = Engine(PagedToy(model, 40, 4), llm.tokenizer, speculation=asked, backend="reference")
+    [events] = drive(engine, [request])
+    assert answers(events, 1) == wanted
+    assert engine.stats.drafts.accepted > 0
+
+
+@pytest.mark.parametrize("name", RULE_NAMES)
+@pytest.mark.parametrize("kind", ["paged", "asynchronous"])
+def test_a_row_that_cannot_be_drawn_from(llm: nc.LLM, name: str, kind: str) -> None:
+    """In a draft it ends the answer where it is come to, after what was right before; if not, it does not matter."""
+
+    def broken(seen: tuple[int, ...]) -> np.ndarray:
+        return np.full(SIZE, np.nan, np.float32) if len(seen) == 6 or seen[-1] == 4000 else rule(seen)
+
+    request, model = Request([4, 5, 6], GREEDY.replace(max_tokens=9)), toy(of=broken)
+    wanted = alone(model, llm.tokenizer, request)
+    assert wanted[0][-1].finish_reason == "error"
+    said = [token for piece in wanted[0] for token in piece.token_ids]
+    for draft in ([*said, 7, 7, 7], [said[0], 4000, 4000, 7, 7]):
+        asked = Speculation(lambda draft=draft: Oracle({((4, 5, 6), 1): draft}), 6, name, adaptive=False)
+        engine = Engine(runner(kind, model), llm.tokenizer, speculation=asked, backend="reference")
+        [events] = drive(engine, [request])
+        assert answers(events, 1) == wanted
+        assert is_empty(engine)
+
+
+def test_blocks_for_drafts_are_given_back(llm: nc.LLM) -> None:
+    """And none is taken from anybody: where there is no room, there is no draft."""
+    proposer = Fixed(*range(20))
+    engine = engine_of(llm, proposer, 20, max_sequences=4)
+    for place in range(4):
+        engine.add(Request([place + 1] * 5, GREEDY.replace(max_tokens=40)))
+    while len(engine):
+        engine.step()
+        for job in engine._schedule.running:
+            assert len(job.blocks) <= engine._pool.blocks_for(len(job.token_ids))
+    assert engine.stats.preempted == 0
+    assert engine.stats.drafts.drafted > 100
+    tight = engine_of(llm, Fixed(*range(20)), 20, blocks=12)  # of 4 tokens: for one answer and a bit
+    requests = [Request([place + 1] * 5, GREEDY.replace(max_tokens=40)) for place in range(2)]
+    plain = Engine(runner("paged", toy(), 12), llm.tokenizer)
+    found, wanted = drive(tight, requests), drive(plain, requests)
+    assert [answers(events, 1) for events in found] == [answers(events, 1) for events in wanted]
+    assert tight.stats.preempted == plain.stats.preempted
+    assert is_empty(tight)
+
+
+def test_what_was_refused_is_no_beginning_for_others(llm: nc.LLM) -> None:
+    """The blocks that others may share hold what was said."""
+    said = alone(toy(), llm.tokenizer, Request([4] * 5, GREEDY.replace(max_tokens=12)))
+    tokens = [token for piece in said[0] for token in piece.token_ids]
+    engine = engine_of(llm, Fixed(*range(30)), 20)
+    drive(engine, [Request([4] * 5, GREEDY.replace(max_tokens=12))])
+    prompt = [*[4] * 5, *tokens]
+    for length in range(5, len(prompt) + 1):
+        request = Request(prompt[:length], GREEDY)
+        [events] = drive(engine, [request])
+        assert answers(events, 1) == alone(toy(), llm.tokenizer, request)
+    assert engine.stats.reused > 20
+
+
+def test_what_is_drafted_counts_in_a_forward(llm: nc.LLM) -> None:
+    """No forward reads more than it may, and who waits does not wait for drafts."""
+    engine = engine_of(llm, Fixed(*range(30)), 20, max_batch_tokens=10, max_sequences=3)
+    drive(engine, [Request([place + 1] * 9, GREEDY.replace(max_tokens=12)) for place in range(6)])
+    assert max(sum(stop - start for _, start, stop in forward) for forward in engine.runner.forwards) == 10
+
+
+def test_a_model_that_fails_because_of_a_draft(llm: nc.LLM) -> None:
+    """Then it is asked again without."""
+
+    def fails(seen: tuple[int, ...]) -> np.ndarray:
+        if seen[-1] == 77:
+            raise RuntimeError("of the draft")
+        return rule(seen)
+
+    proposer = Fixed(77, 1)
+    engine = engine_of(llm, proposer, of=fails)
+    request = Request([4, 5, 6], GREEDY)
+    [events] = drive(engine, [request])
+    assert answers(events, 1) == alone(toy(), llm.tokenizer, request)
+    assert proposer.told
+    assert set(proposer.told) == {0}
+    assert is_empty(engine)
+
+
+def test_what_a_failing_proposer_costs(llm: nc.LLM, caplog: pytest.LogCaptureFixture) -> None:
+    class Failing(Silent):
+        def propose(self, states: Any, counts: Any) -> Any:
+            raise RuntimeError("out of\nideas")
+
+    engine = engine_of(llm, Failing())
+    request = Request([4, 5, 6], GREEDY)
+    [events] = drive(engine, [request])
+    assert answers(events, 1) == alone(toy(), llm.tokenizer, request)
+    assert caplog.text.count("drafts fail, and answers go on without them") == 1
+    assert engine.stats.drafts.drafted == 0
+
+
+def test_an_end_within_a_draft(llm: nc.LLM) -> None:
+    """What is drafted after it is neither told nor counted, and nothing is drawn there."""
+    ids = llm.tokenizer.encode("The little fox ran home. It was happy.", add_special_tokens=False)
+
+    def says(seen: tuple[int, ...]) -> np.ndarray:
+        return np.eye(SIZE, dtype=np.float32)[ids[min(len(seen) - 1, len(ids) - 1)]] * 50
+
+    for more, text, reason in (
+        ({"stop": "ran"}, "The little fox ", "ran"),
+        ({"stop_token_ids": [ids[3]]}, llm.tokenizer.decode(ids[:3]), ids[3]),
+        ({"stop_regex": "h[a-z]+e"}, "The little fox ran ", "h[a-z]+e"),
+    ):
+        request = Request([1], GREEDY.replace(max_tokens=30, **more))
+        proposer = Oracle({((1,), 1): ids})
+        engine = engine_of(llm, proposer, 8, of=says)
+        [events] = drive(engine, [request])
+        [wanted] = alone(toy(of=says), llm.tokenizer, request)
+        assert answers(events, 1) == [wanted]
+        assert "".join(event.piece.text for event in events) == text
+        assert events[-1].piece.stop_reason == reason
+        assert engine.stats.drawn == events[-1].usage.completion_tokens == len(wanted)
+        assert engine.stats.steps <= 2
+
+
+def test_figures_of_drafts(llm: nc.LLM) -> None:
+    request = Request([4, 5, 6], GREEDY.replace(max_tokens=9))
+    said = [token for piece in alone(toy(), llm.tokenizer, request)[0] for token in piece.token_ids]
+    wrong = [*said[:3], (said[3] + 1) % SIZE, *said[4:]]
+    engine = engine_of(llm, Oracle({((4, 5, 6), 1): wrong}), 3)
+    drive(engine, [request])
+    figures = engine.stats.drafts  # the first token alone; 2 of 3 right, and one more; 3 of 3, and one more; the last
+    assert figures[:3] == (4, 6, 5)
+    assert (figures.tried, figures.kept) == ((2, 2, 2), (2, 2, 1))
+    assert figures.tau == 1 + 5 / 4
+    assert figures.seconds > 0
+    assert Drafts().tau == 1

@@ -1,0 +1,421 @@
+"""Laws of a row with tokens ahead, and rules that verify by them: through the sampler, and through an engine."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scripted_proposers import Silent
+from test_acceptance_coupled import PARAMS
+from test_acceptance_distribution import DRAFTED, LENGTH, PROMPT, TARGETS, Target, assert_follows, assert_texts
+from toy_models import Toy
+from toy_requests import drive, is_empty, runner
+
+import nucleate as nc
+from nucleate.engine.engine import Engine
+from nucleate.engine.request import Request
+from nucleate.outputs import StepLogprobs
+from nucleate.parameters.parameter import param
+from nucleate.sampling import noise
+from nucleate.sampling.backends.token_logprobs import logprobs
+from nucleate.sampling.distributions import Laws, foreseeable
+from nucleate.sampling.sampler import Sampler
+from nucleate.sampling.stage import Floor
+from nucleate.sampling.stages import Gumbel, Mask, Mirostat, Typical
+from nucleate.speculative import acceptance
+from nucleate.speculative.acceptance import RULES, Verdict, coins, last_coin
+from nucleate.speculative.config import Speculation
+from nucleate.speculative.draft import Draft, State
+from nucleate.speculative.draft_distribution import choose
+
+SIZE = 37
+COINLESS = [name for name, params in PARAMS.items() if foreseeable(params.pipeline())]
+
+
+def packed(allowed_NV: np.ndarray) -> np.ndarray:
+    size = allowed_NV.shape[1]
+    wide = np.pad(allowed_NV, ((0, 0), (0, -size % 32)))
+    return np.packbits(wide, axis=1, bitorder="little").view(np.int32)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.sampled_from([name for name in PARAMS if name not in ("mirostat", "adaptive-p")]),
+    st.integers(0, 2**32),
+    st.integers(0, 4),
+    st.sampled_from(["reference", "auto"]),
+    st.booleans(),
+)
+def test_laws_are_what_would_be_drawn_from(name: str, seed: int, count: int, backend: str, masked: bool) -> None:
+    """As ``probabilities`` says, with the tokens ahead as a part of the history."""
+    rng = np.random.default_rng(seed)
+    prompt, output, ahead = (rng.integers(0, SIZE, size).tolist() for size in (6, int(rng.integers(0, 9)), count))
+    logits = rng.normal(0, 2, (count + 1, SIZE)).astype(np.float32)
+    masks = packed(rng.random((count + 1, SIZE)) < 0.6) if masked else None
+    sampler = Sampler(SIZE, backend)
+    row = sampler.add(PARAMS[name], prompt, output_ids=output, seed=3)
+    laws = sampler.laws(row, logits, ahead, masks)
+    for place in reversed(range(count + 1)):
+        wanted = nc.probabilities(
+            logits[place : place + 1],
+            PARAMS[name],
+            prompt_ids=[prompt],
+            output_ids=[output + ahead[:place]],
+            mask=None if masks is None else masks[place : place + 1],
+            backend="reference",
+        )[0]
+        assert laws[place].dtype == np.float64
+        np.testing.assert_allclose(laws[place], wanted, rtol=1e-9, atol=1e-12)
+    assert sampler.output_ids(row) == tuple(output)
+
+
+@pytest.mark.parametrize("name", COINLESS)
+@pytest.mark.parametrize("masked", [False, True], ids=["", "mask"])
+def test_a_row_that_takes_tokens_is_as_one_that_draws_them(name: str, masked: bool) -> None:
+    """Histories, steps, states and logprobs; and the laws before it, with the tokens ahead."""
+    rng = np.random.default_rng(7)
+    count, prompt = 12, [1, 2, 3]
+    logits = rng.normal(0, 2, (count, SIZE)).astype(np.float32)
+    masks = packed(rng.random((count, SIZE)) < 0.7) if masked else None
+    draws, takes = Sampler(SIZE, "reference"), Sampler(SIZE, "reference")
+    drawn, taken = (sampler.add(PARAMS[name], prompt, seed=5) for sampler in (draws, takes))
+    tokens: list[int] = []
+    told: list[StepLogprobs | None] = []
+    stages = []
+    for place in range(count):
+        stages.append(draws.stages(drawn))
+        mask = None if masks is None else masks[place : place + 1]
+        out = draws(logits[place : place + 1], [drawn], mask=mask)
+        tokens.append(int(out.token_ids[0]))
+        told.append(None if out.logprobs is None else out.logprobs[0])
+    laws = takes.laws(taken, logits, tokens[:-1], masks)
+    for place in range(count):
+        mask = None if masks is None else masks[place : place + 1]
+        wanted = nc.probabilities(
+            logits[place : place + 1], stages[place], prompt_ids=[prompt], output_ids=[tokens[:place]], mask=mask
+        )
+        np.testing.assert_allclose(laws[place], wanted[0], rtol=1e-9, atol=1e-12)
+    for place, token in enumerate(tokens):
+        found = takes.take(taken, logits[place], token, None if masks is None else masks[place])
+        assert found == told[place]
+    assert takes.output_ids(taken) == draws.output_ids(drawn)
+    assert takes.stages(taken) == draws.stages(drawn)
+    more = rng.normal(0, 2, (1, SIZE)).astype(np.float32)
+    assert takes(more, [taken]).token_ids == draws(more, [drawn]).token_ids  # with the noise of the same step
+
+
+def test_a_mask_that_a_pipeline_places_itself_stays_where_it_is() -> None:
+    """Also where a stage learns from the tokens ahead."""
+    rng = np.random.default_rng(3)
+    stages = (Typical(0.6), Mask(), Mirostat(2.0), Gumbel(5))
+    logits = rng.normal(0, 2, (4, SIZE)).astype(np.float32)
+    masks = packed(rng.random((4, SIZE)) < 0.5)
+    draws, asked = Sampler(SIZE, "reference"), Sampler(SIZE, "reference")
+    drawn, row = draws.add(stages), asked.add(stages)
+    wanted, tokens = [], []
+    for place in range(4):
+        given = logits[place : place + 1], draws.stages(drawn)
+        wanted.append(nc.probabilities(*given, output_ids=[tokens], mask=masks[place : place + 1])[0])
+        tokens.append(int(draws(logits[place : place + 1], mask=masks[place : place + 1]).token_ids[0]))
+    laws = asked.laws(row, logits, tokens[:-1], masks)
+    for place in range(4):
+        np.testing.assert_allclose(laws[place], wanted[place], rtol=1e-9, atol=1e-12)
+
+
+def test_laws_of_what_cannot_be() -> None:
+    sampler = Sampler(SIZE)
+    row = sampler.add(nc.SamplingParams(top_k=2, mirostat_tau=0.0))
+    logits = np.zeros((3, SIZE), np.float32)
+    logits[1, 4] = np.nan
+    laws = sampler.laws(row, logits, [9, 3])
+    assert laws[0].tolist()[:3] == [0.5, 0.5, 0.0]
+    assert np.isnan(laws[1]).all()
+    assert "NaN at token 4" in laws.errors[1]
+    assert laws[2].sum() == 1
+    with pytest.raises(ValueError, match=r"logits must have the shape \[3, 37\], got \[2, 37\]"):
+        sampler.laws(row, logits[:2], [9, 3])
+    with pytest.raises(nc.ParameterError):
+        sampler.laws(row + 1, logits, [9, 3])
+    odd = Laws((Torn(a=1.0), *nc.SamplingParams().pipeline()), (), (), logits, ())
+    assert np.isnan(odd[0]).all()
+    assert odd.errors == {0: "ZeroDivisionError: it is torn"}
+
+
+class Torn(Floor):
+    """A stage that cannot do its work."""
+
+    rank = 1000
+    a: float = param("no matter what", neutral=0.0)
+
+    def floor(self, row: object) -> float:
+        raise ZeroDivisionError("it is torn")
+
+
+def test_what_is_not_foreseen() -> None:
+    """A coin whose sides mean something else to a state, or to what is told."""
+    coin = {"xtc_probability": 0.5, "xtc_threshold": 0.1}
+    for values, wanted in [
+        ({}, True),
+        (coin, True),
+        ({"mirostat_tau": 3.0}, True),
+        ({"mirostat_tau": 3.0, **coin}, False),
+        ({"logprobs": 1, **coin}, False),
+        ({"logprobs": 1, **coin, "xtc_probability": 1.0}, True),
+    ]:
+        assert foreseeable(nc.SamplingParams(**values).pipeline()) is wanted
+
+
+# the law of what is said
+
+
+def pick(seed: int, step: int, number: int, stream: int = noise.DRAFT) -> float:
+    return float(noise.uniform(seed, step, stream, np.array([number]))[0])
+
+
+def chain(before: int, count: int, seed: int, step: int, laws_VV: np.ndarray, stream: int = noise.DRAFT) -> Draft:
+    """Drawn from the laws; its length depends on what was drawn."""
+    tokens: list[int] = []
+    laws: list[np.ndarray] = []
+    while len(tokens) < count and 2 not in tokens:
+        laws.append(laws_VV[tokens[-1] if tokens else before])
+        tokens.append(choose(laws[-1], pick(seed, step, len(tokens), stream)))
+    return Draft(tuple(tokens), laws=tuple(laws))
+
+
+def through_sampler(target: Target, rule: Callable[..., Verdict], trials: int, stream: int, told: Any) -> Counter:
+    """Texts of rows of a sampler, in rounds of a draft and a verdict each."""
+    size, counts = target.size, Counter()
+    sampler = Sampler(size, "reference")
+    for seed in range(trials):
+        row = sampler.add(target.params, PROMPT, seed=seed)
+        while len(output := sampler.output_ids(row)) < LENGTH:
+            step, before = len(output), (*PROMPT, *output)[-1]
+            draft = chain(before, 3, seed, step, DRAFTED[size], stream)
+            logits = target.logits[[before, *draft.tokens]]
+            masks = [mask_of(target, (*output, *draft.tokens[:place])) for place in range(len(draft) + 1)]
+            laws = sampler.laws(row, logits, draft.tokens, None if target.forbids is None else masks)
+            seen = Draft(draft.tokens, laws=told(draft.laws))
+            verdict = rule(laws, seen, coins(seed, step, len(draft)), last_coin(seed, step))
+            assert verdict.error is None
+            for place, token in enumerate(verdict.tokens(draft)):
+                sampler.take(row, logits[place], token, masks[place])
+        counts[sampler.output_ids(row)[:LENGTH]] += 1
+        sampler.remove(row)
+    return counts
+
+
+def mask_of(target: Target, output: Sequence[int]) -> np.ndarray | None:
+    if target.forbids is None:
+        return None
+    return packed(np.array([[token not in target.forbids(output) for token in range(target.size)]]))[0]
+
+
+def honest(laws: Any) -> Any:
+    return laws
+
+
+@pytest.mark.parametrize(("name", "rule"), [*((name, "rejection") for name in TARGETS), ("all", "block")])
+def test_texts_have_the_law_of_the_target(name: str, rule: str) -> None:
+    found = through_sampler(TARGETS[name], RULES[rule].verify, 900, noise.DRAFT, honest)
+    assert_texts(found, TARGETS[name])
+
+
+def keeps_all(p: Any, draft: Draft, coins_N: Any, coin: float) -> Verdict:
+    return Verdict(tuple(range(len(draft))), choose(p[len(draft)], coin))
+
+
+@pytest.mark.parametrize(
+    ("rule", "stream", "told"),
+    [
+        (keeps_all, noise.DRAFT, honest),
+        (acceptance.rejection, noise.ACCEPT, honest),  # a draft drawn with the noise that decides on it
+        (acceptance.block, noise.DRAFT, lambda laws: tuple(law**0.5 / (law**0.5).sum() for law in laws)),
+        (acceptance.typical, noise.DRAFT, honest),
+    ],
+)
+def test_what_must_not_pass(rule: Callable[..., Verdict], stream: int, told: Any) -> None:
+    with pytest.raises(AssertionError, match=r"chi-square|cannot be said|too often"):
+        assert_texts(through_sampler(TARGETS["plain"], rule, 1500, stream, told), TARGETS["plain"])
+
+
+def test_a_state_learns_from_what_is_kept() -> None:
+    """Mirostat: the texts of rows that draw, and of rows that verify drafts, in one table of two columns."""
+    params = nc.SamplingParams(mirostat_tau=1.2, mirostat_eta=0.8)
+    target, trials = Target(params), 1500
+    counts = through_sampler(target, acceptance.rejection, trials, noise.DRAFT, honest)
+    plain, sampler = Counter(), Sampler(target.size, "reference")
+    for seed in range(trials):
+        row = sampler.add(params, PROMPT, seed=seed)
+        for _ in range(LENGTH):
+            sampler(target.logits[[(*PROMPT, *sampler.output_ids(row))[-1]]], [row])
+        plain[sampler.output_ids(row)] += 1
+        sampler.remove(row)
+    table = np.array([[own[text] for own in (plain, counts)] for text in {*plain, *counts}])
+    often = table.sum(axis=1) >= 20
+    table = np.vstack((table[often], table[~often].sum(axis=0) + 0.5))
+    expected = table.sum(axis=1, keepdims=True) / 2
+    statistic, degrees = ((table - expected) ** 2 / expected).sum(), len(table) - 1
+    assert statistic < degrees + 5 * (2 * degrees) ** 0.5
+    assert degrees > 5
+
+
+# through an engine
+
+
+class Drawing(Silent):
+    """Draws its drafts as it should, or with other noise."""
+
+    def __init__(self, laws_VV: np.ndarray, stream: int = noise.DRAFT, told: Any = honest) -> None:
+        super().__init__()
+        self.laws_VV, self.stream, self.told = laws_VV, stream, told
+
+    def draft(self, state: State, count: int) -> Draft:
+        assert not state.shared
+        draft = chain(state.token_ids[-1], count, state.seed, state.position, self.laws_VV, self.stream)
+        return Draft(draft.tokens, laws=self.told(draft.laws))
+
+
+def first_is_drawn(target: Target, trials: int, rule: str, proposer: Silent, llm: nc.LLM) -> Counter:
+    """Texts after the first token: nothing is drafted before there is one."""
+    model = Toy(lambda seen: target.logits[seen[-1]], target.size, 64)
+    asked = Speculation(lambda: proposer, 2, rule, adaptive=False)
+    engine = Engine(runner("paged", model, 400), llm.tokenizer, speculation=asked, backend="reference")
+    params = target.params.replace(max_tokens=LENGTH + 1, ignore_eos=True)
+    requests = [Request(PROMPT, params.replace(seed=seed)) for seed in range(trials)]
+    counts: Counter = Counter()
+    for events in drive(engine, requests):
+        counts[tuple(event.piece.token_ids[0] for event in events)] += 1
+    assert is_empty(engine)
+    assert engine.stats.drafts.accepted > trials / 3
+    return counts
+
+
+def four(target: Target) -> np.ndarray:
+    """The chances of all texts of four tokens."""
+    p = np.zeros((target.size,) * 4)
+    for text in itertools.product(range(target.size), repeat=4):
+        if all(target.law(text[:place])[text[place]] > 0 for place in range(3)):
+            p[text] = np.prod([target.law(text[:place])[text[place]] for place in range(4)])
+    return p
+
+
+def assert_fours(counts: Counter, target: Target) -> None:
+    counts_4 = np.zeros((target.size,) * 4)
+    for text, count in counts.items():
+        counts_4[text] = count
+    p_4 = four(target)
+    assert_follows(counts_4.ravel(), p_4.ravel())
+    for drop in ((0,), (3,), (0, 1), (1, 2), (2, 3)):
+        assert_follows(counts_4.sum(axis=drop).ravel(), p_4.sum(axis=drop).ravel())
+
+
+@functools.cache
+def small(**values: Any) -> Target:
+    return Target(nc.SamplingParams(**values), size=3, seed=2)
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+@pytest.mark.parametrize("values", [{}, {"top_p": 0.8, "presence_penalty": 0.6}], ids=["plain", "penalties"])
+def test_texts_of_an_engine(llm: nc.LLM, rule: str, values: dict[str, Any]) -> None:
+    target = small(**values)
+    assert_fours(first_is_drawn(target, 1000, rule, Drawing(DRAFTED[3]), llm), target)
+
+
+@pytest.mark.parametrize("proposer", [Drawing(DRAFTED[3], noise.ACCEPT), Drawing(DRAFTED[3], told=lambda laws: None)])
+def test_texts_of_an_engine_that_is_lied_to(llm: nc.LLM, proposer: Drawing) -> None:
+    target = small()
+    if proposer.stream == noise.DRAFT:  # not told: less is kept, and the law stays
+        assert_fours(first_is_drawn(target, 1000, "rejection", proposer, llm), target)
+        return
+    with pytest.raises(AssertionError, match="chi-square"):
+        assert_fours(first_is_drawn(target, 1000, "rejection", proposer, llm), target)
+
+
+def test_a_form_may_refuse_what_was_drawn(llm: nc.LLM) -> None:
+    """A token that a form refuses was drawn nevertheless: without it, the others would be said too often."""
+    a, b, c = (llm.tokenizer.encode(text, add_special_tokens=False)[-1] for text in ("xa", "xb", "xc"))
+    known = {a: 0, b: 1, c: 2}
+    small_logits = np.log([[0.1, 0.8, 0.1], [0.8, 0.1, 0.1], [0.3, 0.3, 0.4]])
+    wide = np.array([[0.1, 0.3, 0.6], [0.3, 0.1, 0.6], [0.4, 0.4, 0.2]])
+
+    def logits(seen: tuple[int, ...]) -> np.ndarray:
+        x_V = np.full(llm.tokenizer.vocab_size, -50, np.float32)
+        x_V[[a, b, c]] = small_logits[known.get(seen[-1], 0)]
+        return x_V
+
+    class Wide(Silent):
+        def draft(self, state: State, count: int) -> Draft:
+            draft = chain(known.get(state.token_ids[-1], 0), count, state.seed, state.position, wide)
+            laws = []
+            for law in draft.laws or ():
+                law_V = np.zeros(llm.tokenizer.vocab_size)
+                law_V[[a, b, c]] = law
+                laws.append(law_V)
+            return Draft(tuple((a, b, c)[token] for token in draft.tokens), laws=tuple(laws))
+
+    model, trials = Toy(logits, llm.tokenizer.vocab_size, 64), 1000
+    asked = Speculation(Wide, 3, "rejection", adaptive=False)
+    engine = Engine(runner("paged", model, 400), llm.tokenizer, speculation=asked, backend="reference")
+    params = nc.SamplingParams(structured=nc.Structured(regex="[ab]{4}"), max_tokens=6)
+    requests = [Request([a], params.replace(seed=seed)) for seed in range(trials)]
+    found = Counter("".join(event.piece.text for event in events) for events in drive(engine, requests))
+    p_AA = np.exp(small_logits[:2, :2]) / np.exp(small_logits[:2, :2]).sum(axis=1, keepdims=True)
+    target, counts = np.zeros((2,) * 4), np.zeros((2,) * 4)
+    for text in itertools.product(range(2), repeat=4):
+        target[text] = np.prod([p_AA[x, y] for x, y in itertools.pairwise((0, *text))])
+        counts[text] = found["".join("ab"[token] for token in text)]
+    assert counts.sum() == trials
+    assert_follows(counts.ravel(), target.ravel())
+    for axis in range(4):
+        others = tuple(set(range(4)) - {axis})
+        assert_follows(counts.sum(axis=others), target.sum(axis=others))
+    assert engine.stats.drafts.accepted > trials / 3
+
+
+def test_a_law_of_another_vocabulary_is_no_draft(llm: nc.LLM, caplog: pytest.LogCaptureFixture) -> None:
+    target = small()
+    proposer = Drawing(DRAFTED[3], told=lambda laws: tuple(np.append(law, 0.0) for law in laws))
+    model = Toy(lambda seen: target.logits[seen[-1]], 3, 64)
+    asked = Speculation(lambda: proposer, 2, "rejection", adaptive=False)
+    engine = Engine(runner("paged", model, 40), llm.tokenizer, speculation=asked, backend="reference")
+    params = nc.SamplingParams(max_tokens=8, ignore_eos=True, seed=1)
+    [events] = drive(engine, [Request(PROMPT, params)])
+    assert len(events) == 8
+    assert caplog.text.count("drafts fail") == 1
+    assert "4 chances" in caplog.text
+
+
+def test_noise_of_its_own() -> None:
+    """Streams of drafts, of what decides on them, and of what follows share no number with each other or the draw."""
+    streams = (noise.TOKEN, noise.GROUP, noise.XTC, noise.ACCEPT, noise.RESIDUAL, noise.DRAFT)
+    found = np.stack([noise.uniform(3, 4, stream, np.arange(50)) for stream in streams])
+    assert len(np.unique(found)) == found.size
+    assert coins(3, 4, 50).tolist() == found[3].tolist()
+    assert last_coin(3, 4) == found[4, 0]
+    assert random.Random(1).random() not in found
+
+
+def test_logprobs_are_those_of_the_target(llm: nc.LLM) -> None:
+    """Not those of a draft: of the logits at each place."""
+    target = small()
+    model = Toy(lambda seen: target.logits[seen[-1]], 3, 64)
+    asked = Speculation(lambda: Drawing(DRAFTED[3]), 3, "rejection", adaptive=False)
+    engine = Engine(runner("paged", model, 40), llm.tokenizer, speculation=asked, backend="reference")
+    params = nc.SamplingParams(max_tokens=20, ignore_eos=True, seed=1, logprobs=3, logprobs_mode="raw")
+    [events] = drive(engine, [Request(PROMPT, params)])
+    before = PROMPT[-1]
+    for event in events:
+        [token], [told] = event.piece.token_ids, event.piece.logprobs
+        wanted = logprobs(np.arange(3), target.logits[before], token, 3, ())
+        assert [one.token_id for one in told.top] == [one.token_id for one in wanted.top]
+        assert told.chosen.logprob == pytest.approx(wanted.chosen.logprob)
+        before = token
+    assert engine.stats.drafts.accepted > 3

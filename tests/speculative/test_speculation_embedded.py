@@ -1,0 +1,90 @@
+"""The embedded model with every proposer that there is: token for token what it says without drafts."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from toy_requests import drive, is_empty
+
+import nucleate as nc
+from nucleate.engine.request import Request
+from nucleate.outputs import Event
+from nucleate.speculative.config import NAMES, Speculation
+
+RECORD = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "minimum": 0, "maximum": 99},
+    },
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+HERE = [name for name in NAMES if name != "mtp"]  # which other models bring
+WAYS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "T 0.8": {"temperature": 0.8},
+    "top-p": {"top_p": 0.85},
+    "min-p": {"min_p": 0.08, "temperature": 1.3},
+    "penalties": {"repetition_penalty": 1.2, "frequency_penalty": 0.4, "presence_penalty": 0.3},
+    "dry": {"dry_multiplier": 0.8, "temperature": 0.7},
+    "xtc": {"xtc_probability": 0.5, "xtc_threshold": 0.1},
+    "grammar": {"structured": nc.Structured(json_schema=RECORD), "temperature": 0.9},
+    "stop strings": {"stop": (". ", "!", " and"), "temperature": 0.9},
+    "n > 1": {"n": 3, "temperature": 0.9},
+}
+PROMPTS = (
+    "Once upon a time",
+    "Lily had a red ball. Tom had a red ball. Lily had a red",
+    "The cat sat on the mat. The dog sat on the mat. The cat",
+    "Tom and Lily went to the park. They saw a big dog. The big dog",
+    "One day, the little bird sang a song. The song was",
+    '{"name": "Ana", "age": 3}\n{"name": "Bob", "age": 4}\n',
+    "He said hello. She said hello. He said hello. She said",
+)
+
+
+def requests(llm: nc.LLM, count: int, seed: int) -> list[Request]:
+    """As many of each way, in any order."""
+    rng = random.Random(seed)
+    ways = [*WAYS] * -(-count // len(WAYS))
+    made = []
+    for way in ways[:count]:
+        params = nc.SamplingParams(seed=rng.randrange(2**64), max_tokens=rng.randint(8, 40), **WAYS[way])
+        made.append(Request(llm.encode(rng.choice(PROMPTS)), params))
+    rng.shuffle(made)
+    return made
+
+
+def told(events: list[Event]) -> list[tuple[Any, ...]]:
+    """What does not depend on how the answers of a request take turns."""
+    pieces = sorted((event.piece for event in events), key=lambda piece: piece.index)
+    return [(p.index, p.seed, p.text, p.token_ids, p.finish_reason, p.stop_reason) for p in pieces]
+
+
+def compare(llm: nc.LLM, name: str, count: int, seed: int, **options: Any) -> None:
+    asked = requests(llm, count, seed)
+    plain, engine = llm.new_engine(), llm.new_engine(speculation=Speculation(name, **options))
+    for request, wanted, found in zip(asked, drive(plain, asked), drive(engine, asked), strict=True):
+        assert told(found) == told(wanted), request.params
+        assert found[-1].usage == wanted[-1].usage
+    assert is_empty(engine)
+    if options.get("adaptive", True):  # the clock says whether drafts pay, and where they do not there are none
+        assert engine.stats.steps <= plain.stats.steps
+    else:
+        assert engine.stats.drafts.accepted > 0
+        assert engine.stats.steps < plain.stats.steps
+
+
+@pytest.mark.parametrize("name", HERE)
+def test_thirty_requests_at_once(llm: nc.LLM, name: str) -> None:
+    compare(llm, name, 30, 1, adaptive=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HERE)
+@pytest.mark.parametrize("options", [{"adaptive": False}, {"tokens": 7, "adaptive": True}], ids=["4", "up to 7"])
+def test_three_hundred_requests_at_once(llm: nc.LLM, name: str, options: dict[str, Any]) -> None:
+    compare(llm, name, 300, 2, **options)

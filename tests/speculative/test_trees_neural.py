@@ -1,0 +1,277 @@
+"""Trained heads that draft trees: as those that draft chains, along every branch, and worth it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from test_neural import BEGINNINGS, fresh, told
+from test_neural_distributions import TEXT, fits, rows
+from test_neural_distributions import told as told_many
+from test_speculation_embedded import compare
+from toy_requests import drive
+
+import nucleate as nc
+from nucleate.engine.request import Request
+from nucleate.models.llama.numpy_llama import Llama, one_thread
+from nucleate.models.loader import EMBEDDED
+from nucleate.sampling import noise
+from nucleate.sampling.noise import GROUP_SIZE
+from nucleate.speculative.config import Speculation
+from nucleate.speculative.draft import ROOT, Draft, State
+from nucleate.speculative.proposers.neural import load
+from nucleate.speculative.proposers.neural.draft_sampling import Asked, draw, draw_some
+from nucleate.speculative.proposers.neural.tree_builder import Growth
+from nucleate.speculative.proposers.suffix import SuffixProposer
+
+TREES = ("medusa", "eagle")
+
+
+@pytest.fixture(scope="module")
+def model() -> Llama:
+    return Llama(EMBEDDED)
+
+
+@pytest.fixture(scope="module")
+def texts(llm: nc.LLM) -> list[list[int]]:
+    return [llm.encode(text) for text in BEGINNINGS]
+
+
+def gumbel(u: np.ndarray) -> np.ndarray:
+    return -np.log(-np.log1p(-u))
+
+
+# siblings
+
+
+@pytest.mark.parametrize("size", [700, 256, 257, 5])
+def test_siblings_with_the_noise_of_the_target(size: int) -> None:
+    """The first is what it would draw; the others are as far behind as their groups are, and they in these."""
+    logits_RV = rows(8, size)
+    logits_RV[4, :-2] = -np.inf
+    asked = [
+        Asked(State(0, [1] * (10 + row), 4, row * 77, (0.5, 1.0)[row % 2]), row % 3, row * 5, 1 + row)
+        for row in range(8)
+    ]
+    firsts = draw(logits_RV, [one.state for one in asked], [one.place for one in asked])
+    for logits_V, one, found, first in zip(logits_RV, asked, draw_some(logits_RV, asked), firsts, strict=True):
+        x_V = logits_V.astype(np.float64) / one.state.temperature
+        seed, step = one.state.seed, one.state.position + one.place
+        groups = np.arange(-(-size // GROUP_SIZE))
+        with np.errstate(divide="ignore"):
+            mass_G = np.array([np.logaddexp.reduce(x_V[g * GROUP_SIZE : (g + 1) * GROUP_SIZE]) for g in groups])
+        group_G = mass_G + gumbel(noise.uniform(seed, step, noise.GROUP, groups))
+        token_V = x_V + gumbel(noise.uniform(seed, step, noise.TOKEN, np.arange(size)))
+        behind_V = np.full(size, np.inf)
+        for g in groups:
+            own = slice(g * GROUP_SIZE, (g + 1) * GROUP_SIZE)
+            if np.isfinite(group_G[g]):
+                behind_V[own] = group_G.max() - group_G[g] + token_V[own].max() - token_V[own]
+        wanted = [token for token in np.argsort(behind_V, kind="stable")[: one.most] if np.isfinite(behind_V[token])]
+        assert [sibling.token for sibling in found] == wanted
+        assert found[0].token == first.token
+        weights = np.exp(-behind_V[wanted])
+        assert [sibling.chance for sibling in found] == pytest.approx(weights / weights.sum())
+        assert all(sibling.law is None for sibling in found)
+
+
+def test_the_next_best_with_noise_is_what_is_drawn_where_the_first_was_wrong() -> None:
+    """More often than the next best without noise: of draws from scores that are a little other."""
+    random, hits = np.random.default_rng(1), np.zeros(3)
+    for seed in range(300):
+        ours_V = (random.standard_normal(600) * 3).astype(np.float32)
+        theirs_V = (ours_V + random.standard_normal(600) * 0.4).astype(np.float32)
+        [token] = nc.sample(theirs_V[None], nc.SamplingParams(seed=seed), step=3)
+        [[first, second]] = draw_some(ours_V[None], [Asked(State(0, [1] * 5, 2, seed), 0, 0, 2)])
+        plain = next(other for other in np.argsort(-ours_V) if other != first.token)
+        hits += token == first.token, token == second.token, token == plain
+    assert hits[0] > 150
+    assert hits[1] > 2 * hits[2]
+
+
+def test_siblings_without_noise_and_those_from_laws() -> None:
+    logits_RV = rows(3)
+    logits_RV[1, 5:] = -np.inf
+    logits_RV[2, 9] = np.nan
+    cold = State(0, [1] * 5, 4, 9, 0.0)
+    best, few, none = draw_some(logits_RV, [Asked(cold, 0, 0, 8)] * 3)
+    assert [sibling.token for sibling in best] == np.argsort(-logits_RV[0])[:8].tolist()
+    law = np.exp(logits_RV[0].astype(np.float64))
+    assert [sibling.chance for sibling in best] == pytest.approx(law[[sibling.token for sibling in best]] / law.sum())
+    assert len(few) == 5
+    assert none == []
+    warm = cold._replace(temperature=0.7, shared=False)
+    [drawn] = draw_some(logits_RV[:1], [Asked(warm, 2, 4, 3)])
+    assert drawn[0].token == draw(logits_RV[:1], [warm], [4])[0].token
+    left = np.exp(logits_RV[0].astype(np.float64) / 0.7)
+    for sibling in drawn:
+        np.testing.assert_allclose(sibling.law, left / left.sum(), rtol=1e-9)
+        left[sibling.token] = 0
+    assert len({sibling.token for sibling in drawn}) == 3
+    assert draw_some(logits_RV[:1], [Asked(warm, 2, 4, 0)]) == [[]]
+
+
+# drafts
+
+
+def wide(name: str, model: Llama, ids: Sequence[int], count: int, branches: int, **state: Any) -> Draft:
+    """The tree of a proposer that has seen nothing else."""
+    proposer = load(name, model, branches)
+    told(proposer, model, 9, [*ids])
+    [draft] = proposer.propose([State(9, ids, **state)], [count])
+    return draft
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("name", TREES)
+def test_a_tree_begins_with_what_a_chain_says(
+    name: str, temperature: float, model: Llama, texts: list[list[int]]
+) -> None:
+    for seed, ids in enumerate(texts[:2]):
+        state = {"temperature": temperature, "seed": seed, "prompt": 4}
+        chain = fresh(name, model, ids, 4, **state).tokens
+        for count, branches in ((1, 4), (8, 2), (16, 3)):
+            tree = wide(name, model, ids, count, branches, **state)
+            assert len(tree) == count
+            assert tree.laws is None
+            children, place, trunk = tree.children(), ROOT, []
+            while place in children:
+                place = children[place][0]
+                trunk.append(tree.tokens[place])
+            assert tuple(trunk[:4]) == chain[: len(trunk)]
+            for group in children.values():
+                assert len({tree.tokens[each] for each in group}) == len(group) <= branches
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_a_tree_does_not_depend_on_others_nor_on_what_was_before(
+    name: str, model: Llama, texts: list[list[int]]
+) -> None:
+    proposer = load(name, model, 3)
+    for key, ids in enumerate(texts[:4]):
+        told(proposer, model, key, ids)
+    counts, warm, shared = [8, 3, 12, 1], [0.0, 1.0, 0.7, 0.0], [True, True, False, False]
+    states = [State(key, texts[key], 4, key, warm[key], shared[key]) for key in range(4)]
+    proposer.propose(states, [16] * 4)  # what is drafted, and not read, leaves nothing behind
+    for state, count, draft in zip(states, counts, proposer.propose(states, counts), strict=True):
+        given = {key: value for key, value in state._asdict().items() if key not in ("key", "token_ids")}
+        alone = wide(name, model, state.token_ids, count, 3, **given)
+        assert (draft.tokens, draft.parents) == (alone.tokens, alone.parents)
+        assert (draft.laws is None) == (state.shared or not state.temperature)
+
+
+def test_the_eagle_head_says_along_a_branch_what_it_says_in_a_chain(
+    model: Llama, texts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its output after each token that it goes on from: in a tree, and step by step."""
+    grown: list[Growth] = []
+    draft = Growth.draft
+    monkeypatch.setattr(Growth, "draft", lambda growth: (grown.append(growth), draft(growth))[1])
+    ids = texts[0]
+    wide("eagle", model, ids, 14, 3, temperature=0.0)
+    [growth] = grown
+    assert len(growth.looked) > 5
+    tree = Draft(tuple(growth.chain.tokens), tuple(growth.parents))
+    for looked in growth.looked:
+        proposer = load("eagle", model)
+        told(proposer, model, 9, ids)
+        chain = growth.chain.__class__(State(9, ids, temperature=0.0), 14)
+        [chain] = proposer._followed.ready([chain])
+        chain.ids = [*ids]
+        with one_thread():
+            x_RX = proposer._take_in([chain])
+            for place, node in enumerate(tree.path(looked)):
+                chain.ids.append(tree.tokens[node])
+                x_RX = proposer._step([chain], x_RX, place)
+        np.testing.assert_allclose(growth.outputs[looked], x_RX[0], atol=2e-4)
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_siblings_have_the_laws_that_are_told(name: str, model: Llama) -> None:
+    """Of the first and of the second of them; and of the first after one of them."""
+    proposer, drafts = load(name, model, 2), []
+    for start in (0, 250):
+        keys = range(start, start + 250)
+        told_many(proposer, model, keys)
+        drafts += proposer.propose([State(key, TEXT, 5, 1000 + key, 1.0, shared=False) for key in keys], [5] * 250)
+        for key in keys:
+            proposer.forget(key)
+    for draft in drafts:
+        assert len(draft) == 5
+        for group in draft.children().values():
+            for number, place in enumerate(group):  # without those before it, none of which is left out
+                older = [draft.tokens[each] for each in group[:number]]
+                assert sorted(np.flatnonzero(draft.laws[place] == 0)) == sorted(older)
+        first, second = draft.children()[ROOT][:2]
+        left = draft.laws[first].copy()
+        left[draft.tokens[first]] = 0
+        np.testing.assert_allclose(draft.laws[second], left / left.sum(), atol=1e-12)
+    for place in (0, 1):
+        assert fits([draft.tokens[place] for draft in drafts], [draft.laws[place] for draft in drafts])
+        wrong = [np.roll(draft.laws[place], 1) for draft in drafts]
+        assert not fits([draft.tokens[place] for draft in drafts], wrong)
+    some = [(draft, children[0][0]) for draft in drafts if 0 in (children := draft.children())]
+    middle = np.median([draft.tokens[0] for draft, _ in some])
+    for own in (some, [(draft, place) for draft, place in some if draft.tokens[0] < middle]):
+        assert len(own) > 50  # and a number that decides on one token decides on no other
+        assert fits([draft.tokens[place] for draft, place in own], [draft.laws[place] for draft, place in own])
+
+
+def test_a_suffix_is_continued_in_several_ways() -> None:
+    proposer = SuffixProposer(branches=2)
+    ids = [1, 2, 3, 4, 9, 1, 2, 3, 5, 9, 1, 2, 3, 4, 8, 1, 2, 3, 6, 8, 7, 1, 2, 3]
+    [draft] = proposer.propose([State(0, ids)], [5])
+    children = draft.children()
+    assert [draft.tokens[place] for place in children[ROOT]] == [4, 6]  # 4 twice; of the others the latest
+    assert all(len(group) <= 2 for group in children.values())
+    assert len(draft) == 5
+    [chain] = SuffixProposer().propose([State(0, ids)], [5])
+    assert chain.tokens[0] == 4
+    assert chain.parents is None
+    assert proposer.propose([State(1, [1, 2, 3])], [5])[0].tokens == ()
+    [latest] = proposer.propose([State(2, [1, 2, 3, 30, 7, 1, 2, 3, 20, 8, 1, 2, 3])], [2])
+    assert latest.tokens[0] == 20  # of those that followed as often
+    with pytest.raises(ValueError, match="branches must be >= 1, got 0"):
+        SuffixProposer(branches=0)
+
+
+# in an engine
+
+
+@pytest.mark.parametrize(("name", "tokens", "branches"), [("suffix", 6, 3), ("medusa", 8, 3), ("eagle", 8, 2)])
+def test_some_requests_at_once(llm: nc.LLM, name: str, tokens: int, branches: int) -> None:
+    compare(llm, name, 5, 3, tokens=tokens, branches=branches, adaptive=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"adaptive": False}, {"adaptive": True}], ids=["", "adaptive"])
+@pytest.mark.parametrize(("name", "tokens", "branches"), [("suffix", 9, 3), ("medusa", 16, 4), ("eagle", 16, 2)])
+def test_three_hundred_requests_at_once(
+    llm: nc.LLM, name: str, tokens: int, branches: int, options: dict[str, Any]
+) -> None:
+    compare(llm, name, 300, 2, tokens=tokens, branches=branches, **options)
+
+
+def tau(llm: nc.LLM, texts: list[list[int]], *asked: Any, **more: Any) -> float:
+    engine = llm.new_engine(speculation=Speculation(*asked, adaptive=False, **more))
+    params = nc.SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    drive(engine, [Request(ids, params) for ids in texts])
+    return engine.stats.drafts.tau
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_more_of_a_tree_is_kept_than_of_a_chain(name: str, llm: nc.LLM, texts: list[list[int]]) -> None:
+    assert tau(llm, texts[:4], name, 8, branches=2) > tau(llm, texts[:4], name, 8) + 0.1
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_rejection_of_trees_by_the_embedded_model(name: str, llm: nc.LLM, texts: list[list[int]]) -> None:
+    """Nothing is complained of, and much is kept."""
+    asked = Speculation(name, 8, "rejection", adaptive=False, branches=2)
+    engine = llm.new_engine(speculation=asked)
+    params = nc.SamplingParams(temperature=0.8, top_p=0.9, max_tokens=16, ignore_eos=True)
+    drive(engine, [Request(ids, params.replace(seed=seed)) for seed, ids in enumerate(texts[:4])])
+    assert engine.stats.drafts.tau > {"medusa": 1.2, "eagle": 1.5}[name]
+    assert not engine._speculator._failed

@@ -1,0 +1,3 @@
+"""Small tokenizers of every family, as fixtures."""
+
+from small_tokenizers import *  # noqa: F403

@@ -1,0 +1,213 @@
+"""What llguidance would take though the schema forbids it: hostile spellings of names and characters, names twice."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_compiler import can_write
+
+import nucleate as nc
+from nucleate.parameters.parameter import ParameterError
+from nucleate.structured_output import Grammars, Structured
+from nucleate.structured_output.schema_soundness import narrowed
+from nucleate.tokenization.tokenizer import Tokenizer
+
+NULL, INTEGER = {"type": "null"}, {"type": "integer"}
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return nc.LLM().tokenizer
+
+
+@pytest.fixture(scope="module")
+def grammars(tokenizer: Tokenizer) -> Grammars:
+    return Grammars(tokenizer, 4096)
+
+
+OPEN = {"type": "object", "properties": {"a": NULL, "ab": NULL, 'q"': NULL, "ä": NULL}}
+OTHERS = OPEN | {"additionalProperties": INTEGER}
+KNOWN: list[tuple[dict[str, Any], str, bool]] = [
+    (OPEN, r'{"\u0061":1}', False),
+    (OPEN, r'{"a\u0062":1}', False),
+    (OPEN, r'{"q\u0022":1}', False),
+    (OPEN, r'{"\u00e4":1}', False),
+    (OPEN, '{"a":1}', False),
+    (OPEN, '{"a":null,"b":1}', True),
+    (OPEN, r'{"":[],"\n":{},"q\"q":0,"abc":1}', True),
+    (OTHERS, r'{"\u0061":1}', False),
+    (OTHERS, '{"a":null,"abc":1,"b":2,"":3}', True),
+    (OTHERS, '{"ab":1}', False),
+    (OTHERS, '{"b":null}', False),
+    (OTHERS, r'{"q\"":1}', False),
+    (OTHERS | {"required": ["z"]}, r'{"z":1,"\u007a":null}', False),
+    (OTHERS | {"required": ["z"]}, '{"z":1,"y":2}', True),
+    ({"allOf": [OPEN, {"properties": {"b": NULL}}]}, r'{"\u0062":1}', False),
+    ({"allOf": [OPEN, {"properties": {"b": NULL}}]}, '{"a":null,"b":null,"c":1}', True),
+    ({"$defs": {"o": OPEN}, "type": "array", "items": {"$ref": "#/$defs/o"}}, r'[{"\u0061":1}]', False),
+    ({"type": "string", "pattern": '^[^"]*$'}, r'"\""', False),
+    ({"type": "string", "pattern": '^[^"]*$'}, r'"a\n\\"', True),
+    ({"type": "string", "pattern": r"^[^\\]*$"}, r'"\\"', False),
+    ({"type": "string", "pattern": r"^[^\\]*$"}, r'"\""', True),
+    ({"type": "string", "pattern": r'^[^\n"]$'}, r'"\""', False),
+    ({"type": "string", "pattern": r'^([^"]|b)*$'}, r'"\""', False),
+    ({"type": "string", "pattern": r"^\P{Po}$"}, r'"\""', False),
+    ({"type": "string", "pattern": r"^\PP$"}, r'"\\"', False),
+    ({"type": "string", "pattern": r"^\p{Cc}$"}, r'"\""', False),
+    ({"type": "string", "pattern": r"^[[:^punct:]]$"}, r'"\""', False),
+    ({"type": "string", "pattern": r"^[\x00-!]$"}, r'"\""', False),
+    ({"type": "string", "pattern": r'^(?x)[ ^"]$'}, r'"\""', False),
+    ({"type": "string", "pattern": r'^[^]"]$'}, r'"\""', False),
+    ({"type": "string", "pattern": r'^[^\]"]$'}, '"]"', False),
+    ({"type": "string", "pattern": r'^[^\]"]$'}, '"["', True),
+    ({"type": "string", "pattern": r'^[^\d"]$'}, '"5"', False),
+    ({"type": "string", "pattern": r'^[^\w"]$'}, '"-"', True),
+    ({"type": "object", "patternProperties": {'^[^"]$': NULL}, "additionalProperties": False}, r'{"\"":null}', False),
+]
+
+
+@pytest.mark.parametrize(("schema", "text", "right"), KNOWN, ids=lambda value: json.dumps(value)[:60])
+def test_what_was_found(
+    grammars: Grammars, tokenizer: Tokenizer, schema: dict[str, Any], text: str, *, right: bool
+) -> None:
+    assert can_write(grammars.compile(Structured(json_schema=schema)), tokenizer, text) == right
+
+
+def test_schemas_in_a_grammar_are_held_as_well(grammars: Grammars, tokenizer: Tokenizer) -> None:
+    compiled = grammars.compile(Structured(grammar=f"start: %json {json.dumps(OPEN)}"))
+    assert not can_write(compiled, tokenizer, r'{"\u0061":1}')
+    assert can_write(compiled, tokenizer, '{"b":1}')
+    with pytest.raises(ParameterError, match="%json: cannot enforce minProperties, since"):
+        grammars.compile(Structured(grammar='start: %json {"type": "object", "minProperties": 2}'))
+
+
+@pytest.mark.parametrize(
+    ("schema", "what"),
+    [
+        (
+            {"additionalProperties": NULL, "minProperties": 2},
+            "minProperties at /items, since a name can be written twi",
+        ),
+        ({"patternProperties": {"^x": NULL}}, "patternProperties at /items unless additionalProperties is false"),
+        ({"properties": {"\n": NULL}}, "properties at /items whose names hold control"),
+        ({"properties": {"a" * 65: NULL}, "additionalProperties": NULL}, "additionalProperties at /items beside names"),
+        (
+            {"properties": {f"{i:060}": NULL for i in range(40)}, "additionalProperties": NULL},
+            "additionalProperties at",
+        ),
+        ({"pattern": "|".join(f"\\x{i:02x}" for i in range(32))}, "pattern at /items of so many control"),
+    ],
+)
+def test_what_cannot_be_mended_is_refused_or_listed(grammars: Grammars, schema: dict[str, Any], what: str) -> None:
+    whole = {"type": "array", "items": schema}
+    with pytest.raises(ParameterError, match=f"json_schema: cannot enforce {what}") as caught:
+        grammars.compile(Structured(json_schema=whole))
+    assert caught.value.field == "json_schema"
+    compiled = grammars.compile(Structured(json_schema=whole, policy="lenient"))
+    assert [each.split(" ", 1)[0] for each in compiled.ignored] == [what.split(" ", 1)[0].strip(",")]
+    assert compiled.ignored[0].endswith("at /items")
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "required": ["a"], "minProperties": 2},
+        {"type": "object", "properties": {"a": NULL, "b": NULL}, "required": ["a", "b"], "additionalProperties": False,
+         "minProperties": 2},
+        {"type": "object", "patternProperties": {"^x": NULL}, "additionalProperties": False, "minProperties": 1},
+        {"type": "object", "properties": {f"{i:060}": NULL for i in range(40)}},
+    ],
+)  # fmt: skip
+def test_what_is_right_as_it_is_is_taken(grammars: Grammars, schema: dict[str, Any]) -> None:
+    assert grammars.compile(Structured(json_schema=schema)).ignored == ()
+
+
+@pytest.mark.parametrize("pattern", ["^[a-z]+$", r"^\d{4}-\d\d$", r"[\w.-]+@[\w.-]+", r"a\[b\]", r"[\]\n]", "é|[ä-ü]"])
+def test_ordinary_patterns_are_as_they_were(pattern: str) -> None:
+    assert narrowed(pattern) == pattern
+
+
+NAMES = ["a", "ab", "b", "", 'q"', "s\\", "ä", "x1", "/"]
+VALUES = [None, 1, "x", {}]
+SCHEMAS = st.sampled_from([NULL, INTEGER, {"type": "string"}, True])
+RESTS = st.sampled_from([None, True, {}, False, NULL, INTEGER])
+OBJECTS = st.builds(
+    lambda names, rest, required, least, patterns: {
+        "type": "object",
+        "properties": names,
+        "required": required,
+        **({} if rest is None else {"additionalProperties": rest}),
+        **({"minProperties": least} if least else {}),
+        **({"patternProperties": patterns} if patterns else {}),
+    },
+    st.dictionaries(st.sampled_from(NAMES), SCHEMAS, max_size=4),
+    RESTS,
+    st.lists(st.sampled_from(NAMES), max_size=2, unique=True),
+    st.integers(0, 3),
+    st.sampled_from([{}, {}, {"^x": NULL}, {'[^"]1': INTEGER}]),
+)
+CLASSES = st.lists(st.sampled_from(['"', r"\\", r"\n", "a", r"\x00", r"\s", r"\d", "x-z", r"\]", "!-/"]), min_size=1)
+ATOMS = st.builds(lambda negated, parts: f"[{'^' * negated}{''.join(parts)}]", st.booleans(), CLASSES)
+PATTERNS = st.builds(
+    lambda parts, mark, bar: f"^({bar.join(parts)}){mark}$",
+    st.lists(st.one_of(ATOMS, st.sampled_from([".", r"\S", r"\W", "b", r"\t"])), min_size=1, max_size=3),
+    st.sampled_from(["", "*", "+", "{2}"]),
+    st.sampled_from(["", "|"]),
+)
+
+
+def spelled(text: str, chance: random.Random) -> str:
+    """A string of JSON in which some characters are written as no one writes them."""
+    kinds = (
+        lambda c: json.dumps(c, ensure_ascii=False)[1:-1],
+        lambda c: f"\\u{ord(c):04x}",
+        lambda c: f"\\u{ord(c):04X}",
+    )
+    return '"' + "".join(chance.choice(kinds)(c) if chance.random() < 0.4 else kinds[0](c) for c in text) + '"'
+
+
+def hostile(schema: dict[str, Any], chance: random.Random) -> str:
+    """Members as the schema may have them, or nearly, in the order in which they can be written."""
+    names = [*schema["properties"], *schema["required"]]
+    asked = [name for name in dict.fromkeys(names) if name in schema["required"] or chance.random() < 0.6]
+    said = [*asked, *(chance.choice([*NAMES, "x2"]) for _ in range(chance.randint(0, 3)))]
+    return "{" + ",".join(f"{spelled(name, chance)}:{json.dumps(chance.choice(VALUES))}" for name in said) + "}"
+
+
+@settings(deadline=None, max_examples=60)
+@given(schema=OBJECTS, seed=st.integers(0, 2**32))
+def test_an_object_that_is_taken_validates(
+    grammars: Grammars, tokenizer: Tokenizer, schema: dict[str, Any], seed: int
+) -> None:
+    try:
+        compiled = grammars.compile(Structured(json_schema=schema))
+    except ParameterError:
+        return
+    judge, chance = jsonschema.Draft202012Validator(schema), random.Random(seed)
+    for _ in range(60):
+        text = hostile(schema, chance)
+        if can_write(compiled, tokenizer, text):
+            assert judge.is_valid(json.loads(text)), (schema, text)
+
+
+@settings(deadline=None, max_examples=60)
+@given(pattern=PATTERNS, seed=st.integers(0, 2**32))
+def test_a_string_that_is_taken_validates(grammars: Grammars, tokenizer: Tokenizer, pattern: str, seed: int) -> None:
+    schema = {"type": "string", "pattern": pattern}
+    try:
+        compiled = grammars.compile(Structured(json_schema=schema))
+    except ParameterError:
+        return
+    judge, chance = jsonschema.Draft202012Validator(schema), random.Random(seed)
+    for _ in range(60):
+        text = spelled(
+            "".join(chance.choice('"\\\nab\0 5y]/\x01\x08\x7f!') for _ in range(chance.randint(1, 2))), chance
+        )
+        if can_write(compiled, tokenizer, text):
+            assert judge.is_valid(json.loads(text)), (pattern, text)

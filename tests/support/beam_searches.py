@@ -1,0 +1,74 @@
+"""Beam searches for the engine's tests, and what their slow twin finds."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import toy_requests as toys
+from toy_models import Toy
+
+from nucleate.engine.beam.params import BeamParams, BeamPiece, BeamRequest
+from nucleate.generation.beam_search import beam_search
+from nucleate.outputs import Event
+
+SIZE = 300
+"""A smaller vocabulary than that of ``toys``, as the twin sorts all of it."""
+
+NAMES = ("width", "length_penalty", "early_stopping", "returned", "groups", "diversity_penalty")
+Answer = tuple[tuple[int, ...], float, float, str | None]
+
+
+def rule(seen: tuple[int, ...]) -> np.ndarray:
+    """Logits that depend on every token and on their order; often the end of a text is likely."""
+    return toys.rule(seen)[:SIZE]
+
+
+def toy(context_length: int = 256, of: Callable[[tuple[int, ...]], np.ndarray] = rule) -> Toy:
+    return Toy(of, SIZE, context_length)
+
+
+def random_search(rng: random.Random, longest: int = 20) -> BeamRequest:
+    """A search with a bit of everything."""
+    groups = rng.choice([1, 1, 1, 2])
+    width = groups * rng.randint(1, 4)
+    params = BeamParams(
+        width=width,
+        groups=groups,
+        max_tokens=rng.randint(1, 14),
+        length_penalty=rng.choice([-1.0, 0.0, 0.5, 1.0, 2.0]),
+        early_stopping=rng.choice([True, False, "never"]),
+        diversity_penalty=rng.choice([0.0, 1.0, 20.0]),
+        returned=rng.choice([None, None, 1, width]),
+        stop_token_ids=rng.choice([(), (), (5, 6)]),
+        ignore_eos=rng.random() < 0.2,
+        logprobs=rng.choice([None, None, 0, 2]),
+    )
+    prompt = [rng.randrange(1, 40) for _ in range(rng.randint(1, longest))]
+    return BeamRequest(prompt, params, priority=rng.choice([0, 0, 1, -1]))
+
+
+def wanted(model: Toy, request: BeamRequest, eos: Sequence[int] | frozenset[int], **more: object) -> list[Answer]:
+    """What the slow twin finds."""
+    params = request.params
+    asked = {name: getattr(params, name) for name in NAMES}
+    room = model.context_length - len(request.prompt_ids)
+    most = room if params.max_tokens is None else min(room, params.max_tokens)
+    ends = [*params.stop_token_ids, *(() if params.ignore_eos else eos)]
+    rule: Callable[[tuple[int, ...]], np.ndarray] = model.rule
+    beams = beam_search(rule, request.prompt_ids, max_tokens=most, eos_token_ids=ends, **asked, **more)
+    return [(beam.token_ids, beam.score, beam.logprob, beam.finish_reason) for beam in beams]
+
+
+def found(events: Sequence[Event]) -> list[Answer]:
+    """What the events of a search that ended well say."""
+    answers: list[Answer] = []
+    for index, event in enumerate(events):
+        piece = event.piece
+        assert isinstance(piece, BeamPiece)
+        assert (piece.index, event.last) == (index, index == len(events) - 1)
+        answers.append((piece.token_ids, piece.score, piece.logprob, piece.finish_reason))
+    assert events[-1].usage is not None
+    assert events[-1].usage.completion_tokens == sum(len(answer[0]) for answer in answers)
+    return answers

@@ -1,0 +1,184 @@
+"""Random rows and pipelines as tensors against the reference: what differs. A script, too, see ``interpreted``."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pipeline_cases as cases
+import triton_interpreter as interpreted
+
+import nucleate as nc
+from nucleate.parameters.parameter import ParameterError
+from nucleate.sampling.backends import reference
+from nucleate.sampling.inputs import check_ids
+from nucleate.sampling.pipeline import simplify
+from nucleate.sampling.stage import Shift, Tap
+from nucleate.sampling.stages import STAGES, Logprobs
+
+NEAR = 1e-9
+
+
+def near(one: Any, other: Any, part: float = NEAR) -> bool:
+    """Equal, but for the last digits of floats."""
+    if isinstance(one, float) and isinstance(other, float):
+        return one == other or abs(one - other) <= part * max(1.0, abs(one), abs(other))
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(near(a, b, part) for a, b in zip(one, other, strict=True))
+    return bool(one == other)
+
+
+def parameters(stages: Any) -> list[Any]:
+    return [(stage.name, *(getattr(stage, name) for name in stage.parameters)) for stage in stages]
+
+
+def drawing(
+    rows: list[tuple[Any, ...]], seeds: list[int], steps: list[int], size: int, floats: Any = None
+) -> tuple[Any, ...]:
+    """Rows of one structure as ``run.run`` takes them: the batch, the steps, the numbers."""
+    import torch
+
+    from nucleate.sampling.backends.torch import batch_sampling
+    from nucleate.sampling.dispatch import signature
+
+    staged = [signature.staged_of(stages) for stages in rows]
+    assert not any(isinstance(one, str) for one in staged), staged
+    assert len({one.steps for one in staged}) == 1
+    seeds_R, steps_R = (torch.tensor([word - 2**64 * (word >= 2**63) for word in words]) for words in (seeds, steps))
+    floats = floats or torch.float64
+    numbers_RP = torch.tensor([one.numbers for one in staged], dtype=floats).view(len(staged), -1)
+    batch = batch_sampling.batch_of(staged, seeds_R, size, floats)
+    return batch, steps_R, numbers_RP if batch.learns else None
+
+
+def outcome(given: Any, logits: Any) -> Any:
+    from nucleate.sampling.backends.torch import batch_sampling
+
+    batch, steps_R, numbers_RP = given
+    return batch_sampling.run(
+        batch, batch_sampling.Given(batch_sampling.scores(logits, batch.fixed.zero_1), steps_R, numbers_RP=numbers_RP)
+    )
+
+
+def watched(stages: Any, size: int) -> Any:
+    """With a Tap before the draw, if there is none, that reports every token that is in."""
+    return stages if any(isinstance(stage, Tap) for stage in stages) else (*stages[:-1], Logprobs(size), stages[-1])
+
+
+def difference(x: Any, stages: Any, seed: int, step: int) -> str:
+    """In what a row differs from the reference: the token, what is left and its scores, the state; or nothing."""
+    return _difference(x, stages, seed, step)[:500]  # pytest is slow to compare long texts
+
+
+def _difference(x: Any, stages: Any, seed: int, step: int) -> str:
+    import torch
+
+    from nucleate.sampling.dispatch import signature
+
+    stages = watched(simplify(stages), len(x))
+    place = next(i for i, stage in enumerate(stages) if isinstance(stage, Tap))
+    try:
+        expected = reference.run(x, stages, seed, step)
+    except Exception as error:  # noqa: BLE001  # compared with what the kernels say
+        expected = error
+    given = drawing([stages], [seed], [step], len(x))
+    got = outcome(given, torch.from_numpy(x)[None])
+    token = got.tokens_R.tolist()[0]
+    if isinstance(expected, Exception):
+        return "" if token == -1 else f"drew {token}, the reference raised {expected!r}: {stages}"
+    if token != expected.token:
+        return f"drew {token}, the reference {expected.token}: {stages}"
+    left = reference.spans(x, stages, nc.core.history.History(), reference.coin(stages, seed, step))[place]
+    told_V = got.told_RV[0].numpy()
+    if np.flatnonzero(told_V > -np.inf).tolist() != sorted(left.ids_N.tolist()):
+        return f"left {np.flatnonzero(told_V > -np.inf)}, the reference {sorted(left.ids_N)}: {stages}"
+    if not near(told_V[left.ids_N].tolist(), left.x_N.tolist()):
+        return f"other scores: {stages}"
+    moved = signature.moved(stages, given[0].steps, got.numbers_RP.tolist()[0]) if given[0].learns else stages
+    return "" if near(parameters(moved), parameters(expected.stages)) else f"{moved}, the reference {expected.stages}"
+
+
+def survey(seeds: list[int], sizes: Any = cases.SIZES, most: int = 6) -> list[str]:
+    """Random pipelines without Shifts: what differs, by seed."""
+    found = []
+    cases.SIZES, before = sizes, cases.SIZES
+    for seed in seeds:
+        x, stages, _, step = cases.case(seed, most=most)
+        stages = tuple(stage for stage in stages if not isinstance(stage, Shift))
+        own = getattr(stages[-1], "seed", None)
+        if why := difference(x, stages, 7 if own is None else own, step):
+            found.append(f"{seed}: {why}")
+    cases.SIZES = before
+    return found
+
+
+def every_stage(seeds: list[int], sizes: Any) -> list[str]:
+    """Each stage that is no Shift alone, after a cut, and before a scale, with parameters at their edges."""
+    found = []
+    for seed in seeds:
+        for name, kind in STAGES.items():
+            if issubclass(kind, Shift | Tap):
+                continue
+            rng = random.Random(f"{name} {seed}")
+            size = rng.choice(sizes)
+            one, x = cases.stage(rng, name, size), cases.row(rng, size)
+            ways = [(one, cases.stage(rng, rng.choice(cases.DRAWS), size))]
+            if name in cases.DRAWS:
+                ways = [(one,), (STAGES["top_p"](0.8), one)]
+            else:
+                ways += [(STAGES["top_k"](40), one, STAGES["gumbel"](seed))]
+                ways += [(one, STAGES["temperature"](0.7), STAGES["gumbel"](seed))]
+            found += [why for stages in ways if (why := difference(x, stages, seed, seed))]
+    return found
+
+
+def pipeline(rng: random.Random, size: int) -> tuple[Any, ...]:
+    """Stages of any kind, in canonical order."""
+    while True:
+        names = rng.sample(cases.OTHERS, rng.randrange(1, 6))
+        narrow = [name for name in names if not issubclass(STAGES[name], Shift)]
+        names = sorted(narrow if rng.random() < 0.6 else names, key=lambda name: STAGES[name].rank)
+        stages = (*(cases.stage(rng, name, size) for name in names), cases.stage(rng, rng.choice(cases.DRAWS), size))
+        try:
+            check_ids(simplify(stages), size)
+        except ParameterError:
+            continue
+        return stages
+
+
+def mixed(backend: str, seed: int, size: int, steps: int, kinds: int = 4) -> list[Any]:
+    """What a Sampler says of rows of many structures, and their states."""
+    import torch
+
+    rng, sampler, story = random.Random(seed), nc.Sampler(size, backend), []
+    for _ in range(kinds):
+        stages = pipeline(rng, size)
+        for _ in range(rng.randrange(1, 3)):
+            sampler.add(stages, [rng.randrange(size) for _ in range(3)], seed=rng.getrandbits(64))
+    for _ in range(steps):
+        x_RV = np.stack([cases.row(rng, size) for _ in sampler.rows])
+        if rng.random() < 0.3:
+            x_RV[rng.randrange(len(x_RV)), rng.randrange(size)] = np.nan
+        mask = np.stack([np.resize(cases.mask(rng, size), -(-size // 32)) for _ in sampler.rows])
+        out = sampler(torch.from_numpy(x_RV), mask=mask if rng.random() < 0.4 else None)
+        story.append((out.token_ids.tolist(), sorted(out.errors.items()), told(out.logprobs)))
+        row, token = rng.choice(sampler.rows), rng.randrange(size)
+        if rng.random() < 0.3:
+            try:
+                sampler.push(row, token)
+            except ParameterError:  # a state that is no number any more
+                return story
+        story.append([parameters(sampler.stages(row)) for row in sampler.rows])
+    return story
+
+
+def told(logprobs: Any) -> Any:
+    """Logprobs as lists; ranks of tokens that are out are none."""
+    if logprobs is None or not any(logprobs):
+        return None
+    return [one and [[tuple(each) for each in part] for part in ([one.chosen], one.top, one.asked)] for one in logprobs]
+
+
+if __name__ == "__main__":
+    interpreted.serve(globals())

@@ -1,0 +1,192 @@
+"""Runs the Triton kernels in Triton's interpreter, in a process of its own: it decides on import how kernels run.
+
+A kernel that would race on a GPU is an error of whoever asked, see ``races``.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from typing import Any, Self
+
+import race_detector as races
+
+
+class Interpreted:
+    """A process that runs kernels in NumPy. ``call`` a function of a script, such as those below, by its name."""
+
+    def __init__(self, script: str = __file__) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-W", "ignore", script],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        )
+
+    def call(self, name: str, *given: Any) -> Any:
+        """What the function says; raises what it raises."""
+        pickle.dump((name, given), self._process.stdin)
+        self._process.stdin.flush()
+        well, answer = pickle.load(self._process.stdout)
+        if well:
+            return answer
+        raise answer
+
+    def close(self) -> None:
+        self._process.stdin.close()
+        self._process.wait(30)
+        self._process.stdout.close()
+
+
+def hasten() -> None:
+    """The interpreter patches the language for each call of a function; once for each module and kernel is enough.
+
+    It also works out the type of an array anew for each operation.
+    """
+    from triton.runtime import interpreter
+
+    patched, run = set(), interpreter.InterpretedFunction.run
+
+    def called(self: Any, *given: Any, **named: Any) -> Any:
+        if id(self.fn.__globals__) not in patched:
+            patched.add(id(self.fn.__globals__))
+            interpreter._patch_lang(self.fn)
+        return self.rewrite()(*given, **named)
+
+    def started(self: Any, *given: Any, **named: Any) -> Any:
+        patched.clear()
+        return run(self, *given, **named)
+
+    interpreter.InterpretedFunction.__call__, interpreter.InterpretedFunction.run = called, started
+    type_of, known = interpreter._get_np_dtype, {}
+
+    def remembered(kind: Any) -> Any:
+        name = "pointer" if kind.scalar.is_ptr() else kind.scalar.name
+        if name not in known:
+            known[name] = type_of(kind)
+        return known[name]
+
+    interpreter._get_np_dtype = remembered
+
+
+def uniforms(seed: int, step: int, stream: int, count: int) -> tuple[list[float], list[float]]:
+    """(uniform numbers, exponential ones) of the first ids."""
+    import torch
+    import triton.language as tl
+    from triton import jit
+
+    from nucleate.sampling.backends.triton.triton_philox import times, uniform
+
+    @jit
+    def fill(seeds, numbers, waits, stream, count: tl.constexpr):
+        ids = tl.arange(0, count)
+        seed, step = tl.load(seeds), tl.load(seeds + 1)
+        tl.store(numbers + ids, uniform(seed, step, stream, ids))
+        tl.store(waits + ids, times(seed, step, stream, ids))
+
+    fill.fn.__globals__.update(tl=tl, uniform=uniform, times=times)
+    signed = [word - 2**64 * (word >= 2**63) for word in (seed, step)]
+    out = torch.zeros(2, count, dtype=torch.float64)
+    fill[(1,)](torch.tensor(signed), out[0], out[1], stream, count)
+    return out[0].tolist(), out[1].tolist()
+
+
+def sample(x_RV: Any, numbers: Any, seeds: Any, steps: Any, **more: Any) -> dict[str, Any]:
+    """What the kernels leave in their workspace. more: dtype, stride, mask, rows, cuts, report, out, active."""
+    import torch
+
+    from nucleate.sampling.backends.torch.slots import COLUMNS, OFFSET, SEED, STEP
+    from nucleate.sampling.backends.triton import launch
+    from nucleate.sampling.backends.triton.device_memory import State
+
+    rows, size = x_RV.shape
+    lying = torch.full((rows, size * more.get("stride", 1) + more.get("stride", 1)), torch.nan)
+    lying = lying.to(getattr(torch, more.get("dtype", "float32")))
+    logits = lying[:, : size * more.get("stride", 1) : more.get("stride", 1)]
+    logits.copy_(torch.from_numpy(x_RV))
+    work = launch.Workspace(more.get("rows", rows), size, "cpu")
+    for tensor in [*vars(work).values(), *work.sums, *work.waiting, *work.room]:
+        if isinstance(tensor, torch.Tensor):  # what an earlier call left there is of no account
+            tensor.fill_(torch.nan if tensor.is_floating_point() else 99)
+    mask = torch.from_numpy(more["mask"]) if "mask" in more else None
+    slots_R = torch.arange(len(numbers)).flip(0) + 1
+    lines_SC = torch.full((len(numbers) + 2, COLUMNS), 99)
+    lines_SC[slots_R, : len(numbers[0])] = torch.tensor(numbers, dtype=torch.float64).view(torch.int64)
+    lines_SC[slots_R, SEED], lines_SC[slots_R, STEP] = torch.from_numpy(seeds), torch.from_numpy(steps)
+    lines_SC[slots_R, OFFSET] = slots_R - lines_SC[slots_R, STEP]
+    ring_SL = torch.full((len(lines_SC), 7), -5)
+    active = torch.from_numpy(more["active"]) if "active" in more else None
+    state = State(slots_R, lines_SC, ring_SL, 7, active)
+    out = torch.full((rows,), 99) if more.get("out") else None
+    with Reads(logits) as reads:
+        tokens = launch.sample(
+            logits, state, work, mask, out_R=out, cuts=more.get("cuts", True), report=more.get("report", True)
+        )
+    assert tokens.data_ptr() == (work.tokens_R if out is None else out).data_ptr()
+    pushed = torch.full_like(ring_SL, -5)
+    for slot, token in zip(slots_R.tolist(), tokens.tolist(), strict=True):
+        pushed[slot, slot % 7] = token if token >= 0 else -5
+    assert torch.equal(ring_SL, pushed)
+    found = {"tokens": tokens, "steps": lines_SC[slots_R, STEP], "states": work.states_R, "cuts": work.cuts_R}
+    found |= {"lasts": work.lasts_R, "logprobs": work.logprobs_R, "ranks": work.ranks_R}
+    return {name: column[:rows].numpy().copy() for name, column in found.items()} | {"reads": reads.by_kernel}
+
+
+class Reads:
+    """Counts how often kernels read the scores of a tensor: a part of all scores, by kernel, in order of launches."""
+
+    def __init__(self, logits: Any) -> None:
+        self._first, self._end = logits.data_ptr(), logits.data_ptr() + logits.untyped_storage().nbytes()
+        self._scores = logits.numel()
+        self.by_kernel: list[tuple[str, float]] = []
+
+    def __enter__(self) -> Self:
+        from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder
+
+        self._methods = InterpretedFunction.run, InterpreterBuilder.create_masked_load
+        run, load = self._methods
+
+        def started(kernel: Any, *given: Any, **named: Any) -> Any:
+            self.by_kernel.append((kernel.fn.__name__, 0.0))
+            return run(kernel, *given, **named)
+
+        def loaded(builder: Any, pointers: Any, mask: Any, *rest: Any) -> Any:
+            at = pointers.data[mask.data]
+            name, count = self.by_kernel[-1]
+            here = ((at >= self._first) & (at < self._end)).sum()
+            self.by_kernel[-1] = name, count + float(here) / self._scores
+            return load(builder, pointers, mask, *rest)
+
+        InterpretedFunction.run, InterpreterBuilder.create_masked_load = started, loaded
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder
+
+        InterpretedFunction.run, InterpreterBuilder.create_masked_load = self._methods
+
+
+def serve(functions: Any = globals()) -> None:  # noqa: B008  # these here
+    hasten()
+    watch = races.Watch()
+    source, target = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what is printed goes elsewhere
+    while True:
+        try:
+            name, given = pickle.load(source)
+        except EOFError:
+            return
+        try:
+            named = given[-1] if given and isinstance(given[-1], dict) else {}
+            answer = True, functions[name](*given[: len(given) - bool(named)], **named)
+            watch.check()
+        except Exception as error:  # noqa: BLE001  # told to whoever asked
+            answer = False, error
+        pickle.dump(answer, target)
+        target.flush()
+
+
+if __name__ == "__main__":
+    serve()
