@@ -24,7 +24,7 @@ from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
 from nucleate.models.loader import EMBEDDED, load, runner_of
 from nucleate.models.protocol import Model
-from nucleate.models.runner import Part, Runner
+from nucleate.models.runner import ModelInput, Runner
 from nucleate.models.transformers.transformers_model import TransformersModel, libraries
 from nucleate.tokenization.tokenizer import Tokenizer
 
@@ -59,7 +59,7 @@ class Timed:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._runner, name)
 
-    def forward(self, parts: Sequence[Part]) -> Any:
+    def forward(self, parts: Sequence[ModelInput]) -> Any:
         start = time.perf_counter()
         try:
             return self._runner.forward(parts)

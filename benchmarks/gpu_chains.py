@@ -14,9 +14,9 @@ import numpy as np
 import torch
 
 import nucleate as nc
-from nucleate.sampling.backends.torch.batch_state import Rows
-from nucleate.sampling.backends.torch.batch_view import Part
-from nucleate.sampling.dispatch.device_row import Resident, device_row
+from nucleate.sampling.backends.torch.batch_state import BatchState
+from nucleate.sampling.backends.torch.batch_view import BatchView
+from nucleate.sampling.dispatch.device_row import DeviceRowSpec, device_row
 from nucleate.sampling.pipeline import simplify
 from nucleate.sampling.stage import Pipeline
 
@@ -75,12 +75,12 @@ def made(rows: int, size: int, chain: str, dtype: torch.dtype, device: str) -> C
 
 def rows_of(
     pipelines: Sequence[Pipeline], seeds: Sequence[int], size: int, device: str, said: Sequence[list[int]] = ()
-) -> tuple[Rows, Part]:
+) -> tuple[BatchState, BatchView]:
     """Rows as a Sampler keeps them, whose tokens kernels draw. said: the output of each."""
-    rows = Rows(size, torch.empty(0, device=device).device, "triton", lambda *_: None)
+    rows = BatchState(size, torch.empty(0, device=device).device, "triton", lambda *_: None)
     for number, (stages, seed) in enumerate(zip(pipelines, seeds, strict=True)):
         row = device_row(simplify(stages), size)
-        assert isinstance(row, Resident), row  # noqa: S101  # a device runs the chains above
+        assert isinstance(row, DeviceRowSpec), row  # noqa: S101  # a device runs the chains above
         rows.add(number, row, seed, [], said[number] if said else [])
     part = rows.part(range(len(pipelines)))
     rows.reserve(part, STEPS)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 from nucleate.sampling.history import History
-from nucleate.sampling.incremental_history import Memory
+from nucleate.sampling.incremental_history import IncrementalHistory
 from nucleate.sampling.stage import Shift
 from nucleate.sampling.stages import BadWords, Dry, NoRepeatNgram, Presence, Repetition
 
@@ -47,10 +47,10 @@ def main() -> None:
         for kind, length in (("prose", 1_000), ("prose", 100_000), ("one token", 100_000)):
             prompt, more = text(kind, length), text("prose", 300)
             start = time.perf_counter()
-            memory = Memory((stage,), prompt)
+            memory = IncrementalHistory((stage,), prompt)
             admitted = (time.perf_counter() - start) * 1e3
 
-            def step(token: int, memory: Memory = memory, stage: Shift = stage) -> None:
+            def step(token: int, memory: IncrementalHistory = memory, stage: Shift = stage) -> None:
                 memory.push(token)
                 memory.listing(stage)
                 memory.counts(stage.window)

@@ -29,7 +29,7 @@ import nucleate as nc
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
 from nucleate.jit.warmup import warm
-from nucleate.models.runner import Part
+from nucleate.models.runner import ModelInput
 from nucleate.speculative.config import Speculation
 
 TOKENS = 120
@@ -101,7 +101,7 @@ def requests_of(llm: nc.LLM, kind: str, temperature: float, at_once: int, turn: 
 def new_engine(llm: nc.LLM, name: str, at_once: int) -> Engine:
     """An engine that knows no request of before. One answer alone would be read without kernels: a draft loads them."""
     engine = llm.new_engine(speculation=WAYS.get(name), max_sequences=at_once)
-    engine.runner.forward([Part(-1, [1, 2], 0, 2, [0], 2)])
+    engine.runner.forward([ModelInput(-1, [1, 2], 0, 2, [0], 2)])
     return engine
 
 

@@ -35,7 +35,7 @@ from nucleate.cli.bench import CHAINS, logits, medians
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
 from nucleate.sampling.sampler import Sampler
-from nucleate.structured_output import Compiled, Grammars, Guide, Structured
+from nucleate.structured_output import CompiledGrammar, GrammarCompiler, Guide, StructuredOutputs
 from nucleate.tokenization.tokenizer import Tokenizer
 
 ROWS = (1, 8, 32)
@@ -55,10 +55,10 @@ _RECORD = closed(
     born={"type": "string", "format": "date"},
 )
 _MANY = {f"field_{i}": whole(0, 9) for i in range(30)}
-FORMS: dict[str, Structured] = {
-    "easy: numbers": Structured(json_schema=listed(whole(0, 999), 40, 40)),
-    "typical: records": Structured(json_schema=listed(_RECORD, 3, 3)),
-    "hard: patterns, 30 optional fields": Structured(
+FORMS: dict[str, StructuredOutputs] = {
+    "easy: numbers": StructuredOutputs(json_schema=listed(whole(0, 999), 40, 40)),
+    "typical: records": StructuredOutputs(json_schema=listed(_RECORD, 3, 3)),
+    "hard: patterns, 30 optional fields": StructuredOutputs(
         json_schema=closed(
             tuple(_MANY),
             story=text(200, pattern="^(?:[A-Z][a-z]{1,9}(?: [a-z]{1,9}){3,8}[.!?] ?){2,9}$"),
@@ -66,7 +66,7 @@ FORMS: dict[str, Structured] = {
             **_MANY,
         )
     ),
-    "any text of 5 to 400 characters": Structured(regex="(?s).{5,400}"),
+    "any text of 5 to 400 characters": StructuredOutputs(regex="(?s).{5,400}"),
 }
 
 
@@ -163,13 +163,13 @@ def _line(told: Mapping[str, Mapping[str, float]]) -> str:
     return f"{shares} (after the forward {after['share of masks']:.1%}); {speed:.0f} tokens/s, {ratios}; {forced}"
 
 
-def answers(llm: nc.LLM, form: Structured, count: int) -> list[nc.Completion]:
+def answers(llm: nc.LLM, form: StructuredOutputs, count: int) -> list[nc.Completion]:
     """Texts that the embedded model writes under a form."""
     asked = [nc.SamplingParams(**SAMPLED, structured=form, seed=seed, max_tokens=700) for seed in range(count)]
     return llm.generate(["Once upon a time"] * count, asked)
 
 
-def walk(form: Compiled, tokens_of: Mapping[bytes, int], written: bytes) -> list[int]:
+def walk(form: CompiledGrammar, tokens_of: Mapping[bytes, int], written: bytes) -> list[int]:
     """A text in the longest tokens that its form allows."""
     matcher, mask_W, tokens, place = form.matcher(), np.empty(form.words, np.int32), [], 0
     while place < len(written) and not matcher.stopped:
@@ -189,7 +189,7 @@ def walk(form: Compiled, tokens_of: Mapping[bytes, int], written: bytes) -> list
 class Walking:
     """Guides under one form on their ways through texts, each somewhere else."""
 
-    def __init__(self, form: Compiled, walks: Sequence[Sequence[int]]) -> None:
+    def __init__(self, form: CompiledGrammar, walks: Sequence[Sequence[int]]) -> None:
         self._form, self._walks = form, walks
         self._next = 0
         self.guide, self._tokens = self._begun()
@@ -209,7 +209,9 @@ class Walking:
             self.guide, self._tokens = self._begun()
 
 
-def filling(name: str, grammars: Grammars, walks: Mapping[str, list[list[int]]], steps: int) -> list[dict[str, Any]]:
+def filling(
+    name: str, grammars: GrammarCompiler, walks: Mapping[str, list[list[int]]], steps: int
+) -> list[dict[str, Any]]:
     """Part 2, for one vocabulary."""
     found = []
     for (form, structured), rows in itertools.product(FORMS.items(), ROWS):
@@ -247,13 +249,13 @@ def filling(name: str, grammars: Grammars, walks: Mapping[str, list[list[int]]],
 def compiling(tokenizer: Tokenizer, size: int, repeat: int) -> dict[str, float]:
     """Part 3, for one vocabulary: milliseconds."""
     start = perf_counter()
-    grammars = Grammars(tokenizer, size, cache_bytes=0)
+    grammars = GrammarCompiler(tokenizer, size, cache_bytes=0)
     made = perf_counter() - start
-    grammars.compile(Structured(json_object=True))
+    grammars.compile(StructuredOutputs(json_object=True))
     times: dict[str, list[float]] = {name: [] for name in SCHEMAS}
     for _ in range(repeat):
         for name, schema in SCHEMAS.items():
-            structured = Structured(json_schema=schema)
+            structured = StructuredOutputs(json_schema=schema)
             start = perf_counter()
             grammars.compile(structured)
             times[name].append((perf_counter() - start) * 1e3)
@@ -306,7 +308,7 @@ def main() -> None:
     results["filling"], results["compiling, ms"], masks = [], {}, {}
     for name, (tokenizer, size) in vocabularies.items():
         results["compiling, ms"][name] = compiling(tokenizer, size, 3)
-        grammars = Grammars(tokenizer, size)
+        grammars = GrammarCompiler(tokenizer, size)
         pieces = tokenizer.pieces
         tokens_of = {pieces.as_bytes(token): token for token in pieces.table if token not in tokenizer.special_ids}
         walks = {
@@ -321,9 +323,9 @@ def main() -> None:
         asked.json.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
 
 
-def first_masks(grammars: Grammars, rows: int) -> dict[str, Any]:
+def first_masks(grammars: GrammarCompiler, rows: int) -> dict[str, Any]:
     """Masks that allow little, and much."""
-    forms = {"few tokens": Structured(regex="[0-9]{9}"), "most tokens": Structured(regex="(?s).{9,999}")}
+    forms = {"few tokens": StructuredOutputs(regex="[0-9]{9}"), "most tokens": StructuredOutputs(regex="(?s).{9,999}")}
     masks = {"all tokens": np.full((rows, grammars.words), -1, np.int32)}
     for name, form in forms.items():
         mask_W = Guide(grammars.compile(form)).mask()

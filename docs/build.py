@@ -60,7 +60,7 @@ def field_types() -> str:
         "",
         "from collections.abc import Mapping, Sequence",
         "",
-        "from nucleate.structured_output.spec import Structured",
+        "from nucleate.structured_output.spec import StructuredOutputs",
         "",
         "class Fields:",
         "    def __init__(",
@@ -90,7 +90,7 @@ def taken(p: Parameter) -> str:
         "tuple[str, ...]": "str | Sequence[str]",
         "str | tuple[str, ...]": "str | Sequence[str]",
         "tuple[str | tuple[int, ...], ...]": "str | Sequence[str | Sequence[int]]",
-        "Structured": "Structured | Mapping[str, object]",
+        "StructuredOutputs": "StructuredOutputs | Mapping[str, object]",
     }.get(p.kind, p.kind)
     return kind + (" | None" if p.optional else "")
 

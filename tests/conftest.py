@@ -39,7 +39,7 @@ def log() -> Iterator[None]:
     assert [(logger.level, logger.propagate, logger.disabled) for logger in loggers] == before
 
 
-class Held(readiness.Kernels):
+class Held(readiness.KernelReadiness):
     """As if none were in memory, however long one waits."""
 
     ready = False

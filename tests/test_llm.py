@@ -159,7 +159,7 @@ def test_an_end_beyond_the_logits_is_never_drawn_and_harms_nothing(tmp_path: Pat
 # ---- logprobs
 
 
-def raw_rows(llm: nc.LLM, output: nc.Output, prompt: str) -> list[np.ndarray]:
+def raw_rows(llm: nc.LLM, output: nc.CompletionOutput, prompt: str) -> list[np.ndarray]:
     """The logits that each token of an answer was drawn from."""
     context = llm.model.begin()
     rows = [context.forward(llm.encode(prompt))]

@@ -8,11 +8,11 @@ import pickle
 
 import pytest
 
-from nucleate.outputs import Completion, Finish, Output, Piece, StepLogprobs, TokenLogprob, Usage
+from nucleate.outputs import Completion, CompletionChunk, CompletionOutput, Finish, StepLogprobs, TokenLogprob, Usage
 
 
 def test_a_completion_is_a_frozen_value():
-    output = Output(index=0, text="a", token_ids=(1,), finish_reason="stop", stop_reason=None, seed=3)
+    output = CompletionOutput(index=0, text="a", token_ids=(1,), finish_reason="stop", stop_reason=None, seed=3)
     completion = Completion((5, 6), (output,), Usage(2, 1))
     assert completion.text == "a"
     assert completion.usage.total_tokens == 3
@@ -22,21 +22,21 @@ def test_a_completion_is_a_frozen_value():
 
 
 def test_a_piece_says_which_answer_it_belongs_to():
-    piece = Piece("x", (7,), 1, 99, *Finish("error", "why"))
+    piece = CompletionChunk("x", (7,), 1, 99, *Finish("error", "why"))
     assert (piece.index, piece.seed, piece.finish_reason, piece.stop_reason) == (1, 99, "error", "why")
-    assert Piece("x", (7,), 1, 99).finish_reason is None
+    assert CompletionChunk("x", (7,), 1, 99).finish_reason is None
     assert pickle.loads(pickle.dumps(piece)) == piece
 
 
 def test_the_logprob_of_an_answer_is_the_exact_sum_of_its_tokens():
     def answer(*logprobs):
         steps = tuple(StepLogprobs(TokenLogprob(7, one, 1), (), ()) for one in logprobs)
-        return Output(0, "", (7,) * len(logprobs), "stop", None, 3, steps)
+        return CompletionOutput(0, "", (7,) * len(logprobs), "stop", None, 3, steps)
 
     assert answer(*[-0.1] * 10).cumulative_logprob == -1.0  # a plain sum says -0.9999999999999999
     assert answer(-1e16, -1.0, 1e16).cumulative_logprob == -1.0
     assert answer(-1.0, -math.inf).cumulative_logprob == -math.inf
-    assert Output(0, "", (), "stop", None, 3).cumulative_logprob is None
+    assert CompletionOutput(0, "", (), "stop", None, 3).cumulative_logprob is None
     assert pickle.loads(pickle.dumps(answer(-0.5))) == answer(-0.5)
 
 

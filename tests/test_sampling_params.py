@@ -145,7 +145,13 @@ EDGES = {  # field: (good values, bad values)
     "order": ([*PRESETS, (), ["top_k"], PRESETS["canonical"]], [None, 5, "", "top_k", "Canonical", [5], [""], b"hf"]),
     "draw": (["gumbel", "categorical", "greedy"], [None, "", "Gumbel", ["gumbel"], 0, b"greedy"]),
     "structured": (
-        [None, {"regex": "a"}, {"choice": ["b", "a"]}, {"json_object": True}, nc.Structured(grammar='start: "a"')],
+        [
+            None,
+            {"regex": "a"},
+            {"choice": ["b", "a"]},
+            {"json_object": True},
+            nc.StructuredOutputs(grammar='start: "a"'),
+        ],
         [5, "", "regex", True, ["regex"], b"{}", float("nan")],
     ),
     "logprobs_mode": (["raw", "processed"], [None, "", "RAW", ["raw"], True]),
@@ -325,7 +331,7 @@ def test_params_are_frozen_values():
         nc.SamplingParams(**params.to_dict()),
         nc.SamplingParams(**json.loads(params.to_json())),
         params.replace(),
-        eval(repr(params), {"SamplingParams": nc.SamplingParams, "Structured": nc.Structured}),
+        eval(repr(params), {"SamplingParams": nc.SamplingParams, "Structured": nc.StructuredOutputs}),
     ):
         assert again == params
         assert hash(again) == hash(params)
@@ -384,15 +390,15 @@ FORMS = st.one_of(
 def test_a_form_survives_any_journey(first, second):
     params = nc.SamplingParams(structured=first, top_k=3)
     for again in (
-        nc.SamplingParams(structured=nc.Structured(**first), top_k=3),
-        nc.SamplingParams(structured=nc.Structured.from_json(nc.Structured(**first).to_json()), top_k=3),
+        nc.SamplingParams(structured=nc.StructuredOutputs(**first), top_k=3),
+        nc.SamplingParams(structured=nc.StructuredOutputs.from_json(nc.StructuredOutputs(**first).to_json()), top_k=3),
         nc.SamplingParams.from_json(params.to_json()),
         nc.SamplingParams(**json.loads(params.to_json())),
         nc.SamplingParams(top_k=3).replace(structured=first),
         params.replace(structured=second).replace(structured=params.structured),
         pickle.loads(pickle.dumps(params)),
         copy.deepcopy(params),
-        eval(repr(params), {"SamplingParams": nc.SamplingParams, "Structured": nc.Structured}),
+        eval(repr(params), {"SamplingParams": nc.SamplingParams, "Structured": nc.StructuredOutputs}),
     ):
         assert again == params
         assert hash(again) == hash(params)
@@ -400,7 +406,7 @@ def test_a_form_survives_any_journey(first, second):
     if "json_schema" in first:  # properties are written in the order in which the schema has them
         assert json.dumps(params.to_dict()["structured"]["json_schema"]) == json.dumps(first["json_schema"])
     other = params.replace(structured=second)
-    assert (other == params) == (nc.Structured(**first) == nc.Structured(**second))
+    assert (other == params) == (nc.StructuredOutputs(**first) == nc.StructuredOutputs(**second))
     assert params.replace(structured=None) == nc.SamplingParams(top_k=3) != params
     assert params.pipeline((3,)) == nc.SamplingParams(top_k=3).pipeline((3,))  # a form is no stage: it is a mask
 

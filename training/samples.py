@@ -16,12 +16,12 @@ from pathlib import Path
 
 import corpus
 import numpy as np
-from nucleate.models.llama.batched_llama import PackedLlama
-from nucleate.models.llama.numpy_llama import Floats, Llama
 from tokenizers import Tokenizer
 
+from nucleate.models.llama.batched_llama import BatchedLlama
+from nucleate.models.llama.numpy_llama import Floats, Llama
 from nucleate.models.loader import EMBEDDED
-from nucleate.models.runner import BLOCK, Part
+from nucleate.models.runner import BLOCK, ModelInput
 
 ROWS, LENGTH = 96, 448
 ENDS = (0, 4)  # the separator, and the end of a turn
@@ -42,7 +42,7 @@ class Writer:
     """So many sequences at once, each replaced by a new one as it ends."""
 
     def __init__(self, prompts: Iterator[list[int]], temperatures: Sequence[float], seed: int) -> None:
-        self.runner = PackedLlama(Llama(EMBEDDED), 1 << 28)
+        self.runner = BatchedLlama(Llama(EMBEDDED), 1 << 28)
         self.prompts, self.random = prompts, np.random.default_rng(seed)
         self.ids = [next(prompts) for _ in range(ROWS)]
         self.read = [0] * ROWS
@@ -53,7 +53,8 @@ class Writer:
     def step(self) -> list[list[int]]:
         """Every sequence goes on by a token; those that have ended."""
         parts = [
-            Part(row, self.ids[row], self.read[row], len(self.ids[row]), self.blocks[row], 1) for row in range(ROWS)
+            ModelInput(row, self.ids[row], self.read[row], len(self.ids[row]), self.blocks[row], 1)
+            for row in range(ROWS)
         ]
         done = []
         for row, token in enumerate(self._draw(self.runner.forward(parts))):

@@ -21,17 +21,17 @@ from typing import Any
 
 import corpus
 import numpy as np
-from nucleate.models.llama.batched_llama import PackedLlama
-from nucleate.models.llama.numpy_llama import Floats, Llama
 from tokenizers import Tokenizer
 
+from nucleate.models.llama.batched_llama import BatchedLlama
+from nucleate.models.llama.numpy_llama import Floats, Llama
 from nucleate.models.loader import EMBEDDED
-from nucleate.models.runner import BLOCK, Move, Part
+from nucleate.models.runner import BLOCK, ModelInput, Move
 from nucleate.sampling.pipeline import probabilities, sample
 from nucleate.sampling_params import SamplingParams
 from nucleate.speculative import acceptance
 from nucleate.speculative.config import COUPLED, PLAIN, TREES
-from nucleate.speculative.draft import ROOT, Draft, Proposer, Read, State
+from nucleate.speculative.draft import ROOT, Draft, DraftContext, Proposer, TargetOutput
 from nucleate.speculative.proposers.neural import NAMES, load
 from nucleate.speculative.proposers.suffix import SuffixProposer
 
@@ -57,16 +57,16 @@ class Text:
     def over(self) -> bool:
         return len(self.told) > self.most or any(token in ENDS for token in self.told)
 
-    def state(self, rule: str) -> State:
+    def state(self, rule: str) -> DraftContext:
         temperature = self.params.temperature
-        return State(self.key, self.ids, self.prompt, self.params.seed or 0, temperature, rule == COUPLED)
+        return DraftContext(self.key, self.ids, self.prompt, self.params.seed or 0, temperature, rule == COUPLED)
 
 
 class Loop:
     """Verifies the drafts of a proposer with one rule, until all texts are over."""
 
     def __init__(self, model: Llama, proposer: Proposer, rule: str, tokens: int) -> None:
-        self.runner, self.proposer, self.rule, self.tokens = PackedLlama(model, 1 << 28), proposer, rule, tokens
+        self.runner, self.proposer, self.rule, self.tokens = BatchedLlama(model, 1 << 28), proposer, rule, tokens
         self.runner.watch(proposer.layers)
         self.seconds = 0.0
 
@@ -92,7 +92,7 @@ class Loop:
         parts = []
         for text, draft in zip(texts, drafts, strict=True):
             ids, parents = [*text.ids, *draft.tokens], None if draft.chain else draft.parents
-            parts.append(Part(text.key, ids, text.read, len(ids), text.blocks, len(draft) + 1, parents))
+            parts.append(ModelInput(text.key, ids, text.read, len(ids), text.blocks, len(draft) + 1, parents))
         logits_LV = self.runner.forward(parts)
         firsts = np.cumsum([0, *(part.logits for part in parts)])
         if self.rule == COUPLED:
@@ -114,7 +114,7 @@ class Loop:
             if self.proposer.layers:
                 places = [*range(before, length), *(length + place for place in path)]
                 features_TF = self.runner.features[np.array(places) - before + start]
-                readings.append(Read(text.key, before, text.ids[before : text.read], features_TF))
+                readings.append(TargetOutput(text.key, before, text.ids[before : text.read], features_TF))
             start += part.stop - part.start
         self.runner.move(moves)
         if readings:
@@ -124,7 +124,7 @@ class Loop:
 
     def _coupled(
         self, texts: list[Text], drafts: list[Draft], logits_LV: Floats, firsts: Any
-    ) -> list[acceptance.Verdict]:
+    ) -> list[acceptance.AcceptanceResult]:
         depths = [{ROOT: ROOT} | dict(enumerate(draft.depths())) for draft in drafts]
 
         def draw(sequences: list[int], places: list[int]) -> list[int]:
@@ -134,7 +134,7 @@ class Loop:
 
         return acceptance.coupled(drafts, draw)
 
-    def _ruled(self, text: Text, draft: Draft, logits_LV: Floats) -> acceptance.Verdict:
+    def _ruled(self, text: Text, draft: Draft, logits_LV: Floats) -> acceptance.AcceptanceResult:
         seed, step = text.params.seed or 0, len(text.told)
         p_LV = probabilities(logits_LV, text.params)
         coins = acceptance.coins(seed, step, len(draft))

@@ -18,15 +18,23 @@ if TYPE_CHECKING:
     from nucleate.jit.warmup import warm
     from nucleate.llm import LLM
     from nucleate.models.protocol import ModelError
-    from nucleate.outputs import Completion, Event, Output, Piece, StepLogprobs, TokenLogprob, Usage
+    from nucleate.outputs import (
+        Completion,
+        CompletionChunk,
+        CompletionOutput,
+        EngineOutput,
+        StepLogprobs,
+        TokenLogprob,
+        Usage,
+    )
     from nucleate.parameters.parameter import ParameterError
     from nucleate.sampling.pipeline import LogitsError, explain, probabilities, sample
     from nucleate.sampling.presets import PRESETS
-    from nucleate.sampling.sampler import Sampled, Sampler
+    from nucleate.sampling.sampler import Sampler, SamplerOutput
     from nucleate.sampling.trace import Trace, trace
     from nucleate.sampling_params import SamplingParams
     from nucleate.speculative.config import Speculation
-    from nucleate.structured_output.spec import Structured
+    from nucleate.structured_output.spec import StructuredOutputs
 
 _HOMES = {
     "LLM": "llm",
@@ -43,17 +51,17 @@ _HOMES = {
     "sample": "sampling.pipeline",
     "probabilities": "sampling.pipeline",
     "Sampler": "sampling.sampler",
-    "Sampled": "sampling.sampler",
+    "SamplerOutput": "sampling.sampler",
     "PRESETS": "sampling.presets",
     "trace": "sampling.trace",
     "Trace": "sampling.trace",
     "explain": "sampling.pipeline",
     "Completion": "outputs",
-    "Event": "outputs",
-    "Output": "outputs",
-    "Piece": "outputs",
+    "EngineOutput": "outputs",
+    "CompletionOutput": "outputs",
+    "CompletionChunk": "outputs",
     "StepLogprobs": "outputs",
-    "Structured": "structured_output.spec",
+    "StructuredOutputs": "structured_output.spec",
     "TokenLogprob": "outputs",
     "Usage": "outputs",
     "ParameterError": "parameters.parameter",
@@ -71,21 +79,21 @@ __all__ = [
     "BeamParams",
     "BeamRequest",
     "Completion",
+    "CompletionChunk",
+    "CompletionOutput",
     "Engine",
+    "EngineOutput",
     "EngineStoppedError",
-    "Event",
     "LogitsError",
     "ModelError",
-    "Output",
     "ParameterError",
-    "Piece",
     "Request",
-    "Sampled",
     "Sampler",
+    "SamplerOutput",
     "SamplingParams",
     "Speculation",
     "StepLogprobs",
-    "Structured",
+    "StructuredOutputs",
     "TokenLogprob",
     "Trace",
     "Usage",

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from nucleate.structured_output.spec import Structured
+from nucleate.structured_output.spec import StructuredOutputs
 
 class Fields:
     def __init__(
@@ -56,7 +56,7 @@ class Fields:
         stop_json: bool = ...,
         include_stop_str_in_output: bool = ...,
         ignore_eos: bool = ...,
-        structured: Structured | Mapping[str, object] | None = ...,
+        structured: StructuredOutputs | Mapping[str, object] | None = ...,
         n: int = ...,
         prompt_logprobs: int | None = ...,
         logprobs_mode: str = ...,
@@ -159,7 +159,7 @@ class Fields:
     @property
     def ignore_eos(self) -> bool: ...
     @property
-    def structured(self) -> Structured | None: ...
+    def structured(self) -> StructuredOutputs | None: ...
     @property
     def n(self) -> int: ...
     @property

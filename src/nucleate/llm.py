@@ -16,12 +16,12 @@ from typing import Any
 from nucleate.engine.beam.params import BeamCompletion, BeamParams, BeamRequest, beam_params
 from nucleate.engine.engine import MAX_SEQUENCES, Engine
 from nucleate.engine.request import Request
-from nucleate.engine.shared_engine import Calls
+from nucleate.engine.shared_engine import SharedEngine
 from nucleate.jit.kernel_libraries import MODELS, SAMPLER
 from nucleate.jit.native_library import begin
 from nucleate.models.loader import load, recommended, resolve, runner_of
 from nucleate.models.protocol import ModelError
-from nucleate.outputs import Completion, Event, Piece
+from nucleate.outputs import Completion, CompletionChunk, EngineOutput
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling.inputs import check_count
 from nucleate.sampling_params import SamplingParams
@@ -66,7 +66,7 @@ class LLM:
         self.model = load(self.folder, device, dtype, runtime)
         self.tokenizer = _tokenizer(self.folder, self.model.vocab_size)
         self.speculation = None if asked is None else asked.on(self.model)
-        self._calls = Calls(self.new_engine)
+        self._calls = SharedEngine(self.new_engine)
 
     def generate(
         self,
@@ -85,7 +85,7 @@ class LLM:
         if len(chosen) != len(given):
             raise ParameterError("params", f"params has {len(chosen)} entries for {len(given)} prompts")
         requests = [self._request(self.encode(prompt), one) for prompt, one in zip(given, chosen, strict=True)]
-        pieces: list[list[Piece]] = [[] for _ in requests]
+        pieces: list[list[CompletionChunk]] = [[] for _ in requests]
         for place, event in _shown(self._calls.run(requests), len(requests), progress):
             pieces[place].append(event.piece)
         return [Completion.of(request.prompt_ids, own) for request, own in zip(requests, pieces, strict=True)]
@@ -104,13 +104,15 @@ class LLM:
         """
         chosen = beam_params(params, values)
         requests = [BeamRequest(self.encode(prompt), chosen) for prompt in _prompts(prompts)]
-        pieces: list[list[Piece]] = [[] for _ in requests]
+        pieces: list[list[CompletionChunk]] = [[] for _ in requests]
         for place, event in _shown(self._calls.run(requests), len(requests), progress):
             pieces[place].append(event.piece)
         return [BeamCompletion.of(request.prompt_ids, own) for request, own in zip(requests, pieces, strict=True)]
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Piece]:
-        """The pieces of a completion as they come; with n > 1, one answer after the other (see ``Piece.index``)."""
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[CompletionChunk]:
+        """The pieces of a completion as they come; with n > 1, one answer after the other (see
+        ``CompletionChunk.index``).
+        """
         return self._stream(self.encode(prompt), params)
 
     def chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> Completion:
@@ -122,7 +124,9 @@ class LLM:
         ids = self.encode_chat(messages)
         return Completion.of(ids, self._stream(ids, params))
 
-    def stream_chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> Iterator[Piece]:
+    def stream_chat(
+        self, messages: Sequence[Message], params: SamplingParams | None = None
+    ) -> Iterator[CompletionChunk]:
         """The pieces of an answer to a conversation as they come."""
         return self._stream(self.encode_chat(messages), params)
 
@@ -167,7 +171,7 @@ class LLM:
     def _request(self, prompt_ids: Sequence[int], params: SamplingParams | None) -> Request:
         return Request(prompt_ids, self.default_params if params is None else params)
 
-    def _stream(self, prompt_ids: Sequence[int], params: SamplingParams | None) -> Iterator[Piece]:
+    def _stream(self, prompt_ids: Sequence[int], params: SamplingParams | None) -> Iterator[CompletionChunk]:
         request = self._request(prompt_ids, params)
         self._calls.check(request)  # now, not when the first piece is taken
         return _in_order(event.piece for _, event in self._calls.run([request]))
@@ -200,9 +204,9 @@ def _tokenizer(folder: Path, size: int) -> Tokenizer:
         raise ModelError(f"cannot read the tokenizer in {folder}: {error}") from error
 
 
-def _in_order(pieces: Iterable[Piece]) -> Iterator[Piece]:
+def _in_order(pieces: Iterable[CompletionChunk]) -> Iterator[CompletionChunk]:
     """Pieces of one answer after the other; those that come too soon are held back."""
-    held: dict[int, list[Piece]] = {}
+    held: dict[int, list[CompletionChunk]] = {}
     index = 0
     for piece in pieces:
         held.setdefault(piece.index, []).append(piece)
@@ -211,7 +215,9 @@ def _in_order(pieces: Iterable[Piece]) -> Iterator[Piece]:
             index += own[-1].finish_reason is not None
 
 
-def _shown(events: Iterator[tuple[int, Event]], total: int, progress: bool) -> Iterator[tuple[int, Event]]:
+def _shown(
+    events: Iterator[tuple[int, EngineOutput]], total: int, progress: bool
+) -> Iterator[tuple[int, EngineOutput]]:
     """The same events; with ``progress``, a bar of requests that have ended, and tokens per second."""
     tokens, start = 0, time.perf_counter()
     with progress_bar(total=total, unit="prompt", shown=progress) as shown:

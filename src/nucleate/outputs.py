@@ -52,7 +52,7 @@ PromptLogprobs = tuple[StepLogprobs | None, ...]
 
 
 @dataclass(frozen=True)
-class Piece:
+class CompletionChunk:
     """What one step adds to an answer: usually one token. Its text may be held back, and come with a later piece."""
 
     text: str
@@ -67,7 +67,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Output:
+class CompletionOutput:
     """One finished answer. ``token_ids`` has the token that ended it, ``text`` has not (unless asked for)."""
 
     index: int
@@ -80,7 +80,7 @@ class Output:
     validation: Validation | None = None  #: if a schema was asked for that is not held in full
 
     @classmethod
-    def of(cls, pieces: Sequence[Piece]) -> Output:
+    def of(cls, pieces: Sequence[CompletionChunk]) -> CompletionOutput:
         """The answer that its pieces make up."""
         last = pieces[-1]
         token_ids = tuple(token for piece in pieces for token in piece.token_ids)
@@ -113,17 +113,17 @@ class Completion:
     """The answers to one prompt."""
 
     prompt_token_ids: tuple[int, ...]
-    outputs: tuple[Output, ...]
+    outputs: tuple[CompletionOutput, ...]
     usage: Usage
     prompt_logprobs: PromptLogprobs | None = None  #: if they were asked for
 
     @classmethod
-    def of(cls, prompt_token_ids: Iterable[int], pieces: Iterable[Piece]) -> Completion:
+    def of(cls, prompt_token_ids: Iterable[int], pieces: Iterable[CompletionChunk]) -> Completion:
         """The completion that pieces make up: those of an answer in their order, the answers in any."""
-        answers: dict[int, list[Piece]] = {}
+        answers: dict[int, list[CompletionChunk]] = {}
         for piece in pieces:
             answers.setdefault(piece.index, []).append(piece)
-        outputs = tuple(Output.of(answers[index]) for index in sorted(answers))
+        outputs = tuple(CompletionOutput.of(answers[index]) for index in sorted(answers))
         of_prompt = (piece.prompt_logprobs for own in answers.values() for piece in own if piece.prompt_logprobs)
         prompt = tuple(prompt_token_ids)
         usage = Usage(len(prompt), sum(len(output.token_ids) for output in outputs))
@@ -136,11 +136,11 @@ class Completion:
 
 
 @dataclass(frozen=True)
-class Event:
+class EngineOutput:
     """What an engine tells of a request: what a step adds to one of its answers."""
 
     request_id: str
-    piece: Piece
+    piece: CompletionChunk
     usage: Usage | None = None  #: on the last event of a request
 
     @property

@@ -14,11 +14,11 @@ from nucleate.jit.kernel_cache import say
 from nucleate.parameters.parameter import Parameter, ParameterError, declared, param, read_json, unknown
 from nucleate.sampling.pipeline import RequestParams
 from nucleate.sampling.presets import ORDER_PARAMETERS, build, check_order, with_mask
-from nucleate.sampling.stage import Floor, Pipeline, Prefix, Speller
+from nucleate.sampling.stage import Floor, Pipeline, Prefix, TextEncoder
 from nucleate.sampling.stages import STAGES
 from nucleate.sampling.stages.selection.logprobs import Logprobs
 from nucleate.sampling.stages.truncation.mirostat import Mirostat
-from nucleate.structured_output.spec import Structured
+from nucleate.structured_output.spec import StructuredOutputs
 
 if TYPE_CHECKING:
     from nucleate._sampling_params_fields import Fields  # derived too, see docs/build.py
@@ -26,7 +26,7 @@ else:
     Fields = object
 
 
-class Stopping:
+class StopParameters:
     """When a request ends, and what of its end is shown."""
 
     max_tokens: int | None = param("most tokens of output; none: as many as the context holds", default=None, low=1)
@@ -38,10 +38,10 @@ class Stopping:
     ignore_eos: bool = param("go on after the end-of-sequence token", default=False)
 
 
-class Answering:
+class OutputParameters:
     """How many answers, of what form, and how their text is made."""
 
-    structured: Structured | None = param(
+    structured: StructuredOutputs | None = param(
         "the form that the text has: a JSON schema, any JSON object, a pattern, one of some texts, a grammar",
         default=None,
     )
@@ -57,7 +57,7 @@ class Answering:
     skip_special_tokens: bool = param("leave special tokens out of the text", default=True)
 
 
-REQUEST_PARAMETERS: Mapping[str, Parameter] = {**declared(Stopping), **declared(Answering)}
+REQUEST_PARAMETERS: Mapping[str, Parameter] = {**declared(StopParameters), **declared(OutputParameters)}
 """The parameters above by name."""
 
 
@@ -208,7 +208,7 @@ class SamplingParams(RequestParams, Fields):
             raise ParameterError("params", f"params must be a JSON object, got {text[:60]!r}")
         return cls(**values)
 
-    def pipeline(self, end_ids: tuple[int, ...] = (), speller: Speller | None = None) -> Pipeline:
+    def pipeline(self, end_ids: tuple[int, ...] = (), speller: TextEncoder | None = None) -> Pipeline:
         """The stages these parameters mean, in their order, ending with a draw.
 
         end_ids: the model's EOS ids, which ``min_tokens`` bans along with ``stop_token_ids``. speller: the tokenizer,
@@ -230,7 +230,7 @@ class SamplingParams(RequestParams, Fields):
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, Structured):
+    if isinstance(value, StructuredOutputs):
         return value.to_dict()
     if isinstance(value, Mapping):
         return {str(key): item for key, item in value.items()}

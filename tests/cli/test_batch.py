@@ -25,9 +25,9 @@ from programs import begun
 
 import nucleate as nc
 from nucleate.cli import batch
-from nucleate.cli.batch_output import Journal
+from nucleate.cli.batch_output import BatchOutput
 from nucleate.cli.batch_records import has_failed, read_line
-from nucleate.cli.jsonl import MOST_BYTES, Line, lines
+from nucleate.cli.jsonl import MOST_BYTES, JsonLine, lines
 from nucleate.cli.main import UsageError, main
 from nucleate.engine.engine import Engine
 from nucleate.server.openai.requests import CHAT as CHAT_ENDPOINT
@@ -236,7 +236,7 @@ def test_bad_lines_are_reported_and_the_others_go_on(folder: Folder) -> None:
 @settings(max_examples=50)
 @given(data=st.binary(max_size=60) | st.text(max_size=30).map(lambda text: json.dumps(text).encode()))
 def test_no_line_is_more_than_an_entry(data: bytes) -> None:
-    entry = read_line(Line(3, 4, data))
+    entry = read_line(JsonLine(3, 4, data))
     assert (entry.id, entry.number) == ("line-3-0000000000000004", 3)
     assert (entry.endpoint is None) == (entry.failure is not None)
 
@@ -337,7 +337,7 @@ def test_a_torn_record_is_cut_off_wherever_it_is_torn(folder: Folder) -> None:
     source = io.BytesIO()
     for end in range(second, len(data)):
         folder.output.write_bytes(data[:end])
-        with Journal(str(folder.output), source) as journal:
+        with BatchOutput(str(folder.output), source) as journal:
             assert journal.count == 2
         assert folder.output.read_bytes() == data[:second]
     for end in (0, 1, 13, second - 1, second + 40, len(data) - 1):
@@ -365,9 +365,9 @@ def test_a_file_of_somebody_else_is_not_touched(folder: Folder, content: bytes) 
     folder.write("x")
     folder.output.write_bytes(content)
     with pytest.raises(UsageError, match=r"line 1 of it was not written by nucleate batch; name another file"):
-        Journal(str(folder.output), io.BytesIO())
+        BatchOutput(str(folder.output), io.BytesIO())
     assert folder.output.read_bytes() == content
-    with Journal(str(folder.output), io.BytesIO(), overwrite=True):
+    with BatchOutput(str(folder.output), io.BytesIO(), overwrite=True):
         assert folder.output.read_bytes() == b""
 
 
@@ -439,11 +439,11 @@ def test_two_processes_do_not_write_one_file(folder: Folder) -> None:
 def test_a_file_that_was_replaced_is_still_locked(folder: Folder) -> None:
     folder.write("x", b"{")
     folder.run(*SHORT)
-    with Journal(str(folder.output), io.BytesIO(), retry=True) as journal:
+    with BatchOutput(str(folder.output), io.BytesIO(), retry=True) as journal:
         assert (journal.count, journal.failed) == (1, 0)
         assert len(folder.records()) == 1
         with pytest.raises(UsageError, match="is being written by another process"):
-            Journal(str(folder.output), io.BytesIO())
+            BatchOutput(str(folder.output), io.BytesIO())
         journal.write({"id": "line-2-0000000000000001", "error": None})
     assert len(folder.records()) == 2
 
@@ -497,10 +497,10 @@ def test_lines_from_stdin_are_known_again(folder: Folder, monkeypatch: pytest.Mo
 def test_the_input_is_read_as_it_is_needed(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     taken, sizes = 0, []
 
-    def counting(stream: object) -> Iterator[Line]:
+    def counting(stream: object) -> Iterator[JsonLine]:
         nonlocal taken
         for taken in range(1, 41):
-            yield Line(taken, taken, b'{"prompt": "x", "n": 2, "max_tokens": 3}')
+            yield JsonLine(taken, taken, b'{"prompt": "x", "n": 2, "max_tokens": 3}')
 
     step = Engine.step
 

@@ -14,7 +14,7 @@ from nucleate.cli.main import main
 from nucleate.jit import warmup
 from nucleate.server import run
 from nucleate.server.auth import VARIABLE
-from nucleate.server.limits import Limits
+from nucleate.server.limits import ServerLimits
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 2) -> str:
@@ -28,8 +28,8 @@ def test_every_limit_is_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["serve", "--help"])
     told = " ".join(capsys.readouterr().out.split())
-    assert told.count(" --limit-") == len(Limits.PARAMETERS) == 10
-    for name, parameter in Limits.PARAMETERS.items():
+    assert told.count(" --limit-") == len(ServerLimits.PARAMETERS) == 10
+    for name, parameter in ServerLimits.PARAMETERS.items():
         flag = f"--limit-{name.removeprefix('max_').replace('_', '-')}"
         assert flag in told
         assert parameter.help.split(";")[0][:30] in told
@@ -122,4 +122,4 @@ def test_loopback(host: str, local: bool) -> None:
 
 def test_limits_check_themselves(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="grace must be"):
-        Limits(grace=-1.0)
+        ServerLimits(grace=-1.0)

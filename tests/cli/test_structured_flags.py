@@ -33,7 +33,7 @@ def params(*arguments: str) -> nc.SamplingParams:
     return nc.SamplingParams(**flags.given(parser.parse_args([*arguments])))
 
 
-def form(*arguments: str) -> nc.Structured | None:
+def form(*arguments: str) -> nc.StructuredOutputs | None:
     return params(*arguments).structured
 
 
@@ -60,11 +60,11 @@ def form(*arguments: str) -> nc.Structured | None:
     ],
 )
 def test_a_flag_for_every_field(arguments: tuple[str, ...], expected: dict[str, Any] | None) -> None:
-    assert form(*arguments) == (None if expected is None else nc.Structured(**expected))
+    assert form(*arguments) == (None if expected is None else nc.StructuredOutputs(**expected))
 
 
 def test_every_field_has_its_flag() -> None:
-    assert list(FLAGS) == list(nc.Structured.__dataclass_fields__)
+    assert list(FLAGS) == list(nc.StructuredOutputs.__dataclass_fields__)
     assert set(FORMS) < set(FLAGS)
 
 
@@ -74,9 +74,9 @@ def test_a_file_is_named_after_an_at_sign(tmp_path: Path, encoding: str) -> None
     schema.write_text(json.dumps(SCHEMA, ensure_ascii=False, indent=2), encoding)
     grammar.write_text('start: "é"\r\n  | "x"\n', encoding, newline="")
     made = form("--json-schema", f"@{schema}")
-    assert made == nc.Structured(json_schema=SCHEMA)
+    assert made == nc.StructuredOutputs(json_schema=SCHEMA)
     assert list(made.schema["properties"]) == ["z", "a"]
-    assert form("--grammar", f"@{grammar}") == nc.Structured(grammar='start: "é"\r\n  | "x"\n')
+    assert form("--grammar", f"@{grammar}") == nc.StructuredOutputs(grammar='start: "é"\r\n  | "x"\n')
 
 
 @pytest.mark.parametrize("flag", ["--json-schema", "--grammar"])
@@ -96,7 +96,7 @@ def test_files_that_cannot_be_read_are_errors(tmp_path: Path, flag: str) -> None
 
 @pytest.mark.parametrize("text", ["x" * 5000, "a\nb", "{" + "[" * 90_000])
 def test_a_text_that_can_be_no_path_is_a_text(text: str) -> None:
-    assert form("--grammar", text) == nc.Structured(grammar=text)
+    assert form("--grammar", text) == nc.StructuredOutputs(grammar=text)
     with pytest.raises(nc.ParameterError, match="json_schema must be JSON"):
         form("--json-schema", text)
 
@@ -149,7 +149,9 @@ def test_commands_that_sample_have_the_flags(command: str, capsys: pytest.Captur
     module.add_arguments(parser)  # would raise if two flags had one name
     if samples:
         subject = ["in", "out"] if command == "batch" else []
-        assert flags.given(parser.parse_args([*subject, "--regex", "a"])) == {"structured": nc.Structured(regex="a")}
+        assert flags.given(parser.parse_args([*subject, "--regex", "a"])) == {
+            "structured": nc.StructuredOutputs(regex="a")
+        }
         assert flags.given(parser.parse_args(subject)) == {}
 
 
@@ -173,7 +175,7 @@ def test_set_takes_json(text: str, expected: dict[str, Any] | None) -> None:
     before = nc.SamplingParams(structured={"regex": "x"}, top_k=3)
     after = flags.assign(before, "structured", text)
     assert after == before.replace(structured=expected)
-    assert after.structured == (None if expected is None else nc.Structured(**expected))
+    assert after.structured == (None if expected is None else nc.StructuredOutputs(**expected))
 
 
 @pytest.mark.parametrize(
@@ -413,4 +415,4 @@ def test_any_text_is_a_form_or_an_error_of_its_own_kind(flag: str, text: str) ->
     except (nc.ParameterError, UsageError, OSError):
         return
     assert made is not None
-    assert made == nc.Structured.from_json(made.to_json())
+    assert made == nc.StructuredOutputs.from_json(made.to_json())

@@ -15,7 +15,7 @@ import nucleate as nc
 from nucleate.engine.async_engine import AsyncEngine, EngineStoppedError
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
-from nucleate.outputs import Event
+from nucleate.outputs import EngineOutput
 
 LONG = Request([1, 2, 3], nc.SamplingParams(max_tokens=200, ignore_eos=True, seed=1))
 SHORT = Request([4, 5], nc.SamplingParams(max_tokens=5, ignore_eos=True, seed=2))
@@ -43,7 +43,7 @@ def with_engine(llm: nc.LLM, use: Callable[[AsyncEngine, Engine], Awaitable[None
     return engine
 
 
-async def take(running: AsyncEngine, request: Request) -> list[Event]:
+async def take(running: AsyncEngine, request: Request) -> list[EngineOutput]:
     return [event async for event in running.run(request)]
 
 
@@ -52,7 +52,7 @@ def test_many_callers_each_get_their_own(llm: nc.LLM) -> None:
     requests = [random_request(rng) for _ in range(30)]
 
     async def use(running: AsyncEngine, engine: Engine) -> None:
-        async def late(request: Request, seconds: float) -> list[Event]:
+        async def late(request: Request, seconds: float) -> list[EngineOutput]:
             await asyncio.sleep(seconds)
             return await take(running, request)
 
@@ -203,8 +203,8 @@ def test_a_failure_of_the_engine_itself_is_told_to_everyone(llm: nc.LLM, monkeyp
     asyncio.run(main())
 
 
-async def take_together(running: AsyncEngine, requests: list[Request]) -> list[list[Event]]:
-    taken: list[list[Event]] = [[] for _ in requests]
+async def take_together(running: AsyncEngine, requests: list[Request]) -> list[list[EngineOutput]]:
+    taken: list[list[EngineOutput]] = [[] for _ in requests]
     async with aclosing(running.run_all(requests)) as batches:
         async for batch in batches:
             assert batch

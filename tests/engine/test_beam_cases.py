@@ -17,7 +17,7 @@ import nucleate as nc
 from nucleate.engine.beam.params import BeamCompletion, BeamParams, BeamPiece, BeamRequest
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
-from nucleate.models.runner import Part
+from nucleate.models.runner import ModelInput
 
 
 @pytest.mark.parametrize(
@@ -188,9 +188,9 @@ def test_a_worker_runs_searches_beside_requests(llm: nc.LLM) -> None:
     search = BeamRequest([1, 2, 3], BeamParams(width=3, max_tokens=9, returned=2))
     sampled = Request([1, 2, 3], nc.SamplingParams(seed=1, max_tokens=9))
 
-    async def main() -> dict[int, list[nc.Event]]:
+    async def main() -> dict[int, list[nc.EngineOutput]]:
         engine = Engine(runner("paged", model), llm.tokenizer, backend="reference")
-        told: dict[int, list[nc.Event]] = {0: [], 1: [], 2: []}
+        told: dict[int, list[nc.EngineOutput]] = {0: [], 1: [], 2: []}
         async with nc.AsyncEngine(engine) as running:
             prepared = running.prepare(search)
             async for batch in running.run_all([search, sampled, prepared]):
@@ -214,7 +214,7 @@ def test_logits_may_be_tensors(llm: nc.LLM, kind: str) -> None:
         return torch.from_numpy(rule(ids)).to(getattr(torch, kind)).float().numpy()
 
     class Tensors(PagedToy):
-        def forward(self, parts: Sequence[Part]) -> object:
+        def forward(self, parts: Sequence[ModelInput]) -> object:
             return torch.from_numpy(super().forward(parts)).to(getattr(torch, kind))
 
     model = toy(of=rounded)

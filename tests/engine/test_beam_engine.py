@@ -15,8 +15,8 @@ import nucleate as nc
 from nucleate.engine.beam.params import BeamParams, BeamPiece, BeamRequest
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
-from nucleate.models.runner import Fork, Part
-from nucleate.outputs import Event, Usage
+from nucleate.models.runner import Fork, ModelInput
+from nucleate.outputs import EngineOutput, Usage
 
 OPTIONS = [{}, {"max_sequences": 2, "max_batch_tokens": 5}, {"max_sequences": 1}, {"prefix_sharing": False}]
 BAD = TABLE[0, :SIZE].copy()
@@ -84,7 +84,7 @@ def test_beams_share_their_blocks_and_a_child_costs_one_block_at_most(llm: nc.LL
     request = BeamRequest(prompt, BeamParams(width=width, max_tokens=most, ignore_eos=True))
     number = engine.add(request)
     used = 0
-    events: list[Event] = []
+    events: list[EngineOutput] = []
     while not events:
         events = engine.step()
         used = max(used, engine.stats.blocks_used)
@@ -104,7 +104,7 @@ def test_logits_are_kept_where_a_model_writes_the_next_ones_in_their_place(llm: 
     class Reusing(PagedToy):
         buffer = np.empty((64, SIZE), np.float32)
 
-        def forward(self, parts: Sequence[Part]) -> np.ndarray:
+        def forward(self, parts: Sequence[ModelInput]) -> np.ndarray:
             logits_LV = super().forward(parts)
             self.buffer[:] = np.nan
             self.buffer[: len(logits_LV)] = logits_LV
@@ -167,7 +167,7 @@ def test_a_search_that_is_paused_goes_on_where_it_was(llm: nc.LLM, kind: str) ->
     engine = Engine(runner(kind, model, 40), llm.tokenizer, max_sequences=3, backend="reference")
     requests = [random_search(rng) for _ in range(3)]
     numbers = [engine.add(request) for request in requests]
-    events: dict[str, list[Event]] = {number: [] for number in numbers}
+    events: dict[str, list[EngineOutput]] = {number: [] for number in numbers}
     for turn in range(600):
         for number in numbers:
             engine.pause(number, paused=turn < 500 and rng.random() < 0.6)
@@ -224,7 +224,7 @@ class Failing:
     def __getattr__(self, name: str) -> object:
         return getattr(self.inner, name)
 
-    def forward(self, parts: Sequence[Part]) -> object:
+    def forward(self, parts: Sequence[ModelInput]) -> object:
         if any(self.cursed in part.token_ids[: part.stop] for part in parts):
             raise RuntimeError("out of memory\nin a kernel")
         return self.inner.forward(parts)
@@ -304,10 +304,10 @@ def storm(llm: nc.LLM, kind: str, seed: int, steps: int) -> None:
         inner, llm.tokenizer, max_sequences=most, max_batch_tokens=most + 9, prefix_sharing=rng.random() < 0.7,
         backend="reference",
     )  # fmt: skip
-    live: dict[str, tuple[Request | BeamRequest, list[Event]]] = {}
+    live: dict[str, tuple[Request | BeamRequest, list[EngineOutput]]] = {}
     reasons: list[str | None] = []
 
-    def take(events: list[Event]) -> None:
+    def take(events: list[EngineOutput]) -> None:
         for event in events:
             request, own = live[event.request_id]
             own.append(event)

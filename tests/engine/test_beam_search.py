@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nucleate.engine.beam.params import BeamParams
-from nucleate.engine.beam.search import LANES, Search, SearchError, _in_order, bound, logprobs
+from nucleate.engine.beam.search import LANES, BeamSearch, SearchError, _in_order, bound, logprobs
 from nucleate.generation import beam_search as twin
 from nucleate.outputs import StepLogprobs, TokenLogprob
 
@@ -59,7 +59,7 @@ class Tree:
 def run(model: LogitsOf, prompt: tuple[int, ...], params: BeamParams, ends: Sequence[int], tree: Tree | None = None):
     """All steps of a search: its answers, and the search."""
     assert params.max_tokens is not None
-    search, texts = Search(params, ends, params.max_tokens, tree), [()]
+    search, texts = BeamSearch(params, ends, params.max_tokens, tree), [()]
     while search.open:
         assert len(texts) == len(search.open)
         logits_BV = np.stack([model(prompt + ids) for ids in texts])
@@ -234,7 +234,7 @@ def test_a_form_that_ends_nearly_everywhere_starves_nobody() -> None:
     ],
 )
 def test_a_row_without_a_next_token_is_an_error_that_names_its_beam(bad: list[float], reason: str) -> None:
-    search = Search(BeamParams(width=2, max_tokens=5), (), 5)
+    search = BeamSearch(BeamParams(width=2, max_tokens=5), (), 5)
     with pytest.raises(SearchError, match=reason) as error:
         search.step(np.array([bad], np.float32))
     assert error.value.place == 0
@@ -246,7 +246,7 @@ def test_a_row_without_a_next_token_is_an_error_that_names_its_beam(bad: list[fl
 
 
 def test_a_mask_that_leaves_nothing_is_an_error_that_names_its_beam() -> None:
-    search = Search(BeamParams(width=2, max_tokens=5), (), 5)
+    search = BeamSearch(BeamParams(width=2, max_tokens=5), (), 5)
     all_of, none_of = np.array([[-1]], np.int32), np.array([[-8]], np.int32)  # bits of no token of the vocabulary
     search.step(np.array([[0.0, 2.0, 1.0]], np.float32), all_of)
     with pytest.raises(SearchError, match="every token that is allowed is at -inf") as error:
@@ -264,7 +264,7 @@ def test_steps_are_told_of_in_the_order_of_the_answer() -> None:
         asked.append((place, token))
         return StepLogprobs(TokenLogprob(token, float(place), None), (), ())
 
-    search = Search(BeamParams(width=2, max_tokens=3), [0], 3)
+    search = BeamSearch(BeamParams(width=2, max_tokens=3), [0], 3)
     model = hashed(9, 1)
     texts: list[tuple[int, ...]] = [()]
     while search.open:
@@ -278,7 +278,7 @@ def test_steps_are_told_of_in_the_order_of_the_answer() -> None:
 
 def test_a_group_that_is_over_goes_on_with_nothing() -> None:
     params = BeamParams(width=2, groups=2, max_tokens=9, early_stopping=True, diversity_penalty=50.0)
-    search = Search(params, [0], 9)
+    search = BeamSearch(params, [0], 9)
     assert search.step(np.array([[-9.0, 1.0, 0.9, -9.0]], np.float32)) == [(0, 1), (0, 2)]
     rows = [[9.0, -9.0, -9.0, 8.0], [-9.0, -9.0, 0.9, 1.0]]  # the first one ends, though 3 comes next
     assert search.step(np.array(rows, np.float32)) == [(1, 3)]
@@ -286,7 +286,7 @@ def test_a_group_that_is_over_goes_on_with_nothing() -> None:
 
 def test_groups_begin_with_one_beam_and_end_one_by_one() -> None:
     params = BeamParams(width=4, groups=2, max_tokens=9, early_stopping=True, diversity_penalty=50.0)
-    search = Search(params, [0, 1], 9)
+    search = BeamSearch(params, [0, 1], 9)
     assert len(search.open) == 1
     children = search.step(np.array([[5.0, 4.0, 9.0, 8.0, 1.0, 0.5]], np.float32))
     assert children == [(0, 2), (0, 3)]  # of the first group; the second one, where these cost 50, ends with 0 and 1

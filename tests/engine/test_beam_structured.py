@@ -16,7 +16,7 @@ import nucleate as nc
 from nucleate.engine.beam.params import BeamParams, BeamRequest
 from nucleate.engine.beam.scheduling import Held
 from nucleate.engine.engine import Engine
-from nucleate.structured_output import Compiled, Grammars, MatcherError
+from nucleate.structured_output import CompiledGrammar, GrammarCompiler, MatcherError
 
 PERSON = {
     "type": "object",
@@ -25,21 +25,21 @@ PERSON = {
     "additionalProperties": False,
 }
 FORMS = {
-    "choice": nc.Structured(choice=("a cat", "a dog", "a dragon", "the cat")),
-    "regex": nc.Structured(regex="[ab]{1,4}c?"),
-    "numbers": nc.Structured(regex="-?[1-9][0-9]{0,2}"),
-    "schema": nc.Structured(json_schema=PERSON, whitespace="compact"),
-    "object": nc.Structured(json_object=True),
+    "choice": nc.StructuredOutputs(choice=("a cat", "a dog", "a dragon", "the cat")),
+    "regex": nc.StructuredOutputs(regex="[ab]{1,4}c?"),
+    "numbers": nc.StructuredOutputs(regex="-?[1-9][0-9]{0,2}"),
+    "schema": nc.StructuredOutputs(json_schema=PERSON, whitespace="compact"),
+    "object": nc.StructuredOutputs(json_object=True),
 }
 
 
 @pytest.fixture(scope="module")
-def grammars(llm: nc.LLM) -> Grammars:
+def grammars(llm: nc.LLM) -> GrammarCompiler:
     pytest.importorskip("llguidance", reason="needs the extra 'structured'")
-    return Grammars(llm.tokenizer, 4096)
+    return GrammarCompiler(llm.tokenizer, 4096)
 
 
-def allowed_by(form: Compiled, *, ignore_eos: bool) -> Callable[[tuple[int, ...]], set[int]]:
+def allowed_by(form: CompiledGrammar, *, ignore_eos: bool) -> Callable[[tuple[int, ...]], set[int]]:
     def allowed(ids: tuple[int, ...]) -> set[int]:
         matcher = form.matcher(ignore_eos=ignore_eos)
         for token in ids:
@@ -55,7 +55,7 @@ def allowed_by(form: Compiled, *, ignore_eos: bool) -> Callable[[tuple[int, ...]
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", FORMS)
-def test_answers_are_those_of_the_slow_twin(llm: nc.LLM, grammars: Grammars, kind: str, name: str) -> None:
+def test_answers_are_those_of_the_slow_twin(llm: nc.LLM, grammars: GrammarCompiler, kind: str, name: str) -> None:
     rng = random.Random(f"{kind}{name}")
     model, form = toy(), grammars.compile(FORMS[name])
     engine = Engine(runner(kind, model, rng.choice([20, 200])), llm.tokenizer, backend="reference")
@@ -76,7 +76,7 @@ def test_answers_are_those_of_the_slow_twin(llm: nc.LLM, grammars: Grammars, kin
 
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("name", FORMS)
-def test_every_answer_has_the_form(llm: nc.LLM, grammars: Grammars, name: str, groups: int) -> None:
+def test_every_answer_has_the_form(llm: nc.LLM, grammars: GrammarCompiler, name: str, groups: int) -> None:
     structured = FORMS[name]
     asked = dict(width=6, groups=groups, diversity_penalty=1.0, max_tokens=60, structured=structured)
     [completion] = llm.beam_search("Tom was", **asked)
@@ -100,17 +100,17 @@ def test_every_answer_has_the_form(llm: nc.LLM, grammars: Grammars, name: str, g
         assert beam.validation is None
 
 
-def test_a_wide_search_finds_every_text_there_is(llm: nc.LLM, grammars: Grammars) -> None:
+def test_a_wide_search_finds_every_text_there_is(llm: nc.LLM, grammars: GrammarCompiler) -> None:
     texts = ("a cat", "a dog", "a dragon", "the cat", "no")
-    [completion] = llm.beam_search("It was", width=200, structured=nc.Structured(choice=texts))
+    [completion] = llm.beam_search("It was", width=200, structured=nc.StructuredOutputs(choice=texts))
     assert {beam.text for beam in completion.beams} == set(texts)
     assert {beam.finish_reason for beam in completion.beams} == {"stop"}
     assert len({beam.token_ids for beam in completion.beams}) == len(completion.beams)
 
 
-def test_what_is_not_held_is_told_of_every_answer(llm: nc.LLM, grammars: Grammars) -> None:
+def test_what_is_not_held_is_told_of_every_answer(llm: nc.LLM, grammars: GrammarCompiler) -> None:
     schema = {"type": "array", "items": {"enum": [1, 2]}, "minItems": 2, "maxItems": 2, "uniqueItems": True}
-    structured = nc.Structured(json_schema=schema, policy="lenient", whitespace="compact")
+    structured = nc.StructuredOutputs(json_schema=schema, policy="lenient", whitespace="compact")
     grammars.compile(structured).validate("[1,2]")  # its library is loaded, which takes time
     [completion] = llm.beam_search("x", width=4, structured=structured, max_tokens=20)
     assert {beam.text for beam in completion.beams} == {"[1,1]", "[1,2]", "[2,1]", "[2,2]"}
@@ -119,7 +119,7 @@ def test_what_is_not_held_is_told_of_every_answer(llm: nc.LLM, grammars: Grammar
         assert bool(beam.validation.errors) == (beam.text in ("[1,1]", "[2,2]"))
 
 
-def test_a_model_that_can_write_nothing_of_the_form_is_an_error(llm: nc.LLM, grammars: Grammars) -> None:
+def test_a_model_that_can_write_nothing_of_the_form_is_an_error(llm: nc.LLM, grammars: GrammarCompiler) -> None:
     def mute(ids: tuple[int, ...]) -> np.ndarray:
         logits = np.full(4096, -np.inf, np.float32)
         logits[7] = 0.0
@@ -134,7 +134,7 @@ def test_a_model_that_can_write_nothing_of_the_form_is_an_error(llm: nc.LLM, gra
 
 
 def test_a_form_that_fails_is_an_error_of_its_search(
-    llm: nc.LLM, grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+    llm: nc.LLM, grammars: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = Engine(runner("paged", toy()), llm.tokenizer, backend="reference")
     params = BeamParams(width=2, structured=FORMS["choice"], max_tokens=5)
@@ -151,7 +151,7 @@ def test_a_form_that_fails_is_an_error_of_its_search(
     assert is_empty(engine)
 
 
-def test_a_form_that_cannot_be_made_is_refused_at_once(llm: nc.LLM, grammars: Grammars) -> None:
+def test_a_form_that_cannot_be_made_is_refused_at_once(llm: nc.LLM, grammars: GrammarCompiler) -> None:
     with pytest.raises(nc.ParameterError, match="regex") as error:
-        llm.beam_search("x", structured=nc.Structured(regex="a(?=b)"))
+        llm.beam_search("x", structured=nc.StructuredOutputs(regex="a(?=b)"))
     assert error.value.field == "regex"

@@ -14,8 +14,8 @@ from toy_requests import KINDS, SIZE, TABLE, alone, answers, is_empty, random_re
 import nucleate as nc
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
-from nucleate.models.runner import Part
-from nucleate.outputs import Event, Piece
+from nucleate.models.runner import ModelInput
+from nucleate.outputs import CompletionChunk, EngineOutput
 
 BAD = TABLE[0].copy()
 BAD[5] = np.nan
@@ -36,7 +36,7 @@ class Failing:
     def __getattr__(self, name: str) -> object:
         return getattr(self.inner, name)
 
-    def forward(self, parts: Sequence[Part]) -> object:
+    def forward(self, parts: Sequence[ModelInput]) -> object:
         if self.armed and self.rng.random() < 0.02:
             self.cursed.add(self.rng.choice(parts).key)
         if any(part.key in self.cursed for part in parts):
@@ -53,7 +53,7 @@ class Watched:
     def __init__(self, request: Request) -> None:
         self.request, self.events, self.aborted, self.paused = request, [], False, False
 
-    def take(self, event: Event) -> None:
+    def take(self, event: EngineOutput) -> None:
         assert not self.over, "an event after the last one"
         assert all(not piece.finish_reason for piece in self.pieces(event.piece.index)), "a piece after the last one"
         self.events.append(event)
@@ -62,7 +62,7 @@ class Watched:
     def over(self) -> bool:
         return bool(self.events) and self.events[-1].last
 
-    def pieces(self, index: int) -> list[Piece]:
+    def pieces(self, index: int) -> list[CompletionChunk]:
         return [event.piece for event in self.events if event.piece.index == index]
 
     def check(self, model: object, llm: nc.LLM) -> None:
@@ -99,7 +99,7 @@ def storm(llm: nc.LLM, kind: str, seed: int, steps: int, **options: Any) -> None
     live: dict[str, Watched] = {}
     done: list[Watched] = []
 
-    def take(events: list[Event]) -> None:
+    def take(events: list[EngineOutput]) -> None:
         for event in events:
             live[event.request_id].take(event)
             if event.last:

@@ -10,8 +10,8 @@ from toy_requests import KINDS, SIZE, TABLE, alone, answers, drive, is_empty, ru
 import nucleate as nc
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
-from nucleate.engine.stats import Drafts
-from nucleate.outputs import Event, Usage
+from nucleate.engine.stats import SpeculativeStats
+from nucleate.outputs import EngineOutput, Usage
 
 GREEDY = nc.SamplingParams(temperature=0, ignore_eos=True, max_tokens=6, seed=1)
 
@@ -20,7 +20,7 @@ def engine_of(llm: nc.LLM, kind: str = "paged", *, blocks: int = 100, of: object
     return Engine(runner(kind, toy(of=of), blocks), llm.tokenizer, backend="reference", **options)
 
 
-def reasons(events: list[Event]) -> list[tuple[object, object]]:
+def reasons(events: list[EngineOutput]) -> list[tuple[object, object]]:
     return [(e.piece.finish_reason, e.piece.stop_reason) for e in events if e.piece.finish_reason]
 
 
@@ -283,5 +283,5 @@ def test_a_runner_is_asked_for_no_more_logits_than_are_used(llm: nc.LLM) -> None
 def test_an_idle_engine_does_nothing(llm: nc.LLM) -> None:
     engine = engine_of(llm)
     assert engine.step() == []
-    assert engine.stats == (0, 0, 100, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0, Drafts())
+    assert engine.stats == (0, 0, 100, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0, SpeculativeStats())
     assert TABLE.shape[1] == engine.vocab_size

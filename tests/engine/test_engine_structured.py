@@ -18,8 +18,8 @@ from toy_requests import KINDS, SIZE, alone, answers, drive, is_empty, random_re
 import nucleate as nc
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
-from nucleate.outputs import Event, Piece, Validation
-from nucleate.structured_output import Grammars, Limits
+from nucleate.outputs import CompletionChunk, EngineOutput, Validation
+from nucleate.structured_output import GrammarCompiler, GrammarLimits
 
 RECORD = {
     "type": "object",
@@ -59,8 +59,8 @@ EVERY_STAGE = [
 
 
 @pytest.fixture(scope="module")
-def grammars(llm: nc.LLM) -> Grammars:
-    return Grammars(llm.tokenizer, SIZE)
+def grammars(llm: nc.LLM) -> GrammarCompiler:
+    return GrammarCompiler(llm.tokenizer, SIZE)
 
 
 def engine_of(llm: nc.LLM, kind: str = "paged", blocks: int = 300, **options: Any) -> Engine:
@@ -80,7 +80,7 @@ def of_form(rng: random.Random) -> Request:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("options", [{}, {"max_sequences": 3, "max_batch_tokens": 7}])
 def test_pieces_are_those_of_the_slow_twin(
-    llm: nc.LLM, grammars: Grammars, kind: str, options: dict, worth: float, monkeypatch: pytest.MonkeyPatch
+    llm: nc.LLM, grammars: GrammarCompiler, kind: str, options: dict, worth: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("nucleate.structured_output.grammar_manager.WORTH_SECONDS", worth)
     rng = random.Random(f"{kind}{options}")
@@ -96,7 +96,7 @@ def test_pieces_are_those_of_the_slow_twin(
 
 
 def test_masks_are_made_while_the_model_reads_and_its_failures_harm_nobody_else(
-    llm: nc.LLM, grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+    llm: nc.LLM, grammars: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(seen: tuple[int, ...]) -> np.ndarray:
         if seen[0] == 13 and len(seen) > 6:
@@ -109,13 +109,13 @@ def test_masks_are_made_while_the_model_reads_and_its_failures_harm_nobody_else(
     params = nc.SamplingParams(structured={"regex": "[a-z ]{30,}"}, max_tokens=12, seed=7, ignore_eos=True)
     requests = [Request([13, rng.randrange(40), 3] if i % 3 == 1 else [i, 4], params) for i in range(9)]
     threads = set()
-    fill_all = Grammars.fill_all
+    fill_all = GrammarCompiler.fill_all
 
-    def filled(self: Grammars, *arguments: Any, **named: Any) -> None:
+    def filled(self: GrammarCompiler, *arguments: Any, **named: Any) -> None:
         threads.add(threading.current_thread().name.split("_")[0])
         fill_all(self, *arguments, **named)
 
-    monkeypatch.setattr(Grammars, "fill_all", filled)
+    monkeypatch.setattr(GrammarCompiler, "fill_all", filled)
     for request, events in zip(requests, drive(engine, requests), strict=True):
         if request.prompt_ids[0] == 13:
             assert last(events).finish_reason == "error"
@@ -127,16 +127,16 @@ def test_masks_are_made_while_the_model_reads_and_its_failures_harm_nobody_else(
 
 
 def test_a_search_without_a_form_leaves_masks_that_are_being_made_to_those_who_wait(
-    llm: nc.LLM, grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+    llm: nc.LLM, grammars: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Or else two threads would fill from one matcher, which the library refuses by failing."""
     monkeypatch.setattr("nucleate.structured_output.grammar_manager.WORTH_SECONDS", -1.0)
     engine = engine_of(llm)
     filling = threading.Lock()
-    here, fill_all = threading.current_thread(), Grammars.fill_all
+    here, fill_all = threading.current_thread(), GrammarCompiler.fill_all
     together = []
 
-    def filled(self: Grammars, *arguments: Any, **named: Any) -> None:
+    def filled(self: GrammarCompiler, *arguments: Any, **named: Any) -> None:
         together.append(not filling.acquire(blocking=False))
         if threading.current_thread() is not here:
             time.sleep(0.02)
@@ -144,7 +144,7 @@ def test_a_search_without_a_form_leaves_masks_that_are_being_made_to_those_who_w
         if not together[-1]:
             filling.release()
 
-    monkeypatch.setattr(Grammars, "fill_all", filled)
+    monkeypatch.setattr(GrammarCompiler, "fill_all", filled)
     request = Request([7, 8, 9], nc.SamplingParams(structured={"regex": "[a-z ]{30,}"}, max_tokens=12, seed=7))
     engine.add(nc.BeamRequest([1, 2, 3], nc.BeamParams(width=3, max_tokens=12)))
     number = engine.add(request)
@@ -158,7 +158,7 @@ def test_a_search_without_a_form_leaves_masks_that_are_being_made_to_those_who_w
 @pytest.mark.parametrize("stage", EVERY_STAGE, ids=str)
 @pytest.mark.parametrize("structured", FORMS[:4] + FORMS[7:8], ids=str)
 def test_skipped_tokens_change_nothing(
-    llm: nc.LLM, grammars: Grammars, structured: dict[str, Any], stage: dict[str, Any]
+    llm: nc.LLM, grammars: GrammarCompiler, structured: dict[str, Any], stage: dict[str, Any]
 ) -> None:
     params = nc.SamplingParams(**{"structured": structured, "seed": 5, "max_tokens": 60, **stage})
     request = Request([7, 8, 9], params)
@@ -187,11 +187,11 @@ def test_forced_tokens_do_not_pass_the_limit(llm: nc.LLM) -> None:
     assert [event.piece.finish_reason for event in events] == [None, None, None, "length"]
 
 
-def last(events: list[Event]) -> Piece:
+def last(events: list[EngineOutput]) -> CompletionChunk:
     return events[-1].piece
 
 
-def text_of(events: list[Event]) -> str:
+def text_of(events: list[EngineOutput]) -> str:
     return "".join(event.piece.text for event in events)
 
 
@@ -349,7 +349,7 @@ def test_slow_masks_end_their_answer_alone(llm: nc.LLM, monkeypatch: pytest.Monk
     for module in ("matcher", "budget", "guidance"):  # as if each took so much longer
         monkeypatch.setattr(f"nucleate.structured_output.{module}.FREE_SECONDS", -0.05)
     monkeypatch.setattr("nucleate.structured_output.compiler.SLOW_SECONDS", -1.0)
-    engine = engine_of(llm, structured_limits=Limits(seconds=0.4))
+    engine = engine_of(llm, structured_limits=GrammarLimits(seconds=0.4))
     params = nc.SamplingParams(structured={"regex": "[0-9]{3,30}"}, logprobs=0, ignore_eos=True, seed=1)
     other = params.replace(structured={"regex": "[0-9]{3,31}"}, max_tokens=3)  # the answers of a form share its seconds
     slow, quick = drive(engine, [Request([1, 2], params), Request([1, 3], other)])

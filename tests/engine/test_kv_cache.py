@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from nucleate.engine.kv_cache import START, BlockPool, Shared
+from nucleate.engine.kv_cache import START, KVCacheManager, PrefixHit
 
 
 class Sequence:
@@ -25,7 +25,7 @@ class Twin:
     """A pool, sequences that use it, and the same said slowly."""
 
     def __init__(self, count: int, size: int, *, sharing: bool) -> None:
-        self.pool = BlockPool(count, size, sharing=sharing)
+        self.pool = KVCacheManager(count, size, sharing=sharing)
         self.written: list[tuple[int, ...]] = [()] * count  # all tokens up to the end of each block
         self.found: list[tuple[int, int, int, tuple[int, ...]]] = []  # block, node, the node before, tokens
         self.kept: list[int] = []
@@ -48,7 +48,7 @@ class Twin:
             expected.append(hits[0][0])
             node = hits[0][1]
         shared = self.pool.share(tokens)
-        assert shared == Shared(expected, node)
+        assert shared == PrefixHit(expected, node)
         assert sharing or shared == ([], START)
         self.kept = [block for block in self.kept if block not in expected]
         sequence = Sequence(tokens, shared.blocks, shared.node, len(shared.blocks) * size)
@@ -222,16 +222,16 @@ def test_ten_thousand_operations(count: int, size: int, sharing: bool) -> None:
 @pytest.mark.parametrize(("count", "size"), [(0, 1), (1, 0), (-3, 4), (4, -1)])
 def test_a_pool_without_a_block_or_blocks_without_a_token(count: int, size: int) -> None:
     with pytest.raises(ValueError, match=f"one or more blocks of one or more tokens, got {count} of {size}"):
-        BlockPool(count, size)
+        KVCacheManager(count, size)
 
 
 def test_blocks_for_rounds_up() -> None:
-    pool = BlockPool(1, 3)
+    pool = KVCacheManager(1, 3)
     assert [pool.blocks_for(tokens) for tokens in range(8)] == [0, 1, 1, 1, 2, 2, 2, 3]
 
 
 def test_none_are_taken_when_there_are_too_few() -> None:
-    pool = BlockPool(3, 2)
+    pool = KVCacheManager(3, 2)
     assert pool.take(4) is None
     assert (pool.available, pool.used) == (3, 0)
     assert sorted(pool.take(3) or []) == [0, 1, 2]
@@ -241,7 +241,7 @@ def test_none_are_taken_when_there_are_too_few() -> None:
 
 def test_the_last_token_is_never_shared() -> None:
     """It has to be read: its logits are those of the next."""
-    pool = BlockPool(4, 2)
+    pool = KVCacheManager(4, 2)
     first, second = pool.take(2) or []
     node = pool.seal(first, START, (1, 2))
     last = pool.seal(second, node, (3, 4))
@@ -252,7 +252,7 @@ def test_the_last_token_is_never_shared() -> None:
 
 def test_a_beginning_is_the_tokens_in_their_place() -> None:
     """Neither the same tokens after others, nor others with the same digest: hash(-1) == hash(-2)."""
-    pool = BlockPool(4, 1)
+    pool = KVCacheManager(4, 1)
     first, second = pool.take(2) or []
     assert hash((-1,)) == hash((-2,))
     node = pool.seal(first, START, [-1])
@@ -262,7 +262,7 @@ def test_a_beginning_is_the_tokens_in_their_place() -> None:
 
 
 def test_the_end_of_a_beginning_is_given_away_first() -> None:
-    pool = BlockPool(4, 1)
+    pool = KVCacheManager(4, 1)
     blocks = pool.take(4) or []
     node = START
     for token, block in enumerate(blocks):
@@ -273,7 +273,7 @@ def test_the_end_of_a_beginning_is_given_away_first() -> None:
 
 
 def test_what_is_out_of_use_longest_is_given_away_first() -> None:
-    pool = BlockPool(3, 1)
+    pool = KVCacheManager(3, 1)
     blocks = pool.take(3) or []
     for block in blocks:
         pool.seal(block, START, [block])
@@ -286,7 +286,7 @@ def test_what_is_out_of_use_longest_is_given_away_first() -> None:
 
 def test_a_beginning_whose_start_is_gone_is_not_found_after_another_start() -> None:
     """A second sequence reads the same start into a block of its own; only the first one's can be found."""
-    pool = BlockPool(4, 1)
+    pool = KVCacheManager(4, 1)
     (first,) = pool.take(1) or []
     own, child = pool.take(2) or []
     node = pool.seal(first, START, [1])
@@ -303,7 +303,7 @@ def test_a_beginning_whose_start_is_gone_is_not_found_after_another_start() -> N
 
 
 def test_without_sharing_nothing_is_kept() -> None:
-    pool = BlockPool(2, 1, sharing=False)
+    pool = KVCacheManager(2, 1, sharing=False)
     blocks = pool.take(2) or []
     assert pool.seal(blocks[0], START, [1]) == START
     pool.release(blocks)
@@ -314,7 +314,7 @@ def test_without_sharing_nothing_is_kept() -> None:
 
 def test_a_large_pool_that_is_full_of_beginnings_gives_them_away_fast() -> None:
     count = 120_000
-    pool = BlockPool(count, 1)
+    pool = KVCacheManager(count, 1)
     node = START
     blocks = pool.take(count) or []
     for token, block in enumerate(blocks):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from scheduler_world import CONFIGURATIONS, Drive, World, finish, resume, world_of
 
-from nucleate.engine.scheduler import Job
+from nucleate.engine.scheduler import SchedulerEntry
 
 
 @pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=str)
@@ -27,7 +27,7 @@ def test_three_thousand_operations(configuration: tuple[int, int, int, int, bool
 
 
 class ScheduleMachine(RuleBasedStateMachine):
-    late: list[Job]
+    late: list[SchedulerEntry]
 
     @initialize(
         count=st.integers(1, 8),

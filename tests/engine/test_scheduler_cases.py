@@ -8,8 +8,8 @@ import time
 import pytest
 from scheduler_world import World, finish
 
-from nucleate.engine.kv_cache import BlockPool
-from nucleate.engine.scheduler import Job, Scheduler
+from nucleate.engine.kv_cache import KVCacheManager
+from nucleate.engine.scheduler import Scheduler, SchedulerEntry
 
 
 def step(schedule: Scheduler, token: int = 7) -> list[tuple[tuple[int, int, int], int, int]]:
@@ -21,7 +21,7 @@ def step(schedule: Scheduler, token: int = 7) -> list[tuple[tuple[int, int, int]
     return [(job.order, start, stop) for job, start, stop in chunks]
 
 
-def added(schedule: Scheduler, *jobs: Job) -> tuple[Job, ...]:
+def added(schedule: Scheduler, *jobs: SchedulerEntry) -> tuple[SchedulerEntry, ...]:
     for job in jobs:
         schedule.add(job)
     return jobs
@@ -30,31 +30,35 @@ def added(schedule: Scheduler, *jobs: Job) -> tuple[Job, ...]:
 @pytest.mark.parametrize(("sequences", "tokens"), [(0, 4), (-1, 4), (4, 3), (1, 0)])
 def test_nonsense_counts(sequences: int, tokens: int) -> None:
     with pytest.raises(ValueError, match=f"{sequences} sequences and {tokens} tokens: there must be a token for each"):
-        Scheduler(BlockPool(1, 1), max_sequences=sequences, max_tokens=tokens)
+        Scheduler(KVCacheManager(1, 1), max_sequences=sequences, max_tokens=tokens)
 
 
 @pytest.mark.parametrize(
     ("job", "message"),
     [
-        (Job((0, 0, 0), [1], 13), "13 tokens do not fit 4 blocks of 3"),
-        (Job((0, 0, 0), [], 4), "nothing can be read of 0 of 4 tokens"),
-        (Job((0, 0, 0), [1, 2], 2), "nothing can be read of 2 of 2 tokens"),
-        (Job((0, 0, 0), [1, 2], 0), "nothing can be read of 2 of 0 tokens"),
-        (Job((0, 0, 0), [1, 2], 4, most=0), "0 at a time"),
+        (SchedulerEntry((0, 0, 0), [1], 13), "13 tokens do not fit 4 blocks of 3"),
+        (SchedulerEntry((0, 0, 0), [], 4), "nothing can be read of 0 of 4 tokens"),
+        (SchedulerEntry((0, 0, 0), [1, 2], 2), "nothing can be read of 2 of 2 tokens"),
+        (SchedulerEntry((0, 0, 0), [1, 2], 0), "nothing can be read of 2 of 0 tokens"),
+        (SchedulerEntry((0, 0, 0), [1, 2], 4, most=0), "0 at a time"),
     ],
 )
-def test_a_job_that_could_never_end(job: Job, message: str) -> None:
-    schedule = Scheduler(BlockPool(4, 3), max_sequences=2, max_tokens=2)
+def test_a_job_that_could_never_end(job: SchedulerEntry, message: str) -> None:
+    schedule = Scheduler(KVCacheManager(4, 3), max_sequences=2, max_tokens=2)
     with pytest.raises(ValueError, match=message):
         schedule.add(job)
     assert len(schedule) == 0
-    schedule.add(Job((0, 0, 0), [1], 12))
+    schedule.add(SchedulerEntry((0, 0, 0), [1], 12))
 
 
 def test_a_job_that_is_not_there_cannot_be_removed() -> None:
-    schedule = Scheduler(BlockPool(4, 3), max_sequences=2, max_tokens=4)
-    (job,) = added(schedule, Job((0, 1, 0), [1], 3))
-    for stranger in (Job((0, 1, 0), [1], 3), Job((0, 0, 0), [1], 3), Job((0, 2, 0), [1], 3)):
+    schedule = Scheduler(KVCacheManager(4, 3), max_sequences=2, max_tokens=4)
+    (job,) = added(schedule, SchedulerEntry((0, 1, 0), [1], 3))
+    for stranger in (
+        SchedulerEntry((0, 1, 0), [1], 3),
+        SchedulerEntry((0, 0, 0), [1], 3),
+        SchedulerEntry((0, 2, 0), [1], 3),
+    ):
         with pytest.raises(ValueError, match="there is no job"):
             schedule.remove(stranger)
     step(schedule)
@@ -65,58 +69,58 @@ def test_a_job_that_is_not_there_cannot_be_removed() -> None:
 
 
 def test_jobs_with_one_list_of_tokens_do_not_see_each_others() -> None:
-    schedule = Scheduler(BlockPool(9, 1), max_sequences=3, max_tokens=9)
+    schedule = Scheduler(KVCacheManager(9, 1), max_sequences=3, max_tokens=9)
     prompt = [1, 2]
-    first, second, third = added(schedule, *[Job((0, 0, n), prompt, 3) for n in range(3)])
+    first, second, third = added(schedule, *[SchedulerEntry((0, 0, n), prompt, 3) for n in range(3)])
     first.push(3)
     second.push(4)
     assert (first.token_ids, second.token_ids, third.token_ids, prompt) == ([1, 2, 3], [1, 2, 4], [1, 2], [1, 2])
     schedule.remove(second)
     assert schedule.waiting == [first, third]
-    fixed = Job((0, 1, 0), (1, 2), 9)
+    fixed = SchedulerEntry((0, 1, 0), (1, 2), 9)
     for token in range(100, 103):
         fixed.push(token)
     assert fixed.token_ids == [1, 2, 100, 101, 102]
 
 
 def test_single_tokens_are_read_before_prompts_and_prompts_by_order() -> None:
-    schedule = Scheduler(BlockPool(99, 4), max_sequences=4, max_tokens=8)
+    schedule = Scheduler(KVCacheManager(99, 4), max_sequences=4, max_tokens=8)
     low, late, early = (2, 0, 0), (0, 2, 0), (0, 1, 0)
-    added(schedule, Job(low, [1], 9))
+    added(schedule, SchedulerEntry(low, [1], 9))
     assert step(schedule) == [(low, 0, 1)]
-    added(schedule, Job(late, range(20), 30), Job(early, range(50, 59), 30))
+    added(schedule, SchedulerEntry(late, range(20), 30), SchedulerEntry(early, range(50, 59), 30))
     assert step(schedule) == [(low, 1, 2), (early, 0, 7)]
     assert step(schedule) == [(low, 2, 3), (early, 7, 9), (late, 0, 5)]
     assert step(schedule) == [(early, 9, 10), (low, 3, 4), (late, 5, 11)]
 
 
 def test_a_prompt_that_waits_is_read_before_one_of_a_worse_priority_that_runs() -> None:
-    schedule = Scheduler(BlockPool(99, 4), max_sequences=4, max_tokens=8)
-    added(schedule, Job((1, 0, 0), range(20), 30))
+    schedule = Scheduler(KVCacheManager(99, 4), max_sequences=4, max_tokens=8)
+    added(schedule, SchedulerEntry((1, 0, 0), range(20), 30))
     assert step(schedule) == [((1, 0, 0), 0, 8)]
-    added(schedule, Job((0, 1, 0), range(50, 55), 30))
+    added(schedule, SchedulerEntry((0, 1, 0), range(50, 55), 30))
     assert step(schedule) == [((0, 1, 0), 0, 5), ((1, 0, 0), 8, 11)]
 
 
 @pytest.mark.parametrize("spare", [0, 3])
 def test_a_better_priority_takes_a_seat_from_the_last_of_a_worse_one(spare: int) -> None:
-    schedule = Scheduler(BlockPool(99, 4), max_sequences=3, max_tokens=3 + spare)
-    jobs = added(schedule, *[Job((priority, at, 0), [at], 9) for at, priority in enumerate((0, 1, 1))])
+    schedule = Scheduler(KVCacheManager(99, 4), max_sequences=3, max_tokens=3 + spare)
+    jobs = added(schedule, *[SchedulerEntry((priority, at, 0), [at], 9) for at, priority in enumerate((0, 1, 1))])
     step(schedule)
-    added(schedule, Job((1, 9, 0), [9], 9))
+    added(schedule, SchedulerEntry((1, 9, 0), [9], 9))
     assert [order for order, _, _ in step(schedule)] == [(0, 0, 0), (1, 1, 0), (1, 2, 0)]  # no better than the last
-    added(schedule, Job((0, 7, 0), [7], 9))
+    added(schedule, SchedulerEntry((0, 7, 0), [7], 9))
     assert {order for order, _, _ in step(schedule)} == {(0, 0, 0), (0, 7, 0), (1, 1, 0)}
     assert schedule.waiting[0] is jobs[2]
     assert (jobs[2].blocks, jobs[2].read, jobs[2].token_ids) == ([], 0, [2, 7, 7])
-    added(schedule, *[Job((-1, at, 0), [at], 9) for at in range(4)])
+    added(schedule, *[SchedulerEntry((-1, at, 0), [at], 9) for at in range(4)])
     assert [order for order, _, _ in step(schedule)] == [(-1, at, 0) for at in range(3)]
     assert schedule.preemptions == 4
 
 
 def test_those_that_are_paused_make_room_first_and_are_not_read() -> None:
-    schedule = Scheduler(BlockPool(4, 1), max_sequences=3, max_tokens=9)
-    best, second, worst = added(schedule, *[Job((at, at, 0), [at], 4) for at in range(3)])
+    schedule = Scheduler(KVCacheManager(4, 1), max_sequences=3, max_tokens=9)
+    best, second, worst = added(schedule, *[SchedulerEntry((at, at, 0), [at], 4) for at in range(3)])
     step(schedule)
     best.paused = True
     assert step(schedule) == [((1, 1, 0), 1, 2), ((2, 2, 0), 1, 2)]  # it made room for the last of them
@@ -128,8 +132,8 @@ def test_those_that_are_paused_make_room_first_and_are_not_read() -> None:
 
 
 def test_one_that_comes_back_takes_nothing_from_those_of_its_priority() -> None:
-    schedule = Scheduler(BlockPool(9, 1), max_sequences=1, max_tokens=9)
-    first, second = added(schedule, Job((0, 0, 0), [1], 4, paused=True), Job((0, 1, 0), [2], 4))
+    schedule = Scheduler(KVCacheManager(9, 1), max_sequences=1, max_tokens=9)
+    first, second = added(schedule, SchedulerEntry((0, 0, 0), [1], 4, paused=True), SchedulerEntry((0, 1, 0), [2], 4))
     step(schedule)
     first.paused = False
     assert step(schedule) == [((0, 1, 0), 1, 2)]
@@ -137,8 +141,8 @@ def test_one_that_comes_back_takes_nothing_from_those_of_its_priority() -> None:
 
 
 def test_one_whose_token_is_still_to_come_has_nothing_to_read() -> None:
-    schedule = Scheduler(BlockPool(9, 1), max_sequences=1, max_tokens=9)
-    (job,) = added(schedule, Job((0, 0, 0), [1, 2], 4))
+    schedule = Scheduler(KVCacheManager(9, 1), max_sequences=1, max_tokens=9)
+    (job,) = added(schedule, SchedulerEntry((0, 0, 0), [1, 2], 4))
     schedule.done(schedule.plan())
     assert schedule.plan() == []
     job.push(3)
@@ -146,8 +150,13 @@ def test_one_whose_token_is_still_to_come_has_nothing_to_read() -> None:
 
 
 def test_none_overtakes_one_that_does_not_fit_yet() -> None:
-    schedule = Scheduler(BlockPool(6, 1), max_sequences=4, max_tokens=9)
-    added(schedule, Job((0, 0, 0), [1, 2, 3], 6), Job((0, 1, 0), [4, 5, 6, 7], 6), Job((0, 2, 0), [8], 6))
+    schedule = Scheduler(KVCacheManager(6, 1), max_sequences=4, max_tokens=9)
+    added(
+        schedule,
+        SchedulerEntry((0, 0, 0), [1, 2, 3], 6),
+        SchedulerEntry((0, 1, 0), [4, 5, 6, 7], 6),
+        SchedulerEntry((0, 2, 0), [8], 6),
+    )
     assert step(schedule) == [((0, 0, 0), 0, 3)]
     assert [job.order[1] for job in schedule.waiting] == [1, 2]
     schedule.waiting[0].paused = True  # unless it does not want to
@@ -155,8 +164,10 @@ def test_none_overtakes_one_that_does_not_fit_yet() -> None:
 
 
 def test_the_last_makes_room_for_one_that_grows() -> None:
-    schedule = Scheduler(BlockPool(4, 2), max_sequences=4, max_tokens=9)
-    first, second = added(schedule, Job((0, 0, 0), [1, 2, 3, 4], 8), Job((0, 1, 0), [5, 6, 7, 8], 8))
+    schedule = Scheduler(KVCacheManager(4, 2), max_sequences=4, max_tokens=9)
+    first, second = added(
+        schedule, SchedulerEntry((0, 0, 0), [1, 2, 3, 4], 8), SchedulerEntry((0, 1, 0), [5, 6, 7, 8], 8)
+    )
     step(schedule)
     assert step(schedule) == [((0, 0, 0), 4, 5)]
     assert (schedule.running, schedule.waiting, schedule.preemptions) == ([first], [second], 1)
@@ -167,16 +178,16 @@ def test_the_last_makes_room_for_one_that_grows() -> None:
 
 
 def test_reused_counts_what_was_never_read() -> None:
-    schedule = Scheduler(BlockPool(20, 2), max_sequences=4, max_tokens=99)
+    schedule = Scheduler(KVCacheManager(20, 2), max_sequences=4, max_tokens=99)
     prompt = [1, 2, 3, 4, 5, 6]
-    (first,) = added(schedule, Job((0, 0, 0), prompt, 9))
+    (first,) = added(schedule, SchedulerEntry((0, 0, 0), prompt, 9))
     step(schedule)
     same, other, own, longer = added(
         schedule,
-        Job((0, 1, 0), prompt, 9),
-        Job((0, 2, 0), [1, 2, 3, 9, 5, 6], 9),
-        Job((0, 3, 0), prompt, 9, shares=False),
-        Job((-1, 4, 0), [*prompt, 8, 8, 8], 10),
+        SchedulerEntry((0, 1, 0), prompt, 9),
+        SchedulerEntry((0, 2, 0), [1, 2, 3, 9, 5, 6], 9),
+        SchedulerEntry((0, 3, 0), prompt, 9, shares=False),
+        SchedulerEntry((-1, 4, 0), [*prompt, 8, 8, 8], 10),
     )
     assert step(schedule) == [
         ((0, 0, 0), 6, 7),
@@ -194,8 +205,8 @@ def test_reused_counts_what_was_never_read() -> None:
 
 
 def test_one_that_shares_nothing_can_be_shared() -> None:
-    schedule = Scheduler(BlockPool(20, 2), max_sequences=4, max_tokens=99)
-    own, same = Job((0, 0, 0), [1, 2, 3], 9, shares=False), Job((0, 1, 0), [1, 2, 4], 9)
+    schedule = Scheduler(KVCacheManager(20, 2), max_sequences=4, max_tokens=99)
+    own, same = SchedulerEntry((0, 0, 0), [1, 2, 3], 9, shares=False), SchedulerEntry((0, 1, 0), [1, 2, 4], 9)
     added(schedule, own)
     step(schedule)
     added(schedule, same)
@@ -204,10 +215,10 @@ def test_one_that_shares_nothing_can_be_shared() -> None:
 
 
 def test_what_a_preempted_job_finds_of_itself_was_read() -> None:
-    schedule = Scheduler(BlockPool(20, 1), max_sequences=1, max_tokens=9)
-    (job,) = added(schedule, Job((1, 0, 0), [1, 2, 3], 9))
+    schedule = Scheduler(KVCacheManager(20, 1), max_sequences=1, max_tokens=9)
+    (job,) = added(schedule, SchedulerEntry((1, 0, 0), [1, 2, 3], 9))
     step(schedule)
-    (better,) = added(schedule, Job((0, 1, 0), [9], 9))
+    (better,) = added(schedule, SchedulerEntry((0, 1, 0), [9], 9))
     step(schedule)
     assert schedule.running == [better]
     schedule.remove(better)
@@ -216,8 +227,8 @@ def test_what_a_preempted_job_finds_of_itself_was_read() -> None:
 
 
 def test_at_most_so_many_tokens_of_a_prompt_at_a_time() -> None:
-    schedule = Scheduler(BlockPool(20, 2), max_sequences=2, max_tokens=9)
-    added(schedule, Job((0, 0, 0), range(7), 9, most=3), Job((0, 1, 0), range(20, 30), 12))
+    schedule = Scheduler(KVCacheManager(20, 2), max_sequences=2, max_tokens=9)
+    added(schedule, SchedulerEntry((0, 0, 0), range(7), 9, most=3), SchedulerEntry((0, 1, 0), range(20, 30), 12))
     assert [step(schedule) for _ in range(3)] == [
         [((0, 0, 0), 0, 3), ((0, 1, 0), 0, 6)],
         [((0, 0, 0), 3, 6), ((0, 1, 0), 6, 10)],
@@ -226,8 +237,8 @@ def test_at_most_so_many_tokens_of_a_prompt_at_a_time() -> None:
 
 
 def test_whole_prompts_the_first_however_long() -> None:
-    schedule = Scheduler(BlockPool(99, 2), max_sequences=4, max_tokens=9, whole=True)
-    added(schedule, *[Job((0, at, 0), [at] * length, 30) for at, length in enumerate((3, 20, 4, 5))])
+    schedule = Scheduler(KVCacheManager(99, 2), max_sequences=4, max_tokens=9, whole=True)
+    added(schedule, *[SchedulerEntry((0, at, 0), [at] * length, 30) for at, length in enumerate((3, 20, 4, 5))])
     assert [step(schedule) for _ in range(4)] == [
         [((0, 0, 0), 0, 3)],
         [((0, 0, 0), 3, 4), ((0, 1, 0), 0, 20)],
@@ -237,8 +248,8 @@ def test_whole_prompts_the_first_however_long() -> None:
 
 
 def test_whole_prompts_are_cut_for_the_most_of_their_job() -> None:
-    schedule = Scheduler(BlockPool(99, 2), max_sequences=2, max_tokens=4, whole=True)
-    added(schedule, Job((0, 0, 0), [1] * 11, 30, most=5), Job((0, 1, 0), [2] * 3, 30))
+    schedule = Scheduler(KVCacheManager(99, 2), max_sequences=2, max_tokens=4, whole=True)
+    added(schedule, SchedulerEntry((0, 0, 0), [1] * 11, 30, most=5), SchedulerEntry((0, 1, 0), [2] * 3, 30))
     assert [step(schedule) for _ in range(4)] == [
         [((0, 0, 0), 0, 5)],
         [((0, 0, 0), 5, 10)],
@@ -248,8 +259,8 @@ def test_whole_prompts_are_cut_for_the_most_of_their_job() -> None:
 
 
 def test_one_that_goes_between_plan_and_done_leaves_nothing() -> None:
-    schedule = Scheduler(BlockPool(9, 2), max_sequences=4, max_tokens=99)
-    gone, stays = added(schedule, Job((0, 0, 0), [1, 2, 3], 9), Job((0, 1, 0), [1, 2, 3], 9))
+    schedule = Scheduler(KVCacheManager(9, 2), max_sequences=4, max_tokens=99)
+    gone, stays = added(schedule, SchedulerEntry((0, 0, 0), [1, 2, 3], 9), SchedulerEntry((0, 1, 0), [1, 2, 3], 9))
     plan = schedule.plan()
     schedule.remove(gone)
     schedule.done([chunk for chunk in plan if chunk.job is not gone])
@@ -258,8 +269,8 @@ def test_one_that_goes_between_plan_and_done_leaves_nothing() -> None:
 
 
 def test_what_was_not_read_is_not_shared() -> None:
-    schedule = Scheduler(BlockPool(9, 2), max_sequences=4, max_tokens=4)
-    (gone,) = added(schedule, Job((0, 0, 0), [1, 2, 3, 4, 5, 6], 9))
+    schedule = Scheduler(KVCacheManager(9, 2), max_sequences=4, max_tokens=4)
+    (gone,) = added(schedule, SchedulerEntry((0, 0, 0), [1, 2, 3, 4, 5, 6], 9))
     step(schedule)
     assert (gone.read, schedule.plan()[0].stop) == (4, 6)  # the rest was about to be
     schedule.remove(gone)
@@ -267,10 +278,10 @@ def test_what_was_not_read_is_not_shared() -> None:
 
 
 def test_a_job_waits_for_blocks_that_others_than_jobs_have() -> None:
-    pool = BlockPool(2, 1)
+    pool = KVCacheManager(2, 1)
     schedule = Scheduler(pool, max_sequences=1, max_tokens=9)
     blocks = pool.take(2) or []
-    added(schedule, Job((0, 0, 0), [1], 2))
+    added(schedule, SchedulerEntry((0, 0, 0), [1], 2))
     assert step(schedule) == []
     pool.release(blocks)
     assert step(schedule) == [((0, 0, 0), 0, 1)]
@@ -291,8 +302,8 @@ def test_a_tight_pool_preempts_no_more_than_it_must() -> None:
 
 def seconds(steps: int, running: int, waiting: int) -> float:
     """The fastest of some steps in which all that run read a token."""
-    schedule = Scheduler(BlockPool(running * 40, 16), max_sequences=running, max_tokens=2 * running)
-    added(schedule, *[Job((0, at, 0), [at], 600) for at in range(running + waiting)])
+    schedule = Scheduler(KVCacheManager(running * 40, 16), max_sequences=running, max_tokens=2 * running)
+    added(schedule, *[SchedulerEntry((0, at, 0), [at], 600) for at in range(running + waiting)])
     times = []
     for _ in range(steps):
         began = time.thread_time()
@@ -312,8 +323,8 @@ def test_a_step_takes_little_time_however_many_wait() -> None:
 
 def test_many_that_wait_come_and_go_fast() -> None:
     rng = random.Random(0)
-    schedule = Scheduler(BlockPool(9, 16), max_sequences=2, max_tokens=9)
-    jobs = [Job((rng.randrange(3), at, 0), [1], 9) for at in range(10_000)]
+    schedule = Scheduler(KVCacheManager(9, 16), max_sequences=2, max_tokens=9)
+    jobs = [SchedulerEntry((rng.randrange(3), at, 0), [1], 9) for at in range(10_000)]
     rng.shuffle(jobs)
     began = time.thread_time()
     added(schedule, *jobs)

@@ -13,8 +13,8 @@ from toy_requests import alone, answers, is_empty, random_request, rule, runner,
 import nucleate as nc
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
-from nucleate.engine.shared_engine import Calls
-from nucleate.outputs import Event
+from nucleate.engine.shared_engine import SharedEngine
+from nucleate.outputs import EngineOutput
 
 PARAMS = nc.SamplingParams(max_tokens=30, ignore_eos=True, seed=3)
 
@@ -32,7 +32,7 @@ class Made:
 
 def test_threads_share_one_engine(llm: nc.LLM) -> None:
     rng = random.Random(2)
-    calls = Calls(made := Made(llm))
+    calls = SharedEngine(made := Made(llm))
     groups = [[random_request(rng, 10) for _ in range(3)] for _ in range(8)]
     barrier = threading.Barrier(len(groups))
 
@@ -50,7 +50,7 @@ def test_threads_share_one_engine(llm: nc.LLM) -> None:
 
 
 def test_who_leaves_takes_the_requests_along(llm: nc.LLM) -> None:
-    calls = Calls(made := Made(llm))
+    calls = SharedEngine(made := Made(llm))
     first, second = (calls.run([Request([1, 2], PARAMS), Request([3], PARAMS)]) for _ in range(2))
     next(first)
     next(second)
@@ -63,7 +63,7 @@ def test_who_leaves_takes_the_requests_along(llm: nc.LLM) -> None:
 
 
 def test_a_request_that_is_refused_takes_back_those_before_it(llm: nc.LLM) -> None:
-    calls = Calls(made := Made(llm))
+    calls = SharedEngine(made := Made(llm))
     with pytest.raises(nc.ParameterError, match="the prompt is empty"):
         next(calls.run([Request([1], PARAMS), Request([])]))
     with pytest.raises(nc.ParameterError, match="the prompt is empty"):
@@ -79,7 +79,7 @@ def test_an_interrupt_in_a_step_costs_the_engine_and_nothing_else(llm: nc.LLM) -
             raise KeyboardInterrupt
         return rule(seen)
 
-    calls = Calls(made := Made(llm, interrupted))
+    calls = SharedEngine(made := Made(llm, interrupted))
     other, run = (calls.run([Request([1, 2], PARAMS)]) for _ in range(2))
     next(other)
     with pytest.raises(KeyboardInterrupt):
@@ -94,7 +94,7 @@ def test_an_interrupt_in_a_step_costs_the_engine_and_nothing_else(llm: nc.LLM) -
 
 def test_who_asks_an_engine_that_was_given_up_takes_nothing_from_those_of_the_next_one(llm: nc.LLM) -> None:
     """Both engines number their requests alike."""
-    calls = Calls(made := Made(llm))
+    calls = SharedEngine(made := Made(llm))
     later = []
 
     def requests() -> Iterator[Request]:
@@ -107,7 +107,7 @@ def test_who_asks_an_engine_that_was_given_up_takes_nothing_from_those_of_the_ne
         later.append(next(later[0]))
         yield Request([5], PARAMS)
 
-    def interrupted() -> list[Event]:
+    def interrupted() -> list[EngineOutput]:
         raise KeyboardInterrupt
 
     with pytest.raises(RuntimeError, match="the engine has stopped"):

@@ -14,8 +14,8 @@ import regex
 from grammar_examples import CHOICES, OPEN, PATTERNS, SCHEMAS
 
 import nucleate as nc
-from nucleate.outputs import Output
-from nucleate.structured_output import Grammars, Structured
+from nucleate.outputs import CompletionOutput
+from nucleate.structured_output import GrammarCompiler, StructuredOutputs
 
 PROMPTS = ("Once upon a time", "The little dog", '{"name": "', "Answer: ")
 SETTINGS: list[dict[str, Any]] = [
@@ -41,7 +41,7 @@ def requests(structured: dict[str, Any], place: int) -> list[nc.SamplingParams]:
     ]
 
 
-def outputs(llm: nc.LLM, forms: list[dict[str, Any]]) -> list[list[Output]]:
+def outputs(llm: nc.LLM, forms: list[dict[str, Any]]) -> list[list[CompletionOutput]]:
     """Ten answers under each form: nine of one batch of all, one streamed."""
     asked = [params for place, structured in enumerate(forms) for params in requests(structured, place)]
     prompts = [PROMPTS[number % len(PROMPTS)] for number in range(len(asked))]
@@ -126,7 +126,7 @@ def test_answers_under_fifty_schemas_parse_and_validate(llm: nc.LLM) -> None:
         for place, schema in enumerate(SCHEMAS.values())
     ]
     assert len(forms) == 50
-    grammars = Grammars(llm.tokenizer, llm.model.vocab_size)
+    grammars = GrammarCompiler(llm.tokenizer, llm.model.vocab_size)
     without_end: Counter[str] = Counter()
     for (name, schema), structured, each in zip(SCHEMAS.items(), forms, outputs(llm, forms), strict=True):
         for output in each:
@@ -141,9 +141,9 @@ def test_answers_under_fifty_schemas_parse_and_validate(llm: nc.LLM) -> None:
     assert without_end.total() <= 10, without_end
 
 
-def begins(grammars: Grammars, structured: dict[str, Any], tokens: tuple[int, ...]) -> bool:
+def begins(grammars: GrammarCompiler, structured: dict[str, Any], tokens: tuple[int, ...]) -> bool:
     """Whether tokens are the beginning of a text under a form that goes on."""
-    matcher = grammars.compile(Structured(**structured)).matcher()
+    matcher = grammars.compile(StructuredOutputs(**structured)).matcher()
     for token in tokens:
         matcher.push(token)
     return not matcher.stopped

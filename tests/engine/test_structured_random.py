@@ -17,8 +17,8 @@ from toy_requests import KINDS, SIZE, alone, answers, drive, is_empty, runner, t
 import nucleate as nc
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
-from nucleate.outputs import Event, Piece
-from nucleate.structured_output import Grammars, Structured
+from nucleate.outputs import CompletionChunk, EngineOutput
+from nucleate.structured_output import GrammarCompiler, StructuredOutputs
 from nucleate.structured_output.validation import validate
 
 LENIENT = {"json_schema": {"type": "array", "items": whole(0, 3), "uniqueItems": True}, "policy": "lenient"}
@@ -82,15 +82,15 @@ def _patient() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def grammars(llm: nc.LLM) -> Grammars:
-    return Grammars(llm.tokenizer, SIZE)
+def grammars(llm: nc.LLM) -> GrammarCompiler:
+    return GrammarCompiler(llm.tokenizer, SIZE)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=10)
 @given(asked=st.lists(of_form(), min_size=1, max_size=4), rows=st.integers(1, 5))
 def test_every_parameter_beside_a_form(
-    llm: nc.LLM, grammars: Grammars, kind: str, asked: list[Request], rows: int
+    llm: nc.LLM, grammars: GrammarCompiler, kind: str, asked: list[Request], rows: int
 ) -> None:
     engine = Engine(runner(kind, toy(), 30), llm.tokenizer, max_sequences=rows, max_batch_tokens=8, backend="reference")
     for request, events in zip(asked, drive(engine, asked), strict=True):
@@ -103,7 +103,7 @@ def test_every_parameter_beside_a_form(
     assert is_empty(engine)
 
 
-def holds(grammars: Grammars, params: nc.SamplingParams, pieces: list[Piece]) -> bool:
+def holds(grammars: GrammarCompiler, params: nc.SamplingParams, pieces: list[CompletionChunk]) -> bool:
     """Whether the tokens of an answer are a beginning of its form, and all of it where nothing else ended it."""
     assert params.structured is not None
     matcher = grammars.compile(params.structured).matcher(ignore_eos=params.ignore_eos)
@@ -119,12 +119,12 @@ def holds(grammars: Grammars, params: nc.SamplingParams, pieces: list[Piece]) ->
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(2))
-def test_aborts_and_pauses_leave_the_others_alone(llm: nc.LLM, grammars: Grammars, kind: str, seed: int) -> None:
+def test_aborts_and_pauses_leave_the_others_alone(llm: nc.LLM, grammars: GrammarCompiler, kind: str, seed: int) -> None:
     rng = random.Random(seed)
     engine = Engine(runner(kind, toy(), 24), llm.tokenizer, max_sequences=4, max_batch_tokens=9, backend="reference")
     asked = [Request([1 + number], one_of(rng)) for number in range(24)]
     live = {engine.add(request): request for request in asked}
-    events: dict[str, list[Event]] = {number: [] for number in live}
+    events: dict[str, list[EngineOutput]] = {number: [] for number in live}
     aborted = set(rng.sample(list(live), 8))
     while len(engine):
         told = engine.step()
@@ -225,4 +225,4 @@ def test_random_schemas_are_fulfilled(llm: nc.LLM, schemas: list[Schema], seed: 
         assert (events[-1].piece.finish_reason, events[-1].piece.stop_reason) == ("stop", None), (schema, written)
         judge = jsonschema.Draft202012Validator(schema, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER)
         assert [error.message for error in judge.iter_errors(json.loads(written))] == [], (schema, written)
-        assert validate(Structured(json_schema=schema), written) == []
+        assert validate(StructuredOutputs(json_schema=schema), written) == []

@@ -8,24 +8,24 @@ from toy_models import Toy
 
 import nucleate as nc
 from nucleate.generation.loop import generate
-from nucleate.outputs import Piece
+from nucleate.outputs import CompletionChunk
 
 GREEDY = nc.SamplingParams(temperature=0)
 PROMPT = [0, 300]
 
 
-def say(llm: nc.LLM, text: str, **params: object) -> list[Piece]:
+def say(llm: nc.LLM, text: str, **params: object) -> list[CompletionChunk]:
     """The pieces when the model says this text, then EOS."""
     ids = [*llm.tokenizer.encode(text, add_special_tokens=False), 0]
     model = Toy.script(ids, 4096, prompt_length=len(PROMPT))
     return list(generate(model, llm.tokenizer, PROMPT, GREEDY.replace(**params)))
 
 
-def text_of(pieces: list[Piece]) -> str:
+def text_of(pieces: list[CompletionChunk]) -> str:
     return "".join(piece.text for piece in pieces)
 
 
-def ended(pieces: list[Piece]) -> tuple[object, object]:
+def ended(pieces: list[CompletionChunk]) -> tuple[object, object]:
     assert all(piece.finish_reason is None for piece in pieces[:-1])
     return pieces[-1].finish_reason, pieces[-1].stop_reason
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from nucleate.jit import kernel_cache, native_library
-from nucleate.jit.native_library import KernelError, Library
+from nucleate.jit.native_library import KernelError, KernelLibrary
 
 SOURCE = """
 import math
@@ -54,14 +54,14 @@ def fails(x):
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
+def library(tmp_path_factory: pytest.TempPathFactory) -> KernelLibrary:
     folder = tmp_path_factory.mktemp("kernels")
     source = folder / "some_kernels.py"
     source.write_text(SOURCE)
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("NUCLEATE_CACHE", str(folder / "cache"))
         patched.syspath_prepend(str(folder))
-        made = Library("some", ["some_kernels"], [source])
+        made = KernelLibrary("some", ["some_kernels"], [source])
         lines: list[str] = []
         native_library.get([made], lines.append)
         assert [line.partition(",")[0] for line in lines] == [
@@ -72,7 +72,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
         return made
 
 
-def test_all_kinds_of_arguments_and_results(library: Library) -> None:
+def test_all_kinds_of_arguments_and_results(library: KernelLibrary) -> None:
     rows, strided = np.full((2, 3), 0.5, np.float32), np.arange(6.0)[::2]
     run = library.all_kinds
     assert run(rows, strided, np.int64(4), 2**64 - 1, 0.25, True) == 9 + 6 + 4 + 0.25
@@ -92,7 +92,7 @@ class Sub(np.ndarray):
     """An array that is one, such as a map of a file."""
 
 
-def test_an_array_of_a_class_of_its_own_is_one(library: Library) -> None:
+def test_an_array_of_a_class_of_its_own_is_one(library: KernelLibrary) -> None:
     rows = np.ones((1, 1), np.float32).view(Sub)
     assert library.all_kinds(rows, np.zeros(0), 0, 2**64 - 1, 0.0, True) == 1.0
 
@@ -114,7 +114,7 @@ def test_an_array_of_a_class_of_its_own_is_one(library: Library) -> None:
         {4: None},
     ],
 )
-def test_what_a_kernel_does_not_take(wrong: dict[int, Any], library: Library) -> None:
+def test_what_a_kernel_does_not_take(wrong: dict[int, Any], library: KernelLibrary) -> None:
     given: list[Any] = [np.ones((1, 1), np.float32), np.ones(1), 1, 2**64 - 1, 1.0, True]
     for place, value in wrong.items():
         given[place] = value
@@ -122,24 +122,24 @@ def test_what_a_kernel_does_not_take(wrong: dict[int, Any], library: Library) ->
         library.all_kinds(*given)
 
 
-def test_the_number_of_arguments(library: Library) -> None:
+def test_the_number_of_arguments(library: KernelLibrary) -> None:
     with pytest.raises(TypeError, match="next_one: it takes 1 arguments"):
         library.next_one()
     with pytest.raises(TypeError, match="it takes 1"):
         library.next_one(1, 2)
 
 
-def test_numbers_that_do_not_fit(library: Library) -> None:
+def test_numbers_that_do_not_fit(library: KernelLibrary) -> None:
     with pytest.raises(OverflowError):
         library.next_one(2**70)
 
 
-def test_a_kernel_that_fails(library: Library) -> None:
+def test_a_kernel_that_fails(library: KernelLibrary) -> None:
     with pytest.raises(RuntimeError, match="fails has failed"):
         library.fails(4)
 
 
-def test_nothing_is_left_over(library: Library) -> None:
+def test_nothing_is_left_over(library: KernelLibrary) -> None:
     x, out, rows = np.arange(9.0)[:8], np.empty(8, np.int64), np.ones((1, 1), np.float32)
     before = [sys.getrefcount(each) for each in (None, x, out, rows)]
     for _ in range(1000):
@@ -150,20 +150,20 @@ def test_nothing_is_left_over(library: Library) -> None:
     assert all(abs(one - other) < 50 for one, other in zip(before, after, strict=True))
 
 
-def again(library: Library) -> Library:
+def again(library: KernelLibrary) -> KernelLibrary:
     """The same as another process would have it."""
-    return Library(library.name, library.modules, library._sources)
+    return KernelLibrary(library.name, library.modules, library._sources)
 
 
 @pytest.fixture
-def cache(library: Library, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(library: KernelLibrary, monkeypatch: pytest.MonkeyPatch) -> Path:
     place = library._sources[0].parent
     monkeypatch.setenv("NUCLEATE_CACHE", str(place / "cache"))
     monkeypatch.syspath_prepend(str(place))
     return place
 
 
-def test_another_process_reads_them_without_numba(library: Library, cache: Path) -> None:
+def test_another_process_reads_them_without_numba(library: KernelLibrary, cache: Path) -> None:
     code = f"""
 import sys
 from pathlib import Path
@@ -179,7 +179,7 @@ print(library.next_one(1), "numba" in sys.modules)
 @pytest.mark.parametrize(
     "damage", [lambda data: data[:-1], lambda data: b"", lambda data: b"{}\n1", lambda data: b"x" * 99]
 )
-def test_a_file_that_is_not_as_it_was_written_is_none(damage: Any, library: Library, cache: Path) -> None:
+def test_a_file_that_is_not_as_it_was_written_is_none(damage: Any, library: KernelLibrary, cache: Path) -> None:
     data = library.path.read_bytes()
     library.path.write_bytes(damage(data))
     try:
@@ -189,14 +189,14 @@ def test_a_file_that_is_not_as_it_was_written_is_none(damage: Any, library: Libr
     assert again(library).load()
 
 
-def test_a_file_that_calls_what_is_not_there_is_none(library: Library, cache: Path) -> None:
+def test_a_file_that_calls_what_is_not_there_is_none(library: KernelLibrary, cache: Path) -> None:
     head, _, code = library.path.read_bytes().partition(b"\n")
     assert native_library._functions(head + b"\n" + code) is not None
     assert native_library._functions(native_library.packed(code, {}, ["no_such_function_anywhere"])) is None
 
 
 def test_where_nothing_can_be_written_they_are_compiled_for_this_process(
-    library: Library, cache: Path, monkeypatch: pytest.MonkeyPatch
+    library: KernelLibrary, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NUCLEATE_CACHE", str(cache / "elsewhere"))
     monkeypatch.setattr(kernel_cache, "writable", lambda place: False)
@@ -205,7 +205,7 @@ def test_where_nothing_can_be_written_they_are_compiled_for_this_process(
     assert not one.path.exists()
 
 
-def test_those_of_another_user_are_read(library: Library, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_those_of_another_user_are_read(library: KernelLibrary, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where ``nucleate warm`` has made the image of a container that another user runs."""
     monkeypatch.setattr(kernel_cache, "writable", lambda place: False)
     monkeypatch.setattr(native_library, "_compile", None)
@@ -215,14 +215,14 @@ def test_those_of_another_user_are_read(library: Library, cache: Path, monkeypat
 def test_what_cannot_be_compiled_says_why(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NUCLEATE_CACHE", str(tmp_path))
     with pytest.raises(KernelError, match="No module named 'no_such_module'"):
-        native_library.get([Library("none", ["no_such_module"], [])])
+        native_library.get([KernelLibrary("none", ["no_such_module"], [])])
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks")
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_fork_begins_with_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the threads of its parent, which were to get kernels, are not there."""
-    library = Library("unmade", [], [])
+    library = KernelLibrary("unmade", [], [])
     library.expected(compiling=True)
     child = os.fork()
     if not child:

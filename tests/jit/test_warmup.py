@@ -13,7 +13,7 @@ import pytest
 import nucleate as nc
 from nucleate.jit import native_library, readiness
 from nucleate.jit.kernel_libraries import ALL, SAMPLER
-from nucleate.jit.native_library import KernelError, Library
+from nucleate.jit.native_library import KernelError, KernelLibrary
 from nucleate.sampling.backends import reference
 
 LOGITS = np.random.default_rng(0).normal(0, 2, (2, 20_000)).astype(np.float32)
@@ -24,9 +24,9 @@ PARAMS = nc.SamplingParams(temperature=0.9, top_p=0.95, seed=5)
 def unmade(monkeypatch, tmp_path):
     """A library that is kept nowhere, and whose compiler waits until it is told to go on."""
     go = threading.Event()
-    library = Library("unmade", (), ())
+    library = KernelLibrary("unmade", (), ())
     monkeypatch.setenv("NUCLEATE_CACHE", str(tmp_path))
-    monkeypatch.setattr(readiness, "KERNELS", readiness.Kernels((library,)))
+    monkeypatch.setattr(readiness, "KERNELS", readiness.KernelReadiness((library,)))
 
     def compile_(one, told, *, behind):
         assert one is library
@@ -96,7 +96,7 @@ def begun(monkeypatch):
 
 def test_kernels_are_read_as_soon_as_that_is_worth_it_and_compiled_much_later(monkeypatch, tmp_path):
     monkeypatch.setenv("NUCLEATE_CACHE", str(tmp_path))
-    library, found = Library("unmade", (), ()), begun(monkeypatch)
+    library, found = KernelLibrary("unmade", (), ()), begun(monkeypatch)
     library.missed(native_library.SOON / 2)
     assert found == []
     library.missed(native_library.SOON / 2)
@@ -110,7 +110,7 @@ def test_kernels_are_read_as_soon_as_that_is_worth_it_and_compiled_much_later(mo
 
 
 def test_what_is_being_got_is_not_begun_with_again(monkeypatch):
-    library, found = Library("unmade", (), ()), begun(monkeypatch)
+    library, found = KernelLibrary("unmade", (), ()), begun(monkeypatch)
     library.expected(compiling=True)
     library.expected(compiling=False)  # by another thread
     assert not library.load()

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from nucleate.jit.kernel_libraries import MODELS
 from nucleate.models.kernels import elementwise, paged_attention
-from nucleate.models.paged.batch_layout import Packing
-from nucleate.models.paged.kv_pool import NO_SINKS, Rule, by_token, new_pool
-from nucleate.models.runner import Part
+from nucleate.models.paged.batch_layout import BatchLayout
+from nucleate.models.paged.kv_pool import NO_SINKS, AttentionRule, by_token, new_pool
+from nucleate.models.runner import ModelInput
 
 
 def attended(query_HD, keys_LKD, values_LKE, rule, length):
@@ -37,7 +37,7 @@ def attended(query_HD, keys_LKD, values_LKE, rule, length):
 def cases(draw):
     group, kv_heads = draw(st.integers(1, 8)), draw(st.integers(1, 3))
     sinks = draw(st.booleans())
-    rule = Rule(
+    rule = AttentionRule(
         draw(st.sampled_from([0.01, 0.125, 1.0])),
         draw(st.sampled_from([0, 0, 1, 2, 15, 16, 17, 40, 1000])),
         draw(st.sampled_from([0.0, 0.0, 0.5, 50.0])),
@@ -70,9 +70,9 @@ def run(rule, kv_heads, heads, size, value_size, block_size, lengths, new, threa
         for place in range(start):
             keys[table[place // block_size], :, place % block_size] = old[0][place]
             values[table[place // block_size], :, place % block_size] = old[1][place]
-        parts.append(Part(key, [0] * length, start, length, table, 1))
+        parts.append(ModelInput(key, [0] * length, start, length, table, 1))
         olds.append(old)
-    packing = Packing(parts, block_size)
+    packing = BatchLayout(parts, block_size)
     queries = random.standard_normal((packing.size, heads, size), np.float32)
     new_keys, new_values = (
         np.concatenate([old[i][part.start :] for old, part in zip(olds, parts, strict=True)]) for i in (0, 1)
@@ -100,7 +100,7 @@ def test_the_kernel_is_attention(case) -> None:
 
 
 PLAIN = dict(
-    rule=Rule(0.25), kv_heads=2, heads=4, size=16, value_size=16, block_size=16, lengths=[33, 16, 1], new=1, threads=1,
+    rule=AttentionRule(0.25), kv_heads=2, heads=4, size=16, value_size=16, block_size=16, lengths=[33, 16, 1], new=1, threads=1,
     seed=0,
 )  # fmt: skip
 
@@ -119,7 +119,7 @@ def test_new_keys_and_values_are_stored_and_nothing_else_is_touched() -> None:
 
 
 def test_scores_far_apart_do_not_overflow() -> None:
-    ours, right, _ = run(**{**PLAIN, "rule": Rule(100.0)})
+    ours, right, _ = run(**{**PLAIN, "rule": AttentionRule(100.0)})
     np.testing.assert_allclose(ours, right, atol=1e-3)
 
 
@@ -131,14 +131,16 @@ def test_what_is_not_finite_stays_within_its_sequence(value: float, place: int) 
     keys_RLKD[1, place, 0, 3] = value
     queries_RHD = random.standard_normal((3, 4, 16)).astype(np.float32)
     pool = new_pool(6, 16, 2, 16, 16)
-    parts = [Part(i, [0] * 21, 20, 21, [i, 3 + i], 1) for i in range(3)]
+    parts = [ModelInput(i, [0] * 21, 20, 21, [i, 3 + i], 1) for i in range(3)]
     for stored, rows in zip(by_token(pool, 16), (keys_RLKD, values_RLKD), strict=True):
         stored[:3] = rows[:, :16].swapaxes(1, 2)
         stored[3:, :, :4] = rows[:, 16:20].swapaxes(1, 2)
     out = np.empty((3, 4, 16), np.float32)
-    paged_attention.decode(queries_RHD, keys_RLKD[:, 20], values_RLKD[:, 20], pool, Packing(parts, 16), Rule(1.0), out)
+    paged_attention.decode(
+        queries_RHD, keys_RLKD[:, 20], values_RLKD[:, 20], pool, BatchLayout(parts, 16), AttentionRule(1.0), out
+    )
     with np.errstate(invalid="ignore"):
-        right = [attended(queries_RHD[i], keys_RLKD[i], values_RLKD[i], Rule(1.0), 21) for i in range(3)]
+        right = [attended(queries_RHD[i], keys_RLKD[i], values_RLKD[i], AttentionRule(1.0), 21) for i in range(3)]
     np.testing.assert_allclose(out, right, atol=1e-5)
     assert np.isfinite(out[[0, 2]]).all()
     assert np.isnan(out[1, :2]).all() or not np.isnan(value)
@@ -151,7 +153,7 @@ def test_blocks_are_of_whole_vectors() -> None:
 
 @given(st.lists(st.integers(1, 3000), min_size=1, max_size=40), st.integers(1, 8), st.sampled_from([0, 5]))
 def test_work_is_cut_evenly(lengths: list[int], count: int, window: int) -> None:
-    packing = Packing([Part(i, [0] * n, n - 1, n, [0] * n, 1) for i, n in enumerate(lengths)], 1)
+    packing = BatchLayout([ModelInput(i, [0] * n, n - 1, n, [0] * n, 1) for i, n in enumerate(lengths)], 1)
     cuts = packing.cuts(3, window, count)
     work = np.repeat([min(n, window) if window else n for n in lengths], 3)
     assert (cuts[0], cuts[-1], len(cuts)) == (0, len(work), count + 1)
@@ -173,9 +175,9 @@ def test_a_packing_says_where_every_token_is(given_parts, seed: int) -> None:
         stop = start + count
         blocks = [free.pop() for _ in range(-(-stop // 16) + more)]
         ids = random.integers(0, 99, stop + more).tolist()
-        parts.append(Part(key, ids, start, stop, blocks, min(logits, count)))
+        parts.append(ModelInput(key, ids, start, stop, blocks, min(logits, count)))
         rows += [(ids[p], p, blocks[p // 16] * 16 + p % 16, p >= stop - min(logits, count)) for p in range(start, stop)]
-    packing = Packing(parts, 16)
+    packing = BatchLayout(parts, 16)
     ids, positions, slots, kept = zip(*rows, strict=True)
     assert packing.ids_T.tolist() == list(ids)
     assert packing.positions_T.tolist() == list(positions)

@@ -11,11 +11,11 @@ from runner_driver import Driver
 
 from nucleate.models.kernels import numpy_fallback
 from nucleate.models.llama import batched_llama
-from nucleate.models.llama.batched_llama import PackedLlama, compiled
+from nucleate.models.llama.batched_llama import BatchedLlama, compiled
 from nucleate.models.llama.numpy_llama import Llama
 from nucleate.models.loader import EMBEDDED, runner_of
 from nucleate.models.protocol import ModelError
-from nucleate.models.runner import Part
+from nucleate.models.runner import ModelInput
 
 BLOCK_BYTES = 6 * 2 * 2 * 16 * 32 * 4  # layers, keys and values, heads, tokens, size, bytes
 
@@ -62,7 +62,7 @@ def test_a_prefix_is_read_once_for_many(model: Llama) -> None:
 
 
 def test_what_lies_in_unused_places_does_no_harm(model: Llama) -> None:
-    runner = PackedLlama(model, 50 * BLOCK_BYTES)
+    runner = BatchedLlama(model, 50 * BLOCK_BYTES)
     for pool in runner.pools:
         for array in pool:
             array[:] = np.nan
@@ -74,12 +74,16 @@ def test_what_lies_in_unused_places_does_no_harm(model: Llama) -> None:
 
 
 def test_the_logits_of_any_number_of_last_tokens(model: Llama) -> None:
-    runner = PackedLlama(model, 10 * BLOCK_BYTES)
+    runner = BatchedLlama(model, 10 * BLOCK_BYTES)
     one, two, three = prompts(12, 30, 9)
     expected = [model.begin().forward_all(ids) for ids in (one, two, three)]
-    none = runner.forward([Part(0, one, 0, 5, [1], 0), Part(1, two, 0, 25, [2, 5], 0)])
+    none = runner.forward([ModelInput(0, one, 0, 5, [1], 0), ModelInput(1, two, 0, 25, [2, 5], 0)])
     assert none.shape == (0, 4096)
-    parts = [Part(0, one, 5, 12, [1], 3), Part(2, three, 0, 9, [8], 9), Part(1, two, 25, 30, [2, 5], 0)]
+    parts = [
+        ModelInput(0, one, 5, 12, [1], 3),
+        ModelInput(2, three, 0, 9, [8], 9),
+        ModelInput(1, two, 25, 30, [2, 5], 0),
+    ]
     wanted = np.concatenate([expected[0][-3:], expected[2]])
     for _ in range(2):  # the same positions once more
         np.testing.assert_allclose(runner.forward(parts), wanted, atol=2e-4)
@@ -88,26 +92,26 @@ def test_the_logits_of_any_number_of_last_tokens(model: Llama) -> None:
 
 @pytest.mark.parametrize(("token", "message"), [(-1, r"in 0\.\.4095"), (4096, r"in 0\.\.4095")])
 def test_what_cannot_be_read_is_refused_and_harms_nothing(token: int, message: str, model: Llama) -> None:
-    runner = PackedLlama(model, 10 * BLOCK_BYTES)
+    runner = BatchedLlama(model, 10 * BLOCK_BYTES)
     [ids] = prompts(12)
-    runner.forward([Part(0, ids, 0, 6, [1], 0)])
+    runner.forward([ModelInput(0, ids, 0, 6, [1], 0)])
     with pytest.raises(ValueError, match=message):
-        runner.forward([Part(0, ids, 6, 12, [1], 1), Part(1, [token], 0, 1, [2], 1)])
-    logits = runner.forward([Part(0, ids, 6, 12, [1], 1)])
+        runner.forward([ModelInput(0, ids, 6, 12, [1], 1), ModelInput(1, [token], 0, 1, [2], 1)])
+    logits = runner.forward([ModelInput(0, ids, 6, 12, [1], 1)])
     np.testing.assert_allclose(logits[0], model.begin().forward(ids), atol=2e-4)
 
 
 def test_a_text_past_the_context_is_refused(model: Llama) -> None:
-    runner = PackedLlama(model, 100 * BLOCK_BYTES)
+    runner = BatchedLlama(model, 100 * BLOCK_BYTES)
     with pytest.raises(ValueError, match="1025 tokens do not fit the context of 1024"):
-        runner.forward([Part(0, [5] * 1025, 1024, 1025, list(range(65)), 1)])
-    assert runner.forward([Part(0, [5] * 1024, 1000, 1024, list(range(64)), 1)]).shape == (1, 4096)
+        runner.forward([ModelInput(0, [5] * 1025, 1024, 1025, list(range(65)), 1)])
+    assert runner.forward([ModelInput(0, [5] * 1024, 1000, 1024, list(range(64)), 1)]).shape == (1, 4096)
 
 
 def test_memory_is_what_was_given(model: Llama) -> None:
-    assert PackedLlama(model, 10 * BLOCK_BYTES).blocks == PackedLlama(model, 11 * BLOCK_BYTES - 1).blocks == 10
+    assert BatchedLlama(model, 10 * BLOCK_BYTES).blocks == BatchedLlama(model, 11 * BLOCK_BYTES - 1).blocks == 10
     with pytest.raises(ModelError, match=f"hold no block of {BLOCK_BYTES}: give more"):
-        PackedLlama(model, BLOCK_BYTES - 1)
+        BatchedLlama(model, BLOCK_BYTES - 1)
 
 
 def test_it_says_what_it_is(model: Llama) -> None:
@@ -161,20 +165,24 @@ def test_it_goes_on_without_kernels_until_they_are_there(length: int, model: Lla
 
 
 def test_with_kernels_a_draft_is_read_to_the_bit_as_token_by_token(model: Llama) -> None:
-    together, alone = (PackedLlama(model, 20 * BLOCK_BYTES) for _ in range(2))
+    together, alone = (BatchedLlama(model, 20 * BLOCK_BYTES) for _ in range(2))
     together.kernels = alone.kernels = compiled()
     one, two = prompts(40, 33)
     for runner in (together, alone):
-        runner.forward([Part(0, one, 0, 33, [1, 5, 3], 0), Part(1, two, 0, 29, [2, 4, 6], 0)])
-    drafts = together.forward([Part(0, one, 33, 40, [1, 5, 3], 7), Part(1, two, 29, 33, [2, 4, 6], 4)])
+        runner.forward([ModelInput(0, one, 0, 33, [1, 5, 3], 0), ModelInput(1, two, 0, 29, [2, 4, 6], 0)])
+    drafts = together.forward([ModelInput(0, one, 33, 40, [1, 5, 3], 7), ModelInput(1, two, 29, 33, [2, 4, 6], 4)])
     for row, place in enumerate(range(33, 40)):
-        np.testing.assert_array_equal(alone.forward([Part(0, one, place, place + 1, [1, 5, 3], 1)])[0], drafts[row])
+        np.testing.assert_array_equal(
+            alone.forward([ModelInput(0, one, place, place + 1, [1, 5, 3], 1)])[0], drafts[row]
+        )
     for row, place in enumerate(range(29, 33)):
-        np.testing.assert_array_equal(alone.forward([Part(1, two, place, place + 1, [2, 4, 6], 1)])[0], drafts[7 + row])
+        np.testing.assert_array_equal(
+            alone.forward([ModelInput(1, two, place, place + 1, [2, 4, 6], 1)])[0], drafts[7 + row]
+        )
 
 
 def test_who_drafts_has_kernels_before_the_first_forward(model: Llama) -> None:
-    runner = PackedLlama(model, 10 * BLOCK_BYTES)
+    runner = BatchedLlama(model, 10 * BLOCK_BYTES)
     assert runner.kernels.decode is None
     runner.warm()
     assert runner.kernels.decode is not None

@@ -15,7 +15,7 @@ from toy_models import Toy
 
 from nucleate.models.loader import runner_of
 from nucleate.models.protocol import ModelError
-from nucleate.models.runner import Contexts, Part
+from nucleate.models.runner import ModelInput, SequentialRunner
 from nucleate.models.transformers.transformers_model import TransformersModel
 
 torch = pytest.importorskip("torch", reason="needs the extra 'torch'")
@@ -180,7 +180,7 @@ def test_what_cannot_be_packed_is_read_one_by_one_and_says_why(name: str) -> Non
     config, settings, why = ONE_BY_ONE[name]
     model = model_of(config, settings)
     runner = runner_of(model, MEMORY)
-    assert isinstance(runner, Contexts)
+    assert isinstance(runner, SequentialRunner)
     assert re.search(why, runner.why)
     driver = Driver(runner, seed=1)
     for ids in prompts(1, 9, 20):
@@ -210,9 +210,9 @@ def test_half_precision_is_within_its_rounding(name: str, dtype: str) -> None:
     assert runner.paged, runner.why
     rows = prompts(33, 20)
     blocks = [[7, 3, 9], [4, 1]]
-    runner.forward([Part(i, ids, 0, 18, blocks[i], 0) for i, ids in enumerate(rows)])
-    runner.forward([Part(i, ids, 18, len(ids) - 1, blocks[i], 0) for i, ids in enumerate(rows)])
-    ours = runner.forward([Part(i, ids, len(ids) - 1, len(ids), blocks[i], 1) for i, ids in enumerate(rows)])
+    runner.forward([ModelInput(i, ids, 0, 18, blocks[i], 0) for i, ids in enumerate(rows)])
+    runner.forward([ModelInput(i, ids, 18, len(ids) - 1, blocks[i], 0) for i, ids in enumerate(rows)])
+    ours = runner.forward([ModelInput(i, ids, len(ids) - 1, len(ids), blocks[i], 1) for i, ids in enumerate(rows)])
     for mine, ids in zip(ours, rows, strict=True):
         stock = model.begin().forward(ids)
         spread = np.linalg.norm(stock - stock.mean())
@@ -252,9 +252,13 @@ def test_the_logits_of_any_number_of_last_tokens() -> None:
     runner = runner_of(model, MEMORY)
     one, two, three = prompts(12, 30, 9)
     expected = [model.begin().forward_all(ids) for ids in (one, two, three)]
-    none = runner.forward([Part(0, one, 0, 5, [1], 0), Part(1, two, 0, 25, [2, 5], 0)])
+    none = runner.forward([ModelInput(0, one, 0, 5, [1], 0), ModelInput(1, two, 0, 25, [2, 5], 0)])
     assert none.shape == (0, 199)
-    parts = [Part(0, one, 5, 12, [1], 3), Part(2, three, 0, 9, [8], 9), Part(1, two, 25, 30, [2, 5], 0)]
+    parts = [
+        ModelInput(0, one, 5, 12, [1], 3),
+        ModelInput(2, three, 0, 9, [8], 9),
+        ModelInput(1, two, 25, 30, [2, 5], 0),
+    ]
     wanted = np.concatenate([expected[0][-3:], expected[2]])
     for _ in range(2):  # the same positions once more
         np.testing.assert_allclose(runner.forward(parts), wanted, atol=1e-3)
@@ -265,10 +269,10 @@ def test_a_forward_that_fails_leaves_the_runner_usable() -> None:
     model = model_of(*PACKED["gpt2"])
     runner = runner_of(model, MEMORY)
     one, two = prompts(12, 15)
-    runner.forward([Part(0, one, 0, 6, [1], 0)])
+    runner.forward([ModelInput(0, one, 0, 6, [1], 0)])
     with pytest.raises(IndexError):
-        runner.forward([Part(0, one, 6, 12, [1], 1), Part(1, [*two, 10**6], 0, 16, [2], 1)])
-    logits = runner.forward([Part(0, one, 6, 12, [1], 1), Part(1, two, 0, 15, [2], 1)])
+        runner.forward([ModelInput(0, one, 6, 12, [1], 1), ModelInput(1, [*two, 10**6], 0, 16, [2], 1)])
+    logits = runner.forward([ModelInput(0, one, 6, 12, [1], 1), ModelInput(1, two, 0, 15, [2], 1)])
     np.testing.assert_allclose(logits, [model.begin().forward(ids) for ids in (one, two)], atol=1e-3)
 
 
@@ -277,7 +281,7 @@ def test_the_model_itself_goes_on_as_before_even_from_another_thread() -> None:
     [ids] = prompts(40)
     before = model.begin().forward_all(ids)
     runner = runner_of(model, MEMORY)
-    alone = runner.forward([Part(0, ids, 0, 40, [5, 4, 3], 40)])
+    alone = runner.forward([ModelInput(0, ids, 0, 40, [5, 4, 3], 40)])
     wrong: list[str] = []
 
     def stock() -> None:
@@ -288,7 +292,7 @@ def test_the_model_itself_goes_on_as_before_even_from_another_thread() -> None:
     thread = threading.Thread(target=stock)
     thread.start()
     for _ in range(20):
-        if not np.array_equal(runner.forward([Part(0, ids, 0, 40, [5, 4, 3], 40)]), alone):
+        if not np.array_equal(runner.forward([ModelInput(0, ids, 0, 40, [5, 4, 3], 40)]), alone):
             wrong.append("packed")
     thread.join()
     assert not wrong
@@ -328,10 +332,10 @@ def test_wrong_numbers_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", ["_decode", "_chunk"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_wrong_numbers_are_noticed_in_short_types(name: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from nucleate.models.transformers.ragged_attention import Plan
+    from nucleate.models.transformers.ragged_attention import AttentionPlan
 
-    right = getattr(Plan, name)
-    monkeypatch.setattr(Plan, name, lambda *given: 0.5 * right(*given))
+    right = getattr(AttentionPlan, name)
+    monkeypatch.setattr(AttentionPlan, name, lambda *given: 0.5 * right(*given))
     runner = runner_of(model_of(*PACKED["llama"], dtype=dtype), MEMORY)
     assert not runner.paged
     assert "% off" in runner.why

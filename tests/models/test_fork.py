@@ -13,7 +13,7 @@ from toy_models import PagedToy, Toy
 from nucleate.models.llama.numpy_llama import Llama
 from nucleate.models.loader import EMBEDDED, runner_of
 from nucleate.models.protocol import Model
-from nucleate.models.runner import Contexts, Fork, Part, Runner
+from nucleate.models.runner import Fork, ModelInput, Runner, SequentialRunner
 
 ONE = dict(
     vocab_size=199, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
@@ -46,7 +46,7 @@ def of_transformers(name: str) -> Model:
 
 def read(runner: Runner, key: int, ids: Sequence[int], start: int, blocks: list[int]) -> np.ndarray:
     """The logits after the last of some tokens."""
-    return np.array(runner.forward([Part(key, list(ids), start, len(ids), blocks, 1)]))[0]
+    return np.array(runner.forward([ModelInput(key, list(ids), start, len(ids), blocks, 1)]))[0]
 
 
 def fork_everywhere(runner: Runner, model: Model, places: Sequence[int], atol: float) -> None:
@@ -96,7 +96,7 @@ def test_a_packed_model_without_the_kernel(monkeypatch: pytest.MonkeyPatch) -> N
 def test_models_without_weights(size: int) -> None:
     model = Toy(lambda seen: np.random.default_rng(seen).normal(size=199).astype(np.float32), 199)
     fork_everywhere(PagedToy(model, 4096, size), model, (1, 2, 3, 16, 40), 0)
-    fork_everywhere(Contexts(model, 4096, size), model, (1, 2, 3, 16, 40), 0)
+    fork_everywhere(SequentialRunner(model, 4096, size), model, (1, 2, 3, 16, 40), 0)
 
 
 class Counting:
@@ -136,7 +136,7 @@ class CountingContext:
 @pytest.mark.parametrize("copies", [True, False])
 def test_what_a_model_has_read_is_copied_or_else_read_again(copies: bool) -> None:
     model = Counting(copies=copies)
-    runner = Contexts(model, 9)
+    runner = SequentialRunner(model, 9)
     read(runner, 1, [1, 2, 3, 4], 0, [])
     runner.fork([Fork(1, 2, None), Fork(77, 3, None)])  # one that is not there, as it has made room, is left
     assert read(runner, 2, [1, 2, 3, 4, 5], 4, [])[0] == 15

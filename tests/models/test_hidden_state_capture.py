@@ -7,11 +7,11 @@ import pytest
 from runner_driver import Driver
 from toy_models import PagedToy, Toy
 
-from nucleate.models.llama.batched_llama import PackedLlama
+from nucleate.models.llama.batched_llama import BatchedLlama
 from nucleate.models.llama.numpy_llama import Llama, LlamaContext
 from nucleate.models.loader import EMBEDDED, runner_of
 from nucleate.models.protocol import ModelError
-from nucleate.models.runner import Contexts, Part
+from nucleate.models.runner import ModelInput, SequentialRunner
 
 MEMORY = 8 << 20
 
@@ -36,13 +36,14 @@ def some(length: int, seed: int = 0) -> list[int]:
 
 @pytest.mark.parametrize("layers", [(0,), (6,), (2, 4, 6), (5, 1, 5), (0, 1, 2, 3, 4, 5, 6)])
 def test_they_are_those_of_the_slow_twin(layers: tuple[int, ...], model: Llama) -> None:
-    runner = PackedLlama(model, MEMORY)
+    runner = BatchedLlama(model, MEMORY)
     runner.watch(layers)
     texts = [some(length) for length in (1, 5, 17, 40)]
     reads = [(0, 1), (0, 5), (0, 17), (0, 30)], [(30, 40)], []
     for read in reads:
         parts = [
-            Part(i, texts[-len(read) + i], *span, [3 * i, 3 * i + 1, 3 * i + 2], i % 2) for i, span in enumerate(read)
+            ModelInput(i, texts[-len(read) + i], *span, [3 * i, 3 * i + 1, 3 * i + 2], i % 2)
+            for i, span in enumerate(read)
         ]
         runner.forward(parts)
         wanted = [
@@ -58,11 +59,11 @@ def test_they_are_those_of_the_slow_twin(layers: tuple[int, ...], model: Llama) 
 
 
 def test_a_part_that_goes_on(model: Llama) -> None:
-    runner, [text] = PackedLlama(model, MEMORY), [some(40)]
+    runner, [text] = BatchedLlama(model, MEMORY), [some(40)]
     runner.watch((3, 6))
     got = []
     for start, stop in ((0, 7), (7, 8), (8, 31), (31, 40)):
-        runner.forward([Part(0, text, start, stop, [5, 1, 9], 1)])
+        runner.forward([ModelInput(0, text, start, stop, [5, 1, 9], 1)])
         got.append(runner.features)
     twin = Peeking(model)
     wanted = np.concatenate([twin.hidden(3, text), twin.hidden(6, text)], 1)
@@ -70,9 +71,9 @@ def test_a_part_that_goes_on(model: Llama) -> None:
 
 
 def test_logits_are_the_same_bits_watched_or_not(model: Llama) -> None:
-    one, two = PackedLlama(model, MEMORY), PackedLlama(model, MEMORY)
+    one, two = BatchedLlama(model, MEMORY), BatchedLlama(model, MEMORY)
     two.watch((2, 4, 6))
-    parts = [Part(0, some(9), 0, 9, [0], 3), Part(1, some(33), 0, 33, [1, 2, 3], 1)]
+    parts = [ModelInput(0, some(9), 0, 9, [0], 3), ModelInput(1, some(33), 0, 33, [1, 2, 3], 1)]
     np.testing.assert_array_equal(one.forward(parts), two.forward(parts))
     assert one.features.shape == (0, 0)
     assert two.features.shape == (42, 576)
@@ -82,22 +83,22 @@ def test_logits_are_the_same_bits_watched_or_not(model: Llama) -> None:
 
 
 def test_features_belong_to_the_caller(model: Llama) -> None:
-    runner = PackedLlama(model, MEMORY)
+    runner = BatchedLlama(model, MEMORY)
     runner.watch((0, 6))
-    runner.forward([Part(0, some(9), 0, 9, [0], 1)])
+    runner.forward([ModelInput(0, some(9), 0, 9, [0], 1)])
     before, copy = runner.features, runner.features.copy()
-    runner.forward([Part(0, some(20), 0, 9, [0], 1)])
+    runner.forward([ModelInput(0, some(20), 0, 9, [0], 1)])
     np.testing.assert_array_equal(before, copy)
 
 
 @pytest.mark.parametrize("layers", [(7,), (-1,), (0, 9)])
 def test_there_are_no_other_layers(layers: tuple[int, ...], model: Llama) -> None:
     with pytest.raises(ValueError, match=r"watch takes places in 0\.\.6, got"):
-        PackedLlama(model, MEMORY).watch(layers)
+        BatchedLlama(model, MEMORY).watch(layers)
 
 
 def test_who_cannot_be_watched_says_so(model: Llama) -> None:
-    runner = Contexts(model, 10)
+    runner = SequentialRunner(model, 10)
     runner.watch(())
     with pytest.raises(ModelError, match="only of a model that reads many sequences at a time"):
         runner.watch((1,))
@@ -107,7 +108,7 @@ def test_who_cannot_be_watched_says_so(model: Llama) -> None:
 def test_a_toy_gives_places_and_ids() -> None:
     runner = PagedToy(Toy(lambda _: np.zeros(9, np.float32), 9), 4)
     runner.watch((3, 1))
-    runner.forward([Part(0, [5, 6, 7, 8], 1, 3, [0], 0), Part(1, [4], 0, 1, [1], 1)])
+    runner.forward([ModelInput(0, [5, 6, 7, 8], 1, 3, [0], 0), ModelInput(1, [4], 0, 1, [1], 1)])
     np.testing.assert_array_equal(runner.features, [[1, 6, 1, 6], [2, 7, 2, 7], [0, 4, 0, 4]])
 
 

@@ -11,13 +11,13 @@ import pytest
 
 from nucleate.models.loader import runner_of
 from nucleate.models.protocol import ModelError
-from nucleate.models.runner import Part
+from nucleate.models.runner import ModelInput
 from nucleate.models.transformers.transformers_model import TransformersModel
 
 torch = pytest.importorskip("torch", reason="needs the extra 'torch'")
 transformers = pytest.importorskip("transformers", reason="needs the extra 'torch'")
 
-from nucleate.models.transformers.hidden_state_capture import Watcher, decoder_layers  # noqa: E402 - reads torch
+from nucleate.models.transformers.hidden_state_capture import HiddenStateCapture, decoder_layers  # noqa: E402 - reads torch
 
 MEMORY = 4 << 20
 SMALL: dict[str, Any] = dict(
@@ -93,7 +93,9 @@ def test_they_are_those_of_transformers(name: str) -> None:
     got: list[list[np.ndarray]] = [[] for _ in texts]
     for reads in ([(0, 1), (0, 5), (0, 17), (0, 30)], [(30, 38)], [(38, 40)]):
         first = len(texts) - len(reads)
-        parts = [Part(i, texts[i], *span, [3 * i, 3 * i + 1, 3 * i + 2], i % 2) for i, span in enumerate(reads, first)]
+        parts = [
+            ModelInput(i, texts[i], *span, [3 * i, 3 * i + 1, 3 * i + 2], i % 2) for i, span in enumerate(reads, first)
+        ]
         runner.forward(parts)
         assert isinstance(runner.features, np.ndarray)
         assert runner.features.dtype == np.float32
@@ -117,12 +119,12 @@ def test_logits_are_the_same_bits_watched_or_not() -> None:
     model = model_of("qwen3")
     one, two = runner_of(model, MEMORY), runner_of(model, MEMORY)
     two.watch((1, 3))
-    parts = [Part(0, some(9), 0, 9, [0], 3), Part(1, some(33), 0, 33, [1, 2, 3], 1)]
+    parts = [ModelInput(0, some(9), 0, 9, [0], 3), ModelInput(1, some(33), 0, 33, [1, 2, 3], 1)]
     np.testing.assert_array_equal(one.forward(parts), two.forward(parts))
     assert one.features.shape == (0, 0)
     assert two.features.shape == (42, 128)
     before, copy = two.features, two.features.copy()
-    two.forward([Part(0, some(20), 0, 9, [0], 1)])
+    two.forward([ModelInput(0, some(20), 0, 9, [0], 1)])
     np.testing.assert_array_equal(before, copy)  # they belong to the caller
     two.forward([])
     assert two.features.shape == (0, 128)
@@ -138,16 +140,16 @@ def test_logits_are_the_same_bits_watched_or_not() -> None:
 def test_to_be_watched_anew_harms_nothing_that_was_read() -> None:
     model = model_of("gemma3")
     ids, runner = some(30), runner_of(model, MEMORY)
-    runner.forward([Part(0, ids, 0, 20, [0, 1], 0)])
+    runner.forward([ModelInput(0, ids, 0, 20, [0, 1], 0)])
     runner.watch((1,))
-    [logits_V] = runner.forward([Part(0, ids, 20, 30, [0, 1], 1)])
+    [logits_V] = runner.forward([ModelInput(0, ids, 20, 30, [0, 1], 1)])
     np.testing.assert_allclose(logits_V, model.begin().forward(ids), atol=1e-3)
 
 
 def test_short_types_are_told_as_float32() -> None:
     runner = runner_of(model_of("llama", "bfloat16"), MEMORY)
     runner.watch((0, 3))
-    runner.forward([Part(0, some(9), 0, 9, [0], 1)])
+    runner.forward([ModelInput(0, some(9), 0, 9, [0], 1)])
     assert runner.features.dtype == np.float32
     np.testing.assert_array_equal(runner.features, torch.from_numpy(runner.features).to(torch.bfloat16).float().numpy())
 
@@ -203,7 +205,7 @@ def test_a_layer_may_have_a_list_as_long_of_its_own() -> None:
 
 def test_a_layer_that_reads_something_else_says_so() -> None:
     model = Odd()
-    watcher = Watcher(model, (2, 0))
+    watcher = HiddenStateCapture(model, (2, 0))
     model(torch.zeros(1, 4, 3))
     np.testing.assert_array_equal(watcher.take().numpy(), [[2, 2, 2, 0, 0, 0]] * 4)
     with pytest.raises(ModelError, match=r"layer 2 reads no row of states, but \(\)"):

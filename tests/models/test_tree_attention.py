@@ -13,13 +13,13 @@ from test_attention import attended
 from toy_models import PagedToy, Toy
 
 from nucleate.models.kernels import paged_attention
-from nucleate.models.llama.batched_llama import PackedLlama, compiled
+from nucleate.models.llama.batched_llama import BatchedLlama, compiled
 from nucleate.models.llama.numpy_llama import Llama
 from nucleate.models.loader import EMBEDDED, runner_of
-from nucleate.models.paged.batch_layout import Packing, slots_of
-from nucleate.models.paged.kv_pool import NO_SINKS, Rule, by_token, copy_places, new_pool
-from nucleate.models.paged.tree_mask import MOST, Tree
-from nucleate.models.runner import Move, Part, Runner
+from nucleate.models.paged.batch_layout import BatchLayout, slots_of
+from nucleate.models.paged.kv_pool import NO_SINKS, AttentionRule, by_token, copy_places, new_pool
+from nucleate.models.paged.tree_mask import MOST, TreeMask
+from nucleate.models.runner import ModelInput, Move, Runner
 
 
 def random_parents(random: np.random.Generator, count: int) -> list[int]:
@@ -47,7 +47,7 @@ TEXTS = st.tuples(st.integers(1, 60), st.integers(1, 4), st.integers(0, 20))
 @st.composite
 def cases(draw: Any) -> dict[str, Any]:
     group, kv_heads = draw(st.integers(1, 4)), draw(st.integers(1, 3))
-    rule = Rule(
+    rule = AttentionRule(
         draw(st.sampled_from([0.125, 1.0])),
         draw(st.sampled_from([0, 0, 1, 2, 5, 17, 40])),
         draw(st.sampled_from([0.0, 0.0, 5.0])),
@@ -82,9 +82,9 @@ def test_the_kernel_attends_along_branches(case: dict[str, Any]) -> None:
         parents = random_parents(random, nodes) if nodes else None
         if nodes > 4 and parents == [*range(-1, nodes - 1)]:
             parents[-1] = 0  # not a chain: those are attended elsewhere if they are long
-        parts.append(Part(key, [0] * stop, start, stop, table, 1, parents))
+        parts.append(ModelInput(key, [0] * stop, start, stop, table, 1, parents))
         olds.append(old)
-    packing = Packing(parts, block_size)
+    packing = BatchLayout(parts, block_size)
     assert len(packing.short) == len(parts)
     queries = random.standard_normal((packing.size, heads, size), np.float32)
     new = [np.concatenate([old[i][part.start :] for old, part in zip(olds, parts, strict=True)]) for i in (0, 1)]
@@ -113,7 +113,7 @@ def test_the_kernel_attends_along_branches(case: dict[str, Any]) -> None:
 def test_what_is_seen_is_what_leads_there(length: int, nodes: int, seed: int, window: int) -> None:
     random = np.random.default_rng(seed)
     parents = random_parents(random, nodes)
-    tree, start = Tree(parents, length + nodes), int(random.integers(0, length + nodes))
+    tree, start = TreeMask(parents, length + nodes), int(random.integers(0, length + nodes))
     wanted = np.zeros((length + nodes - start, length + nodes), bool)
     for place in range(start, length + nodes):
         seen = [*range(min(place + 1, length)), *[length + one for one in path_to(parents, place - length)]]
@@ -122,16 +122,16 @@ def test_what_is_seen_is_what_leads_there(length: int, nodes: int, seed: int, wi
 
 
 def test_chains_have_no_trees() -> None:
-    parts = [Part(0, [1, 2, 3], 0, 3, [0], 3), Part(1, [1, 2], 1, 2, [1], 1)]
-    packing = Packing(parts, 16)
+    parts = [ModelInput(0, [1, 2, 3], 0, 3, [0], 3), ModelInput(1, [1, 2], 1, 2, [1], 1)]
+    packing = BatchLayout(parts, 16)
     assert packing.followed_T2.shape == (0, 2)
     assert packing.positions_T is packing._places_T
-    large = Part(2, [0] * 100, 9, 100, [*range(2, 9)], 1, [-1] * 90)
-    mixed = Packing([*parts, large], 16)
+    large = ModelInput(2, [0] * 100, 9, 100, [*range(2, 9)], 1, [-1] * 90)
+    mixed = BatchLayout([*parts, large], 16)
     assert len(mixed.long) == 1
     assert MOST < 91
-    seen_before = Part(3, [0] * 9, 8, 9, [2], 1, [-1, -1, 0])
-    assert len(Packing([seen_before], 16).long) == 1
+    seen_before = ModelInput(3, [0] * 9, 8, 9, [2], 1, [-1, -1, 0])
+    assert len(BatchLayout([seen_before], 16).long) == 1
 
 
 # in models
@@ -144,7 +144,7 @@ def logits(
     runner: Runner, ids: Sequence[int], start: int, wanted: int, parents: Sequence[int] | None = None, key: int = 0
 ) -> Any:
     blocks = [block + 12 * key for block in BLOCKS]
-    return np.array(runner.forward([Part(key, list(ids), start, len(ids), blocks, wanted, parents)]))
+    return np.array(runner.forward([ModelInput(key, list(ids), start, len(ids), blocks, wanted, parents)]))
 
 
 def tree_and_branches(make: Any, size: int, seed: int, nodes: int, chunk: int = 1) -> Any:
@@ -179,8 +179,8 @@ def model() -> Llama:
 
 @pytest.mark.parametrize("seed", [0, 2, 3, 5, 6, 10])
 def test_the_embedded_model_reads_trees_to_the_last_bit(seed: int, model: Llama) -> None:
-    def make() -> PackedLlama:
-        runner = PackedLlama(model, 8 << 20)
+    def make() -> BatchedLlama:
+        runner = BatchedLlama(model, 8 << 20)
         runner.kernels = compiled()
         return runner
 
@@ -194,7 +194,7 @@ def test_the_embedded_model_reads_trees_to_the_last_bit(seed: int, model: Llama)
 
 @pytest.mark.parametrize(("nodes", "chunk"), [(15, 1), (40, 1), (5, 12), (5, 0)])
 def test_large_trees_and_those_after_a_part_of_a_prompt(nodes: int, chunk: int, model: Llama) -> None:
-    ours, alone = tree_and_branches(lambda: PackedLlama(model, 8 << 20), 4096, nodes, nodes, chunk)
+    ours, alone = tree_and_branches(lambda: BatchedLlama(model, 8 << 20), 4096, nodes, nodes, chunk)
     np.testing.assert_allclose(np.stack(ours), np.stack(alone), atol=2e-4)
 
 
@@ -203,7 +203,7 @@ def test_a_chain_that_is_told_as_a_tree(count: int, model: Llama) -> None:
     ids = np.random.default_rng(count).integers(3, 4096, 20 + count).tolist()
     found = []
     for parents in (None, range(-1, count - 1)):
-        runner = PackedLlama(model, 8 << 20)
+        runner = BatchedLlama(model, 8 << 20)
         runner.watch((2, 6))
         logits(runner, ids[:19], 0, 0)
         found.append((logits(runner, ids, 19, count + 1, parents), runner.features))
@@ -215,7 +215,7 @@ def test_a_tree_read_in_two_parts(model: Llama) -> None:
     """Its first tokens have been read: they are seen where they lie."""
     random = np.random.default_rng(3)
     ids, parents = random.integers(3, 4096, 30).tolist(), [-1, -1, 0, 1, 3, 0, 2, 2]
-    whole, parted = PackedLlama(model, 8 << 20), PackedLlama(model, 8 << 20)
+    whole, parted = BatchedLlama(model, 8 << 20), BatchedLlama(model, 8 << 20)
     logits(whole, ids[:21], 0, 0)
     wanted = logits(whole, ids, 21, 9, parents)
     logits(parted, ids[:21], 0, 0)
@@ -228,27 +228,27 @@ def test_a_tree_read_in_two_parts(model: Llama) -> None:
 
 def test_trees_of_many_sequences_at_once(model: Llama) -> None:
     """Beside decodes, chains, prompts and each other."""
-    random, runner, alone = np.random.default_rng(8), PackedLlama(model, 16 << 20), PackedLlama(model, 16 << 20)
+    random, runner, alone = np.random.default_rng(8), BatchedLlama(model, 16 << 20), BatchedLlama(model, 16 << 20)
     parts = []
     for key, (length, new, nodes) in enumerate(
         [(20, 1, 6), (9, 1, 0), (40, 1, 30), (33, 20, 0), (17, 1, 3), (30, 4, 0)]
     ):
         ids, blocks = random.integers(3, 4096, length + nodes).tolist(), [*range(key * 6, key * 6 + 6)]
         for each in (runner, alone):
-            each.forward([Part(key, ids, 0, length - new, blocks, 0)])
+            each.forward([ModelInput(key, ids, 0, length - new, blocks, 0)])
         parents = random_parents(random, nodes) if nodes else None
-        parts.append(Part(key, ids, length - new, length + nodes, blocks, nodes + 1, parents))
+        parts.append(ModelInput(key, ids, length - new, length + nodes, blocks, nodes + 1, parents))
     ours = runner.forward(parts)
     theirs = np.concatenate([alone.forward([part]) for part in parts])
     np.testing.assert_allclose(ours, theirs, atol=2e-4)
 
 
 def test_a_context_that_is_full_counts_depths(model: Llama) -> None:
-    runner, ids = PackedLlama(model, 16 << 20), [5] * 1028
+    runner, ids = BatchedLlama(model, 16 << 20), [5] * 1028
     blocks = [*range(65)]
-    assert runner.forward([Part(0, ids[:1027], 1022, 1027, blocks, 1, [-1] * 4)]).shape == (1, 4096)
+    assert runner.forward([ModelInput(0, ids[:1027], 1022, 1027, blocks, 1, [-1] * 4)]).shape == (1, 4096)
     with pytest.raises(ValueError, match="1025 tokens do not fit the context of 1024"):
-        runner.forward([Part(0, ids[:1026], 1022, 1026, blocks, 1, [-1, 0, -1])])
+        runner.forward([ModelInput(0, ids[:1026], 1022, 1026, blocks, 1, [-1, 0, -1])])
 
 
 TOY = Toy(lambda seen: np.random.default_rng(seen).normal(size=199).astype(np.float32), 199)

@@ -10,7 +10,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from nucleate.parameters.parameter import MISSING, Parameter, ParameterError, Table, read_json, unknown
+from nucleate.parameters.parameter import MISSING, Parameter, ParameterError, TokenTable, read_json, unknown
 
 
 def make(kind, **changes):
@@ -74,8 +74,8 @@ SPELT = make("tuple[str | tuple[int, ...], ...]", low=0)
         (SPELT, [np.array([4, 5])], ((4, 5),)),
         (SPELT, np.array([[4, 5], [6, 7]]), ((4, 5), (6, 7))),
         (SPELT, [], ()),
-        (TABLE, {}, Table()),
-        (TABLE, {"7": 1, 5: np.float32(2)}, Table({5: 2.0, 7: 1.0})),
+        (TABLE, {}, TokenTable()),
+        (TABLE, {"7": 1, 5: np.float32(2)}, TokenTable({5: 2.0, 7: 1.0})),
     ],
 )
 def test_good_values_become_canonical(parameter, value, canonical):
@@ -160,16 +160,16 @@ def test_an_unknown_name_gets_the_nearest_and_all():
 
 
 def test_a_table_is_a_value():
-    table = Table({5: 1.0, 2: -1.0})
+    table = TokenTable({5: 1.0, 2: -1.0})
     assert list(table) == [2, 5]
     assert table == {5: 1.0, 2: -1.0} == table
-    assert hash(table) == hash(Table([(2, -1.0), (5, 1.0)]))
+    assert hash(table) == hash(TokenTable([(2, -1.0), (5, 1.0)]))
     assert (repr(table), len(table), table[5], 3 in table) == ("{2: -1.0, 5: 1.0}", 2, 1.0, False)
     assert pickle.loads(pickle.dumps(table)) == copy.deepcopy(table) == table
-    assert Table() == {}
-    assert table != Table({5: 1.0})
+    assert TokenTable() == {}
+    assert table != TokenTable({5: 1.0})
     source = {1: 2.0}
-    kept = Table(source)
+    kept = TokenTable(source)
     source[1] = 3.0
     assert kept == {1: 2.0}
     with pytest.raises(TypeError):

@@ -12,7 +12,7 @@ from stage_examples import KINDS, SHIFTS, SIZE
 
 import nucleate as nc
 from nucleate.sampling.backends import reference
-from nucleate.sampling.incremental_history import Memory
+from nucleate.sampling.incremental_history import IncrementalHistory
 from nucleate.sampling.pipeline import simplify
 from nucleate.sampling.presets import with_mask, without_mask
 from nucleate.sampling.stage import Draw, History
@@ -38,7 +38,7 @@ def test_a_memory_that_grows_says_what_a_history_says(kind, split):
     """Of the same prompt and output, whatever of it was there at the start."""
     for number, stage in enumerate(examples.examples(kind)):
         prompt, output = (said(number + 100 * n, n, (1, 2, 7)) for n in split)
-        memory = Memory((stage, Gumbel(1)), prompt, output)
+        memory = IncrementalHistory((stage, Gumbel(1)), prompt, output)
         for token in [None, *said(number, 60, (1, 2, 7) if number % 2 else (1, 7, 1, 1, 5))]:
             if token is not None:
                 memory.push(token)

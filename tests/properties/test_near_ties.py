@@ -9,9 +9,9 @@ import pytest
 import nucleate as nc
 from nucleate.sampling.backends import reference
 from nucleate.sampling.backends.numba.fused.fused_sampler import chains
-from nucleate.sampling.backends.numba.fused.row_table import NOT_DRAWN, Table
-from nucleate.sampling.dispatch.fused_pipeline import Numbers, chain_of
-from nucleate.sampling.inputs import Logits
+from nucleate.sampling.backends.numba.fused.row_table import NOT_DRAWN, RowTable
+from nucleate.sampling.dispatch.fused_pipeline import FusedParams, chain_of
+from nucleate.sampling.inputs import LogitsInput
 from nucleate.sampling.pipeline import simplify
 from nucleate.sampling.stages import Gumbel
 
@@ -42,12 +42,12 @@ def chain_draws(case: near_ties.Case, rows: int) -> int | None:
     chain = chain_of(simplify(case.stages))
     if isinstance(chain, str):
         return None
-    table = Table()
+    table = RowTable()
     for row in range(rows):
         table.add(row, chain.numbers, (0, 0), (case.seed + rows - 1 - row) % 2**64, case.step)
     part = table.part(table.rows)
     logits = np.broadcast_to(case.logits, (rows, len(case.logits)))
-    chains(len(case.logits)).draw(Logits(logits).lying(), rows, part.at)
+    chains(len(case.logits)).draw(LogitsInput(logits).lying(), rows, part.at)
     return int(part.tokens[-1])
 
 
@@ -87,19 +87,19 @@ def test_the_chain_leaves_hardly_another_row_to_others() -> None:
     """Rows as they come, flat ones too, where the mass of a token is near the error of float32 sums."""
     numbers, left = np.random.default_rng(5), 0
     asked = [
-        Numbers(),
-        Numbers(t=0.7, p=0.9),
-        Numbers(t=0.8, k=40, m=0.05, p=0.95),
-        Numbers(m=1e-3),
-        Numbers(sigmas=1.0),
+        FusedParams(),
+        FusedParams(t=0.7, p=0.9),
+        FusedParams(t=0.8, k=40, m=0.05, p=0.95),
+        FusedParams(m=1e-3),
+        FusedParams(sigmas=1.0),
     ]
     for size, scale, rows in ((1000, 3.0, 2000), (20_000, 1.0, 2000), (20_000, 3.0, 1000), (128_256, 1.0, 200)):
         logits = np.float32(numbers.normal(size=(1, size)) * scale)
-        table = Table()
+        table = RowTable()
         for row in range(rows):
             table.add(row, asked[row % len(asked)], (0, 0), row, 3)
         part = table.part(table.rows)
-        chains(size).draw(Logits(np.broadcast_to(logits, (rows, size))).lying(), rows, part.at)
+        chains(size).draw(LogitsInput(np.broadcast_to(logits, (rows, size))).lying(), rows, part.at)
         left += int((part.tokens == NOT_DRAWN).sum())
     assert left <= 1
 

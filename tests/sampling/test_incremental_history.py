@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import nucleate as nc
 from nucleate.parameters.parameter import ParameterError
-from nucleate.sampling.incremental_history import Memory, Tally
+from nucleate.sampling.incremental_history import IncrementalHistory, Tally
 from nucleate.sampling.stage import History
 from nucleate.sampling.stages import BadWords, Dry, Frequency, Gumbel, MinTokens, NoRepeatNgram, Presence, Repetition
 
@@ -66,7 +66,7 @@ def test_counts_that_were_given_away_are_as_they_were():
 
 def assert_follows(stage, prompt, output, more):
     follower, said = stage.follow(History(prompt, output)), list(output)
-    memory = Memory((stage, Gumbel(0)), prompt, output)
+    memory = IncrementalHistory((stage, Gumbel(0)), prompt, output)
     for token in [None, *more]:
         if token is not None:
             follower.push(token)
@@ -161,13 +161,13 @@ def test_text_needs_a_tokenizer(stage):
     with pytest.raises(ParameterError, match="no tokenizer"):
         stage.listing(History((1, 1), (1,)))
     with pytest.raises(ParameterError, match="no tokenizer"):
-        Memory((stage, Gumbel(0)), [1, 1], [1])
+        IncrementalHistory((stage, Gumbel(0)), [1, 1], [1])
 
 
 def test_a_memory_answers_for_every_window_of_its_stages_at_once():
     stages = (Repetition(2.0), Frequency(1.0, 3), Presence(1.0, -1), Frequency(0.5, 0), MinTokens(4, (9,)), Gumbel(0))
     prompt, said = [1, 2, 2], []
-    memory = Memory(stages, prompt)
+    memory = IncrementalHistory(stages, prompt)
     for token in [2, 5, 5, 1, 2, 9, 9, 9]:
         memory.push(token)
         said.append(token)
@@ -179,7 +179,7 @@ def test_a_memory_answers_for_every_window_of_its_stages_at_once():
 
 def test_a_memory_is_not_changed_by_what_its_caller_does_later():
     prompt, output = [1, 2, 1], [2]
-    memory = Memory((Repetition(2.0), NoRepeatNgram(2), Gumbel(0)), prompt, output)
+    memory = IncrementalHistory((Repetition(2.0), NoRepeatNgram(2), Gumbel(0)), prompt, output)
     prompt.append(7)
     output.append(8)
     assert (memory.prompt, memory.output) == ([1, 2, 1], [2])
@@ -203,7 +203,7 @@ def text(length, seed=0):
 
 def cost(length, turns=200, tries=5):
     """Seconds per token and step, at the best of several tries, after a prompt of some length."""
-    memory, best = Memory((*LISTED, Gumbel(0)), text(length)), float("inf")
+    memory, best = IncrementalHistory((*LISTED, Gumbel(0)), text(length)), float("inf")
     for turn in range(tries):
         start = time.thread_time()
         for token in text(turns, turn + 1):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import nucleate as nc
 from nucleate.parameters.parameter import ParameterError
-from nucleate.sampling.inputs import Logits, check_ids, histories, history, masks, masks_plainly, per_row
+from nucleate.sampling.inputs import LogitsInput, check_ids, histories, history, masks, masks_plainly, per_row
 from nucleate.sampling.stages import Allowed, BadWords, Dry, LogitBias, MinTokens, Suppress, TopK, Xtc
 
 
@@ -168,7 +168,7 @@ def test_an_id_in_a_stage_must_be_in_the_vocabulary(stage, field, token):
 
 def test_a_row_is_read_when_it_is_asked_for():
     wide = np.zeros((2, 4), np.float64)
-    rows = Logits(wide)
+    rows = LogitsInput(wide)
     wide[1] = 1.0
     assert rows[1].tolist() == [1.0] * 4
     assert (rows[1].dtype, rows.shape, len(rows)) == (np.float32, (2, 4), 2)

@@ -15,7 +15,7 @@ import nucleate as nc
 from nucleate.jit import readiness
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling import pipeline
-from nucleate.sampling.inputs import Logits
+from nucleate.sampling.inputs import LogitsInput
 from nucleate.sampling.pipeline import as_pipeline, simplify
 from nucleate.sampling.stage import Stage
 from nucleate.sampling.stages import (
@@ -79,7 +79,7 @@ def test_any_layout_of_memory():
 
 
 def test_no_copy_where_none_is_needed():
-    assert np.shares_memory(Logits(LOGITS)[1], LOGITS)
+    assert np.shares_memory(LogitsInput(LOGITS)[1], LOGITS)
 
 
 @pytest.mark.parametrize("name", ["float32", "float16", "bfloat16", "float64"])

@@ -12,8 +12,8 @@ import pytest
 
 import nucleate as nc
 from nucleate.parameters.parameter import ParameterError
-from nucleate.sampling.host_batch import Host
-from nucleate.sampling.inputs import Logits
+from nucleate.sampling.host_batch import HostBatch
+from nucleate.sampling.inputs import LogitsInput
 from nucleate.sampling.pipeline import simplify
 from nucleate.sampling.stage import Floor, param
 from nucleate.sampling.stages import (
@@ -177,11 +177,11 @@ def test_rows_that_come_and_go_stay_on_the_fast_path_in_any_order(monkeypatch):
             named = list(sampler.rows) if rows is None else rows
             x = logits(turn, len(named), size)
             expected = [
-                alone._host._step(Logits(x[i : i + 1]), alone._host._gathered([there[row]]), None, None)
+                alone._host._step(LogitsInput(x[i : i + 1]), alone._host._gathered([there[row]]), None, None)
                 for i, row in enumerate(named)
             ]
             with monkeypatch.context() as only:
-                only.setattr(Host, "_step", None)
+                only.setattr(HostBatch, "_step", None)
                 got = sampler(x, rows)
             assert got.token_ids.tolist() == [int(token_ids[0]) for token_ids, *_ in expected]
             assert got.seeds.tolist() == [sampler.seed(row) for row in named]

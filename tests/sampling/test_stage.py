@@ -23,12 +23,12 @@ from nucleate.sampling.stage import (
     Floor,
     History,
     Prefix,
-    Row,
+    RowStats,
     Scale,
     Shift,
     Stage,
     Tap,
-    Token,
+    TokenInfo,
     param,
     shape_of,
 )
@@ -41,7 +41,7 @@ class TopA(Floor):
     rank = 64
     a: float = param("how likely a token must be", neutral=0.0, low=0.0, high=1.0)
 
-    def floor(self, row: Row) -> Any:
+    def floor(self, row: RowStats) -> Any:
         return row.top + log(self.a) - log(row.mass)
 
 
@@ -67,7 +67,7 @@ def test_a_stage_may_be_made_in_a_function():
         kept: ClassVar[Local] = Local()
         by: float = param("divides the scores", neutral=1.0)
 
-        def apply(self, x: Any, row: Row) -> Any:
+        def apply(self, x: Any, row: RowStats) -> Any:
             return x / self.by
 
         def other(self) -> Local:
@@ -109,7 +109,7 @@ def test_a_parameter_without_default_must_be_given():
 
         a: float = param("needed")
 
-        def floor(self, row: Row) -> Any:
+        def floor(self, row: RowStats) -> Any:
             return row.top - self.a
 
     assert repr(Must(2)) == "Must(2.0)"
@@ -204,7 +204,7 @@ def test_a_shift_without_parameters_may_list_only_ids_of_the_vocabulary():
 
         touches = "listed"
 
-        def apply(self, x: Any, token: Token) -> Any:
+        def apply(self, x: Any, token: TokenInfo) -> Any:
             return x + token.listed
 
         def listing(self, history: History) -> Mapping[int, float]:
@@ -232,7 +232,7 @@ def test_a_rule_that_breaks_is_an_error_of_its_row():
     class Broken(Scale):
         """Broken."""
 
-        def apply(self, x: Any, row: Row) -> Any:
+        def apply(self, x: Any, row: RowStats) -> Any:
             return x / 0.0
 
     with pytest.raises(nc.LogitsError, match="row 0: NaN at token 0 after broken"):
@@ -243,10 +243,10 @@ def test_a_prefix_of_ones_own():
     class Half(Prefix):
         """The first half."""
 
-        def weight(self, x: Any, row: Row) -> Any:
+        def weight(self, x: Any, row: RowStats) -> Any:
             return x * 0 + 1
 
-        def target(self, row: Row) -> Any:
+        def target(self, row: RowStats) -> Any:
             return row.n // 2
 
     assert nc.probabilities(np.zeros((1, 4)), (Half(),)).tolist() == [[0.5, 0.5, 0, 0]]
@@ -259,13 +259,13 @@ def test_a_prefix_in_an_order_of_ones_own_that_stops_short():
 
         reaches = False
 
-        def order(self, x: Any, row: Row) -> Any:
+        def order(self, x: Any, row: RowStats) -> Any:
             return x
 
-        def weight(self, x: Any, row: Row) -> Any:
+        def weight(self, x: Any, row: RowStats) -> Any:
             return x * 0 + 1
 
-        def target(self, row: Row) -> Any:
+        def target(self, row: RowStats) -> Any:
             return 2.5
 
     logits = np.log([[4.0, 2.0, 1.0, 1.0]])
@@ -280,7 +280,7 @@ def test_a_ceiling_of_ones_own():
 
         chance = 0.25
 
-        def ceiling(self, row: Row) -> Any:
+        def ceiling(self, row: RowStats) -> Any:
             return row.top - 2.0
 
     assert shape_of(Roof) == "Ceiling"
@@ -317,7 +317,7 @@ def test_a_shift_with_a_window_sees_all_it_sees_as_output():
         def window(self) -> int | None:
             return self.last
 
-        def apply(self, x: Any, token: Token) -> Any:
+        def apply(self, x: Any, token: TokenInfo) -> Any:
             return x + token.output_count
 
     past = History((0, 1, 1), (1, 2))
@@ -339,7 +339,7 @@ def test_a_shift_cannot_bring_a_token_back():
 
         touches = "unlisted"
 
-        def apply(self, x: Any, token: Token) -> Any:
+        def apply(self, x: Any, token: TokenInfo) -> Any:
             return np.zeros_like(x)
 
     p = reference.probabilities(np.array([1, -np.inf, 3, 2], np.float32), (TopK(2), Same(), Gumbel(0)))
@@ -354,7 +354,7 @@ def test_a_stage_is_neutral_only_if_all_its_switches_are():
         b: int = param("b", neutral=0, off=(-1,), name="b")
         c: float = param("c", default=1.75, name="c")
 
-        def floor(self, row: Row) -> Any:
+        def floor(self, row: RowStats) -> Any:
             return row.top - self.a
 
     assert Two().neutral

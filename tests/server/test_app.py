@@ -21,8 +21,8 @@ from nucleate.models.protocol import ModelError
 from nucleate.server import generation_endpoint
 from nucleate.server import service as service_module
 from nucleate.server.app import application
-from nucleate.server.limits import Limits
-from nucleate.server.request_log import Log
+from nucleate.server.limits import ServerLimits
+from nucleate.server.request_log import RequestLog
 from nucleate.server.service import Service
 
 SIZE = 4096
@@ -41,14 +41,14 @@ def slowly(seen: tuple[int, ...]) -> np.ndarray:
     return rule(seen)
 
 
-def serve(llm: nc.LLM, use: Use, of: Any = rule, limits: Limits | None = None, **options: Any) -> None:
+def serve(llm: nc.LLM, use: Use, of: Any = rule, limits: ServerLimits | None = None, **options: Any) -> None:
     """Run something with an application over a model without weights."""
     runner = PagedToy(Toy(of, SIZE, 256), 400, 4)
     engine = Engine(runner, llm.tokenizer, backend="reference", **options.pop("engine", {}))
-    service = Service(llm, engine, "toy", nc.SamplingParams(), limits or Limits())
+    service = Service(llm, engine, "toy", nc.SamplingParams(), limits or ServerLimits())
 
     async def main() -> None:
-        async with alive(application(service, Log(), **options)) as app:
+        async with alive(application(service, RequestLog(), **options)) as app:
             await asyncio.wait_for(use(app, service), 60)
             assert service.at_work == service.answers == 0
             for _ in range(2000):
@@ -187,7 +187,7 @@ def test_an_error_of_ours_in_the_middle_of_a_stream(llm: nc.LLM, monkeypatch: py
         call = begin(app, "/v1/completions", {**TEXT, "max_tokens": 200, "stream": True})
         while not call.data:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
-        monkeypatch.setattr(stream_chunks.CompletionChunks, "pieces", fails)
+        monkeypatch.setattr(stream_chunks.CompletionStream, "pieces", fails)
         await call.task
         assert call.over
         assert call.frames[-2]["error"]["type"] == "server_error"
@@ -202,8 +202,8 @@ def test_an_error_of_ours_in_the_middle_of_a_stream(llm: nc.LLM, monkeypatch: py
 def test_an_engine_that_has_stopped(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         engine = Engine(PagedToy(Toy(slowly, SIZE, 256), 400, 4), llm.tokenizer, backend="reference")
-        service = Service(llm, engine, "toy", nc.SamplingParams(), Limits())
-        async with alive(application(service, Log())) as app:
+        service = Service(llm, engine, "toy", nc.SamplingParams(), ServerLimits())
+        async with alive(application(service, RequestLog())) as app:
             assert (await ask(app, "/health")).json == {"status": "ok"}
             stream = begin(app, "/v1/completions", {**TEXT, "max_tokens": 200, "stream": True})
             while not stream.data:  # noqa: ASYNC110
@@ -221,7 +221,7 @@ def test_an_engine_that_has_stopped(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch
 def test_a_model_that_cannot_be_run_is_told_before_anybody_asks(llm: nc.LLM) -> None:
     engine = Engine(PagedToy(Toy(lambda _: 1 / 0, SIZE, 256), 400, 4), llm.tokenizer, backend="reference")
     with pytest.raises(ModelError, match=r"cannot be run: .*division"):
-        Service(llm, engine, "toy", nc.SamplingParams(), Limits())
+        Service(llm, engine, "toy", nc.SamplingParams(), ServerLimits())
 
 
 def test_a_client_that_leaves_ends_its_request(llm: nc.LLM) -> None:
@@ -298,7 +298,7 @@ def test_a_request_that_takes_too_long(llm: nc.LLM) -> None:
         await asyncio.wait_for(unread.task, 5)
         assert not unread.over
 
-    serve(llm, use, slowly, Limits(request_seconds=0.2))
+    serve(llm, use, slowly, ServerLimits(request_seconds=0.2))
 
 
 def test_what_takes_too_long_to_prepare(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -351,7 +351,7 @@ def test_places_and_queues_are_limited(llm: nc.LLM) -> None:
         await asyncio.gather(*(call.task for call in calls))
         assert sorted(call.status for call in calls) == [200, 503]
 
-    serve(llm, use, slowly, Limits(queue=3), engine={"max_sequences": 2})
+    serve(llm, use, slowly, ServerLimits(queue=3), engine={"max_sequences": 2})
 
     async def few(app: Any, service: Service) -> None:
         calls = [begin(app, "/v1/completions", TEXT) for _ in range(3)]
@@ -361,7 +361,7 @@ def test_places_and_queues_are_limited(llm: nc.LLM) -> None:
         check_error(tokens, 503, code="too_many_requests")
         assert (await ask(app, "/health")).status == 200
 
-    serve(llm, few, slowly, Limits(streams=2))
+    serve(llm, few, slowly, ServerLimits(streams=2))
 
 
 def test_draining_and_the_end(llm: nc.LLM) -> None:
@@ -413,7 +413,7 @@ def test_content_types(llm: nc.LLM) -> None:
         check_error(await ask(app, "/v1/completions", b"\xff{}"), 400, param="body")
         check_error(await ask(app, "/v1/completions", b"x" * 2000), 413, code="body_too_large")
 
-    serve(llm, use, limits=Limits(max_body=1024))
+    serve(llm, use, limits=ServerLimits(max_body=1024))
 
 
 def test_tokens_and_text(llm: nc.LLM) -> None:

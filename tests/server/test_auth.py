@@ -22,7 +22,7 @@ from starlette.routing import Host, Mount, Route, Router, WebSocketRoute
 
 from nucleate.parameters.parameter import ParameterError
 from nucleate.server import auth as module
-from nucleate.server.auth import VARIABLE, Keys, read_keys
+from nucleate.server.auth import VARIABLE, APIKeyMiddleware, read_keys
 
 KEYS = ("sk-first", "sk-second", "sk-first-and-more")
 GOOD = (b"authorization", b"Bearer sk-second")
@@ -94,9 +94,9 @@ def status(app: Any, path: str, *headers: Header, **more: Any) -> int:
     return call(app, scope_of(path, headers=headers, **more))[0]
 
 
-def guarded(keys: tuple[str, ...] = KEYS, **more: Any) -> Keys:
+def guarded(keys: tuple[str, ...] = KEYS, **more: Any) -> APIKeyMiddleware:
     routes = router()
-    return Keys(routes, routes, keys, **more)
+    return APIKeyMiddleware(routes, routes, keys, **more)
 
 
 def bearer(key: str) -> Header:
@@ -268,8 +268,8 @@ def test_what_is_no_request_for_a_page() -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         begun.append(scope["type"])
 
-    asyncio.run(Keys(app, router(), KEYS)({"type": "lifespan"}, None, None))  # type: ignore[arg-type]
-    asyncio.run(Keys(app, router(), KEYS)({**socket_scope, "headers": [GOOD]}, None, None))  # type: ignore[arg-type]
+    asyncio.run(APIKeyMiddleware(app, router(), KEYS)({"type": "lifespan"}, None, None))  # type: ignore[arg-type]
+    asyncio.run(APIKeyMiddleware(app, router(), KEYS)({**socket_scope, "headers": [GOOD]}, None, None))  # type: ignore[arg-type]
     assert begun == ["lifespan", "websocket"]
 
 
@@ -307,7 +307,7 @@ def test_open_is_what_the_router_answers_with_an_open_route(
     asyncio.run(routed(routes, seen))
     answered = id(seen.get("endpoint")) in endpoints and method in seen["route"].methods
     try:
-        call(Keys(app, routes, KEYS), chosen)
+        call(APIKeyMiddleware(app, routes, KEYS), chosen)
     except IndexError:  # nothing was sent
         assert chosen.pop("passed")
         assert answered
@@ -421,7 +421,7 @@ def port() -> Iterator[int]:
     health = Route("/health", answer("health"), name="health", methods=["GET", "HEAD"])
     models = Route("/v1/models", answer("models"), name="models", methods=["GET", "POST"])
     page = Starlette(routes=[health, models])
-    page.add_middleware(Keys, router=page.router, keys=KEYS)  # type: ignore[arg-type]
+    page.add_middleware(APIKeyMiddleware, router=page.router, keys=KEYS)  # type: ignore[arg-type]
     config = uvicorn.Config(page, port=0, http="httptools", ws="none", log_config=None, lifespan="off")
     server = uvicorn.Server(config)
     with socket.create_server(("127.0.0.1", 0)) as listening:

@@ -15,9 +15,9 @@ from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling.presets import WANTED
 from nucleate.sampling_params import FIELDS
 from nucleate.server import limits as module
-from nucleate.server.limits import NUMBERS, Limits
+from nucleate.server.limits import NUMBERS, ServerLimits
 from nucleate.server.openai import messages
-from nucleate.server.openai.requests import CHAT, COMPLETIONS, ENDPOINTS, Asked, Endpoint, read_body
+from nucleate.server.openai.requests import CHAT, COMPLETIONS, ENDPOINTS, Endpoint, ParsedRequest, read_body
 
 DEFAULTS = nc.SamplingParams()
 VOCABULARY = 50
@@ -28,13 +28,13 @@ def body(kind: Endpoint, **fields: Any) -> dict[str, Any]:
     return {**({"messages": [HELLO]} if kind is CHAT else {"prompt": "Hello"}), **fields}
 
 
-def asked_of(kind: Endpoint, **fields: Any) -> Asked:
+def asked_of(kind: Endpoint, **fields: Any) -> ParsedRequest:
     return read_body(kind, body(kind, **fields), DEFAULTS)
 
 
-def refusal(fields: Mapping[str, Any], limits: Limits | None = None) -> ParameterError | None:
+def refusal(fields: Mapping[str, Any], limits: ServerLimits | None = None) -> ParameterError | None:
     """What the limits say to a body before it is read."""
-    return said((limits or Limits()).check_body, body(COMPLETIONS, **fields), VOCABULARY)
+    return said((limits or ServerLimits()).check_body, body(COMPLETIONS, **fields), VOCABULARY)
 
 
 def said(check: Callable[..., object], *given_: Any) -> ParameterError | None:
@@ -81,10 +81,10 @@ def test_one_more_than_allowed_is_refused_with_both_numbers(
     limit: str, allowed: int, field: str, sized: Any, noun: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert refusal({field: sized(allowed + 1)}) is None
-    if limit in Limits.PARAMETERS:
-        limits = Limits(**{limit: allowed})
+    if limit in ServerLimits.PARAMETERS:
+        limits = ServerLimits(**{limit: allowed})
     else:
-        limits = Limits()
+        limits = ServerLimits()
         monkeypatch.setattr(module, limit, allowed)
     assert refusal({field: sized(allowed)}, limits) is None
     error = refusal({field: sized(allowed + 1)}, limits)
@@ -97,7 +97,7 @@ def test_one_more_than_allowed_is_refused_with_both_numbers(
 
 def test_every_limit_of_a_number_is_of_a_field() -> None:
     assert NUMBERS.keys() <= COMPLETIONS.known | CHAT.known
-    assert {*NUMBERS.values()} <= Limits.PARAMETERS.keys()
+    assert {*NUMBERS.values()} <= ServerLimits.PARAMETERS.keys()
 
 
 def test_every_order_that_there_is_fits() -> None:
@@ -117,7 +117,7 @@ def test_allowed_token_ids_may_be_as_long_as_the_vocabulary(monkeypatch: pytest.
 
 
 def test_true_is_no_number_of_logprobs() -> None:
-    assert refusal({"logprobs": True}, Limits(max_logprobs=0)) is None
+    assert refusal({"logprobs": True}, ServerLimits(max_logprobs=0)) is None
 
 
 def test_messages_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +128,7 @@ def test_messages_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_answers_to_all_prompts_are_counted() -> None:
-    limits = Limits(max_answers=6)
+    limits = ServerLimits(max_answers=6)
     good = [
         asked_of(COMPLETIONS, prompt=["a", "b"], n=3),
         asked_of(COMPLETIONS, prompt=["a", "b"], best_of=3),
@@ -176,48 +176,48 @@ def test_what_is_told_is_counted(
 ) -> None:
     asked = asked_of(COMPLETIONS, prompt=PROMPTS, **fields)
     monkeypatch.setattr(module, "MAX_TOLD", max(told, 1))
-    Limits().check(asked, PROMPTS, 100)
+    ServerLimits().check(asked, PROMPTS, 100)
     if told > 1:
         monkeypatch.setattr(module, "MAX_TOLD", told - 1)
         with pytest.raises(ParameterError, match=f"{field} has {told} .* at most {told - 1} are allowed") as caught:
-            Limits().check(asked, PROMPTS, 100)
+            ServerLimits().check(asked, PROMPTS, 100)
         assert caught.value.field == field
 
 
 def test_where_a_chat_does_not_say_how_long_the_context_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = asked_of(CHAT, messages=[{"role": "user", "content": "x"}], logprobs=True, top_logprobs=4)
     monkeypatch.setattr(module, "MAX_TOLD", 5 * 90)
-    Limits().check(asked, [[1] * 10], 100)
+    ServerLimits().check(asked, [[1] * 10], 100)
     monkeypatch.setattr(module, "MAX_TOLD", 5 * 90 - 1)
     with pytest.raises(ParameterError, match=r"logprobs has 450 .* at most 449 are allowed"):
-        Limits().check(asked, [[1] * 10], 100)
+        ServerLimits().check(asked, [[1] * 10], 100)
 
 
 def test_what_an_endpoint_gives_where_a_body_does_not_say() -> None:
     for url, usual in {COMPLETIONS.url: 16, CHAT.url: None}.items():
         for limit, expected in {None: usual, 5: 5, 30: usual or 30}.items():
-            endpoint = Limits(max_tokens=limit).endpoint(ENDPOINTS[url])
+            endpoint = ServerLimits(max_tokens=limit).endpoint(ENDPOINTS[url])
             assert endpoint.max_tokens == expected
             asked = read_body(endpoint, body(ENDPOINTS[url]), DEFAULTS)
             assert asked.params.max_tokens == expected
 
 
 def test_limits_have_ranges() -> None:
-    for name, parameter in Limits.PARAMETERS.items():
-        assert getattr(Limits(), name) == parameter.default
+    for name, parameter in ServerLimits.PARAMETERS.items():
+        assert getattr(ServerLimits(), name) == parameter.default
         assert parameter.help
         if parameter.low is not None:
             with pytest.raises(ParameterError, match=f"^{name} must be "):
-                Limits(**{name: parameter.low if parameter.open_low else parameter.low - 1})
+                ServerLimits(**{name: parameter.low if parameter.open_low else parameter.low - 1})
         if parameter.high is not None:
-            assert getattr(Limits(**{name: parameter.high}), name) == parameter.high
+            assert getattr(ServerLimits(**{name: parameter.high}), name) == parameter.high
             with pytest.raises(ParameterError, match=f"^{name} must be "):
-                Limits(**{name: parameter.high + 1})
+                ServerLimits(**{name: parameter.high + 1})
     with pytest.raises(ParameterError):
-        Limits(queue="many")
+        ServerLimits(queue="many")
     with pytest.raises(ParameterError):
-        Limits(max_answers=None)
-    assert isinstance(Limits(request_seconds=5).request_seconds, float)
+        ServerLimits(max_answers=None)
+    assert isinstance(ServerLimits(request_seconds=5).request_seconds, float)
 
 
 SCALARS = (
@@ -233,7 +233,7 @@ VALUES = st.recursive(
 @settings(max_examples=300)
 @given(value=VALUES, names=st.lists(st.sampled_from(sorted(COMPLETIONS.known | CHAT.known)), max_size=4))
 def test_no_json_is_more_than_a_parameter_error(value: Any, names: list[str]) -> None:
-    small = Limits(max_tokens=4, max_answers=4, max_logprobs=4)
+    small = ServerLimits(max_tokens=4, max_answers=4, max_logprobs=4)
     for given_body in (value, dict.fromkeys(names, value)):
         assert len(str(said(small.check_body, given_body, 5))) < 200
 
@@ -262,7 +262,7 @@ def test_refusing_a_large_body_takes_no_time(name: str) -> None:
     times = []
     for _ in range(3):
         start = time.perf_counter()
-        error = said(Limits().check_body, large, 128_256)
+        error = said(ServerLimits().check_body, large, 128_256)
         if error is None:  # some are not for the limits to refuse
             error = said(read_body, kind, large, DEFAULTS)
         times.append(time.perf_counter() - start)
@@ -290,7 +290,7 @@ def test_the_most_that_is_allowed_is_read_soon() -> None:
     best = 9.0
     for _ in range(3):
         start = time.thread_time()  # whatever else the machine does
-        Limits().check_body(fields, vocabulary)
+        ServerLimits().check_body(fields, vocabulary)
         read_body(COMPLETIONS, fields, DEFAULTS)
         best = min(best, time.thread_time() - start)
     assert best < 1.0  # 0.3 s on a slow machine

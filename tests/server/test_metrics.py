@@ -15,12 +15,14 @@ from prometheus_client.openmetrics.exposition import generate_latest as openmetr
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as read_text
 
-from nucleate.engine.stats import Drafts, Stats
+from nucleate.engine.stats import EngineStats, SpeculativeStats
 from nucleate.outputs import FinishReason
 from nucleate.server.metrics import BUCKETS, GENERATING, OTHER, ROUTES, ErrorKind, Metrics
 from nucleate.structured_output.spec import FORMS
 
-STATS = Stats(3, 5, 40, 10, 70, 900, 80, 600, 2, 1.5, 0.25, 0.125, 77, Drafts(40, 90, 60, (40, 30), (35, 25), 0.5))
+STATS = EngineStats(
+    3, 5, 40, 10, 70, 900, 80, 600, 2, 1.5, 0.25, 0.125, 77, SpeculativeStats(40, 90, 60, (40, 30), (35, 25), 0.5)
+)
 MODEL = {"model_name": "tiny"}
 SECONDS = st.one_of(
     st.sampled_from(BUCKETS), st.floats(0, 100), st.sampled_from([0.0, 1e-9, math.nextafter(60, 61), 1e6])

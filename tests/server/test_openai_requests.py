@@ -16,7 +16,7 @@ from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError, read_json
 from nucleate.sampling_params import FIELDS
 from nucleate.server.http_errors import refusal_of
-from nucleate.server.openai.requests import CHAT, COMPLETIONS, PLAIN, Asked, Endpoint, read_body
+from nucleate.server.openai.requests import CHAT, COMPLETIONS, PLAIN, Endpoint, ParsedRequest, read_body
 from nucleate.server.openai.responses import error_body
 from nucleate.server.openai.tokenize import DETOKENIZE, TOKENIZE, read_detokenize, read_tokenize
 
@@ -198,7 +198,7 @@ def test_what_is_not_there_yet_is_refused_unless_it_asks_for_nothing(
         assert (error.field, "not supported yet" in str(error)) == (name, True)
 
 
-def asked_by(kind: Endpoint, **fields: Any) -> Asked:
+def asked_by(kind: Endpoint, **fields: Any) -> ParsedRequest:
     return read_body(kind, body(kind, **fields), DEFAULTS)
 
 

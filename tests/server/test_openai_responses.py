@@ -12,15 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import nucleate as nc
-from nucleate.outputs import Completion, FinishReason, Output, StepLogprobs, TokenLogprob, Usage, Validation
-from nucleate.server.openai.requests import CHAT, COMPLETIONS, Asked, read_body
-from nucleate.server.openai.responses import Head, chat_body, chosen, completion_body, failure_message
+from nucleate.outputs import Completion, CompletionOutput, FinishReason, StepLogprobs, TokenLogprob, Usage, Validation
+from nucleate.server.openai.requests import CHAT, COMPLETIONS, ParsedRequest, read_body
+from nucleate.server.openai.responses import ResponseHead, chat_body, chosen, completion_body, failure_message
 
-HEAD = Head("x-1", 1700000000, "tiny")
+HEAD = ResponseHead("x-1", 1700000000, "tiny")
 HELLO = [{"role": "user", "content": "Hello"}]
 
 
-def asked(*prompts: Any, **fields: Any) -> Asked:
+def asked(*prompts: Any, **fields: Any) -> ParsedRequest:
     """What a body with these fields asks for: completions of prompts, or an answer to a conversation."""
     if prompts:
         return read_body(COMPLETIONS, {"prompt": prompts[0] if len(prompts) == 1 else prompts, **fields}, ANY)
@@ -41,8 +41,8 @@ def completion(llm: nc.LLM, ids: list[int], prompt: str = "Once", steps: bool = 
     prompt_ids = llm.encode(prompt)
     text = llm.tokenizer.decode(prompt_ids + ids)[len(prompt) :]
     logprobs = tuple(StepLogprobs(told(token), (told(token), told(0, -2.0, 2)), ()) for token in ids) if steps else None
-    output = Output(**{**dict(index=0, text=text, token_ids=tuple(ids), finish_reason="stop", stop_reason=None, seed=7,
-                              logprobs=logprobs), **changes})  # fmt: skip
+    values = dict(index=0, text=text, token_ids=tuple(ids), finish_reason="stop", stop_reason=None, seed=7)
+    output = CompletionOutput(**{**values, "logprobs": logprobs, **changes})
     return Completion(tuple(prompt_ids), (output,), Usage(len(prompt_ids), len(ids)))
 
 
@@ -138,7 +138,7 @@ def test_what_json_cannot_write_is_openais_number(llm: nc.LLM) -> None:
 def test_ids_without_a_token_have_no_text(llm: nc.LLM) -> None:
     size = llm.tokenizer.vocab_size
     tokenizer = type(llm.tokenizer)(llm.folder, padded_size=size + 8)
-    answer = Output(0, "", (size + 1,), "length", None, 1, (StepLogprobs(told(size + 1), (), ()),))
+    answer = CompletionOutput(0, "", (size + 1,), "length", None, 1, (StepLogprobs(told(size + 1), (), ()),))
     made = chat_body(HEAD, TOLD, Completion((1,), (answer,), Usage(1, 1)), tokenizer)
     assert made["choices"][0]["logprobs"]["content"][0]["bytes"] == []
     completion_body(HEAD, TOLD, [Completion((1,), (answer,), Usage(1, 1))], tokenizer)
@@ -205,7 +205,7 @@ def test_logprobs_of_a_prompt_that_is_shown(llm: nc.LLM, prompt: str, silent: bo
 def test_a_character_that_prompt_and_answer_share_is_there_once(llm: nc.LLM) -> None:
     ids = llm.encode("A🦊")
     request = asked(ids[:-1], echo=True, logprobs=0)
-    output = Output(0, "🦊", (ids[-1],), "stop", None, 1, (StepLogprobs(told(ids[-1]), (), ()),))
+    output = CompletionOutput(0, "🦊", (ids[-1],), "stop", None, 1, (StepLogprobs(told(ids[-1]), (), ()),))
     made = completion_body(HEAD, request, [Completion(tuple(ids[:-1]), (output,), Usage(5, 1))], llm.tokenizer)
     assert made["choices"][0]["text"] == "A🦊"
     assert made["choices"][0]["logprobs"]["text_offset"] == [0, 0, 1, 1, 1, 1]
@@ -217,7 +217,7 @@ def test_a_character_that_prompt_and_answer_share_is_there_once(llm: nc.LLM) -> 
 def test_a_special_token_that_is_left_out_is_not_taken_for_its_spelling(llm: nc.LLM) -> None:
     spelled = [token for part in ("<|", "user", "|>") for token in llm.tokenizer.encode(part, add_special_tokens=False)]
     ids = [2, *spelled, 399]
-    output = Output(0, "", (), "abort", None, 7)
+    output = CompletionOutput(0, "", (), "abort", None, 7)
     body = completion_body(
         HEAD, asked(ids, echo=True, logprobs=0), [Completion(tuple(ids), (output,), Usage(9, 0))], llm.tokenizer
     )
@@ -253,7 +253,7 @@ def test_a_prompt_whose_logprobs_are_not_known(llm: nc.LLM) -> None:
     answer = replace(completion(llm, [70]), prompt_logprobs=(None, None))
     told = completion_body(HEAD, request, [answer], llm.tokenizer)["choices"][0]["logprobs"]
     assert told["token_logprobs"] == [None, None, -1.0]
-    aborted = Completion((0, 399), (Output(0, "", (), "abort", None, 7),), Usage(2, 0))
+    aborted = Completion((0, 399), (CompletionOutput(0, "", (), "abort", None, 7),), Usage(2, 0))
     choice = completion_body(HEAD, request, [aborted], llm.tokenizer)["choices"][0]
     assert (choice["logprobs"]["top_logprobs"], choice["finish_reason"]) == ([None, None], "abort")
 
@@ -261,7 +261,7 @@ def test_a_prompt_whose_logprobs_are_not_known(llm: nc.LLM) -> None:
 @pytest.mark.parametrize("reason", ["stop", "length", "abort"])
 def test_a_prompt_alone_has_no_answer(llm: nc.LLM, reason: FinishReason) -> None:
     request = asked("Once", echo=True, max_tokens=0, n=2)
-    output = Output(0, " upon", (70,), reason, 70, 7)
+    output = CompletionOutput(0, " upon", (70,), reason, 70, 7)
     made = completion_body(
         HEAD, request, [Completion((0, 5), (output, replace(output, index=1)), Usage(2, 2))], llm.tokenizer
     )
@@ -280,7 +280,7 @@ LOGPROBS = st.lists(st.sampled_from([0.0, -0.5, -1.0, -2.5, -math.inf]), max_siz
 def test_the_best_are_those_with_the_highest_mean(answers: list[list[float]], n: int, tells: bool) -> None:
     n = min(n, len(answers))
     outputs = tuple(
-        Output(
+        CompletionOutput(
             index, str(index), tuple(range(len(own))), "stop", None, index + 5,
             tuple(StepLogprobs(TokenLogprob(0, one, 1), (), ()) for one in own) or None,
         )
@@ -312,7 +312,7 @@ def test_the_best_of_some_answers(llm: nc.LLM) -> None:
 
 
 def test_logprobs_are_told_if_they_were_asked_for(llm: nc.LLM) -> None:
-    nothing = Completion((0,), (Output(0, "", (), "abort", None, 7),), Usage(1, 0))
+    nothing = Completion((0,), (CompletionOutput(0, "", (), "abort", None, 7),), Usage(1, 0))
     assert chat_body(HEAD, asked(), completion(llm, [70]), llm.tokenizer)["choices"][0]["logprobs"] is None
     assert chat_body(HEAD, TOLD, nothing, llm.tokenizer)["choices"][0]["logprobs"] == {"content": [], "refusal": None}
 

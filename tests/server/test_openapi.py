@@ -17,7 +17,7 @@ import nucleate as nc
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling.presets import WANTED
 from nucleate.sampling_params import FIELDS
-from nucleate.server.limits import MAX_CHARACTERS, NUMBERS, Limits
+from nucleate.server.limits import MAX_CHARACTERS, NUMBERS, ServerLimits
 from nucleate.server.openai.beam_search import FIELDS_OF_BEAMS
 from nucleate.server.openai.requests import CHAT, COMPLETIONS, Endpoint, read_body
 from nucleate.server.openai.responses import error_body
@@ -26,7 +26,7 @@ from nucleate.server.openapi_document import document
 
 jsonschema = pytest.importorskip("jsonschema")
 
-LIMITS = Limits(max_logprobs=4, max_answers=4, max_tokens=100)
+LIMITS = ServerLimits(max_logprobs=4, max_answers=4, max_tokens=100)
 DOCUMENT = document("tiny", "1.2.3", LIMITS)
 SCHEMAS = DOCUMENT["components"]["schemas"]
 REQUESTS = {"CompletionRequest": COMPLETIONS, "ChatRequest": CHAT}
@@ -50,8 +50,8 @@ def schema_of(kind: Endpoint) -> Any:
 
 
 @pytest.mark.parametrize("keys", [False, True])
-@pytest.mark.parametrize("limits", [LIMITS, Limits(), Limits(max_logprobs=0)])
-def test_it_is_valid(limits: Limits, keys: bool) -> None:
+@pytest.mark.parametrize("limits", [LIMITS, ServerLimits(), ServerLimits(max_logprobs=0)])
+def test_it_is_valid(limits: ServerLimits, keys: bool) -> None:
     validator = pytest.importorskip("openapi_spec_validator")
     made = document("tiny", "1.2.3", limits, keys=keys)
     assert json.loads(json.dumps(made, allow_nan=False)) == made

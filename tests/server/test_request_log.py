@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nucleate.server import request_log as module
-from nucleate.server.request_log import LOGGERS, LONGEST, Form, Log, configure
+from nucleate.server.request_log import LOGGERS, LONGEST, Form, RequestLog, configure
 
 FORMS = pytest.mark.parametrize("form", ["json", "text"])
 REQUEST: dict[str, Any] = {"id": "r-1", "method": "POST", "route": "/v1/completions", "status": 200, "seconds": 0.25}
@@ -44,7 +44,7 @@ TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
 def lines(write: Any, form: Form = "json", level: str = "info", **more: Any) -> list[str]:
     stream = io.StringIO()
     with configure(stream, form=form, level=level):
-        write(Log(**more))
+        write(RequestLog(**more))
     text = stream.getvalue()
     assert text == "" or text.endswith("\n")
     return text.split("\n")[:-1]
@@ -115,7 +115,7 @@ def test_the_time_is_utc_with_milliseconds(monkeypatch: pytest.MonkeyPatch) -> N
 @FORMS
 @pytest.mark.parametrize("value", NASTY)
 def test_nothing_a_client_sends_makes_another_line(form: Form, value: str) -> None:
-    def write(log: Log) -> None:
+    def write(log: RequestLog) -> None:
         log.request(**{**REQUEST, "id": value, "route": value, "method": value}, client=value, prompt=value)
         logging.getLogger("uvicorn.error").warning("told: %s", value)
 
@@ -213,7 +213,7 @@ def test_a_traceback_is_not_endless() -> None:
 
 
 def test_levels() -> None:
-    def write(log: Log) -> None:
+    def write(log: RequestLog) -> None:
         log.request(**REQUEST)
         log.request(**{**REQUEST, "status": 503})
         log.request(**{**REQUEST, "status": 200}, error=raised("x"))
@@ -248,7 +248,7 @@ def test_events_and_other_programs() -> None:
         told = one(lambda log, name=name: logging.getLogger(name).warning("a %s", "b", extra={"fields": 3}))
         assert {**told, "time": ""} == {"time": "", "level": "warning", "event": "a b", "logger": name}
 
-    def fail(log: Log) -> None:
+    def fail(log: RequestLog) -> None:
         try:
             raise ValueError("x")
         except ValueError:
@@ -302,7 +302,7 @@ class Stuck(io.StringIO):
 
 def test_a_stuck_stream_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ROOM", 100)
-    stream, log = Stuck(), Log()
+    stream, log = Stuck(), RequestLog()
     with configure(stream, form="json", level="info"):
         log.event("line", number=0)
         stream.begun.wait()
@@ -320,7 +320,7 @@ def test_the_last_lines_are_written() -> None:
 
 
 def test_many_threads() -> None:
-    def write(log: Log) -> None:
+    def write(log: RequestLog) -> None:
         threads = [threading.Thread(target=lambda: [log.event("x", n=n) for n in range(100)]) for _ in range(4)]
         for thread in threads:
             thread.start()
@@ -351,7 +351,7 @@ def test_a_pipe_that_does_not_wait_gets_all(pipe: tuple[int, Any]) -> None:
     thread.start()
     with configure(stream, form="json", level="info"):
         for number in range(200):  # lines that a pipe takes in parts
-            Log().event("line", number=number, **dict.fromkeys("abcdef", "x" * 2000))
+            RequestLog().event("line", number=number, **dict.fromkeys("abcdef", "x" * 2000))
     stream.close()
     thread.join()
     os.close(reading)
@@ -364,14 +364,14 @@ def test_a_reader_that_went_away_is_no_error(pipe: tuple[int, Any]) -> None:
     os.close(reading)
     with configure(stream, form="json", level="info"):
         for _ in range(10):
-            Log().event("line")
+            RequestLog().event("line")
 
 
 def test_a_stream_that_was_closed_is_no_error() -> None:
     stream = io.StringIO()
     with configure(stream, form="json", level="info"):
         stream.close()
-        Log().event("line")
+        RequestLog().event("line")
 
 
 SCRIPT = """

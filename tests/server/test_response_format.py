@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 import nucleate as nc
 from nucleate.engine.request import Request
 from nucleate.parameters.parameter import ParameterError, read_json
-from nucleate.server.openai.requests import CHAT, COMPLETIONS, PLAIN, Asked, Endpoint, read_body
+from nucleate.server.openai.requests import CHAT, COMPLETIONS, PLAIN, Endpoint, ParsedRequest, read_body
 from nucleate.server.openai.response_format import NAMES, OUTPUTS, OWN, RESPONSE, named, read_form
-from nucleate.structured_output.spec import FORMS, Structured
+from nucleate.structured_output.spec import FORMS, StructuredOutputs
 
 HELLO = [{"role": "user", "content": "Hello"}]
 BOTH = pytest.mark.parametrize("kind", [COMPLETIONS, CHAT], ids=lambda kind: kind.url)
@@ -23,7 +23,7 @@ NAMED = {"name": "x", "schema": SCHEMA}
 LENIENT = {"type": "array", "uniqueItems": True}
 
 
-def asked(kind: Endpoint = CHAT, defaults: nc.SamplingParams | None = None, **fields: Any) -> Asked:
+def asked(kind: Endpoint = CHAT, defaults: nc.SamplingParams | None = None, **fields: Any) -> ParsedRequest:
     body = {"messages": HELLO} if kind is CHAT else {"prompt": "Hello"}
     return read_body(kind, json.loads(json.dumps({**body, **fields})), defaults or nc.SamplingParams())
 
@@ -39,24 +39,24 @@ def schema_of(**fields: Any) -> dict[str, Any]:
 
 
 # what a body says, and what it means
-MEANINGS: list[tuple[dict[str, Any], Structured | None]] = [
+MEANINGS: list[tuple[dict[str, Any], StructuredOutputs | None]] = [
     ({"response_format": {"type": "text"}}, None),
     ({"response_format": {"type": "text", "json_schema": None}}, None),
-    ({"response_format": {"type": "json_object"}}, Structured(json_object=True)),
-    (schema_of(), Structured(json_schema=SCHEMA)),
-    (schema_of(strict=True, description="what it is for"), Structured(json_schema=SCHEMA)),
-    (schema_of(strict=None, description=None), Structured(json_schema=SCHEMA)),
-    (schema_of(strict=False, name="a-B_9" * 12), Structured(json_schema=SCHEMA, policy="lenient")),
-    ({"structured_outputs": {"json": SCHEMA}}, Structured(json_schema=SCHEMA)),
-    ({"structured_outputs": {"json": json.dumps(SCHEMA, indent=4)}}, Structured(json_schema=SCHEMA)),
-    ({"structured_outputs": {"regex": "a+"}}, Structured(regex="a+")),
-    ({"structured_outputs": {"choice": ["a", "b"]}}, Structured(choice=("a", "b"))),
-    ({"structured_outputs": {"grammar": 'start: "a"'}}, Structured(grammar='start: "a"')),
-    ({"structured_outputs": {"json_object": True}}, Structured(json_object=True)),
-    ({"structured_outputs": {"regex": "a", "json_object": False, "json": None}}, Structured(regex="a")),
+    ({"response_format": {"type": "json_object"}}, StructuredOutputs(json_object=True)),
+    (schema_of(), StructuredOutputs(json_schema=SCHEMA)),
+    (schema_of(strict=True, description="what it is for"), StructuredOutputs(json_schema=SCHEMA)),
+    (schema_of(strict=None, description=None), StructuredOutputs(json_schema=SCHEMA)),
+    (schema_of(strict=False, name="a-B_9" * 12), StructuredOutputs(json_schema=SCHEMA, policy="lenient")),
+    ({"structured_outputs": {"json": SCHEMA}}, StructuredOutputs(json_schema=SCHEMA)),
+    ({"structured_outputs": {"json": json.dumps(SCHEMA, indent=4)}}, StructuredOutputs(json_schema=SCHEMA)),
+    ({"structured_outputs": {"regex": "a+"}}, StructuredOutputs(regex="a+")),
+    ({"structured_outputs": {"choice": ["a", "b"]}}, StructuredOutputs(choice=("a", "b"))),
+    ({"structured_outputs": {"grammar": 'start: "a"'}}, StructuredOutputs(grammar='start: "a"')),
+    ({"structured_outputs": {"json_object": True}}, StructuredOutputs(json_object=True)),
+    ({"structured_outputs": {"regex": "a", "json_object": False, "json": None}}, StructuredOutputs(regex="a")),
     (
         {"structured_outputs": {"json_object": True, "disable_any_whitespace": True}},
-        Structured(json_object=True, whitespace="compact"),
+        StructuredOutputs(json_object=True, whitespace="compact"),
     ),
     (
         {
@@ -69,22 +69,22 @@ MEANINGS: list[tuple[dict[str, Any], Structured | None]] = [
                 "structural_tag": None,
             }
         },
-        Structured(regex="a"),
+        StructuredOutputs(regex="a"),
     ),
     (
         {"structured": {"json_schema": SCHEMA, "policy": "coerce", "whitespace": "compact"}},
-        Structured(json_schema=SCHEMA, policy="coerce", whitespace="compact"),
+        StructuredOutputs(json_schema=SCHEMA, policy="coerce", whitespace="compact"),
     ),
-    ({"structured": {"regex": "a", "policy": None, "choice": None}}, Structured(regex="a")),
-    ({"structured": {"regex": "a"}, "response_format": {"type": "text"}}, Structured(regex="a")),
-    ({"structured": {"regex": "a"}, "response_format": None, "structured_outputs": None}, Structured(regex="a")),
+    ({"structured": {"regex": "a", "policy": None, "choice": None}}, StructuredOutputs(regex="a")),
+    ({"structured": {"regex": "a"}, "response_format": {"type": "text"}}, StructuredOutputs(regex="a")),
+    ({"structured": {"regex": "a"}, "response_format": None, "structured_outputs": None}, StructuredOutputs(regex="a")),
 ]
 
 
 @BOTH
 @pytest.mark.parametrize(("fields", "meant"), MEANINGS, ids=lambda value: json.dumps(value, default=str)[:60])
 def test_each_way_to_say_a_form_means_the_same(
-    kind: Endpoint, fields: dict[str, Any], meant: Structured | None
+    kind: Endpoint, fields: dict[str, Any], meant: StructuredOutputs | None
 ) -> None:
     read = asked(kind, **fields)
     assert read.params.structured == meant
@@ -103,7 +103,7 @@ def test_the_properties_of_a_schema_stay_in_their_order() -> None:
 
 
 def test_a_line_of_a_batch_says_it_by_our_own_name() -> None:
-    assert asked(PLAIN, structured={"regex": "a"}).params.structured == Structured(regex="a")
+    assert asked(PLAIN, structured={"regex": "a"}).params.structured == StructuredOutputs(regex="a")
     assert str(error_of(PLAIN, structured={"regex": 7})).startswith("structured.regex must be")
     for name in (RESPONSE, OUTPUTS):
         assert error_of(PLAIN, **{name: {"type": "json_object"}}).field == name
@@ -112,9 +112,9 @@ def test_a_line_of_a_batch_says_it_by_our_own_name() -> None:
 
 def test_what_a_body_says_goes_before_the_default() -> None:
     defaults = nc.SamplingParams(structured={"regex": "a"})
-    assert asked(defaults=defaults).params.structured == Structured(regex="a")
+    assert asked(defaults=defaults).params.structured == StructuredOutputs(regex="a")
     assert asked(defaults=defaults).form_field == OWN
-    assert asked(defaults=defaults, response_format=None).params.structured == Structured(regex="a")
+    assert asked(defaults=defaults, response_format=None).params.structured == StructuredOutputs(regex="a")
     assert asked(defaults=defaults, response_format={"type": "json_object"}).params.structured is not None
     assert asked(defaults=defaults, response_format={"type": "text"}).params.structured is None
 

@@ -13,26 +13,33 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import nucleate as nc
-from nucleate.outputs import Completion, Piece, StepLogprobs, TokenLogprob, Usage, Validation
-from nucleate.server.openai.requests import CHAT, COMPLETIONS, Asked, read_body
-from nucleate.server.openai.responses import Head, chat_body, completion_body, error_body
-from nucleate.server.openai.stream_chunks import DONE, KEEP_ALIVE, ChatChunks, Chunks, CompletionChunks, error_frame
+from nucleate.outputs import Completion, CompletionChunk, StepLogprobs, TokenLogprob, Usage, Validation
+from nucleate.server.openai.requests import CHAT, COMPLETIONS, ParsedRequest, read_body
+from nucleate.server.openai.responses import ResponseHead, chat_body, completion_body, error_body
+from nucleate.server.openai.stream_chunks import (
+    DONE,
+    KEEP_ALIVE,
+    ChatStream,
+    CompletionStream,
+    ResponseStream,
+    error_frame,
+)
 
-HEAD = Head('x-"é\n1', 1700000000, 'tiny "\U0001f98a"')
+HEAD = ResponseHead('x-"é\n1', 1700000000, 'tiny "\U0001f98a"')
 DEFAULTS = nc.SamplingParams()
 PROMPT = (0, 399, 1897)
-KINDS = pytest.mark.parametrize("kind", [CompletionChunks, ChatChunks])
+KINDS = pytest.mark.parametrize("kind", [CompletionStream, ChatStream])
 
 
-def asked(kind: type[Chunks], prompts: Any = "The fox", **fields: Any) -> Asked:
-    if kind is CompletionChunks:
+def asked(kind: type[ResponseStream], prompts: Any = "The fox", **fields: Any) -> ParsedRequest:
+    if kind is CompletionStream:
         return read_body(COMPLETIONS, {"prompt": prompts, "stream": True, **fields}, DEFAULTS)
     if "logprobs" in fields:
         fields |= {"logprobs": True, "top_logprobs": fields["logprobs"]}
     return read_body(CHAT, {"messages": [{"role": "user", "content": "x"}], "stream": True, **fields}, DEFAULTS)
 
 
-def opened(llm: nc.LLM, kind: type[Chunks], count: int = 1, **fields: Any) -> Chunks:
+def opened(llm: nc.LLM, kind: type[ResponseStream], count: int = 1, **fields: Any) -> ResponseStream:
     return kind(HEAD, asked(kind, ["The fox"] * count, **fields), [PROMPT] * count, llm.tokenizer)
 
 
@@ -55,15 +62,15 @@ TOLD = dict(logprobs=None, finish_reason=None, seed=7)
 
 
 def test_a_chat_as_openai_streams_it(llm: nc.LLM) -> None:
-    chunks = opened(llm, ChatChunks, stream_options={"include_usage": True})
-    first = frames(chunks.pieces(0, [Piece("Hi", (70,), 0, 7)]))
+    chunks = opened(llm, ChatStream, stream_options={"include_usage": True})
+    first = frames(chunks.pieces(0, [CompletionChunk("Hi", (70,), 0, 7)]))
     head = {"id": HEAD.id, "object": "chat.completion.chunk", "created": HEAD.created, "model": HEAD.model}
     role = {"index": 0, "delta": {"role": "assistant", "content": ""}, **TOLD, "token_ids": []}
     assert first == [
         {**head, "choices": [role], "usage": None},
         {**head, "choices": [{"index": 0, "delta": {"content": "Hi"}, **TOLD, "token_ids": [70]}], "usage": None},
     ]
-    last = frames(chunks.pieces(0, [Piece(" you", (71, 72), 0, 7, "stop", "end")]))
+    last = frames(chunks.pieces(0, [CompletionChunk(" you", (71, 72), 0, 7, "stop", "end")]))
     end = {"index": 0, "delta": {}, **TOLD, "finish_reason": "stop", "token_ids": [], "stop_reason": "end"}
     assert last == [
         {**head, "choices": [{"index": 0, "delta": {"content": " you"}, **TOLD, "token_ids": [71, 72]}], "usage": None},
@@ -76,11 +83,11 @@ def test_a_chat_as_openai_streams_it(llm: nc.LLM) -> None:
 
 
 def test_completions_as_openai_streams_them(llm: nc.LLM) -> None:
-    chunks = opened(llm, CompletionChunks, 2, n=2)
+    chunks = opened(llm, CompletionStream, 2, n=2)
     head = {"id": HEAD.id, "object": "text_completion", "created": HEAD.created, "model": HEAD.model}
-    found = frames(chunks.pieces(1, [Piece("Hi", (70,), 1, 7)]))
+    found = frames(chunks.pieces(1, [CompletionChunk("Hi", (70,), 1, 7)]))
     assert found == [{**head, "choices": [{"index": 3, "text": "Hi", **TOLD, "token_ids": [70]}]}]
-    found = frames(chunks.pieces(1, [Piece("", (71,), 1, 7, "length")]))
+    found = frames(chunks.pieces(1, [CompletionChunk("", (71,), 1, 7, "length")]))
     end = {"index": 3, "text": "", **TOLD, "finish_reason": "length", "token_ids": [71], "stop_reason": None}
     assert found == [{**head, "choices": [end]}]
     assert chunks.end(Usage(3, 4)) == DONE == b"data: [DONE]\n\n"
@@ -95,66 +102,72 @@ def test_the_ends_of_streams(llm: nc.LLM) -> None:
 
 
 @KINDS
-def test_what_says_nothing_makes_no_frame(llm: nc.LLM, kind: type[Chunks]) -> None:
+def test_what_says_nothing_makes_no_frame(llm: nc.LLM, kind: type[ResponseStream]) -> None:
     chunks = opened(llm, kind)
     assert chunks.pieces(0, []) == b""
-    assert chunks.pieces(0, [Piece("", (70,), 0, 7)]) == b""
-    assert chunks.pieces(0, [Piece("", (71,), 0, 7), Piece("", (), 0, 7)]) == b""
-    assert choices(chunks.pieces(0, [Piece("a", (72,), 0, 7)]))[-1]["token_ids"] == [70, 71, 72]
-    assert chunks.pieces(0, [Piece("", (73,), 0, 7)]) == b""
-    assert choices(chunks.pieces(0, [Piece("b", (), 0, 7)]))[-1]["token_ids"] == [73]
-    assert chunks.pieces(0, [Piece("", (74,), 0, 7)]) == b""
-    (end,) = choices(chunks.pieces(0, [Piece("", (), 0, 7, "abort")]))
+    assert chunks.pieces(0, [CompletionChunk("", (70,), 0, 7)]) == b""
+    assert chunks.pieces(0, [CompletionChunk("", (71,), 0, 7), CompletionChunk("", (), 0, 7)]) == b""
+    assert choices(chunks.pieces(0, [CompletionChunk("a", (72,), 0, 7)]))[-1]["token_ids"] == [70, 71, 72]
+    assert chunks.pieces(0, [CompletionChunk("", (73,), 0, 7)]) == b""
+    assert choices(chunks.pieces(0, [CompletionChunk("b", (), 0, 7)]))[-1]["token_ids"] == [73]
+    assert chunks.pieces(0, [CompletionChunk("", (74,), 0, 7)]) == b""
+    (end,) = choices(chunks.pieces(0, [CompletionChunk("", (), 0, 7, "abort")]))
     assert (end["token_ids"], end["finish_reason"]) == ([74], "abort")
 
 
 @KINDS
-def test_what_an_answer_is_worth_comes_with_its_end(llm: nc.LLM, kind: type[Chunks]) -> None:
+def test_what_an_answer_is_worth_comes_with_its_end(llm: nc.LLM, kind: type[ResponseStream]) -> None:
     chunks = opened(llm, kind, n=2)
     worth = Validation(("uniqueItems at /a",), ("$.a: wrong",))
-    early = choices(chunks.pieces(0, [Piece("[", (70,), 0, 7), Piece("[", (70,), 1, 7), Piece("1", (71,), 0, 7)]))
-    ends = choices(chunks.pieces(0, [Piece("]", (72,), 0, 7, "stop", validation=worth)]))
-    other = choices(chunks.pieces(0, [Piece("]", (72,), 1, 7, "stop")]))
+    early = choices(
+        chunks.pieces(
+            0, [CompletionChunk("[", (70,), 0, 7), CompletionChunk("[", (70,), 1, 7), CompletionChunk("1", (71,), 0, 7)]
+        )
+    )
+    ends = choices(chunks.pieces(0, [CompletionChunk("]", (72,), 0, 7, "stop", validation=worth)]))
+    other = choices(chunks.pieces(0, [CompletionChunk("]", (72,), 1, 7, "stop")]))
     assert ends[-1]["validation"] == {"ignored": ["uniqueItems at /a"], "errors": ["$.a: wrong"]}
     assert not any("validation" in choice for choice in (*early, *ends[:-1], *other))
 
 
 @KINDS
-def test_logprobs_do_not_wait_for_a_text(llm: nc.LLM, kind: type[Chunks]) -> None:
+def test_logprobs_do_not_wait_for_a_text(llm: nc.LLM, kind: type[ResponseStream]) -> None:
     chunks = opened(llm, kind, logprobs=1)
     for token in (177, 258):  # parts of one character
         told = (StepLogprobs(TokenLogprob(token, -1.0, 1), (), ()),)
-        choice = choices(chunks.pieces(0, [Piece("", (token,), 0, 7, None, None, told)]))[-1]
-        said = choice["logprobs"]["content"] if kind is ChatChunks else choice["logprobs"]["tokens"]
+        choice = choices(chunks.pieces(0, [CompletionChunk("", (token,), 0, 7, None, None, told)]))[-1]
+        said = choice["logprobs"]["content"] if kind is ChatStream else choice["logprobs"]["tokens"]
         assert (len(said), choice["token_ids"], choice["finish_reason"]) == (1, [token], None)
 
 
 @KINDS
-def test_an_answer_without_a_word_has_its_beginning_and_its_end(llm: nc.LLM, kind: type[Chunks]) -> None:
-    found = choices(opened(llm, kind).pieces(0, [Piece("", (4,), 0, 7, "stop")]))
+def test_an_answer_without_a_word_has_its_beginning_and_its_end(llm: nc.LLM, kind: type[ResponseStream]) -> None:
+    found = choices(opened(llm, kind).pieces(0, [CompletionChunk("", (4,), 0, 7, "stop")]))
     assert [choice["finish_reason"] for choice in found] == [None, "stop"][-len(found) :]
     assert found[-1]["token_ids"] == [4]
-    if kind is ChatChunks:
+    if kind is ChatStream:
         assert [choice["delta"] for choice in found] == [{"role": "assistant", "content": ""}, {}]
 
 
 @KINDS
-def test_an_error_never_ends_a_choice(llm: nc.LLM, kind: type[Chunks]) -> None:
+def test_an_error_never_ends_a_choice(llm: nc.LLM, kind: type[ResponseStream]) -> None:
     chunks = opened(llm, kind)
-    chunks.pieces(0, [Piece("a", (70,), 0, 7)])
-    (choice,) = choices(chunks.pieces(0, [Piece("b", (), 0, 7, "error", "the model failed: /path")]))
+    chunks.pieces(0, [CompletionChunk("a", (70,), 0, 7)])
+    (choice,) = choices(chunks.pieces(0, [CompletionChunk("b", (), 0, 7, "error", "the model failed: /path")]))
     assert choice["finish_reason"] is None
     assert "stop_reason" not in choice
-    assert opened(llm, kind).pieces(0, [Piece("", (), 0, 7, "error", "x")]) == b""
+    assert opened(llm, kind).pieces(0, [CompletionChunk("", (), 0, 7, "error", "x")]) == b""
 
 
 @KINDS
-def test_what_comes_at_once_is_one_frame_for_each_answer(llm: nc.LLM, kind: type[Chunks]) -> None:
+def test_what_comes_at_once_is_one_frame_for_each_answer(llm: nc.LLM, kind: type[ResponseStream]) -> None:
     chunks = opened(llm, kind, n=2)
     for index in (0, 1):
-        chunks.pieces(0, [Piece("a", (70,), index, 7 + index)])
+        chunks.pieces(0, [CompletionChunk("a", (70,), index, 7 + index)])
     indices = [1, 0, 1, 1, 0, 1]
-    at_once = [Piece(text, (ord(text),), index, 7 + index) for text, index in zip("bcdefg", indices, strict=True)]
+    at_once = [
+        CompletionChunk(text, (ord(text),), index, 7 + index) for text, index in zip("bcdefg", indices, strict=True)
+    ]
     found = choices(chunks.pieces(0, at_once))
     said = [choice.get("text", choice.get("delta", {}).get("content")) for choice in found]
     assert sorted(zip([choice["index"] for choice in found], said, strict=True)) == [(0, "cf"), (1, "bdeg")]
@@ -162,17 +175,17 @@ def test_what_comes_at_once_is_one_frame_for_each_answer(llm: nc.LLM, kind: type
 
 
 def test_a_prompt_without_an_answer(llm: nc.LLM) -> None:
-    chunks = opened(llm, CompletionChunks, echo=True, max_tokens=0, stream_options={"include_usage": True})
-    (choice,) = choices(chunks.pieces(0, [Piece(" jumps", (70,), 0, 7, "stop", 70)]))
+    chunks = opened(llm, CompletionStream, echo=True, max_tokens=0, stream_options={"include_usage": True})
+    (choice,) = choices(chunks.pieces(0, [CompletionChunk(" jumps", (70,), 0, 7, "stop", 70)]))
     end = {**TOLD, "finish_reason": "length", "stop_reason": None}
     assert choice == {"index": 0, "text": "The fox", **end, "token_ids": []}
     usage = frames(chunks.end(Usage(3, 1)).removesuffix(DONE))[0]["usage"]
     assert usage == {"prompt_tokens": 3, "completion_tokens": 0, "total_tokens": 3}
 
 
-def slow(kind: type[Chunks], number: int, piece: Piece, include_usage: bool) -> bytes:
+def slow(kind: type[ResponseStream], number: int, piece: CompletionChunk, include_usage: bool) -> bytes:
     """A frame that brings text, as ``json`` writes it."""
-    said = {"text": piece.text} if kind is CompletionChunks else {"delta": {"content": piece.text}}
+    said = {"text": piece.text} if kind is CompletionStream else {"delta": {"content": piece.text}}
     choice = {"index": number, **said, "logprobs": None, "finish_reason": None, "seed": piece.seed,
               "token_ids": list(piece.token_ids)}  # fmt: skip
     body = {"id": HEAD.id, "object": kind.kind, "created": HEAD.created, "model": HEAD.model, "choices": [choice]}
@@ -192,32 +205,32 @@ IDS = st.lists(st.integers(0, 2**31), max_size=3).map(tuple)
 @settings(max_examples=300)
 @given(data=st.data())
 def test_quick_frames_are_those_that_json_writes(
-    llm: nc.LLM, kind: type[Chunks], include_usage: bool, data: st.DataObject
+    llm: nc.LLM, kind: type[ResponseStream], include_usage: bool, data: st.DataObject
 ) -> None:
     options = {"stream_options": {"include_usage": True}} if include_usage else {}
     chunks, seed = opened(llm, kind, n=3, **options), data.draw(st.integers(0, 2**64 - 1))
     index = data.draw(st.integers(0, 2))
-    chunks.pieces(0, [Piece("a", (70,), index, seed)])
+    chunks.pieces(0, [CompletionChunk("a", (70,), index, seed)])
     for text, ids in data.draw(st.lists(st.tuples(TEXTS, IDS), min_size=3, max_size=8)):
-        piece = Piece(text, ids, index, seed)
+        piece = CompletionChunk(text, ids, index, seed)
         assert chunks.pieces(0, [piece]) == slow(kind, index, piece, include_usage)
         assert json.loads(slow(kind, index, piece, include_usage)[6:])["choices"][0]["index"] == index
 
 
 @KINDS
-def test_a_huge_text(llm: nc.LLM, kind: type[Chunks]) -> None:
+def test_a_huge_text(llm: nc.LLM, kind: type[ResponseStream]) -> None:
     chunks = opened(llm, kind)
-    chunks.pieces(0, [Piece("a", (70,), 0, 7)])
-    piece = Piece('"🦊\n' * 300_000, tuple(range(10_000)), 0, 7)
+    chunks.pieces(0, [CompletionChunk("a", (70,), 0, 7)])
+    piece = CompletionChunk('"🦊\n' * 300_000, tuple(range(10_000)), 0, 7)
     assert chunks.pieces(0, [piece]) == slow(kind, 0, piece, False)
 
 
 @KINDS
-def test_a_frame_takes_microseconds(llm: nc.LLM, kind: type[Chunks]) -> None:
+def test_a_frame_takes_microseconds(llm: nc.LLM, kind: type[ResponseStream]) -> None:
     """A frame by ``json`` takes five times as long; twice, at the least, where others disturb."""
     chunks = opened(llm, kind)
-    chunks.pieces(0, [Piece("a", (70,), 0, 7)])
-    pieces = [[Piece(" fox", (index,), 0, 7)] for index in range(2000)]
+    chunks.pieces(0, [CompletionChunk("a", (70,), 0, 7)])
+    pieces = [[CompletionChunk(" fox", (index,), 0, 7)] for index in range(2000)]
     quick, written = [], []
     for _ in range(5):
         start = time.perf_counter()
@@ -234,15 +247,15 @@ def test_a_frame_takes_microseconds(llm: nc.LLM, kind: type[Chunks]) -> None:
 # Streams as a whole
 
 
-def joined(kind: type[Chunks], given: list[dict[str, Any]]) -> dict[str, Any]:
+def joined(kind: type[ResponseStream], given: list[dict[str, Any]]) -> dict[str, Any]:
     """The body that chunks make up, as a client puts them together."""
     whole: dict[int, dict[str, Any]] = {}
     for chunk in given:
         for choice in chunk["choices"]:
             own = whole.setdefault(choice["index"], {"index": choice["index"], "said": [], "logprobs": []})
             assert "finish_reason" not in own, "a choice goes on after its end"
-            said = [choice["text"]] if kind is CompletionChunks else [choice["delta"].get("content")]
-            if kind is ChatChunks:
+            said = [choice["text"]] if kind is CompletionStream else [choice["delta"].get("content")]
+            if kind is ChatStream:
                 assert ("role" in choice["delta"]) == (not own["said"])
                 assert (choice["delta"] == {}) == (choice["finish_reason"] is not None)
                 said = [text for text in said if text is not None]
@@ -259,12 +272,12 @@ def joined(kind: type[Chunks], given: list[dict[str, Any]]) -> dict[str, Any]:
     made = []
     for _, own in sorted(whole.items()):
         text, parts = "".join(own.pop("said")), own.pop("logprobs")
-        own |= {"message": {"role": "assistant", "content": text, "refusal": None}} if kind is ChatChunks else {}
-        own |= {"text": text} if kind is CompletionChunks else {}
+        own |= {"message": {"role": "assistant", "content": text, "refusal": None}} if kind is ChatStream else {}
+        own |= {"text": text} if kind is CompletionStream else {}
         own["logprobs"] = {name: [] for part in parts[:1] for name in part} or None
         for name, column in (item for part in parts for item in part.items()):
             own["logprobs"][name] += column or []
-        if parts and kind is ChatChunks:
+        if parts and kind is ChatStream:
             own["logprobs"]["refusal"] = None
         made.append(own)
     return {"id": HEAD.id, "choices": made, "usage": given[-1]["usage"]}
@@ -287,7 +300,9 @@ def steps(draw: st.DrawFn, ids: Sequence[int], top: int, also: Sequence[int]) ->
 
 
 @st.composite
-def answers(draw: st.DrawFn, llm: nc.LLM, prompt_ids: Sequence[int], index: int, request: Asked) -> list[Piece]:
+def answers(
+    draw: st.DrawFn, llm: nc.LLM, prompt_ids: Sequence[int], index: int, request: ParsedRequest
+) -> list[CompletionChunk]:
     """An answer in pieces, its text behind its tokens by some of them, and cut at any place."""
     ids = draw(st.lists(st.sampled_from([4, 70, 104, 177, 237, 258, 399, 1190, 1897]), max_size=6))
     ids = ids[:1] if request.silent else ids
@@ -308,10 +323,12 @@ def answers(draw: st.DrawFn, llm: nc.LLM, prompt_ids: Sequence[int], index: int,
         logprobs = (told[place],) if request.tells_logprobs else None
         end = (reason, detail) if last else (None, None)
         validation = worth if last else None
-        pieces.append(Piece(text[shown:until], (token,), index, 7 + index, *end, logprobs, validation=validation))
+        pieces.append(
+            CompletionChunk(text[shown:until], (token,), index, 7 + index, *end, logprobs, validation=validation)
+        )
         shown = until
     if not pieces:
-        pieces = [Piece("", (), index, 7 + index, "abort")]
+        pieces = [CompletionChunk("", (), index, 7 + index, "abort")]
     of_prompt = None
     if index == 0 and request.to_run.prompt_logprobs is not None and draw(st.booleans()):
         of_prompt = (
@@ -323,7 +340,7 @@ def answers(draw: st.DrawFn, llm: nc.LLM, prompt_ids: Sequence[int], index: int,
     return pieces
 
 
-def interleaved(draw: st.DrawFn, own: list[list[Piece]]) -> list[Piece]:
+def interleaved(draw: st.DrawFn, own: list[list[CompletionChunk]]) -> list[CompletionChunk]:
     """Pieces of several answers as an engine gives them: the first answer begins."""
     queues, found = [list(pieces) for pieces in own], [own[0][0]]
     del queues[0][0]
@@ -336,17 +353,17 @@ def interleaved(draw: st.DrawFn, own: list[list[Piece]]) -> list[Piece]:
 @KINDS
 @settings(max_examples=400)
 @given(data=st.data())
-def test_chunks_put_together_are_the_whole_body(llm: nc.LLM, kind: type[Chunks], data: st.DataObject) -> None:
+def test_chunks_put_together_are_the_whole_body(llm: nc.LLM, kind: type[ResponseStream], data: st.DataObject) -> None:
     draw = data.draw
     prompts: list[Any] = ["x"]
-    if kind is CompletionChunks:
+    if kind is CompletionStream:
         given = ["The fox", "é <|end|>x", [399, 237], [0, 399, 258], [1897]]
         prompts = draw(st.lists(st.sampled_from(given[:2]), min_size=1, max_size=2) |
                        st.lists(st.sampled_from(given[2:]), min_size=1, max_size=2))  # fmt: skip
     fields: dict[str, Any] = {"n": draw(st.integers(1, 3)), "prompts": prompts}
     for name, values in (("logprobs", [0, 2]), ("prompt_logprobs", [0, 1, 3]), ("logprob_token_ids", [[5, 70]])):
         fields |= {name: draw(st.sampled_from(values))} if draw(st.booleans()) else {}
-    if kind is CompletionChunks and draw(st.booleans()):
+    if kind is CompletionStream and draw(st.booleans()):
         fields |= {"echo": True} | ({"max_tokens": 0} if draw(st.booleans()) else {})
     request = asked(kind, stream_options={"include_usage": True}, **fields)
     ids = [llm.encode(prompt) for prompt in prompts]
@@ -371,7 +388,7 @@ def test_chunks_put_together_are_the_whole_body(llm: nc.LLM, kind: type[Chunks],
     assert stream.endswith(DONE)
     given_chunks = frames(stream.removesuffix(DONE))
     assert all(chunk["usage"] is None for chunk in given_chunks[:-1])
-    if kind is CompletionChunks:
+    if kind is CompletionStream:
         body = completion_body(HEAD, request, completions, llm.tokenizer)
     else:
         body = chat_body(HEAD, request, completions[0], llm.tokenizer)
@@ -383,10 +400,10 @@ def test_chunks_put_together_are_the_whole_body(llm: nc.LLM, kind: type[Chunks],
 @pytest.mark.parametrize("logprobs", [None, 2])
 def test_what_an_engine_says_as_a_stream(llm: nc.LLM, fields: dict[str, Any], logprobs: int | None) -> None:
     prompts = ["The fox", "🦊"]
-    request = asked(CompletionChunks, prompts, n=2, seed=3, logprobs=logprobs, stream_options={"include_usage": True},
+    request = asked(CompletionStream, prompts, n=2, seed=3, logprobs=logprobs, stream_options={"include_usage": True},
                     **{"max_tokens": 20, **fields})  # fmt: skip
     ids, pieces = [llm.encode(prompt) for prompt in prompts], []
-    chunks, data = CompletionChunks(HEAD, request, ids, llm.tokenizer), b""
+    chunks, data = CompletionStream(HEAD, request, ids, llm.tokenizer), b""
     for place, own in enumerate(ids):
         pieces.append(list(llm.stream(own, request.to_run)))
         data += b"".join(chunks.pieces(place, [piece]) for piece in pieces[-1])
@@ -394,7 +411,7 @@ def test_what_an_engine_says_as_a_stream(llm: nc.LLM, fields: dict[str, Any], lo
     body = completion_body(HEAD, request, completions, llm.tokenizer)
     read, made = (sum(getattr(one.usage, f"{name}_tokens") for one in completions) for name in ("prompt", "completion"))
     data += chunks.end(Usage(read, made))
-    assert trimmed(joined(CompletionChunks, frames(data.removesuffix(DONE)))) == trimmed(json.loads(json.dumps(body)))
+    assert trimmed(joined(CompletionStream, frames(data.removesuffix(DONE)))) == trimmed(json.loads(json.dumps(body)))
 
 
 def test_the_types_are_openais(llm: nc.LLM) -> None:
@@ -403,23 +420,26 @@ def test_the_types_are_openais(llm: nc.LLM) -> None:
     told = (StepLogprobs(TokenLogprob(70, -1.0, 1), (TokenLogprob(71, -2.0, 2),), ()),)
     for logprobs in (None, 1):
         said = None if logprobs is None else told
-        pieces = [Piece("a", (70,), 0, 7, None, None, said), Piece("b", (70,), 0, 7, "stop", "b", said)]
-        for kind in (ChatChunks, CompletionChunks):
+        pieces = [
+            CompletionChunk("a", (70,), 0, 7, None, None, said),
+            CompletionChunk("b", (70,), 0, 7, "stop", "b", said),
+        ]
+        for kind in (ChatStream, CompletionStream):
             fields = {} if logprobs is None else {"logprobs": logprobs}
             request = asked(kind, stream_options={"include_usage": True}, **fields)
             chunks = kind(HEAD, request, [PROMPT], llm.tokenizer)
             data = b"".join(chunks.pieces(0, [piece]) for piece in pieces) + chunks.end(Usage(3, 2))
             for chunk in frames(data.removesuffix(DONE)):
-                model = chat.ChatCompletionChunk if kind is ChatChunks else types.Completion
+                model = chat.ChatCompletionChunk if kind is ChatStream else types.Completion
                 if (
-                    kind is CompletionChunks
+                    kind is CompletionStream
                 ):  # their type says that it is a string; their API, and all others, send null
                     for choice in chunk["choices"]:
                         choice["finish_reason"] = choice["finish_reason"] or "stop"
                 found = model.model_validate(chunk, strict=True)
                 assert found.model_dump(exclude_unset=True) == chunk
             completion = Completion.of(PROMPT, pieces)
-            if kind is ChatChunks:
+            if kind is ChatStream:
                 body = chat_body(HEAD, request, completion, llm.tokenizer)
                 assert chat.ChatCompletion.model_validate(body, strict=True)
             else:

@@ -20,10 +20,10 @@ import nucleate as nc
 from nucleate.engine.engine import Engine
 from nucleate.parameters.parameter import ParameterError
 from nucleate.server import service as service_module
-from nucleate.server.limits import Limits
+from nucleate.server.limits import ServerLimits
 from nucleate.server.service import Service
-from nucleate.structured_output import Grammars
-from nucleate.structured_output import Limits as FormLimits
+from nucleate.structured_output import GrammarCompiler
+from nucleate.structured_output import GrammarLimits as FormLimits
 
 PATH, CHAT_PATH = "/v1/completions", "/v1/chat/completions"
 SUBJECT: dict[str, dict[str, Any]] = {
@@ -314,9 +314,9 @@ def test_the_loop_is_free_while_a_form_is_compiled(llm: nc.LLM, schema: Callable
 def test_a_compile_whose_caller_has_gone_harms_nobody(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[str] = []
     begun, gate = threading.Event(), threading.Event()
-    compile_ = Grammars.compile
+    compile_ = GrammarCompiler.compile
 
-    def held(self: Grammars, structured: Any) -> Any:
+    def held(self: GrammarCompiler, structured: Any) -> Any:
         compiled.append(structured.regex)
         if structured.regex == "slow":
             begun.set()
@@ -328,7 +328,7 @@ def test_a_compile_whose_caller_has_gone_harms_nobody(llm: nc.LLM, monkeypatch: 
             return begin(app, PATH, {**SUBJECT[PATH], "structured": {"regex": regex}})
 
         await asking("a").task
-        monkeypatch.setattr(Grammars, "compile", held)
+        monkeypatch.setattr(GrammarCompiler, "compile", held)
         waiting = [asking("slow")]
         await asyncio.to_thread(begun.wait, 60)
         leaver = asking("slow 2")
@@ -373,13 +373,13 @@ def test_a_neighbour_is_what_it_is_alone(llm: nc.LLM) -> None:
 
 def test_the_vocabulary_is_ready_before_anybody_asks(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
-    begin_ = Grammars.__init__
+    begin_ = GrammarCompiler.__init__
 
-    def begun(self: Grammars, *arguments: Any, **options: Any) -> None:
+    def begun(self: GrammarCompiler, *arguments: Any, **options: Any) -> None:
         made.append(threading.current_thread().name)
         begin_(self, *arguments, **options)
 
-    monkeypatch.setattr(Grammars, "__init__", begun)
+    monkeypatch.setattr(GrammarCompiler, "__init__", begun)
 
     async def use(app: Any, service: Service) -> None:
         assert made == ["MainThread"]
@@ -393,7 +393,7 @@ def test_a_server_without_the_library_serves_all_else(llm: nc.LLM, monkeypatch: 
     def missing(*_: object, **__: object) -> None:
         raise ModuleNotFoundError("structured output needs the package llguidance: pip install 'nucleate[structured]'")
 
-    monkeypatch.setattr(Grammars, "__init__", missing)
+    monkeypatch.setattr(GrammarCompiler, "__init__", missing)
 
     async def use(app: Any, service: Service) -> None:
         assert (await ask(app, PATH, SUBJECT[PATH])).status == 200
@@ -408,7 +408,7 @@ def test_a_server_without_the_library_serves_all_else(llm: nc.LLM, monkeypatch: 
 def test_a_default_form_is_every_requests_that_does_not_say_another(llm: nc.LLM) -> None:
     def made(structured: Any) -> Service:
         engine = Engine(PagedToy(Toy(rule, SIZE, 256), 400, 4), llm.tokenizer, backend="reference")
-        return Service(llm, engine, "toy", nc.SamplingParams(structured=structured, seed=1), Limits())
+        return Service(llm, engine, "toy", nc.SamplingParams(structured=structured, seed=1), ServerLimits())
 
     service = made({"regex": "[0-9]{3}"})
     read = service.prepare(service.call(PATH, b'{"prompt": [1]}'))

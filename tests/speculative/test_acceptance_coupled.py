@@ -8,8 +8,8 @@ from single_drafts import draft_of
 
 import nucleate as nc
 from nucleate.sampling.sampler import Sampler
-from nucleate.speculative.acceptance import Verdict, coupled
-from nucleate.speculative.draft import ROOT, Draft, State
+from nucleate.speculative.acceptance import AcceptanceResult, coupled
+from nucleate.speculative.draft import ROOT, Draft, DraftContext
 from nucleate.speculative.proposers.ngram import NgramProposer
 
 V, LENGTH = 37, 24
@@ -136,7 +136,9 @@ def test_sequences_of_all_kinds_together():
     params, seeds = list(PARAMS.values()), list(range(len(PARAMS)))
     truth = World(params, seeds).plain()
     world, proposer = World(params, seeds), NgramProposer(3, 1)
-    found, _ = world.speculative(lambda number, ids, left: draft_of(proposer, State(number, ids, 3), min(4, left - 1)))
+    found, _ = world.speculative(
+        lambda number, ids, left: draft_of(proposer, DraftContext(number, ids, 3), min(4, left - 1))
+    )
     assert found == truth
     assert (
         truth
@@ -173,14 +175,14 @@ def test_only_the_rows_that_go_on_are_drawn():
         return [truth[number][0 if place == ROOT else place + 1] for number, place in zip(numbers, places, strict=True)]
 
     verdicts = coupled([Draft((4, 5, 6)), Draft((4, 5, 6)), Draft()], draw)
-    assert verdicts == [Verdict((0, 1, 2), 7), Verdict((0,), 9), Verdict((), 8)]
+    assert verdicts == [AcceptanceResult((0, 1, 2), 7), AcceptanceResult((0,), 9), AcceptanceResult((), 8)]
     assert calls == [([0, 1, 2], [ROOT] * 3), ([0, 1], [0, 0]), ([0], [1]), ([0], [2])]
     assert coupled([], draw) == []
 
 
 def test_an_end_within_a_draft():
     verdicts = coupled([Draft((4, 5, 6))] * 2, lambda numbers, places: [5 + place for place in places], None)
-    assert verdicts == [Verdict((0, 1, 2), 7)] * 2
+    assert verdicts == [AcceptanceResult((0, 1, 2), 7)] * 2
     told = []
 
     def ended(number, token):
@@ -188,7 +190,7 @@ def test_an_end_within_a_draft():
         return token == 5 and number == 1
 
     verdicts = coupled([Draft((4, 5, 6))] * 2, lambda numbers, places: [5 + place for place in places], ended)
-    assert verdicts == [Verdict((0, 1, 2), 7), Verdict((0,), 5)]
+    assert verdicts == [AcceptanceResult((0, 1, 2), 7), AcceptanceResult((0,), 5)]
     assert told == [(0, 4), (1, 4), (0, 5), (1, 5), (0, 6), (0, 7)]
 
 
@@ -206,7 +208,7 @@ def test_a_row_that_cannot_be_drawn():
         ).token_ids.tolist()
 
     verdicts = coupled([Draft((2, 2, 2))] * 2, draw)
-    assert verdicts == [Verdict((0,), -1, "no token can be drawn"), Verdict((0, 1, 2), 2)]
+    assert verdicts == [AcceptanceResult((0,), -1, "no token can be drawn"), AcceptanceResult((0, 1, 2), 2)]
     assert verdicts[0].tokens(Draft((2, 2, 2))) == [2]
     assert sampler.output_ids(rows[0]) == (2,)
 
@@ -214,4 +216,4 @@ def test_a_row_that_cannot_be_drawn():
 def test_of_twins_in_a_tree_the_first_is_kept():
     tree = Draft((3, 3, 5, 6), (ROOT, ROOT, 1, 0))
     verdicts = coupled([tree], lambda numbers, places: [{ROOT: 3, 0: 5, 1: 5, 2: 9}[place] for place in places])
-    assert verdicts == [Verdict((0,), 5)]  # exact still: what could have been kept is drawn again
+    assert verdicts == [AcceptanceResult((0,), 5)]  # exact still: what could have been kept is drawn again

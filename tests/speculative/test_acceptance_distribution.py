@@ -15,7 +15,7 @@ import pytest
 
 import nucleate as nc
 from nucleate.speculative import acceptance
-from nucleate.speculative.acceptance import Verdict, block, coins, last_coin, rejection, typical
+from nucleate.speculative.acceptance import AcceptanceResult, block, coins, last_coin, rejection, typical
 from nucleate.speculative.draft import ROOT, Draft
 from nucleate.speculative.draft_distribution import choose, law_of, without
 
@@ -248,18 +248,18 @@ def careless_tree(output, pick, laws_VV):
 
 
 def keeps_all(p, draft, coins_N, coin):
-    return Verdict(tuple(range(len(draft))), choose(law_of(p[len(draft)]), coin))
+    return AcceptanceResult(tuple(range(len(draft))), choose(law_of(p[len(draft)]), coin))
 
 
 def without_residual(p, draft, coins_N, coin):
     path, token, _ = rejection(p, draft, coins_N, coin)
-    return Verdict(path, token if len(path) == len(draft) else choose(law_of(p[len(path)]), coin))
+    return AcceptanceResult(path, token if len(path) == len(draft) else choose(law_of(p[len(path)]), coin))
 
 
 def greedy(p, draft, coins_N, coin):
     """Whatever is asked for, the likeliest token."""
     place = next((i for i, token in enumerate(draft.tokens) if token != np.argmax(p[i])), len(draft))
-    return Verdict(tuple(range(place)), int(np.argmax(p[place])))
+    return AcceptanceResult(tuple(range(place)), int(np.argmax(p[place])))
 
 
 def coin_again(p, draft, coins_N, coin):

@@ -9,7 +9,7 @@ import pytest
 
 from nucleate.sampling import noise
 from nucleate.speculative import acceptance
-from nucleate.speculative.acceptance import RULES, Verdict, block, coins, last_coin, rejection, typical
+from nucleate.speculative.acceptance import RULES, AcceptanceResult, block, coins, last_coin, rejection, typical
 from nucleate.speculative.draft import ROOT, Draft
 
 EVERY = sorted(RULES)
@@ -21,57 +21,65 @@ Q = np.array([0.2, 0.3, 0.5])
 
 def test_rejection_by_hand():
     draft = Draft((2, 2), laws=(Q, Q))
-    assert rejection(P, draft, [0.39, 0.99], 0.5) == Verdict((0, 1), 1)  # 0.2 / 0.5, then 0.8 / 0.5
-    assert rejection(P, draft, [0.41, 0.0], 0.5) == Verdict((), 0)  # all that p has over q is at 0
-    assert rejection(P, Draft((2, 0), laws=(Q, Q)), [0.0, 0.51], 0.0) == Verdict((0,), 2)  # 0.1 / 0.2
-    assert rejection(P, Draft((0, 1)), [0.49, 0.0], 0.9) == Verdict((0, 1), 1)
-    assert rejection(P, Draft((0, 1)), [0.51, 0.0], 0.59) == Verdict((), 1)  # 0.3 of 0.5
-    assert rejection(P, Draft((0, 1)), [0.51, 0.0], 0.61) == Verdict((), 2)
+    assert rejection(P, draft, [0.39, 0.99], 0.5) == AcceptanceResult((0, 1), 1)  # 0.2 / 0.5, then 0.8 / 0.5
+    assert rejection(P, draft, [0.41, 0.0], 0.5) == AcceptanceResult((), 0)  # all that p has over q is at 0
+    assert rejection(P, Draft((2, 0), laws=(Q, Q)), [0.0, 0.51], 0.0) == AcceptanceResult((0,), 2)  # 0.1 / 0.2
+    assert rejection(P, Draft((0, 1)), [0.49, 0.0], 0.9) == AcceptanceResult((0, 1), 1)
+    assert rejection(P, Draft((0, 1)), [0.51, 0.0], 0.59) == AcceptanceResult((), 1)  # 0.3 of 0.5
+    assert rejection(P, Draft((0, 1)), [0.51, 0.0], 0.61) == AcceptanceResult((), 2)
     assert rejection(P, draft, [0.39, 0.99], 0.5).tokens(draft) == [2, 2, 1]
 
 
 def test_block_by_hand():
     draft = Draft((2, 2), laws=(Q, Q))  # weights 0.4, 0.64; over q at 0.4: (0, 0, 0); after the first: (0.05, 0, 0)
-    assert block(P, draft, [0.0, 0.63], 0.5) == Verdict((0, 1), 1)
-    assert block(P, draft, [0.0, 0.65], 0.5) == Verdict((), 0)  # 0.4 p has nothing over q
+    assert block(P, draft, [0.0, 0.63], 0.5) == AcceptanceResult((0, 1), 1)
+    assert block(P, draft, [0.0, 0.65], 0.5) == AcceptanceResult((), 0)  # 0.4 p has nothing over q
     more = Draft((0, 2), laws=(Q, Q))  # weights 1, 1
-    assert block(P, more, [LAST, LAST], 0.5) == Verdict((0, 1), 1)
+    assert block(P, more, [LAST, LAST], 0.5) == AcceptanceResult((0, 1), 1)
     down = Draft((0, 0), laws=(Q, Q))  # weights 1, 0.5
-    assert block(P, down, [LAST, 0.51], 0.5) == Verdict((0,), 2)
+    assert block(P, down, [LAST, 0.51], 0.5) == AcceptanceResult((0,), 2)
     half = Draft((2, 0), laws=(Q, np.array([0.9, 0.1, 0.0])))  # weights 0.4, 0.0444; over: (0, 0, 0.32): 0.32 / 0.92
-    assert block(P, half, [0.347, 0.05], 0.5) == Verdict((0,), 2)
-    assert block(P, half, [0.349, 0.05], 0.5) == Verdict((), 0)
+    assert block(P, half, [0.347, 0.05], 0.5) == AcceptanceResult((0,), 2)
+    assert block(P, half, [0.349, 0.05], 0.5) == AcceptanceResult((), 0)
     other = Draft((2, 1), laws=(Q, np.array([0.02, 0.9, 0.08])))  # over: (0.02, 0, 0.24), and 0.26 / 0.86
-    assert block(P, other, [0.30, 0.05], 0.07) == Verdict((0,), 0)
-    assert block(P, other, [0.30, 0.05], 0.08) == Verdict((0,), 2)
-    assert block(P, other, [0.31, 0.05], 0.08) == Verdict((), 0)
-    assert block(P, Draft((2,)), [0.19], 0.5) == Verdict((0,), 2)
-    assert block(P, Draft((2,)), [0.21], 0.5) == Verdict((), 0)
+    assert block(P, other, [0.30, 0.05], 0.07) == AcceptanceResult((0,), 0)
+    assert block(P, other, [0.30, 0.05], 0.08) == AcceptanceResult((0,), 2)
+    assert block(P, other, [0.31, 0.05], 0.08) == AcceptanceResult((), 0)
+    assert block(P, Draft((2,)), [0.19], 0.5) == AcceptanceResult((0,), 2)
+    assert block(P, Draft((2,)), [0.21], 0.5) == AcceptanceResult((), 0)
 
 
 def test_siblings_by_hand():
     tree = Draft((2, 1, 1, 0), (ROOT, ROOT, 1, 1))
     rows = [P[0], P[1], P[1], P[2], P[2]]
-    assert rejection(rows, tree, [0.19, 0, 0, 0], 0.5) == Verdict((0,), 2)
-    assert rejection(rows, tree, [0.21, 0.37, 0.09, 0], 0.5) == Verdict((1, 2), 1)  # 0.3 of 0.8 that are left
-    assert rejection(rows, tree, [0.21, 0.38, 0, 0], 0.99) == Verdict((), 0)
-    assert rejection(rows, tree, [0.21, 0.37, 0.11, 0.12], 0.3) == Verdict((1,), 2)
-    assert rejection(rows, tree, [0.21, 0.37, 0.11, 0.11], 0.3) == Verdict((1, 3), 1)  # 0.1 of 0.9
+    assert rejection(rows, tree, [0.19, 0, 0, 0], 0.5) == AcceptanceResult((0,), 2)
+    assert rejection(rows, tree, [0.21, 0.37, 0.09, 0], 0.5) == AcceptanceResult((1, 2), 1)  # 0.3 of 0.8 that are left
+    assert rejection(rows, tree, [0.21, 0.38, 0, 0], 0.99) == AcceptanceResult((), 0)
+    assert rejection(rows, tree, [0.21, 0.37, 0.11, 0.12], 0.3) == AcceptanceResult((1,), 2)
+    assert rejection(rows, tree, [0.21, 0.37, 0.11, 0.11], 0.3) == AcceptanceResult((1, 3), 1)  # 0.1 of 0.9
     twice = Draft((2, 2), (ROOT, ROOT))
-    assert rejection(rows, twice, [0.21, 0.0], 0.0) == Verdict((), 0)  # it is not likelier for being asked twice
+    assert rejection(rows, twice, [0.21, 0.0], 0.0) == AcceptanceResult(
+        (), 0
+    )  # it is not likelier for being asked twice
 
 
 def test_typical_by_hand():
     flat, sharp = np.full(10, 0.1), np.array([0.91, *[0.01] * 9])
-    assert typical([flat, sharp, sharp], Draft((3, 0)), [], 0.0) == Verdict((0, 1), 0)  # 0.09 exp(-2.3) is little
-    assert typical([sharp, flat, flat], Draft((3, 0)), [], 0.95) == Verdict((), 4)  # 0.01 is below 0.09 exp(-0.5)
-    assert typical([sharp] * 3, Draft((3, 0)), [], 0.0, limit=0.009) == Verdict((0, 1), 0)
-    assert typical([sharp] * 3, Draft((3, 0)), [], 0.0, factor=0.01) == Verdict((0, 1), 0)
-    assert typical([[0.25, 0.75], [1, 0]], Draft((0,)), [], 0.9, limit=0.25, factor=9.0) == Verdict((), 1)  # no more
-    assert typical([[0.26, 0.74], [1, 0]], Draft((0,)), [], 0.9, limit=0.25, factor=9.0) == Verdict((0,), 0)
+    assert typical([flat, sharp, sharp], Draft((3, 0)), [], 0.0) == AcceptanceResult(
+        (0, 1), 0
+    )  # 0.09 exp(-2.3) is little
+    assert typical([sharp, flat, flat], Draft((3, 0)), [], 0.95) == AcceptanceResult(
+        (), 4
+    )  # 0.01 is below 0.09 exp(-0.5)
+    assert typical([sharp] * 3, Draft((3, 0)), [], 0.0, limit=0.009) == AcceptanceResult((0, 1), 0)
+    assert typical([sharp] * 3, Draft((3, 0)), [], 0.0, factor=0.01) == AcceptanceResult((0, 1), 0)
+    assert typical([[0.25, 0.75], [1, 0]], Draft((0,)), [], 0.9, limit=0.25, factor=9.0) == AcceptanceResult(
+        (), 1
+    )  # no more
+    assert typical([[0.26, 0.74], [1, 0]], Draft((0,)), [], 0.9, limit=0.25, factor=9.0) == AcceptanceResult((0,), 0)
     tree = Draft((3, 0, 0, 0, 1), (ROOT, ROOT, 0, 1, 1))
-    assert typical([sharp] * 6, tree, [], 0.0) == Verdict((1, 3), 0)
-    assert typical([flat] * 6, tree, [], 0.0) == Verdict((0, 2), 0)  # the first of the longest
+    assert typical([sharp] * 6, tree, [], 0.0) == AcceptanceResult((1, 3), 0)
+    assert typical([flat] * 6, tree, [], 0.0) == AcceptanceResult((0, 2), 0)  # the first of the longest
     assert not RULES["typical"].exact
     assert "Not exact" in (inspect.getdoc(typical) or "")
 
@@ -95,9 +103,9 @@ def test_no_residual_is_not_the_end(name):
     for law in (P[0], None):
         p = P if law is not None else [[1.0, 0.0, 0.0], *P[1:]]
         verdict = RULES[name].verify(p, Draft((0,), laws=(law,)), [1.0], 0.2)
-        assert verdict == Verdict((), 0)
+        assert verdict == AcceptanceResult((), 0)
     verdict = RULES[name].verify(P, Draft((0, 2), laws=(P[0], P[1])), [1.0, 1.0], 0.15)
-    assert verdict == Verdict((), 0)
+    assert verdict == AcceptanceResult((), 0)
 
 
 @pytest.mark.parametrize("name", EXACT)
@@ -125,7 +133,7 @@ def test_a_broken_row_is_an_error_where_it_is_come_to(name, broken):
         path, token, error = verify_with(rows, draft, [0.5] * 3, 0.5)
         assert (path, token) == (tuple(range(place)), -1)
         assert error == "the target has no token to draw" + (f" after {place} drafted tokens" if place else "")
-        assert Verdict(path, token, error).tokens(draft) == [1] * place
+        assert AcceptanceResult(path, token, error).tokens(draft) == [1] * place
         assert verify_with(rows, Draft((0, 1, 1)), [0.5] * 3, 0.5).error == (error if place == 0 else None)
 
 
@@ -139,12 +147,14 @@ def test_a_broken_law_ends_the_draft(name, law):
     laws = (P[0], np.array(law, float), P[2])
     for coin in (0.05, 0.15, 0.5):
         verdict = RULES[name].verify(P[[0, 1, 2, 2]], Draft((0, 1, 1), laws=laws), [0.0] * 3, coin)
-        assert verdict == Verdict((0,), [0, 1, 2][int(np.searchsorted([0.1, 0.2], coin))])
+        assert verdict == AcceptanceResult((0,), [0, 1, 2][int(np.searchsorted([0.1, 0.2], coin))])
     siblings = Draft((1, 2), (ROOT, ROOT), (None, np.array(law, float)))
-    assert rejection(P[[0, 1, 1]], siblings, [0.9, 0.0], 0.99) == Verdict((), 2)
-    assert rejection(P[[0, 1, 1]], siblings, [0.9, 0.0], 0.0) == Verdict((), 0)
+    assert rejection(P[[0, 1, 1]], siblings, [0.9, 0.0], 0.99) == AcceptanceResult((), 2)
+    assert rejection(P[[0, 1, 1]], siblings, [0.9, 0.0], 0.0) == AcceptanceResult((), 0)
     first = Draft((1, 2), (ROOT, ROOT), (np.array(law, float), None))
-    assert rejection(P[[0, 1, 1]], first, [0.0, 0.0], 0.4) == Verdict((), 0)  # what follows it was drawn given it
+    assert rejection(P[[0, 1, 1]], first, [0.0, 0.0], 0.4) == AcceptanceResult(
+        (), 0
+    )  # what follows it was drawn given it
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -162,13 +172,13 @@ def test_another_vocabulary_is_refused(name):
 @pytest.mark.parametrize("name", EVERY)
 def test_no_draft_is_a_draw(name):
     for u, token in ((0.0, 0), (0.49, 0), (0.51, 1), (0.79, 1), (0.81, 2), (LAST, 2)):
-        assert RULES[name].verify(P, Draft(), [], u) == Verdict((), token)
+        assert RULES[name].verify(P, Draft(), [], u) == AcceptanceResult((), token)
 
 
 def test_a_block_is_a_chain():
     with pytest.raises(ValueError, match="got a tree"):
         block(P, Draft((0, 1), (ROOT, ROOT)), [0, 0], 0)
-    assert block(P, Draft((0, 2), (ROOT, 0)), [0, 0], 0) == Verdict((0, 1), 1)
+    assert block(P, Draft((0, 2), (ROOT, 0)), [0, 0], 0) == AcceptanceResult((0, 1), 1)
 
 
 @pytest.mark.parametrize("name", EXACT)
@@ -183,7 +193,7 @@ def test_laws_of_any_size_and_precision(name):
     verdict = RULES[name].verify(rows, draft, [1 - 1e-6] * 3, 0.5)
     assert verdict.path == (0, 1, 2)
     tiny = Draft((1,), laws=([1.0, 1e-310],))
-    assert RULES[name].verify([[0.5, 0.5]] * 2, tiny, [0.99], 0.7) == Verdict((0,), 1)
+    assert RULES[name].verify([[0.5, 0.5]] * 2, tiny, [0.99], 0.7) == AcceptanceResult((0,), 1)
 
 
 def test_rows_are_looked_at_only_if_come_to():
@@ -226,6 +236,6 @@ def test_no_rule_is_forgotten():
 
 def test_a_block_ends_with_a_token_that_cannot_be():
     rows = [[0.5, 0.5], [0.0, 1.0], [np.nan, 1.0]]
-    assert block(rows, Draft((1, 0, 0)), [0.4, 0.0, 0.0], 0.5) == Verdict((0,), 1)
-    assert block(rows, Draft((1, 0, 0)), [0.6, 0.0, 0.0], 0.5) == Verdict((), 0)
-    assert block([[0.0, 1.0]], Draft((0, 0)), [0.0, 0.0], 0.5) == Verdict((), 1)
+    assert block(rows, Draft((1, 0, 0)), [0.4, 0.0, 0.0], 0.5) == AcceptanceResult((0,), 1)
+    assert block(rows, Draft((1, 0, 0)), [0.6, 0.0, 0.0], 0.5) == AcceptanceResult((), 0)
+    assert block([[0.0, 1.0]], Draft((0, 0)), [0.0, 0.0], 0.5) == AcceptanceResult((), 1)

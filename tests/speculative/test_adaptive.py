@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from single_drafts import draft_of
 
-from nucleate.speculative.adaptive.acceptance_rate import Chances, Kept, followed
+from nucleate.speculative.adaptive.acceptance_rate import AcceptanceRates, AcceptedCounts, followed
 from nucleate.speculative.adaptive.controller import AHEAD, OWED, QUIET, QUIET_TOKENS, SAVED, AdaptiveProposer
-from nucleate.speculative.adaptive.costs import AFRESH, KEPT, REST, Costs
-from nucleate.speculative.draft import ROOT, Draft, State
+from nucleate.speculative.adaptive.costs import AFRESH, KEPT, REST, StepCosts
+from nucleate.speculative.draft import ROOT, Draft, DraftContext
 
 MOST = 8
 WRONG = -7  # a token that never comes
@@ -51,7 +51,7 @@ def rate(chance, slope, sequences=1, steps=400, drafting=0.0, having=0.0):
     """Tokens per second, and how many were drafted in each step; a step takes 1 + slope per token, or a little else."""
     rng, now = random.Random(3), 0
     proposer = AdaptiveProposer(Eager(lambda: chance(now)))
-    states = [State(key, [0]) for key in range(sequences)]
+    states = [DraftContext(key, [0]) for key in range(sequences)]
     written, seconds, drafted = 0, 0.0, []
     for step in range(steps):
         now = step
@@ -110,13 +110,13 @@ def test_others_are_worth_learning_from(chance):
     for key in range(6):
         ids = [0]
         for _ in range(20):
-            count = len(draft_of(proposer, State(key, ids), MOST))
+            count = len(draft_of(proposer, DraftContext(key, ids), MOST))
             kept = int(count * chance)
             proposer.accepted(key, kept)
             grown(ids, kept + 1)
             proposer.stepped(1, 1 + count, 1 + 0.1 * count)
         proposer.forget(key)
-    count = len(draft_of(proposer, State(99, [0]), MOST))
+    count = len(draft_of(proposer, DraftContext(99, [0]), MOST))
     assert count >= 6 if chance else count <= 1
     assert list(proposer._chances) == [99]
 
@@ -125,10 +125,10 @@ def test_it_passes_on_what_it_is_told():
     inner = Eager()
     proposer = AdaptiveProposer(inner)
     proposer.accepted(1, 3)  # of a sequence that never was
-    assert len(draft_of(proposer, State(1, [1]), 0)) == 0
+    assert len(draft_of(proposer, DraftContext(1, [1]), 0)) == 0
     proposer.accepted(1, 0)
     assert inner.asked == inner.told == []
-    count = len(draft_of(proposer, State(1, [1]), MOST))
+    count = len(draft_of(proposer, DraftContext(1, [1]), MOST))
     assert 0 < count == inner.asked[0]
     proposer.accepted(1, 1)
     proposer.accepted(1, 1)  # of one draft once
@@ -153,7 +153,7 @@ def test_what_does_not_pay_is_drafted_quietly():
     proposer, ids = AdaptiveProposer(inner), [0]
     steps(proposer, 1.0)
     for _ in range(20):
-        assert not draft_of(proposer, State(0, ids), MOST)
+        assert not draft_of(proposer, DraftContext(0, ids), MOST)
         grown(ids, 1)
         proposer.stepped(1, 1, 1.0)
     assert inner.asked == [QUIET_TOKENS] * 20
@@ -167,7 +167,7 @@ def test_quiet_drafts_that_come_true_are_read_the_next_time():
     proposer, ids, drafted = AdaptiveProposer(inner), [0], []
     steps(proposer, 0.5)
     for _ in range(60):
-        draft = draft_of(proposer, State(0, ids), MOST)
+        draft = draft_of(proposer, DraftContext(0, ids), MOST)
         proposer.accepted(0, len(draft))
         drafted.append(len(draft))
         grown(ids, len(draft) + 1)
@@ -204,8 +204,8 @@ def test_quiet_drafts_take_a_small_part_of_the_time(monkeypatch):
     proposer = AdaptiveProposer(inner := Slow(monkeypatch, 1.0))
     steps(proposer, 1.0)
     for key in range(100):
-        quietly(proposer, [State(key, [0])], 5)
-    quietly(proposer, [State(key, [0]) for key in range(1, 5)], 1000)
+        quietly(proposer, [DraftContext(key, [0])], 5)
+    quietly(proposer, [DraftContext(key, [0]) for key in range(1, 5)], 1000)
     assert 1500 * 0.8 * QUIET < inner.clock < 1500 * 1.2 * QUIET + 2
 
 
@@ -227,7 +227,7 @@ def test_what_layers_gave_is_read_shortly_before_drafts(monkeypatch, pays):
     steps(proposer, 0.1 if pays else 1.0)
     ids, told = [0], []
     for _ in range(4000):
-        draft = draft_of(proposer, State(0, ids), 4) if proposer.asks() else Draft()
+        draft = draft_of(proposer, DraftContext(0, ids), 4) if proposer.asks() else Draft()
         if not proposer.rests():
             proposer.read([])
         told.append((inner.reads, len(inner.asked)))
@@ -253,7 +253,7 @@ def test_so_do_proposers_with_nothing_to_say(monkeypatch):
 
     proposer = AdaptiveProposer(inner := Silent(monkeypatch, 1.0))
     steps(proposer, 0.1)
-    quietly(proposer, [State(0, [0])], 1000)
+    quietly(proposer, [DraftContext(0, [0])], 1000)
     assert 1000 * 0.8 * QUIET < inner.clock < 1000 * 1.2 * QUIET + 2
 
 
@@ -262,7 +262,7 @@ def test_time_that_was_not_needed_is_not_kept_for_long(monkeypatch):
     for _ in range(1000):
         proposer.stepped(1, 1, 1.0)
     steps(proposer, 1.0)
-    quietly(proposer, [State(0, [0])], 200)
+    quietly(proposer, [DraftContext(0, [0])], 200)
     assert inner.clock < (200 + SAVED + 4) * QUIET
 
 
@@ -270,7 +270,7 @@ def test_drafts_grow_by_doubling():
     """What more tokens than ever cost is not known."""
     proposer, ids, drafted = AdaptiveProposer(Eager()), [0], []
     for _ in range(8):
-        drafted.append(len(draft_of(proposer, State(0, ids), MOST)))
+        drafted.append(len(draft_of(proposer, DraftContext(0, ids), MOST)))
         proposer.accepted(0, drafted[-1])
         grown(ids, drafted[-1] + 1)
     assert drafted[:4] == [1, 2, 4, 8]
@@ -282,17 +282,17 @@ def test_having_drafts_has_a_price(fixed):
     for drafted in (1, 9) * 20:
         proposer.costs.stepped(1, 1, 1.0)
         proposer.costs.stepped(1, 1 + drafted, 1.0 + fixed + 0.01 * drafted)
-    drafts = proposer.propose([State(0, [0])], [MOST])
+    drafts = proposer.propose([DraftContext(0, [0])], [MOST])
     assert any(drafts) is (fixed < 1)
 
 
 def test_who_owes_time_goes_on_with_drafts_that_pay():
     proposer = AdaptiveProposer(Eager())
     steps(proposer, 0.1)
-    assert draft_of(proposer, State(0, [0]), MOST)
+    assert draft_of(proposer, DraftContext(0, [0]), MOST)
     proposer._seconds = -1.0
     assert proposer.asks()
-    assert draft_of(proposer, State(0, [0]), MOST)
+    assert draft_of(proposer, DraftContext(0, [0]), MOST)
     proposer.costs.since = AFRESH
     assert not proposer.asks()
 
@@ -305,7 +305,7 @@ def test_it_begins_again_when_drafts_are_better_than_those_that_did_not_pay(chan
     for step in range(800):
         if step == 600:
             now = chance
-        draft = draft_of(proposer, State(0, ids), 4) if proposer.asks() else Draft()
+        draft = draft_of(proposer, DraftContext(0, ids), 4) if proposer.asks() else Draft()
         kept = followed(draft, range(1 << 20), len(ids))
         proposer.accepted(0, kept)
         grown(ids, kept + 1)
@@ -318,7 +318,7 @@ def test_it_begins_again_when_drafts_are_better_than_those_that_did_not_pay(chan
 def test_what_took_too_long_is_owed_for_a_while(monkeypatch):
     clock = [0.0]
     monkeypatch.setattr("nucleate.speculative.adaptive.controller.perf_counter", lambda: clock[0])
-    proposer, state = AdaptiveProposer(Eager(lambda: 0.0)), State(0, [0])
+    proposer, state = AdaptiveProposer(Eager(lambda: 0.0)), DraftContext(0, [0])
     steps(proposer, 1.0)
     proposer.propose([state], [MOST])
     grown(state.token_ids, 1)
@@ -348,7 +348,7 @@ def test_laws_are_told_aloud():
     proposer, drafted = AdaptiveProposer(inner), []
     steps(proposer, 1.0)
     for _ in range(400):
-        draft = draft_of(proposer, State(0, [0]), MOST) if proposer.asks() else Draft()
+        draft = draft_of(proposer, DraftContext(0, [0]), MOST) if proposer.asks() else Draft()
         proposer.accepted(0, 0)
         drafted.append(len(draft))
         proposer.stepped(1, 1 + len(draft), 1.0 + len(draft))
@@ -364,7 +364,7 @@ def test_a_proposer_with_nothing_to_say_is_asked_again():
     inner = Silent()
     proposer = AdaptiveProposer(inner)
     for _ in range(50):
-        assert len(draft_of(proposer, State(0, []), 4)) == 0
+        assert len(draft_of(proposer, DraftContext(0, []), 4)) == 0
         proposer.accepted(0, 0)
         proposer.stepped(1, 1, 1.0)
     assert len(inner.asked) == 50
@@ -379,7 +379,7 @@ TREE = Draft((1, 2, 3, 4, 2), (ROOT, ROOT, 0, 1, 2))
 )
 def test_what_a_draft_has_said(ids, kept):
     assert followed(TREE, [7, 7, *ids], 2) == kept
-    chances = Chances(everyone := Kept(0.9))
+    chances = AcceptanceRates(everyone := AcceptedCounts(0.9))
     chances.quiet, chances.start = TREE, 2
     chances.compare([7, 7, *ids])
     decided = kept == TREE.depth or kept < len(ids)
@@ -391,7 +391,7 @@ def test_what_a_draft_has_said(ids, kept):
 @given(st.lists(st.tuples(st.integers(1, 60), st.floats(0.001, 9)), min_size=2, max_size=30))
 def test_the_line_through_the_steps(added):
     """Of those with drafts, the nothing that no tokens add among them."""
-    costs = Costs({1: 1e9}, tried=True)
+    costs = StepCosts({1: 1e9}, tried=True)
     for drafted, seconds in added:
         costs.stepped(1, 1 + drafted, (1 + seconds) * 1e9)
     weight = KEPT ** np.arange(len(added) + 1)[::-1]
@@ -401,7 +401,7 @@ def test_the_line_through_the_steps(added):
 
 
 def test_what_drafts_cost():
-    costs = Costs()
+    costs = StepCosts()
     assert (costs.price(1), costs.fixed) == (1 / (1 + REST), 0.0)  # a guess
     for drafted in (1, 4, 8) * 60:
         costs.stepped(3, 3, 1.5)
@@ -411,7 +411,7 @@ def test_what_drafts_cost():
     for _ in range(4000):
         costs.stepped(3, 3, 1.5)
     assert costs.fixed < 0.1 * 0.5 / 1.5  # it may have been bad luck
-    down = Costs()
+    down = StepCosts()
     for drafted in (1, 5, 9) * 20:
         down.stepped(1, 1, 10.0)
         down.stepped(1, 1 + drafted, 20.0 - drafted)
@@ -419,7 +419,7 @@ def test_what_drafts_cost():
 
 
 def test_steps_of_so_many_sequences_as_never_before_are_looked_at_without_drafts():
-    costs = Costs()
+    costs = StepCosts()
     costs.stepped(3, 5, 1.0)
     assert costs.since == AFRESH
     costs.stepped(3, 3, 1.0)
@@ -427,7 +427,7 @@ def test_steps_of_so_many_sequences_as_never_before_are_looked_at_without_drafts
 
 
 def test_a_step_that_took_long_for_once_says_little():
-    costs = Costs({1: 1.0})
+    costs = StepCosts({1: 1.0})
     assert costs.usual(1, 3, 1000.0) == 6.0
     assert costs.usual(1, 3, 5.0) == 5.0
     assert costs.usual(2, 3, 1000.0) == 1000.0
@@ -437,7 +437,7 @@ def test_a_step_that_took_long_for_once_says_little():
 @pytest.mark.parametrize("compiling", [0.0, 9.0, 1000.0])
 def test_what_the_first_draft_has_compiled_is_not_the_price_of_all(plain, compiling):
     """A few steps without drafts, then one with the first draft, for which kernels are compiled or loaded."""
-    proposer, state, drafted = AdaptiveProposer(Eager()), State(0, [0]), []
+    proposer, state, drafted = AdaptiveProposer(Eager()), DraftContext(0, [0]), []
     for _ in range(plain):
         proposer.stepped(1, 1, 1.0)
     for _ in range(20):
@@ -454,17 +454,17 @@ def test_what_the_first_draft_has_compiled_is_not_the_price_of_all(plain, compil
 
 @given(st.lists(st.sampled_from([0.0, 0.2, 0.5, 0.9, 1.0]), min_size=1, max_size=6), st.floats(0, 1), st.floats(0, 2))
 def test_a_draft_is_as_long_as_brings_most(rates, price, fixed):
-    kept = Kept(decay=1.0)
+    kept = AcceptedCounts(decay=1.0)
     kept.tried = [1e9] * len(rates)
     kept.kept = [1e9 * rate for rate in rates]
     gains = [0.0] + [sum(np.cumprod(rates[:k])) - price * k - fixed for k in range(1, len(rates) + 1)]
-    count, gain = Chances(kept).length(len(rates), price, fixed)
+    count, gain = AcceptanceRates(kept).length(len(rates), price, fixed)
     assert gain == pytest.approx(sum(np.cumprod(rates[:count])), abs=1e-6)
     assert gains[count] == pytest.approx(max(gains), abs=1e-6)
 
 
 def test_what_was_kept():
-    kept = Kept(decay=1.0)
+    kept = AcceptedCounts(decay=1.0)
     for count in (0, 1, 2, 3, 3):
         kept.add(3, count)
     assert (kept.tried, kept.kept) == ([5, 4, 3], [4, 3, 2])
@@ -483,7 +483,7 @@ def test_who_joins_is_drafted_for_at_once_where_drafts_paid(pays):
     proposer, ids = AdaptiveProposer(inner), [0]
     steps(proposer, 0.1 if pays else 1.0)
     for _ in range(40):
-        draft = draft_of(proposer, State(0, ids), 4) if proposer.asks() else Draft()
+        draft = draft_of(proposer, DraftContext(0, ids), 4) if proposer.asks() else Draft()
         kept = followed(draft, range(1 << 20), len(ids))
         proposer.accepted(0, kept)
         grown(ids, kept + 1)
@@ -496,7 +496,7 @@ def test_who_joins_is_drafted_for_at_once_where_drafts_paid(pays):
     assert proposer.rests(joining=True) is not pays
     proposer.joined()
     assert proposer.asks()
-    assert bool(draft_of(proposer, State(1, [0]), 4)) is pays
+    assert bool(draft_of(proposer, DraftContext(1, [0]), 4)) is pays
     assert proposer.asks() is pays
     assert proposer.rests() is not pays
 
@@ -507,6 +507,6 @@ def test_a_step_whose_forward_failed_says_nothing(read):
     inner.layers = (1,)
     proposer = AdaptiveProposer(inner)
     proposer.stepped(2, read, 1.0)
-    assert proposer.costs == Costs()
+    assert proposer.costs == StepCosts()
     proposer.rests(joining=True)
-    assert draft_of(proposer, State(0, [0]), 4)
+    assert draft_of(proposer, DraftContext(0, [0]), 4)

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from single_drafts import draft_of
 
 from nucleate.sampling.suffix_automaton import NOTHING
-from nucleate.speculative.draft import ROOT, Draft, Proposer, State
+from nucleate.speculative.draft import ROOT, Draft, DraftContext, Proposer
 from nucleate.speculative.draft_distribution import choose, law_of, siblings, without
-from nucleate.speculative.proposers.counting_automaton import Automaton, extend
+from nucleate.speculative.proposers.counting_automaton import CountingAutomaton, extend
 from nucleate.speculative.proposers.ngram import NgramProposer
 from nucleate.speculative.proposers.suffix import Generations, SuffixProposer
 
@@ -110,7 +110,7 @@ def test_a_draft_that_does_not(tokens, parents, laws):
 
 
 def test_the_position_of_a_state():
-    assert State(1, [4, 5, 6], 2).position == 1
+    assert DraftContext(1, [4, 5, 6], 2).position == 1
 
 
 # n-grams
@@ -132,7 +132,7 @@ def lookup(ids, k, longest, shortest):
 def test_n_grams_equal_their_twin(ids, k, shortest, more, step):
     proposer = NgramProposer(shortest + more, shortest)
     for end in [*range(0, len(ids), step), len(ids)]:
-        found = draft_of(proposer, State(3, ids[:end]), k)
+        found = draft_of(proposer, DraftContext(3, ids[:end]), k)
         assert found.tokens == lookup(ids[:end], k, shortest + more, shortest)
         assert found.parents is None
         assert found.laws is None
@@ -140,10 +140,13 @@ def test_n_grams_equal_their_twin(ids, k, shortest, more, step):
 
 def test_n_grams_in_words():
     proposer = NgramProposer(3, 2)
-    assert draft_of(proposer, State(0, [1, 2, 3, 9, 1, 2, 4, 1, 2]), 2).tokens == (4, 1)  # the most recent
-    assert draft_of(proposer, State(1, [8, 1, 2, 3, 9, 1, 2, 4, 8, 1, 2]), 2).tokens == (3, 9)  # but the longest first
-    assert draft_of(proposer, State(2, [1, 2, 1, 2, 1]), 5).tokens == (2, 1, 2, 1, 2)  # a period goes on
-    assert draft_of(proposer, State(3, [1, 2, 3, 2]), 5).tokens == ()
+    assert draft_of(proposer, DraftContext(0, [1, 2, 3, 9, 1, 2, 4, 1, 2]), 2).tokens == (4, 1)  # the most recent
+    assert draft_of(proposer, DraftContext(1, [8, 1, 2, 3, 9, 1, 2, 4, 8, 1, 2]), 2).tokens == (
+        3,
+        9,
+    )  # but the longest first
+    assert draft_of(proposer, DraftContext(2, [1, 2, 1, 2, 1]), 5).tokens == (2, 1, 2, 1, 2)  # a period goes on
+    assert draft_of(proposer, DraftContext(3, [1, 2, 3, 2]), 5).tokens == ()
 
 
 # suffixes
@@ -184,7 +187,7 @@ def suffix_draft(texts, ids, k, proposer):
 def test_suffixes_equal_their_twin(ids, k, longest, factor, least):
     proposer = SuffixProposer(longest, factor, least, 0)
     for end in range(len(ids) + 1):
-        found = draft_of(proposer, State(3, ids[:end]), k)
+        found = draft_of(proposer, DraftContext(3, ids[:end]), k)
         assert found.tokens == suffix_draft([ids[:end]], ids[:end], k, proposer)
         assert found.laws is None
 
@@ -203,12 +206,12 @@ def test_answers_of_before_equal_their_twin(outputs, ids, remembered, longest):
         assert len(young) <= half
         assert len(old) <= half
     texts = [ids, *([young] if young else []), *([old] if old else [])]
-    assert draft_of(proposer, State(99, ids), 5).tokens == suffix_draft(texts, ids, 5, proposer)
+    assert draft_of(proposer, DraftContext(99, ids), 5).tokens == suffix_draft(texts, ids, 5, proposer)
 
 
 @given(TEXTS, st.integers(1, 6))
 def test_an_automaton_counts(ids, depth):
-    automaton = Automaton(depth)
+    automaton = CountingAutomaton(depth)
     extend(automaton, ids, 0, len(ids))
     assert automaton.states <= max(2, 2 * len(ids))
     pieces = {tuple(ids[i : i + n]) for n in range(1, depth + 1) for i in range(len(ids) - n + 1)}
@@ -224,18 +227,18 @@ def test_an_automaton_counts(ids, depth):
 
 def test_suffixes_in_words():
     proposer = SuffixProposer()
-    assert draft_of(proposer, State(0, [1, 2, 3, 4, 1, 2]), 5).tokens == (3, 4)  # not longer than the repeat
-    assert draft_of(SuffixProposer(factor=2), State(0, [1, 2, 3, 4, 1, 2]), 5).tokens == (3, 4, 1, 2)
-    assert draft_of(proposer, State(1, [1, 7, 1, 7, 1, 8, 1]), 5).tokens == (7,)  # most often, not latest
-    assert draft_of(proposer, State(2, [1, 7, 1, 8, 1]), 5).tokens == (8,)  # of equal ones the latest
-    assert draft_of(proposer, State(3, [5, 6]), 5).tokens == ()
+    assert draft_of(proposer, DraftContext(0, [1, 2, 3, 4, 1, 2]), 5).tokens == (3, 4)  # not longer than the repeat
+    assert draft_of(SuffixProposer(factor=2), DraftContext(0, [1, 2, 3, 4, 1, 2]), 5).tokens == (3, 4, 1, 2)
+    assert draft_of(proposer, DraftContext(1, [1, 7, 1, 7, 1, 8, 1]), 5).tokens == (7,)  # most often, not latest
+    assert draft_of(proposer, DraftContext(2, [1, 7, 1, 8, 1]), 5).tokens == (8,)  # of equal ones the latest
+    assert draft_of(proposer, DraftContext(3, [5, 6]), 5).tokens == ()
     proposer.forget(4, [5, 6, 7, 8, 9])
-    assert draft_of(proposer, State(5, [5, 6]), 5).tokens == (7, 8)
-    assert draft_of(proposer, State(5, [5, 6, 7, 8, 9]), 5).tokens == ()  # there the answer was over
+    assert draft_of(proposer, DraftContext(5, [5, 6]), 5).tokens == (7, 8)
+    assert draft_of(proposer, DraftContext(5, [5, 6, 7, 8, 9]), 5).tokens == ()  # there the answer was over
     proposer.learn([1, 2, 3, 4])
-    assert draft_of(proposer, State(6, [1, 2, 9, 8, 1, 2]), 5).tokens == (9, 8)  # of two as good its own
+    assert draft_of(proposer, DraftContext(6, [1, 2, 9, 8, 1, 2]), 5).tokens == (9, 8)  # of two as good its own
     rare = [5, *itertools.chain.from_iterable((token, 5) for token in range(10, 21))]
-    assert draft_of(SuffixProposer(), State(7, rare), 5).tokens == ()  # each came next once in eleven times
+    assert draft_of(SuffixProposer(), DraftContext(7, rare), 5).tokens == ()  # each came next once in eleven times
 
 
 def test_old_answers_make_room():
@@ -265,36 +268,36 @@ def test_old_answers_make_room():
 def test_a_long_prompt_is_read_bit_by_bit():
     ids = [3, 1, 4, 1, 5, 9, 2, 6] * 3
     for proposer, first in zip(proposers(pace=10), [(3, 1, 4, 1), (3, 1)], strict=True):
-        found = [draft_of(proposer, State(0, ids), 4).tokens for _ in range(3)]
+        found = [draft_of(proposer, DraftContext(0, ids), 4).tokens for _ in range(3)]
         assert found == [first, (3, 1, 4, 1), (3, 1, 4, 1)]
     proposer, whole = NgramProposer(pace=1), NgramProposer()
     ids = [1, 2, 3, 1, 2, 4, 1, 2]
-    found = [draft_of(proposer, State(0, ids), 1).tokens for _ in range(9)]
+    found = [draft_of(proposer, DraftContext(0, ids), 1).tokens for _ in range(9)]
     assert found == [(), (), (3,), (3,), (3,), (4,), (4,), (4,), (4,)]
-    assert found[-1] == draft_of(whole, State(0, ids), 1).tokens
+    assert found[-1] == draft_of(whole, DraftContext(0, ids), 1).tokens
 
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_the_empty_the_forgotten_and_the_shorter(number):
     proposer = proposers()[number]
-    assert draft_of(proposer, State(0, []), 4).tokens == ()
-    assert draft_of(proposer, State(0, [7]), 4).tokens == ()
-    assert draft_of(proposer, State(0, [7, 7, 7]), 0).tokens == ()
+    assert draft_of(proposer, DraftContext(0, []), 4).tokens == ()
+    assert draft_of(proposer, DraftContext(0, [7]), 4).tokens == ()
+    assert draft_of(proposer, DraftContext(0, [7, 7, 7]), 0).tokens == ()
     ids = [1, 2, 3, 1, 2]
-    assert draft_of(proposer, State(1, ids), 1).tokens == (3,)
-    assert draft_of(proposer, State(2, [9, 1, 2]), 1).tokens == ()  # another's text is not its own
+    assert draft_of(proposer, DraftContext(1, ids), 1).tokens == (3,)
+    assert draft_of(proposer, DraftContext(2, [9, 1, 2]), 1).tokens == ()  # another's text is not its own
     proposer.accepted(1, 1)
-    assert draft_of(proposer, State(1, [8, 8, 8]), 1).tokens == (8,)  # shorter than before: another text
+    assert draft_of(proposer, DraftContext(1, [8, 8, 8]), 1).tokens == (8,)  # shorter than before: another text
     for key in (0, 1, 2, 1, 77):
         proposer.forget(key)
     assert not vars(proposer).get("_indices")
     assert not vars(proposer).get("_own")
-    assert draft_of(proposer, State(1, [1, 2]), 1).tokens == ()
+    assert draft_of(proposer, DraftContext(1, [1, 2]), 1).tokens == ()
 
 
 def test_arrays_of_ids_give_integers():
     for proposer in proposers():
-        tokens = draft_of(proposer, State(0, np.array([1, 2, 3, 1, 2])), 1).tokens
+        tokens = draft_of(proposer, DraftContext(0, np.array([1, 2, 3, 1, 2])), 1).tokens
         assert tokens == (3,)
         assert type(tokens[0]) is int
 
@@ -321,9 +324,9 @@ def test_the_cost_of_a_token_does_not_grow(ids, number):
     times = []
     for _ in range(0, len(ids), 1000):
         begin = time.process_time()
-        draft_of(proposer, State(0, ids), 8)
+        draft_of(proposer, DraftContext(0, ids), 8)
         times.append(time.process_time() - begin)
     tenth = len(times) // 10
     assert np.median(times[-tenth:]) < 4 * np.median(times[:tenth]) + 0.01
     repeats = ids[0] == ids[2]
-    assert draft_of(proposer, State(0, ids), 8).tokens == (tuple((ids * 2)[len(ids) :][:8]) if repeats else ())
+    assert draft_of(proposer, DraftContext(0, ids), 8).tokens == (tuple((ids * 2)[len(ids) :][:8]) if repeats else ())

@@ -12,14 +12,14 @@ import nucleate as nc
 from nucleate.speculative.draft import ROOT, Draft
 from nucleate.speculative.grammar_filter import allowed
 from nucleate.speculative.tree import narrow
-from nucleate.structured_output import Grammars, Guide
+from nucleate.structured_output import GrammarCompiler, Guide
 
 LAW = np.ones(SIZE) / SIZE
 
 
 @pytest.fixture(scope="module")
-def grammars(llm: nc.LLM) -> Grammars:
-    return Grammars(llm.tokenizer, SIZE)
+def grammars(llm: nc.LLM) -> GrammarCompiler:
+    return GrammarCompiler(llm.tokenizer, SIZE)
 
 
 @pytest.fixture(scope="module")
@@ -52,10 +52,10 @@ def test_what_is_a_token(token: Any, good: bool, tree: bool) -> None:
 )
 @pytest.mark.parametrize("drawn", [False, True])
 def test_a_chain_within_a_form(
-    llm: nc.LLM, grammars: Grammars, abc: list[int], text: str, length: int, drawn: bool
+    llm: nc.LLM, grammars: GrammarCompiler, abc: list[int], text: str, length: int, drawn: bool
 ) -> None:
     """What was drawn stays, though the form refuses it, and nothing after it does; after its end nothing at all."""
-    guide = Guide(grammars.compile(nc.Structured(regex="(ab)*ac")))
+    guide = Guide(grammars.compile(nc.StructuredOutputs(regex="(ab)*ac")))
     tokens = tuple(abc["abc".index(letter)] for letter in text)
     ended = text[:length].endswith("c")
     wanted = tokens[: length + (drawn and not ended)]
@@ -78,10 +78,10 @@ def test_tokens_are_told_as_plain_integers(tree: bool) -> None:
 @pytest.mark.parametrize("drawn", [False, True])
 @pytest.mark.parametrize("tree", [False, True])
 def test_nothing_may_follow_where_a_form_has_failed(
-    grammars: Grammars, abc: list[int], drawn: bool, tree: bool
+    grammars: GrammarCompiler, abc: list[int], drawn: bool, tree: bool
 ) -> None:
     """Not for what the tokens are: also those that were drawn are left out."""
-    guide = Guide(grammars.compile(nc.Structured(regex="(ab)*ac")))
+    guide = Guide(grammars.compile(nc.StructuredOutputs(regex="(ab)*ac")))
     guide.matcher._error = "it took too long"  # type: ignore[attr-defined]
     assert guide.error is not None
     draft = Draft(tuple(abc[:2]), (ROOT, ROOT) if tree else None, (LAW,) * 2 if drawn else None)
@@ -89,9 +89,9 @@ def test_nothing_may_follow_where_a_form_has_failed(
 
 
 @pytest.mark.parametrize("drawn", [False, True])
-def test_a_tree_within_a_form(llm: nc.LLM, grammars: Grammars, abc: list[int], drawn: bool) -> None:
+def test_a_tree_within_a_form(llm: nc.LLM, grammars: GrammarCompiler, abc: list[int], drawn: bool) -> None:
     a, b, c = abc
-    guide = Guide(grammars.compile(nc.Structured(regex="(ab)*ac")))
+    guide = Guide(grammars.compile(nc.StructuredOutputs(regex="(ab)*ac")))
     tree = Draft((a, b, c, b, a, b, a), (ROOT, ROOT, 0, 0, 3, 2, 1), (LAW,) * 7 if drawn else None)
     found = allowed(tree, SIZE, guide)
     if drawn:  # the b at first is refused, and nothing follows it; after the c the form is at its end

@@ -17,7 +17,7 @@ from nucleate.models.loader import EMBEDDED
 from nucleate.models.protocol import ModelError
 from nucleate.models.runner import BLOCK
 from nucleate.models.transformers.transformers_model import TransformersModel
-from nucleate.speculative.draft import Read, State
+from nucleate.speculative.draft import DraftContext, TargetOutput
 from nucleate.speculative.proposers.neural import load
 from nucleate.speculative.proposers.neural.hidden_states import PENDING
 
@@ -26,7 +26,7 @@ transformers = pytest.importorskip("transformers", reason="needs the extra 'torc
 
 from mtp_models import FAMILIES, modules_of, save, slow_draft, stock_draft, stock_of  # noqa: E402
 
-from nucleate.models.transformers.hidden_state_capture import Watcher  # noqa: E402
+from nucleate.models.transformers.hidden_state_capture import HiddenStateCapture  # noqa: E402
 from nucleate.models.transformers.mtp_module import brought  # noqa: E402
 from nucleate.speculative.proposers.neural.mtp import Mtp  # noqa: E402
 
@@ -51,7 +51,7 @@ class Reader:
         self.proposer = Mtp(self.modules, **options)
 
     def hidden(self, ids: list[int]) -> np.ndarray:
-        watcher = Watcher(self.stock[0], self.proposer.layers)
+        watcher = HiddenStateCapture(self.stock[0], self.proposer.layers)
         with torch.inference_mode():
             self.stock[0](input_ids=torch.tensor([ids]), use_cache=False)
             found: np.ndarray = watcher.take().numpy()
@@ -60,10 +60,10 @@ class Reader:
 
     def told(self, key: int, ids: list[int], start: int = 0) -> None:
         """All but the last token have been read, the proposer learns of those from a place on."""
-        self.proposer.read([Read(key, start, ids[start:-1], self.hidden(ids[:-1])[start:])])
+        self.proposer.read([TargetOutput(key, start, ids[start:-1], self.hidden(ids[:-1])[start:])])
 
     def drafts(self, texts: dict[int, list[int]], count: int) -> list[tuple[int, ...]]:
-        states = [State(key, ids, temperature=0.0) for key, ids in texts.items()]
+        states = [DraftContext(key, ids, temperature=0.0) for key, ids in texts.items()]
         return [draft.tokens for draft in self.proposer.propose(states, [count] * len(states))]
 
     def assert_right(self, texts: dict[int, list[int]], count: int, bases: dict[int, int] | None = None) -> None:
@@ -103,7 +103,7 @@ def test_each_gets_as_many_as_it_asks_for(family: str) -> None:
     for _ in range(2):
         for key, ids in texts.items():
             reader.told(key, ids)
-        states = [State(key, ids, temperature=0.0) for key, ids in texts.items()]
+        states = [DraftContext(key, ids, temperature=0.0) for key, ids in texts.items()]
         drafts = reader.proposer.propose(states, counts)
         for state, count, draft in zip(states, counts, drafts, strict=True):
             wanted, close = slow_draft(reader.stock, [*state.token_ids], count)
@@ -170,9 +170,9 @@ def test_positions_are_those_in_the_text() -> None:
 def test_where_tokens_are_missing_it_begins_anew() -> None:
     reader, ids = Reader("deepseek_v3, 3"), some(50)
     hidden_TX = reader.hidden(ids[:-1])
-    reader.proposer.read([Read(0, 0, ids[:10], hidden_TX[:10])])
+    reader.proposer.read([TargetOutput(0, 0, ids[:10], hidden_TX[:10])])
     reader.drafts({0: ids[:11]}, 4)
-    reader.proposer.read([Read(0, 30, ids[30:49], hidden_TX[30:49])])
+    reader.proposer.read([TargetOutput(0, 30, ids[30:49], hidden_TX[30:49])])
     reader.assert_right({0: ids}, 4, {0: 30})
 
 
@@ -181,7 +181,7 @@ def test_what_is_told_again_changes_nothing(family: str) -> None:
     reader, ids = Reader(family), some(50)
     hidden_TX = reader.hidden(ids[:-1])
     for start, stop in ((0, 20), (5, 20), (0, 33), (33, 33), (16, 49), (48, 49)):
-        reader.proposer.read([Read(0, start, ids[start:stop], hidden_TX[start:stop])])
+        reader.proposer.read([TargetOutput(0, start, ids[start:stop], hidden_TX[start:stop])])
         reader.assert_right({0: ids[: stop + 1]}, 3)
     reader.assert_right({0: ids}, 4)
 
@@ -190,10 +190,10 @@ def test_without_the_last_hidden_state_there_is_no_draft() -> None:
     reader, ids = Reader("glm4_moe"), some(30)
     hidden_TX = reader.hidden(ids)
     assert reader.drafts({0: ids}, 4) == [()]
-    reader.proposer.read([Read(0, 0, ids[:25], hidden_TX[:25])])
+    reader.proposer.read([TargetOutput(0, 0, ids[:25], hidden_TX[:25])])
     assert reader.drafts({0: ids}, 4) == [()]
     assert reader.drafts({0: ids[:20]}, 4) == [()]
-    reader.proposer.read([Read(0, 25, ids[25:29], hidden_TX[25:29])])
+    reader.proposer.read([TargetOutput(0, 25, ids[25:29], hidden_TX[25:29])])
     reader.assert_right({0: ids}, 4)
     assert reader.proposer.propose([], []) == []
     assert reader.drafts({0: ids}, 0) == [()]
@@ -203,7 +203,7 @@ def test_without_the_last_hidden_state_there_is_no_draft() -> None:
 def test_hidden_states_are_the_proposers_own() -> None:
     reader, ids = Reader("glm4_moe"), some(30)
     hidden_TX = reader.hidden(ids[:-1])
-    reader.proposer.read([Read(0, 0, ids[:-1], hidden_TX)])
+    reader.proposer.read([TargetOutput(0, 0, ids[:-1], hidden_TX)])
     hidden_TX[:] = np.nan
     reader.assert_right({0: ids}, 3)
 
@@ -214,8 +214,8 @@ def test_hidden_states_that_are_no_numbers_give_no_draft(family: str, shared: bo
     reader, ids = Reader(family), some(12)
     reader.told(0, ids)
     reader.told(1, ids)
-    reader.proposer.read([Read(1, 11, ids[-1:], np.full((1, 64), np.nan, np.float32))])
-    states = [State(0, ids, 5, 3, shared=shared), State(1, [*ids, 8], 5, 3, shared=shared)]
+    reader.proposer.read([TargetOutput(1, 11, ids[-1:], np.full((1, 64), np.nan, np.float32))])
+    states = [DraftContext(0, ids, 5, 3, shared=shared), DraftContext(1, [*ids, 8], 5, 3, shared=shared)]
     one, other = reader.proposer.propose(states, [5, 5])
     assert len(one) == 5
     assert not other.tokens
@@ -230,15 +230,15 @@ def test_drawn_tokens_have_the_noise_and_the_laws_of_all_proposers() -> None:
     reader, ids = Reader("glm4_moe"), some(20)
     seen: list[Any] = []
 
-    def peeking(logits_RV: np.ndarray, states: list[State], places: list[int]) -> Any:
+    def peeking(logits_RV: np.ndarray, states: list[DraftContext], places: list[int]) -> Any:
         seen.append((logits_RV, list(places)))
         return draw(logits_RV, states, places)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mtp, "draw", peeking)
         reader.told(0, ids)
-        [coupled] = reader.proposer.propose([State(0, ids, 5, 3, 0.9)], [3])
-        [drawn] = reader.proposer.propose([State(0, ids, 5, 3, 0.9, shared=False)], [3])
+        [coupled] = reader.proposer.propose([DraftContext(0, ids, 5, 3, 0.9)], [3])
+        [drawn] = reader.proposer.propose([DraftContext(0, ids, 5, 3, 0.9, shared=False)], [3])
     assert [places for _, places in seen] == [[0], [1], [2]] * 2
     assert coupled.laws is None
     assert drawn.laws is not None
@@ -268,7 +268,7 @@ def test_who_is_not_asked_keeps_only_what_came_last() -> None:
     reader, rng = Reader("glm4_moe"), np.random.default_rng(1)
     for start in range(0, 5000, 100):
         hidden_TX = rng.standard_normal((100, 64)).astype(np.float32)
-        reader.proposer.read([Read(0, start, [7] * 100, hidden_TX)])
+        reader.proposer.read([TargetOutput(0, start, [7] * 100, hidden_TX)])
         heard = reader.proposer._heard[0]
         assert sum(map(len, heard._pieces)) <= PENDING
         assert heard.stop == start + 100
@@ -334,8 +334,8 @@ def test_in_short_types(dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert {weight.dtype for weight in brought(model)._model.parameters()} == {getattr(torch, dtype)}
     for key in range(8):
         ids = some(20, key)
-        proposer.read([Read(key, 0, ids[:-1], reader.hidden(ids[:-1]))])
-        [draft] = proposer.propose([State(key, ids, temperature=0.0)], [3])
+        proposer.read([TargetOutput(key, 0, ids[:-1], reader.hidden(ids[:-1]))])
+        [draft] = proposer.propose([DraftContext(key, ids, temperature=0.0)], [3])
         assert len(draft) == 3
         agree += draft.tokens[0] == slow_draft(reader.stock, ids, 1)[0][0]
     assert agree >= 6
@@ -379,11 +379,11 @@ def test_a_folder_in_which_they_are_missing(tmp_path: Path, monkeypatch: pytest.
 
 def test_what_they_give_is_compared() -> None:
     """With what Transformers makes of the same: nobody drafts by modules that are run wrongly."""
-    from nucleate.models.transformers.ragged_attention import Plan
+    from nucleate.models.transformers.ragged_attention import AttentionPlan
 
-    stock, right = stock_of("deepseek_v3, 3"), Plan.attend
+    stock, right = stock_of("deepseek_v3, 3"), AttentionPlan.attend
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Plan, "attend", lambda *given: 0.5 * right(*given))
+        patch.setattr(AttentionPlan, "attend", lambda *given: 0.5 * right(*given))
         with pytest.raises(ModelError, match=r"cannot be run: packed, what they give is \d+\.\d% off"):
             modules_of(*stock)
     modules_of(*stock)

@@ -18,9 +18,9 @@ from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
 from nucleate.models.loader import runner_of
 from nucleate.models.transformers.transformers_model import TransformersModel
-from nucleate.outputs import Event
+from nucleate.outputs import EngineOutput
 from nucleate.speculative.config import Speculation
-from nucleate.speculative.draft import Draft, State
+from nucleate.speculative.draft import Draft, DraftContext
 
 torch = pytest.importorskip("torch", reason="needs the extra 'torch'")
 pytest.importorskip("transformers", reason="needs the extra 'torch'")
@@ -61,7 +61,7 @@ def requests(count: int, seed: int) -> list[Request]:
     return made
 
 
-def told(events: list[Event]) -> list[tuple[Any, ...]]:
+def told(events: list[EngineOutput]) -> list[tuple[Any, ...]]:
     """What does not depend on how the answers of a request take turns."""
     pieces = sorted((event.piece for event in events), key=lambda piece: piece.index)
     return [(p.index, p.seed, p.text, p.token_ids, p.finish_reason, p.stop_reason) for p in pieces]
@@ -173,15 +173,15 @@ def test_a_model_that_is_watched_leaves_tensors_where_logits_are() -> None:
     modules, ids = modules_of(*stock), [5, 6, 7, 8, 9, 3, 4]
     runner: Any = runner_of(TransformersModel.of(stock[0]), MEMORY)
     runner.watch((2,))
-    from nucleate.models.runner import Part
-    from nucleate.speculative.draft import Read
+    from nucleate.models.runner import ModelInput
+    from nucleate.speculative.draft import TargetOutput
 
     drafts = []
     for runner.asynchronous in (False, True):
         proposer = Mtp(modules)
-        runner.forward([Part(0, ids, 0, 6, [0], 1)])
+        runner.forward([ModelInput(0, ids, 0, 6, [0], 1)])
         assert isinstance(runner.features, torch.Tensor if runner.asynchronous else np.ndarray)
-        proposer.read([Read(0, 0, ids[:6], runner.features)])
-        drafts.append(proposer.propose([State(0, ids, temperature=0.0)], [4])[0].tokens)
+        proposer.read([TargetOutput(0, 0, ids[:6], runner.features)])
+        drafts.append(proposer.propose([DraftContext(0, ids, temperature=0.0)], [4])[0].tokens)
     assert len(drafts[0]) == 4
     assert drafts[0] == drafts[1]

@@ -10,11 +10,11 @@ import pytest
 from neural_loop import Loop
 from tokenizers import Tokenizer
 
-from nucleate.models.llama.batched_llama import PackedLlama
+from nucleate.models.llama.batched_llama import BatchedLlama
 from nucleate.models.llama.numpy_llama import Llama
 from nucleate.models.loader import EMBEDDED
-from nucleate.models.runner import Part
-from nucleate.speculative.draft import Draft, Proposer, Read, State
+from nucleate.models.runner import ModelInput
+from nucleate.speculative.draft import Draft, DraftContext, Proposer, TargetOutput
 from nucleate.speculative.proposers.neural import NAMES, load
 from nucleate.speculative.proposers.neural.hidden_states import PENDING
 
@@ -52,23 +52,23 @@ def texts(model: Llama, prompts: list[list[int]]) -> list[list[int]]:
 
 def features(model: Llama, layers: tuple[int, ...], ids: list[int]) -> np.ndarray:
     """What the target makes of all tokens, read at once."""
-    runner = PackedLlama(model, 8 << 20)
+    runner = BatchedLlama(model, 8 << 20)
     runner.watch(layers)
-    runner.forward([Part(0, ids, 0, len(ids), [*range(20)], 1)])
+    runner.forward([ModelInput(0, ids, 0, len(ids), [*range(20)], 1)])
     return runner.features
 
 
 def told(proposer: Proposer, model: Llama, key: int, ids: list[int], start: int = 0) -> None:
     """All but the last token have been read, the proposer learns of those from a place on."""
     if proposer.layers:
-        proposer.read([Read(key, start, ids[start:-1], features(model, proposer.layers, ids[:-1])[start:])])
+        proposer.read([TargetOutput(key, start, ids[start:-1], features(model, proposer.layers, ids[:-1])[start:])])
 
 
 def fresh(name: str, model: Llama, ids: list[int], count: int = 4, **state: Any) -> Draft:
     """The draft of a proposer that has seen nothing else."""
     proposer = load(name, model)
     told(proposer, model, 9, ids)
-    [draft] = proposer.propose([State(9, ids, **state)], [count])
+    [draft] = proposer.propose([DraftContext(9, ids, **state)], [count])
     return draft
 
 
@@ -106,7 +106,7 @@ def test_the_noise_of_the_target_makes_more_of_a_draft_stay(name: str, model: Ll
         def __init__(self, proposer: Proposer) -> None:
             self.proposer, self.layers, self.read = proposer, proposer.layers, proposer.read
 
-        def propose(self, states: list[State], counts: list[int]) -> list[Draft]:
+        def propose(self, states: list[DraftContext], counts: list[int]) -> list[Draft]:
             return self.proposer.propose([state._replace(seed=state.seed + 77) for state in states], counts)
 
     def tau_of(proposer: Any) -> float:
@@ -178,7 +178,7 @@ def test_a_draft_does_not_depend_on_others_in_the_batch(name: str, model: Llama,
         told(proposer, model, key, ids)
     counts = [4, 0, 1, 3, 2, 4]
     warm = [0.0, 1.0, 1.0, 0.7, 0.0, 1.3]
-    states = [State(key, ids, 8, key, warm[key]) for key, ids in enumerate(cuts)]
+    states = [DraftContext(key, ids, 8, key, warm[key]) for key, ids in enumerate(cuts)]
     for _ in range(2):  # nothing new was read in between
         drafts = proposer.propose(states, counts)
         for state, count, draft in zip(states, counts, drafts, strict=True):
@@ -210,7 +210,7 @@ def test_a_context_that_begins_late_is_enough(name: str, model: Llama, texts: li
             ids = text[:stop]
             proposer = load(name, model)
             told(proposer, model, 0, ids, start=stop - 14)
-            [draft] = proposer.propose([State(0, ids, temperature=0.0)], [4])
+            [draft] = proposer.propose([DraftContext(0, ids, temperature=0.0)], [4])
             whole = fresh(name, model, ids, temperature=0.0)
             assert len(draft) == 4
             agree, total = agree + (draft.tokens[0] == whole.tokens[0]), total + 1
@@ -221,11 +221,11 @@ def test_a_context_that_begins_late_is_enough(name: str, model: Llama, texts: li
 def test_where_tokens_are_missing_it_begins_anew(name: str, model: Llama, texts: list[list[int]]) -> None:
     ids, proposer = texts[1][:50], load(name, model)
     state_TF = features(model, proposer.layers, ids[:-1])
-    proposer.read([Read(0, 0, ids[:10], state_TF[:10])])
-    proposer.read([Read(0, 30, ids[30:49], state_TF[30:49])])
+    proposer.read([TargetOutput(0, 0, ids[:10], state_TF[:10])])
+    proposer.read([TargetOutput(0, 30, ids[30:49], state_TF[30:49])])
     late = load(name, model)
     told(late, model, 0, ids, start=30)
-    state = State(0, ids, temperature=0.0)
+    state = DraftContext(0, ids, temperature=0.0)
     assert len(late.propose([state], [4])[0]) == 4
     assert proposer.propose([state], [4])[0].tokens == late.propose([state], [4])[0].tokens
 
@@ -235,10 +235,10 @@ def test_what_is_told_again_changes_nothing(name: str, model: Llama, texts: list
     ids, proposer = texts[2][:50], load(name, model)
     state_TF = features(model, proposer.layers, ids[:-1])
     for start, stop in ((0, 20), (5, 20), (0, 33), (33, 33), (16, 49), (48, 49)):
-        proposer.read([Read(0, start, ids[start:stop], state_TF[start:stop])])
-        proposer.propose([State(0, ids[: stop + 1], temperature=0.0)], [3])
+        proposer.read([TargetOutput(0, start, ids[start:stop], state_TF[start:stop])])
+        proposer.propose([DraftContext(0, ids[: stop + 1], temperature=0.0)], [3])
     assert (
-        proposer.propose([State(0, ids, temperature=0.0)], [4])[0].tokens
+        proposer.propose([DraftContext(0, ids, temperature=0.0)], [4])[0].tokens
         == fresh(name, model, ids, temperature=0.0).tokens
     )
 
@@ -246,13 +246,13 @@ def test_what_is_told_again_changes_nothing(name: str, model: Llama, texts: list
 @pytest.mark.parametrize("name", HEADS)
 def test_without_the_last_hidden_state_there_is_no_draft(name: str, model: Llama, texts: list[list[int]]) -> None:
     ids, proposer = texts[3][:30], load(name, model)
-    state = State(0, ids, temperature=0.0)
+    state = DraftContext(0, ids, temperature=0.0)
     assert proposer.propose([state], [4]) == [Draft()] or not proposer.propose([state], [4])[0].tokens
     state_TF = features(model, proposer.layers, ids)
-    proposer.read([Read(0, 0, ids[:25], state_TF[:25])])
+    proposer.read([TargetOutput(0, 0, ids[:25], state_TF[:25])])
     assert not proposer.propose([state], [4])[0].tokens
     assert not proposer.propose([state._replace(token_ids=ids[:20])], [4])[0].tokens
-    proposer.read([Read(0, 25, ids[25:29], state_TF[25:29])])
+    proposer.read([TargetOutput(0, 25, ids[25:29], state_TF[25:29])])
     assert len(proposer.propose([state], [4])[0]) == 4
 
 
@@ -261,11 +261,11 @@ def test_who_is_not_asked_keeps_only_what_came_last(name: str, model: Llama) -> 
     proposer: Any = load(name, model)
     random = np.random.default_rng(1)
     for start in range(0, 5000, 100):
-        proposer.read([Read(0, start, [7] * 100, random.standard_normal((100, 576)).astype(np.float32))])
+        proposer.read([TargetOutput(0, start, [7] * 100, random.standard_normal((100, 576)).astype(np.float32))])
         known = proposer._followed._heard[0]
         assert known.count - known.taken <= PENDING
         assert known.stop == start + 100
-    assert len(proposer.propose([State(0, [7] * 5001)], [4])[0]) == 4
+    assert len(proposer.propose([DraftContext(0, [7] * 5001)], [4])[0]) == 4
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -274,21 +274,21 @@ def test_counts_at_the_edges(name: str, model: Llama, texts: list[list[int]]) ->
     told(proposer, model, 0, ids)
     most = {"draft": 7, "eagle": 7, "medusa": 4, "dflash": 4}[name]
     assert proposer.propose([], []) == []
-    state = State(0, ids, temperature=0.0)
+    state = DraftContext(0, ids, temperature=0.0)
     drafts = {count: proposer.propose([state], [count])[0].tokens for count in (7, 0, 1, 2, 7)}
     assert {count: len(tokens) for count, tokens in drafts.items()} == {7: most, 0: 0, 1: 1, 2: 2}
     assert drafts[7][:2] == drafts[2]
     assert drafts[7][:1] == drafts[1]
-    assert not proposer.propose([State(1, [], temperature=0.0)], [4])[0].tokens
+    assert not proposer.propose([DraftContext(1, [], temperature=0.0)], [4])[0].tokens
 
 
 def test_the_draft_model_reads_again_what_it_guessed_wrong(model: Llama, texts: list[list[int]]) -> None:
     proposer, ids = load("draft", model), texts[0][:30]
-    [draft] = proposer.propose([State(0, ids, temperature=0.0)], [4])
+    [draft] = proposer.propose([DraftContext(0, ids, temperature=0.0)], [4])
     for other in ([*draft.tokens[:1], 5, 6, 7, 8, 9, 10], [5, *draft.tokens[1:], 11], [*draft.tokens, 3]):
-        proposer.propose([State(0, ids, temperature=0.0)], [4])
+        proposer.propose([DraftContext(0, ids, temperature=0.0)], [4])
         longer = [*ids, *other]
-        [after] = proposer.propose([State(0, longer, temperature=0.0)], [4])
+        [after] = proposer.propose([DraftContext(0, longer, temperature=0.0)], [4])
         assert after.tokens == fresh("draft", model, longer, temperature=0.0).tokens
         proposer.forget(0)
 
@@ -297,7 +297,7 @@ def test_the_draft_model_ends_with_its_context(model: Llama) -> None:
     proposer = load("draft", model)
     ids = np.random.default_rng(0).integers(5, 4096, 1030).tolist()
     for length, count in ((1020, 4), (1022, 3), (1024, 1), (1025, 0), (1030, 0), (1021, 4)):
-        assert len(proposer.propose([State(length, ids[:length], temperature=0.0)], [4])[0]) == count
+        assert len(proposer.propose([DraftContext(length, ids[:length], temperature=0.0)], [4])[0]) == count
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -305,7 +305,7 @@ def test_what_is_forgotten_takes_no_memory(name: str, model: Llama, texts: list[
     proposer: Any = load(name, model)
     for key, ids in enumerate(texts):
         told(proposer, model, key, ids)
-    proposer.propose([State(key, ids) for key, ids in enumerate(texts)], [3] * len(texts))
+    proposer.propose([DraftContext(key, ids) for key, ids in enumerate(texts)], [3] * len(texts))
     for key in range(len(texts)):
         proposer.accepted(key, 1)
         proposer.forget(key, [1, 2])
@@ -326,12 +326,14 @@ def test_when_room_is_short_others_make_it(make: Callable[..., Any], model: Llam
     proposer = make(None, model)
     for key, ids in enumerate(texts[:4]):
         told(proposer, model, key, ids[:50])
-        assert len(proposer.propose([State(key, ids[:50], temperature=0.0)], [4])[0]) == 4  # 4 of 8 blocks each
-    lone = proposer.propose([State(key, ids[:50], temperature=0.0) for key, ids in enumerate(texts[:4])], [4] * 4)
+        assert len(proposer.propose([DraftContext(key, ids[:50], temperature=0.0)], [4])[0]) == 4  # 4 of 8 blocks each
+    lone = proposer.propose(
+        [DraftContext(key, ids[:50], temperature=0.0) for key, ids in enumerate(texts[:4])], [4] * 4
+    )
     assert 1 <= sum(len(draft) == 4 for draft in lone) <= 2
     long = [5] * 400
     told(proposer, model, 9, long[:200])
-    assert not proposer.propose([State(9, long[:200], temperature=0.0)], [4])[0].tokens
+    assert not proposer.propose([DraftContext(9, long[:200], temperature=0.0)], [4])[0].tokens
 
 
 def small(model: Llama, blocks: int) -> Any:

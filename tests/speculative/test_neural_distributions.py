@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 import nucleate as nc
-from nucleate.models.llama.batched_llama import PackedLlama
+from nucleate.models.llama.batched_llama import BatchedLlama
 from nucleate.models.llama.numpy_llama import Llama
 from nucleate.models.loader import EMBEDDED
-from nucleate.models.runner import Part
+from nucleate.models.runner import ModelInput
 from nucleate.sampling import noise
 from nucleate.speculative import acceptance
-from nucleate.speculative.draft import Draft, Proposer, Read, State
+from nucleate.speculative.draft import Draft, DraftContext, Proposer, TargetOutput
 from nucleate.speculative.proposers.neural import NAMES, load
 from nucleate.speculative.proposers.neural.draft_sampling import draw
 
@@ -27,10 +27,10 @@ def model() -> Llama:
 def told(proposer: Proposer, model: Llama, keys: range) -> None:
     """Many sequences of the same text have been read up to the last token."""
     if proposer.layers:
-        runner = PackedLlama(model, 8 << 20)
+        runner = BatchedLlama(model, 8 << 20)
         runner.watch(proposer.layers)
-        runner.forward([Part(0, TEXT, 0, len(TEXT) - 1, [0], 1)])
-        proposer.read([Read(key, 0, TEXT[:-1], runner.features) for key in keys])
+        runner.forward([ModelInput(0, TEXT, 0, len(TEXT) - 1, [0], 1)])
+        proposer.read([TargetOutput(key, 0, TEXT[:-1], runner.features) for key in keys])
 
 
 def drafts_of(name: str, model: Llama, count: int, tokens: int, temperature: float = 1.0) -> list[Draft]:
@@ -40,7 +40,7 @@ def drafts_of(name: str, model: Llama, count: int, tokens: int, temperature: flo
     for start in range(0, count, 250):
         keys = range(start, start + 250)
         told(proposer, model, keys)
-        states = [State(key, TEXT, 5, 1000 + key, temperature, shared=False) for key in keys]
+        states = [DraftContext(key, TEXT, 5, 1000 + key, temperature, shared=False) for key in keys]
         found += proposer.propose(states, [tokens] * 250)
         for key in keys:
             proposer.forget(key)
@@ -113,7 +113,7 @@ def test_shared_noise_draws_as_the_target(size: int) -> None:
     logits_RV = rows(12, size)
     logits_RV[4, :-2] = -np.inf
     seeds = [99, 2**64 - 1, 0, 2**33 + 5, *range(8)]
-    states = [State(0, [1] * (10 + row), 4, seeds[row], (0.5, 1.0, 1.7)[row % 3]) for row in range(12)]
+    states = [DraftContext(0, [1] * (10 + row), 4, seeds[row], (0.5, 1.0, 1.7)[row % 3]) for row in range(12)]
     places = [row % 5 for row in range(12)]
     for row, one in enumerate(draw(logits_RV, states, places)):
         params = nc.SamplingParams(temperature=states[row].temperature, seed=states[row].seed)
@@ -123,7 +123,7 @@ def test_shared_noise_draws_as_the_target(size: int) -> None:
 
 def test_noise_of_its_own_is_of_its_own_stream() -> None:
     logits_RV = rows(4)
-    states = [State(0, [1] * 9, 4, 5, 0.8, shared=False)] * 4
+    states = [DraftContext(0, [1] * 9, 4, 5, 0.8, shared=False)] * 4
     drawn = draw(logits_RV, states, range(4))
     for place, one in enumerate(drawn):
         x_V = logits_RV[place].astype(np.float64) / 0.8
@@ -143,7 +143,7 @@ def test_scores_without_a_token_to_draw(temperature: float, *, shared: bool) -> 
     logits_RV = rows(6)
     logits_RV[1, 3], logits_RV[2, 0], logits_RV[3] = np.nan, np.inf, -np.inf
     logits_RV[4, 1:] = -np.inf
-    states = [State(0, [1] * 9, 4, 5, temperature, shared)] * 6
+    states = [DraftContext(0, [1] * 9, 4, 5, temperature, shared)] * 6
     tokens = [one.token for one in draw(logits_RV, states, [0] * 6)]
     assert tokens[1:5] == [-1, -1, -1, 0]
     assert min(tokens[0], tokens[5]) >= 0
@@ -156,8 +156,8 @@ def test_hidden_states_that_are_no_numbers_give_no_draft(name: str, model: Llama
     proposer = load(name, model)
     told(proposer, model, range(2))
     width = 192 * len(proposer.layers)
-    proposer.read([Read(1, len(TEXT) - 1, TEXT[-1:], np.full((1, width), np.nan, np.float32))])
-    states = [State(0, TEXT, 5, 3), State(1, [*TEXT, 8], 5, 3)]
+    proposer.read([TargetOutput(1, len(TEXT) - 1, TEXT[-1:], np.full((1, width), np.nan, np.float32))])
+    states = [DraftContext(0, TEXT, 5, 3), DraftContext(1, [*TEXT, 8], 5, 3)]
     one, other = proposer.propose(states, [3, 3])
     assert len(one) == 3
     assert not other.tokens

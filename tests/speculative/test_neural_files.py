@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 from toy_models import Toy
 
-from nucleate.models.llama.batched_llama import PackedLlama
+from nucleate.models.llama.batched_llama import BatchedLlama
 from nucleate.models.llama.numpy_llama import Llama, read
 from nucleate.models.loader import EMBEDDED
 from nucleate.models.protocol import ModelError
-from nucleate.models.runner import Part
-from nucleate.speculative.draft import Read, State
+from nucleate.models.runner import ModelInput
+from nucleate.speculative.draft import DraftContext, TargetOutput
 from nucleate.speculative.proposers.neural import NAMES, load
 from nucleate.speculative.proposers.neural.weights import DATA, about
 
@@ -116,9 +116,9 @@ def trained(parts: ModuleType, name: str) -> Any:
 
 
 def read_by(model: Llama, layers: tuple[int, ...]) -> np.ndarray:
-    runner = PackedLlama(model, 8 << 20)
+    runner = BatchedLlama(model, 8 << 20)
     runner.watch(layers)
-    runner.forward([Part(0, IDS, 0, len(IDS), [0, 1], 1)])
+    runner.forward([ModelInput(0, IDS, 0, len(IDS), [0, 1], 1)])
     return runner.features
 
 
@@ -139,8 +139,8 @@ def scores_of(name: str, model: Llama, monkeypatch: pytest.MonkeyPatch, start: i
     proposer = load(name, model)
     if proposer.layers:
         features_TF = read_by(model, proposer.layers)[:-1]
-        proposer.read([Read(0, start, IDS[start:-1], features_TF[start:])])
-    [draft] = proposer.propose([State(0, IDS, temperature=0.0)], [count])
+        proposer.read([TargetOutput(0, start, IDS[start:-1], features_TF[start:])])
+    [draft] = proposer.propose([DraftContext(0, IDS, temperature=0.0)], [count])
     scores_NV = np.concatenate(seen)
     assert scores_NV.shape == (count, 4096)
     assert draft.tokens == tuple(scores_NV.argmax(axis=1).tolist())

@@ -13,11 +13,11 @@ from toy_requests import SIZE, alone, answers, drive, is_empty, rule, runner, to
 import nucleate as nc
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
-from nucleate.engine.stats import Drafts
+from nucleate.engine.stats import SpeculativeStats
 from nucleate.models.protocol import ModelError
 from nucleate.speculative.adaptive.controller import AdaptiveProposer
 from nucleate.speculative.config import NAMES, RULE_NAMES, Speculation
-from nucleate.speculative.draft import ROOT, Draft, State
+from nucleate.speculative.draft import ROOT, Draft, DraftContext
 from nucleate.speculative.proposers.ngram import NgramProposer
 from nucleate.speculative.tree import narrow
 
@@ -30,10 +30,10 @@ class Fixed(Silent):
     def __init__(self, *tokens: int) -> None:
         super().__init__()
         self.tokens = tokens
-        self.states: list[State] = []
+        self.states: list[DraftContext] = []
         self.told: list[int] = []
 
-    def draft(self, state: State, count: int) -> Draft:
+    def draft(self, state: DraftContext, count: int) -> Draft:
         self.states.append(state)
         return Draft(self.tokens)
 
@@ -120,7 +120,7 @@ def test_an_llm_that_drafts() -> None:
     while len(engine):
         engine.step()
     assert engine.stats.drafts.drafted > 0
-    assert llm.new_engine(speculation=None).stats.drafts == Drafts()
+    assert llm.new_engine(speculation=None).stats.drafts == SpeculativeStats()
     assert llm.generate(text, params) == nc.LLM().generate(text, params)
     with pytest.raises(nc.ParameterError, match="the proposer must be one of"):
         nc.LLM(speculative="sufix")
@@ -312,4 +312,4 @@ def test_figures_of_drafts(llm: nc.LLM) -> None:
     assert (figures.tried, figures.kept) == ((2, 2, 2), (2, 2, 1))
     assert figures.tau == 1 + 5 / 4
     assert figures.seconds > 0
-    assert Drafts().tau == 1
+    assert SpeculativeStats().tau == 1

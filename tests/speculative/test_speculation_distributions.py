@@ -26,14 +26,14 @@ from nucleate.outputs import StepLogprobs
 from nucleate.parameters.parameter import param
 from nucleate.sampling import noise
 from nucleate.sampling.backends.token_logprobs import logprobs
-from nucleate.sampling.distributions import Laws, foreseeable
+from nucleate.sampling.distributions import TargetDistributions, foreseeable
 from nucleate.sampling.sampler import Sampler
 from nucleate.sampling.stage import Floor
 from nucleate.sampling.stages import Gumbel, Mask, Mirostat, Typical
 from nucleate.speculative import acceptance
-from nucleate.speculative.acceptance import RULES, Verdict, coins, last_coin
+from nucleate.speculative.acceptance import RULES, AcceptanceResult, coins, last_coin
 from nucleate.speculative.config import Speculation
-from nucleate.speculative.draft import Draft, State
+from nucleate.speculative.draft import Draft, DraftContext
 from nucleate.speculative.draft_distribution import choose
 
 SIZE = 37
@@ -144,7 +144,7 @@ def test_laws_of_what_cannot_be() -> None:
         sampler.laws(row, logits[:2], [9, 3])
     with pytest.raises(nc.ParameterError):
         sampler.laws(row + 1, logits, [9, 3])
-    odd = Laws((Torn(a=1.0), *nc.SamplingParams().pipeline()), (), (), logits, ())
+    odd = TargetDistributions((Torn(a=1.0), *nc.SamplingParams().pipeline()), (), (), logits, ())
     assert np.isnan(odd[0]).all()
     assert odd.errors == {0: "ZeroDivisionError: it is torn"}
 
@@ -190,7 +190,9 @@ def chain(before: int, count: int, seed: int, step: int, laws_VV: np.ndarray, st
     return Draft(tuple(tokens), laws=tuple(laws))
 
 
-def through_sampler(target: Target, rule: Callable[..., Verdict], trials: int, stream: int, told: Any) -> Counter:
+def through_sampler(
+    target: Target, rule: Callable[..., AcceptanceResult], trials: int, stream: int, told: Any
+) -> Counter:
     """Texts of rows of a sampler, in rounds of a draft and a verdict each."""
     size, counts = target.size, Counter()
     sampler = Sampler(size, "reference")
@@ -228,8 +230,8 @@ def test_texts_have_the_law_of_the_target(name: str, rule: str) -> None:
     assert_texts(found, TARGETS[name])
 
 
-def keeps_all(p: Any, draft: Draft, coins_N: Any, coin: float) -> Verdict:
-    return Verdict(tuple(range(len(draft))), choose(p[len(draft)], coin))
+def keeps_all(p: Any, draft: Draft, coins_N: Any, coin: float) -> AcceptanceResult:
+    return AcceptanceResult(tuple(range(len(draft))), choose(p[len(draft)], coin))
 
 
 @pytest.mark.parametrize(
@@ -241,7 +243,7 @@ def keeps_all(p: Any, draft: Draft, coins_N: Any, coin: float) -> Verdict:
         (acceptance.typical, noise.DRAFT, honest),
     ],
 )
-def test_what_must_not_pass(rule: Callable[..., Verdict], stream: int, told: Any) -> None:
+def test_what_must_not_pass(rule: Callable[..., AcceptanceResult], stream: int, told: Any) -> None:
     with pytest.raises(AssertionError, match=r"chi-square|cannot be said|too often"):
         assert_texts(through_sampler(TARGETS["plain"], rule, 1500, stream, told), TARGETS["plain"])
 
@@ -277,7 +279,7 @@ class Drawing(Silent):
         super().__init__()
         self.laws_VV, self.stream, self.told = laws_VV, stream, told
 
-    def draft(self, state: State, count: int) -> Draft:
+    def draft(self, state: DraftContext, count: int) -> Draft:
         assert not state.shared
         draft = chain(state.token_ids[-1], count, state.seed, state.position, self.laws_VV, self.stream)
         return Draft(draft.tokens, laws=self.told(draft.laws))
@@ -352,7 +354,7 @@ def test_a_form_may_refuse_what_was_drawn(llm: nc.LLM) -> None:
         return x_V
 
     class Wide(Silent):
-        def draft(self, state: State, count: int) -> Draft:
+        def draft(self, state: DraftContext, count: int) -> Draft:
             draft = chain(known.get(state.token_ids[-1], 0), count, state.seed, state.position, wide)
             laws = []
             for law in draft.laws or ():
@@ -364,7 +366,7 @@ def test_a_form_may_refuse_what_was_drawn(llm: nc.LLM) -> None:
     model, trials = Toy(logits, llm.tokenizer.vocab_size, 64), 1000
     asked = Speculation(Wide, 3, "rejection", adaptive=False)
     engine = Engine(runner("paged", model, 400), llm.tokenizer, speculation=asked, backend="reference")
-    params = nc.SamplingParams(structured=nc.Structured(regex="[ab]{4}"), max_tokens=6)
+    params = nc.SamplingParams(structured=nc.StructuredOutputs(regex="[ab]{4}"), max_tokens=6)
     requests = [Request([a], params.replace(seed=seed)) for seed in range(trials)]
     found = Counter("".join(event.piece.text for event in events) for events in drive(engine, requests))
     p_AA = np.exp(small_logits[:2, :2]) / np.exp(small_logits[:2, :2]).sum(axis=1, keepdims=True)

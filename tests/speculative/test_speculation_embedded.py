@@ -10,7 +10,7 @@ from toy_requests import drive, is_empty
 
 import nucleate as nc
 from nucleate.engine.request import Request
-from nucleate.outputs import Event
+from nucleate.outputs import EngineOutput
 from nucleate.speculative.config import NAMES, Speculation
 
 RECORD = {
@@ -31,7 +31,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "penalties": {"repetition_penalty": 1.2, "frequency_penalty": 0.4, "presence_penalty": 0.3},
     "dry": {"dry_multiplier": 0.8, "temperature": 0.7},
     "xtc": {"xtc_probability": 0.5, "xtc_threshold": 0.1},
-    "grammar": {"structured": nc.Structured(json_schema=RECORD), "temperature": 0.9},
+    "grammar": {"structured": nc.StructuredOutputs(json_schema=RECORD), "temperature": 0.9},
     "stop strings": {"stop": (". ", "!", " and"), "temperature": 0.9},
     "n > 1": {"n": 3, "temperature": 0.9},
 }
@@ -58,7 +58,7 @@ def requests(llm: nc.LLM, count: int, seed: int) -> list[Request]:
     return made
 
 
-def told(events: list[Event]) -> list[tuple[Any, ...]]:
+def told(events: list[EngineOutput]) -> list[tuple[Any, ...]]:
     """What does not depend on how the answers of a request take turns."""
     pieces = sorted((event.piece for event in events), key=lambda piece: piece.index)
     return [(p.index, p.seed, p.text, p.token_ids, p.finish_reason, p.stop_reason) for p in pieces]

@@ -16,13 +16,13 @@ from toy_requests import SIZE, alone, answers, drive, is_empty, random_request, 
 import nucleate as nc
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
-from nucleate.outputs import Piece, Usage
+from nucleate.outputs import CompletionChunk, Usage
 from nucleate.speculative.acceptance import RULES
 from nucleate.speculative.config import Speculation
 from nucleate.speculative.draft import Proposer
 from nucleate.speculative.proposers.ngram import NgramProposer
 from nucleate.speculative.proposers.suffix import SuffixProposer
-from nucleate.structured_output import Grammars
+from nucleate.structured_output import GrammarCompiler
 
 DRAFTING = ("paged", "asynchronous")
 
@@ -35,8 +35,8 @@ def _patient() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def grammars(llm: nc.LLM) -> Grammars:
-    return Grammars(llm.tokenizer, SIZE)
+def grammars(llm: nc.LLM) -> GrammarCompiler:
+    return GrammarCompiler(llm.tokenizer, SIZE)
 
 
 def any_request(rng: random.Random) -> Request:
@@ -44,11 +44,11 @@ def any_request(rng: random.Random) -> Request:
     request = random_request(rng)
     params = request.params.override(**rng.choice(STAGES))
     if rng.random() < 0.4:
-        params = params.replace(structured=nc.Structured(**rng.choice(FORMS)), max_tokens=rng.randint(1, 50))
+        params = params.replace(structured=nc.StructuredOutputs(**rng.choice(FORMS)), max_tokens=rng.randint(1, 50))
     return dataclasses.replace(request, params=params)
 
 
-def known(requests: list[Request], wanted: list[list[list[Piece]]]) -> Answers:
+def known(requests: list[Request], wanted: list[list[list[CompletionChunk]]]) -> Answers:
     """What an oracle knows."""
     return {
         (tuple(request.prompt_ids), (request.params.seed + index) % 2**64): [
@@ -73,7 +73,7 @@ PROPOSERS: dict[str, Callable[[Answers], Proposer]] = {
 @pytest.mark.parametrize("options", [{}, {"max_sequences": 3, "max_batch_tokens": 9}])
 @pytest.mark.parametrize("name", PROPOSERS)
 def test_pieces_are_those_without_drafts(
-    llm: nc.LLM, grammars: Grammars, kind: str, options: dict[str, Any], name: str
+    llm: nc.LLM, grammars: GrammarCompiler, kind: str, options: dict[str, Any], name: str
 ) -> None:
     rng = random.Random(f"{kind}{options}{name}")
     requests, model = [any_request(rng) for _ in range(14)], toy()
@@ -103,7 +103,7 @@ def test_pieces_are_those_without_drafts(
 @pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize("proposer", ["half", "storm"])
 def test_rules_that_look_at_laws_agree_where_there_is_no_choice(
-    llm: nc.LLM, grammars: Grammars, kind: str, name: str, proposer: str
+    llm: nc.LLM, grammars: GrammarCompiler, kind: str, name: str, proposer: str
 ) -> None:
     """A greedy answer has but one text; of the others all is as it must be, whatever they say."""
     rng = random.Random(f"{kind}{name}{proposer}")

@@ -21,13 +21,13 @@ from tree_proposers import Grove, Reading, Wild
 import nucleate as nc
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
-from nucleate.models.runner import Part
+from nucleate.models.runner import ModelInput
 from nucleate.speculative.adaptive.controller import AdaptiveProposer
 from nucleate.speculative.config import Speculation
-from nucleate.speculative.draft import ROOT, Draft, Proposer, State
+from nucleate.speculative.draft import ROOT, Draft, DraftContext, Proposer
 from nucleate.speculative.grammar_filter import allowed
 from nucleate.speculative.tree import Offer, best_first, draft_of, keep, narrow
-from nucleate.structured_output import Grammars, Guide
+from nucleate.structured_output import GrammarCompiler, Guide
 
 DRAFTING = ("paged", "asynchronous")
 GREEDY = nc.SamplingParams(temperature=0, ignore_eos=True, max_tokens=8, seed=1)
@@ -41,8 +41,8 @@ def _patient() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def grammars(llm: nc.LLM) -> Grammars:
-    return Grammars(llm.tokenizer, SIZE)
+def grammars(llm: nc.LLM) -> GrammarCompiler:
+    return GrammarCompiler(llm.tokenizer, SIZE)
 
 
 # as values
@@ -122,9 +122,9 @@ def texts(size: int) -> list[str]:
     return [""] if not size else [text + token for text in texts(size - 1) for token in "012"]
 
 
-def test_what_a_form_allows_along_branches(llm: nc.LLM, grammars: Grammars) -> None:
+def test_what_a_form_allows_along_branches(llm: nc.LLM, grammars: GrammarCompiler) -> None:
     a, b, c = (llm.tokenizer.encode(text, add_special_tokens=False)[-1] for text in ("xa", "xb", "xc"))
-    guide = Guide(grammars.compile(nc.Structured(regex="(a|ba)*bc")))
+    guide = Guide(grammars.compile(nc.StructuredOutputs(regex="(a|ba)*bc")))
     tree = Draft((a, c, b, b, a, c, b, a, a), (ROOT, ROOT, ROOT, 0, 2, 2, 4, 1, 5))
     found = allowed(tree, SIZE, guide)
     assert found.tokens == (a, b, b, a, c, b)  # the first c and what follows it may not be; the other one is the end
@@ -163,7 +163,7 @@ FEW = {"max_sequences": 3, "max_batch_tokens": 16}
     ],
 )
 def test_pieces_are_those_without_drafts(
-    llm: nc.LLM, grammars: Grammars, kind: str, options: dict[str, Any], name: str
+    llm: nc.LLM, grammars: GrammarCompiler, kind: str, options: dict[str, Any], name: str
 ) -> None:
     """Any parameter, forms and several answers, in a pool of 64 blocks of 4 tokens, with preemption."""
     rng = random.Random(f"{kind}{options}{name}")
@@ -187,7 +187,7 @@ def test_pieces_are_those_without_drafts(
 
 @pytest.mark.parametrize(("kind", "name"), [("paged", "rejection"), ("asynchronous", "typical")])
 def test_rules_that_look_at_laws_agree_where_there_is_no_choice(
-    llm: nc.LLM, grammars: Grammars, kind: str, name: str
+    llm: nc.LLM, grammars: GrammarCompiler, kind: str, name: str
 ) -> None:
     rng = random.Random(f"{kind}{name}")
     requests, model = [any_request(rng) for _ in range(8)], toy()
@@ -227,9 +227,9 @@ def test_a_long_storm(llm: nc.LLM, kind: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["coupled", "rejection"])
-def test_tokens_that_must_follow_within_a_branch(llm: nc.LLM, grammars: Grammars, name: str) -> None:
+def test_tokens_that_must_follow_within_a_branch(llm: nc.LLM, grammars: GrammarCompiler, name: str) -> None:
     """They are there before they are drawn: the branch goes on after them."""
-    form = nc.Structured(regex="(The little fox|A big red bear|One old owl) (ran|sat) (home|down) today[.!]")
+    form = nc.StructuredOutputs(regex="(The little fox|A big red bear|One old owl) (ran|sat) (home|down) today[.!]")
     params = nc.SamplingParams(structured=form, max_tokens=60, temperature=0)
     requests = [Request([5 + seed, 6], params.replace(seed=seed, logit_bias={97: seed * 0.01})) for seed in range(6)]
     requests += [Request([5 + seed, 6], params.replace(seed=seed)) for seed in range(6)]
@@ -252,7 +252,7 @@ class Fixed(Silent):
         super().__init__()
         self.tree, self.told = Draft(tuple(tokens), tuple(parents)), []
 
-    def draft(self, state: State, count: int) -> Draft:
+    def draft(self, state: DraftContext, count: int) -> Draft:
         return self.tree
 
     def accepted(self, key: int, count: int) -> None:
@@ -265,9 +265,9 @@ class Watching(PagedToy):
 
     def __init__(self, *given: Any, **more: Any) -> None:
         super().__init__(*given, **more)
-        self.parts: list[Part] = []
+        self.parts: list[ModelInput] = []
 
-    def forward(self, parts: Sequence[Part]) -> Any:
+    def forward(self, parts: Sequence[ModelInput]) -> Any:
         self.parts += [part._replace(token_ids=tuple(part.token_ids)) for part in parts]
         return super().forward(parts)
 
@@ -373,7 +373,7 @@ def test_what_was_kept_is_a_beginning_for_others_and_what_was_refused_is_not(llm
 
 def test_a_model_that_fails_because_of_a_tree(llm: nc.LLM) -> None:
     class Failing(Watching):
-        def forward(self, parts: Sequence[Part]) -> Any:
+        def forward(self, parts: Sequence[ModelInput]) -> Any:
             if any(part.parents is not None for part in parts):
                 raise RuntimeError("of the tree")
             return super().forward(parts)
@@ -415,7 +415,7 @@ def test_an_end_within_a_branch(llm: nc.LLM) -> None:
 class Last(Oracle):
     """The right token is the last of three siblings."""
 
-    def draft(self, state: State, count: int) -> Draft:
+    def draft(self, state: DraftContext, count: int) -> Draft:
         right = super().draft(state, count).tokens
         tokens = [token for one in right for token in (4095, 4094, one)]
         parents = [ROOT if depth == 0 else depth * 3 - 1 for depth in range(len(right)) for _ in range(3)]
@@ -423,9 +423,11 @@ class Last(Oracle):
 
 
 @pytest.mark.parametrize("name", ["coupled", "rejection"])
-def test_tokens_that_must_follow_are_kept_in_a_tree_as_in_a_chain(llm: nc.LLM, grammars: Grammars, name: str) -> None:
+def test_tokens_that_must_follow_are_kept_in_a_tree_as_in_a_chain(
+    llm: nc.LLM, grammars: GrammarCompiler, name: str
+) -> None:
     digits = [llm.tokenizer.encode(f"x{digit}", add_special_tokens=False)[-1] for digit in range(10)]
-    form = nc.Structured(regex="([0-9] and [0-9] or){4}")
+    form = nc.StructuredOutputs(regex="([0-9] and [0-9] or){4}")
     request = Request([5, 6], GREEDY.replace(structured=form, max_tokens=60))
     wanted = alone(toy(), llm.tokenizer, request, grammars)
     found = known([request], [wanted])
@@ -433,7 +435,7 @@ def test_tokens_that_must_follow_are_kept_in_a_tree_as_in_a_chain(llm: nc.LLM, g
     class Three(Last):
         """All siblings are digits, which a form allows at some places, and at the others leaves out."""
 
-        def draft(self, state: State, count: int) -> Draft:
+        def draft(self, state: DraftContext, count: int) -> Draft:
             draft = super().draft(state, count)
             wrong = [[digit for digit in digits if digit != right] for right in draft.tokens[2::3]]
             tokens = [right if at % 3 == 2 else wrong[at // 3][at % 3] for at, right in enumerate(draft.tokens)]
@@ -473,7 +475,7 @@ class Bushy(Silent):
         super().__init__()
         self.counts: list[int] = []
 
-    def draft(self, state: State, count: int) -> Draft:
+    def draft(self, state: DraftContext, count: int) -> Draft:
         self.counts.append(count)
         parents = [-1 if depth == 0 else 3 * depth - 2 for depth in range(4) for _ in range(3)]
         return Draft(tuple(range(12))[:count], tuple(parents)[:count])
@@ -485,7 +487,7 @@ def test_an_adaptive_tree_is_cut_to_the_depth_that_pays(right: int) -> None:
     proposer = AdaptiveProposer(made := Bushy(), trees=True)
     depths = []
     for _ in range(60):
-        [draft] = proposer.propose([State(7, [1, 2, 3])], [12])
+        [draft] = proposer.propose([DraftContext(7, [1, 2, 3])], [12])
         depths.append(draft.depth)
         assert len(draft) == 3 * draft.depth
         proposer.accepted(7, min(right, draft.depth))

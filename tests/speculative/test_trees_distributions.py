@@ -19,8 +19,8 @@ from nucleate.engine.verification import Masks
 from nucleate.sampling import noise
 from nucleate.sampling.sampler import Sampler
 from nucleate.speculative.config import Speculation
-from nucleate.speculative.draft import Draft, State
-from nucleate.structured_output import Grammars, Guide
+from nucleate.speculative.draft import Draft, DraftContext
+from nucleate.structured_output import GrammarCompiler, Guide
 
 
 @pytest.mark.parametrize("name", COINLESS)
@@ -47,9 +47,9 @@ def test_laws_along_a_branch_are_those_of_the_branch_alone(name: str, masked: bo
 
 
 def test_masks_along_branches(llm: nc.LLM) -> None:
-    grammars = Grammars(llm.tokenizer, llm.tokenizer.vocab_size)
+    grammars = GrammarCompiler(llm.tokenizer, llm.tokenizer.vocab_size)
     a, b = (llm.tokenizer.encode(text, add_special_tokens=False)[-1] for text in ("xa", "xb"))
-    form = grammars.compile(nc.Structured(regex="(aab|bba|abc)+"))
+    form = grammars.compile(nc.StructuredOutputs(regex="(aab|bba|abc)+"))
     draft = Draft((a, b, a, b, b, a), (-1, -1, 0, 0, 1, 4))
     masks = Masks(Guide(form), draft)
     for line in (6, 2, 4, 0, 3, 1, 5):
@@ -66,7 +66,7 @@ class Trees(Silent):
         super().__init__()
         self.make, self.told, self.more = make, told, more
 
-    def draft(self, state: State, count: int) -> Draft:
+    def draft(self, state: DraftContext, count: int) -> Draft:
         assert not state.shared
         before, laws_VV = state.token_ids[-1], DRAFTED[3]
         if self.make is guessed_tree:

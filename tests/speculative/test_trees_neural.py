@@ -20,10 +20,10 @@ from nucleate.models.loader import EMBEDDED
 from nucleate.sampling import noise
 from nucleate.sampling.noise import GROUP_SIZE
 from nucleate.speculative.config import Speculation
-from nucleate.speculative.draft import ROOT, Draft, State
+from nucleate.speculative.draft import ROOT, Draft, DraftContext
 from nucleate.speculative.proposers.neural import load
-from nucleate.speculative.proposers.neural.draft_sampling import Asked, draw, draw_some
-from nucleate.speculative.proposers.neural.tree_builder import Growth
+from nucleate.speculative.proposers.neural.draft_sampling import DraftQuery, draw, draw_some
+from nucleate.speculative.proposers.neural.tree_builder import TreeBuilder
 from nucleate.speculative.proposers.suffix import SuffixProposer
 
 TREES = ("medusa", "eagle")
@@ -52,7 +52,7 @@ def test_siblings_with_the_noise_of_the_target(size: int) -> None:
     logits_RV = rows(8, size)
     logits_RV[4, :-2] = -np.inf
     asked = [
-        Asked(State(0, [1] * (10 + row), 4, row * 77, (0.5, 1.0)[row % 2]), row % 3, row * 5, 1 + row)
+        DraftQuery(DraftContext(0, [1] * (10 + row), 4, row * 77, (0.5, 1.0)[row % 2]), row % 3, row * 5, 1 + row)
         for row in range(8)
     ]
     firsts = draw(logits_RV, [one.state for one in asked], [one.place for one in asked])
@@ -84,7 +84,7 @@ def test_the_next_best_with_noise_is_what_is_drawn_where_the_first_was_wrong() -
         ours_V = (random.standard_normal(600) * 3).astype(np.float32)
         theirs_V = (ours_V + random.standard_normal(600) * 0.4).astype(np.float32)
         [token] = nc.sample(theirs_V[None], nc.SamplingParams(seed=seed), step=3)
-        [[first, second]] = draw_some(ours_V[None], [Asked(State(0, [1] * 5, 2, seed), 0, 0, 2)])
+        [[first, second]] = draw_some(ours_V[None], [DraftQuery(DraftContext(0, [1] * 5, 2, seed), 0, 0, 2)])
         plain = next(other for other in np.argsort(-ours_V) if other != first.token)
         hits += token == first.token, token == second.token, token == plain
     assert hits[0] > 150
@@ -95,22 +95,22 @@ def test_siblings_without_noise_and_those_from_laws() -> None:
     logits_RV = rows(3)
     logits_RV[1, 5:] = -np.inf
     logits_RV[2, 9] = np.nan
-    cold = State(0, [1] * 5, 4, 9, 0.0)
-    best, few, none = draw_some(logits_RV, [Asked(cold, 0, 0, 8)] * 3)
+    cold = DraftContext(0, [1] * 5, 4, 9, 0.0)
+    best, few, none = draw_some(logits_RV, [DraftQuery(cold, 0, 0, 8)] * 3)
     assert [sibling.token for sibling in best] == np.argsort(-logits_RV[0])[:8].tolist()
     law = np.exp(logits_RV[0].astype(np.float64))
     assert [sibling.chance for sibling in best] == pytest.approx(law[[sibling.token for sibling in best]] / law.sum())
     assert len(few) == 5
     assert none == []
     warm = cold._replace(temperature=0.7, shared=False)
-    [drawn] = draw_some(logits_RV[:1], [Asked(warm, 2, 4, 3)])
+    [drawn] = draw_some(logits_RV[:1], [DraftQuery(warm, 2, 4, 3)])
     assert drawn[0].token == draw(logits_RV[:1], [warm], [4])[0].token
     left = np.exp(logits_RV[0].astype(np.float64) / 0.7)
     for sibling in drawn:
         np.testing.assert_allclose(sibling.law, left / left.sum(), rtol=1e-9)
         left[sibling.token] = 0
     assert len({sibling.token for sibling in drawn}) == 3
-    assert draw_some(logits_RV[:1], [Asked(warm, 2, 4, 0)]) == [[]]
+    assert draw_some(logits_RV[:1], [DraftQuery(warm, 2, 4, 0)]) == [[]]
 
 
 # drafts
@@ -120,7 +120,7 @@ def wide(name: str, model: Llama, ids: Sequence[int], count: int, branches: int,
     """The tree of a proposer that has seen nothing else."""
     proposer = load(name, model, branches)
     told(proposer, model, 9, [*ids])
-    [draft] = proposer.propose([State(9, ids, **state)], [count])
+    [draft] = proposer.propose([DraftContext(9, ids, **state)], [count])
     return draft
 
 
@@ -153,7 +153,7 @@ def test_a_tree_does_not_depend_on_others_nor_on_what_was_before(
     for key, ids in enumerate(texts[:4]):
         told(proposer, model, key, ids)
     counts, warm, shared = [8, 3, 12, 1], [0.0, 1.0, 0.7, 0.0], [True, True, False, False]
-    states = [State(key, texts[key], 4, key, warm[key], shared[key]) for key in range(4)]
+    states = [DraftContext(key, texts[key], 4, key, warm[key], shared[key]) for key in range(4)]
     proposer.propose(states, [16] * 4)  # what is drafted, and not read, leaves nothing behind
     for state, count, draft in zip(states, counts, proposer.propose(states, counts), strict=True):
         given = {key: value for key, value in state._asdict().items() if key not in ("key", "token_ids")}
@@ -166,9 +166,9 @@ def test_the_eagle_head_says_along_a_branch_what_it_says_in_a_chain(
     model: Llama, texts: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its output after each token that it goes on from: in a tree, and step by step."""
-    grown: list[Growth] = []
-    draft = Growth.draft
-    monkeypatch.setattr(Growth, "draft", lambda growth: (grown.append(growth), draft(growth))[1])
+    grown: list[TreeBuilder] = []
+    draft = TreeBuilder.draft
+    monkeypatch.setattr(TreeBuilder, "draft", lambda growth: (grown.append(growth), draft(growth))[1])
     ids = texts[0]
     wide("eagle", model, ids, 14, 3, temperature=0.0)
     [growth] = grown
@@ -177,7 +177,7 @@ def test_the_eagle_head_says_along_a_branch_what_it_says_in_a_chain(
     for looked in growth.looked:
         proposer = load("eagle", model)
         told(proposer, model, 9, ids)
-        chain = growth.chain.__class__(State(9, ids, temperature=0.0), 14)
+        chain = growth.chain.__class__(DraftContext(9, ids, temperature=0.0), 14)
         [chain] = proposer._followed.ready([chain])
         chain.ids = [*ids]
         with one_thread():
@@ -195,7 +195,9 @@ def test_siblings_have_the_laws_that_are_told(name: str, model: Llama) -> None:
     for start in (0, 250):
         keys = range(start, start + 250)
         told_many(proposer, model, keys)
-        drafts += proposer.propose([State(key, TEXT, 5, 1000 + key, 1.0, shared=False) for key in keys], [5] * 250)
+        drafts += proposer.propose(
+            [DraftContext(key, TEXT, 5, 1000 + key, 1.0, shared=False) for key in keys], [5] * 250
+        )
         for key in keys:
             proposer.forget(key)
     for draft in drafts:
@@ -222,16 +224,16 @@ def test_siblings_have_the_laws_that_are_told(name: str, model: Llama) -> None:
 def test_a_suffix_is_continued_in_several_ways() -> None:
     proposer = SuffixProposer(branches=2)
     ids = [1, 2, 3, 4, 9, 1, 2, 3, 5, 9, 1, 2, 3, 4, 8, 1, 2, 3, 6, 8, 7, 1, 2, 3]
-    [draft] = proposer.propose([State(0, ids)], [5])
+    [draft] = proposer.propose([DraftContext(0, ids)], [5])
     children = draft.children()
     assert [draft.tokens[place] for place in children[ROOT]] == [4, 6]  # 4 twice; of the others the latest
     assert all(len(group) <= 2 for group in children.values())
     assert len(draft) == 5
-    [chain] = SuffixProposer().propose([State(0, ids)], [5])
+    [chain] = SuffixProposer().propose([DraftContext(0, ids)], [5])
     assert chain.tokens[0] == 4
     assert chain.parents is None
-    assert proposer.propose([State(1, [1, 2, 3])], [5])[0].tokens == ()
-    [latest] = proposer.propose([State(2, [1, 2, 3, 30, 7, 1, 2, 3, 20, 8, 1, 2, 3])], [2])
+    assert proposer.propose([DraftContext(1, [1, 2, 3])], [5])[0].tokens == ()
+    [latest] = proposer.propose([DraftContext(2, [1, 2, 3, 30, 7, 1, 2, 3, 20, 8, 1, 2, 3])], [2])
     assert latest.tokens[0] == 20  # of those that followed as often
     with pytest.raises(ValueError, match="branches must be >= 1, got 0"):
         SuffixProposer(branches=0)

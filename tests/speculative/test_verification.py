@@ -15,11 +15,11 @@ from toy_requests import rule as toy_rule
 import nucleate as nc
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
-from nucleate.engine.verification import Hands, Row, judge
+from nucleate.engine.verification import DraftRow, VerificationCallbacks, judge
 from nucleate.sampling.sampler import Sampler
 from nucleate.speculative.config import Speculation
-from nucleate.speculative.draft import ROOT, Draft, State
-from nucleate.structured_output import Matcher
+from nucleate.speculative.draft import ROOT, Draft, DraftContext
+from nucleate.structured_output import GrammarMatcher
 
 RULES = ("coupled", "rejection", "block", "typical")
 
@@ -31,7 +31,7 @@ class Once(Silent):
         super().__init__()
         self.once, self.told = once, []
 
-    def draft(self, state: State, count: int) -> Draft:
+    def draft(self, state: DraftContext, count: int) -> Draft:
         return self.once if state.position == 1 else Draft()
 
     def accepted(self, key: int, count: int) -> None:
@@ -101,7 +101,11 @@ def test_each_branch_has_a_history_of_its_own(llm: nc.LLM, rule: str, values: di
 def test_logprobs_after_the_pipeline_within_a_form(llm: nc.LLM, rule: str) -> None:
     """Such a pipeline has a place for masks of its own, which stays."""
     params = nc.SamplingParams(
-        seed=1, max_tokens=12, logprobs=2, logprobs_mode="processed", structured=nc.Structured(regex="[a-z ]{5,30}")
+        seed=1,
+        max_tokens=12,
+        logprobs=2,
+        logprobs_mode="processed",
+        structured=nc.StructuredOutputs(regex="[a-z ]{5,30}"),
     )
     law_V = np.full(SIZE, 1 / SIZE)
     engine = engine_of(llm, Draft((7, 8), None, (law_V, law_V)), toy_rule, rule)
@@ -118,19 +122,19 @@ def test_a_form_that_fails_is_the_end_of_its_answer_alone(
     llm: nc.LLM, monkeypatch: pytest.MonkeyPatch, rule: str, when: int
 ) -> None:
     """Before a draft is asked for, and after it was found to be allowed: a copy shares the time that there is."""
-    times, copied = 0, Matcher.copy
+    times, copied = 0, GrammarMatcher.copy
 
-    def copy(self: Matcher) -> Matcher:
+    def copy(self: GrammarMatcher) -> GrammarMatcher:
         nonlocal times
         times += 1
         if times > when:
             self._error = "it took too long"
         return copied(self)
 
-    monkeypatch.setattr(Matcher, "copy", copy)
+    monkeypatch.setattr(GrammarMatcher, "copy", copy)
     law_V = np.full(SIZE, 1 / SIZE)
     engine = engine_of(llm, Draft((7, 8), None, (law_V, law_V)), toy_rule, rule)
-    forms = [nc.SamplingParams(seed=1, max_tokens=12, structured=nc.Structured(regex="[a-z ]{25,30}"))]
+    forms = [nc.SamplingParams(seed=1, max_tokens=12, structured=nc.StructuredOutputs(regex="[a-z ]{25,30}"))]
     events, others = drive(engine, [Request([1, 2], forms[0]), Request([3], nc.SamplingParams(seed=2, max_tokens=5))])
     if rule != "coupled" or not when:
         assert events[-1].piece.finish_reason == "error"
@@ -158,6 +162,8 @@ def test_what_had_to_follow_stays_as_far_as_it_was_drafted(rule: str, forced: tu
     def take(_: Any, token: int, __: Any) -> None:
         ids.extend((token, *forced) if len(ids) == 1 else (token,))
 
-    hands = Hands(logits, lambda branches, places: [], take, lambda branch, error: None, lambda branch: False)
-    assert judge(Row(reading, branch, 0), hands, sampler, rule) == (0, 1, 2)[:kept]
+    hands = VerificationCallbacks(
+        logits, lambda branches, places: [], take, lambda branch, error: None, lambda branch: False
+    )
+    assert judge(DraftRow(reading, branch, 0), hands, sampler, rule) == (0, 1, 2)[:kept]
     assert ids[: 1 + kept] == [20, 21, 22, 23][: 1 + kept]

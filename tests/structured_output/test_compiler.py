@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import nucleate as nc
-from nucleate.structured_output import Compiled, Grammars, Structured
+from nucleate.structured_output import CompiledGrammar, GrammarCompiler, StructuredOutputs
 from nucleate.tokenization.tokenizer import Tokenizer
 
 PERSON = {
@@ -169,8 +169,8 @@ def tokenizer() -> Tokenizer:
 
 
 @pytest.fixture(scope="module")
-def grammars(tokenizer: Tokenizer) -> Grammars:
-    return Grammars(tokenizer, 4096)
+def grammars(tokenizer: Tokenizer) -> GrammarCompiler:
+    return GrammarCompiler(tokenizer, 4096)
 
 
 def allowed(mask_W: np.ndarray) -> np.ndarray:
@@ -190,7 +190,7 @@ def draw(choices: list[int], tokenizer: Tokenizer, late: bool, chance: random.Ra
     return chance.choice(choices)
 
 
-def walk(compiled: Compiled, tokenizer: Tokenizer, seed: int) -> str:
+def walk(compiled: CompiledGrammar, tokenizer: Tokenizer, seed: int) -> str:
     chance = random.Random(seed)
     matcher, mask_W = compiled.matcher(), np.empty(128, np.int32)
     tokens: list[int] = []
@@ -209,9 +209,9 @@ def walk(compiled: Compiled, tokenizer: Tokenizer, seed: int) -> str:
 @pytest.mark.parametrize("whitespace", ["bounded", "compact"])
 @pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: json.dumps(schema)[:50])
 def test_a_text_under_a_schema_parses_and_validates(
-    grammars: Grammars, tokenizer: Tokenizer, schema: dict[str, Any], whitespace: Any
+    grammars: GrammarCompiler, tokenizer: Tokenizer, schema: dict[str, Any], whitespace: Any
 ) -> None:
-    compiled = grammars.compile(Structured(json_schema=schema, whitespace=whitespace))
+    compiled = grammars.compile(StructuredOutputs(json_schema=schema, whitespace=whitespace))
     assert compiled.ignored == ()
     judge = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
     for seed in range(6):
@@ -225,8 +225,8 @@ def test_a_text_under_a_schema_parses_and_validates(
             assert not re.search(r"\s", outside), text
 
 
-def test_any_object(grammars: Grammars, tokenizer: Tokenizer) -> None:
-    compiled = grammars.compile(Structured(json_object=True))
+def test_any_object(grammars: GrammarCompiler, tokenizer: Tokenizer) -> None:
+    compiled = grammars.compile(StructuredOutputs(json_object=True))
     for seed in range(20):
         text = walk(compiled, tokenizer, seed)
         assert isinstance(json.loads(text), dict)
@@ -234,30 +234,32 @@ def test_any_object(grammars: Grammars, tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("pattern", REGEXES)
-def test_a_text_under_a_regex_matches(grammars: Grammars, tokenizer: Tokenizer, pattern: str) -> None:
+def test_a_text_under_a_regex_matches(grammars: GrammarCompiler, tokenizer: Tokenizer, pattern: str) -> None:
     import regex
 
     for seed in range(6):
-        text = walk(grammars.compile(Structured(regex=pattern)), tokenizer, seed)
+        text = walk(grammars.compile(StructuredOutputs(regex=pattern)), tokenizer, seed)
         assert regex.fullmatch(pattern, text), text
 
 
 @pytest.mark.parametrize("choice", CHOICES, ids=lambda choice: repr(choice)[:30])
-def test_a_text_of_a_choice_is_one_of_them(grammars: Grammars, tokenizer: Tokenizer, choice: tuple[str, ...]) -> None:
-    compiled = grammars.compile(Structured(choice=choice))
+def test_a_text_of_a_choice_is_one_of_them(
+    grammars: GrammarCompiler, tokenizer: Tokenizer, choice: tuple[str, ...]
+) -> None:
+    compiled = grammars.compile(StructuredOutputs(choice=choice))
     seen = {walk(compiled, tokenizer, seed) for seed in range(40)}
     assert seen <= set(choice)
     assert len(seen) >= min(len(set(choice)), 2)
 
 
 @pytest.mark.parametrize("choice", CHOICES, ids=lambda choice: repr(choice)[:30])
-def test_every_choice_can_be_written(grammars: Grammars, tokenizer: Tokenizer, choice: tuple[str, ...]) -> None:
-    compiled = grammars.compile(Structured(choice=choice))
+def test_every_choice_can_be_written(grammars: GrammarCompiler, tokenizer: Tokenizer, choice: tuple[str, ...]) -> None:
+    compiled = grammars.compile(StructuredOutputs(choice=choice))
     for text in choice:
         assert can_write(compiled, tokenizer, text), text
 
 
-def can_write(compiled: Compiled, tokenizer: Tokenizer, text: str) -> bool:
+def can_write(compiled: CompiledGrammar, tokenizer: Tokenizer, text: str) -> bool:
     """Whether the grammar takes a text, byte for byte, and may end there."""
     table, special = tokenizer.pieces.table, tokenizer.special_ids
     one = {tokenizer.pieces.as_bytes(token): token for token in table if token not in special}
@@ -272,10 +274,10 @@ def can_write(compiled: Compiled, tokenizer: Tokenizer, text: str) -> bool:
 
 @pytest.mark.parametrize(("grammar", "right"), GRAMMARS, ids=[grammar[:30] for grammar, _ in GRAMMARS])
 def test_a_text_under_a_grammar_is_of_it(
-    grammars: Grammars, tokenizer: Tokenizer, grammar: str, right: Callable[[str], bool]
+    grammars: GrammarCompiler, tokenizer: Tokenizer, grammar: str, right: Callable[[str], bool]
 ) -> None:
     for seed in range(6):
-        text = walk(grammars.compile(Structured(grammar=grammar)), tokenizer, seed)
+        text = walk(grammars.compile(StructuredOutputs(grammar=grammar)), tokenizer, seed)
         assert right(text), text
 
 
@@ -299,17 +301,22 @@ def test_a_text_under_a_grammar_is_of_it(
     ],
 )
 def test_what_is_right_can_be_written_and_what_is_wrong_not(
-    grammars: Grammars, tokenizer: Tokenizer, schema: dict[str, Any], right: str, wrong: str
+    grammars: GrammarCompiler, tokenizer: Tokenizer, schema: dict[str, Any], right: str, wrong: str
 ) -> None:
-    compiled = grammars.compile(Structured(json_schema=schema))
+    compiled = grammars.compile(StructuredOutputs(json_schema=schema))
     assert can_write(compiled, tokenizer, right)
     assert not can_write(compiled, tokenizer, wrong)
 
 
-def test_masks_go_straight_into_a_sampler(grammars: Grammars, tokenizer: Tokenizer) -> None:
+def test_masks_go_straight_into_a_sampler(grammars: GrammarCompiler, tokenizer: Tokenizer) -> None:
     """Rows of one batch, each under a form of its own or none; scores that prefer what is forbidden do not help."""
-    wide = Grammars(tokenizer, 4133)
-    forms = [Structured(choice=("yes", "no")), None, Structured(regex="[0-9]{3}"), Structured(json_schema=PERSON)]
+    wide = GrammarCompiler(tokenizer, 4133)
+    forms = [
+        StructuredOutputs(choice=("yes", "no")),
+        None,
+        StructuredOutputs(regex="[0-9]{3}"),
+        StructuredOutputs(json_schema=PERSON),
+    ]
     matchers = [None if form is None else wide.compile(form).matcher() for form in forms]
     masks_RW = np.empty((4, wide.words), np.int32)
     logits_RV = np.random.default_rng(0).normal(size=(4, 4133)).astype(np.float32)

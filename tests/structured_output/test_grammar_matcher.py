@@ -17,20 +17,27 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 import nucleate as nc
 from nucleate import structured_output
 from nucleate.parameters.parameter import ParameterError
-from nucleate.structured_output import Compiled, Grammars, Matcher, MatcherError, Structured, llguidance_loader
+from nucleate.structured_output import (
+    CompiledGrammar,
+    GrammarCompiler,
+    GrammarMatcher,
+    MatcherError,
+    StructuredOutputs,
+    llguidance_loader,
+)
 from nucleate.structured_output.state_cache import Beginning
-from nucleate.structured_output.time_budget import Budget
+from nucleate.structured_output.time_budget import TimeBudget
 from nucleate.tokenization.tokenizer import Tokenizer
 
 OBJECT = {"type": "object", "properties": {"name": {"type": "string"}, "n": {"type": "integer"}}, "required": ["name"]}
 FORMS = [
-    Structured(json_schema=OBJECT),
-    Structured(json_schema=OBJECT, whitespace="compact"),
-    Structured(json_object=True),
-    Structured(regex="[a-c]{2,9}(x|yz)?"),
-    Structured(choice=("yes", "no", "nothing at all")),
-    Structured(grammar='start: "(" start ")" | /[0-9]+/'),
-    Structured(regex="(.|\n)*"),
+    StructuredOutputs(json_schema=OBJECT),
+    StructuredOutputs(json_schema=OBJECT, whitespace="compact"),
+    StructuredOutputs(json_object=True),
+    StructuredOutputs(regex="[a-c]{2,9}(x|yz)?"),
+    StructuredOutputs(choice=("yes", "no", "nothing at all")),
+    StructuredOutputs(grammar='start: "(" start ")" | /[0-9]+/'),
+    StructuredOutputs(regex="(.|\n)*"),
 ]
 
 
@@ -40,22 +47,22 @@ def tokenizer() -> Tokenizer:
 
 
 @pytest.fixture(scope="module")
-def grammars(tokenizer: Tokenizer) -> Grammars:
-    return Grammars(tokenizer, 4096, threads=2)
+def grammars(tokenizer: Tokenizer) -> GrammarCompiler:
+    return GrammarCompiler(tokenizer, 4096, threads=2)
 
 
-def mask_of(matcher: Matcher, words: int = 128) -> np.ndarray:
+def mask_of(matcher: GrammarMatcher, words: int = 128) -> np.ndarray:
     mask_W = np.full(words, -1, np.int32)
     matcher.fill(mask_W)
     return mask_W
 
 
-def allowed(matcher: Matcher, words: int = 128) -> list[int]:
+def allowed(matcher: GrammarMatcher, words: int = 128) -> list[int]:
     return np.flatnonzero(np.unpackbits(mask_of(matcher, words).view(np.uint8), bitorder="little")).tolist()
 
 
 def walk(
-    matcher: Matcher, steps: int, chance: random.Random, words: int = 128, ends: frozenset[int] = frozenset()
+    matcher: GrammarMatcher, steps: int, chance: random.Random, words: int = 128, ends: frozenset[int] = frozenset()
 ) -> list[int]:
     """Push random allowed tokens; tell them."""
     pushed = []
@@ -68,7 +75,7 @@ def walk(
     return pushed
 
 
-def takes(matcher: Matcher, token: int) -> bool:
+def takes(matcher: GrammarMatcher, token: int) -> bool:
     try:
         matcher.copy().push(token)
     except ValueError:
@@ -77,7 +84,7 @@ def takes(matcher: Matcher, token: int) -> bool:
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.to_json()[:40])
-def test_a_mask_is_every_token_tried(grammars: Grammars, tokenizer: Tokenizer, form: Structured) -> None:
+def test_a_mask_is_every_token_tried(grammars: GrammarCompiler, tokenizer: Tokenizer, form: StructuredOutputs) -> None:
     """But where only one text can follow: there guidance takes the first token in which that is usually written."""
     matcher = grammars.compile(form).matcher()
     chance = random.Random(1)
@@ -93,9 +100,9 @@ def test_a_mask_is_every_token_tried(grammars: Grammars, tokenizer: Tokenizer, f
 @pytest.mark.parametrize(
     "pattern", ["[a-c]{2,9}(x|yz)?", "(ab|cd)*e?", "[^z]{3,5}", "(?i)hello|world", "x?y*z+[0-9]{2}"]
 )
-def test_a_mask_is_what_another_engine_says(grammars: Grammars, tokenizer: Tokenizer, pattern: str) -> None:
+def test_a_mask_is_what_another_engine_says(grammars: GrammarCompiler, tokenizer: Tokenizer, pattern: str) -> None:
     """A partial match of the text with each token added."""
-    form = grammars.compile(Structured(regex=pattern))
+    form = grammars.compile(StructuredOutputs(regex=pattern))
     compiled = regex.compile(pattern)
     ends, table = tokenizer.eos_token_ids, tokenizer.pieces.table
     texts = {
@@ -119,7 +126,7 @@ def test_a_mask_is_what_another_engine_says(grammars: Grammars, tokenizer: Token
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.to_json()[:40])
-def test_copies_go_their_own_ways(grammars: Grammars, form: Structured) -> None:
+def test_copies_go_their_own_ways(grammars: GrammarCompiler, form: StructuredOutputs) -> None:
     matcher, chance = grammars.compile(form).matcher(), random.Random(3)
     walk(matcher, 3, chance)
     before = mask_of(matcher)
@@ -129,10 +136,10 @@ def test_copies_go_their_own_ways(grammars: Grammars, form: Structured) -> None:
     assert np.array_equal(mask_of(matcher), before)
 
 
-def test_the_end(grammars: Grammars, tokenizer: Tokenizer) -> None:
+def test_the_end(grammars: GrammarCompiler, tokenizer: Tokenizer) -> None:
     ends = sorted(tokenizer.eos_token_ids)
     assert len(ends) == 2
-    matcher = grammars.compile(Structured(regex="ab?")).matcher()
+    matcher = grammars.compile(StructuredOutputs(regex="ab?")).matcher()
     a, b = tokenizer.encode("a", add_special_tokens=False) + tokenizer.encode("b", add_special_tokens=False)
     with pytest.raises(ValueError, match="not allowed"):
         matcher.push(ends[0])  # too early
@@ -157,8 +164,8 @@ def test_the_end(grammars: Grammars, tokenizer: Tokenizer) -> None:
         assert copy.stopped
 
 
-def test_a_token_that_is_refused_changes_nothing(grammars: Grammars) -> None:
-    matcher = grammars.compile(Structured(regex="[a-z]+")).matcher()
+def test_a_token_that_is_refused_changes_nothing(grammars: GrammarCompiler) -> None:
+    matcher = grammars.compile(StructuredOutputs(regex="[a-z]+")).matcher()
     walk(matcher, 2, random.Random(0))
     before = mask_of(matcher)
     digit = nc.LLM().tokenizer.encode("7", add_special_tokens=False)[0]
@@ -169,8 +176,8 @@ def test_a_token_that_is_refused_changes_nothing(grammars: Grammars) -> None:
     assert np.array_equal(mask_of(matcher), before)
 
 
-def test_forced_tokens_are_the_usual_ones(grammars: Grammars, tokenizer: Tokenizer) -> None:
-    form = Structured(json_schema={"const": {"first_name": "hello world"}}, whitespace="compact")
+def test_forced_tokens_are_the_usual_ones(grammars: GrammarCompiler, tokenizer: Tokenizer) -> None:
+    form = StructuredOutputs(json_schema={"const": {"first_name": "hello world"}}, whitespace="compact")
     matcher = grammars.compile(form).matcher()
     text = '{"first_name":"hello world"}'
     assert matcher.forced() == tuple(tokenizer.encode(text, add_special_tokens=False))
@@ -178,11 +185,11 @@ def test_forced_tokens_are_the_usual_ones(grammars: Grammars, tokenizer: Tokeniz
         matcher.push(token)
     assert matcher.forced() == ()
     assert matcher.stopped
-    assert grammars.compile(Structured(regex="[ab]c")).matcher().forced() == ()
+    assert grammars.compile(StructuredOutputs(regex="[ab]c")).matcher().forced() == ()
 
 
-def test_a_wrong_array_is_refused(grammars: Grammars) -> None:
-    matcher = grammars.compile(Structured(regex="a")).matcher()
+def test_a_wrong_array_is_refused(grammars: GrammarCompiler) -> None:
+    matcher = grammars.compile(StructuredOutputs(regex="a")).matcher()
     frozen = np.zeros(128, np.int32)
     frozen.flags.writeable = False
     for wrong in (
@@ -202,10 +209,10 @@ def test_a_wrong_array_is_refused(grammars: Grammars) -> None:
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 5, 32])
-def test_many_masks_are_those_one_by_one(grammars: Grammars, rows: int) -> None:
+def test_many_masks_are_those_one_by_one(grammars: GrammarCompiler, rows: int) -> None:
     chance = random.Random(rows)
     forms = FORMS
-    matchers: list[Matcher | None] = []
+    matchers: list[GrammarMatcher | None] = []
     for row in range(rows):
         matcher = grammars.compile(forms[row % len(forms)]).matcher()
         walk(matcher, chance.randrange(12), chance)
@@ -219,19 +226,19 @@ def test_many_masks_are_those_one_by_one(grammars: Grammars, rows: int) -> None:
                 walk(matcher, 1, chance)
 
 
-def small(*words: str, eos: str = "</s>") -> Grammars:
+def small(*words: str, eos: str = "</s>") -> GrammarCompiler:
     """A vocabulary of these words as they are, and an EOS."""
     backend = tokenizers.Tokenizer(
         models.WordLevel({word: i for i, word in enumerate([*words, eos])}, unk_token=words[0])
     )
     backend.decoder = decoders.Fuse()
-    return Grammars(Tokenizer(backend, eos_token_ids=[len(words)]), len(words) + 1)
+    return GrammarCompiler(Tokenizer(backend, eos_token_ids=[len(words)]), len(words) + 1)
 
 
 def test_a_dead_end_is_an_error_that_stays() -> None:
     """The text must go on with a letter that no token has."""
     grammars = small("a", "b", "c", "e")
-    matcher = grammars.compile(Structured(regex="a(bd|ce)")).matcher()
+    matcher = grammars.compile(StructuredOutputs(regex="a(bd|ce)")).matcher()
     good = matcher.copy()
     for token in (0, 2):
         good.push(token)
@@ -255,13 +262,13 @@ def test_a_dead_end_is_an_error_that_stays() -> None:
     grammars.fill_all([matcher], one[None])
     assert one[0] == 0
     with pytest.raises(ParameterError, match="regex: no text of this vocabulary"):
-        grammars.compile(Structured(regex="d"))
+        grammars.compile(StructuredOutputs(regex="d"))
 
 
-def test_what_becomes_too_complex_is_an_error_of_its_row(grammars: Grammars, tokenizer: Tokenizer) -> None:
+def test_what_becomes_too_complex_is_an_error_of_its_row(grammars: GrammarCompiler, tokenizer: Tokenizer) -> None:
     """Text without an end: nothing is wrong until its only way is taken."""
-    matcher = grammars.compile(Structured(grammar='start: "b" | "a" endless\nendless: "a" endless')).matcher()
-    other = grammars.compile(Structured(regex="[0-9]+")).matcher()
+    matcher = grammars.compile(StructuredOutputs(grammar='start: "b" | "a" endless\nendless: "a" endless')).matcher()
+    other = grammars.compile(StructuredOutputs(regex="[0-9]+")).matcher()
     matcher.push(tokenizer.encode("a", add_special_tokens=False)[0])
     assert matcher.error is None
     with pytest.raises(MatcherError, match="Too many items"):
@@ -290,10 +297,10 @@ def panic() -> BaseException:
     raise AssertionError
 
 
-def stand_in(inner: Any, ends_W: np.ndarray) -> Matcher:
+def stand_in(inner: Any, ends_W: np.ndarray) -> GrammarMatcher:
     """A matcher whose LLMatcher is this."""
     first = SimpleNamespace(deep_copy=lambda: inner)
-    return Matcher(Beginning(lambda: first, frozenset({0}), ends_W, Budget(1.0)))
+    return GrammarMatcher(Beginning(lambda: first, frozenset({0}), ends_W, TimeBudget(1.0)))
 
 
 class Panics:
@@ -312,7 +319,9 @@ class Panics:
         return call
 
 
-def test_a_panic_of_the_engine_is_an_error_of_its_row(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_panic_of_the_engine_is_an_error_of_its_row(
+    grammars: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
     error = panic()
     assert not isinstance(error, Exception)
     ends_W = np.zeros(128, np.int32)
@@ -338,7 +347,9 @@ def test_a_panic_of_the_engine_is_an_error_of_its_row(grammars: Grammars, monkey
         assert np.array_equal(masks_RW[row], mask_of(matcher))
 
 
-def test_a_panic_while_compiling_is_a_parameter_error(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_panic_while_compiling_is_a_parameter_error(
+    grammars: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
     error = panic()
 
     def fails(*_: object) -> Any:
@@ -346,7 +357,7 @@ def test_a_panic_while_compiling_is_a_parameter_error(grammars: Grammars, monkey
 
     monkeypatch.setattr(grammars._guidance, "matcher", fails)
     with pytest.raises(ParameterError, match="regex: the grammar engine failed"):
-        grammars.compile(Structured(regex="panic"))
+        grammars.compile(StructuredOutputs(regex="panic"))
 
 
 def test_a_stop_that_is_no_error_and_no_end_is_an_error() -> None:
@@ -415,7 +426,7 @@ class Takes:
 
 
 def test_who_is_slow_pays_and_nobody_beside_it(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    grammars, clock = Grammars(tokenizer, 4096), Clock(monkeypatch)
+    grammars, clock = GrammarCompiler(tokenizer, 4096), Clock(monkeypatch)
     ends_W = np.zeros(128, np.int32)
     seconds = [0.0, 0.1, 0.004, 0.0]  # the third takes what is free
     inner = [Takes(clock, each) for each in seconds]
@@ -450,7 +461,7 @@ def test_who_is_slow_pays_and_nobody_beside_it(tokenizer: Tokenizer, monkeypatch
 
 
 def test_many_quick_ones_are_not_taken_for_slow(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    grammars, clock = Grammars(tokenizer, 4096), Clock(monkeypatch)
+    grammars, clock = GrammarCompiler(tokenizer, 4096), Clock(monkeypatch)
     rows = [stand_in(Takes(clock, 0.001), np.zeros(128, np.int32)) for _ in range(40)]
     together = []
 
@@ -483,13 +494,13 @@ def test_every_call_is_paid_for(call: str, monkeypatch: pytest.MonkeyPatch) -> N
 def test_all_answers_of_a_form_pay_from_one_budget_that_fills_again(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    grammars, clock = Grammars(tokenizer, 4096), Clock(monkeypatch)
+    grammars, clock = GrammarCompiler(tokenizer, 4096), Clock(monkeypatch)
     inner = Takes(clock, 0.0)
-    budget = Budget(1.0)
+    budget = TimeBudget(1.0)
     beginning = Beginning(lambda: inner, frozenset({0}), np.zeros(128, np.int32), budget)
-    rows = [Matcher(beginning) for _ in range(63)]
+    rows = [GrammarMatcher(beginning) for _ in range(63)]
     rows.append(rows[0].copy())
-    calm = Matcher(beginning)
+    calm = GrammarMatcher(beginning)
     calm.inner = Takes(clock, 0.001)
     for row in rows:
         row.inner = Takes(clock, 0.105)
@@ -521,9 +532,9 @@ def test_a_form_whose_states_are_used_up_begins_anew(
     """Its states are those of all answers there were."""
     limits = llguidance_loader.library().LLParserLimits(max_lexer_states=1_500, verbose_errors=False)
     monkeypatch.setattr(structured_output.llguidance_engine, "parser_limits", lambda: limits)
-    grammars, usual = Grammars(tokenizer, 4096), []
+    grammars, usual = GrammarCompiler(tokenizer, 4096), []
     made = monkeypatch_count(monkeypatch)
-    form = Structured(regex="[ab]*a[ab]{14}c")
+    form = StructuredOutputs(regex="[ab]*a[ab]{14}c")
     compiled, chance = grammars.compile(form), random.Random(0)
     letters = [tokenizer.encode(letter, add_special_tokens=False)[0] for letter in "ab"]
     masks_RW = np.empty((2, 128), np.int32)
@@ -550,7 +561,7 @@ def test_a_form_whose_states_are_used_up_begins_anew(
     assert len(made) > 1
     assert grammars.compile(form) is compiled
     monkeypatch.undo()
-    calm = Grammars(tokenizer, 4096).compile(form).matcher()
+    calm = GrammarCompiler(tokenizer, 4096).compile(form).matcher()
     for token in usual:
         calm.push(token)
     assert np.array_equal(mask_of(old), mask_of(calm))
@@ -560,8 +571,8 @@ def test_a_simple_pattern_is_not_too_much_for_a_large_vocabulary() -> None:
     """A mask over many tokens takes many items, however simple what it is for is."""
     assert llguidance_loader.parser_limits().step_max_items >= 50_000
     tokenizer = many_words()
-    form = Structured(regex="[a-z ]{1,500}")
-    grammars = Grammars(tokenizer, tokenizer.vocab_size)
+    form = StructuredOutputs(regex="[a-z ]{1,500}")
+    grammars = GrammarCompiler(tokenizer, tokenizer.vocab_size)
     assert len(allowed(grammars.compile(form).matcher(), grammars.words)) > 60_000
 
 
@@ -589,8 +600,8 @@ def test_an_answer_that_uses_up_all_states_by_itself_is_an_error(
 ) -> None:
     limits = llguidance_loader.library().LLParserLimits(max_lexer_states=400, verbose_errors=False)
     monkeypatch.setattr(structured_output.llguidance_engine, "parser_limits", lambda: limits)
-    grammars, made = Grammars(tokenizer, 4096), monkeypatch_count(monkeypatch)
-    matcher, chance = grammars.compile(Structured(regex="[ab]*a[ab]{14}c")).matcher(), random.Random(0)
+    grammars, made = GrammarCompiler(tokenizer, 4096), monkeypatch_count(monkeypatch)
+    matcher, chance = grammars.compile(StructuredOutputs(regex="[ab]*a[ab]{14}c")).matcher(), random.Random(0)
     letters = [tokenizer.encode(letter, add_special_tokens=False)[0] for letter in "ab"]
     one = np.empty(128, np.int32)
     for _ in range(600):
@@ -616,9 +627,9 @@ def byte_level(*added: str) -> tokenizers.Tokenizer:
 @pytest.mark.parametrize(("length", "left_out"), [(1024, False), (1025, True), (5000, True)])
 def test_a_token_too_long_for_the_engine_is_never_allowed(length: int, left_out: bool) -> None:
     tokenizer = Tokenizer(byte_level("x" * length), eos_token_ids=[256])
-    grammars = Grammars(tokenizer, tokenizer.vocab_size)
+    grammars = GrammarCompiler(tokenizer, tokenizer.vocab_size)
     assert grammars.left_out == ((258,) if left_out else ())
-    matcher = grammars.compile(Structured(regex="x*")).matcher()
+    matcher = grammars.compile(StructuredOutputs(regex="x*")).matcher()
     assert (258 in allowed(matcher, grammars.words)) is not left_out
     assert takes(matcher, 258) is not left_out
     assert allowed(matcher, grammars.words)[:1] == [tokenizer.encode("x")[0]]
@@ -626,12 +637,14 @@ def test_a_token_too_long_for_the_engine_is_never_allowed(length: int, left_out:
 
 def test_special_tokens_are_no_text_but_can_be_named() -> None:
     tokenizer = Tokenizer(byte_level(), eos_token_ids=[256])
-    grammars = Grammars(tokenizer, tokenizer.vocab_size)
-    assert not {256, 257} & set(allowed(grammars.compile(Structured(regex="<.*x")).matcher(), grammars.words))
-    matcher = grammars.compile(Structured(grammar='start: "a" <tool> "b"')).matcher()
+    grammars = GrammarCompiler(tokenizer, tokenizer.vocab_size)
+    assert not {256, 257} & set(allowed(grammars.compile(StructuredOutputs(regex="<.*x")).matcher(), grammars.words))
+    matcher = grammars.compile(StructuredOutputs(grammar='start: "a" <tool> "b"')).matcher()
     matcher.push(tokenizer.encode("a")[0])
     assert allowed(matcher, grammars.words) == [257]
-    named = grammars.compile(Structured(grammar='start: "a" <end> "b"')).matcher()  # an EOS in the middle of the text
+    named = grammars.compile(
+        StructuredOutputs(grammar='start: "a" <end> "b"')
+    ).matcher()  # an EOS in the middle of the text
     named.push(tokenizer.encode("a")[0])
     assert allowed(named, grammars.words) == [256]
     named.push(256)
@@ -640,8 +653,8 @@ def test_special_tokens_are_no_text_but_can_be_named() -> None:
 
 def test_an_eos_that_reads_like_text_is_no_text() -> None:
     tokenizer = Tokenizer(byte_level("xx"), eos_token_ids=[258])
-    grammars = Grammars(tokenizer, tokenizer.vocab_size)
-    matcher = grammars.compile(Structured(regex="x{2,4}")).matcher()
+    grammars = GrammarCompiler(tokenizer, tokenizer.vocab_size)
+    matcher = grammars.compile(StructuredOutputs(regex="x{2,4}")).matcher()
     assert 258 not in allowed(matcher, grammars.words)
     x = tokenizer.encode("x")[0]
     matcher.push(x)
@@ -654,7 +667,7 @@ def test_an_eos_that_reads_like_text_is_no_text() -> None:
 
 @pytest.mark.parametrize("more", [0, 1, 31, 32, 33, 1000])
 def test_ids_beyond_the_tokenizer_are_never_allowed(tokenizer: Tokenizer, more: int) -> None:
-    grammars = Grammars(tokenizer, 4096 + more)
+    grammars = GrammarCompiler(tokenizer, 4096 + more)
     assert grammars.words == -(-(4096 + more) // 32)
     for form in FORMS:
         matcher, chance = grammars.compile(form).matcher(), random.Random(more)
@@ -665,8 +678,8 @@ def test_ids_beyond_the_tokenizer_are_never_allowed(tokenizer: Tokenizer, more: 
 
 
 def test_a_model_may_have_fewer_ids_than_the_tokenizer(tokenizer: Tokenizer) -> None:
-    grammars = Grammars(tokenizer, 300)
-    matcher = grammars.compile(Structured(choice=("the sunny day", "the rainy day"))).matcher()
+    grammars = GrammarCompiler(tokenizer, 300)
+    matcher = grammars.compile(StructuredOutputs(choice=("the sunny day", "the rainy day"))).matcher()
     text = []
     while not matcher.stopped:
         assert max(allowed(matcher, grammars.words)) < 300
@@ -677,13 +690,13 @@ def test_a_model_may_have_fewer_ids_than_the_tokenizer(tokenizer: Tokenizer) -> 
 
 def test_a_tokenizer_that_will_not_do_is_told(tokenizer: Tokenizer) -> None:
     with pytest.raises(ValueError, match="with an EOS token"):
-        Grammars(Tokenizer(byte_level()), 258)
+        GrammarCompiler(Tokenizer(byte_level()), 258)
     with pytest.raises(ValueError, match="with an EOS token"):
-        Grammars(Tokenizer(byte_level(), eos_token_ids=[257]), 257)
+        GrammarCompiler(Tokenizer(byte_level(), eos_token_ids=[257]), 257)
     backend = byte_level()
     backend.decoder = decoders.BPEDecoder("</w>")
     with pytest.raises(ValueError, match="bytes of their own"):
-        Grammars(Tokenizer(backend, eos_token_ids=[256]), 258)
+        GrammarCompiler(Tokenizer(backend, eos_token_ids=[256]), 258)
 
 
 @pytest.mark.parametrize(
@@ -693,13 +706,13 @@ def test_other_kinds_of_tokenizers(tokenizers_by_name: dict[str, Tokenizer], nam
     """What is checked is what the detokenizer shows after a prompt."""
     backend = tokenizers_by_name[name]
     tokenizer = Tokenizer(backend.backend, eos_token_ids=[backend.backend.token_to_id("</s>")])
-    grammars, words = Grammars(tokenizer, tokenizer.vocab_size), -(-tokenizer.vocab_size // 32)
+    grammars, words = GrammarCompiler(tokenizer, tokenizer.vocab_size), -(-tokenizer.vocab_size // 32)
     from nucleate.tokenization.detokenizer import Detokenizer
 
     prompt = next(token for token in tokenizer.pieces.table if token not in tokenizer.special_ids)
     shown = set()
     for seed in range(8):
-        matcher = grammars.compile(Structured(regex="[ a-z]{1,12}")).matcher()
+        matcher = grammars.compile(StructuredOutputs(regex="[ a-z]{1,12}")).matcher()
         tokens = walk(matcher, 12, random.Random(seed), words, tokenizer.eos_token_ids)
         assert matcher.finished
         detokenizer = Detokenizer(tokenizer, [prompt])
@@ -711,35 +724,42 @@ def test_other_kinds_of_tokenizers(tokenizers_by_name: dict[str, Tokenizer], nam
 
 
 def test_who_asks_again_gets_the_same_and_the_oldest_goes(tokenizer: Tokenizer) -> None:
-    grammars = Grammars(tokenizer, 4096, cache_bytes=600_000)
-    first = grammars.compile(Structured(regex="first"))
-    assert grammars.compile(Structured(regex="first")) is first
+    grammars = GrammarCompiler(tokenizer, 4096, cache_bytes=600_000)
+    first = grammars.compile(StructuredOutputs(regex="first"))
+    assert grammars.compile(StructuredOutputs(regex="first")) is first
     for number in range(30):
-        grammars.compile(Structured(regex=f"{number}"))
-        assert grammars.compile(Structured(regex="first")) is first  # used, so it stays
+        grammars.compile(StructuredOutputs(regex=f"{number}"))
+        assert grammars.compile(StructuredOutputs(regex="first")) is first  # used, so it stays
         assert grammars._size == sum(kept.size for kept in grammars._kept.values()) <= 600_000
     assert 2 < len(grammars._kept) < 10
     for number in range(10, 20):
-        grammars.compile(Structured(regex=f"{number}"))
-    assert grammars.compile(Structured(regex="first")) is not first
+        grammars.compile(StructuredOutputs(regex=f"{number}"))
+    assert grammars.compile(StructuredOutputs(regex="first")) is not first
     assert first.matcher().forced()  # what is dropped still works
-    grammars.compile(Structured(choice=[f"choice {i}" for i in range(2000)]))  # larger than all there is room for
+    grammars.compile(
+        StructuredOutputs(choice=[f"choice {i}" for i in range(2000)])
+    )  # larger than all there is room for
     assert grammars._size <= 600_000
 
 
 def test_many_threads_compile_the_same_once(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    grammars, made, count = Grammars(tokenizer, 4096), [], []
+    grammars, made, count = GrammarCompiler(tokenizer, 4096), [], []
     compile_once = grammars._compile
 
-    def slowly(structured: Structured) -> Compiled:
+    def slowly(structured: StructuredOutputs) -> CompiledGrammar:
         count.append(structured_output)
         time.sleep(0.5)
         return compile_once(structured_output)
 
     monkeypatch.setattr(grammars, "_compile", slowly)
-    forms = [Structured(regex="same"), Structured(regex="same"), Structured(regex="("), Structured(regex="(")] * 4
+    forms = [
+        StructuredOutputs(regex="same"),
+        StructuredOutputs(regex="same"),
+        StructuredOutputs(regex="("),
+        StructuredOutputs(regex="("),
+    ] * 4
 
-    def ask(form: Structured) -> None:
+    def ask(form: StructuredOutputs) -> None:
         try:
             made.append(grammars.compile(form))
         except ParameterError as error:
@@ -755,11 +775,11 @@ def test_many_threads_compile_the_same_once(tokenizer: Tokenizer, monkeypatch: p
     assert made.count("regex: unclosed group") == 8
     assert not grammars._under_way
     with pytest.raises(ParameterError):
-        grammars.compile(Structured(regex="("))
+        grammars.compile(StructuredOutputs(regex="("))
     assert len(count) == 3  # an error is not kept
 
 
-def test_matchers_are_made_and_moved_in_many_threads(grammars: Grammars) -> None:
+def test_matchers_are_made_and_moved_in_many_threads(grammars: GrammarCompiler) -> None:
     compiled = grammars.compile(FORMS[0])
     expected = [mask_of(compiled.matcher()).tolist()]
     wrong: list[object] = []

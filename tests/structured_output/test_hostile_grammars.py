@@ -11,7 +11,7 @@ import pytest
 
 import nucleate as nc
 from nucleate.parameters.parameter import ParameterError
-from nucleate.structured_output import Grammars, Limits, Structured
+from nucleate.structured_output import GrammarCompiler, GrammarLimits, StructuredOutputs
 from nucleate.structured_output.lark import read
 
 SECONDS = 2.0
@@ -215,14 +215,14 @@ CASES = [
 
 
 @pytest.fixture(scope="module")
-def grammars() -> Grammars:
-    return Grammars(nc.LLM().tokenizer, 4096)
+def grammars() -> GrammarCompiler:
+    return GrammarCompiler(nc.LLM().tokenizer, 4096)
 
 
-def error_of(grammars: Grammars, **said: Any) -> ParameterError:
+def error_of(grammars: GrammarCompiler, **said: Any) -> ParameterError:
     begun = time.process_time()
     with pytest.raises(ParameterError) as caught:
-        grammars.compile(Structured(**said))
+        grammars.compile(StructuredOutputs(**said))
     assert time.process_time() - begun < SECONDS
     return caught.value
 
@@ -232,7 +232,7 @@ def test_there_are_sixty_at_least() -> None:
 
 
 @pytest.mark.parametrize(("field", "name", "value"), CASES, ids=[f"{field}-{name}" for field, name, _ in CASES])
-def test_a_hostile_form_is_a_clear_error_in_time(grammars: Grammars, field: str, name: str, value: Any) -> None:
+def test_a_hostile_form_is_a_clear_error_in_time(grammars: GrammarCompiler, field: str, name: str, value: Any) -> None:
     error = error_of(grammars, **{field: value})
     assert error.field == field
     text = str(error)
@@ -240,7 +240,7 @@ def test_a_hostile_form_is_a_clear_error_in_time(grammars: Grammars, field: str,
     assert len(text) < 400
     assert "\n" not in text
     assert not any(word in text for word in (".rs", "site-packages", "panick", "<non-verbose", "Traceback"))
-    assert grammars.compile(Structured(regex="ok")).matcher().forced()  # and it goes on
+    assert grammars.compile(StructuredOutputs(regex="ok")).matcher().forced()  # and it goes on
 
 
 SLOW_BUT_FINE = {
@@ -260,9 +260,12 @@ SLOW_BUT_FINE = {
 
 
 @pytest.mark.parametrize("name", SLOW_BUT_FINE)
-def test_what_is_just_within_the_limits_compiles_in_time(grammars: Grammars, name: str) -> None:
+def test_what_is_just_within_the_limits_compiles_in_time(grammars: GrammarCompiler, name: str) -> None:
     begun = time.process_time()
-    matcher, mask_W = grammars.compile(Structured(**SLOW_BUT_FINE[name])).matcher(), np.empty(grammars.words, np.int32)
+    matcher, mask_W = (
+        grammars.compile(StructuredOutputs(**SLOW_BUT_FINE[name])).matcher(),
+        np.empty(grammars.words, np.int32),
+    )
     assert time.process_time() - begun < SECONDS
     for _ in range(12):  # and goes on without becoming too complex
         matcher.fill(mask_W)
@@ -270,8 +273,8 @@ def test_what_is_just_within_the_limits_compiles_in_time(grammars: Grammars, nam
     assert matcher.error is None
 
 
-def test_limits_can_be_set(grammars: Grammars) -> None:
-    tight = Limits(characters=40, string=10, depth=3, properties=1, enum=4, choices=2, repetitions=5, forced=3)
+def test_limits_can_be_set(grammars: GrammarCompiler) -> None:
+    tight = GrammarLimits(characters=40, string=10, depth=3, properties=1, enum=4, choices=2, repetitions=5, forced=3)
     for said, words in (
         ({"json_schema": {"title": "x" * 5, "description": "y" * 9}}, "characters"),
         ({"json_schema": {"title": "x" * 11}}, "11 characters"),
@@ -286,12 +289,12 @@ def test_limits_can_be_set(grammars: Grammars) -> None:
         ({"grammar": "s:a|b|c|d"}, "alternatives"),
     ):
         with pytest.raises(ParameterError, match=words):
-            tight.check(Structured(**said))
-    tight.check(Structured(json_schema={"enum": [1, 2, 3, 4]}))
-    tight.check(Structured(regex="a{3}"))
+            tight.check(StructuredOutputs(**said))
+    tight.check(StructuredOutputs(json_schema={"enum": [1, 2, 3, 4]}))
+    tight.check(StructuredOutputs(regex="a{3}"))
 
 
-def test_errors_tell_the_keyword_and_the_place(grammars: Grammars) -> None:
+def test_errors_tell_the_keyword_and_the_place(grammars: GrammarCompiler) -> None:
     def told(schema: dict[str, Any]) -> str:
         return str(error_of(grammars, json_schema=schema))
 
@@ -308,7 +311,7 @@ def test_errors_tell_the_keyword_and_the_place(grammars: Grammars) -> None:
     assert str(error_of(grammars, regex="(")) == "regex: unclosed group"
 
 
-def test_a_grammar_tells_the_line(grammars: Grammars) -> None:
+def test_a_grammar_tells_the_line(grammars: GrammarCompiler) -> None:
     def told(grammar: str) -> str:
         return str(error_of(grammars, grammar=grammar))
 
@@ -337,13 +340,13 @@ FINE = [
 
 
 @pytest.mark.parametrize("grammar", FINE)
-def test_a_grammar_that_is_fine_is_taken(grammars: Grammars, grammar: str) -> None:
-    matcher = grammars.compile(Structured(grammar=grammar)).matcher()
+def test_a_grammar_that_is_fine_is_taken(grammars: GrammarCompiler, grammar: str) -> None:
+    matcher = grammars.compile(StructuredOutputs(grammar=grammar)).matcher()
     assert matcher.error is None
 
 
-def test_a_schema_in_a_grammar_has_blanks_that_end(grammars: Grammars) -> None:
-    matcher = grammars.compile(Structured(grammar='start: %json {"type": "array"}')).matcher()
+def test_a_schema_in_a_grammar_has_blanks_that_end(grammars: GrammarCompiler) -> None:
+    matcher = grammars.compile(StructuredOutputs(grammar='start: %json {"type": "array"}')).matcher()
     tokenizer = nc.LLM().tokenizer
     for text, right in (("[", True), (" ", True), (" ", False), ("]", True)):
         token = tokenizer.encode(text, add_special_tokens=False)[0]
@@ -379,13 +382,17 @@ def test_what_a_grammar_says_is_read_word_by_word() -> None:
     }
 
 
-def test_a_keyword_that_is_not_reached_does_not_matter(grammars: Grammars) -> None:
-    grammars.compile(Structured(json_schema={"type": "null", "$defs": {"a": {"not": {}}}, "default": {"not": 1}}))
-    grammars.compile(Structured(json_schema={"const": {"not": 1, "uniqueItems": True}}))
-    grammars.compile(Structured(json_schema={"properties": {"not": {"type": "null"}, "format": {"type": "null"}}}))
-    grammars.compile(Structured(json_schema={"type": "integer", "format": "int32"}))
+def test_a_keyword_that_is_not_reached_does_not_matter(grammars: GrammarCompiler) -> None:
+    grammars.compile(
+        StructuredOutputs(json_schema={"type": "null", "$defs": {"a": {"not": {}}}, "default": {"not": 1}})
+    )
+    grammars.compile(StructuredOutputs(json_schema={"const": {"not": 1, "uniqueItems": True}}))
+    grammars.compile(
+        StructuredOutputs(json_schema={"properties": {"not": {"type": "null"}, "format": {"type": "null"}}})
+    )
+    grammars.compile(StructuredOutputs(json_schema={"type": "integer", "format": "int32"}))
 
 
-def test_json_text_and_object_say_the_same(grammars: Grammars) -> None:
+def test_json_text_and_object_say_the_same(grammars: GrammarCompiler) -> None:
     schema = {"type": "object", "properties": {"b": {}, "a": {}}}
-    assert Structured(json_schema=schema) == Structured(json_schema=json.dumps(schema, indent=4))
+    assert StructuredOutputs(json_schema=schema) == StructuredOutputs(json_schema=json.dumps(schema, indent=4))

@@ -14,7 +14,7 @@ from test_compiler import can_write
 
 import nucleate as nc
 from nucleate.parameters.parameter import ParameterError
-from nucleate.structured_output import Grammars, Structured
+from nucleate.structured_output import GrammarCompiler, StructuredOutputs
 from nucleate.structured_output.schema_soundness import narrowed
 from nucleate.tokenization.tokenizer import Tokenizer
 
@@ -27,8 +27,8 @@ def tokenizer() -> Tokenizer:
 
 
 @pytest.fixture(scope="module")
-def grammars(tokenizer: Tokenizer) -> Grammars:
-    return Grammars(tokenizer, 4096)
+def grammars(tokenizer: Tokenizer) -> GrammarCompiler:
+    return GrammarCompiler(tokenizer, 4096)
 
 
 OPEN = {"type": "object", "properties": {"a": NULL, "ab": NULL, 'q"': NULL, "ä": NULL}}
@@ -74,17 +74,17 @@ KNOWN: list[tuple[dict[str, Any], str, bool]] = [
 
 @pytest.mark.parametrize(("schema", "text", "right"), KNOWN, ids=lambda value: json.dumps(value)[:60])
 def test_what_was_found(
-    grammars: Grammars, tokenizer: Tokenizer, schema: dict[str, Any], text: str, *, right: bool
+    grammars: GrammarCompiler, tokenizer: Tokenizer, schema: dict[str, Any], text: str, *, right: bool
 ) -> None:
-    assert can_write(grammars.compile(Structured(json_schema=schema)), tokenizer, text) == right
+    assert can_write(grammars.compile(StructuredOutputs(json_schema=schema)), tokenizer, text) == right
 
 
-def test_schemas_in_a_grammar_are_held_as_well(grammars: Grammars, tokenizer: Tokenizer) -> None:
-    compiled = grammars.compile(Structured(grammar=f"start: %json {json.dumps(OPEN)}"))
+def test_schemas_in_a_grammar_are_held_as_well(grammars: GrammarCompiler, tokenizer: Tokenizer) -> None:
+    compiled = grammars.compile(StructuredOutputs(grammar=f"start: %json {json.dumps(OPEN)}"))
     assert not can_write(compiled, tokenizer, r'{"\u0061":1}')
     assert can_write(compiled, tokenizer, '{"b":1}')
     with pytest.raises(ParameterError, match="%json: cannot enforce minProperties, since"):
-        grammars.compile(Structured(grammar='start: %json {"type": "object", "minProperties": 2}'))
+        grammars.compile(StructuredOutputs(grammar='start: %json {"type": "object", "minProperties": 2}'))
 
 
 @pytest.mark.parametrize(
@@ -104,12 +104,14 @@ def test_schemas_in_a_grammar_are_held_as_well(grammars: Grammars, tokenizer: To
         ({"pattern": "|".join(f"\\x{i:02x}" for i in range(32))}, "pattern at /items of so many control"),
     ],
 )
-def test_what_cannot_be_mended_is_refused_or_listed(grammars: Grammars, schema: dict[str, Any], what: str) -> None:
+def test_what_cannot_be_mended_is_refused_or_listed(
+    grammars: GrammarCompiler, schema: dict[str, Any], what: str
+) -> None:
     whole = {"type": "array", "items": schema}
     with pytest.raises(ParameterError, match=f"json_schema: cannot enforce {what}") as caught:
-        grammars.compile(Structured(json_schema=whole))
+        grammars.compile(StructuredOutputs(json_schema=whole))
     assert caught.value.field == "json_schema"
-    compiled = grammars.compile(Structured(json_schema=whole, policy="lenient"))
+    compiled = grammars.compile(StructuredOutputs(json_schema=whole, policy="lenient"))
     assert [each.split(" ", 1)[0] for each in compiled.ignored] == [what.split(" ", 1)[0].strip(",")]
     assert compiled.ignored[0].endswith("at /items")
 
@@ -124,8 +126,8 @@ def test_what_cannot_be_mended_is_refused_or_listed(grammars: Grammars, schema: 
         {"type": "object", "properties": {f"{i:060}": NULL for i in range(40)}},
     ],
 )  # fmt: skip
-def test_what_is_right_as_it_is_is_taken(grammars: Grammars, schema: dict[str, Any]) -> None:
-    assert grammars.compile(Structured(json_schema=schema)).ignored == ()
+def test_what_is_right_as_it_is_is_taken(grammars: GrammarCompiler, schema: dict[str, Any]) -> None:
+    assert grammars.compile(StructuredOutputs(json_schema=schema)).ignored == ()
 
 
 @pytest.mark.parametrize("pattern", ["^[a-z]+$", r"^\d{4}-\d\d$", r"[\w.-]+@[\w.-]+", r"a\[b\]", r"[\]\n]", "é|[ä-ü]"])
@@ -183,10 +185,10 @@ def hostile(schema: dict[str, Any], chance: random.Random) -> str:
 @settings(deadline=None, max_examples=60)
 @given(schema=OBJECTS, seed=st.integers(0, 2**32))
 def test_an_object_that_is_taken_validates(
-    grammars: Grammars, tokenizer: Tokenizer, schema: dict[str, Any], seed: int
+    grammars: GrammarCompiler, tokenizer: Tokenizer, schema: dict[str, Any], seed: int
 ) -> None:
     try:
-        compiled = grammars.compile(Structured(json_schema=schema))
+        compiled = grammars.compile(StructuredOutputs(json_schema=schema))
     except ParameterError:
         return
     judge, chance = jsonschema.Draft202012Validator(schema), random.Random(seed)
@@ -198,10 +200,12 @@ def test_an_object_that_is_taken_validates(
 
 @settings(deadline=None, max_examples=60)
 @given(pattern=PATTERNS, seed=st.integers(0, 2**32))
-def test_a_string_that_is_taken_validates(grammars: Grammars, tokenizer: Tokenizer, pattern: str, seed: int) -> None:
+def test_a_string_that_is_taken_validates(
+    grammars: GrammarCompiler, tokenizer: Tokenizer, pattern: str, seed: int
+) -> None:
     schema = {"type": "string", "pattern": pattern}
     try:
-        compiled = grammars.compile(Structured(json_schema=schema))
+        compiled = grammars.compile(StructuredOutputs(json_schema=schema))
     except ParameterError:
         return
     judge, chance = jsonschema.Draft202012Validator(schema), random.Random(seed)

@@ -13,7 +13,7 @@ import pytest
 
 import nucleate as nc
 from nucleate.parameters.parameter import ParameterError
-from nucleate.structured_output import Grammars, Structured
+from nucleate.structured_output import GrammarCompiler, StructuredOutputs
 from nucleate.structured_output.repetition_limits import unrolled
 from nucleate.structured_output.validation import validate
 
@@ -30,15 +30,19 @@ FORMS: list[dict[str, Any]] = [
 
 
 @pytest.fixture(scope="module")
-def grammars() -> Grammars:
-    return Grammars(nc.LLM().tokenizer, 4096)
+def grammars() -> GrammarCompiler:
+    return GrammarCompiler(nc.LLM().tokenizer, 4096)
 
 
 @pytest.mark.parametrize("said", FORMS, ids=str)
 def test_a_value_goes_to_json_and_back(said: dict[str, Any]) -> None:
-    made = Structured(**said)
+    made = StructuredOutputs(**said)
     assert made.to_dict() == said
-    for again in (Structured.from_json(made.to_json()), Structured.from_dict(said), pickle.loads(pickle.dumps(made))):
+    for again in (
+        StructuredOutputs.from_json(made.to_json()),
+        StructuredOutputs.from_dict(said),
+        pickle.loads(pickle.dumps(made)),
+    ):
         assert again == made
         assert hash(again) == hash(made)
     assert eval(repr(made)) == made
@@ -47,11 +51,11 @@ def test_a_value_goes_to_json_and_back(said: dict[str, Any]) -> None:
 
 
 def test_values_that_were_written_differently_differ() -> None:
-    values = [Structured(**said) for said in FORMS]
+    values = [StructuredOutputs(**said) for said in FORMS]
     assert len(set(values)) == len(values)
     one, other = ({"properties": {a: {}, b: {}}} for a, b in ("ab", "ba"))
     assert one == other
-    assert Structured(json_schema=one) != Structured(json_schema=other)  # written in another order
+    assert StructuredOutputs(json_schema=one) != StructuredOutputs(json_schema=other)  # written in another order
 
 
 @pytest.mark.parametrize(
@@ -74,31 +78,31 @@ def test_values_that_were_written_differently_differ() -> None:
 )
 def test_an_error_names_the_field(said: dict[str, Any], field: str) -> None:
     with pytest.raises(ParameterError) as caught:
-        Structured(**said)
+        StructuredOutputs(**said)
     assert caught.value.field == field
 
 
 def test_unknown_fields_and_text_that_is_no_object_are_errors() -> None:
     with pytest.raises(ParameterError, match="unknown field 'jsonschema'; did you mean json_schema"):
-        Structured.from_json('{"jsonschema": {}}')
+        StructuredOutputs.from_json('{"jsonschema": {}}')
     with pytest.raises(ParameterError, match="must be a JSON object"):
-        Structured.from_json("[]")
+        StructuredOutputs.from_json("[]")
     with pytest.raises(ParameterError, match="must be JSON"):
-        Structured.from_json("{")
+        StructuredOutputs.from_json("{")
 
 
-def test_coerce_takes_one_of_for_any_of_and_says_so(grammars: Grammars) -> None:
+def test_coerce_takes_one_of_for_any_of_and_says_so(grammars: GrammarCompiler) -> None:
     schema = {"items": {"oneOf": [{"type": "object"}, {"type": "object", "required": ["a"]}]}, "type": "array"}
     for policy in ("coerce", "lenient"):
-        compiled = grammars.compile(Structured(json_schema=schema, policy=policy))
+        compiled = grammars.compile(StructuredOutputs(json_schema=schema, policy=policy))
         assert compiled.ignored == ("oneOf, taken for anyOf, at /items",)
     with pytest.raises(ParameterError, match="cannot enforce not"):
-        grammars.compile(Structured(json_schema={"not": {}}, policy="coerce"))
+        grammars.compile(StructuredOutputs(json_schema={"not": {}}, policy="coerce"))
     apart = {"oneOf": [{"type": "object"}, {"type": "array"}]}  # these can be told apart
-    assert grammars.compile(Structured(json_schema=apart, policy="coerce")).ignored == ()
+    assert grammars.compile(StructuredOutputs(json_schema=apart, policy="coerce")).ignored == ()
 
 
-def test_lenient_lists_what_it_ignores_and_validates_it_afterwards(grammars: Grammars) -> None:
+def test_lenient_lists_what_it_ignores_and_validates_it_afterwards(grammars: GrammarCompiler) -> None:
     schema = {
         "type": "object",
         "properties": {
@@ -108,7 +112,7 @@ def test_lenient_lists_what_it_ignores_and_validates_it_afterwards(grammars: Gra
         },
         "propertyNames": {"maxLength": 1},
     }
-    compiled = grammars.compile(Structured(json_schema=schema, policy="lenient"))
+    compiled = grammars.compile(StructuredOutputs(json_schema=schema, policy="lenient"))
     assert compiled.ignored == (
         "propertyNames",
         "uniqueItems at /properties/a",
@@ -144,7 +148,7 @@ DOUBLED = {f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}, {"$ref": f"#/$defs
 )  # fmt: skip
 def test_validation_ends_whatever_the_schema_says(schema: dict[str, Any], text: str, words: str | None) -> None:
     begun = time.thread_time()
-    found = validate(Structured(json_schema=schema, policy="lenient"), text, seconds=0.3)
+    found = validate(StructuredOutputs(json_schema=schema, policy="lenient"), text, seconds=0.3)
     assert time.thread_time() - begun < 1.5
     assert (words is None and not found) or words in found[0]
 
@@ -164,14 +168,14 @@ def test_validation_ends_whatever_the_schema_says(schema: dict[str, Any], text: 
     ids=str,
 )  # fmt: skip
 def test_what_replaces_keywords_of_jsonschema_means_the_same(schema: dict[str, Any], right: str, wrong: str) -> None:
-    structured = Structured(json_schema=schema, policy="lenient")
+    structured = StructuredOutputs(json_schema=schema, policy="lenient")
     assert validate(structured, right) == []
     assert len(validate(structured, wrong)) == 1
 
 
 def test_only_json_is_validated() -> None:
     with pytest.raises(ValueError, match="only JSON"):
-        validate(Structured(regex="a"), "a")
+        validate(StructuredOutputs(regex="a"), "a")
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ class Cpu(Stages):
             raise reference.RowError(error.errors[0]) from error
         told = [stage for stage in stages if isinstance(stage, Tap) and not stage.neutral]
         reports = [generic.report(rows[0], token, tap.wanted) for tap in told]
-        return reference.Result(token, reports[0] if reports else None, stages)
+        return reference.RowResult(token, reports[0] if reports else None, stages)
 
 
 ENGINES = (Reference(), Stages(), Cpu())

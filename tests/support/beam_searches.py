@@ -11,7 +11,7 @@ from toy_models import Toy
 
 from nucleate.engine.beam.params import BeamParams, BeamPiece, BeamRequest
 from nucleate.generation.beam_search import beam_search
-from nucleate.outputs import Event
+from nucleate.outputs import EngineOutput
 
 SIZE = 300
 """A smaller vocabulary than that of ``toys``, as the twin sorts all of it."""
@@ -61,7 +61,7 @@ def wanted(model: Toy, request: BeamRequest, eos: Sequence[int] | frozenset[int]
     return [(beam.token_ids, beam.score, beam.logprob, beam.finish_reason) for beam in beams]
 
 
-def found(events: Sequence[Event]) -> list[Answer]:
+def found(events: Sequence[EngineOutput]) -> list[Answer]:
     """What the events of a search that ended well say."""
     answers: list[Answer] = []
     for index, event in enumerate(events):

@@ -13,7 +13,7 @@ import numpy as np
 
 from nucleate.sampling import noise
 from nucleate.sampling.backends import reference
-from nucleate.sampling.dispatch.fused_pipeline import Numbers
+from nucleate.sampling.dispatch.fused_pipeline import FusedParams
 from nucleate.sampling.maths import SLACK
 from nucleate.sampling.stages import Gumbel, MinP, Temperature, TopK, TopNSigma, TopP
 
@@ -72,7 +72,7 @@ def row(numbers: np.random.Generator, size: int, kind: str) -> np.ndarray:
     return np.asarray(x, np.float32)
 
 
-def numbers_for(numbers: np.random.Generator, x: np.ndarray) -> tuple[Numbers, bool]:
+def numbers_for(numbers: np.random.Generator, x: np.ndarray) -> tuple[FusedParams, bool]:
     """Parameters of a chain, and whether they are at an edge by design.
 
     That is, with a cut that falls on a token, give or take a last digit, or with a top-p so near 1 that the tokens at
@@ -83,7 +83,7 @@ def numbers_for(numbers: np.random.Generator, x: np.ndarray) -> tuple[Numbers, b
         return float(numbers.choice(values))
 
     size, u = len(x), numbers.random()
-    found = Numbers(
+    found = FusedParams(
         t=one(1, 1, 0.7, 0.8, 1.5, 0.01, 5, 1e-4, 1e4, 0, 10.0 ** numbers.uniform(-3, 2)),
         sigmas=one(0, 0, 0, 0, 1, 0.1, 3, 5 * u, 1e-9, 1e9),
         k=int(one(0, 0, 0, 1, 2, 5, 40, 300, 1000, 3000, max(2, size - 1), size, size + 1, 1 + int(u * size))),
@@ -98,7 +98,7 @@ def numbers_for(numbers: np.random.Generator, x: np.ndarray) -> tuple[Numbers, b
     return found, 1 - 1e-5 < found.p < 1
 
 
-def on_a_token(numbers: np.random.Generator, x: np.ndarray, found: Numbers) -> Numbers:
+def on_a_token(numbers: np.random.Generator, x: np.ndarray, found: FusedParams) -> FusedParams:
     """With the cut of min-p or top-p within some units of the last digit of where a token is."""
     kept = np.sort(x[x > -np.inf].astype(np.float64))[::-1]
     d = (kept - kept[0]) / (found.t or 1.0)
@@ -112,14 +112,14 @@ def on_a_token(numbers: np.random.Generator, x: np.ndarray, found: Numbers) -> N
     return found._replace(sigmas=0.0, k=0, m=0.0, p=float(min(max(p, 1e-12), 1.0)))
 
 
-def pipeline(numbers: Numbers, seed: int = 0, place: int = 0) -> tuple[object, ...]:
+def pipeline(numbers: FusedParams, seed: int = 0, place: int = 0) -> tuple[object, ...]:
     """The stages of a chain, the temperature after so many of the cuts: 0 to 2."""
     t, sigmas, k, m, p, late_m, late_t = numbers
     first, then = (TopNSigma(sigmas), TopK(k)), (MinP(m), TopP(p), MinP(late_m), Temperature(late_t), Gumbel(seed))
     return (*first[:place], Temperature(t), *first[place:], *then)
 
 
-def lengths(x: np.ndarray, numbers: Numbers, place: int = 0) -> dict[str, tuple[int, int]]:
+def lengths(x: np.ndarray, numbers: FusedParams, place: int = 0) -> dict[str, tuple[int, int]]:
     """How many tokens the cuts keep at least and at most, if they are off by a little: by what is off."""
     t, sigmas, k, m, p, late_m, _ = numbers
     below = np.sort(x[x > -np.inf].astype(np.float64))[::-1]
@@ -154,7 +154,7 @@ def lengths(x: np.ndarray, numbers: Numbers, place: int = 0) -> dict[str, tuple[
     return found
 
 
-def edge_of_a_set(x: np.ndarray, numbers: Numbers, order: list[int], got: list[int], place: int = 0) -> str:
+def edge_of_a_set(x: np.ndarray, numbers: FusedParams, order: list[int], got: list[int], place: int = 0) -> str:
     """What kind of edge explains a set, of which the reference has another; "" for none. order: all ids, best first."""
     if not got or sorted(order[: len(got)]) != got or numbers.t == 0 or numbers.k == 1:
         return ""

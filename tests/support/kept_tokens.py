@@ -15,7 +15,7 @@ from nucleate.sampling.backends.numba.fused.row_table import FLOAT32, room_for
 from nucleate.sampling.backends.numba.fused.workspace import DOUBTED, address_of, carve
 from nucleate.sampling.backends.numba.row_loading import floats_at
 from nucleate.sampling.backends.numba.vector_lanes import GROUP
-from nucleate.sampling.dispatch.fused_pipeline import Numbers
+from nucleate.sampling.dispatch.fused_pipeline import FusedParams
 
 
 @jit
@@ -50,7 +50,7 @@ def left(x: np.ndarray, numbers: Sequence[float]) -> tuple[list[int], list[int]]
     x = np.array(x, np.float32)
     ids, doubtful = np.empty(len(x), np.int64), np.zeros(len(x), bool)
     room = np.empty(room_for(len(x)))
-    n = _left(x.ctypes.data, len(x), Numbers(*map(float, numbers)), room, ids, doubtful)
+    n = _left(x.ctypes.data, len(x), FusedParams(*map(float, numbers)), room, ids, doubtful)
     return None if n == TIED else (ids[:n][~doubtful[:n]].tolist(), ids[:n][doubtful[:n]].tolist())
 
 

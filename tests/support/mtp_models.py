@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from transformers.cache_utils import MtpCache
 from transformers.modeling_layers import MtpModel
 
-from nucleate.models.transformers.mtp_module import Modules
+from nucleate.models.transformers.mtp_module import MtpModules
 from nucleate.models.transformers.transformers_model import TransformersModel
 
 SIZE = 199
@@ -73,8 +73,8 @@ def alike_of(family: str, scale: float, **more: Any) -> tuple[Any, Any]:
     return model, modules
 
 
-def modules_of(model: Any, modules: Any) -> Modules:
-    return Modules(TransformersModel.of(model), modules)
+def modules_of(model: Any, modules: Any) -> MtpModules:
+    return MtpModules(TransformersModel.of(model), modules)
 
 
 def save(model: Any, modules: Any, folder: Path) -> None:

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from nucleate.models.llama.batched_llama import PackedLlama
+from nucleate.models.llama.batched_llama import BatchedLlama
 from nucleate.models.llama.numpy_llama import Llama
-from nucleate.models.runner import Part
+from nucleate.models.runner import ModelInput
 from nucleate.sampling.pipeline import sample
 from nucleate.sampling_params import SamplingParams
 from nucleate.speculative.acceptance import coupled
-from nucleate.speculative.draft import Draft, Proposer, Read, State
+from nucleate.speculative.draft import Draft, DraftContext, Proposer, TargetOutput
 
 
 @dataclass
@@ -29,15 +29,15 @@ class Text:
     drafts: list[Draft] = field(default_factory=list)
 
     @property
-    def state(self) -> State:
-        return State(self.key, self.ids, self.prompt, self.params.seed or 0, self.params.temperature)
+    def state(self) -> DraftContext:
+        return DraftContext(self.key, self.ids, self.prompt, self.params.seed or 0, self.params.temperature)
 
 
 class Loop:
     """A model, and a proposer or none."""
 
     def __init__(self, model: Llama, proposer: Proposer | None = None, tokens: int = 4) -> None:
-        self.runner, self.proposer, self.tokens = PackedLlama(model, 64 << 20), proposer, tokens
+        self.runner, self.proposer, self.tokens = BatchedLlama(model, 64 << 20), proposer, tokens
         self.runner.watch(proposer.layers if proposer is not None else ())
         self.texts: list[Text] = []
 
@@ -56,7 +56,7 @@ class Loop:
 
     def step(self, texts: list[Text], drafts: list[Draft]) -> None:
         parts = [
-            Part(
+            ModelInput(
                 text.key, [*text.ids, *draft.tokens], text.read, len(text.ids) + len(draft), text.blocks, 1 + len(draft)
             )
             for text, draft in zip(texts, drafts, strict=True)
@@ -76,7 +76,7 @@ class Loop:
             text.ids = [*text.ids, *new]
             text.drafts.append(draft)
             told_TF = self.runner.features[start : start + text.read - before]
-            readings.append(Read(text.key, before, text.ids[before : text.read], told_TF))
+            readings.append(TargetOutput(text.key, before, text.ids[before : text.read], told_TF))
             start += part.stop - part.start
         if self.proposer is not None and self.proposer.layers:
             self.proposer.read(readings)

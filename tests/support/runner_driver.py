@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from nucleate.models.runner import Part, Runner
+from nucleate.models.runner import ModelInput, Runner
 
 
 @dataclass
@@ -53,7 +53,7 @@ class Driver:
             stop = min(one.read + count, len(one.ids)) if self.runner.paged or one.read else len(one.ids)
             while len(one.blocks) * self.runner.block_size < stop:
                 one.blocks.append(self.free.pop())
-            parts.append(Part(key, one.ids, one.read, stop, one.blocks, int(stop == len(one.ids))))
+            parts.append(ModelInput(key, one.ids, one.read, stop, one.blocks, int(stop == len(one.ids))))
         logits_LV = np.asarray(self.runner.forward(parts))
         assert logits_LV.dtype == np.float32
         assert logits_LV.shape == (sum(part.logits for part in parts), self.runner.vocab_size)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from nucleate.engine.kv_cache import START, BlockPool
-from nucleate.engine.scheduler import Chunk, Job, Scheduler
+from nucleate.engine.kv_cache import START, KVCacheManager
+from nucleate.engine.scheduler import ScheduledChunk, Scheduler, SchedulerEntry
 
 
 class World:
@@ -17,18 +17,18 @@ class World:
     def __init__(
         self, count: int, size: int, *, sequences: int, tokens: int, whole: bool = False, sharing: bool = True
     ) -> None:
-        self.pool = BlockPool(count, size, sharing=sharing)
+        self.pool = KVCacheManager(count, size, sharing=sharing)
         self.schedule = Scheduler(self.pool, max_sequences=sequences, max_tokens=tokens, whole=whole)
         self.memory: list[list[int | None]] = [[None] * size for _ in range(count)]
         self.names: dict[tuple[int, int], int] = {}  # of beginnings, so that two are compared at once
         self.nodes: dict[int, int] = {START: 0}  # the name of the beginning that a node stands for
-        self.jobs: list[Job] = []
-        self.truth: dict[Job, list[int]] = {}  # the tokens, kept apart
-        self.names_of: dict[Job, list[int]] = {}
-        self.fresh: dict[Job, int] = {}  # how many of its first tokens it has never read
+        self.jobs: list[SchedulerEntry] = []
+        self.truth: dict[SchedulerEntry, list[int]] = {}  # the tokens, kept apart
+        self.names_of: dict[SchedulerEntry, list[int]] = {}
+        self.fresh: dict[SchedulerEntry, int] = {}  # how many of its first tokens it has never read
         self.arrivals = self.forwards = 0
-        self.planned: list[Chunk] = []
-        self.gone: list[Job] = []  # that were preempted by the last plan
+        self.planned: list[ScheduledChunk] = []
+        self.gone: list[SchedulerEntry] = []  # that were preempted by the last plan
         self.preempt, self.schedule._preempt = self.schedule._preempt, self.check_preempt
 
     def name(self, before: int, token: int) -> int:
@@ -43,9 +43,9 @@ class World:
 
     # what happens
 
-    def add(self, prompt: Any, output: int, priority: int = 0, **options: Any) -> Job:
+    def add(self, prompt: Any, output: int, priority: int = 0, **options: Any) -> SchedulerEntry:
         limit = len(prompt) + output
-        job = Job((priority, self.arrivals, self.arrivals % 3), prompt, limit, **options)
+        job = SchedulerEntry((priority, self.arrivals, self.arrivals % 3), prompt, limit, **options)
         self.arrivals += 1
         if self.pool.blocks_for(limit) > self.pool.count:
             with pytest.raises(ValueError, match="do not fit"):
@@ -57,17 +57,17 @@ class World:
         self.extend_names(job)
         return job
 
-    def extend_names(self, job: Job) -> None:
+    def extend_names(self, job: SchedulerEntry) -> None:
         names, tokens = self.names_of[job], self.truth[job]
         for token in tokens[len(names) :]:
             names.append(self.name(names[-1] if names else 0, token))
 
-    def push(self, job: Job, token: int) -> None:
+    def push(self, job: SchedulerEntry, token: int) -> None:
         job.push(token)
         self.truth[job].append(token)
         self.extend_names(job)
 
-    def fork(self, parent: Job) -> Job:
+    def fork(self, parent: SchedulerEntry) -> SchedulerEntry:
         """A second job from what one has read, and what a model does for it."""
         schedule, pool, size = self.schedule, self.pool, self.pool.block_size
         seat, available = len(schedule.running) < schedule.max_sequences, pool.available
@@ -89,7 +89,7 @@ class World:
         assert child.token_ids is not parent.token_ids
         return child
 
-    def remove(self, job: Job) -> None:
+    def remove(self, job: SchedulerEntry) -> None:
         self.schedule.remove(job)
         self.jobs.remove(job)
         self.planned = [chunk for chunk in self.planned if chunk.job is not job]
@@ -108,7 +108,7 @@ class World:
         assert Before(self) == state
         self.planned = again
 
-    def done(self) -> list[Job]:
+    def done(self) -> list[SchedulerEntry]:
         """The forward: writes what it was told to; the jobs whose last token has been read."""
         chunks, self.planned = self.planned, []
         users = self.users()
@@ -128,7 +128,7 @@ class World:
                 self.nodes[node] = self.held(before, tokens)[-1]
         return last
 
-    def check_preempt(self) -> Job:
+    def check_preempt(self) -> SchedulerEntry:
         """Those that are paused make room first, then the last, and only if there is no room."""
         schedule = self.schedule
         ready = [job for job in schedule.waiting if not job.idle]
@@ -141,8 +141,8 @@ class World:
 
     # what holds
 
-    def users(self) -> list[list[Job]]:
-        users: list[list[Job]] = [[] for _ in range(self.pool.count)]
+    def users(self) -> list[list[SchedulerEntry]]:
+        users: list[list[SchedulerEntry]] = [[] for _ in range(self.pool.count)]
         for job in self.jobs:
             for block in job.blocks:
                 users[block].append(job)
@@ -185,7 +185,7 @@ class World:
             assert self.memory[block] == self.held(before, tokens)
             assert self.memory[block][-1] == self.nodes[node]
 
-    def check_memory(self, job: Job) -> None:
+    def check_memory(self, job: SchedulerEntry) -> None:
         """What a job has read is in its blocks: all that a model needs to go on."""
         size, names = self.pool.block_size, self.names_of[job]
         assert list(job.token_ids) == self.truth[job]
@@ -216,7 +216,7 @@ class Before:
     __hash__ = None  # type: ignore[assignment]
 
 
-def check_plan(world: World, before: Before, plan: list[Chunk]) -> None:
+def check_plan(world: World, before: Before, plan: list[ScheduledChunk]) -> None:
     schedule, pool = world.schedule, world.pool
     by_job = {chunk.job: chunk for chunk in plan}
     assert len(by_job) == len(plan)
@@ -236,7 +236,7 @@ def check_plan(world: World, before: Before, plan: list[Chunk]) -> None:
         assert plan, "there is always something to read, unless those that run wait for a token or an end"
 
 
-def check_budget(world: World, by_job: dict[Job, Chunk], unread: dict[Job, int]) -> None:
+def check_budget(world: World, by_job: dict[SchedulerEntry, ScheduledChunk], unread: dict[SchedulerEntry, int]) -> None:
     """Single tokens first, then the prompts by order, with all that is left."""
     schedule = world.schedule
     ready = [job for job in schedule.running if unread[job] and not job.idle]
@@ -268,7 +268,7 @@ def check_budget(world: World, by_job: dict[Job, Chunk], unread: dict[Job, int])
     assert left == schedule.max_tokens - total
 
 
-def check_beginners(world: World, before: Before, by_job: dict[Job, Chunk]) -> None:
+def check_beginners(world: World, before: Before, by_job: dict[SchedulerEntry, ScheduledChunk]) -> None:
     """None begins before one that comes first; the first that waits while tokens are left finds no room."""
     schedule = world.schedule
     begun = [job for job in schedule.running if job not in before.running]
@@ -289,16 +289,16 @@ def check_beginners(world: World, before: Before, by_job: dict[Job, Chunk]) -> N
         assert not any(job.paused or job.order[0] > first.order[0] for job in schedule.running)
 
 
-def unwritten(job: Job) -> bool:
+def unwritten(job: SchedulerEntry) -> bool:
     """Whether the next token, or the end, is what a running job waits for."""
     return not job.paused and (job.idle or not unread(job))
 
 
-def unread(job: Job) -> int:
+def unread(job: SchedulerEntry) -> int:
     return len(job.token_ids) - job.read
 
 
-def can_begin(world: World, job: Job) -> bool:
+def can_begin(world: World, job: SchedulerEntry) -> bool:
     """Whether there is room as things are: a seat, and blocks for what nobody has."""
     pool = world.pool
     shared = pool.share(job.token_ids).blocks if job.shares else []
@@ -349,7 +349,7 @@ class Drive:
 
     def __init__(self, world: World, seed: int) -> None:
         self.world, self.rng = world, random.Random(seed)
-        self.late: list[Job] = []  # the next token is still to come
+        self.late: list[SchedulerEntry] = []  # the next token is still to come
         self.most = min(world.pool.count * world.pool.block_size, 60)
         self.stems = [[self.rng.randrange(2) for _ in range(self.most + 1)] for _ in range(2)]
 
@@ -380,7 +380,7 @@ class Drive:
             self.fork(self.rng.choice(self.world.planned).job)
         self.finish()
 
-    def fork(self, job: Job) -> None:
+    def fork(self, job: SchedulerEntry) -> None:
         if len(self.world.jobs) < 25:
             child = self.world.fork(job)
             if child.read == len(child.token_ids):

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from nucleate.speculative.draft import Draft, Read, State
+from nucleate.speculative.draft import Draft, DraftContext, TargetOutput
 
 Answers = Mapping[tuple[tuple[int, ...], int], Sequence[int]]
 """By the prompt and the seed of an answer, the tokens that it will have."""
@@ -23,14 +23,14 @@ class Silent:
     def __init__(self) -> None:
         self.keys: set[int] = set()
 
-    def propose(self, states: Sequence[State], counts: Sequence[int]) -> list[Draft]:
+    def propose(self, states: Sequence[DraftContext], counts: Sequence[int]) -> list[Draft]:
         self.keys |= {state.key for state in states}
         return [self.draft(state, count) for state, count in zip(states, counts, strict=True)]
 
-    def draft(self, state: State, count: int) -> Draft:
+    def draft(self, state: DraftContext, count: int) -> Draft:
         return Draft()
 
-    def read(self, readings: Sequence[Read]) -> None:
+    def read(self, readings: Sequence[TargetOutput]) -> None:
         raise AssertionError("nobody asked for features")
 
     def accepted(self, key: int, count: int) -> None:
@@ -47,7 +47,7 @@ class Oracle(Silent):
         super().__init__()
         self.answers, self.share, self.rng = answers, share, rng or random.Random(1)
 
-    def draft(self, state: State, count: int) -> Draft:
+    def draft(self, state: DraftContext, count: int) -> Draft:
         ids = [int(token) for token in state.token_ids]
         known = self.answers.get((tuple(ids[: state.prompt]), state.seed), ())
         right = list(known[state.position : state.position + count])
@@ -68,7 +68,7 @@ class Storm(Oracle):
         super().__init__(answers, share, rng)
         self.best = best
 
-    def draft(self, state: State, count: int) -> Draft:
+    def draft(self, state: DraftContext, count: int) -> Draft:
         """What is likely, where the answer is not known."""
         if self.best is None:
             return super().draft(state, count)
@@ -77,7 +77,7 @@ class Storm(Oracle):
             ids.append(self.best(tuple(ids)) if self.rng.random() < self.share else self.rng.randrange(4096))
         return Draft(tuple(ids[len(ids) - count :]))
 
-    def propose(self, states: Sequence[State], counts: Sequence[int]) -> list[Draft]:
+    def propose(self, states: Sequence[DraftContext], counts: Sequence[int]) -> list[Draft]:
         what, rng = self.rng.random(), self.rng
         if what < 0.05:
             raise RuntimeError("a proposer\nthat fails")

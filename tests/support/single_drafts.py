@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from nucleate.speculative.draft import Draft, Proposer, State
+from nucleate.speculative.draft import Draft, DraftContext, Proposer
 
 
-def draft_of(proposer: Proposer, state: State, count: int) -> Draft:
+def draft_of(proposer: Proposer, state: DraftContext, count: int) -> Draft:
     """What is proposed to one sequence alone."""
     [draft] = proposer.propose([state], [count])
     return draft

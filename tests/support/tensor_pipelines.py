@@ -57,7 +57,8 @@ def outcome(given: Any, logits: Any) -> Any:
 
     batch, steps_R, numbers_RP = given
     return batch_sampling.run(
-        batch, batch_sampling.Given(batch_sampling.scores(logits, batch.fixed.zero_1), steps_R, numbers_RP=numbers_RP)
+        batch,
+        batch_sampling.StepInput(batch_sampling.scores(logits, batch.fixed.zero_1), steps_R, numbers_RP=numbers_RP),
     )
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from nucleate.models.paged.tree_mask import Tree
-from nucleate.models.runner import Fork, Move, Part
+from nucleate.models.paged.tree_mask import TreeMask
+from nucleate.models.runner import Fork, ModelInput, Move
 
 
 class Toy:
@@ -80,7 +80,7 @@ class PagedToy:
         self.watched = tuple(layers)
         self.features = np.empty((0, 2 * len(self.watched)), np.float32)
 
-    def forward(self, parts: Sequence[Part]) -> NDArray[np.float32]:
+    def forward(self, parts: Sequence[ModelInput]) -> NDArray[np.float32]:
         """See ``Runner.forward``."""
         self.forwards.append([(part.key, part.start, part.stop) for part in parts])
         for part in parts:
@@ -101,7 +101,7 @@ class PagedToy:
         ]
         return np.stack(rows) if rows else np.empty((0, self.vocab_size), np.float32)
 
-    def _seen(self, part: Part, place: int) -> tuple[int, ...]:
+    def _seen(self, part: ModelInput, place: int) -> tuple[int, ...]:
         """The tokens up to a place, along its branch."""
         held = self._held[list(part.blocks)].ravel().tolist()
         base, path = part.stop - len(part.parents or ()), []
@@ -127,9 +127,9 @@ class PagedToy:
         """See ``Runner.forget``."""
 
 
-def _positions(part: Part) -> list[int]:
+def _positions(part: ModelInput) -> list[int]:
     """Of the tokens that are read, in the sequence."""
     if not part.parents:
         return [*range(part.start, part.stop)]
-    tree = Tree(part.parents, part.stop)
+    tree = TreeMask(part.parents, part.stop)
     return [*range(part.start, min(part.stop, tree.base)), *tree.positions(part.start).tolist()]

@@ -12,9 +12,9 @@ import nucleate as nc
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
 from nucleate.generation.loop import generate
-from nucleate.models.runner import Contexts
-from nucleate.outputs import Event, Piece
-from nucleate.structured_output import Grammars
+from nucleate.models.runner import SequentialRunner
+from nucleate.outputs import CompletionChunk, EngineOutput
+from nucleate.structured_output import GrammarCompiler
 from nucleate.tokenization.tokenizer import Tokenizer
 
 SIZE = 4096
@@ -31,9 +31,9 @@ def toy(context_length: int = 256, of: Callable[[tuple[int, ...]], np.ndarray] =
     return Toy(of, SIZE, context_length)
 
 
-def runner(kind: str, model: Toy, blocks: int = 64, block_size: int = 4) -> PagedToy | Contexts:
+def runner(kind: str, model: Toy, blocks: int = 64, block_size: int = 4) -> PagedToy | SequentialRunner:
     if kind == "contexts":
-        return Contexts(model, blocks, block_size)
+        return SequentialRunner(model, blocks, block_size)
     return PagedToy(model, blocks, block_size, asynchronous=kind == "asynchronous")
 
 
@@ -64,10 +64,10 @@ def random_request(rng: random.Random, longest: int = 40) -> Request:
     return Request(prompt, nc.SamplingParams(**values), priority=rng.choice([0, 0, 0, 1, -1]))
 
 
-def drive(engine: Engine, requests: Iterable[Request], most: int = 20_000) -> list[list[Event]]:
+def drive(engine: Engine, requests: Iterable[Request], most: int = 20_000) -> list[list[EngineOutput]]:
     """The events of requests that come all at once."""
     ids = [engine.add(request) for request in requests]
-    events: dict[str, list[Event]] = {number: [] for number in ids}
+    events: dict[str, list[EngineOutput]] = {number: [] for number in ids}
     for _ in range(most):
         if not len(engine):
             return [events[number] for number in ids]
@@ -76,13 +76,15 @@ def drive(engine: Engine, requests: Iterable[Request], most: int = 20_000) -> li
     raise AssertionError(f"not done after {most} steps: {engine.stats}")
 
 
-def alone(model: Toy, tokenizer: Tokenizer, request: Request, grammars: Grammars | None = None) -> list[list[Piece]]:
+def alone(
+    model: Toy, tokenizer: Tokenizer, request: Request, grammars: GrammarCompiler | None = None
+) -> list[list[CompletionChunk]]:
     """What the slow twin makes of a request, answer by answer."""
     ids, params = request.prompt_ids, request.params
     return [list(generate(model, tokenizer, ids, params, index, grammars)) for index in range(params.n)]
 
 
-def answers(events: list[Event], count: int) -> list[list[Piece]]:
+def answers(events: list[EngineOutput], count: int) -> list[list[CompletionChunk]]:
     return [[event.piece for event in events if event.piece.index == index] for index in range(count)]
 
 

@@ -9,14 +9,14 @@ import numpy as np
 from scripted_proposers import Oracle, Storm
 
 from nucleate.sampling import noise
-from nucleate.speculative.draft import ROOT, Draft, Read, State
+from nucleate.speculative.draft import ROOT, Draft, DraftContext, TargetOutput
 from nucleate.speculative.draft_distribution import siblings
 
 
 class Grove(Oracle):
     """Knows the answers, or a share of their tokens: among siblings that lie, with branches that go on from those."""
 
-    def draft(self, state: State, count: int) -> Draft:
+    def draft(self, state: DraftContext, count: int) -> Draft:
         right = iter(super().draft(state, count).tokens)
         rng, tokens, parents = self.rng, [], []
         place, ends = ROOT, [ROOT]
@@ -60,14 +60,14 @@ class Reading(Grove):
         self.whole = True
         self.late = 0
 
-    def read(self, readings: Sequence[Read]) -> None:
+    def read(self, readings: Sequence[TargetOutput]) -> None:
         for key, start, ids, features_TF in readings:
             wanted = [[place, token] * 2 for place, token in enumerate(ids, start)]
             np.testing.assert_array_equal(features_TF, np.array(wanted).reshape(-1, 4))
             assert start <= self.told.get(key, start) or not self.whole
             self.told[key] = start + len(ids)
 
-    def draft(self, state: State, count: int) -> Draft:
+    def draft(self, state: DraftContext, count: int) -> Draft:
         missing = len(state.token_ids) - 1 - (self.told[state.key] if self.whole else self.told.get(state.key, 0))
         assert missing >= 0
         self.late += missing > 0

@@ -16,7 +16,7 @@ import triton_launches as launched
 
 from nucleate.sampling.backends.torch.slots import COLUMNS
 from nucleate.sampling.backends.triton import launch
-from nucleate.sampling.backends.triton.device_memory import State
+from nucleate.sampling.backends.triton.device_memory import RowState
 
 SIZE, RING = 128_256, 8192
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -35,11 +35,11 @@ def compiled(asked: list[tuple[str, str, bool, int]]) -> list[dict[str, Any]]:
 
 def sample(kind: str, everything: bool) -> None:
     """A call of one row."""
-    work = launch.Workspace(1, SIZE, "cpu")
+    work = launch.TritonWorkspace(1, SIZE, "cpu")
     lines_SC, ring_SL = torch.zeros(4, COLUMNS, dtype=torch.int64), torch.zeros(4, RING, dtype=torch.int64)
     active = torch.ones(1, dtype=torch.bool) if everything else None
     mask = torch.zeros(1, SIZE // 32, dtype=torch.int32) if everything else None
-    state = State(torch.zeros(1, dtype=torch.int64), lines_SC, ring_SL, RING, active)
+    state = RowState(torch.zeros(1, dtype=torch.int64), lines_SC, ring_SL, RING, active)
     launch.sample(torch.zeros(1, SIZE, dtype=TYPES[kind]), state, work, mask, report=everything)
 
 

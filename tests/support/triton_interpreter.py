@@ -99,14 +99,14 @@ def sample(x_RV: Any, numbers: Any, seeds: Any, steps: Any, **more: Any) -> dict
 
     from nucleate.sampling.backends.torch.slots import COLUMNS, OFFSET, SEED, STEP
     from nucleate.sampling.backends.triton import launch
-    from nucleate.sampling.backends.triton.device_memory import State
+    from nucleate.sampling.backends.triton.device_memory import RowState
 
     rows, size = x_RV.shape
     lying = torch.full((rows, size * more.get("stride", 1) + more.get("stride", 1)), torch.nan)
     lying = lying.to(getattr(torch, more.get("dtype", "float32")))
     logits = lying[:, : size * more.get("stride", 1) : more.get("stride", 1)]
     logits.copy_(torch.from_numpy(x_RV))
-    work = launch.Workspace(more.get("rows", rows), size, "cpu")
+    work = launch.TritonWorkspace(more.get("rows", rows), size, "cpu")
     for tensor in [*vars(work).values(), *work.sums, *work.waiting, *work.room]:
         if isinstance(tensor, torch.Tensor):  # what an earlier call left there is of no account
             tensor.fill_(torch.nan if tensor.is_floating_point() else 99)
@@ -118,7 +118,7 @@ def sample(x_RV: Any, numbers: Any, seeds: Any, steps: Any, **more: Any) -> dict
     lines_SC[slots_R, OFFSET] = slots_R - lines_SC[slots_R, STEP]
     ring_SL = torch.full((len(lines_SC), 7), -5)
     active = torch.from_numpy(more["active"]) if "active" in more else None
-    state = State(slots_R, lines_SC, ring_SL, 7, active)
+    state = RowState(slots_R, lines_SC, ring_SL, 7, active)
     out = torch.full((rows,), 99) if more.get("out") else None
     with Reads(logits) as reads:
         tokens = launch.sample(

@@ -14,12 +14,12 @@ import sys
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from nucleate.cli import flags
-from nucleate.cli.batch_output import Journal
+from nucleate.cli.batch_output import BatchOutput
 from nucleate.cli.jsonl import lines, open_input
 from nucleate.cli.structured_flags import check_form
 
 if TYPE_CHECKING:
-    from nucleate.cli.batch_runner import Batch
+    from nucleate.cli.batch_runner import BatchRun
 
 USAGE = "[OPTIONS] INPUT OUTPUT"
 AHEAD = 2
@@ -48,14 +48,14 @@ def run(arguments: argparse.Namespace) -> int:
     values = flags.given(arguments)
     with open_input(arguments.input) as source:
         anew = {"overwrite": arguments.overwrite, "retry": arguments.retry_errors}
-        with Journal(arguments.output, source, **anew) as journal:
+        with BatchOutput(arguments.output, source, **anew) as journal:
             total = survey(source, journal)
             if total == journal.count:
                 return told(journal, None, interrupted=False)
             return answer(arguments, values, source, journal, total)
 
 
-def survey(source: BinaryIO, journal: Journal) -> int | None:
+def survey(source: BinaryIO, journal: BatchOutput) -> int | None:
     """How many lines there are, if the source can be read twice. Raises UsageError if they are not the journal's."""
     try:
         if not stat.S_ISREG(os.fstat(source.fileno()).st_mode):
@@ -69,10 +69,10 @@ def survey(source: BinaryIO, journal: Journal) -> int | None:
 
 
 def answer(
-    arguments: argparse.Namespace, values: dict[str, Any], source: BinaryIO, journal: Journal, total: int | None
+    arguments: argparse.Namespace, values: dict[str, Any], source: BinaryIO, journal: BatchOutput, total: int | None
 ) -> int:
     """Answer the lines that have no record yet. Returns the exit status."""
-    from nucleate.cli.batch_runner import Batch
+    from nucleate.cli.batch_runner import BatchRun
     from nucleate.llm import LLM, progress_bar
 
     llm = LLM(**flags.model_options(arguments))
@@ -81,7 +81,7 @@ def answer(
     shown = sys.stderr.isatty() if arguments.progress is None else arguments.progress
     interrupted = False
     with progress_bar(total=total, unit="line", shown=shown) as progress:
-        batch = Batch(llm, engine, values, called, journal, progress)
+        batch = BatchRun(llm, engine, values, called, journal, progress)
         try:
             for line, known in journal.checked(lines(source)):
                 batch.skip(line) if known else batch.begin(line)
@@ -94,7 +94,7 @@ def answer(
     return told(journal, batch, interrupted=interrupted)
 
 
-def told(journal: Journal, batch: Batch | None, *, interrupted: bool) -> int:
+def told(journal: BatchOutput, batch: BatchRun | None, *, interrupted: bool) -> int:
     """Print the figures of a run, and return its exit status."""
     failed, figures = journal.failed, ""
     parts = [f"{journal.count} done before" + f" ({journal.failed} of them failed)" * (journal.failed > 0)]

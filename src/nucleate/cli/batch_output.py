@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Self
 
 from nucleate.cli.batch_records import has_failed
-from nucleate.cli.jsonl import Line
+from nucleate.cli.jsonl import JsonLine
 from nucleate.cli.main import UsageError
 
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0)
@@ -25,7 +25,7 @@ _FIRST = b'{"id": "line-'
 _ID = re.compile(r"line-([1-9]\d{0,11})-([0-9a-f]{16})")
 
 
-class Journal:
+class BatchOutput:
     """Records of lines, in a file or on their way down a pipe.
 
     path: - is stdout, which like a pipe cannot be read again. source: what the lines come from. overwrite: begin anew.
@@ -62,7 +62,7 @@ class Journal:
         """Append a record."""
         _write(self._fd, json.dumps(record, allow_nan=False).encode() + b"\n")
 
-    def checked(self, lines: Iterable[Line]) -> Iterator[tuple[Line, bool]]:
+    def checked(self, lines: Iterable[JsonLine]) -> Iterator[tuple[JsonLine, bool]]:
         """The lines, and whether each has its record. Raises UsageError where they are not those of the records."""
         found = 0
         for line in lines:

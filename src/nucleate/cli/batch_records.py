@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from nucleate.cli.jsonl import Line
+from nucleate.cli.jsonl import JsonLine
 from nucleate.cli.output_text import plain
-from nucleate.outputs import Completion, Output
+from nucleate.outputs import Completion, CompletionOutput
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError, read_json, unknown
-from nucleate.server.openai.requests import CHAT, ENDPOINTS, PLAIN, Asked, Endpoint
-from nucleate.server.openai.responses import Head, chat_body, completion_body, error_body, usage_body
+from nucleate.server.openai.requests import CHAT, ENDPOINTS, PLAIN, Endpoint, ParsedRequest
+from nucleate.server.openai.responses import ResponseHead, chat_body, completion_body, error_body, usage_body
 from nucleate.tokenization.tokenizer import Tokenizer
 
 _ENVELOPE = ("custom_id", "method", "url", "body")
@@ -25,7 +25,7 @@ Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Failure:
+class RecordError:
     """Why a line has no answer. status: that of HTTP, if its request was one; param: the field at fault."""
 
     message: str
@@ -35,7 +35,7 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Entry:
+class BatchRecord:
     """What a line says. endpoint: None if that could not be told; failure: why it cannot be answered."""
 
     id: str
@@ -43,28 +43,28 @@ class Entry:
     endpoint: Endpoint | None = None
     custom_id: str | None = None
     body: Any = None
-    failure: Failure | None = None
+    failure: RecordError | None = None
 
 
-def read_line(line: Line) -> Entry:
+def read_line(line: JsonLine) -> BatchRecord:
     """What a line says, whatever it is."""
-    entry = Entry(line.id, line.number)
+    entry = BatchRecord(line.id, line.number)
     if line.data is None:
-        return replace(entry, failure=Failure("the line is too long", "line_too_long"))
+        return replace(entry, failure=RecordError("the line is too long", "line_too_long"))
     try:
         value = read_json(line.data.decode(), "line")
     except UnicodeDecodeError as error:
         message = f"the line is not UTF-8: {error.reason} at byte {error.start}"
-        return replace(entry, failure=Failure(message, "invalid_json"))
+        return replace(entry, failure=RecordError(message, "invalid_json"))
     except ParameterError as error:
-        return replace(entry, failure=Failure(str(error), "invalid_json"))
+        return replace(entry, failure=RecordError(str(error), "invalid_json"))
     name = value.get("custom_id") if isinstance(value, dict) else None
     if isinstance(name, str) and name:
         entry = replace(entry, custom_id=name)
     try:
         endpoint, body = _content(value)
     except ParameterError as error:
-        return replace(entry, failure=Failure(str(error), "invalid_line", error.field))
+        return replace(entry, failure=RecordError(str(error), "invalid_line", error.field))
     return replace(entry, endpoint=endpoint, body=body)
 
 
@@ -96,7 +96,7 @@ def _request(value: Mapping[str, Any]) -> tuple[Endpoint, Any]:
     return ENDPOINTS[value["url"]], value["body"]
 
 
-def failed(entry: Entry, failure: Failure) -> Record:
+def failed(entry: BatchRecord, failure: RecordError) -> Record:
     """The record of a line without an answer. One that was a request to HTTP has the answer that it would get there."""
     message = f"line {entry.number}: {failure.message}"
     if entry.endpoint is PLAIN:
@@ -111,8 +111,8 @@ def failed(entry: Entry, failure: Failure) -> Record:
 
 
 def answered(
-    entry: Entry,
-    asked: Asked,
+    entry: BatchRecord,
+    asked: ParsedRequest,
     completions: Sequence[Completion],
     tokenizer: Tokenizer,
     *,
@@ -123,9 +123,9 @@ def answered(
     if entry.endpoint is PLAIN:
         return _plain(entry, completions[0])
     if entry.endpoint is CHAT:
-        body = chat_body(Head(f"chatcmpl-{entry.id}", created, model), asked, completions[0], tokenizer)
+        body = chat_body(ResponseHead(f"chatcmpl-{entry.id}", created, model), asked, completions[0], tokenizer)
     else:
-        body = completion_body(Head(f"cmpl-{entry.id}", created, model), asked, completions, tokenizer)
+        body = completion_body(ResponseHead(f"cmpl-{entry.id}", created, model), asked, completions, tokenizer)
     response = _response(entry, 200, body)
     return {"id": entry.id, "custom_id": entry.custom_id, "response": response, "error": None}
 
@@ -136,16 +136,16 @@ def has_failed(record: Mapping[str, Any]) -> bool:
     return record.get("error") is not None or (response is not None and response["status_code"] != 200)
 
 
-def _response(entry: Entry, status: int, body: Record) -> Record:
+def _response(entry: BatchRecord, status: int, body: Record) -> Record:
     return {"status_code": status, "request_id": f"req-{entry.id}", "body": body}
 
 
-def _plain_head(entry: Entry) -> Record:
+def _plain_head(entry: BatchRecord) -> Record:
     named = {} if entry.custom_id is None else {"custom_id": entry.custom_id}
     return {"id": entry.id, **named, "line": entry.number}
 
 
-def _plain(entry: Entry, completion: Completion) -> Record:
+def _plain(entry: BatchRecord, completion: Completion) -> Record:
     answers = [_answer(output) for output in completion.outputs]
     found = answers[0] if len(answers) == 1 else {"outputs": answers}
     subject = {name: entry.body[name] for name in PLAIN.subject if entry.body.get(name) is not None}
@@ -155,7 +155,7 @@ def _plain(entry: Entry, completion: Completion) -> Record:
     return {**_plain_head(entry), **subject, **found, **of_prompt, "usage": usage, "error": None}
 
 
-def _answer(output: Output) -> Record:
+def _answer(output: CompletionOutput) -> Record:
     """An answer as ``generate --json`` has it; without logprobs, if there are none."""
     made = {name: value for name, value in plain(output).items() if name != "index"}
     if output.logprobs is None:

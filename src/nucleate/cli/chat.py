@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from nucleate.cli import flags
-from nucleate.cli.generate import Stream
+from nucleate.cli.generate import StreamPrinter
 from nucleate.cli.main import UsageError
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling_params import FIELDS, SamplingParams
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     llm = LLM(**flags.model_options(arguments))
     if llm.tokenizer.chat_template is None:
         raise UsageError(f"the model in {llm.folder} has no chat template; use nucleate generate")
-    chat = Chat(llm, llm.default_params.override(**values), arguments.system)
+    chat = ChatSession(llm, llm.default_params.override(**values), arguments.system)
     if sys.stdin.isatty():
         print("/help lists the commands, Ctrl-D ends", file=sys.stderr)
     return max([chat.hear(line) for line in lines()], default=0)
@@ -77,7 +77,7 @@ def lines() -> Iterator[str]:
             yield line
 
 
-class Chat:
+class ChatSession:
     """A conversation and its parameters."""
 
     def __init__(self, llm: LLM, params: SamplingParams, system: str | None) -> None:
@@ -142,7 +142,7 @@ class Chat:
         A message that cannot be answered is not kept, and leaves the conversation as it was.
         """
         kept = self.fitting(messages)
-        stream, parts, params = Stream(1), [], self.params
+        stream, parts, params = StreamPrinter(1), [], self.params
         if params.seed is not None:  # each answer of a conversation has noise of its own
             params = params.replace(seed=(params.seed + self.answers) % 2**64)
         pieces = self.llm.stream_chat(kept, params)

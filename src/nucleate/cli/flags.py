@@ -10,7 +10,7 @@ from nucleate.cli.structured_flags import add_form, read_form
 from nucleate.parameters.parameter import Parameter, ParameterError, unknown
 from nucleate.sampling_params import FIELDS, SamplingParams
 from nucleate.speculative.config import NAMES, RULE_NAMES, TREES, Speculation
-from nucleate.structured_output.spec import Structured
+from nucleate.structured_output.spec import StructuredOutputs
 
 
 def add_sampling(parser: argparse.ArgumentParser, without: Collection[str] = ()) -> None:
@@ -127,7 +127,7 @@ def given(arguments: argparse.Namespace, parameters: Mapping[str, Parameter] = F
     for name, parameter in parameters.items():
         said = read_form(arguments) if parameter.kind == FORM else getattr(arguments, f"param_{parameter.name}", None)
         if said is not None:
-            values[name] = said if isinstance(said, Structured) else parse(parameter, said)
+            values[name] = said if isinstance(said, StructuredOutputs) else parse(parameter, said)
     return values
 
 
@@ -175,8 +175,8 @@ def _names(text: str) -> Any:
     return tuple(name.strip() for name in text.removesuffix(",").split(",")) if "," in text else text
 
 
-def _form(text: str) -> Structured | None:
-    return None if text.lower() == "none" else Structured.from_json(text)
+def _form(text: str) -> StructuredOutputs | None:
+    return None if text.lower() == "none" else StructuredOutputs.from_json(text)
 
 
 FORM = "Structured"

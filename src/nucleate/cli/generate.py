@@ -16,7 +16,7 @@ from nucleate.cli import flags
 from nucleate.cli.beam_flags import add_beams, read_beams, search
 from nucleate.cli.input_text import add_prompt, read_prompt
 from nucleate.cli.output_text import plain, worth
-from nucleate.outputs import Piece, Validation
+from nucleate.outputs import CompletionChunk, Validation
 
 USAGE = "[OPTIONS] [PROMPT]"
 
@@ -46,10 +46,10 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps({"prompt": prompt, **plain(completion), "params": params.to_dict()}, allow_nan=False))
         return 1 if any(output.finish_reason == "error" for output in completion.outputs) else 0
     pieces = llm.stream(prompt, params)
-    return show(pieces, Stream(params.n, prompt if arguments.echo else ""), llm.model.runtime)
+    return show(pieces, StreamPrinter(params.n, prompt if arguments.echo else ""), llm.model.runtime)
 
 
-def show(pieces: Iterable[Piece], stream: Stream, runtime: str) -> int:
+def show(pieces: Iterable[CompletionChunk], stream: StreamPrinter, runtime: str) -> int:
     """Print pieces as they come, then the figures. Returns the exit status."""
     status = 0
     try:
@@ -60,17 +60,17 @@ def show(pieces: Iterable[Piece], stream: Stream, runtime: str) -> int:
     return stream.end(runtime) or status
 
 
-class Stream:
+class StreamPrinter:
     """Prints the pieces of one or more answers, each after ``echo``, and keeps count."""
 
     def __init__(self, answers: int, echo: str = "") -> None:
         self.echo, self.answers, self.tokens, self.index = echo, answers, 0, -1
         self.start, self.first = time.perf_counter(), 0.0
-        self.last: Piece | None = None
+        self.last: CompletionChunk | None = None
         self.failures: list[str] = []
         self.validations: list[tuple[int, Validation]] = []
 
-    def print(self, piece: Piece) -> None:
+    def print(self, piece: CompletionChunk) -> None:
         if piece.index != self.index:
             if self.answers > 1:
                 lead = "\n\n" if self.index >= 0 else ""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from nucleate.llm import LLM
-    from nucleate.sampling.trace import Step, Trace
+    from nucleate.sampling.trace import Trace, TraceStep
     from nucleate.sampling_params import SamplingParams
     from nucleate.tokenization.tokenizer import Tokenizer
 
@@ -77,9 +77,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def mask_of(llm: LLM, params: SamplingParams) -> NDArray[np.int32] | None:
     """The tokens [W] that a text of the form asked for can begin with; None if none is asked for."""
-    from nucleate.structured_output import Grammars, Guide, form_of
+    from nucleate.structured_output import GrammarCompiler, Guide, form_of
 
-    form = form_of(params.structured, lambda: Grammars(llm.tokenizer, llm.model.vocab_size))
+    form = form_of(params.structured, lambda: GrammarCompiler(llm.tokenizer, llm.model.vocab_size))
     return None if form is None else Guide(form, ignore_eos=params.ignore_eos).mask()[0]
 
 
@@ -124,12 +124,12 @@ def bar(part: float) -> str:
     return "█" * whole + " ▏▎▍▌▋▊▉"[rest] * (rest > 0)
 
 
-def removed_by(steps: tuple[Step, ...], token: int) -> str:
+def removed_by(steps: tuple[TraceStep, ...], token: int) -> str:
     """The stage that put a token out before the draw, or nothing."""
     return next((step.name for step in steps if token in step.removed and "draw" not in shape(step)), "")
 
 
-def shape(step: Step) -> str:
+def shape(step: TraceStep) -> str:
     from nucleate.sampling.stage import shape_of
 
     return "" if step.stage is None else shape_of(step.stage).lower()

@@ -18,7 +18,7 @@ _BLANK = b" \t\r\n"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
-class Line(NamedTuple):
+class JsonLine(NamedTuple):
     """A line that is not empty. number: from 1, empty lines counted. data: None if there were too many bytes."""
 
     number: int
@@ -40,15 +40,15 @@ def open_input(path: str) -> AbstractContextManager[BinaryIO]:
     return nullcontext(sys.stdin.buffer)
 
 
-def lines(stream: BinaryIO, most: int = MOST_BYTES) -> Iterator[Line]:
+def lines(stream: BinaryIO, most: int = MOST_BYTES) -> Iterator[JsonLine]:
     """The lines of a stream that are not empty. Marks of the byte order at their beginning are no part of them."""
     number = 0
     while data := stream.readline(most + 1):
         number += 1
         if len(data) > most and not data.endswith(b"\n"):
-            yield Line(number, _digest(chain([data], _rest(stream, most))), None)
+            yield JsonLine(number, _digest(chain([data], _rest(stream, most))), None)
         elif data := data.removeprefix(_BYTE_ORDER_MARK).strip(_BLANK):
-            yield Line(number, _digest([data]), data)
+            yield JsonLine(number, _digest([data]), data)
 
 
 def _rest(stream: BinaryIO, most: int) -> Iterator[bytes]:

@@ -32,7 +32,7 @@ ALIKE = 0.8
 """How alike two flags are, as difflib has it, of which one may be a slip for the other."""
 
 
-class Parser(argparse.ArgumentParser):
+class ArgumentParser(argparse.ArgumentParser):
     """An argument parser whose errors are one line."""
 
     def error(self, message: str) -> NoReturn:
@@ -118,7 +118,7 @@ def run(arguments: list[str]) -> int:
         raise UsageError(f"there is no command {name!r}{hint} (commands: {', '.join(COMMANDS)})")
     command = importlib.import_module(f"nucleate.cli.{name}")
     prog = f"nucleate {name}"
-    parser = Parser(prog=prog, usage=f"{prog} {command.USAGE}", description=command.__doc__, allow_abbrev=False)
+    parser = ArgumentParser(prog=prog, usage=f"{prog} {command.USAGE}", description=command.__doc__, allow_abbrev=False)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     command.add_arguments(parser)
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from typing import Any
 
-from nucleate.outputs import Output, Validation
+from nucleate.outputs import CompletionOutput, Validation
 
 
 def plain(value: Any) -> Any:
@@ -19,7 +19,7 @@ def plain(value: Any) -> Any:
         return [plain(item) for item in value]
     if dataclasses.is_dataclass(value):
         names = [field.name for field in dataclasses.fields(value)]
-        names += ["cumulative_logprob"] if isinstance(value, Output) else []
+        names += ["cumulative_logprob"] if isinstance(value, CompletionOutput) else []
         found = {name: plain(getattr(value, name)) for name in names}
         if found.get("validation", "") is None:  # most answers have none
             del found["validation"]

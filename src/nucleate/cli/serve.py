@@ -17,17 +17,18 @@ from typing import TYPE_CHECKING
 
 from nucleate.cli import flags
 from nucleate.cli.main import UsageError
-from nucleate.server.limits import Limits
+from nucleate.server.limits import ServerLimits
 
 if TYPE_CHECKING:
     from nucleate.models.runner import Runner
-    from nucleate.server.request_log import Log
+    from nucleate.server.request_log import RequestLog
 
 USAGE = "[OPTIONS]"
 LIMITS = {
-    name: replace(parameter, name=f"limit_{name.removeprefix('max_')}") for name, parameter in Limits.PARAMETERS.items()
+    name: replace(parameter, name=f"limit_{name.removeprefix('max_')}")
+    for name, parameter in ServerLimits.PARAMETERS.items()
 }
-"""By field of ``Limits``: under the names of their flags, as some are called like parameters of sampling."""
+"""By field of ``ServerLimits``: under the names of their flags, as some are called like parameters of sampling."""
 NEEDED = ("starlette", "uvicorn", "httptools", "prometheus_client")
 
 
@@ -79,13 +80,13 @@ def run(arguments: argparse.Namespace) -> int:
     from nucleate.llm import LLM
     from nucleate.server.app import application
     from nucleate.server.auth import VARIABLE, read_keys
-    from nucleate.server.request_log import Form, Log, configure
+    from nucleate.server.request_log import Form, RequestLog, configure
     from nucleate.server.run import bind, interrupted_at_once, serve
     from nucleate.server.service import REGEX_SECONDS, Service
 
     if not 0 <= arguments.port < 2**16:
         raise UsageError(f"the port must be an integer >= 0 and < 65536, got {arguments.port}")
-    limits = Limits(**flags.given(arguments, LIMITS))
+    limits = ServerLimits(**flags.given(arguments, LIMITS))
     values = flags.given(arguments)
     keys = read_keys(arguments.api_key, arguments.api_key_file, os.environ.get(VARIABLE))
     form: Form = arguments.log_format or ("text" if sys.stderr.isatty() else "json")
@@ -94,7 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
         bind(arguments.host, arguments.port) as bound,  # first: a model takes long to load
         configure(sys.stderr, form=form, level=arguments.log_level),
     ):
-        log = Log(prompts=arguments.log_prompts)
+        log = RequestLog(prompts=arguments.log_prompts)
         llm = LLM(**flags.model_options(arguments))
         engine = llm.new_engine(**flags.engine_options(arguments), regex_seconds=REGEX_SECONDS)
         defaults = llm.default_params.override(**values)
@@ -107,7 +108,7 @@ def run(arguments: argparse.Namespace) -> int:
         return serve(app, service, log, bound)
 
 
-def _warm_model(runner: Runner, log: Log) -> None:
+def _warm_model(runner: Runner, log: RequestLog) -> None:
     runner.warm()
     log.event("kernels ready")
 

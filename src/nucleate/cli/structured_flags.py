@@ -1,4 +1,4 @@
-"""Flags for the form of an answer, one for each field of ``Structured``. Knows no grammar and no schema."""
+"""Flags for the form of an answer, one for each field of ``StructuredOutputs``. Knows no grammar and no schema."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from nucleate.cli.input_text import decode
 from nucleate.cli.main import UsageError
-from nucleate.structured_output.spec import Structured
+from nucleate.structured_output.spec import StructuredOutputs
 
 if TYPE_CHECKING:
     from nucleate.engine.engine import Engine
@@ -43,17 +43,17 @@ def add_form(parser: argparse.ArgumentParser) -> None:
         group.add_argument(f"--{flag}", dest=f"form_{field}", default=None, help=text, **options)
 
 
-def read_form(arguments: argparse.Namespace) -> Structured | None:
+def read_form(arguments: argparse.Namespace) -> StructuredOutputs | None:
     """The form that the flags ask for, if any is there. Raises ParameterError, UsageError, OSError."""
     given = {field: getattr(arguments, f"form_{field}", None) for field in FLAGS}
     said: dict[str, Any] = {field: value for field, value in given.items() if value is not None}
     for field in _FILES:
         if field in said:
             said[field] = _content(FLAGS[field][0], said[field])
-    return Structured(**said) if said else None
+    return StructuredOutputs(**said) if said else None
 
 
-def check_form(engine: Engine, form: Structured | None) -> None:
+def check_form(engine: Engine, form: StructuredOutputs | None) -> None:
     """Raise ParameterError if an engine cannot hold answers to a form, before every request would be told so."""
     from nucleate.engine.request import Request
     from nucleate.sampling_params import SamplingParams

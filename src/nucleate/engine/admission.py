@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from nucleate.models.protocol import Context, Limits
+from nucleate.models.protocol import DecodingContext, ModelLimits
 from nucleate.outputs import PromptLogprobs, StepLogprobs
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling.backends.token_logprobs import logprobs
@@ -27,7 +27,11 @@ def stages_of(params: SamplingParams, vocab_size: int, tokenizer: Tokenizer) -> 
 
 
 def admit(
-    model: Limits, tokenizer: Tokenizer, prompt_ids: Sequence[int], params: SamplingParams, regex_seconds: float = 0.5
+    model: ModelLimits,
+    tokenizer: Tokenizer,
+    prompt_ids: Sequence[int],
+    params: SamplingParams,
+    regex_seconds: float = 0.5,
 ) -> StopRules:
     """Check a request against the model before anything runs, and make its stop rules."""
     size, room = model.vocab_size, model.context_length - len(prompt_ids)
@@ -63,7 +67,7 @@ def admit(
 
 
 def read_prompt(
-    context: Context, prompt_ids: tuple[int, ...], params: SamplingParams, most: int = 1 << 26
+    context: DecodingContext, prompt_ids: tuple[int, ...], params: SamplingParams, most: int = 1 << 26
 ) -> tuple[NDArray[np.float32], PromptLogprobs]:
     """The logits after the prompt, and the logprobs of each of its tokens after those before it; None for the first.
 

@@ -15,11 +15,11 @@ from functools import partial
 from typing import Self
 
 from nucleate.engine.beam.params import BeamRequest
-from nucleate.engine.beam.scheduling import Asked, PreparedSearch
+from nucleate.engine.beam.scheduling import Asked, ValidatedBeamRequest
 from nucleate.engine.engine import Engine
-from nucleate.engine.request import Prepared, Request
-from nucleate.engine.stats import Stats
-from nucleate.outputs import Event
+from nucleate.engine.request import Request, ValidatedRequest
+from nucleate.engine.stats import EngineStats
+from nucleate.outputs import EngineOutput
 
 
 class EngineStoppedError(RuntimeError):
@@ -59,7 +59,7 @@ class AsyncEngine:
         self._stop(None)
 
     @property
-    def stats(self) -> Stats:
+    def stats(self) -> EngineStats:
         """The engine in figures."""
         return self._engine.stats
 
@@ -68,11 +68,11 @@ class AsyncEngine:
         """Why the engine runs no longer, if so."""
         return self._stopped
 
-    def prepare(self, request: Request | BeamRequest) -> Prepared | PreparedSearch:
+    def prepare(self, request: Request | BeamRequest) -> ValidatedRequest | ValidatedBeamRequest:
         """Check a request, on any thread: what is left to do for it on the engine's own is little."""
         return self._engine.prepare(request)
 
-    async def run(self, request: Asked) -> AsyncGenerator[Event]:
+    async def run(self, request: Asked) -> AsyncGenerator[EngineOutput]:
         """The events of a request as they come, in an asynchronous generator.
 
         Raises ParameterError if the engine refuses the request, EngineStoppedError. Whoever leaves before the last
@@ -85,7 +85,7 @@ class AsyncEngine:
 
     async def run_all(
         self, requests: Sequence[Asked], *, beat: float | None = None
-    ) -> AsyncGenerator[list[tuple[int, Event]]]:
+    ) -> AsyncGenerator[list[tuple[int, EngineOutput]]]:
         """As ``run``, of several requests: lists of what has come, each event with the place of its request.
 
         All requests are admitted, or none. beat: after so many seconds there is a list at the latest, maybe empty.
@@ -149,7 +149,7 @@ class AsyncEngine:
         for number in numbers:
             self._engine.abort(number)
 
-    async def _next(self, caller: _Caller) -> list[tuple[int, Event]]:
+    async def _next(self, caller: _Caller) -> list[tuple[int, EngineOutput]]:
         if not caller.events:
             self._check(caller)
             await caller.something()
@@ -168,7 +168,7 @@ class AsyncEngine:
         for number in caller.places:
             self._order(partial(self._engine.pause, number, paused=paused))
 
-    def _deliver(self, events: Iterable[Event]) -> None:
+    def _deliver(self, events: Iterable[EngineOutput]) -> None:
         """On the loop: events to those who wait for them."""
         for event in events:
             caller = self._callers.get(event.request_id)
@@ -204,7 +204,7 @@ class AsyncEngine:
         """Have something done on the loop, after what was asked for before."""
         self._loop.call_soon_threadsafe(function, *arguments)
 
-    def _send(self, events: list[Event]) -> None:
+    def _send(self, events: list[EngineOutput]) -> None:
         if events:
             self._call(self._deliver, events)
 
@@ -226,7 +226,7 @@ class AsyncEngine:
 
 
 def _answers(asked: Asked) -> int:
-    request = asked.request if isinstance(asked, Prepared | PreparedSearch) else asked
+    request = asked.request if isinstance(asked, ValidatedRequest | ValidatedBeamRequest) else asked
     return request.params.n
 
 
@@ -236,7 +236,7 @@ class _Caller:
     def __init__(self, loop: asyncio.AbstractEventLoop, room: int) -> None:
         self.room, self._loop = room, loop
         self.places: dict[str, int] = {}  #: by request, of those whose last event it has not taken
-        self.events: list[tuple[int, Event]] = []
+        self.events: list[tuple[int, EngineOutput]] = []
         self.admitted = self.paused = False
         self.unwanted = False  #: they are to be ended as soon as they are there
         self.error: Exception | None = None  #: of the engine, which refused its requests

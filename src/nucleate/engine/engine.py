@@ -13,25 +13,25 @@ from time import perf_counter
 
 from nucleate.engine.admission import admit, stages_of
 from nucleate.engine.beam.params import BeamRequest
-from nucleate.engine.beam.scheduling import Asked, Beam, LiveSearch, PreparedSearch, Searches
-from nucleate.engine.kv_cache import BlockPool
-from nucleate.engine.model_executor import Batch, Forwards
-from nucleate.engine.request import Branch, Live, Prepared, Reading, Request
-from nucleate.engine.scheduler import Job, Scheduler
+from nucleate.engine.beam.scheduling import Asked, BeamScheduler, RunningBeam, RunningBeamSearch, ValidatedBeamRequest
+from nucleate.engine.kv_cache import KVCacheManager
+from nucleate.engine.model_executor import ForwardOutput, ModelExecutor
+from nucleate.engine.request import Request, RunningRequest, RunningSequence, ScheduledSequence, ValidatedRequest
+from nucleate.engine.scheduler import Scheduler, SchedulerEntry
 from nucleate.engine.speculator import Speculator
-from nucleate.engine.stats import Drafts, Stats
-from nucleate.engine.token_sampler import Drawing
-from nucleate.engine.verification import Row
+from nucleate.engine.stats import EngineStats, SpeculativeStats
+from nucleate.engine.token_sampler import TokenSampler
+from nucleate.engine.verification import DraftRow
 from nucleate.models.runner import Runner
-from nucleate.outputs import Event, Finish
+from nucleate.outputs import EngineOutput, Finish
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling.dispatch.route import TENSOR_BACKENDS
 from nucleate.sampling.inputs import check_count
 from nucleate.sampling.noise import fresh_seed
 from nucleate.sampling.sampler import Sampler
 from nucleate.speculative.config import Speculation
-from nucleate.structured_output import Limits, skippable
-from nucleate.structured_output.grammar_manager import Forms
+from nucleate.structured_output import GrammarLimits, skippable
+from nucleate.structured_output.grammar_manager import GrammarManager
 from nucleate.tokenization.tokenizer import Tokenizer
 
 MAX_SEQUENCES, MAX_BATCH_TOKENS = 64, 1024
@@ -61,7 +61,7 @@ class Engine:
         max_length: int | None = None,
         prefix_sharing: bool = True,
         regex_seconds: float = 0.5,
-        structured_limits: Limits | None = None,
+        structured_limits: GrammarLimits | None = None,
         speculation: Speculation | str | None = None,
         backend: str = "auto",
     ) -> None:
@@ -73,27 +73,29 @@ class Engine:
             self.context_length = min(self.context_length, max_length)
         self.runner, self.tokenizer, self.vocab_size = runner, tokenizer, runner.vocab_size
         self.max_sequences, self._regex_seconds = max_sequences, regex_seconds
-        self._pool = BlockPool(runner.blocks, runner.block_size, sharing=prefix_sharing and runner.paged)
+        self._pool = KVCacheManager(runner.blocks, runner.block_size, sharing=prefix_sharing and runner.paged)
         self._schedule = Scheduler(
             self._pool, max_sequences=max_sequences, max_tokens=max_batch_tokens, whole=not runner.paged
         )
         on_device = backend in TENSOR_BACKENDS and runner.asynchronous  # asked for by name, as no GPU has run it yet
         device = str(getattr(runner, "device", "cpu")) if on_device else "cpu"
         self._sampler = Sampler(runner.vocab_size, backend, device)
-        self._forms = Forms(tokenizer, runner.vocab_size, structured_limits)
-        self._live: dict[str, Live | LiveSearch] = {}
-        self._branches: dict[Job, Branch | Beam] = {}
-        self._drawing = Drawing(
+        self._forms = GrammarManager(tokenizer, runner.vocab_size, structured_limits)
+        self._live: dict[str, RunningRequest | RunningBeamSearch] = {}
+        self._branches: dict[SchedulerEntry, RunningSequence | RunningBeam] = {}
+        self._drawing = TokenSampler(
             self._sampler, self._forms, self._branches, later=runner.asynchronous,
             begun=self._begin_others, ended=self._forget, fail=self._fail,
         )  # fmt: skip
         self._arrivals = self._reused = 0
-        self._searches = Searches(self._schedule, runner, self._forms, tokenizer, self._live, self._branches)
+        self._searches = BeamScheduler(self._schedule, runner, self._forms, tokenizer, self._live, self._branches)
         self._stages = functools.lru_cache(maxsize=256)(lambda params: stages_of(params, self.vocab_size, tokenizer))
         self._speculator: Speculator | None = None
         if (asked := Speculation.of(speculation)) is not None:
             self._speculator = Speculator(asked, runner, self._schedule, self._sampler, self._branches)
-        self._forwards = Forwards(runner, self._schedule, self._forms, self._speculator, self._branches, self._fail)
+        self._forwards = ModelExecutor(
+            runner, self._schedule, self._forms, self._speculator, self._branches, self._fail
+        )
 
     def __len__(self) -> int:
         """How many requests have not ended."""
@@ -105,10 +107,10 @@ class Engine:
         return self._forwards.count
 
     @property
-    def stats(self) -> Stats:
+    def stats(self) -> EngineStats:
         schedule, pool, searches = self._schedule, self._pool, self._searches
         forwards, drawing = self._forwards, self._drawing
-        return Stats(
+        return EngineStats(
             len(schedule.running),
             len(schedule.waiting),
             pool.count,
@@ -122,10 +124,10 @@ class Engine:
             drawing.seconds + searches.seconds,
             self._forms.seconds,
             drawing.forced,
-            Drafts() if self._speculator is None else self._speculator.figures,
+            SpeculativeStats() if self._speculator is None else self._speculator.figures,
         )
 
-    def prepare(self, request: Request | BeamRequest) -> Prepared | PreparedSearch:
+    def prepare(self, request: Request | BeamRequest) -> ValidatedRequest | ValidatedBeamRequest:
         """What ``add`` needs to know of a request. Raises ParameterError, as ``add`` would.
 
         This is most of the work of ``add``, and may be done on any thread, also while another one makes a step.
@@ -135,14 +137,14 @@ class Engine:
         params = request.params
         rules = admit(self, self.tokenizer, request.prompt_ids, params, self._regex_seconds)
         stages = self._stages(params)
-        return Prepared(request, stages, rules, self._forms.form(params.structured))
+        return ValidatedRequest(request, stages, rules, self._forms.form(params.structured))
 
     def add(self, request: Asked) -> str:
         """Admit a request and return its id. Raises ParameterError, and then nothing has changed."""
         if isinstance(request, Request | BeamRequest):
             request = self.prepare(request)
         number = self._number(request.request.id)
-        if isinstance(request, PreparedSearch):
+        if isinstance(request, ValidatedBeamRequest):
             self._searches.begin(request, number, self._arrivals)
         else:
             live = self._live[number] = self._admit(request, number)
@@ -150,12 +152,12 @@ class Engine:
         self._arrivals += 1
         return number
 
-    def abort(self, request_id: str) -> list[Event]:
+    def abort(self, request_id: str) -> list[EngineOutput]:
         """End a request now: the last event of each of its answers, with finish_reason "abort"; none if it is over."""
         live = self._live.get(request_id)
         if live is None:
             return []
-        if isinstance(live, LiveSearch):
+        if isinstance(live, RunningBeamSearch):
             return self._searches.end(live, Finish("abort"))
         while live.begun < live.request.params.n:
             self._begin(live)
@@ -170,7 +172,7 @@ class Engine:
         if live is not None:
             live.pause(paused=paused)
 
-    def step(self) -> list[Event]:
+    def step(self) -> list[EngineOutput]:
         """One forward, one draw: the events of all requests that it moved on; none if there is nothing to do."""
         begin, read = perf_counter(), self._forwards.read
         readings = [self._branches[chunk.job].reading(chunk) for chunk in self._schedule.plan()]
@@ -178,7 +180,7 @@ class Engine:
         if self._speculator is not None:
             readings = self._speculator.extend(readings)
         behind = self.runner.asynchronous
-        events: list[Event] = []
+        events: list[EngineOutput] = []
         batches = self._forwards.run(readings, events) if readings else []
         if behind or not readings:
             events += self._drawing.tell()
@@ -199,44 +201,44 @@ class Engine:
             raise ParameterError("id", f"there is a request {number!r:.80} already")
         return number
 
-    def _admit(self, prepared: Prepared, number: str) -> Live:
+    def _admit(self, prepared: ValidatedRequest, number: str) -> RunningRequest:
         request, stages, rules, form = prepared
         seed = fresh_seed() if request.params.seed is None else request.params.seed
         limit = len(request.prompt_ids) + (rules.max_tokens or 0)  # admit fills it in
         skips = form is not None and skippable(stages)
-        return Live(request, number, seed, stages, rules, form, limit, self._arrivals, skips)
+        return RunningRequest(request, number, seed, stages, rules, form, limit, self._arrivals, skips)
 
-    def _begin(self, live: Live) -> None:
+    def _begin(self, live: RunningRequest) -> None:
         """The next answer of a request waits for its turn."""
         branch = live.branch(self.tokenizer, max(1, LOGITS_AT_A_TIME // self.vocab_size))
         self._branches[branch.job] = branch
         self._schedule.add(branch.job)
 
-    def _begin_others(self, live: Live) -> None:
+    def _begin_others(self, live: RunningRequest) -> None:
         """The prompt has been read: the other answers find it there."""
         while live.begun < live.request.params.n:
             self._begin(live)
 
-    def _fail(self, branch: Branch | Beam, message: str) -> list[Event]:
+    def _fail(self, branch: RunningSequence | RunningBeam, message: str) -> list[EngineOutput]:
         """An answer, or the search of a beam, cannot go on; what was drawn before is told."""
         events = self._drawing.tell(branch)
         if branch.job not in self._branches:
             return events
         finish = Finish("error", message)
-        if isinstance(branch, Beam):
+        if isinstance(branch, RunningBeam):
             return [*events, *self._searches.end(branch.live, finish)]
         return [*events, self._end(branch, finish)]
 
-    def _draw(self, batch: Batch, events: list[Event]) -> None:
+    def _draw(self, batch: ForwardOutput, events: list[EngineOutput]) -> None:
         """Draw the next token of every answer whose last token has been read; beams get theirs in their own way."""
-        rows: list[Row] = []
-        beams: list[tuple[Beam, int]] = []
+        rows: list[DraftRow] = []
+        beams: list[tuple[RunningBeam, int]] = []
         for reading, place in self._forwards.ready(batch):
             branch = reading.branch
-            if isinstance(branch, Beam):
+            if isinstance(branch, RunningBeam):
                 beams.append((branch, place))
             else:
-                rows.append(Row(reading, branch, place))
+                rows.append(DraftRow(reading, branch, place))
         logits_LV, speculator = batch.logits, self._speculator
         events += self._searches.take(beams, logits_LV)
         if speculator is None or speculator.verified(rows):
@@ -246,12 +248,12 @@ class Engine:
         if speculator is not None and batch.features is not None:
             speculator.read(batch.readings, batch.features)
 
-    def _end(self, branch: Branch, finish: Finish) -> Event:
+    def _end(self, branch: RunningSequence, finish: Finish) -> EngineOutput:
         """An answer ends without a token."""
         self._forget(branch)
         return branch.live.event(branch.answer.end(finish))
 
-    def _forget(self, branch: Branch) -> None:
+    def _forget(self, branch: RunningSequence) -> None:
         """An answer has ended: give back all that it holds."""
         live, job = branch.live, branch.job
         self._begin_others(live)
@@ -267,6 +269,6 @@ class Engine:
             del self._live[live.id]
 
 
-def _row(reading: Reading) -> int:
+def _row(reading: ScheduledSequence) -> int:
     branch = reading.branch
-    return branch.row if isinstance(branch, Branch) and branch.row >= 0 else 1 << 62
+    return branch.row if isinstance(branch, RunningSequence) and branch.row >= 0 else 1 << 62

@@ -21,14 +21,14 @@ START = 0
 _Place = tuple[int, tuple[int, ...]]  # the node before a block, and the tokens in it
 
 
-class Shared(NamedTuple):
+class PrefixHit(NamedTuple):
     """The beginning of a sequence that is there already."""
 
     blocks: list[int]
     node: int  #: the beginning that ends with the last of them; START for none
 
 
-class BlockPool:
+class KVCacheManager:
     """``count`` blocks of ``block_size`` tokens, numbered 0 to count - 1. sharing: whether beginnings are kept."""
 
     def __init__(self, count: int, block_size: int, *, sharing: bool = True) -> None:
@@ -67,7 +67,7 @@ class BlockPool:
             taken.append(block)
         return taken
 
-    def share(self, token_ids: Sequence[int]) -> Shared:
+    def share(self, token_ids: Sequence[int]) -> PrefixHit:
         """Use the blocks that hold the longest known beginning of a sequence, never all of its tokens."""
         blocks: list[int] = []
         node, size = START, self.block_size
@@ -80,7 +80,7 @@ class BlockPool:
                 del self._kept[block]
             self._users[block] += 1
             blocks.append(block)
-        return Shared(blocks, node)
+        return PrefixHit(blocks, node)
 
     def join(self, blocks: Iterable[int]) -> None:
         """One more sequence uses blocks that are in use, and full: nobody writes to them any more."""

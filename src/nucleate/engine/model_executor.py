@@ -9,25 +9,25 @@ from collections.abc import Callable, Iterator, Mapping
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from nucleate.engine.beam.scheduling import Beam
-from nucleate.engine.request import Branch, Reading
-from nucleate.engine.scheduler import Job, Scheduler
+from nucleate.engine.beam.scheduling import RunningBeam
+from nucleate.engine.request import RunningSequence, ScheduledSequence
+from nucleate.engine.scheduler import Scheduler, SchedulerEntry
 from nucleate.engine.speculator import Speculator
 from nucleate.models.runner import Runner
-from nucleate.outputs import Event
+from nucleate.outputs import EngineOutput
 from nucleate.parameters.converters import one_line
-from nucleate.structured_output.grammar_manager import Forms
+from nucleate.structured_output.grammar_manager import GrammarManager
 
 
-class Batch(NamedTuple):
+class ForwardOutput(NamedTuple):
     """What a forward has read, and what it gave."""
 
-    readings: list[Reading]
+    readings: list[ScheduledSequence]
     logits: Any
     features: Any = None  #: of all tokens, if a proposer wants them
 
 
-class Forwards:
+class ModelExecutor:
     """The forwards of one engine.
 
     at_work: answers and beams that have not ended. fail: ends one for which the model has failed.
@@ -37,10 +37,10 @@ class Forwards:
         self,
         runner: Runner,
         schedule: Scheduler,
-        forms: Forms,
+        forms: GrammarManager,
         speculator: Speculator | None,
-        at_work: Mapping[Job, Branch | Beam],
-        fail: Callable[[Branch | Beam, str], list[Event]],
+        at_work: Mapping[SchedulerEntry, RunningSequence | RunningBeam],
+        fail: Callable[[RunningSequence | RunningBeam, str], list[EngineOutput]],
     ) -> None:
         self._runner, self._schedule, self._forms, self._speculator = runner, schedule, forms, speculator
         self._at_work, self._fail = at_work, fail
@@ -48,11 +48,11 @@ class Forwards:
         self.read = 0  # tokens, those of drafts too
         self.seconds = 0.0
 
-    def run(self, readings: list[Reading], events: list[Event]) -> list[Batch]:
+    def run(self, readings: list[ScheduledSequence], events: list[EngineOutput]) -> list[ForwardOutput]:
         """What could be read, with its logits; the events of what could not."""
         self.count += 1
         if self._speculator is None or self._speculator.draws:  # or else other masks are asked for
-            drawing = [each.branch for each in readings if each.last and isinstance(each.branch, Branch)]
+            drawing = [each.branch for each in readings if each.last and isinstance(each.branch, RunningSequence)]
             self._forms.begin([branch.answer.guide for branch in drawing])
         begin = perf_counter()
         try:
@@ -65,17 +65,19 @@ class Forwards:
             self.read += sum([reading.part.stop - reading.part.start for reading in batch.readings])
         return batches
 
-    def _together(self, readings: list[Reading]) -> Batch:
+    def _together(self, readings: list[ScheduledSequence]) -> ForwardOutput:
         logits_LV = self._runner.forward([reading.part for reading in readings])
         speculator = self._speculator
         if speculator is None:
-            return Batch(readings, logits_LV)
+            return ForwardOutput(readings, logits_LV)
         speculator.cut(readings)
-        return Batch(readings, logits_LV, speculator.features(readings))
+        return ForwardOutput(readings, logits_LV, speculator.features(readings))
 
-    def _alone(self, readings: list[Reading], events: list[Event], error: Exception) -> list[Batch]:
+    def _alone(
+        self, readings: list[ScheduledSequence], events: list[EngineOutput], error: Exception
+    ) -> list[ForwardOutput]:
         """Each by itself, and without its draft, after an error of all together."""
-        batches: list[Batch] = []
+        batches: list[ForwardOutput] = []
         again = len(readings) > 1 or any(reading.draft for reading in readings)
         if self._speculator is not None:
             readings = self._speculator.withdraw(readings)
@@ -90,7 +92,7 @@ class Forwards:
                 events += self._fail(reading.branch, f"the model failed: {one_line(own)}")
         return batches
 
-    def ready(self, batch: Batch) -> Iterator[tuple[Reading, int]]:
+    def ready(self, batch: ForwardOutput) -> Iterator[tuple[ScheduledSequence, int]]:
         """Those whose last token has been read, with the place of its logits. Logits of prompts are told of."""
         end = 0
         for reading in batch.readings:
@@ -98,7 +100,7 @@ class Forwards:
             start, end = end, end + part.logits
             if chunk.job not in self._at_work:  # its text has ended it meanwhile
                 continue
-            if isinstance(branch, Branch) and branch.told is not None:
+            if isinstance(branch, RunningSequence) and branch.told is not None:
                 branch.tell_prompt(part, batch.logits[start:end])
             if last:
                 yield reading, end - 1 - len(draft)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from nucleate.outputs import Finish, Piece, PromptLogprobs, StepLogprobs
+from nucleate.outputs import CompletionChunk, Finish, PromptLogprobs, StepLogprobs
 from nucleate.sampling_params import SamplingParams
 from nucleate.stopping.stop_matcher import StopMatcher, StopRules
 from nucleate.structured_output import Guide
@@ -13,7 +13,7 @@ from nucleate.tokenization.detokenizer import Detokenizer
 from nucleate.tokenization.tokenizer import Tokenizer
 
 
-class Answer:
+class OutputProcessor:
     """The text and the end of one answer to a prompt."""
 
     def __init__(
@@ -33,7 +33,7 @@ class Answer:
         self._open = partial(Detokenizer, tokenizer, prompt_ids, params.skip_special_tokens)
         self._detokenizer: Detokenizer | None = None  # from the first token on: it reads all of the prompt
 
-    def push(self, token: int, told: StepLogprobs | None, *, done: bool = False) -> Piece:
+    def push(self, token: int, told: StepLogprobs | None, *, done: bool = False) -> CompletionChunk:
         """One more token, and its logprobs if they were asked for. done: nothing can follow it."""
         matcher, detokenizer = self._matcher, self._detokenizer
         if detokenizer is None:
@@ -46,15 +46,15 @@ class Answer:
             shown = (*shown, *matcher.close("".join(detokenizer.close())))
         return self._piece("".join(shown), (token,), matcher.finish, None if told is None else (told,))
 
-    def end(self, finish: Finish) -> Piece:
+    def end(self, finish: Finish) -> CompletionChunk:
         """It ends without a token: an abort, an error. What was held back is shown."""
         tail = "".join(self._detokenizer.close()) if self._detokenizer is not None else ""
         return self._piece("".join(self._matcher.close(tail)), (), finish, None)
 
     def _piece(
         self, text: str, tokens: tuple[int, ...], finish: Finish | None, told: tuple[StepLogprobs, ...] | None
-    ) -> Piece:
+    ) -> CompletionChunk:
         reason, detail = finish or (None, None)
         of_prompt, self.prompt_logprobs = self.prompt_logprobs, None
         validation = None if self.guide is None else self.guide.read(text, finish)
-        return Piece(text, tokens, self.index, self.seed, reason, detail, told, of_prompt, validation)
+        return CompletionChunk(text, tokens, self.index, self.seed, reason, detail, told, of_prompt, validation)

@@ -9,18 +9,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nucleate.engine.output_processor import Answer
-from nucleate.engine.scheduler import Chunk, Job
-from nucleate.models.runner import Part
-from nucleate.outputs import Event, Piece, StepLogprobs, Usage
+from nucleate.engine.output_processor import OutputProcessor
+from nucleate.engine.scheduler import ScheduledChunk, SchedulerEntry
+from nucleate.models.runner import ModelInput
+from nucleate.outputs import CompletionChunk, EngineOutput, StepLogprobs, Usage
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling.backends.token_logprobs import logprobs
-from nucleate.sampling.inputs import Logits
+from nucleate.sampling.inputs import LogitsInput
 from nucleate.sampling.stage import Pipeline
 from nucleate.sampling_params import SamplingParams
-from nucleate.speculative.draft import Draft, State
+from nucleate.speculative.draft import Draft, DraftContext
 from nucleate.stopping.stop_matcher import StopRules
-from nucleate.structured_output import Compiled, Guide
+from nucleate.structured_output import CompiledGrammar, Guide
 from nucleate.tokenization.tokenizer import Tokenizer
 
 NONE = Draft()
@@ -59,17 +59,17 @@ class Request:
             raise ParameterError("priority", f"priority must be an integer, got {self.priority!r:.60}")
 
 
-class Prepared(NamedTuple):
+class ValidatedRequest(NamedTuple):
     """A request that an engine has found to be as it must be, and what it means."""
 
     request: Request
     stages: Pipeline
     rules: StopRules
-    form: Compiled | None
+    form: CompiledGrammar | None
 
 
 @dataclass(eq=False, slots=True)
-class Live:
+class RunningRequest:
     """A request that was admitted. Its first answer reads the prompt; the others begin after that."""
 
     request: Request
@@ -77,37 +77,37 @@ class Live:
     seed: int
     stages: Pipeline
     rules: StopRules
-    form: Compiled | None
+    form: CompiledGrammar | None
     limit: int  #: tokens of the prompt and the longest answer
     arrival: int
     skips: bool = False  #: whether tokens that must follow need not be drawn
     paused: bool = False
-    branches: dict[int, Branch] = field(default_factory=dict)  #: the answers at work, by index
+    branches: dict[int, RunningSequence] = field(default_factory=dict)  #: the answers at work, by index
     begun: int = 0  #: answers
     ended: int = 0
     completion_tokens: int = 0
 
-    def event(self, piece: Piece) -> Event:
+    def event(self, piece: CompletionChunk) -> EngineOutput:
         """The event of a piece. The last of the last answer has the usage."""
         self.completion_tokens += len(piece.token_ids)
         if piece.finish_reason is None:
-            return Event(self.id, piece)
+            return EngineOutput(self.id, piece)
         self.ended += 1
         if self.ended < self.request.params.n:
-            return Event(self.id, piece)
-        return Event(self.id, piece, Usage(len(self.request.prompt_ids), self.completion_tokens))
+            return EngineOutput(self.id, piece)
+        return EngineOutput(self.id, piece, Usage(len(self.request.prompt_ids), self.completion_tokens))
 
-    def branch(self, tokenizer: Tokenizer, most: int) -> Branch:
+    def branch(self, tokenizer: Tokenizer, most: int) -> RunningSequence:
         """The next answer. most: tokens of a prompt that are read at a time if its logprobs are asked for."""
         index, ids, params = self.begun, self.request.prompt_ids, self.request.params
         self.begun += 1
         told: list[StepLogprobs | None] | None = [None] if index == 0 and params.prompt_logprobs is not None else None
-        job = Job((self.request.priority, self.arrival, index), ids, self.limit, paused=self.paused)
+        job = SchedulerEntry((self.request.priority, self.arrival, index), ids, self.limit, paused=self.paused)
         if told is not None:
             job.shares, job.most = False, most
         guide = None if self.form is None else Guide(self.form, ignore_eos=params.ignore_eos)
-        answer = Answer(index, (self.seed + index) % 2**64, tokenizer, ids, params, self.rules, guide)
-        branch = self.branches[index] = Branch(self, answer, job, told)
+        answer = OutputProcessor(index, (self.seed + index) % 2**64, tokenizer, ids, params, self.rules, guide)
+        branch = self.branches[index] = RunningSequence(self, answer, job, told)
         return branch
 
     def pause(self, *, paused: bool) -> None:
@@ -118,15 +118,15 @@ class Live:
 
 
 @dataclass(eq=False, slots=True)
-class Branch:
+class RunningSequence:
     """One answer of a request at work: its text, its place in the schedule, its row in the sampler."""
 
-    live: Live
-    answer: Answer
-    job: Job
+    live: RunningRequest
+    answer: OutputProcessor
+    job: SchedulerEntry
     told: list[StepLogprobs | None] | None  #: the logprobs of the prompt so far, if they are to be made
     row: int = -1  #: from the first token on
-    state: State | None = None  #: for who drafts, see there
+    state: DraftContext | None = None  #: for who drafts, see there
     over: bool = False  #: nothing can follow what was drawn, as far as its form goes
 
     @property
@@ -134,21 +134,23 @@ class Branch:
         """A number that no other answer ever has."""
         return self.live.arrival * MOST_ANSWERS + self.answer.index
 
-    def reading(self, chunk: Chunk) -> Reading:
+    def reading(self, chunk: ScheduledChunk) -> ScheduledSequence:
         """What the model is to read."""
         job, start, stop = chunk
         last = chunk.last
         wanted = int(last) if self.told is None else stop - start
-        return Reading(self, chunk, Part(self.key, job.token_ids, start, stop, job.blocks, wanted), last)
+        return ScheduledSequence(
+            self, chunk, ModelInput(self.key, job.token_ids, start, stop, job.blocks, wanted), last
+        )
 
-    def tell_prompt(self, part: Part, logits_TV: Any) -> None:
+    def tell_prompt(self, part: ModelInput, logits_TV: Any) -> None:
         """Logprobs of the tokens that follow those of a part of the prompt; the answer tells them when all are there.
 
         A prompt that is read again, because its answer was preempted, goes on where it was.
         """
         if self.told is None:
             return
-        prompt_ids, params, rows = self.live.request.prompt_ids, self.live.request.params, Logits(logits_TV)
+        prompt_ids, params, rows = self.live.request.prompt_ids, self.live.request.params, LogitsInput(logits_TV)
         ids_V = np.arange(rows.shape[1])
         top, asked = params.prompt_logprobs or 0, params.logprob_token_ids
         for place in range(max(part.start + 1, len(self.told)), min(part.stop + 1, len(prompt_ids))):
@@ -159,11 +161,11 @@ class Branch:
             self.job.shares, self.job.most = True, self.live.limit
 
 
-class Reading(NamedTuple):
+class ScheduledSequence(NamedTuple):
     """What an answer, or a beam of a search, reads in a step."""
 
     branch: Any  #: a Branch; of a search, a Beam
-    chunk: Chunk
-    part: Part
+    chunk: ScheduledChunk
+    part: ModelInput
     last: bool  #: it ends with the last token there is: the next one is drawn
     draft: Draft = NONE  #: what is read after that, to be verified; ``part`` has it, ``chunk`` does not

@@ -16,14 +16,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from nucleate.engine.kv_cache import START, BlockPool, Shared
+from nucleate.engine.kv_cache import START, KVCacheManager, PrefixHit
 
 Order = tuple[int, int, int]
 """Priority (lower is sooner), arrival, and which answer of a request: no two jobs have the same."""
 
 
 @dataclass(eq=False, slots=True)
-class Job:
+class SchedulerEntry:
     """One sequence as the scheduler sees it. ``limit``: the most tokens it will ever have, prompt and output."""
 
     order: Order
@@ -52,10 +52,10 @@ class Job:
         self.token_ids.append(token)  # type: ignore[attr-defined]
 
 
-class Chunk(NamedTuple):
+class ScheduledChunk(NamedTuple):
     """What a job reads in a step: its tokens from ``start`` to ``stop``."""
 
-    job: Job
+    job: SchedulerEntry
     start: int
     stop: int
 
@@ -72,19 +72,19 @@ class Scheduler:
     that, but for the ``most`` of their jobs only; the first of a step is then read however long it is.
     """
 
-    def __init__(self, pool: BlockPool, *, max_sequences: int, max_tokens: int, whole: bool = False) -> None:
+    def __init__(self, pool: KVCacheManager, *, max_sequences: int, max_tokens: int, whole: bool = False) -> None:
         if max_sequences < 1 or max_tokens < max_sequences:
             raise ValueError(f"{max_sequences} sequences and {max_tokens} tokens: there must be a token for each")
         self.pool, self.max_sequences, self.max_tokens, self.whole = pool, max_sequences, max_tokens, whole
-        self.running: list[Job] = []  # in order, as are those that wait
-        self.waiting: list[Job] = []  # they have not begun, or have to begin again
+        self.running: list[SchedulerEntry] = []  # in order, as are those that wait
+        self.waiting: list[SchedulerEntry] = []  # they have not begun, or have to begin again
         self.preemptions = 0
-        self._planned: dict[Job, Chunk] = {}
+        self._planned: dict[SchedulerEntry, ScheduledChunk] = {}
 
     def __len__(self) -> int:
         return len(self.running) + len(self.waiting)
 
-    def add(self, job: Job) -> None:
+    def add(self, job: SchedulerEntry) -> None:
         """Take a job. Raises ValueError for one that could never end: that the pool cannot hold, even alone, or that
         has nothing to read or no token to come.
         """
@@ -94,13 +94,13 @@ class Scheduler:
             raise ValueError(f"{job.limit} tokens do not fit {self.pool.count} blocks of {self.pool.block_size}")
         insort(self.waiting, job, key=_order)
 
-    def fork(self, parent: Job, order: Order) -> tuple[Job, tuple[int, int] | None]:
+    def fork(self, parent: SchedulerEntry, order: Order) -> tuple[SchedulerEntry, tuple[int, int] | None]:
         """A new job with the tokens of one that is there, and with what that one has read.
 
         If there is room it runs at once: full blocks are shared, and one that is not full is to be copied, from the
         first to the second of the pair, as both jobs will write to it. If not, it waits, as one that was added does.
         """
-        child = Job(order, list(parent.token_ids), parent.limit, parent.most, paused=parent.paused, own=True)
+        child = SchedulerEntry(order, list(parent.token_ids), parent.limit, parent.most, paused=parent.paused, own=True)
         full, rest = (0, parent.read) if self.whole else divmod(parent.read, self.pool.block_size)
         taken = self.pool.take(self.pool.blocks_for(rest)) if self._seat() and parent.read else None
         if taken is None:
@@ -112,7 +112,7 @@ class Scheduler:
         insort(self.running, child, key=_order)
         return child, (parent.blocks[full], taken[0]) if taken and not self.whole else None
 
-    def remove(self, job: Job) -> None:
+    def remove(self, job: SchedulerEntry) -> None:
         """Forget a job, whatever its state."""
         if job.blocks:
             _take_out(self.running, job)
@@ -120,7 +120,7 @@ class Scheduler:
         else:
             _take_out(self.waiting, job)
 
-    def plan(self) -> list[Chunk]:
+    def plan(self) -> list[ScheduledChunk]:
         """What the next forward reads. Jobs that have all their tokens, or are paused, are left out.
 
         A plan that was not carried out can be made again: it is the same.
@@ -134,13 +134,13 @@ class Scheduler:
             if length > len(job.blocks) * size and not self._grow(job):
                 continue
             if job.read == length - 1:
-                planned[job] = Chunk(job, job.read, length)
+                planned[job] = ScheduledChunk(job, job.read, length)
             elif job.read < length:
                 prompts.append(job)
         chunks = self._read(prompts) if prompts or self.waiting else []
         return [*planned.values(), *chunks]
 
-    def done(self, chunks: Sequence[Chunk]) -> None:
+    def done(self, chunks: Sequence[ScheduledChunk]) -> None:
         """The chunks, of jobs that are still there, have been read."""
         size = self.pool.block_size
         for job, _, stop in chunks:
@@ -150,7 +150,7 @@ class Scheduler:
                 job.node = self.pool.seal(job.blocks[job.sealed], job.node, ids)
                 job.sealed += 1
 
-    def reserve(self, job: Job, count: int) -> int:
+    def reserve(self, job: SchedulerEntry, count: int) -> int:
         """Find a running job blocks for so many tokens that it may have soon, if nobody must make room for them.
 
         Returns how many fit.
@@ -162,14 +162,14 @@ class Scheduler:
             job.blocks += taken
         return count
 
-    def trim(self, job: Job) -> None:
+    def trim(self, job: SchedulerEntry) -> None:
         """Give back the blocks of a running job that its tokens do not need."""
         needed = self.pool.blocks_for(len(job.token_ids))
         if needed < len(job.blocks):
             self.pool.release(job.blocks[needed:])
             del job.blocks[needed:]
 
-    def _grow(self, job: Job) -> bool:
+    def _grow(self, job: SchedulerEntry) -> bool:
         """Find a running job the blocks for all its tokens, unless it must make room itself."""
         while self.pool.blocks_for(len(job.token_ids)) > len(job.blocks):
             if (taken := self.pool.take(1)) is not None:
@@ -178,27 +178,27 @@ class Scheduler:
                 return False
         return True
 
-    def _read(self, prompts: list[Job]) -> list[Chunk]:
+    def _read(self, prompts: list[SchedulerEntry]) -> list[ScheduledChunk]:
         """What is read of prompts with the tokens that are left: one at least, as there is one for each that runs."""
-        chunks: list[Chunk] = []
+        chunks: list[ScheduledChunk] = []
         read = 0
         for job in self._prompts(prompts):
             left = self.max_tokens - len(self._planned) - read
             unread = len(job.token_ids) - job.read
             part = min(unread, job.most) if self.whole else min(unread, job.most, left)
             if unread == 1:
-                self._planned[job] = Chunk(job, job.read, job.read + 1)
+                self._planned[job] = ScheduledChunk(job, job.read, job.read + 1)
                 left -= 1
             elif chunks and part > left:
                 break
             else:
-                chunks.append(Chunk(job, job.read, job.read + part))
+                chunks.append(ScheduledChunk(job, job.read, job.read + part))
                 read, left = read + part, left - part
             if chunks and left <= 0:
                 break
         return chunks
 
-    def _prompts(self, running: list[Job]) -> Iterator[Job]:
+    def _prompts(self, running: list[SchedulerEntry]) -> Iterator[SchedulerEntry]:
         """Jobs that run, and in between, in order, those that wait and can begin."""
         place, waiting = 0, self.waiting
         for job in [*running, None]:
@@ -213,7 +213,7 @@ class Scheduler:
             if job is not None and job.blocks:  # it may have been preempted by one that began
                 yield job
 
-    def _begin(self, job: Job) -> bool:
+    def _begin(self, job: SchedulerEntry) -> bool:
         """Make a job run, if there is room. For one of a better priority others make room, as do the paused ones."""
         while not self._room(job):
             if not self.running:
@@ -226,11 +226,11 @@ class Scheduler:
         insort(self.running, job, key=_order)
         return True
 
-    def _room(self, job: Job) -> bool:
+    def _room(self, job: SchedulerEntry) -> bool:
         """Give a job the blocks that it needs now, if there is room for it."""
         if not self._seat():
             return False
-        shared = self.pool.share(job.token_ids) if job.shares else Shared([], START)
+        shared = self.pool.share(job.token_ids) if job.shares else PrefixHit([], START)
         taken = self.pool.take(self.pool.blocks_for(len(job.token_ids)) - len(shared.blocks))
         if taken is None:
             self.pool.release(shared.blocks)
@@ -243,11 +243,11 @@ class Scheduler:
     def _seat(self) -> bool:
         return len(self.running) < self.max_sequences
 
-    def _victim(self) -> Job:
+    def _victim(self) -> SchedulerEntry:
         """The last of the running jobs that are paused, or else of all."""
         return next((job for job in reversed(self.running) if job.paused), self.running[-1])
 
-    def _preempt(self) -> Job:
+    def _preempt(self) -> SchedulerEntry:
         """Make a running job wait, and return it."""
         job = self._victim()
         _take_out(self.running, job)
@@ -258,16 +258,16 @@ class Scheduler:
         self.preemptions += 1
         return job
 
-    def _give_back(self, job: Job) -> None:
+    def _give_back(self, job: SchedulerEntry) -> None:
         self.pool.release(job.blocks)
         job.blocks, job.read, job.sealed, job.node = [], 0, 0, START
 
 
-def _order(job: Job) -> Order:
+def _order(job: SchedulerEntry) -> Order:
     return job.order
 
 
-def _take_out(jobs: list[Job], job: Job) -> None:
+def _take_out(jobs: list[SchedulerEntry], job: SchedulerEntry) -> None:
     """Remove a job from a list in order."""
     place = bisect_left(jobs, job.order, key=_order)
     if place == len(jobs) or jobs[place] is not job:

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Iterator
 from nucleate.engine.beam.params import BeamRequest
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
-from nucleate.outputs import Event
+from nucleate.outputs import EngineOutput
 
 
-class Calls:
+class SharedEngine:
     """Every caller may be a thread of its own. make: gives an engine, when one is needed first.
 
     An interrupt may come in the middle of a step: then the engine is given up, and the next caller gets a new one.
@@ -25,19 +25,19 @@ class Calls:
         self._make = make
         self._engine: Engine | None = None
         self._lock = threading.Lock()
-        self._boxes: dict[str, deque[Event]] = {}  # of each request, the box of its caller
+        self._boxes: dict[str, deque[EngineOutput]] = {}  # of each request, the box of its caller
 
     def check(self, request: Request | BeamRequest) -> None:
         """Raise ParameterError if ``run`` would."""
         with self._lock:
             self._running().prepare(request)
 
-    def run(self, requests: Iterable[Request | BeamRequest]) -> Iterator[tuple[int, Event]]:
+    def run(self, requests: Iterable[Request | BeamRequest]) -> Iterator[tuple[int, EngineOutput]]:
         """The events of some requests as they come, each with the place of its request among these.
 
         All are admitted before the first one runs; raises ParameterError. The requests have no ids of their own.
         """
-        box: deque[Event] = deque()
+        box: deque[EngineOutput] = deque()
         places: dict[str, int] = {}
         with self._lock:
             engine = self._running()
@@ -70,7 +70,7 @@ class Calls:
         if engine is not self._engine:
             raise RuntimeError("the engine has stopped, as another caller's step was interrupted")
 
-    def _wait(self, engine: Engine, box: deque[Event]) -> None:
+    def _wait(self, engine: Engine, box: deque[EngineOutput]) -> None:
         """Make a step, unless another caller has just made one that brought something."""
         with self._lock:
             if box:

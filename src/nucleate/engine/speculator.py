@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
-from nucleate.engine.request import NONE, Branch, Reading
-from nucleate.engine.scheduler import Chunk, Job, Scheduler
-from nucleate.engine.stats import Drafts
-from nucleate.engine.verification import Hands, Path, Row, WrongLawError, follow, judge
+from nucleate.engine.request import NONE, RunningSequence, ScheduledSequence
+from nucleate.engine.scheduler import ScheduledChunk, Scheduler, SchedulerEntry
+from nucleate.engine.stats import SpeculativeStats
+from nucleate.engine.verification import DraftRow, InvalidDistributionError, Path, VerificationCallbacks, follow, judge
 from nucleate.jit.kernel_libraries import DRAFTS
 from nucleate.jit.native_library import get
 from nucleate.models.runner import Move, Runner
@@ -23,7 +23,7 @@ from nucleate.sampling.sampler import Sampler
 from nucleate.sampling.stages.selection.greedy import Greedy
 from nucleate.speculative.adaptive.controller import AdaptiveProposer
 from nucleate.speculative.config import COUPLED, FIELD, Speculation
-from nucleate.speculative.draft import Draft, Read, State
+from nucleate.speculative.draft import Draft, DraftContext, TargetOutput
 from nucleate.speculative.grammar_filter import allowed
 from nucleate.speculative.tree import narrow
 
@@ -37,7 +37,12 @@ class Speculator:
     """The drafts of one engine. jobs: of the engine, what is at work. Raises ParameterError, ModelError."""
 
     def __init__(
-        self, speculation: Speculation, runner: Runner, schedule: Scheduler, sampler: Sampler, jobs: Mapping[Job, Any]
+        self,
+        speculation: Speculation,
+        runner: Runner,
+        schedule: Scheduler,
+        sampler: Sampler,
+        jobs: Mapping[SchedulerEntry, Any],
     ) -> None:
         if not runner.paged:
             why = f": {runner.why}" if runner.why else ""
@@ -60,17 +65,17 @@ class Speculator:
         self._failed = False
 
     @property
-    def figures(self) -> Drafts:
+    def figures(self) -> SpeculativeStats:
         """What came of it so far."""
         tried, kept = tuple(self._tried), tuple(self._kept)
-        return Drafts(self._rounds, self._drafted, self._accepted, tried, kept, self._seconds)
+        return SpeculativeStats(self._rounds, self._drafted, self._accepted, tried, kept, self._seconds)
 
     @property
     def draws(self) -> bool:
         """Whether tokens are drawn first, and then compared with drafts."""
         return self.speculation.rule == COUPLED
 
-    def extend(self, readings: list[Reading]) -> list[Reading]:
+    def extend(self, readings: list[ScheduledSequence]) -> list[ScheduledSequence]:
         """The same readings, and drafted tokens with those that come to the end of an answer.
 
         There are as many as there is room for in the forward and in the blocks, beside all else: nobody waits or makes
@@ -92,7 +97,7 @@ class Speculator:
         self._seconds += perf_counter() - begin
         return readings
 
-    def _counts(self, readings: list[Reading], places: list[int]) -> list[int]:
+    def _counts(self, readings: list[ScheduledSequence], places: list[int]) -> list[int]:
         """How many tokens may be drafted for each."""
         left = self._schedule.max_tokens - sum([part.stop - part.start for _, _, part, _, _ in readings])
         left = min(left, MOST_LOGITS // self._runner.vocab_size - len(readings))
@@ -105,19 +110,21 @@ class Speculator:
             left -= count
         return counts
 
-    def _may(self, branch: Branch) -> bool:
+    def _may(self, branch: RunningSequence) -> bool:
         """Whether drafts of an answer can be verified."""
         return self.draws or foreseeable(self._sampler.stages(branch.row))
 
-    def _state(self, branch: Branch) -> State:
+    def _state(self, branch: RunningSequence) -> DraftContext:
         """The list of tokens stays the same, and grows: made once, it is the state of every step."""
         if branch.state is None:
             params, greedy = branch.live.request.params, isinstance(self._sampler.stages(branch.row)[-1], Greedy)
             prompt, temperature = len(branch.live.request.prompt_ids), 0.0 if greedy else params.temperature
-            branch.state = State(branch.key, branch.job.token_ids, prompt, branch.answer.seed, temperature, self.draws)
+            branch.state = DraftContext(
+                branch.key, branch.job.token_ids, prompt, branch.answer.seed, temperature, self.draws
+            )
         return branch.state
 
-    def _ask(self, states: list[State], counts: list[int]) -> list[Draft]:
+    def _ask(self, states: list[DraftContext], counts: list[int]) -> list[Draft]:
         drafts = self._safely(self.proposer.propose, states, counts)
         if drafts is None or len(drafts) != len(states) or not all(isinstance(draft, Draft) for draft in drafts):
             if drafts is not None:
@@ -125,7 +132,7 @@ class Speculator:
             return [NONE] * len(states)
         return list(drafts)
 
-    def _with(self, reading: Reading, draft: Draft, count: int) -> Reading:
+    def _with(self, reading: ScheduledSequence, draft: Draft, count: int) -> ScheduledSequence:
         """A reading with as much of a draft as can be read, and as may follow."""
         branch, job, part = reading.branch, reading.chunk.job, reading.part
         draft = narrow(draft, self._branches, _room(job), count)
@@ -140,13 +147,13 @@ class Speculator:
         part = part._replace(stop=stop, logits=logits, parents=None if draft.chain else draft.parents)
         return reading._replace(part=part, draft=draft)
 
-    def cut(self, readings: Sequence[Reading]) -> None:
+    def cut(self, readings: Sequence[ScheduledSequence]) -> None:
         """Drafts have been read: take them off the tokens of their jobs."""
         for reading in readings if self._drafting else ():
             if reading.draft:
                 del reading.chunk.job.token_ids[reading.chunk.stop :]  # type: ignore[attr-defined]
 
-    def withdraw(self, readings: Sequence[Reading]) -> list[Reading]:
+    def withdraw(self, readings: Sequence[ScheduledSequence]) -> list[ScheduledSequence]:
         """Drafts could not be read: the same readings without them."""
         self.cut(readings)
         plain = []
@@ -162,7 +169,7 @@ class Speculator:
             plain.append(kept)
         return plain
 
-    def verified(self, rows: Sequence[Row]) -> bool:
+    def verified(self, rows: Sequence[DraftRow]) -> bool:
         """Whether there is nothing to verify: none of these answers has a draft."""
         for row in rows:
             if row.reading.draft:
@@ -170,7 +177,7 @@ class Speculator:
         self._rounds += len(rows)
         return True
 
-    def verify(self, rows: Sequence[Row], hands: Hands) -> None:
+    def verify(self, rows: Sequence[DraftRow], hands: VerificationCallbacks) -> None:
         """Draw the next token of some answers, and go on as long as what comes has been drafted."""
         if self.draws:
             paths = follow(rows, hands)
@@ -186,7 +193,7 @@ class Speculator:
         for row, path in zip(rows, paths, strict=True):
             self._told(row, len(path))
 
-    def _straighten(self, rows: Sequence[Row], paths: Sequence[Path]) -> None:
+    def _straighten(self, rows: Sequence[DraftRow], paths: Sequence[Path]) -> None:
         """What was kept of a tree is a chain now: have its keys and values lie like that."""
         moves = []
         for row, path in zip(rows, paths, strict=True):
@@ -202,15 +209,15 @@ class Speculator:
         if moves:
             self._runner.move(moves)
 
-    def _judged(self, row: Row, hands: Hands) -> Path:
+    def _judged(self, row: DraftRow, hands: VerificationCallbacks) -> Path:
         try:
             return judge(row, hands, self._sampler, self.speculation.rule)
-        except WrongLawError as error:
+        except InvalidDistributionError as error:
             self._complain(str(error))
             hands.draw([row.branch], [row.place])
             return ()
 
-    def _told(self, row: Row, kept: int) -> None:
+    def _told(self, row: DraftRow, kept: int) -> None:
         """So many drafted tokens of an answer are its own now."""
         job, start, draft = row.branch.job, row.reading.chunk.stop, row.reading.draft
         self._rounds += 1
@@ -222,11 +229,11 @@ class Speculator:
             self._tried[place] += 1
             self._kept[place] += place < kept
         if job in self._jobs:
-            self._schedule.done([Chunk(job, start, start + kept)])
+            self._schedule.done([ScheduledChunk(job, start, start + kept)])
             self._schedule.trim(job)
             self._safely(self.proposer.accepted, row.branch.key, kept)
 
-    def features(self, readings: Sequence[Reading]) -> Any:
+    def features(self, readings: Sequence[ScheduledSequence]) -> Any:
         """What the layers gave that the proposer reads, of the forward of these; None if it reads none now."""
         if not self.watches:
             return None
@@ -234,25 +241,25 @@ class Speculator:
             return None
         return self._runner.features
 
-    def read(self, readings: Sequence[Reading], features_TF: Any) -> None:
+    def read(self, readings: Sequence[ScheduledSequence], features_TF: Any) -> None:
         """Tell a proposer what was read, of the tokens that stay."""
         begin, end = perf_counter(), 0
         told = []
         for branch, chunk, part, _, _ in readings:
             start, end = end, end + part.stop - part.start
-            if isinstance(branch, Branch) and chunk.job in self._jobs:
+            if isinstance(branch, RunningSequence) and chunk.job in self._jobs:
                 ids = chunk.job.token_ids[part.start : chunk.job.read]
                 places: Any = slice(start, start + len(ids))
                 if part.parents is not None:
                     first = start + chunk.stop - part.start
                     places = [*range(start, first), *[first + place for place in self._paths.get(part.key, ())]]
-                told.append(Read(part.key, part.start, ids, features_TF[places]))
+                told.append(TargetOutput(part.key, part.start, ids, features_TF[places]))
         self._paths.clear()
         if told:
             self._safely(self.proposer.read, told)
         self._seconds += perf_counter() - begin
 
-    def stepped(self, readings: Sequence[Reading], read: int, seconds: float) -> None:
+    def stepped(self, readings: Sequence[ScheduledSequence], read: int, seconds: float) -> None:
         """A step took so many seconds, and read so many tokens, those of drafts too."""
         if self._adaptive is None:
             return
@@ -261,7 +268,7 @@ class Speculator:
         else:
             self._adaptive.joined()
 
-    def forget(self, branch: Branch) -> None:
+    def forget(self, branch: RunningSequence) -> None:
         """An answer has ended."""
         begin = perf_counter()
         output = branch.job.token_ids[len(branch.live.request.prompt_ids) :]
@@ -282,17 +289,19 @@ class Speculator:
         self._failed = True
 
 
-def _room(job: Job) -> int:
+def _room(job: SchedulerEntry) -> int:
     """How many tokens may be drafted one after the other, so that the last one there is is not among them."""
     return job.limit - len(job.token_ids) - 1
 
 
-def _goes_on(reading: Reading) -> bool:
+def _goes_on(reading: ScheduledSequence) -> bool:
     """Whether it ends with the last token that an answer has written, and a draft may be asked for."""
     branch = reading.branch
-    return reading.last and isinstance(branch, Branch) and branch.row >= 0 and branch.told is None
+    return reading.last and isinstance(branch, RunningSequence) and branch.row >= 0 and branch.told is None
 
 
-def _only_goes_on(reading: Reading) -> bool:
+def _only_goes_on(reading: ScheduledSequence) -> bool:
     """Whether it reads the last token that an answer has, and nothing else but a draft."""
-    return reading.last and isinstance(reading.branch, Branch) and reading.chunk.stop - reading.chunk.start == 1
+    return (
+        reading.last and isinstance(reading.branch, RunningSequence) and reading.chunk.stop - reading.chunk.start == 1
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Drafts(NamedTuple):
+class SpeculativeStats(NamedTuple):
     """The drafts of an engine in figures, counted from its beginning."""
 
     rounds: int = 0  #: forwards that gave an answer tokens, each counted for each such answer
@@ -21,7 +21,7 @@ class Drafts(NamedTuple):
         return 1 + self.accepted / self.rounds if self.rounds else 1.0
 
 
-class Stats(NamedTuple):
+class EngineStats(NamedTuple):
     """An engine in figures, as of now; from ``steps`` on they are counted from its beginning."""
 
     running: int  #: answers
@@ -37,4 +37,4 @@ class Stats(NamedTuple):
     sampler_seconds: float
     mask_seconds: float  #: for the tokens that forms of text allow
     forced: int  #: tokens that were neither drawn nor read by themselves, as nothing else could follow
-    drafts: Drafts = Drafts()  #: tokens that were guessed, and read to see whether they are right
+    drafts: SpeculativeStats = SpeculativeStats()  #: tokens that were guessed, and read to see whether they are right

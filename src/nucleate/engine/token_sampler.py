@@ -9,17 +9,17 @@ from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
-from nucleate.engine.beam.scheduling import Beam
-from nucleate.engine.request import Branch, Live
-from nucleate.engine.scheduler import Job
-from nucleate.engine.verification import Hands
-from nucleate.outputs import Event, StepLogprobs
+from nucleate.engine.beam.scheduling import RunningBeam
+from nucleate.engine.request import RunningRequest, RunningSequence
+from nucleate.engine.scheduler import SchedulerEntry
+from nucleate.engine.verification import VerificationCallbacks
+from nucleate.outputs import EngineOutput, StepLogprobs
 from nucleate.sampling.sampler import Sampler
 from nucleate.structured_output import Guide, why
-from nucleate.structured_output.grammar_manager import Forms
+from nucleate.structured_output.grammar_manager import GrammarManager
 
 
-class Drawing:
+class TokenSampler:
     """The tokens of the answers of one engine.
 
     at_work: answers that have not ended. later: whether text is made of tokens only when it is asked for with ``tell``,
@@ -30,13 +30,13 @@ class Drawing:
     def __init__(
         self,
         sampler: Sampler,
-        forms: Forms,
-        at_work: Mapping[Job, Branch | Beam],
+        forms: GrammarManager,
+        at_work: Mapping[SchedulerEntry, RunningSequence | RunningBeam],
         *,
         later: bool,
-        begun: Callable[[Live], None],
-        ended: Callable[[Branch], None],
-        fail: Callable[[Branch, str], list[Event]],
+        begun: Callable[[RunningRequest], None],
+        ended: Callable[[RunningSequence], None],
+        fail: Callable[[RunningSequence, str], list[EngineOutput]],
     ) -> None:
         self._sampler, self._forms, self._at_work, self._later = sampler, forms, at_work, later
         self._begun, self._ended, self._fail = begun, ended, fail
@@ -45,7 +45,9 @@ class Drawing:
         self.forced = 0  # that were not, as nothing else could follow
         self.seconds = 0.0  # that the sampler took
 
-    def sample(self, branches: list[Branch], places: list[int], logits_LV: Any, events: list[Event]) -> list[int]:
+    def sample(
+        self, branches: list[RunningSequence], places: list[int], logits_LV: Any, events: list[EngineOutput]
+    ) -> list[int]:
         """A token for each of some answers, from the logits at these places; -1 for those that end without."""
         if not branches:
             return []
@@ -64,7 +66,7 @@ class Drawing:
         self.tokens += len(branches) - len(out.errors)
         return tokens
 
-    def take(self, branch: Branch, token: int, told: StepLogprobs | None) -> None:
+    def take(self, branch: RunningSequence, token: int, told: StepLogprobs | None) -> None:
         """An answer has a new token."""
         branch.job.push(token)
         guide = branch.answer.guide
@@ -73,7 +75,7 @@ class Drawing:
         else:
             self._hold(branch, guide, token, told)
 
-    def _hold(self, branch: Branch, guide: Guide, token: int, told: StepLogprobs | None) -> None:
+    def _hold(self, branch: RunningSequence, guide: Guide, token: int, told: StepLogprobs | None) -> None:
         """An answer of some form has a new token. Those that must follow it are neither drawn nor read one by one."""
         job = branch.job
         branch.over = guide.push(token)
@@ -89,7 +91,7 @@ class Drawing:
             self._drawn.append((branch, forced, None, branch.over))
             self.forced += 1
 
-    def _row(self, branch: Branch) -> int:
+    def _row(self, branch: RunningSequence) -> int:
         """The row of an answer in the sampler, from its first token on."""
         if branch.row < 0:
             live, answer = branch.live, branch.answer
@@ -97,7 +99,7 @@ class Drawing:
             self._begun(live)
         return branch.row
 
-    def tell(self, only: Branch | Beam | None = None) -> list[Event]:
+    def tell(self, only: RunningSequence | RunningBeam | None = None) -> list[EngineOutput]:
         """The text of the tokens that were drawn, of all answers or of one."""
         drawn, self._drawn = self._drawn, []
         events = []
@@ -113,15 +115,15 @@ class Drawing:
                 self._ended(branch)
         return events
 
-    def hands(self, logits_LV: Any, events: list[Event]) -> Hands:
+    def hands(self, logits_LV: Any, events: list[EngineOutput]) -> VerificationCallbacks:
         """For those who verify drafts. What ends an answer within a draft is found on the way."""
 
-        def draw(branches: list[Branch], places: list[int]) -> Sequence[int]:
+        def draw(branches: list[RunningSequence], places: list[int]) -> Sequence[int]:
             tokens = self.sample(branches, places, logits_LV, events)
             tell()
             return tokens
 
-        def take(branch: Branch, token: int, told: StepLogprobs | None) -> None:
+        def take(branch: RunningSequence, token: int, told: StepLogprobs | None) -> None:
             self.take(branch, token, told)
             self.tokens += 1
             tell()
@@ -130,10 +132,12 @@ class Drawing:
             if not self._later:
                 events.extend(self.tell())
 
-        def fail(branch: Branch, error: str) -> None:
+        def fail(branch: RunningSequence, error: str) -> None:
             events.extend(self._fail(branch, why(error, branch.answer.guide)))
 
-        return Hands(logits_LV, draw, take, fail, lambda branch: branch.over or branch.job not in self._at_work)
+        return VerificationCallbacks(
+            logits_LV, draw, take, fail, lambda branch: branch.over or branch.job not in self._at_work
+        )
 
 
-_Drawn = tuple[Branch, int, StepLogprobs | None, bool]  # a token, its logprobs, whether nothing can follow it
+_Drawn = tuple[RunningSequence, int, StepLogprobs | None, bool]  # a token, its logprobs, whether nothing can follow it

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from nucleate.engine.request import Branch, Reading
+from nucleate.engine.request import RunningSequence, ScheduledSequence
 from nucleate.outputs import StepLogprobs
 from nucleate.sampling.sampler import Sampler
 from nucleate.speculative.acceptance import RULES, coins, coupled, last_coin
@@ -19,29 +19,29 @@ from nucleate.speculative.draft import ROOT, Draft
 from nucleate.structured_output import Guide, MatcherError
 
 
-class Row(NamedTuple):
+class DraftRow(NamedTuple):
     """An answer whose next token is to be drawn."""
 
-    reading: Reading
-    branch: Branch
+    reading: ScheduledSequence
+    branch: RunningSequence
     place: int  #: of the logits of its last token; those of its drafted tokens follow
 
 
-class Hands(NamedTuple):
+class VerificationCallbacks(NamedTuple):
     """What an engine does for a verification."""
 
     logits: Any  #: [L, V], NumPy or torch
-    draw: Callable[[list[Branch], list[int]], Sequence[int]]
+    draw: Callable[[list[RunningSequence], list[int]], Sequence[int]]
     """A token for each of some answers, from the logits at these places; -1 for those that end without."""
-    take: Callable[[Branch, int, StepLogprobs | None], None]
+    take: Callable[[RunningSequence, int, StepLogprobs | None], None]
     """An answer goes on with a token that was chosen."""
-    fail: Callable[[Branch, str], None]
+    fail: Callable[[RunningSequence, str], None]
     """An answer ends, as no token can be drawn for this reason."""
-    over: Callable[[Branch], bool]
+    over: Callable[[RunningSequence], bool]
     """Whether an answer has ended, or will, with what it has."""
 
 
-class WrongLawError(ValueError):
+class InvalidDistributionError(ValueError):
     """A draft whose law is none, or of another vocabulary."""
 
 
@@ -49,7 +49,7 @@ Path = tuple[int, ...]
 """The places of the drafted tokens that stay, see ``Verdict``."""
 
 
-def follow(rows: Sequence[Row], hands: Hands) -> list[Path]:
+def follow(rows: Sequence[DraftRow], hands: VerificationCallbacks) -> list[Path]:
     """Draw as without drafts, and go on while what is drawn has been drafted; which were. See ``acceptance.coupled``.
 
     Tokens that had to follow one that was drawn are there already.
@@ -86,7 +86,7 @@ def follow(rows: Sequence[Row], hands: Hands) -> list[Path]:
     return kept
 
 
-def judge(row: Row, hands: Hands, sampler: Sampler, rule: str) -> Path:
+def judge(row: DraftRow, hands: VerificationCallbacks, sampler: Sampler, rule: str) -> Path:
     """Verify the draft of one answer by a rule of ``acceptance.RULES``; which of its tokens stay.
 
     Raises WrongLawError, and then nothing has changed.
@@ -100,7 +100,7 @@ def judge(row: Row, hands: Hands, sampler: Sampler, rule: str) -> Path:
     try:
         verdict = RULES[rule].verify(laws, draft, coins(seed, step, count), last_coin(seed, step))
     except (ValueError, TypeError) as error:
-        raise WrongLawError(str(error)) from error
+        raise InvalidDistributionError(str(error)) from error
     ids, lines = branch.job.token_ids, [0, *(place + 1 for place in verdict.path)]  # of logits, laws and masks
     said = 0
     for token, line in zip(verdict.tokens(draft), lines, strict=False):

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 
 from nucleate.engine.admission import admit, read_prompt, stages_of
 from nucleate.models.protocol import Model
-from nucleate.outputs import Finish, Piece
+from nucleate.outputs import CompletionChunk, Finish
 from nucleate.sampling.sampler import Sampler
 from nucleate.sampling.stage import Pipeline
 from nucleate.sampling_params import SamplingParams
 from nucleate.stopping.stop_matcher import StopMatcher, StopRules
-from nucleate.structured_output import Compiled, Grammars, Guide, form_of, why
+from nucleate.structured_output import CompiledGrammar, GrammarCompiler, Guide, form_of, why
 from nucleate.tokenization.detokenizer import Detokenizer
 from nucleate.tokenization.tokenizer import Tokenizer
 
@@ -22,8 +22,8 @@ def generate(
     prompt_ids: Sequence[int],
     params: SamplingParams,
     index: int = 0,
-    grammars: Grammars | None = None,
-) -> Iterator[Piece]:
+    grammars: GrammarCompiler | None = None,
+) -> Iterator[CompletionChunk]:
     """Answer ``index`` to a prompt, a piece per token. Arguments are checked now, the model runs as pieces are taken.
 
     grammars: those of the tokenizer, if they are there already; params that ask for a form of text need them.
@@ -32,7 +32,7 @@ def generate(
     """
     rules = admit(model, tokenizer, prompt_ids, params)
     stages = stages_of(params, model.vocab_size, tokenizer)
-    form = form_of(params.structured, lambda: grammars or Grammars(tokenizer, model.vocab_size))
+    form = form_of(params.structured, lambda: grammars or GrammarCompiler(tokenizer, model.vocab_size))
     return run(model, tokenizer, tuple(prompt_ids), params, stages, rules, form, index)
 
 
@@ -43,9 +43,9 @@ def run(
     params: SamplingParams,
     stages: Pipeline,
     rules: StopRules,
-    form: Compiled | None,
+    form: CompiledGrammar | None,
     index: int,
-) -> Iterator[Piece]:
+) -> Iterator[CompletionChunk]:
     """The loop itself."""
     detokenizer = Detokenizer(tokenizer, prompt_ids, skip_special_tokens=params.skip_special_tokens)
     matcher = StopMatcher(rules)
@@ -63,7 +63,7 @@ def run(
         if out.errors:
             text = "".join(matcher.close("".join(detokenizer.close())))
             finish = Finish("error", why(out.errors[0], guide))
-            yield Piece(text, (), index, seed, *finish, None, told_of_prompt)
+            yield CompletionChunk(text, (), index, seed, *finish, None, told_of_prompt)
             return
         token = int(out.token_ids[0])
         hidden = matcher.is_stop_token(token) and not rules.include_stop_str_in_output
@@ -75,7 +75,7 @@ def run(
         validation = None if guide is None else guide.read(text, matcher.finish)
         reason, detail = matcher.finish or (None, None)
         told = None if out.logprobs is None or out.logprobs[0] is None else (out.logprobs[0],)
-        yield Piece(text, (token,), index, seed, reason, detail, told, told_of_prompt, validation)
+        yield CompletionChunk(text, (token,), index, seed, reason, detail, told, told_of_prompt, validation)
         told_of_prompt = None
         if matcher.finish is not None:
             return

@@ -27,7 +27,7 @@ from numba.core.dispatcher import Dispatcher
 from numba.core.registry import cpu_target
 from numba.core.runtime.context import NRTContext
 
-from nucleate.jit.entry_points import Entries
+from nucleate.jit.entry_points import EntryPoints
 
 LOOSE = {"reassoc", "contract", "nsz"}
 """Sums may be added in any order, and so in vectors. NaN and inf stay what they are."""
@@ -88,7 +88,10 @@ def _jit(function: Callable[..., Any], loose: bool) -> Any:
 
 
 class _Unfinished(JITCodeLibrary):  # type: ignore[misc]
-    """What a function is lowered to. Nothing is optimised or run here: ``Entries`` links all of them together, once."""
+    """What a function is lowered to.
+
+    Nothing is optimised or run here: ``EntryPoints`` links all of them together, once.
+    """
 
     def finalize(self) -> None:
         self._finalized = True
@@ -126,7 +129,7 @@ def machine_code(modules: list[str], told: Callable[[str, float], None]) -> byte
     for name in modules:
         importlib.import_module(name)
     with global_compiler_lock:
-        entries = Entries(context)
+        entries = EntryPoints(context)
         for each in (one for one in _declared if one.function.__module__ in modules):
             begin = time.perf_counter()
             arguments, result = sigutils.normalize_signature(each.signature)

@@ -25,7 +25,7 @@ _ARRAY = ir.LiteralStructType(
 C_CONTIGUOUS, ALIGNED = 0x1, 0x100
 
 
-class Entries:
+class EntryPoints:
     """What Python calls: functions of the fast calling convention of C extensions, which convert and check arguments.
 
     They let the GIL go while the kernel runs. Objects of Python that they need are in a table, see ``native``.

@@ -52,7 +52,7 @@ class KernelError(RuntimeError):
     """Kernels could not be compiled."""
 
 
-class Library:
+class KernelLibrary:
     """Kernels of some modules, by name: ``library.draw_rows(...)``. See ``libraries`` for all that there are.
 
     sources: what the kernels are made of. ``ready``: they are in memory.
@@ -133,7 +133,7 @@ class Library:
         return process
 
 
-def get(libraries: Sequence[Library], told: Told | None = None, *, behind: bool = False) -> None:
+def get(libraries: Sequence[KernelLibrary], told: Told | None = None, *, behind: bool = False) -> None:
     """Read the kernels of some libraries, compiling those that are not kept, several at a time. Raises KernelError.
 
     behind: in the background, at a low priority and with pauses.
@@ -157,14 +157,14 @@ def get(libraries: Sequence[Library], told: Told | None = None, *, behind: bool 
             job.result()
 
 
-def _compile(library: Library, told: Told | None, *, behind: bool) -> None:
+def _compile(library: KernelLibrary, told: Told | None, *, behind: bool) -> None:
     """Unless another thread has done so meanwhile."""
     with library.getting:
         if not library.load():
             _run(library, told, behind=behind)
 
 
-def _run(library: Library, told: Told | None, *, behind: bool) -> None:
+def _run(library: KernelLibrary, told: Told | None, *, behind: bool) -> None:
     """Have a process compile the kernels, and read them."""
     said = []
     with library.process(behind=behind) as process:
@@ -181,7 +181,7 @@ def _run(library: Library, told: Told | None, *, behind: bool) -> None:
 
 
 def begin(
-    libraries: Sequence[Library],
+    libraries: Sequence[KernelLibrary],
     *,
     compiling: bool = True,
     told: Told | None = None,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nucleate.jit.kernel_libraries import SAMPLER
-from nucleate.jit.native_library import Library
+from nucleate.jit.native_library import KernelLibrary
 from nucleate.parameters.parameter import ParameterError
 
 BACKENDS = ("auto", "reference", "cpu")
@@ -17,10 +17,10 @@ PACE = 1e-7
 """Seconds that the reference takes for a score, or more."""
 
 
-class Kernels:
+class KernelReadiness:
     """What this process has of the kernels that draw tokens."""
 
-    def __init__(self, libraries: Sequence[Library]) -> None:
+    def __init__(self, libraries: Sequence[KernelLibrary]) -> None:
         self.libraries = tuple(libraries)
         self._ready = False
 
@@ -37,7 +37,7 @@ class Kernels:
             library.missed(scores * PACE)
 
 
-KERNELS = Kernels(SAMPLER)
+KERNELS = KernelReadiness(SAMPLER)
 
 
 def compiled(backend: str, scores: int) -> bool:

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from nucleate.models.free_memory import free
-from nucleate.models.llama.batched_llama import PackedLlama
+from nucleate.models.llama.batched_llama import BatchedLlama
 from nucleate.models.llama.numpy_llama import Llama, why_not
 from nucleate.models.model_config import read_config
 from nucleate.models.protocol import Model, ModelError
-from nucleate.models.runner import BLOCK, Contexts, Runner
+from nucleate.models.runner import BLOCK, Runner, SequentialRunner
 from nucleate.models.transformers.transformers_model import TransformersModel
 from nucleate.parameters.parameter import ParameterError
 
@@ -92,24 +92,24 @@ def runner_of(model: Model, memory: int | None = None, tokens: int = 1 << 16) ->
     if memory is None:
         memory = min(each * tokens, (model.free_memory if isinstance(model, TransformersModel) else free()) // 4)
     if isinstance(model, Llama):
-        return PackedLlama(model, memory)
+        return BatchedLlama(model, memory)
     if not isinstance(model, TransformersModel):
         return _one_by_one(model, memory, each, f"{type(model).__name__} reads one sequence at a time")
-    from nucleate.models.transformers.batched_model import PackedTransformers
-    from nucleate.models.transformers.ragged_attention import UnfitError
+    from nucleate.models.transformers.batched_model import BatchedTransformers
+    from nucleate.models.transformers.ragged_attention import IncompatibleModelError
 
     try:
-        return PackedTransformers(model, memory)
-    except UnfitError as error:
+        return BatchedTransformers(model, memory)
+    except IncompatibleModelError as error:
         return _one_by_one(model, memory, each, str(error))
 
 
-def _one_by_one(model: Model, memory: int, token_bytes: int, why: str) -> Contexts:
+def _one_by_one(model: Model, memory: int, token_bytes: int, why: str) -> SequentialRunner:
     size = token_bytes * BLOCK
     if memory < size:
         raise ModelError(f"{memory} bytes for keys and values hold no block of {size}: give more")
     logger.warning("sequences are read one after the other, not many at a time: %s", why)
-    return Contexts(model, memory // size, why=why)
+    return SequentialRunner(model, memory // size, why=why)
 
 
 def _is_small_llama(folder: Path) -> bool:

@@ -13,7 +13,7 @@ class ModelError(RuntimeError):
     """A model cannot be found, read or run; the message says what to do, in one line."""
 
 
-class Context(Protocol):
+class DecodingContext(Protocol):
     """One sequence that a model is reading: its tokens so far, as the model's own cache of keys and values."""
 
     def forward(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
@@ -23,7 +23,7 @@ class Context(Protocol):
         """The same, with the logits [T, V] for what follows each of the T tokens."""
 
 
-class Limits(Protocol):
+class ModelLimits(Protocol):
     """What a request has to keep to."""
 
     @property
@@ -35,12 +35,12 @@ class Limits(Protocol):
         """The most tokens, prompt and output together, that one sequence may have."""
 
 
-class Model(Limits, Protocol):
+class Model(ModelLimits, Protocol):
     """A causal language model."""
 
     @property
     def runtime(self) -> str:
         """What runs it, for people to read: "numpy", "torch cpu float32"..."""
 
-    def begin(self) -> Context:
+    def begin(self) -> DecodingContext:
         """A new, empty sequence."""

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from nucleate.models.protocol import Context, Model, ModelError
+from nucleate.models.protocol import DecodingContext, Model, ModelError
 
 BLOCK = 16
 """Tokens per block, where a model has no reason for another size."""
 
 
-class Part(NamedTuple):
+class ModelInput(NamedTuple):
     """What one sequence has read in a forward."""
 
     key: int  #: of the sequence; never used for another one
@@ -91,7 +91,7 @@ class Runner(Protocol):
     def asynchronous(self) -> bool:
         """Whether ``forward`` returns before the logits are there, so that other work can be done meanwhile."""
 
-    def forward(self, parts: Sequence[Part]) -> Any:
+    def forward(self, parts: Sequence[ModelInput]) -> Any:
         """Read the parts; float logits [L, V] of the tokens that are wanted, part by part: NumPy or torch.
 
         Each part is of another sequence. Reading the same positions again is allowed, and replaces what was there. If
@@ -135,7 +135,7 @@ class Runner(Protocol):
 UNWATCHED = np.empty((0, 0), np.float32)
 
 
-class Contexts:
+class SequentialRunner:
     """Any Model as a Runner: one sequence after the other, each with the model's own cache. Slow, and always right.
 
     blocks: how much is to be in memory at a time, in blocks of tokens. why: the reason for this way, for people.
@@ -148,7 +148,7 @@ class Contexts:
     def __init__(self, model: Model, blocks: int, block_size: int = BLOCK, why: str = "") -> None:
         self.model, self.blocks, self.block_size, self.why = model, blocks, block_size, why
         self.vocab_size, self.context_length, self.runtime = model.vocab_size, model.context_length, model.runtime
-        self._open: dict[int, tuple[Context, int]] = {}  # and how many tokens it has read
+        self._open: dict[int, tuple[DecodingContext, int]] = {}  # and how many tokens it has read
         self.features = UNWATCHED
 
     def watch(self, layers: Sequence[int]) -> None:
@@ -156,12 +156,12 @@ class Contexts:
         if layers:
             raise ModelError("hidden states are to be had only of a model that reads many sequences at a time")
 
-    def forward(self, parts: Sequence[Part]) -> NDArray[np.float32]:
+    def forward(self, parts: Sequence[ModelInput]) -> NDArray[np.float32]:
         """See ``Runner.forward``."""
         rows = [self._read(part) for part in parts]
         return np.concatenate([row for row in rows if len(row)] or [np.empty((0, self.vocab_size), np.float32)])
 
-    def _read(self, part: Part) -> NDArray[np.float32]:
+    def _read(self, part: ModelInput) -> NDArray[np.float32]:
         context, length = self._open.pop(part.key, (None, 0))  # back when it has been read
         if context is None or length != part.start:
             context, length = self.model.begin(), 0

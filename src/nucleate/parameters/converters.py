@@ -15,7 +15,7 @@ Admits = Callable[[Any], bool]
 """Whether a number is in the range of its parameter."""
 
 
-class Table(Mapping[int, float]):
+class TokenTable(Mapping[int, float]):
     """An immutable, hashable ``{token id: value}``, in ascending order of the ids. Prints as a dict."""
 
     __slots__ = ("_items",)
@@ -122,13 +122,13 @@ def _words(value: Any, admits: Admits) -> tuple[str | tuple[int, ...], ...]:
     return words
 
 
-def _table(value: Any, admits: Admits) -> Table:
+def _table(value: Any, admits: Admits) -> TokenTable:
     if not isinstance(value, Mapping):
         raise TypeError
     made = {_key(key): _number(bias, admits) for key, bias in value.items()}
     if len(made) != len(value):  # "5" and 5 would be one token with two values
         raise ValueError
-    return Table(made)
+    return TokenTable(made)
 
 
 def _key(key: Any) -> int:

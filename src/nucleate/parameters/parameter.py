@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import MISSING, dataclass
 from typing import Any, NoReturn, TypeVar, dataclass_transform
 
-from nucleate.parameters.converters import CONVERT, NOUNS, Table, shown
+from nucleate.parameters.converters import CONVERT, NOUNS, TokenTable, shown
 
 Kind = TypeVar("Kind", bound=type)
 
@@ -133,7 +133,7 @@ def param(
     )
     declared["default"] = neutral if default is MISSING else default
     if isinstance(declared["default"], dict):
-        declared["default"] = Table(declared["default"])
+        declared["default"] = TokenTable(declared["default"])
     return dataclasses.field(default=declared["default"], metadata={"param": declared})
 
 

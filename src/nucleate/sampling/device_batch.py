@@ -13,16 +13,16 @@ from numpy.typing import NDArray
 from nucleate.outputs import StepLogprobs
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling.backends import reference
-from nucleate.sampling.dispatch.fused_pipeline import Chain
+from nucleate.sampling.dispatch.fused_pipeline import FusedPipeline
 from nucleate.sampling.dispatch.route import TENSOR_BACKENDS, dispatch
-from nucleate.sampling.incremental_history import Memory
+from nucleate.sampling.incremental_history import IncrementalHistory
 from nucleate.sampling.inputs import checked, checked_mask, history
 from nucleate.sampling.presets import with_mask
 from nucleate.sampling.stage import Pipeline
 
 if TYPE_CHECKING:
-    from nucleate.sampling.backends.torch.decode_loop import Forward, Loop
-    from nucleate.sampling.backends.torch.sampler_step import Stepped
+    from nucleate.sampling.backends.torch.decode_loop import DecodeLoop, Forward
+    from nucleate.sampling.backends.torch.sampler_step import StepOutput
 
 KEPT_CALLS = 32
 """Of different rows."""
@@ -32,11 +32,11 @@ TOO_LARGE = "a score is not a number that float32 holds"
 logger = logging.getLogger("nucleate")
 
 
-class Row(Protocol):
+class HostRow(Protocol):
     """A row as the host knows it."""
 
     stages: Pipeline
-    memory: Memory
+    memory: IncrementalHistory
     seed: int
 
     def move(self, stages: Pipeline) -> None: ...
@@ -46,30 +46,32 @@ Alone = Callable[[int, NDArray[np.float32], NDArray[np.int32] | None], tuple[int
 """alone(number, logits_V, mask_W): draw a row on the host, to which the token belongs from then on."""
 
 
-class Device:
+class DeviceBatch:
     """Which of some rows a device runs, and steps of them. Raises ParameterError where there is no such device.
 
     rows: those of the sampler by their numbers. alone: draws one on the host.
     """
 
-    def __init__(self, size: int, device: Any, backend: str, rows: Mapping[int, Row], alone: Alone) -> None:
+    def __init__(self, size: int, device: Any, backend: str, rows: Mapping[int, HostRow], alone: Alone) -> None:
         if importlib.util.find_spec("torch") is None:
             raise ParameterError("device", f"device {device!r:.60} needs torch: pip install nucleate[cuda]")
-        from nucleate.sampling.backends.torch.batch_state import Rows
+        from nucleate.sampling.backends.torch.batch_state import BatchState
         from nucleate.sampling.backends.torch.torch_device import kernels_on, opened
 
         self._size, self._name, self._rows, self._alone = size, str(device), rows, alone
         place = opened(device)
         kernels = kernels_on(place, backend if backend in TENSOR_BACKENDS else "auto")
         self._backend = backend if backend in ("reference", "cpu") else kernels
-        self._held = Rows(size, place, kernels, self._learn, self._settle)
+        self._held = BatchState(size, place, kernels, self._learn, self._settle)
         self._calls: dict[tuple[int, ...], Any] = {}
         self._said = False
 
     def __contains__(self, number: int) -> bool:
         return number in self._held
 
-    def add(self, number: int, stages: Pipeline, chain: Chain | str, memory: Memory, seed: int) -> None:
+    def add(
+        self, number: int, stages: Pipeline, chain: FusedPipeline | str, memory: IncrementalHistory, seed: int
+    ) -> None:
         """A new row: the device takes it, or the host keeps it, which is said in the log of the first one."""
         self._calls.clear()
         route = dispatch(stages, chain, self._size, device=self._name, backend=self._backend)
@@ -108,7 +110,7 @@ class Device:
         if staged is not None:
             row.move(moved(row.stages, staged.steps, numbers))
 
-    def step(self, numbers: list[int], logits_RV: Any, mask: Any) -> Stepped:
+    def step(self, numbers: list[int], logits_RV: Any, mask: Any) -> StepOutput:
         """A step of these rows, see ``Sampler``."""
         from nucleate.sampling.backends.torch import sampler_step
 
@@ -122,17 +124,17 @@ class Device:
                 self._calls.clear()
             self._calls[key] = sampler_step.call_of(self._held, numbers)
         rows = [self._rows[number] for number in numbers]
-        host = sampler_step.Host(
+        host = sampler_step.HostCallbacks(
             lambda place, *row: self._alone(numbers[place], *row), lambda place, *row: self._why(rows[place], *row)
         )
         return sampler_step.step(self._held, self._calls[key], logits_RV, mask, host)
 
     def loop(
         self, numbers: list[int], forward: Forward, first_ids: Sequence[int], steps: int, stop_ids: Sequence[int]
-    ) -> Loop:
+    ) -> DecodeLoop:
         """See ``Sampler.loop``."""
         from nucleate.sampling.backends.torch.batch_state import RING
-        from nucleate.sampling.backends.torch.decode_loop import Loop
+        from nucleate.sampling.backends.torch.decode_loop import DecodeLoop
 
         for number in numbers:
             if number not in self._held or self._held.reports(number):
@@ -144,9 +146,9 @@ class Device:
         if isinstance(steps, bool) or not isinstance(steps, int) or not 1 <= steps < RING:
             raise ParameterError("steps", f"steps must be an integer from 1 to {RING - 1}, got {steps!r:.60}")
         stops = history(stop_ids, self._size, "stop_ids").tolist()
-        return Loop(self._held, self._held.part(numbers), forward, ids, steps, stops)
+        return DecodeLoop(self._held, self._held.part(numbers), forward, ids, steps, stops)
 
-    def _why(self, row: Row, logits_V: NDArray[np.float32], mask_W: NDArray[np.int32] | None) -> str:
+    def _why(self, row: HostRow, logits_V: NDArray[np.float32], mask_W: NDArray[np.int32] | None) -> str:
         """Why nothing can be drawn from a row."""
         self._held.catch_up()
         row.memory.mask = mask_W

@@ -34,7 +34,7 @@ def learns(stage: Stage) -> bool:
     return type(stage).after is not Stage.after and not stage.neutral
 
 
-def taken(logits_V: NDArray[Any], stages: Pipeline, token: int, past: History) -> reference.Result:
+def taken(logits_V: NDArray[Any], stages: Pipeline, token: int, past: History) -> reference.RowResult:
     """What a token that was sampled elsewhere means to the stages. Raises ValueError for one that cannot be sampled.
 
     A token that only one side of the coin leaves was sampled on that side.
@@ -47,7 +47,7 @@ def taken(logits_V: NDArray[Any], stages: Pipeline, token: int, past: History) -
     raise ValueError(f"token {token} cannot be sampled: its probability is 0")
 
 
-class Laws:
+class TargetDistributions:
     """The laws [N + 1, V] of N + 1 tokens of a row, float64: the first one now, each other after the tokens before it.
 
     stages, prompt, output: of the row. logits: N + 1 rows, see ``inputs.Logits``. tokens: N of them. masks: of each

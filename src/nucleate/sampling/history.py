@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 Ids = NDArray[np.int64]
 
 
-class Counts(NamedTuple):
+class TokenCounts(NamedTuple):
     """The tokens that occurred, each once, and how often: int64 [K] each."""
 
     ids_K: Ids
@@ -19,14 +19,14 @@ class Counts(NamedTuple):
     output_K: Ids
 
 
-class Past(Protocol):
+class HistoryView(Protocol):
     """What a backend may ask about a row: ``History`` answers from the whole of it, ``Memory`` from what it kept."""
 
     @property
     def mask(self) -> NDArray[np.int32] | None:
         """The packed bitmask of the tokens allowed in this step: bit i % 32 of word i // 32 is token i. None: all."""
 
-    def counts(self, window: int | None) -> Counts:
+    def counts(self, window: int | None) -> TokenCounts:
         """How often tokens occurred. ``window``: see ``Shift.window``."""
 
     def listing(self, stage: Any) -> Mapping[int, float]:
@@ -48,11 +48,11 @@ class History(NamedTuple):
         tokens = np.concatenate((prompt, output))
         return prompt[:0], tokens if window < 0 else tokens[max(0, len(tokens) - window) :]
 
-    def counts(self, window: int | None) -> Counts:
+    def counts(self, window: int | None) -> TokenCounts:
         prompt, output = self.last(window)
         ids_K, place = np.unique(np.concatenate((prompt, output)), return_inverse=True)
         both = place[: len(prompt)], place[len(prompt) :]
-        return Counts(ids_K, *(np.bincount(part, minlength=len(ids_K)) for part in both))
+        return TokenCounts(ids_K, *(np.bincount(part, minlength=len(ids_K)) for part in both))
 
     def listing(self, stage: Any) -> Mapping[int, float]:
         return dict(stage.listing(self))

@@ -16,11 +16,11 @@ from nucleate.jit.readiness import compiled
 from nucleate.outputs import StepLogprobs
 from nucleate.parameters.parameter import ParameterError, unknown
 from nucleate.sampling.backends import reference
-from nucleate.sampling.backends.numba.fused.edit_program import Program
-from nucleate.sampling.backends.numba.fused.row_table import NOT_DRAWN, Part, Table
-from nucleate.sampling.dispatch.fused_pipeline import Chain
-from nucleate.sampling.incremental_history import Memory
-from nucleate.sampling.inputs import Logits, like, lying_plainly, masks, masks_plainly, where
+from nucleate.sampling.backends.numba.fused.edit_program import EditProgram
+from nucleate.sampling.backends.numba.fused.row_table import NOT_DRAWN, RowTable, TablePart
+from nucleate.sampling.dispatch.fused_pipeline import FusedPipeline
+from nucleate.sampling.incremental_history import IncrementalHistory
+from nucleate.sampling.inputs import LogitsInput, like, lying_plainly, masks, masks_plainly, where
 from nucleate.sampling.pipeline import chains, report, runner
 from nucleate.sampling.presets import with_mask, without_mask
 from nucleate.sampling.stage import Pipeline, Tap
@@ -30,14 +30,14 @@ KEPT_BATCHES = 32
 
 
 @dataclass(slots=True)
-class Row:
+class SamplerRow:
     """A row of a sampler, as of its next step."""
 
     stages: Pipeline
-    memory: Memory
+    memory: IncrementalHistory
     seed: int
     tap: Tap | None = None  #: of a row that the hot chain can run, as is the program
-    program: Program | None = None
+    program: EditProgram | None = None
 
     def move(self, stages: Pipeline) -> None:
         """Set the stages of the next step. The tuple stays the same object if no stage has changed its state."""
@@ -45,44 +45,44 @@ class Row:
             self.stages = stages
 
 
-class Batch(NamedTuple):
+class RowBatch(NamedTuple):
     """The rows of a call. Kept for the next one, as long as it asks for the same and none has come or gone."""
 
     asked: list[int] | None  #: None: all
     numbers: list[int]
-    rows: list[Row]
+    rows: list[SamplerRow]
     shape: tuple[int, int]
     seeds: NDArray[np.uint64]  #: not to be written to: calls share them
     places: list[int]  #: of those that run through the hot chain
-    part: Part  #: these
-    memories: list[Memory] | None  #: if all do, and nothing more is to be done for them
+    part: TablePart  #: these
+    memories: list[IncrementalHistory] | None  #: if all do, and nothing more is to be done for them
 
 
 Step = tuple[Any, Sequence[StepLogprobs | None] | None, Mapping[int, str], NDArray[np.uint64]]
 """The fields of a ``sampler.Sampled``, in its order."""
 
 
-class Host:
+class HostBatch:
     """Steps of rows on the host.
 
     size: V. backend: as in ``sample``. rows: those of the sampler, by their numbers. Raises ParameterError for a
     backend that does not exist.
     """
 
-    def __init__(self, size: int, backend: str, rows: Mapping[int, Row]) -> None:
+    def __init__(self, size: int, backend: str, rows: Mapping[int, SamplerRow]) -> None:
         compiled(backend, 0)  # it refuses one that does not exist
         self._size, self._backend, self._rows = size, backend, rows
-        self._table = Table()  # the rows that run through the hot chain
-        self._batch: Batch | None = None  # of the last step
-        self._batches: dict[tuple[int, ...] | None, Batch] = {}
+        self._table = RowTable()  # the rows that run through the hot chain
+        self._batch: RowBatch | None = None  # of the last step
+        self._batches: dict[tuple[int, ...] | None, RowBatch] = {}
 
     def fast(self, scores: int) -> bool:
         """Whether a call with so many scores runs what it can through compiled kernels."""
         return compiled(self._backend, scores)
 
-    def add(self, number: int, row: Row, chain: Chain) -> None:
+    def add(self, number: int, row: SamplerRow, chain: FusedPipeline) -> None:
         """Add a row that the hot chain can run. Others need no entry here."""
-        row.tap, row.program = chain.tap, Program(chain.edits, row.memory, self._size) if chain.edits else None
+        row.tap, row.program = chain.tap, EditProgram(chain.edits, row.memory, self._size) if chain.edits else None
         at = row.program.at if row.program else (0, 0)
         self._table.add(number, chain.numbers, at, row.seed, len(row.memory.output))
 
@@ -96,12 +96,12 @@ class Host:
         self._batch = None
         self._batches.clear()
 
-    def push(self, number: int, row: Row, token: int) -> None:
+    def push(self, number: int, row: SamplerRow, token: int) -> None:
         """Append a token that was not drawn here."""
         row.memory.push(token)
         self._count(number)
 
-    def batch(self, asked: list[int] | None) -> Batch:
+    def batch(self, asked: list[int] | None) -> RowBatch:
         """The rows of a call, cached: to verify drafts, callers ask for all rows, for fewer, and for all again."""
         key = None if asked is None else tuple(asked)
         batch = self._batches.get(key)
@@ -111,7 +111,7 @@ class Host:
             batch = self._batches[key] = self._gathered(asked)
         return batch
 
-    def _gathered(self, asked: list[int] | None) -> Batch:
+    def _gathered(self, asked: list[int] | None) -> RowBatch:
         """The rows of a call."""
         numbers = list(self._rows) if asked is None else asked
         if len(set(numbers)) < len(numbers):
@@ -123,7 +123,7 @@ class Host:
         memories = None if more else [row.memory for row in rows]
         seeds = np.array([row.seed for row in rows], np.uint64)
         seeds.flags.writeable = False
-        return Batch(asked, numbers, rows, (len(rows), self._size), seeds, places, part, memories)
+        return RowBatch(asked, numbers, rows, (len(rows), self._size), seeds, places, part, memories)
 
     def step(self, asked: list[int] | None, logits_RV: Any, mask: Any) -> Step:
         """A step of these rows, see ``Sampler``; one kernel call if all run through the hot chain, without reports."""
@@ -134,18 +134,18 @@ class Host:
         lying = lying_plainly(logits_RV, batch.shape) if memories else None
         masked = masks_plainly(mask, count, size) if memories else None
         if not memories or lying is None or masked is None or not compiled(self._backend, count * size):
-            return self._step(Logits(logits_RV), batch, mask, None)
+            return self._step(LogitsInput(logits_RV), batch, mask, None)
         part = batch.part
         chains(size).draw(lying, count, part.at, masked)
         tokens_R = part.tokens.copy()
         tokens = tokens_R.tolist()
         if NOT_DRAWN in tokens:
-            return self._step(Logits(logits_RV), batch, mask, tokens_R)
+            return self._step(LogitsInput(logits_RV), batch, mask, tokens_R)
         for memory, token in zip(memories, tokens, strict=True):
             memory.push(token)
         return like(logits_RV, tokens_R), None, {}, batch.seeds
 
-    def _step(self, logits: Logits, batch: Batch, mask: Any, drawn: NDArray[np.int64] | None) -> Step:
+    def _step(self, logits: LogitsInput, batch: RowBatch, mask: Any, drawn: NDArray[np.int64] | None) -> Step:
         """A step of any rows. drawn: the tokens that the hot chain has drawn already."""
         count = len(batch.rows)
         if logits.shape != batch.shape:
@@ -173,7 +173,7 @@ class Host:
         logprobs = tuple(reported.get(place) for place in range(count)) if reported else None
         return logits.like(tokens_R), logprobs, errors, batch.seeds
 
-    def _draw_chains(self, logits: Logits, batch: Batch, masks_R: Any, tokens_R: NDArray[np.int64]) -> None:
+    def _draw_chains(self, logits: LogitsInput, batch: RowBatch, masks_R: Any, tokens_R: NDArray[np.int64]) -> None:
         """Draw the rows that run through the hot chain; those that it cannot draw from stay NOT_DRAWN."""
         for row in batch.rows:
             if row.program is not None:
@@ -182,7 +182,7 @@ class Host:
         tokens_R[batch.places] = batch.part.tokens
 
     def _draw_alone(
-        self, logits_V: NDArray[np.float32], number: int, row: Row, mask_W: NDArray[np.int32] | None, fast: bool
+        self, logits_V: NDArray[np.float32], number: int, row: SamplerRow, mask_W: NDArray[np.int32] | None, fast: bool
     ) -> tuple[int, StepLogprobs | None] | str:
         """Draw one row through the generic path or the reference; or the reason why nothing can be drawn from it."""
         stages = row.stages if mask_W is None else with_mask(row.stages)
@@ -212,7 +212,7 @@ class Host:
             self._table.advance(number)
 
 
-def known(rows: Mapping[int, Row], number: int) -> Row:
+def known(rows: Mapping[int, SamplerRow], number: int) -> SamplerRow:
     """A row by its number. Raises ParameterError if there is none."""
     if number not in rows:
         raise unknown(str(number), map(str, rows), "row")

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from nucleate.sampling.history import Counts, History
+from nucleate.sampling.history import History, TokenCounts
 from nucleate.sampling.stage import Pipeline, Shift
 
 
-class Memory:
+class IncrementalHistory:
     """What one row has said, as its stages ask for it. ``mask`` may be set before each step."""
 
     def __init__(self, stages: Pipeline, prompt: Sequence[int], output: Sequence[int] = ()) -> None:
@@ -36,7 +36,7 @@ class Memory:
             for follower in self._followers.values():
                 follower.push(token)
 
-    def counts(self, window: int | None) -> Counts:
+    def counts(self, window: int | None) -> TokenCounts:
         return self._tally(window).counts()
 
     def table(self, window: int | None) -> NDArray[np.int64]:
@@ -103,5 +103,5 @@ class Tally:
         self._seen, self._seen_table = [column.data for column in self._columns], self.table.data
         self.table[:] = *(column.ctypes.data for column in self._columns), self._used
 
-    def counts(self) -> Counts:
-        return Counts(*self._columns[:, : self._used])
+    def counts(self) -> TokenCounts:
+        return TokenCounts(*self._columns[:, : self._used])

@@ -25,7 +25,7 @@ Lying = tuple[NDArray[np.float32], int, int, int]
 is; and which of FLOATS they are. A kernel takes an array in a third of the time in which Python tells its address."""
 
 
-class Logits:
+class LogitsInput:
     """Rows of floats [B, V], a NumPy array or a torch tensor, kept as given: each row is read when it is asked for."""
 
     def __init__(self, logits: Any) -> None:
@@ -92,7 +92,7 @@ def like(logits: Any, result: NDArray[Any]) -> Any:
 
 
 def lying_plainly(rows: Any, shape: tuple[int, int]) -> Lying | None:
-    """Where logits of this shape are in memory, if a glance tells; None leaves them to ``Logits``."""
+    """Where logits of this shape are in memory, if a glance tells; None leaves them to ``LogitsInput``."""
     if type(rows) is np.ndarray:
         plain = rows.dtype is _FLOAT32 and rows.shape == shape and rows.flags.carray
         return (rows, 0, 4 * shape[1], 0) if plain else None

@@ -18,14 +18,14 @@ from nucleate.jit.readiness import compiled
 from nucleate.outputs import StepLogprobs
 from nucleate.sampling import noise
 from nucleate.sampling.backends import reference
-from nucleate.sampling.backends.numba.fused.edit_program import Program
-from nucleate.sampling.backends.numba.fused.row_table import Table
-from nucleate.sampling.dispatch.fused_pipeline import Chain, chain_of
+from nucleate.sampling.backends.numba.fused.edit_program import EditProgram
+from nucleate.sampling.backends.numba.fused.row_table import RowTable
+from nucleate.sampling.dispatch.fused_pipeline import FusedPipeline, chain_of
 from nucleate.sampling.dispatch.route import HOT, check_device, dispatch
 from nucleate.sampling.history import History
-from nucleate.sampling.inputs import Logits, check_count, check_ids, histories, masks, per_row, where
+from nucleate.sampling.inputs import LogitsInput, check_count, check_ids, histories, masks, per_row, where
 from nucleate.sampling.presets import with_mask
-from nucleate.sampling.stage import Ceiling, Draw, Pipeline, Prefix, Scale, Shift, Speller, Stage, Tap, shape_of
+from nucleate.sampling.stage import Ceiling, Draw, Pipeline, Prefix, Scale, Shift, Stage, Tap, TextEncoder, shape_of
 from nucleate.sampling.stages.selection.greedy import Greedy
 from nucleate.sampling.stages.selection.gumbel import Gumbel
 
@@ -37,7 +37,7 @@ class RequestParams(ABC):
     seed: int | None
 
     @abstractmethod
-    def pipeline(self, end_ids: tuple[int, ...] = (), speller: Speller | None = None) -> Pipeline:
+    def pipeline(self, end_ids: tuple[int, ...] = (), speller: TextEncoder | None = None) -> Pipeline:
         """The stages that the parameters mean."""
 
     @abstractmethod
@@ -94,24 +94,24 @@ def simplify(stages: Pipeline) -> Pipeline:
     return (*told, *stages[:start], *([stages[place], *later] if later else []), Greedy())
 
 
-class Prepared(NamedTuple):
+class PreparedPipeline(NamedTuple):
     """A pipeline, ready to be dispatched."""
 
     asked: Pipeline  #: as asked for, checked
     stages: Pipeline  #: simplified
-    chain: Chain | str  #: what the hot chain does for it, or why it cannot
+    chain: FusedPipeline | str  #: what the hot chain does for it, or why it cannot
 
 
-def prepared(params: Params, end_ids: tuple[int, ...] = ()) -> Prepared:
+def prepared(params: Params, end_ids: tuple[int, ...] = ()) -> PreparedPipeline:
     """The pipeline of some parameters, ready to be dispatched. end_ids: see ``SamplingParams.pipeline``."""
     if isinstance(params, RequestParams):
         return _prepared(params, end_ids)
     asked = as_pipeline(params)
-    return Prepared(asked, (stages := simplify(asked)), chain_of(stages))
+    return PreparedPipeline(asked, (stages := simplify(asked)), chain_of(stages))
 
 
 @lru_cache(maxsize=1024)
-def _prepared(params: RequestParams, end_ids: tuple[int, ...]) -> Prepared:
+def _prepared(params: RequestParams, end_ids: tuple[int, ...]) -> PreparedPipeline:
     """Cached, because a server gets the same parameters again and again, and these are values."""
     return prepared(params.pipeline(end_ids))
 
@@ -128,7 +128,7 @@ def _may_move_the_first(stage: Stage) -> bool:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ExecutionPlan:
     """What will run: the pipeline as asked for, as simplified, and the path that runs it, with the reason."""
 
     asked: Pipeline
@@ -150,7 +150,7 @@ class Plan:
 
 def explain(
     params: Params, device: str = "cpu", *, vocab_size: int | None = None, rows: int = 1, backend: str = "auto"
-) -> Plan:
+) -> ExecutionPlan:
     """What a ``Sampler`` would run for these parameters now, as ``dispatch`` selects it. Print it, or read its fields.
 
     device: "cpu", "cuda", "cuda:1", "mps", "xpu"; it need not be there. vocab_size, rows: of the call; without
@@ -165,7 +165,7 @@ def explain(
     if vocab_size is not None:
         check_ids(one.stages, vocab_size)
     route = dispatch(one.stages, one.chain, vocab_size, rows, device=device, backend=backend)
-    return Plan(one.asked, one.stages, route.backend, route.path, route.why)
+    return ExecutionPlan(one.asked, one.stages, route.backend, route.path, route.why)
 
 
 @cache
@@ -187,7 +187,7 @@ def chains(size: int) -> Any:
     return _hot()(size)
 
 
-def runner(fast: bool) -> Callable[..., reference.Result]:
+def runner(fast: bool) -> Callable[..., reference.RowResult]:
     """Draws a row that the hot chain does not: the generic path on the CPU (fast), or the reference."""
     return _generic().run if fast else reference.run
 
@@ -249,9 +249,9 @@ def _draw_chains(batch: _Batch, seeds: list[int], steps: list[int], tokens_B: ND
     """Draw the rows that the hot chain runs. One that it cannot draw from is left to others, which say why."""
     if not batch.chains:
         return
-    size, table, programs = batch.logits.shape[1], Table(len(batch.chains)), []
+    size, table, programs = batch.logits.shape[1], RowTable(len(batch.chains)), []
     for row, chain in batch.chains.items():
-        programs.append(Program(chain.edits, batch.histories[row], size))
+        programs.append(EditProgram(chain.edits, batch.histories[row], size))
         table.add(row, chain.numbers, programs[-1].at, seeds[row], steps[row])
     part = table.part(table.rows, table.rows)
     masks_B = where([past.mask for past in batch.histories])
@@ -288,7 +288,7 @@ class _Batch:
     """The checked arguments of one call, row by row."""
 
     def __init__(self, logits_BV: Any, params: Any, prompt_ids: Any, output_ids: Any, mask: Any, backend: str) -> None:
-        self.logits = Logits(logits_BV)
+        self.logits = LogitsInput(logits_BV)
         rows, size = self.logits.shape
         compiled(backend, rows * size)  # it refuses a backend that does not exist
         given = params if isinstance(params, list) else [params]
@@ -303,7 +303,7 @@ class _Batch:
         routes = [dispatch(one.stages, one.chain, size, rows, backend=backend) for one in ready] * many
         self._fast = [route.backend == "cpu" for route in routes]
         hot = [one.chain if route.path == HOT else None for one, route in zip(ready * many, routes, strict=True)]
-        self.chains = {row: chain for row, chain in enumerate(hot) if isinstance(chain, Chain)}
+        self.chains = {row: chain for row, chain in enumerate(hot) if isinstance(chain, FusedPipeline)}
         prompts = histories(prompt_ids, rows, size, "prompt_ids")
         outputs = histories(output_ids, rows, size, "output_ids")
         self.histories = [History(*three) for three in zip(prompts, outputs, masks(mask, rows, size), strict=True)]

@@ -17,22 +17,22 @@ from nucleate.jit.readiness import BACKENDS
 from nucleate.outputs import StepLogprobs
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling import noise
-from nucleate.sampling.device_batch import Device
+from nucleate.sampling.device_batch import DeviceBatch
 from nucleate.sampling.dispatch.route import TENSOR_BACKENDS
-from nucleate.sampling.distributions import Laws, learns, taken
+from nucleate.sampling.distributions import TargetDistributions, learns, taken
 from nucleate.sampling.history import History
-from nucleate.sampling.host_batch import Host, Row, known
-from nucleate.sampling.incremental_history import Memory
-from nucleate.sampling.inputs import Logits, check_count, check_ids, check_token, history, per_row
+from nucleate.sampling.host_batch import HostBatch, SamplerRow, known
+from nucleate.sampling.incremental_history import IncrementalHistory
+from nucleate.sampling.inputs import LogitsInput, check_count, check_ids, check_token, history, per_row
 from nucleate.sampling.pipeline import Params, RequestParams, chances, prepared
 from nucleate.sampling.presets import with_mask, without_mask
-from nucleate.sampling.stage import Drawn, Pipeline, Tap
+from nucleate.sampling.stage import DrawnToken, Pipeline, Tap
 
 if TYPE_CHECKING:
-    from nucleate.sampling.backends.torch.decode_loop import Forward, Loop
+    from nucleate.sampling.backends.torch.decode_loop import DecodeLoop, Forward
 
 
-class Sampled(NamedTuple):
+class SamplerOutput(NamedTuple):
     """What one step of a batch gives. R rows, in the order in which their logits were given.
 
     token_ids is a torch tensor where the logits are one, or the rows are on a device; NumPy otherwise. On a device,
@@ -45,7 +45,7 @@ class Sampled(NamedTuple):
     seeds: NDArray[np.uint64]  #: [R], read-only; with its seed a row can be drawn again
 
 
-_sampled = functools.partial(tuple.__new__, Sampled)
+_sampled = functools.partial(tuple.__new__, SamplerOutput)
 """In half the time of ``Sampled(...)``."""
 
 
@@ -65,12 +65,12 @@ class Sampler:
             raise ParameterError("backend", f"backend must be one of {', '.join(names)}, got {backend!r:.60}")
         self.backend = backend
         self.vocab_size = int(vocab_size)
-        self._rows: dict[int, Row] = {}
+        self._rows: dict[int, SamplerRow] = {}
         self._next = 0
-        self._host = Host(self.vocab_size, "auto" if backend in TENSOR_BACKENDS else backend, self._rows)
-        self._device: Device | None = None
+        self._host = HostBatch(self.vocab_size, "auto" if backend in TENSOR_BACKENDS else backend, self._rows)
+        self._device: DeviceBatch | None = None
         if device != "cpu" or backend in TENSOR_BACKENDS:
-            self._device = Device(self.vocab_size, device, backend, self._rows, self._host.alone)
+            self._device = DeviceBatch(self.vocab_size, device, backend, self._rows, self._host.alone)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -112,7 +112,7 @@ class Sampler:
         own = params if isinstance(params, RequestParams) else asked[-1]
         given = getattr(own, "seed", None) if seed is None else seed  # a greedy draw has none of its own
         own_seed = noise.fresh_seed() if given is None else (per_row(given, 1, "seed")[0] + answer) % 2**64
-        row = Row(stages, Memory(stages, prompt.tolist(), output.tolist()), own_seed)
+        row = SamplerRow(stages, IncrementalHistory(stages, prompt.tolist(), output.tolist()), own_seed)
         number, self._next = self._next, self._next + 1
         if self._device is not None:
             self._device.add(number, stages, chain, row.memory, own_seed)
@@ -134,7 +134,7 @@ class Sampler:
             self._device.push(row, token)
             return
         self._host.push(row, own, token)
-        own.move(tuple(stage.after(Drawn(token, 0.0, 0.0)) for stage in own.stages))
+        own.move(tuple(stage.after(DrawnToken(token, 0.0, 0.0)) for stage in own.stages))
 
     def laws(
         self,
@@ -144,7 +144,7 @@ class Sampler:
         masks: Any = None,
         *,
         parents: Sequence[int] | None = None,
-    ) -> Laws:
+    ) -> TargetDistributions:
         """The distributions of a row's next tokens, [N, V] float64: now, and after each of some tokens.
 
         logits_NV: float [N, V], NumPy or torch, with N - 1 tokens; masks: what a grammar allows, int32 [W] for each of
@@ -152,13 +152,15 @@ class Sampler:
         changes; with XTC it is the average over what its coin may say, as in
         ``probabilities``. Worked out on the host. Raises ValueError.
         """
-        own, logits = self._up_to_date(row), Logits(logits_NV)
+        own, logits = self._up_to_date(row), LogitsInput(logits_NV)
         if logits.shape != (len(tokens) + 1, self.vocab_size):
             raise ValueError(
                 f"logits must have the shape {[len(tokens) + 1, self.vocab_size]}, got {list(logits.shape)}"
             )
         fast = self._host.fast(self.vocab_size)
-        return Laws(own.stages, own.memory.prompt, own.memory.output, logits, tokens, masks, parents=parents, fast=fast)
+        return TargetDistributions(
+            own.stages, own.memory.prompt, own.memory.output, logits, tokens, masks, parents=parents, fast=fast
+        )
 
     def take(
         self, row: int, logits_V: Any, token: int, mask_W: Any = None, *, law: NDArray[np.float64] | None = None
@@ -175,7 +177,7 @@ class Sampler:
         learned = any(isinstance(stage, Tap) or learns(stage) for stage in own.stages)
         if learned or law is None:
             own = self._up_to_date(row)
-            logits = Logits(logits_V[None] if hasattr(logits_V, "detach") else np.asarray(logits_V)[None])
+            logits = LogitsInput(logits_V[None] if hasattr(logits_V, "detach") else np.asarray(logits_V)[None])
             if logits.shape[1] != self.vocab_size:
                 raise ValueError(f"logits must have the shape {[self.vocab_size]}, got {[logits.shape[1]]}")
             stages = own.stages if mask_W is None else with_mask(own.stages)
@@ -216,7 +218,7 @@ class Sampler:
         """What a row has drawn. Waits for the device."""
         return tuple(self._up_to_date(row).memory.output)
 
-    def __call__(self, logits_RV: Any, rows: Iterable[int] | None = None, *, mask: Any = None) -> Sampled:
+    def __call__(self, logits_RV: Any, rows: Iterable[int] | None = None, *, mask: Any = None) -> SamplerOutput:
         """Draw the next token of some rows; their histories, steps and states advance.
 
         logits_RV: float [R, V], NumPy or torch. rows: whose they are, in this order; without it, those of ``rows``.
@@ -238,8 +240,8 @@ class Sampler:
         *,
         steps: int,
         stop_ids: Sequence[int] = (),
-    ) -> Loop:
-        """Draw the next tokens of some rows in a loop that a device runs without the host, see ``Loop``.
+    ) -> DecodeLoop:
+        """Draw the next tokens of some rows in a loop that a device runs without the host, see ``DecodeLoop``.
 
         forward(token_ids [R], active [R]) gives logits [R, V]; first_ids: what it is to read first, the last token of
         each prompt. On CUDA it is captured as one graph. Raises ParameterError where the host is needed: for rows that
@@ -252,7 +254,7 @@ class Sampler:
             raise ParameterError("device", "a loop runs on a device: Sampler(vocab_size, device=...)")
         return self._device.loop(numbers, forward, first_ids, steps, stop_ids)
 
-    def _up_to_date(self, row: int) -> Row:
+    def _up_to_date(self, row: int) -> SamplerRow:
         """A row with all that it has said."""
         own = known(self._rows, row)
         if self._device is not None:

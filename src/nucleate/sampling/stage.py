@@ -21,7 +21,7 @@ Scores = Any
 """Scores or numbers as the backend holds them: NumPy arrays in the reference, scalars or blocks in a kernel."""
 
 
-class Row(NamedTuple):
+class RowStats(NamedTuple):
     """Statistics of the tokens of one row that are still in."""
 
     n: Scores  #: how many
@@ -34,7 +34,7 @@ class Row(NamedTuple):
     whole: Scores  #: sum of exp(x - top) before the first cut since the last Shift or Scale: at least ``mass``
 
 
-class Token(NamedTuple):
+class TokenInfo(NamedTuple):
     """What a Shift may know of a token."""
 
     id: Scores
@@ -43,7 +43,7 @@ class Token(NamedTuple):
     listed: Scores  #: the value the stage's own list gives it (0 where it is not listed)
 
 
-class Drawn(NamedTuple):
+class DrawnToken(NamedTuple):
     """The token of a step, for a stage that learns from it: its log-probability as the stage found and left it."""
 
     id: int
@@ -51,7 +51,7 @@ class Drawn(NamedTuple):
     after: float
 
 
-class Speller(Protocol):
+class TextEncoder(Protocol):
     """What turns text in a stage's parameters into token ids: a tokenizer."""
 
     def spellings(self, word: str) -> Iterable[tuple[int, ...]]:
@@ -61,7 +61,7 @@ class Speller(Protocol):
         """Every token whose own text has this text in it."""
 
 
-class Follower(Protocol):
+class IncrementalListing(Protocol):
     """A stage's list, kept up to date token by token."""
 
     def push(self, token: int) -> None:
@@ -104,11 +104,11 @@ class Stage(ABC):  # noqa: B024  # its rule is of its shape
     def verify(self) -> None:  # noqa: B027  # most have nothing to verify
         """Raise ParameterError where parameters that are valid alone contradict each other."""
 
-    def spell(self, speller: Speller) -> Self:
+    def spell(self, speller: TextEncoder) -> Self:
         """The same stage with any text in its parameters as token ids."""
         return self
 
-    def after(self, drawn: Drawn) -> Self:
+    def after(self, drawn: DrawnToken) -> Self:
         """The same stage as of the next step: for those with a state, which is one of their parameters."""
         return self
 
@@ -140,7 +140,7 @@ class Shift(Stage):
     those the step's bitmask forbids."""
 
     @abstractmethod
-    def apply(self, x: Scores, token: Token) -> Scores: ...
+    def apply(self, x: Scores, token: TokenInfo) -> Scores: ...
 
     @property
     def window(self) -> int | None:
@@ -151,7 +151,7 @@ class Shift(Stage):
         """The stage's list for this step, ``{token id: value}``. Computed on the host; only for (un)listed."""
         return {}
 
-    def follow(self, history: History) -> Follower | None:
+    def follow(self, history: History) -> IncrementalListing | None:
         """The list from here on, at a cost per token that does not grow with the history.
 
         None: ``listing`` itself is like that.
@@ -165,14 +165,14 @@ class Scale(Stage):
     monotone: ClassVar[bool] = True
 
     @abstractmethod
-    def apply(self, x: Scores, row: Row) -> Scores: ...
+    def apply(self, x: Scores, row: RowStats) -> Scores: ...
 
 
 class Floor(Stage):
     """floor(self, row) -> cut: keeps every score at or above it."""
 
     @abstractmethod
-    def floor(self, row: Row) -> Scores: ...
+    def floor(self, row: RowStats) -> Scores: ...
 
 
 class Prefix(Stage):
@@ -190,12 +190,12 @@ class Prefix(Stage):
         return False
 
     @abstractmethod
-    def weight(self, x: Scores, row: Row) -> Scores: ...
+    def weight(self, x: Scores, row: RowStats) -> Scores: ...
 
     @abstractmethod
-    def target(self, row: Row) -> Scores: ...
+    def target(self, row: RowStats) -> Scores: ...
 
-    def order(self, x: Scores, row: Row) -> Scores:
+    def order(self, x: Scores, row: RowStats) -> Scores:
         return -x
 
 
@@ -213,7 +213,7 @@ class Ceiling(Stage):
         return ()
 
     @abstractmethod
-    def ceiling(self, row: Row) -> Scores: ...
+    def ceiling(self, row: RowStats) -> Scores: ...
 
 
 class Tap(Stage):
@@ -240,10 +240,10 @@ class Draw(Stage):
     def score(self, x: Scores, u: Scores) -> Scores:
         raise NotImplementedError(f"{type(self).__name__} has uniforms = {self.uniforms!r}, and no rule for it")
 
-    def weight(self, x: Scores, row: Row) -> Scores:
+    def weight(self, x: Scores, row: RowStats) -> Scores:
         raise NotImplementedError(f"{type(self).__name__} has uniforms = {self.uniforms!r}, and no rule for it")
 
-    def target(self, row: Row, u: Scores) -> Scores:
+    def target(self, row: RowStats, u: Scores) -> Scores:
         raise NotImplementedError(f"{type(self).__name__} has uniforms = {self.uniforms!r}, and no rule for it")
 
 

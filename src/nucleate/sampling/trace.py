@@ -16,14 +16,14 @@ from nucleate.sampling import noise
 from nucleate.sampling.backends import reference
 from nucleate.sampling.backends.reference import Survivors
 from nucleate.sampling.history import History
-from nucleate.sampling.inputs import Logits, check_ids, history, masks, per_row
+from nucleate.sampling.inputs import LogitsInput, check_ids, history, masks, per_row
 from nucleate.sampling.pipeline import Params, as_pipeline, runner, survivors
 from nucleate.sampling.presets import with_mask
 from nucleate.sampling.stage import Ceiling, Floor, Pipeline, Prefix, Scale, Shift, Stage, Tap, shape_of
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class TraceStep:
     """What one stage did. Arrays are in ascending order of token ids."""
 
     stage: Stage | None  #: None for the logits as given
@@ -53,7 +53,7 @@ class Step:
 class Trace:
     """What every stage of a pipeline did to one row. Print it, or read ``steps``; ``to_json`` is for pages."""
 
-    steps: tuple[Step, ...]  #: the logits as given, then a step per stage
+    steps: tuple[TraceStep, ...]  #: the logits as given, then a step per stage
     token_id: int | None  #: the draw; None if a stage left no token
     error: str | None  #: why not
     seed: int
@@ -115,7 +115,7 @@ def trace(
     ``sample`` draws. Stages are shown as asked for, also those that cannot change the draw. Logits that are NaN, +inf
     or all -inf, or a stage that leaves no token, are the ``error``.
     """
-    logits = Logits(_alone(logits_V, "logits"))
+    logits = LogitsInput(_alone(logits_V, "logits"))
     size, stages = logits.shape[1], as_pipeline(params)
     fast = compiled(backend, size)
     check_ids(stages, size)
@@ -150,7 +150,7 @@ def _walk(
 def _trace(
     logits_V: NDArray[np.float32], stages: Pipeline, past: History, seed: int, step: int, *, fast: bool
 ) -> Trace:
-    steps: list[Step] = []
+    steps: list[TraceStep] = []
     try:
         kept = reference.everything(logits_V)
         steps.append(_step(None, "as given", None, kept, len(logits_V)))
@@ -169,7 +169,7 @@ def _trace(
     return Trace(tuple(steps), token, None, seed, step)
 
 
-def _step(stage: Stage | None, why: str, kept: Survivors | None, left: Survivors, size: int) -> Step:
+def _step(stage: Stage | None, why: str, kept: Survivors | None, left: Survivors, size: int) -> TraceStep:
     before_V, after_V, p_V = np.full(size, -np.inf), np.full(size, -np.inf), np.zeros(size)
     after_V[left.ids_N] = left.x_N
     p_V[left.ids_N] = _chances(left)
@@ -178,7 +178,7 @@ def _step(stage: Stage | None, why: str, kept: Survivors | None, left: Survivors
     out_V = (before_V > -np.inf) & (after_V == -np.inf)
     touched_V = (before_V != after_V) & ~out_V
     entropy = max(0.0, float(reference.statistics(left.x_N).entropy))  # rounding may take it below
-    return Step(stage, why, np.flatnonzero(touched_V), np.flatnonzero(out_V), after_V, p_V, entropy)
+    return TraceStep(stage, why, np.flatnonzero(touched_V), np.flatnonzero(out_V), after_V, p_V, entropy)
 
 
 def _chances(kept: Survivors) -> NDArray[np.float64]:

@@ -11,28 +11,30 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from nucleate import __version__
-from nucleate.server.auth import Keys
-from nucleate.server.error_middleware import Front
-from nucleate.server.generation_endpoint import Answering
+from nucleate.server.auth import APIKeyMiddleware
+from nucleate.server.error_middleware import ErrorMiddleware
+from nucleate.server.generation_endpoint import GenerationEndpoint
 from nucleate.server.metrics import Metrics
 from nucleate.server.openai.requests import ENDPOINTS
 from nucleate.server.openapi_document import document
-from nucleate.server.request_context import Exchange
-from nucleate.server.request_log import Log
+from nucleate.server.request_context import RequestContext
+from nucleate.server.request_log import RequestLog
 from nucleate.server.service import Service
-from nucleate.server.tokenize_routes import Text
+from nucleate.server.tokenize_routes import TokenizeRoutes
 
-Handler = Callable[[Exchange], Awaitable[None]]
+Handler = Callable[[RequestContext], Awaitable[None]]
 
 
-def application(service: Service, log: Log, *, keys: Collection[str] = (), origins: Collection[str] = ()) -> ASGIApp:
+def application(
+    service: Service, log: RequestLog, *, keys: Collection[str] = (), origins: Collection[str] = ()
+) -> ASGIApp:
     """All of it. It runs the engine of the service for as long as it lives, as ASGI's lifespan says.
 
     keys: those of clients; without any, nobody needs one. origins: of pages in browsers that may ask ("*": any).
     """
     metrics = Metrics(service.name, lambda: service.engine.stats)
-    told, text = Told(service, bool(keys)), Text(service)
-    answering = {url: ("POST", Answering(url, service, metrics)) for url in ENDPOINTS}
+    told, text = InfoRoutes(service, bool(keys)), TokenizeRoutes(service)
+    answering = {url: ("POST", GenerationEndpoint(url, service, metrics)) for url in ENDPOINTS}
     handlers: dict[str, tuple[str, Handler]] = {
         **answering,
         "/v1/models": ("GET", told.models),
@@ -50,7 +52,7 @@ def application(service: Service, log: Log, *, keys: Collection[str] = (), origi
         for path, (method, handler) in handlers.items()
     ]
     router = Router(routes, redirect_slashes=False, lifespan=lambda _: service.running())
-    app: ASGIApp = Front(Keys(router, router, keys), partial(_over, log, metrics))
+    app: ASGIApp = ErrorMiddleware(APIKeyMiddleware(router, router, keys), partial(_over, log, metrics))
     if origins:
         headers = ["authorization", "content-type"]
         app = CORSMiddleware(app, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=headers)
@@ -67,17 +69,17 @@ class _Handler:
         await self._handler(scope["nucleate.exchange"])
 
 
-class Told:
+class InfoRoutes:
     """What the server tells of itself."""
 
     def __init__(self, service: Service, closed: bool) -> None:
         self._service = service
         self._document = document(service.name, __version__, service.limits, keys=closed)
 
-    async def models(self, exchange: Exchange) -> None:
+    async def models(self, exchange: RequestContext) -> None:
         await exchange.reply(200, {"object": "list", "data": [self._model()]})
 
-    async def model(self, exchange: Exchange) -> None:
+    async def model(self, exchange: RequestContext) -> None:
         asked = exchange.scope["path_params"]["model"]
         self._service.check_model(asked)
         await exchange.reply(200, self._model())
@@ -87,23 +89,23 @@ class Told:
         own = {"id": service.name, "object": "model", "created": service.created, "owned_by": "nucleate"}
         return {**own, "max_model_len": service.max_length}
 
-    async def health(self, exchange: Exchange) -> None:
+    async def health(self, exchange: RequestContext) -> None:
         self._service.check()
         await exchange.reply(200, {"status": "ok"})
 
-    async def version(self, exchange: Exchange) -> None:
+    async def version(self, exchange: RequestContext) -> None:
         await exchange.reply(200, {"version": __version__})
 
-    async def openapi(self, exchange: Exchange) -> None:
+    async def openapi(self, exchange: RequestContext) -> None:
         await exchange.reply(200, self._document)
 
 
-async def _metrics(metrics: Metrics, exchange: Exchange) -> None:
+async def _metrics(metrics: Metrics, exchange: RequestContext) -> None:
     body, content_type = metrics.render()
     await exchange.reply(200, body, content_type=content_type)
 
 
-def _over(log: Log, metrics: Metrics, exchange: Exchange, error: BaseException | None) -> None:
+def _over(log: RequestLog, metrics: Metrics, exchange: RequestContext, error: BaseException | None) -> None:
     """An exchange is over: into the figures and the log."""
     told, scope, broken = exchange.told, exchange.scope, exchange.broken
     fault = broken.fault if broken is not None else None if error is None else "internal"

@@ -23,7 +23,7 @@ VARIABLE = "NUCLEATE_API_KEYS"
 MESSAGE = "this server needs an API key, in one header of the form 'Authorization: Bearer KEY'; got none that it knows"
 
 
-class Keys:
+class APIKeyMiddleware:
     """An ASGI middleware, to be put right around the router: a request passes with a key, or to an open route.
 
     router: asked which route it would choose, for the very scope that it will get. keys: all that are good; without

@@ -10,31 +10,31 @@ from itertools import groupby
 from operator import itemgetter
 from time import perf_counter
 
-from nucleate.outputs import Completion, Event, FinishReason, Piece, Usage
+from nucleate.outputs import Completion, CompletionChunk, EngineOutput, FinishReason, Usage
 from nucleate.parameters.parameter import ParameterError
-from nucleate.server.http_errors import Refusal, answer_failed, closing, late, refusal_of, unexpected
+from nucleate.server.http_errors import HTTPError, answer_failed, closing, late, refusal_of, unexpected
 from nucleate.server.metrics import Metrics
 from nucleate.server.openai.responses import chat_body, completion_body, failure_message
-from nucleate.server.openai.stream_chunks import KEEP_ALIVE, ChatChunks, Chunks, CompletionChunks, error_frame
-from nucleate.server.request_context import Exchange, written
-from nucleate.server.service import Call, Service
+from nucleate.server.openai.stream_chunks import KEEP_ALIVE, ChatStream, CompletionStream, ResponseStream, error_frame
+from nucleate.server.request_context import RequestContext, written
+from nucleate.server.service import EngineCall, Service
 
 KEEP_ALIVE_SECONDS = 15.0
 """Seconds of silence after which a stream gets a comment, so that proxies do not hang up."""
 LAST_WORDS = 1.0
 """Seconds for the frame that ends a stream in an error, to a client that may not read."""
 
-Batch = list[tuple[int, Event]]
+Batch = list[tuple[int, EngineOutput]]
 Batches = AsyncGenerator[Batch]
 
 
-class Answering:
+class GenerationEndpoint:
     """Answers to the bodies of one path."""
 
     def __init__(self, url: str, service: Service, metrics: Metrics) -> None:
         self._url, self._service, self._metrics = url, service, metrics
 
-    async def __call__(self, exchange: Exchange) -> None:
+    async def __call__(self, exchange: RequestContext) -> None:
         """Answer, within the time for that. Raises what ``refusal_of`` knows, as long as nothing was sent."""
         limits = self._service.limits
         with self._service.place():
@@ -47,7 +47,7 @@ class Answering:
             except Exception as error:  # noqa: BLE001  # a stream has an end, whatever happens
                 await _end(exchange, refusal_of(error) or error)
 
-    async def _answer(self, exchange: Exchange, data: bytes) -> None:
+    async def _answer(self, exchange: RequestContext, data: bytes) -> None:
         service, told = self._service, exchange.told
         try:
             call, chunks = await service.aside(partial(self._read, data))
@@ -64,22 +64,22 @@ class Answering:
         self._metrics.prompt(told.prompt_tokens)
         with service.queue([call.asked.best_of] * len(call.prepared)) as leave:
             async with aclosing(service.engine.run_all(call.prepared, beat=KEEP_ALIVE_SECONDS)) as batches:
-                note = _Notes(exchange, self._metrics, leave, service, call)
+                note = _StreamMetrics(exchange, self._metrics, leave, service, call)
                 if chunks is None:
                     await self._whole(exchange, call, batches, note)
                 else:
                     await _stream(exchange, chunks, batches, note)
 
-    def _read(self, data: bytes) -> tuple[Call, Chunks | None]:
+    def _read(self, data: bytes) -> tuple[EngineCall, ResponseStream | None]:
         """On another thread: it may be long."""
         call = self._service.call(self._url, data)
         if not call.asked.stream:
             return call, None
-        kind = CompletionChunks if call.asked.messages is None else ChatChunks
+        kind = CompletionStream if call.asked.messages is None else ChatStream
         return call, kind(call.head, call.asked, call.prompts, self._service.llm.tokenizer)
 
-    async def _whole(self, exchange: Exchange, call: Call, batches: Batches, note: _Notes) -> None:
-        pieces: list[list[Piece]] = [[] for _ in call.prepared]
+    async def _whole(self, exchange: RequestContext, call: EngineCall, batches: Batches, note: _StreamMetrics) -> None:
+        pieces: list[list[CompletionChunk]] = [[] for _ in call.prepared]
         async for batch in batches:
             _, failed = note(batch)
             if failed is not None:
@@ -88,7 +88,7 @@ class Answering:
                 pieces[place].append(event.piece)
         await exchange.reply(200, await self._service.aside(partial(self._body, call, pieces)))
 
-    def _body(self, call: Call, pieces: Sequence[Sequence[Piece]]) -> bytes:
+    def _body(self, call: EngineCall, pieces: Sequence[Sequence[CompletionChunk]]) -> bytes:
         """On another thread, too."""
         tokenizer = self._service.llm.tokenizer
         completions = [Completion.of(ids, own) for ids, own in zip(call.prompts, pieces, strict=True)]
@@ -97,7 +97,7 @@ class Answering:
         return written(completion_body(call.head, call.asked, completions, tokenizer))
 
 
-async def _stream(exchange: Exchange, chunks: Chunks, batches: Batches, note: _Notes) -> None:
+async def _stream(exchange: RequestContext, chunks: ResponseStream, batches: Batches, note: _StreamMetrics) -> None:
     async for batch in batches:
         told, failed = note(batch)
         if len(told) == 1:
@@ -117,18 +117,23 @@ async def _stream(exchange: Exchange, chunks: Chunks, batches: Batches, note: _N
     await exchange.write(chunks.end(note.usage), last=True)
 
 
-class _Notes:
+class _StreamMetrics:
     """What comes, on its way into the figures. leave: told which prompts are answered."""
 
     def __init__(
-        self, exchange: Exchange, metrics: Metrics, leave: Callable[[int], None], service: Service, call: Call
+        self,
+        exchange: RequestContext,
+        metrics: Metrics,
+        leave: Callable[[int], None],
+        service: Service,
+        call: EngineCall,
     ) -> None:
         self.usage = Usage(0, 0)
         self._told, self._start, self._metrics = exchange.told, exchange.start, metrics
         self._leave, self._service, self._call = leave, service, call
         self._last: dict[tuple[int, int], float] = {}  # by answer, when its last token came
 
-    def __call__(self, batch: Batch) -> tuple[Batch, Refusal | None]:
+    def __call__(self, batch: Batch) -> tuple[Batch, HTTPError | None]:
         """All of it, and None; or what came before an answer failed, and how that is told."""
         now, last = perf_counter(), self._last
         for number, (place, event) in enumerate(batch):
@@ -151,7 +156,7 @@ class _Notes:
                 self._leave(place)
         return batch, None
 
-    def _finish(self, reason: FinishReason, detail: str | int | None) -> Refusal | None:
+    def _finish(self, reason: FinishReason, detail: str | int | None) -> HTTPError | None:
         self._metrics.finish(reason)
         self._told.finish_reasons.append(reason)
         if reason == "error":
@@ -160,11 +165,11 @@ class _Notes:
         return closing() if reason == "abort" and self._service.cut else None
 
 
-async def _end(exchange: Exchange, error: Exception) -> None:
+async def _end(exchange: RequestContext, error: Exception) -> None:
     """Raise the error, or end the stream with it if one has begun and its client reads it."""
     if not exchange.status:
         raise error
-    refusal = error if isinstance(error, Refusal) else unexpected(exchange.id)
+    refusal = error if isinstance(error, HTTPError) else unexpected(exchange.id)
     exchange.broken = refusal
     with suppress(TimeoutError):
         async with asyncio.timeout(LAST_WORDS):

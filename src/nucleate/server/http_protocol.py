@@ -16,7 +16,7 @@ HEAD_SECONDS = 10.0
 _UPGRADE = re.compile(rb"\r\nupgrade[ \t]*:", re.IGNORECASE)
 
 
-class Protocol(HttpToolsProtocol):
+class HTTPProtocol(HttpToolsProtocol):
     """A connection."""
 
     _in_head, _size = True, 0  # bytes of the head so far

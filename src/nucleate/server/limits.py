@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import Parameter, ParameterError, param, with_parameters
 from nucleate.sampling_params import FIELDS
-from nucleate.server.openai.requests import Asked, Endpoint
+from nucleate.server.openai.requests import Endpoint, ParsedRequest
 
 MOST = 2**31 - 1
 MAX_ENTRIES = 1024
@@ -27,7 +27,7 @@ MAX_TOLD = 2**21
 
 
 @with_parameters
-class Limits:
+class ServerLimits:
     """The limits that an operator sets. Raises ParameterError for one that is out of its own range."""
 
     PARAMETERS: ClassVar[dict[str, Parameter]]
@@ -79,7 +79,7 @@ class Limits:
         if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int):
             _check_count("prompt", len(prompts), self.max_answers, "prompts")
 
-    def check(self, asked: Asked, prompts: Sequence[Sequence[int]], context_length: int) -> None:
+    def check(self, asked: ParsedRequest, prompts: Sequence[Sequence[int]], context_length: int) -> None:
         """Raise ParameterError for more answers than this server makes, or if what they tell could be too large.
 
         prompts: the token ids of each. context_length: tokens of prompt and answer.

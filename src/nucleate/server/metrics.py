@@ -14,7 +14,7 @@ from prometheus_client.core import GaugeMetricFamily as _Gauge
 from prometheus_client.core import Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
-from nucleate.engine.stats import Drafts, Stats
+from nucleate.engine.stats import EngineStats, SpeculativeStats
 from nucleate.outputs import FinishReason
 from nucleate.server.http_errors import ErrorKind
 from nucleate.server.openai.response_format import NAMES
@@ -62,7 +62,7 @@ class Metrics:
     model: the name that requests call it by. stats: the engine in figures. routes: the paths that are told apart.
     """
 
-    def __init__(self, model: str, stats: Callable[[], Stats], routes: Iterable[str] = ROUTES) -> None:
+    def __init__(self, model: str, stats: Callable[[], EngineStats], routes: Iterable[str] = ROUTES) -> None:
         self._model = model.encode(errors="backslashreplace").decode()  # a name of the command line may be no UTF-8
         self._stats, self._routes = stats, frozenset(routes)
         self._counted = counted = CollectorRegistry()
@@ -172,7 +172,7 @@ class Metrics:
                 yield _renamed(family, AS_VLLM[family.name])
 
 
-def _of_engine(stats: Stats) -> Iterator[Metric]:
+def _of_engine(stats: EngineStats) -> Iterator[Metric]:
     share = stats.blocks_used / stats.blocks if stats.blocks else 0.0
     yield _Gauge("nucleate_answers_running", "Answers at work", stats.running)
     yield _Gauge("nucleate_answers_waiting", "Answers that wait for their turn", stats.waiting)
@@ -194,7 +194,7 @@ def _of_engine(stats: Stats) -> Iterator[Metric]:
     yield _Total("nucleate_mask_seconds", "Seconds for what forms allow", stats.mask_seconds)
 
 
-def _of_drafts(drafts: Drafts) -> Iterator[Metric]:
+def _of_drafts(drafts: SpeculativeStats) -> Iterator[Metric]:
     rounds = "Forwards that gave an answer tokens, counted for each such answer, if tokens are drafted"
     yield _Total("nucleate_draft_rounds", rounds, drafts.rounds)
     yield _Total("nucleate_draft_tokens", "Drafted tokens that were read", drafts.drafted)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from nucleate.server.limits import MAX_CHARACTERS, MAX_TOLD, Limits
+from nucleate.server.limits import MAX_CHARACTERS, MAX_TOLD, ServerLimits
 from nucleate.server.openai.requests import CHAT, COMPLETIONS, ENDPOINTS
 from nucleate.server.request_schemas import NAME, TEXT, Schema, body_schema, detokenize_schema, tokenize_schema
 
@@ -77,7 +77,7 @@ _ERROR: Schema = {
 }
 
 
-def document(name: str, version: str, limits: Limits, *, keys: bool = False) -> dict[str, Any]:
+def document(name: str, version: str, limits: ServerLimits, *, keys: bool = False) -> dict[str, Any]:
     """The document. name: of the model that is served. keys: whether a key is needed, on all routes but /health."""
     about = _ABOUT.format(max_answers=limits.max_answers, max_told=MAX_TOLD, max_characters=MAX_CHARACTERS)
     schemas = {

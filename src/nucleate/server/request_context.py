@@ -15,7 +15,7 @@ from uuid import uuid4
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
-from nucleate.server.http_errors import CLOSE, Refusal
+from nucleate.server.http_errors import CLOSE, HTTPError
 
 _NONE: Mapping[str, str] = MappingProxyType({})
 BODY_SECONDS = 30.0
@@ -24,7 +24,7 @@ JSON_TYPE, STREAM_TYPE = "application/json", "text/event-stream; charset=utf-8"
 
 
 @dataclass(eq=False)
-class Told:
+class RequestLogFields:
     """What an exchange tells the log beyond what every exchange has."""
 
     stream: bool | None = None
@@ -36,7 +36,7 @@ class Told:
     finish_reasons: list[str] = field(default_factory=list)
 
 
-class Exchange:
+class RequestContext:
     """A request while it is answered."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -45,8 +45,8 @@ class Exchange:
         self.start = perf_counter()
         self.status = 0  #: of the answer; 0 as long as it has not begun
         self.left = False  #: the client has gone before the end of the answer
-        self.broken: Refusal | None = None  #: the error that it ended with, a stream that had begun too
-        self.told = Told()
+        self.broken: HTTPError | None = None  #: the error that it ended with, a stream that had begun too
+        self.told = RequestLogFields()
 
     @property
     def route(self) -> str:
@@ -63,28 +63,28 @@ class Exchange:
         headers = Headers(scope=self.scope)
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != JSON_TYPE:
-            raise Refusal(415, f"the Content-Type must be application/json, got {kind[:60]!r}", headers=CLOSE)
+            raise HTTPError(415, f"the Content-Type must be application/json, got {kind[:60]!r}", headers=CLOSE)
         if headers.get("content-encoding", "identity").lower() != "identity":
-            raise Refusal(415, "the body must not have a Content-Encoding", headers=CLOSE)
+            raise HTTPError(415, "the body must not have a Content-Encoding", headers=CLOSE)
         declared = headers.get("content-length", "0")
         try:
             async with asyncio.timeout(BODY_SECONDS):
                 return await self._read(most, int(declared) if declared.isdecimal() else 0)
         except TimeoutError:
             message = f"the body did not arrive within {BODY_SECONDS:g} s"
-            raise Refusal(408, message, code="timeout", headers=CLOSE) from None
+            raise HTTPError(408, message, code="timeout", headers=CLOSE) from None
 
     async def _read(self, most: int, declared: int) -> bytes:
         data, more = bytearray(), True
         while True:
             if max(declared, len(data)) > most:
-                raise Refusal(413, f"the body may have at most {most} bytes", code="body_too_large", headers=CLOSE)
+                raise HTTPError(413, f"the body may have at most {most} bytes", code="body_too_large", headers=CLOSE)
             if not more:
                 return bytes(data)
             message = await self._receive()
             if message["type"] == "http.disconnect":
                 self.left = True
-                raise Gone
+                raise ClientDisconnected
             data += message.get("body", b"")
             more = message.get("more_body", False)
 
@@ -116,7 +116,7 @@ class Exchange:
         await self.begin(status, {"content-length": str(len(data)), **headers}, content_type)
         await self._send({"type": "http.response.body", "body": data})
 
-    async def refuse(self, refusal: Refusal) -> None:
+    async def refuse(self, refusal: HTTPError) -> None:
         """The answer to a request that gets none."""
         self.broken = refusal
         await self.reply(refusal.status, refusal.body, refusal.headers)
@@ -141,7 +141,7 @@ class Exchange:
         await self._send(message)
 
 
-class Gone(Exception):  # noqa: N818
+class ClientDisconnected(Exception):  # noqa: N818
     """The client has gone: there is nobody to answer."""
 
 

@@ -39,7 +39,7 @@ QUIET = frozenset({"/health", "/metrics"})
 Form = Literal["json", "text"]
 
 
-class Log:
+class RequestLog:
     """What the server tells of itself. prompts: whether the log may hold text of prompts."""
 
     def __init__(self, *, prompts: bool = False) -> None:

@@ -15,7 +15,7 @@ from nucleate.engine.beam.params import BeamParams
 from nucleate.parameters.parameter import Parameter
 from nucleate.sampling.presets import WANTED
 from nucleate.sampling_params import FIELDS
-from nucleate.server.limits import MAX_CHARACTERS, MAX_ENTRIES, Limits, entries
+from nucleate.server.limits import MAX_CHARACTERS, MAX_ENTRIES, ServerLimits, entries
 from nucleate.server.openai.beam_search import FIELDS_OF_BEAMS, SWITCH
 from nucleate.server.openai.messages import MOST_MESSAGES
 from nucleate.server.openai.requests import Endpoint
@@ -31,7 +31,7 @@ NAME: Schema = {"type": "string", "minLength": 1}
 IDS: Schema = {"type": "array", "items": {"type": "integer", "minimum": 0}}
 
 
-def body_schema(endpoint: Endpoint, limits: Limits) -> Schema:
+def body_schema(endpoint: Endpoint, limits: ServerLimits) -> Schema:
     """What a body of one of OpenAI's endpoints may say. Every field that the endpoint knows is in it."""
     known, fields = _own(limits), {name: field_schema(parameter, limits) for name, parameter in FIELDS.items()}
     fields["max_tokens"]["default"] = limits.endpoint(endpoint).max_tokens
@@ -45,7 +45,7 @@ def body_schema(endpoint: Endpoint, limits: Limits) -> Schema:
     return _closed(made, *endpoint.subject)
 
 
-def tokenize_schema(limits: Limits) -> Schema:
+def tokenize_schema(limits: ServerLimits) -> Schema:
     """What a body of /tokenize may say: a text or a conversation, not both."""
     known = _own(limits)
     return _closed(
@@ -59,12 +59,12 @@ def tokenize_schema(limits: Limits) -> Schema:
     )
 
 
-def detokenize_schema(limits: Limits) -> Schema:
+def detokenize_schema(limits: ServerLimits) -> Schema:
     """What a body of /detokenize may say."""
     return _closed({"tokens": IDS, "model": _own(limits)["model"]}, "tokens")
 
 
-def field_schema(parameter: Parameter, limits: Limits) -> Schema:
+def field_schema(parameter: Parameter, limits: ServerLimits) -> Schema:
     """The values of a field of SamplingParams."""
     default = parameter.default
     if isinstance(default, Mapping | tuple):
@@ -72,7 +72,7 @@ def field_schema(parameter: Parameter, limits: Limits) -> Schema:
     return {**_said(_values(parameter, limits), parameter.help), "default": default}
 
 
-def _values(parameter: Parameter, limits: Limits) -> Schema:
+def _values(parameter: Parameter, limits: ServerLimits) -> Schema:
     names, kind = {"type": "string", "enum": [*parameter.choices]}, parameter.kind
     if kind == "str | tuple[str, ...]":
         return {"anyOf": [names, {"type": "array", "items": {"enum": [*WANTED]}, "uniqueItems": True}]}
@@ -93,7 +93,7 @@ def _values(parameter: Parameter, limits: Limits) -> Schema:
     return {"anyOf": [text, _list(words if "int" in kind else text, entries(parameter.name))]}
 
 
-def _number(parameter: Parameter, limits: Limits) -> Schema:
+def _number(parameter: Parameter, limits: ServerLimits) -> Schema:
     whole = "int" in parameter.kind
     low = parameter.low if whole or parameter.low is not None else -LARGEST
     high = parameter.high if whole or parameter.high is not None else LARGEST
@@ -106,7 +106,7 @@ def _number(parameter: Parameter, limits: Limits) -> Schema:
     return schema
 
 
-def _own(limits: Limits) -> dict[str, Schema]:
+def _own(limits: ServerLimits) -> dict[str, Schema]:
     """The fields that endpoints have besides those of SamplingParams, or with another meaning than theirs."""
     part = _closed({"type": {"const": "text"}, "text": TEXT}, "type", "text")
     message = {"role": NAME, "content": {"anyOf": [TEXT, _list(part, None)]}}

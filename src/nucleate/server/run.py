@@ -14,8 +14,8 @@ from types import FrameType
 import uvicorn
 from starlette.types import ASGIApp
 
-from nucleate.server.http_protocol import Protocol
-from nucleate.server.request_log import Log
+from nucleate.server.http_protocol import HTTPProtocol
+from nucleate.server.request_log import RequestLog
 from nucleate.server.service import Service
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -50,14 +50,14 @@ def interrupted_at_once() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def serve(app: ASGIApp, service: Service, log: Log, bound: socket.socket) -> int:
+def serve(app: ASGIApp, service: Service, log: RequestLog, bound: socket.socket) -> int:
     """Serve until SIGTERM or SIGINT; then take no more requests, and let those at work end within the grace period.
 
     A second signal ends it at once. Returns the exit status: 1 if the engine has failed, else 0.
     """
     config = uvicorn.Config(
         app,
-        http=Protocol,
+        http=HTTPProtocol,
         ws="none",
         lifespan="on",
         log_config=None,
@@ -80,7 +80,7 @@ def serve(app: ASGIApp, service: Service, log: Log, bound: socket.socket) -> int
 class _Server(uvicorn.Server):
     """uvicorn's, with our own end."""
 
-    def __init__(self, config: uvicorn.Config, service: Service, log: Log) -> None:
+    def __init__(self, config: uvicorn.Config, service: Service, log: RequestLog) -> None:
         super().__init__(config)
         self._service, self._log = service, log
 

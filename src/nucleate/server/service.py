@@ -18,19 +18,19 @@ from uuid import uuid4
 
 from nucleate.engine.async_engine import AsyncEngine
 from nucleate.engine.beam.params import BeamRequest
-from nucleate.engine.beam.scheduling import PreparedSearch
+from nucleate.engine.beam.scheduling import ValidatedBeamRequest
 from nucleate.engine.engine import Engine
-from nucleate.engine.request import Prepared, Request
+from nucleate.engine.request import Request, ValidatedRequest
 from nucleate.llm import LLM
 from nucleate.models.protocol import ModelError
 from nucleate.parameters.parameter import ParameterError, read_json
 from nucleate.sampling_params import SamplingParams
-from nucleate.server.http_errors import Refusal, closing, late, no_model, overloaded, too_long
-from nucleate.server.limits import Limits
-from nucleate.server.openai.requests import CHAT, ENDPOINTS, Asked, read_body
+from nucleate.server.http_errors import HTTPError, closing, late, no_model, overloaded, too_long
+from nucleate.server.limits import ServerLimits
+from nucleate.server.openai.requests import CHAT, ENDPOINTS, ParsedRequest, read_body
 from nucleate.server.openai.response_format import named
-from nucleate.server.openai.responses import Head
-from nucleate.structured_output.spec import Structured
+from nucleate.server.openai.responses import ResponseHead
+from nucleate.structured_output.spec import StructuredOutputs
 
 T = TypeVar("T")
 
@@ -43,13 +43,15 @@ REGEX_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
-class Call:
+class EngineCall:
     """A body that was read: what it asks for, and what the engine gets."""
 
-    head: Head
-    asked: Asked
+    head: ResponseHead
+    asked: ParsedRequest
     requests: Sequence[Request | BeamRequest]  #: one per prompt
-    prepared: Sequence[Prepared | PreparedSearch] = ()  #: the same, as soon as the engine has looked at them
+    prepared: Sequence[
+        ValidatedRequest | ValidatedBeamRequest
+    ] = ()  #: the same, as soon as the engine has looked at them
 
     @property
     def prompts(self) -> list[Sequence[int]]:
@@ -71,7 +73,7 @@ class Service:
     forms. Raises ModelError if it fails, ParameterError for defaults beyond the limits, or whose form cannot be held.
     """
 
-    def __init__(self, llm: LLM, engine: Engine, name: str, defaults: SamplingParams, limits: Limits) -> None:
+    def __init__(self, llm: LLM, engine: Engine, name: str, defaults: SamplingParams, limits: ServerLimits) -> None:
         self.llm, self.name, self.limits = llm, name, limits
         self.max_length, self.vocab_size = engine.context_length, engine.vocab_size
         self._max_sequences = engine.max_sequences
@@ -158,7 +160,7 @@ class Service:
         except TimeoutError:
             raise late("the text could not be worked on", PREPARE_SECONDS) from None
 
-    def call(self, url: str, data: bytes) -> Call:
+    def call(self, url: str, data: bytes) -> EngineCall:
         """Read a body. If it says a form, ``prepare`` is left to do. Raises ParameterError, ModelError, Refusal."""
         endpoint = self._endpoints[url]
         body = self.read(data)
@@ -173,11 +175,11 @@ class Service:
             raise too_long("prompt" if asked.messages is None else "messages", longest, self.max_length)
         self.limits.check(asked, prompts, self.max_length)
         kind = "chatcmpl" if url == CHAT.url else "cmpl"
-        head = Head(f"{kind}-{uuid4().hex}", int(time.time()), self.name)
-        made = Call(head, asked, [asked.request(ids) for ids in prompts])
+        head = ResponseHead(f"{kind}-{uuid4().hex}", int(time.time()), self.name)
+        made = EngineCall(head, asked, [asked.request(ids) for ids in prompts])
         return self.prepare(made) if made.form is None else made
 
-    def prepare(self, call: Call) -> Call:
+    def prepare(self, call: EngineCall) -> EngineCall:
         """The same call, ready for the engine. A form may take a second. Raises ParameterError."""
         with named(call.asked.form_field):
             return replace(call, prepared=[self.engine.prepare(request) for request in call.requests])
@@ -187,7 +189,7 @@ class Service:
         try:
             body = read_json(data.decode(), "body")
         except UnicodeDecodeError as error:
-            raise Refusal(400, f"the body must be UTF-8, but byte {error.start} is not", param="body") from None
+            raise HTTPError(400, f"the body must be UTF-8, but byte {error.start} is not", param="body") from None
         self.limits.check_body(body, self.vocab_size)
         return body
 
@@ -215,6 +217,6 @@ def _try(engine: Engine) -> None:
 def _try_forms(engine: Engine, defaults: SamplingParams) -> None:
     """A large vocabulary is made ready in seconds in which no other thread runs: now, not under streams."""
     with suppress(ParameterError):  # without the library, or for this tokenizer: requests are told
-        engine.prepare(Request(_shortest(engine), SamplingParams(structured=Structured(json_object=True))))
+        engine.prepare(Request(_shortest(engine), SamplingParams(structured=StructuredOutputs(json_object=True))))
     if defaults.structured is not None:
         engine.prepare(Request(_shortest(engine), defaults))

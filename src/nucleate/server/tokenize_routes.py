@@ -8,23 +8,23 @@ from typing import Any
 
 from nucleate.parameters.parameter import ParameterError
 from nucleate.server.openai.tokenize import read_detokenize, read_tokenize
-from nucleate.server.request_context import Exchange
+from nucleate.server.request_context import RequestContext
 from nucleate.server.service import Service
 
 
-class Text:
+class TokenizeRoutes:
     """The handlers of these paths."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
 
-    async def tokenize(self, exchange: Exchange) -> None:
+    async def tokenize(self, exchange: RequestContext) -> None:
         await self._answer(exchange, self._tokens)
 
-    async def detokenize(self, exchange: Exchange) -> None:
+    async def detokenize(self, exchange: RequestContext) -> None:
         await self._answer(exchange, self._text)
 
-    async def info(self, exchange: Exchange) -> None:
+    async def info(self, exchange: RequestContext) -> None:
         tokenizer = self._service.llm.tokenizer
         own = {
             "vocab_size": self._service.vocab_size,
@@ -35,7 +35,7 @@ class Text:
         }
         await exchange.reply(200, {**tokenizer.special_tokens, **own})
 
-    async def _answer(self, exchange: Exchange, make: Callable[[bytes], dict[str, Any]]) -> None:
+    async def _answer(self, exchange: RequestContext, make: Callable[[bytes], dict[str, Any]]) -> None:
         with self._service.place():
             data = await exchange.body(self._service.limits.max_body)
             await exchange.reply(200, await self._service.aside(partial(make, data)))

@@ -31,7 +31,7 @@ class Rows(Protocol):
 Coins = Sequence[float] | NDArray[np.float64]
 
 
-class Verdict(NamedTuple):
+class AcceptanceResult(NamedTuple):
     """What becomes of a draft."""
 
     path: tuple[int, ...]  #: the places of the tokens that stay, each following the one before it
@@ -61,7 +61,7 @@ def coupled(
     drafts: Sequence[Draft],
     draw: Callable[[list[int], list[int]], Sequence[int]],
     ended: Callable[[int, int], bool] | None = None,
-) -> list[Verdict]:
+) -> list[AcceptanceResult]:
     """Draw as without drafts, while what is drawn has been drafted (Daliri, Musco, Suresh, arXiv 2408.07978).
 
     draw(sequences, places) gives the next token of some of the sequences, each after the drafted token at a place of
@@ -69,14 +69,14 @@ def coupled(
     cannot be drawn. ended(sequence, token): whether the token that was drawn is the last one.
     """
     paths: list[list[int]] = [[] for _ in drafts]
-    verdicts = [Verdict((), -1) for _ in drafts]
+    verdicts = [AcceptanceResult((), -1) for _ in drafts]
     followers = [draft.children() for draft in drafts]
     alive, places = list(range(len(drafts))), [ROOT] * len(drafts)
     while alive:
         going = []
         for sequence, place, token in zip(alive, places, draw(alive, places), strict=True):
             error = "no token can be drawn" if token < 0 else None
-            verdicts[sequence] = Verdict(tuple(paths[sequence]), int(token), error)
+            verdicts[sequence] = AcceptanceResult(tuple(paths[sequence]), int(token), error)
             if token < 0 or (ended is not None and ended(sequence, token)):
                 continue
             draft = drafts[sequence]
@@ -88,7 +88,7 @@ def coupled(
     return verdicts
 
 
-def rejection(p: Rows, draft: Draft, coins_N: Coins, coin: float) -> Verdict:
+def rejection(p: Rows, draft: Draft, coins_N: Coins, coin: float) -> AcceptanceResult:
     """Keep a token with chance min(1, p / q), or else draw from what p has over q (arXiv 2211.17192, 2302.01318).
 
     Of siblings each is tried against what the ones before it left (Miao et al., SpecInfer, arXiv 2305.09781). A token
@@ -113,12 +113,12 @@ def rejection(p: Rows, draft: Draft, coins_N: Coins, coin: float) -> Verdict:
                 break
             left = _over(left, law, left)
         if found is None:
-            return Verdict(tuple(path), choose(left, coin))
+            return AcceptanceResult(tuple(path), choose(left, coin))
         path.append(found)
         place = found
 
 
-def block(p: Rows, draft: Draft, coins_N: Coins, coin: float) -> Verdict:
+def block(p: Rows, draft: Draft, coins_N: Coins, coin: float) -> AcceptanceResult:
     """Verify a chain as a whole: more of it stays than token by token (Sun et al., arXiv 2403.10444).
 
     Arguments and laws as of ``rejection``. Raises ValueError, also for a tree.
@@ -147,10 +147,12 @@ def block(p: Rows, draft: Draft, coins_N: Coins, coin: float) -> Verdict:
     if kept == len(rows):
         return _broken(range(kept))
     left = _over(weights[kept] * rows[kept], laws[kept], rows[kept]) if kept < len(laws) else rows[kept]
-    return Verdict(tuple(range(kept)), choose(left, coin))
+    return AcceptanceResult(tuple(range(kept)), choose(left, coin))
 
 
-def typical(p: Rows, draft: Draft, coins_N: Coins, coin: float, limit: float = 0.3, factor: float = 0.09) -> Verdict:
+def typical(
+    p: Rows, draft: Draft, coins_N: Coins, coin: float, limit: float = 0.3, factor: float = 0.09
+) -> AcceptanceResult:
     """Keep the longest branch whose tokens are likely enough (Cai et al., Medusa, arXiv 2401.10774). Not exact.
 
     Likely enough is p > min(limit, factor * exp(-entropy)). Tokens that stay were not drawn from p: what is said
@@ -169,22 +171,22 @@ def typical(p: Rows, draft: Draft, coins_N: Coins, coin: float, limit: float = 0
             depths[place] = depths[parent] + 1
     last = max(depths, key=lambda each: depths[each])  # the first of the longest
     path, row = draft.path(last), law_of(p[last + 1])
-    return _broken(path) if row is None else Verdict(tuple(path), choose(row, coin))
+    return _broken(path) if row is None else AcceptanceResult(tuple(path), choose(row, coin))
 
 
-class Rule(NamedTuple):
+class AcceptanceRule(NamedTuple):
     """How drafts are verified."""
 
-    verify: Callable[[Rows, Draft, Coins, float], Verdict]
+    verify: Callable[[Rows, Draft, Coins, float], AcceptanceResult]
     exact: bool  #: whether what is said has the law of the target
     trees: bool
 
 
-RULES: Mapping[str, Rule] = MappingProxyType(
+RULES: Mapping[str, AcceptanceRule] = MappingProxyType(
     {
-        "rejection": Rule(rejection, exact=True, trees=True),
-        "block": Rule(block, exact=True, trees=False),
-        "typical": Rule(typical, exact=False, trees=True),
+        "rejection": AcceptanceRule(rejection, exact=True, trees=True),
+        "block": AcceptanceRule(block, exact=True, trees=False),
+        "typical": AcceptanceRule(typical, exact=False, trees=True),
     }
 )
 """The rules that look at laws. ``coupled`` is none of them: it draws."""
@@ -240,6 +242,6 @@ def _likely(row: Any, limit: float, factor: float) -> tuple[Law, float] | None:
     return law, min(limit, factor * float(np.exp((p_N * np.log(p_N)).sum())))
 
 
-def _broken(path: Sequence[int]) -> Verdict:
+def _broken(path: Sequence[int]) -> AcceptanceResult:
     after = f" after {len(path)} drafted tokens" if len(path) else ""
-    return Verdict(tuple(path), -1, f"the target has no token to draw{after}")
+    return AcceptanceResult(tuple(path), -1, f"the target has no token to draw{after}")

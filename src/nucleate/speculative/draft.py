@@ -100,7 +100,7 @@ class Draft:
         return Draft(self.tokens[:count], parents, None if self.laws is None else self.laws[:count])
 
 
-class State(NamedTuple):
+class DraftContext(NamedTuple):
     """A sequence as of now. Until it is forgotten it only grows."""
 
     key: int  #: of the sequence; never used for another one
@@ -118,7 +118,7 @@ class State(NamedTuple):
         return len(self.token_ids) - self.prompt
 
 
-class Read(NamedTuple):
+class TargetOutput(NamedTuple):
     """Tokens of a sequence that the target has read, and that stay; in the order of the sequence.
 
     Of a sequence that begins like another one, or was read before it had to make room, the beginning may be missing:
@@ -141,14 +141,14 @@ class Proposer(Protocol):
     layers: tuple[int, ...] = ()
     """The layers of the target whose features it reads, see ``Runner.watch``; none for most."""
 
-    def propose(self, states: Sequence[State], counts: Sequence[int]) -> list[Draft]:
+    def propose(self, states: Sequence[DraftContext], counts: Sequence[int]) -> list[Draft]:
         """For each of some sequences at most so many tokens, of all branches of its draft together.
 
         An empty draft where nothing suggests itself, or nothing is asked for.
         """
         raise NotImplementedError
 
-    def read(self, readings: Sequence[Read]) -> None:
+    def read(self, readings: Sequence[TargetOutput]) -> None:
         """What the target has read in a step; never called where ``layers`` is empty."""
         return
 

@@ -27,7 +27,7 @@ from nucleate.outputs import Finish
 from nucleate.stopping.stop_json import JsonSearch
 from nucleate.stopping.stop_regex import RegexSearch
 from nucleate.stopping.stop_rules import StopRules
-from nucleate.stopping.stop_strings import Match, StringSearch
+from nucleate.stopping.stop_strings import StringMatch, StringSearch
 
 __all__ = ["StopMatcher", "StopRules"]
 
@@ -145,7 +145,7 @@ class StopMatcher:
         self.finish = Finish("stop", best.detail)
         return best.end if self._rules.include_stop_str_in_output else best.start
 
-    def _search_patterns(self, text: str, ignore: bool) -> list[Match]:
+    def _search_patterns(self, text: str, ignore: bool) -> list[StringMatch]:
         """The match of each pattern that has one. Raises TimeoutError, with the finish set, if one takes too long."""
         limit, start = self._rules.regex_seconds, time.monotonic()
         deadline = start + self._seconds

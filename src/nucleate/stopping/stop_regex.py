@@ -13,7 +13,7 @@ import time
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
-from nucleate.stopping.stop_strings import Match
+from nucleate.stopping.stop_strings import StringMatch
 
 if TYPE_CHECKING:
     import regex  # type: ignore[import-untyped]
@@ -68,7 +68,7 @@ class RegexSearch:
         self._ignored: set[int] = set()  # places after it that may not be the start of a match
         self.open = 0
 
-    def push(self, text: str, seconds: float, ignore: bool = False) -> Match | None:
+    def push(self, text: str, seconds: float, ignore: bool = False) -> StringMatch | None:
         """Read on; return the match that starts earliest. Raises TimeoutError after ``seconds``.
 
         With ``ignore``, the places where the pattern matches now are passed over for good.
@@ -83,7 +83,7 @@ class RegexSearch:
             return None
         return self._push_with_ignored(deadline, ignore)
 
-    def _push_with_ignored(self, deadline: float, ignore: bool) -> Match | None:
+    def _push_with_ignored(self, deadline: float, ignore: bool) -> StringMatch | None:
         """As ``push``, place by place, since a search would stop at a match that does not count."""
         first_open: int | None = None
         for place in range(self._from, len(self._text) + 1):
@@ -104,8 +104,8 @@ class RegexSearch:
         self._settle(len(self._text) if first_open is None else first_open)
         return None
 
-    def _match(self, found: regex.Match[str]) -> Match:
-        return Match(self._base + found.start(), self._base + found.end(), self.pattern)
+    def _match(self, found: regex.Match[str]) -> StringMatch:
+        return StringMatch(self._base + found.start(), self._base + found.end(), self.pattern)
 
     def _settle(self, place: int) -> None:
         self.open = len(self._text) - place

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 
-class Match(NamedTuple):
+class StringMatch(NamedTuple):
     """A stop in the text: characters ``start`` to ``end`` of all text so far, and the string or pattern."""
 
     start: int
@@ -19,7 +19,7 @@ class Match(NamedTuple):
     detail: str
 
 
-class Automaton:
+class StringAutomaton:
     """The trie of the strings. State 0 is the root; every state is a prefix of some string."""
 
     def __init__(self, strings: tuple[str, ...]) -> None:
@@ -63,9 +63,9 @@ class Automaton:
 
 
 @lru_cache(maxsize=16)
-def automaton(strings: tuple[str, ...]) -> Automaton:
+def automaton(strings: tuple[str, ...]) -> StringAutomaton:
     """The automaton of these strings, shared between requests: it does not change."""
-    return Automaton(strings)
+    return StringAutomaton(strings)
 
 
 class StringSearch:
@@ -77,7 +77,7 @@ class StringSearch:
         self._length = 0
         self.open = 0
 
-    def push(self, text: str, ignore: bool = False) -> Match | None:
+    def push(self, text: str, ignore: bool = False) -> StringMatch | None:
         """Read on. Of the strings that end in ``text``: the one that starts earliest, of these the longest.
 
         With ``ignore`` a match is passed over for good; one that has only begun is still open.
@@ -97,7 +97,7 @@ class StringSearch:
             found = longest[state]
             # A later end with the same start is the longer string, so "not later" keeps the longest.
             if found is not None and not ignore and (best is None or position - len(found) <= best.start):
-                best = Match(position - len(found), position, found)
+                best = StringMatch(position - len(found), position, found)
         self._state, self._length = state, self._length + len(text)
         self.open = machine.open[state]
         return best

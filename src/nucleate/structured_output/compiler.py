@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nucleate.parameters.parameter import ParameterError
-from nucleate.structured_output.grammar_limits import Limits
-from nucleate.structured_output.grammar_matcher import Matcher, MatcherError, check_masks
-from nucleate.structured_output.llguidance_engine import Guidance
-from nucleate.structured_output.spec import Structured
+from nucleate.structured_output.grammar_limits import GrammarLimits
+from nucleate.structured_output.grammar_matcher import GrammarMatcher, MatcherError, check_masks
+from nucleate.structured_output.llguidance_engine import LLGuidanceEngine
+from nucleate.structured_output.spec import StructuredOutputs
 from nucleate.structured_output.state_cache import Beginning
-from nucleate.structured_output.time_budget import Budget, mark
+from nucleate.structured_output.time_budget import TimeBudget, mark
 from nucleate.structured_output.validation import MAX_SECONDS, validate
 from nucleate.structured_output.vocabulary import Vocabulary
 from nucleate.tokenization.tokenizer import Tokenizer
@@ -34,11 +34,11 @@ QUIET_STEPS: Final = 64
 
 
 @final
-class Compiled:
+class CompiledGrammar:
     """A form, ready for one vocabulary. ``ignored``: what the policy does not hold, keyword and place."""
 
     def __init__(
-        self, structured: Structured, ignored: tuple[str, ...], beginning: Beginning, words: int, size: int
+        self, structured: StructuredOutputs, ignored: tuple[str, ...], beginning: Beginning, words: int, size: int
     ) -> None:
         self.structured = structured
         self.ignored = ignored
@@ -48,9 +48,9 @@ class Compiled:
         """About how many bytes this takes."""
         self._beginning = beginning
 
-    def matcher(self, *, ignore_eos: bool = False) -> Matcher:
+    def matcher(self, *, ignore_eos: bool = False) -> GrammarMatcher:
         """The state of a new answer. Microseconds; from any thread. ignore_eos: EOS only where nothing else can be."""
-        return Matcher(self._beginning, goes_on=ignore_eos)
+        return GrammarMatcher(self._beginning, goes_on=ignore_eos)
 
     def validate(self, text: str, seconds: float = MAX_SECONDS) -> list[str]:
         """What is wrong with a whole text of JSON, held or ignored; see ``validate``."""
@@ -58,7 +58,7 @@ class Compiled:
 
 
 @final
-class Grammars:
+class GrammarCompiler:
     """All forms over the vocabulary of one model. Thread safe; made once, since it takes a second for 128k tokens.
 
     ``vocab_size`` is the length of the model's logits; ids that are no token are never allowed, nor are those of more
@@ -73,26 +73,26 @@ class Grammars:
         tokenizer: Tokenizer,
         vocab_size: int,
         *,
-        limits: Limits | None = None,
+        limits: GrammarLimits | None = None,
         cache_bytes: int = CACHE_BYTES,
         threads: int | None = None,
     ) -> None:
-        self.limits = limits or Limits()
+        self.limits = limits or GrammarLimits()
         vocabulary = Vocabulary(tokenizer, vocab_size)
         self.left_out = vocabulary.left_out
         """Ids of tokens that are never allowed because they are too long."""
         self.words = len(vocabulary.ends_W)
         """W, the length of a mask."""
-        self._guidance = Guidance(vocabulary, self.limits, threads)
+        self._guidance = LLGuidanceEngine(vocabulary, self.limits, threads)
         self._each_timed = False  # masks are filled one by one, so that each pays for its own
         self._quiet = 0  # for so many steps they are filled together however long it takes
         self._cache_bytes = cache_bytes
-        self._kept: OrderedDict[Structured, Compiled] = OrderedDict()
+        self._kept: OrderedDict[StructuredOutputs, CompiledGrammar] = OrderedDict()
         self._size = 0
-        self._under_way: dict[Structured, Future[Compiled]] = {}
+        self._under_way: dict[StructuredOutputs, Future[CompiledGrammar]] = {}
         self._lock = threading.Lock()
 
-    def compile(self, structured: Structured) -> Compiled:
+    def compile(self, structured: StructuredOutputs) -> CompiledGrammar:
         """Ready to use; milliseconds, or up to a second for what is just within the limits: not for an event loop.
 
         Who asks for what another thread is compiling waits for that. Raises ParameterError, which names the field.
@@ -104,7 +104,7 @@ class Grammars:
                 return kept
             waiting = self._under_way.get(structured)
             if waiting is None:
-                mine: Future[Compiled] = Future()
+                mine: Future[CompiledGrammar] = Future()
                 self._under_way[structured] = mine
         if waiting is not None:
             return waiting.result()
@@ -128,7 +128,7 @@ class Grammars:
         return not self._each_timed
 
     def fill_all(
-        self, matchers: Sequence[Matcher | None], masks_RW: NDArray[np.int32], *, beside: bool = False
+        self, matchers: Sequence[GrammarMatcher | None], masks_RW: NDArray[np.int32], *, beside: bool = False
     ) -> None:
         """``fill`` for a row each, in parallel and without Python's lock. A row of None is not restricted.
 
@@ -142,7 +142,7 @@ class Grammars:
         if len(set(map(id, held))) < len(held):
             raise ValueError("a matcher can be in one row only")
         mark()
-        going: list[Matcher] = []
+        going: list[GrammarMatcher] = []
         rows: list[int] = []
         for row, each in enumerate(matchers):
             if each is None:
@@ -167,16 +167,16 @@ class Grammars:
             for each, row in zip(going[done:], rows[done:], strict=True):
                 fill_or_forbid(each, masks_RW[row])
 
-    def _compile(self, structured: Structured) -> Compiled:
+    def _compile(self, structured: StructuredOutputs) -> CompiledGrammar:
         beginning, ignored, size = self._guidance.compile(structured)
         try:
-            self._try(Matcher(beginning))  # what cannot even begin is told now, and answers begin warm
+            self._try(GrammarMatcher(beginning))  # what cannot even begin is told now, and answers begin warm
         except (MatcherError, ValueError) as error:
             raise ParameterError(structured.form, f"{structured.form}: {error}") from None
-        beginning.budget = Budget(self.limits.seconds)  # no answer pays for that
-        return Compiled(structured, ignored, beginning, self.words, size)
+        beginning.budget = TimeBudget(self.limits.seconds)  # no answer pays for that
+        return CompiledGrammar(structured, ignored, beginning, self.words, size)
 
-    def _try(self, first: Matcher) -> None:
+    def _try(self, first: GrammarMatcher) -> None:
         """Fill the first mask, and where it leaves no choice take the token: text without an end shows only then."""
         mask_W = np.empty(self.words, np.int32)
         first.fill(mask_W)
@@ -184,14 +184,14 @@ class Grammars:
         if len(bits) == 1:
             first.push(int(bits[0]))
 
-    def _keep(self, made: Compiled) -> None:
+    def _keep(self, made: CompiledGrammar) -> None:
         self._kept[made.structured] = made
         self._size += made.size
         while self._size > self._cache_bytes and self._kept:
             self._size -= self._kept.popitem(last=False)[1].size
 
 
-def fill_or_forbid(each: Matcher, mask_W: NDArray[np.int32]) -> None:
+def fill_or_forbid(each: GrammarMatcher, mask_W: NDArray[np.int32]) -> None:
     """Fill a mask; after an error nothing is allowed."""
     try:
         each.fill(mask_W)

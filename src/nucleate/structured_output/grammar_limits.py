@@ -9,16 +9,16 @@ from typing import Any
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError
 from nucleate.structured_output.gbnf import lark_text
-from nucleate.structured_output.json_schema import Place, joined_patterns, places
+from nucleate.structured_output.json_schema import SchemaLocation, joined_patterns, places
 from nucleate.structured_output.lark import read
 from nucleate.structured_output.repetition_limits import unrolled
-from nucleate.structured_output.spec import Structured
+from nucleate.structured_output.spec import StructuredOutputs
 
 _COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
 
 
 @dataclass(frozen=True)
-class Limits:
+class GrammarLimits:
     """The most of everything. Each bounds work that was measured to grow with it faster than with the text's length.
 
     ``characters`` of the whole; ``string`` of one regex, grammar, choice, or string in a schema. ``depth`` of JSON.
@@ -43,7 +43,7 @@ class Limits:
     multiple: int = 20_000
     seconds: float = 1.0
 
-    def check(self, structured: Structured) -> None:
+    def check(self, structured: StructuredOutputs) -> None:
         """Raise ParameterError, which names the field, if the form is over a limit. Costs no more than reading it."""
         if structured.json_schema is not None:
             self._at_most("json_schema", "characters", len(structured.json_schema), self.characters)
@@ -99,7 +99,7 @@ class Limits:
                 self._check_place(place, multiples)
             self._check_joined(found, schema)
 
-    def _check_place(self, place: Place, multiples: set[int]) -> None:
+    def _check_place(self, place: SchemaLocation, multiples: set[int]) -> None:
         for name in _COUNTS:
             count = place.schema.get(name)
             if isinstance(count, int | float):
@@ -108,7 +108,7 @@ class Limits:
             self.check_pattern("json_schema", pattern, place.where)
         self._check_multiple(place, multiples)
 
-    def _check_joined(self, found: list[Place], schema: dict[str, Any]) -> None:
+    def _check_joined(self, found: list[SchemaLocation], schema: dict[str, Any]) -> None:
         """Patterns of which a text must match all: their intersection can be exponential in their number."""
         if len({text for place in found for text in place.texts()}) <= self.joined:
             return
@@ -118,7 +118,7 @@ class Limits:
             patterns = joined_patterns(place, schema)
             self._at_most("json_schema", f"patterns joined by allOf or $ref{place.where}", patterns, self.joined)
 
-    def _check_multiple(self, place: Place, seen: set[int]) -> None:
+    def _check_multiple(self, place: SchemaLocation, seen: set[int]) -> None:
         value = place.schema.get("multipleOf")
         if not isinstance(value, int | float) or isinstance(value, bool):
             return
@@ -140,7 +140,7 @@ class Limits:
             raise ParameterError(field, f"{field} is too large: {number} {what}; allowed are {most}")
 
 
-def _check_reference(place: Place, root: dict[str, Any]) -> None:
+def _check_reference(place: SchemaLocation, root: dict[str, Any]) -> None:
     """A reference must be one that is followed here too, or what it leads to would escape every limit."""
     field, reference = "json_schema", place.schema.get("$ref")
     if reference is not None and place.referred(root) is None:

@@ -16,8 +16,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from nucleate.structured_output import Compiled, Grammars, Guide, Limits, form_of
-from nucleate.structured_output.spec import Structured
+from nucleate.structured_output import CompiledGrammar, GrammarCompiler, GrammarLimits, Guide, form_of
+from nucleate.structured_output.spec import StructuredOutputs
 from nucleate.tokenization.tokenizer import Tokenizer
 
 WORTH_SECONDS = 0.0005
@@ -25,20 +25,20 @@ WORTH_SECONDS = 0.0005
 them has its price."""
 
 
-class Forms:
+class GrammarManager:
     """Of one vocabulary. ``seconds``: what masks took so far."""
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int, limits: Limits | None) -> None:
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, limits: GrammarLimits | None) -> None:
         self.seconds = 0.0
-        self._make: Callable[[], Grammars] = partial(Grammars, tokenizer, vocab_size, limits=limits)
-        self._made: Grammars | None = None
+        self._make: Callable[[], GrammarCompiler] = partial(GrammarCompiler, tokenizer, vocab_size, limits=limits)
+        self._made: GrammarCompiler | None = None
         self._lock = threading.Lock()
         self._masks_RW = np.empty((0, 0), np.int32)
         self._thread = ThreadPoolExecutor(1, "nucleate-masks")
         self._ahead: _Ahead | None = None
         self._took = 0.0  # of the masks of the last step
 
-    def form(self, structured: Structured | None) -> Compiled | None:
+    def form(self, structured: StructuredOutputs | None) -> CompiledGrammar | None:
         """What a request asks for, compiled; on any thread. Raises ParameterError."""
         return form_of(structured, self._grammars)
 
@@ -74,7 +74,7 @@ class Forms:
         self._took = perf_counter() - begin
         return masks_RW
 
-    def _grammars(self) -> Grammars:
+    def _grammars(self) -> GrammarCompiler:
         with self._lock:
             if self._made is None:
                 self._made = self._make()

@@ -28,7 +28,7 @@ class MatcherError(RuntimeError):
 
 
 @final
-class Matcher:
+class GrammarMatcher:
     """The state of one answer under a grammar.
 
     An EOS id ends it where the grammar may end; from then on only EOS ids are allowed, and they count as tokens.
@@ -166,11 +166,11 @@ class Matcher:
         allowed = self._ask("validate_tokens", list(tokens)) if tokens else 0
         return tokens[:allowed]
 
-    def copy(self) -> Matcher:
+    def copy(self) -> GrammarMatcher:
         """The same state, apart from this one from now on."""
         self._check()
         inner = self._ask("deep_copy")
-        made = Matcher.__new__(Matcher)
+        made = GrammarMatcher.__new__(GrammarMatcher)
         state = {name: getattr(self, name) for name in self.__slots__}
         for name, value in {**state, "inner": inner, "_tokens": self._tokens.copy()}.items():
             setattr(made, name, value)

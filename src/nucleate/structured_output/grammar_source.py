@@ -9,7 +9,7 @@ from nucleate.structured_output.gbnf import lark_text
 from nucleate.structured_output.lark import read
 from nucleate.structured_output.llguidance_loader import library
 from nucleate.structured_output.schema_soundness import sound
-from nucleate.structured_output.spec import Structured
+from nucleate.structured_output.spec import StructuredOutputs
 
 WHITESPACE: Final = r"( |\n( {0,16}|\t{0,8}))"
 """What may stand between tokens of JSON, once, or nothing: enough to indent, and an end to it.
@@ -19,7 +19,7 @@ as it may, at every place: with 40 the embedded model took 1.3 times the tokens.
 """
 
 
-def source(structured: Structured) -> str:
+def source(structured: StructuredOutputs) -> str:
     """The JSON text of a grammar. Raises ParameterError for a grammar that cannot be read."""
     if structured.form.startswith("json"):
         schema = json.dumps(sound(structured.schema))
@@ -40,7 +40,7 @@ def _lark(text: str) -> str:
     return json.dumps({"grammars": [{"lark_grammar": text}]})
 
 
-def _options(structured: Structured) -> dict[str, Any]:
+def _options(structured: StructuredOutputs) -> dict[str, Any]:
     """Every option for JSON the library has, so that none can be set by a schema itself."""
     flexible = structured.whitespace == "bounded"
     return {

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from nucleate.outputs import Finish, Validation
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling.stage import Pipeline, Shift, Tap
-from nucleate.structured_output.compiler import Compiled, Grammars
+from nucleate.structured_output.compiler import CompiledGrammar, GrammarCompiler
 from nucleate.structured_output.grammar_matcher import MatcherError
-from nucleate.structured_output.spec import Structured
+from nucleate.structured_output.spec import StructuredOutputs
 from nucleate.structured_output.validation import load
 
 FORM_FAILED = ("the text cannot take the form asked for", "no token can be drawn within the form asked for")
@@ -26,7 +26,7 @@ VALIDATION_SECONDS = 0.1
 class Guide:
     """What holds one answer to a form. ignore_eos: it goes on where EOS could end it, while anything can follow."""
 
-    def __init__(self, form: Compiled, *, ignore_eos: bool = False) -> None:
+    def __init__(self, form: CompiledGrammar, *, ignore_eos: bool = False) -> None:
         self.form, self.matcher = form, form.matcher(ignore_eos=ignore_eos)
         self._text: list[str] = []
         self._refused: str | None = None  # a token that the mask had allowed
@@ -92,7 +92,7 @@ def skippable(stages: Pipeline) -> bool:
     )
 
 
-def form_of(structured: Structured | None, grammars: Callable[[], Grammars]) -> Compiled | None:
+def form_of(structured: StructuredOutputs | None, grammars: Callable[[], GrammarCompiler]) -> CompiledGrammar | None:
     """A form that is asked for, compiled. Raises ParameterError, also where there can be none for this model."""
     if structured is None:
         return None

@@ -42,7 +42,7 @@ _NAMED = ("properties", "patternProperties")
 
 
 @dataclass(frozen=True)
-class Place:
+class SchemaLocation:
     """A schema that is an object, and the JSON pointer to it."""
 
     pointer: str
@@ -76,7 +76,7 @@ class Place:
         """Whether several schemas must hold for one value: by ``allOf``, or by a ``$ref`` with more beside it."""
         return bool(self.listed("allOf")) or ("$ref" in self.schema and bool(self.schema.keys() - SAID - {"$ref"}))
 
-    def children(self) -> Iterator[Place]:
+    def children(self) -> Iterator[SchemaLocation]:
         """The schemas directly in this one, of keywords that are held."""
         for name in _NAMED:
             for key, child in self.objects(name).items():
@@ -87,12 +87,12 @@ class Place:
             for index, child in enumerate(self.listed(name)):
                 yield from self._child(child, name, str(index))
 
-    def _child(self, child: object, *path: str) -> Iterator[Place]:
+    def _child(self, child: object, *path: str) -> Iterator[SchemaLocation]:
         if isinstance(child, dict):
             steps = (step.replace("~", "~0").replace("/", "~1") for step in path)
-            yield Place("/".join([self.pointer, *steps]), child)
+            yield SchemaLocation("/".join([self.pointer, *steps]), child)
 
-    def referred(self, root: Mapping[str, Any]) -> Place | None:
+    def referred(self, root: Mapping[str, Any]) -> SchemaLocation | None:
         """The schema that ``$ref`` points to within the same document, if it is an object."""
         pointer = self.schema.get("$ref")
         if not isinstance(pointer, str) or not (pointer == "#" or pointer.startswith("#/")):
@@ -106,15 +106,15 @@ class Place:
                 found = found[int(key[:9])]
             else:
                 return None
-        return Place(pointer[1:], found) if isinstance(found, dict) else None
+        return SchemaLocation(pointer[1:], found) if isinstance(found, dict) else None
 
 
-def places(root: Mapping[str, Any]) -> Iterator[Place]:
+def places(root: Mapping[str, Any]) -> Iterator[SchemaLocation]:
     """Every schema that takes part, each once: the root, what it holds, and what is referred to."""
-    yield from _reached([Place("", root)], root)
+    yield from _reached([SchemaLocation("", root)], root)
 
 
-def _reached(waiting: list[Place], root: Mapping[str, Any]) -> Iterator[Place]:
+def _reached(waiting: list[SchemaLocation], root: Mapping[str, Any]) -> Iterator[SchemaLocation]:
     seen: set[int] = set()
     while waiting:
         place = waiting.pop()
@@ -126,7 +126,7 @@ def _reached(waiting: list[Place], root: Mapping[str, Any]) -> Iterator[Place]:
         waiting += [*reversed(list(place.children())), *([referred] if referred else [])]
 
 
-def joined_patterns(place: Place, root: Mapping[str, Any]) -> int:
+def joined_patterns(place: SchemaLocation, root: Mapping[str, Any]) -> int:
     """How many different patterns may have to be intersected at a place that ``joins``."""
     return len({text for each in _reached([place], root) for text in each.texts()})
 

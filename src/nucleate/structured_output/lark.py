@@ -40,7 +40,7 @@ _UNTOLD: Final = {
 }
 
 
-class Word(NamedTuple):
+class LarkToken(NamedTuple):
     """``kind`` is a group of the expression above. After an embedding: the ``value``, and how many ``lines`` it has."""
 
     kind: str
@@ -80,7 +80,7 @@ def read(text: str, options: Mapping[str, Any] | None = None) -> Lark:
     words = list(_words(text))
     said = [word for word in words if word.kind not in ("skip", "newline")]
     negations = 0
-    for word, after in pairwise([*said, Word("end", "", 0)]):
+    for word, after in pairwise([*said, LarkToken("end", "", 0)]):
         if word.kind == "rule" and word.text in _UNTOLD and after.text == "=":
             _refuse(word, f"{word.text} is not supported: {_UNTOLD[word.text]}")
         _CHECKS.get(word.text, _nothing)(word)
@@ -98,7 +98,7 @@ def read(text: str, options: Mapping[str, Any] | None = None) -> Lark:
     )
 
 
-def _words(text: str) -> Iterator[Word]:
+def _words(text: str) -> Iterator[LarkToken]:
     """All of the text, nothing left out."""
     place, line = 0, 1
     while found := _WORD.match(text, place):
@@ -108,12 +108,12 @@ def _words(text: str) -> Iterator[Word]:
             try:
                 value, place = _DECODER.raw_decode(text, start)
             except (ValueError, RecursionError) as error:
-                _refuse(Word(kind, found[0], line), f"{found[0]} needs JSON after it: {str(error)[:80]}")
-        yield Word(kind, found[0], line, value, text.count("\n", found.end(), place))
+                _refuse(LarkToken(kind, found[0], line), f"{found[0]} needs JSON after it: {str(error)[:80]}")
+        yield LarkToken(kind, found[0], line, value, text.count("\n", found.end(), place))
         line += text.count("\n", found.start(), place)
 
 
-def _written(word: Word, options: Mapping[str, Any]) -> str:
+def _written(word: LarkToken, options: Mapping[str, Any]) -> str:
     """A word as the library is to read it, on as many lines."""
     if word.kind != "embedded":
         return word.text
@@ -123,22 +123,22 @@ def _written(word: Word, options: Mapping[str, Any]) -> str:
     return f"{word.text} {{" + "\n" * word.lines + json.dumps(value)[1:]
 
 
-def _nothing(word: Word) -> None: ...
+def _nothing(word: LarkToken) -> None: ...
 
 
-def _check_schema(word: Word) -> None:
+def _check_schema(word: LarkToken) -> None:
     if not isinstance(word.value, dict):
         _refuse(word, "%json needs an object")
 
 
-def _check_options(word: Word) -> None:
+def _check_options(word: LarkToken) -> None:
     known = ", ".join(sorted(_OPTIONS))
     for name in word.value if isinstance(word.value, dict) else ("no object",):
         if name not in _OPTIONS:
             _refuse(word, f"%llguidance takes {known}; got {shown(name)}")
 
 
-def _check_parts(word: Word) -> None:
+def _check_parts(word: LarkToken) -> None:
     if not isinstance(word.value, dict) or len(word.value) != 1 or not word.value.keys() <= _PARTS:
         _refuse(word, f"%regex needs an object with one of {', '.join(sorted(_PARTS))}")
 
@@ -146,11 +146,11 @@ def _check_parts(word: Word) -> None:
 _CHECKS: Final = {"%json": _check_schema, "%llguidance": _check_options, "%regex": _check_parts}
 
 
-def _parts(word: Word) -> int:
+def _parts(word: LarkToken) -> int:
     return len(json.dumps(word.value)) if word.text == "%regex" else 0
 
 
-def _ids(word: Word) -> Iterator[tuple[int, int]]:
+def _ids(word: LarkToken) -> Iterator[tuple[int, int]]:
     """The ranges that a token in numbers stands for."""
     if not word.text.startswith("<["):
         return
@@ -169,7 +169,7 @@ def _depth(marks: list[str]) -> int:
     return deepest
 
 
-def _size(words: list[Word]) -> Size:
+def _size(words: list[LarkToken]) -> Size:
     """Terminals are put into one another, so that their repetitions multiply; rules are not, and count as one."""
     bodies = _bodies(words)
     terminals = {name: body for name, body in bodies.items() if name.lstrip("_")[:1].isupper()}
@@ -185,9 +185,9 @@ def _size(words: list[Word]) -> Size:
     return max(least for least, _ in sizes), max(most for _, most in sizes)
 
 
-def _bodies(words: list[Word]) -> dict[str, list[Word]]:
+def _bodies(words: list[LarkToken]) -> dict[str, list[LarkToken]]:
     """What follows each name at the begin of a line, up to the next one; under no name, what comes before."""
-    bodies: dict[str, list[Word]] = {"": []}
+    bodies: dict[str, list[LarkToken]] = {"": []}
     name, begins = "", True
     for word in words:
         if begins and word.kind in ("rule", "terminal"):
@@ -199,7 +199,7 @@ def _bodies(words: list[Word]) -> dict[str, list[Word]]:
     return bodies
 
 
-def _items(body: list[Word], known: Mapping[str, Size]) -> Iterator[Item]:
+def _items(body: list[LarkToken], known: Mapping[str, Size]) -> Iterator[Item]:
     """The words of a definition as parts that have sizes."""
     words = [word for word in body if word.kind not in ("skip", "newline")]
     for place, word in enumerate(words):
@@ -219,7 +219,7 @@ def _count(text: str) -> Iterator[str]:
         yield f"{{{(low or exactly or '0')[:12]}{',' if comma or last else ''}{(high or last or '')[:12]}}}"
 
 
-def _one(word: Word, known: Mapping[str, Size]) -> Size:
+def _one(word: LarkToken, known: Mapping[str, Size]) -> Size:
     if word.kind == "regex":
         body, _, flags = word.text[1:].rpartition("/")
         return unrolled(f"(?{flags}){body}" if flags else body)
@@ -228,5 +228,5 @@ def _one(word: Word, known: Mapping[str, Size]) -> Size:
     return (len(word.text.removesuffix("i")) - 2,) * 2 if word.kind == "string" else known.get(word.text, (1, 1))
 
 
-def _refuse(word: Word, why: str) -> NoReturn:
+def _refuse(word: LarkToken, why: str) -> NoReturn:
     raise ParameterError("grammar", f"grammar: in line {word.line}: {why}")

@@ -12,30 +12,30 @@ from numpy.typing import NDArray
 
 from nucleate.parameters.parameter import ParameterError
 from nucleate.structured_output.gbnf import lark_text
-from nucleate.structured_output.grammar_limits import Limits
-from nucleate.structured_output.grammar_matcher import Matcher, MatcherError
+from nucleate.structured_output.grammar_limits import GrammarLimits
+from nucleate.structured_output.grammar_matcher import GrammarMatcher, MatcherError
 from nucleate.structured_output.grammar_source import source
 from nucleate.structured_output.json_schema import check_policy, not_held, places_of
 from nucleate.structured_output.lark import read
 from nucleate.structured_output.llguidance_loader import FAILED, library, parser_limits, raise_unless_panic, told
 from nucleate.structured_output.llguidance_tokenizer import guidance_tokenizer
 from nucleate.structured_output.schema_soundness import unsound
-from nucleate.structured_output.spec import Structured
+from nucleate.structured_output.spec import StructuredOutputs
 from nucleate.structured_output.state_cache import Beginning
-from nucleate.structured_output.time_budget import FREE_SECONDS, Budget
+from nucleate.structured_output.time_budget import FREE_SECONDS, TimeBudget
 from nucleate.structured_output.vocabulary import Vocabulary
 
 
 @final
-class Guidance:
+class LLGuidanceEngine:
     """Compiles grammars over one vocabulary, with llguidance. ``threads`` fill masks; None: 80 % of the processors."""
 
-    def __init__(self, vocabulary: Vocabulary, limits: Limits, threads: int | None) -> None:
+    def __init__(self, vocabulary: Vocabulary, limits: GrammarLimits, threads: int | None) -> None:
         self._vocabulary, self._limits = vocabulary, limits
         self._tokenizer = guidance_tokenizer(vocabulary)
         self._executor = library().LLExecutor(num_threads=threads)
 
-    def compile(self, structured: Structured) -> tuple[Beginning, tuple[str, ...], int]:
+    def compile(self, structured: StructuredOutputs) -> tuple[Beginning, tuple[str, ...], int]:
         """What begins a text of a form, what its policy ignores, and about how many bytes it takes.
 
         Raises ParameterError, which names the field.
@@ -48,7 +48,7 @@ class Guidance:
         if structured.grammar is not None:
             self._check_grammar(structured.grammar)
         text = _or_refused(structured, lambda: source(structured))
-        ends, ends_W, budget = self._vocabulary.ends, self._vocabulary.ends_W, Budget(self._limits.seconds)
+        ends, ends_W, budget = self._vocabulary.ends, self._vocabulary.ends_W, TimeBudget(self._limits.seconds)
         made = _or_refused(structured, lambda: Beginning(lambda: self.matcher(text), ends, ends_W, budget))
         inner, _ = made.now
         if inner.is_error():
@@ -62,7 +62,7 @@ class Guidance:
         return library().LLMatcher(self._tokenizer, text, log_level=0, limits=parser_limits())
 
     def fill_here(
-        self, matchers: Sequence[Matcher], rows: Sequence[int], masks_RW: NDArray[np.int32], seconds: float
+        self, matchers: Sequence[GrammarMatcher], rows: Sequence[int], masks_RW: NDArray[np.int32], seconds: float
     ) -> tuple[int, bool]:
         """Fill rows for matchers that go on, on this thread, as long as it takes no more seconds.
 
@@ -84,7 +84,7 @@ class Guidance:
             before = now
         return len(matchers), slow
 
-    def fill_all(self, matchers: Sequence[Matcher], rows: Sequence[int], masks_RW: NDArray[np.int32]) -> bool:
+    def fill_all(self, matchers: Sequence[GrammarMatcher], rows: Sequence[int], masks_RW: NDArray[np.int32]) -> bool:
         """As ``fill_here``, all in parallel. False if it did not work out."""
         every = [(each.inner, row) for each, row in zip(matchers, rows, strict=True)]
         try:
@@ -114,7 +114,7 @@ class Guidance:
                 raise ParameterError("grammar", f"grammar: <[{low}-{high}]> is no range of tokens of this model")
 
 
-def _or_refused(structured: Structured, call: Callable[[], Any]) -> Any:
+def _or_refused(structured: StructuredOutputs, call: Callable[[], Any]) -> Any:
     try:
         return call()
     except ParameterError:
@@ -126,7 +126,7 @@ def _or_refused(structured: Structured, call: Callable[[], Any]) -> Any:
         raise _refused(structured, FAILED) from None
 
 
-def _refused(structured: Structured, message: str) -> ParameterError:
+def _refused(structured: StructuredOutputs, message: str) -> ParameterError:
     field = structured.form
     reason = told(message, place=field == "grammar")
     if "oneOf" in reason:
@@ -136,6 +136,6 @@ def _refused(structured: Structured, message: str) -> ParameterError:
     return ParameterError(field, f"{field}: {reason}")
 
 
-def _one_of_as_any_of(structured: Structured, warnings: Sequence[str]) -> tuple[str, ...]:
+def _one_of_as_any_of(structured: StructuredOutputs, warnings: Sequence[str]) -> tuple[str, ...]:
     taken = any("oneOf" in warning for warning in warnings)
     return (f"oneOf, taken for anyOf, at {places_of(structured.schema, 'oneOf')}",) if taken else ()

@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, cast
 
-from nucleate.structured_output.json_schema import Place, places
+from nucleate.structured_output.json_schema import SchemaLocation, places
 
 MOST_TRIED: Final = 2_000
 """Characters of declared names that a pattern of all others is made of."""
@@ -104,11 +104,11 @@ def _class_end(pattern: str, start: int) -> int:
     return len(pattern)
 
 
-def _named(place: Place) -> list[str]:
+def _named(place: SchemaLocation) -> list[str]:
     return [*place.objects("properties"), *(name for name in place.listed("required") if isinstance(name, str))]
 
 
-def _mended(place: Place) -> bool:
+def _mended(place: SchemaLocation) -> bool:
     """Whether other properties than those declared may be, and have to be said with a pattern."""
     others = place.schema.get("additionalProperties", True)
     open_ = others is not False and not place.objects("patternProperties")

@@ -18,7 +18,7 @@ FORMS = ("json_schema", "json_object", "regex", "choice", "grammar")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Structured:
+class StructuredOutputs:
     """The form of an answer: frozen, hashable, equal if it was written the same. Exactly one of the first five is set.
 
     ``json_schema``: a JSON schema, an object or its JSON text; kept as text, since the order of its properties is the
@@ -77,7 +77,7 @@ class Structured:
         return json.dumps(self.to_dict())
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Structured:
+    def from_dict(cls, values: Mapping[str, Any]) -> StructuredOutputs:
         """The inverse of to_dict. Raises ParameterError for a field that does not exist."""
         known = [f.name for f in fields(cls)]
         for name in values:
@@ -86,7 +86,7 @@ class Structured:
         return cls(**values)
 
     @classmethod
-    def from_json(cls, text: str) -> Structured:
+    def from_json(cls, text: str) -> StructuredOutputs:
         """The inverse of to_json."""
         values = read_json(text, "structured")
         if not isinstance(values, dict):
@@ -160,10 +160,10 @@ _CONVERT: Mapping[str, Callable[[str, Any], Any]] = {
 }
 
 
-def _from_mapping(value: Any) -> Structured:
+def _from_mapping(value: Any) -> StructuredOutputs:
     if not isinstance(value, Mapping):
         raise TypeError
-    return Structured.from_dict(value)
+    return StructuredOutputs.from_dict(value)
 
 
-register(Structured, _from_mapping, "a Structured or a mapping of its fields")
+register(StructuredOutputs, _from_mapping, "a Structured or a mapping of its fields")

@@ -14,7 +14,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from nucleate.structured_output.time_budget import Budget
+from nucleate.structured_output.time_budget import TimeBudget
 
 USED_UP = "too many states"
 
@@ -27,7 +27,7 @@ class Beginning:
     """
 
     def __init__(
-        self, make: Callable[[], Any], ends: frozenset[int], ends_W: NDArray[np.int32], budget: Budget
+        self, make: Callable[[], Any], ends: frozenset[int], ends_W: NDArray[np.int32], budget: TimeBudget
     ) -> None:
         self.now: tuple[Any, int] = make(), 0
         self.ends, self.ends_W, self.budget = ends, ends_W, budget

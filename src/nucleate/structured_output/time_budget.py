@@ -40,7 +40,7 @@ def beyond_free(begin: float) -> float:
 
 
 @final
-class Budget:
+class TimeBudget:
     """The seconds that all answers of one form may take beyond what is free. It fills again, slowly.
 
     Who is slow when it is empty ends; who is not does not mind.

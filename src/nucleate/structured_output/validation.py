@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError, read_json
-from nucleate.structured_output.spec import Structured
+from nucleate.structured_output.spec import StructuredOutputs
 
 MAX_SECONDS: Final = 1.0
 MAX_ERRORS: Final = 10
@@ -23,7 +23,7 @@ _EVERY_STEP = ("$ref", "$dynamicRef", "$recursiveRef", "properties", "items", "a
 Check = Callable[[Any, Any, Any, Any], Any]
 
 
-def validate(structured: Structured, text: str, seconds: float = MAX_SECONDS) -> list[str]:
+def validate(structured: StructuredOutputs, text: str, seconds: float = MAX_SECONDS) -> list[str]:
     """What is wrong with a text of JSON, one line each, at most ten; nothing if it is right.
 
     Formats are checked as far as jsonschema can. Not to be able to tell in time is an error too. Raises

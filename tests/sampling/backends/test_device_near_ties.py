@@ -31,7 +31,7 @@ def batched(cases: list[Any], rows: int) -> list[int]:
     for kind in kinds.values():
         for start in range(0, len(kind), rows):
             places, some = zip(*kind[start : start + rows], strict=True)
-            staged = list(some) if isinstance(some[0], signature.Staged) else signature.chained(some)
+            staged = list(some) if isinstance(some[0], signature.PipelineSignature) else signature.chained(some)
             size = max(len(cases[place].logits) for place in places)
             x_RV = np.full((len(places), size), -np.inf, np.float32)
             for x_V, place in zip(x_RV, places, strict=True):
@@ -39,7 +39,7 @@ def batched(cases: list[Any], rows: int) -> list[int]:
             words = np.array([[cases[place].seed, cases[place].step] for place in places], np.uint64).view(np.int64)
             seeds_R, steps_R = torch.from_numpy(words).unbind(1)
             batch = batch_sampling.batch_of(staged, seeds_R, size, torch.float64)
-            got = batch_sampling.run(batch, batch_sampling.Given(torch.from_numpy(x_RV).double(), steps_R))
+            got = batch_sampling.run(batch, batch_sampling.StepInput(torch.from_numpy(x_RV).double(), steps_R))
             for place, token in zip(places, got.tokens_R.tolist(), strict=True):
                 tokens[place] = token
     return tokens

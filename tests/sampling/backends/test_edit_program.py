@@ -11,13 +11,13 @@ import pytest
 import nucleate as nc
 from nucleate.parameters.parameter import param
 from nucleate.sampling.backends import reference
-from nucleate.sampling.backends.numba.fused.edit_program import Program, table_of
+from nucleate.sampling.backends.numba.fused.edit_program import EditProgram, table_of
 from nucleate.sampling.dispatch.fused_pipeline import chain_of, unchanging
 from nucleate.sampling.history import History
-from nucleate.sampling.incremental_history import Memory
+from nucleate.sampling.incremental_history import IncrementalHistory
 from nucleate.sampling.maths import INFINITY, where
 from nucleate.sampling.pipeline import as_pipeline, simplify
-from nucleate.sampling.stage import Shift, Token
+from nucleate.sampling.stage import Shift, TokenInfo
 from nucleate.sampling.stages import (
     Allowed,
     BadWords,
@@ -106,7 +106,7 @@ def counted(table):
 def test_a_table_says_where_the_counts_are_however_they_grow(window):
     told = random.Random(1)
     prompt, output = ([told.randrange(40) for _ in range(30)] for _ in range(2))
-    memory = Memory((), prompt, output)
+    memory = IncrementalHistory((), prompt, output)
     table = memory.table(window)
     for _ in range(200):
         fixed, held = table_of(History(prompt, memory.output), window)
@@ -182,7 +182,7 @@ def test_only_rules_that_are_these_to_the_letter_are_edits():
 
         touches = "masked"
 
-        def apply(self, x: float, token: Token) -> float:
+        def apply(self, x: float, token: TokenInfo) -> float:
             return x - FAR
 
     def rule(far):
@@ -207,8 +207,8 @@ def test_penalties_in_a_row_are_one_edit_if_they_count_the_same():
 
 
 def test_a_program_stays_where_it_is():
-    memory = Memory((Twice(), Frequency(1.0)), [1], [2])
-    program = Program(chain_of((Twice(), Frequency(1.0), Gumbel(1))).edits, memory, SIZE)
+    memory = IncrementalHistory((Twice(), Frequency(1.0)), [1], [2])
+    program = EditProgram(chain_of((Twice(), Frequency(1.0), Gumbel(1))).edits, memory, SIZE)
     at = program.at
     for token in range(50):
         memory.push(token)

@@ -21,7 +21,7 @@ from nucleate.sampling.dispatch.fused_pipeline import chain_of
 from nucleate.sampling.history import History
 from nucleate.sampling.maths import maximum, ones
 from nucleate.sampling.pipeline import simplify
-from nucleate.sampling.stage import Prefix, Row, Shift, param
+from nucleate.sampling.stage import Prefix, RowStats, Shift, param
 from nucleate.sampling.stages import STAGES, Frequency, Gumbel, Mask, Presence, Repetition, Temperature
 
 SHIFTS = [name for name, kind in STAGES.items() if issubclass(kind, Shift)]
@@ -160,10 +160,10 @@ class AtMost(Prefix):
     reaches = False
     n: int = param("how many", neutral=0, low=0)
 
-    def weight(self, x: Any, row: Row) -> Any:
+    def weight(self, x: Any, row: RowStats) -> Any:
         return ones(x)
 
-    def target(self, row: Row) -> Any:
+    def target(self, row: RowStats) -> Any:
         return self.n
 
 
@@ -172,7 +172,7 @@ class AtMostTheLeast(AtMost):
 
     n: int = param("how many", neutral=0, low=0)
 
-    def order(self, x: Any, row: Row) -> Any:
+    def order(self, x: Any, row: RowStats) -> Any:
         return maximum(x, -1.0)
 
 

@@ -14,7 +14,7 @@ from kept_tokens import agrees, left
 import nucleate as nc
 from nucleate.sampling.backends import reference
 from nucleate.sampling.backends.numba.composed import evaluation as generic
-from nucleate.sampling.dispatch.fused_pipeline import Numbers, chain_of
+from nucleate.sampling.dispatch.fused_pipeline import FusedParams, chain_of
 from nucleate.sampling.maths import SLACK
 from nucleate.sampling.pipeline import simplify
 from nucleate.sampling.stages import Gumbel, LogitBias, MinP, Temperature, TopK, TopNSigma, TopP, Typical
@@ -32,7 +32,7 @@ class Left:
 
     count = 0
 
-    def __call__(self, *row: object) -> reference.Result:
+    def __call__(self, *row: object) -> reference.RowResult:
         self.count += 1
         return reference.run(*row)  # type: ignore[arg-type]
 
@@ -119,7 +119,7 @@ def test_a_cut_that_falls_on_the_score_zero_is_found() -> None:
             m = float(np.nextafter(m, 0.0 if over > 0 else 1.0))
         assert over == 0
         x = np.array([top, 0.0, -0.0, -1.4e-45, 1.4e-45, -1.0], np.float32)
-        assert agrees(x, Numbers(m=m), reference.survivors(x, (MinP(m),)).ids_N.tolist())
+        assert agrees(x, FusedParams(m=m), reference.survivors(x, (MinP(m),)).ids_N.tolist())
 
 
 @pytest.mark.parametrize("part", [1e-4, 0.003, 0.5, 0.999])
@@ -130,7 +130,7 @@ def test_a_top_p_that_takes_a_part_of_an_equal_tail_is_found(part: float) -> Non
         x[:256] = -np.inf
         x[7] = 0.0
         e = np.exp(x.astype(np.float64))
-        asked = Numbers(p=float(min((1 + part * (e.sum() - 1)) / e.sum() / (1 - edges.SLACK), 1 - 1e-9)))
+        asked = FusedParams(p=float(min((1 + part * (e.sum() - 1)) / e.sum() / (1 - edges.SLACK), 1 - 1e-9)))
         expected = reference.survivors(x, edges.pipeline(asked)).ids_N.tolist()
         assert 2 <= len(expected) <= len(x) - 255
         assert agrees(x, asked, expected)
@@ -199,13 +199,13 @@ def test_any_order_that_the_chain_takes_leaves_what_the_reference_leaves() -> No
 
 def test_a_set_of_an_odd_row_is_empty() -> None:
     for bad in (np.nan, np.inf):
-        assert left(np.array([1, bad, 2], np.float32), Numbers()) == ([], [])
-    assert left(np.full(3, -np.inf, np.float32), Numbers()) == ([], [])
+        assert left(np.array([1, bad, 2], np.float32), FusedParams()) == ([], [])
+    assert left(np.full(3, -np.inf, np.float32), FusedParams()) == ([], [])
 
 
 def test_the_edges_can_tell_an_edge_from_a_mistake() -> None:
     """So that the tests above can fail."""
-    x, asked = np.linspace(3, -3, 100).astype(np.float32), Numbers(p=0.9)
+    x, asked = np.linspace(3, -3, 100).astype(np.float32), FusedParams(p=0.9)
     order, kept = list(range(100)), len(reference.survivors(x, edges.pipeline(asked)).ids_N)
     for n in (kept - 1, kept + 1, 0, 100):
         assert edges.edge_of_a_set(x, asked, order, order[:n]) == ""

@@ -311,7 +311,7 @@ def test_what_a_rule_reads() -> None:
     assert rules.reads(TopP(0.9), "target").row == {"mass"}
     assert rules.reads(TopP(0.9, of_whole=True), "target").row == {"whole"}
     assert rules.reads(TopP(0.9, of_whole=True), "target").mine == ("p", "of_whole")
-    assert rules.reads(TopK(3), "weight") == rules.Inputs(frozenset(), (), ones=True, form=rules.FLAT)
+    assert rules.reads(TopK(3), "weight") == rules.RuleInputs(frozenset(), (), ones=True, form=rules.FLAT)
     assert rules.reads(DynamicTemperature(0.5, 1.5), "apply").row == {"top", "entropy", "n"}
     assert rules.reads(Softer(on=True), "apply").row == {"top"}
     assert rules.reads(Softer(), "apply").row == {"var"}
@@ -458,7 +458,7 @@ def test_nobody_lists_all_tokens_of_a_row(stages, monkeypatch) -> None:
     def refused(*_):
         raise AssertionError("all tokens were listed")
 
-    monkeypatch.setattr(full_row.Uncut, "all", refused)
+    monkeypatch.setattr(full_row.FullRow, "all", refused)
     monkeypatch.setattr(reference, "run", refused)
     assert generic.run(x, (*stages, Gumbel(1)), 1, 3).token == expected.token
 

@@ -17,7 +17,7 @@ from nucleate.sampling.backends.numba.fused.prefix_selection import (
     reached,
 )
 from nucleate.sampling.backends.numba.fused.row_table import FLOAT32, room_for
-from nucleate.sampling.backends.numba.fused.workspace import Work, carve
+from nucleate.sampling.backends.numba.fused.workspace import Workspace, carve
 
 KINDS = ("smooth", "few levels", "equal", "signed zeros", "far apart", "one far above", "holes")
 
@@ -40,12 +40,12 @@ def scores(numbers: np.random.Generator, count: int, kind: str) -> np.ndarray:
     return x.astype(np.float32)
 
 
-def space(size: int) -> Work:
-    work: Work = carve(np.empty(room_for(size)), size)
+def space(size: int) -> Workspace:
+    work: Workspace = carve(np.empty(room_for(size)), size)
     return work
 
 
-def candidates(work: Work, ids: np.ndarray, x: np.ndarray, weights: np.ndarray) -> int:
+def candidates(work: Workspace, ids: np.ndarray, x: np.ndarray, weights: np.ndarray) -> int:
     """Put candidates where kernels look for them."""
     n = len(ids)
     work.ids[:n], work.scores[:n], work.weights[:n] = ids, x, weights

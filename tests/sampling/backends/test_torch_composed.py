@@ -125,7 +125,8 @@ def test_a_step_waits_for_nothing(stages: Any) -> None:
     numbers_RP = torch.empty((3, len(rows[0].numbers)), dtype=torch.float64, device="meta") if batch.learns else None
     logits, steps_R = torch.empty((3, 300), dtype=torch.bfloat16, device="meta"), torch.empty(3, device="meta").long()
     got = batch_sampling.run(
-        batch, batch_sampling.Given(batch_sampling.scores(logits, batch.fixed.zero_1), steps_R, numbers_RP=numbers_RP)
+        batch,
+        batch_sampling.StepInput(batch_sampling.scores(logits, batch.fixed.zero_1), steps_R, numbers_RP=numbers_RP),
     )
     assert got.tokens_R.shape == (3,)
     assert got.told_RV is not None

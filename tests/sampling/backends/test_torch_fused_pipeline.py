@@ -12,7 +12,7 @@ import pytest
 import nucleate as nc
 from nucleate.sampling.backends import reference
 from nucleate.sampling.dispatch import signature
-from nucleate.sampling.dispatch.fused_pipeline import Numbers, chain_of
+from nucleate.sampling.dispatch.fused_pipeline import FusedParams, chain_of
 from nucleate.sampling.history import History
 from nucleate.sampling.pipeline import simplify
 from nucleate.sampling.stages import (
@@ -52,7 +52,7 @@ def unsigned(words_R: torch.Tensor) -> list[int]:
 
 def sample(
     x_RV: Any,
-    asked: list[Numbers],
+    asked: list[FusedParams],
     seeds: torch.Tensor,
     steps: torch.Tensor,
     mask: torch.Tensor | None = None,
@@ -61,11 +61,11 @@ def sample(
     """The tokens of rows with these numbers."""
     batch = batch_sampling.batch_of(signature.chained(asked), seeds, x_RV.shape[1], floats)
     return batch_sampling.run(
-        batch, batch_sampling.Given(batch_sampling.scores(x_RV, torch.zeros(1, dtype=floats)), steps, mask)
+        batch, batch_sampling.StepInput(batch_sampling.scores(x_RV, torch.zeros(1, dtype=floats)), steps, mask)
     ).tokens_R
 
 
-def batch(numbers: np.random.Generator, rows: int, size: int) -> tuple[np.ndarray, list[Numbers], list[bool]]:
+def batch(numbers: np.random.Generator, rows: int, size: int) -> tuple[np.ndarray, list[FusedParams], list[bool]]:
     """Random rows that the chain can run, their parameters, and whether these are at an edge by design."""
     x_RV, asked, tight = np.empty((rows, size), np.float32), [], []
     for row in range(rows):
@@ -79,7 +79,7 @@ def batch(numbers: np.random.Generator, rows: int, size: int) -> tuple[np.ndarra
     return x_RV, asked, tight
 
 
-def inside(x_RV: np.ndarray, asked: list[Numbers]) -> np.ndarray:
+def inside(x_RV: np.ndarray, asked: list[FusedParams]) -> np.ndarray:
     """Which tokens are left: bool [R, V]; what a Tap before the draw is told."""
     tap, zeros = signature.staged_of((Logprobs(1), Gumbel(0))), torch.zeros(len(asked), dtype=torch.int64)
     chained = signature.chained(asked)
@@ -88,7 +88,7 @@ def inside(x_RV: np.ndarray, asked: list[Numbers]) -> np.ndarray:
         steps = (*chained[0].steps, *tap.steps)
     batch = batch_sampling.batch_of([one._replace(steps=steps) for one in chained], zeros, x_RV.shape[1], torch.float64)
     return np.asarray(
-        batch_sampling.run(batch, batch_sampling.Given(torch.from_numpy(x_RV).double(), zeros)).told_RV > -torch.inf
+        batch_sampling.run(batch, batch_sampling.StepInput(torch.from_numpy(x_RV).double(), zeros)).told_RV > -torch.inf
     )
 
 
@@ -129,7 +129,7 @@ def test_float32_columns_draw_the_same_tokens_but_for_float_edges() -> None:
     """For devices that have no float64."""
     numbers = np.random.default_rng(2)
     x_RV = numbers.normal(size=(400, 1000)).astype(np.float32) * 3
-    asked = [Numbers(t=0.8, k=40, p=0.9), Numbers(p=0.95), Numbers(m=0.05), Numbers(t=1.3)] * 100
+    asked = [FusedParams(t=0.8, k=40, p=0.9), FusedParams(p=0.95), FusedParams(m=0.05), FusedParams(t=1.3)] * 100
     seeds, steps = words(numbers, 400), words(numbers, 400)
     exact, short = (
         sample(torch.from_numpy(x_RV), asked, seeds, steps, floats=dtype) for dtype in (torch.float64, torch.float32)
@@ -170,7 +170,7 @@ def test_many_rows_are_drawn_some_at_a_time(rows: int, params: Any, monkeypatch:
 def test_other_floats_are_taken_as_float32(dtype: torch.dtype) -> None:
     numbers = np.random.default_rng(3)
     x_RV = torch.from_numpy(numbers.normal(size=(20, 300)) * 4).to(dtype)
-    seeds, steps, asked = words(numbers, 20), words(numbers, 20), [Numbers(k=30, p=0.9)] * 20
+    seeds, steps, asked = words(numbers, 20), words(numbers, 20), [FusedParams(k=30, p=0.9)] * 20
     expected = sample(x_RV.to(torch.float32), asked, seeds, steps)
     assert sample(x_RV, asked, seeds, steps).tolist() == expected.tolist()
     wide_RV = torch.zeros(20, 900, dtype=dtype)
@@ -181,7 +181,7 @@ def test_other_floats_are_taken_as_float32(dtype: torch.dtype) -> None:
 def test_an_odd_row_gives_no_token_and_the_others_theirs() -> None:
     numbers = np.random.default_rng(4)
     x_RV = numbers.normal(size=(6, 500)).astype(np.float32)
-    seeds, steps, asked = words(numbers, 6), words(numbers, 6), [Numbers(p=0.9)] * 6
+    seeds, steps, asked = words(numbers, 6), words(numbers, 6), [FusedParams(p=0.9)] * 6
     expected = sample(torch.from_numpy(x_RV), asked, seeds, steps).tolist()
     x_RV[1, 77], x_RV[3, 499], x_RV[5] = np.nan, np.inf, -np.inf
     got = sample(torch.from_numpy(x_RV), asked, seeds, steps).tolist()
@@ -193,9 +193,9 @@ def test_masks_are_those_of_the_reference() -> None:
     for size in (40, 257, 600):
         x_RV = np.stack([edges.row(numbers, size, kind) for kind in ("smooth", "grid", "holes", "peaked") * 6])
         masks = numbers.integers(-(2**31), 2**31, size=(24, -(-size // 32))).astype(np.int32)
-        asked, seeds, steps = [Numbers(t=0.7, p=0.9)] * 24, words(numbers, 24), words(numbers, 24)
+        asked, seeds, steps = [FusedParams(t=0.7, p=0.9)] * 24, words(numbers, 24), words(numbers, 24)
         tokens = sample(torch.from_numpy(x_RV), asked, seeds, steps, torch.from_numpy(masks)).tolist()
-        stages = Mask(), *simplify(edges.pipeline(Numbers(t=0.7, p=0.9)))
+        stages = Mask(), *simplify(edges.pipeline(FusedParams(t=0.7, p=0.9)))
         for row, mask in enumerate(masks):
             given = stages, unsigned(seeds)[row], unsigned(steps)[row], History((), (), mask)
             try:
@@ -208,7 +208,7 @@ def test_masks_are_those_of_the_reference() -> None:
 def test_a_mask_may_be_longer_than_the_row() -> None:
     mask, zeros = torch.tensor([[7, -1], [2, 5]], dtype=torch.int32), torch.zeros(2).long()
     x_RV = torch.tensor([[1.0, 2.0, 3.0], [1.0, 2.0, 3.0]])
-    assert sample(x_RV, [Numbers(t=0.0)] * 2, zeros, zeros, mask).tolist() == [2, 1]
+    assert sample(x_RV, [FusedParams(t=0.0)] * 2, zeros, zeros, mask).tolist() == [2, 1]
 
 
 def compiled(backend: str) -> None:
@@ -224,13 +224,13 @@ def compiled(backend: str) -> None:
         own = torch.tensor([staged.numbers] * 12, dtype=torch.float64) if rows.learns else None
         torch._dynamo.reset()
         draw = torch.compile(
-            lambda *given, rows=rows: batch_sampling.run(rows, batch_sampling.Given(*given)).tokens_R,
+            lambda *given, rows=rows: batch_sampling.run(rows, batch_sampling.StepInput(*given)).tokens_R,
             fullgraph=True,
             backend=backend,
         )
         for allowed in (None, mask):
             given = torch.from_numpy(x_RV).double(), steps, allowed, None, own
-            assert draw(*given).tolist() == batch_sampling.run(rows, batch_sampling.Given(*given)).tokens_R.tolist()
+            assert draw(*given).tolist() == batch_sampling.run(rows, batch_sampling.StepInput(*given)).tokens_R.tolist()
 
 
 def test_it_compiles_without_a_graph_break() -> None:
@@ -247,7 +247,7 @@ def test_draws_follow_the_distribution() -> None:
     """Level by level: three groups, a cut within the last."""
     x = np.log(np.r_[np.full(256, 1.0), np.full(256, 3.0), np.full(88, 2.0)] / 1200).astype(np.float32)
     count = 10_000
-    asked = [Numbers(p=0.9)] * count
+    asked = [FusedParams(p=0.9)] * count
     seeds, steps = torch.arange(count), torch.zeros(count, dtype=torch.int64)
     tokens = sample(torch.from_numpy(x).expand(count, -1), asked, seeds, steps).numpy()
     p = reference.probabilities(x, (TopP(0.9), Gumbel(0)))

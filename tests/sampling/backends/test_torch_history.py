@@ -14,7 +14,7 @@ from nucleate.sampling.backends import reference
 from nucleate.sampling.dispatch.device_row import with_shifts
 from nucleate.sampling.history import History
 from nucleate.sampling.maths import absolute, exp, maximum, minimum, sqrt, where
-from nucleate.sampling.stage import Shift, Token, param
+from nucleate.sampling.stage import Shift, TokenInfo, param
 from nucleate.sampling.stages import (
     Allowed,
     BadWords,
@@ -35,10 +35,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 from nucleate.sampling.backends.torch import batch_sampling, torch_device  # noqa: E402
 from nucleate.sampling.backends.torch import batch_state as on_device  # noqa: E402
-from nucleate.sampling.backends.torch.batch_state import Rows  # noqa: E402
-from nucleate.sampling.backends.torch.ranked_tokens import Fixed  # noqa: E402
+from nucleate.sampling.backends.torch.batch_state import BatchState  # noqa: E402
+from nucleate.sampling.backends.torch.ranked_tokens import RowConstants  # noqa: E402
 from nucleate.sampling.backends.torch.slots import Slots  # noqa: E402
-from nucleate.sampling.dispatch.device_row import Resident  # noqa: E402
+from nucleate.sampling.dispatch.device_row import DeviceRowSpec  # noqa: E402
 
 SIZE = 6
 HERE = torch.device("cpu")
@@ -60,13 +60,13 @@ STAGE = st.one_of(
 )
 
 
-def rows_of(pipelines: list[tuple[Shift, ...]], said: list[tuple[list[int], list[int]]], ring: int) -> Rows:
+def rows_of(pipelines: list[tuple[Shift, ...]], said: list[tuple[list[int], list[int]]], ring: int) -> BatchState:
     """Rows on a device, which keep so many of their last tokens at first."""
-    held = Rows(SIZE, HERE, "torch", lambda row, tokens: None)
+    held = BatchState(SIZE, HERE, "torch", lambda row, tokens: None)
     held._slots = Slots(HERE, torch.float64, ring)
     for number, (shifts, (prompt, output)) in enumerate(zip(pipelines, said, strict=True)):
         row = with_shifts(shifts)
-        assert isinstance(row, Resident), row
+        assert isinstance(row, DeviceRowSpec), row
         held.add(number, row, 1, prompt, output)
     return held
 
@@ -116,7 +116,7 @@ class Squeeze(Shift):
     def window(self) -> int | None:
         return self.last_n
 
-    def apply(self, x: Any, token: Token) -> Any:
+    def apply(self, x: Any, token: TokenInfo) -> Any:
         times = token.output_count + (token.prompt_count if self.both else 0.0)
         return where(times > 0, sqrt(absolute(x) + 1.0) / (1.0 + self.s * times), minimum(x, self.s))
 
@@ -129,7 +129,7 @@ class Pull(Shift):
     to: float = param("where to", default=1.0)
     ids: tuple[int, ...] = param("which", default=(1, 2), low=0, name="pull_ids")
 
-    def apply(self, x: Any, token: Token) -> Any:
+    def apply(self, x: Any, token: TokenInfo) -> Any:
         return maximum(x, self.to + token.listed - exp(-absolute(x)))
 
     def listing(self, history: History) -> Any:
@@ -184,7 +184,7 @@ def test_shifts_in_any_order_do_what_the_reference_does(rows: Any, seed: int) ->
         x_RV = numbers.normal(size=(len(said), SIZE)).astype(np.float32) * 3
         x_RV[numbers.random(x_RV.shape) < 0.1] = -np.inf
         x_RV[:, 0] = 1.0
-        fixed = Fixed(SIZE, len(said), torch.float64, HERE)
+        fixed = RowConstants(SIZE, len(said), torch.float64, HERE)
         y_RV = held._shifted(part.kinds[0], batch_sampling.scores(torch.from_numpy(x_RV), fixed.zero_1))
         y_RV = batch_sampling.masked(fixed, y_RV, part.kinds[0].allowed_RW)
         odd_R = ~(y_RV.amax(1).abs() < torch.inf)
@@ -269,7 +269,7 @@ def test_what_the_host_still_runs() -> None:
         touches = "listed"
         told: float = param("how much", default=1.0)
 
-        def apply(self, x: Any, token: Token) -> Any:
+        def apply(self, x: Any, token: TokenInfo) -> Any:
             return x + self.told * token.listed
 
         def listing(self, history: History) -> Any:
@@ -281,7 +281,7 @@ def test_what_the_host_still_runs() -> None:
         touches = "unlisted"
         elsewhere: float = param("how much", default=1.0)
 
-        def apply(self, x: Any, token: Token) -> Any:
+        def apply(self, x: Any, token: TokenInfo) -> Any:
             return x - self.elsewhere
 
     class Odd(Shift):
@@ -290,7 +290,7 @@ def test_what_the_host_still_runs() -> None:
         touches = "seen"
         odd: float = param("how much", default=1.0)
 
-        def apply(self, x: Any, token: Token) -> Any:
+        def apply(self, x: Any, token: TokenInfo) -> Any:
             return np.sort(x) * self.odd
 
     for shifts, why in (

@@ -37,7 +37,7 @@ import sampler_scenarios as played  # noqa: E402
 
 from nucleate.sampling.backends.torch import batch_state as on_device  # noqa: E402
 from nucleate.sampling.backends.torch import decode_loop as loops  # noqa: E402
-from nucleate.sampling.backends.torch.lazy import LaterDict, LaterList  # noqa: E402
+from nucleate.sampling.backends.torch.lazy import LazyDict, LazyList  # noqa: E402
 from nucleate.sampling.backends.torch.torch_device import kernels_on  # noqa: E402
 
 
@@ -390,12 +390,12 @@ def test_kernels_run_on_cuda_where_triton_is(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_what_comes_later_is_made_once() -> None:
     made = []
-    items = LaterList(2, lambda: made.append(1) or [4, 5])
+    items = LazyList(2, lambda: made.append(1) or [4, 5])
     assert len(items) == 2
     assert not made
     assert (list(items), items[1], items == (4, 5), items == [4, 5], items == 3, repr(items)) == (
         *([4, 5], 5, True, True, False, "(4, 5)"),
     )
-    found = LaterDict(lambda: made.append(2) or {1: "a"})
+    found = LazyDict(lambda: made.append(2) or {1: "a"})
     assert (dict(found), len(found), 1 in found, found.get(2), repr(found)) == ({1: "a"}, 1, True, None, "{1: 'a'}")
     assert made == [1, 2]

@@ -16,7 +16,7 @@ from triton_interpreter import Interpreted
 
 from nucleate.sampling import noise
 from nucleate.sampling.backends import reference
-from nucleate.sampling.dispatch.fused_pipeline import Numbers, chain_of
+from nucleate.sampling.dispatch.fused_pipeline import FusedParams, chain_of
 from nucleate.sampling.pipeline import simplify
 from nucleate.sampling.stages import Gumbel
 
@@ -46,7 +46,7 @@ def words(numbers: np.random.Generator, rows: int) -> np.ndarray:
     return numbers.integers(2**64, size=rows, dtype=np.uint64).view(np.int64)
 
 
-def batch(numbers: np.random.Generator, rows: int, size: int) -> tuple[np.ndarray, list[Numbers], list[bool]]:
+def batch(numbers: np.random.Generator, rows: int, size: int) -> tuple[np.ndarray, list[FusedParams], list[bool]]:
     """Random rows that the chain can run, their parameters, and whether these are at an edge by design."""
     x_RV, asked, tight = np.empty((rows, size), np.float32), [], []
     for row in range(rows):
@@ -61,7 +61,7 @@ def batch(numbers: np.random.Generator, rows: int, size: int) -> tuple[np.ndarra
 
 
 def compare(
-    x_RV: np.ndarray, asked: list[Numbers], tight: list[bool], seeds: Any, steps: Any, got: dict[str, Any]
+    x_RV: np.ndarray, asked: list[FusedParams], tight: list[bool], seeds: Any, steps: Any, got: dict[str, Any]
 ) -> Counter[str]:
     """Rows against the reference; differences that are float edges are counted, others fail."""
     found, places = Counter[str](), np.arange(x_RV.shape[1])
@@ -123,8 +123,8 @@ def test_sets_of_more_tokens_than_fit_a_pool_are_those_of_the_reference(kernels:
     numbers, size = np.random.default_rng(1), 5000
     flat, ties = numbers.normal(size=size) * 0.1, np.round(numbers.normal(size=size)) / 4
     x_RV = np.stack([flat, flat, flat, ties, ties, np.zeros(size), np.zeros(size), flat]).astype(np.float32)
-    p, k = Numbers(p=0.9), Numbers(k=3000)
-    asked = [p, k, Numbers(k=3000, p=0.8, late_m=0.7, late_t=2.0), p, k, p, k, Numbers(sigmas=2.0, p=0.999)]
+    p, k = FusedParams(p=0.9), FusedParams(k=3000)
+    asked = [p, k, FusedParams(k=3000, p=0.8, late_m=0.7, late_t=2.0), p, k, p, k, FusedParams(sigmas=2.0, p=0.999)]
     seeds, steps = words(numbers, 8), words(numbers, 8)
     got = kernels.call("sample", x_RV, [list(one) for one in asked], seeds, steps)
     found = compare(x_RV, asked, [False] * 8, seeds, steps, got)
@@ -137,27 +137,33 @@ def test_rows_are_divided_until_a_bin_fits(kernels: Interpreted) -> None:
     tiny, two = numbers.normal(size=size) * 1e-20, np.where(np.arange(size) % 2, 1e-30, 2e-30)
     outlier = np.where(np.arange(size) == 7, 9.0, numbers.normal(size=size) * 1e-7)
     x_RV = np.stack([tiny, tiny, two, two, two, outlier, outlier]).astype(np.float32)
-    asked = [Numbers(p=0.9), Numbers(k=2500, p=0.9), Numbers(p=0.3), Numbers(k=3000), Numbers(k=2500, p=0.9)]
-    asked += [Numbers(k=2500), Numbers(t=0.7, p=0.99999, m=1e-7)]
+    asked = [
+        FusedParams(p=0.9),
+        FusedParams(k=2500, p=0.9),
+        FusedParams(p=0.3),
+        FusedParams(k=3000),
+        FusedParams(k=2500, p=0.9),
+    ]
+    asked += [FusedParams(k=2500), FusedParams(t=0.7, p=0.99999, m=1e-7)]
     seeds, steps = words(numbers, 7), words(numbers, 7)
     got = kernels.call("sample", x_RV, [list(one) for one in asked], seeds, steps)
     assert compare(x_RV, asked, [False] * 7, seeds, steps, got) == Counter(rows=7)
 
 
 READ = {  # (row, numbers): at most so many reads of the row
-    "peaked, top-k": ("peaked", Numbers(t=0.8, k=20), 1.4),
-    "peaked, top-k, top-p": ("peaked", Numbers(t=0.8, k=10, p=0.9), 1.3),
-    "peaked, top-p": ("peaked", Numbers(p=0.9), 1.2),
-    "no cut": ("flat", Numbers(t=0.8), 1.1),
-    "min-p": ("flat", Numbers(m=0.1), 1.3),
-    "flat, top-p": ("flat", Numbers(p=0.9), 4.0),
-    "next to uniform, top-p": ("uniform", Numbers(p=0.9), 4.0),
-    "few scores, top-p": ("ties", Numbers(p=0.9), 4.0),
-    "one score, top-p": ("equal", Numbers(p=0.9), 4.0),
-    "large k": ("flat", Numbers(k=3000), 4.0),
-    "large k of few scores": ("ties", Numbers(k=3000), 4.0),
-    "large k, top-p": ("flat", Numbers(k=3000, p=0.8), 4.0),
-    "large k, an outlier": ("outlier", Numbers(k=3000), 4.0),
+    "peaked, top-k": ("peaked", FusedParams(t=0.8, k=20), 1.4),
+    "peaked, top-k, top-p": ("peaked", FusedParams(t=0.8, k=10, p=0.9), 1.3),
+    "peaked, top-p": ("peaked", FusedParams(p=0.9), 1.2),
+    "no cut": ("flat", FusedParams(t=0.8), 1.1),
+    "min-p": ("flat", FusedParams(m=0.1), 1.3),
+    "flat, top-p": ("flat", FusedParams(p=0.9), 4.0),
+    "next to uniform, top-p": ("uniform", FusedParams(p=0.9), 4.0),
+    "few scores, top-p": ("ties", FusedParams(p=0.9), 4.0),
+    "one score, top-p": ("equal", FusedParams(p=0.9), 4.0),
+    "large k": ("flat", FusedParams(k=3000), 4.0),
+    "large k of few scores": ("ties", FusedParams(k=3000), 4.0),
+    "large k, top-p": ("flat", FusedParams(k=3000, p=0.8), 4.0),
+    "large k, an outlier": ("outlier", FusedParams(k=3000), 4.0),
 }
 
 
@@ -225,7 +231,7 @@ def test_a_few_tokens_among_many_groups(kernels: Interpreted) -> None:
     spread, grid = numbers.normal(size=size), np.round(numbers.normal(size=size) * 2) / 2
     near = np.where(np.arange(size) < 20, 5.0 + numbers.random(size), spread)
     x_RV = np.repeat(np.stack([spread, grid, near]), 6, 0).astype(np.float32)
-    asked = [Numbers(k=k, p=p) for k, p in ((2, 1.0), (3, 1.0), (5, 0.9), (12, 1.0), (13, 0.5), (40, 0.99))] * 3
+    asked = [FusedParams(k=k, p=p) for k, p in ((2, 1.0), (3, 1.0), (5, 0.9), (12, 1.0), (13, 0.5), (40, 0.99))] * 3
     seeds, steps = words(numbers, 18), words(numbers, 18)
     got = kernels.call("sample", x_RV, [list(one) for one in asked], seeds, steps)
     assert compare(x_RV, asked, [False] * 18, seeds, steps, got) == Counter(rows=18)
@@ -236,7 +242,13 @@ def test_cuts_that_meet_at_one_score(kernels: Interpreted) -> None:
     x_RV = np.zeros((5, 700), np.float32)
     x_RV[:, 1::2] = -0.0
     x_RV[4] = np.linspace(2.0, -2.0, 700)
-    asked = [Numbers(p=1e-6), Numbers(k=300, p=1 - 1e-9), Numbers(k=300, p=0.5), Numbers(k=2), Numbers(late_m=0.3)]
+    asked = [
+        FusedParams(p=1e-6),
+        FusedParams(k=300, p=1 - 1e-9),
+        FusedParams(k=300, p=0.5),
+        FusedParams(k=2),
+        FusedParams(late_m=0.3),
+    ]
     seeds, steps = words(np.random.default_rng(7), 5), words(np.random.default_rng(8), 5)
     got = kernels.call("sample", x_RV, [list(one) for one in asked], seeds, steps)
     assert compare(x_RV, asked, [False] * 5, seeds, steps, got) == Counter(rows=5)
@@ -265,7 +277,7 @@ def test_odd_rows_give_no_token_and_say_why(kernels: Interpreted) -> None:
     numbers = np.random.default_rng(2)
     x_RV = numbers.normal(size=(7, 600)).astype(np.float32)
     seeds, steps = words(numbers, 7), words(numbers, 7)
-    asked = [list(Numbers(p=0.9)), list(Numbers(t=0.0)), list(Numbers(k=9)), list(Numbers())] * 2
+    asked = [list(FusedParams(p=0.9)), list(FusedParams(t=0.0)), list(FusedParams(k=9)), list(FusedParams())] * 2
     expected = kernels.call("sample", x_RV, asked[:7], seeds, steps)["tokens"].tolist()
     x_RV[1, 5], x_RV[2, 599], x_RV[3], x_RV[5, 0], x_RV[5, 300] = np.nan, np.inf, -np.inf, np.nan, np.inf
     got = kernels.call("sample", x_RV, asked[:7], seeds, steps)
@@ -282,7 +294,7 @@ def test_what_the_mask_takes_out_may_be_odd_but_the_row_then_is_too(kernels: Int
     mask[:, 1] = ~2
     mask[2] = 0
     zeros = np.zeros(3, np.int64)
-    got = kernels.call("sample", x_RV, [list(Numbers())] * 3, zeros, zeros, {"mask": mask})
+    got = kernels.call("sample", x_RV, [list(FusedParams())] * 3, zeros, zeros, {"mask": mask})
     assert got["states"].tolist() == [1, 1, 2]
 
 
@@ -292,7 +304,13 @@ def test_masks_are_those_of_the_reference(kernels: Interpreted) -> None:
         x_RV = np.stack([edges.row(numbers, size, kind) for kind in ("smooth", "grid", "holes", "peaked", "shifted")])
         masks_RW = numbers.integers(-(2**31), 2**31, (rows, -(-size // 32))).astype(np.int32)
         allowed = [np.where(reference.forbidden(m, size), -np.inf, x) for x, m in zip(x_RV, masks_RW, strict=True)]
-        asked = [Numbers(t=0.7, p=0.9), Numbers(k=5), Numbers(t=0.0), Numbers(m=0.02, sigmas=2.0), Numbers(t=1.5)]
+        asked = [
+            FusedParams(t=0.7, p=0.9),
+            FusedParams(k=5),
+            FusedParams(t=0.0),
+            FusedParams(m=0.02, sigmas=2.0),
+            FusedParams(t=1.5),
+        ]
         seeds, steps = words(numbers, rows), words(numbers, rows)
         got = kernels.call("sample", x_RV, [list(one) for one in asked], seeds, steps, {"mask": masks_RW})
         expected = np.stack(allowed).astype(np.float32)
@@ -307,7 +325,7 @@ def test_masks_are_those_of_the_reference(kernels: Interpreted) -> None:
 def test_rows_that_are_not_active_stay_as_they_are(kernels: Interpreted) -> None:
     numbers = np.random.default_rng(11)
     x_RV, steps = numbers.normal(size=(4, 600)).astype(np.float32), words(numbers, 4)
-    asked = [list(one) for one in (Numbers(k=5), Numbers(p=0.5), Numbers(t=0.0), Numbers(p=0.9))]
+    asked = [list(one) for one in (FusedParams(k=5), FusedParams(p=0.5), FusedParams(t=0.0), FusedParams(p=0.9))]
     expected = kernels.call("sample", x_RV, asked, steps, steps)
     active = np.array([True, False, False, True])
     got = kernels.call("sample", x_RV, asked, steps, steps, {"active": active})
@@ -334,27 +352,27 @@ def test_a_row_depends_on_nothing_beside_it(kernels: Interpreted) -> None:
 def test_what_does_not_fit_is_refused(kernels: Interpreted) -> None:
     zeros, x_RV = np.zeros(2, np.int64), np.zeros((2, 9), np.float32)
     with pytest.raises(ValueError, match="room for up to 1 rows of 9"):
-        kernels.call("sample", x_RV, [list(Numbers())] * 2, zeros, zeros, {"rows": 1})
+        kernels.call("sample", x_RV, [list(FusedParams())] * 2, zeros, zeros, {"rows": 1})
     with pytest.raises(ValueError, match="float64"):
-        kernels.call("sample", x_RV, [list(Numbers())] * 2, zeros, zeros, {"dtype": "float64"})
+        kernels.call("sample", x_RV, [list(FusedParams())] * 2, zeros, zeros, {"dtype": "float64"})
     with pytest.raises(ValueError, match="slots must be"):
-        kernels.call("sample", x_RV, [list(Numbers())], zeros[:1], zeros[:1])
+        kernels.call("sample", x_RV, [list(FusedParams())], zeros[:1], zeros[:1])
     with pytest.raises(ValueError, match="mask must be"):
-        kernels.call("sample", x_RV, [list(Numbers())] * 2, zeros, zeros, {"mask": np.zeros((2, 0), np.int32)})
-    assert len(kernels.call("sample", x_RV, [list(Numbers())] * 2, zeros, zeros)["tokens"]) == 2
+        kernels.call("sample", x_RV, [list(FusedParams())] * 2, zeros, zeros, {"mask": np.zeros((2, 0), np.int32)})
+    assert len(kernels.call("sample", x_RV, [list(FusedParams())] * 2, zeros, zeros)["tokens"]) == 2
 
 
 def test_tokens_are_written_where_the_caller_wants_them(kernels: Interpreted) -> None:
     zeros, x_RV = np.zeros(2, np.int64), np.full((2, 300), -np.inf, np.float32)
     x_RV[0, 280] = 1.0
-    got = kernels.call("sample", x_RV, [list(Numbers(k=5))] * 2, zeros, zeros, {"out": True})
+    got = kernels.call("sample", x_RV, [list(FusedParams(k=5))] * 2, zeros, zeros, {"out": True})
     assert got["tokens"].tolist() == [280, -1]
 
 
 def test_draws_of_the_pipeline_are_those_of_the_reference(kernels: Interpreted) -> None:
     """End to end, by the stages and their seed, without the numbers of the chain in between."""
     x = np.random.default_rng(5).normal(size=600).astype(np.float32)
-    stages = edges.pipeline(Numbers(t=0.8, k=40, p=0.95), 77)
+    stages = edges.pipeline(FusedParams(t=0.8, k=40, p=0.95), 77)
     chain = chain_of(simplify(stages))
     assert not isinstance(chain, str)
     got = kernels.call("sample", x[None], [list(chain.numbers)], np.array([77]), np.array([5]))

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal, Self, final
 
 from nucleate.engine.request import Request
-from nucleate.outputs import FinishReason, Piece, StepLogprobs, Usage, Validation
+from nucleate.outputs import CompletionChunk, FinishReason, StepLogprobs, Usage, Validation
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import Parameter, ParameterError, param, unknown, with_parameters
-from nucleate.structured_output.spec import Structured
+from nucleate.structured_output.spec import StructuredOutputs
 
 
 @final
@@ -37,7 +37,7 @@ class BeamParams:
     diversity_penalty: float = param(
         "what a token loses for each beam of an earlier group that goes on with it", default=0.0, low=0.0, high=1e6
     )
-    structured: Structured | None = param("the form that the text has, see SamplingParams", default=None)
+    structured: StructuredOutputs | None = param("the form that the text has, see SamplingParams", default=None)
     stop_token_ids: tuple[int, ...] = param("token ids that end an answer, as EOS does", default=(), low=0)
     ignore_eos: bool = param("go on after the end-of-sequence token", default=False)
     logprobs: int | None = param(
@@ -96,7 +96,7 @@ class BeamRequest:
 
 @final
 @dataclass(frozen=True)
-class BeamPiece(Piece):
+class BeamPiece(CompletionChunk):
     """A whole answer of a search. ``seed`` is 0: there is no chance in it."""
 
     score: float = float("-inf")  #: logprob / number of tokens ** length_penalty
@@ -131,7 +131,7 @@ class BeamCompletion:
     usage: Usage
 
     @classmethod
-    def of(cls, prompt_token_ids: Iterable[int], pieces: Iterable[Piece]) -> Self:
+    def of(cls, prompt_token_ids: Iterable[int], pieces: Iterable[CompletionChunk]) -> Self:
         """What the pieces of a ``BeamRequest`` make up."""
         beams = tuple(_output(piece) for piece in sorted(pieces, key=lambda piece: piece.index))
         prompt = tuple(prompt_token_ids)
@@ -143,7 +143,7 @@ class BeamCompletion:
         return self.beams[0].text
 
 
-def _output(piece: Piece) -> BeamOutput:
+def _output(piece: CompletionChunk) -> BeamOutput:
     score, logprob = (piece.score, piece.logprob) if isinstance(piece, BeamPiece) else (float("-inf"),) * 2
     return BeamOutput(
         piece.text,

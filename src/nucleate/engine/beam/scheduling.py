@@ -18,33 +18,33 @@ from numpy.typing import NDArray
 
 from nucleate.engine.admission import admit
 from nucleate.engine.beam.params import BeamPiece, BeamRequest
-from nucleate.engine.beam.search import Child, Found, Search, SearchError
-from nucleate.engine.request import Branch, Live, Prepared, Reading, Request
-from nucleate.engine.scheduler import Chunk, Job, Scheduler
-from nucleate.models.protocol import Limits
-from nucleate.models.runner import Fork, Part, Runner
-from nucleate.outputs import Event, Finish, Piece, StepLogprobs, Usage
+from nucleate.engine.beam.search import BeamCandidate, BeamSearch, FinishedBeam, SearchError
+from nucleate.engine.request import Request, RunningRequest, RunningSequence, ScheduledSequence, ValidatedRequest
+from nucleate.engine.scheduler import ScheduledChunk, Scheduler, SchedulerEntry
+from nucleate.models.protocol import ModelLimits
+from nucleate.models.runner import Fork, ModelInput, Runner
+from nucleate.outputs import CompletionChunk, EngineOutput, Finish, StepLogprobs, Usage
 from nucleate.parameters.converters import one_line
 from nucleate.sampling.backends.token_logprobs import logprobs
-from nucleate.sampling.inputs import Logits
+from nucleate.sampling.inputs import LogitsInput
 from nucleate.sampling_params import SamplingParams
 from nucleate.stopping.stop_matcher import StopRules
-from nucleate.structured_output import Compiled, Guide, MatcherError, why
-from nucleate.structured_output.grammar_manager import Forms
+from nucleate.structured_output import CompiledGrammar, Guide, MatcherError, why
+from nucleate.structured_output.grammar_manager import GrammarManager
 from nucleate.structured_output.guide import FORM_FAILED
 from nucleate.tokenization.detokenizer import Detokenizer
 from nucleate.tokenization.tokenizer import Tokenizer
 
 
-class PreparedSearch(NamedTuple):
+class ValidatedBeamRequest(NamedTuple):
     """A search that an engine has found to be as it must be."""
 
     request: BeamRequest
     rules: StopRules
-    form: Compiled | None
+    form: CompiledGrammar | None
 
 
-Asked = Request | BeamRequest | Prepared | PreparedSearch
+Asked = Request | BeamRequest | ValidatedRequest | ValidatedBeamRequest
 """What an engine takes."""
 
 
@@ -61,33 +61,33 @@ class Held:
 
 
 @dataclass(eq=False, slots=True)
-class Beam:
+class RunningBeam:
     """An open beam, as schedule and model see it."""
 
-    live: LiveSearch
-    job: Job
+    live: RunningBeamSearch
+    job: SchedulerEntry
     key: int  #: below 0, where no answer's is
     logits_V: NDArray[np.float32] | None = None  #: of the next token, once it has been read
 
-    def reading(self, chunk: Chunk) -> Reading:
+    def reading(self, chunk: ScheduledChunk) -> ScheduledSequence:
         """What the model is to read."""
         job, start, stop = chunk
-        part = Part(self.key, job.token_ids, start, stop, job.blocks, int(chunk.last))
-        return Reading(self, chunk, part, chunk.last)
+        part = ModelInput(self.key, job.token_ids, start, stop, job.blocks, int(chunk.last))
+        return ScheduledSequence(self, chunk, part, chunk.last)
 
 
 @dataclass(eq=False, slots=True)
-class LiveSearch:
+class RunningBeamSearch:
     """A search that was admitted."""
 
     request: BeamRequest
     id: str
     rules: StopRules
-    form: Compiled | None
-    search: Search
+    form: CompiledGrammar | None
+    search: BeamSearch
     order: tuple[int, int]  #: priority, arrival
     paused: bool = False
-    beams: list[Beam] = field(default_factory=list)  #: in the order of ``search.open``
+    beams: list[RunningBeam] = field(default_factory=list)  #: in the order of ``search.open``
 
     def pause(self, *, paused: bool) -> None:
         """See ``Engine.pause``."""
@@ -101,7 +101,7 @@ class LiveSearch:
         return all(beam.logits_V is not None for beam in self.beams)
 
 
-class Searches:
+class BeamScheduler:
     """Searches under way. ``drawn``: tokens that beams have got. ``seconds``: what choosing them took.
 
     live, jobs: of the engine, where searches and beams are beside its requests and their answers.
@@ -111,10 +111,10 @@ class Searches:
         self,
         schedule: Scheduler,
         runner: Runner,
-        forms: Forms,
+        forms: GrammarManager,
         tokenizer: Tokenizer,
-        live: dict[str, Live | LiveSearch],
-        jobs: dict[Job, Branch | Beam],
+        live: dict[str, RunningRequest | RunningBeamSearch],
+        jobs: dict[SchedulerEntry, RunningSequence | RunningBeam],
     ) -> None:
         self.drawn = self.reused = 0
         self.seconds = 0.0
@@ -122,7 +122,7 @@ class Searches:
         self._live, self._jobs = live, jobs
         self._keys = itertools.count(-1, -1)
 
-    def prepare(self, limits: Limits, request: BeamRequest) -> PreparedSearch:
+    def prepare(self, limits: ModelLimits, request: BeamRequest) -> ValidatedBeamRequest:
         """See ``Engine.prepare``."""
         params = request.params
         same = SamplingParams(
@@ -130,30 +130,32 @@ class Searches:
         )
         rules = admit(limits, self._tokenizer, request.prompt_ids, same)
         params.check(rules.max_tokens or 0)
-        return PreparedSearch(request, rules, self._forms.form(params.structured))
+        return ValidatedBeamRequest(request, rules, self._forms.form(params.structured))
 
-    def begin(self, prepared: PreparedSearch, number: str, arrival: int) -> None:
+    def begin(self, prepared: ValidatedBeamRequest, number: str, arrival: int) -> None:
         """A search waits for its turn. number: its id. arrival: as of no other request."""
         request, rules, form = prepared
         params, most = request.params, rules.max_tokens or 0  # it was filled in
         ends = rules.stop_token_ids | (frozenset() if params.ignore_eos else rules.eos_token_ids)
         ignores = params.ignore_eos
         first = None if form is None else Held(Guide(form, ignore_eos=ignores), ignore_eos=ignores)
-        search = Search(params, ends, most, first)
-        live = LiveSearch(request, number, rules, form, search, (request.priority, arrival))
-        beam = Beam(live, Job((*live.order, 0), request.prompt_ids, len(request.prompt_ids) + most), next(self._keys))
+        search = BeamSearch(params, ends, most, first)
+        live = RunningBeamSearch(request, number, rules, form, search, (request.priority, arrival))
+        beam = RunningBeam(
+            live, SchedulerEntry((*live.order, 0), request.prompt_ids, len(request.prompt_ids) + most), next(self._keys)
+        )
         live.beams = [beam]
         self._live[number], self._jobs[beam.job] = live, beam
         self._schedule.add(beam.job)
 
-    def take(self, rows: Sequence[tuple[Beam, int]], logits_LV: Any) -> list[Event]:
+    def take(self, rows: Sequence[tuple[RunningBeam, int]], logits_LV: Any) -> list[EngineOutput]:
         """Beams have been read, each with its row of logits, NumPy or torch. The events of searches that are over."""
         if not rows:
             return []
         begin = perf_counter()
         events = []
         own_BV = logits_LV[[row for _, row in rows]]  # a copy, which may have to wait for other beams
-        for (beam, _), logits_V in zip(rows, Logits(own_BV), strict=True):
+        for (beam, _), logits_V in zip(rows, LogitsInput(own_BV), strict=True):
             beam.logits_V, beam.job.paused = logits_V, True
         for live in {beam.live.id: beam.live for beam, _ in rows}.values():
             if live.ready:
@@ -161,13 +163,13 @@ class Searches:
         self.seconds += perf_counter() - begin
         return events
 
-    def end(self, live: LiveSearch, finish: Finish) -> list[Event]:
+    def end(self, live: RunningBeamSearch, finish: Finish) -> list[EngineOutput]:
         """A search ends without answers."""
         self._clear(live.beams)
         del self._live[live.id]
-        return [Event(live.id, Piece("", (), 0, 0, *finish), Usage(len(live.request.prompt_ids), 0))]
+        return [EngineOutput(live.id, CompletionChunk("", (), 0, 0, *finish), Usage(len(live.request.prompt_ids), 0))]
 
-    def _step(self, live: LiveSearch) -> list[Event]:
+    def _step(self, live: RunningBeamSearch) -> list[EngineOutput]:
         rows = [beam.logits_V for beam in live.beams if beam.logits_V is not None]
         held = [beam.form.guide if isinstance(beam.form, Held) else None for beam in live.search.open]
         self.drawn += len(rows)
@@ -187,7 +189,7 @@ class Searches:
             return self.end(live, Finish("error", f"{FORM_FAILED[0]}: {error}"))
         return [] if live.beams else self._tell(live)
 
-    def _go_on(self, live: LiveSearch, children: Sequence[Child]) -> None:
+    def _go_on(self, live: RunningBeamSearch, children: Sequence[BeamCandidate]) -> None:
         """The jobs of the beams that are open now."""
         before, parents = live.beams, {child.parent for child in children}
         self._clear(beam for place, beam in enumerate(before) if place not in parents)
@@ -211,30 +213,30 @@ class Searches:
             beam.job.push(token)
             beam.logits_V, beam.job.paused = None, live.paused
 
-    def _fork(self, parent: Beam, place: int, forks: list[Fork]) -> Beam:
+    def _fork(self, parent: RunningBeam, place: int, forks: list[Fork]) -> RunningBeam:
         job, block = self._schedule.fork(parent.job, (*parent.live.order, place))
-        beam = self._jobs[job] = Beam(parent.live, job, next(self._keys))
+        beam = self._jobs[job] = RunningBeam(parent.live, job, next(self._keys))
         if job.blocks:
             forks.append(Fork(parent.key, beam.key, block))
         job.reused = 0  # there is nothing that others had read
         return beam
 
-    def _clear(self, beams: Iterable[Beam]) -> None:
+    def _clear(self, beams: Iterable[RunningBeam]) -> None:
         for beam in beams:
             self.reused += beam.job.reused
             self._schedule.remove(beam.job)
             self._runner.forget(beam.key)
             del self._jobs[beam.job]
 
-    def _tell(self, live: LiveSearch) -> list[Event]:
+    def _tell(self, live: RunningBeamSearch) -> list[EngineOutput]:
         """The answers."""
         del self._live[live.id]
         found, prompt = live.search.best(), len(live.request.prompt_ids)
         usage = Usage(prompt, sum(one.length for one in found))
         pieces = [self._piece(live, index, one) for index, one in enumerate(found)]
-        return [Event(live.id, piece, usage if piece is pieces[-1] else None) for piece in pieces]
+        return [EngineOutput(live.id, piece, usage if piece is pieces[-1] else None) for piece in pieces]
 
-    def _piece(self, live: LiveSearch, index: int, found: Found) -> BeamPiece:
+    def _piece(self, live: RunningBeamSearch, index: int, found: FinishedBeam) -> BeamPiece:
         params, rules, steps = live.request.params, live.rules, found.steps
         tokens = tuple(link.token for link in steps)
         stopped = tokens[-1] in live.search.ends

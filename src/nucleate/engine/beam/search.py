@@ -21,10 +21,10 @@ LANES = 64
 """Scores of which the highest stands for all when a bound is looked for."""
 
 
-class Form(Protocol):
+class BeamConstraint(Protocol):
     """What holds the text of one beam to a form."""
 
-    def after(self, token: int) -> tuple[Form, bool]:
+    def after(self, token: int) -> tuple[BeamConstraint, bool]:
         """The same for a beam that goes on with a token that was allowed, and whether nothing can follow it."""
 
 
@@ -49,15 +49,15 @@ class Link(NamedTuple):
 
 
 @dataclass(slots=True)
-class Open:
+class OpenBeam:
     """A beam that goes on."""
 
     last: Link | None = None
     logprob: float = 0.0
-    form: Form | None = None
+    form: BeamConstraint | None = None
 
 
-class Found(NamedTuple):
+class FinishedBeam(NamedTuple):
     """A finished answer."""
 
     last: Link
@@ -81,23 +81,25 @@ class Found(NamedTuple):
         return tuple(link.token for link in self.steps)
 
 
-class Child(NamedTuple):
+class BeamCandidate(NamedTuple):
     """An open beam of this step: the place of the one that it continues among those of the last, and its token."""
 
     parent: int
     token: int
 
 
-class Search:
+class BeamSearch:
     """One search. ends: the tokens that end an answer. max_tokens: of the longest answer. form: of the first beam."""
 
-    def __init__(self, params: BeamParams, ends: Iterable[int], max_tokens: int, form: Form | None = None) -> None:
+    def __init__(
+        self, params: BeamParams, ends: Iterable[int], max_tokens: int, form: BeamConstraint | None = None
+    ) -> None:
         self.params, self.ends, self.max_tokens, self.length = params, frozenset(ends), max_tokens, 0
         size = params.width // params.groups
-        self._groups = [_Group(self, size, [Open(form=form)]) for _ in range(params.groups)]
+        self._groups = [_Group(self, size, [OpenBeam(form=form)]) for _ in range(params.groups)]
 
     @property
-    def open(self) -> list[Open]:
+    def open(self) -> list[OpenBeam]:
         """The beams that wait for logits, group by group, the best of each first. None: the search is over.
 
         At the beginning all groups have the same one.
@@ -106,7 +108,7 @@ class Search:
 
     def step(
         self, logits_BV: NDArray[np.float32], masks_BW: NDArray[np.int32] | None = None, told: Told | None = None
-    ) -> list[Child]:
+    ) -> list[BeamCandidate]:
         """Give every open beam its next token: logits of the ``open`` ones, in their order.
 
         masks_BW: what their forms allow, bit i % 32 of word i // 32 is token i. Returns those that are open now, in
@@ -118,7 +120,7 @@ class Search:
             forbid(total_BV, masks_BW)
         begins = not self.length
         self.length += 1
-        children: list[Child] = []
+        children: list[BeamCandidate] = []
         chosen = Counter[int]()
         place = 0
         for group in self._groups:
@@ -129,9 +131,9 @@ class Search:
             place = 0 if begins else end
         return children
 
-    def best(self) -> list[Found]:
+    def best(self) -> list[FinishedBeam]:
         """The finished answers, the best first: as many as were asked for, or all there are."""
-        found: dict[tuple[int, ...], Found] = {}
+        found: dict[tuple[int, ...], FinishedBeam] = {}
         for one in sorted((one for group in self._groups for one in group.finished), key=_by_score):
             found.setdefault(one.token_ids, one)
         return list(found.values())[: self.params.returned]
@@ -140,7 +142,7 @@ class Search:
         return float(logprob / length**self.params.length_penalty)
 
 
-def _by_score(found: Found) -> float:
+def _by_score(found: FinishedBeam) -> float:
     """Sorting is stable: of equal ones the earlier stays."""
     return -found.score
 
@@ -149,18 +151,18 @@ def _by_score(found: Found) -> float:
 class _Group:
     """The beams of one group. It is over when none is open."""
 
-    search: Search
+    search: BeamSearch
     size: int
-    open: list[Open]
-    finished: list[Found] = field(default_factory=list)
+    open: list[OpenBeam]
+    finished: list[FinishedBeam] = field(default_factory=list)
 
     def step(
         self, total_BV: Doubles, first: int, chosen: Counter[int], told: Told | None
-    ) -> tuple[list[Child], list[int]]:
+    ) -> tuple[list[BeamCandidate], list[int]]:
         """The children of this group, and the tokens with which its beams go on. first: the place of its first beam."""
         search, before, self.open = self.search, self.open, []
         last, vocabulary = search.length == search.max_tokens, total_BV.shape[1]
-        children: list[Child] = []
+        children: list[BeamCandidate] = []
         tokens: list[int] = []
         for rank, at in enumerate(_in_order(total_BV, self._penalty(chosen), self.size * (1 + len(search.ends)))):
             if rank >= self.size and (last or len(self.open) == self.size):
@@ -175,8 +177,8 @@ class _Group:
             if not ended:
                 tokens.append(token)
             if not ended and not last:
-                self.open.append(Open(link, logprob, form))
-                children.append(Child(first + place, token))
+                self.open.append(OpenBeam(link, logprob, form))
+                children.append(BeamCandidate(first + place, token))
             else:
                 self._finish(link, logprob, ended=ended)
         del self.finished[self.size :]
@@ -186,7 +188,7 @@ class _Group:
 
     def _finish(self, link: Link, logprob: float, *, ended: bool) -> None:
         length = self.search.length
-        self.finished.append(Found(link, length, self.search.score(logprob, length), logprob, ended))
+        self.finished.append(FinishedBeam(link, length, self.search.score(logprob, length), logprob, ended))
         self.finished.sort(key=_by_score)
 
     def _penalty(self, chosen: Counter[int]) -> dict[int, float]:
@@ -237,7 +239,7 @@ def forbid(total_BV: Doubles, masks_BW: NDArray[np.int32]) -> None:
         raise SearchError(int(left_B.argmin()), "every token that is allowed is at -inf")
 
 
-def _after(form: Form | None, token: int) -> tuple[Form | None, bool]:
+def _after(form: BeamConstraint | None, token: int) -> tuple[BeamConstraint | None, bool]:
     return (None, False) if form is None else form.after(token)
 
 

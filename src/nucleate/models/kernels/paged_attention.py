@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from nucleate.jit.kernel_libraries import MODELS
 from nucleate.jit.thread_pool import cores
 from nucleate.jit.thread_pool import pool as workers
-from nucleate.models.paged.batch_layout import Packing
-from nucleate.models.paged.kv_pool import Rule
+from nucleate.models.paged.batch_layout import BatchLayout
+from nucleate.models.paged.kv_pool import AttentionRule
 from nucleate.models.paged.tree_mask import MOST
 
 Floats = NDArray[np.float32]
@@ -22,8 +22,8 @@ LARGE = 2 << 20
 
 
 def decode(
-    queries_THD: Floats, keys_TKD: Floats, values_TKE: Floats, pool: tuple[Floats, Floats], packing: Packing,
-    rule: Rule, out_THE: Floats, threads: int | None = None,
+    queries_THD: Floats, keys_TKD: Floats, values_TKE: Floats, pool: tuple[Floats, Floats], packing: BatchLayout,
+    rule: AttentionRule, out_THE: Floats, threads: int | None = None,
 ) -> None:  # fmt: skip
     """Store the keys and values of the short parts of a packing, and attend from their tokens.
 

@@ -16,15 +16,15 @@ import numpy as np
 from nucleate.jit.kernel_libraries import MODELS
 from nucleate.models.kernels import numpy_fallback
 from nucleate.models.kernels.matmul import compiled_product, product
-from nucleate.models.llama.numpy_llama import Floats, Layer, Llama, one_thread
-from nucleate.models.paged.batch_layout import Packing, slots_of
+from nucleate.models.llama.numpy_llama import Floats, Llama, LlamaLayer, one_thread
+from nucleate.models.paged.batch_layout import BatchLayout, slots_of
 from nucleate.models.paged.block_attention import Decode, attend
-from nucleate.models.paged.kv_pool import Pool, Rule, copy_blocks, copy_places, new_pool
+from nucleate.models.paged.kv_pool import AttentionRule, Pool, copy_blocks, copy_places, new_pool
 from nucleate.models.protocol import ModelError
-from nucleate.models.runner import BLOCK, UNWATCHED, Fork, Move, Part
+from nucleate.models.runner import BLOCK, UNWATCHED, Fork, ModelInput, Move
 
 
-class Kernels(NamedTuple):
+class LlamaKernels(NamedTuple):
     """What runs the parts of a layer."""
 
     normalise: Callable[..., None]
@@ -34,14 +34,14 @@ class Kernels(NamedTuple):
     decode: Decode | None = None  #: attention of few new tokens; without it, all attend as long parts do
 
 
-def compiled() -> Kernels:
+def compiled() -> LlamaKernels:
     """Those of Numba, waited for."""
     from nucleate.models.kernels.paged_attention import decode
 
-    return Kernels(MODELS.add_and_normalise, MODELS.rotate, MODELS.gate, compiled_product, decode)
+    return LlamaKernels(MODELS.add_and_normalise, MODELS.rotate, MODELS.gate, compiled_product, decode)
 
 
-class PackedLlama:
+class BatchedLlama:
     """See ``Runner``. memory: bytes for keys and values. Raises ModelError if they hold no block."""
 
     paged = True
@@ -58,8 +58,8 @@ class PackedLlama:
         if not self.blocks:
             raise ModelError(f"{memory} bytes for keys and values hold no block of {size}: give more")
         self.pools = [new_pool(self.blocks, *shape) for _ in model.layers]
-        self.rule = Rule(model.head_size**-0.5)
-        self.kernels = Kernels(numpy_fallback.add_and_normalise, numpy_fallback.rotate, numpy_fallback.gate)
+        self.rule = AttentionRule(model.head_size**-0.5)
+        self.kernels = LlamaKernels(numpy_fallback.add_and_normalise, numpy_fallback.rotate, numpy_fallback.gate)
         self.watch(())
 
     def warm(self) -> None:
@@ -79,12 +79,12 @@ class PackedLlama:
         """See ``Runner.features``."""
         return np.concatenate(self._seen, axis=1) if self._seen else UNWATCHED
 
-    def forward(self, parts: Sequence[Part]) -> Floats:
+    def forward(self, parts: Sequence[ModelInput]) -> Floats:
         """See ``Runner.forward``. Raises ValueError for ids outside the vocabulary and positions past the context."""
         if not parts:
             self._seen = [seen_TX[:0] for seen_TX in self._seen]
             return np.empty((0, self.vocab_size), np.float32)
-        model, packing = self.model, Packing(parts, self.block_size)
+        model, packing = self.model, BatchLayout(parts, self.block_size)
         ids_T = packing.ids_T
         if ids_T.min() < 0 or ids_T.max() >= model.vocab_size:
             raise ValueError(f"forward takes token ids in 0..{model.vocab_size - 1}")
@@ -113,7 +113,7 @@ class PackedLlama:
     def forget(self, key: int) -> None:
         """Nothing is kept of a sequence but what lies in its blocks."""
 
-    def _read(self, packing: Packing) -> Floats:
+    def _read(self, packing: BatchLayout) -> Floats:
         model, kernels = self.model, self.kernels  # the same ones to the end
         normalise, _, gate, product, _ = kernels
         angle = packing.positions_T[:, None] * model.frequencies
@@ -140,8 +140,8 @@ class PackedLlama:
         return product(normal_LX, model.unembedding)
 
     def _attend(
-        self, layer: Layer, pool: Pool, projected: Floats, rotation: tuple[Floats, Floats], packing: Packing,
-        kernels: Kernels,
+        self, layer: LlamaLayer, pool: Pool, projected: Floats, rotation: tuple[Floats, Floats], packing: BatchLayout,
+        kernels: LlamaKernels,
     ) -> Floats:  # fmt: skip
         """[T, heads * head size] of every token over its own branch up to itself."""
         heads, keys = self.model.heads, self.model.heads + self.model.kv_heads

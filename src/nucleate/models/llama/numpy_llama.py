@@ -21,7 +21,7 @@ from nucleate.models.protocol import ModelError
 Floats = NDArray[np.float32]
 
 
-class Layer(NamedTuple):
+class LlamaLayer(NamedTuple):
     """The weights of one layer; matrices are [in, out], those that read the same input stand side by side."""
 
     attention_norm: Floats
@@ -91,14 +91,14 @@ class Llama:
         layers = positive_integer(config, "num_hidden_layers")
         self.layers = [self._layer(tensors, f"model.layers.{i}.") for i in range(layers)]
 
-    def _layer(self, tensors: Mapping[str, Floats], prefix: str) -> Layer:
+    def _layer(self, tensors: Mapping[str, Floats], prefix: str) -> LlamaLayer:
         def matrix(size_in: int, size_out: Mapping[str, int]) -> Floats:
             parts = [tensor(tensors, f"{prefix}{name}_proj", size, size_in) for name, size in size_out.items()]
             return np.ascontiguousarray(np.concatenate(parts).T)
 
         hidden, inner = self.hidden_size, self.inner_size
         query, key = self.heads * self.head_size, self.kv_heads * self.head_size
-        return Layer(
+        return LlamaLayer(
             tensor(tensors, prefix + "input_layernorm", hidden),
             matrix(hidden, {"self_attn.q": query, "self_attn.k": key, "self_attn.v": key}),
             matrix(query, {"self_attn.o": hidden}),

@@ -9,8 +9,8 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from nucleate.models.paged.tree_mask import MOST, Tree
-from nucleate.models.runner import Move, Part
+from nucleate.models.paged.tree_mask import MOST, TreeMask
+from nucleate.models.runner import ModelInput, Move
 
 SHORT = 8
 """Up to so many new tokens, a part is attended token by token: a decode, or a few tokens to verify."""
@@ -18,7 +18,7 @@ SHORT = 8
 NO_TREES = np.empty((0, 2), np.int64)
 
 
-class Packing:
+class BatchLayout:
     """T tokens of P parts, one after the other.
 
     ids_T, positions_T, kept_L (whose logits are wanted) are int64. blocks are the parts' own, end to end, int32.
@@ -28,7 +28,7 @@ class Packing:
     token (of the T) that it follows, if there is a tree, and else empty.
     """
 
-    def __init__(self, parts: Sequence[Part], block_size: int, short: int = SHORT) -> None:
+    def __init__(self, parts: Sequence[ModelInput], block_size: int, short: int = SHORT) -> None:
         _, tokens, start, stop, blocks, logits, parents = zip(*parts, strict=True)
         table = np.array((start, stop, logits, list(map(len, blocks))), np.int64)
         start_P, stop_P, logits_P, blocks_P = table
@@ -49,7 +49,7 @@ class Packing:
             self.positions_T = np.arange(self.size) + np.repeat(start_P - self.parts[:, 0], count_P)
             self._tables_T = np.repeat(tables_P, count_P)
         self.block_size = block_size
-        self.trees: dict[int, Tree] = {}
+        self.trees: dict[int, TreeMask] = {}
         self.followed_T2, self._places_T = NO_TREES, self.positions_T
         is_short_P = count_P <= short
         if any(parents):
@@ -74,7 +74,7 @@ class Packing:
             if not own or list(own) == list(range(-1, len(own) - 1)):
                 continue
             first, start, stop, _ = self.parts[part].tolist()
-            tree = self.trees[first] = Tree(own, stop)
+            tree = self.trees[first] = TreeMask(own, stop)
             positions = tree.positions(start)
             end = first + stop - start
             self.positions_T[end - len(positions) : end] = positions

@@ -10,15 +10,15 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from nucleate.models.paged.batch_layout import Packing
-from nucleate.models.paged.kv_pool import Floats, Pool, Rule, by_token
+from nucleate.models.paged.batch_layout import BatchLayout
+from nucleate.models.paged.kv_pool import AttentionRule, Floats, Pool, by_token
 
 Decode = Callable[..., None]
 """``nucleate.models.kernels.paged_attention.decode``."""
 
 
 def attend(
-    query_THD: Floats, key_TKD: Floats, value_TKD: Floats, pool: Pool, packing: Packing, rule: Rule,
+    query_THD: Floats, key_TKD: Floats, value_TKD: Floats, pool: Pool, packing: BatchLayout, rule: AttentionRule,
     decode: Decode | None = None,
 ) -> Floats:  # fmt: skip
     """[T, heads, size] of every token over its own branch up to itself; new keys and values are stored first.
@@ -42,7 +42,7 @@ def attend(
     return out_THD
 
 
-def store(pool: Pool, packing: Packing, key_TKD: Floats, value_TKD: Floats) -> None:
+def store(pool: Pool, packing: BatchLayout, key_TKD: Floats, value_TKD: Floats) -> None:
     """Put keys and values where they belong."""
     blocks_T, places_T = np.divmod(packing.slots, packing.block_size)
     for kept, new in zip(by_token(pool, value_TKD.shape[2]), (key_TKD, value_TKD), strict=True):

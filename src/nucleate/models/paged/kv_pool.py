@@ -43,7 +43,7 @@ def copy_places(pool: Pool, sources_N: NDArray[np.int64], targets_N: NDArray[np.
         array[to_N, :, goal_N] = array[from_N, :, place_N]
 
 
-class Rule(NamedTuple):
+class AttentionRule(NamedTuple):
     """How a layer attends."""
 
     scaling: float  #: of the products

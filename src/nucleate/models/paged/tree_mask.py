@@ -16,7 +16,7 @@ MOST = 33
 """Tokens of a part with a tree up to which each is attended for itself."""
 
 
-class Tree:
+class TreeMask:
     """The last tokens of a sequence of ``stop``: parents has for each the place in the tree of the one it follows.
 
     -1 is the token before the tree. Parents come before those that follow them.

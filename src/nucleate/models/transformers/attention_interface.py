@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from nucleate.models.transformers.ragged_attention import Plan, UnfitError
+from nucleate.models.transformers.ragged_attention import AttentionPlan, IncompatibleModelError
 
 NAME, PROBE = "nucleate", "nucleate_probe"
 """The attention implementations; to the second one, Transformers also says which masks a model wants."""
@@ -33,8 +33,8 @@ def dispatch(module: Any, query: Any, key: Any, value: Any, attention_mask: Any,
     """What Transformers calls in every layer."""
     plan = settings.pop("nucleate", None)
     if plan is None:
-        raise UnfitError("it does not hand on what its attention is told")
-    if isinstance(plan, Plan):
+        raise IncompatibleModelError("it does not hand on what its attention is told")
+    if isinstance(plan, AttentionPlan):
         return plan.attend(module, query, key, value), None
     return plan.note(module, query, key, value, settings), None
 

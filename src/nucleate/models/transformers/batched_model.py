@@ -15,16 +15,21 @@ import torch
 from nucleate.models.paged.batch_layout import slots_of
 from nucleate.models.paged.kv_pool import by_token, new_pool
 from nucleate.models.protocol import ModelError
-from nucleate.models.runner import BLOCK, UNWATCHED, Fork, Move, Part
+from nucleate.models.runner import BLOCK, UNWATCHED, Fork, ModelInput, Move
 from nucleate.models.transformers.attention_interface import twin
 from nucleate.models.transformers.compatibility import compare, layers_of
-from nucleate.models.transformers.hidden_state_capture import Watcher
-from nucleate.models.transformers.ragged_attention import Layer, Plan, Pool, UnfitError
+from nucleate.models.transformers.hidden_state_capture import HiddenStateCapture
+from nucleate.models.transformers.ragged_attention import (
+    AttentionLayer,
+    AttentionPlan,
+    IncompatibleModelError,
+    LayerCache,
+)
 from nucleate.models.transformers.transformers_model import TransformersModel
 from nucleate.parameters.converters import one_line
 
 
-class PackedTransformers:
+class BatchedTransformers:
     """See ``Runner``. memory: bytes for keys and values. Raises UnfitError; ModelError if the memory is too small."""
 
     paged = True
@@ -38,16 +43,18 @@ class PackedTransformers:
         self.device, self.dtype = model.model.device, model.model.dtype
         self.asynchronous = self.device.type == "cuda"
         self.compiled = has_kernel(self.device, self.dtype)
-        self._watcher: Watcher | None = None
+        self._watcher: HiddenStateCapture | None = None
         try:
             self.model = twin(model.model)
             self.layers = layers_of(self.model)
             with torch.inference_mode():
                 compare(self, model.model)
-        except UnfitError:
+        except IncompatibleModelError:
             raise
         except Exception as error:  # whatever a model does with what it does not expect
-            raise UnfitError(f"it cannot be called so: {type(error).__name__}: {one_line(error)}") from error
+            raise IncompatibleModelError(
+                f"it cannot be called so: {type(error).__name__}: {one_line(error)}"
+            ) from error
         size = self.block_bytes
         if memory < size:
             raise ModelError(f"{memory} bytes for keys and values hold no block of {size}: give more")
@@ -63,7 +70,7 @@ class PackedTransformers:
         self.blocks = blocks
         self.pools = [new_pool_of(layer, blocks, self.block_size, self.device, self.dtype) for layer in self.layers]
 
-    def forward(self, parts: Sequence[Part]) -> Any:
+    def forward(self, parts: Sequence[ModelInput]) -> Any:
         """See ``Runner.forward``. NumPy of a model on CPU, a tensor on its device elsewhere; float32."""
         if not parts:
             self.features = self.features[:0]
@@ -71,7 +78,7 @@ class PackedTransformers:
                 torch.empty((0, self.vocab_size)) if self.asynchronous else np.empty((0, self.vocab_size), np.float32)
             )
         with torch.inference_mode():
-            plan = Plan(parts, self.block_size, self.layers, self.pools, self.compiled, self.device)
+            plan = AttentionPlan(parts, self.block_size, self.layers, self.pools, self.compiled, self.device)
             out = self.model(
                 input_ids=plan.ids_T[None],
                 position_ids=plan.positions_T[None],
@@ -93,7 +100,7 @@ class PackedTransformers:
             self._watcher.close()
         self._watcher, self.features = None, UNWATCHED
         if layers:
-            watcher = Watcher(self.model, layers)
+            watcher = HiddenStateCapture(self.model, layers)
             try:
                 layers_of(self.model)
                 self.features = self._given(watcher.take()[:0])
@@ -125,15 +132,15 @@ class PackedTransformers:
         """The trial on loading has compiled the kernel, if there is one for this device."""
 
 
-def new_pool_of(layer: Layer, blocks: int, block_size: int, device: Any, dtype: Any) -> Pool:
+def new_pool_of(layer: AttentionLayer, blocks: int, block_size: int, device: Any, dtype: Any) -> LayerCache:
     """For the keys and values of a layer, in the order that what attends on this device is fast with."""
     (heads, size), (_, value_size) = layer.key_shape, layer.value_shape
     if has_kernel(device, dtype):
         arrays = new_pool(blocks, block_size, heads, size, value_size)
         views = [torch.from_numpy(view) for view in by_token(arrays, value_size)]
-        return Pool(views[0], views[1], arrays, sum(array.nbytes for array in arrays))
+        return LayerCache(views[0], views[1], arrays, sum(array.nbytes for array in arrays))
     tensors = [torch.empty((blocks, heads, block_size, d), dtype=dtype, device=device) for d in (size, value_size)]
-    return Pool(tensors[0], tensors[1], None, sum(tensor.nbytes for tensor in tensors))
+    return LayerCache(tensors[0], tensors[1], None, sum(tensor.nbytes for tensor in tensors))
 
 
 def has_kernel(device: Any, dtype: Any) -> bool:

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from nucleate.models.paged.kv_pool import NO_SINKS, Rule
-from nucleate.models.runner import Part
+from nucleate.models.paged.kv_pool import NO_SINKS, AttentionRule
+from nucleate.models.runner import ModelInput
 from nucleate.models.transformers.attention_interface import NAME, PROBE, WANTED, implement
-from nucleate.models.transformers.ragged_attention import Layer, UnfitError
+from nucleate.models.transformers.ragged_attention import AttentionLayer, IncompatibleModelError
 
 HARMLESS = {"dropout", "position_ids", "use_cache", "is_causal", "output_attentions", "output_hidden_states"}
 HARMLESS |= {"scaling", "softcap", "sliding_window", "s_aux", "cache_position", "output_router_logits", "return_dict"}
-"""What an attention function may be told without doing more than ``Rule`` says."""
+"""What an attention function may be told without doing more than ``AttentionRule`` says."""
 
 TOLERANCE = {torch.float32: 2e-3, torch.float16: 0.05, torch.bfloat16: 0.15, torch.float64: 1e-5}
 """How far the logits of a token may be from the stock ones, as a part of how far those are from their mean."""
@@ -28,34 +28,34 @@ class Probe:
     """A first forward, in which every layer says how it attends."""
 
     def __init__(self) -> None:
-        self.layers: list[Layer] = []
+        self.layers: list[AttentionLayer] = []
 
     def note(self, module: Any, query: Any, key: Any, value: Any, settings: Mapping[str, Any]) -> Any:
         """See ``dispatch``. The answer is the value: with one token, nothing else can come of attention."""
         if odd := sorted(name for name, given in settings.items() if given is not None and name not in HARMLESS):
-            raise UnfitError(f"its attention is told {', '.join(odd)}")
+            raise IncompatibleModelError(f"its attention is told {', '.join(odd)}")
         causal = settings.get("is_causal")
         if not (getattr(module, "is_causal", True) if causal is None else causal):
-            raise UnfitError("its attention looks ahead")
+            raise IncompatibleModelError("its attention looks ahead")
         if query.shape[1] % key.shape[1] or value.shape[1] != key.shape[1]:
-            raise UnfitError("its heads cannot be shared out among its keys")
+            raise IncompatibleModelError("its heads cannot be shared out among its keys")
         scaling = settings.get("scaling")
         sinks = settings.get("s_aux")
-        rule = Rule(
+        rule = AttentionRule(
             query.shape[3] ** -0.5 if scaling is None else float(scaling),
             settings.get("sliding_window") or 0,
             float(settings.get("softcap") or 0),
             NO_SINKS if sinks is None else np.ascontiguousarray(sinks.detach().float().cpu().numpy()),
         )
         shapes = (key.shape[1], key.shape[3]), (value.shape[1], value.shape[3])
-        self.layers.append(Layer(module, rule, None if sinks is None else sinks.detach(), *shapes))
+        self.layers.append(AttentionLayer(module, rule, None if sinks is None else sinks.detach(), *shapes))
         return value.repeat_interleave(query.shape[1] // key.shape[1], 1).transpose(1, 2)
 
 
-def layers_of(model: Any) -> list[Layer]:
+def layers_of(model: Any) -> list[AttentionLayer]:
     """The attention layers of a twin, in the order of their calls. Raises UnfitError."""
     if reason := why_not(model):
-        raise UnfitError(reason)
+        raise IncompatibleModelError(reason)
     probe, wanted = Probe(), WANTED.set([])
     implement(model, PROBE)
     try:
@@ -69,16 +69,18 @@ def layers_of(model: Any) -> list[Layer]:
     layers, config = probe.layers, model.config.get_text_config()
     count = config.num_hidden_layers
     if len(layers) != count or len({id(layer.module) for layer in layers}) != count:
-        raise UnfitError(f"{len(layers)} of its {count} layers attend to keys and values of their own")
+        raise IncompatibleModelError(f"{len(layers)} of its {count} layers attend to keys and values of their own")
     if any(own for own, _ in masks):
-        raise UnfitError("its attention has a mask of its own kind")
+        raise IncompatibleModelError("its attention has a mask of its own kind")
     kinds = getattr(config, "layer_types", None) or [None] * count
     windows = {size for _, size in masks if size is not None}
     for layer, kind in zip(layers, kinds, strict=True):
         expected = {"sliding_attention": windows, "full_attention": set()}.get(kind, windows)
         if {layer.rule.window} - {0} != expected:
             mask = ", ".join(map(str, sorted(expected))) or "none"
-            raise UnfitError(f"its attention is told the window {layer.rule.window or 'none'}, its mask has {mask}")
+            raise IncompatibleModelError(
+                f"its attention is told the window {layer.rule.window or 'none'}, its mask has {mask}"
+            )
     return layers
 
 
@@ -109,7 +111,7 @@ def compare(runner: Any, stock: Any) -> None:
     windows = [layer.rule.window for layer in runner.layers if 0 < layer.rule.window <= WINDOW]
     length = min(max([LENGTH, *(window + LENGTH for window in windows)]), runner.context_length)
     if length < 4:
-        raise UnfitError(f"its context of {length} tokens is too short to try it")
+        raise IncompatibleModelError(f"its context of {length} tokens is too short to try it")
     ids_2T = np.random.default_rng(0).integers(0, runner.vocab_size, (2, length))
     expected_2TV = stock(input_ids=torch.from_numpy(ids_2T).to(runner.device), use_cache=False).logits
     count = -(-length // runner.block_size)
@@ -126,7 +128,7 @@ def compare(runner: Any, stock: Any) -> None:
     alone: list[float] = []
     beside: list[float] = []  # how far off the tokens of parts of one token are, and those of longer parts
     for parts in forwards:
-        given = [Part(row, ids[row], start, stop, blocks[row], stop - start) for row, start, stop in parts]
+        given = [ModelInput(row, ids[row], start, stop, blocks[row], stop - start) for row, start, stop in parts]
         ours_LV = torch.as_tensor(runner.forward(given), device=runner.device)
         stock_LV = torch.cat([expected_2TV[row, start:stop] for row, start, stop in parts]).float()
         spread_L = (stock_LV - stock_LV.mean(-1, keepdim=True)).norm(dim=-1)
@@ -137,4 +139,4 @@ def compare(runner: Any, stock: Any) -> None:
     share = 0.75 if runner.dtype.itemsize == 2 else 1
     worst = max(float(np.quantile(off, share, method="lower")) for off in (alone, beside))
     if not worst <= TOLERANCE.get(runner.dtype, 0):
-        raise UnfitError(f"packed, its logits are {worst:.1%} off")
+        raise IncompatibleModelError(f"packed, its logits are {worst:.1%} off")

@@ -10,7 +10,7 @@ import torch
 from nucleate.models.protocol import ModelError
 
 
-class Watcher:
+class HiddenStateCapture:
     """Sees the hidden states of some layers from now on, see ``Runner.watch``; ``close`` ends it.
 
     Raises ModelError for a model whose layers cannot be found, ValueError for layers that it does not have.

@@ -16,17 +16,22 @@ import torch
 from transformers.modeling_layers import MtpModel
 
 from nucleate.models.protocol import ModelError
-from nucleate.models.runner import BLOCK, Part
+from nucleate.models.runner import BLOCK, ModelInput
 from nucleate.models.transformers.attention_interface import NAME, PROBE, WANTED, implement, twin
 from nucleate.models.transformers.batched_model import has_kernel, new_pool_of
 from nucleate.models.transformers.compatibility import LENGTH, TOLERANCE, WINDOW, Probe
-from nucleate.models.transformers.hidden_state_capture import Watcher, decoder_layers
-from nucleate.models.transformers.ragged_attention import Layer, Plan, Pool, UnfitError
+from nucleate.models.transformers.hidden_state_capture import HiddenStateCapture, decoder_layers
+from nucleate.models.transformers.ragged_attention import (
+    AttentionLayer,
+    AttentionPlan,
+    IncompatibleModelError,
+    LayerCache,
+)
 from nucleate.models.transformers.transformers_model import TransformersModel
 from nucleate.parameters.converters import one_line
 
 
-class Modules:
+class MtpModules:
     """The modules of a model, which many sequences are read by at once. Raises ModelError if they cannot be run so.
 
     Of a sequence, module m reads at its place j the hidden state of token j, as the final norm or the module before it
@@ -50,7 +55,7 @@ class Modules:
             why = f"{type(error).__name__}: {one_line(error)}"
             raise ModelError(f"the modules that the model brings cannot be run: {why}") from error
 
-    def new_pools(self, blocks: int) -> list[Pool]:
+    def new_pools(self, blocks: int) -> list[LayerCache]:
         """For the keys and values of each module, in blocks of BLOCK tokens."""
         return [new_pool_of(layer, blocks, BLOCK, self.device, self.dtype) for layer in self.layers]
 
@@ -67,14 +72,16 @@ class Modules:
         with torch.inference_mode():
             return self._norm(watched_TX)
 
-    def run(self, place: int, x_TX: Any, parts: Sequence[Part], bases: Sequence[int], pool: Pool) -> tuple[Any, Any]:
+    def run(
+        self, place: int, x_TX: Any, parts: Sequence[ModelInput], bases: Sequence[int], pool: LayerCache
+    ) -> tuple[Any, Any]:
         """What a module gives [T, X], and of it what it gives at the end of each part [P, X].
 
         The tokens of a part are those from the second that the module reads on; its places are counted from ``bases``,
         which is where in the sequence the states that the module was ever given begin.
         """
         with torch.inference_mode():
-            plan = Plan(parts, BLOCK, [self.layers[place]], [pool], self.compiled, self.device)
+            plan = AttentionPlan(parts, BLOCK, [self.layers[place]], [pool], self.compiled, self.device)
             counts = [part.stop - part.start for part in parts]
             shift_T = torch.from_numpy(np.repeat(np.asarray(bases, np.int64) + place + 1, counts)).to(self.device)
             out_TX = self._call(place, x_TX, plan.ids_T, plan.positions_T + shift_T, plan)
@@ -89,7 +96,7 @@ class Modules:
         given = x_TX[None], positions_T[None], None
         return self._model.forward_layer(place, *given, input_ids=ids_T[None], nucleate=plan)[0]
 
-    def _probe(self, place: int) -> Layer:
+    def _probe(self, place: int) -> AttentionLayer:
         """How a module attends, as it says of itself."""
         probe, wanted = Probe(), WANTED.set([])
         implement(self._model, PROBE)
@@ -98,22 +105,22 @@ class Modules:
             id_T = torch.zeros(1, dtype=torch.int64, device=self.device)
             self._call(place, x_TX, id_T, id_T, probe)
             if any(own for own, _ in WANTED.get()):
-                raise UnfitError("their attention has a mask of its own kind")
+                raise IncompatibleModelError("their attention has a mask of its own kind")
         finally:
             WANTED.reset(wanted)
             implement(self._model, NAME)
         if len(probe.layers) != 1:
-            raise UnfitError(f"a module attends {len(probe.layers)} times")
+            raise IncompatibleModelError(f"a module attends {len(probe.layers)} times")
         return probe.layers[0]
 
 
-_brought: WeakKeyDictionary[Any, Modules] = WeakKeyDictionary()
+_brought: WeakKeyDictionary[Any, MtpModules] = WeakKeyDictionary()
 
 
-def brought(model: TransformersModel) -> Modules:
+def brought(model: TransformersModel) -> MtpModules:
     """The modules that a model brings whose config has ``num_mtp_layers``, loaded once. Raises ModelError."""
     if model.model not in _brought:
-        _brought[model.model] = Modules(model, _loaded(model.model))
+        _brought[model.model] = MtpModules(model, _loaded(model.model))
     return _brought[model.model]
 
 
@@ -128,12 +135,12 @@ def _loaded(model: Any) -> Any:
         raise ModelError(f"cannot load the modules for multi-token prediction in {folder}: {why}") from error
 
 
-def _compare(ours: Modules, modules: Any, model: TransformersModel) -> None:
+def _compare(ours: MtpModules, modules: Any, model: TransformersModel) -> None:
     """Read two sequences side by side, in parts, and each as Transformers does. Raises UnfitError if they differ."""
     windows = [layer.rule.window for layer in ours.layers if 0 < layer.rule.window <= WINDOW]
     length = min(max([LENGTH, *(window + LENGTH for window in windows)]), model.context_length - ours.count - 1)
     if length < 4:
-        raise UnfitError(f"the context of {model.context_length} tokens is too short to try them")
+        raise IncompatibleModelError(f"the context of {model.context_length} tokens is too short to try them")
     ids_2T = np.random.default_rng(0).integers(0, model.vocab_size, (2, length + ours.count + 1))
     ids = torch.from_numpy(ids_2T).to(ours.device)
     stock, states = _last_states(ours, model, ids[:, :length])
@@ -152,7 +159,7 @@ def _compare(ours: Modules, modules: Any, model: TransformersModel) -> None:
             ((1, length - 2, length - 1), (0, third, length - 1)),
             ((0, length - 1, length), (1, length - 1, length)),
         ):
-            given = [Part(row, later[row].tolist(), start, stop, blocks[row], 1) for row, start, stop in parts]
+            given = [ModelInput(row, later[row].tolist(), start, stop, blocks[row], 1) for row, start, stop in parts]
             x_TX = torch.cat([states[row][start:stop] for row, start, stop in parts])
             out_TX, _ = ours.run(place, x_TX, given, [0, 0], pools[place])
             for (row, _, _), piece in zip(parts, out_TX.split([s - f for _, f, s in parts]), strict=True):
@@ -160,12 +167,12 @@ def _compare(ours: Modules, modules: Any, model: TransformersModel) -> None:
         states = [torch.cat(pieces) for pieces in made]
         off = max(_off(mine, other[0], ours.dtype) for mine, other in zip(states, stock, strict=True))
         if not off <= TOLERANCE.get(ours.dtype, 0):
-            raise UnfitError(f"packed, what they give is {off:.1%} off")
+            raise IncompatibleModelError(f"packed, what they give is {off:.1%} off")
 
 
-def _last_states(ours: Modules, model: TransformersModel, ids_2T: Any) -> tuple[list[Any], list[Any]]:
+def _last_states(ours: MtpModules, model: TransformersModel, ids_2T: Any) -> tuple[list[Any], list[Any]]:
     """What the first module reads of each row: as Transformers tells [1, T, X], and as one who watches [T, X]."""
-    watcher = Watcher(model.model, (ours.depth,))
+    watcher = HiddenStateCapture(model.model, (ours.depth,))
     stock, states = [], []
     try:
         for row in ids_2T:

@@ -14,28 +14,28 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from nucleate.models.kernels import paged_attention
-from nucleate.models.paged.batch_layout import SHORT, Packing
-from nucleate.models.paged.kv_pool import Rule
-from nucleate.models.paged.tree_mask import Tree
+from nucleate.models.paged.batch_layout import SHORT, BatchLayout
+from nucleate.models.paged.kv_pool import AttentionRule
+from nucleate.models.paged.tree_mask import TreeMask
 from nucleate.models.protocol import ModelError
-from nucleate.models.runner import Part
+from nucleate.models.runner import ModelInput
 
 
-class UnfitError(ModelError):
+class IncompatibleModelError(ModelError):
     """The model cannot be run so; the message says why."""
 
 
-class Layer(NamedTuple):
+class AttentionLayer(NamedTuple):
     """An attention layer, as it was when it was first called."""
 
     module: Any
-    rule: Rule
+    rule: AttentionRule
     sinks_H: Any  #: a tensor, or None
     key_shape: tuple[int, int]  #: kv heads, size of a key
     value_shape: tuple[int, int]
 
 
-class Pool(NamedTuple):
+class LayerCache(NamedTuple):
     """The keys and values of a layer."""
 
     keys: Any  #: tensor [blocks, kv heads, block size, head size]
@@ -51,14 +51,20 @@ def threads() -> int:
     return int(count if sleeping else max(1, count // 2))
 
 
-class Plan:
+class AttentionPlan:
     """What the layers of one forward need to know, found once."""
 
     def __init__(
-        self, parts: Sequence[Part], size: int, layers: list[Layer], pools: list[Pool], compiled: bool, device: Any
+        self,
+        parts: Sequence[ModelInput],
+        size: int,
+        layers: list[AttentionLayer],
+        pools: list[LayerCache],
+        compiled: bool,
+        device: Any,
     ) -> None:
         self.size, self.layers, self.pools, self.compiled, self.done = size, layers, pools, compiled, 0
-        self.packing = packing = Packing(parts, size, SHORT if compiled else 1)
+        self.packing = packing = BatchLayout(parts, size, SHORT if compiled else 1)
         self.long = packing.long.tolist()
         self.stores = bool(self.long) or not self.compiled
         rows = [packing.ids_T, packing.positions_T, packing.kept_L]
@@ -87,7 +93,7 @@ class Plan:
         """[1, heads, T, size] to [1, T, heads, size]: store the new keys and values, and attend."""
         layer, pool = self.layers[self.done], self.pools[self.done]
         if layer.module is not module:
-            raise UnfitError("its layers are not called in one fixed order")
+            raise IncompatibleModelError("its layers are not called in one fixed order")
         self.done += 1
         if self.stores:
             pool.keys[self.block_T, :, self.place_T] = key[0].transpose(0, 1)
@@ -107,7 +113,7 @@ class Plan:
             out[:, first:end] = self._chunk(layer, pool, new, (start, stop, table), tree).transpose(1, 2)
         return out
 
-    def _decode(self, layer: Layer, pool: Pool, query: Any) -> Any:
+    def _decode(self, layer: AttentionLayer, pool: LayerCache, query: Any) -> Any:
         """[R, heads, size] of the parts with one token: one call for all of them, over blocks side by side."""
         visible = self._visible(layer.rule.window)
         keys, values = (self._gathered(x, self.table_RN) for x in (pool.keys, pool.values))
@@ -136,7 +142,14 @@ class Plan:
         index = table[..., None, :] * kv_heads + self.heads[kv_heads]
         return pool.flatten(0, 1)[index].flatten(-3, -2)
 
-    def _chunk(self, layer: Layer, pool: Pool, new: Any, place: tuple[int, int, int], tree: Tree | None = None) -> Any:
+    def _chunk(
+        self,
+        layer: AttentionLayer,
+        pool: LayerCache,
+        new: Any,
+        place: tuple[int, int, int],
+        tree: TreeMask | None = None,
+    ) -> Any:
         """[1, heads, tokens, size] of a part with several tokens."""
         query, keys, values = new
         start, stop, table = place
@@ -168,7 +181,7 @@ def _moved(arrays: list[Any], device: Any) -> list[Any]:
     return list(packed.split([len(array) for array in arrays]))
 
 
-def attend_all(query: Any, keys: Any, values: Any, visible: Any, layer: Layer) -> Any:
+def attend_all(query: Any, keys: Any, values: Any, visible: Any, layer: AttentionLayer) -> Any:
     """What attention means: [B, heads, T, size] over keys [B, kv heads, L, size] that are ``visible`` [B, 1, T, L]."""
     rule, kv_heads = layer.rule, keys.shape[1]
     if not rule.softcap and layer.sinks_H is None:

@@ -16,8 +16,21 @@ from nucleate.outputs import StepLogprobs
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling import noise
 from nucleate.sampling.backends.token_logprobs import logprobs
-from nucleate.sampling.history import History, Past
-from nucleate.sampling.stage import Ceiling, Draw, Drawn, Floor, Pipeline, Prefix, Row, Scale, Shift, Stage, Tap, Token
+from nucleate.sampling.history import History, HistoryView
+from nucleate.sampling.stage import (
+    Ceiling,
+    Draw,
+    DrawnToken,
+    Floor,
+    Pipeline,
+    Prefix,
+    RowStats,
+    Scale,
+    Shift,
+    Stage,
+    Tap,
+    TokenInfo,
+)
 
 Floats = NDArray[np.float64]
 Ids = NDArray[np.int64]
@@ -27,7 +40,7 @@ class RowError(ValueError):
     """A row of logits from which no token can be drawn."""
 
 
-class Whole(NamedTuple):
+class TotalMass(NamedTuple):
     """All tokens before the first cut since the last Shift or Scale: their highest score, and sum of exp(x - top)."""
 
     top: float
@@ -39,10 +52,10 @@ class Survivors(NamedTuple):
 
     ids_N: Ids
     x_N: Floats
-    whole: Whole
+    whole: TotalMass
 
 
-class Result(NamedTuple):
+class RowResult(NamedTuple):
     """What one row gives in one step."""
 
     token: int
@@ -50,40 +63,44 @@ class Result(NamedTuple):
     stages: Pipeline  #: as of the next step: stages with a state have moved on
 
 
-def run(logits_V: NDArray[Any], stages: Pipeline, seed: int, step: int, past: Past = History()) -> Result:
+def run(logits_V: NDArray[Any], stages: Pipeline, seed: int, step: int, past: HistoryView = History()) -> RowResult:
     """Draw a token, report what a Tap asks for, and let the stages learn from it. Raises RowError."""
     found = spans(logits_V, stages, past, coin(stages, seed, step))
     return settled(found, stages, pick(stages[-1], found[-1], seed, step))
 
 
-def take(logits_V: NDArray[Any], stages: Pipeline, token: int, past: Past = History(), u: float = 0.5) -> Result:
+def take(
+    logits_V: NDArray[Any], stages: Pipeline, token: int, past: HistoryView = History(), u: float = 0.5
+) -> RowResult:
     """The same for a token that was chosen elsewhere, which must be one that may be drawn. u: the coin of the step."""
     return settled(spans(logits_V, stages, past, u), stages, token)
 
 
-def spans(logits_V: NDArray[Any], stages: Pipeline, past: Past, u: float) -> list[Survivors]:
+def spans(logits_V: NDArray[Any], stages: Pipeline, past: HistoryView, u: float) -> list[Survivors]:
     """What is left before the first stage, and after each of them."""
     found = [before := everything(logits_V)]
     return found + [before := after for after in walk(before, len(logits_V), stages, past, u)]
 
 
-def settled(found: list[Survivors], stages: Pipeline, token: int) -> Result:
+def settled(found: list[Survivors], stages: Pipeline, token: int) -> RowResult:
     """What a token means to the stages."""
     told, moved = None, []
     for stage, kept, left in zip(stages, found[:-1], found[1:], strict=True):
         if isinstance(stage, Tap) and not stage.neutral:
             told = logprobs(kept.ids_N, kept.x_N, token, *stage.wanted)
         learns = type(stage).after is not Stage.after and not stage.neutral
-        moved.append(stage.after(Drawn(token, log_chance(kept, token), log_chance(left, token))) if learns else stage)
-    return Result(token, told, tuple(moved))
+        moved.append(
+            stage.after(DrawnToken(token, log_chance(kept, token), log_chance(left, token))) if learns else stage
+        )
+    return RowResult(token, told, tuple(moved))
 
 
-def draw(logits_V: NDArray[Any], stages: Pipeline, seed: int, step: int, past: Past = History()) -> int:
+def draw(logits_V: NDArray[Any], stages: Pipeline, seed: int, step: int, past: HistoryView = History()) -> int:
     """The token that the last stage, a Draw, picks."""
     return run(logits_V, stages, seed, step, past).token
 
 
-def survivors(logits_V: NDArray[Any], stages: Pipeline, past: Past = History(), u: float = 1.0) -> Survivors:
+def survivors(logits_V: NDArray[Any], stages: Pipeline, past: HistoryView = History(), u: float = 1.0) -> Survivors:
     """The tokens left by every stage but the draw, with their final scores.
 
     logits_V: raw logits. u: the coin of the step. Raises RowError for a NaN, a +inf, or no finite score, as given or
@@ -102,7 +119,7 @@ def everything(logits_V: NDArray[Any]) -> Survivors:
     return uncut(*in_order(ids_V, check(ids_V, x_V)))
 
 
-def walk(kept: Survivors, size: int, stages: Pipeline, past: Past, u: float) -> Iterator[Survivors]:
+def walk(kept: Survivors, size: int, stages: Pipeline, past: HistoryView, u: float) -> Iterator[Survivors]:
     """What is left after each stage."""
     for stage in stages:
         with np.errstate(all="ignore"):  # check reports what overflows, for its row
@@ -131,10 +148,10 @@ def in_order(ids_N: Ids, x_N: Floats) -> tuple[Ids, Floats]:
 
 def uncut(ids_N: Ids, x_N: Floats) -> Survivors:
     """Tokens in order, none of which has been cut."""
-    return Survivors(ids_N, x_N, Whole(float(x_N[0]), float(np.exp(x_N - x_N[0]).sum())))
+    return Survivors(ids_N, x_N, TotalMass(float(x_N[0]), float(np.exp(x_N - x_N[0]).sum())))
 
 
-def shift(kept: Survivors, stage: Shift, past: Past, size: int) -> Survivors:
+def shift(kept: Survivors, stage: Shift, past: HistoryView, size: int) -> Survivors:
     """Apply a Shift to the tokens it touches; those at -inf are out. One that changes no score changes nothing."""
     ids_V, x_V = np.arange(size), np.full(size, -np.inf)
     x_V[kept.ids_N] = kept.x_N
@@ -153,7 +170,7 @@ def shift(kept: Survivors, stage: Shift, past: Past, size: int) -> Survivors:
         "unlisted": is_listed_V == 0,
         "masked": forbidden(past.mask, size),
     }[stage.touches]
-    shifted_V = stage.apply(x_V, Token(ids_V, prompt_V, output_V, listed_V))
+    shifted_V = stage.apply(x_V, TokenInfo(ids_V, prompt_V, output_V, listed_V))
     changed_V = touched_V & (x_V > -np.inf) & (shifted_V != x_V)
     if not changed_V.any():
         return kept
@@ -197,13 +214,13 @@ def narrow(kept: Survivors, stage: Any, u: float) -> Survivors:
     return Survivors(ids_N[keep_N], x_N[keep_N], whole)
 
 
-def seen(kept: Survivors) -> tuple[Floats, Row]:
+def seen(kept: Survivors) -> tuple[Floats, RowStats]:
     """What a rule sees: scores from the top, because to one of 1e30 nothing can be added, and their statistics."""
     top = kept.x_N.max()
-    return kept.x_N - top, statistics(kept.x_N - top, Whole(kept.whole.top - top, kept.whole.mass))
+    return kept.x_N - top, statistics(kept.x_N - top, TotalMass(kept.whole.top - top, kept.whole.mass))
 
 
-def prefix(stage: Prefix, x_N: Floats, row: Row) -> NDArray[np.bool_]:
+def prefix(stage: Prefix, x_N: Floats, row: RowStats) -> NDArray[np.bool_]:
     """Which tokens a Prefix keeps."""
     order_N = np.argsort(stage.order(x_N, row), kind="stable")
     weight_N = stage.weight(x_N[order_N], row)
@@ -215,7 +232,7 @@ def prefix(stage: Prefix, x_N: Floats, row: Row) -> NDArray[np.bool_]:
     return keep_N
 
 
-def statistics(x_N: Floats, whole: Whole | None = None) -> Row:
+def statistics(x_N: Floats, whole: TotalMass | None = None) -> RowStats:
     """The statistics of the scores that are in. Tokens at -inf are not in, so none may be passed."""
     top = x_N.max()
     below_N = np.maximum(x_N - top, np.finfo(np.float64).min)  # from the top, because large scores would cancel
@@ -223,7 +240,7 @@ def statistics(x_N: Floats, whole: Whole | None = None) -> Row:
     mass = e_N.sum()
     entropy = np.log(mass) - (e_N * below_N).sum() / mass
     all_mass = mass if whole is None else max(whole.mass * np.exp(whole.top - top), mass)
-    return Row(len(x_N), top, mass, (e_N * e_N).sum(), entropy, top + below_N.mean(), below_N.var(), all_mass)
+    return RowStats(len(x_N), top, mass, (e_N * e_N).sum(), entropy, top + below_N.mean(), below_N.var(), all_mass)
 
 
 def before(weight_N: Floats) -> Floats:
@@ -238,7 +255,7 @@ def log_chance(kept: Survivors, token: int) -> float:
 
 
 def probabilities(
-    logits_V: NDArray[Any], stages: Pipeline, past: Past = History(), left: Callable[..., Survivors] = survivors
+    logits_V: NDArray[Any], stages: Pipeline, past: HistoryView = History(), left: Callable[..., Survivors] = survivors
 ) -> Floats:
     """The distribution the draw draws from, float64 [V], over all coins. A draw without noise puts all on one token.
 

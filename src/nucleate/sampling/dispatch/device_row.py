@@ -9,9 +9,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from nucleate.sampling.dispatch.fused_pipeline import Numbers, numbers_of, unchanging
+from nucleate.sampling.dispatch.fused_pipeline import FusedParams, numbers_of, unchanging
 from nucleate.sampling.dispatch.rules import LARGEST, bans, reads
-from nucleate.sampling.dispatch.signature import Staged, odd_name, staged_of
+from nucleate.sampling.dispatch.signature import PipelineSignature, odd_name, staged_of
 from nucleate.sampling.history import History
 from nucleate.sampling.maths import INFINITY
 from nucleate.sampling.stage import Pipeline, Shift, Tap
@@ -68,14 +68,14 @@ class DeviceShift(NamedTuple):
         return max(spans, default=0)
 
 
-class Resident(NamedTuple):
+class DeviceRowSpec(NamedTuple):
     """A row's pipeline, as a device runs it."""
 
-    numbers: Sequence[float]  #: see ``fused_pipeline.Numbers``
+    numbers: Sequence[float]  #: see ``fused_pipeline.FusedParams``
     shifts: tuple[DeviceShift, ...] = ()  #: in their order
     allowed: frozenset[int] | None = None  #: the only tokens, if not None
     wanted: tuple[int, tuple[int, ...]] | None = None  #: see ``Tap.wanted``; None: no logprobs
-    staged: Staged | None = None  #: the stages after the Shifts, where ``numbers`` does not describe them
+    staged: PipelineSignature | None = None  #: the stages after the Shifts, where ``numbers`` does not describe them
 
     @property
     def span(self) -> float:
@@ -88,7 +88,7 @@ class Resident(NamedTuple):
         return any(shift.follows for shift in self.shifts)
 
 
-def device_row(stages: Pipeline, vocab_size: int | None) -> Resident | str:
+def device_row(stages: Pipeline, vocab_size: int | None) -> DeviceRowSpec | str:
     """What a device keeps of a row with these stages, or why the host has to run it.
 
     vocab_size: V; None if it is not known.
@@ -107,15 +107,15 @@ def device_row(stages: Pipeline, vocab_size: int | None) -> Resident | str:
         return f"it names token {named}"
     row = row._replace(wanted=tap.wanted if tap else None)
     numbers = numbers_of(stages[end:])
-    if isinstance(numbers, Numbers):
+    if isinstance(numbers, FusedParams):
         return row._replace(numbers=numbers._replace(k=min(numbers.k, vocab_size or numbers.k)))
     staged = staged_of(stages[end:], masked=any(shift.touches == "masked" for shift in shifts))
     return staged if isinstance(staged, str) else row._replace(staged=staged)
 
 
-def with_shifts(shifts: Sequence[Shift]) -> Resident | str:
+def with_shifts(shifts: Sequence[Shift]) -> DeviceRowSpec | str:
     """A row that begins with these, and has no other stages; or why the host has to run it."""
-    row = Resident(Numbers())
+    row = DeviceRowSpec(FusedParams())
     for shift in shifts:
         if shift.touches == "masked" and bans(shift):  # the mask of a call comes after all of these
             continue

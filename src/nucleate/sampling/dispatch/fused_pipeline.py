@@ -28,18 +28,18 @@ SCALE, EACH_TIME, ONCE = range(3)
 Rules = tuple[tuple[int, float], ...]
 
 
-class Counted(NamedTuple):
+class CountPenalties(NamedTuple):
     """Penalties in a row that count the same tokens."""
 
     window: int | None
     rules: Rules
 
 
-Edit = Counted | Shift
+Edit = CountPenalties | Shift
 """A change of the scores before the cuts: penalties, or a Shift that adds what it lists, or bans what it does not."""
 
 
-class Numbers(NamedTuple):
+class FusedParams(NamedTuple):
     """The parameters of the hot chain, in its order, but that top-k and min-p commute. The defaults do nothing."""
 
     t: float = 1.0  #: temperature
@@ -51,19 +51,19 @@ class Numbers(NamedTuple):
     late_t: float = 1.0  #: temperature after the cuts
 
 
-class Chain(NamedTuple):
+class FusedPipeline(NamedTuple):
     """A pipeline that the hot chain runs. The mask of a step is no edit: it comes with the logits."""
 
     tap: Tap | None  #: which logprobs to report, of the raw logits
     edits: tuple[Edit, ...]
-    numbers: Numbers
+    numbers: FusedParams
 
 
 TEMPERATURES = 1e-4, 1e4
 """Between these, float32 holds the numbers that the hot chain computes."""
 
 
-def chain_of(stages: Pipeline) -> Chain | str:
+def chain_of(stages: Pipeline) -> FusedPipeline | str:
     """A simplified pipeline as the hot chain runs it, or why it cannot."""
     tap = stages[0] if isinstance(stages[0], Tap) else None
     rest = stages[tap is not None :]
@@ -72,7 +72,7 @@ def chain_of(stages: Pipeline) -> Chain | str:
     if isinstance(edits, str):
         return edits
     numbers = numbers_of(rest[end:])
-    return numbers if isinstance(numbers, str) else Chain(tap, edits, numbers)
+    return numbers if isinstance(numbers, str) else FusedPipeline(tap, edits, numbers)
 
 
 def edits_of(shifts: list[Shift]) -> tuple[Edit, ...] | str:
@@ -80,7 +80,7 @@ def edits_of(shifts: list[Shift]) -> tuple[Edit, ...] | str:
     edits: list[Edit] = []
     for counted, run in groupby(shifts, lambda shift: (shift.window,) if _penalty(shift) else None):
         if counted:
-            edits.append(Counted(counted[0], tuple(rule for shift in run if (rule := _penalty(shift)))))
+            edits.append(CountPenalties(counted[0], tuple(rule for shift in run if (rule := _penalty(shift)))))
             continue
         for shift in run:
             if not (adds if shift.touches == "listed" else bans)(shift):
@@ -104,9 +104,9 @@ def _penalty(shift: Shift) -> tuple[int, float] | None:
     return None
 
 
-def numbers_of(stages: tuple[Stage, ...]) -> Numbers | str:
+def numbers_of(stages: tuple[Stage, ...]) -> FusedParams | str:
     """The scales, cuts and the draw of a pipeline as parameters of the hot chain, or why it cannot run them."""
-    taken = Numbers(), 0
+    taken = FusedParams(), 0
     for stage in stages[:-1]:
         with_it = _take(*taken, stage)
         if with_it is None:
@@ -114,14 +114,14 @@ def numbers_of(stages: tuple[Stage, ...]) -> Numbers | str:
         taken = with_it
     numbers = taken[0]
     if isinstance(stages[-1], Greedy):
-        return Numbers(t=0.0)
+        return FusedParams(t=0.0)
     for t in (numbers.t, numbers.late_t, numbers.t * numbers.late_t):
         if not TEMPERATURES[0] <= t <= TEMPERATURES[1]:
             return f"its temperature is not from {TEMPERATURES[0]:g} to {TEMPERATURES[1]:g}"
     return numbers if isinstance(stages[-1], Gumbel) else f"{stages[-1]!r} is not in the hot chain"
 
 
-def _take(numbers: Numbers, place: int, stage: Stage) -> tuple[Numbers, int] | None:
+def _take(numbers: FusedParams, place: int, stage: Stage) -> tuple[FusedParams, int] | None:
     """The parameters with those of one more stage, and how far the hot chain has come."""
     taken = None
     match stage:

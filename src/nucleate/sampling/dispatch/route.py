@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from nucleate.jit.readiness import why_not
 from nucleate.parameters.parameter import ParameterError
-from nucleate.sampling.dispatch.device_row import Resident, device_row
-from nucleate.sampling.dispatch.fused_pipeline import Chain
+from nucleate.sampling.dispatch.device_row import DeviceRowSpec, device_row
+from nucleate.sampling.dispatch.fused_pipeline import FusedPipeline
 from nucleate.sampling.stage import Pipeline
 
 DEVICES = re.compile(r"(cuda|mps|xpu)(:\d+)?")
@@ -26,12 +26,12 @@ class Route(NamedTuple):
     backend: str  #: "reference", "cpu", "torch" or "triton"
     path: str  #: "hot chain", "generic path" or "reference"
     why: str  #: why not on a faster path; "" where there is none
-    resident: Resident | None = None  #: what the device keeps of the row, if a device runs it
+    resident: DeviceRowSpec | None = None  #: what the device keeps of the row, if a device runs it
 
 
 def dispatch(
     stages: Pipeline,
-    chain: Chain | str,
+    chain: FusedPipeline | str,
     vocab_size: int | None,
     rows: int = 1,
     *,
@@ -57,7 +57,7 @@ def dispatch(
     return Route("torch", GENERIC, why, row)
 
 
-def _on_host(chain: Chain | str, vocab_size: int | None, rows: int, backend: str) -> Route:
+def _on_host(chain: FusedPipeline | str, vocab_size: int | None, rows: int, backend: str) -> Route:
     """The same on the CPU."""
     why = why_not(backend, rows * (vocab_size or 1))
     if why:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from nucleate.sampling.maths import INFINITY, exp
-from nucleate.sampling.stage import Prefix, Row, Shift, Stage, Token, shape_of
+from nucleate.sampling.stage import Prefix, RowStats, Shift, Stage, TokenInfo, shape_of
 
 NUMBERS = (int, float, np.integer, np.floating, types.NoneType)
 
@@ -35,21 +35,21 @@ OF_SCORES = {"apply", "weight", "order", "score"}
 """The rules whose first argument is the scores."""
 
 
-class Inputs(NamedTuple):
+class RuleInputs(NamedTuple):
     """What a rule reads, and how what it returns depends on the score."""
 
     row: frozenset[str]  #: names of row statistics
     mine: tuple[str, ...] | None  #: names of the stage's own numeric attributes; None if they cannot be determined
     ones: bool  #: the rule returns 1 for every score
-    form: str  #: see ``Trace``
+    form: str  #: see ``TracedNumber``
     sums: bool = False  #: it is the weight exp(x - row.top), so that the weights sum to ``row.mass``
 
 
 FLAT, LINE, BENT, ANY = "flat", "line", "bent", "any"
-EVERYTHING = Inputs(frozenset(Row._fields), None, ones=False, form=ANY)
+EVERYTHING = RuleInputs(frozenset(RowStats._fields), None, ones=False, form=ANY)
 
 
-class Trace(NDArrayOperatorsMixin):
+class TracedNumber(NDArrayOperatorsMixin):
     """Stands for a number: records from which row statistics a result was computed, and how it depends on the score x.
 
     form: FLAT, it does not depend on x; LINE, it is linear in x; BENT, the absolute value of such a one; ANY, other.
@@ -58,11 +58,11 @@ class Trace(NDArrayOperatorsMixin):
     def __init__(self, row: frozenset[str] = frozenset(), form: str = FLAT, *, ones: bool = False) -> None:
         self.row, self.form, self.ones = row, form, ones
 
-    def __array_ufunc__(self, ufunc: Any, method: str, *given: Any, **others: Any) -> Trace:
-        traces = [one for one in given if isinstance(one, Trace)]
+    def __array_ufunc__(self, ufunc: Any, method: str, *given: Any, **others: Any) -> TracedNumber:
+        traces = [one for one in given if isinstance(one, TracedNumber)]
         row, forms = frozenset().union(*(one.row for one in traces)), {one.form for one in traces}
         if forms <= {FLAT}:
-            return Trace(row)
+            return TracedNumber(row)
         form, lines = ANY, sum(one.form == LINE for one in traces)
         if method == "__call__" and not others and forms <= {FLAT, LINE}:
             divides = ufunc is np.divide and getattr(given[0], "form", FLAT) == LINE
@@ -72,18 +72,18 @@ class Trace(NDArrayOperatorsMixin):
                 form = LINE
             elif ufunc is np.absolute:
                 form = BENT
-        return Trace(row, form)
+        return TracedNumber(row, form)
 
     def __array_function__(self, function: Any, kinds: Any, given: Any, others: Any) -> Any:
         if function is np.ones_like:
-            return Trace(ones=True)
+            return TracedNumber(ones=True)
         return self.__array_ufunc__(function, "", *given)
 
     def __bool__(self) -> bool:
         raise TypeError("a rule that branches on a number has no single result")
 
 
-class Replaced:
+class ReplaceRecorder:
     """Stands for a stage: ``dataclasses.replace`` makes a dict of the changes."""
 
     __dataclass_fields__: ClassVar[Mapping[str, Any]] = {}
@@ -92,7 +92,7 @@ class Replaced:
         return super().__new__(cls) if given else changes
 
 
-class Self(Replaced):
+class StageStandIn(ReplaceRecorder):
     """Stands for the stage: switches (bool, None) keep their values, numbers become stand-ins."""
 
     def __init__(self, stage: Stage) -> None:
@@ -103,10 +103,10 @@ class Self(Replaced):
         if not isinstance(value, NUMBERS):
             raise TypeError(f"{name} is not a number")
         self._read[name] = True
-        return value if name in self._stage.parameters and isinstance(value, bool | None) else Trace()
+        return value if name in self._stage.parameters and isinstance(value, bool | None) else TracedNumber()
 
 
-_inputs: dict[Any, Inputs] = {}
+_inputs: dict[Any, RuleInputs] = {}
 _switches: dict[type[Stage], tuple[str, ...]] = {}
 
 
@@ -119,7 +119,7 @@ def settings(stage: Stage) -> tuple[Any, ...]:
     return kind, *[value if value is None or value is True or value is False else 0 for value in values]
 
 
-def reads(stage: Stage, rule: str) -> Inputs:
+def reads(stage: Stage, rule: str) -> RuleInputs:
     """What a rule of a stage reads."""
     key = (rule, *settings(stage))
     found = _inputs.get(key)
@@ -128,7 +128,7 @@ def reads(stage: Stage, rule: str) -> Inputs:
     return found
 
 
-def rules_of(stage: Any) -> dict[str, Inputs]:
+def rules_of(stage: Any) -> dict[str, RuleInputs]:
     """What the rules of a stage read, by their names; of an order only if it is not that of the scores."""
     shape = shape_of(stage)
     names = DRAWS[stage.uniforms] if shape == "Draw" else RULES.get(shape, ())
@@ -136,22 +136,22 @@ def rules_of(stage: Any) -> dict[str, Inputs]:
     return {name: reads(stage, name) for name in names if not (plain and name == "order")}
 
 
-def _trace(stage: Stage, rule: str) -> Inputs:
+def _trace(stage: Stage, rule: str) -> RuleInputs:
     function = getattr(type(stage), rule)
-    me, row = Self(stage), Row(*[Trace(frozenset((name,))) for name in Row._fields])
-    known = {"row": row, "token": Token(*[Trace() for _ in Token._fields])}
+    me, row = StageStandIn(stage), RowStats(*[TracedNumber(frozenset((name,))) for name in RowStats._fields])
+    known = {"row": row, "token": TokenInfo(*[TracedNumber() for _ in TokenInfo._fields])}
     names = function.__code__.co_varnames[1 : function.__code__.co_argcount]
-    given = [known.get(name, Trace()) for name in names]
+    given = [known.get(name, TracedNumber()) for name in names]
     if rule in OF_SCORES:
-        given[0] = Trace(form=LINE)
+        given[0] = TracedNumber(form=LINE)
     try:
         said = function(me, *given)
     except Exception:  # noqa: BLE001  # a rule may do anything
         return EVERYTHING
-    if not isinstance(said, Trace):
-        return Inputs(frozenset(), tuple(me._read), ones=False, form=FLAT)  # noqa: SLF001
+    if not isinstance(said, TracedNumber):
+        return RuleInputs(frozenset(), tuple(me._read), ones=False, form=FLAT)  # noqa: SLF001
     sums = rule == "weight" and _same(function, _summand)
-    return Inputs(said.row, tuple(me._read), said.ones, said.form, sums)  # noqa: SLF001
+    return RuleInputs(said.row, tuple(me._read), said.ones, said.form, sums)  # noqa: SLF001
 
 
 def _same(rule: Any, other: Any) -> bool:
@@ -165,15 +165,15 @@ def _same(rule: Any, other: Any) -> bool:
     )
 
 
-def _summand(self: Any, x: Any, row: Row) -> Any:
+def _summand(self: Any, x: Any, row: RowStats) -> Any:
     return exp(x - row.top)
 
 
-def _added(self: Any, x: Any, token: Token) -> Any:
+def _added(self: Any, x: Any, token: TokenInfo) -> Any:
     return x + token.listed
 
 
-def _banned(self: Any, x: Any, token: Token) -> Any:
+def _banned(self: Any, x: Any, token: TokenInfo) -> Any:
     return x - INFINITY
 
 

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nucleate.sampling import maths
-from nucleate.sampling.dispatch.rules import LARGEST, LINE, NUMBERS, Inputs, Self, Trace, rules_of
-from nucleate.sampling.stage import Drawn, Pipeline, Row, Stage, shape_of
+from nucleate.sampling.dispatch.rules import LARGEST, LINE, NUMBERS, RuleInputs, StageStandIn, TracedNumber, rules_of
+from nucleate.sampling.stage import DrawnToken, Pipeline, RowStats, Stage, shape_of
 from nucleate.sampling.stages.selection.greedy import Greedy
 from nucleate.sampling.stages.selection.gumbel import Gumbel
 from nucleate.sampling.stages.temperature.temperature import Temperature
@@ -34,7 +34,7 @@ NEUTRAL = 1.0, 1e30, 2.0**62, 0.0, float("inf"), 0.0, 1.0
 GREEDY = *UNUSED[:2], 1.0, *UNUSED[3:]
 
 
-class Rule(NamedTuple):
+class RuleSignature(NamedTuple):
     """A rule of a stage."""
 
     name: str
@@ -45,28 +45,28 @@ class Rule(NamedTuple):
     low: bool  #: it returns a floor that is not above the top, and reads no other statistics
 
 
-class Step(NamedTuple):
+class StageSignature(NamedTuple):
     """A stage as all rows of a structure have it. The numbers belong to each row."""
 
     kind: type[Stage]
     shape: str
-    rules: tuple[Rule, ...]
+    rules: tuple[RuleSignature, ...]
     greedy: bool  #: it leaves the first token, whatever its rules say
     ties: bool  #: see ``Prefix.ties``
     switches: tuple[tuple[str, Any], ...]  #: attributes that are true, false or none
     numbers: tuple[str, ...]  #: the others that its rules read
     learns: tuple[str, ...]  #: those of them that ``after`` changes,
-    hears: frozenset[str] = frozenset()  #: and which of "before" and "after" of ``Drawn`` it reads
+    hears: frozenset[str] = frozenset()  #: and which of "before" and "after" of ``DrawnToken`` it reads
 
     @property
     def width(self) -> int:
         return len(self.numbers)
 
 
-class Staged(NamedTuple):
+class PipelineSignature(NamedTuple):
     """A row of a structure."""
 
-    steps: tuple[Step, ...]  #: the last one is a Draw
+    steps: tuple[StageSignature, ...]  #: the last one is a Draw
     numbers: tuple[float, ...]  #: of all steps, in their order
     spared: tuple[tuple[int, ...], ...] = ()  #: of each Ceiling
     masked: bool = False  #: the bitmask of a call comes before a Tap that is the first step
@@ -83,9 +83,9 @@ class Staged(NamedTuple):
         return tuple(float(getattr(stage, name)) for stage, step in last for name in step.numbers)
 
 
-def staged_of(stages: Pipeline, masked: bool = False) -> Staged | str:
+def staged_of(stages: Pipeline, masked: bool = False) -> PipelineSignature | str:
     """What a device is to run of stages without Shifts; or why it cannot."""
-    steps: list[Step] = []
+    steps: list[StageSignature] = []
     for stage in stages:
         step = _step(stage)
         if isinstance(step, str):
@@ -95,7 +95,7 @@ def staged_of(stages: Pipeline, masked: bool = False) -> Staged | str:
     if any(isinstance(one, int) and abs(one) > LARGEST for one in numbers):
         return "one of its integers is too large"
     named = [stage for stage, step in zip(stages, steps, strict=True) if step.shape in ("Ceiling", "Tap")]
-    return Staged(
+    return PipelineSignature(
         tuple(steps),
         tuple(map(float, numbers)),
         tuple(stage.spared for stage in named if hasattr(stage, "spared")),
@@ -104,23 +104,25 @@ def staged_of(stages: Pipeline, masked: bool = False) -> Staged | str:
     )
 
 
-def chained(rows: Sequence[Sequence[float]]) -> list[Staged]:
+def chained(rows: Sequence[Sequence[float]]) -> list[PipelineSignature]:
     """Rows of the chain as one structure: every stage that any of them uses. rows: see ``fused_pipeline.Numbers``."""
     rows = [GREEDY if row[0] == 0 or row[2] == 1 else row for row in rows]
     if all(row == GREEDY for row in rows):
-        return [Staged((_stepped(Greedy()),), ())] * len(rows)
+        return [PipelineSignature((_stepped(Greedy()),), ())] * len(rows)
     used = [i for i, unused in enumerate(UNUSED) if any(row[i] != unused for row in rows)]
     steps = tuple(_stepped(stage) for stage in (*(CHAIN[i] for i in used), Gumbel(0)))
-    return [Staged(steps, tuple(row[i] if row[i] != UNUSED[i] else NEUTRAL[i] for i in used)) for row in rows]
+    return [
+        PipelineSignature(steps, tuple(row[i] if row[i] != UNUSED[i] else NEUTRAL[i] for i in used)) for row in rows
+    ]
 
 
-def _stepped(stage: Stage) -> Step:
+def _stepped(stage: Stage) -> StageSignature:
     step = _step(stage)
     assert not isinstance(step, str), step  # noqa: S101  # a stage of the chain
     return step
 
 
-def moved(stages: Pipeline, steps: tuple[Step, ...], numbers: list[float]) -> Pipeline:
+def moved(stages: Pipeline, steps: tuple[StageSignature, ...], numbers: list[float]) -> Pipeline:
     """The stages of a row with what they have learned. stages: the last ones are those of the steps."""
     place, found = 0, list(stages)
     for i, step in enumerate(steps, len(stages) - len(steps)):
@@ -131,7 +133,7 @@ def moved(stages: Pipeline, steps: tuple[Step, ...], numbers: list[float]) -> Pi
     return tuple(found)
 
 
-def _step(stage: Stage) -> Step | str:
+def _step(stage: Stage) -> StageSignature | str:
     kind, shape = type(stage), shape_of(stage)
     if shape == "Shift":
         return f"{stage!r} comes after a stage that looks at the whole row"
@@ -151,11 +153,13 @@ def _step(stage: Stage) -> Step | str:
     switches = tuple((name, value) for name, value in values.items() if isinstance(value, bool | None))
     numbers = tuple(name for name, value in values.items() if not isinstance(value, bool | None))
     bare = tuple(_rule(stage, shape, rule, asked) for rule, asked in rules.items())
-    return Step(kind, shape, bare, stage.greedy, bool(getattr(stage, "ties", False)), switches, numbers, *learns[1:])
+    return StageSignature(
+        kind, shape, bare, stage.greedy, bool(getattr(stage, "ties", False)), switches, numbers, *learns[1:]
+    )
 
 
-def _rule(stage: Stage, shape: str, name: str, asked: Inputs) -> Rule:
-    row = Row(*(1.0,) * len(Row._fields))._replace(top=0.0)
+def _rule(stage: Stage, shape: str, name: str, asked: RuleInputs) -> RuleSignature:
+    row = RowStats(*(1.0,) * len(RowStats._fields))._replace(top=0.0)
     straight, alone = False, asked.row <= {"top"}
     if (shape == "Draw" and name == "score") or (shape == "Scale" and alone and stage.monotone):  # type: ignore[attr-defined]
         other = 0.5 if shape == "Draw" else row  # a score takes a uniform number instead of a row
@@ -164,7 +168,7 @@ def _rule(stage: Stage, shape: str, name: str, asked: Inputs) -> Rule:
                 top, below = getattr(stage, name)(np.array([0.0, -1.0]), other).tolist()
             straight = below < top and (shape == "Draw" or top == 0)
     low = name == "floor" and alone and asked.mine is not None and bool(stage.floor(row) <= 0)  # type: ignore[attr-defined]
-    return Rule(name, asked.row, asked.ones, asked.sums, straight, low)
+    return RuleSignature(name, asked.row, asked.ones, asked.sums, straight, low)
 
 
 def _learned(stage: Stage) -> tuple[tuple[str, ...], tuple[str, ...], frozenset[str]] | str:
@@ -174,16 +178,16 @@ def _learned(stage: Stage) -> tuple[tuple[str, ...], tuple[str, ...], frozenset[
     why = odd_name(function, dataclasses.replace)
     if why:
         return f"{told} {why}"
-    me = Self(stage)
+    me = StageStandIn(stage)
     try:
-        changes = function(me, Drawn(*[Trace(frozenset((name,))) for name in Drawn._fields]))  # type: ignore[arg-type]
+        changes = function(me, DrawnToken(*[TracedNumber(frozenset((name,))) for name in DrawnToken._fields]))  # type: ignore[arg-type]
         read = {**dict.fromkeys(me._read), **dict.fromkeys(changes)}  # noqa: SLF001
     except Exception:  # noqa: BLE001  # a rule may do anything
         return f"{told} is not one expression of numbers"
     fixed = any(getattr(type(stage), name) is not getattr(Stage, name) for name in ("greedy", "neutral"))
     if fixed or shape_of(stage) == "Ceiling" or any(type(getattr(stage, name)) is not float for name in changes):
         return f"{told} may change more than numbers"
-    heard: frozenset[str] = frozenset().union(*(one.row for one in changes.values() if isinstance(one, Trace)))
+    heard: frozenset[str] = frozenset().union(*(one.row for one in changes.values() if isinstance(one, TracedNumber)))
     return tuple(read), tuple(changes), heard
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from nucleate.outputs import PromptLogprobs
 from nucleate.server.openai.logprobs import JSON, columns
-from nucleate.server.openai.requests import Asked, Prompt
+from nucleate.server.openai.requests import ParsedRequest, Prompt
 from nucleate.tokenization.detokenizer import Detokenizer
 from nucleate.tokenization.tokenizer import Tokenizer
 
@@ -18,7 +18,7 @@ class Echo:
     answer completes are the answer's. Making one reads the whole prompt.
     """
 
-    def __init__(self, asked: Asked, place: int, prompt_ids: Sequence[int], tokenizer: Tokenizer) -> None:
+    def __init__(self, asked: ParsedRequest, place: int, prompt_ids: Sequence[int], tokenizer: Tokenizer) -> None:
         self._asked, self._prompt_ids, self._tokenizer = asked, prompt_ids, tokenizer
         prompt = asked.prompts[place] if asked.echo else ""
         self.text = prompt if isinstance(prompt, str) else _text(asked, prompt, tokenizer)
@@ -48,7 +48,7 @@ class Echo:
             length += sum(map(len, detokenizer.push(token)))
 
 
-def _text(asked: Asked, prompt: Sequence[int], tokenizer: Tokenizer) -> str:
+def _text(asked: ParsedRequest, prompt: Sequence[int], tokenizer: Tokenizer) -> str:
     """The text of token ids: if an answer follows, without an incomplete character at the end, which that completes."""
     skip = asked.params.skip_special_tokens
     text = tokenizer.decode(prompt, skip)

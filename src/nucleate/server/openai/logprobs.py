@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from nucleate.outputs import PromptLogprobs, StepLogprobs, TokenLogprob
-from nucleate.server.openai.requests import Asked
+from nucleate.server.openai.requests import ParsedRequest
 from nucleate.tokenization.detokenizer import Detokenizer
 from nucleate.tokenization.tokenizer import Tokenizer
 
@@ -34,7 +34,7 @@ def prompt_body(told: PromptLogprobs, top: int, tokenizer: Tokenizer) -> list[JS
 
 
 def columns(
-    asked: Asked,
+    asked: ParsedRequest,
     token_ids: Sequence[int],
     steps: Sequence[StepLogprobs | None],
     offsets: Iterable[int],
@@ -63,7 +63,7 @@ def columns(
 class Offsets:
     """Where the tokens of an answer begin: a push machine from its token ids to characters of its text before each."""
 
-    def __init__(self, asked: Asked, prompt_ids: Sequence[int], tokenizer: Tokenizer) -> None:
+    def __init__(self, asked: ParsedRequest, prompt_ids: Sequence[int], tokenizer: Tokenizer) -> None:
         self._detokenizer = Detokenizer(tokenizer, prompt_ids, asked.params.skip_special_tokens)
         self._length = 0
 

@@ -21,7 +21,7 @@ from nucleate.server.openai.beam_search import FIELDS_OF_BEAMS as SEARCHING
 from nucleate.server.openai.beam_search import SWITCH, read_beams
 from nucleate.server.openai.fields import are_ids, guarded, read_model, read_switch, same, unknown_field, wrong
 from nucleate.server.openai.messages import read_messages, read_template
-from nucleate.server.openai.response_format import OLDER, OUTPUTS, OWN, RESPONSE, Said, read_form
+from nucleate.server.openai.response_format import OLDER, OUTPUTS, OWN, RESPONSE, RequestedFormat, read_form
 
 Prompt = str | tuple[int, ...]
 
@@ -86,7 +86,7 @@ ENDPOINTS: Mapping[str, Endpoint] = {endpoint.url: endpoint for endpoint in (COM
 
 
 @dataclass(frozen=True)
-class Asked:
+class ParsedRequest:
     """What a body asks for: answers to each of some prompts, or to a conversation.
 
     What is made may be more than what is told of it: ``to_run`` and ``params``.
@@ -131,7 +131,7 @@ class Asked:
 
 
 @guarded
-def read_body(endpoint: Endpoint, body: Any, defaults: SamplingParams) -> Asked:
+def read_body(endpoint: Endpoint, body: Any, defaults: SamplingParams) -> ParsedRequest:
     """What a body, as ``json.loads`` gives it, asks for. defaults: the parameters that it does not say.
 
     Raises ParameterError with the name of the field at fault.
@@ -153,7 +153,7 @@ def read_body(endpoint: Endpoint, body: Any, defaults: SamplingParams) -> Asked:
     stream, include_usage = _stream(given)
     prompts, messages = _subject(endpoint, given)
     best_of = _best_of(given, params.n, stream)
-    return Asked(
+    return ParsedRequest(
         prompts,
         messages,
         params,
@@ -211,7 +211,7 @@ def _best_of(given: Mapping[str, Any], n: int, stream: bool) -> int:
 
 
 def _values(
-    endpoint: Endpoint, given: Mapping[str, Any], defaults: SamplingParams, form: Said | None
+    endpoint: Endpoint, given: Mapping[str, Any], defaults: SamplingParams, form: RequestedFormat | None
 ) -> dict[str, Any]:
     """The fields of SamplingParams that a body says, by whatever name."""
     values = {name: value for name, value in given.items() if name in FIELDS}

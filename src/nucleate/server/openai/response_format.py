@@ -1,8 +1,7 @@
 """The form that an answer is to have, by each of the names that bodies have for it. Knows no grammar and no limits.
 
-``response_format`` is OpenAI's, ``structured_outputs`` vLLM's, ``structured`` has the fields of ``Structured``. A body
-says at most one of them. null is, within them too, as if the field were not there.
-"""
+``response_format`` is OpenAI's, ``structured_outputs`` vLLM's, ``structured`` has the fields of ``StructuredOutputs``.
+A body says at most one of them. null is, within them too, as if the field were not there."""
 
 from __future__ import annotations
 
@@ -16,12 +15,12 @@ from typing import Any, NamedTuple
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError
 from nucleate.server.openai.fields import same, unknown_field, wrong
-from nucleate.structured_output.spec import Structured
+from nucleate.structured_output.spec import StructuredOutputs
 
 RESPONSE, OUTPUTS, OWN = "response_format", "structured_outputs", "structured"
 NAMES = (RESPONSE, OUTPUTS, OWN)
 """The fields of bodies that say a form."""
-PARTS = tuple(field.name for field in fields(Structured))
+PARTS = tuple(field.name for field in fields(StructuredOutputs))
 """The fields of ``structured``."""
 TYPES = ("text", "json_object", "json_schema")
 """What ``response_format.type`` may be."""
@@ -49,14 +48,14 @@ _PATHS = {RESPONSE: {"json_schema": "json_schema.schema"}, OUTPUTS: {"json_schem
 _HINTS = {RESPONSE: ', which is "strict": false here', OUTPUTS: f", which the field {OWN} can say"}
 
 
-class Said(NamedTuple):
+class RequestedFormat(NamedTuple):
     """What a body says of the form. None: that it is free, whatever the defaults are."""
 
     field: str  #: of the body
-    structured: Structured | None
+    structured: StructuredOutputs | None
 
 
-def read_form(given: Mapping[str, Any]) -> Said | None:
+def read_form(given: Mapping[str, Any]) -> RequestedFormat | None:
     """What a body says of the form; None if nothing. Raises ParameterError, whose field is one of ``NAMES``."""
     said = [read(given[name]) for name, read in _READERS.items() if name in given]
     busy = [one for one in said if one.structured is not None]
@@ -86,19 +85,19 @@ def _told(field: str, error: ParameterError) -> str:
     return f"{path}{text[len(part) :] if text.startswith(part) else f': {text}'}{hint}"
 
 
-def _response(value: Any) -> Said:
+def _response(value: Any) -> RequestedFormat:
     given = _object(value, RESPONSE, ("type", "json_schema"))
     kind = given.get("type")
     if kind not in TYPES:
         raise ParameterError(RESPONSE, f"{RESPONSE}.type must be one of {', '.join(TYPES)}, got {shown(kind)}")
     if kind == "json_schema":
-        return Said(RESPONSE, _of_schema(given.get("json_schema")))
+        return RequestedFormat(RESPONSE, _of_schema(given.get("json_schema")))
     if "json_schema" in given:
         raise ParameterError(RESPONSE, f"{RESPONSE}.json_schema needs {RESPONSE}.type to be json_schema")
-    return Said(RESPONSE, Structured(json_object=True) if kind == "json_object" else None)
+    return RequestedFormat(RESPONSE, StructuredOutputs(json_object=True) if kind == "json_object" else None)
 
 
-def _of_schema(value: Any) -> Structured:
+def _of_schema(value: Any) -> StructuredOutputs:
     at = f"{RESPONSE}.json_schema"
     given = _object(value, RESPONSE, ("name", "schema", "strict", "description"), at)
     name, schema, strict = given.get("name"), given.get("schema"), given.get("strict", True)
@@ -111,10 +110,10 @@ def _of_schema(value: Any) -> Structured:
     if not isinstance(schema, Mapping):
         raise wrong(f"{at}.schema", "an object", schema, RESPONSE)
     with named(RESPONSE):
-        return Structured(json_schema=schema, policy="strict" if strict else "lenient")  # type: ignore[arg-type]
+        return StructuredOutputs(json_schema=schema, policy="strict" if strict else "lenient")  # type: ignore[arg-type]
 
 
-def _outputs(value: Any) -> Said:
+def _outputs(value: Any) -> RequestedFormat:
     given = _object(value, OUTPUTS, (*KINDS, COMPACT, *IDLE))
     for name, idle in IDLE.items():
         if name in given and not any(same(given[name], one) for one in idle):
@@ -128,13 +127,15 @@ def _outputs(value: Any) -> Said:
         raise ParameterError(OUTPUTS, f"{OUTPUTS} must have exactly one of {', '.join(KINDS)}; {got}")
     said = {KINDS[kinds[0]]: given[kinds[0]]}
     with named(OUTPUTS):
-        return Said(OUTPUTS, Structured(**said, whitespace="compact" if given.get(COMPACT) else "bounded"))
+        return RequestedFormat(
+            OUTPUTS, StructuredOutputs(**said, whitespace="compact" if given.get(COMPACT) else "bounded")
+        )
 
 
-def _own(value: Any) -> Said:
+def _own(value: Any) -> RequestedFormat:
     given = _object(value, OWN, PARTS)
     with named(OWN):
-        return Said(OWN, Structured(**given))
+        return RequestedFormat(OWN, StructuredOutputs(**given))
 
 
 _READERS = {RESPONSE: _response, OUTPUTS: _outputs, OWN: _own}

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
-from nucleate.outputs import Completion, Output, Piece, Usage, Validation
+from nucleate.outputs import Completion, CompletionChunk, CompletionOutput, Usage, Validation
 from nucleate.server.openai.echo import Echo
 from nucleate.server.openai.logprobs import JSON, Offsets, columns, prompt_body, step_body
-from nucleate.server.openai.requests import Asked
+from nucleate.server.openai.requests import ParsedRequest
 from nucleate.tokenization.tokenizer import Tokenizer
 
 MOST_CHARACTERS, MOST_OF_A_NAME = 2000, 100
@@ -23,10 +23,10 @@ MOST_LISTED = 100
 """Of what is wrong with a schema or a text."""
 
 _FAILED = "the model failed"
-_Answer = TypeVar("_Answer", Output, Piece)
+_Answer = TypeVar("_Answer", CompletionOutput, CompletionChunk)
 
 
-class Head(NamedTuple):
+class ResponseHead(NamedTuple):
     """What an answer says of itself. created: seconds since 1970."""
 
     id: str
@@ -34,7 +34,9 @@ class Head(NamedTuple):
     model: str
 
 
-def completion_body(head: Head, asked: Asked, completions: Sequence[Completion], tokenizer: Tokenizer) -> JSON:
+def completion_body(
+    head: ResponseHead, asked: ParsedRequest, completions: Sequence[Completion], tokenizer: Tokenizer
+) -> JSON:
     """The answers to the prompts of one request, in order."""
     choices: list[JSON] = []
     told = [chosen(asked, completion) for completion in completions]
@@ -49,7 +51,7 @@ def completion_body(head: Head, asked: Asked, completions: Sequence[Completion],
     return _body(head, "text_completion", choices, usage)
 
 
-def chat_body(head: Head, asked: Asked, completion: Completion, tokenizer: Tokenizer) -> JSON:
+def chat_body(head: ResponseHead, asked: ParsedRequest, completion: Completion, tokenizer: Tokenizer) -> JSON:
     """The answers to a conversation."""
     completion = chosen(asked, completion)
     choices = []
@@ -62,7 +64,7 @@ def chat_body(head: Head, asked: Asked, completion: Completion, tokenizer: Token
     return _body(head, "chat.completion", choices, completion.usage)
 
 
-def chosen(asked: Asked, completion: Completion) -> Completion:
+def chosen(asked: ParsedRequest, completion: Completion) -> Completion:
     """What is told of the answers made: the n best of best_of, those with the highest mean logprob of their tokens.
 
     They are numbered anew, best first. The usage counts all tokens that were made; where ``max_tokens`` was 0, none.
@@ -121,12 +123,12 @@ def usage_body(usage: Usage) -> JSON:
     }
 
 
-def _body(head: Head, kind: str, choices: list[JSON], usage: Usage) -> JSON:
+def _body(head: ResponseHead, kind: str, choices: list[JSON], usage: Usage) -> JSON:
     named = {"id": head.id, "object": kind, "created": head.created, "model": head.model}
     return {**named, "choices": choices, "usage": usage_body(usage)}
 
 
-def _choice(output: Output, logprobs: JSON | None) -> JSON:
+def _choice(output: CompletionOutput, logprobs: JSON | None) -> JSON:
     return {
         "logprobs": logprobs,
         "finish_reason": output.finish_reason,
@@ -137,7 +139,7 @@ def _choice(output: Output, logprobs: JSON | None) -> JSON:
     }
 
 
-def _of_prompt(asked: Asked, completion: Completion, output: Output, tokenizer: Tokenizer) -> JSON:
+def _of_prompt(asked: ParsedRequest, completion: Completion, output: CompletionOutput, tokenizer: Tokenizer) -> JSON:
     """The logprobs of the prompt, where they were asked for: with its first answer."""
     told, top = completion.prompt_logprobs, asked.params.prompt_logprobs
     if told is None or top is None or output is not completion.outputs[0]:
@@ -145,14 +147,16 @@ def _of_prompt(asked: Asked, completion: Completion, output: Output, tokenizer: 
     return {"prompt_logprobs": prompt_body(told, top, tokenizer)}
 
 
-def _columns(asked: Asked, echo: Echo, completion: Completion, output: Output, tokenizer: Tokenizer) -> JSON:
+def _columns(
+    asked: ParsedRequest, echo: Echo, completion: Completion, output: CompletionOutput, tokenizer: Tokenizer
+) -> JSON:
     offsets, most = Offsets(asked, completion.prompt_token_ids, tokenizer), len(output.text)
     places = [len(echo.text) + min(offsets.push(token), most) for token in output.token_ids]
     own = columns(asked, output.token_ids, output.logprobs or (), places, tokenizer)
     return echo.before(own, completion.prompt_logprobs)
 
 
-def _mean_logprob(output: Output) -> float:
+def _mean_logprob(output: CompletionOutput) -> float:
     total = output.cumulative_logprob
     return -math.inf if total is None else total / len(output.token_ids)
 

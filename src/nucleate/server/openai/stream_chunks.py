@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from json.encoder import encode_basestring_ascii as quoted
 from typing import Any, ClassVar, final
 
-from nucleate.outputs import FinishReason, Piece, PromptLogprobs, StepLogprobs, Usage, Validation
+from nucleate.outputs import CompletionChunk, FinishReason, PromptLogprobs, StepLogprobs, Usage, Validation
 from nucleate.server.openai.echo import Echo
 from nucleate.server.openai.logprobs import JSON, Offsets, columns, prompt_body, step_body
-from nucleate.server.openai.requests import Asked
-from nucleate.server.openai.responses import Head, unsaid, usage_body, validation_body
+from nucleate.server.openai.requests import ParsedRequest
+from nucleate.server.openai.responses import ResponseHead, unsaid, usage_body, validation_body
 from nucleate.tokenization.tokenizer import Tokenizer
 
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -34,7 +34,7 @@ def error_frame(body: Mapping[str, Any]) -> bytes:
 
 
 @dataclass(eq=False, slots=True)
-class Choice:
+class StreamChoice:
     """One answer on its way out, and what of it waits to be told."""
 
     number: int  #: in the whole answer
@@ -55,7 +55,7 @@ class Choice:
     before: str = ""
     between: str = ""
 
-    def take(self, pieces: Sequence[Piece]) -> None:
+    def take(self, pieces: Sequence[CompletionChunk]) -> None:
         """What is new."""
         for piece in pieces:
             self.token_ids += piece.token_ids
@@ -74,7 +74,7 @@ class Choice:
         del self.token_ids[:count], self.steps[:count], self.places[:count]
 
 
-class Chunks(ABC):
+class ResponseStream(ABC):
     """The stream of one request.
 
     prompts: the token ids of each prompt, in order. Making one reads the prompts if the request asks for echo, or for
@@ -85,14 +85,16 @@ class Chunks(ABC):
     opening: ClassVar[str]  #: what a choice has before a quoted text
     closing: ClassVar[str]  #: and after it
 
-    def __init__(self, head: Head, asked: Asked, prompts: Sequence[Sequence[int]], tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, head: ResponseHead, asked: ParsedRequest, prompts: Sequence[Sequence[int]], tokenizer: Tokenizer
+    ) -> None:
         self._asked, self._tokenizer, n = asked, tokenizer, asked.params.n
         self._prompt_logprobs: list[PromptLogprobs | None] = [None] * len(prompts)
         self._head = {"id": head.id, "object": self.kind, "created": head.created, "model": head.model}
         self._usage = {"usage": None} if asked.include_usage else {}
         self._close = ']}],"usage":null}\n\n' if asked.include_usage else "]}]}\n\n"
         self._choices = [
-            [Choice(place * n + index, place, index == 0, self._offsets(ids)) for index in range(n)]
+            [StreamChoice(place * n + index, place, index == 0, self._offsets(ids)) for index in range(n)]
             for place, ids in enumerate(prompts)
         ]
 
@@ -101,11 +103,11 @@ class Chunks(ABC):
         """What says where the tokens of an answer begin, if that is to be told."""
 
     @abstractmethod
-    def _tell(self, choice: Choice) -> Iterator[JSON]:
+    def _tell(self, choice: StreamChoice) -> Iterator[JSON]:
         """The choice in each of the frames that it is time for. What is in them waits no longer."""
 
     @final
-    def pieces(self, place: int, pieces: Sequence[Piece]) -> bytes:
+    def pieces(self, place: int, pieces: Sequence[CompletionChunk]) -> bytes:
         """The frames for new pieces of the answers to a prompt, those of an answer in their order.
 
         place: which prompt. Several pieces of an answer make one frame; token ids without text wait for the next one.
@@ -118,7 +120,7 @@ class Chunks(ABC):
                 choice.token_ids += piece.token_ids
                 return self._plain(choice, piece.text) if piece.text else b""
             return self._frames(choice, pieces)
-        answers: dict[int, list[Piece]] = {}
+        answers: dict[int, list[CompletionChunk]] = {}
         for piece in pieces:
             answers.setdefault(piece.index, []).append(piece)
         return b"".join([self._frames(self._choices[place][index], own) for index, own in answers.items()])
@@ -132,7 +134,7 @@ class Chunks(ABC):
         return _frame({**self._head, "choices": [], "usage": usage_body(usage)}) + DONE
 
     @final
-    def _choice(self, choice: Choice, said: JSON, count: int, logprobs: JSON | None, *, last: bool) -> JSON:
+    def _choice(self, choice: StreamChoice, said: JSON, count: int, logprobs: JSON | None, *, last: bool) -> JSON:
         """A choice as a frame has it. said: its text; count: tokens that are in; last: whether it ends here."""
         made = {
             "index": choice.number,
@@ -149,7 +151,7 @@ class Chunks(ABC):
             made["prompt_logprobs"] = prompt_body(told, top, self._tokenizer)
         return made
 
-    def _frames(self, choice: Choice, pieces: Sequence[Piece]) -> bytes:
+    def _frames(self, choice: StreamChoice, pieces: Sequence[CompletionChunk]) -> bytes:
         if pieces[0].prompt_logprobs is not None:
             self._prompt_logprobs[choice.place] = pieces[0].prompt_logprobs
         choice.take([unsaid(piece) for piece in pieces] if self._asked.silent else pieces)
@@ -160,7 +162,7 @@ class Chunks(ABC):
             choice.between = f'{self.closing},"logprobs":null,"finish_reason":null,"seed":{choice.seed},"token_ids":['
         return b"".join(frames)
 
-    def _plain(self, choice: Choice, text: str) -> bytes:
+    def _plain(self, choice: StreamChoice, text: str) -> bytes:
         ids = choice.token_ids
         said = ids[0] if len(ids) == 1 else ",".join(map(str, ids))
         choice.token_ids = []
@@ -168,20 +170,22 @@ class Chunks(ABC):
 
 
 @final
-class CompletionChunks(Chunks):
+class CompletionStream(ResponseStream):
     """The stream of a request for completions: the prompt first, if it asks for echo."""
 
     kind = "text_completion"
     opening, closing = '"text":', ""
 
-    def __init__(self, head: Head, asked: Asked, prompts: Sequence[Sequence[int]], tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, head: ResponseHead, asked: ParsedRequest, prompts: Sequence[Sequence[int]], tokenizer: Tokenizer
+    ) -> None:
         super().__init__(head, asked, prompts, tokenizer)
         self._echoes = [Echo(asked, place, ids, tokenizer) for place, ids in enumerate(prompts)]
 
     def _offsets(self, prompt_ids: Sequence[int]) -> Offsets | None:
         return Offsets(self._asked, prompt_ids, self._tokenizer) if self._asked.tells_logprobs else None
 
-    def _tell(self, choice: Choice) -> Iterator[JSON]:
+    def _tell(self, choice: StreamChoice) -> Iterator[JSON]:
         echo, last, tells = self._echoes[choice.place], choice.finish_reason is not None, self._asked.tells_logprobs
         text = choice.text if choice.begun else echo.text + choice.text
         most = choice.shown + len(choice.text)
@@ -200,7 +204,7 @@ class CompletionChunks(Chunks):
 
 
 @final
-class ChatChunks(Chunks):
+class ChatStream(ResponseStream):
     """The stream of a request for an answer to a conversation: of each choice its role, its content, its end."""
 
     kind = "chat.completion.chunk"
@@ -209,7 +213,7 @@ class ChatChunks(Chunks):
     def _offsets(self, prompt_ids: Sequence[int]) -> Offsets | None:
         return None
 
-    def _tell(self, choice: Choice) -> Iterator[JSON]:
+    def _tell(self, choice: StreamChoice) -> Iterator[JSON]:
         last = choice.finish_reason is not None
         told = choice.steps if self._asked.tells_logprobs else []
         says = bool(choice.text or told)

@@ -19,7 +19,7 @@ DETOKENIZE = frozenset({"model", "tokens"})
 
 
 @dataclass(frozen=True)
-class TokenizeAsked:
+class TokenizeRequest:
     """A text or a conversation whose token ids are wanted: one of the two is None."""
 
     prompt: str | None
@@ -31,7 +31,7 @@ class TokenizeAsked:
 
 
 @dataclass(frozen=True)
-class DetokenizeAsked:
+class DetokenizeRequest:
     """Token ids whose text is wanted; they are not negative."""
 
     tokens: tuple[int, ...]
@@ -39,7 +39,7 @@ class DetokenizeAsked:
 
 
 @guarded
-def read_tokenize(body: Any) -> TokenizeAsked:
+def read_tokenize(body: Any) -> TokenizeRequest:
     """What a body of ``/tokenize`` asks for. Raises ParameterError with the name of the field at fault."""
     given = _given(body, TOKENIZE)
     prompt, messages = given.get("prompt"), given.get("messages")
@@ -49,7 +49,7 @@ def read_tokenize(body: Any) -> TokenizeAsked:
         raise wrong("prompt", "a string", prompt)
     if prompt is not None and "chat_template_kwargs" in given:
         raise ParameterError("chat_template_kwargs", "chat_template_kwargs needs messages")
-    return TokenizeAsked(
+    return TokenizeRequest(
         prompt,
         None if messages is None else read_messages(messages),
         read_switch(given, "add_special_tokens", prompt is not None),
@@ -60,13 +60,13 @@ def read_tokenize(body: Any) -> TokenizeAsked:
 
 
 @guarded
-def read_detokenize(body: Any) -> DetokenizeAsked:
+def read_detokenize(body: Any) -> DetokenizeRequest:
     """What a body of ``/detokenize`` asks for. Raises ParameterError with the name of the field at fault."""
     given = _given(body, DETOKENIZE)
     tokens = given.get("tokens")
     if not isinstance(tokens, list) or not are_ids(tokens) or (tokens and min(tokens) < 0):
         raise wrong("tokens", "a list of token ids", tokens)
-    return DetokenizeAsked(tuple(tokens), read_model(given))
+    return DetokenizeRequest(tuple(tokens), read_model(given))
 
 
 def _given(body: Any, known: frozenset[str]) -> Mapping[str, Any]:

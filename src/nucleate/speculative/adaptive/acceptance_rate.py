@@ -17,7 +17,7 @@ PRIOR = 0.5
 
 
 @dataclass
-class Kept:
+class AcceptedCounts:
     """How often a drafted token was kept after those before it were, by its place in the draft; in a tree, by depth."""
 
     decay: float  #: what is left of the weight of a draft after another one
@@ -39,14 +39,14 @@ class Kept:
         return (kept + weight * prior) / (tried + weight)
 
 
-class Chances:
+class AcceptanceRates:
     """What is known of the drafts of one sequence."""
 
-    def __init__(self, everyone: Kept) -> None:
+    def __init__(self, everyone: AcceptedCounts) -> None:
         self.drafted = 0  # tokens, of the longest branch of the draft that is being verified
         self.silent = False  # whether there was no draft last time
         self.quiet, self.start = NONE, 0  # a draft that nobody reads, and where it begins
-        self._own, self._all = Kept(0.9), everyone
+        self._own, self._all = AcceptedCounts(0.9), everyone
 
     def length(self, most: int, price: float, fixed: float = 0.0) -> tuple[int, float]:
         """How many tokens to draft, and how many of them are kept on average.

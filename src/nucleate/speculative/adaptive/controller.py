@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from time import perf_counter
 from typing import NamedTuple
 
-from nucleate.speculative.adaptive.acceptance_rate import NONE, Chances, Kept
-from nucleate.speculative.adaptive.costs import AFRESH, Costs
-from nucleate.speculative.draft import Draft, Proposer, Read, State
+from nucleate.speculative.adaptive.acceptance_rate import NONE, AcceptanceRates, AcceptedCounts
+from nucleate.speculative.adaptive.costs import AFRESH, StepCosts
+from nucleate.speculative.draft import Draft, DraftContext, Proposer, TargetOutput
 from nucleate.speculative.tree import narrow
 
 QUIET = 0.005
@@ -46,7 +46,7 @@ class _Asked(NamedTuple):
 
     place: int  #: of its sequence
     tokens: int  #: that the proposer is to make
-    chances: Chances
+    chances: AcceptanceRates
     length: int  #: how many of them, or how deep a tree of them, are to be read
     aloud: bool  #: whether it costs nothing of the time for quiet drafts
 
@@ -61,11 +61,11 @@ class AdaptiveProposer(Proposer):
     """
 
     def __init__(self, proposer: Proposer, *, trees: bool = False) -> None:
-        self.costs, self.layers = Costs(), proposer.layers
+        self.costs, self.layers = StepCosts(), proposer.layers
         self._proposer, self._trees, self._width = proposer, trees, 1.0
-        self._chances: dict[int, Chances] = {}
-        self._all = Kept(0.95)
-        self._newcomer = Chances(self._all)
+        self._chances: dict[int, AcceptanceRates] = {}
+        self._all = AcceptedCounts(0.95)
+        self._newcomer = AcceptanceRates(self._all)
         self._seconds = 0.0  # for quiet drafts
         self._step = 0.0  # seconds of the last step
         self._ahead = AHEAD if proposer.layers else 0
@@ -83,7 +83,7 @@ class AdaptiveProposer(Proposer):
         """Whether there is time for quiet drafts."""
         return self._seconds >= 0 and self._reading >= self._ahead
 
-    def propose(self, states: Sequence[State], counts: Sequence[int]) -> list[Draft]:
+    def propose(self, states: Sequence[DraftContext], counts: Sequence[int]) -> list[Draft]:
         """See ``Proposer.propose``."""
         begin = perf_counter()
         if self.costs.since >= AFRESH:  # a step without drafts, to see what it takes
@@ -103,7 +103,7 @@ class AdaptiveProposer(Proposer):
             self._reading = 0
         return drafts
 
-    def _asked(self, states: Sequence[State], counts: Sequence[int]) -> list[_Asked]:
+    def _asked(self, states: Sequence[DraftContext], counts: Sequence[int]) -> list[_Asked]:
         """The drafts to ask for: those that pay, and quiet ones, if there is time for them."""
         due, found = self._due, []
         for place, (state, count) in enumerate(zip(states, counts, strict=True)):
@@ -111,7 +111,7 @@ class AdaptiveProposer(Proposer):
                 continue
             chances = self._chances.get(state.key)
             if chances is None:
-                chances = self._chances[state.key] = Chances(self._all)
+                chances = self._chances[state.key] = AcceptanceRates(self._all)
             chances.compare(state.token_ids)
             found.append((place, count, chances))
         lengths = self._lengths([(chances, count) for _, count, chances in found], len(states))
@@ -123,7 +123,7 @@ class AdaptiveProposer(Proposer):
                 asked.append(_Asked(place, wanted if length else min(count, QUIET_TOKENS), chances, length, aloud))
         return asked
 
-    def _lengths(self, found: Sequence[tuple[Chances, int]], sequences: int) -> list[int]:
+    def _lengths(self, found: Sequence[tuple[AcceptanceRates, int]], sequences: int) -> list[int]:
         """How many tokens each is to have, of so many at most: those with which most are written per second, together.
 
         At the rate without drafts, at first, where they must bring more than their price; and then at that of what was
@@ -142,7 +142,7 @@ class AdaptiveProposer(Proposer):
             rate = max(rate, written / (sequences * (1 + fixed) + price * sum(lengths)))
         return lengths
 
-    def _said(self, asked: _Asked, state: State, draft: Draft) -> Draft:
+    def _said(self, asked: _Asked, state: DraftContext, draft: Draft) -> Draft:
         """A draft, if it is to be read."""
         chances, length = asked.chances, asked.length
         chances.silent = not draft
@@ -173,7 +173,7 @@ class AdaptiveProposer(Proposer):
         """A sequence begins: it is worth asking for drafts, if it was not."""
         self._drafting = max(1, self._drafting)
 
-    def read(self, readings: Sequence[Read]) -> None:
+    def read(self, readings: Sequence[TargetOutput]) -> None:
         """See ``Proposer.read``."""
         begin = perf_counter()
         self._proposer.read(readings)

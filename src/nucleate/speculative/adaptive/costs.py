@@ -29,7 +29,7 @@ takes longer was held up by others."""
 
 
 @dataclass
-class Costs:
+class StepCosts:
     """Told of each step. Time is counted in steps without drafts of as many sequences.
 
     Of steps with drafts, x is what their tokens are expected to add, y what they have added. The slope is that of a

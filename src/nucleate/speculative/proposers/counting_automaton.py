@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from nucleate.sampling.suffix_automaton import NOTHING, ROOT, SuffixAutomaton
 
 
-class Automaton(SuffixAutomaton):
+class CountingAutomaton(SuffixAutomaton):
     """A growing text. The symbol NOTHING is never drafted: it may be pushed between texts.
 
     depth: pieces of up to so many symbols are counted. ``push`` costs what the suffixes of up to ``depth`` symbols are
@@ -104,7 +104,7 @@ class Automaton(SuffixAutomaton):
         return [(symbol, often / all_of, after) for often, _, symbol, after in found if symbol != NOTHING]
 
 
-def extend(automaton: Automaton, symbols: Sequence[int], start: int, stop: int) -> None:
+def extend(automaton: CountingAutomaton, symbols: Sequence[int], start: int, stop: int) -> None:
     """Push those from a place to another, or to the end."""
     for place in range(start, min(stop, len(symbols))):
         automaton.push(int(symbols[place]))

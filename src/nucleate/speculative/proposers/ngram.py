@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nucleate.speculative.draft import PACE, Draft, Proposer, State
+from nucleate.speculative.draft import PACE, Draft, DraftContext, Proposer
 
 
 class NgramProposer(Proposer):
@@ -25,11 +25,11 @@ class NgramProposer(Proposer):
         self.longest, self.shortest, self.pace = longest, shortest, pace
         self._indices: dict[int, _Index] = {}
 
-    def propose(self, states: Sequence[State], counts: Sequence[int]) -> list[Draft]:
+    def propose(self, states: Sequence[DraftContext], counts: Sequence[int]) -> list[Draft]:
         """See ``Proposer.propose``."""
         return [self._propose(state, k) for state, k in zip(states, counts, strict=True)]
 
-    def _propose(self, state: State, k: int) -> Draft:
+    def _propose(self, state: DraftContext, k: int) -> Draft:
         index, ids = self._indices.get(state.key), state.token_ids
         if index is None or index.read > len(ids):
             index = self._indices[state.key] = _Index(range(self.shortest, self.longest + 1))

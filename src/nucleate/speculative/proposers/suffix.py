@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from functools import partial
 
 from nucleate.sampling.suffix_automaton import NOTHING
-from nucleate.speculative.draft import PACE, Draft, Proposer, State
-from nucleate.speculative.proposers.counting_automaton import Automaton, extend
+from nucleate.speculative.draft import PACE, Draft, DraftContext, Proposer
+from nucleate.speculative.proposers.counting_automaton import CountingAutomaton, extend
 from nucleate.speculative.tree import Node, Offer, best_first, draft_of
 
 REMEMBERED = 1 << 16
@@ -45,17 +45,17 @@ class SuffixProposer(Proposer):
         if branches < 1:
             raise ValueError(f"branches must be >= 1, got {branches}")
         self.longest, self.factor, self.least, self.pace, self.branches = longest, factor, least, pace, branches
-        self._own: dict[int, Automaton] = {}
+        self._own: dict[int, CountingAutomaton] = {}
         self._past = Generations(2 * longest, remembered)
 
-    def propose(self, states: Sequence[State], counts: Sequence[int]) -> list[Draft]:
+    def propose(self, states: Sequence[DraftContext], counts: Sequence[int]) -> list[Draft]:
         """See ``Proposer.propose``."""
         return [self._propose(state, k) for state, k in zip(states, counts, strict=True)]
 
-    def _propose(self, state: State, k: int) -> Draft:
+    def _propose(self, state: DraftContext, k: int) -> Draft:
         ids, own = state.token_ids, self._own.get(state.key)
         if own is None or own.size > len(ids):
-            own = self._own[state.key] = Automaton(2 * self.longest)
+            own = self._own[state.key] = CountingAutomaton(2 * self.longest)
         extend(own, ids, own.size, own.size + self.pace)
         end = [int(token) for token in ids[max(0, len(ids) - self.longest) :]]
         if self.branches > 1:
@@ -70,7 +70,7 @@ class SuffixProposer(Proposer):
                     best, best_score = tokens, score
         return Draft(tuple(best))
 
-    def _tree(self, own: Automaton, end: list[int], k: int) -> Draft:
+    def _tree(self, own: CountingAutomaton, end: list[int], k: int) -> Draft:
         """The same of trees: the likeliest nodes after each suffix, and of these trees the best."""
         best: list[Node] = []
         best_score = 0.0
@@ -83,7 +83,7 @@ class SuffixProposer(Proposer):
                     best, best_score = nodes, score
         return draft_of(best)
 
-    def _offers(self, automaton: Automaton, most: int, state: int, depth: int) -> list[Offer]:
+    def _offers(self, automaton: CountingAutomaton, most: int, state: int, depth: int) -> list[Offer]:
         return [] if depth >= most else [Offer(*found) for found in automaton.followers(state, self.branches)]
 
     def forget(self, key: int, output_ids: Sequence[int] = ()) -> None:
@@ -101,7 +101,7 @@ class Generations:
 
     def __init__(self, depth: int, most: int) -> None:
         self._depth, self._half = depth, most // 2
-        self.automata: tuple[Automaton, ...] = ()  #: the younger first
+        self.automata: tuple[CountingAutomaton, ...] = ()  #: the younger first
 
     def add(self, symbols: Sequence[int]) -> None:
         """Remember a text; of one that is too long its end."""
@@ -109,6 +109,6 @@ class Generations:
         if not len(symbols) or self._half < 2:
             return
         if not self.automata or self.automata[0].size + len(symbols) >= self._half:
-            self.automata = Automaton(self._depth), *self.automata[:1]
+            self.automata = CountingAutomaton(self._depth), *self.automata[:1]
         extend(self.automata[0], symbols, 0, len(symbols))
         self.automata[0].push(NOTHING)

@@ -11,31 +11,31 @@ from typing import NamedTuple
 
 import torch
 
-from nucleate.sampling.backends.torch.bound_stage import Mine, mines
-from nucleate.sampling.backends.torch.ranked_tokens import Fixed, Ranked, sorted_of
+from nucleate.sampling.backends.torch.bound_stage import BoundStage, mines
+from nucleate.sampling.backends.torch.ranked_tokens import RankedTokens, RowConstants, sorted_of
 from nucleate.sampling.backends.torch.shape_filters import narrowed
-from nucleate.sampling.backends.torch.tensor_philox import Keys, keys_of, uniform
+from nucleate.sampling.backends.torch.tensor_philox import PhiloxKeys, keys_of, uniform
 from nucleate.sampling.backends.torch.tensor_shifts import padded
 from nucleate.sampling.backends.torch.token_draw import drawn
 from nucleate.sampling.backends.torch.torch_device import sent
-from nucleate.sampling.dispatch.signature import Staged, Step
+from nucleate.sampling.dispatch.signature import PipelineSignature, StageSignature
 from nucleate.sampling.noise import XTC
-from nucleate.sampling.stage import Drawn
+from nucleate.sampling.stage import DrawnToken
 
 
-class Batch(NamedTuple):
+class TensorBatch(NamedTuple):
     """Rows of one structure that are drawn together."""
 
-    steps: tuple[Step, ...]
-    masked: bool  #: see ``Staged``
+    steps: tuple[StageSignature, ...]
+    masked: bool  #: see ``PipelineSignature``
     learns: bool
-    fixed: Fixed
-    keys: Keys
-    mines: list[Mine]  #: with the numbers that rows came with
+    fixed: RowConstants
+    keys: PhiloxKeys
+    mines: list[BoundStage]  #: with the numbers that rows came with
     spared: tuple[torch.Tensor, ...]  #: of each Ceiling, int64 [R, K], behind the vocabulary where there is none
 
 
-class Outcome(NamedTuple):
+class StepOutcome(NamedTuple):
     """What became of rows."""
 
     tokens_R: torch.Tensor  #: int64, -1 where there is none
@@ -44,21 +44,24 @@ class Outcome(NamedTuple):
 
 
 def batch_of(
-    staged: Sequence[Staged], seeds_R: torch.Tensor, size: int, floats: torch.dtype, *, kernel: bool = False
-) -> Batch:
-    """Rows of one structure. seeds_R: int64, the bits of integers in 0..2**64 - 1; size: V; kernel: see ``Keys``."""
+    staged: Sequence[PipelineSignature], seeds_R: torch.Tensor, size: int, floats: torch.dtype, *, kernel: bool = False
+) -> TensorBatch:
+    """Rows of one structure.
+
+    seeds_R: int64, the bits of integers in 0..2**64 - 1; size: V; kernel: see ``PhiloxKeys``.
+    """
     one, device = staged[0], seeds_R.device
     numbers_RP = sent(torch.tensor([row.numbers for row in staged], dtype=floats).view(len(staged), -1), device)
     whole = any("whole" in rule.row for step in one.steps for rule in step.rules)
-    fixed, nowhere = Fixed(size, len(staged), floats, device, whole=whole), -(-size // 256) * 256
+    fixed, nowhere = RowConstants(size, len(staged), floats, device, whole=whole), -(-size // 256) * 256
     spared = (padded([row.spared[i] for row in staged], nowhere) for i in range(len(one.spared)))
-    return Batch(
+    return TensorBatch(
         one.steps, one.masked, one.learns, fixed, keys_of(seeds_R, kernel=kernel), mines(one.steps, numbers_RP),
         tuple(sent(each, device) for each in spared),
     )  # fmt: skip
 
 
-class Given(NamedTuple):
+class StepInput(NamedTuple):
     """What a step has to go on."""
 
     x_RV: torch.Tensor  #: the scores after the leading Shifts, see ``scores``
@@ -68,7 +71,7 @@ class Given(NamedTuple):
     numbers_RP: torch.Tensor | None = None  #: of rows that learn, as of this step; there may be more columns
 
 
-def run(batch: Batch, given: Given) -> Outcome:
+def run(batch: TensorBatch, given: StepInput) -> StepOutcome:
     """Draw a token per row."""
     fixed, size, steps_R1, numbers_RP = batch.fixed, given.x_RV.shape[1], given.steps_R[:, None], given.numbers_RP
     x_RV = masked(fixed, given.x_RV, given.mask_RW)
@@ -77,7 +80,7 @@ def run(batch: Batch, given: Given) -> Outcome:
     if batch.spared:
         coins_R1 = uniform(batch.keys, steps_R1, XTC, torch.zeros_like(steps_R1), fixed.floats)
     stages = batch.mines if numbers_RP is None else mines(batch.steps, numbers_RP)
-    spans: dict[int, tuple[Ranked, Ranked]] = {}
+    spans: dict[int, tuple[RankedTokens, RankedTokens]] = {}
     for place, mine in enumerate(stages):
         before = kept = kept.settled() if mine.step.learns else kept
         if mine.step.shape == "Tap":
@@ -92,7 +95,7 @@ def run(batch: Batch, given: Given) -> Outcome:
     tokens_R1 = drawn(kept.settled(), stages[-1], batch.keys, steps_R1)
     tapped = any(step.shape == "Tap" for step in batch.steps)
     if not spans:
-        return Outcome(tokens_R1[:, 0], None, told_RV if tapped else None)
+        return StepOutcome(tokens_R1[:, 0], None, told_RV if tapped else None)
     assert numbers_RP is not None  # noqa: S101  # rows that learn have them
     chances = {
         place: [
@@ -102,7 +105,7 @@ def run(batch: Batch, given: Given) -> Outcome:
         for place, span in spans.items()
     }
     tokens_R1, numbers_RP = _learned(fixed, numbers_RP, tokens_R1, stages, chances)
-    return Outcome(tokens_R1[:, 0], numbers_RP, told_RV if tapped else None)
+    return StepOutcome(tokens_R1[:, 0], numbers_RP, told_RV if tapped else None)
 
 
 def scores(logits_RV: torch.Tensor, zero_1: torch.Tensor) -> torch.Tensor:
@@ -112,7 +115,7 @@ def scores(logits_RV: torch.Tensor, zero_1: torch.Tensor) -> torch.Tensor:
     return logits_RV + zero_1
 
 
-def masked(fixed: Fixed, x_RV: torch.Tensor, mask_RW: torch.Tensor | None) -> torch.Tensor:
+def masked(fixed: RowConstants, x_RV: torch.Tensor, mask_RW: torch.Tensor | None) -> torch.Tensor:
     """What a bitmask leaves: the logarithm of a bit is 0 or -inf. Of NaN and +inf it makes NaN, allowed or not."""
     if mask_RW is None:
         return x_RV
@@ -120,10 +123,10 @@ def masked(fixed: Fixed, x_RV: torch.Tensor, mask_RW: torch.Tensor | None) -> to
 
 
 def _learned(
-    fixed: Fixed,
+    fixed: RowConstants,
     numbers_RP: torch.Tensor,
     tokens_R1: torch.Tensor,
-    stages: list[Mine],
+    stages: list[BoundStage],
     chances: dict[int, list[torch.Tensor]],
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Tokens, and numbers as of the next step. What would learn what is no number has no token, as on the host."""
@@ -135,12 +138,12 @@ def _learned(
 
 
 def next_numbers(
-    numbers_RP: torch.Tensor, tokens_R1: torch.Tensor, stages: list[Mine], chances: dict[int, list[torch.Tensor]]
+    numbers_RP: torch.Tensor, tokens_R1: torch.Tensor, stages: list[BoundStage], chances: dict[int, list[torch.Tensor]]
 ) -> torch.Tensor:
     """What stages make of tokens, whatever it is. chances: log-probabilities [R, 1] before and after them, by place."""
     columns, taken = [], 0
     for place, mine in enumerate(stages):
         own_RP = numbers_RP[:, taken : taken + mine.step.width]
-        columns.append(mine.after(Drawn(tokens_R1, *chances[place])) if place in chances else own_RP)
+        columns.append(mine.after(DrawnToken(tokens_R1, *chances[place])) if place in chances else own_RP)
         taken += mine.step.width
     return torch.cat([*columns, numbers_RP[:, taken:]], 1)

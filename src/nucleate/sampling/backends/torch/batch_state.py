@@ -1,6 +1,6 @@
 """The rows of a batch on a device: they come, are drawn, go on, and go, and tokens stay where they are drawn.
 
-The host is told of them when it asks. Carries no meaning of its own: what a row means is a ``Resident``.
+The host is told of them when it asks. Carries no meaning of its own: what a row means is a ``DeviceRowSpec``.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from typing import Any, NamedTuple
 
 import torch
 
-from nucleate.sampling.backends.torch.batch_sampling import Batch, Given, next_numbers, run, scores
-from nucleate.sampling.backends.torch.batch_view import Held, Kind, Part, allowed_words, part_of
+from nucleate.sampling.backends.torch.batch_sampling import StepInput, TensorBatch, next_numbers, run, scores
+from nucleate.sampling.backends.torch.batch_view import BatchView, DeviceRow, RowGroup, allowed_words, part_of
 from nucleate.sampling.backends.torch.bound_stage import mines
 from nucleate.sampling.backends.torch.slots import STEP, Slots, line_of
-from nucleate.sampling.backends.torch.tensor_logprobs import Report, Wanted, report
+from nucleate.sampling.backends.torch.tensor_logprobs import TensorLogprobs, Wanted, report
 from nucleate.sampling.backends.torch.tensor_shifts import follow, shifted, unbroken
 from nucleate.sampling.backends.torch.torch_device import floats_of, guard, sent
-from nucleate.sampling.dispatch.device_row import Resident
-from nucleate.sampling.dispatch.signature import Staged
+from nucleate.sampling.dispatch.device_row import DeviceRowSpec
+from nucleate.sampling.dispatch.signature import PipelineSignature
 
 NOT_DRAWN = -1
 """The token of a row from which none can be drawn."""
@@ -27,18 +27,18 @@ RING = 1 << 13
 """So many tokens of a row are kept, until the host asks for them; no window of penalties is longer."""
 
 Input = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
-"""Logits, what is allowed, and which rows are active, see ``Rows.draw``."""
+"""Logits, what is allowed, and which rows are active, see ``BatchState.draw``."""
 
 
-class Heard(NamedTuple):
+class TapReport(NamedTuple):
     """What the Taps of some rows of a call were told."""
 
     places: Sequence[int]  #: of the rows
-    report: Report
+    report: TensorLogprobs
     wanted: list[Wanted]
 
 
-class Rows:
+class BatchState:
     """Rows by their numbers.
 
     size: V. kernels: "triton" or "torch". learn(row, tokens) is told what was drawn, in order, when ``catch_up`` is
@@ -58,7 +58,7 @@ class Rows:
         self._learn, self._settle = learn, settle
         self._zero_1 = torch.zeros(1, dtype=self.floats, device=device)
         self._slots = Slots(device, self.floats, RING)
-        self._held: dict[int, Held] = {}
+        self._held: dict[int, DeviceRow] = {}
         self._unseen = 0  # the most tokens of a row that the host does not know
         self._work: Any = None  # of the kernels
         self._moved = 0
@@ -71,7 +71,7 @@ class Rows:
         """It changes when arrays come to lie elsewhere, so that what was captured must be captured again."""
         return self._slots.moved + self._moved
 
-    def add(self, number: int, row: Resident, seed: int, prompt: list[int], output: list[int]) -> None:
+    def add(self, number: int, row: DeviceRowSpec, seed: int, prompt: list[int], output: list[int]) -> None:
         """A new row."""
         said = prompt + output
         self._slots.widen(int(min(len(said), row.span)) + 1)
@@ -79,7 +79,7 @@ class Rows:
         slot = self._slots.put(line, said if row.span else [], len(said), follows=row.follows)
         if row.staged is not None and row.staged.learns:
             self._slots.learn(slot, row.staged.numbers)
-        self._held[number] = Held(slot, row, len(prompt), len(output), allowed_words(row.allowed, self.size))
+        self._held[number] = DeviceRow(slot, row, len(prompt), len(output), allowed_words(row.allowed, self.size))
 
     def remove(self, number: int) -> None:
         """A row goes; no other one moves."""
@@ -90,34 +90,34 @@ class Rows:
         row = self._held[number].row
         return row.wanted is not None or (row.staged is not None and row.staged.wanted is not None)
 
-    def staged(self, number: int) -> Staged | None:
+    def staged(self, number: int) -> PipelineSignature | None:
         """The stages of a row, where the numbers of the chain do not say them."""
         return self._held[number].row.staged
 
-    def part(self, numbers: Sequence[int]) -> Part:
+    def part(self, numbers: Sequence[int]) -> BatchView:
         """Rows of a call, in its order."""
         held = [self._held[number] for number in numbers]
         return part_of(numbers, held, self._slots, self.size, kernels=self.kernels == "triton")
 
-    def reserve(self, part: Part, count: int) -> None:
+    def reserve(self, part: BatchView, count: int) -> None:
         """Make room for so many more tokens of some rows; it may wait for the device, and ``draw`` does not."""
         if max(count + self._unseen, self._reach(part, count)) >= self._slots.ring:
             self.catch_up()
         self._unseen += count
         self._slots.widen(self._reach(part, 0) + 1)
 
-    def _reach(self, part: Part, count: int) -> int:
+    def _reach(self, part: BatchView, count: int) -> int:
         """How far back a row may look after so many more tokens."""
         more = self._unseen + count
         return int(max(min(one.prompt + one.known + more, one.row.span) for one in part.held) if part.held else 0)
 
     def draw(
         self,
-        part: Part,
+        part: BatchView,
         logits_RV: torch.Tensor,
         mask_RW: torch.Tensor | None = None,
         active_R: torch.Tensor | None = None,
-        heard: list[Heard] | None = None,
+        heard: list[TapReport] | None = None,
     ) -> torch.Tensor:
         """The next tokens of rows, int64 [R], -1 where none can be drawn; the others go on with theirs.
 
@@ -134,7 +134,7 @@ class Rows:
                 tokens_R.index_copy_(0, kind.places_N, self._drawn(kind, tuple(some), heard))
         return tokens_R
 
-    def _drawn(self, kind: Kind, given: Any, heard: list[Heard] | None) -> torch.Tensor:
+    def _drawn(self, kind: RowGroup, given: Any, heard: list[TapReport] | None) -> torch.Tensor:
         """The next tokens of rows that are drawn together; they go on with these."""
         if kind.batch is None:
             tokens_R = self._kernels(kind, *given)
@@ -145,14 +145,14 @@ class Rows:
         self._follow(kind, tokens_R)
         return tokens_R
 
-    def _follow(self, kind: Kind, tokens_R: torch.Tensor) -> None:
+    def _follow(self, kind: RowGroup, tokens_R: torch.Tensor) -> None:
         for group in kind.groups:
             if group.follows:
                 tokens_N = tokens_R if group.places_N is None else tokens_R.index_select(0, group.places_N)
                 follow(group, self._slots, tokens_N, self.size)
 
     def _tensors(
-        self, kind: Kind, batch: Batch, steps_R: torch.Tensor, given: Input, heard: list[Heard] | None
+        self, kind: RowGroup, batch: TensorBatch, steps_R: torch.Tensor, given: Input, heard: list[TapReport] | None
     ) -> torch.Tensor:
         """Rows of a structure through their stages."""
         logits_RV, mask_RW, active_R = given
@@ -161,7 +161,7 @@ class Rows:
             masks = kind.allowed_RW, mask_RW
         numbers_RP = self._slots.learned_SP.index_select(0, kind.slots_R) if batch.learns else None
         x_RV = self._shifted(kind, scores(logits_RV, self._zero_1))
-        tokens_R, learned_RP, told_RV = run(batch, Given(x_RV, steps_R, *masks, numbers_RP))
+        tokens_R, learned_RP, told_RV = run(batch, StepInput(x_RV, steps_R, *masks, numbers_RP))
         if active_R is not None:
             tokens_R = torch.where(active_R, tokens_R, NOT_DRAWN)
             if learned_RP is not None:
@@ -170,29 +170,31 @@ class Rows:
             self._slots.learned_SP.index_copy_(0, kind.slots_R, learned_RP)
         if heard is not None and told_RV is not None:
             most = max(top for top, _ in kind.wanted)
-            heard.append(Heard(kind.places, report(told_RV, tokens_R, kind.asked_NA, most, told_RV.dtype), kind.wanted))
+            heard.append(
+                TapReport(kind.places, report(told_RV, tokens_R, kind.asked_NA, most, told_RV.dtype), kind.wanted)
+            )
         return tokens_R
 
-    def _shifted(self, kind: Kind, x_RV: torch.Tensor) -> torch.Tensor:
+    def _shifted(self, kind: RowGroup, x_RV: torch.Tensor) -> torch.Tensor:
         for group in kind.groups:
             x_RV = shifted(group, self._slots, x_RV)
         return x_RV
 
     def _kernels(
-        self, kind: Kind, logits_RV: torch.Tensor, mask_RW: torch.Tensor | None, active_R: torch.Tensor | None
+        self, kind: RowGroup, logits_RV: torch.Tensor, mask_RW: torch.Tensor | None, active_R: torch.Tensor | None
     ) -> torch.Tensor:
         from nucleate.sampling.backends.triton import launch  # it loads Triton, as does the next
-        from nucleate.sampling.backends.triton.device_memory import State
+        from nucleate.sampling.backends.triton.device_memory import RowState
 
         if self._work is None or self._work.rows < len(kind.places):
-            self._work = launch.Workspace(1 << (len(kind.places) - 1).bit_length(), self.size, self.device)
+            self._work = launch.TritonWorkspace(1 << (len(kind.places) - 1).bit_length(), self.size, self.device)
             self._moved += 1
         if logits_RV.dtype not in launch.FLOATS or kind.groups:
             logits_RV = self._shifted(kind, logits_RV.to(torch.float32))
         work, tokens_R, slots = self._work, self._empty(torch.int64), self._slots
         if kind.brief:  # what was told of earlier calls stays as it is
             work.logprobs_R, work.ranks_R = self._empty(torch.float64), self._empty(torch.int32)
-        state = State(kind.slots_R, slots.lines_SC, slots.ring_SL, slots.ring, active_R)
+        state = RowState(kind.slots_R, slots.lines_SC, slots.ring_SL, slots.ring, active_R)
         launch.sample(
             logits_RV, state, work, _both(mask_RW, kind.allowed_RW), out_R=tokens_R[: len(kind.places)], cuts=kind.cuts,
             report=kind.brief,
@@ -216,7 +218,7 @@ class Rows:
             self._slots.push(part.slots_R, tokens_R)
             self._follow(part.kinds[0], tokens_R)
 
-    def _learned(self, staged: Staged, slots_R: torch.Tensor, tokens_R: torch.Tensor) -> None:
+    def _learned(self, staged: PipelineSignature, slots_R: torch.Tensor, tokens_R: torch.Tensor) -> None:
         """A row goes on with a token that could be no other: its chance was 1."""
         numbers_RP = self._slots.learned_SP.index_select(0, slots_R)
         sure_R1 = torch.zeros_like(numbers_RP[:, :1])
@@ -224,13 +226,13 @@ class Rows:
         learned_RP = next_numbers(numbers_RP, tokens_R[:, None], mines(staged.steps, numbers_RP), chances)
         self._slots.learned_SP.index_copy_(0, slots_R, learned_RP)
 
-    def report(self, part: Part, logits_RV: torch.Tensor, tokens_R: torch.Tensor) -> Report | None:
+    def report(self, part: BatchView, logits_RV: torch.Tensor, tokens_R: torch.Tensor) -> TensorLogprobs | None:
         """What is to be told of the logits as given, of those who want it; None if none does."""
         if not part.told:
             return None
         if part.kinds[0].brief:
             told = tokens_R, self._work.logprobs_R[: len(tokens_R)], self._work.ranks_R[: len(tokens_R)].to(torch.int64)
-            return Report(*(column_R.index_select(0, part.told_N)[:, None] for column_R in told))
+            return TensorLogprobs(*(column_R.index_select(0, part.told_N)[:, None] for column_R in told))
         logits_NV, tokens_N = logits_RV, tokens_R
         if len(part.told) < len(part.rows):
             logits_NV, tokens_N = (whole.index_select(0, part.told_N) for whole in (logits_RV, tokens_R))

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from nucleate.sampling.backends.torch.batch_sampling import Batch, batch_of
+from nucleate.sampling.backends.torch.batch_sampling import TensorBatch, batch_of
 from nucleate.sampling.backends.torch.slots import SEED, Slots
 from nucleate.sampling.backends.torch.tensor_logprobs import Wanted
-from nucleate.sampling.backends.torch.tensor_shifts import Group, groups_of, padded
+from nucleate.sampling.backends.torch.tensor_shifts import ShiftGroup, groups_of, padded
 from nucleate.sampling.backends.torch.torch_device import sent
-from nucleate.sampling.dispatch.device_row import Resident
+from nucleate.sampling.dispatch.device_row import DeviceRowSpec
 from nucleate.sampling.dispatch.signature import chained
 
 AT_ONCE = 1 << 24
@@ -23,45 +23,45 @@ AT_ONCE = 1 << 24
 
 
 @dataclass(slots=True)
-class Held:
+class DeviceRow:
     """A row on a device."""
 
     slot: int
-    row: Resident
+    row: DeviceRowSpec
     prompt: int  #: how many tokens it has,
     known: int  #: and how many of its output the host knows
     allowed_W: NDArray[np.int32] | None  #: packed
 
 
-class Kind(NamedTuple):
+class RowGroup(NamedTuple):
     """Rows of a call that are drawn together: they have the same structure, or run through the kernels."""
 
     places: Sequence[int]  #: of the rows in the call,
     places_N: torch.Tensor | None  #: the same; None: they are all of it
     slots_R: torch.Tensor
     allowed_RW: torch.Tensor | None  #: int32, packed
-    groups: list[Group]  #: by the Shifts that rows begin with
-    batch: Batch | None  #: where tensors draw; None: kernels do
+    groups: list[ShiftGroup]  #: by the Shifts that rows begin with
+    batch: TensorBatch | None  #: where tensors draw; None: kernels do
     cuts: bool  #: whether any of the rows that kernels draw have top-k or top-p,
     brief: bool  #: and nothing is to be told but of the tokens drawn, which kernels do
     wanted: list[Wanted]  #: the Tap of each row among the stages,
     asked_NA: torch.Tensor  #: and the ids among it, -1 for none
 
 
-class Part(NamedTuple):
+class BatchView(NamedTuple):
     """Some rows, in the order of a call. It is of no use once one of them is gone."""
 
     rows: list[int]  #: their numbers
-    held: list[Held]
+    held: list[DeviceRow]
     slots_R: torch.Tensor
-    kinds: list[Kind]
+    kinds: list[RowGroup]
     told: list[int]  #: places of rows that want logprobs of the logits,
     told_N: torch.Tensor  #: the same
     wanted: list[Wanted]  #: what these want,
     asked_NA: torch.Tensor  #: and the ids among it, -1 for none
 
 
-def part_of(numbers: Sequence[int], held: Sequence[Held], slots: Slots, size: int, *, kernels: bool) -> Part:
+def part_of(numbers: Sequence[int], held: Sequence[DeviceRow], slots: Slots, size: int, *, kernels: bool) -> BatchView:
     """Rows by their numbers, as they are held. size: V; kernels: whether they draw the chain."""
     found: dict[Any, list[int]] = {}
     for place, one in enumerate(held):
@@ -76,10 +76,12 @@ def part_of(numbers: Sequence[int], held: Sequence[Held], slots: Slots, size: in
     told = [place for place, one in enumerate(held) if one.row.wanted is not None]
     wanted = [one.row.wanted for one in held if one.row.wanted is not None]
     where = sent([one.slot for one in held], slots.device)
-    return Part([*numbers], [*held], where, kinds, told, sent(told, slots.device), wanted, _asked(wanted, slots.device))
+    return BatchView(
+        [*numbers], [*held], where, kinds, told, sent(told, slots.device), wanted, _asked(wanted, slots.device)
+    )
 
 
-def _kind(places: Sequence[int], every: Sequence[Held], slots: Slots, size: int, *, kernels: bool) -> Kind:
+def _kind(places: Sequence[int], every: Sequence[DeviceRow], slots: Slots, size: int, *, kernels: bool) -> RowGroup:
     device, held = slots.device, [every[place] for place in places]
     where, rows = [one.slot for one in held], [one.row for one in held]
     slots_R, staged, batch = sent(where, device), [row.staged for row in rows if row.staged], None
@@ -90,7 +92,7 @@ def _kind(places: Sequence[int], every: Sequence[Held], slots: Slots, size: int,
     cuts = any(row.numbers[2] > 0 or row.numbers[4] < 1 for row in rows)
     brief = batch is None and not groups and len(held) == len(every) and {row.wanted for row in rows} <= {None, (0, ())}
     wanted = [one.wanted for one in staged if one.wanted is not None]
-    return Kind(
+    return RowGroup(
         places, None if len(held) == len(every) else sent([*places], device), slots_R, _allowed(held, size, device),
         groups, batch, cuts, brief and any(row.wanted for row in rows), wanted, _asked(wanted, device),
     )  # fmt: skip
@@ -100,7 +102,7 @@ def _asked(wanted: Sequence[Wanted], device: torch.device) -> torch.Tensor:
     return sent(padded([asked for _, asked in wanted], -1), device)
 
 
-def _allowed(held: Sequence[Held], size: int, device: torch.device) -> torch.Tensor | None:
+def _allowed(held: Sequence[DeviceRow], size: int, device: torch.device) -> torch.Tensor | None:
     if all(one.allowed_W is None for one in held):
         return None
     words_RW = np.full((len(held), -(-size // 32)), -1, np.int32)

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from nucleate.sampling.dispatch.rules import Replaced
-from nucleate.sampling.dispatch.signature import Rule, Step
+from nucleate.sampling.dispatch.rules import ReplaceRecorder
+from nucleate.sampling.dispatch.signature import RuleSignature, StageSignature
 
 
-class Me(Replaced):
+class BoundAttributes(ReplaceRecorder):
     """Stands for ``self`` in rules: attributes by their names."""
 
     def __init__(self, values: dict[str, Any]) -> None:
@@ -19,14 +19,14 @@ class Me(Replaced):
             setattr(self, name, value)
 
 
-class Mine:
+class BoundStage:
     """A stage of many rows. Its rules see its numbers as columns, [R, 1], and its switches as they are."""
 
-    def __init__(self, step: Step, numbers_RP: torch.Tensor) -> None:
+    def __init__(self, step: StageSignature, numbers_RP: torch.Tensor) -> None:
         self.step = step
-        self.rules: dict[str, Rule] = {rule.name: rule for rule in step.rules}
+        self.rules: dict[str, RuleSignature] = {rule.name: rule for rule in step.rules}
         self._columns = dict(zip(step.numbers, numbers_RP.split(1, 1), strict=False))
-        self.me: Any = Me({**self._columns, **dict(step.switches)})
+        self.me: Any = BoundAttributes({**self._columns, **dict(step.switches)})
         self._constant: dict[str, Any] = {}
 
     def apply(self, rule: str, *given: Any) -> Any:
@@ -46,8 +46,8 @@ class Mine:
         return torch.cat([*{**self._columns, **self.apply("after", drawn)}.values()], 1)
 
 
-def mines(steps: Sequence[Step], numbers_RP: torch.Tensor) -> list[Mine]:
+def mines(steps: Sequence[StageSignature], numbers_RP: torch.Tensor) -> list[BoundStage]:
     """Stages with their columns; there may be more of them."""
     counts = [step.width for step in steps]
     parts = numbers_RP.split([*counts, numbers_RP.shape[1] - sum(counts)], 1)
-    return [Mine(step, part_RP) for step, part_RP in zip(steps, parts, strict=False)]
+    return [BoundStage(step, part_RP) for step, part_RP in zip(steps, parts, strict=False)]

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from nucleate.parameters.parameter import ParameterError
-from nucleate.sampling.backends.torch.batch_state import Rows
-from nucleate.sampling.backends.torch.batch_view import Part
+from nucleate.sampling.backends.torch.batch_state import BatchState
+from nucleate.sampling.backends.torch.batch_view import BatchView
 from nucleate.sampling.backends.torch.torch_device import captured, guard, sent
 
 Forward = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -20,7 +20,7 @@ of rows that are not active, whose logits are not looked at; and to be captured 
 not allow, and keeps its state in tensors that stay where they are."""
 
 
-class Loop:
+class DecodeLoop:
     """Call it for the next ``steps`` tokens of some rows: int64 [R, steps], -1 after the last one of a row.
 
     ended_R: bool, on the device: rows that drew one of the stop ids, which is their last token, or had logits from
@@ -29,7 +29,13 @@ class Loop:
     """
 
     def __init__(
-        self, rows: Rows, part: Part, forward: Forward, first_ids: Sequence[int], steps: int, stop_ids: Sequence[int]
+        self,
+        rows: BatchState,
+        part: BatchView,
+        forward: Forward,
+        first_ids: Sequence[int],
+        steps: int,
+        stop_ids: Sequence[int],
     ) -> None:
         self.steps = steps
         self._rows, self._part, self._forward = rows, part, forward

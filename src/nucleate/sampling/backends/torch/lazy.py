@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 
-class LaterList(UserList[Any]):
+class LazyList(UserList[Any]):
     """A list of a known length; its items are made when the first of them is asked for."""
 
     def __init__(self, length: int, make: Callable[[], Iterable[Any]]) -> None:
@@ -25,7 +25,7 @@ class LaterList(UserList[Any]):
         return self.data[place]
 
 
-class LaterDict(UserDict[int, Any]):
+class LazyDict(UserDict[int, Any]):
     """A mapping; it is made when it is first looked at."""
 
     def __init__(self, make: Callable[[], Mapping[int, Any]]) -> None:

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 
 from nucleate.sampling.noise import GROUP_SIZE
-from nucleate.sampling.stage import Row
+from nucleate.sampling.stage import RowStats
 
 
-class Fixed:
-    """Constants of rows of a size: made once, not in each step. whole: whether any rule reads ``Row.whole``."""
+class RowConstants:
+    """Constants of rows of a size: made once, not in each step. whole: whether any rule reads ``RowStats.whole``."""
 
     def __init__(self, size: int, rows: int, floats: torch.dtype, device: Any, *, whole: bool = False) -> None:
         self.floats, self.whole = floats, whole
@@ -37,10 +37,10 @@ class Fixed:
 
 
 @dataclass(frozen=True)
-class Ranked:
+class RankedTokens:
     """Tokens in the order: score descending, then id ascending. See ``reference.Survivors``."""
 
-    fixed: Fixed
+    fixed: RowConstants
     ids_RN: torch.Tensor  #: int64, every id of the vocabulary once
     x_RN: torch.Tensor  #: the scores as sorted, or as the last Scale left them: also of tokens that are out
     below_RN: torch.Tensor  #: the same from the top of those that are in; what is out at -inf
@@ -65,13 +65,13 @@ class Ranked:
     def mass(self) -> torch.Tensor:
         return self._once("mass", lambda: self.weight().sum(1, keepdim=True))
 
-    def cut(self, *, floor: Any = None, low: bool = True, last: Any = None) -> Ranked:
+    def cut(self, *, floor: Any = None, low: bool = True, last: Any = None) -> RankedTokens:
         """With one more cut to make."""
         floor = _tighter(torch.maximum, self.floor_R1, floor)
         last = _tighter(torch.minimum, self.last_R1, last)
         return replace(self, floor_R1=floor, low=low and self.low, last_R1=last)
 
-    def settled(self) -> Ranked:
+    def settled(self) -> RankedTokens:
         """After the cuts that have still to be made."""
         if self.floor_R1 is None:
             return self if self.last_R1 is None else self.only(self.fixed.place_N <= self.last_R1)
@@ -80,7 +80,7 @@ class Ranked:
             keep_RN = keep_RN | self.fixed.first_N
         return self.only(keep_RN if self.last_R1 is None else keep_RN & (self.fixed.place_N <= self.last_R1))
 
-    def only(self, keep_RN: Any, *, packed: bool = True) -> Ranked:
+    def only(self, keep_RN: Any, *, packed: bool = True) -> RankedTokens:
         """The tokens of a mask. packed: these come first, with the best of all."""
         below_RN, whole_R1 = torch.where(keep_RN, self.below_RN, self.fixed.out), self.whole_R1
         if whole_R1 is None and self.fixed.whole:
@@ -89,15 +89,15 @@ class Ranked:
             top_R1 = below_RN.amax(1, keepdim=True)
             below_RN = below_RN - top_R1
             whole_R1 = None if whole_R1 is None else whole_R1 * (-top_R1).exp()
-        return Ranked(self.fixed, self.ids_RN, self.x_RN, below_RN, packed, whole_R1=whole_R1)
+        return RankedTokens(self.fixed, self.ids_RN, self.x_RN, below_RN, packed, whole_R1=whole_R1)
 
-    def repacked(self) -> Ranked:
+    def repacked(self) -> RankedTokens:
         """With those that are in first."""
         if self.packed:
             return self
         below_RN, place_RN = torch.sort(self.below_RN, dim=1, descending=True, stable=True)
         ids_RN, x_RN = self.ids_RN.gather(1, place_RN), self.x_RN.gather(1, place_RN)
-        return Ranked(self.fixed, ids_RN, x_RN, below_RN, whole_R1=self.whole_R1)
+        return RankedTokens(self.fixed, ids_RN, x_RN, below_RN, whole_R1=self.whole_R1)
 
     def by_id(self, x_RN: torch.Tensor) -> torch.Tensor:
         """Numbers of tokens in the order of ids, -inf behind the last one: [R, groups * 256]."""
@@ -108,9 +108,9 @@ class Ranked:
         place_R1 = (self.ids_RN == tokens_R1).to(torch.int8).argmax(1, keepdim=True)
         return self.below_RN.gather(1, place_R1) - self.mass().log()
 
-    def row(self, wanted: frozenset[str]) -> Row:
+    def row(self, wanted: frozenset[str]) -> RowStats:
         """What rules see of the row, [R, 1] each, scores from the top; what is not wanted is 1."""
-        found: dict[str, Any] = dict.fromkeys(Row._fields, 1.0)
+        found: dict[str, Any] = dict.fromkeys(RowStats._fields, 1.0)
         inside_RN, below_RN = None, self.below_RN
         if wanted & {"n", "mean", "var"}:
             inside_RN = self.inside()
@@ -131,7 +131,7 @@ class Ranked:
             found["whole"] = self.mass() if self.whole_R1 is None else torch.maximum(self.whole_R1, self.mass())
         if "n" in wanted:
             found["n"] = found["n"].to(self.fixed.floats)
-        return Row(**{**found, "top": 0.0})
+        return RowStats(**{**found, "top": 0.0})
 
     def _entropy(self) -> torch.Tensor:
         least = torch.finfo(self.fixed.floats).min  # 0 * -inf would be NaN
@@ -145,7 +145,7 @@ def _tighter(choose: Callable[..., torch.Tensor], had: Any, more: Any) -> Any:
     return choose(had, more)
 
 
-def sorted_of(fixed: Fixed, x_RV: torch.Tensor) -> Ranked:
+def sorted_of(fixed: RowConstants, x_RV: torch.Tensor) -> RankedTokens:
     """All tokens of rows, by id."""
     x_RN, ids_RN = torch.sort(x_RV, dim=1, descending=True, stable=True)
-    return Ranked(fixed, ids_RN, x_RN, x_RN - x_RN.narrow(1, 0, 1))
+    return RankedTokens(fixed, ids_RN, x_RN, x_RN - x_RN.narrow(1, 0, 1))

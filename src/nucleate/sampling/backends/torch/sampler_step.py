@@ -13,34 +13,34 @@ import torch
 from numpy.typing import NDArray
 
 from nucleate.outputs import StepLogprobs
-from nucleate.sampling.backends.torch.batch_state import Heard, Rows
-from nucleate.sampling.backends.torch.batch_view import Part
-from nucleate.sampling.backends.torch.lazy import LaterDict, LaterList
-from nucleate.sampling.backends.torch.tensor_logprobs import Report, told
+from nucleate.sampling.backends.torch.batch_state import BatchState, TapReport
+from nucleate.sampling.backends.torch.batch_view import BatchView
+from nucleate.sampling.backends.torch.lazy import LazyDict, LazyList
+from nucleate.sampling.backends.torch.tensor_logprobs import TensorLogprobs, told
 from nucleate.sampling.backends.torch.torch_device import sent
 
 Scores = NDArray[np.float32]
 Words = NDArray[np.int32] | None
 
 
-class Host(NamedTuple):
+class HostCallbacks(NamedTuple):
     """What the host does for a row, by its place in the call: (place, logits_V, mask_W)."""
 
     draw: Callable[[int, Scores, Words], tuple[int, StepLogprobs | None] | str]  #: token and logprobs, or why not
     why: Callable[[int, Scores, Words], str]  #: why nothing can be drawn from it
 
 
-class Call(NamedTuple):
+class StepCall(NamedTuple):
     """The rows of a call; kept for the next one like it."""
 
     shape: tuple[int, int]
-    part: Part  #: those that the device runs,
+    part: BatchView  #: those that the device runs,
     places: list[int]  #: where they are in the call,
     places_N: torch.Tensor  #: the same
     others: list[int]  #: where the host's rows are
 
 
-class Stepped(NamedTuple):
+class StepOutput(NamedTuple):
     """What a step gives, see ``Sampled``."""
 
     tokens_R: torch.Tensor
@@ -48,21 +48,21 @@ class Stepped(NamedTuple):
     errors: Mapping[int, str]
 
 
-def call_of(rows: Rows, numbers: Sequence[int]) -> Call:
+def call_of(rows: BatchState, numbers: Sequence[int]) -> StepCall:
     """The rows of a call by their numbers."""
     places = [place for place, number in enumerate(numbers) if number in rows]
     others = [place for place, number in enumerate(numbers) if number not in rows]
     part = rows.part([numbers[place] for place in places])
-    return Call((len(numbers), rows.size), part, places, sent(places, rows.device), others)
+    return StepCall((len(numbers), rows.size), part, places, sent(places, rows.device), others)
 
 
-def step(rows: Rows, call: Call, logits: Any, mask: Any, host: Host) -> Stepped:
+def step(rows: BatchState, call: StepCall, logits: Any, mask: Any, host: HostCallbacks) -> StepOutput:
     """Draw a token for each row of a call. logits, mask: of its shape, tensors or arrays."""
     logits_RV = _logits(logits, rows.device)
     mask_RW = None if mask is None else _mask(mask, rows.device)
     logits_NV, mask_NW = logits_RV, mask_RW
-    made: Report | None = None
-    heard: list[Heard] = []
+    made: TensorLogprobs | None = None
+    heard: list[TapReport] = []
     if call.others or not call.places:
         tokens_R = torch.full((call.shape[0],), -1, dtype=torch.int64, device=rows.device)
         logits_NV = logits_RV.index_select(0, call.places_N)
@@ -77,12 +77,12 @@ def step(rows: Rows, call: Call, logits: Any, mask: Any, host: Host) -> Stepped:
         place_N, token_N = sent([[*alone.keys()], [*alone.values()]], rows.device)
         tokens_R = tokens_R.index_copy(0, place_N, token_N)
     asked = made or heard or reported
-    logprobs = LaterList(call.shape[0], lambda: _logprobs(call, made, heard, reported)) if asked else None
-    return Stepped(tokens_R, logprobs, LaterDict(lambda: errors | _odd(call, tokens_R, logits_RV, mask_RW, host)))
+    logprobs = LazyList(call.shape[0], lambda: _logprobs(call, made, heard, reported)) if asked else None
+    return StepOutput(tokens_R, logprobs, LazyDict(lambda: errors | _odd(call, tokens_R, logits_RV, mask_RW, host)))
 
 
 def _alone(
-    call: Call, logits_RV: torch.Tensor, mask_RW: torch.Tensor | None, host: Host
+    call: StepCall, logits_RV: torch.Tensor, mask_RW: torch.Tensor | None, host: HostCallbacks
 ) -> tuple[dict[int, int], dict[int, StepLogprobs], dict[int, str]]:
     """Tokens, logprobs and errors of the host's rows."""
     tokens: dict[int, int] = {}
@@ -100,7 +100,7 @@ def _alone(
 
 
 def _logprobs(
-    call: Call, made: Report | None, heard: Sequence[Heard], reported: Mapping[int, StepLogprobs]
+    call: StepCall, made: TensorLogprobs | None, heard: Sequence[TapReport], reported: Mapping[int, StepLogprobs]
 ) -> tuple[StepLogprobs | None, ...]:
     found: dict[int, StepLogprobs | None] = {**reported}
     for some in heard:
@@ -112,7 +112,7 @@ def _logprobs(
 
 
 def _odd(
-    call: Call, tokens_R: torch.Tensor, logits_RV: torch.Tensor, mask_RW: torch.Tensor | None, host: Host
+    call: StepCall, tokens_R: torch.Tensor, logits_RV: torch.Tensor, mask_RW: torch.Tensor | None, host: HostCallbacks
 ) -> dict[int, str]:
     """Why rows of the device have no token."""
     if not call.places:

@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from nucleate.sampling.backends.torch.bound_stage import Mine
-from nucleate.sampling.backends.torch.ranked_tokens import Ranked, sorted_of
+from nucleate.sampling.backends.torch.bound_stage import BoundStage
+from nucleate.sampling.backends.torch.ranked_tokens import RankedTokens, sorted_of
 
 
-def narrowed(kept: Ranked, mine: Mine, coins_R1: Any, spared_RK: Any) -> Ranked:
+def narrowed(kept: RankedTokens, mine: BoundStage, coins_R1: Any, spared_RK: Any) -> RankedTokens:
     """The tokens after a stage that is neither a Tap nor a Draw. coins_R1: those of the step."""
     kept, step = kept.repacked(), mine.step
     if step.greedy:
@@ -22,18 +22,18 @@ def narrowed(kept: Ranked, mine: Mine, coins_R1: Any, spared_RK: Any) -> Ranked:
     return _prefix(kept, mine) if step.shape == "Prefix" else _beheaded(kept.settled(), mine, coins_R1, spared_RK)
 
 
-def _scaled(kept: Ranked, mine: Mine) -> Ranked:
+def _scaled(kept: RankedTokens, mine: BoundStage) -> RankedTokens:
     rule = mine.rules["apply"]
     said_RN = mine.apply("apply", kept.below_RN, kept.row(rule.row))
     if rule.straight:
-        return Ranked(kept.fixed, kept.ids_RN, said_RN, said_RN)
+        return RankedTokens(kept.fixed, kept.ids_RN, said_RN, said_RN)
     x_RN = torch.where(kept.inside(), said_RN, kept.fixed.out)
     if not mine.step.kind.monotone:  # type: ignore[attr-defined]  # of equal scores the lowest id comes first
         return sorted_of(kept.fixed, kept.by_id(x_RN)[:, : x_RN.shape[1]])
-    return Ranked(kept.fixed, kept.ids_RN, x_RN, x_RN - x_RN.amax(1, keepdim=True))
+    return RankedTokens(kept.fixed, kept.ids_RN, x_RN, x_RN - x_RN.amax(1, keepdim=True))
 
 
-def _floored(kept: Ranked, mine: Mine) -> Ranked:
+def _floored(kept: RankedTokens, mine: BoundStage) -> RankedTokens:
     rule = mine.rules["floor"]
     if rule.row - {"top"}:
         kept = kept.settled()
@@ -41,7 +41,7 @@ def _floored(kept: Ranked, mine: Mine) -> Ranked:
     return kept.cut(floor=floor_R1, low=rule.low)
 
 
-def _prefix(kept: Ranked, mine: Mine) -> Ranked:
+def _prefix(kept: RankedTokens, mine: BoundStage) -> RankedTokens:
     weight, fixed = mine.rules["weight"], kept.fixed
     own, reaches, ties = "order" in mine.rules, mine.step.kind.reaches, mine.step.ties  # type: ignore[attr-defined]
 
@@ -78,14 +78,14 @@ def _prefix(kept: Ranked, mine: Mine) -> Ranked:
     return kept.only(keep_RN, packed=not own)
 
 
-def _with_ties(kept: Ranked, keep_RN: torch.Tensor) -> Ranked:
+def _with_ties(kept: RankedTokens, keep_RN: torch.Tensor) -> RankedTokens:
     """The tokens of a mask, and those equal to the least of them."""
     kept = kept.settled()
     least_R1 = torch.where(keep_RN & kept.inside(), kept.x_RN, torch.inf).amin(1, keepdim=True)
     return kept.only(keep_RN | (kept.x_RN >= least_R1))
 
 
-def _beheaded(kept: Ranked, mine: Mine, coins_R1: Any, spared_RK: Any) -> Ranked:
+def _beheaded(kept: RankedTokens, mine: BoundStage, coins_R1: Any, spared_RK: Any) -> RankedTokens:
     cut_R1 = _column(kept, mine.apply("ceiling", kept.row(mine.rules["ceiling"].row)))
     above_RN = kept.below_RN >= cut_R1.clamp(min=torch.finfo(kept.fixed.floats).min)
     dropped_R1 = torch.where(coins_R1 < mine.me.chance, above_RN.sum(1, keepdim=True) - 1, 0)
@@ -97,7 +97,7 @@ def _beheaded(kept: Ranked, mine: Mine, coins_R1: Any, spared_RK: Any) -> Ranked
     return kept.only(keep_RN, packed=False)
 
 
-def _column(kept: Ranked, value: Any) -> torch.Tensor:
+def _column(kept: RankedTokens, value: Any) -> torch.Tensor:
     """What a rule returns as a column; without any numbers of rows it is Python's own."""
     column: torch.Tensor = value if isinstance(value, torch.Tensor) else kept.fixed.zero_1 + value
     return column.expand(len(kept.fixed.true_R1), 1) if column.dim() < 2 else column

@@ -13,7 +13,7 @@ Wanted = tuple[int, tuple[int, ...]]
 """See ``Tap.wanted``."""
 
 
-class Report(NamedTuple):
+class TensorLogprobs(NamedTuple):
     """Of each row the token drawn, those asked for, the best ones, [R, N] each; nothing here waits for the device."""
 
     ids_RN: torch.Tensor  #: int64; below 0 where there is none
@@ -21,7 +21,9 @@ class Report(NamedTuple):
     ranks_RN: torch.Tensor  #: int64
 
 
-def report(x_RV: torch.Tensor, tokens_R: torch.Tensor, asked_RA: torch.Tensor, top: int, floats: torch.dtype) -> Report:
+def report(
+    x_RV: torch.Tensor, tokens_R: torch.Tensor, asked_RA: torch.Tensor, top: int, floats: torch.dtype
+) -> TensorLogprobs:
     """x_RV: float32 or float64; what is out is at -inf. tokens_R: those drawn, below 0 for none.
 
     asked_RA: int64, below 0 for none; top: of how many of the best.
@@ -41,10 +43,10 @@ def report(x_RV: torch.Tensor, tokens_R: torch.Tensor, asked_RA: torch.Tensor, t
     nth_RN = torch.arange(1, count + 1, device=x_RV.device).expand(len(x_RV), -1)
     below_RV = x_RV.to(floats) - x_RV.amax(1, keepdim=True).to(floats)
     logprobs_RN = x_RN - x_RV.amax(1, keepdim=True).to(floats) - below_RV.exp().sum(1, keepdim=True).log()
-    return Report(ids_RN, logprobs_RN, torch.cat((*ranks, nth_RN), 1))
+    return TensorLogprobs(ids_RN, logprobs_RN, torch.cat((*ranks, nth_RN), 1))
 
 
-def told(made: Report, wanted: Sequence[Wanted]) -> list[StepLogprobs | None]:
+def told(made: TensorLogprobs, wanted: Sequence[Wanted]) -> list[StepLogprobs | None]:
     """As values; None for a row without a token. Waits for the device."""
     ids_RN, logprobs_RN, ranks_RN = (column.tolist() for column in made)
     most = max((len(asked) for _, asked in wanted), default=0)

@@ -16,7 +16,7 @@ ROUNDS = 10
 LARGEST = 1.0 - 2.0**-53
 
 
-class Keys(NamedTuple):
+class PhiloxKeys(NamedTuple):
     """What the seeds of rows give each round: made once, not in each step."""
 
     rounds: tuple[torch.Tensor, ...]  #: [2, R, 1] each
@@ -25,7 +25,7 @@ class Keys(NamedTuple):
     kernel: bool  #: whether Triton makes the numbers
 
 
-def keys_of(seeds_R: torch.Tensor, *, kernel: bool = False) -> Keys:
+def keys_of(seeds_R: torch.Tensor, *, kernel: bool = False) -> PhiloxKeys:
     """seeds_R: int64, the bits of integers in 0..2**64 - 1."""
     low, high = seeds_R[:, None] & LOW, (seeds_R[:, None] >> 32) & LOW
     rounds = []
@@ -33,10 +33,12 @@ def keys_of(seeds_R: torch.Tensor, *, kernel: bool = False) -> Keys:
         both = [(low + i * WEYL[0]) & LOW, (high + i * WEYL[1]) & LOW]
         rounds.append(torch.stack(both[:: 1 if i % 2 else -1]))
     even = torch.tensor(MULTIPLIERS, device=seeds_R.device)[:, None, None]
-    return Keys(tuple(rounds), (even, even.flip(0)), seeds_R.contiguous(), kernel)
+    return PhiloxKeys(tuple(rounds), (even, even.flip(0)), seeds_R.contiguous(), kernel)
 
 
-def words(keys: Keys, steps_R1: torch.Tensor, stream: int, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def words(
+    keys: PhiloxKeys, steps_R1: torch.Tensor, stream: int, index: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The first two words of ``noise.philox``, int64 in 0..2**32 - 1. Arguments as of ``uniform``.
 
     The two halves of a round are one tensor: words 0 and 2, and words 3 and 1. Each round swaps the halves, so that
@@ -51,7 +53,7 @@ def words(keys: Keys, steps_R1: torch.Tensor, stream: int, index: torch.Tensor) 
 
 
 def uniform(
-    keys: Keys, steps_R1: torch.Tensor, stream: int, index: torch.Tensor, dtype: torch.dtype = torch.float64
+    keys: PhiloxKeys, steps_R1: torch.Tensor, stream: int, index: torch.Tensor, dtype: torch.dtype = torch.float64
 ) -> torch.Tensor:
     """Uniform numbers in (0, 1), equal to those of ``noise.uniform`` to the last bit where dtype is float64.
 

@@ -13,16 +13,16 @@ from typing import Any, NamedTuple
 
 import torch
 
-from nucleate.sampling.backends.torch.bound_stage import Me
+from nucleate.sampling.backends.torch.bound_stage import BoundAttributes
 from nucleate.sampling.backends.torch.slots import STEP, UNBROKEN, Slots
 from nucleate.sampling.backends.torch.torch_device import sent
 from nucleate.sampling.dispatch import device_row
 from nucleate.sampling.dispatch.device_row import DeviceShift
-from nucleate.sampling.stage import Token
+from nucleate.sampling.stage import TokenInfo
 from nucleate.sampling.stages.penalties.dry import LARGEST
 
 
-class Given(NamedTuple):
+class ShiftInput(NamedTuple):
     """What the rows of a group give one of their Shifts."""
 
     shift: DeviceShift  #: of one of them
@@ -33,12 +33,12 @@ class Given(NamedTuple):
     words_NWT: torch.Tensor  #: int64, -1 before the first token of each
 
 
-class Group(NamedTuple):
+class ShiftGroup(NamedTuple):
     """Rows of a call with the same Shifts, in the same order."""
 
     places_N: torch.Tensor | None  #: of the rows in the call; None: they are all of it
     slots_N: torch.Tensor
-    shifts: tuple[Given, ...]
+    shifts: tuple[ShiftInput, ...]
 
     @property
     def looks(self) -> bool:
@@ -49,11 +49,11 @@ class Group(NamedTuple):
         return any(one.shift.follows for one in self.shifts)
 
 
-class Seen(NamedTuple):
+class TokenWindow(NamedTuple):
     """What the Shifts of a group see in a step."""
 
     slots: Slots
-    group: Group
+    group: ShiftGroup
     size: int  #: V
     said_NL: torch.Tensor  #: int64, the last one first; V where there is none
     back_L: torch.Tensor  #: how many places back each is, from 1
@@ -62,7 +62,7 @@ class Seen(NamedTuple):
 
 def groups_of(
     rows: Sequence[tuple[DeviceShift, ...]], slots: Sequence[int], size: int, floats: torch.dtype, device: Any
-) -> list[Group]:
+) -> list[ShiftGroup]:
     """The groups among rows of a call; rows without Shifts are in none."""
     kinds: dict[Any, list[int]] = {}
     for place, row in enumerate(rows):
@@ -73,11 +73,11 @@ def groups_of(
         columns = zip(*(rows[place] for place in places), strict=True)
         shifts = tuple(_given(some, size, floats, device) for some in columns)
         where, held = sent([places, [slots[place] for place in places]], device)
-        made.append(Group(None if len(places) == len(rows) else where, held, shifts))
+        made.append(ShiftGroup(None if len(places) == len(rows) else where, held, shifts))
     return made
 
 
-def _given(some: Sequence[DeviceShift], size: int, floats: torch.dtype, device: Any) -> Given:
+def _given(some: Sequence[DeviceShift], size: int, floats: torch.dtype, device: Any) -> ShiftInput:
     def columns(rows: Sequence[Sequence[float]]) -> tuple[torch.Tensor, ...]:
         made = sent(torch.tensor(rows, dtype=floats).view(len(rows), -1), device)
         return tuple(made.split(1, 1))
@@ -92,8 +92,8 @@ def _given(some: Sequence[DeviceShift], size: int, floats: torch.dtype, device: 
     words_NWT = torch.tensor([[*row, *[(-1,) * (length - 1) + (size,)] * (count - len(row))] for row in words])
     words_NWT = words_NWT.to(torch.int64).view(len(some), count, length).clamp(max=size)
     numbers = dict(zip(some[0].names, columns([one.numbers for one in some]), strict=False))
-    me: Any = Me({**numbers, **dict(some[0].switches)})
-    return Given(
+    me: Any = BoundAttributes({**numbers, **dict(some[0].switches)})
+    return ShiftInput(
         some[0], partial(some[0].kind.apply, me), columns([one.limits for one in some]),
         *(sent(whole, device) for whole in (ids, values, words_NWT)),
     )  # fmt: skip
@@ -107,7 +107,7 @@ def padded(lists: Sequence[Sequence[int]], nothing: int) -> torch.Tensor:
     return whole if nothing < 0 else whole.clamp(max=nothing)
 
 
-def shifted(group: Group, slots: Slots, x_RV: torch.Tensor) -> torch.Tensor:
+def shifted(group: ShiftGroup, slots: Slots, x_RV: torch.Tensor) -> torch.Tensor:
     """Scores of a call with those of a group shifted. A score that is -inf, +inf or NaN stays, also in between."""
     size, x_NV = x_RV.shape[1], x_RV
     if group.places_N is not None:
@@ -128,20 +128,23 @@ def shifted(group: Group, slots: Slots, x_RV: torch.Tensor) -> torch.Tensor:
     return y_NV if group.places_N is None else x_RV.index_copy(0, group.places_N, y_NV)
 
 
-def _seen(group: Group, slots: Slots, size: int) -> Seen:
+def _seen(group: ShiftGroup, slots: Slots, size: int) -> TokenWindow:
     steps_N1 = slots.column(group.slots_N, STEP)[:, None]
     if not group.looks:
-        return Seen(slots, group, size, steps_N1[:, :0], steps_N1[0, :0], steps_N1)
+        return TokenWindow(slots, group, size, steps_N1[:, :0], steps_N1[0, :0], steps_N1)
     said_NL = slots.said(group.slots_N)
     back_L = torch.arange(1, slots.ring + 1, device=slots.device)
-    return Seen(slots, group, size, torch.where(said_NL < 0, size, said_NL), back_L, steps_N1)
+    return TokenWindow(slots, group, size, torch.where(said_NL < 0, size, said_NL), back_L, steps_N1)
 
 
 def _applied(
-    one: Given, seen: Seen, listed: tuple[torch.Tensor, torch.Tensor], ids_NK: torch.Tensor, y_NK: torch.Tensor,
+    one: ShiftInput,
+    seen: TokenWindow,
+    listed: tuple[torch.Tensor, torch.Tensor],
+    ids_NK: torch.Tensor,
+    y_NK: torch.Tensor,
     counts: dict[Any, torch.Tensor],
-) -> torch.Tensor:  # fmt: skip
-    """Scores after a Shift."""
+) -> torch.Tensor:  # fmt: skip """Scores after a Shift."""
     shift, value_NK, prompt_NK, output_NK = one.shift, y_NK[:, :0], 0.0, 0.0
     if shift.counts:
         output_NK = _count(seen, True, shift.window, ids_NK, counts)
@@ -152,11 +155,13 @@ def _applied(
         value_NK = torch.where(touched_NK, value_NK, 0.0)
     else:
         touched_NK = output_NK > 0 if shift.touches == "output" else prompt_NK + output_NK > 0
-    after_NK = one.apply(y_NK, Token(ids_NK, prompt_NK, output_NK, value_NK))
+    after_NK = one.apply(y_NK, TokenInfo(ids_NK, prompt_NK, output_NK, value_NK))
     return torch.where(touched_NK & (y_NK.abs() < torch.inf), after_NK, y_NK)
 
 
-def _count(seen: Seen, output: bool, window: int | None, ids_NK: torch.Tensor, counts: dict[Any, torch.Tensor]) -> Any:
+def _count(
+    seen: TokenWindow, output: bool, window: int | None, ids_NK: torch.Tensor, counts: dict[Any, torch.Tensor]
+) -> Any:
     """How often tokens are in the output, or in the prompt, as ``History.counts`` says: floats [N, K]."""
     if window is not None and not output:
         return 0.0  # with a window all tokens count as output
@@ -175,7 +180,7 @@ def _spread(ids_NM: torch.Tensor, values_NM: torch.Tensor, ids_NK: torch.Tensor,
     return none_NV.scatter_reduce(1, ids_NM, values_NM, "amin", include_self=False).gather(1, ids_NK)
 
 
-def _listed(one: Given, seen: Seen) -> tuple[torch.Tensor, torch.Tensor]:
+def _listed(one: ShiftInput, seen: TokenWindow) -> tuple[torch.Tensor, torch.Tensor]:
     """The list of a Shift in this step: tokens [N, M], V for none, and their numbers."""
     match one.shift.source:
         case device_row.UNTIL:
@@ -193,11 +198,11 @@ def _listed(one: Given, seen: Seen) -> tuple[torch.Tensor, torch.Tensor]:
     return one.ids_NM, one.values_NM
 
 
-def _repeats(seen: Seen) -> torch.Tensor:
+def _repeats(seen: TokenWindow) -> torch.Tensor:
     return seen.slots.repeats_SL.index_select(0, seen.group.slots_N)
 
 
-def _penalised(one: Given, seen: Seen) -> tuple[torch.Tensor, torch.Tensor]:
+def _penalised(one: ShiftInput, seen: TokenWindow) -> tuple[torch.Tensor, torch.Tensor]:
     """The tokens that extend a repeat, see ``stages.dry``."""
     multiplier, base, room, allowed, last = one.limits
     unbroken_N1 = seen.slots.column(seen.group.slots_N, UNBROKEN)[:, None]
@@ -221,7 +226,7 @@ def ending(words_NWT: torch.Tensor, said_NL: torch.Tensor, size: int) -> torch.T
     return torch.where(there_NW, words_NWT[:, :, count], size)
 
 
-def follow(group: Group, slots: Slots, tokens_N: torch.Tensor, size: int) -> None:
+def follow(group: ShiftGroup, slots: Slots, tokens_N: torch.Tensor, size: int) -> None:
     """Keep up to date which tokens repeat others, after rows went on with a token each, below 0 for none."""
     said_NL, token_N1 = torch.nn.functional.pad(slots.said(group.slots_N)[:, 1:], (0, 1), value=-1), tokens_N[:, None]
     had_NL = slots.repeats_SL.index_select(0, group.slots_N)

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import torch
 
-from nucleate.sampling.backends.torch.bound_stage import Mine
-from nucleate.sampling.backends.torch.ranked_tokens import Ranked
-from nucleate.sampling.backends.torch.tensor_philox import Keys, uniform
+from nucleate.sampling.backends.torch.bound_stage import BoundStage
+from nucleate.sampling.backends.torch.ranked_tokens import RankedTokens
+from nucleate.sampling.backends.torch.tensor_philox import PhiloxKeys, uniform
 from nucleate.sampling.noise import GROUP, GROUP_SIZE, TOKEN
 
 
-def drawn(kept: Ranked, mine: Mine, keys: Keys, steps_R1: torch.Tensor) -> torch.Tensor:
+def drawn(kept: RankedTokens, mine: BoundStage, keys: PhiloxKeys, steps_R1: torch.Tensor) -> torch.Tensor:
     """The tokens: int64 [R, 1], -1 where there is none."""
     fixed, uniforms = kept.fixed, mine.step.kind.uniforms  # type: ignore[attr-defined]
     if uniforms == "one":
@@ -30,7 +30,7 @@ def drawn(kept: Ranked, mine: Mine, keys: Keys, steps_R1: torch.Tensor) -> torch
     return torch.where(best_R1 > -torch.inf, ids_RT.gather(1, place_R1), fixed.none)
 
 
-def _race(mine: Mine, x_RN: torch.Tensor, u_RN: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _race(mine: BoundStage, x_RN: torch.Tensor, u_RN: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The highest score with noise, and the first place that has it. NaN is above all others."""
     score_RN = mine.apply("score", x_RN, u_RN)
     if not mine.rules["score"].straight:
@@ -39,7 +39,7 @@ def _race(mine: Mine, x_RN: torch.Tensor, u_RN: torch.Tensor) -> tuple[torch.Ten
     return best_R1, place_R1
 
 
-def _walked(kept: Ranked, mine: Mine, u_R1: torch.Tensor) -> torch.Tensor:
+def _walked(kept: RankedTokens, mine: BoundStage, u_R1: torch.Tensor) -> torch.Tensor:
     """The last token before which the weights have not reached the target."""
     weight, target = (mine.rules[name] for name in ("weight", "target"))
     weight_RN = kept.weight() if weight.sums else mine.apply("weight", kept.below_RN, kept.row(weight.row))

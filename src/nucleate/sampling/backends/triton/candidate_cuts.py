@@ -13,7 +13,16 @@ from triton import jit
 
 from nucleate.sampling.backends.triton import histogram
 from nucleate.sampling.backends.triton.block_stats import GROUP_SIZE
-from nucleate.sampling.backends.triton.candidate_pool import LAST, TILE, Kept, first, gather, inside, listed, loaded
+from nucleate.sampling.backends.triton.candidate_pool import (
+    LAST,
+    TILE,
+    KeptRange,
+    first,
+    gather,
+    inside,
+    listed,
+    loaded,
+)
 from nucleate.sampling.backends.triton.device_memory import weighing
 from nucleate.sampling.backends.triton.float_bits import (
     ERROR,
@@ -35,7 +44,7 @@ FEW = tl.constexpr(128)
 """So many groups are worth a try to pool their tokens: of a flat row, which waits after that, it reads few."""
 
 
-class Groups(NamedTuple):
+class GroupStats(NamedTuple):
     """What the first kernel stored of the groups of a row."""
 
     tops: Any  #: float32 [width]
@@ -44,7 +53,7 @@ class Groups(NamedTuple):
     moments: Any  #: the address of its moments
 
 
-class Bounds(NamedTuple):
+class CutBounds(NamedTuple):
     """What the cuts keep at most."""
 
     floor: Any  #: float32: the lowest score that min-p and top-n-sigma keep
@@ -58,7 +67,7 @@ class Bounds(NamedTuple):
 def narrow(source, room, known, top, numbers, waiting, width: tl.constexpr):
     """What the cuts leave, and 1 for a row that is to wait, as its candidates are too many, or top-p nearly tied."""
     bound = bounds(known, top, numbers, source.size, width)
-    kept, waits = Kept(bound.least, tl.full((), LAST, tl.int32)), tl.full((), 0, tl.int32)
+    kept, waits = KeptRange(bound.least, tl.full((), LAST, tl.int32)), tl.full((), 0, tl.int32)
     if bound.counted | (numbers.p < 1.0):
         found, waits = listed(known.tops >= bound.low, room, width), waits + 1
         if (found <= FEW) | (reaching(known, bound.low, numbers) <= TILE):
@@ -74,7 +83,7 @@ def narrow(source, room, known, top, numbers, waiting, width: tl.constexpr):
 @jit
 def cut_pool(room, n, bound, known, top, numbers):
     """What the cuts leave of a pool, and whether top-p would cut elsewhere, were the partition function a bit off."""
-    pool, kept, unsure = loaded(room, n), Kept(bound.low, tl.full((), LAST, tl.int32)), n < 0
+    pool, kept, unsure = loaded(room, n), KeptRange(bound.low, tl.full((), LAST, tl.int32)), n < 0
     if bound.counted & (numbers.k < n):
         kept = first(pool, (pool.x > -INFINITY).to(tl.int64), numbers.k.to(tl.int64), top).kept
     if numbers.p < 1.0:
@@ -147,7 +156,7 @@ def bounds(groups, top, numbers, size, width: tl.constexpr):
     low = least
     if (partition > 0.0) & (numbers.p < 1.0):
         low = tl.maximum(low, tail(groups.masses, (1.0 - numbers.p - SPARE) * partition, top, numbers.t))
-    return Bounds(lowest_kept, least, low, counted, partition)
+    return CutBounds(lowest_kept, least, low, counted, partition)
 
 
 @jit
@@ -162,7 +171,7 @@ def late(kept, top, numbers):
     """What the min-p after top-p leaves."""
     if numbers.late_m > 0.0:
         cut = lowest(top, numbers.t, tl.log(numbers.late_m) - SLACK)
-        kept = Kept(tl.maximum(kept.cut, cut), tl.where(cut > kept.cut, LAST, kept.last))
+        kept = KeptRange(tl.maximum(kept.cut, cut), tl.where(cut > kept.cut, LAST, kept.last))
     return kept
 
 

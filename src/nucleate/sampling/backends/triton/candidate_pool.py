@@ -22,7 +22,7 @@ LAST = tl.constexpr(0x7FFFFFFF)
 """Above every token id."""
 
 
-class Room(NamedTuple):
+class PoolScratch(NamedTuple):
     """Scratch memory of rows: addresses."""
 
     groups: Any  #: int32 [width]: a list of groups, or the ties of each group
@@ -33,24 +33,24 @@ class Room(NamedTuple):
 @jit
 def room_of(room, row, width: tl.constexpr):
     """The same with the addresses of a row."""
-    return Room(room.groups + row * width, room.x + row * TILE, room.ids + row * TILE)
+    return PoolScratch(room.groups + row * width, room.x + row * TILE, room.ids + row * TILE)
 
 
-class Kept(NamedTuple):
+class KeptRange(NamedTuple):
     """The tokens that are left: those above a score, and those at it with an id up to ``last``."""
 
     cut: Any  #: float32
     last: Any  #: int32
 
 
-class Pool(NamedTuple):
+class CandidatePool(NamedTuple):
     """Candidate tokens in registers, in any order; behind the last one scores are -inf."""
 
     x: Any
     ids: Any
 
 
-class Found(NamedTuple):
+class PrefixFound(NamedTuple):
     """A prefix of the order whose amounts reach a goal."""
 
     kept: Any
@@ -109,7 +109,7 @@ def gather(source, room, groups, cut):
 def loaded(room, n):
     place = tl.arange(0, TILE)
     x = tl.load(room.x + place, mask=place < n, other=-INFINITY)
-    return Pool(x, tl.load(room.ids + place, mask=place < n, other=LAST))
+    return CandidatePool(x, tl.load(room.ids + place, mask=place < n, other=LAST))
 
 
 @jit
@@ -136,4 +136,4 @@ def first(pool, amounts, goal, top):
         enough = above + tl.sum(tl.where(pool.ids <= middle_id, ties, 0), 0) >= goal
         low_id, last = tl.where(enough, low_id, middle_id + 1), tl.where(enough, middle_id, last)
     through = above + tl.sum(tl.where(pool.ids <= last, ties, 0), 0)
-    return Found(Kept(cut, last), through - tl.max(ties, 0), through)
+    return PrefixFound(KeptRange(cut, last), through - tl.max(ties, 0), through)

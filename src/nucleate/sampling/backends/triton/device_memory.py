@@ -12,13 +12,13 @@ from triton import jit
 
 from nucleate.sampling.backends.torch import slots as lines_of
 from nucleate.sampling.backends.triton.float_bits import INFINITY
-from nucleate.sampling.dispatch.fused_pipeline import Numbers
+from nucleate.sampling.dispatch.fused_pipeline import FusedParams
 
 COLUMNS, SEED = tl.constexpr(lines_of.COLUMNS), tl.constexpr(lines_of.SEED)
 STEP, OFFSET = tl.constexpr(lines_of.STEP), tl.constexpr(lines_of.OFFSET)
 
 
-class Source(NamedTuple):
+class LogitsSource(NamedTuple):
     """Where rows come from: addresses and strides."""
 
     logits: Any  #: float32, float16 or bfloat16
@@ -29,7 +29,7 @@ class Source(NamedTuple):
     mask_stride: Any
 
 
-class State(NamedTuple):
+class RowState(NamedTuple):
     """The state of the rows of a call, see ``slots.Slots``."""
 
     slots: Any  #: int64 [R]
@@ -39,7 +39,7 @@ class State(NamedTuple):
     active: Any  #: bool [R]: the other rows stay as they are; or None
 
 
-class Sums(NamedTuple):
+class GroupSums(NamedTuple):
     """What ``stats`` stores of the groups of rows: [R, width], width a power of two."""
 
     tops: Any  #: float32: +inf for a group with NaN or +inf, -inf for one with no token
@@ -49,7 +49,7 @@ class Sums(NamedTuple):
     raw_masses: Any
 
 
-class Waiting(NamedTuple):
+class PendingRows(NamedTuple):
     """What rows keep for ``tally``, ``collect`` and ``resume``, see ``select``."""
 
     flags: Any  #: int32 [R, FLAGS]
@@ -58,7 +58,7 @@ class Waiting(NamedTuple):
     amounts: Any  #: int64 [R, 2, BINS]
 
 
-class Out(NamedTuple):
+class KernelOutput(NamedTuple):
     """The results of rows, [R]."""
 
     tokens: Any  #: int64: -1 where there is none
@@ -93,7 +93,7 @@ def read(line):
     t, k = number(line, 0), number(line, 2)
     greedy = (t == 0.0) | (k == 1.0)
     t, k = tl.where(greedy, 1.0, t), tl.where(greedy, 1.0, k)
-    return Numbers(t, number(line, 1), k, number(line, 3), number(line, 4), number(line, 5), number(line, 6))
+    return FusedParams(t, number(line, 1), k, number(line, 3), number(line, 4), number(line, 5), number(line, 6))
 
 
 @jit
@@ -114,7 +114,7 @@ def source_of(source, row):
     if mask is not None:
         mask += row * source.mask_stride
     logits = source.logits + row * source.row_stride
-    return Source(logits, source.row_stride, source.stride, source.size, mask, source.mask_stride)
+    return LogitsSource(logits, source.row_stride, source.stride, source.size, mask, source.mask_stride)
 
 
 @jit

@@ -18,7 +18,7 @@ ERROR = tl.constexpr(2.0**-18)
 """No float32 mass of a group is off by a larger part of itself; docs/decisions/0017-cuda.md derives it."""
 
 
-class Exponent(NamedTuple):
+class ExponentPair(NamedTuple):
     """How a score becomes a weight, exp((x - top) / t), in float32."""
 
     high: Any  #: high + low is log2(e) / t; both are above 0, so that -inf times them is
@@ -31,7 +31,7 @@ def exponent_of(t):
     c = (t * 0.0 + LOG2_E) / t
     high = c.to(tl.float32)
     high = tl.where(high.to(tl.float64) > c, floating(ordered(high) - 1), high)
-    return Exponent(high, tl.maximum((c - high.to(tl.float64)).to(tl.float32), 1e-30))
+    return ExponentPair(high, tl.maximum((c - high.to(tl.float64)).to(tl.float32), 1e-30))
 
 
 @jit

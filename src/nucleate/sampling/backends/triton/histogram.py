@@ -12,7 +12,7 @@ from nucleate.sampling.backends.triton.float_bits import SLACK, fixed
 BINS = tl.constexpr(2048)
 
 
-class View(NamedTuple):
+class HistogramView(NamedTuple):
     """Which scores are in a histogram, and how they become bins: linear, and rounded so that no order is lost.
 
     Scores beyond the ends of the scale are in the first or the last bin.
@@ -31,7 +31,7 @@ class Histogram(NamedTuple):
     amounts: Any  #: int64 [BINS]: of ``float_bits.fixed``
 
 
-class Choice(NamedTuple):
+class BinChoice(NamedTuple):
     """The bins in which cuts fall."""
 
     k_bin: Any  #: where the k-th token is; -1 where top-k does not cut
@@ -55,7 +55,7 @@ def within(x, view):
 def scaled(least, most, origin, end):
     """A view whose bins divide what is between two scores."""
     origin, end = origin.to(tl.float64), end.to(tl.float64)
-    return View(least, most, origin, (origin * 0.0 + BINS) / tl.maximum(end - origin, 1e-300))
+    return HistogramView(least, most, origin, (origin * 0.0 + BINS) / tl.maximum(end - origin, 1e-300))
 
 
 @jit
@@ -113,8 +113,8 @@ def choose(sums, numbers):
     cuts = numbers.p < 1.0
     p_last = tl.where(cuts, tl.maximum(reaching(sums.amounts, part(numbers.p, high)), k_bin), BINS)
     p_first = tl.where(cuts, tl.maximum(reaching(sums.amounts, part(numbers.p, low)), k_bin), -1)
-    n = tl.sum(tl.where(chosen(tl.arange(0, BINS), Choice(k_bin, p_first, p_last, low)), sums.counts, 0), 0)
-    return Choice(k_bin, p_first, p_last, n)
+    n = tl.sum(tl.where(chosen(tl.arange(0, BINS), BinChoice(k_bin, p_first, p_last, low)), sums.counts, 0), 0)
+    return BinChoice(k_bin, p_first, p_last, n)
 
 
 @jit

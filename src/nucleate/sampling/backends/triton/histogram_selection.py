@@ -12,16 +12,26 @@ from triton import jit
 
 from nucleate.sampling.backends.triton import histogram
 from nucleate.sampling.backends.triton.block_stats import GROUP_SIZE
-from nucleate.sampling.backends.triton.candidate_pool import GROUPS, LAST, TILE, Kept, add, first, inside, room_of
+from nucleate.sampling.backends.triton.candidate_pool import GROUPS, LAST, TILE, KeptRange, add, first, inside, room_of
 from nucleate.sampling.backends.triton.candidate_pool import loaded as pooled
-from nucleate.sampling.backends.triton.device_memory import Waiting, line_of, read, scores, source_of
+from nucleate.sampling.backends.triton.device_memory import PendingRows, line_of, read, scores, source_of
 from nucleate.sampling.backends.triton.float_bits import INFINITY, fixed, floating, ordered
-from nucleate.sampling.backends.triton.histogram import BINS, View, above, at, bin_of, choose, chosen, count, within
+from nucleate.sampling.backends.triton.histogram import (
+    BINS,
+    HistogramView,
+    above,
+    at,
+    bin_of,
+    choose,
+    chosen,
+    count,
+    within,
+)
 
 PENDING, PLACED, LOW, HIGH, FLAGS = (tl.constexpr(place) for place in range(5))
 """int32 of a row: whether it waits; tokens pooled; the lowest and the highest candidate, as ``float_bits.ordered``."""
 ORIGIN, SCALE, UNIT, LEAST, TOP, VIEW = (tl.constexpr(place) for place in range(6))
-"""float64 of a row: see ``histogram.View``, whose ``most`` is TOP; UNIT is what a weight of 1 becomes."""
+"""float64 of a row: see ``histogram.HistogramView``, whose ``most`` is TOP; UNIT is what a weight of 1 becomes."""
 
 STEP = tl.constexpr(1024)
 """Tokens that ``settle`` reads at a time, whose program has registers for no more."""
@@ -74,13 +84,13 @@ def waiting_of(waiting, row):
     """The same with the addresses of a row."""
     bins = 2 * row * BINS
     flags, views = waiting.flags + row * FLAGS, waiting.views + row * VIEW
-    return Waiting(flags, views, waiting.counts + bins, waiting.amounts + bins)
+    return PendingRows(flags, views, waiting.counts + bins, waiting.amounts + bins)
 
 
 @jit
 def view_of(view):
     least, top = tl.load(view + LEAST).to(tl.float32), tl.load(view + TOP).to(tl.float32)
-    return View(least, top, tl.load(view + ORIGIN), tl.load(view + SCALE))
+    return HistogramView(least, top, tl.load(view + ORIGIN), tl.load(view + SCALE))
 
 
 @jit
@@ -107,7 +117,7 @@ def settle(source, room, waiting, view, numbers, unit, width: tl.constexpr):
     """What top-k and top-p leave of a row after both kernels."""
     counts, amounts = waiting.counts, waiting.amounts
     sums = histogram.loaded(counts, amounts)
-    kept, total = Kept(view.least, tl.full((), LAST, tl.int32)), tl.sum(sums.amounts, 0)
+    kept, total = KeptRange(view.least, tl.full((), LAST, tl.int32)), tl.sum(sums.amounts, 0)
     choice = choose(sums, numbers)
     crowd = at(sums.counts, tl.where(choice.k_bin < 0, choice.p_first, choice.k_bin))  # what ``collect`` counted
     for weighed in range(2):  # top-k counts tokens, top-p weighs them
@@ -159,10 +169,10 @@ def cut_in(source, room, waiting, pools, crowds, view, place, goal, kept, t, uni
             place = histogram.reaching(sums_B, goal)
             goal -= above(sums_B, place)
             weight += above(sums.amounts, place)
-        n, low, high = gathered(source, room, View(least, most, origin, scale), place, kept, width)
+        n, low, high = gathered(source, room, HistogramView(least, most, origin, scale), place, kept, width)
     if n <= TILE:
         pool = pooled(room, n)
-        here = (bin_of(pool.x, View(least, most, origin, scale)) == place) & inside(pool.x, pool.ids, kept)
+        here = (bin_of(pool.x, HistogramView(least, most, origin, scale)) == place) & inside(pool.x, pool.ids, kept)
         amount = tl.where(here & (pool.x > -INFINITY), fixed(pool.x, top, t, unit), 0)
         kept = first(pool, tl.where(weighed == 0, here.to(tl.int64), amount), goal, top).kept
         weight += tl.sum(tl.where(inside(pool.x, pool.ids, kept), amount, 0), 0)
@@ -170,7 +180,7 @@ def cut_in(source, room, waiting, pools, crowds, view, place, goal, kept, t, uni
         cut = floating(low)
         each = fixed(cut, top, t, unit)
         need = tl.where(weighed == 0, goal, tl.where(each > 0, (goal + each - 1) // tl.maximum(each, 1), LAST))
-        kept = Kept(cut, nth(source, room, cut, kept, need, width))
+        kept = KeptRange(cut, nth(source, room, cut, kept, need, width))
         weight += need * each
     return kept, weight
 

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from nucleate.sampling.backends.triton.block_stats import stats
-from nucleate.sampling.backends.triton.candidate_pool import TILE, Room
-from nucleate.sampling.backends.triton.device_memory import Out, Source, State, Sums, Waiting
+from nucleate.sampling.backends.triton.candidate_pool import TILE, PoolScratch
+from nucleate.sampling.backends.triton.device_memory import GroupSums, KernelOutput, LogitsSource, PendingRows, RowState
 from nucleate.sampling.backends.triton.histogram import BINS
 from nucleate.sampling.backends.triton.histogram_selection import FLAGS, VIEW, collect, tally
 from nucleate.sampling.backends.triton.sample_kernel import finish, resume
@@ -32,13 +32,13 @@ float64 may decide, as on the CPU."""
 
 
 @dataclass
-class Workspace:
+class TritonWorkspace:
     """Scratch memory for up to ``rows`` rows of ``size`` scores, and the results of the last call."""
 
     rows: int
     size: int
     device: Any = "cuda"
-    tokens_R: torch.Tensor = field(init=False)  #: see ``device_memory.Out``, as the next
+    tokens_R: torch.Tensor = field(init=False)  #: see ``device_memory.KernelOutput``, as the next
     states_R: torch.Tensor = field(init=False)
     cuts_R: torch.Tensor = field(init=False)
     lasts_R: torch.Tensor = field(init=False)
@@ -52,11 +52,11 @@ class Workspace:
         self.cuts_R, self.lasts_R = self._new(torch.float32), self._new(torch.int32)
         self.logprobs_R, self.ranks_R = self._new(torch.float64), self._new(torch.int32)
         tops, masses, raw_tops, raw_masses = (self._new(torch.float32, width) for _ in range(4))
-        self.sums = Sums(tops, masses, self._new(torch.float64, 3, width), raw_tops, raw_masses)
+        self.sums = GroupSums(tops, masses, self._new(torch.float64, 3, width), raw_tops, raw_masses)
         flags, views = self._new(torch.int32, int(FLAGS)), self._new(torch.float64, int(VIEW))
-        self.waiting = Waiting(flags, views, self._new(torch.int32, 2, bins), self._new(torch.int64, 2, bins))
+        self.waiting = PendingRows(flags, views, self._new(torch.int32, 2, bins), self._new(torch.int64, 2, bins))
         some, ids = self._new(torch.float32, tile), self._new(torch.int32, tile)
-        self.room = Room(self._new(torch.int32, width), some, ids)
+        self.room = PoolScratch(self._new(torch.int32, width), some, ids)
 
     def _new(self, dtype: torch.dtype, *shape: int) -> torch.Tensor:
         return torch.zeros((self.rows, *shape), dtype=dtype, device=self.device)
@@ -64,8 +64,8 @@ class Workspace:
 
 def sample(
     logits_RV: torch.Tensor,
-    state: State,
-    work: Workspace,
+    state: RowState,
+    work: TritonWorkspace,
     mask_RW: torch.Tensor | None = None,
     *,
     out_R: torch.Tensor | None = None,
@@ -91,11 +91,11 @@ def sample(
     if mask_RW is not None:
         _check("mask", mask_RW, torch.int32, rows, -(-size // 32))
     stride = 0 if mask_RW is None else mask_RW.stride(0)
-    source = Source(logits_RV, logits_RV.stride(0), logits_RV.stride(1), size, mask_RW, stride)
+    source = LogitsSource(logits_RV, logits_RV.stride(0), logits_RV.stride(1), size, mask_RW, stride)
     sums, told = work.sums, (work.logprobs_R, work.ranks_R)
     if not report:
         sums, told = sums._replace(raw_tops=None, raw_masses=None), (None, None)
-    out = Out(out_R, work.states_R, work.cuts_R, work.lasts_R, *told)
+    out = KernelOutput(out_R, work.states_R, work.cuts_R, work.lasts_R, *told)
     part, few, width = GROUPS_OF_FEW if rows <= FEW_ROWS else GROUPS_OF_MANY, rows <= FEW_ROWS, work.width
     grid = -(-size // (part * GROUP_SIZE)), rows
     stats[grid](source, state, sums, part // 2, width=width, tile_groups=2, **OPTIONS_OF_STATS)

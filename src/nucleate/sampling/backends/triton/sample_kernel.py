@@ -9,8 +9,8 @@ import triton.language as tl
 from triton import jit
 
 from nucleate.sampling.backends.triton.block_stats import GROUP_SIZE
-from nucleate.sampling.backends.triton.candidate_cuts import Groups, late, narrow
-from nucleate.sampling.backends.triton.candidate_pool import GROUPS, LAST, Kept, ids_of, listed, room_of
+from nucleate.sampling.backends.triton.candidate_cuts import GroupStats, late, narrow
+from nucleate.sampling.backends.triton.candidate_pool import GROUPS, LAST, KeptRange, ids_of, listed, room_of
 from nucleate.sampling.backends.triton.device_memory import (
     SEED,
     STEP,
@@ -48,11 +48,11 @@ def finish(source, state, sums, waiting, room, out, width: tl.constexpr):
     if kind == DRAWN:
         given, token = read(line_of(state, row)), tl.full((), LAST, tl.int32)
         known = known_of(sums, tops_G, top, given, row, width)
-        kept = Kept(top * 0.0 + LOWEST, token)
+        kept = KeptRange(top * 0.0 + LOWEST, token)
         if given.k == 1.0:
             ids = tl.argmax(tops_G, 0) * GROUP_SIZE + tl.arange(0, GROUP_SIZE)
             token = tl.min(tl.where(scores(source, ids) == top, ids, LAST), 0)
-            kept = Kept(top, token)
+            kept = KeptRange(top, token)
         else:
             kept, waits = narrow(source, room, known, top, given, waiting, width)
         if waits == 0:
@@ -82,7 +82,7 @@ def resume(source, state, sums, waiting, room, out, width: tl.constexpr):
 def known_of(sums, tops_G, top, numbers, row, width: tl.constexpr):
     own_G = tl.load(sums.masses + row * width + tl.arange(0, width), mask=tops_G > -INFINITY, other=0.0).to(tl.float64)
     moments = sums.moments + 3 * row * width
-    return Groups(tops_G, own_G, own_G * relative(tops_G, top, weighing(numbers)), moments)
+    return GroupStats(tops_G, own_G, own_G * relative(tops_G, top, weighing(numbers)), moments)
 
 
 @jit

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nucleate.sampling.maths import INFINITY
-from nucleate.sampling.stage import History, Shift, Token, param
+from nucleate.sampling.stage import History, Shift, TokenInfo, param
 
 
 class Allowed(Shift):
@@ -18,7 +18,7 @@ class Allowed(Shift):
         "the only token ids that may be drawn", neutral=None, low=0, name="allowed_token_ids"
     )
 
-    def apply(self, x: Any, token: Token) -> Any:
+    def apply(self, x: Any, token: TokenInfo) -> Any:
         return x - INFINITY
 
     def listing(self, history: History) -> Mapping[int, float]:

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling.maths import INFINITY
-from nucleate.sampling.stage import Follower, History, Shift, Speller, Token, param
+from nucleate.sampling.stage import History, IncrementalListing, Shift, TextEncoder, TokenInfo, param
 
 
 class BadWords(Shift):
@@ -23,18 +23,18 @@ class BadWords(Shift):
         name="bad_words",
     )
 
-    def spell(self, speller: Speller) -> Self:
+    def spell(self, speller: TextEncoder) -> Self:
         spelled = [speller.spellings(word) if isinstance(word, str) else [word] for word in self.words]
         return replace(self, words=tuple(dict.fromkeys(ids for several in spelled for ids in several)))
 
-    def apply(self, x: Any, token: Token) -> Any:
+    def apply(self, x: Any, token: TokenInfo) -> Any:
         return x + token.listed
 
     def listing(self, history: History) -> Mapping[int, float]:
         output = [int(token) for token in history.output]
         return _banned(spelled(self.words), output)
 
-    def follow(self, history: History) -> Follower:
+    def follow(self, history: History) -> IncrementalListing:
         return Words(spelled(self.words), [int(token) for token in history.output])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nucleate.sampling.stage import History, Shift, Token, param
+from nucleate.sampling.stage import History, Shift, TokenInfo, param
 
 
 class LogitBias(Shift):
@@ -15,7 +15,7 @@ class LogitBias(Shift):
     touches = "listed"
     bias: Mapping[int, float] = param("{token id: number added to its logit}", neutral={})
 
-    def apply(self, x: Any, token: Token) -> Any:
+    def apply(self, x: Any, token: TokenInfo) -> Any:
         return x + token.listed
 
     def listing(self, history: History) -> Mapping[int, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nucleate.sampling.maths import INFINITY
-from nucleate.sampling.stage import Shift, Token
+from nucleate.sampling.stage import Shift, TokenInfo
 
 
 class Mask(Shift):
@@ -14,5 +14,5 @@ class Mask(Shift):
     rank = 39
     touches = "masked"
 
-    def apply(self, x: Any, token: Token) -> Any:
+    def apply(self, x: Any, token: TokenInfo) -> Any:
         return x - INFINITY

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nucleate.sampling.maths import INFINITY
-from nucleate.sampling.stage import History, Shift, Token, param
+from nucleate.sampling.stage import History, Shift, TokenInfo, param
 
 
 class MinTokens(Shift):
@@ -17,7 +17,7 @@ class MinTokens(Shift):
     n: int = param("no end before this many tokens of output", neutral=0, low=0, name="min_tokens")
     ends: tuple[int, ...] = param("the ids that end the request: EOS and stop ids", default=(), low=0, public=False)
 
-    def apply(self, x: Any, token: Token) -> Any:
+    def apply(self, x: Any, token: TokenInfo) -> Any:
         return x + token.listed
 
     def listing(self, history: History) -> Mapping[int, float]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nucleate.sampling.maths import INFINITY
-from nucleate.sampling.stage import History, Shift, Token, param
+from nucleate.sampling.stage import History, Shift, TokenInfo, param
 
 
 class Suppress(Shift):
@@ -16,7 +16,7 @@ class Suppress(Shift):
     touches = "listed"
     ids: tuple[int, ...] = param("token ids that are never drawn", neutral=(), low=0, name="suppress_token_ids")
 
-    def apply(self, x: Any, token: Token) -> Any:
+    def apply(self, x: Any, token: TokenInfo) -> Any:
         return x + token.listed
 
     def listing(self, history: History) -> Mapping[int, float]:

@@ -8,7 +8,7 @@ from math import ceil, exp, log
 from typing import Any, Self
 
 from nucleate.parameters.parameter import ParameterError
-from nucleate.sampling.stage import Follower, History, Shift, Speller, Token, param
+from nucleate.sampling.stage import History, IncrementalListing, Shift, TextEncoder, TokenInfo, param
 from nucleate.sampling.suffix_automaton import Suffixes, Window, longest, repeats
 
 USUAL_BREAKERS = ("\n", ":", '"', "*")
@@ -36,7 +36,7 @@ class Dry(Shift):
         "looks at the last n tokens of prompt and output; -1: all", default=-1, low=-1, name="dry_last_n"
     )
 
-    def spell(self, speller: Speller) -> Self:
+    def spell(self, speller: TextEncoder) -> Self:
         spelled: list[tuple[int, ...]] = []
         for breaker in USUAL_BREAKERS if self.breakers is None else self.breakers:
             if isinstance(breaker, str):
@@ -46,7 +46,7 @@ class Dry(Shift):
                 spelled.append(breaker)
         return replace(self, breakers=tuple(dict.fromkeys(spelled)))
 
-    def apply(self, x: Any, token: Token) -> Any:
+    def apply(self, x: Any, token: TokenInfo) -> Any:
         return x + token.listed
 
     def listing(self, history: History) -> Mapping[int, float]:
@@ -55,7 +55,7 @@ class Dry(Shift):
         unbroken = next((n for n in range(len(said)) if breaks.at(said, len(said) - 1 - n)), len(said))
         return self.penalties(longest(tokens, repeats(tokens), self.allowed_length, unbroken), said, breaks)
 
-    def follow(self, history: History) -> Follower:
+    def follow(self, history: History) -> IncrementalListing:
         return Repeats(self, history)
 
     @property

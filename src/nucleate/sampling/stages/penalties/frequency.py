@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nucleate.sampling.stage import Shift, Token, param
+from nucleate.sampling.stage import Shift, TokenInfo, param
 from nucleate.sampling.stages.penalties.repetition import penalty_window
 
 
@@ -26,5 +26,5 @@ class Frequency(Shift):
     def window(self) -> int | None:
         return self.last_n
 
-    def apply(self, x: Any, token: Token) -> Any:
+    def apply(self, x: Any, token: TokenInfo) -> Any:
         return x - self.f * token.output_count

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nucleate.sampling.maths import INFINITY
-from nucleate.sampling.stage import Follower, History, Shift, Token, param
+from nucleate.sampling.stage import History, IncrementalListing, Shift, TokenInfo, param
 from nucleate.sampling.suffix_automaton import Suffixes
 
 
@@ -17,7 +17,7 @@ class NoRepeatNgram(Shift):
     touches = "listed"
     n: int = param("length of what must not repeat; 0 allows all", neutral=0, low=0, name="no_repeat_ngram_size")
 
-    def apply(self, x: Any, token: Token) -> Any:
+    def apply(self, x: Any, token: TokenInfo) -> Any:
         return x + token.listed
 
     def listing(self, history: History) -> Mapping[int, float]:
@@ -27,7 +27,7 @@ class NoRepeatNgram(Shift):
             tokens[end]: -INFINITY for end in range(self.n - 1, len(tokens)) if tokens[end - self.n + 1 : end] == before
         }
 
-    def follow(self, history: History) -> Follower:
+    def follow(self, history: History) -> IncrementalListing:
         return Ngrams(self.n, history)
 
 

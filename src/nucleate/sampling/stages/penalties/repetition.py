@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nucleate.sampling.maths import where
-from nucleate.sampling.stage import Shift, Token, param
+from nucleate.sampling.stage import Shift, TokenInfo, param
 
 
 def penalty_window() -> Any:
@@ -37,5 +37,5 @@ class Repetition(Shift):
     def window(self) -> int | None:
         return self.last_n
 
-    def apply(self, x: Any, token: Token) -> Any:
+    def apply(self, x: Any, token: TokenInfo) -> Any:
         return where(x > 0, x / self.r, x * self.r)

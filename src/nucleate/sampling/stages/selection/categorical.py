@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nucleate.sampling.maths import exp
-from nucleate.sampling.stage import Draw, Row, param
+from nucleate.sampling.stage import Draw, RowStats, param
 
 
 class Categorical(Draw):
@@ -16,8 +16,8 @@ class Categorical(Draw):
         "seed of the noise, 0..2**64 - 1; none takes a fresh one", default=None, low=0, high=2**64 - 1, name="seed"
     )
 
-    def weight(self, x: Any, row: Row) -> Any:
+    def weight(self, x: Any, row: RowStats) -> Any:
         return exp(x - row.top)
 
-    def target(self, row: Row, u: Any) -> Any:
+    def target(self, row: RowStats, u: Any) -> Any:
         return u * row.mass

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, Self
 
 from nucleate.sampling.maths import absolute, exp, maximum, minimum
-from nucleate.sampling.stage import Drawn, Row, Scale, param
+from nucleate.sampling.stage import DrawnToken, RowStats, Scale, param
 
 
 class AdaptiveP(Scale):
@@ -30,11 +30,11 @@ class AdaptiveP(Scale):
         if self.mean is None:
             object.__setattr__(self, "mean", self.target)
 
-    def after(self, drawn: Drawn) -> Self:
+    def after(self, drawn: DrawnToken) -> Self:
         mean = self.decay * self.mean + (1.0 - self.decay) * exp(drawn.before)  # type: ignore[operator]  # see verify
         return replace(self, mean=mean)
 
-    def apply(self, x: Any, row: Row) -> Any:
+    def apply(self, x: Any, row: RowStats) -> Any:
         aim = minimum(maximum(2.0 * self.target - self.mean, 0.0), 1.0)  # type: ignore[operator]  # see verify
         far = absolute(exp(x - row.top) / row.mass - aim) / 0.3
         return 5.0 - 10.0 * far * far / (1.0 + far)

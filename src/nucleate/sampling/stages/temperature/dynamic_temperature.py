@@ -6,7 +6,7 @@ from typing import Any
 
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling.maths import exp, log, maximum, minimum
-from nucleate.sampling.stage import Row, Scale, param
+from nucleate.sampling.stage import RowStats, Scale, param
 
 LEAST = 1e-30
 
@@ -37,7 +37,7 @@ class DynamicTemperature(Scale):
     def greedy(self) -> bool:
         return self.high == 0
 
-    def apply(self, x: Any, row: Row) -> Any:
+    def apply(self, x: Any, row: RowStats) -> Any:
         part = minimum(row.entropy / maximum(log(row.n), LEAST), 1.0)  # of one token, 0
         power = exp(self.exponent * log(maximum(part, LEAST)))
         return (x - row.top) / maximum(self.low + (self.high - self.low) * power, LEAST)  # type: ignore[operator]  # see verify

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nucleate.sampling.stage import Row, Scale, param
+from nucleate.sampling.stage import RowStats, Scale, param
 
 
 class Temperature(Scale):
@@ -17,5 +17,5 @@ class Temperature(Scale):
     def greedy(self) -> bool:
         return self.t == 0
 
-    def apply(self, x: Any, row: Row) -> Any:
+    def apply(self, x: Any, row: RowStats) -> Any:
         return (x - row.top) / self.t  # from the top, so that no temperature overflows

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nucleate.sampling.maths import SLACK, log, minimum
-from nucleate.sampling.stage import Floor, Row, param
+from nucleate.sampling.stage import Floor, RowStats, param
 
 
 class Eta(Floor):
@@ -16,5 +16,5 @@ class Eta(Floor):
         "least probability, lower in flat distributions", neutral=0.0, low=0.0, high=1.0, name="eta_cutoff"
     )
 
-    def floor(self, row: Row) -> Any:
+    def floor(self, row: RowStats) -> Any:
         return row.top + log(row.mass) + minimum(log(self.e), 0.5 * log(self.e) - row.entropy) - SLACK

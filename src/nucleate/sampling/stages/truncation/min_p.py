@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nucleate.sampling.maths import SLACK, log
-from nucleate.sampling.stage import Floor, Row, param
+from nucleate.sampling.stage import Floor, RowStats, param
 
 
 class MinP(Floor):
@@ -14,5 +14,5 @@ class MinP(Floor):
     rank = 63
     m: float = param("least probability of a token, as a part of the likeliest's", neutral=0.0, low=0.0, high=1.0)
 
-    def floor(self, row: Row) -> Any:
+    def floor(self, row: RowStats) -> Any:
         return row.top + log(self.m) - SLACK

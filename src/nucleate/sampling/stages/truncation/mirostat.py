@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, Self
 
 from nucleate.sampling.maths import log
-from nucleate.sampling.stage import Drawn, Floor, Row, param
+from nucleate.sampling.stage import DrawnToken, Floor, RowStats, param
 
 LOG_2 = 0.6931471805599453
 
@@ -23,9 +23,9 @@ class Mirostat(Floor):
         if self.mu is None:
             object.__setattr__(self, "mu", 2.0 * self.tau)
 
-    def after(self, drawn: Drawn) -> Self:
+    def after(self, drawn: DrawnToken) -> Self:
         surprise = -drawn.after / LOG_2
         return replace(self, mu=self.mu - self.eta * (surprise - self.tau))  # type: ignore[operator]  # see verify
 
-    def floor(self, row: Row) -> Any:
+    def floor(self, row: RowStats) -> Any:
         return row.top + log(row.mass) - self.mu * LOG_2  # type: ignore[operator]  # see verify

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nucleate.sampling.maths import SLACK, log
-from nucleate.sampling.stage import Floor, Row, param
+from nucleate.sampling.stage import Floor, RowStats, param
 
 
 class PLess(Floor):
@@ -14,5 +14,5 @@ class PLess(Floor):
     rank = 67
     on: bool = param("cut below the sum of the squared probabilities", neutral=False)
 
-    def floor(self, row: Row) -> Any:
+    def floor(self, row: RowStats) -> Any:
         return row.top + log(row.square) - log(row.mass) - SLACK

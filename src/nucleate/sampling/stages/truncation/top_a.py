@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nucleate.sampling.maths import SLACK, log
-from nucleate.sampling.stage import Floor, Row, param
+from nucleate.sampling.stage import Floor, RowStats, param
 
 
 class TopA(Floor):
@@ -14,5 +14,5 @@ class TopA(Floor):
     rank = 64
     a: float = param("factor of the squared probability of the likeliest token", neutral=0.0, low=0.0, high=1.0)
 
-    def floor(self, row: Row) -> Any:
+    def floor(self, row: RowStats) -> Any:
         return row.top + log(self.a) - log(row.mass) - SLACK

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nucleate.sampling.maths import SLACK, exp, log
-from nucleate.sampling.stage import Prefix, Row, param
+from nucleate.sampling.stage import Prefix, RowStats, param
 
 
 class TopH(Prefix):
@@ -17,9 +17,9 @@ class TopH(Prefix):
         "part of the entropy that the tokens kept may have", neutral=None, low=0.0, high=1.0, open_low=True
     )
 
-    def weight(self, x: Any, row: Row) -> Any:
+    def weight(self, x: Any, row: RowStats) -> Any:
         log_mass = log(row.mass)
         return exp(x - row.top - log_mass) * (row.top + log_mass - x)
 
-    def target(self, row: Row) -> Any:
+    def target(self, row: RowStats) -> Any:
         return self.a * row.entropy * (1.0 + SLACK)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nucleate.sampling.maths import ones
-from nucleate.sampling.stage import Prefix, Row, param
+from nucleate.sampling.stage import Prefix, RowStats, param
 
 
 class TopK(Prefix):
@@ -23,8 +23,8 @@ class TopK(Prefix):
     def ties(self) -> bool:
         return self.with_ties
 
-    def weight(self, x: Any, row: Row) -> Any:
+    def weight(self, x: Any, row: RowStats) -> Any:
         return ones(x)
 
-    def target(self, row: Row) -> Any:
+    def target(self, row: RowStats) -> Any:
         return self.k

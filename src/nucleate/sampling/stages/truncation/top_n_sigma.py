@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nucleate.sampling.maths import SLACK, sqrt
-from nucleate.sampling.stage import Floor, Row, param
+from nucleate.sampling.stage import Floor, RowStats, param
 
 
 class TopNSigma(Floor):
@@ -14,5 +14,5 @@ class TopNSigma(Floor):
     rank = 60
     n: float = param("standard deviations below the best score; 0 keeps all", neutral=0.0, low=0.0)
 
-    def floor(self, row: Row) -> Any:
+    def floor(self, row: RowStats) -> Any:
         return row.top - self.n * sqrt(row.var) - SLACK

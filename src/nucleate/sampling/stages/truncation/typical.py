@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nucleate.sampling.maths import SLACK, absolute, exp, log
-from nucleate.sampling.stage import Prefix, Row, param
+from nucleate.sampling.stage import Prefix, RowStats, param
 
 
 class Typical(Prefix):
@@ -16,11 +16,11 @@ class Typical(Prefix):
         "probability that the tokens kept must reach", neutral=1.0, low=0.0, high=1.0, open_low=True, name="typical_p"
     )
 
-    def order(self, x: Any, row: Row) -> Any:
+    def order(self, x: Any, row: RowStats) -> Any:
         return absolute(row.top + log(row.mass) - x - row.entropy)
 
-    def weight(self, x: Any, row: Row) -> Any:
+    def weight(self, x: Any, row: RowStats) -> Any:
         return exp(x - row.top)
 
-    def target(self, row: Row) -> Any:
+    def target(self, row: RowStats) -> Any:
         return self.p * row.mass * (1.0 - SLACK)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nucleate.sampling.maths import SLACK, log
-from nucleate.sampling.stage import Ceiling, Row, param
+from nucleate.sampling.stage import Ceiling, RowStats, param
 
 
 class Xtc(Ceiling):
@@ -26,5 +26,5 @@ class Xtc(Ceiling):
     def spared(self) -> tuple[int, ...]:
         return self.exempt
 
-    def ceiling(self, row: Row) -> Any:
+    def ceiling(self, row: RowStats) -> Any:
         return row.top + log(row.mass) + log(self.threshold) - SLACK

@@ -12,18 +12,18 @@ import numpy as np
 
 from nucleate.models.kernels.matmul import compiled_product as product
 from nucleate.models.llama.numpy_llama import Floats, Llama, one_thread
-from nucleate.models.paged.batch_layout import Packing
+from nucleate.models.paged.batch_layout import BatchLayout
 from nucleate.models.paged.block_attention import mix, store
 from nucleate.models.runner import BLOCK
-from nucleate.speculative.draft import Draft, State
-from nucleate.speculative.proposers.neural.chain_builder import Chain, drafts_of
+from nucleate.speculative.draft import Draft, DraftContext
+from nucleate.speculative.proposers.neural.chain_builder import ChainBuilder, drafts_of
 from nucleate.speculative.proposers.neural.draft_sampling import draw
-from nucleate.speculative.proposers.neural.head_state import Head
-from nucleate.speculative.proposers.neural.layer import TOKENS, Layer, fused, rotation, unit
+from nucleate.speculative.proposers.neural.head_state import DraftHead
+from nucleate.speculative.proposers.neural.layer import TOKENS, DraftLayer, fused, rotation, unit
 from nucleate.speculative.proposers.neural.weights import Weights
 
 
-class DFlash(Head):
+class DFlash(DraftHead):
     """See ``Proposer``; it drafts four tokens at most. tokens: that keys and values are kept of, of all sequences."""
 
     layers: tuple[int, ...] = (2, 4, 6)
@@ -34,12 +34,12 @@ class DFlash(Head):
         self._context_norm, self._norm = weights["context_norm.weight"], weights["norm.weight"]
         count = range(weights.count("norms."))
         self._norms = [weights[f"norms.{i}.weight"] for i in count]
-        self._layers = [Layer(weights, f"layers.{i}.", target, tokens // BLOCK) for i in count]
+        self._layers = [DraftLayer(weights, f"layers.{i}.", target, tokens // BLOCK) for i in count]
 
-    def propose(self, states: Sequence[State], counts: Sequence[int]) -> list[Draft]:
+    def propose(self, states: Sequence[DraftContext], counts: Sequence[int]) -> list[Draft]:
         """See ``Proposer.propose``. None for a sequence whose last tokens' hidden states are not known."""
         most = len(self._empty)
-        chains = [Chain(state, min(count, most)) for state, count in zip(states, counts, strict=True)]
+        chains = [ChainBuilder(state, min(count, most)) for state, count in zip(states, counts, strict=True)]
         going = self._followed.ready(chains, 1 + most)
         if going:
             for chain in going:
@@ -49,7 +49,7 @@ class DFlash(Head):
                 self._fill(going)
         return drafts_of(chains)
 
-    def _take_in(self, going: list[Chain]) -> None:
+    def _take_in(self, going: list[ChainBuilder]) -> None:
         """Keep what the layers attend to of the hidden states that wait."""
         target, found = self._target, [self._followed.heard(chain) for chain in going]
         late = [(chain, one) for chain, one in zip(going, found, strict=True) if one.taken < one.count]
@@ -64,11 +64,11 @@ class DFlash(Head):
         for _, one in late:
             one.take()
 
-    def _fill(self, going: list[Chain]) -> None:
+    def _fill(self, going: list[ChainBuilder]) -> None:
         target, most = self._target, len(self._empty)
         taken = [self._followed.heard(chain).taken for chain in going]
         parts = [self._followed.part(chain, at, at + 1 + most) for chain, at in zip(going, taken, strict=True)]
-        packing = Packing(parts, BLOCK)
+        packing = BatchLayout(parts, BLOCK)
         turn = rotation(packing.positions_T, target)
         first_RX = unit(target.embedding[packing.ids_T[:: 1 + most]], target.epsilon)
         x_TX = np.concatenate([np.concatenate([first_X[None], self._empty]) for first_X in first_RX])
@@ -84,7 +84,9 @@ class DFlash(Head):
                 if not chain.add(one):
                     break
 
-    def _attend(self, layer: Layer, normal_TX: Floats, turn: tuple[Floats, Floats], packing: Packing) -> Floats:
+    def _attend(
+        self, layer: DraftLayer, normal_TX: Floats, turn: tuple[Floats, Floats], packing: BatchLayout
+    ) -> Floats:
         """[T, heads, size]: each of a block over all of it, and over what the target has read."""
         query_THD = layer.queries(normal_TX, turn)
         store(layer.pool, packing, *layer.keys(normal_TX, turn))

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from nucleate.models.llama.batched_llama import PackedLlama, compiled
+from nucleate.models.llama.batched_llama import BatchedLlama, compiled
 from nucleate.models.llama.numpy_llama import Llama
-from nucleate.models.runner import Part
-from nucleate.speculative.draft import Draft, Proposer, State
-from nucleate.speculative.proposers.neural.chain_builder import Chain, drafts_of
+from nucleate.models.runner import ModelInput
+from nucleate.speculative.draft import Draft, DraftContext, Proposer
+from nucleate.speculative.proposers.neural.chain_builder import ChainBuilder, drafts_of
 from nucleate.speculative.proposers.neural.draft_sampling import draw
-from nucleate.speculative.proposers.neural.kv_slots import Rooms
+from nucleate.speculative.proposers.neural.kv_slots import KVSlots
 from nucleate.speculative.proposers.neural.weights import Weights
 
 MEMORY = 64 << 20
@@ -46,9 +46,9 @@ class DraftModel(Proposer):
     """See ``Proposer``. memory: bytes for keys and values; sequences that find no room get no drafts for a while."""
 
     def __init__(self, model: Llama, memory: int = MEMORY) -> None:
-        self.runner = PackedLlama(model, memory)
+        self.runner = BatchedLlama(model, memory)
         self.runner.kernels = compiled()  # the target is read by them too, as soon as it reads a draft
-        self._rooms = Rooms(self.runner.blocks, self.runner.block_size)
+        self._rooms = KVSlots(self.runner.blocks, self.runner.block_size)
         self._readers: dict[int, Reader] = {}
 
     @classmethod
@@ -69,9 +69,9 @@ class DraftModel(Proposer):
         }
         return cls(Llama.of(config, tensors))
 
-    def propose(self, states: Sequence[State], counts: Sequence[int]) -> list[Draft]:
+    def propose(self, states: Sequence[DraftContext], counts: Sequence[int]) -> list[Draft]:
         """See ``Proposer.propose``."""
-        chains = [Chain(state, count) for state, count in zip(states, counts, strict=True)]
+        chains = [ChainBuilder(state, count) for state, count in zip(states, counts, strict=True)]
         going = [chain for chain in chains if self._begin(chain, states)]
         for chain in going:
             chain.ids = [*chain.state.token_ids]
@@ -91,12 +91,12 @@ class DraftModel(Proposer):
                 reader.sure, reader.guessed = len(chain.state.token_ids), chain.tokens[:-1]
         return drafts_of(chains)
 
-    def _part(self, chain: Chain, start: int) -> Part:
+    def _part(self, chain: ChainBuilder, start: int) -> ModelInput:
         """All of a sequence and its draft from a place on is read."""
         key = chain.state.key
-        return Part(key, chain.ids, start, len(chain.ids), self._rooms.tables[key], 1)
+        return ModelInput(key, chain.ids, start, len(chain.ids), self._rooms.tables[key], 1)
 
-    def _begin(self, chain: Chain, states: Sequence[State]) -> bool:
+    def _begin(self, chain: ChainBuilder, states: Sequence[DraftContext]) -> bool:
         """Whether there is something to draft, and room for it."""
         state = chain.state
         length = len(state.token_ids)

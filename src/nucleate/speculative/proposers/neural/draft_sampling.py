@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 from nucleate.jit.kernel_libraries import DRAFTS
 from nucleate.models.llama.numpy_llama import Floats
 from nucleate.sampling import noise
-from nucleate.speculative.draft import State
+from nucleate.speculative.draft import DraftContext
 from nucleate.speculative.draft_distribution import Law, choose, law_of, siblings
 
 COLDEST = 1e-3
 """A temperature below this is 0: the scores of tokens, divided by it, would leave nothing to noise."""
 
 
-class Drawn(NamedTuple):
+class SampledDrafts(NamedTuple):
     """A token that may come next, and the law it was drawn from if that is of use: without the siblings before it."""
 
     token: int  #: -1: there is none to draw
@@ -26,47 +26,47 @@ class Drawn(NamedTuple):
     chance: float = 1.0  #: of a sibling, as the proposer sees it
 
 
-def draw(logits_RV: Floats, states: Sequence[State], places: Sequence[int]) -> list[Drawn]:
+def draw(logits_RV: Floats, states: Sequence[DraftContext], places: Sequence[int]) -> list[SampledDrafts]:
     """A token for each row of scores, at a place of the draft of a state.
 
     At temperature 0 the best one. With shared noise the one that the target would draw from these scores; else one by a
     number of the stream ``noise.DRAFT``, which belongs to the round and the place, with its law.
     """
     best_R = logits_RV.argmax(axis=1)
-    drawn = [Drawn(int(best_R[row]), None) for row in range(len(states))]
+    drawn = [SampledDrafts(int(best_R[row]), None) for row in range(len(states))]
     lost_R = ~np.isfinite(logits_RV[np.arange(len(best_R)), best_R])  # a NaN is the best, if there is one
     if lost_R.any():
-        drawn = [Drawn(-1, None) if lost else one for one, lost in zip(drawn, lost_R, strict=True)]
+        drawn = [SampledDrafts(-1, None) if lost else one for one, lost in zip(drawn, lost_R, strict=True)]
     warm = [row for row, state in enumerate(states) if state.temperature >= COLDEST and drawn[row].token >= 0]
     together = [row for row in warm if states[row].shared]
     if together:
         steps = [states[row].position + places[row] for row in together]
         tokens_R1, _ = _shared(logits_RV[together], [states[row] for row in together], steps)
         for row, [token] in zip(together, tokens_R1.tolist(), strict=True):
-            drawn[row] = Drawn(token, None)
+            drawn[row] = SampledDrafts(token, None)
     for row in warm:
         if not states[row].shared:
             drawn[row] = _alone(logits_RV[row], states[row], places[row])
     return drawn
 
 
-class Asked(NamedTuple):
+class DraftQuery(NamedTuple):
     """What siblings are wanted for."""
 
-    state: State
+    state: DraftContext
     place: int  #: how deep they are in the draft
     number: int  #: how many tokens of the draft were drawn before
     most: int
 
 
-def draw_some(logits_RV: Floats, asked: Sequence[Asked]) -> list[list[Drawn]]:
+def draw_some(logits_RV: Floats, asked: Sequence[DraftQuery]) -> list[list[SampledDrafts]]:
     """Drawns for each row of scores, at most so many, in the order in which they are to be tried.
 
     At temperature 0 the best ones. With shared noise the one that the target would draw from these scores, and then
     those that it would draw if they were a little other. Else they are drawn without replacement: their number depends
     on none of them. Of each row the first is that of ``draw``.
     """
-    found: list[list[Drawn]] = []
+    found: list[list[SampledDrafts]] = []
     for logits_V, one in zip(logits_RV, asked, strict=True):
         if one.most < 1 or not np.isfinite(logits_V.max()):
             found.append([])
@@ -79,32 +79,34 @@ def draw_some(logits_RV: Floats, asked: Sequence[Asked]) -> list[list[Drawn]]:
     return found
 
 
-def _best(logits_V: Floats, count: int) -> list[Drawn]:
+def _best(logits_V: Floats, count: int) -> list[SampledDrafts]:
     x_V = np.exp((logits_V - logits_V.max()).astype(np.float64))
     x_V /= x_V.sum()
     best = np.argsort(-logits_V, kind="stable")[:count]
-    return [Drawn(int(token), None, float(x_V[token])) for token in best if x_V[token] > 0]
+    return [SampledDrafts(int(token), None, float(x_V[token])) for token in best if x_V[token] > 0]
 
 
-def _raced(logits_V: Floats, one: Asked) -> list[Drawn]:
+def _raced(logits_V: Floats, one: DraftQuery) -> list[SampledDrafts]:
     tokens_1N, behind_1N = _shared(logits_V[None], [one.state], [one.state.position + one.place], one.most)
     weights_N = np.exp(-behind_1N[0])
     chances = (weights_N / weights_N.sum()).tolist()
     return [
-        Drawn(token, None, chance) for token, chance in zip(tokens_1N[0].tolist(), chances, strict=True) if token >= 0
+        SampledDrafts(token, None, chance)
+        for token, chance in zip(tokens_1N[0].tolist(), chances, strict=True)
+        if token >= 0
     ]
 
 
-def _drawn(logits_V: Floats, one: Asked) -> list[Drawn]:
+def _drawn(logits_V: Floats, one: DraftQuery) -> list[SampledDrafts]:
     law = _law(logits_V, one.state)
     if law is None:
         return []
     tokens, laws = siblings(law, _uniform(one.state, one.number, one.most))
-    return [Drawn(token, each, float(law[token])) for token, each in zip(tokens, laws, strict=True)]
+    return [SampledDrafts(token, each, float(law[token])) for token, each in zip(tokens, laws, strict=True)]
 
 
 def _shared(
-    logits_RV: Floats, states: Sequence[State], steps: Sequence[int], count: int = 1
+    logits_RV: Floats, states: Sequence[DraftContext], steps: Sequence[int], count: int = 1
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Tokens [R, count], and how far each is behind the first."""
     heat_R = np.array([state.temperature for state in states])
@@ -116,17 +118,17 @@ def _shared(
     return out_RN, behind_RN
 
 
-def _alone(logits_V: Floats, state: State, place: int) -> Drawn:
+def _alone(logits_V: Floats, state: DraftContext, place: int) -> SampledDrafts:
     law = _law(logits_V, state)
-    return Drawn(-1, None) if law is None else Drawn(choose(law, _uniform(state, place, 1)[0]), law)
+    return SampledDrafts(-1, None) if law is None else SampledDrafts(choose(law, _uniform(state, place, 1)[0]), law)
 
 
-def _law(logits_V: Floats, state: State) -> Law | None:
+def _law(logits_V: Floats, state: DraftContext) -> Law | None:
     x_V = logits_V.astype(np.float64) / state.temperature
     return law_of(np.exp(x_V - x_V.max()))
 
 
-def _uniform(state: State, first: int, count: int) -> list[float]:
+def _uniform(state: DraftContext, first: int, count: int) -> list[float]:
     """Numbers of the round: those from ``first`` on."""
     numbers: list[float] = noise.uniform(
         state.seed, state.position, noise.DRAFT, np.arange(first, first + count)

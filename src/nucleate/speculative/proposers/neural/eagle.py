@@ -14,19 +14,19 @@ import numpy as np
 from nucleate.models.kernels.matmul import compiled_product as product
 from nucleate.models.kernels.paged_attention import decode
 from nucleate.models.llama.numpy_llama import Floats, Llama, one_thread
-from nucleate.models.paged.batch_layout import Packing
+from nucleate.models.paged.batch_layout import BatchLayout
 from nucleate.models.paged.block_attention import attend, store
 from nucleate.models.runner import BLOCK
-from nucleate.speculative.draft import ROOT, Draft, State
-from nucleate.speculative.proposers.neural.chain_builder import Chain, drafts_of
+from nucleate.speculative.draft import ROOT, Draft, DraftContext
+from nucleate.speculative.proposers.neural.chain_builder import ChainBuilder, drafts_of
 from nucleate.speculative.proposers.neural.draft_sampling import draw, draw_some
-from nucleate.speculative.proposers.neural.head_state import Head
-from nucleate.speculative.proposers.neural.layer import TOKENS, Layer, fused, rotation
-from nucleate.speculative.proposers.neural.tree_builder import Growth
+from nucleate.speculative.proposers.neural.head_state import DraftHead
+from nucleate.speculative.proposers.neural.layer import TOKENS, DraftLayer, fused, rotation
+from nucleate.speculative.proposers.neural.tree_builder import TreeBuilder
 from nucleate.speculative.proposers.neural.weights import Weights
 
 
-class Eagle(Head):
+class Eagle(DraftHead):
     """See ``Proposer``. branches: the most tokens that follow the same one; with 1, drafts are chains.
 
     tokens: that keys and values are kept of at most, of all sequences together.
@@ -39,11 +39,11 @@ class Eagle(Head):
         self.branches = branches
         self._fuse = weights.matrix("fuse")
         self._token_norm, self._hidden_norm = weights["token_norm.weight"], weights["hidden_norm.weight"]
-        self._norm, self._layer = weights["norm.weight"], Layer(weights, "layer.", target, tokens // BLOCK)
+        self._norm, self._layer = weights["norm.weight"], DraftLayer(weights, "layer.", target, tokens // BLOCK)
 
-    def propose(self, states: Sequence[State], counts: Sequence[int]) -> list[Draft]:
+    def propose(self, states: Sequence[DraftContext], counts: Sequence[int]) -> list[Draft]:
         """See ``Proposer.propose``. None for a sequence whose last tokens' hidden states are not known."""
-        chains = [Chain(state, count) for state, count in zip(states, counts, strict=True)]
+        chains = [ChainBuilder(state, count) for state, count in zip(states, counts, strict=True)]
         going = self._followed.ready(chains)
         with one_thread():
             if self.branches > 1:
@@ -53,11 +53,11 @@ class Eagle(Head):
                 self._draft(going)
         return drafts_of(chains)
 
-    def _trees(self, going: list[Chain]) -> dict[int, Draft]:
-        """By sequence, see ``Growth``: in each round the head goes on from some tokens of each tree."""
+    def _trees(self, going: list[ChainBuilder]) -> dict[int, Draft]:
+        """By sequence, see ``TreeBuilder``: in each round the head goes on from some tokens of each tree."""
         for chain in going:
             chain.ids = [*chain.state.token_ids]
-        growing = [Growth(chain, self.branches) for chain in going]
+        growing = [TreeBuilder(chain, self.branches) for chain in going]
         round_, x_RX = [(growth, ROOT) for growth in growing], self._take_in(going)
         while round_:
             logits_RV = product(self._unit(x_RX, self._norm), self._target.unembedding)
@@ -69,7 +69,7 @@ class Eagle(Head):
                 x_RX = self._look(round_)
         return {growth.chain.state.key: growth.draft() for growth in growing}
 
-    def _look(self, round_: list[tuple[Growth, int]]) -> Floats:
+    def _look(self, round_: list[tuple[TreeBuilder, int]]) -> Floats:
         """Its output after some tokens of trees. Those of a tree stand together: they are the last it has looked at."""
         parts = []
         for growth, group in groupby(round_, lambda one: one[0]):
@@ -78,11 +78,11 @@ class Eagle(Head):
             stop = self._followed.heard(chain).taken + len(growth.looked)
             part = self._followed.part(chain, stop - len(places), stop, 1)
             parts.append(part._replace(logits=len(places), parents=growth.lines()))
-        packing = Packing(parts, BLOCK)
+        packing = BatchLayout(parts, BLOCK)
         x_RX = np.stack([growth.outputs[growth.parents[place]] for growth, place in round_])
         return self._mixed(self._both(packing, x_RX), x_RX, packing)
 
-    def _draft(self, going: list[Chain]) -> None:
+    def _draft(self, going: list[ChainBuilder]) -> None:
         for chain in going:
             chain.ids = [*chain.state.token_ids]
         x_RX = self._take_in(going)
@@ -99,7 +99,7 @@ class Eagle(Head):
             x_RX = self._step(going, x_RX[stays], place)
             place += 1
 
-    def _take_in(self, going: list[Chain]) -> Floats:
+    def _take_in(self, going: list[ChainBuilder]) -> Floats:
         """Keep what the head makes of the hidden states that wait; its output after the last token of each sequence."""
         followed, target = self._followed, self._target
         found = [followed.heard(chain) for chain in going]
@@ -113,25 +113,25 @@ class Eagle(Head):
         store(self._layer.pool, packing, *self._layer.keys(both_TY, rotation(packing.positions_T, target)))
         for one in found:
             one.take()
-        last = Packing(
+        last = BatchLayout(
             [followed.part(chain, one.taken - 1, one.taken, 1) for chain, one in zip(going, found, strict=True)], BLOCK
         )
         return self._mixed(both_TY[packing.kept_L], context_TX[packing.kept_L], last)
 
-    def _step(self, going: list[Chain], x_RX: Floats, place: int) -> Floats:
+    def _step(self, going: list[ChainBuilder], x_RX: Floats, place: int) -> Floats:
         """Its output after a drafted token."""
         taken = [self._followed.heard(chain).taken + place for chain in going]
-        packing = Packing(
+        packing = BatchLayout(
             [self._followed.part(chain, at, at + 1, 1) for chain, at in zip(going, taken, strict=True)], BLOCK
         )
         return self._mixed(self._both(packing, x_RX), x_RX, packing)
 
-    def _both(self, packing: Packing, x_TX: Floats) -> Floats:
+    def _both(self, packing: BatchLayout, x_TX: Floats) -> Floats:
         """Tokens beside hidden states, [T, 2 * width]."""
         tokens_TX = self._unit(self._target.embedding[packing.ids_T], self._token_norm)
         return np.concatenate([tokens_TX, self._unit(x_TX, self._hidden_norm)], axis=1)
 
-    def _mixed(self, both_TY: Floats, x_TX: Floats, packing: Packing) -> Floats:
+    def _mixed(self, both_TY: Floats, x_TX: Floats, packing: BatchLayout) -> Floats:
         turn, layer = rotation(packing.positions_T, self._target), self._layer
         new = layer.queries(both_TY, turn), *layer.keys(both_TY, turn)
         heads_THD = attend(*new, layer.pool, packing, layer.rule, decode)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nucleate.models.llama.numpy_llama import Floats, Llama
-from nucleate.models.paged.batch_layout import Packing
-from nucleate.models.runner import BLOCK, Part
-from nucleate.speculative.draft import Proposer, Read, State
-from nucleate.speculative.proposers.neural.chain_builder import Chain
-from nucleate.speculative.proposers.neural.hidden_states import Heard
-from nucleate.speculative.proposers.neural.kv_slots import Rooms
+from nucleate.models.paged.batch_layout import BatchLayout
+from nucleate.models.runner import BLOCK, ModelInput
+from nucleate.speculative.draft import DraftContext, Proposer, TargetOutput
+from nucleate.speculative.proposers.neural.chain_builder import ChainBuilder
+from nucleate.speculative.proposers.neural.hidden_states import CapturedHiddenStates
+from nucleate.speculative.proposers.neural.kv_slots import KVSlots
 from nucleate.speculative.proposers.neural.layer import unit
 
 
@@ -18,23 +18,23 @@ class Followed:
     """The sequences whose hidden states are told, and the blocks for what a head makes of them."""
 
     def __init__(self, blocks: int, block_size: int) -> None:
-        self._rooms = Rooms(blocks, block_size)
-        self._heard: dict[int, Heard] = {}
+        self._rooms = KVSlots(blocks, block_size)
+        self._heard: dict[int, CapturedHiddenStates] = {}
 
     def __len__(self) -> int:
         return len(self._heard)
 
-    def read(self, readings: Sequence[Read]) -> None:
+    def read(self, readings: Sequence[TargetOutput]) -> None:
         """See ``Proposer.read``."""
         for read in readings:
-            self._heard.setdefault(read.key, Heard()).add(read)
+            self._heard.setdefault(read.key, CapturedHiddenStates()).add(read)
 
     def forget(self, key: int) -> None:
         """See ``Proposer.forget``."""
         self._heard.pop(key, None)
         self._rooms.leave(key)
 
-    def ready(self, chains: Sequence[Chain], more: int | None = None) -> list[Chain]:
+    def ready(self, chains: Sequence[ChainBuilder], more: int | None = None) -> list[ChainBuilder]:
         """Those that a draft can be made for: all but the last token of a sequence are known, and there is room.
 
         more: tokens of drafts that room is needed for; None for as many as are wanted.
@@ -42,7 +42,7 @@ class Followed:
         keys = [chain.state.key for chain in chains]
         return [chain for chain in chains if chain.count > 0 and self._room(chain.state, chain.count, more, keys)]
 
-    def _room(self, state: State, count: int, more: int | None, keys: list[int]) -> bool:
+    def _room(self, state: DraftContext, count: int, more: int | None, keys: list[int]) -> bool:
         heard = self._heard.get(state.key)
         if heard is None or heard.stop != len(state.token_ids) - 1 or not heard.count:
             return False
@@ -50,29 +50,29 @@ class Followed:
             self._heard.pop(key, None)
         return state.key in self._heard
 
-    def heard(self, chain: Chain) -> Heard:
+    def heard(self, chain: ChainBuilder) -> CapturedHiddenStates:
         """What is known of a sequence."""
         return self._heard[chain.state.key]
 
-    def part(self, chain: Chain, start: int, stop: int, shift: int = 0) -> Part:
+    def part(self, chain: ChainBuilder, start: int, stop: int, shift: int = 0) -> ModelInput:
         """Tokens of what a head has of a sequence, counted from where that begins; ``shift`` places later."""
         ids = chain.ids[self._heard[chain.state.key].base + shift :]
-        return Part(chain.state.key, ids, start, stop, self._rooms.tables[chain.state.key], 1)
+        return ModelInput(chain.state.key, ids, start, stop, self._rooms.tables[chain.state.key], 1)
 
-    def waiting(self, chains: Sequence[Chain], shift: int = 0) -> Packing:
+    def waiting(self, chains: Sequence[ChainBuilder], shift: int = 0) -> BatchLayout:
         """The tokens whose hidden states wait."""
         found = [(chain, self._heard[chain.state.key]) for chain in chains]
         parts = [self.part(chain, one.taken, one.count, shift) for chain, one in found]
-        return Packing(parts, self._rooms.block_size)
+        return BatchLayout(parts, self._rooms.block_size)
 
 
-class Head(Proposer):
+class DraftHead(Proposer):
     """What a proposer is that follows sequences. tokens: that are kept of at most, of all sequences together."""
 
     def __init__(self, target: Llama, tokens: int) -> None:
         self._target, self._followed = target, Followed(tokens // BLOCK, BLOCK)
 
-    def read(self, readings: Sequence[Read]) -> None:
+    def read(self, readings: Sequence[TargetOutput]) -> None:
         """See ``Proposer.read``."""
         self._followed.read(readings)
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from nucleate.speculative.draft import Read
+from nucleate.speculative.draft import TargetOutput
 
 PENDING = 512
 """Hidden states that are kept for who is not asked for drafts: then it begins anew with what came last."""
 
 
 @dataclass
-class Heard:
+class CapturedHiddenStates:
     """Of one sequence, from the place ``base`` on: ``count`` hidden states, of which those from ``first`` on are kept.
 
     ``taken``: of how many who drafts has keys and values, the last of them perhaps of tokens that were only guessed.
@@ -34,7 +34,7 @@ class Heard:
         """The place after the last token of which something is known."""
         return self.base + self.count
 
-    def add(self, read: Read) -> None:
+    def add(self, read: TargetOutput) -> None:
         """The target has read some tokens. Where some are missing, it is as if the sequence began after them."""
         known = self.stop - read.start if self.count else -1
         new_TX = read.features_TF[max(0, known) :]

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 
 
-class Rooms:
+class KVSlots:
     """Which blocks a sequence has. blocks: how many there are; block_size: tokens in each."""
 
     def __init__(self, blocks: int, block_size: int) -> None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from nucleate.models.kernels import numpy_fallback
 from nucleate.models.kernels.matmul import compiled_product as product
 from nucleate.models.llama.numpy_llama import Floats, Llama
-from nucleate.models.paged.kv_pool import Pool, Rule, new_pool
+from nucleate.models.paged.kv_pool import AttentionRule, Pool, new_pool
 from nucleate.models.runner import BLOCK
 from nucleate.speculative.proposers.neural.weights import Weights
 
@@ -38,7 +38,7 @@ def rotation(positions_T: NDArray[np.int64], target: Llama) -> tuple[Floats, Flo
     return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
 
 
-class Layer:
+class DraftLayer:
     """The weights of one, and the keys and values it has made."""
 
     def __init__(self, weights: Weights, prefix: str, target: Llama, blocks: int) -> None:
@@ -48,7 +48,7 @@ class Layer:
         self._norm = weights[prefix + "mlp_norm.weight"]
         self._gate_up, self._down = weights.matrix(prefix + "gate", prefix + "up"), weights.matrix(prefix + "down")
         self.pool: Pool = new_pool(blocks, BLOCK, target.kv_heads, target.head_size, target.head_size)
-        self.rule = Rule(target.head_size**-0.5)
+        self.rule = AttentionRule(target.head_size**-0.5)
 
     def queries(self, x_TX: Floats, turn: tuple[Floats, Floats]) -> Floats:
         """[T, heads, size]."""

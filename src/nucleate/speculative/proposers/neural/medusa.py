@@ -12,9 +12,9 @@ import numpy as np
 
 from nucleate.models.kernels.matmul import compiled_product as product
 from nucleate.models.llama.numpy_llama import Floats, Llama, one_thread
-from nucleate.speculative.draft import ROOT, Draft, Proposer, Read, State
-from nucleate.speculative.proposers.neural.chain_builder import Chain, drafts_of
-from nucleate.speculative.proposers.neural.draft_sampling import Asked, Drawn, draw, draw_some
+from nucleate.speculative.draft import ROOT, Draft, DraftContext, Proposer, TargetOutput
+from nucleate.speculative.proposers.neural.chain_builder import ChainBuilder, drafts_of
+from nucleate.speculative.proposers.neural.draft_sampling import DraftQuery, SampledDrafts, draw, draw_some
 from nucleate.speculative.proposers.neural.weights import Weights
 from nucleate.speculative.tree import Node, Offer, best_first, keep
 
@@ -50,10 +50,10 @@ class Medusa(Proposer):
         ]
         self._last: dict[int, tuple[int, Floats]] = {}  # the place of the last token that was read, and its state
 
-    def propose(self, states: Sequence[State], counts: Sequence[int]) -> list[Draft]:
+    def propose(self, states: Sequence[DraftContext], counts: Sequence[int]) -> list[Draft]:
         """See ``Proposer.propose``. None for a sequence of which the target has not read all but the last token."""
         most = len(self._heads) if self.branches == 1 else MOST
-        chains = [Chain(state, min(count, most)) for state, count in zip(states, counts, strict=True)]
+        chains = [ChainBuilder(state, min(count, most)) for state, count in zip(states, counts, strict=True)]
         going = [
             chain
             for chain in chains
@@ -68,12 +68,14 @@ class Medusa(Proposer):
             self._draft(going)
         return drafts_of(chains)
 
-    def _trees(self, going: list[Chain]) -> dict[int, Draft]:
+    def _trees(self, going: list[ChainBuilder]) -> dict[int, Draft]:
         """By sequence: at each place some guesses, as they would be after any of those before, put together."""
         forms = [form(chain.count, self.branches, len(self._heads)) for chain in going]
         deep = max(depth for _, depths in forms for depth in depths) + 1
         asked = [
-            Asked(chain.state, depth, depth * self.branches, self.branches) for chain in going for depth in range(deep)
+            DraftQuery(chain.state, depth, depth * self.branches, self.branches)
+            for chain in going
+            for depth in range(deep)
         ]
         found = draw_some(self._logits(going, deep), asked)
         return {
@@ -81,7 +83,7 @@ class Medusa(Proposer):
             for row, (chain, made) in enumerate(zip(going, forms, strict=True))
         }
 
-    def _draft(self, going: list[Chain]) -> None:
+    def _draft(self, going: list[ChainBuilder]) -> None:
         count = max(chain.count for chain in going)
         logits_NV = self._logits(going, count)
         drawn = draw(logits_NV, [chain.state for chain in going for _ in range(count)], [*range(count)] * len(going))
@@ -90,7 +92,7 @@ class Medusa(Proposer):
                 if not chain.add(one):
                     break
 
-    def _logits(self, going: list[Chain], count: int) -> Floats:
+    def _logits(self, going: list[ChainBuilder], count: int) -> Floats:
         """Those of the first heads, [R * count, V]."""
         target = self._target
         x_RX = target.normalise(np.stack([self._last[chain.state.key][1] for chain in going]), target.norm)
@@ -104,7 +106,7 @@ class Medusa(Proposer):
             guesses.append(y_RX)
         return product(np.stack(guesses, axis=1).reshape(len(going) * count, -1), target.unembedding)
 
-    def read(self, readings: Sequence[Read]) -> None:
+    def read(self, readings: Sequence[TargetOutput]) -> None:
         """See ``Proposer.read``. Only the last token counts."""
         for read in readings:
             if len(read.features_TF):
@@ -128,7 +130,7 @@ def form(count: int, branches: int, heads: int) -> tuple[tuple[Node, ...], tuple
     return nodes, tuple(draft.depths())
 
 
-def put_together(nodes: Sequence[Node], depths: Sequence[int], found: Sequence[Sequence[Drawn]]) -> Draft:
+def put_together(nodes: Sequence[Node], depths: Sequence[int], found: Sequence[Sequence[SampledDrafts]]) -> Draft:
     """A draft of this form. Where there are fewer guesses than it has, those that are not there are left out.
 
     Branches have the same draws at a depth. Verification comes to one of them at most, so that a draw decides once.
@@ -138,7 +140,8 @@ def put_together(nodes: Sequence[Node], depths: Sequence[int], found: Sequence[S
         kept[place] = kept[node.parent] and node.token < len(found[depth])
     places = [place for place in range(len(nodes)) if kept[place]]
     named = [
-        found[depths[place]][nodes[place].token] if kept[place] else Drawn(0, None, 0.0) for place in range(len(nodes))
+        found[depths[place]][nodes[place].token] if kept[place] else SampledDrafts(0, None, 0.0)
+        for place in range(len(nodes))
     ]
     laws = tuple(one.law for one in named) if any(one.law is not None for one in named) else None
     return keep(Draft(tuple(one.token for one in named), tuple(node.parent for node in nodes), laws), places)

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from nucleate.models.protocol import ModelError
-from nucleate.models.runner import BLOCK, Part
-from nucleate.models.transformers.mtp_module import Modules
-from nucleate.speculative.draft import Draft, Proposer, Read, State
-from nucleate.speculative.proposers.neural.chain_builder import Chain, drafts_of
+from nucleate.models.runner import BLOCK, ModelInput
+from nucleate.models.transformers.mtp_module import MtpModules
+from nucleate.speculative.draft import Draft, DraftContext, Proposer, TargetOutput
+from nucleate.speculative.proposers.neural.chain_builder import ChainBuilder, drafts_of
 from nucleate.speculative.proposers.neural.draft_sampling import draw
-from nucleate.speculative.proposers.neural.hidden_states import Heard
-from nucleate.speculative.proposers.neural.kv_slots import Rooms
+from nucleate.speculative.proposers.neural.hidden_states import CapturedHiddenStates
+from nucleate.speculative.proposers.neural.kv_slots import KVSlots
 
 MEMORY = 256 << 20
 """Bytes of keys and values."""
@@ -25,24 +25,24 @@ MEMORY = 256 << 20
 class Mtp(Proposer):
     """See ``Proposer``. memory: bytes for keys and values; sequences that find no room get no drafts for a while."""
 
-    def __init__(self, modules: Modules, memory: int = MEMORY) -> None:
+    def __init__(self, modules: MtpModules, memory: int = MEMORY) -> None:
         self._modules, self.layers = modules, (modules.depth,)
         size = sum(pool.size for pool in modules.new_pools(1))
         if memory < size:
             raise ModelError(f"{memory} bytes for keys and values hold no block of {size}: give more")
-        self._pools, self._rooms = modules.new_pools(memory // size), Rooms(memory // size, BLOCK)
-        self._heard: dict[int, Heard] = {}
+        self._pools, self._rooms = modules.new_pools(memory // size), KVSlots(memory // size, BLOCK)
+        self._heard: dict[int, CapturedHiddenStates] = {}
 
-    def propose(self, states: Sequence[State], counts: Sequence[int]) -> list[Draft]:
+    def propose(self, states: Sequence[DraftContext], counts: Sequence[int]) -> list[Draft]:
         """See ``Proposer.propose``. None for a sequence whose last tokens' hidden states are not known."""
-        chains = [Chain(state, count) for state, count in zip(states, counts, strict=True)]
+        chains = [ChainBuilder(state, count) for state, count in zip(states, counts, strict=True)]
         keys = [state.key for state in states]
         going = [chain for chain in chains if chain.count > 0 and self._begin(chain, keys)]
         if going:
             self._draft(going)
         return drafts_of(chains)
 
-    def _begin(self, chain: Chain, keys: list[int]) -> bool:
+    def _begin(self, chain: ChainBuilder, keys: list[int]) -> bool:
         """Whether all but the last token of a sequence are known, and there is room for them and for its draft."""
         state, heard = chain.state, self._heard.get(chain.state.key)
         if heard is None or not heard.count or heard.stop != len(state.token_ids) - 1:
@@ -53,7 +53,7 @@ class Mtp(Proposer):
         chain.ids = [*state.token_ids]
         return state.key in self._heard
 
-    def _draft(self, going: list[Chain]) -> None:
+    def _draft(self, going: list[ChainBuilder]) -> None:
         x_RX = self._take_in(going)
         last, place = self._modules.count - 1, self._modules.count
         while True:
@@ -66,7 +66,7 @@ class Mtp(Proposer):
             self._guess(going, x_RX, place)
             place += 1
 
-    def _take_in(self, going: list[Chain]) -> Any:
+    def _take_in(self, going: list[ChainBuilder]) -> Any:
         """Each module reads what is new to it, and guesses a token; what the last one gives at the ends, [R, X].
 
         They all do, however few tokens are wanted: so the keys and values of one are not behind those of another. The
@@ -84,17 +84,17 @@ class Mtp(Proposer):
             heard.take(max(1, again))
         return x_RX
 
-    def _run(self, going: list[Chain], place: int, x_TX: Any, spans: list[tuple[int, int]]) -> tuple[Any, Any]:
-        """What a module gives at some places of each sequence, and at the last one of each; see ``Modules.run``."""
+    def _run(self, going: list[ChainBuilder], place: int, x_TX: Any, spans: list[tuple[int, int]]) -> tuple[Any, Any]:
+        """What a module gives at some places of each sequence, and at the last one of each; see ``MtpModules.run``."""
         keys = [chain.state.key for chain in going]
         bases = [self._heard[key].base for key in keys]
         parts = [
-            Part(key, chain.ids[base + place + 1 :], *span, self._rooms.tables[key], 1)
+            ModelInput(key, chain.ids[base + place + 1 :], *span, self._rooms.tables[key], 1)
             for chain, key, base, span in zip(going, keys, bases, spans, strict=True)
         ]
         return self._modules.run(place, x_TX, parts, bases, self._pools[place])
 
-    def _guess(self, going: list[Chain], x_RX: Any, place: int) -> None:
+    def _guess(self, going: list[ChainBuilder], x_RX: Any, place: int) -> None:
         """A token for each sequence. It is read by the next module, if it is wanted or not."""
         drawn = draw(self._modules.logits(x_RX), [chain.state for chain in going], [place] * len(going))
         for chain, one in zip(going, drawn, strict=True):
@@ -103,10 +103,10 @@ class Mtp(Proposer):
             if one.token < 0:
                 chain.count = len(chain.tokens)  # nothing can follow
 
-    def read(self, readings: Sequence[Read]) -> None:
+    def read(self, readings: Sequence[TargetOutput]) -> None:
         """See ``Proposer.read``."""
         for read in readings:
-            self._heard.setdefault(read.key, Heard(self._modules.own, self._modules.joined)).add(read)
+            self._heard.setdefault(read.key, CapturedHiddenStates(self._modules.own, self._modules.joined)).add(read)
 
     def forget(self, key: int, output_ids: Sequence[int] = ()) -> None:
         """See ``Proposer.forget``. Nothing is learned."""

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from nucleate.models.llama.numpy_llama import Floats
 from nucleate.speculative.draft import ROOT, Draft
-from nucleate.speculative.proposers.neural.chain_builder import Chain
-from nucleate.speculative.proposers.neural.draft_sampling import COLDEST, Asked, Drawn
+from nucleate.speculative.proposers.neural.chain_builder import ChainBuilder
+from nucleate.speculative.proposers.neural.draft_sampling import COLDEST, DraftQuery, SampledDrafts
 from nucleate.speculative.tree import keep
 
 DEEPEST = 8
@@ -18,14 +18,14 @@ DEEPEST = 8
 
 
 @dataclass(eq=False)
-class Growth:
+class TreeBuilder:
     """The tree of one sequence.
 
     What is drawn from its law stays, as to leave out a token for what it is changes the law of what is said: then it is
     gone on from one token at a time, until there are enough. Else more is looked at than stays in the end.
     """
 
-    chain: Chain
+    chain: ChainBuilder
     branches: int
     parents: list[int] = field(default_factory=list)
     chances: list[float] = field(default_factory=list)  #: of the whole way
@@ -39,12 +39,14 @@ class Growth:
         """Whether tokens are drawn from laws."""
         return self.chain.state.temperature >= COLDEST and not self.chain.state.shared
 
-    def asked(self, place: int) -> Asked:
+    def asked(self, place: int) -> DraftQuery:
         """What is wanted after a token."""
         depth, count, made = self._depth(place), self.chain.count, len(self.chain.tokens)
-        return Asked(self.chain.state, depth, made, min(self.branches, count - made) if self.drawn else self.branches)
+        return DraftQuery(
+            self.chain.state, depth, made, min(self.branches, count - made) if self.drawn else self.branches
+        )
 
-    def take(self, place: int, siblings: list[Drawn], output: Floats) -> None:
+    def take(self, place: int, siblings: list[SampledDrafts], output: Floats) -> None:
         """What may follow a token."""
         self.outputs[place] = output
         before = 1.0 if place == ROOT else self.chances[place]

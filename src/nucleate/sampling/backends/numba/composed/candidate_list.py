@@ -12,12 +12,12 @@ from nucleate.jit.kernel_libraries import GENERIC
 from nucleate.outputs import StepLogprobs
 from nucleate.sampling import noise
 from nucleate.sampling.backends import reference
-from nucleate.sampling.backends.numba.composed.pipeline_steps import Step
-from nucleate.sampling.backends.reference import Survivors, Whole
+from nucleate.sampling.backends.numba.composed.pipeline_steps import PipelineStep
+from nucleate.sampling.backends.reference import Survivors, TotalMass
 from nucleate.sampling.backends.token_logprobs import logprobs
-from nucleate.sampling.history import Past
+from nucleate.sampling.history import HistoryView
 from nucleate.sampling.noise import GROUP_SIZE
-from nucleate.sampling.stage import Row
+from nucleate.sampling.stage import RowStats
 from nucleate.sampling.stages.selection.gumbel import Gumbel
 
 Floats = NDArray[np.float64]
@@ -33,14 +33,14 @@ PART = 8192
 """Scores that a rule is evaluated on at a time."""
 
 
-class Undecided(Exception):  # noqa: N818  # it is not an error
+class UndecidedRow(Exception):  # noqa: N818  # it is not an error
     """The reference has to run this row: a decision is too close, or the row is one that it refuses."""
 
 
-class Listed:
+class CandidateList:
     """Tokens in the order (score descending, then id ascending), float64 scores.
 
-    whole: see ``reference.Whole``; None where nothing has been cut since the last Shift or Scale, or nobody asks.
+    whole: see ``reference.TotalMass``; None where nothing has been cut since the last Shift or Scale, or nobody asks.
     inexact: the scores went through a statistic of ``kernels``, so that decisions may be close. ranked: False if the
     tokens are in ascending order of ids instead.
     """
@@ -48,7 +48,7 @@ class Listed:
     __slots__ = ("_mass", "_top", "ids_N", "inexact", "ranked", "whole", "x_N")
 
     def __init__(
-        self, ids_N: Ids, x_N: Floats, whole: Whole | None = None, *, inexact: bool = False, ranked: bool = True
+        self, ids_N: Ids, x_N: Floats, whole: TotalMass | None = None, *, inexact: bool = False, ranked: bool = True
     ) -> None:
         self.ids_N, self.x_N, self.whole, self.inexact, self.ranked = ids_N, x_N, whole, inexact, ranked
         self._mass: Any = None
@@ -65,23 +65,23 @@ class Listed:
         below_N: Floats = self.x_N - self.top
         return below_N
 
-    def all(self) -> Listed:
+    def all(self) -> CandidateList:
         """These tokens, ranked."""
         if self.ranked:
             return self
         ids_N, x_N = reference.in_order(self.ids_N, self.x_N)
-        return Listed(ids_N, x_N, self.whole, inexact=self.inexact)
+        return CandidateList(ids_N, x_N, self.whole, inexact=self.inexact)
 
     def survivors(self) -> Survivors:
         """As the reference has them."""
         kept = self.all()
         return Survivors(kept.ids_N, kept.x_N, kept.uncut)
 
-    def statistics(self, names: frozenset[str]) -> Row:
+    def statistics(self, names: frozenset[str]) -> RowStats:
         """The row statistics of these names, as ``reference.statistics``; the others may be missing."""
         n, zero, unknown = len(self.x_N), np.float64(0.0), np.nan
         if not names - {"n", "top"}:
-            return Row(n, zero, unknown, unknown, unknown, unknown, unknown, unknown)
+            return RowStats(n, zero, unknown, unknown, unknown, unknown, unknown, unknown)
         if names & {"mean", "var"}:
             row = reference.statistics(self.below())
             mass, square, entropy, mean, var = row.mass, row.square, row.entropy, row.mean, row.var
@@ -94,46 +94,46 @@ class Listed:
             if "entropy" in names:
                 entropy = np.log(mass) - (e_N * below_N).sum() / mass
         whole = mass if self.whole is None else max(self.whole.mass * np.exp(self.whole.top - self.top), mass)
-        return Row(n, zero, mass, square, entropy, mean, var, whole)
+        return RowStats(n, zero, mass, square, entropy, mean, var, whole)
 
-    def cut(self, keep_N: NDArray[np.bool_] | slice, whole: Whole | None) -> Listed:
-        return Listed(self.ids_N[keep_N], self.x_N[keep_N], whole, inexact=self.inexact)
+    def cut(self, keep_N: NDArray[np.bool_] | slice, whole: TotalMass | None) -> CandidateList:
+        return CandidateList(self.ids_N[keep_N], self.x_N[keep_N], whole, inexact=self.inexact)
 
-    def first(self, whole: Whole | None) -> Listed:
+    def first(self, whole: TotalMass | None) -> CandidateList:
         kept = self.all()
-        return Listed(kept.ids_N[:1], kept.x_N[:1], whole, inexact=self.inexact)
+        return CandidateList(kept.ids_N[:1], kept.x_N[:1], whole, inexact=self.inexact)
 
     @property
-    def uncut(self) -> Whole:
-        return self.whole or Whole(float(self.top), float(np.exp(self.x_N - self.top).sum()))
+    def uncut(self) -> TotalMass:
+        return self.whole or TotalMass(float(self.top), float(np.exp(self.x_N - self.top).sum()))
 
-    def with_whole(self, whole: Whole | None) -> Listed:
-        return Listed(self.ids_N, self.x_N, whole, inexact=self.inexact, ranked=self.ranked)
+    def with_whole(self, whole: TotalMass | None) -> CandidateList:
+        return CandidateList(self.ids_N, self.x_N, whole, inexact=self.inexact, ranked=self.ranked)
 
     # the shapes
 
-    def shift(self, step: Step, past: Past, size: int) -> Listed:
+    def shift(self, step: PipelineStep, past: HistoryView, size: int) -> CandidateList:
         """Rules of Shifts after a scale or a cut are evaluated by the reference, on all tokens. size: V."""
         before = self.survivors()
         after = reference.shift(before, step.stage, past, size)
-        return self if after is before else Listed(after.ids_N, after.x_N, None, inexact=self.inexact)
+        return self if after is before else CandidateList(after.ids_N, after.x_N, None, inexact=self.inexact)
 
-    def scale(self, step: Step) -> Listed:
+    def scale(self, step: PipelineStep) -> CandidateList:
         kept, stage = self.all(), step.stage
         ids_N, x_N = inside(kept.ids_N, evaluated(stage.apply, kept.below(), kept.statistics(step.kind.names)))
         if not stage.monotone:  # a draw needs no order, and others will ask for it
             by_id_N = np.argsort(ids_N)
-            return Listed(ids_N[by_id_N], x_N[by_id_N], inexact=self.inexact, ranked=False)
+            return CandidateList(ids_N[by_id_N], x_N[by_id_N], inexact=self.inexact, ranked=False)
         if not (x_N[1:] <= x_N[:-1]).all():
             ids_N, x_N = reference.in_order(ids_N, x_N)
-        return Listed(ids_N, x_N, inexact=self.inexact)
+        return CandidateList(ids_N, x_N, inexact=self.inexact)
 
-    def floor(self, step: Step, whole: Whole | None) -> Listed:
+    def floor(self, step: PipelineStep, whole: TotalMass | None) -> CandidateList:
         kept = self.all()
         threshold = float(step.stage.floor(kept.statistics(step.kind.names)))
         return kept.above(threshold, whole, inexact=self.inexact)
 
-    def above(self, threshold: float, whole: Whole | None, *, inexact: bool) -> Listed:
+    def above(self, threshold: float, whole: TotalMass | None, *, inexact: bool) -> CandidateList:
         """The tokens at or above a threshold, from the top, and the first one in any case."""
         return self.cut(slice(self.reaching(threshold, inexact=inexact) or 1), whole)
 
@@ -145,15 +145,17 @@ class Listed:
             abs(one - threshold) <= CLOSE * (1.0 + abs(threshold))
             for one in below_N[max(count - 1, 1) : count + 1].tolist()
         ):
-            raise Undecided
+            raise UndecidedRow
         return count
 
-    def prefix(self, step: Step, whole: Whole | None) -> Listed:
+    def prefix(self, step: PipelineStep, whole: TotalMass | None) -> CandidateList:
         kept = self.all()
         keep_N, _ = kept.first_reaching(step, kept.statistics(step.kind.names), inexact=self.inexact)
         return kept.cut(keep_N, whole)
 
-    def first_reaching(self, step: Step, row: Row, *, inexact: bool) -> tuple[NDArray[np.bool_] | slice, bool]:
+    def first_reaching(
+        self, step: PipelineStep, row: RowStats, *, inexact: bool
+    ) -> tuple[NDArray[np.bool_] | slice, bool]:
         """Which tokens a Prefix keeps, and whether their weights reach its target (else more tokens may be kept).
 
         As ``reference.prefix``. row: the statistics that its rules read, of which these tokens may be the top only.
@@ -166,7 +168,7 @@ class Listed:
             weight_N = weight_N[order_N]
         goal, sums_N = float(stage.target(row)), weight_N.cumsum()
         if not weight_N.min() >= 0.0 or goal != goal:  # noqa: PLR0124  # NaN; or sums that do not ascend
-            raise Undecided
+            raise UndecidedRow
         if stage.reaches:  # the sum before a token is below the goal
             count = int(sums_N.searchsorted(goal)) + 1
             reached = count <= len(sums_N)
@@ -178,13 +180,13 @@ class Listed:
             if not kind.counts and any(
                 abs(one - goal) <= CLOSE * abs(goal) for one in sums_N[max(count - 2, 0) : count + 1].tolist()
             ):
-                raise Undecided
+                raise UndecidedRow
             if order_N is not None and count < len(order_N):
                 inside, outside = order_N[count - 1], order_N[count]
                 if abs(key_N[outside] - key_N[inside]) <= CLOSE * (1.0 + abs(key_N[inside])) and (
                     below_N[inside] != below_N[outside]
                 ):
-                    raise Undecided
+                    raise UndecidedRow
         if order_N is None and not stage.ties:
             return slice(count), reached
         keep_N = np.zeros(len(below_N), bool)
@@ -193,7 +195,7 @@ class Listed:
             keep_N |= self.x_N >= self.x_N[keep_N].min()
         return keep_N, reached
 
-    def ceiling(self, step: Step, whole: Whole | None) -> Listed:
+    def ceiling(self, step: PipelineStep, whole: TotalMass | None) -> CandidateList:
         kept = self.all()
         threshold = float(step.stage.ceiling(kept.statistics(step.kind.names)))
         return kept.cut(~kept.beheaded(step.stage, threshold, inexact=self.inexact), whole)
@@ -218,35 +220,35 @@ class Listed:
 
     # the draw
 
-    def draw(self, step: Step, seed: int, place: int) -> int:
+    def draw(self, step: PipelineStep, seed: int, place: int) -> int:
         """The token that a Draw takes. As ``reference.pick``. place: the step of the noise."""
         stage = step.stage
         if stage.uniforms == "one":
-            kept = Listed(self.ids_N, self.x_N, ranked=self.ranked).all()
+            kept = CandidateList(self.ids_N, self.x_N, ranked=self.ranked).all()
             u = uniform(seed, place, noise.TOKEN)
             return kept.walked(stage, kept.statistics(step.kind.names), u, inexact=self.inexact)[0]
         if stage.uniforms == "none":
             return reference.race(stage, self.ids_N, self.below(), np.zeros(len(self.ids_N)))
         if type(stage).score is not Gumbel.score:  # a rule of one's own
             if self.inexact:
-                raise Undecided
+                raise UndecidedRow
             return reference.pick(stage, self.survivors(), seed, place)
         count = (int(self.ids_N.max() if self.ranked else self.ids_N[-1]) // GROUP_SIZE) + 1
         groups_G, mass_G = np.empty(count + GROUP_SIZE, np.int64), np.empty(count + GROUP_SIZE)
         token = GENERIC.pick(self.ids_N, self.x_N, self.top, groups_G, mass_G, np.uint64(seed), np.uint64(place))
         if token < 0:
-            raise Undecided
+            raise UndecidedRow
         self._mass = mass_G[:count].sum()
         return int(token)
 
-    def walked(self, stage: Any, row: Row, u: float, *, inexact: bool) -> tuple[int, bool]:
+    def walked(self, stage: Any, row: RowStats, u: float, *, inexact: bool) -> tuple[int, bool]:
         """The last token before which the weights have not summed up to the target; whether they do at it."""
         goal, sums_N = float(stage.target(row, u)), np.cumsum(evaluated(stage.weight, self.below(), row))
         if not goal > 0.0 or goal != goal:  # noqa: PLR0124  # NaN
-            raise Undecided
+            raise UndecidedRow
         place = int(np.searchsorted(sums_N, goal))
         if inexact and (np.abs(sums_N[max(place - 1, 0) : place + 1] - goal) <= CLOSE * goal).any():
-            raise Undecided
+            raise UndecidedRow
         return int(self.ids_N[min(place, len(sums_N) - 1)]), place < len(sums_N)
 
 
@@ -255,12 +257,14 @@ def inside(ids_N: Ids, x_N: Floats) -> tuple[Ids, Floats]:
     if np.isfinite(x_N.sum()):
         return ids_N, x_N
     if not -np.inf < x_N.max() < np.inf:
-        raise Undecided
+        raise UndecidedRow
     inside_N = x_N > -np.inf
     return ids_N[inside_N], x_N[inside_N]
 
 
-def evaluated(rule: Callable[[Any, Any], Any], below_N: NDArray[Any], row: Row, room_N: Floats | None = None) -> Floats:
+def evaluated(
+    rule: Callable[[Any, Any], Any], below_N: NDArray[Any], row: RowStats, room_N: Floats | None = None
+) -> Floats:
     """What a rule says of each score; part by part, so that what it computes on the way stays in the cache.
 
     room_N: to write it to, if they are many.

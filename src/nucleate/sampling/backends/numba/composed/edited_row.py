@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nucleate.jit.kernel_libraries import GENERIC
-from nucleate.sampling.backends.numba.composed.candidate_list import Floats, Ids, Undecided
+from nucleate.sampling.backends.numba.composed.candidate_list import Floats, Ids, UndecidedRow
 from nucleate.sampling.noise import GROUP_SIZE
 
 LOWEST = np.finfo(np.float32).min
@@ -19,7 +19,7 @@ KEPT = 16
 """Threads and sizes of rows for which there is room."""
 
 
-class Room:
+class ScratchArrays:
     """size: V. ``start`` before each row."""
 
     def __init__(self, size: int) -> None:
@@ -52,14 +52,14 @@ class Room:
         return copy_V
 
 
-def room(size: int) -> Room:
+def room(size: int) -> ScratchArrays:
     """The room of this thread for rows of a size; the last few are kept."""
     return _room(size, threading.get_ident())
 
 
 @lru_cache(KEPT)
-def _room(size: int, thread: int) -> Room:
-    return Room(size)
+def _room(size: int, thread: int) -> ScratchArrays:
+    return ScratchArrays(size)
 
 
 class EditedRow:
@@ -67,13 +67,15 @@ class EditedRow:
     that are in, in ascending order of ids, and their scores. Raises Undecided if no token can be drawn.
     """
 
-    def __init__(self, work: Room, row_V: NDArray[np.float32], ids_K: Ids = NO_IDS, x_K: Floats = NO_SCORES) -> None:
+    def __init__(
+        self, work: ScratchArrays, row_V: NDArray[np.float32], ids_K: Ids = NO_IDS, x_K: Floats = NO_SCORES
+    ) -> None:
         self.work, self.row_V, self.ids_K, self.x_K = work, row_V, ids_K, x_K
         self.tops_G, self._tail = np.empty(work.groups, np.float32), np.empty(GROUP_SIZE, np.float32)
         top = float(GENERIC.group_tops(row_V, self._tail, self.tops_G))
         self.top = max(top, float(x_K.max())) if len(x_K) else top  #: the highest score
         if not (-np.inf < self.top < np.inf and top < np.inf):
-            raise Undecided
+            raise UndecidedRow
 
     def equals(self, other: EditedRow) -> bool:
         """Whether no score differs."""

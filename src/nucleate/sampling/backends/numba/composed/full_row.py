@@ -17,21 +17,21 @@ from nucleate.outputs import StepLogprobs
 from nucleate.sampling import noise
 from nucleate.sampling.backends.numba.composed.candidate_list import (
     CLOSE,
+    CandidateList,
     Floats,
     Ids,
-    Listed,
-    Undecided,
+    UndecidedRow,
     evaluated,
     inside,
     uniform,
 )
 from nucleate.sampling.backends.numba.composed.edited_row import LOWEST, EditedRow
 from nucleate.sampling.backends.numba.composed.logit_shifts import shifted
-from nucleate.sampling.backends.numba.composed.pipeline_steps import Step
-from nucleate.sampling.backends.reference import Survivors, Whole
-from nucleate.sampling.history import Past
+from nucleate.sampling.backends.numba.composed.pipeline_steps import PipelineStep
+from nucleate.sampling.backends.reference import Survivors, TotalMass
+from nucleate.sampling.history import HistoryView
 from nucleate.sampling.noise import GROUP_SIZE
-from nucleate.sampling.stage import Row, Scale
+from nucleate.sampling.stage import RowStats, Scale
 from nucleate.sampling.stages.selection.gumbel import Gumbel
 
 FEW = 8
@@ -54,14 +54,14 @@ PARTS = 0.3, 0.03, 0.001
 PROBES = -(2.0 ** np.arange(-4, 24))
 """Scores at which a weight that is negative anywhere below the tokens looked at should show."""
 
-Scales = tuple[tuple[Scale, Row, float], ...]
+Scales = tuple[tuple[Scale, RowStats, float], ...]
 """With the statistics and the top that each of them saw."""
 
 
-class Uncut:
+class FullRow:
     """All tokens of a row, as some scales leave them."""
 
-    whole: Whole | None = None  #: see ``Listed``
+    whole: TotalMass | None = None  #: see ``CandidateList``
 
     def __init__(
         self, row: EditedRow, scales: Scales = (), slope: float = 1.0, blur: float = 0.0, *, inexact: bool = False
@@ -74,8 +74,8 @@ class Uncut:
 
     # statistics
 
-    def statistics(self, names: frozenset[str]) -> Row:
-        """As ``Listed.statistics``."""
+    def statistics(self, names: frozenset[str]) -> RowStats:
+        """As ``CandidateList.statistics``."""
         mass, entropy, square, n, mean, var = np.nan, np.nan, np.nan, self.row.work.size, np.nan, np.nan
         if names & {"mass", "entropy", "whole"}:
             mass, share = self._weighed().tolist()
@@ -87,7 +87,7 @@ class Uncut:
         elif "n" in names:
             n = self.row.moments(np.float32(self.row.top))[0]
         whole = mass if self.whole is None else max(self.whole.mass * np.exp(self.whole.top - self.top), mass)
-        return Row(*map(np.float64, (n, 0.0, mass, square, entropy, mean, var, whole)))  # as NumPy divides by 0
+        return RowStats(*map(np.float64, (n, 0.0, mass, square, entropy, mean, var, whole)))  # as NumPy divides by 0
 
     def _weighed(self) -> Floats:
         """The sums of ``EditedRow.weigh`` after the scales."""
@@ -107,16 +107,16 @@ class Uncut:
             var, mean = max(squares / n - mean * mean, 0.0), float(origin) + mean
             origin = np.float32(mean)
         if not var < np.inf:
-            raise Undecided
+            raise UndecidedRow
         return n, (mean - self.row.top) * self.slope, var * self.slope * self.slope
 
     # tokens
 
-    def listed(self, threshold: float) -> Listed:
+    def listed(self, threshold: float) -> CandidateList:
         """The tokens at or above a threshold, from the top, and maybe a few more."""
         return self._listed(self._raw(threshold))
 
-    def all(self) -> Listed:
+    def all(self) -> CandidateList:
         return self._listed(LOWEST).with_whole(self.whole)
 
     def survivors(self) -> Survivors:
@@ -129,14 +129,14 @@ class Uncut:
         score = self.row.top + below + side * (self._blur + 1e-6 * (abs(self.row.top) + abs(below)))
         return np.nextafter(np.float32(max(score, float(LOWEST))), np.float32(side * np.inf))  # type: ignore[no-any-return]
 
-    def _listed(self, least: np.float32) -> Listed:
+    def _listed(self, least: np.float32) -> CandidateList:
         ids_N, x_N = self.row.ranked(least)
         x_N = self._scaled(x_N)
         if not -np.inf < x_N[0] < np.inf:
-            raise Undecided
+            raise UndecidedRow
         if x_N[-1] == -np.inf:
             ids_N, x_N = ids_N[x_N > -np.inf], x_N[x_N > -np.inf]
-        return Listed(ids_N, x_N, inexact=self.inexact)
+        return CandidateList(ids_N, x_N, inexact=self.inexact)
 
     def _scaled(self, x_N: Floats) -> Floats:
         """What the scales make of scores of the row."""
@@ -149,24 +149,24 @@ class Uncut:
         return self._scaled(self.row.scores(ids_N)) - self.top
 
     @property
-    def uncut(self) -> Whole:
-        return self.whole or Whole(self.top, float(self._weighed()[0]))
+    def uncut(self) -> TotalMass:
+        return self.whole or TotalMass(self.top, float(self._weighed()[0]))
 
-    def with_whole(self, whole: Whole | None) -> Uncut:
+    def with_whole(self, whole: TotalMass | None) -> FullRow:
         same = copy.copy(self)
         same.whole = whole
         return same
 
-    def first(self, whole: Whole | None) -> Listed:
+    def first(self, whole: TotalMass | None) -> CandidateList:
         return self.listed(0.0).first(whole)
 
-    def shift(self, step: Step, past: Past, size: int) -> Uncut | Listed:
+    def shift(self, step: PipelineStep, past: HistoryView, size: int) -> FullRow | CandidateList:
         if self.scales:
             return self.all().shift(step, past, size)
         row = shifted(self.row, step.stage, past)
-        return self if row is self.row or (self.whole and row.equals(self.row)) else Uncut(row)
+        return self if row is self.row or (self.whole and row.equals(self.row)) else FullRow(row)
 
-    def scale(self, step: Step) -> Uncut | Listed:
+    def scale(self, step: PipelineStep) -> FullRow | CandidateList:
         stage, row = step.stage, self.statistics(step.kind.names)
         if not stage.monotone:
             return self._by_id(step, row)
@@ -174,15 +174,15 @@ class Uncut:
             top, far = np.asarray(stage.apply(AT, row)).tolist()
             if FLATTEST < (slope := self.slope * (top - far) / FAR) < STEEPEST:
                 blur, inexact = self._blur + 1e-15 * abs(top) / slope, self.inexact or step.kind.inexact
-                scaled = Uncut(self.row, (*self.scales, (stage, row, self.top)), slope, blur, inexact=inexact)
+                scaled = FullRow(self.row, (*self.scales, (stage, row, self.top)), slope, blur, inexact=inexact)
                 scaled.top = top
                 return scaled
         return self.all().with_whole(None).scale(step)
 
-    def _by_id(self, step: Step, row: Row) -> Listed:
+    def _by_id(self, step: PipelineStep, row: RowStats) -> CandidateList:
         """All tokens after a scale, in ascending order of ids: a draw needs no other one."""
 
-        def apply(x_N: Floats, _: Row) -> Floats:
+        def apply(x_N: Floats, _: RowStats) -> Floats:
             x_N = self._scaled(x_N.astype(np.float64)) if self.scales else x_N
             return np.asarray(step.stage.apply(np.subtract(x_N, self.top, dtype=np.float64), row))
 
@@ -192,9 +192,9 @@ class Uncut:
         if len(self.row.ids_K):
             x_V[self.row.ids_K] = apply(self.row.x_K, row)
         ids_N, x_N = inside(self.row.work.ids, x_V)
-        return Listed(ids_N, x_N, inexact=self.inexact or step.kind.inexact, ranked=False)
+        return CandidateList(ids_N, x_N, inexact=self.inexact or step.kind.inexact, ranked=False)
 
-    def floor(self, step: Step, whole: Whole | None) -> Listed | Uncut:
+    def floor(self, step: PipelineStep, whole: TotalMass | None) -> CandidateList | FullRow:
         threshold = float(step.stage.floor(self.statistics(step.kind.names)))
         if not threshold <= 0.0:
             return self.first(whole)
@@ -211,16 +211,16 @@ class Uncut:
         close_N = np.concatenate((close_N, self.row.ids_K))
         below_N = self._below(close_N)
         if inexact and (np.abs(below_N - threshold) <= CLOSE * (1.0 + abs(threshold))).any():
-            raise Undecided
+            raise UndecidedRow
         return self._left(self.row.without(close_N[below_N < threshold], least), whole)
 
-    def _left(self, row: EditedRow, whole: Whole | None) -> Uncut:
+    def _left(self, row: EditedRow, whole: TotalMass | None) -> FullRow:
         """The tokens that are left of the row."""
-        left = Uncut(row, self.scales, self.slope, self._blur, inexact=self.inexact)
+        left = FullRow(row, self.scales, self.slope, self._blur, inexact=self.inexact)
         left.whole, left.top = whole, float(self._scaled(np.array([row.top]))[0])
         return left
 
-    def prefix(self, step: Step, whole: Whole | None) -> Listed:
+    def prefix(self, step: PipelineStep, whole: TotalMass | None) -> CandidateList:
         row, inexact = self.statistics(step.kind.names), self.inexact or step.kind.inexact
         for kept in self._candidates(step, row):
             keep_N, reached = kept.first_reaching(step, row, inexact=inexact)
@@ -228,7 +228,7 @@ class Uncut:
                 break
         return kept.cut(keep_N, whole)
 
-    def _candidates(self, step: Step, row: Row) -> Iterator[Listed]:
+    def _candidates(self, step: PipelineStep, row: RowStats) -> Iterator[CandidateList]:
         """Longer and longer tops of the ranking among which a Prefix finds its tokens; the last one has all."""
         stage, kind, goal = step.stage, step.kind, float(step.stage.target(row))
         if kind.summed and (kind.form == "bent" or not kind.own_order):
@@ -252,7 +252,7 @@ class Uncut:
         mass = self._weighed()[0]
         return float(GENERIC.threshold_by_mass(self._masses_G, rest)) if rest > CLOSE * mass else -np.inf
 
-    def ceiling(self, step: Step, whole: Whole | None) -> Uncut:
+    def ceiling(self, step: PipelineStep, whole: TotalMass | None) -> FullRow:
         threshold = float(step.stage.ceiling(self.statistics(step.kind.names)))
         kept = self.listed(min(threshold, 0.0))
         dropped_N = kept.beheaded(step.stage, threshold, inexact=self.inexact or step.kind.inexact)
@@ -277,8 +277,8 @@ class Uncut:
         moved = [[one._replace(logprob=one.logprob + more) for one in some] for some in ((told.chosen,), *told[1:])]
         return StepLogprobs(moved[0][0], *map(tuple, moved[1:]))
 
-    def draw(self, step: Step, seed: int, place: int) -> int:
-        """As ``Listed.draw``."""
+    def draw(self, step: PipelineStep, seed: int, place: int) -> int:
+        """As ``CandidateList.draw``."""
         stage, (key, at) = step.stage, map(np.uint64, (seed, place))
         if stage.uniforms == "one":
             return self._walked(step, uniform(seed, place, noise.TOKEN))
@@ -289,10 +289,10 @@ class Uncut:
         ids_N = self.row.work.ids[max(winner, 0) * GROUP_SIZE : (winner + 1) * GROUP_SIZE]
         token = GENERIC.race(ids_N, np.exp(self._below(ids_N)), key, at, noise.TOKEN)
         if token < 0:
-            raise Undecided
+            raise UndecidedRow
         return int(token)
 
-    def _walked(self, step: Step, u: float) -> int:
+    def _walked(self, step: PipelineStep, u: float) -> int:
         row = self.with_whole(None).statistics(step.kind.names | {"mass"})
         if step.kind.summed:
             threshold = self._by_mass(0.99 * (row.mass - float(step.stage.target(row, u))))

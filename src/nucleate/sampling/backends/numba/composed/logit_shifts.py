@@ -7,20 +7,20 @@ from typing import Any
 
 import numpy as np
 
-from nucleate.sampling.backends.numba.composed.candidate_list import Floats, Ids, Undecided
+from nucleate.sampling.backends.numba.composed.candidate_list import Floats, Ids, UndecidedRow
 from nucleate.sampling.backends.numba.composed.edited_row import EditedRow
 from nucleate.sampling.dispatch.rules import bans
-from nucleate.sampling.history import Counts, Past
-from nucleate.sampling.stage import Shift, Token
+from nucleate.sampling.history import HistoryView, TokenCounts
+from nucleate.sampling.stage import Shift, TokenInfo
 
 
-def shifted(row: EditedRow, stage: Shift, past: Past) -> EditedRow:
+def shifted(row: EditedRow, stage: Shift, past: HistoryView) -> EditedRow:
     """The row after a Shift; the same one if no score changes. Raises Undecided if the reference has to run it."""
     match stage.touches:
         case "seen" | "output":
             counts = past.counts(stage.window)
             if stage.touches == "output":
-                counts = Counts(*(column[counts.output_K > 0] for column in counts))
+                counts = TokenCounts(*(column[counts.output_K > 0] for column in counts))
             return _edited(row, stage, counts.ids_K, counts.prompt_K, counts.output_K, 0.0)
         case "listed":
             ids_K, listed_K = _listed(past.listing(stage), row.work.size)
@@ -31,18 +31,18 @@ def shifted(row: EditedRow, stage: Shift, past: Past) -> EditedRow:
             return row
         case "masked" if bans(stage):
             return row.masked(np.ascontiguousarray(past.mask, np.int32))
-    raise Undecided  # another rule over most of the vocabulary
+    raise UndecidedRow  # another rule over most of the vocabulary
 
 
 def _edited(row: EditedRow, stage: Shift, ids_K: Ids, prompt_K: Any, output_K: Any, listed_K: Any) -> EditedRow:
     x_K = row.scores(ids_K)
-    said_K = np.broadcast_to(stage.apply(x_K, Token(ids_K, prompt_K, output_K, listed_K)), x_K.shape)
+    said_K = np.broadcast_to(stage.apply(x_K, TokenInfo(ids_K, prompt_K, output_K, listed_K)), x_K.shape)
     changed_K = (x_K > -np.inf) & (said_K != x_K)
     if not changed_K.any():
         return row
     said_K = said_K[changed_K]
     if not said_K.max() < np.inf:  # a NaN or +inf
-        raise Undecided
+        raise UndecidedRow
     return row.edited(ids_K[changed_K], said_K)
 
 
@@ -50,11 +50,11 @@ def _listed(listing: Mapping[int, float], size: int) -> tuple[Ids, Floats]:
     """A list as arrays. The reference says which token is not in the vocabulary."""
     ids_K = np.fromiter(listing, np.int64, len(listing))
     if len(ids_K) and not 0 <= ids_K.min() <= ids_K.max() < size:
-        raise Undecided
+        raise UndecidedRow
     return ids_K, np.fromiter(listing.values(), np.float64, len(listing))
 
 
-def _counts(past: Past, stage: Shift, ids_K: Ids) -> tuple[Any, Any]:
+def _counts(past: HistoryView, stage: Shift, ids_K: Ids) -> tuple[Any, Any]:
     """How often listed tokens occurred, for a rule that reads it."""
     if not {"prompt_count", "output_count"} & set(type(stage).apply.__code__.co_names):
         return 0.0, 0.0

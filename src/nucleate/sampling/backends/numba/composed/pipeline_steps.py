@@ -11,7 +11,7 @@ MOST = 256
 """Pipelines that are remembered."""
 
 
-class Kind(NamedTuple):
+class StageKind(NamedTuple):
     """What the rules of a stage read. Stages of equal ``settings`` share it."""
 
     shape: str  #: see ``shape_of``
@@ -24,30 +24,30 @@ class Kind(NamedTuple):
     whole: bool  #: a rule reads the mass before the first cut
 
 
-class Step(NamedTuple):
+class PipelineStep(NamedTuple):
     """A stage, and what it is."""
 
     stage: Any
-    kind: Kind
+    kind: StageKind
     idle: bool  #: it does nothing
     greedy: bool
     watches: bool  #: it is told of the token that is drawn
 
 
-class Program(NamedTuple):
+class PipelineSteps(NamedTuple):
     """A pipeline, step by step."""
 
     stages: Pipeline
-    steps: tuple[Step, ...]
+    steps: tuple[PipelineStep, ...]
     whole: bool  #: a rule reads the mass before the first cut
     flips: bool  #: there is a Ceiling
 
 
-_programs: dict[int, Program] = {}
-_kinds: dict[Any, Kind] = {}
+_programs: dict[int, PipelineSteps] = {}
+_kinds: dict[Any, StageKind] = {}
 
 
-def program_of(stages: Pipeline) -> Program:
+def program_of(stages: Pipeline) -> PipelineSteps:
     """Looked up by identity: a batch passes the same tuple in each step."""
     found = _programs.get(id(stages))
     if found is None or found.stages is not stages:
@@ -55,34 +55,34 @@ def program_of(stages: Pipeline) -> Program:
     return found
 
 
-def moved(program: Program, stages: Pipeline) -> Pipeline:
+def moved(program: PipelineSteps, stages: Pipeline) -> Pipeline:
     """The same pipeline after some of its stages have learned: of these alone anything is found out again."""
     known = zip(stages, program.steps, strict=True)
     return _remembered(stages, tuple(step if step.stage is stage else _step(stage) for stage, step in known)).stages
 
 
-def _remembered(stages: Pipeline, steps: tuple[Step, ...]) -> Program:
+def _remembered(stages: Pipeline, steps: tuple[PipelineStep, ...]) -> PipelineSteps:
     whole, flips = any(step.kind.whole for step in steps), any(step.kind.shape == "Ceiling" for step in steps)
     if len(_programs) >= MOST:
         _programs.clear()
-    found = _programs[id(stages)] = Program(stages, steps, whole, flips)
+    found = _programs[id(stages)] = PipelineSteps(stages, steps, whole, flips)
     return found
 
 
-def _step(stage: Stage) -> Step:
+def _step(stage: Stage) -> PipelineStep:
     neutral, greedy = stage.neutral, stage.greedy
     watches = isinstance(stage, Tap) or type(stage).after is not Stage.after
-    return Step(stage, _kind(stage), neutral and not greedy, greedy, watches and not neutral)
+    return PipelineStep(stage, _kind(stage), neutral and not greedy, greedy, watches and not neutral)
 
 
-def _kind(stage: Any) -> Kind:
+def _kind(stage: Any) -> StageKind:
     key = settings(stage)
     if key not in _kinds:
         rules, shape = rules_of(stage), shape_of(stage)
         names = frozenset[str]().union(*(rule.row for rule in rules.values()))
         shown = rules.get("order") or rules.get("apply")
         weight = rules.get("weight")
-        _kinds[key] = Kind(
+        _kinds[key] = StageKind(
             shape, names, bool(names - {"top"}), shown.form if shown else "", "order" in rules,
             bool(weight and weight.ones), bool(weight and weight.sums), "whole" in names,
         )  # fmt: skip

@@ -45,7 +45,7 @@ LAST = np.int64(0xFFFFFFFF)
 MANY, TIED = -1, -2
 
 
-class Kept(NamedTuple):
+class KeptTokens(NamedTuple):
     """The tokens that are left: those above a score, and those at it with an id up to ``last``."""
 
     cut: Any  #: float32
@@ -53,14 +53,14 @@ class Kept(NamedTuple):
     n: Any  #: how many, if they are in ``work.ids``, ascending, with weights; else MANY; TIED if others may be left
 
 
-class Floor(NamedTuple):
+class FloorBounds(NamedTuple):
     """What is at or above ``high`` is in, what is below ``low`` is out."""
 
     low: Any
     high: Any
 
 
-NO_FLOOR = Floor(-np.inf, -np.inf)
+NO_FLOOR = FloorBounds(-np.inf, -np.inf)
 
 
 @jit
@@ -73,7 +73,7 @@ def narrow(top: Any, best: Any, chain: Any, work: Any) -> Any:
         n = keep_first(n, np.float64(k), BY_NUMBER, work) if n > k else n
         return few_left(n, whole, early, late, top, best, chain, work)
     if cut == LOWEST and chain.p >= 1.0:
-        return Kept(LOWEST, LAST, np.int64(MANY))
+        return KeptTokens(LOWEST, LAST, np.int64(MANY))
     if cut == LOWEST:
         whole = weigh(LOWEST, exponent_of(top, chain.t), work)
         rest = (1.0 - chain.p - 2.0 * error_of(top, chain.t, work)) * whole
@@ -95,7 +95,7 @@ def few_left(n: Any, whole: Any, early: Any, late: Any, top: Any, best: Any, cha
         n = filtered(nucleus(n, 0.0, whole, chain.p, slop, work), late, work)
     if n != TIED and (chain.p >= 1.0 or chain.late_t != 1.0):
         weigh_few(n, best, chain.t * chain.late_t, work)
-    return Kept(LOWEST, LAST, n)
+    return KeptTokens(LOWEST, LAST, n)
 
 
 @jit
@@ -114,7 +114,7 @@ def many_left(cut: Any, whole: Any, early: Any, late: Any, top: Any, best: Any, 
     n, above = close_in(cut, reached, goal * (1.0 - slop), goal * (1.0 + slop), exponent, work)
     weigh_few(n, best, t, work)
     n = nucleus(n, above, whole, chain.p, slop, work)
-    return last_kept(n, late, work) if n != TIED else Kept(LOWEST, LAST, n)
+    return last_kept(n, late, work) if n != TIED else KeptTokens(LOWEST, LAST, n)
 
 
 @jit
@@ -126,11 +126,11 @@ def floors(top: Any, best: Any, chain: Any, work: Any) -> Any:
     if chain.sigmas > 0.0:
         deviation, error = deviation_of(top, work)
         wide = floor(best, -chain.sigmas * deviation / chain.t - SLACK, chain.sigmas * error, chain.t)
-        early = Floor(max(early.low, wide.low), max(early.high, wide.high))
+        early = FloorBounds(max(early.low, wide.low), max(early.high, wide.high))
     if chain.late_m > 0.0:
         late = floor(best, math.log(chain.late_m) - SLACK, 0.0, chain.t)
     if chain.p >= 1.0:
-        early, late = Floor(max(early.low, late.low), max(early.high, late.high)), NO_FLOOR
+        early, late = FloorBounds(max(early.low, late.low), max(early.high, late.high)), NO_FLOOR
     return early, late
 
 
@@ -139,7 +139,7 @@ def floor(best: Any, below: Any, error: Any, t: Any) -> Any:
     """The scores whose d is at least ``below``. error: of the bound, but for roundings."""
     at = best + below * t
     error += 64.0 * UNIT * (abs(best) - below * t)
-    return Floor(at - error, min(at + error, best))
+    return FloorBounds(at - error, min(at + error, best))
 
 
 @jit
@@ -205,7 +205,7 @@ def above_floor(floor: Any, work: Any) -> Any:
     if low > LOWEST and work.state[INEXACT] > 0:  # scores that were rounded may be on either side
         low, high = -next_up(-low), next_up(high)
     tied = low != high and count(low, work) != count(high, work)
-    return Kept(high, LAST, np.int64(TIED if tied else MANY))
+    return KeptTokens(high, LAST, np.int64(TIED if tied else MANY))
 
 
 @jit
@@ -238,5 +238,5 @@ def last_kept(n: Any, late: Any, work: Any) -> Any:
     cut, token, kept = np.float32(work.scores[last]), work.ids[last], above_floor(late, work)
     if kept.n != TIED and kept.cut <= cut:
         tied = work.state[INEXACT] > 0 and count(cut, work) > count(next_up(cut), work) + 1
-        return Kept(cut, token, np.int64(TIED if tied else MANY))
+        return KeptTokens(cut, token, np.int64(TIED if tied else MANY))
     return kept

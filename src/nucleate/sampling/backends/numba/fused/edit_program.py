@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nucleate.sampling.dispatch.fused_pipeline import Counted, Edit, unchanging
-from nucleate.sampling.history import Past
-from nucleate.sampling.incremental_history import Memory
+from nucleate.sampling.dispatch.fused_pipeline import CountPenalties, Edit, unchanging
+from nucleate.sampling.history import HistoryView
+from nucleate.sampling.incremental_history import IncrementalHistory
 from nucleate.sampling.stage import Shift
 
 COUNTED, ADD, ALLOW = range(3)
@@ -24,16 +24,16 @@ WRONG = np.array([-1], np.int64)
 """A list that a kernel refuses: whoever runs the row instead says what is wrong."""
 
 
-class Program:
+class EditProgram:
     """The edits of a row. ``orders``: int64 [K, 4]; ``refresh`` before each step."""
 
-    def __init__(self, edits: Sequence[Edit], past: Past, size: int) -> None:
+    def __init__(self, edits: Sequence[Edit], past: HistoryView, size: int) -> None:
         self.orders = np.zeros((len(edits), 4), np.int64)
         self._past, self._size = past, size
         self._held: list[Any] = [None] * len(edits)
         self._changing: list[tuple[int, Shift]] = []
         for place, one in enumerate(edits):
-            if isinstance(one, Counted):
+            if isinstance(one, CountPenalties):
                 table, rules = table_of(past, one.window), np.array(one.rules, np.float64)
                 self._order(place, COUNTED, table[0], rules, len(rules), table)
             elif unchanging(one):
@@ -75,9 +75,9 @@ class Program:
         self.orders[place] = code, first.ctypes.data, second.ctypes.data, count
 
 
-def table_of(past: Past, window: int | None) -> tuple[NDArray[np.int64], Any]:
+def table_of(past: HistoryView, window: int | None) -> tuple[NDArray[np.int64], Any]:
     """Where counts are, see ``Tally.table``, and what holds them there."""
-    if isinstance(past, Memory):
+    if isinstance(past, IncrementalHistory):
         return past.table(window), past
     columns = np.array(past.counts(window), np.int64)
     return np.array([*(column.ctypes.data for column in columns), columns.shape[1]], np.int64), columns

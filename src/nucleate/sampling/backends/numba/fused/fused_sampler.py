@@ -22,7 +22,7 @@ KEPT = 16
 """Threads and sizes of rows for which there is room."""
 
 
-class Chains:
+class FusedSampler:
     """Draws from rows of ``size`` scores. Has room to work in, so that no call takes any that grows with the row."""
 
     def __init__(self, size: int) -> None:
@@ -66,11 +66,11 @@ class Chains:
                     job.result()
 
 
-def chains(size: int) -> Chains:
-    """The ``Chains`` of this thread for rows of a size; the last few are kept."""
+def chains(size: int) -> FusedSampler:
+    """The ``FusedSampler`` of this thread for rows of a size; the last few are kept."""
     return _chains(size, threading.get_ident())
 
 
 @lru_cache(KEPT)
-def _chains(size: int, thread: int) -> Chains:
-    return Chains(size)
+def _chains(size: int, thread: int) -> FusedSampler:
+    return FusedSampler(size)

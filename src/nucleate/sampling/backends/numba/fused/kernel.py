@@ -15,9 +15,9 @@ from nucleate.sampling.backends.numba.fused.logit_edits import take
 from nucleate.sampling.backends.numba.fused.row_table import ENTRIES, ENTRY, NOT_DRAWN, PLACES, SLOTS, TOKENS, room_for
 from nucleate.sampling.backends.numba.fused.workspace import carve
 from nucleate.sampling.backends.numba.row_loading import doubles_at, longs_at, next_of, pointer
-from nucleate.sampling.dispatch.fused_pipeline import Numbers
+from nucleate.sampling.dispatch.fused_pipeline import FusedParams
 
-COUNT = len(Numbers._fields)
+COUNT = len(FusedParams._fields)
 
 entries_at, room = pointer(from_dtype(ENTRY)), jit(room_for)
 
@@ -60,7 +60,7 @@ def draw_rows(
         entry = carray(entries_at(arrays[ENTRIES]), slot + 1)[slot]
         allowed = mask + place * words if mask else mask
         top = take(start + place * between, kind, size, entry.program, entry.orders, allowed, work)
-        token = draw(top, Numbers(*to_fixed_tuple(entry.numbers, COUNT)), entry.seed, entry.step, work)
+        token = draw(top, FusedParams(*to_fixed_tuple(entry.numbers, COUNT)), entry.seed, entry.step, work)
         tokens[i] = token
         if token != NOT_DRAWN:
             entry.step += np.uint64(1)

@@ -144,7 +144,7 @@ def kth_bound(k: Any, deviations: Any, work: Any) -> Any:
     return rounded(reached(work.scores[:found], int(place)), True) if place <= found else LOWEST
 
 
-class Share(NamedTuple):
+class PrefixShare(NamedTuple):
     """The first of some numbers, the highest: those at or above ``high``, and some of those from ``low`` on."""
 
     low: Any
@@ -185,10 +185,10 @@ def share(values: Any, weights: Any, goal: Any, spare: Any) -> Any:
             high, above, light = middle, found, weight
     count = inside - above
     if not by_weight:
-        return Share(floating(low), floating(high), min(count, np.int64(goal - light)))
+        return PrefixShare(floating(low), floating(high), min(count, np.int64(goal - light)))
     each = (heavy - light) / count
     need = max(1, min(count, np.int64(math.ceil((goal - light) / each)))) if each > 0.0 else count
-    return Share(floating(low), floating(high), need)
+    return PrefixShare(floating(low), floating(high), need)
 
 
 @jit

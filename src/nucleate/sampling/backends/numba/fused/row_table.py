@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from nucleate.sampling.dispatch.fused_pipeline import Numbers
+from nucleate.sampling.dispatch.fused_pipeline import FusedParams
 from nucleate.sampling.noise import GROUP_SIZE as GROUP
 
 Ids = NDArray[np.int64]
 
 ENTRY = np.dtype(
     [
-        ("numbers", np.float64, (len(Numbers._fields),)),
+        ("numbers", np.float64, (len(FusedParams._fields),)),
         *(("program", np.int64), ("orders", np.int64), ("seed", np.uint64), ("step", np.uint64)),
     ]
 )
@@ -44,7 +44,7 @@ def room_for(size: Any) -> Any:
     return WIDE * GROUP * groups + NARROW * (groups + MORE)
 
 
-class Part(NamedTuple):
+class TablePart(NamedTuple):
     """Some rows of a table, in the order of a call. It is of no use once a row of the table comes or goes."""
 
     at: int  #: the address of its ``control``
@@ -52,7 +52,7 @@ class Part(NamedTuple):
     held: Any  #: what must stay where it is while a kernel is at it
 
 
-class Table:
+class RowTable:
     """Rows come and go; an entry is where ``slots`` says. The array moves as it grows."""
 
     def __init__(self, capacity: int = 4) -> None:
@@ -82,7 +82,7 @@ class Table:
         """The chain is to draw the next token of a row."""
         self.entries["step"][self.slots[row]] += np.uint64(1)
 
-    def part(self, rows: Sequence[int], places: Sequence[int] | None = None) -> Part:
+    def part(self, rows: Sequence[int], places: Sequence[int] | None = None) -> TablePart:
         """What a kernel needs of some rows. places: where their logits are in the call, if not one after another."""
         count = len(rows)
         block = np.empty(3 * count + TOKENS + 1, np.int64)  # in one piece: to ask for an address takes a microsecond
@@ -90,4 +90,4 @@ class Table:
         block[count : 2 * count] = [self.slots[row] for row in rows]
         at = block.ctypes.data
         block[3 * count :] = at, at + 8 * count, self._at, at + 16 * count
-        return Part(at + 24 * count, block[2 * count : 3 * count], (block, self.entries))
+        return TablePart(at + 24 * count, block[2 * count : 3 * count], (block, self.entries))

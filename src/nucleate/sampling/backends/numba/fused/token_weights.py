@@ -25,7 +25,7 @@ HALF_UNIT, UNIT = 2.0**-24, 2.0**-53
 """Relative errors of one rounding to float32 and to float64."""
 
 
-class Exponent(NamedTuple):
+class WeightExponent(NamedTuple):
     """How a score becomes a weight, exp((x - top) / t): what the vectors need to know."""
 
     top: Any  #: float32
@@ -38,7 +38,7 @@ class Exponent(NamedTuple):
 def exponent_of(top: Any, t: Any) -> Any:
     c = 1.4426950408889634 / t
     high = np.float32(c)
-    return Exponent(top, high, np.float32(c - np.float64(high)), np.float32(-126.0 / c))
+    return WeightExponent(top, high, np.float32(c - np.float64(high)), np.float32(-126.0 / c))
 
 
 @jit

@@ -14,10 +14,10 @@ from nucleate.sampling.backends.numba.vector_lanes import GROUP
 
 NOBODY = -1
 EDITED, INEXACT, DOUBTED = range(3)
-"""Places in ``Work.state``."""
+"""Places in ``Workspace.state``."""
 
 
-class Work(NamedTuple):
+class Workspace(NamedTuple):
     """A row of ``size`` scores in G groups, P = 256 G, and arrays for it. Nothing in them outlives a row.
 
     Groups are read where they lie in memory. Of a row with edits only the tokens that these touch are held, as
@@ -50,13 +50,13 @@ class Work(NamedTuple):
 
 @jit
 def carve(room: Any, size: Any) -> Any:
-    """The parts of a block of float64 as a ``Work``, without a row."""
+    """The parts of a block of float64 as a ``Workspace``, without a row."""
     count = (size + GROUP - 1) // GROUP
     padded, short = count * GROUP, count + MORE
     wide = room[: WIDE * padded].reshape((WIDE, padded))
     narrow = room[WIDE * padded : WIDE * padded + NARROW * short].reshape((NARROW, short))
     floats = narrow[10].view(np.float32)
-    return Work(
+    return Workspace(
         size,
         wide[0].view(np.int64),
         wide[1],
@@ -123,7 +123,10 @@ def patch(group: Any, work: Any) -> None:
 
 @inline
 def address_of(group: Any, work: Any) -> Any:
-    """Where the scores of a group are, with its edits. Written into its callers: a ``Work`` is a lot to pass on."""
+    """Where the scores of a group are, with its edits.
+
+    Written into its callers: a ``Workspace`` is a lot to pass on.
+    """
     if work.pending[group] != 0:
         patch(group, work)
     return work.at[group]
