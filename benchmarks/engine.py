@@ -72,7 +72,7 @@ def by_engine(
     runner: Runner, tokenizer: Tokenizer, asked: Sequence[Asked], params: nc.SamplingParams, rows: int = 2 * ROWS
 ) -> list[list[int]]:
     """All requests through one engine; the tokens of each."""
-    engine = Engine(runner, tokenizer, max_sequences=rows)
+    engine = Engine(runner, tokenizer, max_num_seqs=rows)
     ids = [engine.add(Request(one.prompt_ids, params.replace(max_tokens=one.tokens))) for one in asked]
     tokens: dict[str, list[int]] = {number: [] for number in ids}
     while len(engine):
@@ -107,7 +107,7 @@ def by_generate_batch(model: Any, asked: Sequence[Asked]) -> list[list[int]]:
     from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
     config = transformers.GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0, max_new_tokens=256)
-    longest = ContinuousBatchingConfig(max_batch_tokens=1024)
+    longest = ContinuousBatchingConfig(max_num_batched_tokens=1024)
     found: dict[str, list[int]] = {}
     with model.continuous_batching_context_manager(generation_config=config, continuous_batching_config=longest) as run:
         for place, one in enumerate(asked):

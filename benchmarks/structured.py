@@ -75,7 +75,7 @@ class Writing:
 
     def __init__(self, llm: nc.LLM, rows: int, params: nc.SamplingParams, *, beside: bool = True) -> None:
         prompt = llm.encode("Once upon a time")
-        self._engine: Engine = llm.new_engine(max_sequences=rows)
+        self._engine: Engine = llm.new_engine(max_num_seqs=rows)
         if not beside:
             self._engine._forms.begin = lambda _: None  # type: ignore[method-assign]  # noqa: SLF001
         self._rows = rows

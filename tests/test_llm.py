@@ -333,6 +333,6 @@ def test_text_without_a_tokenizer_is_an_error_that_says_so(changes: dict[str, ob
 
 @pytest.mark.parametrize("count", ["4", 1.5, None, 0])
 def test_an_engine_for_no_number_of_sequences(llm: nc.LLM, count: object) -> None:
-    with pytest.raises(nc.ParameterError, match="max_sequences must be an integer >= 1, got") as caught:
-        llm.new_engine(max_sequences=count)
-    assert caught.value.field == "max_sequences"
+    with pytest.raises(nc.ParameterError, match="max_num_seqs must be an integer >= 1, got") as caught:
+        llm.new_engine(max_num_seqs=count)
+    assert caught.value.field == "max_num_seqs"

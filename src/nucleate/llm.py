@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from nucleate.engine.beam.params import BeamCompletion, BeamParams, BeamRequest, beam_params
-from nucleate.engine.engine import MAX_SEQUENCES, Engine
+from nucleate.engine.engine import MAX_NUM_SEQS, Engine
 from nucleate.engine.request import Request
 from nucleate.engine.shared_engine import SharedEngine
 from nucleate.jit.kernel_libraries import MODELS, SAMPLER
@@ -130,21 +130,20 @@ class LLM:
         """The pieces of an answer to a conversation as they come."""
         return self._stream(self.encode_chat(messages), params)
 
-    def new_engine(self, *, kv_memory: int | None = None, **options: Any) -> Engine:
+    def new_engine(self, *, kv_cache_memory: int | None = None, **options: Any) -> Engine:
         """An engine of its own over this model, for callers that make its steps themselves.
 
-        kv_memory: bytes for keys and values; None: what ``max_sequences`` of full length take, but at most a quarter
-        of the memory that is free. options: see ``Engine``; tokens are drafted as for the LLM, unless they say how.
-        Raises ModelError, ParameterError.
-        """
-        if kv_memory is not None:
-            check_count(kv_memory, "kv_memory")
-        sequences = options.get("max_sequences", MAX_SEQUENCES)
+        kv_cache_memory: bytes for keys and values; None: what ``max_num_seqs`` of full length take, but at most a
+        quarter of the memory that is free. options: see ``Engine``; tokens are drafted as for the LLM, unless they say
+        how. Raises ModelError, ParameterError. """
+        if kv_cache_memory is not None:
+            check_count(kv_cache_memory, "kv_cache_memory")
+        sequences = options.get("max_num_seqs", MAX_NUM_SEQS)
         count = max(sequences, 1) if isinstance(sequences, int) else 1  # the engine says what it may be
         tokens = count * self.model.context_length
         asked = Speculation.of(options.pop("speculation", self.speculation))
         options["speculation"] = None if asked is None else asked.on(self.model)
-        return Engine(runner_of(self.model, kv_memory, tokens), self.tokenizer, **options)
+        return Engine(runner_of(self.model, kv_cache_memory, tokens), self.tokenizer, **options)
 
     def encode(self, prompt: Prompt | Sequence[object]) -> list[int]:
         """The token ids of a prompt, with the special tokens the model expects (ids are taken as they are)."""

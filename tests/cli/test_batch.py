@@ -155,7 +155,7 @@ def test_lengths_that_nobody_gave(folder: Folder) -> None:
     found = folder.run("--overwrite", "--max-tokens", "20")[1]
     assert [r["response"]["body"]["usage"]["completion_tokens"] for r in found] == [20, 3]
     folder.write(request("a", ignore_eos=True), {"prompt": "The fox", "ignore_eos": True})
-    found = folder.run("--overwrite", "--max-tokens", "none", "--max-length", "30")[1]
+    found = folder.run("--overwrite", "--max-tokens", "none", "--max-model-len", "30")[1]
     assert found[0]["response"]["body"]["usage"]["total_tokens"] == found[1]["usage"]["total_tokens"] == 30
 
 
@@ -304,13 +304,13 @@ def test_lines_are_those_of_the_whole_text(parts: list[bytes], most: int) -> Non
 def test_killed_at_any_moment_no_line_is_lost_and_none_repeated(folder: Folder, most: int) -> None:
     stories = STORIES[: 12 if most < 10 else None]
     folder.write(*stories)
-    status, whole, told = folder.run("--max-sequences", "3")
+    status, whole, told = folder.run("--max-num-seqs", "3")
     assert (status, len(whole)) == (0, len(stories)), told
     folder.output.unlink()
     rng, kills, done = random.Random(most), 0, False
     while not done:
         size = folder.output.stat().st_size if folder.output.exists() else 0
-        with folder.begun("--max-sequences", "3") as process:
+        with folder.begun("--max-num-seqs", "3") as process:
             if kills == most:
                 pass
             elif kills % 3 < 2 or most < 10:  # soon after something was written
@@ -458,7 +458,7 @@ def test_a_file_that_is_both_input_and_output_is_not_touched(folder: Folder) -> 
 
 def test_an_interrupt_keeps_what_is_done_and_says_how_to_go_on(folder: Folder) -> None:
     folder.write("x", *[{"prompt": "x", "max_tokens": 900, "ignore_eos": True}] * 6)
-    with folder.begun("--max-sequences", "2", "--seed", "1", "--max-tokens", "1") as process:
+    with folder.begun("--max-num-seqs", "2", "--seed", "1", "--max-tokens", "1") as process:
         while process.poll() is None and not (folder.output.exists() and folder.output.stat().st_size):
             time.sleep(0.01)
         process.send_signal(signal.SIGINT)
@@ -512,7 +512,7 @@ def test_the_input_is_read_as_it_is_needed(folder: Folder, monkeypatch: pytest.M
     monkeypatch.setattr(batch, "survey", lambda source, journal: None)
     monkeypatch.setattr(Engine, "step", watched)
     folder.write()
-    assert folder.run("--max-sequences", "4")[0] == 0
+    assert folder.run("--max-num-seqs", "4")[0] == 0
     assert max(sizes) <= 9
     assert sorted(map(number, folder.records())) == list(range(1, 41))
 
@@ -530,9 +530,9 @@ def test_a_bar_only_if_asked_or_on_a_terminal(folder: Folder) -> None:
     ("flags", "status", "message"),
     [
         (["--temperature", "-1"], 2, "temperature must be"),
-        (["--max-sequences", "0"], 2, "max_sequences must be an integer >= 1"),
-        (["--max-batch-tokens", "3"], 2, "max_batch_tokens must be"),
-        (["--max-sequences", "x"], 2, "invalid int value"),
+        (["--max-num-seqs", "0"], 2, "max_num_seqs must be an integer >= 1"),
+        (["--max-num-batched-tokens", "3"], 2, "max_num_batched_tokens must be"),
+        (["--max-num-seqs", "x"], 2, "invalid int value"),
         (["--overwrite", "--retry-errors"], 2, "not allowed with argument"),
         (["--model", "/missing/model"], 1, "there is no model folder"),
     ],

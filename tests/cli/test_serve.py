@@ -59,7 +59,7 @@ def test_the_extra_is_what_is_needed(monkeypatch: pytest.MonkeyPatch, capsys: py
         (["--port", "70000"], "the port must be"),
         (["--api-key-file", "/nowhere/keys"], "cannot be read"),
         (["--log-format", "xml"], "invalid choice"),
-        (["--max-sequences", "0"], "max_sequences must be an integer >= 1"),
+        (["--max-num-seqs", "0"], "max_num_seqs must be an integer >= 1"),
     ],
 )
 def test_bad_usage(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:

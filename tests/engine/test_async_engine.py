@@ -61,7 +61,7 @@ def test_many_callers_each_get_their_own(llm: nc.LLM) -> None:
             assert answers(events, request.params.n) == alone(toy(), llm.tokenizer, request)
             assert [event.last for event in events] == [False] * (len(events) - 1) + [True]
 
-    assert is_empty(with_engine(llm, use, max_sequences=4))
+    assert is_empty(with_engine(llm, use, max_num_seqs=4))
 
 
 def test_a_cancelled_caller_ends_its_request_and_no_other(llm: nc.LLM) -> None:
@@ -132,7 +132,7 @@ def test_a_paused_request_gives_its_place_to_others(llm: nc.LLM) -> None:
             own += [event async for event in events]
             assert answers(own, 1) == alone(toy(), llm.tokenizer, LONG)
 
-    engine = with_engine(llm, use, room=4, max_sequences=1, max_batch_tokens=8, blocks=60)
+    engine = with_engine(llm, use, room=4, max_num_seqs=1, max_num_batched_tokens=8, blocks=60)
     assert is_empty(engine)
     assert engine.stats.preempted >= 2
 
@@ -224,7 +224,7 @@ def test_several_requests_of_one_caller(llm: nc.LLM) -> None:
                 assert answers(events, request.params.n) == alone(toy(), llm.tokenizer, request)
                 assert [event.last for event in events] == [False] * (len(events) - 1) + [True]
 
-    assert is_empty(with_engine(llm, use, max_sequences=5))
+    assert is_empty(with_engine(llm, use, max_num_seqs=5))
 
 
 def test_of_several_requests_all_are_admitted_or_none(llm: nc.LLM) -> None:
@@ -269,7 +269,7 @@ def test_a_beat_is_heard_while_nothing_comes(llm: nc.LLM) -> None:
         with pytest.raises(nc.ParameterError):
             await slowly(running.run_all([Request([])], beat=0.0001))
 
-    assert is_empty(with_engine(llm, use, max_sequences=1, rule=slow_rule))
+    assert is_empty(with_engine(llm, use, max_num_seqs=1, rule=slow_rule))
 
 
 def test_a_caller_of_several_requests_that_takes_nothing_is_paused(llm: nc.LLM) -> None:

@@ -218,7 +218,7 @@ def test_logits_may_be_tensors(llm: nc.LLM, kind: str) -> None:
             return torch.from_numpy(super().forward(parts)).to(getattr(torch, kind))
 
     model = toy(of=rounded)
-    engine = Engine(Tensors(model, 20, 4), llm.tokenizer, max_sequences=3, backend="reference")
+    engine = Engine(Tensors(model, 20, 4), llm.tokenizer, max_num_seqs=3, backend="reference")
     requests = [BeamRequest([1, 2, at], BeamParams(width=3, max_tokens=8)) for at in range(3)]
     sampled = Request([1, 2], nc.SamplingParams(temperature=0.0, max_tokens=5))
     *events, greedy = drive(engine, [*requests, sampled])
@@ -228,7 +228,7 @@ def test_logits_may_be_tensors(llm: nc.LLM, kind: str) -> None:
 
 
 def test_better_priorities_come_first(llm: nc.LLM) -> None:
-    engine = Engine(runner("paged", toy(), 20), llm.tokenizer, max_sequences=2, backend="reference")
+    engine = Engine(runner("paged", toy(), 20), llm.tokenizer, max_num_seqs=2, backend="reference")
     params = BeamParams(width=2, max_tokens=12, ignore_eos=True)
     later = engine.add(BeamRequest([1, 2, 3], params, priority=1))
     engine.step()

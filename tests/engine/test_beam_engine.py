@@ -18,7 +18,7 @@ from nucleate.engine.request import Request
 from nucleate.models.runner import Fork, ModelInput
 from nucleate.outputs import EngineOutput, Usage
 
-OPTIONS = [{}, {"max_sequences": 2, "max_batch_tokens": 5}, {"max_sequences": 1}, {"prefix_sharing": False}]
+OPTIONS = [{}, {"max_num_seqs": 2, "max_num_batched_tokens": 5}, {"max_num_seqs": 1}, {"enable_prefix_caching": False}]
 BAD = TABLE[0, :SIZE].copy()
 BAD[5] = np.nan
 
@@ -48,7 +48,7 @@ def test_others_in_the_batch_change_nothing_and_are_not_changed(llm: nc.LLM, kin
     for _ in range(8):
         requests.append(random_request(rng, 20))
         requests += [random_search(rng)] * (rng.random() < 0.5)
-    engine = Engine(runner(kind, model, blocks), llm.tokenizer, max_sequences=9, backend="reference")
+    engine = Engine(runner(kind, model, blocks), llm.tokenizer, max_num_seqs=9, backend="reference")
     for request, events in zip(requests, drive(engine, requests), strict=True):
         if isinstance(request, Request):
             assert answers(events, request.params.n) == alone(model, llm.tokenizer, request)
@@ -60,7 +60,7 @@ def test_others_in_the_batch_change_nothing_and_are_not_changed(llm: nc.LLM, kin
 def test_a_pool_that_holds_one_beam_is_enough_for_all(llm: nc.LLM) -> None:
     """Then each is read from its beginning in every step, and makes room for the next."""
     model = toy(context_length=32)
-    engine = Engine(PagedToy(model, 8, 4), llm.tokenizer, backend="reference", prefix_sharing=False)
+    engine = Engine(PagedToy(model, 8, 4), llm.tokenizer, backend="reference", enable_prefix_caching=False)
     request = BeamRequest([1, 2, 3] * 3, BeamParams(width=4, max_tokens=20, ignore_eos=True))
     other = BeamRequest([4, 5, 6] * 3, BeamParams(width=3, max_tokens=15, ignore_eos=True))
     for one, events in zip((request, other), drive(engine, [request, other]), strict=True):
@@ -111,7 +111,7 @@ def test_logits_are_kept_where_a_model_writes_the_next_ones_in_their_place(llm: 
             return self.buffer[: len(logits_LV)]
 
     model = toy()
-    engine = Engine(Reusing(model, 12, 4), llm.tokenizer, max_sequences=2, backend="reference")
+    engine = Engine(Reusing(model, 12, 4), llm.tokenizer, max_num_seqs=2, backend="reference")
     request = BeamRequest([1, 2, 3], BeamParams(width=5, max_tokens=12, ignore_eos=True))
     [events] = drive(engine, [request])
     assert found(events) == wanted(model, request, ())
@@ -164,7 +164,7 @@ def test_a_search_that_is_aborted_says_so_once(llm: nc.LLM, kind: str) -> None:
 def test_a_search_that_is_paused_goes_on_where_it_was(llm: nc.LLM, kind: str) -> None:
     rng = random.Random(kind)
     model = toy()
-    engine = Engine(runner(kind, model, 40), llm.tokenizer, max_sequences=3, backend="reference")
+    engine = Engine(runner(kind, model, 40), llm.tokenizer, max_num_seqs=3, backend="reference")
     requests = [random_search(rng) for _ in range(3)]
     numbers = [engine.add(request) for request in requests]
     events: dict[str, list[EngineOutput]] = {number: [] for number in numbers}
@@ -301,11 +301,9 @@ def storm(llm: nc.LLM, kind: str, seed: int, steps: int) -> None:
     inner = runner(kind, model, blocks=rng.randint(16, 60), block_size=4)
     most = rng.randint(1, 9)
     engine = Engine(
-        inner, llm.tokenizer, max_sequences=most, max_batch_tokens=most + 9, prefix_sharing=rng.random() < 0.7,
-        backend="reference",
-    )  # fmt: skip
-    live: dict[str, tuple[Request | BeamRequest, list[EngineOutput]]] = {}
-    reasons: list[str | None] = []
+        inner, llm.tokenizer, max_num_seqs=most, max_num_batched_tokens=most + 9, enable_prefix_caching=rng.random() <
+        0.7, backend="reference", )  # fmt: skip live: dict[str, tuple[Request | BeamRequest, list[EngineOutput]]] = {}
+        reasons: list[str | None] = []
 
     def take(events: list[EngineOutput]) -> None:
         for event in events:

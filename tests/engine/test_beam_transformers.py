@@ -95,7 +95,7 @@ def run(llm: nc.LLM, numbers: range) -> int:
     for place, size in enumerate(SIZES):
         model = model_of(size)
         requests = {number: request_of(number, size) for number in numbers if number % len(SIZES) == place}
-        engine = Engine(runner_of(TransformersModel.of(model), 8 << 20), llm.tokenizer, max_sequences=48)
+        engine = Engine(runner_of(TransformersModel.of(model), 8 << 20), llm.tokenizer, max_num_seqs=48)
         assert engine.runner.paged
         places = {engine.add(request): number for number, request in requests.items()}
         pieces: dict[int, list[Any]] = {number: [] for number in requests}

@@ -93,8 +93,8 @@ def storm(llm: nc.LLM, kind: str, seed: int, steps: int, **options: Any) -> None
     model = toy(context_length=96, of=rule)
     inner = runner(kind, model, blocks=rng.randint(26, 60), block_size=4)
     failing = Failing(inner, rng)
-    limits = {"max_sequences": rng.randint(1, 9), "max_batch_tokens": rng.randint(9, 40)}
-    options = {**limits, "prefix_sharing": rng.random() < 0.8, "backend": "reference", **options}
+    limits = {"max_num_seqs": rng.randint(1, 9), "max_num_batched_tokens": rng.randint(9, 40)}
+    options = {**limits, "enable_prefix_caching": rng.random() < 0.8, "backend": "reference", **options}
     engine = Engine(failing, llm.tokenizer, **options)
     live: dict[str, Watched] = {}
     done: list[Watched] = []
@@ -124,7 +124,7 @@ def storm(llm: nc.LLM, kind: str, seed: int, steps: int, **options: Any) -> None
                 engine.add(rng.choice([Request([]), Request([SIZE]), Request([1] * 96), *taken(live)]))
         take(engine.step())
         stats = engine.stats
-        assert stats.running <= limits["max_sequences"]
+        assert stats.running <= limits["max_num_seqs"]
         assert stats.blocks_used <= stats.blocks
         assert len(engine) == len(live)
     failing.armed = False
@@ -156,7 +156,7 @@ def test_a_long_storm(llm: nc.LLM, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["paged", "contexts"])
 def test_memory_is_flat_over_2000_requests(llm: nc.LLM, kind: str) -> None:
-    engine = Engine(runner(kind, toy(), 100), llm.tokenizer, max_sequences=16, backend="reference")
+    engine = Engine(runner(kind, toy(), 100), llm.tokenizer, max_num_seqs=16, backend="reference")
     rng = random.Random(1)
 
     def serve(count: int) -> int:

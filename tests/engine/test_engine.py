@@ -13,7 +13,9 @@ from nucleate.outputs import Usage
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("options", [{}, {"max_sequences": 3, "max_batch_tokens": 7}, {"prefix_sharing": False}])
+@pytest.mark.parametrize(
+    "options", [{}, {"max_num_seqs": 3, "max_num_batched_tokens": 7}, {"enable_prefix_caching": False}]
+)
 @pytest.mark.parametrize("blocks", [64, 500])
 def test_pieces_are_those_of_the_slow_twin(llm: nc.LLM, kind: str, options: dict, blocks: int) -> None:
     rng = random.Random(f"{kind}{options}{blocks}")

@@ -38,7 +38,7 @@ def test_n_answers_read_the_prompt_once(llm: nc.LLM) -> None:
 
 
 def test_the_other_answers_wait_for_the_prompt(llm: nc.LLM) -> None:
-    engine = engine_of(llm, max_sequences=2, max_batch_tokens=8)
+    engine = engine_of(llm, max_num_seqs=2, max_num_batched_tokens=8)
     engine.add(Request(range(1, 23), GREEDY.replace(n=100)))
     assert engine.stats.waiting == 1
     engine.step()
@@ -51,7 +51,7 @@ def test_the_other_answers_wait_for_the_prompt(llm: nc.LLM) -> None:
 
 
 def test_prompts_are_read_in_parts_beside_those_that_write(llm: nc.LLM) -> None:
-    engine = engine_of(llm, max_batch_tokens=10, max_sequences=10)
+    engine = engine_of(llm, max_num_batched_tokens=10, max_num_seqs=10)
     engine.add(Request([1, 2], GREEDY))
     engine.step()
     engine.add(Request(range(1, 30), GREEDY))
@@ -62,7 +62,7 @@ def test_prompts_are_read_in_parts_beside_those_that_write(llm: nc.LLM) -> None:
 
 
 def test_a_better_priority_goes_first(llm: nc.LLM) -> None:
-    engine = engine_of(llm, max_sequences=1)
+    engine = engine_of(llm, max_num_seqs=1)
     ids = [engine.add(Request([1, 2], GREEDY, priority=priority)) for priority in (5, 5, -1, 0)]
     ended = []
     while len(engine):
@@ -114,7 +114,7 @@ def test_a_model_that_fails_for_one_sequence_goes_on_with_the_others(llm: nc.LLM
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("steps", range(6))
 def test_an_abort_in_every_state(llm: nc.LLM, kind: str, steps: int) -> None:
-    engine = engine_of(llm, kind, max_sequences=2, max_batch_tokens=4)
+    engine = engine_of(llm, kind, max_num_seqs=2, max_num_batched_tokens=4)
     other = engine.add(Request([5, 6, 7], GREEDY))
     number = engine.add(Request(range(1, 9), GREEDY.replace(n=3)))
     seen = [event for _ in range(steps) for event in engine.step()]
@@ -153,7 +153,7 @@ def test_logprobs_of_a_prompt_that_is_read_in_parts(
     params = GREEDY.replace(prompt_logprobs=2, logprob_token_ids=[3], n=2)
     same, others = list(range(1, 14)), [Request(range(1, 30), GREEDY.replace(max_tokens=30)) for _ in range(3)]
     requests = [Request(same, GREEDY), *others, Request(same, params), Request([4], params), Request(same, params)]
-    engine = engine_of(llm, kind, blocks=34, max_sequences=min(budget, 4), max_batch_tokens=budget)
+    engine = engine_of(llm, kind, blocks=34, max_num_seqs=min(budget, 4), max_num_batched_tokens=budget)
     events = drive(engine, requests)
     for request, own in zip(requests, events, strict=True):
         assert answers(own, request.params.n) == alone(toy(), llm.tokenizer, request)
@@ -237,10 +237,10 @@ def test_what_is_refused_changes_nothing(llm: nc.LLM, request_: object, field: s
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_sequences": 0}, "max_sequences must be an integer >= 1"),
-        ({"max_sequences": True}, "max_sequences must be an integer >= 1"),
-        ({"max_batch_tokens": 63}, r"max_batch_tokens must be an integer >= max_sequences \(64\), got 63"),
-        ({"max_length": 1}, "max_length must be an integer >= 2"),
+        ({"max_num_seqs": 0}, "max_num_seqs must be an integer >= 1"),
+        ({"max_num_seqs": True}, "max_num_seqs must be an integer >= 1"),
+        ({"max_num_batched_tokens": 63}, r"max_num_batched_tokens must be an integer >= max_num_seqs \(64\), got 63"),
+        ({"max_model_len": 1}, "max_model_len must be an integer >= 2"),
         ({"backend": "fast"}, "backend must be one of"),
     ],
 )
@@ -262,7 +262,7 @@ def test_ids_are_the_callers_or_numbers_that_nobody_took(llm: nc.LLM) -> None:
 
 
 def test_a_context_shorter_than_the_model_has(llm: nc.LLM) -> None:
-    engine = engine_of(llm, max_length=10)
+    engine = engine_of(llm, max_model_len=10)
     [events] = drive(engine, [Request([1, 2, 3], GREEDY.replace(max_tokens=None))])
     assert (len(events), reasons(events)) == (7, [("length", None)])
 
@@ -275,7 +275,7 @@ def test_a_runner_is_asked_for_no_more_logits_than_are_used(llm: nc.LLM) -> None
             self.asked += sum(part.logits for part in parts)
             return super().forward(parts)
 
-    engine = Engine(Counting(toy(), 100, 4), llm.tokenizer, max_batch_tokens=5, max_sequences=5)
+    engine = Engine(Counting(toy(), 100, 4), llm.tokenizer, max_num_batched_tokens=5, max_num_seqs=5)
     drive(engine, [Request(range(1, 20), GREEDY), Request(range(1, 9), GREEDY)])
     assert engine.runner.asked == 12
 

@@ -78,7 +78,7 @@ def of_form(rng: random.Random) -> Request:
 
 @pytest.mark.parametrize("worth", [-1.0, 1e9], ids=["masks during the forward", "masks after it"])
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("options", [{}, {"max_sequences": 3, "max_batch_tokens": 7}])
+@pytest.mark.parametrize("options", [{}, {"max_num_seqs": 3, "max_num_batched_tokens": 7}])
 def test_pieces_are_those_of_the_slow_twin(
     llm: nc.LLM, grammars: GrammarCompiler, kind: str, options: dict, worth: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

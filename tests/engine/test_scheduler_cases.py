@@ -30,7 +30,7 @@ def added(schedule: Scheduler, *jobs: SchedulerEntry) -> tuple[SchedulerEntry, .
 @pytest.mark.parametrize(("sequences", "tokens"), [(0, 4), (-1, 4), (4, 3), (1, 0)])
 def test_nonsense_counts(sequences: int, tokens: int) -> None:
     with pytest.raises(ValueError, match=f"{sequences} sequences and {tokens} tokens: there must be a token for each"):
-        Scheduler(KVCacheManager(1, 1), max_sequences=sequences, max_tokens=tokens)
+        Scheduler(KVCacheManager(1, 1), max_num_seqs=sequences, max_tokens=tokens)
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_nonsense_counts(sequences: int, tokens: int) -> None:
     ],
 )
 def test_a_job_that_could_never_end(job: SchedulerEntry, message: str) -> None:
-    schedule = Scheduler(KVCacheManager(4, 3), max_sequences=2, max_tokens=2)
+    schedule = Scheduler(KVCacheManager(4, 3), max_num_seqs=2, max_tokens=2)
     with pytest.raises(ValueError, match=message):
         schedule.add(job)
     assert len(schedule) == 0
@@ -52,7 +52,7 @@ def test_a_job_that_could_never_end(job: SchedulerEntry, message: str) -> None:
 
 
 def test_a_job_that_is_not_there_cannot_be_removed() -> None:
-    schedule = Scheduler(KVCacheManager(4, 3), max_sequences=2, max_tokens=4)
+    schedule = Scheduler(KVCacheManager(4, 3), max_num_seqs=2, max_tokens=4)
     (job,) = added(schedule, SchedulerEntry((0, 1, 0), [1], 3))
     for stranger in (
         SchedulerEntry((0, 1, 0), [1], 3),
@@ -69,7 +69,7 @@ def test_a_job_that_is_not_there_cannot_be_removed() -> None:
 
 
 def test_jobs_with_one_list_of_tokens_do_not_see_each_others() -> None:
-    schedule = Scheduler(KVCacheManager(9, 1), max_sequences=3, max_tokens=9)
+    schedule = Scheduler(KVCacheManager(9, 1), max_num_seqs=3, max_tokens=9)
     prompt = [1, 2]
     first, second, third = added(schedule, *[SchedulerEntry((0, 0, n), prompt, 3) for n in range(3)])
     first.push(3)
@@ -84,7 +84,7 @@ def test_jobs_with_one_list_of_tokens_do_not_see_each_others() -> None:
 
 
 def test_single_tokens_are_read_before_prompts_and_prompts_by_order() -> None:
-    schedule = Scheduler(KVCacheManager(99, 4), max_sequences=4, max_tokens=8)
+    schedule = Scheduler(KVCacheManager(99, 4), max_num_seqs=4, max_tokens=8)
     low, late, early = (2, 0, 0), (0, 2, 0), (0, 1, 0)
     added(schedule, SchedulerEntry(low, [1], 9))
     assert step(schedule) == [(low, 0, 1)]
@@ -95,7 +95,7 @@ def test_single_tokens_are_read_before_prompts_and_prompts_by_order() -> None:
 
 
 def test_a_prompt_that_waits_is_read_before_one_of_a_worse_priority_that_runs() -> None:
-    schedule = Scheduler(KVCacheManager(99, 4), max_sequences=4, max_tokens=8)
+    schedule = Scheduler(KVCacheManager(99, 4), max_num_seqs=4, max_tokens=8)
     added(schedule, SchedulerEntry((1, 0, 0), range(20), 30))
     assert step(schedule) == [((1, 0, 0), 0, 8)]
     added(schedule, SchedulerEntry((0, 1, 0), range(50, 55), 30))
@@ -104,7 +104,7 @@ def test_a_prompt_that_waits_is_read_before_one_of_a_worse_priority_that_runs() 
 
 @pytest.mark.parametrize("spare", [0, 3])
 def test_a_better_priority_takes_a_seat_from_the_last_of_a_worse_one(spare: int) -> None:
-    schedule = Scheduler(KVCacheManager(99, 4), max_sequences=3, max_tokens=3 + spare)
+    schedule = Scheduler(KVCacheManager(99, 4), max_num_seqs=3, max_tokens=3 + spare)
     jobs = added(schedule, *[SchedulerEntry((priority, at, 0), [at], 9) for at, priority in enumerate((0, 1, 1))])
     step(schedule)
     added(schedule, SchedulerEntry((1, 9, 0), [9], 9))
@@ -119,7 +119,7 @@ def test_a_better_priority_takes_a_seat_from_the_last_of_a_worse_one(spare: int)
 
 
 def test_those_that_are_paused_make_room_first_and_are_not_read() -> None:
-    schedule = Scheduler(KVCacheManager(4, 1), max_sequences=3, max_tokens=9)
+    schedule = Scheduler(KVCacheManager(4, 1), max_num_seqs=3, max_tokens=9)
     best, second, worst = added(schedule, *[SchedulerEntry((at, at, 0), [at], 4) for at in range(3)])
     step(schedule)
     best.paused = True
@@ -132,7 +132,7 @@ def test_those_that_are_paused_make_room_first_and_are_not_read() -> None:
 
 
 def test_one_that_comes_back_takes_nothing_from_those_of_its_priority() -> None:
-    schedule = Scheduler(KVCacheManager(9, 1), max_sequences=1, max_tokens=9)
+    schedule = Scheduler(KVCacheManager(9, 1), max_num_seqs=1, max_tokens=9)
     first, second = added(schedule, SchedulerEntry((0, 0, 0), [1], 4, paused=True), SchedulerEntry((0, 1, 0), [2], 4))
     step(schedule)
     first.paused = False
@@ -141,7 +141,7 @@ def test_one_that_comes_back_takes_nothing_from_those_of_its_priority() -> None:
 
 
 def test_one_whose_token_is_still_to_come_has_nothing_to_read() -> None:
-    schedule = Scheduler(KVCacheManager(9, 1), max_sequences=1, max_tokens=9)
+    schedule = Scheduler(KVCacheManager(9, 1), max_num_seqs=1, max_tokens=9)
     (job,) = added(schedule, SchedulerEntry((0, 0, 0), [1, 2], 4))
     schedule.done(schedule.plan())
     assert schedule.plan() == []
@@ -150,7 +150,7 @@ def test_one_whose_token_is_still_to_come_has_nothing_to_read() -> None:
 
 
 def test_none_overtakes_one_that_does_not_fit_yet() -> None:
-    schedule = Scheduler(KVCacheManager(6, 1), max_sequences=4, max_tokens=9)
+    schedule = Scheduler(KVCacheManager(6, 1), max_num_seqs=4, max_tokens=9)
     added(
         schedule,
         SchedulerEntry((0, 0, 0), [1, 2, 3], 6),
@@ -164,7 +164,7 @@ def test_none_overtakes_one_that_does_not_fit_yet() -> None:
 
 
 def test_the_last_makes_room_for_one_that_grows() -> None:
-    schedule = Scheduler(KVCacheManager(4, 2), max_sequences=4, max_tokens=9)
+    schedule = Scheduler(KVCacheManager(4, 2), max_num_seqs=4, max_tokens=9)
     first, second = added(
         schedule, SchedulerEntry((0, 0, 0), [1, 2, 3, 4], 8), SchedulerEntry((0, 1, 0), [5, 6, 7, 8], 8)
     )
@@ -178,7 +178,7 @@ def test_the_last_makes_room_for_one_that_grows() -> None:
 
 
 def test_reused_counts_what_was_never_read() -> None:
-    schedule = Scheduler(KVCacheManager(20, 2), max_sequences=4, max_tokens=99)
+    schedule = Scheduler(KVCacheManager(20, 2), max_num_seqs=4, max_tokens=99)
     prompt = [1, 2, 3, 4, 5, 6]
     (first,) = added(schedule, SchedulerEntry((0, 0, 0), prompt, 9))
     step(schedule)
@@ -198,14 +198,14 @@ def test_reused_counts_what_was_never_read() -> None:
     assert [job.reused for job in (first, same, other, own, longer)] == [0, 4, 2, 0, 6]
     schedule.remove(first)
     assert ((0, 3, 0), 0, 6) in step(schedule)
-    schedule.max_sequences = 2
+    schedule.max_num_seqs = 2
     assert own.reused == 0
     assert same.blocks[:2] == other.blocks[:1] + same.blocks[1:2] == longer.blocks[:2]
     assert not {*own.blocks} & {*same.blocks, *other.blocks, *longer.blocks}
 
 
 def test_one_that_shares_nothing_can_be_shared() -> None:
-    schedule = Scheduler(KVCacheManager(20, 2), max_sequences=4, max_tokens=99)
+    schedule = Scheduler(KVCacheManager(20, 2), max_num_seqs=4, max_tokens=99)
     own, same = SchedulerEntry((0, 0, 0), [1, 2, 3], 9, shares=False), SchedulerEntry((0, 1, 0), [1, 2, 4], 9)
     added(schedule, own)
     step(schedule)
@@ -215,7 +215,7 @@ def test_one_that_shares_nothing_can_be_shared() -> None:
 
 
 def test_what_a_preempted_job_finds_of_itself_was_read() -> None:
-    schedule = Scheduler(KVCacheManager(20, 1), max_sequences=1, max_tokens=9)
+    schedule = Scheduler(KVCacheManager(20, 1), max_num_seqs=1, max_tokens=9)
     (job,) = added(schedule, SchedulerEntry((1, 0, 0), [1, 2, 3], 9))
     step(schedule)
     (better,) = added(schedule, SchedulerEntry((0, 1, 0), [9], 9))
@@ -227,7 +227,7 @@ def test_what_a_preempted_job_finds_of_itself_was_read() -> None:
 
 
 def test_at_most_so_many_tokens_of_a_prompt_at_a_time() -> None:
-    schedule = Scheduler(KVCacheManager(20, 2), max_sequences=2, max_tokens=9)
+    schedule = Scheduler(KVCacheManager(20, 2), max_num_seqs=2, max_tokens=9)
     added(schedule, SchedulerEntry((0, 0, 0), range(7), 9, most=3), SchedulerEntry((0, 1, 0), range(20, 30), 12))
     assert [step(schedule) for _ in range(3)] == [
         [((0, 0, 0), 0, 3), ((0, 1, 0), 0, 6)],
@@ -237,7 +237,7 @@ def test_at_most_so_many_tokens_of_a_prompt_at_a_time() -> None:
 
 
 def test_whole_prompts_the_first_however_long() -> None:
-    schedule = Scheduler(KVCacheManager(99, 2), max_sequences=4, max_tokens=9, whole=True)
+    schedule = Scheduler(KVCacheManager(99, 2), max_num_seqs=4, max_tokens=9, whole=True)
     added(schedule, *[SchedulerEntry((0, at, 0), [at] * length, 30) for at, length in enumerate((3, 20, 4, 5))])
     assert [step(schedule) for _ in range(4)] == [
         [((0, 0, 0), 0, 3)],
@@ -248,7 +248,7 @@ def test_whole_prompts_the_first_however_long() -> None:
 
 
 def test_whole_prompts_are_cut_for_the_most_of_their_job() -> None:
-    schedule = Scheduler(KVCacheManager(99, 2), max_sequences=2, max_tokens=4, whole=True)
+    schedule = Scheduler(KVCacheManager(99, 2), max_num_seqs=2, max_tokens=4, whole=True)
     added(schedule, SchedulerEntry((0, 0, 0), [1] * 11, 30, most=5), SchedulerEntry((0, 1, 0), [2] * 3, 30))
     assert [step(schedule) for _ in range(4)] == [
         [((0, 0, 0), 0, 5)],
@@ -259,7 +259,7 @@ def test_whole_prompts_are_cut_for_the_most_of_their_job() -> None:
 
 
 def test_one_that_goes_between_plan_and_done_leaves_nothing() -> None:
-    schedule = Scheduler(KVCacheManager(9, 2), max_sequences=4, max_tokens=99)
+    schedule = Scheduler(KVCacheManager(9, 2), max_num_seqs=4, max_tokens=99)
     gone, stays = added(schedule, SchedulerEntry((0, 0, 0), [1, 2, 3], 9), SchedulerEntry((0, 1, 0), [1, 2, 3], 9))
     plan = schedule.plan()
     schedule.remove(gone)
@@ -269,7 +269,7 @@ def test_one_that_goes_between_plan_and_done_leaves_nothing() -> None:
 
 
 def test_what_was_not_read_is_not_shared() -> None:
-    schedule = Scheduler(KVCacheManager(9, 2), max_sequences=4, max_tokens=4)
+    schedule = Scheduler(KVCacheManager(9, 2), max_num_seqs=4, max_tokens=4)
     (gone,) = added(schedule, SchedulerEntry((0, 0, 0), [1, 2, 3, 4, 5, 6], 9))
     step(schedule)
     assert (gone.read, schedule.plan()[0].stop) == (4, 6)  # the rest was about to be
@@ -279,7 +279,7 @@ def test_what_was_not_read_is_not_shared() -> None:
 
 def test_a_job_waits_for_blocks_that_others_than_jobs_have() -> None:
     pool = KVCacheManager(2, 1)
-    schedule = Scheduler(pool, max_sequences=1, max_tokens=9)
+    schedule = Scheduler(pool, max_num_seqs=1, max_tokens=9)
     blocks = pool.take(2) or []
     added(schedule, SchedulerEntry((0, 0, 0), [1], 2))
     assert step(schedule) == []
@@ -302,7 +302,7 @@ def test_a_tight_pool_preempts_no_more_than_it_must() -> None:
 
 def seconds(steps: int, running: int, waiting: int) -> float:
     """The fastest of some steps in which all that run read a token."""
-    schedule = Scheduler(KVCacheManager(running * 40, 16), max_sequences=running, max_tokens=2 * running)
+    schedule = Scheduler(KVCacheManager(running * 40, 16), max_num_seqs=running, max_tokens=2 * running)
     added(schedule, *[SchedulerEntry((0, at, 0), [at], 600) for at in range(running + waiting)])
     times = []
     for _ in range(steps):
@@ -323,7 +323,7 @@ def test_a_step_takes_little_time_however_many_wait() -> None:
 
 def test_many_that_wait_come_and_go_fast() -> None:
     rng = random.Random(0)
-    schedule = Scheduler(KVCacheManager(9, 16), max_sequences=2, max_tokens=9)
+    schedule = Scheduler(KVCacheManager(9, 16), max_num_seqs=2, max_tokens=9)
     jobs = [SchedulerEntry((rng.randrange(3), at, 0), [1], 9) for at in range(10_000)]
     rng.shuffle(jobs)
     began = time.thread_time()

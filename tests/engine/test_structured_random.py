@@ -92,7 +92,9 @@ def grammars(llm: nc.LLM) -> GrammarCompiler:
 def test_every_parameter_beside_a_form(
     llm: nc.LLM, grammars: GrammarCompiler, kind: str, asked: list[Request], rows: int
 ) -> None:
-    engine = Engine(runner(kind, toy(), 30), llm.tokenizer, max_sequences=rows, max_batch_tokens=8, backend="reference")
+    engine = Engine(
+        runner(kind, toy(), 30), llm.tokenizer, max_num_seqs=rows, max_num_batched_tokens=8, backend="reference"
+    )
     for request, events in zip(asked, drive(engine, asked), strict=True):
         found = answers(events, request.params.n)
         assert found == alone(toy(), llm.tokenizer, request, grammars), request
@@ -121,7 +123,9 @@ def holds(grammars: GrammarCompiler, params: nc.SamplingParams, pieces: list[Com
 @pytest.mark.parametrize("seed", range(2))
 def test_aborts_and_pauses_leave_the_others_alone(llm: nc.LLM, grammars: GrammarCompiler, kind: str, seed: int) -> None:
     rng = random.Random(seed)
-    engine = Engine(runner(kind, toy(), 24), llm.tokenizer, max_sequences=4, max_batch_tokens=9, backend="reference")
+    engine = Engine(
+        runner(kind, toy(), 24), llm.tokenizer, max_num_seqs=4, max_num_batched_tokens=9, backend="reference"
+    )
     asked = [Request([1 + number], one_of(rng)) for number in range(24)]
     live = {engine.add(request): request for request in asked}
     events: dict[str, list[EngineOutput]] = {number: [] for number in live}

@@ -687,7 +687,7 @@ def test_a_token_that_is_pushed_is_as_if_it_were_the_only_one_to_draw(stages, ba
             token = forced[step // 3]
             mask_1W.view(np.uint32)[0, token // 32] = 1 << token % 32
             assert drawn(logits_1V, [rows[0]], mask=mask_1W).token_ids.tolist() == [token]
-            pushed.push(rows[1], token)
+            pushed.accept(rows[1], token)
         else:
             one, other = drawn(logits_1V, [rows[0]]), pushed(logits_1V, [rows[1]])
             assert one.token_ids.tolist() == other.token_ids.tolist()
@@ -701,7 +701,7 @@ def test_a_token_outside_the_vocabulary_is_not_pushed(token):
     sampler = nc.Sampler(97)
     row = sampler.add((Gumbel(1),))
     with pytest.raises(ParameterError, match=r"0\.\.96"):
-        sampler.push(row, token)
+        sampler.accept(row, token)
     assert not sampler.output_ids(row)
     with pytest.raises(ParameterError, match="row"):
-        sampler.push(row + 1, 1)
+        sampler.accept(row + 1, 1)

@@ -95,10 +95,10 @@ def test_end_ids_are_checked() -> None:
 def test_a_token_is_an_id_of_the_vocabulary(backend: str, wrong: Any) -> None:
     sampler = nc.Sampler(V, backend)
     row = sampler.add((Gumbel(1),))
-    for call in (sampler.push, lambda row, token: sampler.take(row, logits()[0], token)):
+    for call in (sampler.accept, lambda row, token: sampler.accept(row, token, logits()[0])):
         with pytest.raises(ParameterError, match=r"token must be an integer in 0..299, got"):
             call(row, wrong)
-    sampler.push(row, np.int32(3))  # type: ignore[arg-type]
+    sampler.accept(row, np.int32(3))  # type: ignore[arg-type]
     assert sampler.output_ids(row) == (3,)
 
 
@@ -121,15 +121,15 @@ def test_a_token_that_cannot_be_sampled_is_not_taken(backend: str, stages: Pipel
     before = sampler.stages(row)
     for token in np.flatnonzero(p_V == 0)[:3].tolist():
         with pytest.raises(ValueError, match=f"token {token} cannot be sampled from row {row}: its probability is 0"):
-            sampler.take(row, x[0], token)
+            sampler.accept(row, token, x[0])
         with pytest.raises(ValueError, match=f"token {token} cannot be sampled"):
-            sampler.take(row, x[0], token, law=p_V)
+            sampler.accept(row, token, x[0], distribution=p_V)
     assert (sampler.output_ids(row), sampler.stages(row)) == ((), before)
     good = int(p_V.argmax())
-    told = sampler.take(row, x[0], good)
+    told = sampler.accept(row, good, x[0])
     assert (told is not None) == isinstance(stages[0], Logprobs)
     assert sampler.output_ids(row) == (good,)
-    sampler.take(row, x[0], good, law=p_V)
+    sampler.accept(row, good, x[0], distribution=p_V)
     assert sampler.output_ids(row) == (good, good)
 
 
@@ -138,8 +138,8 @@ def test_a_mask_forbids_a_token_that_would_be_taken() -> None:
     row = sampler.add((Gumbel(1),))
     mask_W[0] = 0b110
     with pytest.raises(ValueError, match="token 0 cannot be sampled"):
-        sampler.take(row, x[0], 0, mask_W)
-    sampler.take(row, x[0], 1, mask_W)
+        sampler.accept(row, 0, x[0], mask_W)
+    sampler.accept(row, 1, x[0], mask_W)
 
 
 def test_a_token_of_either_side_of_a_coin_is_taken() -> None:
@@ -148,7 +148,7 @@ def test_a_token_of_either_side_of_a_coin_is_taken() -> None:
     for token in (3, 4):  # with the coin only the second stays
         sampler = nc.Sampler(V)
         row = sampler.add((Logprobs(1), Xtc(0.3, 0.1), Gumbel(1)))
-        told = sampler.take(row, x[0], token)
+        told = sampler.accept(row, token, x[0])
         assert told is not None
         assert told.chosen.token_id == token
 
@@ -157,10 +157,10 @@ def test_logits_of_a_row_without_a_token_and_of_another_size_are_refused() -> No
     sampler = nc.Sampler(V)
     row = sampler.add((Gumbel(1),))
     with pytest.raises(ValueError, match="NaN at token 0"):
-        sampler.take(row, np.full(V, np.nan, np.float32), 0)
+        sampler.accept(row, 0, np.full(V, np.nan, np.float32))
     with pytest.raises(ValueError, match=r"logits must have the shape \[300\], got \[10\]"):
-        sampler.take(row, np.zeros(10, np.float32), 0)
-    sampler.take(row, [0.0] * V, 5)
+        sampler.accept(row, 0, np.zeros(10, np.float32))
+    sampler.accept(row, 5, [0.0] * V)
     assert sampler.output_ids(row) == (5,)
 
 

@@ -111,7 +111,7 @@ def test_several_prompts_each_with_several_answers(llm: nc.LLM) -> None:
             alone = (await ask(app, "/v1/completions", {**body, "prompt": prompt})).json["choices"]
             assert [one["token_ids"] for one in alone] == [one["token_ids"] for one in pair]
 
-    serve(llm, use, engine={"max_sequences": 4})
+    serve(llm, use, engine={"max_num_seqs": 4})
 
 
 def test_a_model_that_fails_at_once(llm: nc.LLM) -> None:
@@ -351,7 +351,7 @@ def test_places_and_queues_are_limited(llm: nc.LLM) -> None:
         await asyncio.gather(*(call.task for call in calls))
         assert sorted(call.status for call in calls) == [200, 503]
 
-    serve(llm, use, slowly, ServerLimits(queue=3), engine={"max_sequences": 2})
+    serve(llm, use, slowly, ServerLimits(queue=3), engine={"max_num_seqs": 2})
 
     async def few(app: Any, service: Service) -> None:
         calls = [begin(app, "/v1/completions", TEXT) for _ in range(3)]

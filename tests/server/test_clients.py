@@ -67,7 +67,7 @@ def box(tmp_path: Path) -> Box:
 @pytest.fixture(scope="module")
 def small() -> Iterator[Server]:
     """A server of short answers, for those who ask for very many."""
-    with Server("--max-length", "64", "--limit-tokens", "16") as running:
+    with Server("--max-model-len", "64", "--limit-tokens", "16") as running:
         yield running
 
 

@@ -278,7 +278,7 @@ def test_patterns_that_backtrack_cost_others_nothing(server: Server) -> None:
 
 
 def test_no_more_than_the_limits_allow() -> None:
-    flags = ("--max-sequences", "2", "--limit-queue", "1", "--limit-streams", "4", "--limit-answers", "8")
+    flags = ("--max-num-seqs", "2", "--limit-queue", "1", "--limit-streams", "4", "--limit-answers", "8")
     with Server(*flags, environment=ONE_THREAD) as server:
         held = [Stream(server, {**STORY, "max_tokens": 700}) for _ in range(3)]
         wait_until(lambda: server.metric("nucleate_answers_running") == 2)

@@ -36,7 +36,7 @@ def client(server: Server) -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[Server]:
     """A server that wants a key and has room for very little."""
-    with Server("--api-key", KEY, "--max-sequences", "1", "--limit-queue", "1") as running:
+    with Server("--api-key", KEY, "--max-num-seqs", "1", "--limit-queue", "1") as running:
         yield running
 
 

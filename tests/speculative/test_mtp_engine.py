@@ -78,7 +78,9 @@ def test_text_is_that_without_drafts(llm: nc.LLM, family: str, blocks: int | Non
         runner = runner_of(TransformersModel.of(stock[0]), MEMORY)
         if blocks is not None:
             runner.allocate(blocks)  # type: ignore[attr-defined]
-        engines.append(Engine(runner, llm.tokenizer, speculation=speculation, max_batch_tokens=64, max_sequences=16))
+        engines.append(
+            Engine(runner, llm.tokenizer, speculation=speculation, max_num_batched_tokens=64, max_num_seqs=16)
+        )
     plain, engine = engines
     for request, wanted, found in zip(asked, drive(plain, asked), drive(engine, asked), strict=True):
         assert told(found) == told(wanted), request.params
@@ -120,7 +122,7 @@ def texts(proposer: type[Mtp], rule: str, stock: tuple[Any, Any], llm: nc.LLM, t
     modules = modules_of(*stock)
     asked = Speculation(lambda: proposer(modules), 2, rule, adaptive=False)
     runner = runner_of(TransformersModel.of(stock[0]), 32 << 20)
-    engine = Engine(runner, llm.tokenizer, speculation=asked, max_sequences=256)
+    engine = Engine(runner, llm.tokenizer, speculation=asked, max_num_seqs=256)
     params = nc.SamplingParams(max_tokens=4, ignore_eos=True, temperature=1.2)
     counts: Counter[tuple[int, ...]] = Counter()
     for events in drive(engine, [Request(PROMPT, params.replace(seed=seed)) for seed in range(trials)]):

@@ -207,7 +207,7 @@ def test_a_row_that_cannot_be_drawn_from(llm: nc.LLM, name: str, kind: str) -> N
 def test_blocks_for_drafts_are_given_back(llm: nc.LLM) -> None:
     """And none is taken from anybody: where there is no room, there is no draft."""
     proposer = Fixed(*range(20))
-    engine = engine_of(llm, proposer, 20, max_sequences=4)
+    engine = engine_of(llm, proposer, 20, max_num_seqs=4)
     for place in range(4):
         engine.add(Request([place + 1] * 5, GREEDY.replace(max_tokens=40)))
     while len(engine):
@@ -241,7 +241,7 @@ def test_what_was_refused_is_no_beginning_for_others(llm: nc.LLM) -> None:
 
 def test_what_is_drafted_counts_in_a_forward(llm: nc.LLM) -> None:
     """No forward reads more than it may, and who waits does not wait for drafts."""
-    engine = engine_of(llm, Fixed(*range(30)), 20, max_batch_tokens=10, max_sequences=3)
+    engine = engine_of(llm, Fixed(*range(30)), 20, max_num_batched_tokens=10, max_num_seqs=3)
     drive(engine, [Request([place + 1] * 9, GREEDY.replace(max_tokens=12)) for place in range(6)])
     assert max(sum(stop - start for _, start, stop in forward) for forward in engine.runner.forwards) == 10
 

@@ -62,7 +62,7 @@ def test_laws_are_what_would_be_drawn_from(name: str, seed: int, count: int, bac
     masks = packed(rng.random((count + 1, SIZE)) < 0.6) if masked else None
     sampler = Sampler(SIZE, backend)
     row = sampler.add(PARAMS[name], prompt, output_ids=output, seed=3)
-    laws = sampler.laws(row, logits, ahead, masks)
+    laws = sampler.distributions(row, logits, ahead, masks)
     for place in reversed(range(count + 1)):
         wanted = nc.probabilities(
             logits[place : place + 1],
@@ -96,7 +96,7 @@ def test_a_row_that_takes_tokens_is_as_one_that_draws_them(name: str, masked: bo
         out = draws(logits[place : place + 1], [drawn], mask=mask)
         tokens.append(int(out.token_ids[0]))
         told.append(None if out.logprobs is None else out.logprobs[0])
-    laws = takes.laws(taken, logits, tokens[:-1], masks)
+    laws = takes.distributions(taken, logits, tokens[:-1], masks)
     for place in range(count):
         mask = None if masks is None else masks[place : place + 1]
         wanted = nc.probabilities(
@@ -104,7 +104,7 @@ def test_a_row_that_takes_tokens_is_as_one_that_draws_them(name: str, masked: bo
         )
         np.testing.assert_allclose(laws[place], wanted[0], rtol=1e-9, atol=1e-12)
     for place, token in enumerate(tokens):
-        found = takes.take(taken, logits[place], token, None if masks is None else masks[place])
+        found = takes.accept(taken, token, logits[place], None if masks is None else masks[place])
         assert found == told[place]
     assert takes.output_ids(taken) == draws.output_ids(drawn)
     assert takes.stages(taken) == draws.stages(drawn)
@@ -135,15 +135,15 @@ def test_laws_of_what_cannot_be() -> None:
     row = sampler.add(nc.SamplingParams(top_k=2, mirostat_tau=0.0))
     logits = np.zeros((3, SIZE), np.float32)
     logits[1, 4] = np.nan
-    laws = sampler.laws(row, logits, [9, 3])
+    laws = sampler.distributions(row, logits, [9, 3])
     assert laws[0].tolist()[:3] == [0.5, 0.5, 0.0]
     assert np.isnan(laws[1]).all()
     assert "NaN at token 4" in laws.errors[1]
     assert laws[2].sum() == 1
     with pytest.raises(ValueError, match=r"logits must have the shape \[3, 37\], got \[2, 37\]"):
-        sampler.laws(row, logits[:2], [9, 3])
+        sampler.distributions(row, logits[:2], [9, 3])
     with pytest.raises(nc.ParameterError):
-        sampler.laws(row + 1, logits, [9, 3])
+        sampler.distributions(row + 1, logits, [9, 3])
     odd = TargetDistributions((Torn(a=1.0), *nc.SamplingParams().pipeline()), (), (), logits, ())
     assert np.isnan(odd[0]).all()
     assert odd.errors == {0: "ZeroDivisionError: it is torn"}
@@ -203,12 +203,12 @@ def through_sampler(
             draft = chain(before, 3, seed, step, DRAFTED[size], stream)
             logits = target.logits[[before, *draft.tokens]]
             masks = [mask_of(target, (*output, *draft.tokens[:place])) for place in range(len(draft) + 1)]
-            laws = sampler.laws(row, logits, draft.tokens, None if target.forbids is None else masks)
+            laws = sampler.distributions(row, logits, draft.tokens, None if target.forbids is None else masks)
             seen = Draft(draft.tokens, laws=told(draft.laws))
             verdict = rule(laws, seen, coins(seed, step, len(draft)), last_coin(seed, step))
             assert verdict.error is None
             for place, token in enumerate(verdict.tokens(draft)):
-                sampler.take(row, logits[place], token, masks[place])
+                sampler.accept(row, token, logits[place], masks[place])
         counts[sampler.output_ids(row)[:LENGTH]] += 1
         sampler.remove(row)
     return counts

@@ -70,7 +70,7 @@ PROPOSERS: dict[str, Callable[[Answers], Proposer]] = {
 
 
 @pytest.mark.parametrize("kind", DRAFTING)
-@pytest.mark.parametrize("options", [{}, {"max_sequences": 3, "max_batch_tokens": 9}])
+@pytest.mark.parametrize("options", [{}, {"max_num_seqs": 3, "max_num_batched_tokens": 9}])
 @pytest.mark.parametrize("name", PROPOSERS)
 def test_pieces_are_those_without_drafts(
     llm: nc.LLM, grammars: GrammarCompiler, kind: str, options: dict[str, Any], name: str

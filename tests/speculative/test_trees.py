@@ -148,7 +148,7 @@ PROPOSERS: dict[str, Callable[[Answers, random.Random], Proposer]] = {
 }
 
 
-FEW = {"max_sequences": 3, "max_batch_tokens": 16}
+FEW = {"max_num_seqs": 3, "max_num_batched_tokens": 16}
 
 
 @pytest.mark.parametrize(

@@ -35,11 +35,11 @@ def test_laws_along_a_branch_are_those_of_the_branch_alone(name: str, masked: bo
     masks = packed(rng.random((len(parents) + 1, SIZE)) < 0.7) if masked else None
     sampler = Sampler(SIZE, "reference")
     row = sampler.add(PARAMS[name], [1, 2, 3], output_ids=[4, 1, 4], seed=5)
-    laws = sampler.laws(row, logits, tokens, masks, parents=parents)
+    laws = sampler.distributions(row, logits, tokens, masks, parents=parents)
     for line in rng.permutation(len(parents) + 1).tolist():
         path = draft.path(line - 1)
         lines = [0, *[place + 1 for place in path]]
-        alone = sampler.laws(
+        alone = sampler.distributions(
             row, logits[lines], [tokens[place] for place in path], None if masks is None else masks[lines]
         )
         np.testing.assert_array_equal(laws[line], alone[len(path)])

@@ -68,7 +68,7 @@ def written(backend: str, seed: int, steps: int, size: int, ring: int = 32) -> l
         last.append(prompt[-1])
     for step in range(steps):
         if step % 5 == 4:
-            sampler.push(1, step % size)
+            sampler.accept(1, step % size)
         found = sampler(table_VV[last]).token_ids.tolist()
         last = [max(token, 0) for token in found]
     return [list(sampler.output_ids(row)) for row in sampler.rows]

@@ -111,12 +111,12 @@ def play(backend: str, seed: int, steps: int, size: int = 77, most: int = 5) -> 
         elif action < 0.3:
             story.append(sampler.remove(rng.choice(rows)))
         elif action < 0.4:
-            sampler.push(rng.choice(rows), rng.randrange(size))
+            sampler.accept(rng.choice(rows), rng.randrange(size))
         elif action < 0.5:
             row, x_RV = rng.choice(rows), scores(rng, 2, size).float().nan_to_num(0.5, 9.0)
-            law_V = sampler.laws(row, x_RV, [3])[0]
+            law_V = sampler.distributions(row, x_RV, [3])[0]
             if not np.isnan(law_V).any():
-                story.append((law_V.tolist(), sampler.take(row, x_RV[0], int(law_V.argmax())), sampler.stages(row)))
+                story.append((law_V.tolist(), sampler.accept(row, int(law_V.argmax()), x_RV[0]), sampler.stages(row)))
         elif action < 0.55:
             story.append([sampler.output_ids(row) for row in rows])
         else:

@@ -18,7 +18,7 @@ class World:
         self, count: int, size: int, *, sequences: int, tokens: int, whole: bool = False, sharing: bool = True
     ) -> None:
         self.pool = KVCacheManager(count, size, sharing=sharing)
-        self.schedule = Scheduler(self.pool, max_sequences=sequences, max_tokens=tokens, whole=whole)
+        self.schedule = Scheduler(self.pool, max_num_seqs=sequences, max_tokens=tokens, whole=whole)
         self.memory: list[list[int | None]] = [[None] * size for _ in range(count)]
         self.names: dict[tuple[int, int], int] = {}  # of beginnings, so that two are compared at once
         self.nodes: dict[int, int] = {START: 0}  # the name of the beginning that a node stands for
@@ -70,7 +70,7 @@ class World:
     def fork(self, parent: SchedulerEntry) -> SchedulerEntry:
         """A second job from what one has read, and what a model does for it."""
         schedule, pool, size = self.schedule, self.pool, self.pool.block_size
-        seat, available = len(schedule.running) < schedule.max_sequences, pool.available
+        seat, available = len(schedule.running) < schedule.max_num_seqs, pool.available
         child, pair = schedule.fork(parent, (parent.order[0], self.arrivals, self.arrivals % 3))
         self.arrivals += 1
         needed = pool.blocks_for(parent.read) if schedule.whole else parent.read % size > 0
@@ -156,7 +156,7 @@ class World:
 
     def check_lists(self) -> None:
         running, waiting = self.schedule.running, self.schedule.waiting
-        assert len(running) <= self.schedule.max_sequences
+        assert len(running) <= self.schedule.max_num_seqs
         assert len(self.schedule) == len(self.jobs) == len(running) + len(waiting)
         assert {*running, *waiting} == set(self.jobs)
         for jobs in (running, waiting):
@@ -304,7 +304,7 @@ def can_begin(world: World, job: SchedulerEntry) -> bool:
     shared = pool.share(job.token_ids).blocks if job.shares else []
     room = pool.blocks_for(len(job.token_ids)) - len(shared) <= pool.available
     pool.release(shared)
-    return room and len(world.schedule.running) < world.schedule.max_sequences
+    return room and len(world.schedule.running) < world.schedule.max_num_seqs
 
 
 def check_preempted(world: World, before: Before) -> None:

@@ -167,7 +167,7 @@ def mixed(backend: str, seed: int, size: int, steps: int, kinds: int = 4) -> lis
         row, token = rng.choice(sampler.rows), rng.randrange(size)
         if rng.random() < 0.3:
             try:
-                sampler.push(row, token)
+                sampler.accept(row, token)
             except ParameterError:  # a state that is no number any more
                 return story
         story.append([parameters(sampler.stages(row)) for row in sampler.rows])

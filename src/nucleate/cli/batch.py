@@ -85,7 +85,7 @@ def answer(
         try:
             for line, known in journal.checked(lines(source)):
                 batch.skip(line) if known else batch.begin(line)
-                while len(engine) >= AHEAD * arguments.max_sequences:
+                while len(engine) >= AHEAD * arguments.max_num_seqs:
                     batch.step()
             while len(engine):
                 batch.step()

@@ -78,15 +78,15 @@ def model_name(arguments: argparse.Namespace) -> str:
 def add_engine(parser: argparse.ArgumentParser) -> None:
     """Add the flags that size an engine."""
     group = parser.add_argument_group("engine")
-    group.add_argument("--max-sequences", type=int, default=64, metavar="N", help="answers at a time [default 64]")
-    group.add_argument("--max-batch-tokens", type=int, metavar="N", help="most tokens that are read at a time")
-    group.add_argument("--max-length", type=int, metavar="N", help="most tokens of a prompt with its answer")
-    group.add_argument("--kv-memory", type=int, metavar="BYTES", help="memory for keys and values")
+    group.add_argument("--max-num-seqs", type=int, default=64, metavar="N", help="answers at a time [default 64]")
+    group.add_argument("--max-num-batched-tokens", type=int, metavar="N", help="most tokens that are read at a time")
+    group.add_argument("--max-model-len", type=int, metavar="N", help="most tokens of a prompt with its answer")
+    group.add_argument("--kv-cache-memory", type=int, metavar="BYTES", help="memory for keys and values")
 
 
 def engine_options(arguments: argparse.Namespace) -> dict[str, int]:
     """What the flags say of an engine, as ``LLM.new_engine`` takes it."""
-    names = ("max_sequences", "max_batch_tokens", "max_length", "kv_memory")
+    names = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "kv_cache_memory")
     return {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
 
 

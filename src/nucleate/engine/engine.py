@@ -34,7 +34,7 @@ from nucleate.structured_output import GrammarLimits, skippable
 from nucleate.structured_output.grammar_manager import GrammarManager
 from nucleate.tokenization.tokenizer import Tokenizer
 
-MAX_SEQUENCES, MAX_BATCH_TOKENS = 64, 1024
+MAX_NUM_SEQS, MAX_BATCH_TOKENS = 64, 1024
 """What ``Engine`` does without being told."""
 
 LOGITS_AT_A_TIME = 1 << 26
@@ -44,11 +44,11 @@ LOGITS_AT_A_TIME = 1 << 26
 class Engine:
     """Requests come with ``add`` and go by themselves, or with ``abort``; ``step`` moves all of them on.
 
-    runner: the model. max_sequences: answers at work at a time. max_batch_tokens: tokens that one forward reads, at
-    least max_sequences. max_length: tokens of a prompt with its answer; none: what the model's context and its blocks
-    hold, which is the most in any case. prefix_sharing: whether requests that begin alike share what was read.
-    regex_seconds: that the stop patterns of an answer may take, see ``stop_matcher``. structured_limits: of the forms
-    that text is asked to have. speculation: whether tokens are drafted, and how. backend: as in ``Sampler``; with
+    runner: the model. max_num_seqs: answers at work at a time. max_num_batched_tokens: tokens that one forward reads,
+    at least max_num_seqs. max_model_len: tokens of a prompt with its answer; none: what the model's context and its
+    blocks hold, which is the most in any case. enable_prefix_caching: whether requests that begin alike share what was
+    read. regex_seconds: that the stop patterns of an answer may take, see ``stop_matcher``. structured_limits: of the
+    forms that text is asked to have. speculation: whether tokens are drafted, and how. backend: as in ``Sampler``; with
     "triton" or "torch", tokens are drawn where the logits are. Raises ParameterError."""
 
     def __init__(
@@ -56,26 +56,26 @@ class Engine:
         runner: Runner,
         tokenizer: Tokenizer,
         *,
-        max_sequences: int = MAX_SEQUENCES,
-        max_batch_tokens: int = MAX_BATCH_TOKENS,
-        max_length: int | None = None,
-        prefix_sharing: bool = True,
+        max_num_seqs: int = MAX_NUM_SEQS,
+        max_num_batched_tokens: int = MAX_BATCH_TOKENS,
+        max_model_len: int | None = None,
+        enable_prefix_caching: bool = True,
         regex_seconds: float = 0.5,
         structured_limits: GrammarLimits | None = None,
         speculation: Speculation | str | None = None,
         backend: str = "auto",
     ) -> None:
-        check_count(max_sequences, "max_sequences")
-        check_count(max_batch_tokens, "max_batch_tokens", max_sequences, "max_sequences")
+        check_count(max_num_seqs, "max_num_seqs")
+        check_count(max_num_batched_tokens, "max_num_batched_tokens", max_num_seqs, "max_num_seqs")
         self.context_length = min(runner.context_length, runner.blocks * runner.block_size)
-        if max_length is not None:
-            check_count(max_length, "max_length", 2)
-            self.context_length = min(self.context_length, max_length)
+        if max_model_len is not None:
+            check_count(max_model_len, "max_model_len", 2)
+            self.context_length = min(self.context_length, max_model_len)
         self.runner, self.tokenizer, self.vocab_size = runner, tokenizer, runner.vocab_size
-        self.max_sequences, self._regex_seconds = max_sequences, regex_seconds
-        self._pool = KVCacheManager(runner.blocks, runner.block_size, sharing=prefix_sharing and runner.paged)
+        self.max_num_seqs, self._regex_seconds = max_num_seqs, regex_seconds
+        self._pool = KVCacheManager(runner.blocks, runner.block_size, sharing=enable_prefix_caching and runner.paged)
         self._schedule = Scheduler(
-            self._pool, max_sequences=max_sequences, max_tokens=max_batch_tokens, whole=not runner.paged
+            self._pool, max_num_seqs=max_num_seqs, max_tokens=max_num_batched_tokens, whole=not runner.paged
         )
         on_device = backend in TENSOR_BACKENDS and runner.asynchronous  # asked for by name, as no GPU has run it yet
         device = str(getattr(runner, "device", "cpu")) if on_device else "cpu"

@@ -68,14 +68,14 @@ class ScheduledChunk(NamedTuple):
 class Scheduler:
     """Jobs come and go; ``plan`` says what the next forward reads, ``done`` that it has been read.
 
-    max_sequences: how many run at a time. max_tokens: how many tokens a forward reads. whole: prompts are not cut for
+    max_num_seqs: how many run at a time. max_tokens: how many tokens a forward reads. whole: prompts are not cut for
     that, but for the ``most`` of their jobs only; the first of a step is then read however long it is.
     """
 
-    def __init__(self, pool: KVCacheManager, *, max_sequences: int, max_tokens: int, whole: bool = False) -> None:
-        if max_sequences < 1 or max_tokens < max_sequences:
-            raise ValueError(f"{max_sequences} sequences and {max_tokens} tokens: there must be a token for each")
-        self.pool, self.max_sequences, self.max_tokens, self.whole = pool, max_sequences, max_tokens, whole
+    def __init__(self, pool: KVCacheManager, *, max_num_seqs: int, max_tokens: int, whole: bool = False) -> None:
+        if max_num_seqs < 1 or max_tokens < max_num_seqs:
+            raise ValueError(f"{max_num_seqs} sequences and {max_tokens} tokens: there must be a token for each")
+        self.pool, self.max_num_seqs, self.max_tokens, self.whole = pool, max_num_seqs, max_tokens, whole
         self.running: list[SchedulerEntry] = []  # in order, as are those that wait
         self.waiting: list[SchedulerEntry] = []  # they have not begun, or have to begin again
         self.preemptions = 0
@@ -241,7 +241,7 @@ class Scheduler:
         return True
 
     def _seat(self) -> bool:
-        return len(self.running) < self.max_sequences
+        return len(self.running) < self.max_num_seqs
 
     def _victim(self) -> SchedulerEntry:
         """The last of the running jobs that are paused, or else of all."""

@@ -86,7 +86,7 @@ class TokenSampler:
             if job.idle:
                 break
             job.push(forced)
-            self._sampler.push(branch.row, forced)
+            self._sampler.accept(branch.row, forced)
             branch.over = guide.push(forced)
             self._drawn.append((branch, forced, None, branch.over))
             self.forced += 1

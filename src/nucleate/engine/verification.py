@@ -95,7 +95,7 @@ def judge(row: DraftRow, hands: VerificationCallbacks, sampler: Sampler, rule: s
     step = start - len(branch.live.request.prompt_ids)
     logits_NV = hands.logits[row.place : row.place + len(draft) + 1]
     masks = None if branch.answer.guide is None else Masks(branch.answer.guide, draft)
-    laws = sampler.laws(branch.row, logits_NV, draft.tokens, masks, parents=draft.parents)
+    laws = sampler.distributions(branch.row, logits_NV, draft.tokens, masks, parents=draft.parents)
     seed, count = branch.answer.seed, len(draft)
     try:
         verdict = RULES[rule].verify(laws, draft, coins(seed, step, count), last_coin(seed, step))
@@ -108,7 +108,7 @@ def judge(row: DraftRow, hands: VerificationCallbacks, sampler: Sampler, rule: s
             break
         if start + said == len(ids):
             mask_W = None if masks is None else masks[line]
-            told = sampler.take(branch.row, logits_NV[line], token, mask_W, law=laws[line])
+            told = sampler.accept(branch.row, token, logits_NV[line], mask_W, distribution=laws[line])
             hands.take(branch, token, told)
         elif ids[start + said] != token:  # another one had to follow
             break

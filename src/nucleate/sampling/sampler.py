@@ -122,21 +122,7 @@ class Sampler:
         self._host.forget()
         return number
 
-    def push(self, row: int, token: int) -> None:
-        """Append a token that was forced, not sampled, because no other was allowed. Stages move on as if it were.
-
-        Raises ParameterError for a token outside the vocabulary.
-        """
-        own = known(self._rows, row)
-        check_token(token, self.vocab_size)
-        token = int(token)
-        if self._device is not None and row in self._device:
-            self._device.push(row, token)
-            return
-        self._host.push(row, own, token)
-        own.move(tuple(stage.after(DrawnToken(token, 0.0, 0.0)) for stage in own.stages))
-
-    def laws(
+    def distributions(
         self,
         row: int,
         logits_NV: Any,
@@ -162,18 +148,44 @@ class Sampler:
             own.stages, own.memory.prompt, own.memory.output, logits, tokens, masks, parents=parents, fast=fast
         )
 
-    def take(
-        self, row: int, logits_V: Any, token: int, mask_W: Any = None, *, law: NDArray[np.float64] | None = None
+    def accept(
+        self,
+        row: int,
+        token: int,
+        logits_V: Any = None,
+        mask_W: Any = None,
+        *,
+        distribution: NDArray[np.float64] | None = None,
     ) -> StepLogprobs | None:
-        """Append a token that was sampled elsewhere from a row's distribution, updating stages with a state.
+        """Append a token that this sampler did not draw, and update stateful stages.
 
-        law: the distribution [V], where it is known, as ``laws`` gives it; otherwise it is computed. Returns the
-        token's logprobs, if they were asked for. On a device it waits for it, unless the law is given and no stage has
-        a state or reports logprobs. Raises ValueError for a token whose probability is 0.
+        Without logits the token is forced: no other was allowed. With logits_V, float [V], it was sampled elsewhere
+        from this row's distribution, under the bitmask mask_W if there is one; the token's logprobs are returned if
+        the row reports them. distribution: float64 [V], as ``distributions`` returns it, if it is known; otherwise it
+        is computed. On a device, logits make the call wait, unless the distribution is given and no stage has a state
+        or reports logprobs. Raises ParameterError for a token outside the vocabulary, ValueError for a token whose
+        probability is 0.
         """
         own = known(self._rows, row)
         check_token(token, self.vocab_size)
         token = int(token)
+        if logits_V is None:
+            self._append(row, token)
+            return None
+        return self._accept_sampled(row, own, token, logits_V, mask_W, distribution)
+
+    def _append(self, row: int, token: int) -> None:
+        """Append a token whose probability was 1."""
+        own = known(self._rows, row)
+        if self._device is not None and row in self._device:
+            self._device.push(row, token)
+            return
+        self._host.push(row, own, token)
+        own.move(tuple(stage.after(DrawnToken(token, 0.0, 0.0)) for stage in own.stages))
+
+    def _accept_sampled(
+        self, row: int, own: SamplerRow, token: int, logits_V: Any, mask_W: Any, law: NDArray[np.float64] | None
+    ) -> StepLogprobs | None:
         learned = any(isinstance(stage, Tap) or learns(stage) for stage in own.stages)
         if learned or law is None:
             own = self._up_to_date(row)
@@ -186,7 +198,7 @@ class Sampler:
         if not law[token] > 0:
             raise ValueError(f"token {token} cannot be sampled from row {row}: its probability is 0")
         if not learned:
-            self.push(row, token)
+            self._append(row, token)
             return None
         result = taken(logits[0], stages, token, past)
         if self._device is not None and row in self._device:

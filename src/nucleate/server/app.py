@@ -87,7 +87,7 @@ class InfoRoutes:
     def _model(self) -> dict[str, Any]:
         service = self._service
         own = {"id": service.name, "object": "model", "created": service.created, "owned_by": "nucleate"}
-        return {**own, "max_model_len": service.max_length}
+        return {**own, "max_model_len": service.max_model_len}
 
     async def health(self, exchange: RequestContext) -> None:
         self._service.check()

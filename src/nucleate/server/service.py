@@ -75,8 +75,8 @@ class Service:
 
     def __init__(self, llm: LLM, engine: Engine, name: str, defaults: SamplingParams, limits: ServerLimits) -> None:
         self.llm, self.name, self.limits = llm, name, limits
-        self.max_length, self.vocab_size = engine.context_length, engine.vocab_size
-        self._max_sequences = engine.max_sequences
+        self.max_model_len, self.vocab_size = engine.context_length, engine.vocab_size
+        self._max_num_seqs = engine.max_num_seqs
         _try(engine)
         self.engine = AsyncEngine(engine)
         self.created = int(time.time())
@@ -136,9 +136,9 @@ class Service:
         What it gives is called with the number of a prompt whose answers have ended.
         """
         self.check()
-        count, room = sum(answers), self._max_sequences + self.limits.queue
+        count, room = sum(answers), self._max_num_seqs + self.limits.queue
         if self.answers and self.answers + count > room:
-            waiting = max(0, self.answers - self._max_sequences)
+            waiting = max(0, self.answers - self._max_num_seqs)
             raise overloaded(f"{waiting} answers wait for their turn; come again later", "queue_full")
         left = dict(enumerate(answers))
         self.answers += count
@@ -171,9 +171,9 @@ class Service:
         else:
             prompts = [self.llm.encode(prompt) for prompt in asked.prompts]
         longest = max(map(len, prompts))
-        if longest >= self.max_length:
-            raise too_long("prompt" if asked.messages is None else "messages", longest, self.max_length)
-        self.limits.check(asked, prompts, self.max_length)
+        if longest >= self.max_model_len:
+            raise too_long("prompt" if asked.messages is None else "messages", longest, self.max_model_len)
+        self.limits.check(asked, prompts, self.max_model_len)
         kind = "chatcmpl" if url == CHAT.url else "cmpl"
         head = ResponseHead(f"{kind}-{uuid4().hex}", int(time.time()), self.name)
         made = EngineCall(head, asked, [asked.request(ids) for ids in prompts])

@@ -28,7 +28,7 @@ class TokenizeRoutes:
         tokenizer = self._service.llm.tokenizer
         own = {
             "vocab_size": self._service.vocab_size,
-            "max_model_len": self._service.max_length,
+            "max_model_len": self._service.max_model_len,
             "eos_token_ids": sorted(tokenizer.eos_token_ids),
             "bos_token_id": tokenizer.bos_token_id,
             "chat_template": tokenizer.chat_template,
@@ -48,7 +48,7 @@ class TokenizeRoutes:
             ids = service.llm.encode_chat(asked.messages, asked.template)
         else:
             ids = tokenizer.encode(asked.prompt or "", asked.add_special_tokens)
-        made = {"count": len(ids), "max_model_len": service.max_length, "tokens": ids}
+        made = {"count": len(ids), "max_model_len": service.max_model_len, "tokens": ids}
         if asked.return_token_strs:
             made["token_strs"] = [tokenizer.pieces.tokens[token] for token in ids]
         return made

@@ -220,7 +220,7 @@ def test_a_step_that_looks_back_does_not_wait_for_the_device(monkeypatch: pytest
         sampler.add((Squeeze(0.5), looking[0], Pull(1.0), Repetition(1.2, 5), Gumbel(2)), [1, 2, 3])
         x_RV = torch.zeros((2, 300), device="meta")
         assert sampler(x_RV).token_ids.shape == (2,)
-        sampler.push(0, 5)
+        sampler.accept(0, 5)
         sampler.remove(0)
         assert sampler(x_RV[:1]).token_ids.shape == (1,)
         assert sampler.loop(lambda tokens_R, active_R: x_RV[:1], [1], steps=3)().shape == (1, 3)
@@ -257,7 +257,7 @@ def test_rings_grow_with_what_is_said_and_no_more(monkeypatch: pytest.MonkeyPatc
     assert said[0] == [*range(3, 11), *[-1] * 37]
     assert sampler._device._held._slots.ring == 16
     for token in range(20):
-        sampler.push(0, token)
+        sampler.accept(0, token)
     assert sampler._device._held._slots.ring == 32
     assert sampler.output_ids(0) == (*range(3, 11), *range(20))
 

@@ -78,7 +78,7 @@ def test_the_host_hears_of_tokens_before_they_are_written_over(monkeypatch: pyte
         for row, token in enumerate(sampler(torch.zeros(2, 40)).token_ids.tolist()):
             drawn[row].append(token)
         if step % 3 == 0:
-            sampler.push(1, step)
+            sampler.accept(1, step)
             drawn[1].append(step)
     loop = sampler.loop(lambda tokens_R, active_R: torch.zeros(2, 40), [1, 1], steps=7)
     for row, tokens in enumerate(torch.cat([loop(), loop()], 1).tolist()):
@@ -165,7 +165,7 @@ def test_a_step_does_not_wait_for_the_device(monkeypatch: pytest.MonkeyPatch) ->
         mask_RW = torch.zeros((2, 12), device="meta", dtype=torch.int32)
         out = sampler(x_RV, mask=mask_RW)
         sampler(x_RV[:1], [1])
-        sampler.push(0, 5)
+        sampler.accept(0, 5)
         assert (out.token_ids.device.type, out.token_ids.dtype, out.token_ids.shape) == ("meta", torch.int64, (2,))
         assert out.logprobs is not None
         assert len(out.logprobs) == 2
