@@ -301,9 +301,11 @@ def storm(llm: nc.LLM, kind: str, seed: int, steps: int) -> None:
     inner = runner(kind, model, blocks=rng.randint(16, 60), block_size=4)
     most = rng.randint(1, 9)
     engine = Engine(
-        inner, llm.tokenizer, max_num_seqs=most, max_num_batched_tokens=most + 9, enable_prefix_caching=rng.random() <
-        0.7, backend="reference", )  # fmt: skip live: dict[str, tuple[Request | BeamRequest, list[EngineOutput]]] = {}
-        reasons: list[str | None] = []
+        inner, llm.tokenizer, max_num_seqs=most, max_num_batched_tokens=most + 9,
+        enable_prefix_caching=rng.random() < 0.7, backend="reference",
+    )  # fmt: skip
+    live: dict[str, tuple[Request | BeamRequest, list[EngineOutput]]] = {}
+    reasons: list[str | None] = []
 
     def take(events: list[EngineOutput]) -> None:
         for event in events:

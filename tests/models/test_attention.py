@@ -101,7 +101,8 @@ def test_the_kernel_is_attention(case) -> None:
 
 PLAIN = dict(
     rule=AttentionRule(0.25), kv_heads=2, heads=4, size=16, value_size=16, block_size=16, lengths=[33, 16, 1], new=1,
-    threads=1, seed=0, )  # fmt: skip
+    threads=1, seed=0,
+)  # fmt: skip
 
 
 def test_new_keys_and_values_are_stored_and_nothing_else_is_touched() -> None:
