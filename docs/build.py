@@ -70,7 +70,8 @@ def field_types() -> str:
     lines += [f"        {name}: {taken(p)} = ...," for name, p in FIELDS.items()]
     lines += ["    ) -> None: ..."]
     for name, p in FIELDS.items():
-        lines += ["    @property", f"    def {name}(self) -> {p.kind}{' | None' if p.optional else ''}: ..."]
+        lines += ["    @property", f"    def {name}(self) -> {p.kind}{' | None' if p.optional else ''}:"]
+        lines += [f'        """{p.described}"""'.replace("\\", "\\\\")]
     return "\n".join(lines) + "\n"
 
 

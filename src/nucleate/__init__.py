@@ -28,15 +28,20 @@ if TYPE_CHECKING:
         Usage,
     )
     from nucleate.parameters.parameter import ParameterError
+    from nucleate.sampling import stages as stages
     from nucleate.sampling.pipeline import LogitsError, explain, probabilities, sample
     from nucleate.sampling.presets import PRESETS
     from nucleate.sampling.sampler import Sampler, SamplerOutput
+    from nucleate.sampling.stage import Pipeline, Stage
     from nucleate.sampling.trace import Trace, trace
     from nucleate.sampling_params import SamplingParams
     from nucleate.speculative.config import Speculation
     from nucleate.structured_output.spec import StructuredOutputs
 
 _HOMES = {
+    "stages": "sampling.stages",
+    "Pipeline": "sampling.stage",
+    "Stage": "sampling.stage",
     "LLM": "llm",
     "Engine": "engine.engine",
     "Request": "engine.request",
@@ -87,11 +92,13 @@ __all__ = [
     "LogitsError",
     "ModelError",
     "ParameterError",
+    "Pipeline",
     "Request",
     "Sampler",
     "SamplerOutput",
     "SamplingParams",
     "Speculation",
+    "Stage",
     "StepLogprobs",
     "StructuredOutputs",
     "TokenLogprob",
@@ -100,6 +107,7 @@ __all__ = [
     "explain",
     "probabilities",
     "sample",
+    "stages",
     "trace",
     "warm",
 ]
@@ -108,7 +116,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'nucleate' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"nucleate.{_HOMES[name]}"), name)
+    home = importlib.import_module(f"nucleate.{_HOMES[name]}")
+    value = home if name == "stages" else getattr(home, name)
     globals()[name] = value
     return value
 

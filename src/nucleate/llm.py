@@ -1,4 +1,4 @@
-"""LLM: text in, text out, over one engine for all calls. Knows no network."""
+"""LLM: a model with its tokenizer, for offline inference. All calls share one engine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, overload
 
 from nucleate.engine.beam.params import BeamCompletion, BeamParams, BeamRequest, beam_params
 from nucleate.engine.engine import MAX_NUM_SEQS, Engine
@@ -43,8 +43,8 @@ class LLM:
     forwards for the same text: "ngram", "suffix", a part that was trained for the model ("draft", "medusa", "eagle",
     "dflash", "mtp"), or a ``Speculation``. Raises ModelError with one line that says what is wrong, ParameterError.
 
-    ``params=None`` in the methods means ``default_params``: what the model's own generation_config.json recommends.
-    Parameters that are given are taken as they are; ``default_params.override(...)`` changes some of the defaults.
+    ``default_params`` are the sampling parameters that the model's generation_config.json recommends; methods use them
+    if no sampling_params are given. ``default_params.override(...)`` changes some of them.
     """
 
     def __init__(
@@ -71,24 +71,34 @@ class LLM:
     def generate(
         self,
         prompts: str | Sequence[str] | Sequence[Sequence[int]],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
-        progress: bool = False,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = False,
+        **values: Any,
     ) -> list[Completion]:
-        """Complete prompts (text or token ids): one Completion each, in order.
+        """Complete prompts: one Completion each, in order.
 
-        params: one for all, or a list of one per prompt. progress: show a bar on stderr. Every request is checked
-        before the first one runs; raises ParameterError.
+        prompts: a string, or a list of strings or of lists of token ids. sampling_params: one for all prompts, or a
+        list with one per prompt. use_tqdm: show a progress bar on stderr. values: fields of SamplingParams that change
+        ``default_params``, as in ``generate(prompt, max_tokens=30)``, instead of sampling_params. All requests are
+        checked before the first one runs. Raises ParameterError.
         """
         given = _prompts(prompts)
-        shared = params is None or isinstance(params, SamplingParams)
-        chosen = [params] * len(given) if shared else _listed("params", params)
-        if len(chosen) != len(given):
-            raise ParameterError("params", f"params has {len(chosen)} entries for {len(given)} prompts")
-        requests = [self._request(self.encode(prompt), one) for prompt, one in zip(given, chosen, strict=True)]
-        pieces: list[list[CompletionChunk]] = [[] for _ in requests]
-        for place, event in _shown(self._calls.run(requests), len(requests), progress):
-            pieces[place].append(event.piece)
-        return [Completion.of(request.prompt_ids, own) for request, own in zip(requests, pieces, strict=True)]
+        if isinstance(sampling_params, Sequence):
+            chosen = [self._params(one, values) for one in sampling_params]
+            if len(chosen) != len(given):
+                got = f"got {len(chosen)} of them for {len(given)} prompts"
+                raise ParameterError("sampling_params", f"a list of sampling_params must have one per prompt; {got}")
+        else:
+            chosen = [self._params(sampling_params, values)] * len(given)
+        requests = [Request(self.encode(prompt), one) for prompt, one in zip(given, chosen, strict=True)]
+        chunks: list[list[CompletionChunk]] = [[] for _ in requests]
+        for place, event in _shown(self._calls.run(requests), len(requests), use_tqdm):
+            chunks[place].append(event.piece)
+        return [
+            Completion.of(request.prompt_ids, own, prompt if isinstance(prompt, str) else None)
+            for request, own, prompt in zip(requests, chunks, given, strict=True)
+        ]
 
     def beam_search(
         self,
@@ -109,33 +119,59 @@ class LLM:
             pieces[place].append(event.piece)
         return [BeamCompletion.of(request.prompt_ids, own) for request, own in zip(requests, pieces, strict=True)]
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[CompletionChunk]:
-        """The pieces of a completion as they come; with n > 1, one answer after the other (see
-        ``CompletionChunk.index``).
-        """
-        return self._stream(self.encode(prompt), params)
+    def stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, **values: Any
+    ) -> Iterator[CompletionChunk]:
+        """Complete a prompt and yield chunks as they are generated; with n > 1, one output after the other.
 
-    def chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> Completion:
-        """Answer a conversation, [{"role": ..., "content": ...}, ...], through the model's own chat template.
-
-        As in Transformers, text in a message that spells a special token becomes that token: who serves strangers
-        must look for them.
+        sampling_params, values: as in ``generate``.
         """
-        ids = self.encode_chat(messages)
-        return Completion.of(ids, self._stream(ids, params))
+        return self._stream(self.encode(prompt), self._params(sampling_params, values))
+
+    @overload
+    def chat(
+        self, messages: Sequence[Message], sampling_params: SamplingParams | None = None, **values: Any
+    ) -> Completion: ...
+
+    @overload
+    def chat(
+        self, messages: Sequence[Sequence[Message]], sampling_params: SamplingParams | None = None, **values: Any
+    ) -> list[Completion]: ...
+
+    def chat(
+        self, messages: Sequence[Any], sampling_params: SamplingParams | None = None, **values: Any
+    ) -> Completion | list[Completion]:
+        """Answer a conversation, ``[{"role": ..., "content": ...}, ...]``, using the model's chat template.
+
+        A list of conversations gives a list of Completions. sampling_params, values: as in ``generate``. As in
+        Transformers, text in a message that spells a special token becomes that token: check untrusted messages.
+        """
+        several = bool(messages) and not isinstance(messages[0], Mapping)
+        params, conversations = self._params(sampling_params, values), messages if several else [messages]
+        texts = [self._chat_text(one) for one in conversations]
+        requests = [Request(self._encode_rendered(text), params) for text in texts]
+        chunks: list[list[CompletionChunk]] = [[] for _ in requests]
+        for place, event in self._calls.run(requests):
+            chunks[place].append(event.piece)
+        found = [
+            Completion.of(request.prompt_ids, own, text)
+            for request, own, text in zip(requests, chunks, texts, strict=True)
+        ]
+        return found if several else found[0]
 
     def stream_chat(
-        self, messages: Sequence[Message], params: SamplingParams | None = None
+        self, messages: Sequence[Message], sampling_params: SamplingParams | None = None, **values: Any
     ) -> Iterator[CompletionChunk]:
-        """The pieces of an answer to a conversation as they come."""
-        return self._stream(self.encode_chat(messages), params)
+        """Answer a conversation and yield chunks as they are generated."""
+        return self._stream(self.encode_chat(messages), self._params(sampling_params, values))
 
     def new_engine(self, *, kv_cache_memory: int | None = None, **options: Any) -> Engine:
         """An engine of its own over this model, for callers that make its steps themselves.
 
         kv_cache_memory: bytes for keys and values; None: what ``max_num_seqs`` of full length take, but at most a
         quarter of the memory that is free. options: see ``Engine``; tokens are drafted as for the LLM, unless they say
-        how. Raises ModelError, ParameterError. """
+        how. Raises ModelError, ParameterError.
+        """
         if kv_cache_memory is not None:
             check_count(kv_cache_memory, "kv_cache_memory")
         sequences = options.get("max_num_seqs", MAX_NUM_SEQS)
@@ -160,19 +196,32 @@ class LLM:
             raise ParameterError("prompt", f"a prompt is a string or a list of token ids, got {prompt!r:.60}") from None
 
     def encode_chat(self, messages: Sequence[Message], variables: Mapping[str, object] = _NONE) -> list[int]:
-        """The token ids of a conversation, up to where the answer begins. variables: more that its template reads."""
+        """The token ids of a conversation, rendered with the chat template. variables: further template variables."""
+        return self._encode_rendered(self._chat_text(messages, variables))
+
+    def _chat_text(self, messages: Sequence[Message], variables: Mapping[str, object] = _NONE) -> str:
         template = self.tokenizer.chat_template
         if template is None:
             raise ModelError(f"the model in {self.folder} has no chat template; use generate with a plain prompt")
-        text = render(template, list(messages), variables={**variables, **self.tokenizer.special_tokens})
+        return render(template, list(messages), variables={**variables, **self.tokenizer.special_tokens})
+
+    def _encode_rendered(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False)
 
-    def _request(self, prompt_ids: Sequence[int], params: SamplingParams | None) -> Request:
-        return Request(prompt_ids, self.default_params if params is None else params)
+    def _params(self, given: SamplingParams | None, values: Mapping[str, Any]) -> SamplingParams:
+        """The parameters of a request: given as a whole, or as changes of the defaults."""
+        if given is None:
+            return self.default_params.override(**values) if values else self.default_params
+        if not isinstance(given, SamplingParams):
+            raise ParameterError("sampling_params", f"sampling_params must be a SamplingParams, got {given!r:.60}")
+        if values:
+            names = ", ".join(values)
+            raise ParameterError("sampling_params", f"give either sampling_params or {names}, not both")
+        return given
 
-    def _stream(self, prompt_ids: Sequence[int], params: SamplingParams | None) -> Iterator[CompletionChunk]:
-        request = self._request(prompt_ids, params)
-        self._calls.check(request)  # now, not when the first piece is taken
+    def _stream(self, prompt_ids: Sequence[int], params: SamplingParams) -> Iterator[CompletionChunk]:
+        request = Request(prompt_ids, params)
+        self._calls.check(request)  # now, not when the first chunk is taken
         return _in_order(event.piece for _, event in self._calls.run([request]))
 
 

@@ -1,4 +1,4 @@
-"""What comes out: pieces of text while a request runs, completions when it has ended. Values only."""
+"""Results of generation: chunks while a request runs, completions when it has finished. Values only."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 
 class Finish(NamedTuple):
-    """Why a sequence ended.
+    """Why a sequence finished.
 
-    ``detail`` is the public ``stop_reason``: the stop string, token id or pattern that matched; the message of an
-    error; None for EOS and for a length that was reached.
+    ``detail`` becomes ``stop_reason``: the stop string, token id or pattern that matched, or an error message; None
+    for EOS and for a reached length.
     """
 
     reason: FinishReason
@@ -22,16 +22,16 @@ class Finish(NamedTuple):
 
 
 class Validation(NamedTuple):
-    """How far an answer fulfils a schema that could not be held in full."""
+    """Result of validating an output against a JSON schema that could not be enforced completely."""
 
-    ignored: tuple[str, ...]  #: the keywords that were not held, and where they are
-    errors: tuple[str, ...]  #: what is wrong with the text, as the library jsonschema finds it; () if it is right
+    ignored: tuple[str, ...]  #: the keywords that were not enforced, with their places in the schema
+    errors: tuple[str, ...]  #: the validation errors that the package jsonschema reports; () for a valid output
 
 
 class TokenLogprob(NamedTuple):
-    """How likely one token was: the natural logarithm, and 1 + the number of tokens before it in the order.
+    """Log-probability of one token (natural logarithm), and its rank, from 1.
 
-    A token that was not in has the logprob -inf, and no rank.
+    A masked token has the logprob -inf and the rank None.
     """
 
     token_id: int
@@ -40,7 +40,7 @@ class TokenLogprob(NamedTuple):
 
 
 class StepLogprobs(NamedTuple):
-    """What the distribution of a step was: of the token chosen, of the likeliest ones, of those asked for."""
+    """Logprobs of one step: of the sampled token, of the most likely ones, and of ``logprob_token_ids``."""
 
     chosen: TokenLogprob
     top: tuple[TokenLogprob, ...]
@@ -48,27 +48,27 @@ class StepLogprobs(NamedTuple):
 
 
 PromptLogprobs = tuple[StepLogprobs | None, ...]
-"""One per token of the prompt, raw; None for the first, before which there is nothing, and after logits with a NaN."""
+"""Raw logprobs of each prompt token; None for the first one, and after logits with a NaN."""
 
 
 @dataclass(frozen=True)
 class CompletionChunk:
-    """What one step adds to an answer: usually one token. Its text may be held back, and come with a later piece."""
+    """What one step adds to an output: usually one token. Text may be held back and come with a later chunk."""
 
     text: str
     token_ids: tuple[int, ...]
-    index: int  #: which of the n answers
-    seed: int  #: the seed of this answer: the same seed gives the same answer again
-    finish_reason: FinishReason | None = None  #: set on the last piece of an answer
+    index: int  #: of the output among the n of the request
+    seed: int  #: of this output: the same seed reproduces it
+    finish_reason: FinishReason | None = None  #: set on the last chunk of an output
     stop_reason: str | int | None = None  #: see ``Finish.detail``
-    logprobs: tuple[StepLogprobs, ...] | None = None  #: one per token, if they were asked for
-    prompt_logprobs: PromptLogprobs | None = None  #: on the first piece of the first answer, if they were asked for
-    validation: Validation | None = None  #: on the last piece, if a schema was asked for that is not held in full
+    logprobs: tuple[StepLogprobs, ...] | None = None  #: one per token, if requested
+    prompt_logprobs: PromptLogprobs | None = None  #: on the first chunk of the first output, if requested
+    validation: Validation | None = None  #: on the last chunk, if a schema could not be enforced completely
 
 
 @dataclass(frozen=True)
 class CompletionOutput:
-    """One finished answer. ``token_ids`` has the token that ended it, ``text`` has not (unless asked for)."""
+    """One finished output of a request. ``token_ids`` includes the stop token; ``text`` only if requested."""
 
     index: int
     text: str
@@ -76,29 +76,29 @@ class CompletionOutput:
     finish_reason: FinishReason
     stop_reason: str | int | None
     seed: int
-    logprobs: tuple[StepLogprobs, ...] | None = None  #: one per token, if they were asked for
-    validation: Validation | None = None  #: if a schema was asked for that is not held in full
+    logprobs: tuple[StepLogprobs, ...] | None = None  #: one per token, if requested
+    validation: Validation | None = None  #: if a schema could not be enforced completely
 
     @classmethod
-    def of(cls, pieces: Sequence[CompletionChunk]) -> CompletionOutput:
-        """The answer that its pieces make up."""
-        last = pieces[-1]
-        token_ids = tuple(token for piece in pieces for token in piece.token_ids)
-        text = "".join(piece.text for piece in pieces)
-        steps = tuple(step for piece in pieces for step in piece.logprobs or ())
+    def of(cls, chunks: Sequence[CompletionChunk]) -> CompletionOutput:
+        """Join the chunks of one output."""
+        last = chunks[-1]
+        token_ids = tuple(token for chunk in chunks for token in chunk.token_ids)
+        text = "".join(chunk.text for chunk in chunks)
+        steps = tuple(step for chunk in chunks for step in chunk.logprobs or ())
         logprobs = steps if len(steps) == len(token_ids) > 0 else None
         reason = last.finish_reason or "abort"
         return cls(last.index, text, token_ids, reason, last.stop_reason, last.seed, logprobs, last.validation)
 
     @property
     def cumulative_logprob(self) -> float | None:
-        """The logprob of the whole answer, the sum of those of its tokens, if they were asked for."""
+        """Sum of the logprobs of the sampled tokens, if requested."""
         return None if self.logprobs is None else math.fsum(step.chosen.logprob for step in self.logprobs)
 
 
 @dataclass(frozen=True)
 class Usage:
-    """Tokens read and written, over all answers of a request."""
+    """Token counts over all outputs of a request."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -110,40 +110,43 @@ class Usage:
 
 @dataclass(frozen=True)
 class Completion:
-    """The answers to one prompt."""
+    """The outputs for one prompt."""
 
     prompt_token_ids: tuple[int, ...]
     outputs: tuple[CompletionOutput, ...]
     usage: Usage
-    prompt_logprobs: PromptLogprobs | None = None  #: if they were asked for
+    prompt_logprobs: PromptLogprobs | None = None  #: if requested
+    prompt: str | None = None  #: its text; None for a prompt of token ids
 
     @classmethod
-    def of(cls, prompt_token_ids: Iterable[int], pieces: Iterable[CompletionChunk]) -> Completion:
-        """The completion that pieces make up: those of an answer in their order, the answers in any."""
-        answers: dict[int, list[CompletionChunk]] = {}
-        for piece in pieces:
-            answers.setdefault(piece.index, []).append(piece)
-        outputs = tuple(CompletionOutput.of(answers[index]) for index in sorted(answers))
-        of_prompt = (piece.prompt_logprobs for own in answers.values() for piece in own if piece.prompt_logprobs)
-        prompt = tuple(prompt_token_ids)
-        usage = Usage(len(prompt), sum(len(output.token_ids) for output in outputs))
-        return cls(prompt, outputs, usage, next(of_prompt, None))
+    def of(
+        cls, prompt_token_ids: Iterable[int], chunks: Iterable[CompletionChunk], prompt: str | None = None
+    ) -> Completion:
+        """Join chunks: those of each output in order, the outputs interleaved in any way."""
+        by_index: dict[int, list[CompletionChunk]] = {}
+        for chunk in chunks:
+            by_index.setdefault(chunk.index, []).append(chunk)
+        outputs = tuple(CompletionOutput.of(by_index[index]) for index in sorted(by_index))
+        of_prompt = (chunk.prompt_logprobs for own in by_index.values() for chunk in own if chunk.prompt_logprobs)
+        ids = tuple(prompt_token_ids)
+        usage = Usage(len(ids), sum(len(output.token_ids) for output in outputs))
+        return cls(ids, outputs, usage, next(of_prompt, None), prompt)
 
     @property
     def text(self) -> str:
-        """The text of the first answer."""
+        """The text of the first output."""
         return self.outputs[0].text
 
 
 @dataclass(frozen=True)
 class EngineOutput:
-    """What an engine tells of a request: what a step adds to one of its answers."""
+    """What an engine step adds to one output of a request."""
 
     request_id: str
     piece: CompletionChunk
-    usage: Usage | None = None  #: on the last event of a request
+    usage: Usage | None = None  #: on the last one of a request
 
     @property
     def last(self) -> bool:
-        """Whether the request has ended: all its answers have."""
+        """Whether the request has finished: all its outputs have."""
         return self.usage is not None

@@ -1,4 +1,4 @@
-"""SamplingParams: everything one request may say, and the pipeline it means.
+"""SamplingParams: all parameters of one request, and the pipeline they stand for.
 
 Most fields are not listed here: they are the parameters of every stage, and of ``presets``.
 """
@@ -27,38 +27,70 @@ else:
 
 
 class StopParameters:
-    """When a request ends, and what of its end is shown."""
+    """When an output ends, and how much of its end is kept."""
 
-    max_tokens: int | None = param("most tokens of output; none: as many as the context holds", default=None, low=1)
-    stop: tuple[str, ...] = param("strings that end the output, cut before them", default=())
-    stop_token_ids: tuple[int, ...] = param("token ids that end the output", default=(), low=0)
-    stop_regex: tuple[str, ...] = param("regular expressions that end the output, cut before their match", default=())
-    stop_json: bool = param("end the output after the first complete JSON object or array", default=False)
-    include_stop_str_in_output: bool = param("keep what ended the output in the text", default=False)
-    ignore_eos: bool = param("go on after the end-of-sequence token", default=False)
+    max_tokens: int | None = param(
+        "Maximum number of output tokens; none: all that fit the context", default=None, low=1
+    )
+    stop: tuple[str, ...] = param("Strings that end the output; the text is cut before them", default=())
+    stop_token_ids: tuple[int, ...] = param("Token ids that end the output, in addition to EOS", default=(), low=0)
+    stop_regex: tuple[str, ...] = param(
+        "Regular expressions that end the output; the text is cut before the match", default=()
+    )
+    stop_json: bool = param("End the output after the first complete JSON object or array", default=False)
+    include_stop_str_in_output: bool = param("Keep the stop string or stop token in the text", default=False)
+    ignore_eos: bool = param("Continue after the end-of-sequence token", default=False)
 
 
 class OutputParameters:
-    """How many answers, of what form, and how their text is made."""
+    """How many outputs a request has, their format, and how tokens become text."""
 
     structured: StructuredOutputs | None = param(
-        "the form that the text has: a JSON schema, any JSON object, a pattern, one of some texts, a grammar",
+        "Constrain the output: a JSON schema, any JSON object, a regular expression, a list of choices or a grammar",
         default=None,
     )
-    n: int = param("how many answers; answer i uses seed + i", default=1, low=1, high=128)
+    n: int = param("Number of outputs per prompt; output i uses seed + i", default=1, low=1, high=128)
     prompt_logprobs: int | None = param(
-        "how many of the likeliest tokens to report at each place of the prompt, beside the one there",
+        "Number of most likely tokens to report at each position of the prompt, in addition to the prompt token",
         default=None,
         low=0,
     )
     logprobs_mode: Literal["raw", "processed"] = param(
-        "whether logprobs are those of the logits as given, or those after the last stage", default="raw"
+        "Whether logprobs are of the model's logits (raw) or of the distribution after all stages (processed)",
+        default="raw",
     )
-    skip_special_tokens: bool = param("leave special tokens out of the text", default=True)
+    skip_special_tokens: bool = param("Leave special tokens out of the text", default=True)
 
 
 REQUEST_PARAMETERS: Mapping[str, Parameter] = {**declared(StopParameters), **declared(OutputParameters)}
 """The parameters above by name."""
+
+SYNONYMS: Mapping[str, str] = {
+    "max_new_tokens": "max_tokens",
+    "max_length": "max_tokens",
+    "max_completion_tokens": "max_tokens",
+    "n_predict": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "num_return_sequences": "n",
+    "best_of": "n",
+    "temp": "temperature",
+    "do_sample": "temperature",
+    "greedy": "temperature",
+    "repeat_penalty": "repetition_penalty",
+    "penalty_repeat": "repetition_penalty",
+    "no_repeat_ngram": "no_repeat_ngram_size",
+    "stop_strings": "stop",
+    "stop_words": "stop",
+    "eos_token_id": "stop_token_ids",
+    "eos_token_ids": "stop_token_ids",
+    "bad_words_ids": "bad_words",
+    "top_logprobs": "logprobs",
+    "random_seed": "seed",
+    **dict.fromkeys(
+        ("response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar"), "structured"
+    ),
+}
+"""Names that other projects use for a field, for error messages."""
 
 
 def _fields() -> dict[str, Parameter]:
@@ -88,7 +120,7 @@ ENGINE_ONLY: Mapping[str, str] = {
     "n": "add one row per output, with index from 0 to n - 1",
     "prompt_logprobs": "there are no logits of the prompt",
 }
-"""Fields that only an engine can honour, and what a caller of ``Sampler`` can do instead."""
+"""Fields that a ``Sampler`` alone cannot apply, and what its caller can do instead."""
 
 
 TRUNCATIONS = {
@@ -98,18 +130,17 @@ TRUNCATIONS = {
     for parameter in kind.parameters.values()
     if parameter.public
 }
-"""The fields of all truncations but mirostat."""
+"""The fields of all truncation stages except mirostat."""
 
 GREEDY: Mapping[str, Any] = {"temperature": 0, "top_k": 1, "draw": "greedy"}
 """Values that make a request greedy."""
 
 
 class SamplingParams(RequestParams, Fields):
-    """How to turn the logits of one request into text: frozen, hashable, validated.
+    """Sampling parameters of one request: immutable, hashable, validated.
 
-    Keyword arguments only; ``FIELDS`` (or ``nucleate stages``) lists them with their ranges and defaults. The defaults
-    change nothing: they sample from the model's own distribution until EOS. Raises ParameterError, a ValueError that
-    names the field, its value and what is allowed.
+    All arguments are keyword arguments. The defaults sample from the model's distribution until EOS. Raises
+    ParameterError, a ValueError that names the field, its value and what is allowed.
     """
 
     __slots__ = ("_values",)
@@ -120,7 +151,7 @@ class SamplingParams(RequestParams, Fields):
         def __init__(self, /, **values: Any) -> None:
             for name in values:
                 if name not in FIELDS:
-                    raise unknown(name, FIELDS)
+                    raise unknown(name, FIELDS, synonyms=SYNONYMS)
             checked = {name: f.check(values[name]) if name in values else f.default for name, f in FIELDS.items()}
             object.__setattr__(self, "_values", checked)
             if checked["max_tokens"] is not None and checked["min_tokens"] > checked["max_tokens"]:
@@ -165,11 +196,11 @@ class SamplingParams(RequestParams, Fields):
         return SamplingParams(**{**self._values, **changes})
 
     def override(self, /, **values: Any) -> SamplingParams:
-        """These parameters as the defaults of a request that says some itself.
+        """These parameters as defaults, with the values of a request.
 
-        A default never contradicts what the request says, it gives way: other truncations and temperature 0 to the
-        request's mirostat, which controls the truncation alone, as in llama.cpp; mirostat to a greedy request. The
-        log says so, once.
+        A default that contradicts the request is dropped, and the log says so once: truncation and temperature 0 give
+        way to a requested mirostat, which controls truncation alone as in llama.cpp; mirostat gives way to a greedy
+        request.
         """
         if values.get("mirostat_tau"):
             winner = "mirostat_tau"
@@ -183,7 +214,7 @@ class SamplingParams(RequestParams, Fields):
         return self.replace(**{name: FIELDS[name].default for name in gone}, **values)
 
     def check_for_sampler(self, end_ids: tuple[int, ...] = ()) -> None:
-        """Raise ParameterError for a field that only an engine can honour, or for min_tokens without ids that end."""
+        """Raise ParameterError for a field that needs an engine, or for min_tokens without end-of-sequence ids."""
         for name, value in self._set():
             if name not in ENGINE_ONLY or (name == "stop_token_ids" and self.min_tokens):
                 continue
@@ -209,10 +240,10 @@ class SamplingParams(RequestParams, Fields):
         return cls(**values)
 
     def pipeline(self, end_ids: tuple[int, ...] = (), speller: TextEncoder | None = None) -> Pipeline:
-        """The stages these parameters mean, in their order, ending with a draw.
+        """The stages that these parameters stand for, in order; the last one draws.
 
         end_ids: the model's EOS ids, which ``min_tokens`` bans along with ``stop_token_ids``. speller: the tokenizer,
-        for parameters that hold text.
+        for parameters that contain text.
         """
         ends = tuple(sorted({*(() if self.ignore_eos else end_ids), *self.stop_token_ids}))
         stages = build(self._values, ends)
@@ -237,6 +268,8 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, tuple) else value
 
 
+_LINES = "\n".join(f"        {name}: {field.described}" for name, field in FIELDS.items())
+SamplingParams.__doc__ = f"{str(SamplingParams.__doc__).rstrip()}\n\n    Fields:\n{_LINES}\n"
 SamplingParams.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
     [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=f.default) for n, f in FIELDS.items()]
 )

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from nucleate.cli.bench import CHAINS, logits
-from nucleate.sampling.presets import PRESETS, WANTED
+from nucleate.sampling.presets import PRESETS, REQUESTABLE
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 GREEDY = dict(logits="peaked", vocabulary=1000, rows=1, chain="greedy")
@@ -114,7 +114,7 @@ def test_the_contenders_of_the_engine_give_what_was_asked_for(monkeypatch: pytes
 
 def test_a_stream_is_disturbed_by_every_stage_and_every_pair(monkeypatch: pytest.MonkeyPatch) -> None:
     stalls = module("stalls", monkeypatch)
-    assert set(stalls.STAGES) == set(WANTED)
+    assert set(stalls.STAGES) == set(REQUESTABLE)
     assert set(stalls.PRESETS) == set(PRESETS)
     every = stalls.bodies(quick=False)
     for place, one in enumerate(stalls.STAGES.values()):

@@ -199,7 +199,7 @@ AFTERWARDS = """
 import random, sys
 import numpy as np, nucleate as nc
 from nucleate.jit import native_library
-from nucleate.sampling.presets import PRESETS, WANTED
+from nucleate.sampling.presets import PRESETS, REQUESTABLE
 from nucleate.sampling.stages import STAGES
 sys.path.insert(0, sys.argv[1])
 from stalls import STAGES as ON, DRAWS

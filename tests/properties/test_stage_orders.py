@@ -19,7 +19,7 @@ import nucleate as nc
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling.backends import reference
 from nucleate.sampling.pipeline import simplify
-from nucleate.sampling.presets import PRESETS, WANTED
+from nucleate.sampling.presets import PRESETS, REQUESTABLE
 from nucleate.sampling.stage import Ceiling, Floor, History, Prefix, Scale, Shift, Tap
 from nucleate.sampling.stages import STAGES, Greedy, Mask, Mirostat, TopK, TopP
 
@@ -60,9 +60,9 @@ def asked(**values):
 def requests(draw):
     """A SamplingParams with a random order and random values for the stages that have a place in it."""
     numbers = random.Random(draw(st.integers(0, 2**32)))
-    own = tuple(numbers.sample(WANTED, numbers.randrange(len(WANTED))))
+    own = tuple(numbers.sample(REQUESTABLE, numbers.randrange(len(REQUESTABLE))))
     order = draw(st.sampled_from([*PRESETS, own]))
-    values = fields(numbers, [name for name in placed(order) if name in WANTED], numbers.choice([0.1, 0.4, 1.0]))
+    values = fields(numbers, [name for name in placed(order) if name in REQUESTABLE], numbers.choice([0.1, 0.4, 1.0]))
     values.pop("penalty_last_n", None)
     if draw(st.booleans()):
         values["penalty_last_n"] = numbers.choice([-1, 0, 1, 3, 100])
@@ -92,7 +92,7 @@ def agree(one, other):
 @given(requests())
 def test_stages_stand_in_the_order_and_have_what_was_said(params):
     where, stages = placed(params.order), params.pipeline()
-    inner = [stage for stage in stages if stage.name in WANTED]
+    inner = [stage for stage in stages if stage.name in REQUESTABLE]
     names = [stage.name for stage in inner]
     assert names == [name for name in where if name in names]
     assert stages[-1].name == params.draw
@@ -149,7 +149,7 @@ def test_every_preset_is_an_order_of_stages_that_are_there_once(order):
 
 @in_every_preset
 def test_a_stage_without_a_place_is_refused_and_one_with_a_place_is_not(order):
-    for name in WANTED:
+    for name in REQUESTABLE:
         for stage in examples.on(STAGES[name])[:2]:
             values = {p.name: getattr(stage, a) for a, p in stage.parameters.items() if p.public}
             if name in placed(order):
@@ -164,7 +164,7 @@ def test_a_stage_without_a_place_is_refused_and_one_with_a_place_is_not(order):
 
 def test_the_canonical_order_has_a_place_for_everything():
     expected = [name for name, kind in STAGES.items() if kind not in (*DRAWS, *TAPS, Mask)]
-    assert list(placed("canonical")) == list(WANTED) == expected
+    assert list(placed("canonical")) == list(REQUESTABLE) == expected
 
 
 @pytest.mark.parametrize("name", [*DRAW_NAMES, "logprobs", "mask", "top_q", ""])
@@ -205,7 +205,7 @@ GREEDY = [{"temperature": 0}, {"top_k": 1}, {"draw": "greedy"}]
 def test_a_greedy_request_takes_the_best_token_of_the_shifted_row_whatever_else_it_says(engine, order, greedy):
     """Typical and XTC included; adaptive-p, no truncation, makes a new order before a greedy draw."""
     numbers, seen = random.Random(order), set()
-    names = [name for name in placed(order) if name in WANTED]
+    names = [name for name in placed(order) if name in REQUESTABLE]
     if "draw" in greedy:
         names = [name for name in names if name not in REORDERS]
     for turn in range(24):
@@ -234,7 +234,7 @@ def test_a_greedy_request_with_an_order_of_its_own_is_not_changed_by_any_truncat
     numbers = random.Random(8)
     cuts = [kind.name for kind in KINDS if issubclass(kind, Floor | Prefix | Ceiling)]
     for turn in range(30):
-        order = tuple(numbers.sample(WANTED, len(WANTED)))
+        order = tuple(numbers.sample(REQUESTABLE, len(REQUESTABLE)))
         values = {"temperature": 0.5, **fields(numbers, order, 0.7)}
         values = {**values, "top_k": max(2, values.get("top_k", 0)), **greedy}  # 1 would be greedy of its own
         plain = {field: value for field, value in values.items() if not any(field in of(name) for name in cuts)}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import nucleate as nc
 from nucleate.parameters.parameter import ParameterError
-from nucleate.sampling.presets import WANTED
+from nucleate.sampling.presets import REQUESTABLE
 from nucleate.sampling_params import FIELDS
 from nucleate.server import limits as module
 from nucleate.server.limits import NUMBERS, ServerLimits
@@ -101,7 +101,7 @@ def test_every_limit_of_a_number_is_of_a_field() -> None:
 
 
 def test_every_order_that_there_is_fits() -> None:
-    for order in (*FIELDS["order"].choices, [], [*WANTED], [*reversed(WANTED)]):
+    for order in (*FIELDS["order"].choices, [], [*REQUESTABLE], [*reversed(REQUESTABLE)]):
         assert refusal({"order": order}) is None
     for order in ("a" * 10**6, ["a" * 10**6], ["top_p"] * 10**6):
         error = refusal({"order": order})

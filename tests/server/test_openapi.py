@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import nucleate as nc
 from nucleate.parameters.parameter import ParameterError
-from nucleate.sampling.presets import WANTED
+from nucleate.sampling.presets import REQUESTABLE
 from nucleate.sampling_params import FIELDS
 from nucleate.server.limits import MAX_CHARACTERS, NUMBERS, ServerLimits
 from nucleate.server.openai.beam_search import FIELDS_OF_BEAMS
@@ -258,9 +258,9 @@ LISTS: list[Any] = [
     [1, "a"],
     ["top_p"],
     ["top_p", "top_p"],
-    [*WANTED],
-    [*reversed(WANTED)],
-    [*WANTED, "top_p"],
+    [*REQUESTABLE],
+    [*reversed(REQUESTABLE)],
+    [*REQUESTABLE, "top_p"],
     ["gumbel"],
     ["mask"],
     ["canonical"],

@@ -1,7 +1,4 @@
-"""What a parameter is: a name, a kind, a range, a sentence. One declaration gives validation, flags, JSON and docs.
-
-Refuses to know what any parameter is for.
-"""
+"""Declared parameters: a name, a type, a range and a help text. Validation, flags, JSON and docs follow from them."""
 
 from __future__ import annotations
 
@@ -9,13 +6,17 @@ import dataclasses
 import difflib
 import json
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass
+from types import MappingProxyType
 from typing import Any, NoReturn, TypeVar, dataclass_transform
 
 from nucleate.parameters.converters import CONVERT, NOUNS, TokenTable, shown
 
 Kind = TypeVar("Kind", bound=type)
+
+FEW = 12
+"""An error about an unknown name lists all names if they are no more than this."""
 
 
 class ParameterError(ValueError):
@@ -67,6 +68,13 @@ class Parameter:
             bounds.append(f"<= {_plain(self.high)}")
         words = (many or one) + (" " + " and ".join(bounds) if bounds else "")
         return " or ".join([words, *map(str, self.off), *(["none"] if self.optional else [])])
+
+    @property
+    def described(self) -> str:
+        """What it does, the valid values and the default, on one line."""
+        default = "none" if self.default is None else str(self.default).lower() if self.kind == "bool" else self.default
+        required = self.default is MISSING or self.default in ((), "")
+        return f"{self.help} ({self.allowed}{'' if required else f'; default {default}'})."
 
     def is_neutral(self, value: Any) -> bool:
         return value == self.neutral or value in self.off
@@ -181,12 +189,19 @@ def _kinds(cls: type, fields: Iterable[str]) -> dict[str, tuple[str, bool, tuple
     return found
 
 
-def unknown(name: str, known: Iterable[str], what: str = "parameter") -> ParameterError:
-    """The error for a name that does not exist: says the nearest one, then all of them."""
+def unknown(
+    name: str, known: Iterable[str], what: str = "parameter", synonyms: Mapping[str, str] = MappingProxyType({})
+) -> ParameterError:
+    """The error for a name that does not exist. It names the nearest ones, or all of them if they are few.
+
+    synonyms: names that other projects use, and ours.
+    """
     names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=1)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    return ParameterError(name, f"unknown {what} {shown(name)}{hint} (known: {', '.join(names)})")
+    near = [synonyms[name]] if name in synonyms else difflib.get_close_matches(name, names, n=3)
+    hint = f"; did you mean {' or '.join(near)}?" if near else ""
+    if len(names) <= FEW:
+        hint += f" (known: {', '.join(names)})"
+    return ParameterError(name, f"unknown {what} {shown(name)}{hint}")
 
 
 def read_json(text: str, field: str) -> Any:

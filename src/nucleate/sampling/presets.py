@@ -1,7 +1,6 @@
-"""Orders of the stages: our own, those of other engines, a request's own. An order is data.
+"""Presets: the order of the stages in nucleate and in other engines, as data.
 
-Refuses to know what a stage does: a preset says where each one stands, and what it is given where the request says
-nothing.
+A preset lists the stages in order. It may give a stage other default values than its own.
 """
 
 from __future__ import annotations
@@ -16,21 +15,21 @@ from nucleate.sampling.stages.constraints.mask import Mask
 from nucleate.sampling.stages.truncation.mirostat import Mirostat
 
 Preset = tuple[str | tuple[str, Mapping[str, Any]], ...]
-"""Names of stages, each alone or with {attribute: value}: the value it takes where the request leaves its default."""
+"""Names of stages, each alone or with {attribute: default value}."""
 
-WANTED = tuple(
+REQUESTABLE = tuple(
     name
     for name, kind in STAGES.items()
     if not issubclass(kind, Draw | Tap) and any(p.public for p in kind.parameters.values())
 )
-"""The stages that a request can ask for by its parameters; a mask comes with each step instead."""
+"""The stages that a request can enable through its parameters."""
 
 BANS = ("bad_words", "min_tokens", "suppress", "allowed")
 
 _WINDOW = {"last_n": 64}
 
 PRESETS: Mapping[str, Preset] = {
-    "canonical": WANTED,
+    "canonical": REQUESTABLE,
     "vllm": (*BANS, "logit_bias", "repetition", "frequency", "presence", "temperature", "min_p", "top_k", "top_p"),
     "hf": (
         *("logit_bias", "repetition", "no_repeat_ngram", *BANS, "temperature", "top_h"),
@@ -43,28 +42,32 @@ PRESETS: Mapping[str, Preset] = {
     ),
     "akunu": (*BANS, "repetition", "temperature", ("top_k", {"k": 256}), "min_p", ("top_p", {"of_whole": True})),
 }
-"""vLLM 0.33, Transformers 5.23, llama.cpp 0c1e57098, akunu. Each has our bans, of which its own has none or some."""
+"""vLLM 0.33, Transformers 5.23, llama.cpp 0c1e57098, akunu. Bans that an engine lacks are included in its preset."""
 
 
-class Choosing:
-    """In which order the stages run, and which draw is the last of them."""
+class OrderParameters:
+    """The order of the stages, and the draw."""
 
-    order: str | tuple[str, ...] = param("order of the stages", default="canonical", choices=tuple(PRESETS))
+    order: str | tuple[str, ...] = param(
+        "Order of the stages: a preset or a list of stage names", default="canonical", choices=tuple(PRESETS)
+    )
     draw: str = param(
-        "how the token is drawn", default="gumbel", choices=tuple(n for n, k in STAGES.items() if issubclass(k, Draw))
+        "How the token is selected: gumbel (Gumbel-max), categorical (inverse CDF) or greedy",
+        default="gumbel",
+        choices=tuple(n for n, k in STAGES.items() if issubclass(k, Draw)),
     )
 
 
-ORDER_PARAMETERS: Mapping[str, Parameter] = declared(Choosing)
+ORDER_PARAMETERS: Mapping[str, Parameter] = declared(OrderParameters)
 """The parameters above by name."""
 
 
 def check_order(order: str | tuple[str, ...]) -> None:
-    """Raise ParameterError for a name that is no stage, that stands twice, or that has its place anyway."""
+    """Raise ParameterError for an unknown or repeated name, and for a stage whose position is fixed."""
     for place, name in enumerate(() if isinstance(order, str) else order):
         if name not in STAGES:
-            raise ParameterError("order", str(unknown(name, WANTED, "stage in order")))
-        if name not in WANTED:
+            raise ParameterError("order", str(unknown(name, REQUESTABLE, "stage in order")))
+        if name not in REQUESTABLE:
             why = "the draw is last, logprobs_mode places logprobs, and a mask comes with each step"
             raise ParameterError("order", f"order does not name {name}: {why}")
         if name in order[:place]:
@@ -72,17 +75,17 @@ def check_order(order: str | tuple[str, ...]) -> None:
 
 
 def build(values: Mapping[str, Any], ends: tuple[int, ...] = ()) -> list[Stage]:
-    """The stages that some parameters mean, in their order, without Tap and draw.
+    """The stages that parameters stand for, in order, without logprobs and the draw.
 
-    values: by the public names of the parameters. ends: the ids that end the request. A greedy request has no
-    truncation: none could change its token. Raises ParameterError for a stage that the order has no place for, and for
-    values that contradict each other.
+    values: by the public names of the parameters. ends: the token ids that end the output. A greedy request gets no
+    truncation stages, as none could change its token. Raises ParameterError if the order lacks a stage that the request
+    enables, and for contradicting values.
     """
     order = values["order"]
     places = {entry if isinstance(entry, str) else entry[0]: entry for entry in _entries(order)}
-    for name in WANTED:
+    for name in REQUESTABLE:
         if name not in places and not _stage(name, values, {}).neutral:
-            raise ParameterError("order", f"order {order!r} has no place for {name}, which this request asks for")
+            raise ParameterError("order", f"order {order!r} does not include {name}, which this request enables")
     own = {"ends": ends}
     stages = [_stage(name, values, own if isinstance(entry, str) else entry[1]) for name, entry in places.items()]
     stages = [stage for stage in stages if not stage.neutral]
@@ -90,7 +93,7 @@ def build(values: Mapping[str, Any], ends: tuple[int, ...] = ()) -> list[Stage]:
     if greedy is not None:
         if any(isinstance(stage, Mirostat) for stage in stages):
             tau = values["mirostat_tau"]
-            told = f"mirostat_tau={tau:g} needs tokens that are drawn, but {greedy!r} is greedy: set one of them only"
+            told = f"mirostat_tau={tau:g} needs random sampling, but {greedy!r} is greedy: set only one of them"
             raise ParameterError("mirostat_tau", told)
         stages = [stage for stage in stages if stage.greedy or not isinstance(stage, Floor | Prefix | Ceiling)]
     return stages
@@ -98,11 +101,11 @@ def build(values: Mapping[str, Any], ends: tuple[int, ...] = ()) -> list[Stage]:
 
 def _entries(order: str | tuple[str, ...]) -> Preset:
     entries: Preset = PRESETS[order] if isinstance(order, str) else order
-    return tuple(entry for entry in entries if (entry if isinstance(entry, str) else entry[0]) in WANTED)
+    return tuple(entry for entry in entries if (entry if isinstance(entry, str) else entry[0]) in REQUESTABLE)
 
 
 def _stage(name: str, values: Mapping[str, Any], given: Mapping[str, Any]) -> Stage:
-    """A stage with what the request says; where it says nothing, what is given; else the stage's own default."""
+    """A stage with the values of the request, then those given, then its own defaults."""
     made = {}
     for attribute, parameter in STAGES[name].parameters.items():
         value = values[parameter.name] if parameter.public else parameter.default
@@ -112,7 +115,7 @@ def _stage(name: str, values: Mapping[str, Any], given: Mapping[str, Any]) -> St
 
 
 def with_mask(stages: Pipeline) -> Pipeline:
-    """The same pipeline with a place for the bitmask of a step: before anything that looks at the row as a whole."""
+    """The pipeline with a Mask stage, placed before the first stage that reads the whole row."""
     if any(isinstance(stage, Mask) for stage in stages):
         return stages
     first = next(i for i, stage in enumerate(stages) if not isinstance(stage, Shift | Tap))

@@ -13,7 +13,6 @@ from typing import Any
 
 from nucleate.engine.beam.params import BeamParams
 from nucleate.parameters.parameter import Parameter
-from nucleate.sampling.presets import WANTED
 from nucleate.sampling_params import FIELDS
 from nucleate.server.limits import MAX_CHARACTERS, MAX_ENTRIES, ServerLimits, entries
 from nucleate.server.openai.beam_search import FIELDS_OF_BEAMS, SWITCH
@@ -75,9 +74,9 @@ def field_schema(parameter: Parameter, limits: ServerLimits) -> Schema:
 def _values(parameter: Parameter, limits: ServerLimits) -> Schema:
     names, kind = {"type": "string", "enum": [*parameter.choices]}, parameter.kind
     if kind == "str | tuple[str, ...]":
-        return {"anyOf": [names, {"type": "array", "items": {"enum": [*WANTED]}, "uniqueItems": True}]}
-    if kind in ("bool", "str", "Structured"):
-        return {"bool": BOOLEAN, "str": names, "Structured": OBJECT}[kind]
+        return {"anyOf": [names, {"type": "array", "items": {"enum": [*REQUESTABLE]}, "uniqueItems": True}]}
+    if kind in ("bool", "str", "StructuredOutputs"):
+        return {"bool": BOOLEAN, "str": names, "StructuredOutputs": OBJECT}[kind]
     if kind in ("float", "int"):
         number = _number(parameter, limits)
         return {"anyOf": [number, {"enum": [*parameter.off]}]} if parameter.off else number

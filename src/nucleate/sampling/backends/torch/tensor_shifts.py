@@ -144,7 +144,8 @@ def _applied(
     ids_NK: torch.Tensor,
     y_NK: torch.Tensor,
     counts: dict[Any, torch.Tensor],
-) -> torch.Tensor:  # fmt: skip """Scores after a Shift."""
+) -> torch.Tensor:  # fmt: skip
+    """Scores after a Shift."""
     shift, value_NK, prompt_NK, output_NK = one.shift, y_NK[:, :0], 0.0, 0.0
     if shift.counts:
         output_NK = _count(seen, True, shift.window, ids_NK, counts)

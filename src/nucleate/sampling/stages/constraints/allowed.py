@@ -1,4 +1,4 @@
-"""Allowed tokens: everything else is banned."""
+"""Allowed tokens: all others are banned."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from nucleate.sampling.stage import History, Shift, TokenInfo, param
 
 
 class Allowed(Shift):
-    """Ban every token but the given ones."""
+    """Ban all tokens except the given ones."""
 
     rank = 33
     touches = "unlisted"
     ids: tuple[int, ...] | None = param(
-        "the only token ids that may be drawn", neutral=None, low=0, name="allowed_token_ids"
+        "The only token ids that may be sampled", neutral=None, low=0, name="allowed_token_ids"
     )
 
     def apply(self, x: Any, token: TokenInfo) -> Any:

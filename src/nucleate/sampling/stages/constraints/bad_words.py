@@ -1,4 +1,4 @@
-"""Bad words: sequences of tokens that the output must not have."""
+"""Bad words: token sequences that must not occur in the output."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from nucleate.sampling.stage import History, IncrementalListing, Shift, TextEnco
 
 
 class BadWords(Shift):
-    """Ban the last token of each bad word whose earlier tokens end the output."""
+    """Ban the last token of a bad word when the output ends with the tokens before it."""
 
     rank = 31
     touches = "listed"
     words: tuple[str | tuple[int, ...], ...] = param(
-        "words that the output never has: text, which a tokenizer spells, or lists of token ids",
+        "Words that must not occur in the output: strings (these need a tokenizer) or lists of token ids",
         neutral=(),
         low=0,
         name="bad_words",
@@ -43,7 +43,7 @@ def spelled(words: Iterable[str | tuple[int, ...]]) -> list[list[int]]:
     made = []
     for word in words:
         if isinstance(word, str):
-            message = f"bad_words has the text {word!r}, but no tokenizer is here: give lists of token ids"
+            message = f"bad_words has the text {word!r}, but there is no tokenizer: give lists of token ids"
             raise ParameterError("bad_words", message)
         made.append([*word])
     return made
@@ -55,7 +55,7 @@ def _banned(words: Iterable[list[int]], output: list[int]) -> Mapping[int, float
 
 
 class Words:
-    """What ``BadWords.listing`` says, kept up to date; looks only at words whose last token but one is the last."""
+    """The incremental form of ``BadWords.listing``: looks only at words whose second-to-last token was just added."""
 
     def __init__(self, words: Iterable[list[int]], output: list[int]) -> None:
         self._output, self._always = output, {}

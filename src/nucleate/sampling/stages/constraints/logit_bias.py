@@ -1,4 +1,4 @@
-"""Logit bias. Refuses to clamp: OpenAI's range of -100..100 is a habit of its server, not of the method."""
+"""Logit bias, without OpenAI's limit of -100 to 100, which belongs to its API and not to the method."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class LogitBias(Shift):
 
     rank = 10
     touches = "listed"
-    bias: Mapping[int, float] = param("{token id: number added to its logit}", neutral={})
+    bias: Mapping[int, float] = param("Map from token id to a number that is added to its logit", neutral={})
 
     def apply(self, x: Any, token: TokenInfo) -> Any:
         return x + token.listed

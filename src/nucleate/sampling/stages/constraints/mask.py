@@ -1,4 +1,4 @@
-"""The mask of a grammar. What the mask says is no parameter: it comes with each step, packed, beside the logits."""
+"""The token bitmask of a step, for example from a grammar. It is passed with the logits and is no parameter."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from nucleate.sampling.stage import Shift, TokenInfo
 
 
 class Mask(Shift):
-    """Ban every token that the bitmask of the step forbids; without one, do nothing."""
+    """Ban all tokens whose bit in the step's mask is 0; without a mask, do nothing."""
 
     rank = 39
     touches = "masked"

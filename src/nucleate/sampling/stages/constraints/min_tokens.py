@@ -1,4 +1,4 @@
-"""Minimum length. The other half, not to look for stop strings yet, is the stop matcher's."""
+"""Minimum output length. The stop matcher ignores stop strings until then as well."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ from nucleate.sampling.stage import History, Shift, TokenInfo, param
 
 
 class MinTokens(Shift):
-    """Ban the tokens that end a request until its output has a minimum length."""
+    """Ban EOS and stop token ids until the output has a minimum length."""
 
     rank = 30
     touches = "listed"
-    n: int = param("no end before this many tokens of output", neutral=0, low=0, name="min_tokens")
-    ends: tuple[int, ...] = param("the ids that end the request: EOS and stop ids", default=(), low=0, public=False)
+    n: int = param(
+        "Minimum number of output tokens before EOS or a stop may end the output", neutral=0, low=0, name="min_tokens"
+    )
+    ends: tuple[int, ...] = param(
+        "The token ids that end the output: EOS and stop_token_ids", default=(), low=0, public=False
+    )
 
     def apply(self, x: Any, token: TokenInfo) -> Any:
         return x + token.listed

@@ -1,4 +1,4 @@
-"""Suppressed tokens: ids that are never drawn."""
+"""Suppressed tokens: ids that are never sampled."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Suppress(Shift):
 
     rank = 32
     touches = "listed"
-    ids: tuple[int, ...] = param("token ids that are never drawn", neutral=(), low=0, name="suppress_token_ids")
+    ids: tuple[int, ...] = param("Token ids that are never sampled", neutral=(), low=0, name="suppress_token_ids")
 
     def apply(self, x: Any, token: TokenInfo) -> Any:
         return x + token.listed

@@ -16,24 +16,31 @@ LARGEST = 87.0  # the logarithm of a number that float32 still holds
 
 
 class Dry(Shift):
-    """Make a token less likely that would go on repeating earlier text, the more so the longer the repeat is."""
+    """Penalise tokens that would extend a repetition of earlier text; the penalty grows with its length."""
 
     rank = 23
     touches = "listed"
-    multiplier: float = param("penalty of the shortest repeat", neutral=0.0, low=0.0, name="dry_multiplier")
-    base: float = param("factor for each token that a repeat is longer", default=1.75, low=1.0, name="dry_base")
+    multiplier: float = param(
+        "Penalty, in logits, of the shortest penalised repetition; 0 disables DRY",
+        neutral=0.0,
+        low=0.0,
+        name="dry_multiplier",
+    )
+    base: float = param(
+        "Factor by which the penalty grows with each further repeated token", default=1.75, low=1.0, name="dry_base"
+    )
     allowed_length: int = param(
-        "how many tokens may repeat before the next one is penalised", default=2, low=1, name="dry_allowed_length"
+        "Number of tokens that may repeat before the next one is penalised", default=2, low=1, name="dry_allowed_length"
     )
     breakers: tuple[str | tuple[int, ...], ...] | None = param(
-        'no repeat goes across these: text (each token that has it in it) or lists of token ids; none: newline, ":", '
-        '"*" and the double quote, where there is a tokenizer',
+        "Repetitions do not continue across these: strings (every token that contains one) or lists of token ids; "
+        'none: newline, ":", "*" and the double quote, if there is a tokenizer',
         default=None,
         low=0,
         name="dry_sequence_breakers",
     )
     last_n: int = param(
-        "looks at the last n tokens of prompt and output; -1: all", default=-1, low=-1, name="dry_last_n"
+        "Number of last tokens of prompt and output that are searched; -1: all", default=-1, low=-1, name="dry_last_n"
     )
 
     def spell(self, speller: TextEncoder) -> Self:
@@ -60,11 +67,11 @@ class Dry(Shift):
 
     @property
     def room(self) -> float:
-        """The exponent from which on the penalty is the same."""
+        """The exponent at which the penalty reaches its maximum."""
         return (LARGEST - max(0.0, log(self.multiplier or 1.0))) / log(self.base) if self.base > 1 else 0.0
 
     def penalties(self, lengths: Mapping[int, int], said: list[int], breaks: Breaks) -> Mapping[int, float]:
-        """What goes on a repeat of n tokens loses multiplier * base ** (n - allowed_length), kept finite."""
+        """Tokens that extend a repetition of n tokens lose multiplier * base ** (n - allowed_length), kept finite."""
         return {
             token: -min(self.multiplier * self.base ** min(n - self.allowed_length, self.room), exp(LARGEST))
             for token, n in lengths.items()
@@ -73,7 +80,7 @@ class Dry(Shift):
 
 
 class Breaks:
-    """Where a breaker ends."""
+    """Finds where sequence breakers end."""
 
     def __init__(self, breakers: Sequence[str | tuple[int, ...]]) -> None:
         self._before: dict[int, list[list[int]]] = {}
@@ -81,7 +88,7 @@ class Breaks:
             if isinstance(breaker, str):
                 field = "dry_sequence_breakers"
                 raise ParameterError(
-                    field, f"{field} has the text {breaker!r}, but no tokenizer is here: give token ids"
+                    field, f"{field} has the text {breaker!r}, but there is no tokenizer: give token ids"
                 )
             self._before.setdefault(breaker[-1], []).append([*breaker[:-1]])
         self.longest = max(map(len, breakers), default=1)
@@ -94,7 +101,7 @@ class Breaks:
 
 
 class Repeats:
-    """What ``Dry.listing`` says, kept up to date."""
+    """The incremental form of ``Dry.listing``."""
 
     def __init__(self, stage: Dry, history: History) -> None:
         self._stage, self._breaks = stage, Breaks(stage.breakers or ())

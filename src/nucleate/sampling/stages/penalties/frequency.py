@@ -1,4 +1,4 @@
-"""Frequency penalty, as OpenAI's API defines it: the output counts, the prompt does not."""
+"""Frequency penalty, as OpenAI's API defines it: counts the output, not the prompt."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from nucleate.sampling.stages.penalties.repetition import penalty_window
 
 
 class Frequency(Shift):
-    """Make a token of the output less likely with every time it occurred."""
+    """Subtract a penalty from a token's logit for each time it occurs in the output."""
 
     rank = 21
     touches = "output"
     f: float = param(
-        "subtracted from a logit once for every time the token is in the output",
+        "Subtracted from a token's logit for each time it occurs in the output",
         neutral=0.0,
         low=-2.0,
         high=2.0,

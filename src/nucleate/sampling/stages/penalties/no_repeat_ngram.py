@@ -11,11 +11,11 @@ from nucleate.sampling.suffix_automaton import Suffixes
 
 
 class NoRepeatNgram(Shift):
-    """Ban every token that would complete n tokens in a row that prompt or output have had before."""
+    """Ban tokens that would complete an n-gram that already occurs in prompt or output."""
 
     rank = 24
     touches = "listed"
-    n: int = param("length of what must not repeat; 0 allows all", neutral=0, low=0, name="no_repeat_ngram_size")
+    n: int = param("Length of the n-grams that must not repeat; 0: off", neutral=0, low=0, name="no_repeat_ngram_size")
 
     def apply(self, x: Any, token: TokenInfo) -> Any:
         return x + token.listed
@@ -32,7 +32,7 @@ class NoRepeatNgram(Shift):
 
 
 class Ngrams:
-    """What ``NoRepeatNgram.listing`` says, kept up to date."""
+    """The incremental form of ``NoRepeatNgram.listing``."""
 
     def __init__(self, n: int, history: History) -> None:
         self._suffixes = Suffixes(history.last(-1)[1].tolist(), n - 1, n - 1)

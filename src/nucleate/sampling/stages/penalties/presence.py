@@ -1,4 +1,4 @@
-"""Presence penalty, as OpenAI's API defines it: the output counts, the prompt does not."""
+"""Presence penalty, as OpenAI's API defines it: counts the output, not the prompt."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from nucleate.sampling.stages.penalties.repetition import penalty_window
 
 
 class Presence(Shift):
-    """Make a token less likely once it is in the output."""
+    """Subtract a penalty from the logits of all tokens that occur in the output."""
 
     rank = 22
     touches = "output"
     a: float = param(
-        "subtracted from a logit if the token is in the output",
+        "Subtracted from a token's logit if it occurs in the output",
         neutral=0.0,
         low=-2.0,
         high=2.0,

@@ -1,4 +1,4 @@
-"""Repetition penalty (Keskar et al.: CTRL, arXiv 1909.05858), in the signed form that all engines use."""
+"""Repetition penalty (Keskar et al.: CTRL, arXiv 1909.05858), in the signed form that other engines use."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from nucleate.sampling.stage import Shift, TokenInfo, param
 
 
 def penalty_window() -> Any:
-    """The parameter that the three penalties share."""
+    """The parameter that repetition, frequency and presence penalty share."""
     return param(
-        "the penalties count the last n tokens of prompt and output (-1: all); "
-        "none: repetition counts all of both, the others all of the output",
+        "Number of last tokens of prompt and output that the penalties count (-1: all); "
+        "none: repetition counts prompt and output, frequency and presence the output",
         default=None,
         low=-1,
         name="penalty_last_n",
@@ -20,12 +20,12 @@ def penalty_window() -> Any:
 
 
 class Repetition(Shift):
-    """Make every token of prompt or output less likely, once, however often it was seen."""
+    """Penalise every token that occurs in prompt or output, regardless of how often."""
 
     rank = 20
     touches = "seen"
     r: float = param(
-        "divides positive and multiplies negative logits of tokens seen before; below 1 it rewards them",
+        "Divides positive and multiplies negative logits of tokens that occurred; below 1 it rewards them",
         neutral=1.0,
         low=0.0,
         open_low=True,

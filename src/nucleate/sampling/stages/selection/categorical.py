@@ -1,4 +1,4 @@
-"""The textbook draw, twin of the Gumbel-max one: the same distribution, other tokens."""
+"""Categorical sampling by the inverse CDF: the same distribution as Gumbel-max, but other tokens per seed."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from nucleate.sampling.stage import Draw, RowStats, param
 
 
 class Categorical(Draw):
-    """Draw by the inverse distribution function: one number, walked down from the likeliest token."""
+    """Sample by the inverse CDF: one uniform number, accumulated from the most likely token down."""
 
     uniforms = "one"
     seed: int | None = param(
-        "seed of the noise, 0..2**64 - 1; none takes a fresh one", default=None, low=0, high=2**64 - 1, name="seed"
+        "Random seed, 0 to 2**64 - 1; none: a random one", default=None, low=0, high=2**64 - 1, name="seed"
     )
 
     def weight(self, x: Any, row: RowStats) -> Any:

@@ -8,7 +8,7 @@ from nucleate.sampling.stage import Draw
 
 
 class Greedy(Draw):
-    """Take the likeliest token; of equal ones that with the lowest id."""
+    """Select the most likely token; among equal ones, the lowest id."""
 
     rank = 99
     uniforms = "none"

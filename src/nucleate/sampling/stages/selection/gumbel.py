@@ -1,4 +1,4 @@
-"""The Gumbel-max draw (Gumbel 1954; Maddison et al., arXiv 1411.0030), in two levels as `Draw` says."""
+"""Gumbel-max sampling (Gumbel 1954; Maddison et al., arXiv 1411.0030), in two levels as `Draw` describes."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from nucleate.sampling.stage import Draw, param
 
 
 class Gumbel(Draw):
-    """Draw by the Gumbel-max trick: add noise to every score, take the highest."""
+    """Sample by the Gumbel-max trick: add Gumbel noise to every score and take the highest."""
 
     uniforms = "each"
     seed: int | None = param(
-        "seed of the noise, 0..2**64 - 1; none takes a fresh one", default=None, low=0, high=2**64 - 1, name="seed"
+        "Random seed, 0 to 2**64 - 1; none: a random one", default=None, low=0, high=2**64 - 1, name="seed"
     )
 
     def score(self, x: Any, u: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Logprobs: what the distribution was, as of the stage's place in the pipeline."""
+"""Logprobs of the distribution at the stage's position in the pipeline."""
 
 from __future__ import annotations
 
@@ -6,13 +6,18 @@ from nucleate.sampling.stage import Tap, param
 
 
 class Logprobs(Tap):
-    """Report log-probabilities and ranks: of the token drawn, of the best ones, of given ones."""
+    """Report logprobs and ranks of the sampled token, of the most likely ones and of given ones."""
 
     rank = 98
     n: int | None = param(
-        "how many of the likeliest tokens to report, beside the one drawn", neutral=None, low=0, name="logprobs"
+        "Number of most likely tokens to report logprobs for, in addition to the sampled one",
+        neutral=None,
+        low=0,
+        name="logprobs",
     )
-    ids: tuple[int, ...] = param("token ids to report too", neutral=(), low=0, name="logprob_token_ids")
+    ids: tuple[int, ...] = param(
+        "Further token ids to report logprobs for", neutral=(), low=0, name="logprob_token_ids"
+    )
 
     @property
     def wanted(self) -> tuple[int, tuple[int, ...]]:

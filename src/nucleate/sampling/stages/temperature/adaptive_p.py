@@ -10,21 +10,23 @@ from nucleate.sampling.stage import DrawnToken, RowStats, Scale, param
 
 
 class AdaptiveP(Scale):
-    """Favour tokens about as likely as a target; the target moves so that the mean of what is drawn comes to it."""
+    """Favour tokens with a probability near a target, which adapts so that sampled tokens average it."""
 
     rank = 90
     monotone = False
     target: float | None = param(
-        "probability that drawn tokens should have", neutral=None, low=0.0, high=1.0, name="adaptive_p_target"
+        "Target probability of sampled tokens", neutral=None, low=0.0, high=1.0, name="adaptive_p_target"
     )
     decay: float = param(
-        "weight of each earlier token, to the next one's, in the mean",
+        "Decay, per token, of the weight of earlier tokens in the mean",
         default=0.9,
         low=0.0,
         high=0.99,
         name="adaptive_p_decay",
     )
-    mean: float | None = param("mean probability of what was drawn; at first the target", default=None, public=False)
+    mean: float | None = param(
+        "Mean probability of the sampled tokens; initially the target", default=None, public=False
+    )
 
     def verify(self) -> None:
         if self.mean is None:

@@ -12,15 +12,13 @@ LEAST = 1e-30
 
 
 class DynamicTemperature(Scale):
-    """Divide the scores by a temperature between low and high: the higher, the less the model is sure."""
+    """Temperature between low and high that rises with the entropy of the distribution."""
 
     rank = 51
-    low: float | None = param("temperature of a sure model", neutral=None, low=0.0, name="dynamic_temperature_low")
-    high: float | None = param(
-        "temperature where all tokens are equally likely", neutral=None, low=0.0, name="dynamic_temperature_high"
-    )
+    low: float | None = param("Temperature at zero entropy", neutral=None, low=0.0, name="dynamic_temperature_low")
+    high: float | None = param("Temperature at maximum entropy", neutral=None, low=0.0, name="dynamic_temperature_high")
     exponent: float = param(
-        "of the entropy as a part of the highest one", default=1.0, low=0.0, name="dynamic_temperature_exponent"
+        "Exponent of the normalised entropy", default=1.0, low=0.0, name="dynamic_temperature_exponent"
     )
 
     def verify(self) -> None:

@@ -8,10 +8,12 @@ from nucleate.sampling.stage import RowStats, Scale, param
 
 
 class Temperature(Scale):
-    """Divide the scores: below 1 the likely tokens gain, above 1 the unlikely ones; 0 is greedy."""
+    """Divide the scores by the temperature: below 1 sharpens the distribution, above 1 flattens it; 0 is greedy."""
 
     rank = 50
-    t: float = param("divides the logits; 0 takes the likeliest token", neutral=1.0, low=0.0)
+    t: float = param(
+        "Divides the logits; below 1 sharpens the distribution, 0 selects the most likely token", neutral=1.0, low=0.0
+    )
 
     @property
     def greedy(self) -> bool:

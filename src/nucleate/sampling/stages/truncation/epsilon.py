@@ -9,10 +9,10 @@ from nucleate.sampling.stage import Floor, RowStats, param
 
 
 class Epsilon(Floor):
-    """Keep every token at least this likely."""
+    """Keep the tokens with at least a given probability."""
 
     rank = 65
-    e: float = param("least probability of a token", neutral=0.0, low=0.0, high=1.0, name="epsilon_cutoff")
+    e: float = param("Minimum probability of a token; 0: off", neutral=0.0, low=0.0, high=1.0, name="epsilon_cutoff")
 
     def floor(self, row: RowStats) -> Any:
         return row.top + log(row.mass) + log(self.e) - SLACK

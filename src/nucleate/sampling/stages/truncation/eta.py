@@ -9,11 +9,15 @@ from nucleate.sampling.stage import Floor, RowStats, param
 
 
 class Eta(Floor):
-    """Keep every token at least min(e, sqrt(e) * exp(-entropy)) likely: a lower cut where the model is unsure."""
+    """Keep the tokens with at least the probability min(e, sqrt(e) * exp(-entropy))."""
 
     rank = 66
     e: float = param(
-        "least probability, lower in flat distributions", neutral=0.0, low=0.0, high=1.0, name="eta_cutoff"
+        "Minimum probability of a token, lower in flat distributions; 0: off",
+        neutral=0.0,
+        low=0.0,
+        high=1.0,
+        name="eta_cutoff",
     )
 
     def floor(self, row: RowStats) -> Any:

@@ -9,10 +9,12 @@ from nucleate.sampling.stage import Floor, RowStats, param
 
 
 class MinP(Floor):
-    """Keep every token at least m times as likely as the likeliest."""
+    """Keep the tokens with at least m times the probability of the most likely one."""
 
     rank = 63
-    m: float = param("least probability of a token, as a part of the likeliest's", neutral=0.0, low=0.0, high=1.0)
+    m: float = param(
+        "Minimum probability of a token, relative to the most likely one; 0: off", neutral=0.0, low=0.0, high=1.0
+    )
 
     def floor(self, row: RowStats) -> Any:
         return row.top + log(self.m) - SLACK

@@ -12,12 +12,12 @@ LOG_2 = 0.6931471805599453
 
 
 class Mirostat(Floor):
-    """Keep every token whose surprise is at most mu bits; mu follows what was drawn, so that the mean becomes tau."""
+    """Keep the tokens with a surprise of at most mu bits; mu adapts so that the mean surprise approaches tau."""
 
     rank = 69
-    tau: float = param("surprise to aim for, in bits; 0 is off", neutral=0.0, low=0.0, name="mirostat_tau")
-    eta: float = param("how fast mu learns", default=0.1, low=0.0, name="mirostat_eta")
-    mu: float | None = param("most bits as of this step; at the start 2 tau", default=None, public=False)
+    tau: float = param("Target surprise, in bits; 0: off", neutral=0.0, low=0.0, name="mirostat_tau")
+    eta: float = param("Learning rate of mu", default=0.1, low=0.0, name="mirostat_eta")
+    mu: float | None = param("Maximum surprise of this step, in bits; initially 2 tau", default=None, public=False)
 
     def verify(self) -> None:
         if self.mu is None:

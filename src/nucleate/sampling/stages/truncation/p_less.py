@@ -1,4 +1,4 @@
-"""P-less sampling (arXiv 2509.23234): a cut without a parameter, the chance that two draws are the same token."""
+"""P-less sampling (arXiv 2509.23234): a threshold without parameters, the collision probability."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from nucleate.sampling.stage import Floor, RowStats, param
 
 
 class PLess(Floor):
-    """Keep every token at least as likely as two draws are to be equal, the sum of the squared probabilities."""
+    """Keep the tokens at least as likely as the sum of the squared probabilities."""
 
     rank = 67
-    on: bool = param("cut below the sum of the squared probabilities", neutral=False)
+    on: bool = param("Remove tokens less likely than the sum of the squared probabilities", neutral=False)
 
     def floor(self, row: RowStats) -> Any:
         return row.top + log(row.square) - log(row.mass) - SLACK

@@ -1,4 +1,4 @@
-"""Top-a (BlinkDL, in KoboldAI): a cut that rises with the square of the best token's probability."""
+"""Top-a (BlinkDL, in KoboldAI): a threshold that rises with the square of the highest probability."""
 
 from __future__ import annotations
 
@@ -9,10 +9,15 @@ from nucleate.sampling.stage import Floor, RowStats, param
 
 
 class TopA(Floor):
-    """Keep every token at least a * (top probability) ** 2 likely."""
+    """Keep the tokens with at least the probability a * (highest probability) ** 2."""
 
     rank = 64
-    a: float = param("factor of the squared probability of the likeliest token", neutral=0.0, low=0.0, high=1.0)
+    a: float = param(
+        "Minimum probability of a token, as a factor of the squared highest probability; 0: off",
+        neutral=0.0,
+        low=0.0,
+        high=1.0,
+    )
 
     def floor(self, row: RowStats) -> Any:
         return row.top + log(self.a) - log(row.mass) - SLACK

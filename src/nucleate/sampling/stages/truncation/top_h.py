@@ -9,12 +9,12 @@ from nucleate.sampling.stage import Prefix, RowStats, param
 
 
 class TopH(Prefix):
-    """Keep the likeliest tokens as long as their share of the entropy is at most a part of it."""
+    """Keep the most likely tokens as long as they contribute at most a given part of the entropy."""
 
     rank = 68
     reaches = False
     a: float | None = param(
-        "part of the entropy that the tokens kept may have", neutral=None, low=0.0, high=1.0, open_low=True
+        "Maximum part of the entropy that the kept tokens contribute", neutral=None, low=0.0, high=1.0, open_low=True
     )
 
     def weight(self, x: Any, row: RowStats) -> Any:

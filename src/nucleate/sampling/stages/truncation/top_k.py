@@ -9,11 +9,11 @@ from nucleate.sampling.stage import Prefix, RowStats, param
 
 
 class TopK(Prefix):
-    """Keep the k likeliest tokens: exactly k, of equal ones those with the lowest ids."""
+    """Keep the k most likely tokens: exactly k, among equal ones the lowest ids."""
 
     rank = 61
-    k: int = param("how many tokens stay in; 0 or -1 keeps all", neutral=0, off=(-1,), low=0, high=2**31 - 1)
-    with_ties: bool = param("keep tokens equal to the k-th too", default=False, public=False)
+    k: int = param("Number of most likely tokens to keep; 0 or -1: all", neutral=0, off=(-1,), low=0, high=2**31 - 1)
+    with_ties: bool = param("Keep tokens equal to the k-th as well", default=False, public=False)
 
     @property
     def greedy(self) -> bool:

@@ -1,4 +1,4 @@
-"""Top-n-sigma (Tang et al., arXiv 2411.07641). Its cut is in standard deviations, so temperature cannot move it."""
+"""Top-n-sigma (Tang et al., arXiv 2411.07641): a threshold in standard deviations, independent of temperature."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from nucleate.sampling.stage import Floor, RowStats, param
 
 
 class TopNSigma(Floor):
-    """Keep every token whose score is at most n standard deviations below the best."""
+    """Keep the tokens whose score is at most n standard deviations below the highest."""
 
     rank = 60
-    n: float = param("standard deviations below the best score; 0 keeps all", neutral=0.0, low=0.0)
+    n: float = param("Maximum distance from the highest logit, in standard deviations; 0: off", neutral=0.0, low=0.0)
 
     def floor(self, row: RowStats) -> Any:
         return row.top - self.n * sqrt(row.var) - SLACK

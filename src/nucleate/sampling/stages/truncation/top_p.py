@@ -9,11 +9,17 @@ from nucleate.sampling.stage import Prefix, RowStats, param
 
 
 class TopP(Prefix):
-    """Keep the fewest likeliest tokens whose probability, among those still in, reaches p."""
+    """Keep the smallest set of most likely tokens whose cumulative probability reaches p."""
 
     rank = 70
-    p: float = param("probability that the tokens kept must reach", neutral=1.0, low=0.0, high=1.0, open_low=True)
-    of_whole: bool = param("p is a part of all tokens, also of those cut before", default=False, public=False)
+    p: float = param(
+        "Cumulative probability of the most likely tokens to keep; 1: all",
+        neutral=1.0,
+        low=0.0,
+        high=1.0,
+        open_low=True,
+    )
+    of_whole: bool = param("p refers to the distribution before earlier truncations", default=False, public=False)
 
     def weight(self, x: Any, row: RowStats) -> Any:
         return exp(x - row.top)

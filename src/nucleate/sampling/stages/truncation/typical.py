@@ -9,11 +9,16 @@ from nucleate.sampling.stage import Prefix, RowStats, param
 
 
 class Typical(Prefix):
-    """Keep the fewest tokens whose surprise is nearest to the entropy and whose probability reaches p."""
+    """Keep the tokens whose surprise is nearest to the entropy until their cumulative probability reaches p."""
 
     rank = 62
     p: float = param(
-        "probability that the tokens kept must reach", neutral=1.0, low=0.0, high=1.0, open_low=True, name="typical_p"
+        "Cumulative probability of the locally typical tokens to keep; 1: all",
+        neutral=1.0,
+        low=0.0,
+        high=1.0,
+        open_low=True,
+        name="typical_p",
     )
 
     def order(self, x: Any, row: RowStats) -> Any:

@@ -9,14 +9,20 @@ from nucleate.sampling.stage import Ceiling, RowStats, param
 
 
 class Xtc(Ceiling):
-    """In some steps drop every token that is likely enough, except the least likely of these."""
+    """With a given probability per step, remove all tokens above a threshold except the least likely of them."""
 
     rank = 80
-    probability: float = param("of a step to drop tokens", neutral=0.0, low=0.0, high=1.0, name="xtc_probability")
-    threshold: float = param(
-        "how likely a token must be to be dropped", default=0.1, low=0.0, high=0.5, name="xtc_threshold"
+    probability: float = param(
+        "Probability, per step, of removing the top choices; 0: off",
+        neutral=0.0,
+        low=0.0,
+        high=1.0,
+        name="xtc_probability",
     )
-    exempt: tuple[int, ...] = param("token ids that are never dropped", default=(), low=0, name="xtc_exempt_token_ids")
+    threshold: float = param(
+        "Minimum probability of the tokens that are removed", default=0.1, low=0.0, high=0.5, name="xtc_threshold"
+    )
+    exempt: tuple[int, ...] = param("Token ids that are never removed", default=(), low=0, name="xtc_exempt_token_ids")
 
     @property
     def chance(self) -> float:
