@@ -12,6 +12,7 @@ import pytest
 
 import nucleate as nc
 from nucleate.models.loader import EMBEDDED
+from nucleate.parameters.parameter import ParameterError
 
 SHORT = nc.SamplingParams(temperature=0.7, top_p=0.9, top_k=50, max_tokens=40, seed=1)
 
@@ -54,7 +55,7 @@ def test_prompts_as_text_lists_and_ids_are_one(llm: nc.LLM) -> None:
 
 def test_many_prompts_each_with_its_own_parameters(llm: nc.LLM, capsys: pytest.CaptureFixture[str]) -> None:
     params = [SHORT.replace(max_tokens=3), SHORT.replace(max_tokens=5)]
-    completions = llm.generate(["The dog", "The cat"], params, progress=True)
+    completions = llm.generate(["The dog", "The cat"], params, use_tqdm=True)
     assert [len(completion.outputs[0].token_ids) for completion in completions] == [3, 5]
     assert "2/2" in capsys.readouterr().err
     assert llm.generate([]) == []
@@ -69,9 +70,9 @@ def test_many_prompts_each_with_its_own_parameters(llm: nc.LLM, capsys: pytest.C
         ([1, 2, 3], None, r"a list of prompts.*\[\[1, 2, 3\]\]"),
         ([[1, "a"]], None, "a prompt is a string or a list of token ids"),
         ("word " * 2000, None, "the prompt has .* tokens, but the context holds 1024"),
-        (["a", "b"], [SHORT], "params has 1 entries for 2 prompts"),
-        ("a", {"temperature": 1}, "params must be a list, got"),
-        ("a", 3, "params must be a list, got 3"),
+        (["a", "b"], [SHORT], "a list of sampling_params must have one per prompt; got 1 of them for 2 prompts"),
+        ("a", {"temperature": 1}, "sampling_params must be a SamplingParams, got"),
+        ("a", 3, "sampling_params must be a SamplingParams, got 3"),
         ("a", ["x"], "params must be a SamplingParams, got 'x'"),
         (None, None, "prompts must be a list, got None"),
         ({"prompt": "x"}, None, "prompts must be a list"),
@@ -336,3 +337,27 @@ def test_an_engine_for_no_number_of_sequences(llm: nc.LLM, count: object) -> Non
     with pytest.raises(nc.ParameterError, match="max_num_seqs must be an integer >= 1, got") as caught:
         llm.new_engine(max_num_seqs=count)
     assert caught.value.field == "max_num_seqs"
+
+
+def test_fields_change_the_defaults(llm: nc.LLM) -> None:
+    params = llm.default_params.override(max_tokens=8, temperature=0)
+    [short] = llm.generate("The dog", max_tokens=8, temperature=0)
+    assert short.text == llm.generate("The dog", params)[0].text
+    assert "".join(chunk.text for chunk in llm.stream("The dog", max_tokens=8, temperature=0)) == short.text
+    with pytest.raises(ParameterError, match="give either sampling_params or max_tokens, not both"):
+        llm.generate("The dog", params, max_tokens=3)
+    with pytest.raises(ParameterError, match="did you mean max_tokens"):
+        llm.generate("The dog", max_new_tokens=3)
+
+
+def test_a_completion_has_its_prompt(llm: nc.LLM) -> None:
+    text, ids = llm.generate("The dog", SHORT)[0], llm.generate([llm.encode("The dog")], SHORT)[0]
+    assert (text.prompt, ids.prompt) == ("The dog", None)
+    assert text.outputs == ids.outputs
+    assert llm.chat([{"role": "user", "content": "Hi"}], SHORT).prompt.count("Hi") == 1
+
+
+def test_several_conversations_give_a_list(llm: nc.LLM) -> None:
+    conversations = [[{"role": "user", "content": content}] for content in ("Hi", "A dog", "Sing")]
+    assert llm.chat(conversations, SHORT) == [llm.chat(one, SHORT) for one in conversations]
+    assert llm.chat(conversations[:1], SHORT) == [llm.chat(conversations[0], SHORT)]

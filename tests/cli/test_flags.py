@@ -73,7 +73,7 @@ def test_flags_of_the_newer_kinds(arguments: list[str], expected: dict[str, Any]
         (["--order", ","], "order must be one of"),
         (["--order", "top_k,top_k"], "order has top_k twice"),
         (["--order", "top_k,greedy"], "order does not name greedy"),
-        (["--order", "top_k,", "--min-p", "0.5"], r"order \('top_k',\) has no place for min_p"),
+        (["--order", "top_k,", "--min-p", "0.5"], r"order \('top_k',\) does not include min_p"),
         (["--draw", "Greedy"], "draw must be one of"),
         (["--logprobs", "-1"], "logprobs must be an integer >= 0 or none, got '?-1"),
         (["--logprobs", "x"], "logprobs must be an integer >= 0 or none, got 'x'"),

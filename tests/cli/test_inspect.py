@@ -125,7 +125,7 @@ def test_no_token_left_is_a_line_and_a_status(capsys: pytest.CaptureFixture[str]
         (["x", "--logprobs", "2"], 2, "unrecognized arguments: --logprobs 2"),
         (["x", "--model", "/missing/model"], 1, "there is no model folder '/missing/model'"),
         (["x", "--logit-bias", "9999=1"], 2, "logit_bias names token 9999"),
-        (["x", "--order", "vllm", "--top-a", "0.5"], 2, "order 'vllm' has no place for top_a"),
+        (["x", "--order", "vllm", "--top-a", "0.5"], 2, "order 'vllm' does not include top_a"),
         (["word " * 2000], 2, "the context holds 1024"),
         ([""], 2, "the prompt is empty"),
         (["x", "--file", "y"], 2, "not both"),

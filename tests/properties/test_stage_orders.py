@@ -156,7 +156,7 @@ def test_a_stage_without_a_place_is_refused_and_one_with_a_place_is_not(order):
                 assert nc.SamplingParams(order=order, **values).order == order
             else:
                 with pytest.raises(
-                    ParameterError, match=f"has no place for {name}, which this request asks for"
+                    ParameterError, match=f"does not include {name}, which this request enables"
                 ) as told:
                     nc.SamplingParams(order=order, **values)
                 assert told.value.field == "order"

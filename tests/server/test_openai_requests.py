@@ -116,7 +116,7 @@ def one(name: str) -> st.SearchStrategy[Any]:
         "int": st.integers(int(low), int(low) + 60),
         "bool": st.booleans(),
         "tuple[int, ...]": ids,
-        "Structured": st.sampled_from(FORMS),
+        "StructuredOutputs": st.sampled_from(FORMS),
         "Mapping[int, float]": st.dictionaries(st.integers(0, 99), st.floats(-100, 100), max_size=3),
     }.get(field.kind, words)
 

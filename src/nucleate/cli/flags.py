@@ -179,7 +179,7 @@ def _form(text: str) -> StructuredOutputs | None:
     return None if text.lower() == "none" else StructuredOutputs.from_json(text)
 
 
-FORM = "Structured"
+FORM = "StructuredOutputs"
 """The kind that has flags of its own; ``/set`` takes it as JSON."""
 
 TEXTS = ("tuple[str, ...]", "tuple[str | tuple[int, ...], ...]")

@@ -13,6 +13,7 @@ from typing import Any
 
 from nucleate.engine.beam.params import BeamParams
 from nucleate.parameters.parameter import Parameter
+from nucleate.sampling.presets import REQUESTABLE
 from nucleate.sampling_params import FIELDS
 from nucleate.server.limits import MAX_CHARACTERS, MAX_ENTRIES, ServerLimits, entries
 from nucleate.server.openai.beam_search import FIELDS_OF_BEAMS, SWITCH
