@@ -91,7 +91,7 @@ def test_every_flag_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_search_that_failed_is_a_failure(
     llm: nc.LLM, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from nucleate.engine.beam.params import search
+    from nucleate.engine.beam import search
 
     def broken(logits_BV: np.ndarray) -> np.ndarray:
         raise search.SearchError(0, "NaN at token 3")

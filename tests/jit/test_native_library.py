@@ -167,8 +167,8 @@ def test_another_process_reads_them_without_numba(library: KernelLibrary, cache:
     code = f"""
 import sys
 from pathlib import Path
-from nucleate.jit.native_library import Library
-library = Library("some", ["some_kernels"], [Path({str(library._sources[0])!r})])
+from nucleate.jit.native_library import KernelLibrary
+library = KernelLibrary("some", ["some_kernels"], [Path({str(library._sources[0])!r})])
 assert library.load()
 print(library.next_one(1), "numba" in sys.modules)
 """

@@ -206,7 +206,7 @@ from stalls import STAGES as ON, DRAWS
 nc.warm()
 def fail(*given):
     raise AssertionError(f"{given} is read or compiled after warm")
-native._functions = native._compile = fail
+native_library._functions = native_library._compile = fail
 sys.modules["numba"] = None  # importing it is an error
 numbers = random.Random(1)
 x = np.random.default_rng(0).normal(0, 2, (1, 4096)).astype(np.float32)

@@ -283,7 +283,10 @@ def test_a_field_is_printed_stored_and_sent_as_it_is(name):
             continue
         made += 1
         assert nc.SamplingParams.from_json(params.to_json()) == params
-        assert eval(repr(params), {"SamplingParams": nc.SamplingParams, "StructuredOutputs": nc.StructuredOutputs}) == params
+        assert (
+            eval(repr(params), {"SamplingParams": nc.SamplingParams, "StructuredOutputs": nc.StructuredOutputs})
+            == params
+        )
         assert pickle.loads(pickle.dumps(params)) == params
         assert hash(nc.SamplingParams.from_json(params.to_json())) == hash(params)
     assert made

@@ -12,6 +12,7 @@ import triton_interpreter as interpreted
 import nucleate as nc
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling.backends import reference
+from nucleate.sampling.history import History
 from nucleate.sampling.inputs import check_ids
 from nucleate.sampling.pipeline import simplify
 from nucleate.sampling.stage import Shift, Tap
@@ -90,7 +91,7 @@ def _difference(x: Any, stages: Any, seed: int, step: int) -> str:
         return "" if token == -1 else f"drew {token}, the reference raised {expected!r}: {stages}"
     if token != expected.token:
         return f"drew {token}, the reference {expected.token}: {stages}"
-    left = reference.spans(x, stages, nc.core.history.History(), reference.coin(stages, seed, step))[place]
+    left = reference.spans(x, stages, History(), reference.coin(stages, seed, step))[place]
     told_V = got.told_RV[0].numpy()
     if np.flatnonzero(told_V > -np.inf).tolist() != sorted(left.ids_N.tolist()):
         return f"left {np.flatnonzero(told_V > -np.inf)}, the reference {sorted(left.ids_N)}: {stages}"

@@ -15,7 +15,7 @@ pytest.importorskip("triton", reason="the kernels are Triton's: pip install trit
 
 @pytest.fixture(scope="module")
 def kernels() -> Iterator[Interpreted]:
-    kernels = Interpreted(str(Path(__file__).with_name("racing.py")))
+    kernels = Interpreted(str(Path(__file__).parents[2] / "support" / "racing_kernels.py"))
     yield kernels
     kernels.close()
 
@@ -23,11 +23,11 @@ def kernels() -> Iterator[Interpreted]:
 @pytest.mark.parametrize(
     ("name", "grid", "told"),
     [
-        ("step", 1, r"before a barrier: racing.py:\d+ reads; racing.py:\d+ writes"),
+        ("step", 1, r"before a barrier: racing_kernels.py:\d+ reads; racing_kernels.py:\d+ writes"),
         ("shift", 1, "before a barrier: .* reads; .* writes"),
         ("handed", 1, "before a barrier: .* writes; .* reads"),
         ("in_place", 1, "before a barrier: .* reads; .* writes"),
-        ("one_for_all", 1, r"before a barrier: racing.py:\d+ writes"),
+        ("one_for_all", 1, r"before a barrier: racing_kernels.py:\d+ writes"),
         ("programs", 3, "in two programs: .* writes; .* reads"),
         ("added", 3, "in two programs: .* changes; .* reads"),
         ("changed", 3, "before a barrier: .* changes; .* reads"),

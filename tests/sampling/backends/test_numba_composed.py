@@ -298,7 +298,7 @@ def test_stages_of_ones_own(draw) -> None:
 
 
 def test_the_worked_example_of_contributing(monkeypatch) -> None:
-    page = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text("utf-8")
+    page = (Path(__file__).parents[3] / "CONTRIBUTING.md").read_text("utf-8")
     module = types.ModuleType("above_average")
     monkeypatch.setitem(sys.modules, "above_average", module)
     exec(re.search(r"`:\n\n```python\n(.*?)```", page, re.DOTALL)[1], module.__dict__)

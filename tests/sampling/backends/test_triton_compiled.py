@@ -36,7 +36,7 @@ def compiled(capability: int, kernels: list[tuple[str, str, bool]]) -> None:
     """In a process of its own, where nothing says that kernels are interpreted."""
     asked = json.dumps([(*kernel, capability) for kernel in kernels])
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    script = [sys.executable, "-W", "error", str(Path(__file__).with_name("compiled.py")), asked]
+    script = [sys.executable, "-W", "error", str(Path(__file__).parents[2] / "support" / "triton_compile.py"), asked]
     done = subprocess.run(script, env=environment, check=True, capture_output=True, text=True)
     for kernel, found in zip(kernels, json.loads(done.stdout), strict=True):
         registers, instructions = BUDGET[kernel]
