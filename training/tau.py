@@ -27,7 +27,7 @@ from nucleate.models.llama.batched_llama import BatchedLlama
 from nucleate.models.llama.numpy_llama import Floats, Llama
 from nucleate.models.loader import EMBEDDED
 from nucleate.models.runner import BLOCK, ModelInput, Move
-from nucleate.sampling.pipeline import probabilities, sample
+from nucleate.sampling.functional import probabilities, sample
 from nucleate.sampling_params import SamplingParams
 from nucleate.speculative import acceptance
 from nucleate.speculative.config import COUPLED, PLAIN, TREES

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     )
     from nucleate.parameters.parameter import ParameterError
     from nucleate.sampling import stages as stages
-    from nucleate.sampling.pipeline import LogitsError, explain, probabilities, sample
+    from nucleate.sampling.explain import explain
+    from nucleate.sampling.functional import LogitsError, probabilities, sample
     from nucleate.sampling.presets import PRESETS
     from nucleate.sampling.sampler import Sampler, SamplerOutput
     from nucleate.sampling.stage import Pipeline, Stage
@@ -53,14 +54,14 @@ _HOMES = {
     "AsyncEngine": "engine.async_engine",
     "EngineStoppedError": "engine.async_engine",
     "SamplingParams": "sampling_params",
-    "sample": "sampling.pipeline",
-    "probabilities": "sampling.pipeline",
+    "sample": "sampling.functional",
+    "probabilities": "sampling.functional",
     "Sampler": "sampling.sampler",
     "SamplerOutput": "sampling.sampler",
     "PRESETS": "sampling.presets",
     "trace": "sampling.trace",
     "Trace": "sampling.trace",
-    "explain": "sampling.pipeline",
+    "explain": "sampling.explain",
     "Completion": "outputs",
     "EngineOutput": "outputs",
     "CompletionOutput": "outputs",
@@ -70,7 +71,7 @@ _HOMES = {
     "TokenLogprob": "outputs",
     "Usage": "outputs",
     "ParameterError": "parameters.parameter",
-    "LogitsError": "sampling.pipeline",
+    "LogitsError": "sampling.functional",
     "ModelError": "models.protocol",
     "warm": "jit.warmup",
 }

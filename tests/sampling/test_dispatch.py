@@ -12,7 +12,7 @@ import pytest
 import nucleate as nc
 from nucleate.jit import readiness
 from nucleate.parameters.parameter import ParameterError
-from nucleate.sampling import host_batch, pipeline
+from nucleate.sampling import cpu_paths, functional, host_batch
 from nucleate.sampling.stage import Pipeline
 from nucleate.sampling.stages import (
     Dry,
@@ -61,17 +61,17 @@ print({"numba", "llvmlite", "torch", "triton"} & sys.modules.keys(), file=sys.st
 def ran(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, str]]:
     """The paths that rows take, by the names that ``explain`` gives them."""
     seen: set[tuple[str, str]] = set()
-    runner, chains = pipeline.runner, pipeline.chains
+    runner, chains = cpu_paths.runner, cpu_paths.chains
 
     def watched_runner(fast: bool) -> Any:
-        seen.add(("cpu", "generic path") if fast else ("reference", "reference"))
+        seen.add(("cpu", "composed stages") if fast else ("reference", "reference"))
         return runner(fast)
 
     def watched_chains(size: int) -> Any:
-        seen.add(("cpu", "hot chain"))
+        seen.add(("cpu", "fused kernel"))
         return chains(size)
 
-    for module in (host_batch, pipeline):
+    for module in (host_batch, functional):
         monkeypatch.setattr(module, "runner", watched_runner)
         monkeypatch.setattr(module, "chains", watched_chains)
     return seen
@@ -110,8 +110,8 @@ def test_explain_knows_the_state_of_the_kernels(monkeypatch: pytest.MonkeyPatch)
     assert (early.backend, early.path) == ("reference", "reference")
     assert str(early).splitlines()[0] == "reference: the kernels are not loaded yet"
     monkeypatch.setattr(readiness.KERNELS, "ready", True)
-    assert str(nc.explain(params, vocab_size=128256)).splitlines()[0] == "cpu backend, hot chain"
-    assert nc.explain(params, vocab_size=10, backend="cpu").path == "hot chain"
+    assert str(nc.explain(params, vocab_size=128256)).splitlines()[0] == "cpu backend, fused kernel"
+    assert nc.explain(params, vocab_size=10, backend="cpu").path == "fused kernel"
     assert nc.explain(params, vocab_size=10**6, backend="reference").why == "the backend is 'reference'"
 
 

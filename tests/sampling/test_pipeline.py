@@ -14,7 +14,7 @@ import pytest
 import nucleate as nc
 from nucleate.jit import readiness
 from nucleate.parameters.parameter import ParameterError
-from nucleate.sampling import pipeline
+from nucleate.sampling import functional
 from nucleate.sampling.inputs import LogitsInput
 from nucleate.sampling.pipeline import as_pipeline, simplify
 from nucleate.sampling.stage import Stage
@@ -49,7 +49,7 @@ from nucleate.sampling.stages import (
 LOGITS = np.array([[1.0, 3.0, 2.0, -1.0], [0.5, 0.25, 4.0, 0.0], [2.0, 2.0, 2.0, 2.0]], np.float32)
 SEEDED = nc.SamplingParams(seed=5)
 EXPECTED = nc.sample(LOGITS, SEEDED).tolist()
-TENSORS = ("torch", "generic path")
+TENSORS = ("torch", "composed stages")
 
 
 def same(logits, **arguments):
@@ -335,7 +335,7 @@ def test_explain_tells_the_truth(monkeypatch):
     assert plan.backend == "cpu"
     assert plan.asked == plan.stages == (Temperature(0.7), TopP(0.9), Gumbel(1))
     assert str(plan).splitlines() == [
-        "cpu backend, hot chain",
+        "cpu backend, fused kernel",
         "  scale   Temperature(0.7)",
         "  prefix  TopP(0.9)",
         "  draw    Gumbel(1)",
@@ -348,15 +348,15 @@ def test_explain_says_what_is_left_out_and_added():
     assert str(plan).splitlines()[1:] == [
         "  prefix  TopK(5)",
         "  shift   Suppress((1,))",
-        "  prefix  TopK(5)  (left out: it cannot change the draw)",
-        "  floor   MinP()  (left out: it cannot change the draw)",
+        "  prefix  TopK(5)  (removed: it cannot change the result)",
+        "  floor   MinP()  (removed: it cannot change the result)",
         "  draw    Greedy()",
     ]
     lines = str(nc.explain((Temperature(0), TopK(5), Gumbel(3)))).splitlines()[1:]
     assert lines == [
-        "  scale   Temperature(0.0)  (left out: it cannot change the draw)",
-        "  prefix  TopK(5)  (left out: it cannot change the draw)",
-        "  draw    Gumbel(3)  (left out: it cannot change the draw)",
+        "  scale   Temperature(0.0)  (removed: it cannot change the result)",
+        "  prefix  TopK(5)  (removed: it cannot change the result)",
+        "  draw    Gumbel(3)  (removed: it cannot change the result)",
         "  draw    Greedy()",
     ]
 
@@ -380,11 +380,11 @@ def test_explain_says_what_a_device_runs(monkeypatch, stages, why):
     for device in ("cuda", "cuda:3"):
         plan = nc.explain((*stages, Gumbel(1)), device=device)
         if why:
-            assert (plan.backend, plan.path) == ("cpu", "generic path")
+            assert (plan.backend, plan.path) == ("cpu", "composed stages")
             assert re.match(f"on the host, because .*{why}", plan.why), plan.why
         else:
             there = importlib.util.find_spec("triton") is not None
-            assert (plan.backend, plan.path) == (("triton", "hot chain") if there else TENSORS)
+            assert (plan.backend, plan.path) == (("triton", "fused kernel") if there else TENSORS)
     assert (nc.explain((*stages, Gumbel(1)), device="mps").backend == "torch") == (not why)
 
 
@@ -392,7 +392,7 @@ def test_explain_knows_where_there_is_no_triton(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     plan = nc.explain((TopK(5), Gumbel(1)), device="cuda")
     assert (plan.backend, plan.path) == TENSORS
-    assert str(plan).splitlines()[0] == "torch backend, generic path: cuda has no Triton"
+    assert str(plan).splitlines()[0] == "torch backend, composed stages: cuda has no Triton"
 
 
 def test_explain_refuses_what_does_not_exist():
@@ -428,9 +428,9 @@ def test_probabilities_are_computed_by_the_backend_that_is_given(monkeypatch, ba
 
     def chances(fast):
         asked.append(fast)
-        return pipeline.reference.probabilities
+        return functional.reference.probabilities
 
-    monkeypatch.setattr(pipeline, "chances", chances)
+    monkeypatch.setattr(functional, "chances", chances)
     logits = np.zeros((2, 300), np.float32)
     nc.probabilities(logits, SEEDED, backend=backend)
     assert asked == [backend == "cpu"] * 2

@@ -14,8 +14,8 @@ import pytest
 import nucleate as nc
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling.backends import reference
+from nucleate.sampling.explain import explain
 from nucleate.sampling.maths import log
-from nucleate.sampling.pipeline import explain
 from nucleate.sampling.stage import (
     SHAPES,
     Ceiling,

@@ -37,7 +37,7 @@ class Reference:
 
 
 class Stages(Reference):
-    """The generic CPU path, also for what the hot chain could run."""
+    """The generic CPU path, also for what the fused kernel could run."""
 
     name = "cpu"
     run = staticmethod(generic.run)

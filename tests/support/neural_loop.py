@@ -10,7 +10,7 @@ import numpy as np
 from nucleate.models.llama.batched_llama import BatchedLlama
 from nucleate.models.llama.numpy_llama import Llama
 from nucleate.models.runner import ModelInput
-from nucleate.sampling.pipeline import sample
+from nucleate.sampling.functional import sample
 from nucleate.sampling_params import SamplingParams
 from nucleate.speculative.acceptance import coupled
 from nucleate.speculative.draft import Draft, DraftContext, Proposer, TargetOutput

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling.backends import reference
+from nucleate.sampling.cpu_paths import chances
 from nucleate.sampling.history import History
-from nucleate.sampling.pipeline import chances
 from nucleate.sampling.presets import with_mask, without_mask
 from nucleate.sampling.stage import Ceiling, Pipeline, Stage, Tap
 

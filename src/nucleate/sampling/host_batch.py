@@ -1,7 +1,4 @@
-"""The rows of a Sampler that the host runs: through the hot chain, the generic path, or the reference.
-
-Which rows there are is the sampler's business; devices are not known here.
-"""
+"""The rows of a Sampler that the CPU samples: with the fused kernel, the composed path or the reference."""
 
 from __future__ import annotations
 
@@ -18,25 +15,25 @@ from nucleate.parameters.parameter import ParameterError, unknown
 from nucleate.sampling.backends import reference
 from nucleate.sampling.backends.numba.fused.edit_program import EditProgram
 from nucleate.sampling.backends.numba.fused.row_table import NOT_DRAWN, RowTable, TablePart
+from nucleate.sampling.cpu_paths import chains, report, runner
 from nucleate.sampling.dispatch.fused_pipeline import FusedPipeline
 from nucleate.sampling.incremental_history import IncrementalHistory
 from nucleate.sampling.inputs import LogitsInput, like, lying_plainly, masks, masks_plainly, where
-from nucleate.sampling.pipeline import chains, report, runner
 from nucleate.sampling.presets import with_mask, without_mask
 from nucleate.sampling.stage import Pipeline, Tap
 
 KEPT_BATCHES = 32
-"""Of different calls."""
+"""Batches that are remembered, one per set of rows."""
 
 
 @dataclass(slots=True)
 class SamplerRow:
-    """A row of a sampler, as of its next step."""
+    """The state of a row for its next step."""
 
     stages: Pipeline
     memory: IncrementalHistory
     seed: int
-    tap: Tap | None = None  #: of a row that the hot chain can run, as is the program
+    tap: Tap | None = None  #: of a row that the fused kernel can run, as is the program
     program: EditProgram | None = None
 
     def move(self, stages: Pipeline) -> None:
@@ -53,7 +50,7 @@ class RowBatch(NamedTuple):
     rows: list[SamplerRow]
     shape: tuple[int, int]
     seeds: NDArray[np.uint64]  #: not to be written to: calls share them
-    places: list[int]  #: of those that run through the hot chain
+    places: list[int]  #: of those that run through the fused kernel
     part: TablePart  #: these
     memories: list[IncrementalHistory] | None  #: if all do, and nothing more is to be done for them
 
@@ -72,7 +69,7 @@ class HostBatch:
     def __init__(self, size: int, backend: str, rows: Mapping[int, SamplerRow]) -> None:
         compiled(backend, 0)  # it refuses one that does not exist
         self._size, self._backend, self._rows = size, backend, rows
-        self._table = RowTable()  # the rows that run through the hot chain
+        self._table = RowTable()  # the rows that run through the fused kernel
         self._batch: RowBatch | None = None  # of the last step
         self._batches: dict[tuple[int, ...] | None, RowBatch] = {}
 
@@ -81,7 +78,7 @@ class HostBatch:
         return compiled(self._backend, scores)
 
     def add(self, number: int, row: SamplerRow, chain: FusedPipeline) -> None:
-        """Add a row that the hot chain can run. Others need no entry here."""
+        """Add a row that the fused kernel can run. Others need no entry here."""
         row.tap, row.program = chain.tap, EditProgram(chain.edits, row.memory, self._size) if chain.edits else None
         at = row.program.at if row.program else (0, 0)
         self._table.add(number, chain.numbers, at, row.seed, len(row.memory.output))
@@ -126,7 +123,7 @@ class HostBatch:
         return RowBatch(asked, numbers, rows, (len(rows), self._size), seeds, places, part, memories)
 
     def step(self, asked: list[int] | None, logits_RV: Any, mask: Any) -> Step:
-        """A step of these rows, see ``Sampler``; one kernel call if all run through the hot chain, without reports."""
+        """A step of these rows, see ``Sampler``: one kernel call if the fused kernel runs all and none reports logprobs."""
         batch = self._batch
         if batch is None or batch.asked != asked:
             batch = self._batch = self.batch(asked)
@@ -146,7 +143,7 @@ class HostBatch:
         return like(logits_RV, tokens_R), None, {}, batch.seeds
 
     def _step(self, logits: LogitsInput, batch: RowBatch, mask: Any, drawn: NDArray[np.int64] | None) -> Step:
-        """A step of any rows. drawn: the tokens that the hot chain has drawn already."""
+        """A step of any rows. drawn: the tokens that the fused kernel has drawn already."""
         count = len(batch.rows)
         if logits.shape != batch.shape:
             raise ValueError(f"logits must have the shape {list(batch.shape)}, got {list(logits.shape)}")
@@ -174,7 +171,7 @@ class HostBatch:
         return logits.like(tokens_R), logprobs, errors, batch.seeds
 
     def _draw_chains(self, logits: LogitsInput, batch: RowBatch, masks_R: Any, tokens_R: NDArray[np.int64]) -> None:
-        """Draw the rows that run through the hot chain; those that it cannot draw from stay NOT_DRAWN."""
+        """Draw the rows that run through the fused kernel; those that it cannot draw from stay NOT_DRAWN."""
         for row in batch.rows:
             if row.program is not None:
                 row.program.refresh()
@@ -184,7 +181,7 @@ class HostBatch:
     def _draw_alone(
         self, logits_V: NDArray[np.float32], number: int, row: SamplerRow, mask_W: NDArray[np.int32] | None, fast: bool
     ) -> tuple[int, StepLogprobs | None] | str:
-        """Draw one row through the generic path or the reference; or the reason why nothing can be drawn from it."""
+        """Draw one row through the composed path or the reference; or the reason why nothing can be drawn from it."""
         stages = row.stages if mask_W is None else with_mask(row.stages)
         row.memory.mask = mask_W
         try:
@@ -207,7 +204,7 @@ class HostBatch:
         return drawn
 
     def _count(self, number: int) -> None:
-        """Advance the step of a row in the table of the hot chain."""
+        """Advance the step of a row in the table of the fused kernel."""
         if number in self._table.slots:
             self._table.advance(number)
 

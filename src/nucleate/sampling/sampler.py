@@ -1,7 +1,4 @@
-"""Sampler: the state of a batch. Rows come and go; one call per step draws a token for each.
-
-Logits in, tokens out: text and models are the caller's.
-"""
+"""Sampler: the state of a batch of rows. One call per step samples a token for each; rows can be added and removed."""
 
 from __future__ import annotations
 
@@ -17,6 +14,7 @@ from nucleate.jit.readiness import BACKENDS
 from nucleate.outputs import StepLogprobs
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling import noise
+from nucleate.sampling.cpu_paths import chances
 from nucleate.sampling.device_batch import DeviceBatch
 from nucleate.sampling.dispatch.route import TENSOR_BACKENDS
 from nucleate.sampling.distributions import TargetDistributions, learns, taken
@@ -24,7 +22,7 @@ from nucleate.sampling.history import History
 from nucleate.sampling.host_batch import HostBatch, SamplerRow, known
 from nucleate.sampling.incremental_history import IncrementalHistory
 from nucleate.sampling.inputs import LogitsInput, check_count, check_ids, check_token, history, per_row
-from nucleate.sampling.pipeline import Params, RequestParams, chances, prepared
+from nucleate.sampling.pipeline import Params, RequestParams, prepared
 from nucleate.sampling.presets import with_mask, without_mask
 from nucleate.sampling.stage import DrawnToken, Pipeline, Tap
 
@@ -33,30 +31,31 @@ if TYPE_CHECKING:
 
 
 class SamplerOutput(NamedTuple):
-    """What one step of a batch gives. R rows, in the order in which their logits were given.
+    """The result of one step, for R rows in the order of their logits.
 
-    token_ids is a torch tensor where the logits are one, or the rows are on a device; NumPy otherwise. On a device,
-    reading logprobs or errors waits for it.
+    token_ids is a torch tensor if the logits are one or the rows are on a device, otherwise a NumPy array. On a device,
+    reading logprobs or errors synchronises with it.
     """
 
-    token_ids: Any  #: int64 [R], NumPy or torch; -1 where there is an error
-    logprobs: Sequence[StepLogprobs | None] | None  #: of the rows that asked for them; None if none did
-    errors: Mapping[int, str]  #: {place in this call: why no token could be drawn}; such a row stays as it was
-    seeds: NDArray[np.uint64]  #: [R], read-only; with its seed a row can be drawn again
+    token_ids: Any  #: int64 [R], NumPy or torch; -1 for a row with an error
+    logprobs: Sequence[StepLogprobs | None] | None  #: of the rows that report them; None if no row does
+    errors: Mapping[int, str]  #: {position in this call: message}; a row with an error does not advance
+    seeds: NDArray[np.uint64]  #: [R], read-only; the seed reproduces the row
 
 
 _sampled = functools.partial(tuple.__new__, SamplerOutput)
-"""In half the time of ``Sampled(...)``."""
+"""Takes half the time of ``SamplerOutput(...)``."""
 
 
 class Sampler:
-    """A batch of rows, each with its own pipeline, seed, step and history.
+    """Samples a batch of rows, each with its own pipeline, seed, step and history.
 
-    vocab_size: V, the length of a row of logits. backend, device: as in ``sample`` and ``explain``. With a device other
-    than "cpu" the backend may be "triton" or "torch" too; with the device "cpu" these run rows as tensors there.
+    vocab_size: V, the length of a row of logits. backend: "auto", "reference", "cpu", "torch" or "triton". device:
+    "cpu", or a torch device such as "cuda:0". The backends "torch" and "triton" run on the device; with device "cpu",
+    "torch" uses tensors on the CPU.
 
     On a GPU, all row state and the sampled tokens stay on the device. A step does not synchronise unless some row runs
-    on the host (see ``explain``); reading ``token_ids`` with ``tolist`` does. Other synchronising methods say so.
+    on the CPU (see ``explain``); reading ``token_ids`` with ``tolist`` does. Other synchronising methods say so.
     """
 
     def __init__(self, vocab_size: int, backend: str = "auto", device: str = "cpu") -> None:
@@ -77,7 +76,7 @@ class Sampler:
 
     @property
     def rows(self) -> tuple[int, ...]:
-        """The rows there are, in the order in which they were added."""
+        """The numbers of the rows, in the order in which they were added."""
         return tuple(self._rows)
 
     def add(
@@ -90,12 +89,12 @@ class Sampler:
         index: int = 0,
         eos_token_ids: Sequence[int] = (),
     ) -> int:
-        """Add a row and return its number, which is never used again.
+        """Add a row and return its number, which is not used again.
 
-        output_ids: what it has drawn before, to go on from there. seed: if given, instead of the one in params.
-        index: which of n answers; its seed is seed + index. eos_token_ids: of the model; ``min_tokens`` bans them.
-        Raises ParameterError for token ids outside the vocabulary, for text, which needs a tokenizer (see
-        ``SamplingParams.pipeline``), and for fields that only an engine can honour, such as ``stop``.
+        output_ids: tokens that the row has already generated. seed: overrides the seed in params. index: of the output
+        among n; the row's seed is seed + index. eos_token_ids: of the model, for ``min_tokens``. Raises ParameterError
+        for token ids outside the vocabulary, for text in parameters, which needs a tokenizer (see
+        ``SamplingParams.pipeline``), and for fields that need an engine, such as ``stop``.
         """
         ends = tuple(history(eos_token_ids, self.vocab_size, "eos_token_ids").tolist())
         if isinstance(params, RequestParams):

@@ -1,8 +1,8 @@
-"""The shapes a stage can have. A stage is a frozen value; its rule is one expression over the names in ``maths``.
+"""The shapes of stages. A stage is an immutable value; its rule is one expression over the functions in ``maths``.
 
-Refuses to know any backend: a rule sees its own parameters, a score, a token and the statistics of its row, no more.
+A rule reads only its own parameters, a score, a token and the statistics of its row, so it runs on every backend.
 
-Shape suffixes of arrays, everywhere: B rows of a batch, V vocabulary ids, N tokens that are still in, K listed tokens.
+Suffixes of array names give their dimensions: B rows of a batch, V vocabulary ids, N surviving tokens, K listed tokens.
 """
 
 from __future__ import annotations
@@ -15,36 +15,36 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, dataclass
 
 from nucleate.parameters.parameter import Parameter, declared
 from nucleate.parameters.parameter import param as param  # noqa: PLC0414
-from nucleate.sampling.history import History as History  # noqa: PLC0414  # stages have it from here, as the next one
+from nucleate.sampling.history import History as History  # noqa: PLC0414  # stages import it from here
 
 Scores = Any
-"""Scores or numbers as the backend holds them: NumPy arrays in the reference, scalars or blocks in a kernel."""
+"""Scores or numbers as the backend represents them: NumPy arrays or tensors."""
 
 
 class RowStats(NamedTuple):
-    """Statistics of the tokens of one row that are still in."""
+    """Statistics of the surviving tokens of one row."""
 
-    n: Scores  #: how many
-    top: Scores  #: the highest score
-    mass: Scores  #: sum of exp(x - top)
+    n: Scores  #: number of tokens
+    top: Scores  #: maximum score
+    mass: Scores  #: sum of exp(x - top), the partition function
     square: Scores  #: sum of exp(x - top) ** 2
     entropy: Scores  #: -sum of p log p, in nats
     mean: Scores  #: mean score
     var: Scores  #: population variance of the scores
-    whole: Scores  #: sum of exp(x - top) before the first cut since the last Shift or Scale: at least ``mass``
+    whole: Scores  #: the mass before the first truncation since the last Shift or Scale: at least ``mass``
 
 
 class TokenInfo(NamedTuple):
-    """What a Shift may know of a token."""
+    """What the rule of a Shift reads of a token."""
 
     id: Scores
     prompt_count: Scores  #: occurrences in the prompt
     output_count: Scores  #: occurrences in the output so far
-    listed: Scores  #: the value the stage's own list gives it (0 where it is not listed)
+    listed: Scores  #: its value in the stage's own list, 0 if it is not listed
 
 
 class DrawnToken(NamedTuple):
-    """The token of a step, for a stage that learns from it: its log-probability as the stage found and left it."""
+    """The sampled token of a step, for stateful stages: its log-probability before and after the stage."""
 
     id: int
     before: float
@@ -52,36 +52,36 @@ class DrawnToken(NamedTuple):
 
 
 class TextEncoder(Protocol):
-    """What turns text in a stage's parameters into token ids: a tokenizer."""
+    """Encodes text in the parameters of stages: a tokenizer."""
 
     def spellings(self, word: str) -> Iterable[tuple[int, ...]]:
-        """The token ids of a word, as it begins a text and as it follows a space."""
+        """The token ids of a word, at the beginning of a text and after a space."""
 
     def containing(self, text: str) -> Iterable[int]:
-        """Every token whose own text has this text in it."""
+        """All tokens whose text contains this text."""
 
 
 class IncrementalListing(Protocol):
-    """A stage's list, kept up to date token by token."""
+    """The list of a Shift, updated token by token."""
 
     def push(self, token: int) -> None:
-        """The row goes on with this token."""
+        """Append a token to the history."""
 
     def listing(self) -> Mapping[int, float]:
-        """What ``Shift.listing`` says of everything pushed so far."""
+        """The same as ``Shift.listing`` for the history so far."""
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(param,))
 class Stage(ABC):  # noqa: B024  # its rule is of its shape
-    """A step of the pipeline. Subclass a shape, declare parameters with ``param``, write the rule.
+    """A step of a pipeline. To define one, subclass a shape, declare parameters with ``param`` and write the rule.
 
-    ``rank`` gives the place in the canonical order; the docstring's first line is the help text everywhere.
+    ``rank`` is the position in the canonical order. The first line of the docstring is the help text.
     """
 
     rank: ClassVar[int] = 0
     name: ClassVar[str] = ""
     parameters: ClassVar[Mapping[str, Parameter]] = {}
-    _switches: ClassVar[list[tuple[str, Parameter]]] = []  # those that turn it on
+    _switches: ClassVar[list[tuple[str, Parameter]]] = []  # the parameters that enable it
 
     def __init_subclass__(cls) -> None:
         if "name" not in cls.__dict__:
@@ -102,25 +102,25 @@ class Stage(ABC):  # noqa: B024  # its rule is of its shape
         self.verify()
 
     def verify(self) -> None:  # noqa: B027  # most have nothing to verify
-        """Raise ParameterError where parameters that are valid alone contradict each other."""
+        """Raise ParameterError for parameters that contradict each other."""
 
     def spell(self, speller: TextEncoder) -> Self:
-        """The same stage with any text in its parameters as token ids."""
+        """The same stage with text in its parameters encoded as token ids."""
         return self
 
     def after(self, drawn: DrawnToken) -> Self:
-        """The same stage as of the next step: for those with a state, which is one of their parameters."""
+        """The stage for the next step. The state of a stateful stage is one of its parameters."""
         return self
 
     @property
     def neutral(self) -> bool:
-        """True when the stage does nothing, so that it may be left out of a pipeline."""
+        """Whether the stage has no effect, so that it can be removed from a pipeline."""
         switches = self._switches
         return bool(switches) and all(p.is_neutral(getattr(self, a)) for a, p in switches)
 
     @property
     def greedy(self) -> bool:
-        """True when the stage leaves only the first token of the order, whatever its rule would say."""
+        """Whether the stage keeps only the first token of the ranking, regardless of its rule."""
         return False
 
     def __repr__(self) -> str:
@@ -133,34 +133,34 @@ class Stage(ABC):  # noqa: B024  # its rule is of its shape
 
 
 class Shift(Stage):
-    """apply(self, x, token) -> x: changes the scores of some tokens, before anything else looks at them."""
+    """apply(self, x, token) -> x: changes the scores of some tokens."""
 
     touches: ClassVar[Literal["seen", "output", "listed", "unlisted", "masked"]]
-    """Which tokens the rule is applied to: those in prompt or output, in the output, in the stage's list, not in it, or
-    those the step's bitmask forbids."""
+    """The tokens that the rule changes: those in prompt or output ("seen"), in the output, in the stage's list, not in
+    its list, or those that the bitmask of the step forbids ("masked")."""
 
     @abstractmethod
     def apply(self, x: Scores, token: TokenInfo) -> Scores: ...
 
     @property
     def window(self) -> int | None:
-        """None, or n: the stage sees the last n tokens of prompt and output (-1: all), and takes them all as output."""
+        """None, or n: the stage counts the last n tokens of prompt and output (-1: all), all of them as output."""
         return None
 
     def listing(self, history: History) -> Mapping[int, float]:
-        """The stage's list for this step, ``{token id: value}``. Computed on the host; only for (un)listed."""
+        """The stage's list for this step, ``{token id: value}``. For "listed" and "unlisted"; computed on the host."""
         return {}
 
     def follow(self, history: History) -> IncrementalListing | None:
-        """The list from here on, at a cost per token that does not grow with the history.
+        """An incremental form of ``listing``, whose cost per token does not grow with the history.
 
-        None: ``listing`` itself is like that.
+        None if the cost of ``listing`` itself does not grow.
         """
         return None
 
 
 class Scale(Stage):
-    """apply(self, x, row) -> x. If monotone in x, the order stays, even of tokens that rounding makes equal."""
+    """apply(self, x, row) -> x: transforms all scores. A monotone one keeps the ranking, even of scores rounded to equal."""
 
     monotone: ClassVar[bool] = True
 
@@ -169,24 +169,24 @@ class Scale(Stage):
 
 
 class Floor(Stage):
-    """floor(self, row) -> cut: keeps every score at or above it."""
+    """floor(self, row) -> threshold: keeps the tokens whose score is at or above it."""
 
     @abstractmethod
     def floor(self, row: RowStats) -> Scores: ...
 
 
 class Prefix(Stage):
-    """weight(self, x, row), target(self, row): keeps the fewest first tokens whose weights reach the target.
+    """weight(self, x, row), target(self, row): keeps the shortest prefix of the ranking whose weights reach the target.
 
-    The first are the best, unless ``order(self, x, row)`` says otherwise: ascending, equal ones as they are.
+    The ranking is by score, descending, or by ``order(self, x, row)``, ascending; equal values keep their order.
     """
 
     reaches: ClassVar[bool] = True
-    """Whether the token that reaches the target stays. If not, those stay whose weights together do not exceed it."""
+    """Whether to keep the token that reaches the target. If not, the kept weights do not exceed the target."""
 
     @property
     def ties(self) -> bool:
-        """True when tokens equal to the last one kept stay too."""
+        """Whether tokens equal to the last kept one are kept as well."""
         return False
 
     @abstractmethod
@@ -200,16 +200,16 @@ class Prefix(Stage):
 
 
 class Ceiling(Stage):
-    """ceiling(self, row) -> cut: of the tokens at or above it only the last stays, in steps where a coin says so."""
+    """ceiling(self, row) -> threshold: in some steps, removes all tokens at or above it except the last of them."""
 
     @property
     @abstractmethod
     def chance(self) -> float:
-        """The probability, per step, that the ceiling is there. One coin per step, which all ceilings share."""
+        """The probability, per step, that the stage acts. All Ceilings share one random decision per step."""
 
     @property
     def spared(self) -> tuple[int, ...]:
-        """Token ids that are never dropped."""
+        """Token ids that are never removed."""
         return ()
 
     @abstractmethod
@@ -217,21 +217,21 @@ class Ceiling(Stage):
 
 
 class Tap(Stage):
-    """Changes nothing: reports the distribution as of its place. A pipeline has one at most."""
+    """Reports the distribution at its position and changes nothing. A pipeline has at most one."""
 
     @property
     @abstractmethod
     def wanted(self) -> tuple[int, tuple[int, ...]]:
-        """What to report beside the token drawn: how many of the best ones, and which ids."""
+        """What to report in addition to the sampled token: the number of most likely tokens, and token ids."""
 
 
 class Draw(Stage):
-    """The last stage: picks one of the tokens that are still in.
+    """The last stage: selects one of the surviving tokens.
 
-    ``uniforms`` says how many random numbers the rule takes: "none" and "each" race with ``score(self, x, u)`` and the
-    highest wins ("each" in two levels: first groups of 256 ids by their mass, then the tokens of the winner); "one"
-    walks down the order to the first token at which ``weight(self, x, row)`` has summed up to ``target(self, row, u)``.
-    A draw defines the rules of its own kind only; the others are never called.
+    ``uniforms`` is the number of random numbers of the rule. "none" and "each" select the highest ``score(self, x, u)``;
+    "each" does so in two levels, first among groups of 256 ids by their mass, then among the tokens of the group. "one"
+    selects the first token of the ranking at which the sum of ``weight(self, x, row)`` reaches ``target(self, row, u)``.
+    A Draw defines only the rules of its kind.
     """
 
     rank: ClassVar[int] = 100

@@ -15,9 +15,10 @@ from nucleate.parameters.converters import shown
 from nucleate.sampling import noise
 from nucleate.sampling.backends import reference
 from nucleate.sampling.backends.reference import Survivors
+from nucleate.sampling.cpu_paths import runner, survivors
 from nucleate.sampling.history import History
 from nucleate.sampling.inputs import LogitsInput, check_ids, history, masks, per_row
-from nucleate.sampling.pipeline import Params, as_pipeline, runner, survivors
+from nucleate.sampling.pipeline import Params, as_pipeline
 from nucleate.sampling.presets import with_mask
 from nucleate.sampling.stage import Ceiling, Floor, Pipeline, Prefix, Scale, Shift, Stage, Tap, shape_of
 

@@ -1,4 +1,4 @@
-"""Rows after Shifts, through the hot chain and the generic path: survivors and draws are those of the reference."""
+"""Rows after Shifts, through the fused kernel and the composed path: survivors and draws are those of the reference."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def nudged(stages: tuple[object, ...]) -> list[tuple[object, ...]]:
 
 
 def survey_stages(seeds: range) -> Counter[str]:
-    """Of random pipelines of any stages, through the generic path: how many were compared, and float edges."""
+    """Of random pipelines of any stages, through the composed path: how many were compared, and float edges."""
     found: Counter[str] = Counter()
     for seed in seeds:
         logits, stages, history, _ = cases.case(seed)

@@ -31,7 +31,7 @@ Make = Callable[[np.ndarray], np.ndarray]
 
 
 def pipelines() -> list[tuple[object, ...]]:
-    """Of the hot chain, of the chain with edits or a report, and of the generic path."""
+    """Of the fused kernel, of the chain with edits or a report, and of the composed path."""
     return [
         (Temperature(0.7), TopP(0.9), Gumbel(1)),
         (Gumbel(2**64 - 1),),

@@ -270,22 +270,28 @@ def test_many_rows_on_several_threads_are_the_rows_alone() -> None:
 @pytest.mark.parametrize(
     ("stages", "why"),
     [
-        ((Typical(0.9), Gumbel(1)), r"Typical\(0.9\) is not in the hot chain"),
-        ((TopP(0.9), TopK(5), Gumbel(1)), r"TopK\(5\) is not in the hot chain, or not at this place"),
-        ((MinP(0.1), Temperature(0.5), TopK(5), Gumbel(1)), r"TopK\(5\) is not in the hot chain, or not at this place"),
-        ((TopK(5), TopNSigma(1.0), Gumbel(1)), r"TopNSigma\(1.0\) is not in the hot chain, or not at this place"),
+        ((Typical(0.9), Gumbel(1)), r"Typical\(0.9\) is not supported by the fused kernel"),
+        ((TopP(0.9), TopK(5), Gumbel(1)), r"TopK\(5\) is not supported by the fused kernel at this position"),
+        (
+            (MinP(0.1), Temperature(0.5), TopK(5), Gumbel(1)),
+            r"TopK\(5\) is not supported by the fused kernel at this position",
+        ),
+        (
+            (TopK(5), TopNSigma(1.0), Gumbel(1)),
+            r"TopNSigma\(1.0\) is not supported by the fused kernel at this position",
+        ),
         ((TopK(5), TopK(3), Gumbel(1)), r"TopK\(3\) is not"),
         ((TopK(5, with_ties=True), Gumbel(1)), r"TopK\(k=5, with_ties=True\) is not"),
         ((TopP(0.5, of_whole=True), Gumbel(1)), r"of_whole=True\) is not"),
         ((Temperature(1e-9), Gumbel(1)), r"its temperature is not from 0.0001 to 10000"),
         ((Temperature(0.01), TopP(0.5), Temperature(0.001), Gumbel(1)), r"its temperature is not from 0.0001 to 10000"),
-        ((TopP(0.5), Categorical(1)), r"Categorical\(1\) is not in the hot chain"),
+        ((TopP(0.5), Categorical(1)), r"Categorical\(1\) is not supported by the fused kernel"),
     ],
 )
 def test_what_the_chain_cannot_run_is_told(stages: tuple[object, ...], why: str) -> None:
     plan = nc.explain(stages, backend="cpu")  # type: ignore[arg-type]
     assert plan.backend == "cpu"
-    assert plan.path == "generic path"
+    assert plan.path == "composed stages"
     with pytest.raises(AssertionError, match=why):
         raise AssertionError(plan.why)
     logits = np.random.default_rng(0).normal(size=(1, 300)).astype(np.float32)

@@ -201,12 +201,12 @@ def test_what_cannot_be_bound_runs_on_the_host_and_is_told(
 
 def test_explain_says_which_way_it_goes() -> None:
     plan = nc.explain((Typical(0.9), Gumbel(1)), device="mps")
-    assert (plan.backend, plan.path) == ("torch", "generic path")
-    assert plan.why.startswith("Typical(0.9) is not in the hot chain")
+    assert (plan.backend, plan.path) == ("torch", "composed stages")
+    assert plan.why.startswith("Typical(0.9) is not supported by the fused kernel")
     plan = nc.explain(nc.SamplingParams(temperature=0.7, xtc_probability=0.5, order="llama.cpp"), device="xpu")
     assert plan.backend == "torch"
     for stage in (Typical(0.9), Turned(), Softer(on=True)):
-        assert nc.explain((stage, Gumbel(1)), device="cuda").path == "generic path"
+        assert nc.explain((stage, Gumbel(1)), device="cuda").path == "composed stages"
 
 
 def test_rows_share_a_structure_whatever_their_numbers_are() -> None:

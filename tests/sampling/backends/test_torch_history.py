@@ -295,7 +295,7 @@ def test_what_the_host_still_runs() -> None:
 
     for shifts, why in (
         ((Told(),), "depends on the history"),
-        ((Elsewhere(),), "has a rule that a device does not have"),
+        ((Elsewhere(),), "has a rule that cannot run on a device"),
         ((Odd(),), "Odd.apply names np"),
         ((Dry(0.8), Dry(0.5)), "is the second of its kind"),
     ):

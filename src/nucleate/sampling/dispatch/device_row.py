@@ -134,7 +134,7 @@ def with_shifts(shifts: Sequence[Shift]) -> DeviceRowSpec | str:
 
 def _described(shift: Shift) -> DeviceShift | str:
     """A Shift as a device runs it, or why it cannot."""
-    made: DeviceShift | str = f"{shift!r} has a rule that a device does not have"
+    made: DeviceShift | str = f"{shift!r} has a rule that cannot run on a device"
     match shift:
         case MinTokens(n, ends):
             made = device_shift(shift, UNTIL, (n,), dict.fromkeys(ends, -INFINITY))

@@ -1,4 +1,4 @@
-"""The hot chain: what it does for one row, as plain values, and which pipelines it can run.
+"""The fused kernel: what it does for one row, as plain values, and which pipelines it can run.
 
 It is the pipeline of most requests: bias, penalties and bans, temperature, top-n-sigma, top-k, min-p, top-p, and a
 Gumbel draw. The fused kernels of each backend run it. Knows no compiler.
@@ -40,7 +40,7 @@ Edit = CountPenalties | Shift
 
 
 class FusedParams(NamedTuple):
-    """The parameters of the hot chain, in its order, but that top-k and min-p commute. The defaults do nothing."""
+    """The parameters of the fused kernel, in its order, but that top-k and min-p commute. The defaults do nothing."""
 
     t: float = 1.0  #: temperature
     sigmas: float = 0.0  #: top-n-sigma
@@ -52,7 +52,7 @@ class FusedParams(NamedTuple):
 
 
 class FusedPipeline(NamedTuple):
-    """A pipeline that the hot chain runs. The mask of a step is no edit: it comes with the logits."""
+    """A pipeline that the fused kernel runs. The mask of a step is no edit: it comes with the logits."""
 
     tap: Tap | None  #: which logprobs to report, of the raw logits
     edits: tuple[Edit, ...]
@@ -60,11 +60,11 @@ class FusedPipeline(NamedTuple):
 
 
 TEMPERATURES = 1e-4, 1e4
-"""Between these, float32 holds the numbers that the hot chain computes."""
+"""Between these, float32 holds the numbers that the fused kernel computes."""
 
 
 def chain_of(stages: Pipeline) -> FusedPipeline | str:
-    """A simplified pipeline as the hot chain runs it, or why it cannot."""
+    """A simplified pipeline as the fused kernel runs it, or why it cannot."""
     tap = stages[0] if isinstance(stages[0], Tap) else None
     rest = stages[tap is not None :]
     end = next(i for i, stage in enumerate(rest) if not isinstance(stage, Shift))
@@ -76,7 +76,7 @@ def chain_of(stages: Pipeline) -> FusedPipeline | str:
 
 
 def edits_of(shifts: list[Shift]) -> tuple[Edit, ...] | str:
-    """Shifts as edits; penalties that count the same tokens become one. Or why the hot chain has no such edit."""
+    """Shifts as edits; penalties that count the same tokens become one. Or why the fused kernel has no such edit."""
     edits: list[Edit] = []
     for counted, run in groupby(shifts, lambda shift: (shift.window,) if _penalty(shift) else None):
         if counted:
@@ -84,9 +84,9 @@ def edits_of(shifts: list[Shift]) -> tuple[Edit, ...] | str:
             continue
         for shift in run:
             if not (adds if shift.touches == "listed" else bans)(shift):
-                return f"{shift!r} has a rule that the hot chain does not have"
+                return f"{shift!r} has a rule that the fused kernel does not support"
             if shift.touches in ("seen", "output"):
-                return f"{shift!r} is not in the hot chain"
+                return f"{shift!r} is not supported by the fused kernel"
             if shift.touches != "masked":
                 edits.append(shift)
     return tuple(edits)
@@ -105,12 +105,12 @@ def _penalty(shift: Shift) -> tuple[int, float] | None:
 
 
 def numbers_of(stages: tuple[Stage, ...]) -> FusedParams | str:
-    """The scales, cuts and the draw of a pipeline as parameters of the hot chain, or why it cannot run them."""
+    """The scales, cuts and the draw of a pipeline as parameters of the fused kernel, or why it cannot run them."""
     taken = FusedParams(), 0
     for stage in stages[:-1]:
         with_it = _take(*taken, stage)
         if with_it is None:
-            return f"{stage!r} is not in the hot chain, or not at this place"
+            return f"{stage!r} is not supported by the fused kernel at this position"
         taken = with_it
     numbers = taken[0]
     if isinstance(stages[-1], Greedy):
@@ -118,11 +118,11 @@ def numbers_of(stages: tuple[Stage, ...]) -> FusedParams | str:
     for t in (numbers.t, numbers.late_t, numbers.t * numbers.late_t):
         if not TEMPERATURES[0] <= t <= TEMPERATURES[1]:
             return f"its temperature is not from {TEMPERATURES[0]:g} to {TEMPERATURES[1]:g}"
-    return numbers if isinstance(stages[-1], Gumbel) else f"{stages[-1]!r} is not in the hot chain"
+    return numbers if isinstance(stages[-1], Gumbel) else f"{stages[-1]!r} is not supported by the fused kernel"
 
 
 def _take(numbers: FusedParams, place: int, stage: Stage) -> tuple[FusedParams, int] | None:
-    """The parameters with those of one more stage, and how far the hot chain has come."""
+    """The parameters with those of one more stage, and how far the fused kernel has come."""
     taken = None
     match stage:
         case Temperature(t) if place < 3 and numbers.t == 1.0 and not numbers.sigmas:  # as before a top-k

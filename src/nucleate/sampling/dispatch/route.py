@@ -16,7 +16,7 @@ DEVICES = re.compile(r"(cuda|mps|xpu)(:\d+)?")
 TENSOR_BACKENDS = ("torch", "triton")
 """Backends that run rows on a device."""
 
-HOT, GENERIC, REFERENCE = "hot chain", "generic path", "reference"
+HOT, GENERIC, REFERENCE = "fused kernel", "composed stages", "reference"
 """The paths: the fused kernel for the most common pipelines, the path for any pipeline, the definition."""
 
 
@@ -24,7 +24,7 @@ class Route(NamedTuple):
     """Where a row runs, and why there."""
 
     backend: str  #: "reference", "cpu", "torch" or "triton"
-    path: str  #: "hot chain", "generic path" or "reference"
+    path: str  #: "fused kernel", "composed stages" or "reference"
     why: str  #: why not on a faster path; "" where there is none
     resident: DeviceRowSpec | None = None  #: what the device keeps of the row, if a device runs it
 
@@ -47,7 +47,7 @@ def dispatch(
         return _on_host(chain, vocab_size, rows, backend)
     there = backend in ("auto", *TENSOR_BACKENDS)
     row = device_row(stages, vocab_size) if there else f"the backend is {backend!r}"
-    if isinstance(row, str):  # the host draws such rows one by one, each through the generic path
+    if isinstance(row, str):  # the host draws such rows one by one, each through the composed path
         return _on_host(row, vocab_size, 1, "auto" if there else backend)._replace(why=f"on the host, because {row}")
     if row.staged is not None:
         return Route("torch", GENERIC, str(chain), row)

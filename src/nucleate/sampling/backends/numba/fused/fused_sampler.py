@@ -1,4 +1,4 @@
-"""Rows of logits through the compiled chain, on one thread or several."""
+"""Rows of logits through the fused kernel, on one thread or several."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rows that the compiled chain can run, an entry of one array each. Knows no compiler.
+"""The rows that the fused kernel can run, an entry of one array each. Knows no compiler.
 
 A kernel is given one address: that of ``control``, which has those of its arrays.
 """

@@ -1,0 +1,53 @@
+"""The code paths of the CPU, imported when they are first used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nucleate.outputs import StepLogprobs
+from nucleate.sampling.backends import reference
+
+
+@cache
+def _fused() -> Callable[[int], Any]:
+    from nucleate.sampling.backends.numba.fused import fused_sampler  # loads the kernels
+
+    return fused_sampler.chains
+
+
+@cache
+def _composed() -> Any:
+    from nucleate.sampling.backends.numba.composed import evaluation  # loads the kernels
+
+    return evaluation
+
+
+def chains(size: int) -> Any:
+    """The fused CPU sampler for rows of a size. Each thread has its own."""
+    return _fused()(size)
+
+
+def runner(fast: bool) -> Callable[..., reference.RowResult]:
+    """The function that samples a row without the fused kernel: composed on the CPU (fast), or the reference."""
+    return _composed().run if fast else reference.run
+
+
+def report(logits_V: NDArray[Any], token: int, wanted: tuple[int, tuple[int, ...]]) -> StepLogprobs:
+    """The logprobs of a row of logits from which a token was sampled on the CPU."""
+    told: StepLogprobs = _composed().report(logits_V, token, wanted)
+    return told
+
+
+def chances(fast: bool) -> Callable[..., NDArray[np.float64]]:
+    """The function that computes the distribution of a row: composed on the CPU (fast), or the reference."""
+    return _composed().probabilities if fast else reference.probabilities
+
+
+def survivors(fast: bool) -> Callable[..., reference.Survivors]:
+    """The function that computes the surviving tokens: composed on the CPU (fast), or the reference."""
+    return _composed().survivors if fast else reference.survivors
