@@ -208,7 +208,7 @@ def test_a_row_without_a_token_says_why_and_how_far_it_came(logits, stages, erro
         (
             {"params": nc.SamplingParams(bad_words="x")},
             ParameterError,
-            "bad_words has the text 'x', but no tokenizer is here",
+            "bad_words has the text 'x', but there is no tokenizer",
         ),
     ],
 )
@@ -237,7 +237,7 @@ def test_a_mask_may_have_words_to_spare_and_bits_beyond_the_vocabulary():
     told = nc.trace(np.zeros(37), nc.SamplingParams(seed=1), mask=mask)
     assert told.steps[1].name == "mask"
     assert told.steps[1].removed.tolist() == [33, 34, 35]
-    assert told.steps[1].why == "tokens that the mask forbids: 3 banned"
+    assert told.steps[1].why == "masked tokens: 3 banned"
 
 
 def test_without_a_seed_the_one_taken_is_told():
@@ -251,9 +251,9 @@ def test_without_a_seed_the_one_taken_is_told():
 def test_stages_that_do_nothing_are_shown_too():
     told = nc.trace([0.0, 1.0, 2.0], (TopK(0), Temperature(0), TopP(0.9), Gumbel(1)))
     assert [one.why for one in told.steps[1:4]] == [
-        "neutral: does nothing",
-        "greedy: only the first of the order stays",
-        "0.9 asked for, 1 reached",
+        "neutral: no effect",
+        "greedy: keeps only the first of the ranking",
+        "target 0.9, reached 1",
     ]
 
 
@@ -289,52 +289,52 @@ P = np.log([0.4, 0.3, 0.2, 0.1])
     [
         ((LogitBias({0: 1.5, 1: -2}),), "listed tokens: 2 changed by -2 to +1.5"),
         ((LogitBias({0: 1.5, 1: 0}),), "listed tokens: 1 changed by +1.5"),
-        ((Presence(0.5),), "tokens of the output: 2 changed by -0.5"),
-        ((Presence(0.5, 3),), "tokens of prompt and output, the last 3 of them: 2 changed by -0.5"),
-        ((Frequency(0.5, -1),), "tokens of prompt and output: 3 changed by -1 to -0.5"),
-        ((TopK(1, False), Presence(0.5, 0)), "tokens of prompt and output, the last 0 of them: none to change"),
+        ((Presence(0.5),), "output tokens: 2 changed by -0.5"),
+        ((Presence(0.5, 3),), "prompt and output tokens, the last 3: 2 changed by -0.5"),
+        ((Frequency(0.5, -1),), "prompt and output tokens: 3 changed by -1 to -0.5"),
+        ((TopK(1, False), Presence(0.5, 0)), "prompt and output tokens, the last 0: none changed"),
         ((BadWords(((0,), (2, 1), (3, 3))),), "listed tokens: 2 banned"),
-        ((nc.SamplingParams(allowed_token_ids=(0, 1)).pipeline()[0],), "tokens that are not listed: 2 banned"),
-        ((Temperature(0.5),), "from the best score to the last 1.386, now 2.773"),
-        ((Turn(),), "from the best score to the last 1.386, now 1.386; another token is the best"),
-        ((MinP(0.5),), "probability >= 0.2, that is 0.5 of the best"),
-        ((Epsilon(0.25),), "probability >= 0.25, that is 0.625 of the best"),
-        ((Epsilon(0.5),), "probability >= 0.5, which none has: the best stays"),
-        ((Mirostat(1, mu=2),), "probability >= 0.25, that is 0.625 of the best"),
-        ((TopK(3),), "3 asked for, probability 0.9 in all"),
-        ((TopK(9),), "9 asked for, probability 1 in all"),
-        ((TopP(0.6),), "0.6 asked for, 0.7 reached"),
-        ((TopK(2), TopP(0.5)), "0.5 asked for, 0.5714 reached"),
-        ((TopK(2), TopP(0.5, True)), "0.5 of all tokens asked for, 0.7 reached, probability 1 in all"),
-        ((Typical(0.3),), "0.3 asked for, 0.3 reached, in an order of its own"),
-        ((TopH(0.5),), "at most 0.5 of the weight asked for, 0.2864 there, probability 0.4 in all"),
-        ((Small(3.0),), "0.4179 of the weight asked for, 0.6248 reached, probability 0.7 in all"),
-        ((Xtc(1, 0.15, (9,)),), "3 with probability >= 0.15, the last of them stays"),
+        ((nc.SamplingParams(allowed_token_ids=(0, 1)).pipeline()[0],), "unlisted tokens: 2 banned"),
+        ((Temperature(0.5),), "score range 1.386 -> 2.773"),
+        ((Turn(),), "score range 1.386 -> 1.386; another token ranks first"),
+        ((MinP(0.5),), "probability >= 0.2, 0.5 of the highest"),
+        ((Epsilon(0.25),), "probability >= 0.25, 0.625 of the highest"),
+        ((Epsilon(0.5),), "probability >= 0.5: no token, keeps the first"),
+        ((Mirostat(1, mu=2),), "probability >= 0.25, 0.625 of the highest"),
+        ((TopK(3),), "target 3 tokens, kept probability 0.9"),
+        ((TopK(9),), "target 9 tokens, kept probability 1"),
+        ((TopP(0.6),), "target 0.6, reached 0.7"),
+        ((TopK(2), TopP(0.5)), "target 0.5, reached 0.5714"),
+        ((TopK(2), TopP(0.5, True)), "target 0.5 of all tokens, reached 0.7, kept probability 1"),
+        ((Typical(0.3),), "target 0.3, reached 0.3, in its own ranking"),
+        ((TopH(0.5),), "target at most 0.5 of the weight, reached 0.2864, kept probability 0.4"),
+        ((Small(3.0),), "target 0.4179 of the weight, reached 0.6248, kept probability 0.7"),
+        ((Xtc(1, 0.15, (9,)),), "3 with probability >= 0.15, keeps the last of them"),
         ((Xtc(1, 0.5),), "0 with probability >= 0.5"),
-        ((Logprobs(3),), "reports logprobs as of here"),
+        ((Logprobs(3),), "reports logprobs of this distribution"),
     ],
 )
 def test_why_says_the_numbers_it_went_by(stages, why):
     logits = np.concatenate((P, np.full(6, -np.inf)))
     told = nc.trace(logits, (*stages, Gumbel(1)), prompt_ids=[0], output_ids=[1, 1, 2])
     said = told.steps[len(stages)].why
-    assert said == why or (said.startswith("coin 0.") and said.endswith(f" < 1: {why}"))
+    assert said == why or (said.startswith("random number 0.") and said.endswith(f" < 1: {why}"))
 
 
 def test_a_coin_that_spares_says_so():
-    seen = {nc.trace(P, (Xtc(0.5), Gumbel(seed))).steps[1].why.split(" ", 2)[2] for seed in range(40)}
-    assert seen == {">= 0.5: not in this step", "< 0.5: 4 with probability >= 0.1, the last of them stays"}
+    seen = {nc.trace(P, (Xtc(0.5), Gumbel(seed))).steps[1].why.split(" ", 3)[3] for seed in range(40)}
+    assert seen == {">= 0.5: inactive in this step", "< 0.5: 4 with probability >= 0.1, keeps the last of them"}
 
 
 @pytest.mark.parametrize(
     ("draw", "how"),
-    [(Greedy(), "the highest score"), (Gumbel(2), "the highest score with noise"), (Categorical(2), "walked down")],
+    [(Greedy(), "highest score"), (Gumbel(2), "highest score with noise"), (Categorical(2), "inverse CDF")],
 )
 def test_the_draw_says_how_likely_its_token_was(draw, how):
     told = nc.trace(P, (TopK(3), draw))
     chance = [4 / 9, 3 / 9, 2 / 9][told.token_id]
     assert told.steps[-1].why.startswith(how)
-    assert told.steps[-1].why.endswith(f": number {told.token_id + 1} of 3, probability {chance:.4g}")
+    assert told.steps[-1].why.endswith(f": rank {told.token_id + 1} of 3, probability {chance:.4g}")
 
 
 # ---- shown

@@ -1,4 +1,4 @@
-"""The rows of a Sampler that a device runs, and what the host does for them. Knows no kernel."""
+"""The rows of a Sampler that run on a device, and their fallback to the CPU."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from nucleate.sampling.backends.torch.sampler_step import StepOutput
 
 KEPT_CALLS = 32
-"""Of different rows."""
+"""Calls that are remembered, one per set of rows."""
 
 TOO_LARGE = "a score is not a number that float32 holds"
 
@@ -33,7 +33,7 @@ logger = logging.getLogger("nucleate")
 
 
 class HostRow(Protocol):
-    """A row as the host knows it."""
+    """The state of a row on the host."""
 
     stages: Pipeline
     memory: IncrementalHistory
@@ -43,13 +43,13 @@ class HostRow(Protocol):
 
 
 Alone = Callable[[int, NDArray[np.float32], NDArray[np.int32] | None], tuple[int, StepLogprobs | None] | str]
-"""alone(number, logits_V, mask_W): draw a row on the host, to which the token belongs from then on."""
+"""alone(number, logits_V, mask_W): sample a row on the CPU and append the token to it."""
 
 
 class DeviceBatch:
-    """Which of some rows a device runs, and steps of them. Raises ParameterError where there is no such device.
+    """Runs steps of rows on a device. Raises ParameterError if the device is not available.
 
-    rows: those of the sampler by their numbers. alone: draws one on the host.
+    rows: all rows of the sampler by number. alone: samples a row on the CPU.
     """
 
     def __init__(self, size: int, device: Any, backend: str, rows: Mapping[int, HostRow], alone: Alone) -> None:
@@ -72,23 +72,23 @@ class DeviceBatch:
     def add(
         self, number: int, stages: Pipeline, chain: FusedPipeline | str, memory: IncrementalHistory, seed: int
     ) -> None:
-        """A new row: the device takes it, or the host keeps it, which is said in the log of the first one."""
+        """Add a row to the device, or leave it to the CPU; the log mentions the first such row, with the reason."""
         self._calls.clear()
         route = dispatch(stages, chain, self._size, device=self._name, backend=self._backend)
         if route.resident is not None:
             self._held.add(number, route.resident, seed, memory.prompt, memory.output)
         elif not self._said:
             self._said = True
-            logger.warning("a row runs %s; of others nothing more is said", route.why)
+            logger.warning("a row runs %s; further rows are not logged", route.why)
 
     def remove(self, number: int) -> None:
-        """A row is gone."""
+        """Remove a row."""
         self._calls.clear()
         if number in self._held:
             self._held.remove(number)
 
     def push(self, number: int, token: int, stages: Pipeline | None = None) -> None:
-        """A row that the device runs goes on with a token that was not drawn. stages: as of the next step."""
+        """Append a token that was not sampled to a row of the device. stages: for the next step."""
         staged = self._held.staged(number)
         if stages is None or staged is None or not staged.learns:
             self._held.push(number, token)
@@ -96,7 +96,7 @@ class DeviceBatch:
             self._held.push(number, token, staged.numbers_of(stages))
 
     def catch_up(self) -> None:
-        """The host knows all that was drawn. Waits for the device."""
+        """Copy all sampled tokens to the host. Synchronises with the device."""
         self._held.catch_up()
 
     def _learn(self, number: int, tokens: list[int]) -> None:
@@ -111,7 +111,7 @@ class DeviceBatch:
             row.move(moved(row.stages, staged.steps, numbers))
 
     def step(self, numbers: list[int], logits_RV: Any, mask: Any) -> StepOutput:
-        """A step of these rows, see ``Sampler``."""
+        """One step of these rows, see ``Sampler``."""
         from nucleate.sampling.backends.torch import sampler_step
 
         logits_RV, shape = checked(logits_RV), (len(numbers), self._size)
@@ -149,13 +149,13 @@ class DeviceBatch:
         return DecodeLoop(self._held, self._held.part(numbers), forward, ids, steps, stops)
 
     def _why(self, row: HostRow, logits_V: NDArray[np.float32], mask_W: NDArray[np.int32] | None) -> str:
-        """Why nothing can be drawn from a row."""
+        """Why a row cannot be sampled."""
         self._held.catch_up()
         row.memory.mask = mask_W
         stages = row.stages if mask_W is None else with_mask(row.stages)
         try:
             reference.run(logits_V, stages, row.seed, len(row.memory.output), row.memory)
-        except Exception as error:  # noqa: BLE001  # a stage of one's own may raise anything
+        except Exception as error:  # noqa: BLE001  # a user-defined stage may raise anything
             known = isinstance(error, reference.RowError | ParameterError)
             return str(error) if known else f"{type(error).__name__}: {error}"
         return TOO_LARGE

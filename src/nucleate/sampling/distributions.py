@@ -1,7 +1,4 @@
-"""Laws: the distributions of a row's next tokens after the whole pipeline, now and after tokens ahead of each.
-
-Nothing is drawn, and the row does not change.
-"""
+"""Target distributions: what a row's next tokens are sampled from, now and after draft tokens."""
 
 from __future__ import annotations
 
@@ -21,9 +18,9 @@ from nucleate.sampling.stage import Ceiling, Pipeline, Stage, Tap
 
 
 def foreseeable(stages: Pipeline) -> bool:
-    """Whether a token may be drawn from the law of a row instead of by its own noise.
+    """Whether rejection sampling may replace the row's own draw.
 
-    Not if what a stage learns from a token, or tells of it, is different for the two sides of a coin.
+    It may not if a stage's state or its logprobs depend on the outcome of XTC's random decision.
     """
     flips = any(isinstance(stage, Ceiling) and 0 < stage.chance < 1 for stage in stages)
     return not (flips and any(isinstance(stage, Tap) or learns(stage) for stage in stages))
@@ -35,9 +32,9 @@ def learns(stage: Stage) -> bool:
 
 
 def taken(logits_V: NDArray[Any], stages: Pipeline, token: int, past: History) -> reference.RowResult:
-    """What a token that was sampled elsewhere means to the stages. Raises ValueError for one that cannot be sampled.
+    """Update the stages with a token sampled elsewhere. Raises ValueError for a token whose probability is 0.
 
-    A token that only one side of the coin leaves was sampled on that side.
+    If the token survives only one outcome of XTC's random decision, that outcome is assumed.
     """
     bounds = sorted({0.0, 1.0, *(float(stage.chance) for stage in stages if isinstance(stage, Ceiling))})
     for u in (0.5, *((low + high) / 2 for low, high in pairwise(bounds))):
@@ -48,13 +45,12 @@ def taken(logits_V: NDArray[Any], stages: Pipeline, token: int, past: History) -
 
 
 class TargetDistributions:
-    """The laws [N + 1, V] of N + 1 tokens of a row, float64: the first one now, each other after the tokens before it.
+    """The target distributions [N + 1, V] of a row, float64: now, and after each of N draft tokens.
 
-    stages, prompt, output: of the row. logits: N + 1 rows, see ``inputs.Logits``. tokens: N of them. masks: of each
-    place what a grammar allows, int32 [W], or None. parents: for each token which one it follows, -1 for none of them;
-    without it the one before. They are worked out as they are asked for, each after those on its way; where no token
-    can be drawn, all are NaN, and ``errors`` says why. What cannot be is no error: the law after a token that has no
-    chance.
+    stages, prompt, output: of the row. logits: N + 1 rows. tokens: the N draft tokens. masks: a bitmask int32 [W] or
+    None per position. parents: the index of the token that each token follows, -1 for the row itself; by default the
+    previous one. Distributions are computed when they are read. A position without a valid token is NaN, and
+    ``errors`` has the message. A draft token of probability 0 is not an error: the distributions after it are unused.
     """
 
     def __init__(

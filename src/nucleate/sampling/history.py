@@ -1,4 +1,4 @@
-"""What a row has said so far, as its stages ask for it: worked out anew each time. The slow twin of ``memory``."""
+"""The tokens of a row so far, as stages read them, computed from scratch. Reference of ``incremental_history``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Ids = NDArray[np.int64]
 
 
 class TokenCounts(NamedTuple):
-    """The tokens that occurred, each once, and how often: int64 [K] each."""
+    """The distinct tokens that occurred, and their counts: int64 [K] each."""
 
     ids_K: Ids
     prompt_K: Ids
@@ -20,28 +20,28 @@ class TokenCounts(NamedTuple):
 
 
 class HistoryView(Protocol):
-    """What a backend may ask about a row: ``History`` answers from the whole of it, ``Memory`` from what it kept."""
+    """What backends read of a row's history; implemented by ``History`` and ``IncrementalHistory``."""
 
     @property
     def mask(self) -> NDArray[np.int32] | None:
-        """The packed bitmask of the tokens allowed in this step: bit i % 32 of word i // 32 is token i. None: all."""
+        """Bitmask of the allowed tokens of this step: bit i % 32 of word i // 32 is token i. None: all."""
 
     def counts(self, window: int | None) -> TokenCounts:
-        """How often tokens occurred. ``window``: see ``Shift.window``."""
+        """Token counts. window: see ``Shift.window``."""
 
     def listing(self, stage: Any) -> Mapping[int, float]:
         """The list of a Shift for this step."""
 
 
 class History(NamedTuple):
-    """The tokens of one sequence so far, and what a grammar allows next."""
+    """The tokens of one sequence so far, and the bitmask of the next step."""
 
     prompt: Sequence[int] | Ids = ()
     output: Sequence[int] | Ids = ()
     mask: NDArray[np.int32] | None = None
 
     def last(self, window: int | None) -> tuple[Ids, Ids]:
-        """Prompt and output; with a window, nothing and the last tokens of both (-1: all of them)."""
+        """Prompt and output. With a window: nothing, and the last tokens of both (-1: all)."""
         prompt, output = (np.asarray(ids, np.int64) for ids in (self.prompt, self.output))
         if window is None:
             return prompt, output

@@ -43,7 +43,7 @@ class SamplerRow:
 
 
 class RowBatch(NamedTuple):
-    """The rows of a call. Kept for the next one, as long as it asks for the same and none has come or gone."""
+    """The rows of a call, kept for the next call as long as no row is added or removed."""
 
     asked: list[int] | None  #: None: all
     numbers: list[int]
@@ -56,18 +56,18 @@ class RowBatch(NamedTuple):
 
 
 Step = tuple[Any, Sequence[StepLogprobs | None] | None, Mapping[int, str], NDArray[np.uint64]]
-"""The fields of a ``sampler.Sampled``, in its order."""
+"""The fields of a ``SamplerOutput``, in order."""
 
 
 class HostBatch:
-    """Steps of rows on the host.
+    """Runs steps of rows on the CPU.
 
-    size: V. backend: as in ``sample``. rows: those of the sampler, by their numbers. Raises ParameterError for a
-    backend that does not exist.
+    size: V. backend: as in ``sample``. rows: all rows of the sampler by number. Raises ParameterError for an unknown
+    backend.
     """
 
     def __init__(self, size: int, backend: str, rows: Mapping[int, SamplerRow]) -> None:
-        compiled(backend, 0)  # it refuses one that does not exist
+        compiled(backend, 0)  # raises for an unknown backend
         self._size, self._backend, self._rows = size, backend, rows
         self._table = RowTable()  # the rows that run through the fused kernel
         self._batch: RowBatch | None = None  # of the last step
@@ -78,7 +78,7 @@ class HostBatch:
         return compiled(self._backend, scores)
 
     def add(self, number: int, row: SamplerRow, chain: FusedPipeline) -> None:
-        """Add a row that the fused kernel can run. Others need no entry here."""
+        """Add a row of the fused kernel. Other rows need no entry."""
         row.tap, row.program = chain.tap, EditProgram(chain.edits, row.memory, self._size) if chain.edits else None
         at = row.program.at if row.program else (0, 0)
         self._table.add(number, chain.numbers, at, row.seed, len(row.memory.output))
@@ -89,12 +89,12 @@ class HostBatch:
             self._table.remove(number)
 
     def forget(self) -> None:
-        """Rows have come or gone, and the table has moved."""
+        """Drop remembered batches: rows were added or removed."""
         self._batch = None
         self._batches.clear()
 
     def push(self, number: int, row: SamplerRow, token: int) -> None:
-        """Append a token that was not drawn here."""
+        """Append a token that was not sampled here."""
         row.memory.push(token)
         self._count(number)
 
@@ -123,7 +123,7 @@ class HostBatch:
         return RowBatch(asked, numbers, rows, (len(rows), self._size), seeds, places, part, memories)
 
     def step(self, asked: list[int] | None, logits_RV: Any, mask: Any) -> Step:
-        """A step of these rows, see ``Sampler``: one kernel call if the fused kernel runs all and none reports logprobs."""
+        """A step of these rows: one kernel call if the fused kernel runs all of them and none reports logprobs."""
         batch = self._batch
         if batch is None or batch.asked != asked:
             batch = self._batch = self.batch(asked)
@@ -181,12 +181,12 @@ class HostBatch:
     def _draw_alone(
         self, logits_V: NDArray[np.float32], number: int, row: SamplerRow, mask_W: NDArray[np.int32] | None, fast: bool
     ) -> tuple[int, StepLogprobs | None] | str:
-        """Draw one row through the composed path or the reference; or the reason why nothing can be drawn from it."""
+        """Sample one row with the composed path or the reference; or the reason why it cannot be sampled."""
         stages = row.stages if mask_W is None else with_mask(row.stages)
         row.memory.mask = mask_W
         try:
             result = runner(fast)(logits_V, stages, row.seed, len(row.memory.output), row.memory)
-        except Exception as error:  # noqa: BLE001  # a stage of one's own may raise anything
+        except Exception as error:  # noqa: BLE001  # a user-defined stage may raise anything
             plain = isinstance(error, reference.RowError | ParameterError)
             return str(error) if plain else f"{type(error).__name__}: {error}"
         row.move(result.stages if stages is row.stages else without_mask(result.stages))
@@ -196,7 +196,7 @@ class HostBatch:
     def alone(
         self, number: int, logits_V: NDArray[np.float32], mask_W: NDArray[np.int32] | None
     ) -> tuple[int, StepLogprobs | None] | str:
-        """Draw one row and append the token to it; or the reason why nothing can be drawn from it."""
+        """Sample one row and append the token; or the reason why it cannot be sampled."""
         row = self._rows[number]
         drawn = self._draw_alone(logits_V, number, row, mask_W, self.fast(self._size))
         if not isinstance(drawn, str):
@@ -210,7 +210,7 @@ class HostBatch:
 
 
 def known(rows: Mapping[int, SamplerRow], number: int) -> SamplerRow:
-    """A row by its number. Raises ParameterError if there is none."""
+    """The row with a number. Raises ParameterError if there is none."""
     if number not in rows:
         raise unknown(str(number), map(str, rows), "row")
     return rows[number]

@@ -1,4 +1,4 @@
-"""The history of a row, kept up to date token by token at a cost that does not grow with it. Twin of ``History``."""
+"""The history of a row, updated at constant cost per token. Equal to ``History``."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from nucleate.sampling.stage import Pipeline, Shift
 
 
 class IncrementalHistory:
-    """What one row has said, as its stages ask for it. ``mask`` may be set before each step."""
+    """The history of one row, as stages read it. ``mask`` can be set before each step."""
 
     def __init__(self, stages: Pipeline, prompt: Sequence[int], output: Sequence[int] = ()) -> None:
         self.prompt, self.output = [int(token) for token in prompt], [int(token) for token in output]
         self.mask: NDArray[np.int32] | None = None
         self._stages = tuple(stage for stage in stages if isinstance(stage, Shift))  # kept, because ids of them are
         history = History(self.prompt, self.output)
-        self._history = history  # its lists are the ones that grow
-        self._tallies: dict[int | None, Tally] = {}  # made when they are first asked for
+        self._history = history  # its lists grow
+        self._tallies: dict[int | None, Tally] = {}  # created on first use
         self._followers = {
             id(stage): follower for stage in self._stages if (follower := stage.follow(history)) is not None
         }
 
     def push(self, token: int) -> None:
-        """The row goes on with this token."""
+        """Append a token."""
         self.output.append(token)
         if self._tallies:
             for tally in self._tallies.values():

@@ -1,4 +1,4 @@
-"""What a caller hands in, checked: rows of logits, masks, steps, histories, token ids. Knows no pipeline's meaning."""
+"""Checks the arguments of callers: logits, masks, steps, histories, token ids."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling.stage import Pipeline
 
 FLOATS = ("float32", "float16", "bfloat16", "float64")
-"""What kernels read."""
+"""The data types of logits that kernels read."""
 
 _KINDS = {np.dtype(name): kind for kind, name in enumerate(FLOATS) if name != "bfloat16"}
 _FLOAT32, _INT32 = np.dtype(np.float32), np.dtype(np.int32)
@@ -26,7 +26,7 @@ is; and which of FLOATS they are. A kernel takes an array in a third of the time
 
 
 class LogitsInput:
-    """Rows of floats [B, V], a NumPy array or a torch tensor, kept as given: each row is read when it is asked for."""
+    """Logits [B, V], a NumPy array or a torch tensor. Rows are converted when they are read."""
 
     def __init__(self, logits: Any) -> None:
         self._given, self._rows = logits, checked(logits)
@@ -39,7 +39,7 @@ class LogitsInput:
         return self.shape[0]
 
     def __getitem__(self, place: int) -> NDArray[np.float32]:
-        """One row as float32 [V]; no copy where none is needed. What is beyond float32 becomes inf."""
+        """One row as float32 [V], without a copy where possible. Values beyond float32 become infinite."""
         row = self._rows[place]
         if row.dtype is _FLOAT32:
             return row  # type: ignore[no-any-return]
@@ -47,11 +47,11 @@ class LogitsInput:
             return np.asarray(row.float().numpy() if hasattr(row, "detach") else row).astype(np.float32, copy=False)
 
     def like(self, result: NDArray[Any]) -> Any:
-        """A result for these logits, NumPy or a tensor on their device as they are."""
+        """Converts a result to the kind of the logits: a NumPy array, or a tensor on their device."""
         return like(self._given, result)
 
     def lying(self) -> Lying:
-        """Where the rows are in memory. Those a kernel cannot read, or that are not in one piece, are copied."""
+        """The memory layout of the rows. Rows that kernels cannot read in place are copied."""
         rows = self._rows
         plainly = lying_plainly(rows, self.shape)
         if plainly is not None:
@@ -83,16 +83,16 @@ def checked(logits: Any) -> Any:
 
 
 def like(logits: Any, result: NDArray[Any]) -> Any:
-    """A result as it is for NumPy logits; for a tensor of logits, as a tensor on its device."""
+    """The result itself for NumPy logits; for a tensor of logits, a tensor on its device."""
     if not hasattr(logits, "detach"):
         return result
-    from nucleate.sampling.backends.torch.torch_device import on_device_of  # it imports torch
+    from nucleate.sampling.backends.torch.torch_device import on_device_of  # imports torch
 
     return on_device_of(logits, result)
 
 
 def lying_plainly(rows: Any, shape: tuple[int, int]) -> Lying | None:
-    """Where logits of this shape are in memory, if a glance tells; None leaves them to ``LogitsInput``."""
+    """The memory layout of plain NumPy logits of this shape; None for others, which need ``LogitsInput``."""
     if type(rows) is np.ndarray:
         plain = rows.dtype is _FLOAT32 and rows.shape == shape and rows.flags.carray
         return (rows, 0, 4 * shape[1], 0) if plain else None
@@ -104,7 +104,7 @@ def lying_plainly(rows: Any, shape: tuple[int, int]) -> Lying | None:
 
 @cache
 def _torch_kind(dtype: Any) -> int:
-    """The place in FLOATS of torch's name for a kind of number; -1 where it has none."""
+    """The index in FLOATS of a torch data type; -1 for others."""
     name = str(dtype)[6:]
     return FLOATS.index(name) if name in FLOATS else -1
 
@@ -120,7 +120,7 @@ def checked_mask(mask: Any, rows: int, size: int) -> Any:
 
 
 def masks(mask: Any, rows: int, size: int) -> Sequence[NDArray[np.int32] | None]:
-    """``checked_mask``, a row each; None for none. Bit i % 32 of word i // 32 is token i."""
+    """One checked bitmask per row, or None. Bit i % 32 of word i // 32 stands for token i."""
     if mask is None:
         return [None] * rows
     given = checked_mask(mask, rows, size)
@@ -129,7 +129,7 @@ def masks(mask: Any, rows: int, size: int) -> Sequence[NDArray[np.int32] | None]
 
 
 def masks_plainly(mask: Any, rows: int, size: int) -> tuple[int, int] | None:
-    """``where`` masks are, if a glance tells, 0, 0 for none; None leaves them to ``masks``."""
+    """Address and stride of plain NumPy masks, 0, 0 for none; None for others, which need ``masks``."""
     if mask is None:
         return 0, 0
     if type(mask) is not np.ndarray or mask.dtype is not _INT32 or mask.ndim != 2 or not mask.flags.c_contiguous:
@@ -138,13 +138,13 @@ def masks_plainly(mask: Any, rows: int, size: int) -> tuple[int, int] | None:
 
 
 def where(masks_B: Sequence[NDArray[np.int32] | None]) -> tuple[int, int]:
-    """The address of the first of some ``masks``, and how many bytes further the next one is; 0, 0 for none."""
+    """Address and stride, in bytes, of the masks of rows; 0, 0 for none."""
     first = masks_B[0]
     return (0, 0) if first is None else (first.ctypes.data, first.nbytes)
 
 
 def per_row(value: Any, rows: int, name: str) -> list[int]:
-    """An integer for all rows, or one for each."""
+    """One integer per row, from one for all rows or a list."""
     values = list(value) if isinstance(value, Sequence | np.ndarray) else [value] * rows
     if len(values) != rows:
         raise ValueError(f"{name} has {len(values)} entries, but the logits have {rows} rows")
@@ -155,7 +155,7 @@ def per_row(value: Any, rows: int, name: str) -> list[int]:
 
 
 def histories(lists: Any, rows: int, size: int, name: str) -> list[NDArray[np.int64]]:
-    """A list of token ids per row."""
+    """The token ids of each row, checked."""
     if lists is None:
         return [np.zeros(0, np.int64)] * rows
     if len(lists) != rows:
@@ -164,7 +164,7 @@ def histories(lists: Any, rows: int, size: int, name: str) -> list[NDArray[np.in
 
 
 def history(ids: Any, size: int, name: str, what: str = "be a list of token ids") -> NDArray[np.int64]:
-    """Token ids of the vocabulary."""
+    """Token ids, checked against the vocabulary."""
     array = np.asarray(ids)
     if array.ndim != 1 or (len(array) and array.dtype.kind not in "iu"):
         raise TypeError(f"{name} must {what}, got {array!r:.60}")
@@ -174,7 +174,7 @@ def history(ids: Any, size: int, name: str, what: str = "be a list of token ids"
 
 
 def check_count(value: Any, name: str, least: int = 1, what: str = "") -> None:
-    """Raise ParameterError unless a value is an integer of at least so much. what: the name of ``least``."""
+    """Raise ParameterError unless a value is an integer >= least. what: how messages name ``least``."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
         at = f"{what} ({least})" if what else str(least)
         raise ParameterError(name, f"{name} must be an integer >= {at}, got {value!r:.60}")
@@ -187,14 +187,14 @@ def check_token(token: Any, size: int) -> None:
 
 
 def check_ids(stages: Pipeline, size: int) -> None:
-    """Raise ParameterError if a list, a table or a word in the stages has a token that is not in the vocabulary."""
+    """Raise ParameterError if a parameter of the stages names a token outside the vocabulary."""
     for field, token in ids_in(stages):
         if token >= size:
             raise ParameterError(field, f"{field} names token {token}, but the vocabulary ends at {size - 1}")
 
 
 def ids_in(stages: Pipeline) -> Iterator[tuple[str, int]]:
-    """The token ids in the parameters of stages, and the names of these."""
+    """The token ids in the parameters of stages, with the names of the parameters."""
     for stage in stages:
         for attribute, parameter in stage.parameters.items():
             value = getattr(stage, attribute)

@@ -1,4 +1,4 @@
-"""Counter-based noise: (seed, step, stream, index) -> the same bits on every machine, batch and thread.
+"""Counter-based random numbers: (seed, step, stream, index) gives the same bits on every machine, batch and thread.
 
 Philox-4x32-10 (Salmon, Moraes, Dror, Shaw: Parallel random numbers: as easy as 1, 2, 3, SC 2011). Keeps no state, so
 any token of any run can be drawn again.
@@ -18,7 +18,7 @@ from nucleate.sampling.maths import log, log1p
 TOKEN, GROUP, XTC, ACCEPT, RESIDUAL, DRAFT = range(6)
 
 GROUP_SIZE = 256
-"""Consecutive token ids that are drawn as one group in the first level of a draw."""
+"""Number of consecutive token ids that form a group in the first level of a Gumbel draw."""
 
 _LOW = np.uint64(0xFFFFFFFF)
 _SHIFT = np.uint64(32)

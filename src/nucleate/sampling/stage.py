@@ -160,7 +160,7 @@ class Shift(Stage):
 
 
 class Scale(Stage):
-    """apply(self, x, row) -> x: transforms all scores. A monotone one keeps the ranking, even of scores rounded to equal."""
+    """apply(self, x, row) -> x: transforms all scores. If monotone, the ranking stays, even of equal results."""
 
     monotone: ClassVar[bool] = True
 
@@ -200,12 +200,12 @@ class Prefix(Stage):
 
 
 class Ceiling(Stage):
-    """ceiling(self, row) -> threshold: in some steps, removes all tokens at or above it except the last of them."""
+    """ceiling(self, row) -> threshold: in some steps, removes all but the last of the tokens above it."""
 
     @property
     @abstractmethod
     def chance(self) -> float:
-        """The probability, per step, that the stage acts. All Ceilings share one random decision per step."""
+        """The probability, per step, that the stage acts; all Ceilings share one random decision."""
 
     @property
     def spared(self) -> tuple[int, ...]:
@@ -228,9 +228,10 @@ class Tap(Stage):
 class Draw(Stage):
     """The last stage: selects one of the surviving tokens.
 
-    ``uniforms`` is the number of random numbers of the rule. "none" and "each" select the highest ``score(self, x, u)``;
-    "each" does so in two levels, first among groups of 256 ids by their mass, then among the tokens of the group. "one"
-    selects the first token of the ranking at which the sum of ``weight(self, x, row)`` reaches ``target(self, row, u)``.
+    ``uniforms`` is the number of random numbers of the rule. "none" and "each" select the highest
+    ``score(self, x, u)``; "each" does so in two levels, first among groups of 256 ids by their mass, then among the
+    tokens of the group. "one" selects the first token of the ranking at which the sum of ``weight(self, x, row)``
+    reaches ``target(self, row, u)``.
     A Draw defines only the rules of its kind.
     """
 

@@ -1,4 +1,4 @@
-"""Which earlier text a sequence repeats at its end, and what came next there. Knows no penalty, and no draft.
+"""Finds which earlier parts of a sequence its end repeats, and which tokens followed there.
 
 ``repeats`` is the slow twin: a pass over all tokens. ``Suffixes`` and ``Window`` follow a growing sequence.
 """
@@ -53,7 +53,7 @@ class SuffixAutomaton:
         self._link, self._length, self._last = [NOTHING], [0], ROOT
 
     def push(self, symbol: int) -> None:
-        """The sequence goes on."""
+        """Append a token."""
         state, new = self._last, self._add({}, NOTHING, self._length[self._last] + 1, NOTHING)
         while state != NOTHING and symbol not in self._next[state]:
             self._next[state][symbol] = new

@@ -1,4 +1,4 @@
-"""trace: what every stage did to one row, token by token, and why. Changes nothing."""
+"""trace: shows the effect of every stage on one row, with the reason."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from nucleate.sampling.stage import Ceiling, Floor, Pipeline, Prefix, Scale, Shi
 
 @dataclass(frozen=True, eq=False)
 class TraceStep:
-    """What one stage did. Arrays are in ascending order of token ids."""
+    """The effect of one stage. Arrays are in ascending order of token ids."""
 
-    stage: Stage | None  #: None for the logits as given
-    why: str  #: in words, with the numbers it went by
-    touched: NDArray[np.int64]  #: the tokens whose score it changed, and that stayed
-    removed: NDArray[np.int64]  #: the tokens it put out
-    scores: NDArray[np.float64]  #: [V] after it, -inf where a token is out
+    stage: Stage | None  #: None for the logits
+    why: str  #: the reason, with the numbers that decided
+    touched: NDArray[np.int64]  #: tokens whose score it changed, but which survived
+    removed: NDArray[np.int64]  #: tokens that it removed
+    scores: NDArray[np.float64]  #: [V] after it, -inf for removed tokens
     probabilities: NDArray[np.float64]  #: [V] after it
     entropy: float  #: of these, in nats
 
@@ -41,22 +41,22 @@ class TraceStep:
 
     @property
     def left(self) -> int:
-        """How many tokens are in after it."""
+        """Number of surviving tokens."""
         return int(np.count_nonzero(self.scores > -np.inf))
 
     def likeliest(self, n: int) -> list[int]:
-        """The first n tokens of the order, or as many as are in."""
+        """The first n surviving tokens of the ranking."""
         order_V = np.argsort(-self.scores, kind="stable")
         return [int(token) for token in order_V[: min(n, self.left)]]
 
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """What every stage of a pipeline did to one row. Print it, or read ``steps``; ``to_json`` is for pages."""
+    """The effect of every stage of a pipeline on one row. Print it, read ``steps``, or use ``to_json``."""
 
-    steps: tuple[TraceStep, ...]  #: the logits as given, then a step per stage
-    token_id: int | None  #: the draw; None if a stage left no token
-    error: str | None  #: why not
+    steps: tuple[TraceStep, ...]  #: the logits, then one per stage
+    token_id: int | None  #: the sampled token; None if no token survived
+    error: str | None  #: the reason, if there is no token
     seed: int
     step: int
 
@@ -65,7 +65,7 @@ class Trace:
         return f"{self.table()}\n{end} (seed {self.seed}, step {self.step})"
 
     def table(self, text: Callable[[int], str] = str) -> str:
-        """A line per stage. text: how to show a token id."""
+        """One line per stage. text: formats a token id."""
         rows = [("stage", "left", "touched", "removed", "entropy", "best", "p", "why")]
         for step in self.steps:
             [best] = step.likeliest(1)
@@ -78,7 +78,7 @@ class Trace:
         return "\n".join(line.rstrip() for line in lines)
 
     def to_json(self, top: int = 20) -> str:
-        """The trace with the ``top`` likeliest tokens after each stage, as [id, score, probability]."""
+        """The trace as JSON, with the ``top`` most likely tokens after each stage as [id, score, probability]."""
         steps = [
             {
                 "stage": step.name,
@@ -109,12 +109,12 @@ def trace(
     mask: Any = None,
     backend: str = "reference",
 ) -> Trace:
-    """What each stage would do to one row: the tokens it touches and removes, why, and the distribution after it.
+    """Show the effect of each stage on one row: tokens changed and removed, the reason, the resulting distribution.
 
     logits_V: float [V]. Other arguments as in ``sample``, for one row; mask: int32 [V / 32]. backend: as in ``sample``,
-    and "cpu" or "auto" may be slower than the reference here, as each stage is a run. The token is the one that
-    ``sample`` draws. Stages are shown as asked for, also those that cannot change the draw. Logits that are NaN, +inf
-    or all -inf, or a stage that leaves no token, are the ``error``.
+    but "cpu" and "auto" may be slower than the reference here. The token is the one that ``sample`` returns. All given
+    stages are shown, also those that cannot change the result. ``error`` reports logits that are NaN, +inf or all -inf,
+    and a stage that removes all tokens.
     """
     logits = LogitsInput(_alone(logits_V, "logits"))
     size, stages = logits.shape[1], as_pipeline(params)
@@ -140,7 +140,7 @@ def _alone(row: Any, name: str) -> Any:
 def _walk(
     kept: Survivors, logits_V: NDArray[np.float32], stages: Pipeline, past: History, u: float, *, fast: bool
 ) -> Iterator[Survivors]:
-    """The tokens left after each stage but the draw. fast: the CPU backend runs all stages so far each time."""
+    """The surviving tokens after each stage except the draw. fast: use the CPU backend for each prefix of stages."""
     if not fast:
         yield from reference.walk(kept, len(logits_V), stages[:-1], past, u)
         return
@@ -192,16 +192,16 @@ def _chances(kept: Survivors) -> NDArray[np.float64]:
 
 def _why(stage: Stage, kept: Survivors, left: Survivors, u: float) -> str:
     if stage.greedy:
-        return "greedy: only the first of the order stays"
+        return "greedy: keeps only the first of the ranking"
     if stage.neutral:
-        return "neutral: does nothing"
+        return "neutral: no effect"
     with np.errstate(all="ignore"):
         return _WHY[shape_of(stage)](stage, kept, left, u)
 
 
 def _shift(stage: Shift, kept: Survivors, left: Survivors, u: float) -> str:
     who = _WHO["seen" if stage.touches == "output" and stage.window is not None else stage.touches]
-    window = "" if stage.window is None or stage.window < 0 else f", the last {stage.window} of them"
+    window = "" if stage.window is None or stage.window < 0 else f", the last {stage.window}"
     _, before, after = np.intersect1d(kept.ids_N, left.ids_N, assume_unique=True, return_indices=True)
     changes = left.x_N[after] - kept.x_N[before]
     changes, banned = changes[changes != 0], len(kept.ids_N) - len(left.ids_N)
@@ -211,22 +211,22 @@ def _shift(stage: Shift, kept: Survivors, left: Survivors, u: float) -> str:
         said.append(f"{len(changes)} changed by {low if low == high else f'{low} to {high}'}")
     if banned:
         said.append(f"{banned} banned")
-    return f"{who}{window}: {', '.join(said) or 'none to change'}"
+    return f"{who}{window}: {', '.join(said) or 'none changed'}"
 
 
 _WHO = {
-    "seen": "tokens of prompt and output",
-    "output": "tokens of the output",
+    "seen": "prompt and output tokens",
+    "output": "output tokens",
     "listed": "listed tokens",
-    "unlisted": "tokens that are not listed",
-    "masked": "tokens that the mask forbids",
+    "unlisted": "unlisted tokens",
+    "masked": "masked tokens",
 }
 
 
 def _scale(stage: Scale, kept: Survivors, left: Survivors, u: float) -> str:
     before, after = (float(there.x_N[0] - there.x_N[-1]) for there in (kept, left))
-    moved = "" if kept.ids_N[0] == left.ids_N[0] else "; another token is the best"
-    return f"from the best score to the last {before:.4g}, now {after:.4g}{moved}"
+    moved = "" if kept.ids_N[0] == left.ids_N[0] else "; another token ranks first"
+    return f"score range {before:.4g} -> {after:.4g}{moved}"
 
 
 def _floor(stage: Floor, kept: Survivors, left: Survivors, u: float) -> str:
@@ -234,8 +234,8 @@ def _floor(stage: Floor, kept: Survivors, left: Survivors, u: float) -> str:
     cut = float(stage.floor(row))
     asked = f"probability >= {np.exp(cut - row.top) / row.mass:.3g}"
     if cut > row.top:
-        return f"{asked}, which none has: the best stays"
-    return f"{asked}, that is {np.exp(cut - row.top):.3g} of the best"
+        return f"{asked}: no token, keeps the first"
+    return f"{asked}, {np.exp(cut - row.top):.3g} of the highest"
 
 
 def _prefix(stage: Prefix, kept: Survivors, left: Survivors, u: float) -> str:
@@ -245,34 +245,34 @@ def _prefix(stage: Prefix, kept: Survivors, left: Survivors, u: float) -> str:
     least = "" if stage.reaches else "at most "
     counts = np.ptp(weight_N) == 0 and (weight_N == stage.weight(below_N - 1.0, row)).all()  # whatever they score
     if counts or not total > 0:
-        return f"{least}{target:.6g} asked for, probability {chance:.4g} in all"
+        return f"target {least}{target:.6g} tokens, kept probability {chance:.4g}"
     of_all = target != float(stage.target(row._replace(whole=row.mass)))
     total *= float(row.whole / row.mass) if of_all else 1.0
     asked, reached = f"{target / total:.4g}", f"{float(weight_N[stays_N].sum()) / total:.4g}"
     share = " of all tokens" if of_all else "" if np.allclose(weight_N / total, _chances(kept)) else " of the weight"
-    own = "" if type(stage).order is Prefix.order else ", in an order of its own"
-    probability = f", probability {chance:.4g} in all" if share else ""
-    return f"{least}{asked}{share} asked for, {reached} {'reached' if stage.reaches else 'there'}{probability}{own}"
+    own = "" if type(stage).order is Prefix.order else ", in its own ranking"
+    probability = f", kept probability {chance:.4g}" if share else ""
+    return f"target {least}{asked}{share}, reached {reached}{probability}{own}"
 
 
 def _ceiling(stage: Ceiling, kept: Survivors, left: Survivors, u: float) -> str:
     if u >= stage.chance:
-        return f"coin {u:.4f} >= {stage.chance:g}: not in this step"
+        return f"random number {u:.4f} >= {stage.chance:g}: inactive in this step"
     below_N, row = reference.seen(kept)
     cut = float(stage.ceiling(row))
-    above, coin = int((below_N >= cut).sum()), f"coin {u:.4f} < {stage.chance:g}"
+    above, coin = int((below_N >= cut).sum()), f"random number {u:.4f} < {stage.chance:g}"
     least = f"probability >= {np.exp(cut - row.top) / row.mass:.3g}"
-    return f"{coin}: {above} with {least}{', the last of them stays' if above else ''}"
+    return f"{coin}: {above} with {least}{', keeps the last of them' if above else ''}"
 
 
 def _tap(stage: Tap, kept: Survivors, left: Survivors, u: float) -> str:
-    return "reports logprobs as of here"
+    return "reports logprobs of this distribution"
 
 
 def _draw(stage: Any, kept: Survivors, token: int) -> str:
-    how = {"none": "the highest score", "each": "the highest score with noise", "one": "walked down the order"}
+    how = {"none": "highest score", "each": "highest score with noise", "one": "inverse CDF"}
     place = int(np.flatnonzero(kept.ids_N == token)[0])
-    return f"{how[stage.uniforms]}: number {place + 1} of {len(kept.ids_N)}, probability {_chances(kept)[place]:.4g}"
+    return f"{how[stage.uniforms]}: rank {place + 1} of {len(kept.ids_N)}, probability {_chances(kept)[place]:.4g}"
 
 
 _WHY: Mapping[str, Callable[[Any, Survivors, Survivors, float], str]] = {
