@@ -1,4 +1,4 @@
-"""Where compiled kernels are kept on disk, so that none can be stale. Knows no compiler.
+"""The cache of compiled kernels on disk. An entry is valid for its exact sources and versions only.
 
 The folder is NUCLEATE_CACHE, or nucleate in XDG_CACHE_HOME, or ~/.cache/nucleate.
 """

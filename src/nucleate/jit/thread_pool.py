@@ -1,4 +1,4 @@
-"""The threads that help with kernels: how many there may be, and where they are. Knows no kernel."""
+"""The threads that run kernels: their number, and the pool."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Find the end of the first complete JSON object or array in text that arrives in parts. Knows no tokens.
+"""Finds the end of the first complete JSON object or array in streamed text.
 
-A value begins at the first ``{`` or ``[``; what stands before it (space, prose, quotes) is skipped. It ends where all
-its brackets are closed, brackets in strings not counted, and it counts if ``json.loads`` reads it. What does not
-(``{name}`` in prose, ``{]``: a wrong bracket ends the attempt) is passed over, and the search goes on behind it.
+A value starts at the first ``{`` or ``[``; text before it is skipped. It ends where all brackets are closed, ignoring
+brackets in strings, and it counts if ``json.loads`` accepts it. Otherwise (``{name}`` in prose, or a wrong bracket) the
+search continues after it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Find a stop pattern in text that arrives in parts, within a time limit. Knows no tokens.
+"""Finds a stop pattern in streamed text, within a time limit.
 
-The meaning is that of searching all text so far after each part: a pattern matches if it matches the text that is
-there, so ``a+`` matches as soon as there is an ``a``, and ``$`` matches at the end of each part. Text is given up (it
-is shown, and no match starts in it any more) when neither a match nor a beginning of one starts in it; lookbehind still
-sees the last ``CONTEXT`` characters of it.
+The result equals a search of all text so far after each part: ``a+`` matches as soon as there is an ``a``, and ``$``
+matches at the end of each part. Text is released when no match can start in it any more; lookbehind still sees its last
+``CONTEXT`` characters.
 """
 
 from __future__ import annotations

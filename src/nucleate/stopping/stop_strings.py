@@ -1,7 +1,7 @@
-"""Find stop strings in text that arrives in parts: one automaton (Aho-Corasick) for all of them. Knows no tokens.
+"""Finds stop strings in streamed text with one Aho-Corasick automaton.
 
-The work is a constant number of steps per character, however many strings there are. Two things are asked: which string
-that ends in the new text starts earliest, and how much of the text's end is the beginning of a string.
+The cost is constant per character, regardless of the number of strings. It finds the earliest stop string that ends in
+the new text, and how much of the text's end may be the beginning of one.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Text in, text out: tokenizer, chat template, incremental detokenizer, stop rules. Knows no model and no logits."""
+"""Tokenizer, chat template and incremental detokenizer."""

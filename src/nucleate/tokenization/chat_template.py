@@ -1,8 +1,8 @@
-"""Conversations to prompts: Jinja chat templates with the meaning Hugging Face gives them. Knows no tokenizer.
+"""Renders conversations with Jinja chat templates, as Transformers does.
 
-A template comes with a model and is not trusted: it runs in Jinja's sandbox, with limits on its own size, on the size
-of what it builds, and on time. The limits are checked between pieces of output, at calls and at multiplications; a
-template cannot be stopped inside a single filter.
+A template comes with a model and is not trusted: it runs in Jinja's sandbox, with limits on its size, its output and
+its time. The limits are checked between pieces of output, at calls and at multiplications; a single filter cannot be
+interrupted.
 """
 
 from __future__ import annotations

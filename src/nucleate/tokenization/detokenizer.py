@@ -1,17 +1,17 @@
-"""Token ids in, text out, one token at a time, at the same cost however long the text is. Knows no stop rules.
+"""Incremental detokenization: token ids in, text out, at constant cost per token.
 
-The law: what ``push`` and ``close`` return, joined, is ``tokenizer.decode(prompt + output)`` without the prompt's text.
-Nothing is shown that a later token could change, and what is certain is shown at once. With a prompt:
+Invariant: the joined results of ``push`` and ``close`` equal ``tokenizer.decode(prompt + output)`` without the prompt's
+text. Text is returned as soon as no later token can change it. With a prompt:
 
-- The prompt's text is ``decode(prompt)`` without its incomplete tail: the bytes at the end that may still become a
-  character. That text is never emitted again.
-- A character that the prompt begins and the output completes belongs to the output and appears there once.
+- The prompt's text is ``decode(prompt)`` without incomplete bytes at its end, which may still become a character. That
+  text is never returned again.
+- A character that starts in the prompt and is completed by the output belongs to the output.
 
-One thing is traded for a bound. Tokenizers with byte fallback decode an uninterrupted run of byte tokens as a whole, so
-one bad byte turns every character of the run into U+FFFD, one per byte. Complete characters of a run are therefore held
-until the run ends or has more than ``hold_bytes`` bytes; from there on they are shown as they complete. Should such a
-long run (or one that began in the prompt) turn out invalid, shown characters stay, each in the place of one U+FFFD: the
-output is then ``decode(...)`` from the length shown so far on. ``hold_bytes=None`` holds every run to its end.
+Tokenizers with byte fallback decode an uninterrupted run of byte tokens as a whole: one invalid byte turns every
+character of the run into U+FFFD, one per byte. Complete characters of a run are therefore held back until the run ends
+or exceeds ``hold_bytes`` bytes; after that they are returned as they complete. If such a long run (or one that started
+in the prompt) turns out invalid, returned characters stay, each in place of one U+FFFD, and the output continues with
+``decode(...)`` from the length returned so far. ``hold_bytes=None`` holds every run to its end.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""How pieces of neighbouring tokens join to text: one small machine per family of ``pieces``. Knows no token ids.
+"""Joins the bytes of consecutive tokens to text: one state machine per family of tokenizers.
 
-Each has ``push(piece) -> str`` (the text that became certain, possibly empty), ``settle()`` (what was pushed so far is
-the prompt: its text counts as shown), ``close() -> str`` and ``idle`` (nothing is held, and text would pass as it is).
+Each has ``push(piece) -> str`` (the text that became certain, possibly empty), ``settle()`` (everything pushed so far
+belongs to the prompt), ``close() -> str`` and ``idle`` (nothing is held back).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Text to token ids and back: a ``tokenizers.Tokenizer`` with the ids and the template that go with it. Knows no model.
+"""Tokenizer: a ``tokenizers.Tokenizer`` with special token ids and the chat template.
 
-``decode`` here is the truth that the incremental detokenizer equals. Unlike the library, it refuses ids that are not in
-the vocabulary instead of leaving them out.
+``decode`` defines the result of the incremental detokenizer. Unlike the library, it raises an error for ids outside the
+vocabulary instead of skipping them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The meaning of a pipeline, in float64: sort and walk, one row at a time, no tricks. Every other backend must agree.
+"""Reference backend: defines the result of a pipeline, in NumPy float64, one row at a time.
 
-Refuses to be fast, and to know any stage: it knows the shapes only.
+Every other backend must return the same tokens.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ Ids = NDArray[np.int64]
 
 
 class RowError(ValueError):
-    """A row of logits from which no token can be drawn."""
+    """A row of logits that cannot be sampled."""
 
 
 class TotalMass(NamedTuple):
-    """All tokens before the first cut since the last Shift or Scale: their highest score, and sum of exp(x - top)."""
+    """The tokens before the first truncation since the last Shift or Scale: maximum score, and sum of exp(x - top)."""
 
     top: float
     mass: float
 
 
 class Survivors(NamedTuple):
-    """The tokens that are still in, in the order: score descending, then id ascending."""
+    """The surviving tokens in rank order: score descending, then id ascending."""
 
     ids_N: Ids
     x_N: Floats
@@ -56,15 +56,15 @@ class Survivors(NamedTuple):
 
 
 class RowResult(NamedTuple):
-    """What one row gives in one step."""
+    """The result of one step of one row."""
 
     token: int
     logprobs: StepLogprobs | None  #: of the pipeline's Tap, if it has one
-    stages: Pipeline  #: as of the next step: stages with a state have moved on
+    stages: Pipeline  #: for the next step, with updated state
 
 
 def run(logits_V: NDArray[Any], stages: Pipeline, seed: int, step: int, past: HistoryView = History()) -> RowResult:
-    """Draw a token, report what a Tap asks for, and let the stages learn from it. Raises RowError."""
+    """Sample a token, report logprobs, and update stateful stages. Raises RowError."""
     found = spans(logits_V, stages, past, coin(stages, seed, step))
     return settled(found, stages, pick(stages[-1], found[-1], seed, step))
 
@@ -72,18 +72,18 @@ def run(logits_V: NDArray[Any], stages: Pipeline, seed: int, step: int, past: Hi
 def take(
     logits_V: NDArray[Any], stages: Pipeline, token: int, past: HistoryView = History(), u: float = 0.5
 ) -> RowResult:
-    """The same for a token that was chosen elsewhere, which must be one that may be drawn. u: the coin of the step."""
+    """The same for a token sampled elsewhere, which must have survived. u: the random number of XTC."""
     return settled(spans(logits_V, stages, past, u), stages, token)
 
 
 def spans(logits_V: NDArray[Any], stages: Pipeline, past: HistoryView, u: float) -> list[Survivors]:
-    """What is left before the first stage, and after each of them."""
+    """The surviving tokens before the first stage, and after each stage."""
     found = [before := everything(logits_V)]
     return found + [before := after for after in walk(before, len(logits_V), stages, past, u)]
 
 
 def settled(found: list[Survivors], stages: Pipeline, token: int) -> RowResult:
-    """What a token means to the stages."""
+    """The result for a token: logprobs and updated stages."""
     told, moved = None, []
     for stage, kept, left in zip(stages, found[:-1], found[1:], strict=True):
         if isinstance(stage, Tap) and not stage.neutral:
@@ -96,12 +96,12 @@ def settled(found: list[Survivors], stages: Pipeline, token: int) -> RowResult:
 
 
 def draw(logits_V: NDArray[Any], stages: Pipeline, seed: int, step: int, past: HistoryView = History()) -> int:
-    """The token that the last stage, a Draw, picks."""
+    """The token that the last stage, a Draw, selects."""
     return run(logits_V, stages, seed, step, past).token
 
 
 def survivors(logits_V: NDArray[Any], stages: Pipeline, past: HistoryView = History(), u: float = 1.0) -> Survivors:
-    """The tokens left by every stage but the draw, with their final scores.
+    """The tokens that survive all stages except the draw, with their final scores.
 
     logits_V: raw logits. u: the coin of the step. Raises RowError for a NaN, a +inf, or no finite score, as given or
     after a stage.
@@ -113,14 +113,14 @@ def survivors(logits_V: NDArray[Any], stages: Pipeline, past: HistoryView = Hist
 
 
 def everything(logits_V: NDArray[Any]) -> Survivors:
-    """All tokens of a row as given."""
+    """All tokens of a row."""
     x_V = np.asarray(logits_V, dtype=np.float32).astype(np.float64)
     ids_V = np.arange(len(x_V))
     return uncut(*in_order(ids_V, check(ids_V, x_V)))
 
 
 def walk(kept: Survivors, size: int, stages: Pipeline, past: HistoryView, u: float) -> Iterator[Survivors]:
-    """What is left after each stage."""
+    """The surviving tokens after each stage."""
     for stage in stages:
         with np.errstate(all="ignore"):  # check reports what overflows, for its row
             if stage.greedy:
@@ -131,7 +131,7 @@ def walk(kept: Survivors, size: int, stages: Pipeline, past: HistoryView, u: flo
 
 
 def check(ids_N: Ids, x_N: Floats, after: str = "") -> Floats:
-    """The scores, or a RowError that says why no token can be drawn from them."""
+    """The scores; raises RowError if they cannot be sampled."""
     for bad_N, what in ((np.isnan(x_N), "NaN"), (x_N == np.inf, "+inf")):
         if bad_N.any():
             raise RowError(f"{what} at token {ids_N[bad_N.argmax()]}{after}")
@@ -141,18 +141,18 @@ def check(ids_N: Ids, x_N: Floats, after: str = "") -> Floats:
 
 
 def in_order(ids_N: Ids, x_N: Floats) -> tuple[Ids, Floats]:
-    """Sort tokens by score, equal ones as they come; those at -inf are out."""
+    """Sort tokens by score, stably; removes those at -inf."""
     order_N = np.argsort(-x_N, kind="stable")[: np.count_nonzero(x_N > -np.inf)]
     return ids_N[order_N], x_N[order_N]
 
 
 def uncut(ids_N: Ids, x_N: Floats) -> Survivors:
-    """Tokens in order, none of which has been cut."""
+    """Tokens in rank order, before any truncation."""
     return Survivors(ids_N, x_N, TotalMass(float(x_N[0]), float(np.exp(x_N - x_N[0]).sum())))
 
 
 def shift(kept: Survivors, stage: Shift, past: HistoryView, size: int) -> Survivors:
-    """Apply a Shift to the tokens it touches; those at -inf are out. One that changes no score changes nothing."""
+    """Apply a Shift to the tokens it touches; removes those at -inf."""
     ids_V, x_V = np.arange(size), np.full(size, -np.inf)
     x_V[kept.ids_N] = kept.x_N
     ids_K, prompt_K, output_K = past.counts(stage.window)
@@ -179,7 +179,7 @@ def shift(kept: Survivors, stage: Shift, past: HistoryView, size: int) -> Surviv
 
 
 def forbidden(mask: NDArray[np.int32] | None, size: int) -> NDArray[np.bool_]:
-    """A packed bitmask as booleans [V]: True where the token is not allowed."""
+    """A bitmask as booleans [V]: True for tokens that are not allowed."""
     if mask is None:
         return np.zeros(size, bool)
     bits = np.unpackbits(np.asarray(mask).astype("<i4").view(np.uint8), bitorder="little")
@@ -215,13 +215,13 @@ def narrow(kept: Survivors, stage: Any, u: float) -> Survivors:
 
 
 def seen(kept: Survivors) -> tuple[Floats, RowStats]:
-    """What a rule sees: scores from the top, because to one of 1e30 nothing can be added, and their statistics."""
+    """The arguments of a rule: scores relative to the maximum, for precision, and their statistics."""
     top = kept.x_N.max()
     return kept.x_N - top, statistics(kept.x_N - top, TotalMass(kept.whole.top - top, kept.whole.mass))
 
 
 def prefix(stage: Prefix, x_N: Floats, row: RowStats) -> NDArray[np.bool_]:
-    """Which tokens a Prefix keeps."""
+    """The tokens that a Prefix keeps, as a mask."""
     order_N = np.argsort(stage.order(x_N, row), kind="stable")
     weight_N = stage.weight(x_N[order_N], row)
     reached_N = before(weight_N) if stage.reaches else np.cumsum(weight_N)
@@ -233,7 +233,7 @@ def prefix(stage: Prefix, x_N: Floats, row: RowStats) -> NDArray[np.bool_]:
 
 
 def statistics(x_N: Floats, whole: TotalMass | None = None) -> RowStats:
-    """The statistics of the scores that are in. Tokens at -inf are not in, so none may be passed."""
+    """The statistics of the scores of surviving tokens; none may be -inf."""
     top = x_N.max()
     below_N = np.maximum(x_N - top, np.finfo(np.float64).min)  # from the top, because large scores would cancel
     e_N = np.exp(below_N)
@@ -249,7 +249,7 @@ def before(weight_N: Floats) -> Floats:
 
 
 def log_chance(kept: Survivors, token: int) -> float:
-    """The log-probability of a token that is in."""
+    """The log-probability of a surviving token."""
     x = kept.x_N[kept.ids_N == token][0]
     return float(x - kept.x_N.max() - np.log(np.exp(kept.x_N - kept.x_N.max()).sum()))
 
@@ -275,13 +275,13 @@ def probabilities(
 
 
 def coin(stages: Pipeline, seed: int, step: int) -> float:
-    """The uniform number that all ceilings of a step share; made only where there is one."""
+    """The uniform number that all Ceilings of a step share; generated only if there is one."""
     flipped = any(isinstance(stage, Ceiling) for stage in stages)
     return float(noise.uniform(seed, step, noise.XTC, np.zeros(1, np.int64))[0]) if flipped else 1.0
 
 
 def pick(stage: Any, kept: Survivors, seed: int, step: int) -> int:
-    """The token a Draw takes of those that are in."""
+    """The token that a Draw selects among the survivors."""
     if not isinstance(stage, Draw):
         raise TypeError(f"a pipeline that draws ends with a Draw, not with {stage!r}")
     ids_N, x_N = kept.ids_N, kept.x_N - kept.x_N.max()  # from the top, because noise vanishes in large scores
@@ -300,7 +300,7 @@ def pick(stage: Any, kept: Survivors, seed: int, step: int) -> int:
 
 
 def masses(group_N: Ids, x_N: Floats) -> tuple[Ids, Floats]:
-    """The groups that have tokens, and log sum exp of their scores."""
+    """The groups with surviving tokens, and the log-sum-exp of their scores."""
     order_N = np.argsort(group_N, kind="stable")
     groups_G, first_G, size_G = np.unique(group_N[order_N], return_index=True, return_counts=True)
     top_G = np.maximum.reduceat(x_N[order_N], first_G)
@@ -309,6 +309,6 @@ def masses(group_N: Ids, x_N: Floats) -> tuple[Ids, Floats]:
 
 
 def race(stage: Draw, ids_N: Ids, x_N: Floats, u_N: Floats) -> int:
-    """The id with the highest score; of equal ones the lowest."""
+    """The id with the highest score; among equal ones, the lowest id."""
     score_N = stage.score(x_N, u_N)
     return int(ids_N[score_N == score_N.max()].min())

@@ -1,4 +1,4 @@
-"""Log-probabilities and ranks of a few tokens of a row, without sorting the row. Knows no stage."""
+"""Log-probabilities and ranks of a few tokens of a row, without sorting the row."""
 
 from __future__ import annotations
 

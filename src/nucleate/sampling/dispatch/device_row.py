@@ -1,7 +1,4 @@
-"""What a device keeps of a row: its leading Shifts, and the stages after them; or why it cannot run the row.
-
-Without torch: what the descriptions mean on a device is the business of ``backends.cuda``.
-"""
+"""The specification of a row on a device: its leading Shifts and the stages after them; or why the CPU must run it."""
 
 from __future__ import annotations
 
@@ -26,18 +23,18 @@ Words = tuple[tuple[int, ...], ...]
 COUNTS = {"prompt_count", "output_count"}
 
 FIXED, UNTIL, WORDS, NGRAM, REPEATS = "fixed", "until", "words", "ngram", "repeats"
-"""Where the list of a Shift comes from. FIXED: it is always the same. The device computes the others in each step: ids
+"""Where the list of a Shift comes from. FIXED: it is constant. The device computes the others in each step: ids
 that are banned while the output is short, last tokens of words whose earlier tokens end the output, tokens that would
 complete an n-gram again, tokens that extend a repeat (DRY)."""
 
 
 class DeviceShift(NamedTuple):
-    """A Shift as a device runs it. What comes before ``numbers`` is equal for rows that are computed together."""
+    """A Shift on a device. Rows are computed together if the fields before ``numbers`` are equal."""
 
     kind: type[Shift]
     touches: str  #: "seen", "output" or "listed"
     window: int | None
-    counts: bool  #: whether it needs to know how often tokens occurred
+    counts: bool  #: whether it reads token counts
     source: str  #: where its list comes from, see FIXED; "" if it has none
     switches: tuple[tuple[str, Any], ...]  #: attributes that are true, false or none
     names: tuple[str, ...]  #: of its numbers
@@ -48,17 +45,17 @@ class DeviceShift(NamedTuple):
 
     @property
     def structure(self) -> tuple[Any, ...]:
-        """What rows that are computed together have in common."""
+        """The fields that are equal for rows that are computed together."""
         return self[: self._fields.index("numbers")]
 
     @property
     def follows(self) -> bool:
-        """Whether it depends on which earlier tokens the last ones repeat."""
+        """Whether it depends on repetitions of earlier tokens."""
         return self.source in (NGRAM, REPEATS)
 
     @property
     def span(self) -> float:
-        """How many of the last tokens it depends on."""
+        """The number of last tokens that it depends on."""
         spans: list[float] = [len(word) for word in self.words]
         if self.counts:
             spans.append(math.inf if self.window is None or self.window < 0 else self.window)
@@ -69,7 +66,7 @@ class DeviceShift(NamedTuple):
 
 
 class DeviceRowSpec(NamedTuple):
-    """A row's pipeline, as a device runs it."""
+    """The pipeline of a row on a device."""
 
     numbers: Sequence[float]  #: see ``fused_pipeline.FusedParams``
     shifts: tuple[DeviceShift, ...] = ()  #: in their order
@@ -79,17 +76,17 @@ class DeviceRowSpec(NamedTuple):
 
     @property
     def span(self) -> float:
-        """How many of the last tokens it depends on."""
+        """The number of last tokens that it depends on."""
         return max((shift.span for shift in self.shifts), default=0)
 
     @property
     def follows(self) -> bool:
-        """Whether it depends on which earlier tokens the last ones repeat."""
+        """Whether it depends on repetitions of earlier tokens."""
         return any(shift.follows for shift in self.shifts)
 
 
 def device_row(stages: Pipeline, vocab_size: int | None) -> DeviceRowSpec | str:
-    """What a device keeps of a row with these stages, or why the host has to run it.
+    """The specification of a row with these stages; or why the CPU must run it.
 
     vocab_size: V; None if it is not known.
     """
@@ -114,7 +111,7 @@ def device_row(stages: Pipeline, vocab_size: int | None) -> DeviceRowSpec | str:
 
 
 def with_shifts(shifts: Sequence[Shift]) -> DeviceRowSpec | str:
-    """A row that begins with these, and has no other stages; or why the host has to run it."""
+    """The specification of a row with these Shifts only; or why the CPU must run it."""
     row = DeviceRowSpec(FusedParams())
     for shift in shifts:
         if shift.touches == "masked" and bans(shift):  # the mask of a call comes after all of these
@@ -133,7 +130,7 @@ def with_shifts(shifts: Sequence[Shift]) -> DeviceRowSpec | str:
 
 
 def _described(shift: Shift) -> DeviceShift | str:
-    """A Shift as a device runs it, or why it cannot."""
+    """Convert a Shift for a device; or return why that is not possible."""
     made: DeviceShift | str = f"{shift!r} has a rule that cannot run on a device"
     match shift:
         case MinTokens(n, ends):
@@ -153,7 +150,7 @@ def _described(shift: Shift) -> DeviceShift | str:
 
 
 def _fixed(shift: Shift) -> DeviceShift | str:
-    """The same of one whose list is always the same."""
+    """The same for a Shift with a constant list."""
     if not unchanging(shift):
         return f"{shift!r} depends on the history"
     listing = shift.listing(History())
@@ -163,7 +160,7 @@ def _fixed(shift: Shift) -> DeviceShift | str:
 
 
 def _named(shift: DeviceShift) -> list[int]:
-    """The tokens that a Shift names."""
+    """The token ids in the parameters of a Shift."""
     return [*shift.listing, *(word[-1] for word in shift.words if shift.source == WORDS)]
 
 
@@ -174,7 +171,7 @@ def device_shift(
     listing: Mapping[int, float] | None = None,
     words: Sequence[str | tuple[int, ...]] = (),
 ) -> DeviceShift | str:
-    """What a device runs of a Shift; or why it cannot. words: those that are text stay on the host."""
+    """Build the DeviceShift of a Shift; or return why that is not possible."""
     kind, asked = type(shift), reads(shift, "apply")
     why = odd_name(kind.apply)
     if why or asked.mine is None:

@@ -1,7 +1,7 @@
-"""The fused kernel: what it does for one row, as plain values, and which pipelines it can run.
+"""The pipelines of the fused kernel: their parameters, and which pipelines qualify.
 
-It is the pipeline of most requests: bias, penalties and bans, temperature, top-n-sigma, top-k, min-p, top-p, and a
-Gumbel draw. The fused kernels of each backend run it. Knows no compiler.
+These are the pipelines of most requests: bias, penalties and bans, temperature, top-n-sigma, top-k, min-p, top-p and a
+Gumbel draw.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from nucleate.sampling.stages.truncation.top_n_sigma import TopNSigma
 from nucleate.sampling.stages.truncation.top_p import TopP
 
 SCALE, EACH_TIME, ONCE = range(3)
-"""Rules of penalties, each with a number: divide by it or multiply, subtract it for each time in the output, once."""
+"""Kinds of penalties: divide or multiply by the number, subtract it per occurrence in the output, subtract it once."""
 
 Rules = tuple[tuple[int, float], ...]
 
 
 class CountPenalties(NamedTuple):
-    """Penalties in a row that count the same tokens."""
+    """Consecutive penalties that count the same tokens."""
 
     window: int | None
     rules: Rules
 
 
 Edit = CountPenalties | Shift
-"""A change of the scores before the cuts: penalties, or a Shift that adds what it lists, or bans what it does not."""
+"""A logit edit before truncation: penalties, or a Shift that adds its list or bans unlisted tokens."""
 
 
 class FusedParams(NamedTuple):
-    """The parameters of the fused kernel, in its order, but that top-k and min-p commute. The defaults do nothing."""
+    """The parameters of the fused kernel, in the order in which it applies them. The defaults have no effect."""
 
     t: float = 1.0  #: temperature
     sigmas: float = 0.0  #: top-n-sigma
@@ -48,23 +48,23 @@ class FusedParams(NamedTuple):
     m: float = 0.0  #: min-p
     p: float = 1.0  #: top-p
     late_m: float = 0.0  #: min-p after top-p
-    late_t: float = 1.0  #: temperature after the cuts
+    late_t: float = 1.0  #: temperature after truncation
 
 
 class FusedPipeline(NamedTuple):
-    """A pipeline that the fused kernel runs. The mask of a step is no edit: it comes with the logits."""
+    """A pipeline of the fused kernel. The bitmask of a step is passed with the logits, not as an edit."""
 
-    tap: Tap | None  #: which logprobs to report, of the raw logits
+    tap: Tap | None  #: the raw logprobs to report
     edits: tuple[Edit, ...]
     numbers: FusedParams
 
 
 TEMPERATURES = 1e-4, 1e4
-"""Between these, float32 holds the numbers that the fused kernel computes."""
+"""The range of temperatures for which float32 suffices in the fused kernel."""
 
 
 def chain_of(stages: Pipeline) -> FusedPipeline | str:
-    """A simplified pipeline as the fused kernel runs it, or why it cannot."""
+    """Convert a simplified pipeline for the fused kernel; or return why that is not possible."""
     tap = stages[0] if isinstance(stages[0], Tap) else None
     rest = stages[tap is not None :]
     end = next(i for i, stage in enumerate(rest) if not isinstance(stage, Shift))
@@ -76,7 +76,7 @@ def chain_of(stages: Pipeline) -> FusedPipeline | str:
 
 
 def edits_of(shifts: list[Shift]) -> tuple[Edit, ...] | str:
-    """Shifts as edits; penalties that count the same tokens become one. Or why the fused kernel has no such edit."""
+    """Convert Shifts to logit edits, joining penalties that count the same tokens; or return why not."""
     edits: list[Edit] = []
     for counted, run in groupby(shifts, lambda shift: (shift.window,) if _penalty(shift) else None):
         if counted:
@@ -93,7 +93,7 @@ def edits_of(shifts: list[Shift]) -> tuple[Edit, ...] | str:
 
 
 def _penalty(shift: Shift) -> tuple[int, float] | None:
-    """A penalty as a rule and its number."""
+    """The kind and the number of a penalty; None for other Shifts."""
     match shift:
         case Repetition(r):
             return SCALE, r
@@ -105,7 +105,7 @@ def _penalty(shift: Shift) -> tuple[int, float] | None:
 
 
 def numbers_of(stages: tuple[Stage, ...]) -> FusedParams | str:
-    """The scales, cuts and the draw of a pipeline as parameters of the fused kernel, or why it cannot run them."""
+    """Convert temperatures, truncation and the draw to parameters of the fused kernel; or return why not."""
     taken = FusedParams(), 0
     for stage in stages[:-1]:
         with_it = _take(*taken, stage)
@@ -122,7 +122,7 @@ def numbers_of(stages: tuple[Stage, ...]) -> FusedParams | str:
 
 
 def _take(numbers: FusedParams, place: int, stage: Stage) -> tuple[FusedParams, int] | None:
-    """The parameters with those of one more stage, and how far the fused kernel has come."""
+    """The parameters with those of one more stage, and the position reached in the kernel's order."""
     taken = None
     match stage:
         case Temperature(t) if place < 3 and numbers.t == 1.0 and not numbers.sigmas:  # as before a top-k
@@ -150,7 +150,7 @@ class _Unreadable:
 
 
 def unchanging(stage: Shift) -> bool:
-    """Whether a stage lists the same tokens whatever the history."""
+    """Whether the list of a stage is independent of the history."""
     if type(stage).follow is not Shift.follow:
         return False
     try:

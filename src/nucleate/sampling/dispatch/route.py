@@ -1,4 +1,4 @@
-"""Selects the path that runs a row, from its pipeline, the size of the call, the device, the backend, the kernels."""
+"""Selects the code path of a row by its pipeline, the size of the call, the device, the backend and loaded kernels."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ TENSOR_BACKENDS = ("torch", "triton")
 """Backends that run rows on a device."""
 
 HOT, GENERIC, REFERENCE = "fused kernel", "composed stages", "reference"
-"""The paths: the fused kernel for the most common pipelines, the path for any pipeline, the definition."""
+"""The code paths: the fused kernel for common pipelines, composed stages for any pipeline, the reference."""
 
 
 class Route(NamedTuple):
-    """Where a row runs, and why there."""
+    """The code path of a row, with the reason."""
 
     backend: str  #: "reference", "cpu", "torch" or "triton"
     path: str  #: "fused kernel", "composed stages" or "reference"
-    why: str  #: why not on a faster path; "" where there is none
-    resident: DeviceRowSpec | None = None  #: what the device keeps of the row, if a device runs it
+    why: str  #: why no faster path applies; "" for the fastest
+    resident: DeviceRowSpec | None = None  #: the specification of the row, if a device runs it
 
 
 def dispatch(
@@ -38,7 +38,7 @@ def dispatch(
     device: str = "cpu",
     backend: str = "auto",
 ) -> Route:
-    """The path of a row in a call of some rows, as of now: kernels may be loaded later.
+    """The code path of a row in a call of some rows, as of now: kernels may be loaded later.
 
     stages: simplified. chain: as ``chain_of`` says. vocab_size: V; None stands for a large one. Raises ParameterError
     for a backend that does not exist.
@@ -58,7 +58,7 @@ def dispatch(
 
 
 def _on_host(chain: FusedPipeline | str, vocab_size: int | None, rows: int, backend: str) -> Route:
-    """The same on the CPU."""
+    """The same for the CPU."""
     why = why_not(backend, rows * (vocab_size or 1))
     if why:
         return Route("reference", REFERENCE, why)
@@ -66,12 +66,12 @@ def _on_host(chain: FusedPipeline | str, vocab_size: int | None, rows: int, back
 
 
 def check_device(device: str) -> None:
-    """Raise ParameterError for a name that is no device's."""
+    """Raise ParameterError for an invalid device name."""
     if not isinstance(device, str) or not (device == "cpu" or DEVICES.fullmatch(device)):
         known = "'cpu', 'cuda', 'mps' or 'xpu', one of several as 'cuda:1'"
         raise ParameterError("device", f"device must be {known}, got {device!r:.60}")
 
 
 def tensor_backend(device: str) -> str:
-    """What "auto" takes on a device: "triton" or "torch"."""
+    """The backend that "auto" selects on a device: "triton" or "torch"."""
     return "triton" if device.startswith("cuda") and importlib.util.find_spec("triton") is not None else "torch"

@@ -1,6 +1,6 @@
-"""Inspects the rules of stages: which row statistics a rule reads, and whether it is a line in the score.
+"""Inspects the rules of stages: which row statistics a rule reads, and whether it is linear in the score.
 
-A rule is run once on stand-ins that record what happens to them. No backend is needed for that, and no compiler.
+A rule is executed once on stand-ins that record the operations. This needs no backend and no compiler.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from nucleate.sampling.stage import Prefix, RowStats, Shift, Stage, TokenInfo, s
 NUMBERS = (int, float, np.integer, np.floating, types.NoneType)
 
 LARGEST = 2**62
-"""Integers above this do not fit the int64 of kernels and tensors."""
+"""The largest integer that kernels and tensors can hold as int64."""
 
 RULES = {
     "Scale": ("apply",),
@@ -36,7 +36,7 @@ OF_SCORES = {"apply", "weight", "order", "score"}
 
 
 class RuleInputs(NamedTuple):
-    """What a rule reads, and how what it returns depends on the score."""
+    """What a rule reads, and how its result depends on the score."""
 
     row: frozenset[str]  #: names of row statistics
     mine: tuple[str, ...] | None  #: names of the stage's own numeric attributes; None if they cannot be determined
@@ -50,7 +50,7 @@ EVERYTHING = RuleInputs(frozenset(RowStats._fields), None, ones=False, form=ANY)
 
 
 class TracedNumber(NDArrayOperatorsMixin):
-    """Stands for a number: records from which row statistics a result was computed, and how it depends on the score x.
+    """Stand-in for a number: records the row statistics that a result depends on, and how it depends on the score x.
 
     form: FLAT, it does not depend on x; LINE, it is linear in x; BENT, the absolute value of such a one; ANY, other.
     """
@@ -84,7 +84,7 @@ class TracedNumber(NDArrayOperatorsMixin):
 
 
 class ReplaceRecorder:
-    """Stands for a stage: ``dataclasses.replace`` makes a dict of the changes."""
+    """Stand-in for a stage: ``dataclasses.replace`` returns a dict of the changes."""
 
     __dataclass_fields__: ClassVar[Mapping[str, Any]] = {}
 
@@ -93,7 +93,7 @@ class ReplaceRecorder:
 
 
 class StageStandIn(ReplaceRecorder):
-    """Stands for the stage: switches (bool, None) keep their values, numbers become stand-ins."""
+    """Stand-in for a stage: bool and None attributes keep their values, numbers become stand-ins."""
 
     def __init__(self, stage: Stage) -> None:
         self.__dict__.update(_stage=stage, _read={})
@@ -111,7 +111,9 @@ _switches: dict[type[Stage], tuple[str, ...]] = {}
 
 
 def settings(stage: Stage) -> tuple[Any, ...]:
-    """The stage's type, its switches, and which optional numbers are None. Rules of equal settings read the same."""
+    """The type of a stage, its bool attributes, and which optional numbers are None: rules of equal settings read the
+    same.
+    """
     kind = type(stage)
     if kind not in _switches:
         _switches[kind] = tuple(name for name, one in kind.parameters.items() if one.kind == "bool" or one.optional)
@@ -129,7 +131,7 @@ def reads(stage: Stage, rule: str) -> RuleInputs:
 
 
 def rules_of(stage: Any) -> dict[str, RuleInputs]:
-    """What the rules of a stage read, by their names; of an order only if it is not that of the scores."""
+    """What the rules of a stage read, by name; ``order`` only if the stage defines its own."""
     shape = shape_of(stage)
     names = DRAWS[stage.uniforms] if shape == "Draw" else RULES.get(shape, ())
     plain = shape == "Prefix" and type(stage).order is Prefix.order
@@ -155,7 +157,7 @@ def _trace(stage: Stage, rule: str) -> RuleInputs:
 
 
 def _same(rule: Any, other: Any) -> bool:
-    """Whether two rules have the same code, with the same meaning of its names."""
+    """Whether two rules have the same code and the same globals."""
     code, wanted = rule.__code__, other.__code__
     names = {name: value for name, value in other.__globals__.items() if name in wanted.co_names}
     return (
@@ -178,10 +180,10 @@ def _banned(self: Any, x: Any, token: TokenInfo) -> Any:
 
 
 def adds(stage: Shift) -> bool:
-    """Whether a stage adds to each score what its list says."""
+    """Whether a stage adds the values of its list to the scores."""
     return _same(type(stage).apply, _added)
 
 
 def bans(stage: Shift) -> bool:
-    """Whether a stage takes out the tokens it touches."""
+    """Whether a stage bans the tokens that it touches."""
     return _same(type(stage).apply, _banned)

@@ -1,6 +1,6 @@
-"""What a device runs of a pipeline after its Shifts: the structure, which rows share, and the numbers of a row.
+"""Pipeline signatures: the part of a pipeline that rows of a batch share, and the numbers of each row.
 
-Imports no torch and no compiler: it reads the rules of the stages, and says why one cannot take tensors.
+A signature is read from the rules of the stages, or states why tensors cannot run them. Imports no torch.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from nucleate.sampling.stages.truncation.top_n_sigma import TopNSigma
 from nucleate.sampling.stages.truncation.top_p import TopP
 
 CHAIN: Pipeline = (Temperature(0.5), TopNSigma(1.0), TopK(5), MinP(0.5), TopP(0.5), MinP(0.5), Temperature(0.5))
-"""The stages of the chain, in the order of its numbers, see ``chained``."""
+"""The stages of the fused pipeline, in the order of its parameters, see ``chained``."""
 UNUSED = 1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 1.0
-"""The numbers of a chain that does nothing,"""
+"""The parameters of a fused pipeline without effect,"""
 NEUTRAL = 1.0, 1e30, 2.0**62, 0.0, float("inf"), 0.0, 1.0
-"""and what makes each rule keep every token of a row beside rows that use the stage."""
+"""and the values with which each stage keeps all tokens, for rows that do not use it."""
 GREEDY = *UNUSED[:2], 1.0, *UNUSED[3:]
 
 
@@ -41,21 +41,21 @@ class RuleSignature(NamedTuple):
     row: frozenset[str]  #: which statistics it reads
     ones: bool  #: it returns 1 for every score
     sums: bool  #: it returns exp(x - row.top)
-    straight: bool  #: it is a line in x that rises, and (of a Scale) maps the top to 0 and reads no other statistics
-    low: bool  #: it returns a floor that is not above the top, and reads no other statistics
+    straight: bool  #: linear and increasing in x; a Scale also maps the maximum to 0 and reads no other statistics
+    low: bool  #: returns a threshold that is not above the maximum, and reads no other statistics
 
 
 class StageSignature(NamedTuple):
-    """A stage as all rows of a structure have it. The numbers belong to each row."""
+    """A stage of a signature. Its numbers belong to each row."""
 
     kind: type[Stage]
     shape: str
     rules: tuple[RuleSignature, ...]
-    greedy: bool  #: it leaves the first token, whatever its rules say
+    greedy: bool  #: it keeps only the first token
     ties: bool  #: see ``Prefix.ties``
     switches: tuple[tuple[str, Any], ...]  #: attributes that are true, false or none
     numbers: tuple[str, ...]  #: the others that its rules read
-    learns: tuple[str, ...]  #: those of them that ``after`` changes,
+    learns: tuple[str, ...]  #: those that ``after`` changes,
     hears: frozenset[str] = frozenset()  #: and which of "before" and "after" of ``DrawnToken`` it reads
 
     @property
@@ -64,7 +64,7 @@ class StageSignature(NamedTuple):
 
 
 class PipelineSignature(NamedTuple):
-    """A row of a structure."""
+    """A signature, with the numbers of one row."""
 
     steps: tuple[StageSignature, ...]  #: the last one is a Draw
     numbers: tuple[float, ...]  #: of all steps, in their order
@@ -74,17 +74,17 @@ class PipelineSignature(NamedTuple):
 
     @property
     def learns(self) -> bool:
-        """Whether some numbers change with each token."""
+        """Whether some numbers change after each token (stateful stages)."""
         return any(step.learns for step in self.steps)
 
     def numbers_of(self, stages: Pipeline) -> tuple[float, ...]:
-        """The numbers of stages of this structure, which come last among these."""
+        """The numbers of stages with this signature, which are the last ones of a pipeline."""
         last = zip(stages[-len(self.steps) :], self.steps, strict=True)
         return tuple(float(getattr(stage, name)) for stage, step in last for name in step.numbers)
 
 
 def staged_of(stages: Pipeline, masked: bool = False) -> PipelineSignature | str:
-    """What a device is to run of stages without Shifts; or why it cannot."""
+    """The signature of stages without Shifts; or why a device cannot run them."""
     steps: list[StageSignature] = []
     for stage in stages:
         step = _step(stage)
@@ -105,7 +105,7 @@ def staged_of(stages: Pipeline, masked: bool = False) -> PipelineSignature | str
 
 
 def chained(rows: Sequence[Sequence[float]]) -> list[PipelineSignature]:
-    """Rows of the chain as one structure: every stage that any of them uses. rows: see ``fused_pipeline.Numbers``."""
+    """Rows of the fused pipeline with one common signature: all stages that any row uses. rows: FusedParams."""
     rows = [GREEDY if row[0] == 0 or row[2] == 1 else row for row in rows]
     if all(row == GREEDY for row in rows):
         return [PipelineSignature((_stepped(Greedy()),), ())] * len(rows)
@@ -123,7 +123,7 @@ def _stepped(stage: Stage) -> StageSignature:
 
 
 def moved(stages: Pipeline, steps: tuple[StageSignature, ...], numbers: list[float]) -> Pipeline:
-    """The stages of a row with what they have learned. stages: the last ones are those of the steps."""
+    """The stages of a row with their updated state. stages: the last ones are those of the steps."""
     place, found = 0, list(stages)
     for i, step in enumerate(steps, len(stages) - len(steps)):
         own = dict(zip(step.numbers, numbers[place : place + step.width], strict=True))

@@ -1,6 +1,6 @@
-"""The CPU backend, compiled by Numba. What imports ``compile`` is for the compiler: who draws has ``libraries``.
+"""The CPU backend, compiled by Numba.
 
-``special`` is the hand-tuned kernel for the pipeline of most requests, ``generic`` runs every other pipeline. What both
-stand on is here: the decorators of the compiler (``compile``), vectors (``lanes``, ``simd``), the exponential in
-float64 (``doubles``), noise, and rows as they lie in memory (``load``).
+``fused`` is a hand-written kernel for the most common pipeline; ``composed`` runs any other pipeline. Shared by both:
+LLVM vectors (``vector_lanes``, ``block_ops``), the exponential (``float64``), random numbers (``philox``) and access to
+rows in memory (``row_loading``).
 """

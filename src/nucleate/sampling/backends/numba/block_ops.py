@@ -1,4 +1,4 @@
-"""256 scores at a time, in explicit vectors of LLVM: what Numba's own loops do not reach. Knows no sampling.
+"""Operations on blocks of 256 scores, written as explicit LLVM vectors.
 
 Each function takes the address of float32 scores.
 """

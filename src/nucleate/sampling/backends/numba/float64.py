@@ -1,4 +1,4 @@
-"""The exponential in float64, for loops that become vectors. Knows no sampling."""
+"""Vectorisable exponential in float64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The noise of ``noise`` for kernels: the same bits."""
+"""The random numbers of ``sampling.noise`` for kernels: the same bits."""
 
 from __future__ import annotations
 

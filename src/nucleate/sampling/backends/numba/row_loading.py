@@ -1,4 +1,4 @@
-"""Rows as they lie in memory: read in place where they are float32, else turned into it, one at a time."""
+"""Reads rows in kernels: float32 in place, other types converted one row at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Vectors of 16 lanes in LLVM's words: scores are loaded into them, raised to a power, and folded. Knows no kernel.
+"""LLVM vectors of 16 lanes: load scores, exponentiate, reduce.
 
 ``b`` builds instructions, one after the other. LLVM splits vectors on machines that have narrower ones.
 """

@@ -1,4 +1,4 @@
-"""The rows of a batch on a device: they come, are drawn, go on, and go, and tokens stay where they are drawn.
+"""The rows of a batch on a device: add, sample, append, remove. Tokens stay on the device until the host reads them.
 
 The host is told of them when it asks. Carries no meaning of its own: what a row means is a ``DeviceRowSpec``.
 """

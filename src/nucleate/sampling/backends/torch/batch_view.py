@@ -1,4 +1,4 @@
-"""Some rows of a device in the order of a call, with what each step of theirs needs: gathered once. Draws nothing."""
+"""The rows of one call in its order, with everything a step needs, gathered once."""
 
 from __future__ import annotations
 

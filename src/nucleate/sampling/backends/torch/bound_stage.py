@@ -1,4 +1,4 @@
-"""The rules of a stage with the numbers of many rows, as columns. Knows no shape."""
+"""A stage with the numbers of many rows as columns."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Several steps of a forward and a draw without a word from the host; on CUDA they are one captured graph.
-
-Refuses to know what the forward is: tensors of token ids in, logits out.
-"""
+"""A loop of several forward passes and samples without the host; on CUDA, one captured graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What waits for the device only if somebody looks at it: a sequence, and a mapping. Knows no device."""
+"""A list and a dict that are computed when they are first read."""
 
 from __future__ import annotations
 

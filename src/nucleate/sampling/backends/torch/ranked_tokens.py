@@ -1,4 +1,4 @@
-"""Rows that have been sorted once, and what rules see of the tokens that are still in. Knows no stage.
+"""Rows that have been sorted once, and what rules see of the tokens that are still in.
 
 R rows, N tokens: V of them. A token that is out has the score -inf, so that no shape depends on a value. A row from
 which nothing can be drawn (NaN, +inf, no finite score) has NaN for its highest score, and so no token wins its race.

@@ -1,6 +1,6 @@
-"""A step of a batch of which a device runs some rows, and the host the others. Knows no stage.
+"""One step of a batch of which the device runs some rows and the CPU the others.
 
-Where the device runs all of them, nothing here waits for it.
+If the device runs all rows, nothing here synchronises with it.
 """
 
 from __future__ import annotations

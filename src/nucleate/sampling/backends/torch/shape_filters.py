@@ -1,4 +1,4 @@
-"""What each shape of stage leaves of the tokens of rows, from its rules. Knows no stage."""
+"""Applies each shape of stage to the ranked tokens of many rows."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The rows on a device: a line of numbers per slot, what its stages learned, its tokens in a ring. Knows no stage.
+"""The state of rows on a device: a line of numbers per slot, the state of stages, and the last tokens in a ring buffer.
 
-A row keeps its slot until it is removed, so that nothing moves when others come and go.
+A row keeps its slot until it is removed, so nothing moves when other rows are added or removed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Log-probabilities and ranks of a few tokens of each row, on the device. Twin of ``token_logprobs``; no stage."""
+"""Logprobs and ranks of a few tokens of each row, computed on the device. Equal to ``token_logprobs``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The noise of ``noise`` as tensor code: the same bits, on any device. Knows no stage.
+"""The random numbers of ``sampling.noise`` as tensor code: the same bits, on any device.
 
 Words of 32 bits are held in int64. A product keeps its low 64 bits, as integers on every device do.
 """

@@ -1,7 +1,7 @@
-"""The leading Shifts of rows, as plain tensors: the rules of the stages on the tokens they touch. Knows no stage.
+"""The leading Shifts of rows as tensor code: the rules of the stages on the tokens that they touch.
 
 Rows with the same Shifts in the same order are computed together. The columns of such a group are the tokens that any
-of its Shifts may touch, repeated ones too: equal tokens get equal scores. Nothing waits for the device.
+of its Shifts may touch, repeated ones too: equal tokens get equal scores. Nothing synchronises with the device.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The token that a Draw takes of those that are in, for rows as tensors. Knows no stage."""
+"""Selects the token of a Draw among the surviving tokens, for many rows as tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which device, and what can run there: Triton's kernels, or plain tensors. Knows no sampling."""
+"""Devices: which kernels they can run, data types, transfers and CUDA graphs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first kernel: reads each logit once and stores the top and the mass of each group of 256. Decides nothing."""
+"""The first kernel: reads each logit once and stores the maximum and the mass of each group of 256."""
 
 from __future__ import annotations
 

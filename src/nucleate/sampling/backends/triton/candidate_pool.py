@@ -1,4 +1,4 @@
-"""A pool of at most 2048 candidate tokens per row, and exact selection in it. Knows no stage.
+"""A pool of at most 2048 candidate tokens per row, and exact selection in it.
 
 Amounts of tokens are integers (1 to count, a fixed-point weight for a mass), so that sums do not depend on any order.
 """

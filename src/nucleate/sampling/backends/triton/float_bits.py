@@ -1,4 +1,4 @@
-"""Numbers in kernels: the order of floats as integers, weights of scores. Knows no sampling."""
+"""Floats in kernels: order-preserving integers, weights in fixed point."""
 
 from __future__ import annotations
 

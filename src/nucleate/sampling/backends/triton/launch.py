@@ -1,6 +1,6 @@
-"""Rows through the kernels: their scratch memory, and one call per step. Knows no kernel's inside.
+"""Launches the kernels: scratch memory, and one call per step.
 
-A call asks for no memory and waits for nothing, so that it can be part of a CUDA graph: tokens and the state of rows
+A call allocates no memory and does not synchronise, so it can be captured in a CUDA graph: tokens and the state of rows
 stay on the device.
 """
 

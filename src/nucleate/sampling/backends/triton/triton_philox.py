@@ -1,4 +1,4 @@
-"""The noise of ``noise`` for kernels, and by one: the same bits. Knows no stage."""
+"""The random numbers of ``sampling.noise`` in Triton kernels: the same bits."""
 
 from __future__ import annotations
 

@@ -1,1 +1,4 @@
-"""Any pipeline on the CPU: the stages' own rules, evaluated by NumPy on the top of the ranking. See ``run``."""
+"""Any pipeline on the CPU: evaluates the rules of the stages with NumPy on the top of the ranking.
+
+See ``evaluation``.
+"""

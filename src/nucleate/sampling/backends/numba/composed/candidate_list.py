@@ -1,4 +1,4 @@
-"""The tokens that are in, one by one: every rule is evaluated on them directly, as the reference does."""
+"""A list of surviving tokens, on which the rules of stages are evaluated directly, as in the reference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A row of float32 scores as they lie in memory, with an overlay of edited tokens whose scores are float64."""
+"""A row of float32 scores in memory, with edited float64 scores of some tokens on top."""
 
 from __future__ import annotations
 

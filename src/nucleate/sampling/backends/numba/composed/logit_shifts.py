@@ -1,4 +1,4 @@
-"""Shifts of a row that has not been scaled: the rule of each stage over the tokens it touches, and no others."""
+"""Applies Shifts to a row: the rule of each stage on the tokens that it touches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked of a pipeline again and again, found out once."""
+"""Properties of a pipeline that every step needs, computed once."""
 
 from __future__ import annotations
 

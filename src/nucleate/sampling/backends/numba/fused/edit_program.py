@@ -1,4 +1,4 @@
-"""The Shifts of a row as a kernel reads them: a list of orders, four integers each. Knows no compiler.
+"""Compiles the Shifts of a row to logit edits for the kernel: a list of commands, four integers each.
 
 Orders point into memory: a program lives as long as its row, and holds what it points to.
 """

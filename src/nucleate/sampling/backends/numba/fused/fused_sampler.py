@@ -1,4 +1,4 @@
-"""Rows of logits through the fused kernel, on one thread or several."""
+"""Runs rows of logits through the fused kernel, on one thread or several."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows through the chain that nearly every request has: edits, temperature, the cuts, and the draw."""
+"""The fused kernel: edits, temperature, truncation and draw of rows."""
 
 from __future__ import annotations
 

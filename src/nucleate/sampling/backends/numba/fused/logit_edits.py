@@ -1,8 +1,8 @@
-"""Shifts on a row: penalties of tokens that occurred, numbers added to tokens of a list, masks.
+"""Logit edits of a row: penalties, additions, masks.
 
-What a row is to go through is a ``edit_program.Program``. Scores that change are kept as float64, as the reference has
-them; their groups get them rounded. Tokens at -inf stay there; what is NaN or +inf makes the row one that nothing is
-drawn from."""
+The edits come from an ``edit_program.EditProgram``. Edited scores are kept as float64, as in the reference; the groups
+hold them rounded. Tokens at -inf stay there. A NaN or +inf makes the row invalid.
+"""
 
 from __future__ import annotations
 

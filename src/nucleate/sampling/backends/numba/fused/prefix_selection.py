@@ -1,8 +1,7 @@
-"""Finding the tokens at or above a cut, and of them the fewest first that reach a goal, by number or by weight.
+"""Finds the tokens at or above a threshold, and the shortest prefix of the ranking that reaches a number or a weight.
 
-Only groups whose highest score reaches a cut are looked at. What is found there is cut by halving, with nothing moved:
-a pass that only counts is made of vectors and has no branches; ten or so are faster than one that moves numbers about.
-Knows no stage.
+Only groups whose maximum reaches the threshold are read. The prefix is found by bisection: passes that only count are
+branch-free vector loops, and about ten of them are faster than one pass that moves data.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The rows that the fused kernel can run, an entry of one array each. Knows no compiler.
+"""The table of rows of the fused kernel: one structured array with an entry per row.
 
 A kernel is given one address: that of ``control``, which has those of its arrays.
 """

@@ -1,7 +1,7 @@
-"""The part of a prefix of the order where a goal is reached, if too many tokens are in question to look at them all.
+"""Finds where top-p's cumulative weight reaches its target when there are too many candidates to list.
 
-Passes over the row weigh what is at or above several scores at once, and close in on the one where the goal is
-reached, until few tokens are left between two of them.
+Passes over the row sum the weights above several thresholds at once, and narrow them down around the target until few
+tokens remain between two of them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How much tokens weigh: exp(d), d = (x - top) / t. Sums over groups are float32; of what is in doubt, float64."""
+"""Token weights exp((x - max) / t): float32 sums over groups, float64 where a decision may be close."""
 
 from __future__ import annotations
 

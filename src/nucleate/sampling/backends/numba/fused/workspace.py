@@ -1,4 +1,4 @@
-"""Room to work in for one row at a time, and the row itself: where the scores of each group of 256 are."""
+"""Scratch memory for one row at a time, and access to the row by groups of 256 scores."""
 
 from __future__ import annotations
 
