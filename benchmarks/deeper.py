@@ -132,7 +132,8 @@ def main() -> None:
     for rows, temperature in ((1, 0.0), (1, 0.7), (8, 0.0)):
         params = nc.SamplingParams(temperature=temperature, max_tokens=options.tokens, ignore_eos=True)
         engines = {  # each with blocks of its own: what one has read there is not what another wrote
-            name: Engine(runner_of(large, MEMORY), tokenizer, speculation=one) for name, one in speculations.items()
+            name: Engine(runner_of(large, MEMORY), tokenizer, speculative_config=one)
+            for name, one in speculations.items()
         }
         for engine in engines.values():
             seconds_of(engine, prompts, params.replace(max_tokens=2), len(prompts))  # a batch has the kernels compiled

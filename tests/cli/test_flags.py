@@ -228,7 +228,7 @@ def drafts(*arguments: str) -> Any:
     parser = argparse.ArgumentParser(exit_on_error=False)
     flags.add_model(parser)
     flags.add_speculation(parser)
-    return flags.model_options(parser.parse_args([*arguments])).get("speculative")
+    return flags.model_options(parser.parse_args([*arguments])).get("speculative_config")
 
 
 def test_drafts_on_a_command_line() -> None:

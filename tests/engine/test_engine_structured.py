@@ -146,7 +146,7 @@ def test_a_search_without_a_form_leaves_masks_that_are_being_made_to_those_who_w
 
     monkeypatch.setattr(GrammarCompiler, "fill_all", filled)
     request = Request([7, 8, 9], nc.SamplingParams(structured={"regex": "[a-z ]{30,}"}, max_tokens=12, seed=7))
-    engine.add(nc.BeamRequest([1, 2, 3], nc.BeamParams(width=3, max_tokens=12)))
+    engine.add(nc.BeamRequest([1, 2, 3], nc.BeamParams(num_beams=3, max_tokens=12)))
     number = engine.add(request)
     events = []
     while len(engine):

@@ -47,7 +47,7 @@ def engine_of(
 ) -> Any:
     asked = Speculation(lambda: proposer, tokens, rule_name, adaptive=False)
     made = {"blocks": 100, **more}
-    return Engine(runner("paged", toy(of=of), made.pop("blocks")), llm.tokenizer, speculation=asked, **made)
+    return Engine(runner("paged", toy(of=of), made.pop("blocks")), llm.tokenizer, speculative_config=asked, **made)
 
 
 # what it may be
@@ -83,7 +83,7 @@ def test_what_it_cannot_be(values: dict[str, Any], message: str) -> None:
     with pytest.raises(nc.ParameterError) as caught:
         Speculation(**values)
     assert str(caught.value).endswith(message) or message in str(caught.value)
-    assert caught.value.field == "speculative"
+    assert caught.value.field == "speculative_config"
 
 
 def test_what_is_asked_for() -> None:
@@ -103,7 +103,7 @@ def test_what_is_asked_for() -> None:
 
 def test_a_model_that_reads_one_sequence_at_a_time(llm: nc.LLM) -> None:
     with pytest.raises(nc.ParameterError, match="read many sequences at a time"):
-        Engine(runner("contexts", toy()), llm.tokenizer, speculation="ngram")
+        Engine(runner("contexts", toy()), llm.tokenizer, speculative_config="ngram")
 
 
 def test_a_trained_part_of_another_model(llm: nc.LLM) -> None:
@@ -112,7 +112,7 @@ def test_a_trained_part_of_another_model(llm: nc.LLM) -> None:
 
 
 def test_an_llm_that_drafts() -> None:
-    llm = nc.LLM(speculative=Speculation("suffix", adaptive=False))
+    llm = nc.LLM(speculative_config=Speculation("suffix", adaptive=False))
     engine = llm.new_engine()
     text = "the cat and the dog and the cat and the dog and the cat and"
     params = GREEDY.replace(max_tokens=30)
@@ -120,10 +120,10 @@ def test_an_llm_that_drafts() -> None:
     while len(engine):
         engine.step()
     assert engine.stats.drafts.drafted > 0
-    assert llm.new_engine(speculation=None).stats.drafts == SpeculativeStats()
+    assert llm.new_engine(speculative_config=None).stats.drafts == SpeculativeStats()
     assert llm.generate(text, params) == nc.LLM().generate(text, params)
     with pytest.raises(nc.ParameterError, match="the proposer must be one of"):
-        nc.LLM(speculative="sufix")
+        nc.LLM(speculative_config="sufix")
 
 
 # what is drafted
@@ -178,7 +178,7 @@ def test_a_vocabulary_of_any_size(llm: nc.LLM, name: str, size: int) -> None:
     wanted = alone(model, llm.tokenizer, request)
     proposer = Oracle({((1, 2), 3): [token for piece in wanted[0] for token in piece.token_ids]}, 0.8)
     asked = Speculation(lambda: proposer, 5, name, adaptive=False)
-    engine = Engine(PagedToy(model, 40, 4), llm.tokenizer, speculation=asked, backend="reference")
+    engine = Engine(PagedToy(model, 40, 4), llm.tokenizer, speculative_config=asked, backend="reference")
     [events] = drive(engine, [request])
     assert answers(events, 1) == wanted
     assert engine.stats.drafts.accepted > 0
@@ -198,7 +198,7 @@ def test_a_row_that_cannot_be_drawn_from(llm: nc.LLM, name: str, kind: str) -> N
     said = [token for piece in wanted[0] for token in piece.token_ids]
     for draft in ([*said, 7, 7, 7], [said[0], 4000, 4000, 7, 7]):
         asked = Speculation(lambda draft=draft: Oracle({((4, 5, 6), 1): draft}), 6, name, adaptive=False)
-        engine = Engine(runner(kind, model), llm.tokenizer, speculation=asked, backend="reference")
+        engine = Engine(runner(kind, model), llm.tokenizer, speculative_config=asked, backend="reference")
         [events] = drive(engine, [request])
         assert answers(events, 1) == wanted
         assert is_empty(engine)

@@ -289,7 +289,7 @@ def first_is_drawn(target: Target, trials: int, rule: str, proposer: Silent, llm
     """Texts after the first token: nothing is drafted before there is one."""
     model = Toy(lambda seen: target.logits[seen[-1]], target.size, 64)
     asked = Speculation(lambda: proposer, 2, rule, adaptive=False)
-    engine = Engine(runner("paged", model, 400), llm.tokenizer, speculation=asked, backend="reference")
+    engine = Engine(runner("paged", model, 400), llm.tokenizer, speculative_config=asked, backend="reference")
     params = target.params.replace(max_tokens=LENGTH + 1, ignore_eos=True)
     requests = [Request(PROMPT, params.replace(seed=seed)) for seed in range(trials)]
     counts: Counter = Counter()
@@ -365,7 +365,7 @@ def test_a_form_may_refuse_what_was_drawn(llm: nc.LLM) -> None:
 
     model, trials = Toy(logits, llm.tokenizer.vocab_size, 64), 1000
     asked = Speculation(Wide, 3, "rejection", adaptive=False)
-    engine = Engine(runner("paged", model, 400), llm.tokenizer, speculation=asked, backend="reference")
+    engine = Engine(runner("paged", model, 400), llm.tokenizer, speculative_config=asked, backend="reference")
     params = nc.SamplingParams(structured=nc.StructuredOutputs(regex="[ab]{4}"), max_tokens=6)
     requests = [Request([a], params.replace(seed=seed)) for seed in range(trials)]
     found = Counter("".join(event.piece.text for event in events) for events in drive(engine, requests))
@@ -387,7 +387,7 @@ def test_a_law_of_another_vocabulary_is_no_draft(llm: nc.LLM, caplog: pytest.Log
     proposer = Drawing(DRAFTED[3], told=lambda laws: tuple(np.append(law, 0.0) for law in laws))
     model = Toy(lambda seen: target.logits[seen[-1]], 3, 64)
     asked = Speculation(lambda: proposer, 2, "rejection", adaptive=False)
-    engine = Engine(runner("paged", model, 40), llm.tokenizer, speculation=asked, backend="reference")
+    engine = Engine(runner("paged", model, 40), llm.tokenizer, speculative_config=asked, backend="reference")
     params = nc.SamplingParams(max_tokens=8, ignore_eos=True, seed=1)
     [events] = drive(engine, [Request(PROMPT, params)])
     assert len(events) == 8
@@ -410,7 +410,7 @@ def test_logprobs_are_those_of_the_target(llm: nc.LLM) -> None:
     target = small()
     model = Toy(lambda seen: target.logits[seen[-1]], 3, 64)
     asked = Speculation(lambda: Drawing(DRAFTED[3]), 3, "rejection", adaptive=False)
-    engine = Engine(runner("paged", model, 40), llm.tokenizer, speculation=asked, backend="reference")
+    engine = Engine(runner("paged", model, 40), llm.tokenizer, speculative_config=asked, backend="reference")
     params = nc.SamplingParams(max_tokens=20, ignore_eos=True, seed=1, logprobs=3, logprobs_mode="raw")
     [events] = drive(engine, [Request(PROMPT, params)])
     before = PROMPT[-1]

@@ -66,7 +66,7 @@ def told(events: list[EngineOutput]) -> list[tuple[Any, ...]]:
 
 def compare(llm: nc.LLM, name: str, count: int, seed: int, **options: Any) -> None:
     asked = requests(llm, count, seed)
-    plain, engine = llm.new_engine(), llm.new_engine(speculation=Speculation(name, **options))
+    plain, engine = llm.new_engine(), llm.new_engine(speculative_config=Speculation(name, **options))
     for request, wanted, found in zip(asked, drive(plain, asked), drive(engine, asked), strict=True):
         assert told(found) == told(wanted), request.params
         assert found[-1].usage == wanted[-1].usage

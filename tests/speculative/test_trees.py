@@ -173,7 +173,7 @@ def test_pieces_are_those_without_drafts(
     count, adaptive = rng.choice([6, 9, 14]), rng.random() < 0.2 and name not in ("knows", "wild")
     proposer.whole = not adaptive
     asked = Speculation(lambda: proposer, count, adaptive=adaptive, branches=4)
-    engine = Engine(runner(kind, model, 64), llm.tokenizer, **options, speculation=asked, backend="reference")
+    engine = Engine(runner(kind, model, 64), llm.tokenizer, **options, speculative_config=asked, backend="reference")
     for request, own, events in zip(requests, wanted, drive(engine, requests), strict=True):
         assert answers(events, request.params.n) == own, request
     assert is_empty(engine)
@@ -197,7 +197,7 @@ def test_rules_that_look_at_laws_agree_where_there_is_no_choice(
     wanted = [alone(model, llm.tokenizer, request, grammars) for request in requests]
     made = Grove(known(requests, wanted), 0.8, rng)
     asked = Speculation(lambda: made, 9, name, adaptive=False, branches=3)
-    engine = Engine(runner(kind, model, 64), llm.tokenizer, speculation=asked, backend="reference")
+    engine = Engine(runner(kind, model, 64), llm.tokenizer, speculative_config=asked, backend="reference")
     for request, own, events in zip(requests, wanted, drive(engine, requests), strict=True):
         found = answers(events, request.params.n)
         if request.params.temperature == 0:
@@ -217,13 +217,13 @@ def seeded(seed: int) -> Speculation:
 
 
 def test_a_short_storm(llm: nc.LLM) -> None:
-    storm(llm, "paged", 1, steps=100, speculation=seeded(1))
+    storm(llm, "paged", 1, steps=100, speculative_config=seeded(1))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", DRAFTING)
 def test_a_long_storm(llm: nc.LLM, kind: str) -> None:
-    storm(llm, kind, 100, steps=6_000, speculation=seeded(100))
+    storm(llm, kind, 100, steps=6_000, speculative_config=seeded(100))
 
 
 @pytest.mark.parametrize("name", ["coupled", "rejection"])
@@ -282,7 +282,7 @@ class Narrow(Watching):
 def engine_of(llm: nc.LLM, proposer: Any, of: type[Watching] = Watching, blocks: int = 100, **more: Any) -> Any:
     asked = {"tokens": 9, "rule": "coupled", "branches": 3, **more.pop("asked", {})}
     speculation = Speculation(lambda: proposer, adaptive=False, **asked)
-    return Engine(of(toy(), blocks, 4), llm.tokenizer, speculation=speculation, **more)
+    return Engine(of(toy(), blocks, 4), llm.tokenizer, speculative_config=speculation, **more)
 
 
 def said_by(llm: nc.LLM, request: Request) -> list[int]:
@@ -402,7 +402,7 @@ def test_an_end_within_a_branch(llm: nc.LLM) -> None:
     ):
         request = Request([1], GREEDY.replace(max_tokens=30, **more))
         asked = Speculation(lambda: Grove({((1,), 1): ids}, 1.0, random.Random(1)), 30, adaptive=False, branches=9)
-        engine = Engine(runner("paged", toy(of=says)), llm.tokenizer, speculation=asked)
+        engine = Engine(runner("paged", toy(of=says)), llm.tokenizer, speculative_config=asked)
         [events] = drive(engine, [request])
         [wanted] = alone(toy(of=says), llm.tokenizer, request)
         assert answers(events, 1) == [wanted]
@@ -510,7 +510,7 @@ def test_a_row_that_cannot_be_drawn_from(llm: nc.LLM, name: str) -> None:
     said = [token for piece in wanted[0] for token in piece.token_ids]
     for tree in (Fixed((4000, said[1], said[2], 7), (ROOT, ROOT, 1, 2)), Fixed((said[1], 4000), (ROOT, ROOT))):
         asked = Speculation(lambda tree=tree: tree, 6, name, adaptive=False, branches=2)
-        engine = Engine(runner("paged", model), llm.tokenizer, speculation=asked, backend="reference")
+        engine = Engine(runner("paged", model), llm.tokenizer, speculative_config=asked, backend="reference")
         [events] = drive(engine, [request])
         assert answers(events, 1) == wanted
         assert is_empty(engine)

@@ -257,7 +257,7 @@ def test_three_hundred_requests_at_once(
 
 
 def tau(llm: nc.LLM, texts: list[list[int]], *asked: Any, **more: Any) -> float:
-    engine = llm.new_engine(speculation=Speculation(*asked, adaptive=False, **more))
+    engine = llm.new_engine(speculative_config=Speculation(*asked, adaptive=False, **more))
     params = nc.SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
     drive(engine, [Request(ids, params) for ids in texts])
     return engine.stats.drafts.tau
@@ -272,7 +272,7 @@ def test_more_of_a_tree_is_kept_than_of_a_chain(name: str, llm: nc.LLM, texts: l
 def test_rejection_of_trees_by_the_embedded_model(name: str, llm: nc.LLM, texts: list[list[int]]) -> None:
     """Nothing is complained of, and much is kept."""
     asked = Speculation(name, 8, "rejection", adaptive=False, branches=2)
-    engine = llm.new_engine(speculation=asked)
+    engine = llm.new_engine(speculative_config=asked)
     params = nc.SamplingParams(temperature=0.8, top_p=0.9, max_tokens=16, ignore_eos=True)
     drive(engine, [Request(ids, params.replace(seed=seed)) for seed, ids in enumerate(texts[:4])])
     assert engine.stats.drafts.tau > {"medusa": 1.2, "eagle": 1.5}[name]

@@ -41,7 +41,7 @@ class Once(Silent):
 
 def engine_of(llm: nc.LLM, once: Draft, says: Callable[[tuple[int, ...]], np.ndarray], rule: str) -> Engine:
     asked = Speculation(lambda: Once(once), 12, rule, adaptive=False, branches=3)
-    return Engine(runner("paged", toy(of=says), 64), llm.tokenizer, speculation=asked, backend="reference")
+    return Engine(runner("paged", toy(of=says), 64), llm.tokenizer, speculative_config=asked, backend="reference")
 
 
 @pytest.mark.parametrize("rule", RULES)

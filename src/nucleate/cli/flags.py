@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from nucleate.cli.structured_flags import add_form, read_form
@@ -24,8 +24,8 @@ def add_sampling(parser: argparse.ArgumentParser, without: Collection[str] = ())
         add_form(parser)
 
 
-def add_parameter(group: Any, parameter: Parameter) -> None:
-    """Add a flag for a parameter; ``given`` finds its value."""
+def add_parameter(group: Any, parameter: Parameter, aliases: Sequence[str] = ()) -> None:
+    """Add a flag for a parameter; ``given`` reads its value."""
     shared: dict[str, Any] = {"dest": f"param_{parameter.name}", "default": None}
     name = parameter.name.replace("_", "-")
     if parameter.kind == "bool":  # the flag is for what is not the default
@@ -39,7 +39,7 @@ def add_parameter(group: Any, parameter: Parameter) -> None:
     else:
         shared["metavar"] = _METAVARS[parameter.kind]
     text = f"{parameter.help} [{parameter.allowed}; default {shown(parameter.default)}]"
-    group.add_argument(f"--{name}", help=text.replace("%", "%%"), **shared)
+    group.add_argument(f"--{name}", *aliases, help=text.replace("%", "%%"), **shared)
 
 
 def shown(default: Any) -> str:
@@ -107,7 +107,7 @@ def model_options(arguments: argparse.Namespace) -> dict[str, Any]:
     """What the flags say of a model and of drafts, as ``LLM`` takes it. Raises ParameterError."""
     options = {name: getattr(arguments, name) for name in ("model", "device", "dtype", "runtime")}
     drafts = _speculation(arguments) if hasattr(arguments, "speculative") else None
-    return options if drafts is None else {**options, "speculative": drafts}
+    return options if drafts is None else {**options, "speculative_config": drafts}
 
 
 def _speculation(arguments: argparse.Namespace) -> Speculation | None:
@@ -179,7 +179,7 @@ def _form(text: str) -> StructuredOutputs | None:
     return None if text.lower() == "none" else StructuredOutputs.from_json(text)
 
 
-FORM = "Structured"
+FORM = "StructuredOutputs"
 """The kind that has flags of its own; ``/set`` takes it as JSON."""
 
 TEXTS = ("tuple[str, ...]", "tuple[str | tuple[int, ...], ...]")

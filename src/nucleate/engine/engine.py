@@ -48,8 +48,8 @@ class Engine:
     at least max_num_seqs. max_model_len: tokens of a prompt with its answer; none: what the model's context and its
     blocks hold, which is the most in any case. enable_prefix_caching: whether requests that begin alike share what was
     read. regex_seconds: that the stop patterns of an answer may take, see ``stop_matcher``. structured_limits: of the
-    forms that text is asked to have. speculation: whether tokens are drafted, and how. backend: as in ``Sampler``; with
-    "triton" or "torch", tokens are drawn where the logits are. Raises ParameterError."""
+    forms that text is asked to have. speculative_config: speculative decoding, off by default. backend: as in
+    ``Sampler``; with "triton" or "torch", tokens are drawn where the logits are. Raises ParameterError."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Engine:
         enable_prefix_caching: bool = True,
         regex_seconds: float = 0.5,
         structured_limits: GrammarLimits | None = None,
-        speculation: Speculation | str | None = None,
+        speculative_config: Speculation | str | None = None,
         backend: str = "auto",
     ) -> None:
         check_count(max_num_seqs, "max_num_seqs")
@@ -91,7 +91,7 @@ class Engine:
         self._searches = BeamScheduler(self._schedule, runner, self._forms, tokenizer, self._live, self._branches)
         self._stages = functools.lru_cache(maxsize=256)(lambda params: stages_of(params, self.vocab_size, tokenizer))
         self._speculator: Speculator | None = None
-        if (asked := Speculation.of(speculation)) is not None:
+        if (asked := Speculation.of(speculative_config)) is not None:
             self._speculator = Speculator(asked, runner, self._schedule, self._sampler, self._branches)
         self._forwards = ModelExecutor(
             runner, self._schedule, self._forms, self._speculator, self._branches, self._fail

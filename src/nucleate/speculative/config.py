@@ -17,7 +17,7 @@ from nucleate.speculative.draft import Proposer
 from nucleate.speculative.proposers.ngram import NgramProposer
 from nucleate.speculative.proposers.suffix import SuffixProposer
 
-FIELD = "speculative"
+FIELD = "speculative_config"
 """What errors name."""
 
 COUPLED = "coupled"

@@ -95,8 +95,8 @@ class BeamSearch:
         self, params: BeamParams, ends: Iterable[int], max_tokens: int, form: BeamConstraint | None = None
     ) -> None:
         self.params, self.ends, self.max_tokens, self.length = params, frozenset(ends), max_tokens, 0
-        size = params.width // params.groups
-        self._groups = [_Group(self, size, [OpenBeam(form=form)]) for _ in range(params.groups)]
+        size = params.num_beams // params.num_beam_groups
+        self._groups = [_Group(self, size, [OpenBeam(form=form)]) for _ in range(params.num_beam_groups)]
 
     @property
     def open(self) -> list[OpenBeam]:
@@ -136,7 +136,7 @@ class BeamSearch:
         found: dict[tuple[int, ...], FinishedBeam] = {}
         for one in sorted((one for group in self._groups for one in group.finished), key=_by_score):
             found.setdefault(one.token_ids, one)
-        return list(found.values())[: self.params.returned]
+        return list(found.values())[: self.params.num_return_sequences]
 
     def score(self, logprob: float, length: int) -> float:
         return float(logprob / length**self.params.length_penalty)
