@@ -123,7 +123,7 @@ def measure(llm: nc.LLM, kind: str, temperature: float, at_once: int, rounds: in
         for name, work in works.items() if turn else ():
             seconds[name] += work.seconds
             equal[name] += sum(own == other for own, other in zip(work.said, works["plain"].said, strict=True))
-            taus[name] = engines[name].stats.drafts.tau
+            taus[name] = engines[name].stats.speculative.mean_acceptance_length
     result: dict[str, Any] = {}
     for name in names:
         rate = rounds * len(asked) * TOKENS / seconds[name]

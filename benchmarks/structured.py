@@ -101,16 +101,16 @@ class Writing:
         """Go on for so long, and for so many steps at least."""
         engine, before, held = self._engine, self._engine.stats, self._holding
         start = perf_counter()
-        while perf_counter() - start < seconds or engine.steps - before.steps < steps:
+        while perf_counter() - start < seconds or engine.num_steps - before.num_steps < steps:
             while len(engine) < self._rows:
                 engine.add(next(self._asked))
             engine.step()
         took, after = perf_counter() - start, engine.stats
-        forced = after.forced - before.forced
+        forced = after.jump_forward_tokens - before.jump_forward_tokens
         found = (
-            *(took, after.forward_seconds - before.forward_seconds, after.sampler_seconds - before.sampler_seconds),
-            *(after.mask_seconds - before.mask_seconds, self._holding - held),
-            *(after.drawn - before.drawn + forced, forced, after.steps - before.steps),
+            *(took, after.forward_seconds - before.forward_seconds, after.sampling_seconds - before.sampling_seconds),
+            *(after.grammar_mask_seconds - before.grammar_mask_seconds, self._holding - held),
+            *(after.sampled_tokens - before.sampled_tokens + forced, forced, after.num_steps - before.num_steps),
         )
         for name, more in zip(self.sums, found, strict=True):
             self.sums[name] += more

@@ -36,7 +36,7 @@ def test_answers_are_those_of_the_slow_twin(llm: nc.LLM, kind: str, options: dic
         assert events[-1].usage.prompt_tokens == len(request.prompt_ids)
     assert is_empty(engine)
     if blocks == 12 and not options:
-        assert engine.stats.preempted  # or the test would show less than it says
+        assert engine.stats.num_preemptions  # or the test would show less than it says
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -65,7 +65,7 @@ def test_a_pool_that_holds_one_beam_is_enough_for_all(llm: nc.LLM) -> None:
     other = BeamRequest([4, 5, 6] * 3, BeamParams(num_beams=3, max_tokens=15, ignore_eos=True))
     for one, events in zip((request, other), drive(engine, [request, other]), strict=True):
         assert found(events) == wanted(model, one, ())
-    assert engine.stats.preempted > 40
+    assert engine.stats.num_preemptions > 40
 
 
 @pytest.mark.parametrize("size", [1, 4, 16])
@@ -87,7 +87,7 @@ def test_beams_share_their_blocks_and_a_child_costs_one_block_at_most(llm: nc.LL
     events: list[EngineOutput] = []
     while not events:
         events = engine.step()
-        used = max(used, engine.stats.blocks_used)
+        used = max(used, engine.stats.num_used_kv_blocks)
     assert events[0].request_id == number
     assert found(events) == wanted(model, request, ())
     read = [(key, stop - start) for parts in inner.forwards for key, start, stop in parts]
@@ -184,13 +184,13 @@ def test_a_paused_search_is_not_read(llm: nc.LLM) -> None:
     engine.step()
     engine.step()
     engine.pause(number)
-    before = engine.stats.read
+    before = engine.stats.computed_tokens
     for _ in range(3):
         assert engine.step() == []
-    assert engine.stats.read == before
+    assert engine.stats.computed_tokens == before
     engine.pause(number, paused=False)
     engine.step()
-    assert engine.stats.read == before + 3
+    assert engine.stats.computed_tokens == before + 3
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -336,7 +336,7 @@ def storm(llm: nc.LLM, kind: str, seed: int, steps: int) -> None:
         elif chance < 0.25 and live:
             engine.pause(rng.choice(list(live)), paused=rng.random() < 0.5)
         take(engine.step())
-        assert engine.stats.running <= most
+        assert engine.stats.num_running_seqs <= most
         assert len(engine) == len(live)
     for number in live:
         engine.pause(number, paused=False)

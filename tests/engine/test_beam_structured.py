@@ -71,7 +71,7 @@ def test_answers_are_those_of_the_slow_twin(llm: nc.LLM, grammars: GrammarCompil
         allowed = allowed_by(form, ignore_eos=request.params.ignore_eos)
         assert found(events) == wanted(model, request, llm.tokenizer.eos_token_ids, allowed=allowed)
     assert is_empty(engine)
-    assert engine.stats.mask_seconds > 0
+    assert engine.stats.grammar_mask_seconds > 0
 
 
 @pytest.mark.parametrize("groups", [1, 2])

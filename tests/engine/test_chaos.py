@@ -124,8 +124,8 @@ def storm(llm: nc.LLM, kind: str, seed: int, steps: int, **options: Any) -> None
                 engine.add(rng.choice([Request([]), Request([SIZE]), Request([1] * 96), *taken(live)]))
         take(engine.step())
         stats = engine.stats
-        assert stats.running <= limits["max_num_seqs"]
-        assert stats.blocks_used <= stats.blocks
+        assert stats.num_running_seqs <= limits["max_num_seqs"]
+        assert stats.num_used_kv_blocks <= stats.num_kv_blocks
         assert len(engine) == len(live)
     failing.armed = False
     for number in live:

@@ -89,10 +89,10 @@ def test_pieces_are_those_of_the_slow_twin(
     for request, events in zip(requests, drive(engine, requests), strict=True):
         assert answers(events, request.params.n) == alone(toy(), llm.tokenizer, request, grammars), request
     assert is_empty(engine)
-    assert engine.stats.forced
-    assert engine.stats.mask_seconds > 0
+    assert engine.stats.jump_forward_tokens
+    assert engine.stats.grammar_mask_seconds > 0
     if kind != "contexts" and not options:
-        assert engine.stats.preempted
+        assert engine.stats.num_preemptions
 
 
 def test_masks_are_made_while_the_model_reads_and_its_failures_harm_nobody_else(
@@ -167,7 +167,7 @@ def test_skipped_tokens_change_nothing(
     assert answers(events, 1) == alone(toy(), llm.tokenizer, request, grammars)
     tells_or_bans = {"logprobs", "suppress_token_ids", "dry_multiplier"} & stage.keys()
     if structured.get("whitespace") == "compact" or "regex" in structured:
-        assert bool(engine.stats.forced) != bool(tells_or_bans)
+        assert bool(engine.stats.jump_forward_tokens) != bool(tells_or_bans)
 
 
 def test_forced_tokens_are_read_in_one_forward(llm: nc.LLM) -> None:
@@ -175,8 +175,8 @@ def test_forced_tokens_are_read_in_one_forward(llm: nc.LLM) -> None:
     text = "a very long text that leaves no choice at all"
     [events] = drive(engine, [Request([5, 6], nc.SamplingParams(structured={"regex": text}))])
     assert "".join(event.piece.text for event in events) == text
-    assert engine.steps == 1
-    assert engine.stats.forced == len(events) - 1 > 5
+    assert engine.num_steps == 1
+    assert engine.stats.jump_forward_tokens == len(events) - 1 > 5
     assert events[-1].usage is not None
     assert events[-1].usage.completion_tokens == len(events)
 
@@ -346,7 +346,7 @@ class TestBeside:
 
 
 def test_slow_masks_end_their_answer_alone(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("matcher", "budget", "guidance"):  # as if each took so much longer
+    for module in ("grammar_matcher", "time_budget", "llguidance_engine"):  # as if each took so much longer
         monkeypatch.setattr(f"nucleate.structured_output.{module}.FREE_SECONDS", -0.05)
     monkeypatch.setattr("nucleate.structured_output.compiler.SLOW_SECONDS", -1.0)
     engine = engine_of(llm, structured_limits=GrammarLimits(seconds=0.4))

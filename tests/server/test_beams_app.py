@@ -109,16 +109,16 @@ def test_who_leaves_ends_the_search(llm: nc.LLM) -> None:
         call = begin(app, PATH, {**BODY, "best_of": 8, "max_tokens": 200, "ignore_eos": True})
         for _ in range(400):
             await asyncio.sleep(0.005)
-            if service.engine.stats.running:
+            if service.engine.stats.num_running_seqs:
                 break
-        assert service.engine.stats.running
+        assert service.engine.stats.num_running_seqs
         call.leave()
         await call.task
         for _ in range(400):
-            if not service.engine.stats.running:
+            if not service.engine.stats.num_running_seqs:
                 break
             await asyncio.sleep(0.005)
-        assert service.engine.stats.running == 0
+        assert service.engine.stats.num_running_seqs == 0
 
     serve(llm, use, slowly)
 

@@ -119,8 +119,8 @@ def test_an_llm_that_drafts() -> None:
     engine.add(Request(llm.encode(text), params))
     while len(engine):
         engine.step()
-    assert engine.stats.drafts.drafted > 0
-    assert llm.new_engine(speculative_config=None).stats.drafts == SpeculativeStats()
+    assert engine.stats.speculative.draft_tokens > 0
+    assert llm.new_engine(speculative_config=None).stats.speculative == SpeculativeStats()
     assert llm.generate(text, params) == nc.LLM().generate(text, params)
     with pytest.raises(nc.ParameterError, match="the proposer must be one of"):
         nc.LLM(speculative_config="sufix")
@@ -164,8 +164,8 @@ def test_more_than_what_remains(llm: nc.LLM, name: str, tokens: int, most: int) 
     read = max(stop for forward in engine.runner.forwards for _, _, stop in forward)
     assert read <= 3 + most - 1  # what would follow the last is not asked for
     rest = max(0, most - 1)
-    assert engine.stats.steps == 1 + -(-rest // (tokens + 1))
-    assert engine.stats.drafts.accepted == engine.stats.drafts.drafted
+    assert engine.stats.num_steps == 1 + -(-rest // (tokens + 1))
+    assert engine.stats.speculative.accepted_tokens == engine.stats.speculative.draft_tokens
 
 
 @pytest.mark.parametrize("name", RULE_NAMES)
@@ -181,7 +181,7 @@ def test_a_vocabulary_of_any_size(llm: nc.LLM, name: str, size: int) -> None:
     engine = Engine(PagedToy(model, 40, 4), llm.tokenizer, speculative_config=asked, backend="reference")
     [events] = drive(engine, [request])
     assert answers(events, 1) == wanted
-    assert engine.stats.drafts.accepted > 0
+    assert engine.stats.speculative.accepted_tokens > 0
 
 
 @pytest.mark.parametrize("name", RULE_NAMES)
@@ -214,14 +214,14 @@ def test_blocks_for_drafts_are_given_back(llm: nc.LLM) -> None:
         engine.step()
         for job in engine._schedule.running:
             assert len(job.blocks) <= engine._pool.blocks_for(len(job.token_ids))
-    assert engine.stats.preempted == 0
-    assert engine.stats.drafts.drafted > 100
+    assert engine.stats.num_preemptions == 0
+    assert engine.stats.speculative.draft_tokens > 100
     tight = engine_of(llm, Fixed(*range(20)), 20, blocks=12)  # of 4 tokens: for one answer and a bit
     requests = [Request([place + 1] * 5, GREEDY.replace(max_tokens=40)) for place in range(2)]
     plain = Engine(runner("paged", toy(), 12), llm.tokenizer)
     found, wanted = drive(tight, requests), drive(plain, requests)
     assert [answers(events, 1) for events in found] == [answers(events, 1) for events in wanted]
-    assert tight.stats.preempted == plain.stats.preempted
+    assert tight.stats.num_preemptions == plain.stats.num_preemptions
     assert is_empty(tight)
 
 
@@ -236,7 +236,7 @@ def test_what_was_refused_is_no_beginning_for_others(llm: nc.LLM) -> None:
         request = Request(prompt[:length], GREEDY)
         [events] = drive(engine, [request])
         assert answers(events, 1) == alone(toy(), llm.tokenizer, request)
-    assert engine.stats.reused > 20
+    assert engine.stats.prefix_cache_hit_tokens > 20
 
 
 def test_what_is_drafted_counts_in_a_forward(llm: nc.LLM) -> None:
@@ -274,7 +274,7 @@ def test_what_a_failing_proposer_costs(llm: nc.LLM, caplog: pytest.LogCaptureFix
     [events] = drive(engine, [request])
     assert answers(events, 1) == alone(toy(), llm.tokenizer, request)
     assert caplog.text.count("drafts fail, and answers go on without them") == 1
-    assert engine.stats.drafts.drafted == 0
+    assert engine.stats.speculative.draft_tokens == 0
 
 
 def test_an_end_within_a_draft(llm: nc.LLM) -> None:
@@ -297,8 +297,8 @@ def test_an_end_within_a_draft(llm: nc.LLM) -> None:
         assert answers(events, 1) == [wanted]
         assert "".join(event.piece.text for event in events) == text
         assert events[-1].piece.stop_reason == reason
-        assert engine.stats.drawn == events[-1].usage.completion_tokens == len(wanted)
-        assert engine.stats.steps <= 2
+        assert engine.stats.sampled_tokens == events[-1].usage.completion_tokens == len(wanted)
+        assert engine.stats.num_steps <= 2
 
 
 def test_figures_of_drafts(llm: nc.LLM) -> None:
@@ -307,9 +307,11 @@ def test_figures_of_drafts(llm: nc.LLM) -> None:
     wrong = [*said[:3], (said[3] + 1) % SIZE, *said[4:]]
     engine = engine_of(llm, Oracle({((4, 5, 6), 1): wrong}), 3)
     drive(engine, [request])
-    figures = engine.stats.drafts  # the first token alone; 2 of 3 right, and one more; 3 of 3, and one more; the last
+    figures = (
+        engine.stats.speculative
+    )  # the first token alone; 2 of 3 right, and one more; 3 of 3, and one more; the last
     assert figures[:3] == (4, 6, 5)
-    assert (figures.tried, figures.kept) == ((2, 2, 2), (2, 2, 1))
-    assert figures.tau == 1 + 5 / 4
-    assert figures.seconds > 0
-    assert SpeculativeStats().tau == 1
+    assert (figures.verified_tokens_per_position, figures.accepted_tokens_per_position) == ((2, 2, 2), (2, 2, 1))
+    assert (figures.acceptance_rate, figures.mean_acceptance_length) == (5 / 6, 1 + 5 / 4)
+    assert figures.draft_seconds > 0
+    assert (SpeculativeStats().acceptance_rate, SpeculativeStats().mean_acceptance_length) == (0, 1)

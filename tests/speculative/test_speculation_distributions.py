@@ -296,7 +296,7 @@ def first_is_drawn(target: Target, trials: int, rule: str, proposer: Silent, llm
     for events in drive(engine, requests):
         counts[tuple(event.piece.token_ids[0] for event in events)] += 1
     assert is_empty(engine)
-    assert engine.stats.drafts.accepted > trials / 3
+    assert engine.stats.speculative.accepted_tokens > trials / 3
     return counts
 
 
@@ -379,7 +379,7 @@ def test_a_form_may_refuse_what_was_drawn(llm: nc.LLM) -> None:
     for axis in range(4):
         others = tuple(set(range(4)) - {axis})
         assert_follows(counts.sum(axis=others), target.sum(axis=others))
-    assert engine.stats.drafts.accepted > trials / 3
+    assert engine.stats.speculative.accepted_tokens > trials / 3
 
 
 def test_a_law_of_another_vocabulary_is_no_draft(llm: nc.LLM, caplog: pytest.LogCaptureFixture) -> None:
@@ -420,4 +420,4 @@ def test_logprobs_are_those_of_the_target(llm: nc.LLM) -> None:
         assert [one.token_id for one in told.top] == [one.token_id for one in wanted.top]
         assert told.chosen.logprob == pytest.approx(wanted.chosen.logprob)
         before = token
-    assert engine.stats.drafts.accepted > 3
+    assert engine.stats.speculative.accepted_tokens > 3

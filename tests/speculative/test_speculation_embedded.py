@@ -72,10 +72,10 @@ def compare(llm: nc.LLM, name: str, count: int, seed: int, **options: Any) -> No
         assert found[-1].usage == wanted[-1].usage
     assert is_empty(engine)
     if options.get("adaptive", True):  # the clock says whether drafts pay, and where they do not there are none
-        assert engine.stats.steps <= plain.stats.steps
+        assert engine.stats.num_steps <= plain.stats.num_steps
     else:
-        assert engine.stats.drafts.accepted > 0
-        assert engine.stats.steps < plain.stats.steps
+        assert engine.stats.speculative.accepted_tokens > 0
+        assert engine.stats.num_steps < plain.stats.num_steps
 
 
 @pytest.mark.parametrize("name", HERE)

@@ -91,12 +91,12 @@ def test_pieces_are_those_without_drafts(
         assert [event.usage for event in events if event.last] == [Usage(len(request.prompt_ids), written)]
     assert is_empty(engine)
     assert not isinstance(proposer, Silent) or not proposer.keys
-    figures = engine.stats.drafts
+    figures = engine.stats.speculative
     if name == "oracle":
-        assert figures.tau > 1.1
-        assert figures.accepted > 0.3 * figures.drafted
+        assert figures.mean_acceptance_length > 1.1
+        assert figures.accepted_tokens > 0.3 * figures.draft_tokens
     if not options and name != "ngram":
-        assert figures.drafted > 0
+        assert figures.draft_tokens > 0
 
 
 @pytest.mark.parametrize("kind", DRAFTING)
@@ -127,7 +127,7 @@ def test_rules_that_look_at_laws_agree_where_there_is_no_choice(
                 told = [piece.logprobs[0] for piece in pieces if piece.logprobs]
                 assert len(told) == len([piece for piece in pieces if piece.token_ids])
     assert is_empty(engine)
-    assert engine.stats.drafts.accepted > 0
+    assert engine.stats.speculative.accepted_tokens > 0
 
 
 def test_beams_beside_answers_that_draft(llm: nc.LLM) -> None:
@@ -146,7 +146,7 @@ def test_beams_beside_answers_that_draft(llm: nc.LLM) -> None:
     assert [[event.piece for event in beams]] == [
         [event.piece for event in events] for events in drive(plain, [search])
     ]
-    assert engine.stats.drafts.accepted > 0
+    assert engine.stats.speculative.accepted_tokens > 0
     assert is_empty(engine)
 
 

@@ -178,11 +178,11 @@ def test_pieces_are_those_without_drafts(
         assert answers(events, request.params.n) == own, request
     assert is_empty(engine)
     assert engine._speculator._failed == (name == "wild")  # whatever a proposer finds wrong is said there
-    assert engine.stats.forced or not getattr(proposer, "late", 0)
-    figures = engine.stats.drafts
+    assert engine.stats.jump_forward_tokens or not getattr(proposer, "late", 0)
+    figures = engine.stats.speculative
     if name == "knows" and not options:
-        assert figures.tau > 1.3
-    assert figures.drafted >= figures.accepted
+        assert figures.mean_acceptance_length > 1.3
+    assert figures.draft_tokens >= figures.accepted_tokens
 
 
 @pytest.mark.parametrize(("kind", "name"), [("paged", "rejection"), ("asynchronous", "typical")])
@@ -207,7 +207,7 @@ def test_rules_that_look_at_laws_agree_where_there_is_no_choice(
             if request.params.structured is not None and pieces[-1].finish_reason != "error":
                 assert holds(grammars, request.params, pieces)
     assert is_empty(engine)
-    assert engine.stats.drafts.accepted > 0
+    assert engine.stats.speculative.accepted_tokens > 0
 
 
 def seeded(seed: int) -> Speculation:
@@ -238,8 +238,8 @@ def test_tokens_that_must_follow_within_a_branch(llm: nc.LLM, grammars: GrammarC
     engine = engine_of(llm, grove, asked={"tokens": 14, "rule": name}, backend="reference")
     for request, own, events in zip(requests, wanted, drive(engine, requests), strict=True):
         assert answers(events, 1) == own, request
-    assert engine.stats.forced > 20
-    assert engine.stats.drafts.accepted > 20
+    assert engine.stats.jump_forward_tokens > 20
+    assert engine.stats.speculative.accepted_tokens > 20
 
 
 # one case at a time
@@ -318,9 +318,14 @@ def test_figures_count_depths_of_trees(llm: nc.LLM) -> None:
     said = said_by(llm, request)
     engine = engine_of(llm, Fixed((9, said[1], said[2], 8, 8), (ROOT, ROOT, 1, 1, 0)))
     drive(engine, [request])
-    figures = engine.stats.drafts  # the first token alone; two of the tree, and one more; none of two; the last alone
+    figures = (
+        engine.stats.speculative
+    )  # the first token alone; two of the tree, and one more; none of two; the last alone
     assert figures[:3] == (4, 7, 2)
-    assert (figures.tried[:3], figures.kept[:3]) == ((2, 1, 0), (1, 1, 0))
+    assert (figures.verified_tokens_per_position[:3], figures.accepted_tokens_per_position[:3]) == (
+        (2, 1, 0),
+        (1, 1, 0),
+    )
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 5])
@@ -335,7 +340,7 @@ def test_no_branch_goes_past_the_last_token(llm: nc.LLM, most: int) -> None:
         if part.parents is not None:
             depth = Draft((0,) * len(part.parents), tuple(part.parents)).depth
             assert part.stop - len(part.parents) + depth <= 3 + most - 1
-    assert engine.stats.steps == min(most, 2)
+    assert engine.stats.num_steps == min(most, 2)
 
 
 def test_blocks_for_trees_are_given_back_and_taken_from_nobody(llm: nc.LLM) -> None:
@@ -351,8 +356,8 @@ def test_blocks_for_trees_are_given_back_and_taken_from_nobody(llm: nc.LLM) -> N
                 assert len(job.blocks) <= engine._pool.blocks_for(len(job.token_ids))
         plain = Engine(runner("paged", toy(), blocks), llm.tokenizer)
         drive(plain, requests)
-        assert engine.stats.preempted == plain.stats.preempted
-        assert engine.stats.drafts.drafted > 50
+        assert engine.stats.num_preemptions == plain.stats.num_preemptions
+        assert engine.stats.speculative.draft_tokens > 50
         assert is_empty(engine)
 
 
@@ -362,13 +367,13 @@ def test_what_was_kept_is_a_beginning_for_others_and_what_was_refused_is_not(llm
     said = said_by(llm, request)
     engine = engine_of(llm, Grove({((4,) * 5, 1): said}, 1.0, random.Random(2)), asked={"tokens": 14})
     drive(engine, [request])
-    assert engine.stats.drafts.accepted > 8
+    assert engine.stats.speculative.accepted_tokens > 8
     prompt = [*[4] * 5, *said]
     for length in range(5, len(prompt) + 1):
         request = Request(prompt[:length], GREEDY)
         [events] = drive(engine, [request])
         assert answers(events, 1) == alone(toy(), llm.tokenizer, request)
-    assert engine.stats.reused > 30
+    assert engine.stats.prefix_cache_hit_tokens > 30
 
 
 def test_a_model_that_fails_because_of_a_tree(llm: nc.LLM) -> None:
@@ -408,8 +413,8 @@ def test_an_end_within_a_branch(llm: nc.LLM) -> None:
         assert answers(events, 1) == [wanted]
         assert "".join(event.piece.text for event in events) == text
         assert events[-1].piece.stop_reason == reason
-        assert engine.stats.drawn == events[-1].usage.completion_tokens == len(wanted)
-        assert engine.stats.steps <= 3
+        assert engine.stats.sampled_tokens == events[-1].usage.completion_tokens == len(wanted)
+        assert engine.stats.num_steps <= 3
 
 
 class Last(Oracle):
@@ -446,7 +451,7 @@ def test_tokens_that_must_follow_are_kept_in_a_tree_as_in_a_chain(
         engine = engine_of(llm, proposer, asked={"rule": name, **asked}, backend="reference")
         [events] = drive(engine, [request])
         assert answers(events, 1) == wanted
-        steps.append((engine.stats.steps, engine.stats.drafts.accepted))
+        steps.append((engine.stats.num_steps, engine.stats.speculative.accepted_tokens))
     assert steps[0][1] > 2
     assert steps[0] == steps[1]
 
@@ -457,7 +462,7 @@ def test_an_oracle_in_a_tree_takes_as_few_forwards_as_one_in_a_chain(llm: nc.LLM
     engine = engine_of(llm, Last({((4, 5, 6), 1): said}), asked={"tokens": 12})
     [events] = drive(engine, [request])
     assert answers(events, 1) == alone(toy(), llm.tokenizer, request)
-    assert engine.stats.steps == 1 + -(-12 // 5)
+    assert engine.stats.num_steps == 1 + -(-12 // 5)
     assert rule((1,)).shape == (SIZE,)
 
 

@@ -260,7 +260,7 @@ def tau(llm: nc.LLM, texts: list[list[int]], *asked: Any, **more: Any) -> float:
     engine = llm.new_engine(speculative_config=Speculation(*asked, adaptive=False, **more))
     params = nc.SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
     drive(engine, [Request(ids, params) for ids in texts])
-    return engine.stats.drafts.tau
+    return engine.stats.speculative.mean_acceptance_length
 
 
 @pytest.mark.parametrize("name", TREES)
@@ -275,5 +275,5 @@ def test_rejection_of_trees_by_the_embedded_model(name: str, llm: nc.LLM, texts:
     engine = llm.new_engine(speculative_config=asked)
     params = nc.SamplingParams(temperature=0.8, top_p=0.9, max_tokens=16, ignore_eos=True)
     drive(engine, [Request(ids, params.replace(seed=seed)) for seed, ids in enumerate(texts[:4])])
-    assert engine.stats.drafts.tau > {"medusa": 1.2, "eagle": 1.5}[name]
+    assert engine.stats.speculative.mean_acceptance_length > {"medusa": 1.2, "eagle": 1.5}[name]
     assert not engine._speculator._failed

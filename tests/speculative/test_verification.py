@@ -69,11 +69,11 @@ def test_an_answer_that_ends_within_a_draft(llm: nc.LLM, rule: str, tree: bool, 
     [events] = drive(engine, [request])
     assert answers(events, 1) == alone(toy(of=says), llm.tokenizer, request)
     assert events[-1].piece.finish_reason == ("length" if "max_tokens" in stop else "stop")
-    assert events[-1].usage.completion_tokens == engine.stats.drawn == 4
+    assert events[-1].usage.completion_tokens == engine.stats.sampled_tokens == 4
     kept = 0 if tree and rule == "block" else 2  # that reads the first branch; the last token counts as drawn
-    figures = engine.stats.drafts
-    assert figures.accepted == sum(figures.kept) == kept
-    assert engine.stats.steps == 4 - kept
+    figures = engine.stats.speculative
+    assert figures.accepted_tokens == sum(figures.accepted_tokens_per_position) == kept
+    assert engine.stats.num_steps == 4 - kept
     assert is_empty(engine)
 
 
@@ -94,7 +94,7 @@ def test_each_branch_has_a_history_of_its_own(llm: nc.LLM, rule: str, values: di
     [events] = drive(engine, [request])
     assert answers(events, 1) == alone(toy(of=says), llm.tokenizer, request)
     assert [event.piece.token_ids[0] for event in events] == [*said, 27]
-    assert engine.stats.drafts.accepted == (0 if rule == "block" else 5)
+    assert engine.stats.speculative.accepted_tokens == (0 if rule == "block" else 5)
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -215,10 +215,10 @@ class AsyncEngine:
                 self._wake.clear()
                 while self._orders:
                     self._orders.popleft()()
-                before = self._engine.steps
+                before = self._engine.num_steps
                 events = self._engine.step()
                 self._send(events)
-                if not events and self._engine.steps == before:
+                if not events and self._engine.num_steps == before:
                     self._wake.wait()
         except BaseException as error:  # noqa: BLE001  # nobody else would hear of it
             with suppress(RuntimeError):  # the loop is closed

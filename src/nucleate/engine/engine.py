@@ -102,8 +102,8 @@ class Engine:
         return len(self._live)
 
     @property
-    def steps(self) -> int:
-        """How many forwards there were."""
+    def num_steps(self) -> int:
+        """Number of forward passes so far."""
         return self._forwards.count
 
     @property
