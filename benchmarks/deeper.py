@@ -125,9 +125,9 @@ def main() -> None:
     speculations = {
         "plain": None,
         f"draft, {options.drafted} tokens": Speculation(
-            lambda: load("draft", small), tokens=options.drafted, adaptive=False
+            lambda: load("draft", small), num_speculative_tokens=options.drafted, adaptive=False
         ),
-        "draft, adaptive": Speculation(lambda: load("draft", small), tokens=options.drafted),
+        "draft, adaptive": Speculation(lambda: load("draft", small), num_speculative_tokens=options.drafted),
     }
     for rows, temperature in ((1, 0.0), (1, 0.7), (8, 0.0)):
         params = nc.SamplingParams(temperature=temperature, max_tokens=options.tokens, ignore_eos=True)

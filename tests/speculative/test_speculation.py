@@ -16,7 +16,7 @@ from nucleate.engine.request import Request
 from nucleate.engine.stats import SpeculativeStats
 from nucleate.models.protocol import ModelError
 from nucleate.speculative.adaptive.controller import AdaptiveProposer
-from nucleate.speculative.config import NAMES, RULE_NAMES, Speculation
+from nucleate.speculative.config import ACCEPTANCE_RULES, METHODS, Speculation
 from nucleate.speculative.draft import ROOT, Draft, DraftContext
 from nucleate.speculative.proposers.ngram import NgramProposer
 from nucleate.speculative.tree import narrow
@@ -63,19 +63,22 @@ def test_what_is_no_proposer(adaptive: bool) -> None:
     ("values", "message"),
     [
         (
-            {"proposer": "none"},
-            "the proposer must be one of ngram, suffix, draft, medusa, eagle, dflash, mtp, got 'none'",
+            {"method": "none"},
+            "method must be one of ngram, suffix, draft, medusa, eagle, dflash, mtp, got 'none'",
         ),
-        ({"proposer": 3}, "the proposer must be one of"),
-        ({"rule": "greedy"}, "the rule must be one of coupled, rejection, block, typical, got 'greedy'"),
-        ({"tokens": 0}, "the tokens of a draft must be an integer in 1..64, got 0"),
-        ({"tokens": 65}, "the tokens of a draft must be an integer in 1..64, got 65"),
-        ({"tokens": True}, "the tokens of a draft must be an integer in 1..64, got True"),
-        ({"tokens": 2.0}, "the tokens of a draft must be an integer in 1..64, got 2.0"),
-        ({"branches": 0}, "the branches of a draft must be an integer in 1..64, got 0"),
-        ({"branches": 65, "proposer": "suffix"}, "the branches of a draft must be an integer in 1..64, got 65"),
-        ({"branches": True}, "the branches of a draft must be an integer in 1..64, got True"),
-        ({"branches": 2}, "drafts of 'ngram' have one branch, got 2 branches; those of suffix, medusa, eagle may have"),
+        ({"method": 3}, "method must be one of"),
+        (
+            {"acceptance_rule": "greedy"},
+            "acceptance_rule must be one of coupled, rejection, block, typical, got 'greedy'",
+        ),
+        ({"num_speculative_tokens": 0}, "num_speculative_tokens must be an integer in 1..64, got 0"),
+        ({"num_speculative_tokens": 65}, "num_speculative_tokens must be an integer in 1..64, got 65"),
+        ({"num_speculative_tokens": True}, "num_speculative_tokens must be an integer in 1..64, got True"),
+        ({"num_speculative_tokens": 2.0}, "num_speculative_tokens must be an integer in 1..64, got 2.0"),
+        ({"tree_width": 0}, "tree_width must be an integer in 1..64, got 0"),
+        ({"tree_width": 65, "method": "suffix"}, "tree_width must be an integer in 1..64, got 65"),
+        ({"tree_width": True}, "tree_width must be an integer in 1..64, got True"),
+        ({"tree_width": 2}, "tree_width must be 1 for the method 'ngram', got 2; only suffix, medusa, eagle propose"),
         ({"adaptive": 1}, "adaptive must be True or False, got 1"),
     ],
 )
@@ -94,11 +97,14 @@ def test_what_is_asked_for() -> None:
     assert type(asked.make()) is NgramProposer
     assert asked.make() is not asked.make()
     assert type(Speculation("ngram").make()) is AdaptiveProposer
-    with pytest.raises(nc.ParameterError, match="must be a name, a Speculation or None, got 4"):
+    assert Speculation.of({"method": "suffix", "num_speculative_tokens": 7}) == Speculation("suffix", 7)
+    with pytest.raises(nc.ParameterError, match="unknown parameter 'num_speculative_token'; did you mean num_specu"):
+        Speculation.of({"num_speculative_token": 7})
+    with pytest.raises(nc.ParameterError, match="must be a method, a Speculation, a mapping of its fields or None"):
         Speculation.of(4)
-    with pytest.raises(nc.ParameterError, match="'eagle' needs to know the model"):
+    with pytest.raises(nc.ParameterError, match="'eagle' needs the weights of a model"):
         Speculation("eagle").make()
-    assert len({*NAMES, *RULE_NAMES}) == 11
+    assert len({*METHODS, *ACCEPTANCE_RULES}) == 11
 
 
 def test_a_model_that_reads_one_sequence_at_a_time(llm: nc.LLM) -> None:
@@ -122,7 +128,7 @@ def test_an_llm_that_drafts() -> None:
     assert engine.stats.speculative.draft_tokens > 0
     assert llm.new_engine(speculative_config=None).stats.speculative == SpeculativeStats()
     assert llm.generate(text, params) == nc.LLM().generate(text, params)
-    with pytest.raises(nc.ParameterError, match="the proposer must be one of"):
+    with pytest.raises(nc.ParameterError, match="method must be one of"):
         nc.LLM(speculative_config="sufix")
 
 
@@ -150,7 +156,7 @@ def test_what_a_proposer_sees(llm: nc.LLM) -> None:
     assert not proposer.keys
 
 
-@pytest.mark.parametrize("name", RULE_NAMES)
+@pytest.mark.parametrize("name", ACCEPTANCE_RULES)
 @pytest.mark.parametrize("tokens", [1, 3, 64])
 @pytest.mark.parametrize("most", [1, 2, 5])
 def test_more_than_what_remains(llm: nc.LLM, name: str, tokens: int, most: int) -> None:
@@ -168,7 +174,7 @@ def test_more_than_what_remains(llm: nc.LLM, name: str, tokens: int, most: int) 
     assert engine.stats.speculative.accepted_tokens == engine.stats.speculative.draft_tokens
 
 
-@pytest.mark.parametrize("name", RULE_NAMES)
+@pytest.mark.parametrize("name", ACCEPTANCE_RULES)
 @pytest.mark.parametrize("size", [3, 31, 33, 257])
 def test_a_vocabulary_of_any_size(llm: nc.LLM, name: str, size: int) -> None:
     table = np.random.default_rng(size).normal(0, 3, (size, size)).astype(np.float32)
@@ -184,7 +190,7 @@ def test_a_vocabulary_of_any_size(llm: nc.LLM, name: str, size: int) -> None:
     assert engine.stats.speculative.accepted_tokens > 0
 
 
-@pytest.mark.parametrize("name", RULE_NAMES)
+@pytest.mark.parametrize("name", ACCEPTANCE_RULES)
 @pytest.mark.parametrize("kind", ["paged", "asynchronous"])
 def test_a_row_that_cannot_be_drawn_from(llm: nc.LLM, name: str, kind: str) -> None:
     """In a draft it ends the answer where it is come to, after what was right before; if not, it does not matter."""

@@ -11,7 +11,7 @@ from toy_requests import drive, is_empty
 import nucleate as nc
 from nucleate.engine.request import Request
 from nucleate.outputs import EngineOutput
-from nucleate.speculative.config import NAMES, Speculation
+from nucleate.speculative.config import METHODS, Speculation
 
 RECORD = {
     "type": "object",
@@ -22,7 +22,7 @@ RECORD = {
     "required": ["name", "age"],
     "additionalProperties": False,
 }
-HERE = [name for name in NAMES if name != "mtp"]  # which other models bring
+HERE = [name for name in METHODS if name != "mtp"]  # which other models bring
 WAYS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "T 0.8": {"temperature": 0.8},
@@ -85,6 +85,8 @@ def test_thirty_requests_at_once(llm: nc.LLM, name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", HERE)
-@pytest.mark.parametrize("options", [{"adaptive": False}, {"tokens": 7, "adaptive": True}], ids=["4", "up to 7"])
+@pytest.mark.parametrize(
+    "options", [{"adaptive": False}, {"num_speculative_tokens": 7, "adaptive": True}], ids=["4", "up to 7"]
+)
 def test_three_hundred_requests_at_once(llm: nc.LLM, name: str, options: dict[str, Any]) -> None:
     compare(llm, name, 300, 2, **options)

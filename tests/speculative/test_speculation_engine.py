@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from engine_storm import rule, storm
 from scripted_proposers import Answers, Oracle, Silent, Storm
-from test_chaos import rule, storm
 from test_structured_random import FORMS, STAGES, holds
 from toy_requests import SIZE, alone, answers, drive, is_empty, random_request, runner, toy
 

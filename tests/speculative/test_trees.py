@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from engine_storm import rule as broken_rule
+from engine_storm import storm
 from scripted_proposers import Answers, Oracle, Silent
-from test_chaos import rule as broken_rule
-from test_chaos import storm
 from test_speculation_engine import any_request, known
 from test_structured_random import holds
 from toy_models import PagedToy
@@ -172,7 +172,7 @@ def test_pieces_are_those_without_drafts(
     proposer = PROPOSERS[name](known(requests, wanted), rng)
     count, adaptive = rng.choice([6, 9, 14]), rng.random() < 0.2 and name not in ("knows", "wild")
     proposer.whole = not adaptive
-    asked = Speculation(lambda: proposer, count, adaptive=adaptive, branches=4)
+    asked = Speculation(lambda: proposer, count, adaptive=adaptive, tree_width=4)
     engine = Engine(runner(kind, model, 64), llm.tokenizer, **options, speculative_config=asked, backend="reference")
     for request, own, events in zip(requests, wanted, drive(engine, requests), strict=True):
         assert answers(events, request.params.n) == own, request
@@ -196,7 +196,7 @@ def test_rules_that_look_at_laws_agree_where_there_is_no_choice(
         requests[place] = dataclasses.replace(requests[place], params=greedy)
     wanted = [alone(model, llm.tokenizer, request, grammars) for request in requests]
     made = Grove(known(requests, wanted), 0.8, rng)
-    asked = Speculation(lambda: made, 9, name, adaptive=False, branches=3)
+    asked = Speculation(lambda: made, 9, name, adaptive=False, tree_width=3)
     engine = Engine(runner(kind, model, 64), llm.tokenizer, speculative_config=asked, backend="reference")
     for request, own, events in zip(requests, wanted, drive(engine, requests), strict=True):
         found = answers(events, request.params.n)
@@ -213,7 +213,9 @@ def test_rules_that_look_at_laws_agree_where_there_is_no_choice(
 def seeded(seed: int) -> Speculation:
     rng = random.Random(seed)
     best = lambda seen: int(broken_rule(seen).argmax())
-    return Speculation(lambda: Wild({}, 0.9, rng, best), rng.randint(3, 12), adaptive=False, branches=rng.randint(2, 4))
+    return Speculation(
+        lambda: Wild({}, 0.9, rng, best), rng.randint(3, 12), adaptive=False, tree_width=rng.randint(2, 4)
+    )
 
 
 def test_a_short_storm(llm: nc.LLM) -> None:
@@ -235,7 +237,7 @@ def test_tokens_that_must_follow_within_a_branch(llm: nc.LLM, grammars: GrammarC
     requests += [Request([5 + seed, 6], params.replace(seed=seed)) for seed in range(6)]
     wanted = [alone(toy(), llm.tokenizer, request, grammars) for request in requests]
     grove = Grove(known(requests, wanted), 1.0, random.Random(3))
-    engine = engine_of(llm, grove, asked={"tokens": 14, "rule": name}, backend="reference")
+    engine = engine_of(llm, grove, asked={"num_speculative_tokens": 14, "acceptance_rule": name}, backend="reference")
     for request, own, events in zip(requests, wanted, drive(engine, requests), strict=True):
         assert answers(events, 1) == own, request
     assert engine.stats.jump_forward_tokens > 20
@@ -273,14 +275,14 @@ class Watching(PagedToy):
 
 
 class Narrow(Watching):
-    branches = False
+    tree_attention = False
 
     def move(self, moves: Any) -> None:
         raise AssertionError("there is nothing to move")
 
 
 def engine_of(llm: nc.LLM, proposer: Any, of: type[Watching] = Watching, blocks: int = 100, **more: Any) -> Any:
-    asked = {"tokens": 9, "rule": "coupled", "branches": 3, **more.pop("asked", {})}
+    asked = {"num_speculative_tokens": 9, "acceptance_rule": "coupled", "tree_width": 3, **more.pop("asked", {})}
     speculation = Speculation(lambda: proposer, adaptive=False, **asked)
     return Engine(of(toy(), blocks, 4), llm.tokenizer, speculative_config=speculation, **more)
 
@@ -291,7 +293,7 @@ def said_by(llm: nc.LLM, request: Request) -> list[int]:
 
 @pytest.mark.parametrize(
     ("of", "asked"),
-    [(Narrow, {}), (Watching, {"branches": 1}), (Watching, {"rule": "block"}), (Watching, {})],
+    [(Narrow, {}), (Watching, {"tree_width": 1}), (Watching, {"acceptance_rule": "block"}), (Watching, {})],
     ids=["a runner without", "one branch", "block", "a tree"],
 )
 def test_where_there_are_no_trees_the_first_branch_is_read(llm: nc.LLM, of: Any, asked: dict[str, Any]) -> None:
@@ -365,7 +367,7 @@ def test_what_was_kept_is_a_beginning_for_others_and_what_was_refused_is_not(llm
     """Blocks hold what was said, in its order, though it was read in another: later requests find it there."""
     request = Request([4] * 5, GREEDY.replace(max_tokens=20))
     said = said_by(llm, request)
-    engine = engine_of(llm, Grove({((4,) * 5, 1): said}, 1.0, random.Random(2)), asked={"tokens": 14})
+    engine = engine_of(llm, Grove({((4,) * 5, 1): said}, 1.0, random.Random(2)), asked={"num_speculative_tokens": 14})
     drive(engine, [request])
     assert engine.stats.speculative.accepted_tokens > 8
     prompt = [*[4] * 5, *said]
@@ -406,7 +408,7 @@ def test_an_end_within_a_branch(llm: nc.LLM) -> None:
         ({"stop_regex": "h[a-z]+e"}, "The little fox ran ", "h[a-z]+e"),
     ):
         request = Request([1], GREEDY.replace(max_tokens=30, **more))
-        asked = Speculation(lambda: Grove({((1,), 1): ids}, 1.0, random.Random(1)), 30, adaptive=False, branches=9)
+        asked = Speculation(lambda: Grove({((1,), 1): ids}, 1.0, random.Random(1)), 30, adaptive=False, tree_width=9)
         engine = Engine(runner("paged", toy(of=says)), llm.tokenizer, speculative_config=asked)
         [events] = drive(engine, [request])
         [wanted] = alone(toy(of=says), llm.tokenizer, request)
@@ -447,8 +449,11 @@ def test_tokens_that_must_follow_are_kept_in_a_tree_as_in_a_chain(
             return Draft(tuple(tokens), draft.parents)
 
     steps = []
-    for proposer, asked in ((Oracle(found), {"branches": 1, "tokens": 5}), (Three(found), {"tokens": 15})):
-        engine = engine_of(llm, proposer, asked={"rule": name, **asked}, backend="reference")
+    for proposer, asked in (
+        (Oracle(found), {"tree_width": 1, "num_speculative_tokens": 5}),
+        (Three(found), {"num_speculative_tokens": 15}),
+    ):
+        engine = engine_of(llm, proposer, asked={"acceptance_rule": name, **asked}, backend="reference")
         [events] = drive(engine, [request])
         assert answers(events, 1) == wanted
         steps.append((engine.stats.num_steps, engine.stats.speculative.accepted_tokens))
@@ -459,7 +464,7 @@ def test_tokens_that_must_follow_are_kept_in_a_tree_as_in_a_chain(
 def test_an_oracle_in_a_tree_takes_as_few_forwards_as_one_in_a_chain(llm: nc.LLM) -> None:
     request = Request([4, 5, 6], GREEDY.replace(max_tokens=13))
     said = said_by(llm, request)
-    engine = engine_of(llm, Last({((4, 5, 6), 1): said}), asked={"tokens": 12})
+    engine = engine_of(llm, Last({((4, 5, 6), 1): said}), asked={"num_speculative_tokens": 12})
     [events] = drive(engine, [request])
     assert answers(events, 1) == alone(toy(), llm.tokenizer, request)
     assert engine.stats.num_steps == 1 + -(-12 // 5)
@@ -514,7 +519,7 @@ def test_a_row_that_cannot_be_drawn_from(llm: nc.LLM, name: str) -> None:
     assert wanted[0][-1].finish_reason == "error"
     said = [token for piece in wanted[0] for token in piece.token_ids]
     for tree in (Fixed((4000, said[1], said[2], 7), (ROOT, ROOT, 1, 2)), Fixed((said[1], 4000), (ROOT, ROOT))):
-        asked = Speculation(lambda tree=tree: tree, 6, name, adaptive=False, branches=2)
+        asked = Speculation(lambda tree=tree: tree, 6, name, adaptive=False, tree_width=2)
         engine = Engine(runner("paged", model), llm.tokenizer, speculative_config=asked, backend="reference")
         [events] = drive(engine, [request])
         assert answers(events, 1) == wanted

@@ -40,7 +40,7 @@ class Once(Silent):
 
 
 def engine_of(llm: nc.LLM, once: Draft, says: Callable[[tuple[int, ...]], np.ndarray], rule: str) -> Engine:
-    asked = Speculation(lambda: Once(once), 12, rule, adaptive=False, branches=3)
+    asked = Speculation(lambda: Once(once), 12, rule, adaptive=False, tree_width=3)
     return Engine(runner("paged", toy(of=says), 64), llm.tokenizer, speculative_config=asked, backend="reference")
 
 

@@ -38,7 +38,7 @@ class Speculator:
 
     def __init__(
         self,
-        speculation: Speculation,
+        config: Speculation,
         runner: Runner,
         schedule: Scheduler,
         sampler: Sampler,
@@ -47,7 +47,7 @@ class Speculator:
         if not runner.paged:
             why = f": {runner.why}" if runner.why else ""
             raise ParameterError(FIELD, f"drafts are for models that read many sequences at a time{why}")
-        self.speculation, self.proposer = speculation, speculation.make()
+        self.config, self.proposer = config, config.make()
         self._adaptive = self.proposer if isinstance(self.proposer, AdaptiveProposer) else None
         self.watches = tuple(self.proposer.layers)
         if self.watches:
@@ -56,10 +56,10 @@ class Speculator:
             warm()  # only kernels read drafts in the bits of tokens, and no step is to wait for them
             get([DRAFTS])
         self._runner, self._schedule, self._sampler, self._jobs = runner, schedule, sampler, jobs
-        self._branches = speculation.wide if getattr(runner, "branches", False) else 1
+        self._tree_width = config.effective_tree_width if getattr(runner, "tree_attention", False) else 1
         self._paths: dict[int, Path] = {}  # of trees that were verified in this step, by key
         self._rounds = self._drafted = self._accepted = 0
-        self._tried, self._kept = [0] * speculation.tokens, [0] * speculation.tokens
+        self._tried, self._kept = [0] * config.num_speculative_tokens, [0] * config.num_speculative_tokens
         self._seconds = 0.0
         self._drafting = False  # whether anything is drafted in this step
         self._failed = False
@@ -73,7 +73,7 @@ class Speculator:
     @property
     def draws(self) -> bool:
         """Whether tokens are drawn first, and then compared with drafts."""
-        return self.speculation.rule == COUPLED
+        return self.config.acceptance_rule == COUPLED
 
     def extend(self, readings: list[ScheduledSequence]) -> list[ScheduledSequence]:
         """The same readings, and drafted tokens with those that come to the end of an answer.
@@ -104,8 +104,8 @@ class Speculator:
         counts = []
         for place in places:
             room = _room(readings[place].chunk.job)
-            most = self.speculation.tokens if self._may(readings[place].branch) else 0
-            count = max(0, min(most, left, most if room > 0 and self._branches > 1 else room))
+            most = self.config.num_speculative_tokens if self._may(readings[place].branch) else 0
+            count = max(0, min(most, left, most if room > 0 and self._tree_width > 1 else room))
             counts.append(count)
             left -= count
         return counts
@@ -135,7 +135,7 @@ class Speculator:
     def _with(self, reading: ScheduledSequence, draft: Draft, count: int) -> ScheduledSequence:
         """A reading with as much of a draft as can be read, and as may follow."""
         branch, job, part = reading.branch, reading.chunk.job, reading.part
-        draft = narrow(draft, self._branches, _room(job), count)
+        draft = narrow(draft, self._tree_width, _room(job), count)
         draft = allowed(draft, self._runner.vocab_size, branch.answer.guide)
         draft = draft.cut(self._schedule.reserve(job, len(draft)))
         if not draft:
@@ -188,7 +188,7 @@ class Speculator:
                 hands.draw([row.branch for row in plain], [row.place for row in plain])
             paths = [()] * len(plain) + [self._judged(row, hands) for row in drafted]
             rows = [*plain, *drafted]
-        if self._branches > 1:
+        if self._tree_width > 1:
             self._straighten(rows, paths)
         for row, path in zip(rows, paths, strict=True):
             self._told(row, len(path))
@@ -211,7 +211,7 @@ class Speculator:
 
     def _judged(self, row: DraftRow, hands: VerificationCallbacks) -> Path:
         try:
-            return judge(row, hands, self._sampler, self.speculation.rule)
+            return judge(row, hands, self._sampler, self.config.acceptance_rule)
         except InvalidDistributionError as error:
             self._complain(str(error))
             hands.draw([row.branch], [row.place])
