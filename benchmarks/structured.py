@@ -77,7 +77,7 @@ class Writing:
         prompt = llm.encode("Once upon a time")
         self._engine: Engine = llm.new_engine(max_num_seqs=rows)
         if not beside:
-            self._engine._forms.begin = lambda _: None  # type: ignore[method-assign]  # noqa: SLF001
+            self._engine._grammars.begin = lambda _: None  # type: ignore[method-assign]  # noqa: SLF001
         self._rows = rows
         self._asked = itertools.cycle(
             [self._engine.prepare(Request(prompt, params.replace(seed=i))) for i in range(97)]

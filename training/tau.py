@@ -137,8 +137,8 @@ class Loop:
     def _ruled(self, text: Text, draft: Draft, logits_LV: Floats) -> acceptance.AcceptanceResult:
         seed, step = text.params.seed or 0, len(text.told)
         p_LV = probabilities(logits_LV, text.params)
-        coins = acceptance.coins(seed, step, len(draft))
-        return acceptance.RULES[self.rule].verify(p_LV, draft, coins, acceptance.last_coin(seed, step))
+        coins = acceptance.acceptance_uniforms(seed, step, len(draft))
+        return acceptance.RULES[self.rule].verify(p_LV, draft, coins, acceptance.residual_uniform(seed, step))
 
 
 def tau(texts: Sequence[Text]) -> float:

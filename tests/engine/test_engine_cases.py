@@ -149,7 +149,7 @@ def test_an_abort_shows_what_was_held_back(llm: nc.LLM) -> None:
 def test_logprobs_of_a_prompt_that_is_read_in_parts(
     llm: nc.LLM, kind: str, budget: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nucleate.engine.engine.LOGITS_AT_A_TIME", 5 * SIZE)
+    monkeypatch.setattr("nucleate.engine.engine.MAX_PROMPT_LOGITS", 5 * SIZE)
     params = GREEDY.replace(prompt_logprobs=2, logprob_token_ids=[3], n=2)
     same, others = list(range(1, 14)), [Request(range(1, 30), GREEDY.replace(max_tokens=30)) for _ in range(3)]
     requests = [Request(same, GREEDY), *others, Request(same, params), Request([4], params), Request(same, params)]

@@ -293,11 +293,11 @@ class TestBeside:
         engine = engine_of(llm, kind)
         params = nc.SamplingParams(structured={"regex": "[a-z]{30}"}, seed=1)
         dies, lives = engine.add(Request([1, 2], params)), engine.add(Request([1, 3], params))
-        broken = engine._live[dies]
+        broken = engine._requests[dies]
         events = engine.step()
-        [branch] = broken.branches.values()
-        assert branch.answer.guide is not None
-        branch.answer.guide.matcher._error = "it broke"
+        [branch] = broken.sequences.values()
+        assert branch.processor.guide is not None
+        branch.processor.guide.matcher._error = "it broke"
         while len(engine):
             events += engine.step()
         of = {number: [event for event in events if event.request_id == number] for number in (dies, lives)}
@@ -314,8 +314,8 @@ class TestBeside:
         params = nc.SamplingParams(structured={"regex": "[a-z]{30}"}, seed=1)
         dies, lives = engine.add(Request([1, 2], params)), engine.add(Request([1, 3], params))
         events = engine.step()
-        [branch] = engine._live[dies].branches.values()
-        refusing = branch.answer.guide.matcher
+        [branch] = engine._requests[dies].sequences.values()
+        refusing = branch.processor.guide.matcher
         plain = type(refusing).push
 
         def push(matcher: Any, token: int) -> None:

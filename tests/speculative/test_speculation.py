@@ -19,7 +19,7 @@ from nucleate.speculative.adaptive.controller import AdaptiveProposer
 from nucleate.speculative.config import ACCEPTANCE_RULES, METHODS, Speculation
 from nucleate.speculative.draft import ROOT, Draft, DraftContext
 from nucleate.speculative.proposers.ngram import NgramProposer
-from nucleate.speculative.tree import narrow
+from nucleate.speculative.tree import truncate
 
 GREEDY = nc.SamplingParams(temperature=0, ignore_eos=True, max_tokens=6, seed=1)
 
@@ -137,12 +137,12 @@ def test_an_llm_that_drafts() -> None:
 
 def test_the_first_branch_of_a_tree() -> None:
     tree = Draft((1, 2, 3, 4, 5), (ROOT, ROOT, 0, 0, 2), (None, None, *[np.ones(1)] * 3))
-    found = narrow(tree, 1, 9, 9)
+    found = truncate(tree, 1, 9, 9)
     assert found.tokens == (1, 3, 5)
     assert found.parents is None
     assert found.laws[0] is None
-    assert narrow(found, 1, 9, 9) is found
-    assert narrow(Draft(), 1, 9, 9).tokens == ()
+    assert truncate(found, 1, 9, 9) is found
+    assert truncate(Draft(), 1, 9, 9).tokens == ()
 
 
 def test_what_a_proposer_sees(llm: nc.LLM) -> None:
@@ -218,8 +218,8 @@ def test_blocks_for_drafts_are_given_back(llm: nc.LLM) -> None:
         engine.add(Request([place + 1] * 5, GREEDY.replace(max_tokens=40)))
     while len(engine):
         engine.step()
-        for job in engine._schedule.running:
-            assert len(job.blocks) <= engine._pool.blocks_for(len(job.token_ids))
+        for job in engine._scheduler.running:
+            assert len(job.block_ids) <= engine._kv_cache.blocks_needed(len(job.token_ids))
     assert engine.stats.num_preemptions == 0
     assert engine.stats.speculative.draft_tokens > 100
     tight = engine_of(llm, Fixed(*range(20)), 20, blocks=12)  # of 4 tokens: for one answer and a bit
@@ -279,7 +279,7 @@ def test_what_a_failing_proposer_costs(llm: nc.LLM, caplog: pytest.LogCaptureFix
     request = Request([4, 5, 6], GREEDY)
     [events] = drive(engine, [request])
     assert answers(events, 1) == alone(toy(), llm.tokenizer, request)
-    assert caplog.text.count("drafts fail, and answers go on without them") == 1
+    assert caplog.text.count("the proposer failed, continuing without drafts") == 1
     assert engine.stats.speculative.draft_tokens == 0
 
 

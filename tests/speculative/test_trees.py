@@ -26,7 +26,7 @@ from nucleate.speculative.adaptive.controller import AdaptiveProposer
 from nucleate.speculative.config import Speculation
 from nucleate.speculative.draft import ROOT, Draft, DraftContext, Proposer
 from nucleate.speculative.grammar_filter import allowed
-from nucleate.speculative.tree import Offer, best_first, draft_of, keep, narrow
+from nucleate.speculative.tree import Offer, best_first, draft_of, keep, truncate
 from nucleate.structured_output import GrammarCompiler, Guide
 
 DRAFTING = ("paged", "asynchronous")
@@ -74,7 +74,7 @@ def test_a_narrow_tree(seed: int) -> None:
     rng = random.Random(seed)
     draft = random_tree(rng, rng.randint(0, 14), drawn=rng.random() < 0.5)
     branches, depth, count = rng.randint(1, 4), rng.randint(0, 6), rng.randint(0, 14)
-    found = narrow(draft, branches, depth, count)
+    found = truncate(draft, branches, depth, count)
     wanted: list[int] = []
     for place, parent in enumerate(draft.before()):
         older = [each for each in draft.children()[parent] if each < place]
@@ -354,8 +354,8 @@ def test_blocks_for_trees_are_given_back_and_taken_from_nobody(llm: nc.LLM) -> N
             engine.add(request)
         while len(engine):
             engine.step()
-            for job in engine._schedule.running:
-                assert len(job.blocks) <= engine._pool.blocks_for(len(job.token_ids))
+            for job in engine._scheduler.running:
+                assert len(job.block_ids) <= engine._kv_cache.blocks_needed(len(job.token_ids))
         plain = Engine(runner("paged", toy(), blocks), llm.tokenizer)
         drive(plain, requests)
         assert engine.stats.num_preemptions == plain.stats.num_preemptions
@@ -501,7 +501,7 @@ def test_an_adaptive_tree_is_cut_to_the_depth_that_pays(right: int) -> None:
         depths.append(draft.depth)
         assert len(draft) == 3 * draft.depth
         proposer.accepted(7, min(right, draft.depth))
-        proposer.stepped(1, 1 + len(draft), 1.0 + 0.05 * len(draft))
+        proposer.end_step(1, 1 + len(draft), 1.0 + 0.05 * len(draft))
     assert proposer._width == pytest.approx(3.0, abs=0.1) or not right
     assert max(made.counts) == 12
     assert max(depths[-20:]) == right or (right == 0 and max(depths[-20:]) <= 1)

@@ -15,7 +15,8 @@ from toy_requests import rule as toy_rule
 import nucleate as nc
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
-from nucleate.engine.verification import DraftRow, VerificationCallbacks, judge
+from nucleate.engine.scheduler import ScheduledSequence
+from nucleate.engine.verification import verify_by_rule
 from nucleate.sampling.sampler import Sampler
 from nucleate.speculative.config import Speculation
 from nucleate.speculative.draft import ROOT, Draft, DraftContext
@@ -150,20 +151,18 @@ def test_what_had_to_follow_stays_as_far_as_it_was_drafted(rule: str, forced: tu
     draft, ids, sampler = Draft((21, 22, 23)), [20], Sampler(SIZE, "reference")
     logits = np.zeros((4, SIZE), np.float32)
     logits[range(4), range(21, 25)] = 50.0
-    job, request = SimpleNamespace(token_ids=ids), SimpleNamespace(prompt_ids=(20,))
-    branch: Any = SimpleNamespace(
+    sequence: Any = SimpleNamespace(
         row=sampler.add(nc.SamplingParams(temperature=0.0), [20]),
-        job=job,
-        live=SimpleNamespace(request=request),
-        answer=SimpleNamespace(guide=None, seed=1),
+        token_ids=ids,
+        running=SimpleNamespace(request=SimpleNamespace(prompt_ids=(20,))),
+        processor=SimpleNamespace(guide=None, seed=1),
+        done=False,
     )
-    reading: Any = SimpleNamespace(draft=draft, chunk=SimpleNamespace(stop=1))
 
-    def take(_: Any, token: int, __: Any) -> None:
+    def accept(_: Any, token: int, __: Any) -> None:
         ids.extend((token, *forced) if len(ids) == 1 else (token,))
 
-    hands = VerificationCallbacks(
-        logits, lambda branches, places: [], take, lambda branch, error: None, lambda branch: False
-    )
-    assert judge(DraftRow(reading, branch, 0), hands, sampler, rule) == (0, 1, 2)[:kept]
+    step: Any = SimpleNamespace(logits=logits, accept=accept)
+    one = ScheduledSequence(sequence, 0, 1, last=True, draft=draft, logits_row=0)
+    assert verify_by_rule(one, step, sampler, rule) == (0, 1, 2)[:kept]
     assert ids[: 1 + kept] == [20, 21, 22, 23][: 1 + kept]

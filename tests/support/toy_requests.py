@@ -97,6 +97,5 @@ def is_empty(engine: Engine) -> bool:
         stats.num_waiting_seqs,
         stats.num_used_kv_blocks,
         len(engine._sampler),
-        len(engine._branches),
     )
-    return left == (0,) * 6 and not engine._drawing._drawn and not getattr(engine.runner, "_open", None)
+    return left == (0,) * 5 and engine._token_sampler.idle and not getattr(engine.runner, "_open", None)

@@ -70,13 +70,13 @@ def keep(draft: Draft, places: Sequence[int]) -> Draft:
     return Draft(tuple(draft.tokens[place] for place in places), parents, laws)
 
 
-def narrow(draft: Draft, tree_width: int, depth: int, count: int) -> Draft:
+def truncate(draft: Draft, tree_width: int, depth: int, count: int) -> Draft:
     """As many first siblings of each token, as deep, and as many first tokens of these; whatever the tokens are.
 
     One branch: the first of each siblings.
     """
     if draft.chain:
-        draft = draft.cut(min(depth, count))
+        draft = draft.prefix(min(depth, count))
         return draft if draft.parents is None else Draft(draft.tokens, None, draft.laws)
     siblings: dict[int, int] = {}
     deep = {ROOT: 0}
