@@ -82,7 +82,8 @@ class Writing:
         self._asked = itertools.cycle(
             [self._engine.prepare(Request(prompt, params.replace(seed=i))) for i in range(97)]
         )
-        self._holding, self._engine._hold = 0.0, self._timed(self._engine._hold)  # type: ignore[method-assign]  # noqa: SLF001
+        self._holding, sampler = 0.0, self._engine._token_sampler  # noqa: SLF001
+        sampler._append = self._timed(sampler._append)  # type: ignore[method-assign]  # noqa: SLF001
         self.sums = dict.fromkeys(
             ("seconds", "forward", "sampler", "masks", "taking tokens", "tokens", "forced", "steps"), 0.0
         )

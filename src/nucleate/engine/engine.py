@@ -257,11 +257,9 @@ class Engine:
 
     def _sample(self, result: ForwardOutput, outputs: list[EngineOutput]) -> None:
         """Sample the next token of every sequence whose last token was computed, and advance beam searches."""
-        ready, logits_LV, speculator = self._executor.ready(result), result.logits, self._speculator
-        beams = [one for one in ready if isinstance(one.sequence, RunningBeam)]
-        if beams:
-            ready = [one for one in ready if not isinstance(one.sequence, RunningBeam)]
-            outputs += self._beams.process(beams, logits_LV)
+        ready, beams = self._executor.ready(result)
+        logits_LV, speculator = result.logits, self._speculator
+        outputs += self._beams.process(beams, logits_LV)
         if speculator is None or not speculator.has_drafts(ready):
             sequences, rows = [one.sequence for one in ready], [one.logits_row for one in ready]
             self._token_sampler.sample(sequences, rows, logits_LV, outputs)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from time import perf_counter
 from typing import Any, NamedTuple
 
+from nucleate.engine.beam.scheduling import RunningBeam
 from nucleate.engine.request import RunningSequence, SequenceLifecycle
 from nucleate.engine.scheduler import ScheduledSequence, Scheduler
 from nucleate.engine.speculator import Speculator
 from nucleate.models.runner import Runner
 from nucleate.outputs import EngineOutput
 from nucleate.parameters.converters import one_line
+from nucleate.speculative.draft import NO_DRAFT
 from nucleate.structured_output.grammar_manager import GrammarManager
 
 
@@ -53,7 +55,9 @@ class ModelExecutor:
         self.seconds += perf_counter() - begin
         for result in results:
             self._scheduler.mark_computed(result.scheduled)
-            self.computed_tokens += sum([one.stop - one.start + len(one.draft) for one in result.scheduled])
+            self.computed_tokens += sum([one.stop - one.start for one in result.scheduled])
+            if self._speculator is not None:
+                self.computed_tokens += sum([len(one.draft) for one in result.scheduled])
         return results
 
     def _forward(self, scheduled: list[ScheduledSequence]) -> ForwardOutput:
@@ -83,12 +87,17 @@ class ModelExecutor:
         return results
 
     @staticmethod
-    def ready(result: ForwardOutput) -> list[ScheduledSequence]:
-        """Collect prompt logprobs, and return the sequences whose last token was computed, with their ``logits_row``."""
-        ready, end = [], 0
+    def ready(result: ForwardOutput) -> tuple[list[ScheduledSequence], list[ScheduledSequence]]:
+        """The sequences and the beams whose last token was computed, with their ``logits_row``.
+
+        Prompt logprobs are collected on the way.
+        """
+        ready: list[ScheduledSequence] = []
+        beams: list[ScheduledSequence] = []
+        end = 0
         for one in result.scheduled:
-            sequence, draft = one.sequence, len(one.draft)
-            if isinstance(sequence, RunningSequence) and sequence.prompt_logprobs is not None:
+            sequence, draft = one.sequence, 0 if one.draft is NO_DRAFT else len(one.draft)
+            if sequence.prompt_logprobs is not None:
                 start, end = end, end + one.stop - one.start
                 if not sequence.finished:  # with its text, in the meantime
                     sequence.add_prompt_logprobs(one, result.logits[start:end])
@@ -96,5 +105,5 @@ class ModelExecutor:
                 end += one.last + draft
             if one.last and not sequence.finished:
                 one.logits_row = end - 1 - draft
-                ready.append(one)
-        return ready
+                (beams if sequence.__class__ is RunningBeam else ready).append(one)
+        return ready, beams

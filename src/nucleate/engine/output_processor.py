@@ -29,7 +29,8 @@ class OutputProcessor:
         self.index, self.seed, self.guide = index, seed, guide
         self.prompt_logprobs: PromptLogprobs | None = None  #: to be sent with the next chunk
         self._matcher = StopMatcher(rules)
-        self._shows_stop = rules.include_stop_str_in_output
+        ends = rules.stop_token_ids if rules.ignore_eos else rules.stop_token_ids | rules.eos_token_ids
+        self._hidden = frozenset() if rules.include_stop_str_in_output else ends  # these show no text where they stop
         self._new_detokenizer = partial(Detokenizer, tokenizer, prompt_ids, params.skip_special_tokens)
         self._detokenizer: Detokenizer | None = None  # created with the first token: it decodes the prompt
 
@@ -38,7 +39,7 @@ class OutputProcessor:
         matcher, detokenizer = self._matcher, self._detokenizer
         if detokenizer is None:
             detokenizer = self._detokenizer = self._new_detokenizer()
-        hidden = not self._shows_stop and matcher.is_stop_token(token)
+        hidden = token in self._hidden and matcher.is_stop_token(token)
         texts = matcher.push(token, "" if hidden else "".join(detokenizer.push(token)))
         if complete:
             matcher.complete()

@@ -18,7 +18,7 @@ from nucleate.sampling.backends.token_logprobs import logprobs
 from nucleate.sampling.inputs import LogitsInput
 from nucleate.sampling.stage import Pipeline
 from nucleate.sampling_params import SamplingParams
-from nucleate.speculative.draft import DraftContext
+from nucleate.speculative.draft import NO_DRAFT, DraftContext
 from nucleate.stopping.stop_matcher import StopRules
 from nucleate.structured_output import CompiledGrammar, Guide
 from nucleate.tokenization.tokenizer import Tokenizer
@@ -144,7 +144,7 @@ class RunningSequence(SchedulerEntry):
     def model_input(self, scheduled: ScheduledSequence) -> ModelInput:
         """The input of the model runner for a scheduled chunk with its draft."""
         start, stop, draft = scheduled.start, scheduled.stop, scheduled.draft
-        if not draft:
+        if draft is NO_DRAFT:
             count = int(scheduled.last) if self.prompt_logprobs is None else stop - start
             return ModelInput(self.key, self.token_ids, start, stop, self.block_ids, count)
         parents, count = None if draft.chain else draft.parents, len(draft)

@@ -63,7 +63,7 @@ class ScheduledSequence:
     start: int
     stop: int
     last: bool  #: whether this chunk ends with the sequence's last token, so that a new token follows
-    draft: Draft = NO_DRAFT  #: draft tokens to verify, computed after ``stop``
+    draft: Draft = NO_DRAFT  #: not empty, if it is not NO_DRAFT; computed after ``stop``
     logits_row: int = -1  #: row of its last token in the step's logits; the rows of the draft tokens follow
 
 
@@ -154,9 +154,13 @@ class Scheduler:
 
     def mark_computed(self, scheduled: Iterable[ScheduledSequence]) -> None:
         """Record that chunks were computed, of those sequences that have not finished. Drafts do not count."""
+        size = self.kv_cache.block_size
         for one in scheduled:
-            if not one.sequence.finished:
-                self.advance(one.sequence, one.stop)
+            entry = one.sequence
+            if not entry.finished:
+                entry.num_computed = one.stop
+                if one.stop >= (entry.num_cached_blocks + 1) * size:
+                    self.advance(entry, one.stop)
 
     def advance(self, entry: SchedulerEntry, stop: int) -> None:
         """A sequence is computed up to ``stop``: put the blocks that are full now into the prefix cache."""

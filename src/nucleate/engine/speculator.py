@@ -160,7 +160,7 @@ class Speculator:
     def has_drafts(self, ready: Sequence[ScheduledSequence]) -> bool:
         """Whether any of these sequences has a draft to verify. If not, they are counted as verified."""
         for one in ready:
-            if one.draft:
+            if one.draft is not NO_DRAFT:
                 return True
         self._steps += len(ready)
         return False

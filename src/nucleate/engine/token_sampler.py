@@ -42,8 +42,9 @@ class TokenSampler:
             return []
         logits_RV = logits_LV if len(rows) == len(logits_LV) else logits_LV[rows]
         mask = self._grammars.mask([sequence.processor.guide for sequence in sequences])
+        slots = [each.row if each.row != NO_ROW else self._new_row(each) for each in sequences]
         begin = perf_counter()
-        out = self._sampler(logits_RV, [self._row(sequence) for sequence in sequences], mask=mask)
+        out = self._sampler(logits_RV, slots, mask=mask)
         self.seconds += perf_counter() - begin
         logprobs = out.logprobs or (None,) * len(sequences)
         tokens: list[int] = out.token_ids.tolist()
@@ -84,12 +85,11 @@ class TokenSampler:
             self._pending.append((sequence, forced, None, sequence.grammar_complete))
             self.jump_forward_tokens += 1
 
-    def _row(self, sequence: RunningSequence) -> int:
-        """The sampler row of a sequence; it gets one with its first token."""
-        if sequence.row == NO_ROW:
-            running = sequence.running
-            sequence.row = self._sampler.add(running.stages, running.request.prompt_ids, seed=sequence.processor.seed)
-            self._lifecycle.start_siblings(running)
+    def _new_row(self, sequence: RunningSequence) -> int:
+        """Add a sequence to the sampler, with its first token."""
+        running = sequence.running
+        sequence.row = self._sampler.add(running.stages, running.request.prompt_ids, seed=sequence.processor.seed)
+        self._lifecycle.start_siblings(running)
         return sequence.row
 
     def flush(self, only: Any = None) -> list[EngineOutput]:

@@ -64,7 +64,8 @@ class GuideConstraint:
 class RunningBeam(SchedulerEntry):
     """An unfinished beam, as a sequence of the scheduler."""
 
-    row: ClassVar[int] = NO_ROW  #: it needs no row of the sampler
+    row: ClassVar[int] = NO_ROW  #: it needs no row of the sampler,
+    prompt_logprobs: ClassVar[None] = None  #: and reports no logprobs of the prompt
     running: RunningBeamSearch
     key: int  #: negative, unlike those of other sequences
     logits_V: NDArray[np.float32] | None = None  #: of the next token, once they are computed
