@@ -38,14 +38,14 @@ class Ours:
         self.llm, self.engine = llm, llm.new_engine()
 
     def __call__(self, prompts: list[list[int]]) -> Answers:
-        params = nc.BeamParams(width=WIDTH, max_tokens=TOKENS)
+        params = nc.BeamParams(num_beams=WIDTH, max_tokens=TOKENS)
         places = {self.engine.add(nc.BeamRequest(ids, params)): at for at, ids in enumerate(prompts)}
         pieces: list[list[Any]] = [[] for _ in prompts]
         while len(self.engine):
             for event in self.engine.step():
                 pieces[places[event.request_id]].append(event.piece)
         found = [BeamCompletion.of(ids, own) for ids, own in zip(prompts, pieces, strict=True)]
-        return [[beam.token_ids for beam in one.beams] for one in found]
+        return [[beam.token_ids for beam in one.outputs] for one in found]
 
 
 class Theirs:
@@ -104,7 +104,7 @@ def report(
     seconds: dict[str, dict[str, list[float]]], answers: dict[str, dict[str, Answers]], out: Path | None
 ) -> None:
     result: dict[str, Any] = {
-        "what": f"{len(PROMPTS)} prompts, width {WIDTH}, {TOKENS} tokens, the embedded model, float32",
+        "what": f"{len(PROMPTS)} prompts, num_beams {WIDTH}, {TOKENS} tokens, the embedded model, float32",
         "where": f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, "
         f"transformers {transformers.__version__}",
     }

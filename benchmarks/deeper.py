@@ -125,14 +125,15 @@ def main() -> None:
     speculations = {
         "plain": None,
         f"draft, {options.drafted} tokens": Speculation(
-            lambda: load("draft", small), tokens=options.drafted, adaptive=False
+            lambda: load("draft", small), num_speculative_tokens=options.drafted, adaptive=False
         ),
-        "draft, adaptive": Speculation(lambda: load("draft", small), tokens=options.drafted),
+        "draft, adaptive": Speculation(lambda: load("draft", small), num_speculative_tokens=options.drafted),
     }
     for rows, temperature in ((1, 0.0), (1, 0.7), (8, 0.0)):
         params = nc.SamplingParams(temperature=temperature, max_tokens=options.tokens, ignore_eos=True)
         engines = {  # each with blocks of its own: what one has read there is not what another wrote
-            name: Engine(runner_of(large, MEMORY), tokenizer, speculation=one) for name, one in speculations.items()
+            name: Engine(runner_of(large, MEMORY), tokenizer, speculative_config=one)
+            for name, one in speculations.items()
         }
         for engine in engines.values():
             seconds_of(engine, prompts, params.replace(max_tokens=2), len(prompts))  # a batch has the kernels compiled
@@ -150,7 +151,8 @@ def main() -> None:
         for name, engine in engines.items():
             gain, best = plain / statistics.median(times[name]), fastest / min(times[name])
             print(
-                f"  {name:16} {gain:.2f} x  of minima {best:.2f} x  tau {engine.stats.drafts.tau:.2f}"
+                f"  {name:16} {gain:.2f} x  of minima {best:.2f} x  tau "
+                f"{engine.stats.speculative.mean_acceptance_length:.2f}"
                 f"  the same text: {said[name] == said['plain']}",
                 flush=True,
             )

@@ -100,7 +100,7 @@ def requests_of(llm: nc.LLM, kind: str, temperature: float, at_once: int, turn: 
 
 def new_engine(llm: nc.LLM, name: str, at_once: int) -> Engine:
     """An engine that knows no request of before. One answer alone would be read without kernels: a draft loads them."""
-    engine = llm.new_engine(speculation=WAYS.get(name), max_num_seqs=at_once)
+    engine = llm.new_engine(speculative_config=WAYS.get(name), max_num_seqs=at_once)
     engine.runner.forward([ModelInput(-1, [1, 2], 0, 2, [0], 2)])
     return engine
 
@@ -123,7 +123,7 @@ def measure(llm: nc.LLM, kind: str, temperature: float, at_once: int, rounds: in
         for name, work in works.items() if turn else ():
             seconds[name] += work.seconds
             equal[name] += sum(own == other for own, other in zip(work.said, works["plain"].said, strict=True))
-            taus[name] = engines[name].stats.drafts.tau
+            taus[name] = engines[name].stats.speculative.mean_acceptance_length
     result: dict[str, Any] = {}
     for name in names:
         rate = rounds * len(asked) * TOKENS / seconds[name]

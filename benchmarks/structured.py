@@ -77,12 +77,13 @@ class Writing:
         prompt = llm.encode("Once upon a time")
         self._engine: Engine = llm.new_engine(max_num_seqs=rows)
         if not beside:
-            self._engine._forms.begin = lambda _: None  # type: ignore[method-assign]  # noqa: SLF001
+            self._engine._grammars.begin = lambda _: None  # type: ignore[method-assign]  # noqa: SLF001
         self._rows = rows
         self._asked = itertools.cycle(
             [self._engine.prepare(Request(prompt, params.replace(seed=i))) for i in range(97)]
         )
-        self._holding, self._engine._hold = 0.0, self._timed(self._engine._hold)  # type: ignore[method-assign]  # noqa: SLF001
+        self._holding, sampler = 0.0, self._engine._token_sampler  # noqa: SLF001
+        sampler._append = self._timed(sampler._append)  # type: ignore[method-assign]  # noqa: SLF001
         self.sums = dict.fromkeys(
             ("seconds", "forward", "sampler", "masks", "taking tokens", "tokens", "forced", "steps"), 0.0
         )
@@ -101,16 +102,16 @@ class Writing:
         """Go on for so long, and for so many steps at least."""
         engine, before, held = self._engine, self._engine.stats, self._holding
         start = perf_counter()
-        while perf_counter() - start < seconds or engine.steps - before.steps < steps:
+        while perf_counter() - start < seconds or engine.num_steps - before.num_steps < steps:
             while len(engine) < self._rows:
                 engine.add(next(self._asked))
             engine.step()
         took, after = perf_counter() - start, engine.stats
-        forced = after.forced - before.forced
+        forced = after.jump_forward_tokens - before.jump_forward_tokens
         found = (
-            *(took, after.forward_seconds - before.forward_seconds, after.sampler_seconds - before.sampler_seconds),
-            *(after.mask_seconds - before.mask_seconds, self._holding - held),
-            *(after.drawn - before.drawn + forced, forced, after.steps - before.steps),
+            *(took, after.forward_seconds - before.forward_seconds, after.sampling_seconds - before.sampling_seconds),
+            *(after.grammar_mask_seconds - before.grammar_mask_seconds, self._holding - held),
+            *(after.sampled_tokens - before.sampled_tokens + forced, forced, after.num_steps - before.num_steps),
         )
         for name, more in zip(self.sums, found, strict=True):
             self.sums[name] += more

@@ -30,13 +30,13 @@ from nucleate.models.runner import BLOCK, ModelInput, Move
 from nucleate.sampling.functional import probabilities, sample
 from nucleate.sampling_params import SamplingParams
 from nucleate.speculative import acceptance
-from nucleate.speculative.config import COUPLED, PLAIN, TREES
+from nucleate.speculative.config import COUPLED, TOKEN_METHODS, TREE_METHODS
 from nucleate.speculative.draft import ROOT, Draft, DraftContext, Proposer, TargetOutput
 from nucleate.speculative.proposers.neural import NAMES, load
 from nucleate.speculative.proposers.suffix import SuffixProposer
 
 ENDS = (0, 4)
-ONLY_TOKENS = (*PLAIN, "draft")
+ONLY_TOKENS = (*TOKEN_METHODS, "draft")
 
 
 @dataclass
@@ -137,8 +137,8 @@ class Loop:
     def _ruled(self, text: Text, draft: Draft, logits_LV: Floats) -> acceptance.AcceptanceResult:
         seed, step = text.params.seed or 0, len(text.told)
         p_LV = probabilities(logits_LV, text.params)
-        coins = acceptance.coins(seed, step, len(draft))
-        return acceptance.RULES[self.rule].verify(p_LV, draft, coins, acceptance.last_coin(seed, step))
+        coins = acceptance.acceptance_uniforms(seed, step, len(draft))
+        return acceptance.RULES[self.rule].verify(p_LV, draft, coins, acceptance.residual_uniform(seed, step))
 
 
 def tau(texts: Sequence[Text]) -> float:
@@ -163,8 +163,8 @@ def prompts(folder: Path, count: int, seed: int = 0) -> list[list[int]]:
 
 def proposer_of(name: str, branches: int) -> Proposer:
     """One for the embedded model, by its name."""
-    if name in PLAIN:
-        return SuffixProposer(branches=branches) if name == "suffix" else PLAIN[name]()
+    if name in TOKEN_METHODS:
+        return SuffixProposer(tree_width=branches) if name == "suffix" else TOKEN_METHODS[name]()
     return load(name, Llama(EMBEDDED), branches)
 
 
@@ -173,7 +173,7 @@ def cases(options: argparse.Namespace) -> Iterator[tuple[str, float, int, int, s
     for name in options.parts:
         for temperature in options.temperature:
             for tokens in options.tokens:
-                for branches in options.branches if name in TREES else [1]:
+                for branches in options.branches if name in TREE_METHODS else [1]:
                     for rule in options.rules if temperature else [COUPLED]:
                         if branches == 1 or rule == COUPLED or acceptance.RULES[rule].trees:
                             yield name, temperature, tokens, branches, rule
@@ -182,7 +182,7 @@ def cases(options: argparse.Namespace) -> Iterator[tuple[str, float, int, int, s
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("corpus", type=Path)
-    parser.add_argument("parts", nargs="+", choices=(*PLAIN, *NAMES))
+    parser.add_argument("parts", nargs="+", choices=(*TOKEN_METHODS, *NAMES))
     parser.add_argument("--tokens", type=int, nargs="+", default=[4])
     parser.add_argument("--branches", type=int, nargs="+", default=[1])
     parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 1.0])

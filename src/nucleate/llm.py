@@ -39,9 +39,10 @@ class LLM:
 
     model: None for the embedded model, a folder in the Transformers format, or a Hugging Face id. device, dtype:
     "auto", or as torch names them ("cpu", "cuda:0"; "float32", "bfloat16", "float16"). runtime: "auto", "numpy" or
-    "torch", see ``nucleate.models.loader.load``. speculative: whether tokens are drafted, so that there are fewer
-    forwards for the same text: "ngram", "suffix", a part that was trained for the model ("draft", "medusa", "eagle",
-    "dflash", "mtp"), or a ``Speculation``. Raises ModelError with one line that says what is wrong, ParameterError.
+    "torch", see ``nucleate.models.loader.load``. speculative_config: speculative decoding, which generates the same
+    text in fewer forward passes: a method ("ngram", "suffix", or one trained for the model: "draft", "medusa", "eagle",
+    "dflash", "mtp"), or a ``Speculation``; None turns it off. Raises ModelError with one line that says what is wrong,
+    ParameterError.
 
     ``default_params`` are the sampling parameters that the model's generation_config.json recommends; methods use them
     if no sampling_params are given. ``default_params.override(...)`` changes some of them.
@@ -54,10 +55,10 @@ class LLM:
         dtype: str = "auto",
         *,
         runtime: str = "auto",
-        speculative: str | Speculation | None = None,
+        speculative_config: str | Speculation | None = None,
     ) -> None:
         begin((*SAMPLER, MODELS), compiling=False)  # beside what follows
-        asked = Speculation.of(speculative)
+        asked = Speculation.of(speculative_config)
         self.folder = resolve(model)
         try:
             self.default_params = SamplingParams(**recommended(self.folder))
@@ -65,7 +66,7 @@ class LLM:
             raise ModelError(f"{self.folder / 'generation_config.json'}: {error}") from None
         self.model = load(self.folder, device, dtype, runtime)
         self.tokenizer = _tokenizer(self.folder, self.model.vocab_size)
-        self.speculation = None if asked is None else asked.on(self.model)
+        self.speculative_config = None if asked is None else asked.on(self.model)
         self._calls = SharedEngine(self.new_engine)
 
     def generate(
@@ -109,7 +110,7 @@ class LLM:
     ) -> list[BeamCompletion]:
         """The likeliest answers to prompts, the best first: one BeamCompletion each, in order.
 
-        params: one for all; or its fields, one by one (``width=8``). progress: show a bar on stderr. What
+        params: one for all; or its fields, one by one (``num_beams=8``). progress: show a bar on stderr. What
         ``default_params`` recommend for sampling is not asked. Raises ParameterError.
         """
         chosen = beam_params(params, values)
@@ -177,8 +178,8 @@ class LLM:
         sequences = options.get("max_num_seqs", MAX_NUM_SEQS)
         count = max(sequences, 1) if isinstance(sequences, int) else 1  # the engine says what it may be
         tokens = count * self.model.context_length
-        asked = Speculation.of(options.pop("speculation", self.speculation))
-        options["speculation"] = None if asked is None else asked.on(self.model)
+        asked = Speculation.of(options.pop("speculative_config", self.speculative_config))
+        options["speculative_config"] = None if asked is None else asked.on(self.model)
         return Engine(runner_of(self.model, kv_cache_memory, tokens), self.tokenizer, **options)
 
     def encode(self, prompt: Prompt | Sequence[object]) -> list[int]:

@@ -12,23 +12,25 @@ import nucleate as nc
 from nucleate.cli.beam_flags import PARAMETERS
 from nucleate.cli.main import main
 
-GENERATE = ("generate", "Once upon a time", "--beam-width", "4", "--max-tokens", "9")
+GENERATE = ("generate", "Once upon a time", "--num-beams", "4", "--max-tokens", "9")
 
 
 def test_the_best_answer_is_printed(llm: nc.LLM, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*GENERATE]) == 0
     out, err = capsys.readouterr()
-    [found] = llm.beam_search("Once upon a time", width=4, max_tokens=9)
+    [found] = llm.beam_search("Once upon a time", num_beams=4, max_tokens=9)
     assert out == f"{found.text}\n"
     assert err.startswith("[9 tokens, ")
-    assert err.endswith("width 4]\n")
+    assert err.endswith("num_beams 4]\n")
 
 
 def test_several_answers_have_their_scores(llm: nc.LLM, capsys: pytest.CaptureFixture[str]) -> None:
     more = ("--n", "2", "--echo", "--length-penalty", "0.5", "--early-stopping", "never", "--ignore-eos")
     assert main([*GENERATE, *more]) == 0
-    asked = dict(width=4, max_tokens=9, length_penalty=0.5, early_stopping="never", ignore_eos=True, returned=2)
-    first, second = llm.beam_search("Once upon a time", **asked)[0].beams
+    asked = dict(
+        num_beams=4, max_tokens=9, length_penalty=0.5, early_stopping="never", ignore_eos=True, num_return_sequences=2
+    )
+    first, second = llm.beam_search("Once upon a time", **asked)[0].outputs
     out = capsys.readouterr().out
     assert re.sub(r"-\d\.\d{4}", "SCORE", out) == (
         f"--- answer 1 of 2, score SCORE, length\nOnce upon a time{first.text}\n"
@@ -42,34 +44,38 @@ def test_json_has_all_of_it(llm: nc.LLM, capsys: pytest.CaptureFixture[str]) -> 
     more = ("--n", "3", "--json", "--beam-groups", "2", "--diversity-penalty", "1.5", "--logprobs", "1")
     assert main([*GENERATE, *more]) == 0
     told = json.loads(capsys.readouterr().out)
-    asked = dict(width=4, max_tokens=9, groups=2, diversity_penalty=1.5, returned=3, logprobs=1)
+    asked = dict(
+        num_beams=4, max_tokens=9, num_beam_groups=2, diversity_penalty=1.5, num_return_sequences=3, logprobs=1
+    )
     [found] = llm.beam_search("Once upon a time", **asked)
-    assert [beam["text"] for beam in told["beams"]] == [beam.text for beam in found.beams]
-    assert [beam["score"] for beam in told["beams"]] == pytest.approx([beam.score for beam in found.beams], abs=1e-4)
-    assert [len(beam["logprobs"]) for beam in told["beams"]] == [len(beam.token_ids) for beam in found.beams]
-    assert told["params"]["groups"] == 2
+    assert [beam["text"] for beam in told["outputs"]] == [beam.text for beam in found.outputs]
+    assert [beam["score"] for beam in told["outputs"]] == pytest.approx(
+        [beam.score for beam in found.outputs], abs=1e-4
+    )
+    assert [len(beam["logprobs"]) for beam in told["outputs"]] == [len(beam.token_ids) for beam in found.outputs]
+    assert told["params"]["num_beam_groups"] == 2
     assert told["usage"]["prompt_tokens"] == len(found.prompt_token_ids)
 
 
 def test_an_answer_of_a_form(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("llguidance", reason="needs the extra 'structured'")
-    assert main(["generate", "Tim had", "--beam-width", "3", "--choice", "a dog", "--choice", "a cat"]) == 0
+    assert main(["generate", "Tim had", "--num-beams", "3", "--choice", "a dog", "--choice", "a cat"]) == 0
     assert capsys.readouterr().out in ("a dog\n", "a cat\n")
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--beam-width", "0"), "beam_width must be an integer >= 1, got '0'"),
-        (("--beam-width", "x"), "beam_width must be an integer >= 1, got 'x'"),
-        (("--beam-width", "4", "--n", "5"), "n must be at most width (4), got 5"),
-        (("--beam-width", "4", "--beam-groups", "3"), "beam_groups must divide width (4), got 3"),
-        (("--beam-width", "4", "--length-penalty", "inf"), "length_penalty must be a number"),
-        (("--beam-width", "4", "--early-stopping", "soon"), "early_stopping must be true, false or"),
-        (("--beam-width", "4", "--diversity-penalty", "-1"), "diversity_penalty must be"),
-        (("--beam-width", "4", "--temperature", "1", "--top-k", "3"), "leave out top_k, got 3"),
-        (("--length-penalty", "2"), "length_penalty is for a beam search: give --beam-width, too"),
-        (("--early-stopping", "false"), "early_stopping is for a beam search: give --beam-width, too"),
+        (("--num-beams", "0"), "num_beams must be an integer >= 1, got '0'"),
+        (("--num-beams", "x"), "num_beams must be an integer >= 1, got 'x'"),
+        (("--num-beams", "4", "--n", "5"), "n must be at most num_beams (4), got 5"),
+        (("--num-beams", "4", "--beam-groups", "3"), "beam_groups must divide num_beams (4), got 3"),
+        (("--num-beams", "4", "--length-penalty", "inf"), "length_penalty must be a number"),
+        (("--num-beams", "4", "--early-stopping", "soon"), "early_stopping must be true, false or"),
+        (("--num-beams", "4", "--diversity-penalty", "-1"), "diversity_penalty must be"),
+        (("--num-beams", "4", "--temperature", "1", "--top-k", "3"), "leave out top_k, got 3"),
+        (("--length-penalty", "2"), "length_penalty is for a beam search: give --num-beams, too"),
+        (("--early-stopping", "false"), "early_stopping is for a beam search: give --num-beams, too"),
     ],
 )
 def test_what_cannot_be_is_refused(
@@ -101,4 +107,4 @@ def test_a_search_that_failed_is_a_failure(
     assert "nucleate: the search ended with an error: invalid logits: NaN at token 3" in capsys.readouterr().err
     assert main([*GENERATE, "--json"]) == 1
     out, _ = capsys.readouterr()
-    assert json.loads(out)["beams"][0]["score"] is None
+    assert json.loads(out)["outputs"][0]["score"] is None

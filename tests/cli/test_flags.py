@@ -228,7 +228,7 @@ def drafts(*arguments: str) -> Any:
     parser = argparse.ArgumentParser(exit_on_error=False)
     flags.add_model(parser)
     flags.add_speculation(parser)
-    return flags.model_options(parser.parse_args([*arguments])).get("speculative")
+    return flags.model_options(parser.parse_args([*arguments])).get("speculative_config")
 
 
 def test_drafts_on_a_command_line() -> None:
@@ -237,12 +237,12 @@ def test_drafts_on_a_command_line() -> None:
     asked = drafts("--speculative", "suffix", "--speculative-tokens", "7", "--speculative-rule", "block")
     assert asked == Speculation("suffix", 7, "block")
     asked = drafts("--speculative", "medusa", "--speculative-tokens", "16", "--speculative-branches", "3")
-    assert asked == Speculation("medusa", 16, branches=3)
+    assert asked == Speculation("medusa", 16, tree_width=3)
     with pytest.raises(nc.ParameterError, match="--speculative-tokens goes with --speculative"):
         drafts("--speculative-tokens", "3")
     with pytest.raises(nc.ParameterError, match="--speculative-branches goes with --speculative"):
         drafts("--speculative-branches", "3")
-    with pytest.raises(nc.ParameterError, match="drafts of 'ngram' have one branch, got 2 branches"):
+    with pytest.raises(nc.ParameterError, match="tree_width must be 1 for the method 'ngram', got 2"):
         drafts("--speculative", "ngram", "--speculative-branches", "2")
     with pytest.raises(nc.ParameterError, match=r"must be an integer in 1\.\.64, got 0"):
         drafts("--speculative", "ngram", "--speculative-tokens", "0")

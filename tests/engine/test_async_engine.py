@@ -67,7 +67,7 @@ def test_many_callers_each_get_their_own(llm: nc.LLM) -> None:
 def test_a_cancelled_caller_ends_its_request_and_no_other(llm: nc.LLM) -> None:
     async def use(running: AsyncEngine, engine: Engine) -> None:
         task, other = asyncio.create_task(take(running, LONG)), asyncio.create_task(take(running, SHORT))
-        while engine.stats.drawn < 10:  # noqa: ASYNC110  # it tells nobody
+        while engine.stats.sampled_tokens < 10:  # noqa: ASYNC110  # it tells nobody
             await asyncio.sleep(0.001)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -76,7 +76,7 @@ def test_a_cancelled_caller_ends_its_request_and_no_other(llm: nc.LLM) -> None:
 
     engine = with_engine(llm, use, rule=slow_rule)
     assert is_empty(engine)
-    assert engine.stats.drawn < 100
+    assert engine.stats.sampled_tokens < 100
 
 
 def test_a_caller_cancelled_before_it_is_admitted(llm: nc.LLM) -> None:
@@ -91,7 +91,7 @@ def test_a_caller_cancelled_before_it_is_admitted(llm: nc.LLM) -> None:
 
     engine = with_engine(llm, use, rule=slow_rule)
     assert is_empty(engine)
-    assert engine.stats.drawn < 100
+    assert engine.stats.sampled_tokens < 100
 
 
 def test_leaving_the_iteration_ends_the_request(llm: nc.LLM) -> None:
@@ -102,7 +102,7 @@ def test_leaving_the_iteration_ends_the_request(llm: nc.LLM) -> None:
 
     engine = with_engine(llm, use, rule=slow_rule)
     assert is_empty(engine)
-    assert engine.stats.drawn < 50
+    assert engine.stats.sampled_tokens < 50
 
 
 def test_a_caller_that_takes_nothing_is_paused_and_loses_nothing(llm: nc.LLM) -> None:
@@ -112,10 +112,10 @@ def test_a_caller_that_takes_nothing_is_paused_and_loses_nothing(llm: nc.LLM) ->
         for _ in range(3):  # the others go on, however long it sleeps
             assert len(await take(running, SHORT)) == 5
         await asyncio.sleep(0.1)
-        drawn = engine.stats.drawn
+        drawn = engine.stats.sampled_tokens
         assert drawn < 15 + 8 + 20
         await asyncio.sleep(0.05)
-        assert engine.stats.drawn == drawn
+        assert engine.stats.sampled_tokens == drawn
         taken += [event async for event in events]
         assert answers(taken, 1) == alone(toy(), llm.tokenizer, LONG)
 
@@ -134,7 +134,7 @@ def test_a_paused_request_gives_its_place_to_others(llm: nc.LLM) -> None:
 
     engine = with_engine(llm, use, room=4, max_num_seqs=1, max_num_batched_tokens=8, blocks=60)
     assert is_empty(engine)
-    assert engine.stats.preempted >= 2
+    assert engine.stats.num_preemptions >= 2
 
 
 def test_a_refused_request_is_an_error_of_its_caller(llm: nc.LLM) -> None:
@@ -169,7 +169,7 @@ def test_closing_tells_those_who_wait(llm: nc.LLM) -> None:
         running = AsyncEngine(engine)
         async with running:
             tasks = [asyncio.create_task(take(running, LONG)) for _ in range(3)]
-            while engine.stats.drawn < 5:  # noqa: ASYNC110
+            while engine.stats.sampled_tokens < 5:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
             tasks.append(asyncio.create_task(take(running, SHORT)))
             await asyncio.sleep(0)
@@ -234,7 +234,7 @@ def test_of_several_requests_all_are_admitted_or_none(llm: nc.LLM) -> None:
             requests[wrong] = Request([])
             with pytest.raises(nc.ParameterError, match="the prompt is empty"):
                 await take_together(running, requests)
-        assert engine.stats.drawn == 0
+        assert engine.stats.sampled_tokens == 0
         assert len((await take_together(running, [SHORT, SHORT]))[1]) == 5
 
     assert is_empty(with_engine(llm, use))
@@ -249,7 +249,7 @@ def test_leaving_several_requests_ends_those_that_have_not_ended(llm: nc.LLM) ->
 
     engine = with_engine(llm, use, rule=slow_rule)
     assert is_empty(engine)
-    assert engine.stats.drawn < 100
+    assert engine.stats.sampled_tokens < 100
 
 
 async def slowly(batches: object) -> None:
@@ -277,7 +277,7 @@ def test_a_caller_of_several_requests_that_takes_nothing_is_paused(llm: nc.LLM) 
         async with aclosing(running.run_all([LONG, LONG])) as batches:
             await anext(batches)
             await asyncio.sleep(0.2)
-            drawn = engine.stats.drawn
+            drawn = engine.stats.sampled_tokens
             assert drawn < 2 * 8 + 20
             assert len(await take(running, SHORT)) == 5
             rest = [len(batch) async for batch in batches]
@@ -289,7 +289,7 @@ def test_a_caller_of_several_requests_that_takes_nothing_is_paused(llm: nc.LLM) 
 def test_all_requests_can_be_ended_at_once(llm: nc.LLM) -> None:
     async def use(running: AsyncEngine, engine: Engine) -> None:
         tasks = [asyncio.create_task(take_together(running, [LONG, LONG])) for _ in range(3)]
-        while engine.stats.drawn < 12:  # noqa: ASYNC110
+        while engine.stats.sampled_tokens < 12:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
         running.abort_all()
         for task in tasks:
@@ -302,7 +302,7 @@ def test_all_requests_can_be_ended_at_once(llm: nc.LLM) -> None:
 def test_requests_that_the_engine_has_not_taken_yet_are_ended_too(llm: nc.LLM) -> None:
     async def use(running: AsyncEngine, engine: Engine) -> None:
         first = asyncio.create_task(take_together(running, [LONG]))
-        while engine.stats.drawn < 3:  # noqa: ASYNC110
+        while engine.stats.sampled_tokens < 3:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
         others = [asyncio.create_task(take_together(running, [LONG, LONG])) for _ in range(3)]
         await asyncio.sleep(0)  # they have asked, and the loop cannot have heard of it that they were taken
@@ -315,7 +315,7 @@ def test_requests_that_the_engine_has_not_taken_yet_are_ended_too(llm: nc.LLM) -
 
     engine = with_engine(llm, use, rule=slow_rule)
     assert is_empty(engine)
-    assert engine.stats.drawn < 300
+    assert engine.stats.sampled_tokens < 300
 
 
 def test_a_request_prepared_elsewhere(llm: nc.LLM) -> None:

@@ -23,15 +23,15 @@ from nucleate.models.runner import ModelInput
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("width", 0, "width must be an integer >= 1, got 0"),
-        ("width", True, "width must be an integer >= 1, got True"),
+        ("num_beams", 0, "num_beams must be an integer >= 1, got 0"),
+        ("num_beams", True, "num_beams must be an integer >= 1, got True"),
         ("max_tokens", 0, "max_tokens must be an integer >= 1 or none, got 0"),
         ("length_penalty", math.inf, "length_penalty must be a number, got inf"),
         ("length_penalty", "1", "length_penalty must be a number"),
         ("early_stopping", "always", "early_stopping must be true, false or 'never'"),
         ("early_stopping", 1, "early_stopping must be true, false or 'never'"),
-        ("returned", 5, r"returned must be at most width \(4\), got 5"),
-        ("groups", 3, r"groups must divide width \(4\), got 3"),
+        ("num_return_sequences", 5, r"num_return_sequences must be at most num_beams \(4\), got 5"),
+        ("num_beam_groups", 3, r"num_beam_groups must divide num_beams \(4\), got 3"),
         ("diversity_penalty", -1.0, "diversity_penalty must be a number >= 0"),
         ("structured", {"regex": 5}, "regex"),
         ("stop_token_ids", [-1], "stop_token_ids must be a list of integers >= 0"),
@@ -47,14 +47,14 @@ def test_an_error_names_the_field_and_what_is_allowed(field: str, value: object,
 
 
 def test_parameters_are_frozen_values() -> None:
-    params = BeamParams(width=np.int64(3), stop_token_ids=[4, 5], length_penalty=1)
-    assert params == BeamParams(width=3, stop_token_ids=(4, 5), length_penalty=1.0)
-    assert hash(params) == hash(BeamParams(width=3, stop_token_ids=(4, 5)))
-    assert type(params.width) is int
-    assert (params.n, BeamParams(width=9, returned=2).n) == (3, 2)
-    assert dataclasses.replace(params, width=4).width == 4
+    params = BeamParams(num_beams=np.int64(3), stop_token_ids=[4, 5], length_penalty=1)
+    assert params == BeamParams(num_beams=3, stop_token_ids=(4, 5), length_penalty=1.0)
+    assert hash(params) == hash(BeamParams(num_beams=3, stop_token_ids=(4, 5)))
+    assert type(params.num_beams) is int
+    assert (params.n, BeamParams(num_beams=9, num_return_sequences=2).n) == (3, 2)
+    assert dataclasses.replace(params, num_beams=4).num_beams == 4
     with pytest.raises(dataclasses.FrozenInstanceError):
-        params.width = 2
+        params.num_beams = 2
     assert list(BeamParams.PARAMETERS) == [f.name for f in dataclasses.fields(BeamParams) if f.name != "early_stopping"]
     assert all(parameter.help for parameter in BeamParams.PARAMETERS.values())
 
@@ -99,7 +99,7 @@ def test_requests_that_an_engine_refuses(llm: nc.LLM, request_: BeamRequest, mes
 def test_without_a_length_the_context_is_the_limit(llm: nc.LLM) -> None:
     model = toy(context_length=20)
     engine = Engine(runner("paged", model, 64), llm.tokenizer, backend="reference")
-    request = BeamRequest([1, 2, 3], BeamParams(width=2, ignore_eos=True))
+    request = BeamRequest([1, 2, 3], BeamParams(num_beams=2, ignore_eos=True))
     [events] = drive(engine, [request])
     assert found(events) == wanted(model, request, ())
     assert {len(event.piece.token_ids) for event in events} == {17}
@@ -113,7 +113,7 @@ def test_what_ended_an_answer_is_told_and_not_shown(llm: nc.LLM) -> None:
         return logits
 
     engine = Engine(runner("paged", toy(of=ends)), llm.tokenizer, backend="reference")
-    params = BeamParams(width=4, max_tokens=1, stop_token_ids=(301, 302), skip_special_tokens=False)
+    params = BeamParams(num_beams=4, max_tokens=1, stop_token_ids=(301, 302), skip_special_tokens=False)
     [events] = drive(engine, [BeamRequest([260, 261], params)])
     told = {e.piece.token_ids: (e.piece.text, e.piece.finish_reason, e.piece.stop_reason) for e in events}
     shown = llm.tokenizer.decode([260, 261, 300]).removeprefix(llm.tokenizer.decode([260, 261]))
@@ -123,47 +123,49 @@ def test_what_ended_an_answer_is_told_and_not_shown(llm: nc.LLM) -> None:
         (302,): ("", "stop", 302),
         (0,): ("", "stop", None),
     }
-    kept = BeamParams(width=4, max_tokens=1, ignore_eos=True, stop_token_ids=(0,))
+    kept = BeamParams(num_beams=4, max_tokens=1, ignore_eos=True, stop_token_ids=(0,))
     [events] = drive(engine, [BeamRequest([260, 261], kept)])
     assert {e.piece.stop_reason for e in events if e.piece.token_ids == (0,)} == {0}
 
 
 def test_logprobs_are_those_of_every_token(llm: nc.LLM) -> None:
-    [completion] = llm.beam_search("Once upon a time", width=3, max_tokens=8, logprobs=2)
-    for beam in completion.beams:
+    [completion] = llm.beam_search("Once upon a time", num_beams=3, max_tokens=8, logprobs=2)
+    for beam in completion.outputs:
         assert beam.logprobs is not None
         assert [step.chosen.token_id for step in beam.logprobs] == list(beam.token_ids)
         assert math.fsum(step.chosen.logprob for step in beam.logprobs) == pytest.approx(beam.logprob, abs=1e-9)
         assert all(len(step.top) == 2 for step in beam.logprobs)
         assert all(step.top[0].logprob >= step.chosen.logprob for step in beam.logprobs)
         assert all(step.chosen.rank >= 1 for step in beam.logprobs)
-    [plain] = llm.beam_search("Once upon a time", width=3, max_tokens=8)
-    assert [beam.logprobs for beam in plain.beams] == [None] * 3
-    assert [beam.token_ids for beam in plain.beams] == [beam.token_ids for beam in completion.beams]
+    [plain] = llm.beam_search("Once upon a time", num_beams=3, max_tokens=8)
+    assert [beam.logprobs for beam in plain.outputs] == [None] * 3
+    assert [beam.token_ids for beam in plain.outputs] == [beam.token_ids for beam in completion.outputs]
 
 
 def test_texts_are_the_tokens_decoded_after_the_prompt(llm: nc.LLM) -> None:
     prompts = ["Tom and Lily went to", llm.encode("The")]
-    for prompt, completion in zip(prompts, llm.beam_search(prompts, BeamParams(width=3, max_tokens=9)), strict=True):
+    for prompt, completion in zip(
+        prompts, llm.beam_search(prompts, BeamParams(num_beams=3, max_tokens=9)), strict=True
+    ):
         ids = llm.encode(prompt)
         assert completion.prompt_token_ids == tuple(ids)
-        assert completion.text == completion.beams[0].text
-        assert completion.usage.completion_tokens == sum(len(beam.token_ids) for beam in completion.beams)
-        for beam in completion.beams:
+        assert completion.text == completion.outputs[0].text
+        assert completion.usage.completion_tokens == sum(len(beam.token_ids) for beam in completion.outputs)
+        for beam in completion.outputs:
             assert llm.tokenizer.decode([*ids, *beam.token_ids]) == llm.tokenizer.decode(ids) + beam.text
 
 
 def test_a_call_takes_a_value_or_its_fields(llm: nc.LLM, capsys: pytest.CaptureFixture[str]) -> None:
-    one = llm.beam_search("Tom", BeamParams(width=2, max_tokens=4))
-    assert llm.beam_search("Tom", width=2, max_tokens=4) == one
-    assert llm.beam_search(["Tom"], width=2, max_tokens=4, progress=True) == one
+    one = llm.beam_search("Tom", BeamParams(num_beams=2, max_tokens=4))
+    assert llm.beam_search("Tom", num_beams=2, max_tokens=4) == one
+    assert llm.beam_search(["Tom"], num_beams=2, max_tokens=4, progress=True) == one
     assert "1/1" in capsys.readouterr().err
     assert llm.beam_search([]) == []
-    with pytest.raises(nc.ParameterError, match="unknown parameter 'widht'; did you mean width") as error:
-        llm.beam_search("Tom", widht=2)
-    assert error.value.field == "widht"
-    with pytest.raises(nc.ParameterError, match="give params or width, max_tokens, not both"):
-        llm.beam_search("Tom", BeamParams(), width=2, max_tokens=4)
+    with pytest.raises(nc.ParameterError, match="unknown parameter 'num_beans'; did you mean num_beams") as error:
+        llm.beam_search("Tom", num_beans=2)
+    assert error.value.field == "num_beans"
+    with pytest.raises(nc.ParameterError, match="give params or num_beams, max_tokens, not both"):
+        llm.beam_search("Tom", BeamParams(), num_beams=2, max_tokens=4)
     with pytest.raises(nc.ParameterError, match="params must be a BeamParams, got SamplingParams"):
         llm.beam_search("Tom", nc.SamplingParams())
     with pytest.raises(nc.ParameterError, match="such as"):
@@ -176,7 +178,7 @@ def test_a_search_that_failed_is_a_completion_that_says_why(llm: nc.LLM) -> None
     engine = Engine(runner("paged", toy(of=lambda ids: np.full(SIZE, np.nan, np.float32))), llm.tokenizer)
     [events] = drive(engine, [BeamRequest([1, 2])])
     completion = BeamCompletion.of([1, 2], [event.piece for event in events])
-    [beam] = completion.beams
+    [beam] = completion.outputs
     assert (beam.finish_reason, beam.token_ids, completion.text) == ("error", (), "")
     assert beam.stop_reason == "invalid logits: NaN at token 0"
     assert (beam.score, beam.logprob) == (-math.inf, -math.inf)
@@ -185,7 +187,7 @@ def test_a_search_that_failed_is_a_completion_that_says_why(llm: nc.LLM) -> None
 
 def test_a_worker_runs_searches_beside_requests(llm: nc.LLM) -> None:
     model = toy()
-    search = BeamRequest([1, 2, 3], BeamParams(width=3, max_tokens=9, returned=2))
+    search = BeamRequest([1, 2, 3], BeamParams(num_beams=3, max_tokens=9, num_return_sequences=2))
     sampled = Request([1, 2, 3], nc.SamplingParams(seed=1, max_tokens=9))
 
     async def main() -> dict[int, list[nc.EngineOutput]]:
@@ -219,7 +221,7 @@ def test_logits_may_be_tensors(llm: nc.LLM, kind: str) -> None:
 
     model = toy(of=rounded)
     engine = Engine(Tensors(model, 20, 4), llm.tokenizer, max_num_seqs=3, backend="reference")
-    requests = [BeamRequest([1, 2, at], BeamParams(width=3, max_tokens=8)) for at in range(3)]
+    requests = [BeamRequest([1, 2, at], BeamParams(num_beams=3, max_tokens=8)) for at in range(3)]
     sampled = Request([1, 2], nc.SamplingParams(temperature=0.0, max_tokens=5))
     *events, greedy = drive(engine, [*requests, sampled])
     for request, own in zip(requests, events, strict=True):
@@ -229,7 +231,7 @@ def test_logits_may_be_tensors(llm: nc.LLM, kind: str) -> None:
 
 def test_better_priorities_come_first(llm: nc.LLM) -> None:
     engine = Engine(runner("paged", toy(), 20), llm.tokenizer, max_num_seqs=2, backend="reference")
-    params = BeamParams(width=2, max_tokens=12, ignore_eos=True)
+    params = BeamParams(num_beams=2, max_tokens=12, ignore_eos=True)
     later = engine.add(BeamRequest([1, 2, 3], params, priority=1))
     engine.step()
     sooner = engine.add(BeamRequest([4, 5, 6], params))

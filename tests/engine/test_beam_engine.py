@@ -36,7 +36,7 @@ def test_answers_are_those_of_the_slow_twin(llm: nc.LLM, kind: str, options: dic
         assert events[-1].usage.prompt_tokens == len(request.prompt_ids)
     assert is_empty(engine)
     if blocks == 12 and not options:
-        assert engine.stats.preempted  # or the test would show less than it says
+        assert engine.stats.num_preemptions  # or the test would show less than it says
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -61,11 +61,11 @@ def test_a_pool_that_holds_one_beam_is_enough_for_all(llm: nc.LLM) -> None:
     """Then each is read from its beginning in every step, and makes room for the next."""
     model = toy(context_length=32)
     engine = Engine(PagedToy(model, 8, 4), llm.tokenizer, backend="reference", enable_prefix_caching=False)
-    request = BeamRequest([1, 2, 3] * 3, BeamParams(width=4, max_tokens=20, ignore_eos=True))
-    other = BeamRequest([4, 5, 6] * 3, BeamParams(width=3, max_tokens=15, ignore_eos=True))
+    request = BeamRequest([1, 2, 3] * 3, BeamParams(num_beams=4, max_tokens=20, ignore_eos=True))
+    other = BeamRequest([4, 5, 6] * 3, BeamParams(num_beams=3, max_tokens=15, ignore_eos=True))
     for one, events in zip((request, other), drive(engine, [request, other]), strict=True):
         assert found(events) == wanted(model, one, ())
-    assert engine.stats.preempted > 40
+    assert engine.stats.num_preemptions > 40
 
 
 @pytest.mark.parametrize("size", [1, 4, 16])
@@ -80,23 +80,23 @@ def test_beams_share_their_blocks_and_a_child_costs_one_block_at_most(llm: nc.LL
 
     inner = Watched(model, 4096 // size, size)
     engine = Engine(inner, llm.tokenizer, backend="reference")
-    width, prompt, most = 5, [*range(1, 201)], 40
-    request = BeamRequest(prompt, BeamParams(width=width, max_tokens=most, ignore_eos=True))
+    num_beams, prompt, most = 5, [*range(1, 201)], 40
+    request = BeamRequest(prompt, BeamParams(num_beams=num_beams, max_tokens=most, ignore_eos=True))
     number = engine.add(request)
     used = 0
     events: list[EngineOutput] = []
     while not events:
         events = engine.step()
-        used = max(used, engine.stats.blocks_used)
+        used = max(used, engine.stats.num_used_kv_blocks)
     assert events[0].request_id == number
     assert found(events) == wanted(model, request, ())
     read = [(key, stop - start) for parts in inner.forwards for key, start, stop in parts]
-    assert sum(count for _, count in read) <= len(prompt) + width * most  # nothing is read twice
+    assert sum(count for _, count in read) <= len(prompt) + num_beams * most  # nothing is read twice
     assert forks
     assert all(fork.block is None for fork in forks) == (size == 1)
     assert len({fork.child for fork in forks}) == len(forks)
     own = -(-(most + size) // size) + 1  # blocks of a beam that are not the prompt's
-    assert used <= -(-len(prompt) // size) + width * own
+    assert used <= -(-len(prompt) // size) + num_beams * own
     assert is_empty(engine)
 
 
@@ -112,7 +112,7 @@ def test_logits_are_kept_where_a_model_writes_the_next_ones_in_their_place(llm: 
 
     model = toy()
     engine = Engine(Reusing(model, 12, 4), llm.tokenizer, max_num_seqs=2, backend="reference")
-    request = BeamRequest([1, 2, 3], BeamParams(width=5, max_tokens=12, ignore_eos=True))
+    request = BeamRequest([1, 2, 3], BeamParams(num_beams=5, max_tokens=12, ignore_eos=True))
     [events] = drive(engine, [request])
     assert found(events) == wanted(model, request, ())
 
@@ -138,7 +138,7 @@ def test_a_beam_that_alone_follows_another_copies_nothing(llm: nc.LLM) -> None:
 
     model = toy(of=chain)
     engine = Engine(Watched(model, 64, 4), llm.tokenizer, backend="reference")
-    request = BeamRequest([9], BeamParams(width=3, max_tokens=30, ignore_eos=True))
+    request = BeamRequest([9], BeamParams(num_beams=3, max_tokens=30, ignore_eos=True))
     [events] = drive(engine, [request])
     assert found(events) == wanted(model, request, ())
     assert len(seen) == 2
@@ -147,7 +147,7 @@ def test_a_beam_that_alone_follows_another_copies_nothing(llm: nc.LLM) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_search_that_is_aborted_says_so_once(llm: nc.LLM, kind: str) -> None:
     engine = Engine(runner(kind, toy()), llm.tokenizer, backend="reference")
-    request = BeamRequest([1, 2, 3], BeamParams(width=3, max_tokens=30, ignore_eos=True))
+    request = BeamRequest([1, 2, 3], BeamParams(num_beams=3, max_tokens=30, ignore_eos=True))
     for steps in (0, 1, 2, 7):
         number = engine.add(request)
         for _ in range(steps):
@@ -180,30 +180,30 @@ def test_a_search_that_is_paused_goes_on_where_it_was(llm: nc.LLM, kind: str) ->
 
 def test_a_paused_search_is_not_read(llm: nc.LLM) -> None:
     engine = Engine(runner("paged", toy()), llm.tokenizer, backend="reference")
-    number = engine.add(BeamRequest([1, 2, 3], BeamParams(width=3, max_tokens=30, ignore_eos=True)))
+    number = engine.add(BeamRequest([1, 2, 3], BeamParams(num_beams=3, max_tokens=30, ignore_eos=True)))
     engine.step()
     engine.step()
     engine.pause(number)
-    before = engine.stats.read
+    before = engine.stats.computed_tokens
     for _ in range(3):
         assert engine.step() == []
-    assert engine.stats.read == before
+    assert engine.stats.computed_tokens == before
     engine.pause(number, paused=False)
     engine.step()
-    assert engine.stats.read == before + 3
+    assert engine.stats.computed_tokens == before + 3
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_bad_logits_end_the_search_alone(llm: nc.LLM, kind: str) -> None:
-    request = BeamRequest([1, 2, 3], BeamParams(width=3, max_tokens=9, ignore_eos=True))
-    second = wanted(toy(), BeamRequest([1, 2, 3], BeamParams(width=3, max_tokens=2, ignore_eos=True)), ())[1][0]
+    request = BeamRequest([1, 2, 3], BeamParams(num_beams=3, max_tokens=9, ignore_eos=True))
+    second = wanted(toy(), BeamRequest([1, 2, 3], BeamParams(num_beams=3, max_tokens=2, ignore_eos=True)), ())[1][0]
 
     def sometimes(ids: tuple[int, ...]) -> np.ndarray:
         return BAD if ids == (1, 2, 3, *second) else rule(ids)
 
     model = toy(of=sometimes)
     engine = Engine(runner(kind, model), llm.tokenizer, backend="reference")
-    other = BeamRequest([4, 5], BeamParams(width=2, max_tokens=9))
+    other = BeamRequest([4, 5], BeamParams(num_beams=2, max_tokens=9))
     sampled = Request([4, 5], nc.SamplingParams(seed=3, max_tokens=9))
     bad, good, drawn = drive(engine, [request, other, sampled])
     assert [(e.piece.finish_reason, e.piece.stop_reason, e.last) for e in bad] == [
@@ -238,11 +238,11 @@ class Failing:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_model_that_fails_for_a_beam_ends_its_search_alone(llm: nc.LLM, kind: str) -> None:
     model = toy()
-    request = BeamRequest([1, 2, 3], BeamParams(width=3, max_tokens=9, ignore_eos=True))
-    first = wanted(model, BeamRequest([1, 2, 3], BeamParams(width=3, max_tokens=1, ignore_eos=True)), ())
+    request = BeamRequest([1, 2, 3], BeamParams(num_beams=3, max_tokens=9, ignore_eos=True))
+    first = wanted(model, BeamRequest([1, 2, 3], BeamParams(num_beams=3, max_tokens=1, ignore_eos=True)), ())
     for rank in range(3):
         engine = Engine(Failing(runner(kind, model), cursed=first[rank][0][0]), llm.tokenizer, backend="reference")
-        other = BeamRequest([4, 5], BeamParams(width=2, max_tokens=3))
+        other = BeamRequest([4, 5], BeamParams(num_beams=2, max_tokens=3))
         bad, good = drive(engine, [request, other])
         assert [(e.piece.finish_reason, e.piece.stop_reason, e.last) for e in bad] == [
             ("error", "the model failed: out of memory in a kernel", True)
@@ -254,8 +254,8 @@ def test_a_model_that_fails_for_a_beam_ends_its_search_alone(llm: nc.LLM, kind: 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_model_that_fails_to_copy_ends_the_search(llm: nc.LLM, kind: str) -> None:
     engine = Engine(Failing(runner(kind, toy()), copies=False), llm.tokenizer, backend="reference")
-    alone_ = BeamRequest([1, 2, 3], BeamParams(width=1, max_tokens=9, ignore_eos=True))
-    bad, good = drive(engine, [BeamRequest([1, 2, 3], BeamParams(width=3, max_tokens=9)), alone_])
+    alone_ = BeamRequest([1, 2, 3], BeamParams(num_beams=1, max_tokens=9, ignore_eos=True))
+    bad, good = drive(engine, [BeamRequest([1, 2, 3], BeamParams(num_beams=3, max_tokens=9)), alone_])
     assert [(e.piece.finish_reason, e.piece.stop_reason) for e in bad] == [
         ("error", "the model failed: no room to copy")
     ]
@@ -268,21 +268,23 @@ def test_a_beam_of_one_is_greedy(llm: nc.LLM) -> None:
     greedy = llm.generate(prompts, nc.SamplingParams(temperature=0.0, max_tokens=30))
     for early in (True, False):
         for one, plain in zip(
-            llm.beam_search(prompts, width=1, max_tokens=30, early_stopping=early), greedy, strict=True
+            llm.beam_search(prompts, num_beams=1, max_tokens=30, early_stopping=early), greedy, strict=True
         ):
-            [beam] = one.beams
+            [beam] = one.outputs
             assert (beam.token_ids, beam.text) == (plain.outputs[0].token_ids, plain.text)
             assert (beam.finish_reason, beam.stop_reason) == (plain.outputs[0].finish_reason, None)
 
 
 def test_scores_of_a_real_model_are_those_of_teacher_forcing(llm: nc.LLM) -> None:
     """The embedded model reads each answer again, one token at a time."""
-    asked = dict(width=4, max_tokens=14, length_penalty=0.7, early_stopping="never")
+    asked = dict(num_beams=4, max_tokens=14, length_penalty=0.7, early_stopping="never")
     prompts = ["Once upon a time", "Lily had a big red ball. She"]
     for completion in llm.beam_search(prompts, **asked):
-        assert len(completion.beams) == 4
-        assert [beam.score for beam in completion.beams] == sorted((b.score for b in completion.beams), reverse=True)
-        for beam in completion.beams:
+        assert len(completion.outputs) == 4
+        assert [beam.score for beam in completion.outputs] == sorted(
+            (b.score for b in completion.outputs), reverse=True
+        )
+        for beam in completion.outputs:
             ids = [*completion.prompt_token_ids, *beam.token_ids]
             logits_TV = llm.model.begin().forward_all(ids).astype(np.float64)
             logits_TV -= logits_TV.max(axis=1, keepdims=True)
@@ -334,7 +336,7 @@ def storm(llm: nc.LLM, kind: str, seed: int, steps: int) -> None:
         elif chance < 0.25 and live:
             engine.pause(rng.choice(list(live)), paused=rng.random() < 0.5)
         take(engine.step())
-        assert engine.stats.running <= most
+        assert engine.stats.num_running_seqs <= most
         assert len(engine) == len(live)
     for number in live:
         engine.pause(number, paused=False)

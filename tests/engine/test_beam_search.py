@@ -69,13 +69,21 @@ def run(model: LogitsOf, prompt: tuple[int, ...], params: BeamParams, ends: Sequ
         children = search.step(logits_BV, masks)
         assert np.array_equal(logits_BV, before), "logits are the caller's"
         texts = [(*texts[child.parent], child.token) for child in children]
-        assert len(texts) <= params.width
+        assert len(texts) <= params.num_beams
     answers = [(f.token_ids, f.score, f.logprob, "stop" if f.ended else "length") for f in search.best()]
     return answers, search
 
 
 def wanted(model: LogitsOf, prompt: tuple[int, ...], params: BeamParams, ends: Sequence[int], **more: object):
-    names = ("width", "max_tokens", "length_penalty", "early_stopping", "returned", "groups", "diversity_penalty")
+    names = (
+        "num_beams",
+        "max_tokens",
+        "length_penalty",
+        "early_stopping",
+        "num_return_sequences",
+        "num_beam_groups",
+        "diversity_penalty",
+    )
     asked = {name: getattr(params, name) for name in names}
     beams = twin.beam_search(model, prompt, eos_token_ids=ends, **asked, **more)
     return [(beam.token_ids, beam.score, beam.logprob, beam.finish_reason) for beam in beams]
@@ -84,15 +92,15 @@ def wanted(model: LogitsOf, prompt: tuple[int, ...], params: BeamParams, ends: S
 @st.composite
 def searches(draw: st.DrawFn, most: int = 40) -> tuple[int, BeamParams, list[int]]:
     size, groups = draw(st.integers(1, most)), draw(st.sampled_from([1, 1, 1, 2, 3]))
-    width = groups * draw(st.integers(1, 5) | st.just(size))
+    num_beams = groups * draw(st.integers(1, 5) | st.just(size))
     params = BeamParams(
-        width=width,
-        groups=groups,
+        num_beams=num_beams,
+        num_beam_groups=groups,
         max_tokens=draw(st.integers(1, 6)),
         length_penalty=draw(st.sampled_from([-1.0, 0.0, 0.5, 1.0, 2.0])),
         early_stopping=draw(st.sampled_from(EARLY)),
         diversity_penalty=draw(st.sampled_from([0.0, 0.4, 3.0])),
-        returned=draw(st.none() | st.integers(1, width)),
+        num_return_sequences=draw(st.none() | st.integers(1, num_beams)),
     )
     ends = draw(st.lists(st.integers(0, size - 1), max_size=3))
     return size, params, ends
@@ -107,11 +115,11 @@ def test_answers_are_those_of_the_twin(asked: tuple, seed: int, banned: float, c
 
 
 @pytest.mark.parametrize(
-    "fact", FACTS["vectors"], ids=lambda v: "{width} {length_penalty} {early_stopping}".format(**v)
+    "fact", FACTS["vectors"], ids=lambda v: "{num_beams} {length_penalty} {early_stopping}".format(**v)
 )
 def test_recorded_numbers_of_transformers(fact: dict) -> None:
     table = np.array(FACTS["table"], np.float32)
-    asked = {name: fact[name] for name in ("width", "length_penalty", "early_stopping")}
+    asked = {name: fact[name] for name in ("num_beams", "length_penalty", "early_stopping")}
     params = BeamParams(max_tokens=FACTS["max_tokens"], **asked)
     answers, _ = run(lambda ids: table[ids[-1]], tuple(FACTS["prompt_ids"]), params, FACTS["eos_token_ids"])
     assert [list(ids) for ids, *_ in answers] == fact["token_ids"]
@@ -130,22 +138,22 @@ def test_a_beam_as_wide_as_the_tree_finds_every_sequence_in_order(
             if (ids[-1] in ends or length == longest) and not set(ids[:-1]) & set(ends):
                 rows = [twin._logprobs(model((7, *ids[:at])))[token] for at, token in enumerate(ids)]
                 every[ids] = float(sum(rows)) / length**penalty
-    params = BeamParams(width=size**longest, max_tokens=longest, length_penalty=penalty, early_stopping=early)
+    params = BeamParams(num_beams=size**longest, max_tokens=longest, length_penalty=penalty, early_stopping=early)
     answers, _ = run(model, (7,), params, ends)
     assert {ids for ids, *_ in answers} == set(every)
     assert [score for _, score, *_ in answers] == pytest.approx(sorted(every.values(), reverse=True), abs=1e-12)
 
 
 @pytest.mark.parametrize("size", [63, 64, 65, 640, 1000, 4097])
-@pytest.mark.parametrize("width", [1, 2, 9])
+@pytest.mark.parametrize("num_beams", [1, 2, 9])
 @pytest.mark.parametrize("coarse", [True, False])
-def test_answers_of_a_large_vocabulary(size: int, width: int, coarse: bool) -> None:
+def test_answers_of_a_large_vocabulary(size: int, num_beams: int, coarse: bool) -> None:
     """Where parts of the scores stand for all; with a grid of scores, ties across them."""
     model = hashed(size, size, 0.2, coarse=coarse)
     ends = [size - 1, 7]
-    params = BeamParams(width=width, max_tokens=3, early_stopping="never")
+    params = BeamParams(num_beams=num_beams, max_tokens=3, early_stopping="never")
     assert run(model, (5,), params, ends)[0] == wanted(model, (5,), params, ends)
-    flat = BeamParams(width=width, max_tokens=2)
+    flat = BeamParams(num_beams=num_beams, max_tokens=2)
     assert run(lambda ids: np.zeros(size, np.float32), (), flat, [3])[0] == wanted(
         lambda ids: np.zeros(size, np.float32), (), flat, [3]
     )
@@ -218,7 +226,7 @@ def test_a_form_that_ends_nearly_everywhere_starves_nobody() -> None:
     def model(ids: tuple[int, ...]) -> np.ndarray:
         return np.linspace(9, 0, size, dtype=np.float32)
 
-    params = BeamParams(width=3, max_tokens=4, length_penalty=4.0, early_stopping="never")
+    params = BeamParams(num_beams=3, max_tokens=4, length_penalty=4.0, early_stopping="never")
     answers, search = run(model, (), params, (), Tree(allowed))
     assert answers == wanted(model, (), params, (), allowed=allowed)
     assert search.length > 1
@@ -234,7 +242,7 @@ def test_a_form_that_ends_nearly_everywhere_starves_nobody() -> None:
     ],
 )
 def test_a_row_without_a_next_token_is_an_error_that_names_its_beam(bad: list[float], reason: str) -> None:
-    search = BeamSearch(BeamParams(width=2, max_tokens=5), (), 5)
+    search = BeamSearch(BeamParams(num_beams=2, max_tokens=5), (), 5)
     with pytest.raises(SearchError, match=reason) as error:
         search.step(np.array([bad], np.float32))
     assert error.value.place == 0
@@ -246,7 +254,7 @@ def test_a_row_without_a_next_token_is_an_error_that_names_its_beam(bad: list[fl
 
 
 def test_a_mask_that_leaves_nothing_is_an_error_that_names_its_beam() -> None:
-    search = BeamSearch(BeamParams(width=2, max_tokens=5), (), 5)
+    search = BeamSearch(BeamParams(num_beams=2, max_tokens=5), (), 5)
     all_of, none_of = np.array([[-1]], np.int32), np.array([[-8]], np.int32)  # bits of no token of the vocabulary
     search.step(np.array([[0.0, 2.0, 1.0]], np.float32), all_of)
     with pytest.raises(SearchError, match="every token that is allowed is at -inf") as error:
@@ -264,7 +272,7 @@ def test_steps_are_told_of_in_the_order_of_the_answer() -> None:
         asked.append((place, token))
         return StepLogprobs(TokenLogprob(token, float(place), None), (), ())
 
-    search = BeamSearch(BeamParams(width=2, max_tokens=3), [0], 3)
+    search = BeamSearch(BeamParams(num_beams=2, max_tokens=3), [0], 3)
     model = hashed(9, 1)
     texts: list[tuple[int, ...]] = [()]
     while search.open:
@@ -277,7 +285,7 @@ def test_steps_are_told_of_in_the_order_of_the_answer() -> None:
 
 
 def test_a_group_that_is_over_goes_on_with_nothing() -> None:
-    params = BeamParams(width=2, groups=2, max_tokens=9, early_stopping=True, diversity_penalty=50.0)
+    params = BeamParams(num_beams=2, num_beam_groups=2, max_tokens=9, early_stopping=True, diversity_penalty=50.0)
     search = BeamSearch(params, [0], 9)
     assert search.step(np.array([[-9.0, 1.0, 0.9, -9.0]], np.float32)) == [(0, 1), (0, 2)]
     rows = [[9.0, -9.0, -9.0, 8.0], [-9.0, -9.0, 0.9, 1.0]]  # the first one ends, though 3 comes next
@@ -285,7 +293,7 @@ def test_a_group_that_is_over_goes_on_with_nothing() -> None:
 
 
 def test_groups_begin_with_one_beam_and_end_one_by_one() -> None:
-    params = BeamParams(width=4, groups=2, max_tokens=9, early_stopping=True, diversity_penalty=50.0)
+    params = BeamParams(num_beams=4, num_beam_groups=2, max_tokens=9, early_stopping=True, diversity_penalty=50.0)
     search = BeamSearch(params, [0, 1], 9)
     assert len(search.open) == 1
     children = search.step(np.array([[5.0, 4.0, 9.0, 8.0, 1.0, 0.5]], np.float32))

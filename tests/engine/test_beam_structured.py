@@ -61,9 +61,9 @@ def test_answers_are_those_of_the_slow_twin(llm: nc.LLM, grammars: GrammarCompil
     engine = Engine(runner(kind, model, rng.choice([20, 200])), llm.tokenizer, backend="reference")
     requests = []
     for ignores in (False, True):
-        width = rng.randint(1, 5)
+        num_beams = rng.randint(1, 5)
         params = BeamParams(
-            width=width, max_tokens=rng.randint(2, 8), structured=FORMS[name], ignore_eos=ignores,
+            num_beams=num_beams, max_tokens=rng.randint(2, 8), structured=FORMS[name], ignore_eos=ignores,
             length_penalty=rng.choice([0.0, 1.0, 2.0]), early_stopping=rng.choice([True, False, "never"]),
         )  # fmt: skip
         requests.append(BeamRequest([rng.randrange(1, 40) for _ in range(5)], params))
@@ -71,17 +71,17 @@ def test_answers_are_those_of_the_slow_twin(llm: nc.LLM, grammars: GrammarCompil
         allowed = allowed_by(form, ignore_eos=request.params.ignore_eos)
         assert found(events) == wanted(model, request, llm.tokenizer.eos_token_ids, allowed=allowed)
     assert is_empty(engine)
-    assert engine.stats.mask_seconds > 0
+    assert engine.stats.grammar_mask_seconds > 0
 
 
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("name", FORMS)
 def test_every_answer_has_the_form(llm: nc.LLM, grammars: GrammarCompiler, name: str, groups: int) -> None:
     structured = FORMS[name]
-    asked = dict(width=6, groups=groups, diversity_penalty=1.0, max_tokens=60, structured=structured)
+    asked = dict(num_beams=6, num_beam_groups=groups, diversity_penalty=1.0, max_tokens=60, structured=structured)
     [completion] = llm.beam_search("Tom was", **asked)
-    assert completion.beams
-    for beam in completion.beams:
+    assert completion.outputs
+    for beam in completion.outputs:
         assert beam.finish_reason == "stop" or (name == "object" and beam.finish_reason == "length")
         if beam.finish_reason == "length":
             assert len(beam.token_ids) == 60
@@ -102,19 +102,19 @@ def test_every_answer_has_the_form(llm: nc.LLM, grammars: GrammarCompiler, name:
 
 def test_a_wide_search_finds_every_text_there_is(llm: nc.LLM, grammars: GrammarCompiler) -> None:
     texts = ("a cat", "a dog", "a dragon", "the cat", "no")
-    [completion] = llm.beam_search("It was", width=200, structured=nc.StructuredOutputs(choice=texts))
-    assert {beam.text for beam in completion.beams} == set(texts)
-    assert {beam.finish_reason for beam in completion.beams} == {"stop"}
-    assert len({beam.token_ids for beam in completion.beams}) == len(completion.beams)
+    [completion] = llm.beam_search("It was", num_beams=200, structured=nc.StructuredOutputs(choice=texts))
+    assert {beam.text for beam in completion.outputs} == set(texts)
+    assert {beam.finish_reason for beam in completion.outputs} == {"stop"}
+    assert len({beam.token_ids for beam in completion.outputs}) == len(completion.outputs)
 
 
 def test_what_is_not_held_is_told_of_every_answer(llm: nc.LLM, grammars: GrammarCompiler) -> None:
     schema = {"type": "array", "items": {"enum": [1, 2]}, "minItems": 2, "maxItems": 2, "uniqueItems": True}
     structured = nc.StructuredOutputs(json_schema=schema, policy="lenient", whitespace="compact")
     grammars.compile(structured).validate("[1,2]")  # its library is loaded, which takes time
-    [completion] = llm.beam_search("x", width=4, structured=structured, max_tokens=20)
-    assert {beam.text for beam in completion.beams} == {"[1,1]", "[1,2]", "[2,1]", "[2,2]"}
-    for beam in completion.beams:
+    [completion] = llm.beam_search("x", num_beams=4, structured=structured, max_tokens=20)
+    assert {beam.text for beam in completion.outputs} == {"[1,1]", "[1,2]", "[2,1]", "[2,2]"}
+    for beam in completion.outputs:
         assert beam.validation is not None
         assert bool(beam.validation.errors) == (beam.text in ("[1,1]", "[2,2]"))
 
@@ -126,7 +126,7 @@ def test_a_model_that_can_write_nothing_of_the_form_is_an_error(llm: nc.LLM, gra
         return logits
 
     engine = Engine(runner("paged", toy(of=mute)), llm.tokenizer, backend="reference")
-    params = BeamParams(width=2, structured=FORMS["choice"], max_tokens=5)
+    params = BeamParams(num_beams=2, structured=FORMS["choice"], max_tokens=5)
     [[event]] = drive(engine, [BeamRequest([1, 2], params)])
     assert event.piece.finish_reason == "error"
     assert "every token that is allowed is at -inf" in str(event.piece.stop_reason)
@@ -137,13 +137,13 @@ def test_a_form_that_fails_is_an_error_of_its_search(
     llm: nc.LLM, grammars: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = Engine(runner("paged", toy()), llm.tokenizer, backend="reference")
-    params = BeamParams(width=2, structured=FORMS["choice"], max_tokens=5)
+    params = BeamParams(num_beams=2, structured=FORMS["choice"], max_tokens=5)
 
     def after(held: Held, token: int) -> tuple[Held, bool]:
         raise MatcherError("the grammar engine failed")
 
     monkeypatch.setattr(Held, "after", after)
-    plain = BeamRequest([1, 2], BeamParams(width=2, max_tokens=5))
+    plain = BeamRequest([1, 2], BeamParams(num_beams=2, max_tokens=5))
     [event], good = drive(engine, [BeamRequest([1, 2], params), plain])
     message = "the text cannot take the form asked for: the grammar engine failed"
     assert (event.piece.finish_reason, event.piece.stop_reason) == ("error", message)

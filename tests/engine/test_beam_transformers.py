@@ -53,23 +53,23 @@ def model_of(size: int) -> Any:
 def request_of(number: int, size: int) -> BeamRequest:
     rng = np.random.default_rng(number)
     penalty, early, ends = SETTINGS[number % len(SETTINGS)]
-    width = int(rng.integers(1, 7))
+    num_beams = int(rng.integers(1, 7))
     params = BeamParams(
-        width=width,
+        num_beams=num_beams,
         max_tokens=int(rng.integers(1, 13)),
         length_penalty=penalty,
         early_stopping=early,
-        returned=int(rng.integers(1, width + 1)),
+        num_return_sequences=int(rng.integers(1, num_beams + 1)),
         stop_token_ids=rng.choice(size, ends, replace=False).tolist(),
         ignore_eos=True,
     )
     return BeamRequest(rng.integers(0, size, rng.integers(1, 20)).tolist(), params)
 
 
-def theirs(model: Any, request: BeamRequest, returned: int) -> list[tuple[tuple[int, ...], float]]:
+def theirs(model: Any, request: BeamRequest, count: int) -> list[tuple[tuple[int, ...], float]]:
     params, prompt = request.params, list(request.prompt_ids)
     config = Beams(
-        num_beams=params.width, num_return_sequences=returned, max_new_tokens=params.max_tokens, pad_token_id=0,
+        num_beams=params.num_beams, num_return_sequences=count, max_new_tokens=params.max_tokens, pad_token_id=0,
         eos_token_id=list(params.stop_token_ids), length_penalty=params.length_penalty,
         early_stopping=params.early_stopping, return_dict_in_generate=True, output_scores=True,
     )  # fmt: skip
@@ -83,8 +83,8 @@ def theirs(model: Any, request: BeamRequest, returned: int) -> list[tuple[tuple[
 def compare(ours: BeamCompletion, model: Any, request: BeamRequest) -> None:
     """Scores are as many float32 sums there: large ones differ by a hundred-thousandth of themselves."""
     expected = theirs(model, request, request.params.n)
-    assert [beam.token_ids for beam in ours.beams] == [ids for ids, _ in expected]
-    assert [beam.score for beam in ours.beams] == pytest.approx([score for _, score in expected], abs=1e-4, rel=1e-5)
+    assert [beam.token_ids for beam in ours.outputs] == [ids for ids, _ in expected]
+    assert [beam.score for beam in ours.outputs] == pytest.approx([score for _, score in expected], abs=1e-4, rel=1e-5)
 
 
 def run(llm: nc.LLM, numbers: range) -> int:

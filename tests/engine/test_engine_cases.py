@@ -32,7 +32,7 @@ def test_n_answers_read_the_prompt_once(llm: nc.LLM) -> None:
     first, *others = sorted({key for forward in engine.runner.forwards for key, _, _ in forward})
     begins = {key: start for forward in reversed(engine.runner.forwards) for key, start, _ in forward}
     assert begins == {first: 0, **dict.fromkeys(others, 20)}  # blocks of 4: the last two tokens of 22 are read again
-    assert engine.stats.reused == 4 * 20
+    assert engine.stats.prefix_cache_hit_tokens == 4 * 20
     assert events[-1].usage == Usage(22, 30)
     assert [event.last for event in events].count(True) == 1
 
@@ -40,14 +40,14 @@ def test_n_answers_read_the_prompt_once(llm: nc.LLM) -> None:
 def test_the_other_answers_wait_for_the_prompt(llm: nc.LLM) -> None:
     engine = engine_of(llm, max_num_seqs=2, max_num_batched_tokens=8)
     engine.add(Request(range(1, 23), GREEDY.replace(n=100)))
-    assert engine.stats.waiting == 1
+    assert engine.stats.num_waiting_seqs == 1
     engine.step()
-    assert (engine.stats.running, engine.stats.waiting) == (1, 0)
+    assert (engine.stats.num_running_seqs, engine.stats.num_waiting_seqs) == (1, 0)
     engine.step()
     engine.step()
-    assert (engine.stats.running, engine.stats.waiting) == (1, 99)
+    assert (engine.stats.num_running_seqs, engine.stats.num_waiting_seqs) == (1, 99)
     engine.step()
-    assert engine.stats.running == 2
+    assert engine.stats.num_running_seqs == 2
 
 
 def test_prompts_are_read_in_parts_beside_those_that_write(llm: nc.LLM) -> None:
@@ -149,7 +149,7 @@ def test_an_abort_shows_what_was_held_back(llm: nc.LLM) -> None:
 def test_logprobs_of_a_prompt_that_is_read_in_parts(
     llm: nc.LLM, kind: str, budget: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nucleate.engine.engine.LOGITS_AT_A_TIME", 5 * SIZE)
+    monkeypatch.setattr("nucleate.engine.engine.MAX_PROMPT_LOGITS", 5 * SIZE)
     params = GREEDY.replace(prompt_logprobs=2, logprob_token_ids=[3], n=2)
     same, others = list(range(1, 14)), [Request(range(1, 30), GREEDY.replace(max_tokens=30)) for _ in range(3)]
     requests = [Request(same, GREEDY), *others, Request(same, params), Request([4], params), Request(same, params)]
@@ -167,8 +167,8 @@ def test_what_a_finished_answer_reads_too_much(llm: nc.LLM) -> None:
     read = {}
     for kind in ("paged", "asynchronous"):
         drive(engine := engine_of(llm, kind), requests)
-        read[kind] = engine.stats.read
-        assert engine.stats.drawn == 3 + 6
+        read[kind] = engine.stats.computed_tokens
+        assert engine.stats.sampled_tokens == 3 + 6
     assert read["asynchronous"] == read["paged"] + 1
 
 
@@ -199,7 +199,7 @@ def test_one_that_is_preempted_keeps_its_state(llm: nc.LLM) -> None:
     engine = engine_of(llm, blocks=14)
     for request, events in zip(requests, drive(engine, requests), strict=True):
         assert answers(events, 1) == alone(toy(), llm.tokenizer, request)
-    assert engine.stats.preempted > 2
+    assert engine.stats.num_preemptions > 2
 
 
 @pytest.mark.parametrize(

@@ -89,10 +89,10 @@ def test_pieces_are_those_of_the_slow_twin(
     for request, events in zip(requests, drive(engine, requests), strict=True):
         assert answers(events, request.params.n) == alone(toy(), llm.tokenizer, request, grammars), request
     assert is_empty(engine)
-    assert engine.stats.forced
-    assert engine.stats.mask_seconds > 0
+    assert engine.stats.jump_forward_tokens
+    assert engine.stats.grammar_mask_seconds > 0
     if kind != "contexts" and not options:
-        assert engine.stats.preempted
+        assert engine.stats.num_preemptions
 
 
 def test_masks_are_made_while_the_model_reads_and_its_failures_harm_nobody_else(
@@ -146,7 +146,7 @@ def test_a_search_without_a_form_leaves_masks_that_are_being_made_to_those_who_w
 
     monkeypatch.setattr(GrammarCompiler, "fill_all", filled)
     request = Request([7, 8, 9], nc.SamplingParams(structured={"regex": "[a-z ]{30,}"}, max_tokens=12, seed=7))
-    engine.add(nc.BeamRequest([1, 2, 3], nc.BeamParams(width=3, max_tokens=12)))
+    engine.add(nc.BeamRequest([1, 2, 3], nc.BeamParams(num_beams=3, max_tokens=12)))
     number = engine.add(request)
     events = []
     while len(engine):
@@ -167,7 +167,7 @@ def test_skipped_tokens_change_nothing(
     assert answers(events, 1) == alone(toy(), llm.tokenizer, request, grammars)
     tells_or_bans = {"logprobs", "suppress_token_ids", "dry_multiplier"} & stage.keys()
     if structured.get("whitespace") == "compact" or "regex" in structured:
-        assert bool(engine.stats.forced) != bool(tells_or_bans)
+        assert bool(engine.stats.jump_forward_tokens) != bool(tells_or_bans)
 
 
 def test_forced_tokens_are_read_in_one_forward(llm: nc.LLM) -> None:
@@ -175,8 +175,8 @@ def test_forced_tokens_are_read_in_one_forward(llm: nc.LLM) -> None:
     text = "a very long text that leaves no choice at all"
     [events] = drive(engine, [Request([5, 6], nc.SamplingParams(structured={"regex": text}))])
     assert "".join(event.piece.text for event in events) == text
-    assert engine.steps == 1
-    assert engine.stats.forced == len(events) - 1 > 5
+    assert engine.num_steps == 1
+    assert engine.stats.jump_forward_tokens == len(events) - 1 > 5
     assert events[-1].usage is not None
     assert events[-1].usage.completion_tokens == len(events)
 
@@ -293,11 +293,11 @@ class TestBeside:
         engine = engine_of(llm, kind)
         params = nc.SamplingParams(structured={"regex": "[a-z]{30}"}, seed=1)
         dies, lives = engine.add(Request([1, 2], params)), engine.add(Request([1, 3], params))
-        broken = engine._live[dies]
+        broken = engine._requests[dies]
         events = engine.step()
-        [branch] = broken.branches.values()
-        assert branch.answer.guide is not None
-        branch.answer.guide.matcher._error = "it broke"
+        [branch] = broken.sequences.values()
+        assert branch.processor.guide is not None
+        branch.processor.guide.matcher._error = "it broke"
         while len(engine):
             events += engine.step()
         of = {number: [event for event in events if event.request_id == number] for number in (dies, lives)}
@@ -314,8 +314,8 @@ class TestBeside:
         params = nc.SamplingParams(structured={"regex": "[a-z]{30}"}, seed=1)
         dies, lives = engine.add(Request([1, 2], params)), engine.add(Request([1, 3], params))
         events = engine.step()
-        [branch] = engine._live[dies].branches.values()
-        refusing = branch.answer.guide.matcher
+        [branch] = engine._requests[dies].sequences.values()
+        refusing = branch.processor.guide.matcher
         plain = type(refusing).push
 
         def push(matcher: Any, token: int) -> None:
@@ -346,7 +346,7 @@ class TestBeside:
 
 
 def test_slow_masks_end_their_answer_alone(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("matcher", "budget", "guidance"):  # as if each took so much longer
+    for module in ("grammar_matcher", "time_budget", "llguidance_engine"):  # as if each took so much longer
         monkeypatch.setattr(f"nucleate.structured_output.{module}.FREE_SECONDS", -0.05)
     monkeypatch.setattr("nucleate.structured_output.compiler.SLOW_SECONDS", -1.0)
     engine = engine_of(llm, structured_limits=GrammarLimits(seconds=0.4))

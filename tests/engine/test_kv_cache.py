@@ -25,7 +25,7 @@ class Twin:
     """A pool, sequences that use it, and the same said slowly."""
 
     def __init__(self, count: int, size: int, *, sharing: bool) -> None:
-        self.pool = KVCacheManager(count, size, sharing=sharing)
+        self.pool = KVCacheManager(count, size, prefix_caching=sharing)
         self.written: list[tuple[int, ...]] = [()] * count  # all tokens up to the end of each block
         self.found: list[tuple[int, int, int, tuple[int, ...]]] = []  # block, node, the node before, tokens
         self.kept: list[int] = []
@@ -37,7 +37,7 @@ class Twin:
 
     def open(self, tokens: list[int]) -> Sequence | None:
         """Begin a sequence with what is there of it and new blocks for the rest, or not at all."""
-        size, sharing = self.pool.block_size, self.pool.sharing
+        size, sharing = self.pool.block_size, self.pool.prefix_caching
         expected, node = [], START
         while (len(expected) + 1) * size < len(tokens):
             part = tuple(tokens[len(expected) * size : (len(expected) + 1) * size])
@@ -47,12 +47,12 @@ class Twin:
                 break
             expected.append(hits[0][0])
             node = hits[0][1]
-        shared = self.pool.share(tokens)
+        shared = self.pool.match_prefix(tokens)
         assert shared == PrefixHit(expected, node)
         assert sharing or shared == ([], START)
         self.kept = [block for block in self.kept if block not in expected]
-        sequence = Sequence(tokens, shared.blocks, shared.node, len(shared.blocks) * size)
-        for end, block in enumerate(shared.blocks, 1):
+        sequence = Sequence(tokens, shared.block_ids, shared.node, len(shared.block_ids) * size)
+        for end, block in enumerate(shared.block_ids, 1):
             assert self.written[block] == tuple(tokens[: end * size])
         self.sequences.append(sequence)
         if not self.grow(sequence):
@@ -64,7 +64,7 @@ class Twin:
         """Another sequence with all that one has read: in the same blocks, but for a last one that is not full."""
         full, rest = divmod(sequence.read, self.pool.block_size)
         shared = sequence.blocks[:full]
-        self.pool.join(shared)
+        self.pool.add_reference(shared)
         child = Sequence(list(sequence.tokens), list(shared), sequence.node, sequence.read)
         self.sequences.append(child)
         if not self.grow(child):
@@ -75,10 +75,10 @@ class Twin:
 
     def grow(self, sequence: Sequence) -> bool:
         """Blocks for all tokens: free ones, or else those that are out of use longest."""
-        count = self.pool.blocks_for(len(sequence.tokens)) - len(sequence.blocks)
-        unused = [block for block in range(self.pool.count) if not self.users(block)]
+        count = self.pool.blocks_needed(len(sequence.tokens)) - len(sequence.blocks)
+        unused = [block for block in range(self.pool.num_blocks) if not self.users(block)]
         free = [block for block in unused if block not in self.kept]
-        taken = self.pool.take(count)
+        taken = self.pool.allocate(count)
         if count > len(unused):
             assert taken is None
             return False
@@ -106,8 +106,8 @@ class Twin:
             if sequence.read % size:
                 continue
             part, before = self.written[block][-size:], sequence.node
-            sequence.node = self.pool.seal(block, before, list(part))
-            if not self.pool.sharing:
+            sequence.node = self.pool.cache_block(block, before, list(part))
+            if not self.pool.prefix_caching:
                 assert sequence.node == START
                 continue
             hits = [own for _, own, node, held in self.found if (node, held) == (before, part)]
@@ -119,7 +119,7 @@ class Twin:
 
     def close(self, sequence: Sequence) -> None:
         self.sequences.remove(sequence)
-        self.pool.release(sequence.blocks)
+        self.pool.free(sequence.blocks)
         sealed = {block for block, *_ in self.found}
         for block in reversed(sequence.blocks):
             if not self.users(block) and block in sealed:
@@ -128,16 +128,16 @@ class Twin:
     def check(self) -> None:
         pool = self.pool
         used = {block for sequence in self.sequences for block in sequence.blocks}
-        assert pool.used == len(used)
-        assert pool.available == pool.count - len(used)
-        assert list(pool._kept) == self.kept
-        assert len(pool._free) + len(self.kept) + len(used) == pool.count
-        assert {*pool._free, *self.kept, *used} == set(range(pool.count))
-        assert pool._users == [len(self.users(block)) for block in range(pool.count)]
-        assert len(pool._places) == len(pool._sealed) == len(self.found) <= pool.count
+        assert pool.num_used_blocks == len(used)
+        assert pool.num_free_blocks == pool.num_blocks - len(used)
+        assert list(pool._evictable) == self.kept
+        assert len(pool._free) + len(self.kept) + len(used) == pool.num_blocks
+        assert {*pool._free, *self.kept, *used} == set(range(pool.num_blocks))
+        assert pool._ref_counts == [len(self.users(block)) for block in range(pool.num_blocks)]
+        assert len(pool._keys) == len(pool._cached) == len(self.found) <= pool.num_blocks
         for block, own, _, _ in self.found:
             assert self.written[block] == self.nodes[own]
-            assert pool._sealed[pool._places[block]] == (block, own)
+            assert pool._cached[pool._keys[block]] == (block, own)
 
 
 class PoolMachine(RuleBasedStateMachine):
@@ -182,7 +182,7 @@ class PoolMachine(RuleBasedStateMachine):
             for sequence in list(self.twin.sequences):
                 self.twin.close(sequence)
             self.twin.check()
-            assert self.twin.pool.available == self.twin.pool.count
+            assert self.twin.pool.num_free_blocks == self.twin.pool.num_blocks
 
 
 TestPool = PoolMachine.TestCase
@@ -216,111 +216,111 @@ def test_ten_thousand_operations(count: int, size: int, sharing: bool) -> None:
     while twin.sequences:
         twin.close(twin.sequences[0])
     twin.check()
-    assert twin.pool.available == count
+    assert twin.pool.num_free_blocks == count
 
 
 @pytest.mark.parametrize(("count", "size"), [(0, 1), (1, 0), (-3, 4), (4, -1)])
 def test_a_pool_without_a_block_or_blocks_without_a_token(count: int, size: int) -> None:
-    with pytest.raises(ValueError, match=f"one or more blocks of one or more tokens, got {count} of {size}"):
+    with pytest.raises(ValueError, match=f"must be at least 1, got {count} and {size}"):
         KVCacheManager(count, size)
 
 
 def test_blocks_for_rounds_up() -> None:
     pool = KVCacheManager(1, 3)
-    assert [pool.blocks_for(tokens) for tokens in range(8)] == [0, 1, 1, 1, 2, 2, 2, 3]
+    assert [pool.blocks_needed(tokens) for tokens in range(8)] == [0, 1, 1, 1, 2, 2, 2, 3]
 
 
 def test_none_are_taken_when_there_are_too_few() -> None:
     pool = KVCacheManager(3, 2)
-    assert pool.take(4) is None
-    assert (pool.available, pool.used) == (3, 0)
-    assert sorted(pool.take(3) or []) == [0, 1, 2]
-    assert pool.take(1) is None
-    assert pool.take(0) == []
+    assert pool.allocate(4) is None
+    assert (pool.num_free_blocks, pool.num_used_blocks) == (3, 0)
+    assert sorted(pool.allocate(3) or []) == [0, 1, 2]
+    assert pool.allocate(1) is None
+    assert pool.allocate(0) == []
 
 
 def test_the_last_token_is_never_shared() -> None:
     """It has to be read: its logits are those of the next."""
     pool = KVCacheManager(4, 2)
-    first, second = pool.take(2) or []
-    node = pool.seal(first, START, (1, 2))
-    last = pool.seal(second, node, (3, 4))
-    assert pool.share([1, 2, 3, 4]) == ([first], node)
-    assert pool.share([1, 2]) == pool.share([1]) == pool.share([]) == ([], START)
-    assert pool.share([1, 2, 3, 4, 5]) == ([first, second], last)
+    first, second = pool.allocate(2) or []
+    node = pool.cache_block(first, START, (1, 2))
+    last = pool.cache_block(second, node, (3, 4))
+    assert pool.match_prefix([1, 2, 3, 4]) == ([first], node)
+    assert pool.match_prefix([1, 2]) == pool.match_prefix([1]) == pool.match_prefix([]) == ([], START)
+    assert pool.match_prefix([1, 2, 3, 4, 5]) == ([first, second], last)
 
 
 def test_a_beginning_is_the_tokens_in_their_place() -> None:
     """Neither the same tokens after others, nor others with the same digest: hash(-1) == hash(-2)."""
     pool = KVCacheManager(4, 1)
-    first, second = pool.take(2) or []
+    first, second = pool.allocate(2) or []
     assert hash((-1,)) == hash((-2,))
-    node = pool.seal(first, START, [-1])
-    pool.seal(second, node, [5])
-    assert pool.share([-2, 0]).blocks == pool.share([5, 0]).blocks == []
-    assert pool.share([-1, 5, 0]).blocks == [first, second]
+    node = pool.cache_block(first, START, [-1])
+    pool.cache_block(second, node, [5])
+    assert pool.match_prefix([-2, 0]).block_ids == pool.match_prefix([5, 0]).block_ids == []
+    assert pool.match_prefix([-1, 5, 0]).block_ids == [first, second]
 
 
 def test_the_end_of_a_beginning_is_given_away_first() -> None:
     pool = KVCacheManager(4, 1)
-    blocks = pool.take(4) or []
+    blocks = pool.allocate(4) or []
     node = START
     for token, block in enumerate(blocks):
-        node = pool.seal(block, node, [token])
-    pool.release(blocks)
-    assert pool.take(1) == blocks[3:]
-    assert pool.share(range(5)).blocks == blocks[:3]
+        node = pool.cache_block(block, node, [token])
+    pool.free(blocks)
+    assert pool.allocate(1) == blocks[3:]
+    assert pool.match_prefix(range(5)).block_ids == blocks[:3]
 
 
 def test_what_is_out_of_use_longest_is_given_away_first() -> None:
     pool = KVCacheManager(3, 1)
-    blocks = pool.take(3) or []
+    blocks = pool.allocate(3) or []
     for block in blocks:
-        pool.seal(block, START, [block])
+        pool.cache_block(block, START, [block])
     for block in blocks:
-        pool.release([block])
-    pool.release(pool.share([blocks[0], 9]).blocks)  # used once more
-    assert pool.take(2) == blocks[1:]
-    assert pool.share([blocks[0], 9]).blocks == blocks[:1]
+        pool.free([block])
+    pool.free(pool.match_prefix([blocks[0], 9]).block_ids)  # used once more
+    assert pool.allocate(2) == blocks[1:]
+    assert pool.match_prefix([blocks[0], 9]).block_ids == blocks[:1]
 
 
 def test_a_beginning_whose_start_is_gone_is_not_found_after_another_start() -> None:
     """A second sequence reads the same start into a block of its own; only the first one's can be found."""
     pool = KVCacheManager(4, 1)
-    (first,) = pool.take(1) or []
-    own, child = pool.take(2) or []
-    node = pool.seal(first, START, [1])
-    assert pool.seal(own, START, [1]) == node
-    pool.seal(child, node, [2])
-    pool.release([first])
-    assert len(pool.take(2) or []) == 2  # the start of the first is given away
-    assert pool.share([1, 2, 3]) == ([], START)
-    pool.release([own, child])
-    (again,) = pool.take(1) or []
+    (first,) = pool.allocate(1) or []
+    own, child = pool.allocate(2) or []
+    node = pool.cache_block(first, START, [1])
+    assert pool.cache_block(own, START, [1]) == node
+    pool.cache_block(child, node, [2])
+    pool.free([first])
+    assert len(pool.allocate(2) or []) == 2  # the start of the first is given away
+    assert pool.match_prefix([1, 2, 3]) == ([], START)
+    pool.free([own, child])
+    (again,) = pool.allocate(1) or []
     assert again == own
-    assert pool.seal(again, START, [7]) not in {START, node}
-    assert pool.share([7, 2, 3]).blocks == [again]
+    assert pool.cache_block(again, START, [7]) not in {START, node}
+    assert pool.match_prefix([7, 2, 3]).block_ids == [again]
 
 
 def test_without_sharing_nothing_is_kept() -> None:
-    pool = KVCacheManager(2, 1, sharing=False)
-    blocks = pool.take(2) or []
-    assert pool.seal(blocks[0], START, [1]) == START
-    pool.release(blocks)
-    assert pool.share([1, 2]) == ([], START)
-    assert not pool._kept
-    assert not pool._sealed
+    pool = KVCacheManager(2, 1, prefix_caching=False)
+    blocks = pool.allocate(2) or []
+    assert pool.cache_block(blocks[0], START, [1]) == START
+    pool.free(blocks)
+    assert pool.match_prefix([1, 2]) == ([], START)
+    assert not pool._evictable
+    assert not pool._cached
 
 
 def test_a_large_pool_that_is_full_of_beginnings_gives_them_away_fast() -> None:
     count = 120_000
     pool = KVCacheManager(count, 1)
     node = START
-    blocks = pool.take(count) or []
+    blocks = pool.allocate(count) or []
     for token, block in enumerate(blocks):
-        node = pool.seal(block, node, [token])
-    pool.release(blocks)
+        node = pool.cache_block(block, node, [token])
+    pool.free(blocks)
     began = time.thread_time()
     for _ in range(count):
-        assert pool.take(1)
+        assert pool.allocate(1)
     assert time.thread_time() - began < 2.0  # 0.2 s; a search from the first on takes 9

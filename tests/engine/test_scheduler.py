@@ -21,7 +21,7 @@ def test_three_thousand_operations(configuration: tuple[int, int, int, int, bool
     for job in list(world.jobs):
         world.remove(job)
         world.check()
-    assert world.pool.available == world.pool.count
+    assert world.pool.num_free_blocks == world.pool.num_blocks
     assert not world.schedule.running
     assert not world.schedule.waiting
 
@@ -51,7 +51,7 @@ class ScheduleMachine(RuleBasedStateMachine):
     )
     def add(self, prompt: list[int], output: int, priority: int, shares: bool, most: int, answers: int) -> None:
         for _ in range(answers):
-            self.world.add(prompt, output, priority, shares=shares, most=most)
+            self.world.add(prompt, output, priority, use_prefix_cache=shares, max_chunk=most)
 
     @precondition(lambda self: self.world.jobs)
     @rule(data=st.data())
@@ -68,7 +68,7 @@ class ScheduleMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def fork(self, data: st.DataObject) -> None:
         child = self.world.fork(data.draw(st.sampled_from(self.world.jobs)))
-        if child.read == len(child.token_ids):
+        if child.num_computed == len(child.token_ids):
             self.late.append(child)
 
     @rule()
@@ -84,7 +84,7 @@ class ScheduleMachine(RuleBasedStateMachine):
     @rule(token=st.integers(0, 1))
     def push(self, token: int) -> None:
         job = self.late.pop()
-        if job in self.world.jobs and job.read == len(job.token_ids):
+        if job in self.world.jobs and job.num_computed == len(job.token_ids):
             self.world.push(job, token)
 
     @invariant()
@@ -109,7 +109,7 @@ def test_every_job_ends(configuration: tuple[int, int, int, int, bool, bool], se
     resume(drive)
     finish(world, drive.rng)
     world.check()
-    assert world.pool.available == world.pool.count
+    assert world.pool.num_free_blocks == world.pool.num_blocks
 
 
 @pytest.mark.slow

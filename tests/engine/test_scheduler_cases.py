@@ -13,12 +13,12 @@ from nucleate.engine.scheduler import Scheduler, SchedulerEntry
 
 
 def step(schedule: Scheduler, token: int = 7) -> list[tuple[tuple[int, int, int], int, int]]:
-    chunks = schedule.plan()
-    last = [chunk.job for chunk in chunks if chunk.last]
-    schedule.done(chunks)
+    chunks = schedule.schedule()
+    last = [chunk.sequence for chunk in chunks if chunk.last]
+    schedule.mark_computed(chunks)
     for job in last:
-        job.push(token)
-    return [(job.order, start, stop) for job, start, stop in chunks]
+        job.append(token)
+    return [(chunk.sequence.order, chunk.start, chunk.stop) for chunk in chunks]
 
 
 def added(schedule: Scheduler, *jobs: SchedulerEntry) -> tuple[SchedulerEntry, ...]:
@@ -29,22 +29,22 @@ def added(schedule: Scheduler, *jobs: SchedulerEntry) -> tuple[SchedulerEntry, .
 
 @pytest.mark.parametrize(("sequences", "tokens"), [(0, 4), (-1, 4), (4, 3), (1, 0)])
 def test_nonsense_counts(sequences: int, tokens: int) -> None:
-    with pytest.raises(ValueError, match=f"{sequences} sequences and {tokens} tokens: there must be a token for each"):
-        Scheduler(KVCacheManager(1, 1), max_num_seqs=sequences, max_tokens=tokens)
+    with pytest.raises(ValueError, match="must be >= max_num_seqs"):
+        Scheduler(KVCacheManager(1, 1), max_num_seqs=sequences, max_num_batched_tokens=tokens)
 
 
 @pytest.mark.parametrize(
     ("job", "message"),
     [
         (SchedulerEntry((0, 0, 0), [1], 13), "13 tokens do not fit 4 blocks of 3"),
-        (SchedulerEntry((0, 0, 0), [], 4), "nothing can be read of 0 of 4 tokens"),
-        (SchedulerEntry((0, 0, 0), [1, 2], 2), "nothing can be read of 2 of 2 tokens"),
-        (SchedulerEntry((0, 0, 0), [1, 2], 0), "nothing can be read of 2 of 0 tokens"),
-        (SchedulerEntry((0, 0, 0), [1, 2], 4, most=0), "0 at a time"),
+        (SchedulerEntry((0, 0, 0), [], 4), "0 of 4 tokens, 4611686018427387904 at a time: nothing can be computed"),
+        (SchedulerEntry((0, 0, 0), [1, 2], 2), "2 of 2 tokens"),
+        (SchedulerEntry((0, 0, 0), [1, 2], 0), "2 of 0 tokens"),
+        (SchedulerEntry((0, 0, 0), [1, 2], 4, max_chunk=0), "0 at a time"),
     ],
 )
 def test_a_job_that_could_never_end(job: SchedulerEntry, message: str) -> None:
-    schedule = Scheduler(KVCacheManager(4, 3), max_num_seqs=2, max_tokens=2)
+    schedule = Scheduler(KVCacheManager(4, 3), max_num_seqs=2, max_num_batched_tokens=2)
     with pytest.raises(ValueError, match=message):
         schedule.add(job)
     assert len(schedule) == 0
@@ -52,39 +52,39 @@ def test_a_job_that_could_never_end(job: SchedulerEntry, message: str) -> None:
 
 
 def test_a_job_that_is_not_there_cannot_be_removed() -> None:
-    schedule = Scheduler(KVCacheManager(4, 3), max_num_seqs=2, max_tokens=4)
+    schedule = Scheduler(KVCacheManager(4, 3), max_num_seqs=2, max_num_batched_tokens=4)
     (job,) = added(schedule, SchedulerEntry((0, 1, 0), [1], 3))
     for stranger in (
         SchedulerEntry((0, 1, 0), [1], 3),
         SchedulerEntry((0, 0, 0), [1], 3),
         SchedulerEntry((0, 2, 0), [1], 3),
     ):
-        with pytest.raises(ValueError, match="there is no job"):
+        with pytest.raises(ValueError, match="no sequence"):
             schedule.remove(stranger)
     step(schedule)
     schedule.remove(job)
-    with pytest.raises(ValueError, match=r"there is no job \(0, 1, 0\) here"):
+    with pytest.raises(ValueError, match=r"no sequence \(0, 1, 0\) here"):
         schedule.remove(job)
-    assert schedule.pool.available == 4
+    assert schedule.kv_cache.num_free_blocks == 4
 
 
 def test_jobs_with_one_list_of_tokens_do_not_see_each_others() -> None:
-    schedule = Scheduler(KVCacheManager(9, 1), max_num_seqs=3, max_tokens=9)
+    schedule = Scheduler(KVCacheManager(9, 1), max_num_seqs=3, max_num_batched_tokens=9)
     prompt = [1, 2]
     first, second, third = added(schedule, *[SchedulerEntry((0, 0, n), prompt, 3) for n in range(3)])
-    first.push(3)
-    second.push(4)
+    first.append(3)
+    second.append(4)
     assert (first.token_ids, second.token_ids, third.token_ids, prompt) == ([1, 2, 3], [1, 2, 4], [1, 2], [1, 2])
     schedule.remove(second)
     assert schedule.waiting == [first, third]
     fixed = SchedulerEntry((0, 1, 0), (1, 2), 9)
     for token in range(100, 103):
-        fixed.push(token)
+        fixed.append(token)
     assert fixed.token_ids == [1, 2, 100, 101, 102]
 
 
 def test_single_tokens_are_read_before_prompts_and_prompts_by_order() -> None:
-    schedule = Scheduler(KVCacheManager(99, 4), max_num_seqs=4, max_tokens=8)
+    schedule = Scheduler(KVCacheManager(99, 4), max_num_seqs=4, max_num_batched_tokens=8)
     low, late, early = (2, 0, 0), (0, 2, 0), (0, 1, 0)
     added(schedule, SchedulerEntry(low, [1], 9))
     assert step(schedule) == [(low, 0, 1)]
@@ -95,7 +95,7 @@ def test_single_tokens_are_read_before_prompts_and_prompts_by_order() -> None:
 
 
 def test_a_prompt_that_waits_is_read_before_one_of_a_worse_priority_that_runs() -> None:
-    schedule = Scheduler(KVCacheManager(99, 4), max_num_seqs=4, max_tokens=8)
+    schedule = Scheduler(KVCacheManager(99, 4), max_num_seqs=4, max_num_batched_tokens=8)
     added(schedule, SchedulerEntry((1, 0, 0), range(20), 30))
     assert step(schedule) == [((1, 0, 0), 0, 8)]
     added(schedule, SchedulerEntry((0, 1, 0), range(50, 55), 30))
@@ -104,7 +104,7 @@ def test_a_prompt_that_waits_is_read_before_one_of_a_worse_priority_that_runs() 
 
 @pytest.mark.parametrize("spare", [0, 3])
 def test_a_better_priority_takes_a_seat_from_the_last_of_a_worse_one(spare: int) -> None:
-    schedule = Scheduler(KVCacheManager(99, 4), max_num_seqs=3, max_tokens=3 + spare)
+    schedule = Scheduler(KVCacheManager(99, 4), max_num_seqs=3, max_num_batched_tokens=3 + spare)
     jobs = added(schedule, *[SchedulerEntry((priority, at, 0), [at], 9) for at, priority in enumerate((0, 1, 1))])
     step(schedule)
     added(schedule, SchedulerEntry((1, 9, 0), [9], 9))
@@ -112,45 +112,45 @@ def test_a_better_priority_takes_a_seat_from_the_last_of_a_worse_one(spare: int)
     added(schedule, SchedulerEntry((0, 7, 0), [7], 9))
     assert {order for order, _, _ in step(schedule)} == {(0, 0, 0), (0, 7, 0), (1, 1, 0)}
     assert schedule.waiting[0] is jobs[2]
-    assert (jobs[2].blocks, jobs[2].read, jobs[2].token_ids) == ([], 0, [2, 7, 7])
+    assert (jobs[2].block_ids, jobs[2].num_computed, jobs[2].token_ids) == ([], 0, [2, 7, 7])
     added(schedule, *[SchedulerEntry((-1, at, 0), [at], 9) for at in range(4)])
     assert [order for order, _, _ in step(schedule)] == [(-1, at, 0) for at in range(3)]
-    assert schedule.preemptions == 4
+    assert schedule.num_preemptions == 4
 
 
 def test_those_that_are_paused_make_room_first_and_are_not_read() -> None:
-    schedule = Scheduler(KVCacheManager(4, 1), max_num_seqs=3, max_tokens=9)
+    schedule = Scheduler(KVCacheManager(4, 1), max_num_seqs=3, max_num_batched_tokens=9)
     best, second, worst = added(schedule, *[SchedulerEntry((at, at, 0), [at], 4) for at in range(3)])
     step(schedule)
     best.paused = True
     assert step(schedule) == [((1, 1, 0), 1, 2), ((2, 2, 0), 1, 2)]  # it made room for the last of them
     assert schedule.running == [second, worst]
-    assert schedule.preemptions == 1
+    assert schedule.num_preemptions == 1
     best.paused = False
     assert step(schedule) == [((0, 0, 0), 0, 2)]  # with the blocks of both: the second would need three
     assert (schedule.running, schedule.waiting) == ([best], [second, worst])
 
 
 def test_one_that_comes_back_takes_nothing_from_those_of_its_priority() -> None:
-    schedule = Scheduler(KVCacheManager(9, 1), max_num_seqs=1, max_tokens=9)
+    schedule = Scheduler(KVCacheManager(9, 1), max_num_seqs=1, max_num_batched_tokens=9)
     first, second = added(schedule, SchedulerEntry((0, 0, 0), [1], 4, paused=True), SchedulerEntry((0, 1, 0), [2], 4))
     step(schedule)
     first.paused = False
     assert step(schedule) == [((0, 1, 0), 1, 2)]
-    assert (schedule.running, schedule.preemptions) == ([second], 0)
+    assert (schedule.running, schedule.num_preemptions) == ([second], 0)
 
 
 def test_one_whose_token_is_still_to_come_has_nothing_to_read() -> None:
-    schedule = Scheduler(KVCacheManager(9, 1), max_num_seqs=1, max_tokens=9)
+    schedule = Scheduler(KVCacheManager(9, 1), max_num_seqs=1, max_num_batched_tokens=9)
     (job,) = added(schedule, SchedulerEntry((0, 0, 0), [1, 2], 4))
-    schedule.done(schedule.plan())
-    assert schedule.plan() == []
-    job.push(3)
+    schedule.mark_computed(schedule.schedule())
+    assert schedule.schedule() == []
+    job.append(3)
     assert step(schedule) == [((0, 0, 0), 2, 3)]
 
 
 def test_none_overtakes_one_that_does_not_fit_yet() -> None:
-    schedule = Scheduler(KVCacheManager(6, 1), max_num_seqs=4, max_tokens=9)
+    schedule = Scheduler(KVCacheManager(6, 1), max_num_seqs=4, max_num_batched_tokens=9)
     added(
         schedule,
         SchedulerEntry((0, 0, 0), [1, 2, 3], 6),
@@ -164,21 +164,21 @@ def test_none_overtakes_one_that_does_not_fit_yet() -> None:
 
 
 def test_the_last_makes_room_for_one_that_grows() -> None:
-    schedule = Scheduler(KVCacheManager(4, 2), max_num_seqs=4, max_tokens=9)
+    schedule = Scheduler(KVCacheManager(4, 2), max_num_seqs=4, max_num_batched_tokens=9)
     first, second = added(
         schedule, SchedulerEntry((0, 0, 0), [1, 2, 3, 4], 8), SchedulerEntry((0, 1, 0), [5, 6, 7, 8], 8)
     )
     step(schedule)
     assert step(schedule) == [((0, 0, 0), 4, 5)]
-    assert (schedule.running, schedule.waiting, schedule.preemptions) == ([first], [second], 1)
+    assert (schedule.running, schedule.waiting, schedule.num_preemptions) == ([first], [second], 1)
     assert step(schedule) == [((0, 0, 0), 5, 6)]
     schedule.remove(first)
     assert step(schedule) == [((0, 1, 0), 2, 5)]  # of its own two blocks one has been given away
-    assert (second.token_ids, second.reused, schedule.preemptions) == ([5, 6, 7, 8, 7, 7], 0, 1)
+    assert (second.token_ids, second.num_cached, schedule.num_preemptions) == ([5, 6, 7, 8, 7, 7], 0, 1)
 
 
 def test_reused_counts_what_was_never_read() -> None:
-    schedule = Scheduler(KVCacheManager(20, 2), max_num_seqs=4, max_tokens=99)
+    schedule = Scheduler(KVCacheManager(20, 2), max_num_seqs=4, max_num_batched_tokens=99)
     prompt = [1, 2, 3, 4, 5, 6]
     (first,) = added(schedule, SchedulerEntry((0, 0, 0), prompt, 9))
     step(schedule)
@@ -186,7 +186,7 @@ def test_reused_counts_what_was_never_read() -> None:
         schedule,
         SchedulerEntry((0, 1, 0), prompt, 9),
         SchedulerEntry((0, 2, 0), [1, 2, 3, 9, 5, 6], 9),
-        SchedulerEntry((0, 3, 0), prompt, 9, shares=False),
+        SchedulerEntry((0, 3, 0), prompt, 9, use_prefix_cache=False),
         SchedulerEntry((-1, 4, 0), [*prompt, 8, 8, 8], 10),
     )
     assert step(schedule) == [
@@ -195,27 +195,27 @@ def test_reused_counts_what_was_never_read() -> None:
         ((0, 1, 0), 4, 6),
         ((0, 2, 0), 2, 6),
     ]
-    assert [job.reused for job in (first, same, other, own, longer)] == [0, 4, 2, 0, 6]
+    assert [job.num_cached for job in (first, same, other, own, longer)] == [0, 4, 2, 0, 6]
     schedule.remove(first)
     assert ((0, 3, 0), 0, 6) in step(schedule)
     schedule.max_num_seqs = 2
-    assert own.reused == 0
-    assert same.blocks[:2] == other.blocks[:1] + same.blocks[1:2] == longer.blocks[:2]
-    assert not {*own.blocks} & {*same.blocks, *other.blocks, *longer.blocks}
+    assert own.num_cached == 0
+    assert same.block_ids[:2] == other.block_ids[:1] + same.block_ids[1:2] == longer.block_ids[:2]
+    assert not {*own.block_ids} & {*same.block_ids, *other.block_ids, *longer.block_ids}
 
 
 def test_one_that_shares_nothing_can_be_shared() -> None:
-    schedule = Scheduler(KVCacheManager(20, 2), max_num_seqs=4, max_tokens=99)
-    own, same = SchedulerEntry((0, 0, 0), [1, 2, 3], 9, shares=False), SchedulerEntry((0, 1, 0), [1, 2, 4], 9)
+    schedule = Scheduler(KVCacheManager(20, 2), max_num_seqs=4, max_num_batched_tokens=99)
+    own, same = SchedulerEntry((0, 0, 0), [1, 2, 3], 9, use_prefix_cache=False), SchedulerEntry((0, 1, 0), [1, 2, 4], 9)
     added(schedule, own)
     step(schedule)
     added(schedule, same)
     step(schedule)
-    assert (same.reused, same.blocks[0]) == (2, own.blocks[0])
+    assert (same.num_cached, same.block_ids[0]) == (2, own.block_ids[0])
 
 
 def test_what_a_preempted_job_finds_of_itself_was_read() -> None:
-    schedule = Scheduler(KVCacheManager(20, 1), max_num_seqs=1, max_tokens=9)
+    schedule = Scheduler(KVCacheManager(20, 1), max_num_seqs=1, max_num_batched_tokens=9)
     (job,) = added(schedule, SchedulerEntry((1, 0, 0), [1, 2, 3], 9))
     step(schedule)
     (better,) = added(schedule, SchedulerEntry((0, 1, 0), [9], 9))
@@ -223,12 +223,12 @@ def test_what_a_preempted_job_finds_of_itself_was_read() -> None:
     assert schedule.running == [better]
     schedule.remove(better)
     assert step(schedule) == [((1, 0, 0), 3, 4)]
-    assert (job.reused, job.read) == (0, 4)
+    assert (job.num_cached, job.num_computed) == (0, 4)
 
 
 def test_at_most_so_many_tokens_of_a_prompt_at_a_time() -> None:
-    schedule = Scheduler(KVCacheManager(20, 2), max_num_seqs=2, max_tokens=9)
-    added(schedule, SchedulerEntry((0, 0, 0), range(7), 9, most=3), SchedulerEntry((0, 1, 0), range(20, 30), 12))
+    schedule = Scheduler(KVCacheManager(20, 2), max_num_seqs=2, max_num_batched_tokens=9)
+    added(schedule, SchedulerEntry((0, 0, 0), range(7), 9, max_chunk=3), SchedulerEntry((0, 1, 0), range(20, 30), 12))
     assert [step(schedule) for _ in range(3)] == [
         [((0, 0, 0), 0, 3), ((0, 1, 0), 0, 6)],
         [((0, 0, 0), 3, 6), ((0, 1, 0), 6, 10)],
@@ -237,7 +237,7 @@ def test_at_most_so_many_tokens_of_a_prompt_at_a_time() -> None:
 
 
 def test_whole_prompts_the_first_however_long() -> None:
-    schedule = Scheduler(KVCacheManager(99, 2), max_num_seqs=4, max_tokens=9, whole=True)
+    schedule = Scheduler(KVCacheManager(99, 2), max_num_seqs=4, max_num_batched_tokens=9, whole_prompts=True)
     added(schedule, *[SchedulerEntry((0, at, 0), [at] * length, 30) for at, length in enumerate((3, 20, 4, 5))])
     assert [step(schedule) for _ in range(4)] == [
         [((0, 0, 0), 0, 3)],
@@ -248,8 +248,8 @@ def test_whole_prompts_the_first_however_long() -> None:
 
 
 def test_whole_prompts_are_cut_for_the_most_of_their_job() -> None:
-    schedule = Scheduler(KVCacheManager(99, 2), max_num_seqs=2, max_tokens=4, whole=True)
-    added(schedule, SchedulerEntry((0, 0, 0), [1] * 11, 30, most=5), SchedulerEntry((0, 1, 0), [2] * 3, 30))
+    schedule = Scheduler(KVCacheManager(99, 2), max_num_seqs=2, max_num_batched_tokens=4, whole_prompts=True)
+    added(schedule, SchedulerEntry((0, 0, 0), [1] * 11, 30, max_chunk=5), SchedulerEntry((0, 1, 0), [2] * 3, 30))
     assert [step(schedule) for _ in range(4)] == [
         [((0, 0, 0), 0, 5)],
         [((0, 0, 0), 5, 10)],
@@ -259,31 +259,31 @@ def test_whole_prompts_are_cut_for_the_most_of_their_job() -> None:
 
 
 def test_one_that_goes_between_plan_and_done_leaves_nothing() -> None:
-    schedule = Scheduler(KVCacheManager(9, 2), max_num_seqs=4, max_tokens=99)
+    schedule = Scheduler(KVCacheManager(9, 2), max_num_seqs=4, max_num_batched_tokens=99)
     gone, stays = added(schedule, SchedulerEntry((0, 0, 0), [1, 2, 3], 9), SchedulerEntry((0, 1, 0), [1, 2, 3], 9))
-    plan = schedule.plan()
+    plan = schedule.schedule()
     schedule.remove(gone)
-    schedule.done([chunk for chunk in plan if chunk.job is not gone])
-    assert schedule.pool.used == 2
-    assert schedule.pool.share([1, 2, 3]).blocks == stays.blocks[:1]
+    schedule.mark_computed([chunk for chunk in plan if chunk.sequence is not gone])
+    assert schedule.kv_cache.num_used_blocks == 2
+    assert schedule.kv_cache.match_prefix([1, 2, 3]).block_ids == stays.block_ids[:1]
 
 
 def test_what_was_not_read_is_not_shared() -> None:
-    schedule = Scheduler(KVCacheManager(9, 2), max_num_seqs=4, max_tokens=4)
+    schedule = Scheduler(KVCacheManager(9, 2), max_num_seqs=4, max_num_batched_tokens=4)
     (gone,) = added(schedule, SchedulerEntry((0, 0, 0), [1, 2, 3, 4, 5, 6], 9))
     step(schedule)
-    assert (gone.read, schedule.plan()[0].stop) == (4, 6)  # the rest was about to be
+    assert (gone.num_computed, schedule.schedule()[0].stop) == (4, 6)  # the rest was about to be
     schedule.remove(gone)
-    assert len(schedule.pool.share([1, 2, 3, 4, 5, 6, 7]).blocks) == 2
+    assert len(schedule.kv_cache.match_prefix([1, 2, 3, 4, 5, 6, 7]).block_ids) == 2
 
 
 def test_a_job_waits_for_blocks_that_others_than_jobs_have() -> None:
     pool = KVCacheManager(2, 1)
-    schedule = Scheduler(pool, max_num_seqs=1, max_tokens=9)
-    blocks = pool.take(2) or []
+    schedule = Scheduler(pool, max_num_seqs=1, max_num_batched_tokens=9)
+    blocks = pool.allocate(2) or []
     added(schedule, SchedulerEntry((0, 0, 0), [1], 2))
     assert step(schedule) == []
-    pool.release(blocks)
+    pool.free(blocks)
     assert step(schedule) == [((0, 0, 0), 0, 1)]
 
 
@@ -293,7 +293,7 @@ def test_a_tight_pool_preempts_no_more_than_it_must() -> None:
     for at in range(8):
         world.add([at] * 4, 28)
     finish(world, random.Random(0))
-    assert world.schedule.preemptions <= 16
+    assert world.schedule.num_preemptions <= 16
     assert world.forwards <= 4 * 32
 
 
@@ -302,17 +302,17 @@ def test_a_tight_pool_preempts_no_more_than_it_must() -> None:
 
 def seconds(steps: int, running: int, waiting: int) -> float:
     """The fastest of some steps in which all that run read a token."""
-    schedule = Scheduler(KVCacheManager(running * 40, 16), max_num_seqs=running, max_tokens=2 * running)
+    schedule = Scheduler(KVCacheManager(running * 40, 16), max_num_seqs=running, max_num_batched_tokens=2 * running)
     added(schedule, *[SchedulerEntry((0, at, 0), [at], 600) for at in range(running + waiting)])
     times = []
     for _ in range(steps):
         began = time.thread_time()
-        chunks = schedule.plan()
-        schedule.done(chunks)
+        chunks = schedule.schedule()
+        schedule.mark_computed(chunks)
         times.append(time.thread_time() - began)
         assert len(chunks) == running
         for chunk in chunks:
-            chunk.job.push(7)
+            chunk.sequence.append(7)
     return min(times)
 
 
@@ -323,7 +323,7 @@ def test_a_step_takes_little_time_however_many_wait() -> None:
 
 def test_many_that_wait_come_and_go_fast() -> None:
     rng = random.Random(0)
-    schedule = Scheduler(KVCacheManager(9, 16), max_num_seqs=2, max_tokens=9)
+    schedule = Scheduler(KVCacheManager(9, 16), max_num_seqs=2, max_num_batched_tokens=9)
     jobs = [SchedulerEntry((rng.randrange(3), at, 0), [1], 9) for at in range(10_000)]
     rng.shuffle(jobs)
     began = time.thread_time()

@@ -47,11 +47,11 @@ def logprobs(logits: np.ndarray) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    "fact", FACTS["vectors"], ids=lambda v: "{width} {length_penalty} {early_stopping}".format(**v)
+    "fact", FACTS["vectors"], ids=lambda v: "{num_beams} {length_penalty} {early_stopping}".format(**v)
 )
 def test_recorded_numbers_of_transformers(fact: dict) -> None:
     table = np.array(FACTS["table"], np.float32)
-    asked = {name: fact[name] for name in ("width", "length_penalty", "early_stopping")}
+    asked = {name: fact[name] for name in ("num_beams", "length_penalty", "early_stopping")}
     same = {name: FACTS[name] for name in ("prompt_ids", "max_tokens", "eos_token_ids")}
     beams = beam_search(lambda ids: table[ids[-1]], **same, **asked)
     assert [list(beam.token_ids) for beam in beams] == fact["token_ids"]
@@ -82,10 +82,10 @@ def generate() -> Callable[..., list[tuple[list[int], float]]]:
         def get_generation_mode(self, *_):  # also of width 1, for which it would be greedy search
             return hf.generation.GenerationMode.BEAM_SEARCH
 
-    def run(tables, prompt_ids, *, width, max_tokens, eos_token_ids, **asked):
+    def run(tables, prompt_ids, *, num_beams, max_tokens, eos_token_ids, **asked):
         config = Beams(
-            num_beams=width,
-            num_return_sequences=width,
+            num_beams=num_beams,
+            num_return_sequences=num_beams,
             max_new_tokens=max_tokens,
             eos_token_id=list(eos_token_ids) or None,
             pad_token_id=0,
@@ -103,9 +103,9 @@ def generate() -> Callable[..., list[tuple[list[int], float]]]:
 
 
 @pytest.mark.parametrize("early", EARLY)
-@pytest.mark.parametrize("width", [1, 2, 3, 4, 5])
-def test_equals_transformers(width: int, early: bool | str, generate: Callable) -> None:
-    rng = np.random.default_rng([width, EARLY.index(early)])
+@pytest.mark.parametrize("num_beams", [1, 2, 3, 4, 5])
+def test_equals_transformers(num_beams: int, early: bool | str, generate: Callable) -> None:
+    rng = np.random.default_rng([num_beams, EARLY.index(early)])
     settings = list(itertools.product([0.0, 0.5, 1.0, 2.0, -0.5], [(), (2,), (4, 0), (5, 1, 1, 3)]))
     for choice in rng.permutation(len(settings))[:10]:
         penalty, ends = settings[choice]
@@ -113,7 +113,9 @@ def test_equals_transformers(width: int, early: bool | str, generate: Callable) 
         size, prompt, longest = int(rng.integers(9, 14)), [6] * int(rng.integers(1, 4)), int(rng.integers(1, 9))
         tables = rng.normal(scale=rng.uniform(0.5, 3), size=(12, size, size)).astype(np.float32)
         tables[..., list(ends)] += rng.uniform(-1, 2)
-        asked = dict(width=width, max_tokens=longest, eos_token_ids=ends, length_penalty=penalty, early_stopping=early)
+        asked = dict(
+            num_beams=num_beams, max_tokens=longest, eos_token_ids=ends, length_penalty=penalty, early_stopping=early
+        )
         twin = generate(tables, prompt, **asked)
         beams = beam_search(lambda ids, tables=tables: tables[len(ids) - 1, ids[-1]], prompt, **asked)
         assert [list(beam.token_ids) for beam in beams] == [ids for ids, _ in twin], asked
@@ -136,7 +138,7 @@ def test_a_beam_as_wide_as_the_tree_finds_every_sequence_in_order(
                 if total > -math.inf:
                     all_sequences[ids] = total / length**penalty
     beams = beam_search(
-        model, [7], width=999, max_tokens=longest, eos_token_ids=ends, length_penalty=penalty, early_stopping=early
+        model, [7], num_beams=999, max_tokens=longest, eos_token_ids=ends, length_penalty=penalty, early_stopping=early
     )
     assert {beam.token_ids for beam in beams} == set(all_sequences)
     assert [beam.score for beam in beams] == pytest.approx(sorted(all_sequences.values(), reverse=True), abs=1e-12)
@@ -152,7 +154,7 @@ def test_width_one_is_greedy(early: bool, penalty: float) -> None:
         while len(greedy) < 6 and (not greedy or greedy[-1] not in ends):
             greedy.append(int(np.argmax(model((0, *greedy)))))
         [beam] = beam_search(
-            model, (0,), width=1, max_tokens=6, eos_token_ids=ends, early_stopping=early, length_penalty=penalty
+            model, (0,), num_beams=1, max_tokens=6, eos_token_ids=ends, early_stopping=early, length_penalty=penalty
         )
         assert list(beam.token_ids) == greedy
 
@@ -165,13 +167,15 @@ def test_width_one_is_greedy(early: bool, penalty: float) -> None:
     st.sets(st.integers(0, 5)),
     st.sampled_from([-2.0, 0.0, 0.7, 1.0, 3.0]),
 )
-def test_laws(seed: int, size: int, width: int, longest: int, ends: set[int], penalty: float) -> None:
+def test_laws(seed: int, size: int, num_beams: int, longest: int, ends: set[int], penalty: float) -> None:
     model, ends = hashed(size, seed, banned=0.2), {token for token in ends if token < size}
     found = {}
     for early in EARLY:
-        asked = dict(width=width, max_tokens=longest, eos_token_ids=ends, length_penalty=penalty, early_stopping=early)
+        asked = dict(
+            num_beams=num_beams, max_tokens=longest, eos_token_ids=ends, length_penalty=penalty, early_stopping=early
+        )
         beams = found[early] = beam_search(model, (5, 5), **asked)
-        assert 1 <= len(beams) <= width
+        assert 1 <= len(beams) <= num_beams
         assert len({beam.token_ids for beam in beams}) == len(beams)
         assert [beam.score for beam in beams] == sorted((beam.score for beam in beams), reverse=True)
         for beam in beams:
@@ -181,8 +185,8 @@ def test_laws(seed: int, size: int, width: int, longest: int, ends: set[int], pe
             assert not set(beam.token_ids[:-1]) & ends
             assert beam.finish_reason == ("stop" if beam.token_ids[-1] in ends else "length")
             assert beam.finish_reason == "stop" or len(beam.token_ids) == longest
-        for returned in range(1, width + 1):
-            assert beam_search(model, (5, 5), **asked, returned=returned) == beams[:returned]
+        for count in range(1, num_beams + 1):
+            assert beam_search(model, (5, 5), **asked, num_return_sequences=count) == beams[:count]
     for hasty, patient in itertools.pairwise(EARLY):  # who searches on can only find better ones
         assert len(found[hasty]) <= len(found[patient])
         assert all(a.score <= b.score for a, b in zip(found[hasty], found[patient], strict=False))
@@ -194,13 +198,13 @@ def plainly(model: LogitsOf, **asked: object) -> list[Beam]:
 
 @given(st.integers(0, 2**32), st.integers(2, 7), st.integers(1, 4), st.integers(1, 5), st.sampled_from([0.0, 0.5, 9.0]))
 def test_groups_without_a_penalty_and_one_group_with_one(
-    seed: int, size: int, width: int, longest: int, weight: float
+    seed: int, size: int, num_beams: int, longest: int, weight: float
 ) -> None:
     model = hashed(size, seed, banned=0.2)
     asked = dict(max_tokens=longest, eos_token_ids=[1], early_stopping=EARLY[seed % 3], length_penalty=0.5)
-    alone = plainly(model, width=width, **asked)
-    assert plainly(model, width=width, groups=1, diversity_penalty=weight, **asked) == alone
-    assert plainly(model, width=3 * width, groups=3, **asked) == alone  # all find the same
+    alone = plainly(model, num_beams=num_beams, **asked)
+    assert plainly(model, num_beams=num_beams, num_beam_groups=1, diversity_penalty=weight, **asked) == alone
+    assert plainly(model, num_beams=3 * num_beams, num_beam_groups=3, **asked) == alone  # all find the same
 
 
 @given(st.integers(0, 2**32), st.integers(2, 7), st.integers(1, 5), st.integers(1, 5), st.sampled_from([0.3, 2.0, 1e6]))
@@ -219,8 +223,8 @@ def test_groups_of_one_beam_are_greedy_searches_that_avoid_each_other(
             taken[text[-1]] += text[-1] != end
     beams = plainly(
         model,
-        width=groups,
-        groups=groups,
+        num_beams=groups,
+        num_beam_groups=groups,
         diversity_penalty=weight,
         max_tokens=longest,
         eos_token_ids=[end],
@@ -235,11 +239,13 @@ def test_groups_of_one_beam_are_greedy_searches_that_avoid_each_other(
 
 def test_a_group_avoids_what_the_groups_before_go_on_with() -> None:
     model = steps([3.0, 2.0, 1.0, 0.0, 0.0, 0.0], [0.0] * 6)
-    beams = beam_search(model, (), width=4, groups=2, diversity_penalty=1.5, max_tokens=1)
+    beams = beam_search(model, (), num_beams=4, num_beam_groups=2, diversity_penalty=1.5, max_tokens=1)
     assert [beam.token_ids[0] for beam in beams] == [0, 1, 2]  # of the second 0 at 1.5, then 2 at 1
-    beams = beam_search(model, (), width=4, groups=2, diversity_penalty=99.0, max_tokens=1)
+    beams = beam_search(model, (), num_beams=4, num_beam_groups=2, diversity_penalty=99.0, max_tokens=1)
     assert [beam.token_ids[0] for beam in beams] == [0, 1, 2, 3]
-    ends = beam_search(model, (), width=2, groups=2, diversity_penalty=99.0, max_tokens=1, eos_token_ids=[0])
+    ends = beam_search(
+        model, (), num_beams=2, num_beam_groups=2, diversity_penalty=99.0, max_tokens=1, eos_token_ids=[0]
+    )
     assert [beam.token_ids[0] for beam in ends] == [0]  # an end is nothing to be avoided
 
 
@@ -261,43 +267,43 @@ def test_what_is_not_allowed_is_out_and_what_is_whole_ends(seed: int, early: boo
         ids = (*text, 3) if after(text) else text
         expected[ids] = math.fsum(logprobs(model((5, 5, *ids[:i])))[token] for i, token in enumerate(ids))
     asked = dict(max_tokens=9, eos_token_ids=[3], allowed=after, early_stopping=early, length_penalty=0.0)
-    beams = plainly(model, width=20, **asked)
+    beams = plainly(model, num_beams=20, **asked)
     assert [beam.token_ids for beam in beams] == sorted(expected, key=lambda ids: -expected[ids])
     assert [beam.score for beam in beams] == pytest.approx(sorted(expected.values(), reverse=True), abs=1e-9)
     assert {beam.finish_reason for beam in beams} == {"stop"}
-    short = plainly(model, width=20, **asked | {"max_tokens": 2})
+    short = plainly(model, num_beams=20, **asked | {"max_tokens": 2})
     assert {beam.token_ids for beam in short if beam.finish_reason == "stop"} == {(1,), (2, 1)}
     assert {beam.token_ids for beam in short if beam.finish_reason == "length"} == {(0, 1), (0, 2), (2, 0)}
-    assert plainly(model, width=2, **asked)[0].token_ids in expected
+    assert plainly(model, num_beams=2, **asked)[0].token_ids in expected
 
 
 def test_where_nothing_that_is_allowed_can_be_the_search_fails() -> None:
     with pytest.raises(ValueError, match="no token that is allowed has a finite score"):
-        beam_search(steps([0.0, -np.inf]), (), width=2, max_tokens=3, allowed=lambda ids: {1})
+        beam_search(steps([0.0, -np.inf]), (), num_beams=2, max_tokens=3, allowed=lambda ids: {1})
     with pytest.raises(ValueError, match="no token that is allowed has a finite score"):
-        beam_search(steps([0.0, 0.0]), (), width=2, max_tokens=3, allowed=lambda ids: set())
+        beam_search(steps([0.0, 0.0]), (), num_beams=2, max_tokens=3, allowed=lambda ids: set())
 
 
 def test_ties_go_to_the_lower_beam_then_the_lower_token_and_the_earlier_end() -> None:
     flat = steps(*[[0.0] * 4] * 3)
-    assert [b.token_ids for b in beam_search(flat, (), width=3, max_tokens=1)] == [(0,), (1,), (2,)]
-    assert [b.token_ids for b in beam_search(flat, (), width=3, max_tokens=2)] == [(0, 0), (0, 1), (0, 2)]
-    beams = beam_search(flat, (), width=3, max_tokens=2, eos_token_ids=[0], early_stopping="never")
+    assert [b.token_ids for b in beam_search(flat, (), num_beams=3, max_tokens=1)] == [(0,), (1,), (2,)]
+    assert [b.token_ids for b in beam_search(flat, (), num_beams=3, max_tokens=2)] == [(0, 0), (0, 1), (0, 2)]
+    beams = beam_search(flat, (), num_beams=3, max_tokens=2, eos_token_ids=[0], early_stopping="never")
     assert [(b.token_ids, b.score) for b in beams] == [(ids, -math.log(4)) for ids in [(0,), (1, 0), (1, 1)]]
 
 
 def test_an_end_that_is_not_among_the_first_is_lost() -> None:
     model = steps([1.0, 0.9, 0.0], [0.0, 0.0, 0.0])  # token 1 alone is likelier than any pair
-    [beam] = beam_search(model, (), width=1, max_tokens=2, eos_token_ids=[1], length_penalty=0.0)
+    [beam] = beam_search(model, (), num_beams=1, max_tokens=2, eos_token_ids=[1], length_penalty=0.0)
     assert (beam.token_ids, beam.finish_reason) == ((0, 0), "length")
-    best, _ = beam_search(model, (), width=2, max_tokens=2, eos_token_ids=[1], length_penalty=0.0)
+    best, _ = beam_search(model, (), num_beams=2, max_tokens=2, eos_token_ids=[1], length_penalty=0.0)
     assert (best.token_ids, best.finish_reason) == ((1,), "stop")
 
 
 def test_many_ends_ahead_do_not_starve_the_open_beams() -> None:
     model = steps([9.0, 8.0, 7.0, 6.0, 5.0, 4.0], [0.0, 0.0, 0.0, 0.0, 1.5, 2.0])
     beams = beam_search(
-        model, (), width=2, max_tokens=2, eos_token_ids=[0, 1, 2, 3], length_penalty=9.0, early_stopping="never"
+        model, (), num_beams=2, max_tokens=2, eos_token_ids=[0, 1, 2, 3], length_penalty=9.0, early_stopping="never"
     )
     assert [beam.token_ids for beam in beams] == [(4, 5), (4, 4)]
 
@@ -313,44 +319,44 @@ def test_when_a_search_ends(early: bool | str, asked: int) -> None:
         seen.append(ids)
         return rows[len(ids) - 1]
 
-    beam_search(model, [2], width=2, max_tokens=5, eos_token_ids=[0], early_stopping=early)
+    beam_search(model, [2], num_beams=2, max_tokens=5, eos_token_ids=[0], early_stopping=early)
     assert len(seen) == asked
     assert len(set(seen)) == asked
     assert all(ids[0] == 2 for ids in seen)
 
 
 def test_a_tie_of_the_best_open_beam_with_the_worst_end_ends_the_search() -> None:
-    [beam] = beam_search(steps([0.0, 0.0]), (), width=1, max_tokens=9, eos_token_ids=[0])  # a second row would fail
+    [beam] = beam_search(steps([0.0, 0.0]), (), num_beams=1, max_tokens=9, eos_token_ids=[0])  # a second row would fail
     assert beam.token_ids == (0,)
 
 
 def test_never_hopes_for_a_short_answer_where_the_penalty_is_negative() -> None:
     rows = [np.log(row) for row in ([0.4, 0.58, 0.02], [0.09, 0.9, 0.01], [0.98, 0.01, 0.01], [0.98, 0.01, 0.01])]
     beams = beam_search(
-        steps(*rows), (), width=2, max_tokens=20, eos_token_ids=[0], length_penalty=-1.0, early_stopping="never"
+        steps(*rows), (), num_beams=2, max_tokens=20, eos_token_ids=[0], length_penalty=-1.0, early_stopping="never"
     )
     assert [beam.token_ids for beam in beams] == [(0,), (1, 1, 0)]
 
 
 def test_there_are_no_more_beams_than_sequences() -> None:
-    assert len(beam_search(hashed(2, 0), (), width=5, max_tokens=9, eos_token_ids=[0, 1])) == 2
-    only = beam_search(steps([-np.inf, 3.0], [2.0, -np.inf]), (), width=4, max_tokens=2)
+    assert len(beam_search(hashed(2, 0), (), num_beams=5, max_tokens=9, eos_token_ids=[0, 1])) == 2
+    only = beam_search(steps([-np.inf, 3.0], [2.0, -np.inf]), (), num_beams=4, max_tokens=2)
     assert only == [Beam((1, 0), 0.0, 0.0, "length")]
 
 
 def test_an_end_at_the_last_step_is_a_stop() -> None:
-    beams = beam_search(steps([1.0, 0.0]), (), width=2, max_tokens=1, eos_token_ids=[0])
+    beams = beam_search(steps([1.0, 0.0]), (), num_beams=2, max_tokens=1, eos_token_ids=[0])
     assert [beam.finish_reason for beam in beams] == ["stop", "length"]
 
 
 def test_logits_are_read_as_float32_and_not_written_to() -> None:
     row = np.array([1.0, 1.0 + 1e-12, 0.0])  # equal in float32: the lower id wins
     row.flags.writeable = False
-    [beam] = beam_search(lambda ids: row, (), width=1, max_tokens=1)
+    [beam] = beam_search(lambda ids: row, (), num_beams=1, max_tokens=1)
     assert beam.token_ids == (0,)
-    [half] = beam_search(lambda ids: row.astype(np.float16), (), width=1, max_tokens=1)
+    [half] = beam_search(lambda ids: row.astype(np.float16), (), num_beams=1, max_tokens=1)
     assert half.logprob == beam.logprob == pytest.approx(logprobs(np.array([1.0, 1.0, 0.0]))[0])
-    [huge] = beam_search(lambda ids: np.array([-3e38, 3e38]), (), width=1, max_tokens=3, length_penalty=0.5)
+    [huge] = beam_search(lambda ids: np.array([-3e38, 3e38]), (), num_beams=1, max_tokens=3, length_penalty=0.5)
     assert huge.token_ids == (1, 1, 1)
     assert math.isfinite(huge.score)
 
@@ -369,17 +375,17 @@ def test_logits_are_read_as_float32_and_not_written_to() -> None:
 )
 def test_bad_logits_are_an_error_also_late_and_of_one_beam(bad: list, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        beam_search(lambda ids: np.array(bad), (), width=2, max_tokens=3)
+        beam_search(lambda ids: np.array(bad), (), num_beams=2, max_tokens=3)
     with pytest.raises(ValueError, match=message):
-        beam_search(lambda ids: np.array([1.0, 0.0] if ids != (1,) else bad), (), width=2, max_tokens=3)
+        beam_search(lambda ids: np.array([1.0, 0.0] if ids != (1,) else bad), (), num_beams=2, max_tokens=3)
 
 
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("width", 0, "width must be an integer >= 1, got 0"),
-        ("width", 2.0, "width must be an integer >= 1, got 2.0"),
-        ("width", True, "width must be an integer >= 1, got True"),
+        ("num_beams", 0, "num_beams must be an integer >= 1, got 0"),
+        ("num_beams", 2.0, "num_beams must be an integer >= 1, got 2.0"),
+        ("num_beams", True, "num_beams must be an integer >= 1, got True"),
         ("max_tokens", 0, "max_tokens must be an integer >= 1 or none, got 0"),
         ("length_penalty", math.nan, "length_penalty must be a number, got nan"),
         ("length_penalty", "1", "length_penalty must be a number, got '1'"),
@@ -389,16 +395,16 @@ def test_bad_logits_are_an_error_also_late_and_of_one_beam(bad: list, message: s
         ("early_stopping", None, "early_stopping must be true, false or 'never', got None"),
         ("early_stopping", "always", "early_stopping must be true, false or 'never', got 'always'"),
         ("early_stopping", np.array(["never"] * 2), "early_stopping must be true, false or 'never', got"),
-        ("groups", 0, "groups must be an integer >= 1, got 0"),
-        ("groups", 2, r"groups must divide width \(3\), got 2"),
+        ("num_beam_groups", 0, "num_beam_groups must be an integer >= 1, got 0"),
+        ("num_beam_groups", 2, r"num_beam_groups must divide num_beams \(3\), got 2"),
         ("diversity_penalty", -0.1, "diversity_penalty must be a number >= 0 and <= 1e\\+06, got -0.1"),
         ("diversity_penalty", math.inf, "diversity_penalty must be a number"),
-        ("returned", 0, "returned must be an integer >= 1 or none, got 0"),
-        ("returned", 4, r"returned must be at most width \(3\), got 4"),
+        ("num_return_sequences", 0, "num_return_sequences must be an integer >= 1 or none, got 0"),
+        ("num_return_sequences", 4, r"num_return_sequences must be at most num_beams \(3\), got 4"),
     ],
 )
 def test_an_error_names_the_field_and_what_is_allowed(field: str, value: object, message: str) -> None:
-    asked = dict(prompt_ids=[0], width=3, max_tokens=5) | {field: value}
+    asked = dict(prompt_ids=[0], num_beams=3, max_tokens=5) | {field: value}
     with pytest.raises(nc.ParameterError, match=message) as error:
         beam_search(hashed(3, 0), **asked)
     assert error.value.field == field
@@ -406,9 +412,9 @@ def test_an_error_names_the_field_and_what_is_allowed(field: str, value: object,
 
 def test_a_beam_is_frozen_and_ids_may_come_from_numpy_or_an_iterator() -> None:
     model = hashed(6, 1)
-    beams = beam_search(model, (1, 2), width=2, max_tokens=3, eos_token_ids=(3, 3, 4))
+    beams = beam_search(model, (1, 2), num_beams=2, max_tokens=3, eos_token_ids=(3, 3, 4))
     assert beams == beam_search(
-        model, np.array([1, 2]), width=np.int64(2), max_tokens=3, eos_token_ids=iter(np.array([4, 3]))
+        model, np.array([1, 2]), num_beams=np.int64(2), max_tokens=3, eos_token_ids=iter(np.array([4, 3]))
     )
     assert all(type(token) is int for beam in beams for token in beam.token_ids)
     with pytest.raises(dataclasses.FrozenInstanceError):

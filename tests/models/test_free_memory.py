@@ -34,8 +34,8 @@ def test_a_quarter_is_the_most(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_an_engine_takes_what_its_sequences_can_fill(llm: nc.LLM) -> None:
-    assert llm.new_engine(max_num_seqs=2).stats.blocks == 2 * 1024 // 16
-    assert llm.new_engine(kv_cache_memory=1 << 20).stats.blocks < 100
+    assert llm.new_engine(max_num_seqs=2).stats.num_kv_blocks == 2 * 1024 // 16
+    assert llm.new_engine(kv_cache_memory=1 << 20).stats.num_kv_blocks < 100
     with pytest.raises(nc.ModelError, match="hold no block"):
         llm.new_engine(kv_cache_memory=1000)
     with pytest.raises(nc.ParameterError, match="kv_cache_memory must be an integer >= 1"):

@@ -313,7 +313,7 @@ def test_models_of_transformers(name: str, compiled: bool, monkeypatch: pytest.M
         monkeypatch.setattr("nucleate.models.transformers.batched_model.has_kernel", lambda device, dtype: False)
     runner = runner_of(of_transformers(name), 8 << 20)
     assert runner.paged, runner.why
-    assert runner.branches
+    assert runner.tree_attention
     for seed, (nodes, chunk) in enumerate([(6, 1), (3, 9), (5, 0)]):
         ours, alone = tree_and_branches(lambda: runner, 199, seed, nodes, chunk)
         np.testing.assert_allclose(np.stack(ours), np.stack(alone), atol=2e-3)

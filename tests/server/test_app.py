@@ -227,18 +227,18 @@ def test_a_model_that_cannot_be_run_is_told_before_anybody_asks(llm: nc.LLM) -> 
 def test_a_client_that_leaves_ends_its_request(llm: nc.LLM) -> None:
     async def use(app: Any, service: Service) -> None:
         for stream in (False, True):
-            drawn = service.engine.stats.drawn
+            drawn = service.engine.stats.sampled_tokens
             call = begin(app, "/v1/completions", {**TEXT, "max_tokens": 200, "stream": stream})
-            while service.engine.stats.drawn < drawn + 5:  # noqa: ASYNC110
+            while service.engine.stats.sampled_tokens < drawn + 5:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
             call.leave()
             await asyncio.wait_for(call.task, 5)
             async with asyncio.timeout(5):
-                while service.engine.stats.running:  # noqa: ASYNC110
+                while service.engine.stats.num_running_seqs:  # noqa: ASYNC110
                     await asyncio.sleep(0.001)
             at = service.engine.stats
-            assert at.blocks_used == 0
-            assert at.drawn < drawn + 200
+            assert at.num_used_kv_blocks == 0
+            assert at.sampled_tokens < drawn + 200
             await asyncio.sleep(0.03)
             assert service.engine.stats == at
         text = (await ask(app, "/metrics")).data.decode()
@@ -251,13 +251,13 @@ def test_a_client_that_does_not_read_is_waited_for_and_loses_nothing(llm: nc.LLM
     async def use(app: Any, service: Service) -> None:
         body = {**TEXT, "max_tokens": 240, "prompt": [7], "stream": True}
         meant = (await ask(app, "/v1/completions", {**body, "stream": False})).json["choices"][0]
-        before = service.engine.stats.drawn
+        before = service.engine.stats.sampled_tokens
         call = begin(app, "/v1/completions", body)
         while not call.data:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
         call.reads.clear()
         await asyncio.sleep(0.6)
-        drawn = service.engine.stats.drawn
+        drawn = service.engine.stats.sampled_tokens
         assert drawn < before + 200
         assert (await ask(app, "/v1/completions", {**TEXT, "prompt": [1]})).status == 200
         call.reads.set()

@@ -34,16 +34,16 @@ SEARCHES: list[dict[str, Any]] = [
 
 def searched(llm: nc.LLM, fields: dict[str, Any]) -> list[list[int]]:
     """The answers by the slow twin."""
-    width = fields.get("best_of", fields.get("n", 1))
+    num_beams = fields.get("best_of", fields.get("n", 1))
     names = ("length_penalty", "early_stopping", "diversity_penalty")
     found = beam_search(
         rule,
         BODY["prompt"],
-        width=width,
+        num_beams=num_beams,
         max_tokens=BODY["max_tokens"],
         eos_token_ids=() if fields.get("ignore_eos") else llm.tokenizer.eos_token_ids,
-        returned=fields.get("n", 1),
-        groups=fields.get("beam_groups", 1),
+        num_return_sequences=fields.get("n", 1),
+        num_beam_groups=fields.get("beam_groups", 1),
         **{name: fields[name] for name in names if name in fields},
     )
     return [list(beam.token_ids) for beam in found]
@@ -109,16 +109,16 @@ def test_who_leaves_ends_the_search(llm: nc.LLM) -> None:
         call = begin(app, PATH, {**BODY, "best_of": 8, "max_tokens": 200, "ignore_eos": True})
         for _ in range(400):
             await asyncio.sleep(0.005)
-            if service.engine.stats.running:
+            if service.engine.stats.num_running_seqs:
                 break
-        assert service.engine.stats.running
+        assert service.engine.stats.num_running_seqs
         call.leave()
         await call.task
         for _ in range(400):
-            if not service.engine.stats.running:
+            if not service.engine.stats.num_running_seqs:
                 break
             await asyncio.sleep(0.005)
-        assert service.engine.stats.running == 0
+        assert service.engine.stats.num_running_seqs == 0
 
     serve(llm, use, slowly)
 
@@ -200,4 +200,4 @@ def test_what_a_model_recommends_for_drawing_does_not_matter() -> None:
     defaults = nc.SamplingParams(temperature=0.7, top_p=0.9, max_tokens=9)
     asked = read_body(COMPLETIONS, {"prompt": "x", "use_beam_search": True}, defaults)
     assert asked.beams is not None
-    assert (asked.beams.max_tokens, asked.beams.width) == (9, 1)
+    assert (asked.beams.max_tokens, asked.beams.num_beams) == (9, 1)

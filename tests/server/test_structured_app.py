@@ -109,14 +109,14 @@ def test_tokens_that_must_follow_come_at_once(llm: nc.LLM) -> None:
         call = await ask(app, PATH, {**SUBJECT[PATH], "structured": {"regex": "a very long text " * 3}, "stream": True})
         parts, after = parts_of(call), service.engine.stats
         assert streamed(parts) == "a very long text " * 3
-        assert after.steps - before.steps == 1
-        assert after.forced - before.forced == len(ids_of(parts)) - 1
+        assert after.num_steps - before.num_steps == 1
+        assert after.jump_forward_tokens - before.jump_forward_tokens == len(ids_of(parts)) - 1
         assert len(parts) <= 2
         text = (await ask(app, "/metrics")).data.decode()
-        assert f'nucleate_tokens_forced_total{{model_name="toy"}} {float(after.forced)}' in text
+        assert f'nucleate_tokens_forced_total{{model_name="toy"}} {float(after.jump_forward_tokens)}' in text
         assert 'nucleate_forms_total{form="regex",model_name="toy"} 1.0' in text
         [seconds] = re.findall(r"^nucleate_mask_seconds_total\S+ (\S+)$", text, re.MULTILINE)
-        assert float(seconds) == after.mask_seconds > 0
+        assert float(seconds) == after.grammar_mask_seconds > 0
 
     serve(llm, use)
 
@@ -189,7 +189,7 @@ def test_what_was_said_before_an_answer_failed_is_sent_to_a_slow_client_too(llm:
         stream = begin(app, path, {**SUBJECT[path], **_dead_end(llm), "stream": True})
         stream.reads.clear()
         stats = service.engine.stats
-        while not stats.drawn or stats.running or stats.waiting:
+        while not stats.sampled_tokens or stats.num_running_seqs or stats.num_waiting_seqs:
             await asyncio.sleep(0.001)
             stats = service.engine.stats
         await asyncio.sleep(0.02)  # what comes of it lies there all at once

@@ -15,7 +15,14 @@ import pytest
 
 import nucleate as nc
 from nucleate.speculative import acceptance
-from nucleate.speculative.acceptance import AcceptanceResult, block, coins, last_coin, rejection, typical
+from nucleate.speculative.acceptance import (
+    AcceptanceResult,
+    acceptance_uniforms,
+    block,
+    rejection,
+    residual_uniform,
+    typical,
+)
 from nucleate.speculative.draft import ROOT, Draft
 from nucleate.speculative.draft_distribution import choose, law_of, without
 
@@ -304,8 +311,8 @@ def draft_of(numbers):
 def test_noise_that_draft_and_verdict_share_is_found(rule):
     target, counts = TARGETS["plain"], {False: np.zeros(V), True: np.zeros(V)}
     for step, shared in itertools.product(range(700), (False, True)):
-        draft = draft_of(coins(11 if shared else 12, step, 3))
-        verdict = rule(target.rows((), draft), draft, coins(11, step, 3), last_coin(11, step))
+        draft = draft_of(acceptance_uniforms(11 if shared else 12, step, 3))
+        verdict = rule(target.rows((), draft), draft, acceptance_uniforms(11, step, 3), residual_uniform(11, step))
         counts[shared][verdict.tokens(draft)[0]] += 1
     assert_follows(counts[False], target.law(()))
     with pytest.raises(AssertionError, match="chi-square"):

@@ -9,7 +9,15 @@ import pytest
 
 from nucleate.sampling import noise
 from nucleate.speculative import acceptance
-from nucleate.speculative.acceptance import RULES, AcceptanceResult, block, coins, last_coin, rejection, typical
+from nucleate.speculative.acceptance import (
+    RULES,
+    AcceptanceResult,
+    acceptance_uniforms,
+    block,
+    rejection,
+    residual_uniform,
+    typical,
+)
 from nucleate.speculative.draft import ROOT, Draft
 
 EVERY = sorted(RULES)
@@ -214,11 +222,18 @@ def test_rows_are_looked_at_only_if_come_to():
 
 
 def test_the_noise_of_a_round():
+    coins, last = acceptance_uniforms, residual_uniform
     assert np.array_equal(coins(5, 2**40, 3), noise.uniform(5, 2**40, noise.ACCEPT, np.arange(3)))
     assert np.array_equal(coins(5, 1, 9)[:4], coins(5, 1, 4))  # whatever the length of the draft
     assert len(coins(5, 1, 0)) == 0
-    assert last_coin(5, 2) == noise.uniform(5, 2, noise.RESIDUAL, np.zeros(1, int))[0]
-    numbers = [*coins(5, 1, 3), *coins(5, 2, 3), *coins(6, 1, 3), last_coin(5, 1), last_coin(5, 2)]
+    assert last(5, 2) == noise.uniform(5, 2, noise.RESIDUAL, np.zeros(1, int))[0]
+    numbers = [
+        *coins(5, 1, 3),
+        *coins(5, 2, 3),
+        *coins(6, 1, 3),
+        last(5, 1),
+        last(5, 2),
+    ]
     assert len(set(numbers)) == len(numbers)
     assert 0 < min(numbers) <= max(numbers) < 1
 

@@ -55,7 +55,7 @@ def rate(chance, slope, sequences=1, steps=400, drafting=0.0, having=0.0):
     written, seconds, drafted = 0, 0.0, []
     for step in range(steps):
         now = step
-        drafts = proposer.propose(states, [MOST] * sequences) if proposer.asks() else [Draft()] * sequences
+        drafts = proposer.propose(states, [MOST] * sequences) if proposer.active() else [Draft()] * sequences
         more = 0
         for state, draft in zip(states, drafts, strict=True):
             kept = followed(draft, range(1 << 30), len(state.token_ids))
@@ -65,7 +65,7 @@ def rate(chance, slope, sequences=1, steps=400, drafting=0.0, having=0.0):
             more += kept + 1
         count = sum(map(len, drafts))
         took = (1 + slope * (count + sequences)) * rng.uniform(0.95, 1.05) + drafting * count + having * (count > 0)
-        proposer.stepped(sequences, count + sequences, took)
+        proposer.end_step(sequences, count + sequences, took)
         written, seconds = written + more, seconds + took
         drafted.append(count)
     return written / seconds, drafted
@@ -114,7 +114,7 @@ def test_others_are_worth_learning_from(chance):
             kept = int(count * chance)
             proposer.accepted(key, kept)
             grown(ids, kept + 1)
-            proposer.stepped(1, 1 + count, 1 + 0.1 * count)
+            proposer.end_step(1, 1 + count, 1 + 0.1 * count)
         proposer.forget(key)
     count = len(draft_of(proposer, DraftContext(99, [0]), MOST))
     assert count >= 6 if chance else count <= 1
@@ -155,7 +155,7 @@ def test_what_does_not_pay_is_drafted_quietly():
     for _ in range(20):
         assert not draft_of(proposer, DraftContext(0, ids), MOST)
         grown(ids, 1)
-        proposer.stepped(1, 1, 1.0)
+        proposer.end_step(1, 1, 1.0)
     assert inner.asked == [QUIET_TOKENS] * 20
     assert inner.told == [(0, 0)] * 20  # none of them was read
     assert proposer._chances[0]._own.tried[0] > 5
@@ -171,7 +171,7 @@ def test_quiet_drafts_that_come_true_are_read_the_next_time():
         proposer.accepted(0, len(draft))
         drafted.append(len(draft))
         grown(ids, len(draft) + 1)
-        proposer.stepped(1, 1 + len(draft), 1.0 + 0.5 * len(draft))
+        proposer.end_step(1, 1 + len(draft), 1.0 + 0.5 * len(draft))
     assert drafted[:QUIET_TOKENS] == [0] * QUIET_TOKENS
     assert np.mean(drafted[30:]) > 5
 
@@ -192,11 +192,11 @@ class Slow(Eager):
 def quietly(proposer, states, count):
     """So many steps of a second, in which no draft is read."""
     for _ in range(count):
-        if proposer.asks():
+        if proposer.active():
             assert not any(proposer.propose(states, [MOST] * len(states)))
         for state in states:
             grown(state.token_ids, 1)
-        proposer.stepped(len(states), len(states), 1.0)
+        proposer.end_step(len(states), len(states), 1.0)
 
 
 def test_quiet_drafts_take_a_small_part_of_the_time(monkeypatch):
@@ -227,14 +227,14 @@ def test_what_layers_gave_is_read_shortly_before_drafts(monkeypatch, pays):
     steps(proposer, 0.1 if pays else 1.0)
     ids, told = [0], []
     for _ in range(4000):
-        draft = draft_of(proposer, DraftContext(0, ids), 4) if proposer.asks() else Draft()
-        if not proposer.rests():
+        draft = draft_of(proposer, DraftContext(0, ids), 4) if proposer.active() else Draft()
+        if not proposer.resting():
             proposer.read([])
         told.append((inner.reads, len(inner.asked)))
         kept = followed(draft, range(1 << 20), len(ids))
         proposer.accepted(0, kept)
         grown(ids, kept + 1)
-        proposer.stepped(1, 1 + len(draft), 1.0 + 0.1 * len(draft))
+        proposer.end_step(1, 1 + len(draft), 1.0 + 0.1 * len(draft))
     reads = [after - before for (before, _), (after, _) in pairwise(told)]
     asked = [place for place, ((_, before), (_, after)) in enumerate(pairwise(told)) if after > before]
     if pays:
@@ -260,7 +260,7 @@ def test_so_do_proposers_with_nothing_to_say(monkeypatch):
 def test_time_that_was_not_needed_is_not_kept_for_long(monkeypatch):
     proposer = AdaptiveProposer(inner := Slow(monkeypatch, 2 * QUIET))
     for _ in range(1000):
-        proposer.stepped(1, 1, 1.0)
+        proposer.end_step(1, 1, 1.0)
     steps(proposer, 1.0)
     quietly(proposer, [DraftContext(0, [0])], 200)
     assert inner.clock < (200 + SAVED + 4) * QUIET
@@ -291,10 +291,10 @@ def test_who_owes_time_goes_on_with_drafts_that_pay():
     steps(proposer, 0.1)
     assert draft_of(proposer, DraftContext(0, [0]), MOST)
     proposer._seconds = -1.0
-    assert proposer.asks()
+    assert proposer.active()
     assert draft_of(proposer, DraftContext(0, [0]), MOST)
     proposer.costs.since = AFRESH
-    assert not proposer.asks()
+    assert not proposer.active()
 
 
 @pytest.mark.parametrize("chance", [0.5, 1.0])
@@ -305,11 +305,11 @@ def test_it_begins_again_when_drafts_are_better_than_those_that_did_not_pay(chan
     for step in range(800):
         if step == 600:
             now = chance
-        draft = draft_of(proposer, DraftContext(0, ids), 4) if proposer.asks() else Draft()
+        draft = draft_of(proposer, DraftContext(0, ids), 4) if proposer.active() else Draft()
         kept = followed(draft, range(1 << 20), len(ids))
         proposer.accepted(0, kept)
         grown(ids, kept + 1)
-        proposer.stepped(1, 1 + len(draft), 1.0 + 2.0 * bool(draft))
+        proposer.end_step(1, 1 + len(draft), 1.0 + 2.0 * bool(draft))
         drafted.append(len(draft))
     assert sum(drafted[200:600]) < 40
     assert (sum(drafted[600:]) > 200) is (chance == 1)
@@ -330,8 +330,8 @@ def test_what_took_too_long_is_owed_for_a_while(monkeypatch):
     proposer._proposer.chance = late
     proposer.propose([state], [MOST])
     waited = 0
-    while not proposer.asks():
-        proposer.stepped(1, 1, 1.0)
+    while not proposer.active():
+        proposer.end_step(1, 1, 1.0)
         waited += 1
     assert OWED - 2 <= waited <= OWED + 2
 
@@ -348,10 +348,10 @@ def test_laws_are_told_aloud():
     proposer, drafted = AdaptiveProposer(inner), []
     steps(proposer, 1.0)
     for _ in range(400):
-        draft = draft_of(proposer, DraftContext(0, [0]), MOST) if proposer.asks() else Draft()
+        draft = draft_of(proposer, DraftContext(0, [0]), MOST) if proposer.active() else Draft()
         proposer.accepted(0, 0)
         drafted.append(len(draft))
-        proposer.stepped(1, 1 + len(draft), 1.0 + len(draft))
+        proposer.end_step(1, 1 + len(draft), 1.0 + len(draft))
     assert set(drafted) == {0, 1}
     assert 0.5 * QUIET < sum(drafted) / len(drafted) < 3 * QUIET + 0.01
 
@@ -366,7 +366,7 @@ def test_a_proposer_with_nothing_to_say_is_asked_again():
     for _ in range(50):
         assert len(draft_of(proposer, DraftContext(0, []), 4)) == 0
         proposer.accepted(0, 0)
-        proposer.stepped(1, 1, 1.0)
+        proposer.end_step(1, 1, 1.0)
     assert len(inner.asked) == 50
     assert not inner.told
 
@@ -413,8 +413,8 @@ def test_what_drafts_cost():
     assert costs.fixed < 0.1 * 0.5 / 1.5  # it may have been bad luck
     down = StepCosts()
     for drafted in (1, 5, 9) * 20:
-        down.stepped(1, 1, 10.0)
-        down.stepped(1, 1 + drafted, 20.0 - drafted)
+        down.end_step(1, 1, 10.0)
+        down.end_step(1, 1 + drafted, 20.0 - drafted)
     assert down.price(1) == 0.0
 
 
@@ -439,15 +439,15 @@ def test_what_the_first_draft_has_compiled_is_not_the_price_of_all(plain, compil
     """A few steps without drafts, then one with the first draft, for which kernels are compiled or loaded."""
     proposer, state, drafted = AdaptiveProposer(Eager()), DraftContext(0, [0]), []
     for _ in range(plain):
-        proposer.stepped(1, 1, 1.0)
+        proposer.end_step(1, 1, 1.0)
     for _ in range(20):
-        draft = draft_of(proposer, state, MOST) if proposer.asks() else Draft()
+        draft = draft_of(proposer, state, MOST) if proposer.active() else Draft()
         kept = followed(draft, range(1 << 30), len(state.token_ids))
         if draft:
             proposer.accepted(0, kept)
         grown(state.token_ids, kept + 1)
         took = 1 + 0.02 * len(draft) + compiling * (len(draft) > 0 and not any(drafted))
-        proposer.stepped(1, 1 + len(draft), took)
+        proposer.end_step(1, 1 + len(draft), took)
         drafted.append(len(draft))
     assert sum(drafted[-10:]) > 6 * MOST
 
@@ -483,22 +483,22 @@ def test_who_joins_is_drafted_for_at_once_where_drafts_paid(pays):
     proposer, ids = AdaptiveProposer(inner), [0]
     steps(proposer, 0.1 if pays else 1.0)
     for _ in range(40):
-        draft = draft_of(proposer, DraftContext(0, ids), 4) if proposer.asks() else Draft()
+        draft = draft_of(proposer, DraftContext(0, ids), 4) if proposer.active() else Draft()
         kept = followed(draft, range(1 << 20), len(ids))
         proposer.accepted(0, kept)
         grown(ids, kept + 1)
-        proposer.stepped(1, 1 + len(draft), 1.0 + 0.1 * len(draft))
+        proposer.end_step(1, 1 + len(draft), 1.0 + 0.1 * len(draft))
     proposer.forget(0)
     assert not proposer.propose([], [])  # nobody is at work
     proposer._seconds = -1.0
-    assert not proposer.asks()
-    assert proposer.rests()
-    assert proposer.rests(joining=True) is not pays
+    assert not proposer.active()
+    assert proposer.resting()
+    assert proposer.resting(joining=True) is not pays
     proposer.joined()
-    assert proposer.asks()
+    assert proposer.active()
     assert bool(draft_of(proposer, DraftContext(1, [0]), 4)) is pays
-    assert proposer.asks() is pays
-    assert proposer.rests() is not pays
+    assert proposer.active() is pays
+    assert proposer.resting() is not pays
 
 
 @pytest.mark.parametrize("read", [0, 1])
@@ -506,7 +506,7 @@ def test_a_step_whose_forward_failed_says_nothing(read):
     inner = Eager()
     inner.layers = (1,)
     proposer = AdaptiveProposer(inner)
-    proposer.stepped(2, read, 1.0)
+    proposer.end_step(2, read, 1.0)
     assert proposer.costs == StepCosts()
-    proposer.rests(joining=True)
+    proposer.resting(joining=True)
     assert draft_of(proposer, DraftContext(0, [0]), 4)

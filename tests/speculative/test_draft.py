@@ -81,14 +81,14 @@ def test_a_draft_holds_together():
     assert tree.law(0) is None
     assert tree.law(1)[3] == 1 / 9
     assert len(tree) == 4
-    assert tree.cut(9) is tree
-    assert (tree.cut(2).tokens, tree.cut(2).parents, len(tree.cut(2).laws)) == ((5, 6), (ROOT, ROOT), 2)
-    assert tree.cut(0).tokens == tree.cut(-1).tokens == ()
+    assert tree.prefix(9) is tree
+    assert (tree.prefix(2).tokens, tree.prefix(2).parents, len(tree.prefix(2).laws)) == ((5, 6), (ROOT, ROOT), 2)
+    assert tree.prefix(0).tokens == tree.prefix(-1).tokens == ()
     chain = Draft((5, 6))
     assert chain.children() == Draft((5, 6), (ROOT, 0)).children() == {ROOT: [0], 0: [1]}
     assert chain.chain
     assert Draft((5, 6), (ROOT, 0)).chain
-    assert chain.cut(1).tokens == (5,)
+    assert chain.prefix(1).tokens == (5,)
     assert chain.law(1) is None
     assert not Draft().children()
 

@@ -11,7 +11,7 @@ from toy_requests import SIZE
 import nucleate as nc
 from nucleate.speculative.draft import ROOT, Draft
 from nucleate.speculative.grammar_filter import allowed
-from nucleate.speculative.tree import narrow
+from nucleate.speculative.tree import truncate
 from nucleate.structured_output import GrammarCompiler, Guide
 
 LAW = np.ones(SIZE) / SIZE
@@ -105,6 +105,6 @@ def test_a_tree_within_a_form(llm: nc.LLM, grammars: GrammarCompiler, abc: list[
 @pytest.mark.parametrize("parents", [None, (ROOT, 0, 1, 2, 3)])
 @pytest.mark.parametrize(("depth", "count"), [(2, 4), (4, 2), (0, 3), (3, 0), (9, 9)])
 def test_a_narrow_chain(parents: tuple[int, ...] | None, depth: int, count: int) -> None:
-    found = narrow(Draft((1, 2, 3, 4, 5), parents), 1, depth, count)
+    found = truncate(Draft((1, 2, 3, 4, 5), parents), 1, depth, count)
     assert found.tokens == (1, 2, 3, 4, 5)[: min(depth, count)]
     assert found.parents is None

@@ -357,7 +357,7 @@ def test_most_models_of_transformers_bring_none() -> None:
     with pytest.raises(ModelError, match="the model brings no modules for multi-token prediction"):
         load("mtp", model)
     with pytest.raises(ModelError, match="the model brings no modules for multi-token prediction"):
-        nc.LLM(speculative="mtp")
+        nc.LLM(speculative_config="mtp")
 
 
 def test_a_model_without_its_folder_has_none_to_load(tmp_path: Path) -> None:

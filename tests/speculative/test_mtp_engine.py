@@ -79,16 +79,16 @@ def test_text_is_that_without_drafts(llm: nc.LLM, family: str, blocks: int | Non
         if blocks is not None:
             runner.allocate(blocks)  # type: ignore[attr-defined]
         engines.append(
-            Engine(runner, llm.tokenizer, speculation=speculation, max_num_batched_tokens=64, max_num_seqs=16)
+            Engine(runner, llm.tokenizer, speculative_config=speculation, max_num_batched_tokens=64, max_num_seqs=16)
         )
     plain, engine = engines
     for request, wanted, found in zip(asked, drive(plain, asked), drive(engine, asked), strict=True):
         assert told(found) == told(wanted), request.params
     assert is_empty(engine)
-    drafts, stats = engine.stats.drafts, engine.stats
-    assert 0.1 * drafts.drafted < drafts.accepted < 0.95 * drafts.drafted
-    assert stats.steps < plain.stats.steps
-    assert bool(stats.preempted) == (blocks is not None)
+    drafts, stats = engine.stats.speculative, engine.stats
+    assert 0.1 * drafts.draft_tokens < drafts.accepted_tokens < 0.95 * drafts.draft_tokens
+    assert stats.num_steps < plain.stats.num_steps
+    assert bool(stats.num_preemptions) == (blocks is not None)
 
 
 def test_what_depends_on_the_last_token_only_is_known_beforehand(llm: nc.LLM) -> None:
@@ -98,10 +98,10 @@ def test_what_depends_on_the_last_token_only_is_known_beforehand(llm: nc.LLM) ->
     for temperature in (0.0, 1.0):
         runner = runner_of(TransformersModel.of(stock[0]), MEMORY)
         asked = Speculation(lambda: Mtp(modules), 3, adaptive=False)
-        engine = Engine(runner, llm.tokenizer, speculation=asked)
+        engine = Engine(runner, llm.tokenizer, speculative_config=asked)
         params = nc.SamplingParams(seed=1, max_tokens=33, temperature=temperature, ignore_eos=True)
         drive(engine, [Request([5, 6, 7 + i], params.replace(seed=i)) for i in range(4)])
-        assert engine.stats.drafts.tau > 3.5
+        assert engine.stats.speculative.mean_acceptance_length > 3.5
 
 
 class Lying(Mtp):
@@ -122,12 +122,12 @@ def texts(proposer: type[Mtp], rule: str, stock: tuple[Any, Any], llm: nc.LLM, t
     modules = modules_of(*stock)
     asked = Speculation(lambda: proposer(modules), 2, rule, adaptive=False)
     runner = runner_of(TransformersModel.of(stock[0]), 32 << 20)
-    engine = Engine(runner, llm.tokenizer, speculation=asked, max_num_seqs=256)
+    engine = Engine(runner, llm.tokenizer, speculative_config=asked, max_num_seqs=256)
     params = nc.SamplingParams(max_tokens=4, ignore_eos=True, temperature=1.2)
     counts: Counter[tuple[int, ...]] = Counter()
     for events in drive(engine, [Request(PROMPT, params.replace(seed=seed)) for seed in range(trials)]):
         counts[tuple(event.piece.token_ids[0] for event in events)] += 1
-    assert trials / 3 < engine.stats.drafts.accepted < 0.9 * engine.stats.drafts.drafted
+    assert trials / 3 < engine.stats.speculative.accepted_tokens < 0.9 * engine.stats.speculative.draft_tokens
     counts_4 = np.zeros((5,) * 4)
     for text, count in counts.items():
         counts_4[text] = count

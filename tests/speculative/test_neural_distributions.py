@@ -94,9 +94,9 @@ def test_with_these_laws_a_rule_gives_what_the_target_draws(rule: str, model: Ll
     p_V = nc.probabilities(logits_V[None], nc.SamplingParams())[0]
     given = []
     for place, draft in enumerate(drafts_of("eagle", model, 1500, 1)):
-        coins = acceptance.coins(1000 + place, len(TEXT) - 5, 1)
+        coins = acceptance.acceptance_uniforms(1000 + place, len(TEXT) - 5, 1)
         verdict = acceptance.RULES[rule].verify(
-            np.stack([p_V, p_V]), draft, coins, acceptance.last_coin(1000 + place, len(TEXT) - 5)
+            np.stack([p_V, p_V]), draft, coins, acceptance.residual_uniform(1000 + place, len(TEXT) - 5)
         )
         given.append(verdict.tokens(draft)[0])
     assert fits(given, [p_V] * len(given))

@@ -16,10 +16,10 @@ from nucleate.engine.request import Request
 from nucleate.engine.stats import SpeculativeStats
 from nucleate.models.protocol import ModelError
 from nucleate.speculative.adaptive.controller import AdaptiveProposer
-from nucleate.speculative.config import NAMES, RULE_NAMES, Speculation
+from nucleate.speculative.config import ACCEPTANCE_RULES, METHODS, Speculation
 from nucleate.speculative.draft import ROOT, Draft, DraftContext
 from nucleate.speculative.proposers.ngram import NgramProposer
-from nucleate.speculative.tree import narrow
+from nucleate.speculative.tree import truncate
 
 GREEDY = nc.SamplingParams(temperature=0, ignore_eos=True, max_tokens=6, seed=1)
 
@@ -47,7 +47,7 @@ def engine_of(
 ) -> Any:
     asked = Speculation(lambda: proposer, tokens, rule_name, adaptive=False)
     made = {"blocks": 100, **more}
-    return Engine(runner("paged", toy(of=of), made.pop("blocks")), llm.tokenizer, speculation=asked, **made)
+    return Engine(runner("paged", toy(of=of), made.pop("blocks")), llm.tokenizer, speculative_config=asked, **made)
 
 
 # what it may be
@@ -63,19 +63,22 @@ def test_what_is_no_proposer(adaptive: bool) -> None:
     ("values", "message"),
     [
         (
-            {"proposer": "none"},
-            "the proposer must be one of ngram, suffix, draft, medusa, eagle, dflash, mtp, got 'none'",
+            {"method": "none"},
+            "method must be one of ngram, suffix, draft, medusa, eagle, dflash, mtp, got 'none'",
         ),
-        ({"proposer": 3}, "the proposer must be one of"),
-        ({"rule": "greedy"}, "the rule must be one of coupled, rejection, block, typical, got 'greedy'"),
-        ({"tokens": 0}, "the tokens of a draft must be an integer in 1..64, got 0"),
-        ({"tokens": 65}, "the tokens of a draft must be an integer in 1..64, got 65"),
-        ({"tokens": True}, "the tokens of a draft must be an integer in 1..64, got True"),
-        ({"tokens": 2.0}, "the tokens of a draft must be an integer in 1..64, got 2.0"),
-        ({"branches": 0}, "the branches of a draft must be an integer in 1..64, got 0"),
-        ({"branches": 65, "proposer": "suffix"}, "the branches of a draft must be an integer in 1..64, got 65"),
-        ({"branches": True}, "the branches of a draft must be an integer in 1..64, got True"),
-        ({"branches": 2}, "drafts of 'ngram' have one branch, got 2 branches; those of suffix, medusa, eagle may have"),
+        ({"method": 3}, "method must be one of"),
+        (
+            {"acceptance_rule": "greedy"},
+            "acceptance_rule must be one of coupled, rejection, block, typical, got 'greedy'",
+        ),
+        ({"num_speculative_tokens": 0}, "num_speculative_tokens must be an integer in 1..64, got 0"),
+        ({"num_speculative_tokens": 65}, "num_speculative_tokens must be an integer in 1..64, got 65"),
+        ({"num_speculative_tokens": True}, "num_speculative_tokens must be an integer in 1..64, got True"),
+        ({"num_speculative_tokens": 2.0}, "num_speculative_tokens must be an integer in 1..64, got 2.0"),
+        ({"tree_width": 0}, "tree_width must be an integer in 1..64, got 0"),
+        ({"tree_width": 65, "method": "suffix"}, "tree_width must be an integer in 1..64, got 65"),
+        ({"tree_width": True}, "tree_width must be an integer in 1..64, got True"),
+        ({"tree_width": 2}, "tree_width must be 1 for the method 'ngram', got 2; only suffix, medusa, eagle propose"),
         ({"adaptive": 1}, "adaptive must be True or False, got 1"),
     ],
 )
@@ -83,7 +86,7 @@ def test_what_it_cannot_be(values: dict[str, Any], message: str) -> None:
     with pytest.raises(nc.ParameterError) as caught:
         Speculation(**values)
     assert str(caught.value).endswith(message) or message in str(caught.value)
-    assert caught.value.field == "speculative"
+    assert caught.value.field == "speculative_config"
 
 
 def test_what_is_asked_for() -> None:
@@ -94,16 +97,19 @@ def test_what_is_asked_for() -> None:
     assert type(asked.make()) is NgramProposer
     assert asked.make() is not asked.make()
     assert type(Speculation("ngram").make()) is AdaptiveProposer
-    with pytest.raises(nc.ParameterError, match="must be a name, a Speculation or None, got 4"):
+    assert Speculation.of({"method": "suffix", "num_speculative_tokens": 7}) == Speculation("suffix", 7)
+    with pytest.raises(nc.ParameterError, match="unknown parameter 'num_speculative_token'; did you mean num_specu"):
+        Speculation.of({"num_speculative_token": 7})
+    with pytest.raises(nc.ParameterError, match="must be a method, a Speculation, a mapping of its fields or None"):
         Speculation.of(4)
-    with pytest.raises(nc.ParameterError, match="'eagle' needs to know the model"):
+    with pytest.raises(nc.ParameterError, match="'eagle' needs the weights of a model"):
         Speculation("eagle").make()
-    assert len({*NAMES, *RULE_NAMES}) == 11
+    assert len({*METHODS, *ACCEPTANCE_RULES}) == 11
 
 
 def test_a_model_that_reads_one_sequence_at_a_time(llm: nc.LLM) -> None:
     with pytest.raises(nc.ParameterError, match="read many sequences at a time"):
-        Engine(runner("contexts", toy()), llm.tokenizer, speculation="ngram")
+        Engine(runner("contexts", toy()), llm.tokenizer, speculative_config="ngram")
 
 
 def test_a_trained_part_of_another_model(llm: nc.LLM) -> None:
@@ -112,18 +118,18 @@ def test_a_trained_part_of_another_model(llm: nc.LLM) -> None:
 
 
 def test_an_llm_that_drafts() -> None:
-    llm = nc.LLM(speculative=Speculation("suffix", adaptive=False))
+    llm = nc.LLM(speculative_config=Speculation("suffix", adaptive=False))
     engine = llm.new_engine()
     text = "the cat and the dog and the cat and the dog and the cat and"
     params = GREEDY.replace(max_tokens=30)
     engine.add(Request(llm.encode(text), params))
     while len(engine):
         engine.step()
-    assert engine.stats.drafts.drafted > 0
-    assert llm.new_engine(speculation=None).stats.drafts == SpeculativeStats()
+    assert engine.stats.speculative.draft_tokens > 0
+    assert llm.new_engine(speculative_config=None).stats.speculative == SpeculativeStats()
     assert llm.generate(text, params) == nc.LLM().generate(text, params)
-    with pytest.raises(nc.ParameterError, match="the proposer must be one of"):
-        nc.LLM(speculative="sufix")
+    with pytest.raises(nc.ParameterError, match="method must be one of"):
+        nc.LLM(speculative_config="sufix")
 
 
 # what is drafted
@@ -131,12 +137,12 @@ def test_an_llm_that_drafts() -> None:
 
 def test_the_first_branch_of_a_tree() -> None:
     tree = Draft((1, 2, 3, 4, 5), (ROOT, ROOT, 0, 0, 2), (None, None, *[np.ones(1)] * 3))
-    found = narrow(tree, 1, 9, 9)
+    found = truncate(tree, 1, 9, 9)
     assert found.tokens == (1, 3, 5)
     assert found.parents is None
     assert found.laws[0] is None
-    assert narrow(found, 1, 9, 9) is found
-    assert narrow(Draft(), 1, 9, 9).tokens == ()
+    assert truncate(found, 1, 9, 9) is found
+    assert truncate(Draft(), 1, 9, 9).tokens == ()
 
 
 def test_what_a_proposer_sees(llm: nc.LLM) -> None:
@@ -150,7 +156,7 @@ def test_what_a_proposer_sees(llm: nc.LLM) -> None:
     assert not proposer.keys
 
 
-@pytest.mark.parametrize("name", RULE_NAMES)
+@pytest.mark.parametrize("name", ACCEPTANCE_RULES)
 @pytest.mark.parametrize("tokens", [1, 3, 64])
 @pytest.mark.parametrize("most", [1, 2, 5])
 def test_more_than_what_remains(llm: nc.LLM, name: str, tokens: int, most: int) -> None:
@@ -164,11 +170,11 @@ def test_more_than_what_remains(llm: nc.LLM, name: str, tokens: int, most: int) 
     read = max(stop for forward in engine.runner.forwards for _, _, stop in forward)
     assert read <= 3 + most - 1  # what would follow the last is not asked for
     rest = max(0, most - 1)
-    assert engine.stats.steps == 1 + -(-rest // (tokens + 1))
-    assert engine.stats.drafts.accepted == engine.stats.drafts.drafted
+    assert engine.stats.num_steps == 1 + -(-rest // (tokens + 1))
+    assert engine.stats.speculative.accepted_tokens == engine.stats.speculative.draft_tokens
 
 
-@pytest.mark.parametrize("name", RULE_NAMES)
+@pytest.mark.parametrize("name", ACCEPTANCE_RULES)
 @pytest.mark.parametrize("size", [3, 31, 33, 257])
 def test_a_vocabulary_of_any_size(llm: nc.LLM, name: str, size: int) -> None:
     table = np.random.default_rng(size).normal(0, 3, (size, size)).astype(np.float32)
@@ -178,13 +184,13 @@ def test_a_vocabulary_of_any_size(llm: nc.LLM, name: str, size: int) -> None:
     wanted = alone(model, llm.tokenizer, request)
     proposer = Oracle({((1, 2), 3): [token for piece in wanted[0] for token in piece.token_ids]}, 0.8)
     asked = Speculation(lambda: proposer, 5, name, adaptive=False)
-    engine = Engine(PagedToy(model, 40, 4), llm.tokenizer, speculation=asked, backend="reference")
+    engine = Engine(PagedToy(model, 40, 4), llm.tokenizer, speculative_config=asked, backend="reference")
     [events] = drive(engine, [request])
     assert answers(events, 1) == wanted
-    assert engine.stats.drafts.accepted > 0
+    assert engine.stats.speculative.accepted_tokens > 0
 
 
-@pytest.mark.parametrize("name", RULE_NAMES)
+@pytest.mark.parametrize("name", ACCEPTANCE_RULES)
 @pytest.mark.parametrize("kind", ["paged", "asynchronous"])
 def test_a_row_that_cannot_be_drawn_from(llm: nc.LLM, name: str, kind: str) -> None:
     """In a draft it ends the answer where it is come to, after what was right before; if not, it does not matter."""
@@ -198,7 +204,7 @@ def test_a_row_that_cannot_be_drawn_from(llm: nc.LLM, name: str, kind: str) -> N
     said = [token for piece in wanted[0] for token in piece.token_ids]
     for draft in ([*said, 7, 7, 7], [said[0], 4000, 4000, 7, 7]):
         asked = Speculation(lambda draft=draft: Oracle({((4, 5, 6), 1): draft}), 6, name, adaptive=False)
-        engine = Engine(runner(kind, model), llm.tokenizer, speculation=asked, backend="reference")
+        engine = Engine(runner(kind, model), llm.tokenizer, speculative_config=asked, backend="reference")
         [events] = drive(engine, [request])
         assert answers(events, 1) == wanted
         assert is_empty(engine)
@@ -212,16 +218,16 @@ def test_blocks_for_drafts_are_given_back(llm: nc.LLM) -> None:
         engine.add(Request([place + 1] * 5, GREEDY.replace(max_tokens=40)))
     while len(engine):
         engine.step()
-        for job in engine._schedule.running:
-            assert len(job.blocks) <= engine._pool.blocks_for(len(job.token_ids))
-    assert engine.stats.preempted == 0
-    assert engine.stats.drafts.drafted > 100
+        for job in engine._scheduler.running:
+            assert len(job.block_ids) <= engine._kv_cache.blocks_needed(len(job.token_ids))
+    assert engine.stats.num_preemptions == 0
+    assert engine.stats.speculative.draft_tokens > 100
     tight = engine_of(llm, Fixed(*range(20)), 20, blocks=12)  # of 4 tokens: for one answer and a bit
     requests = [Request([place + 1] * 5, GREEDY.replace(max_tokens=40)) for place in range(2)]
     plain = Engine(runner("paged", toy(), 12), llm.tokenizer)
     found, wanted = drive(tight, requests), drive(plain, requests)
     assert [answers(events, 1) for events in found] == [answers(events, 1) for events in wanted]
-    assert tight.stats.preempted == plain.stats.preempted
+    assert tight.stats.num_preemptions == plain.stats.num_preemptions
     assert is_empty(tight)
 
 
@@ -236,7 +242,7 @@ def test_what_was_refused_is_no_beginning_for_others(llm: nc.LLM) -> None:
         request = Request(prompt[:length], GREEDY)
         [events] = drive(engine, [request])
         assert answers(events, 1) == alone(toy(), llm.tokenizer, request)
-    assert engine.stats.reused > 20
+    assert engine.stats.prefix_cache_hit_tokens > 20
 
 
 def test_what_is_drafted_counts_in_a_forward(llm: nc.LLM) -> None:
@@ -273,8 +279,8 @@ def test_what_a_failing_proposer_costs(llm: nc.LLM, caplog: pytest.LogCaptureFix
     request = Request([4, 5, 6], GREEDY)
     [events] = drive(engine, [request])
     assert answers(events, 1) == alone(toy(), llm.tokenizer, request)
-    assert caplog.text.count("drafts fail, and answers go on without them") == 1
-    assert engine.stats.drafts.drafted == 0
+    assert caplog.text.count("the proposer failed, continuing without drafts") == 1
+    assert engine.stats.speculative.draft_tokens == 0
 
 
 def test_an_end_within_a_draft(llm: nc.LLM) -> None:
@@ -297,8 +303,8 @@ def test_an_end_within_a_draft(llm: nc.LLM) -> None:
         assert answers(events, 1) == [wanted]
         assert "".join(event.piece.text for event in events) == text
         assert events[-1].piece.stop_reason == reason
-        assert engine.stats.drawn == events[-1].usage.completion_tokens == len(wanted)
-        assert engine.stats.steps <= 2
+        assert engine.stats.sampled_tokens == events[-1].usage.completion_tokens == len(wanted)
+        assert engine.stats.num_steps <= 2
 
 
 def test_figures_of_drafts(llm: nc.LLM) -> None:
@@ -307,9 +313,11 @@ def test_figures_of_drafts(llm: nc.LLM) -> None:
     wrong = [*said[:3], (said[3] + 1) % SIZE, *said[4:]]
     engine = engine_of(llm, Oracle({((4, 5, 6), 1): wrong}), 3)
     drive(engine, [request])
-    figures = engine.stats.drafts  # the first token alone; 2 of 3 right, and one more; 3 of 3, and one more; the last
+    figures = (
+        engine.stats.speculative
+    )  # the first token alone; 2 of 3 right, and one more; 3 of 3, and one more; the last
     assert figures[:3] == (4, 6, 5)
-    assert (figures.tried, figures.kept) == ((2, 2, 2), (2, 2, 1))
-    assert figures.tau == 1 + 5 / 4
-    assert figures.seconds > 0
-    assert SpeculativeStats().tau == 1
+    assert (figures.verified_tokens_per_position, figures.accepted_tokens_per_position) == ((2, 2, 2), (2, 2, 1))
+    assert (figures.acceptance_rate, figures.mean_acceptance_length) == (5 / 6, 1 + 5 / 4)
+    assert figures.draft_seconds > 0
+    assert (SpeculativeStats().acceptance_rate, SpeculativeStats().mean_acceptance_length) == (0, 1)

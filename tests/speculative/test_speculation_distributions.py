@@ -31,7 +31,7 @@ from nucleate.sampling.sampler import Sampler
 from nucleate.sampling.stage import Floor
 from nucleate.sampling.stages import Gumbel, Mask, Mirostat, Typical
 from nucleate.speculative import acceptance
-from nucleate.speculative.acceptance import RULES, AcceptanceResult, coins, last_coin
+from nucleate.speculative.acceptance import RULES, AcceptanceResult, acceptance_uniforms, residual_uniform
 from nucleate.speculative.config import Speculation
 from nucleate.speculative.draft import Draft, DraftContext
 from nucleate.speculative.draft_distribution import choose
@@ -125,7 +125,7 @@ def test_a_mask_that_a_pipeline_places_itself_stays_where_it_is() -> None:
         given = logits[place : place + 1], draws.stages(drawn)
         wanted.append(nc.probabilities(*given, output_ids=[tokens], mask=masks[place : place + 1])[0])
         tokens.append(int(draws(logits[place : place + 1], mask=masks[place : place + 1]).token_ids[0]))
-    laws = asked.laws(row, logits, tokens[:-1], masks)
+    laws = asked.distributions(row, logits, tokens[:-1], masks)
     for place in range(4):
         np.testing.assert_allclose(laws[place], wanted[place], rtol=1e-9, atol=1e-12)
 
@@ -205,7 +205,7 @@ def through_sampler(
             masks = [mask_of(target, (*output, *draft.tokens[:place])) for place in range(len(draft) + 1)]
             laws = sampler.distributions(row, logits, draft.tokens, None if target.forbids is None else masks)
             seen = Draft(draft.tokens, laws=told(draft.laws))
-            verdict = rule(laws, seen, coins(seed, step, len(draft)), last_coin(seed, step))
+            verdict = rule(laws, seen, acceptance_uniforms(seed, step, len(draft)), residual_uniform(seed, step))
             assert verdict.error is None
             for place, token in enumerate(verdict.tokens(draft)):
                 sampler.accept(row, token, logits[place], masks[place])
@@ -289,14 +289,14 @@ def first_is_drawn(target: Target, trials: int, rule: str, proposer: Silent, llm
     """Texts after the first token: nothing is drafted before there is one."""
     model = Toy(lambda seen: target.logits[seen[-1]], target.size, 64)
     asked = Speculation(lambda: proposer, 2, rule, adaptive=False)
-    engine = Engine(runner("paged", model, 400), llm.tokenizer, speculation=asked, backend="reference")
+    engine = Engine(runner("paged", model, 400), llm.tokenizer, speculative_config=asked, backend="reference")
     params = target.params.replace(max_tokens=LENGTH + 1, ignore_eos=True)
     requests = [Request(PROMPT, params.replace(seed=seed)) for seed in range(trials)]
     counts: Counter = Counter()
     for events in drive(engine, requests):
         counts[tuple(event.piece.token_ids[0] for event in events)] += 1
     assert is_empty(engine)
-    assert engine.stats.drafts.accepted > trials / 3
+    assert engine.stats.speculative.accepted_tokens > trials / 3
     return counts
 
 
@@ -365,7 +365,7 @@ def test_a_form_may_refuse_what_was_drawn(llm: nc.LLM) -> None:
 
     model, trials = Toy(logits, llm.tokenizer.vocab_size, 64), 1000
     asked = Speculation(Wide, 3, "rejection", adaptive=False)
-    engine = Engine(runner("paged", model, 400), llm.tokenizer, speculation=asked, backend="reference")
+    engine = Engine(runner("paged", model, 400), llm.tokenizer, speculative_config=asked, backend="reference")
     params = nc.SamplingParams(structured=nc.StructuredOutputs(regex="[ab]{4}"), max_tokens=6)
     requests = [Request([a], params.replace(seed=seed)) for seed in range(trials)]
     found = Counter("".join(event.piece.text for event in events) for events in drive(engine, requests))
@@ -379,7 +379,7 @@ def test_a_form_may_refuse_what_was_drawn(llm: nc.LLM) -> None:
     for axis in range(4):
         others = tuple(set(range(4)) - {axis})
         assert_follows(counts.sum(axis=others), target.sum(axis=others))
-    assert engine.stats.drafts.accepted > trials / 3
+    assert engine.stats.speculative.accepted_tokens > trials / 3
 
 
 def test_a_law_of_another_vocabulary_is_no_draft(llm: nc.LLM, caplog: pytest.LogCaptureFixture) -> None:
@@ -387,11 +387,11 @@ def test_a_law_of_another_vocabulary_is_no_draft(llm: nc.LLM, caplog: pytest.Log
     proposer = Drawing(DRAFTED[3], told=lambda laws: tuple(np.append(law, 0.0) for law in laws))
     model = Toy(lambda seen: target.logits[seen[-1]], 3, 64)
     asked = Speculation(lambda: proposer, 2, "rejection", adaptive=False)
-    engine = Engine(runner("paged", model, 40), llm.tokenizer, speculation=asked, backend="reference")
+    engine = Engine(runner("paged", model, 40), llm.tokenizer, speculative_config=asked, backend="reference")
     params = nc.SamplingParams(max_tokens=8, ignore_eos=True, seed=1)
     [events] = drive(engine, [Request(PROMPT, params)])
     assert len(events) == 8
-    assert caplog.text.count("drafts fail") == 1
+    assert caplog.text.count("the proposer failed") == 1
     assert "4 chances" in caplog.text
 
 
@@ -400,8 +400,8 @@ def test_noise_of_its_own() -> None:
     streams = (noise.TOKEN, noise.GROUP, noise.XTC, noise.ACCEPT, noise.RESIDUAL, noise.DRAFT)
     found = np.stack([noise.uniform(3, 4, stream, np.arange(50)) for stream in streams])
     assert len(np.unique(found)) == found.size
-    assert coins(3, 4, 50).tolist() == found[3].tolist()
-    assert last_coin(3, 4) == found[4, 0]
+    assert acceptance_uniforms(3, 4, 50).tolist() == found[3].tolist()
+    assert residual_uniform(3, 4) == found[4, 0]
     assert random.Random(1).random() not in found
 
 
@@ -410,7 +410,7 @@ def test_logprobs_are_those_of_the_target(llm: nc.LLM) -> None:
     target = small()
     model = Toy(lambda seen: target.logits[seen[-1]], 3, 64)
     asked = Speculation(lambda: Drawing(DRAFTED[3]), 3, "rejection", adaptive=False)
-    engine = Engine(runner("paged", model, 40), llm.tokenizer, speculation=asked, backend="reference")
+    engine = Engine(runner("paged", model, 40), llm.tokenizer, speculative_config=asked, backend="reference")
     params = nc.SamplingParams(max_tokens=20, ignore_eos=True, seed=1, logprobs=3, logprobs_mode="raw")
     [events] = drive(engine, [Request(PROMPT, params)])
     before = PROMPT[-1]
@@ -420,4 +420,4 @@ def test_logprobs_are_those_of_the_target(llm: nc.LLM) -> None:
         assert [one.token_id for one in told.top] == [one.token_id for one in wanted.top]
         assert told.chosen.logprob == pytest.approx(wanted.chosen.logprob)
         before = token
-    assert engine.stats.drafts.accepted > 3
+    assert engine.stats.speculative.accepted_tokens > 3

@@ -11,7 +11,7 @@ from toy_requests import drive, is_empty
 import nucleate as nc
 from nucleate.engine.request import Request
 from nucleate.outputs import EngineOutput
-from nucleate.speculative.config import NAMES, Speculation
+from nucleate.speculative.config import METHODS, Speculation
 
 RECORD = {
     "type": "object",
@@ -22,7 +22,7 @@ RECORD = {
     "required": ["name", "age"],
     "additionalProperties": False,
 }
-HERE = [name for name in NAMES if name != "mtp"]  # which other models bring
+HERE = [name for name in METHODS if name != "mtp"]  # which other models bring
 WAYS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "T 0.8": {"temperature": 0.8},
@@ -66,16 +66,16 @@ def told(events: list[EngineOutput]) -> list[tuple[Any, ...]]:
 
 def compare(llm: nc.LLM, name: str, count: int, seed: int, **options: Any) -> None:
     asked = requests(llm, count, seed)
-    plain, engine = llm.new_engine(), llm.new_engine(speculation=Speculation(name, **options))
+    plain, engine = llm.new_engine(), llm.new_engine(speculative_config=Speculation(name, **options))
     for request, wanted, found in zip(asked, drive(plain, asked), drive(engine, asked), strict=True):
         assert told(found) == told(wanted), request.params
         assert found[-1].usage == wanted[-1].usage
     assert is_empty(engine)
     if options.get("adaptive", True):  # the clock says whether drafts pay, and where they do not there are none
-        assert engine.stats.steps <= plain.stats.steps
+        assert engine.stats.num_steps <= plain.stats.num_steps
     else:
-        assert engine.stats.drafts.accepted > 0
-        assert engine.stats.steps < plain.stats.steps
+        assert engine.stats.speculative.accepted_tokens > 0
+        assert engine.stats.num_steps < plain.stats.num_steps
 
 
 @pytest.mark.parametrize("name", HERE)
@@ -85,6 +85,8 @@ def test_thirty_requests_at_once(llm: nc.LLM, name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", HERE)
-@pytest.mark.parametrize("options", [{"adaptive": False}, {"tokens": 7, "adaptive": True}], ids=["4", "up to 7"])
+@pytest.mark.parametrize(
+    "options", [{"adaptive": False}, {"num_speculative_tokens": 7, "adaptive": True}], ids=["4", "up to 7"]
+)
 def test_three_hundred_requests_at_once(llm: nc.LLM, name: str, options: dict[str, Any]) -> None:
     compare(llm, name, 300, 2, **options)

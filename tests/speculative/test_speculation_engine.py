@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from engine_storm import rule, storm
 from scripted_proposers import Answers, Oracle, Silent, Storm
-from test_chaos import rule, storm
 from test_structured_random import FORMS, STAGES, holds
 from toy_requests import SIZE, alone, answers, drive, is_empty, random_request, runner, toy
 
@@ -84,19 +84,19 @@ def test_pieces_are_those_without_drafts(
         rng.choice([1, 3, 4, 9]) if name != "oracle" else 6,
         adaptive=rng.random() < 0.3 and name != "oracle",  # which looks at the clock
     )
-    engine = Engine(runner(kind, model, 64), llm.tokenizer, **options, speculation=asked, backend="reference")
+    engine = Engine(runner(kind, model, 64), llm.tokenizer, **options, speculative_config=asked, backend="reference")
     for request, own, events in zip(requests, wanted, drive(engine, requests), strict=True):
         assert answers(events, request.params.n) == own, request
         written = sum(len(piece.token_ids) for pieces in own for piece in pieces)
         assert [event.usage for event in events if event.last] == [Usage(len(request.prompt_ids), written)]
     assert is_empty(engine)
     assert not isinstance(proposer, Silent) or not proposer.keys
-    figures = engine.stats.drafts
+    figures = engine.stats.speculative
     if name == "oracle":
-        assert figures.tau > 1.1
-        assert figures.accepted > 0.3 * figures.drafted
+        assert figures.mean_acceptance_length > 1.1
+        assert figures.accepted_tokens > 0.3 * figures.draft_tokens
     if not options and name != "ngram":
-        assert figures.drafted > 0
+        assert figures.draft_tokens > 0
 
 
 @pytest.mark.parametrize("kind", DRAFTING)
@@ -114,7 +114,7 @@ def test_rules_that_look_at_laws_agree_where_there_is_no_choice(
     wanted = [alone(model, llm.tokenizer, request, grammars) for request in requests]
     made = PROPOSERS[proposer](known(requests, wanted))
     asked = Speculation(lambda: made, rng.choice([2, 4, 9]), name, adaptive=False)
-    engine = Engine(runner(kind, model, 64), llm.tokenizer, speculation=asked, backend="reference")
+    engine = Engine(runner(kind, model, 64), llm.tokenizer, speculative_config=asked, backend="reference")
     for request, own, events in zip(requests, wanted, drive(engine, requests), strict=True):
         found = answers(events, request.params.n)
         if request.params.temperature == 0:
@@ -127,17 +127,17 @@ def test_rules_that_look_at_laws_agree_where_there_is_no_choice(
                 told = [piece.logprobs[0] for piece in pieces if piece.logprobs]
                 assert len(told) == len([piece for piece in pieces if piece.token_ids])
     assert is_empty(engine)
-    assert engine.stats.drafts.accepted > 0
+    assert engine.stats.speculative.accepted_tokens > 0
 
 
 def test_beams_beside_answers_that_draft(llm: nc.LLM) -> None:
     rng = random.Random(5)
     asked = [random_request(rng) for _ in range(6)]
     wanted = [alone(toy(), llm.tokenizer, request) for request in asked]
-    search = nc.BeamRequest([3, 4, 5], nc.BeamParams(width=3, max_tokens=8))
+    search = nc.BeamRequest([3, 4, 5], nc.BeamParams(num_beams=3, max_tokens=8))
     proposer = Oracle(known(asked, wanted), 0.8)
     speculation = Speculation(lambda: proposer, 5, adaptive=False)
-    engine = Engine(runner("paged", toy(), 64), llm.tokenizer, speculation=speculation, backend="reference")
+    engine = Engine(runner("paged", toy(), 64), llm.tokenizer, speculative_config=speculation, backend="reference")
     found = drive(engine, [*asked[:3], search, *asked[3:]])
     beams = found.pop(3)
     for request, own, events in zip(asked, wanted, found, strict=True):
@@ -146,7 +146,7 @@ def test_beams_beside_answers_that_draft(llm: nc.LLM) -> None:
     assert [[event.piece for event in beams]] == [
         [event.piece for event in events] for events in drive(plain, [search])
     ]
-    assert engine.stats.drafts.accepted > 0
+    assert engine.stats.speculative.accepted_tokens > 0
     assert is_empty(engine)
 
 
@@ -163,10 +163,10 @@ def drafting(seed: int) -> Speculation:
 @pytest.mark.parametrize("kind", DRAFTING)
 @pytest.mark.parametrize("seed", range(3))
 def test_a_short_storm(llm: nc.LLM, kind: str, seed: int) -> None:
-    storm(llm, kind, seed, steps=350, speculation=drafting(seed))
+    storm(llm, kind, seed, steps=350, speculative_config=drafting(seed))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", DRAFTING)
 def test_a_long_storm(llm: nc.LLM, kind: str) -> None:
-    storm(llm, kind, 100, steps=10_000, speculation=drafting(100))
+    storm(llm, kind, 100, steps=10_000, speculative_config=drafting(100))

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from engine_storm import rule as broken_rule
+from engine_storm import storm
 from scripted_proposers import Answers, Oracle, Silent
-from test_chaos import rule as broken_rule
-from test_chaos import storm
 from test_speculation_engine import any_request, known
 from test_structured_random import holds
 from toy_models import PagedToy
@@ -26,7 +26,7 @@ from nucleate.speculative.adaptive.controller import AdaptiveProposer
 from nucleate.speculative.config import Speculation
 from nucleate.speculative.draft import ROOT, Draft, DraftContext, Proposer
 from nucleate.speculative.grammar_filter import allowed
-from nucleate.speculative.tree import Offer, best_first, draft_of, keep, narrow
+from nucleate.speculative.tree import Offer, best_first, draft_of, keep, truncate
 from nucleate.structured_output import GrammarCompiler, Guide
 
 DRAFTING = ("paged", "asynchronous")
@@ -74,7 +74,7 @@ def test_a_narrow_tree(seed: int) -> None:
     rng = random.Random(seed)
     draft = random_tree(rng, rng.randint(0, 14), drawn=rng.random() < 0.5)
     branches, depth, count = rng.randint(1, 4), rng.randint(0, 6), rng.randint(0, 14)
-    found = narrow(draft, branches, depth, count)
+    found = truncate(draft, branches, depth, count)
     wanted: list[int] = []
     for place, parent in enumerate(draft.before()):
         older = [each for each in draft.children()[parent] if each < place]
@@ -172,17 +172,17 @@ def test_pieces_are_those_without_drafts(
     proposer = PROPOSERS[name](known(requests, wanted), rng)
     count, adaptive = rng.choice([6, 9, 14]), rng.random() < 0.2 and name not in ("knows", "wild")
     proposer.whole = not adaptive
-    asked = Speculation(lambda: proposer, count, adaptive=adaptive, branches=4)
-    engine = Engine(runner(kind, model, 64), llm.tokenizer, **options, speculation=asked, backend="reference")
+    asked = Speculation(lambda: proposer, count, adaptive=adaptive, tree_width=4)
+    engine = Engine(runner(kind, model, 64), llm.tokenizer, **options, speculative_config=asked, backend="reference")
     for request, own, events in zip(requests, wanted, drive(engine, requests), strict=True):
         assert answers(events, request.params.n) == own, request
     assert is_empty(engine)
     assert engine._speculator._failed == (name == "wild")  # whatever a proposer finds wrong is said there
-    assert engine.stats.forced or not getattr(proposer, "late", 0)
-    figures = engine.stats.drafts
+    assert engine.stats.jump_forward_tokens or not getattr(proposer, "late", 0)
+    figures = engine.stats.speculative
     if name == "knows" and not options:
-        assert figures.tau > 1.3
-    assert figures.drafted >= figures.accepted
+        assert figures.mean_acceptance_length > 1.3
+    assert figures.draft_tokens >= figures.accepted_tokens
 
 
 @pytest.mark.parametrize(("kind", "name"), [("paged", "rejection"), ("asynchronous", "typical")])
@@ -196,8 +196,8 @@ def test_rules_that_look_at_laws_agree_where_there_is_no_choice(
         requests[place] = dataclasses.replace(requests[place], params=greedy)
     wanted = [alone(model, llm.tokenizer, request, grammars) for request in requests]
     made = Grove(known(requests, wanted), 0.8, rng)
-    asked = Speculation(lambda: made, 9, name, adaptive=False, branches=3)
-    engine = Engine(runner(kind, model, 64), llm.tokenizer, speculation=asked, backend="reference")
+    asked = Speculation(lambda: made, 9, name, adaptive=False, tree_width=3)
+    engine = Engine(runner(kind, model, 64), llm.tokenizer, speculative_config=asked, backend="reference")
     for request, own, events in zip(requests, wanted, drive(engine, requests), strict=True):
         found = answers(events, request.params.n)
         if request.params.temperature == 0:
@@ -207,23 +207,25 @@ def test_rules_that_look_at_laws_agree_where_there_is_no_choice(
             if request.params.structured is not None and pieces[-1].finish_reason != "error":
                 assert holds(grammars, request.params, pieces)
     assert is_empty(engine)
-    assert engine.stats.drafts.accepted > 0
+    assert engine.stats.speculative.accepted_tokens > 0
 
 
 def seeded(seed: int) -> Speculation:
     rng = random.Random(seed)
     best = lambda seen: int(broken_rule(seen).argmax())
-    return Speculation(lambda: Wild({}, 0.9, rng, best), rng.randint(3, 12), adaptive=False, branches=rng.randint(2, 4))
+    return Speculation(
+        lambda: Wild({}, 0.9, rng, best), rng.randint(3, 12), adaptive=False, tree_width=rng.randint(2, 4)
+    )
 
 
 def test_a_short_storm(llm: nc.LLM) -> None:
-    storm(llm, "paged", 1, steps=100, speculation=seeded(1))
+    storm(llm, "paged", 1, steps=100, speculative_config=seeded(1))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", DRAFTING)
 def test_a_long_storm(llm: nc.LLM, kind: str) -> None:
-    storm(llm, kind, 100, steps=6_000, speculation=seeded(100))
+    storm(llm, kind, 100, steps=6_000, speculative_config=seeded(100))
 
 
 @pytest.mark.parametrize("name", ["coupled", "rejection"])
@@ -235,11 +237,11 @@ def test_tokens_that_must_follow_within_a_branch(llm: nc.LLM, grammars: GrammarC
     requests += [Request([5 + seed, 6], params.replace(seed=seed)) for seed in range(6)]
     wanted = [alone(toy(), llm.tokenizer, request, grammars) for request in requests]
     grove = Grove(known(requests, wanted), 1.0, random.Random(3))
-    engine = engine_of(llm, grove, asked={"tokens": 14, "rule": name}, backend="reference")
+    engine = engine_of(llm, grove, asked={"num_speculative_tokens": 14, "acceptance_rule": name}, backend="reference")
     for request, own, events in zip(requests, wanted, drive(engine, requests), strict=True):
         assert answers(events, 1) == own, request
-    assert engine.stats.forced > 20
-    assert engine.stats.drafts.accepted > 20
+    assert engine.stats.jump_forward_tokens > 20
+    assert engine.stats.speculative.accepted_tokens > 20
 
 
 # one case at a time
@@ -273,16 +275,16 @@ class Watching(PagedToy):
 
 
 class Narrow(Watching):
-    branches = False
+    tree_attention = False
 
     def move(self, moves: Any) -> None:
         raise AssertionError("there is nothing to move")
 
 
 def engine_of(llm: nc.LLM, proposer: Any, of: type[Watching] = Watching, blocks: int = 100, **more: Any) -> Any:
-    asked = {"tokens": 9, "rule": "coupled", "branches": 3, **more.pop("asked", {})}
+    asked = {"num_speculative_tokens": 9, "acceptance_rule": "coupled", "tree_width": 3, **more.pop("asked", {})}
     speculation = Speculation(lambda: proposer, adaptive=False, **asked)
-    return Engine(of(toy(), blocks, 4), llm.tokenizer, speculation=speculation, **more)
+    return Engine(of(toy(), blocks, 4), llm.tokenizer, speculative_config=speculation, **more)
 
 
 def said_by(llm: nc.LLM, request: Request) -> list[int]:
@@ -291,7 +293,7 @@ def said_by(llm: nc.LLM, request: Request) -> list[int]:
 
 @pytest.mark.parametrize(
     ("of", "asked"),
-    [(Narrow, {}), (Watching, {"branches": 1}), (Watching, {"rule": "block"}), (Watching, {})],
+    [(Narrow, {}), (Watching, {"tree_width": 1}), (Watching, {"acceptance_rule": "block"}), (Watching, {})],
     ids=["a runner without", "one branch", "block", "a tree"],
 )
 def test_where_there_are_no_trees_the_first_branch_is_read(llm: nc.LLM, of: Any, asked: dict[str, Any]) -> None:
@@ -318,9 +320,14 @@ def test_figures_count_depths_of_trees(llm: nc.LLM) -> None:
     said = said_by(llm, request)
     engine = engine_of(llm, Fixed((9, said[1], said[2], 8, 8), (ROOT, ROOT, 1, 1, 0)))
     drive(engine, [request])
-    figures = engine.stats.drafts  # the first token alone; two of the tree, and one more; none of two; the last alone
+    figures = (
+        engine.stats.speculative
+    )  # the first token alone; two of the tree, and one more; none of two; the last alone
     assert figures[:3] == (4, 7, 2)
-    assert (figures.tried[:3], figures.kept[:3]) == ((2, 1, 0), (1, 1, 0))
+    assert (figures.verified_tokens_per_position[:3], figures.accepted_tokens_per_position[:3]) == (
+        (2, 1, 0),
+        (1, 1, 0),
+    )
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 5])
@@ -335,7 +342,7 @@ def test_no_branch_goes_past_the_last_token(llm: nc.LLM, most: int) -> None:
         if part.parents is not None:
             depth = Draft((0,) * len(part.parents), tuple(part.parents)).depth
             assert part.stop - len(part.parents) + depth <= 3 + most - 1
-    assert engine.stats.steps == min(most, 2)
+    assert engine.stats.num_steps == min(most, 2)
 
 
 def test_blocks_for_trees_are_given_back_and_taken_from_nobody(llm: nc.LLM) -> None:
@@ -347,12 +354,12 @@ def test_blocks_for_trees_are_given_back_and_taken_from_nobody(llm: nc.LLM) -> N
             engine.add(request)
         while len(engine):
             engine.step()
-            for job in engine._schedule.running:
-                assert len(job.blocks) <= engine._pool.blocks_for(len(job.token_ids))
+            for job in engine._scheduler.running:
+                assert len(job.block_ids) <= engine._kv_cache.blocks_needed(len(job.token_ids))
         plain = Engine(runner("paged", toy(), blocks), llm.tokenizer)
         drive(plain, requests)
-        assert engine.stats.preempted == plain.stats.preempted
-        assert engine.stats.drafts.drafted > 50
+        assert engine.stats.num_preemptions == plain.stats.num_preemptions
+        assert engine.stats.speculative.draft_tokens > 50
         assert is_empty(engine)
 
 
@@ -360,15 +367,15 @@ def test_what_was_kept_is_a_beginning_for_others_and_what_was_refused_is_not(llm
     """Blocks hold what was said, in its order, though it was read in another: later requests find it there."""
     request = Request([4] * 5, GREEDY.replace(max_tokens=20))
     said = said_by(llm, request)
-    engine = engine_of(llm, Grove({((4,) * 5, 1): said}, 1.0, random.Random(2)), asked={"tokens": 14})
+    engine = engine_of(llm, Grove({((4,) * 5, 1): said}, 1.0, random.Random(2)), asked={"num_speculative_tokens": 14})
     drive(engine, [request])
-    assert engine.stats.drafts.accepted > 8
+    assert engine.stats.speculative.accepted_tokens > 8
     prompt = [*[4] * 5, *said]
     for length in range(5, len(prompt) + 1):
         request = Request(prompt[:length], GREEDY)
         [events] = drive(engine, [request])
         assert answers(events, 1) == alone(toy(), llm.tokenizer, request)
-    assert engine.stats.reused > 30
+    assert engine.stats.prefix_cache_hit_tokens > 30
 
 
 def test_a_model_that_fails_because_of_a_tree(llm: nc.LLM) -> None:
@@ -401,15 +408,15 @@ def test_an_end_within_a_branch(llm: nc.LLM) -> None:
         ({"stop_regex": "h[a-z]+e"}, "The little fox ran ", "h[a-z]+e"),
     ):
         request = Request([1], GREEDY.replace(max_tokens=30, **more))
-        asked = Speculation(lambda: Grove({((1,), 1): ids}, 1.0, random.Random(1)), 30, adaptive=False, branches=9)
-        engine = Engine(runner("paged", toy(of=says)), llm.tokenizer, speculation=asked)
+        asked = Speculation(lambda: Grove({((1,), 1): ids}, 1.0, random.Random(1)), 30, adaptive=False, tree_width=9)
+        engine = Engine(runner("paged", toy(of=says)), llm.tokenizer, speculative_config=asked)
         [events] = drive(engine, [request])
         [wanted] = alone(toy(of=says), llm.tokenizer, request)
         assert answers(events, 1) == [wanted]
         assert "".join(event.piece.text for event in events) == text
         assert events[-1].piece.stop_reason == reason
-        assert engine.stats.drawn == events[-1].usage.completion_tokens == len(wanted)
-        assert engine.stats.steps <= 3
+        assert engine.stats.sampled_tokens == events[-1].usage.completion_tokens == len(wanted)
+        assert engine.stats.num_steps <= 3
 
 
 class Last(Oracle):
@@ -442,11 +449,14 @@ def test_tokens_that_must_follow_are_kept_in_a_tree_as_in_a_chain(
             return Draft(tuple(tokens), draft.parents)
 
     steps = []
-    for proposer, asked in ((Oracle(found), {"branches": 1, "tokens": 5}), (Three(found), {"tokens": 15})):
-        engine = engine_of(llm, proposer, asked={"rule": name, **asked}, backend="reference")
+    for proposer, asked in (
+        (Oracle(found), {"tree_width": 1, "num_speculative_tokens": 5}),
+        (Three(found), {"num_speculative_tokens": 15}),
+    ):
+        engine = engine_of(llm, proposer, asked={"acceptance_rule": name, **asked}, backend="reference")
         [events] = drive(engine, [request])
         assert answers(events, 1) == wanted
-        steps.append((engine.stats.steps, engine.stats.drafts.accepted))
+        steps.append((engine.stats.num_steps, engine.stats.speculative.accepted_tokens))
     assert steps[0][1] > 2
     assert steps[0] == steps[1]
 
@@ -454,10 +464,10 @@ def test_tokens_that_must_follow_are_kept_in_a_tree_as_in_a_chain(
 def test_an_oracle_in_a_tree_takes_as_few_forwards_as_one_in_a_chain(llm: nc.LLM) -> None:
     request = Request([4, 5, 6], GREEDY.replace(max_tokens=13))
     said = said_by(llm, request)
-    engine = engine_of(llm, Last({((4, 5, 6), 1): said}), asked={"tokens": 12})
+    engine = engine_of(llm, Last({((4, 5, 6), 1): said}), asked={"num_speculative_tokens": 12})
     [events] = drive(engine, [request])
     assert answers(events, 1) == alone(toy(), llm.tokenizer, request)
-    assert engine.stats.steps == 1 + -(-12 // 5)
+    assert engine.stats.num_steps == 1 + -(-12 // 5)
     assert rule((1,)).shape == (SIZE,)
 
 
@@ -491,7 +501,7 @@ def test_an_adaptive_tree_is_cut_to_the_depth_that_pays(right: int) -> None:
         depths.append(draft.depth)
         assert len(draft) == 3 * draft.depth
         proposer.accepted(7, min(right, draft.depth))
-        proposer.stepped(1, 1 + len(draft), 1.0 + 0.05 * len(draft))
+        proposer.end_step(1, 1 + len(draft), 1.0 + 0.05 * len(draft))
     assert proposer._width == pytest.approx(3.0, abs=0.1) or not right
     assert max(made.counts) == 12
     assert max(depths[-20:]) == right or (right == 0 and max(depths[-20:]) <= 1)
@@ -509,8 +519,8 @@ def test_a_row_that_cannot_be_drawn_from(llm: nc.LLM, name: str) -> None:
     assert wanted[0][-1].finish_reason == "error"
     said = [token for piece in wanted[0] for token in piece.token_ids]
     for tree in (Fixed((4000, said[1], said[2], 7), (ROOT, ROOT, 1, 2)), Fixed((said[1], 4000), (ROOT, ROOT))):
-        asked = Speculation(lambda tree=tree: tree, 6, name, adaptive=False, branches=2)
-        engine = Engine(runner("paged", model), llm.tokenizer, speculation=asked, backend="reference")
+        asked = Speculation(lambda tree=tree: tree, 6, name, adaptive=False, tree_width=2)
+        engine = Engine(runner("paged", model), llm.tokenizer, speculative_config=asked, backend="reference")
         [events] = drive(engine, [request])
         assert answers(events, 1) == wanted
         assert is_empty(engine)

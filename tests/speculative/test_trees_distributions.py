@@ -76,7 +76,7 @@ class Trees(Silent):
 
 
 def said(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch, proposer: Trees, values: dict[str, Any], trials: int) -> Counter:
-    asked = lambda made, *given, **more: Speculation(made, 6, "rejection", adaptive=False, branches=2)
+    asked = lambda made, *given, **more: Speculation(made, 6, "rejection", adaptive=False, tree_width=2)
     monkeypatch.setattr("test_speculation_distributions.Speculation", asked)
     return first_is_drawn(small(**values), trials, "rejection", proposer, llm)
 

@@ -222,7 +222,7 @@ def test_siblings_have_the_laws_that_are_told(name: str, model: Llama) -> None:
 
 
 def test_a_suffix_is_continued_in_several_ways() -> None:
-    proposer = SuffixProposer(branches=2)
+    proposer = SuffixProposer(tree_width=2)
     ids = [1, 2, 3, 4, 9, 1, 2, 3, 5, 9, 1, 2, 3, 4, 8, 1, 2, 3, 6, 8, 7, 1, 2, 3]
     [draft] = proposer.propose([DraftContext(0, ids)], [5])
     children = draft.children()
@@ -235,8 +235,8 @@ def test_a_suffix_is_continued_in_several_ways() -> None:
     assert proposer.propose([DraftContext(1, [1, 2, 3])], [5])[0].tokens == ()
     [latest] = proposer.propose([DraftContext(2, [1, 2, 3, 30, 7, 1, 2, 3, 20, 8, 1, 2, 3])], [2])
     assert latest.tokens[0] == 20  # of those that followed as often
-    with pytest.raises(ValueError, match="branches must be >= 1, got 0"):
-        SuffixProposer(branches=0)
+    with pytest.raises(ValueError, match="tree_width must be >= 1, got 0"):
+        SuffixProposer(tree_width=0)
 
 
 # in an engine
@@ -244,7 +244,7 @@ def test_a_suffix_is_continued_in_several_ways() -> None:
 
 @pytest.mark.parametrize(("name", "tokens", "branches"), [("suffix", 6, 3), ("medusa", 8, 3), ("eagle", 8, 2)])
 def test_some_requests_at_once(llm: nc.LLM, name: str, tokens: int, branches: int) -> None:
-    compare(llm, name, 5, 3, tokens=tokens, branches=branches, adaptive=False)
+    compare(llm, name, 5, 3, num_speculative_tokens=tokens, tree_width=branches, adaptive=False)
 
 
 @pytest.mark.slow
@@ -253,27 +253,27 @@ def test_some_requests_at_once(llm: nc.LLM, name: str, tokens: int, branches: in
 def test_three_hundred_requests_at_once(
     llm: nc.LLM, name: str, tokens: int, branches: int, options: dict[str, Any]
 ) -> None:
-    compare(llm, name, 300, 2, tokens=tokens, branches=branches, **options)
+    compare(llm, name, 300, 2, num_speculative_tokens=tokens, tree_width=branches, **options)
 
 
 def tau(llm: nc.LLM, texts: list[list[int]], *asked: Any, **more: Any) -> float:
-    engine = llm.new_engine(speculation=Speculation(*asked, adaptive=False, **more))
+    engine = llm.new_engine(speculative_config=Speculation(*asked, adaptive=False, **more))
     params = nc.SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
     drive(engine, [Request(ids, params) for ids in texts])
-    return engine.stats.drafts.tau
+    return engine.stats.speculative.mean_acceptance_length
 
 
 @pytest.mark.parametrize("name", TREES)
 def test_more_of_a_tree_is_kept_than_of_a_chain(name: str, llm: nc.LLM, texts: list[list[int]]) -> None:
-    assert tau(llm, texts[:4], name, 8, branches=2) > tau(llm, texts[:4], name, 8) + 0.1
+    assert tau(llm, texts[:4], name, 8, tree_width=2) > tau(llm, texts[:4], name, 8) + 0.1
 
 
 @pytest.mark.parametrize("name", TREES)
 def test_rejection_of_trees_by_the_embedded_model(name: str, llm: nc.LLM, texts: list[list[int]]) -> None:
     """Nothing is complained of, and much is kept."""
-    asked = Speculation(name, 8, "rejection", adaptive=False, branches=2)
-    engine = llm.new_engine(speculation=asked)
+    asked = Speculation(name, 8, "rejection", adaptive=False, tree_width=2)
+    engine = llm.new_engine(speculative_config=asked)
     params = nc.SamplingParams(temperature=0.8, top_p=0.9, max_tokens=16, ignore_eos=True)
     drive(engine, [Request(ids, params.replace(seed=seed)) for seed, ids in enumerate(texts[:4])])
-    assert engine.stats.drafts.tau > {"medusa": 1.2, "eagle": 1.5}[name]
+    assert engine.stats.speculative.mean_acceptance_length > {"medusa": 1.2, "eagle": 1.5}[name]
     assert not engine._speculator._failed

@@ -15,7 +15,8 @@ from toy_requests import rule as toy_rule
 import nucleate as nc
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
-from nucleate.engine.verification import DraftRow, VerificationCallbacks, judge
+from nucleate.engine.scheduler import ScheduledSequence
+from nucleate.engine.verification import verify_by_rule
 from nucleate.sampling.sampler import Sampler
 from nucleate.speculative.config import Speculation
 from nucleate.speculative.draft import ROOT, Draft, DraftContext
@@ -40,8 +41,8 @@ class Once(Silent):
 
 
 def engine_of(llm: nc.LLM, once: Draft, says: Callable[[tuple[int, ...]], np.ndarray], rule: str) -> Engine:
-    asked = Speculation(lambda: Once(once), 12, rule, adaptive=False, branches=3)
-    return Engine(runner("paged", toy(of=says), 64), llm.tokenizer, speculation=asked, backend="reference")
+    asked = Speculation(lambda: Once(once), 12, rule, adaptive=False, tree_width=3)
+    return Engine(runner("paged", toy(of=says), 64), llm.tokenizer, speculative_config=asked, backend="reference")
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -69,11 +70,11 @@ def test_an_answer_that_ends_within_a_draft(llm: nc.LLM, rule: str, tree: bool, 
     [events] = drive(engine, [request])
     assert answers(events, 1) == alone(toy(of=says), llm.tokenizer, request)
     assert events[-1].piece.finish_reason == ("length" if "max_tokens" in stop else "stop")
-    assert events[-1].usage.completion_tokens == engine.stats.drawn == 4
+    assert events[-1].usage.completion_tokens == engine.stats.sampled_tokens == 4
     kept = 0 if tree and rule == "block" else 2  # that reads the first branch; the last token counts as drawn
-    figures = engine.stats.drafts
-    assert figures.accepted == sum(figures.kept) == kept
-    assert engine.stats.steps == 4 - kept
+    figures = engine.stats.speculative
+    assert figures.accepted_tokens == sum(figures.accepted_tokens_per_position) == kept
+    assert engine.stats.num_steps == 4 - kept
     assert is_empty(engine)
 
 
@@ -94,7 +95,7 @@ def test_each_branch_has_a_history_of_its_own(llm: nc.LLM, rule: str, values: di
     [events] = drive(engine, [request])
     assert answers(events, 1) == alone(toy(of=says), llm.tokenizer, request)
     assert [event.piece.token_ids[0] for event in events] == [*said, 27]
-    assert engine.stats.drafts.accepted == (0 if rule == "block" else 5)
+    assert engine.stats.speculative.accepted_tokens == (0 if rule == "block" else 5)
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -150,20 +151,18 @@ def test_what_had_to_follow_stays_as_far_as_it_was_drafted(rule: str, forced: tu
     draft, ids, sampler = Draft((21, 22, 23)), [20], Sampler(SIZE, "reference")
     logits = np.zeros((4, SIZE), np.float32)
     logits[range(4), range(21, 25)] = 50.0
-    job, request = SimpleNamespace(token_ids=ids), SimpleNamespace(prompt_ids=(20,))
-    branch: Any = SimpleNamespace(
+    sequence: Any = SimpleNamespace(
         row=sampler.add(nc.SamplingParams(temperature=0.0), [20]),
-        job=job,
-        live=SimpleNamespace(request=request),
-        answer=SimpleNamespace(guide=None, seed=1),
+        token_ids=ids,
+        running=SimpleNamespace(request=SimpleNamespace(prompt_ids=(20,))),
+        processor=SimpleNamespace(guide=None, seed=1),
+        done=False,
     )
-    reading: Any = SimpleNamespace(draft=draft, chunk=SimpleNamespace(stop=1))
 
-    def take(_: Any, token: int, __: Any) -> None:
+    def accept(_: Any, token: int, __: Any) -> None:
         ids.extend((token, *forced) if len(ids) == 1 else (token,))
 
-    hands = VerificationCallbacks(
-        logits, lambda branches, places: [], take, lambda branch, error: None, lambda branch: False
-    )
-    assert judge(DraftRow(reading, branch, 0), hands, sampler, rule) == (0, 1, 2)[:kept]
+    step: Any = SimpleNamespace(logits=logits, accept=accept)
+    one = ScheduledSequence(sequence, 0, 1, last=True, draft=draft, logits_row=0)
+    assert verify_by_rule(one, step, sampler, rule) == (0, 1, 2)[:kept]
     assert ids[: 1 + kept] == [20, 21, 22, 23][: 1 + kept]

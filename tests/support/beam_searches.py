@@ -16,7 +16,14 @@ from nucleate.outputs import EngineOutput
 SIZE = 300
 """A smaller vocabulary than that of ``toys``, as the twin sorts all of it."""
 
-NAMES = ("width", "length_penalty", "early_stopping", "returned", "groups", "diversity_penalty")
+NAMES = (
+    "num_beams",
+    "length_penalty",
+    "early_stopping",
+    "num_return_sequences",
+    "num_beam_groups",
+    "diversity_penalty",
+)
 Answer = tuple[tuple[int, ...], float, float, str | None]
 
 
@@ -32,15 +39,15 @@ def toy(context_length: int = 256, of: Callable[[tuple[int, ...]], np.ndarray] =
 def random_search(rng: random.Random, longest: int = 20) -> BeamRequest:
     """A search with a bit of everything."""
     groups = rng.choice([1, 1, 1, 2])
-    width = groups * rng.randint(1, 4)
+    num_beams = groups * rng.randint(1, 4)
     params = BeamParams(
-        width=width,
-        groups=groups,
+        num_beams=num_beams,
+        num_beam_groups=groups,
         max_tokens=rng.randint(1, 14),
         length_penalty=rng.choice([-1.0, 0.0, 0.5, 1.0, 2.0]),
         early_stopping=rng.choice([True, False, "never"]),
         diversity_penalty=rng.choice([0.0, 1.0, 20.0]),
-        returned=rng.choice([None, None, 1, width]),
+        num_return_sequences=rng.choice([None, None, 1, num_beams]),
         stop_token_ids=rng.choice([(), (), (5, 6)]),
         ignore_eos=rng.random() < 0.2,
         logprobs=rng.choice([None, None, 0, 2]),

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from nucleate.engine.kv_cache import START, KVCacheManager
-from nucleate.engine.scheduler import ScheduledChunk, Scheduler, SchedulerEntry
+from nucleate.engine.scheduler import ScheduledSequence, Scheduler, SchedulerEntry
+
+ByJob = dict[SchedulerEntry, ScheduledSequence]
 
 
 class World:
@@ -17,8 +19,8 @@ class World:
     def __init__(
         self, count: int, size: int, *, sequences: int, tokens: int, whole: bool = False, sharing: bool = True
     ) -> None:
-        self.pool = KVCacheManager(count, size, sharing=sharing)
-        self.schedule = Scheduler(self.pool, max_num_seqs=sequences, max_tokens=tokens, whole=whole)
+        self.pool = KVCacheManager(count, size, prefix_caching=sharing)
+        self.schedule = Scheduler(self.pool, max_num_seqs=sequences, max_num_batched_tokens=tokens, whole_prompts=whole)
         self.memory: list[list[int | None]] = [[None] * size for _ in range(count)]
         self.names: dict[tuple[int, int], int] = {}  # of beginnings, so that two are compared at once
         self.nodes: dict[int, int] = {START: 0}  # the name of the beginning that a node stands for
@@ -27,7 +29,7 @@ class World:
         self.names_of: dict[SchedulerEntry, list[int]] = {}
         self.fresh: dict[SchedulerEntry, int] = {}  # how many of its first tokens it has never read
         self.arrivals = self.forwards = 0
-        self.planned: list[ScheduledChunk] = []
+        self.planned: list[ScheduledSequence] = []
         self.gone: list[SchedulerEntry] = []  # that were preempted by the last plan
         self.preempt, self.schedule._preempt = self.schedule._preempt, self.check_preempt
 
@@ -47,7 +49,7 @@ class World:
         limit = len(prompt) + output
         job = SchedulerEntry((priority, self.arrivals, self.arrivals % 3), prompt, limit, **options)
         self.arrivals += 1
-        if self.pool.blocks_for(limit) > self.pool.count:
+        if self.pool.blocks_needed(limit) > self.pool.num_blocks:
             with pytest.raises(ValueError, match="do not fit"):
                 self.schedule.add(job)
             return job
@@ -63,25 +65,29 @@ class World:
             names.append(self.name(names[-1] if names else 0, token))
 
     def push(self, job: SchedulerEntry, token: int) -> None:
-        job.push(token)
+        job.append(token)
         self.truth[job].append(token)
         self.extend_names(job)
 
     def fork(self, parent: SchedulerEntry) -> SchedulerEntry:
         """A second job from what one has read, and what a model does for it."""
         schedule, pool, size = self.schedule, self.pool, self.pool.block_size
-        seat, available = len(schedule.running) < schedule.max_num_seqs, pool.available
-        child, pair = schedule.fork(parent, (parent.order[0], self.arrivals, self.arrivals % 3))
+        seat, available = len(schedule.running) < schedule.max_num_seqs, pool.num_free_blocks
+        order = parent.order[0], self.arrivals, self.arrivals % 3
+        child = SchedulerEntry(order, (), parent.max_length, parent.max_chunk)
+        pair = schedule.fork(parent, child)
         self.arrivals += 1
-        needed = pool.blocks_for(parent.read) if schedule.whole else parent.read % size > 0
-        assert bool(child.blocks) == (seat and parent.read > 0 and available >= needed)
-        assert pool.available == available - (needed if child.blocks else 0)
-        assert (pair is None) == (not child.blocks or schedule.whole or not parent.read % size)
+        needed = pool.blocks_needed(parent.num_computed) if schedule.whole_prompts else parent.num_computed % size > 0
+        assert bool(child.block_ids) == (seat and parent.num_computed > 0 and available >= needed)
+        assert pool.num_free_blocks == available - (needed if child.block_ids else 0)
+        assert (pair is None) == (not child.block_ids or schedule.whole_prompts or not parent.num_computed % size)
         self.jobs.append(child)
         self.truth[child], self.names_of[child] = list(self.truth[parent]), list(self.names_of[parent])
-        self.fresh[child] = child.limit
+        self.fresh[child] = child.max_length
         users = self.users()
-        pairs = zip(parent.blocks, child.blocks, strict=False) if schedule.whole else [pair] if pair else []
+        pairs = (
+            zip(parent.block_ids, child.block_ids, strict=False) if schedule.whole_prompts else [pair] if pair else []
+        )
         for source, target in pairs:
             assert users[target] == [child]
             self.memory[target] = list(self.memory[source])
@@ -92,19 +98,20 @@ class World:
     def remove(self, job: SchedulerEntry) -> None:
         self.schedule.remove(job)
         self.jobs.remove(job)
-        self.planned = [chunk for chunk in self.planned if chunk.job is not job]
-        assert not job.blocks
+        self.planned = [chunk for chunk in self.planned if chunk.sequence is not job]
+        assert not job.block_ids
 
     def plan(self) -> None:
         """Plan, hold the plan against the rules, and plan again as if it had failed."""
         before = Before(self)
         self.gone = []
-        plan = self.schedule.plan()
+        plan = self.schedule.schedule()
         check_plan(self, before, plan)
         state = Before(self)
-        again = self.schedule.plan()
+        again = self.schedule.schedule()
         assert len(again) == len(plan)
-        assert set(again) == set(plan)
+        spans = [{(one.sequence, one.start, one.stop, one.last) for one in each} for each in (again, plan)]
+        assert spans[0] == spans[1]
         assert Before(self) == state
         self.planned = again
 
@@ -113,17 +120,18 @@ class World:
         chunks, self.planned = self.planned, []
         users = self.users()
         size = self.pool.block_size
-        for job, start, stop in chunks:
+        for chunk in chunks:
+            job, start, stop = chunk.sequence, chunk.start, chunk.stop
             self.fresh[job] = min(self.fresh[job], start)
             for at in range(start, stop):
-                block = job.blocks[at // size]
+                block = job.block_ids[at // size]
                 assert users[block] == [job], "only a job's own blocks are written"
                 self.memory[block][at % size] = self.names_of[job][at]
         self.forwards += bool(chunks)
-        last = [chunk.job for chunk in chunks if chunk.last]
-        assert last == [chunk.job for chunk in chunks if chunk.stop == len(self.truth[chunk.job])]
-        self.schedule.done(chunks)
-        for (before, tokens), (_, node) in sorted(self.pool._sealed.items(), key=lambda item: item[1][1]):
+        last = [chunk.sequence for chunk in chunks if chunk.last]
+        assert last == [chunk.sequence for chunk in chunks if chunk.stop == len(self.truth[chunk.sequence])]
+        self.schedule.mark_computed(chunks)
+        for (before, tokens), (_, node) in sorted(self.pool._cached.items(), key=lambda item: item[1][1]):
             if node not in self.nodes:
                 self.nodes[node] = self.held(before, tokens)[-1]
         return last
@@ -132,7 +140,7 @@ class World:
         """Those that are paused make room first, then the last, and only if there is no room."""
         schedule = self.schedule
         ready = [job for job in schedule.waiting if not job.idle]
-        assert self.pool.available == 0 or not all(can_begin(self, job) for job in ready)
+        assert self.pool.num_free_blocks == 0 or not all(can_begin(self, job) for job in ready)
         last = max(schedule.running, key=lambda job: (job.paused, job.order))
         assert self.preempt() is last
         assert last in schedule.waiting
@@ -142,9 +150,9 @@ class World:
     # what holds
 
     def users(self) -> list[list[SchedulerEntry]]:
-        users: list[list[SchedulerEntry]] = [[] for _ in range(self.pool.count)]
+        users: list[list[SchedulerEntry]] = [[] for _ in range(self.pool.num_blocks)]
         for job in self.jobs:
-            for block in job.blocks:
+            for block in job.block_ids:
                 users[block].append(job)
         return users
 
@@ -162,26 +170,26 @@ class World:
         for jobs in (running, waiting):
             assert [job.order for job in jobs] == sorted(job.order for job in jobs)
         for job in running:
-            assert job.blocks
+            assert job.block_ids
         for job in waiting:
-            assert (job.blocks, job.read, job.sealed, job.node) == ([], 0, 0, START)
+            assert (job.block_ids, job.num_computed, job.num_cached_blocks, job.prefix_node) == ([], 0, 0, START)
 
     def check_pool(self) -> None:
         pool, size, users = self.pool, self.pool.block_size, self.users()
         used = {block for block, jobs in enumerate(users) if jobs}
-        assert pool.used == len(used)
-        assert pool.available == len(pool._free) + len(pool._kept) == pool.count - len(used)
-        assert {*pool._free, *pool._kept, *used} == set(range(pool.count))
-        assert pool._users == [len(jobs) for jobs in users]
-        assert len(pool._sealed) == len(pool._places) <= pool.count
+        assert pool.num_used_blocks == len(used)
+        assert pool.num_free_blocks == len(pool._free) + len(pool._evictable) == pool.num_blocks - len(used)
+        assert {*pool._free, *pool._evictable, *used} == set(range(pool.num_blocks))
+        assert pool._ref_counts == [len(jobs) for jobs in users]
+        assert len(pool._cached) == len(pool._keys) <= pool.num_blocks
         for block, jobs in enumerate(users):
             for job in jobs if len(jobs) > 1 else []:
-                end = (job.blocks.index(block) + 1) * size
-                assert job.blocks.count(block) == 1
-                assert end <= job.read
+                end = (job.block_ids.index(block) + 1) * size
+                assert job.block_ids.count(block) == 1
+                assert end <= job.num_computed
                 assert self.names_of[job][end - size : end] == self.memory[block]
-        for (before, tokens), (block, node) in pool._sealed.items():
-            assert pool._places[block] == (before, tokens)
+        for (before, tokens), (block, node) in pool._cached.items():
+            assert pool._keys[block] == (before, tokens)
             assert self.memory[block] == self.held(before, tokens)
             assert self.memory[block][-1] == self.nodes[node]
 
@@ -189,15 +197,15 @@ class World:
         """What a job has read is in its blocks: all that a model needs to go on."""
         size, names = self.pool.block_size, self.names_of[job]
         assert list(job.token_ids) == self.truth[job]
-        assert 0 <= job.read <= len(names) <= job.limit
-        assert len(job.blocks) <= self.pool.blocks_for(len(names))
-        cells = [cell for block in job.blocks for cell in self.memory[block]]
-        assert cells[: job.read] == names[: job.read]
-        assert job.sealed == job.read // size
-        assert job.reused <= self.fresh[job]
-        if job.blocks and not job.preempted:
-            assert job.reused == min(self.fresh[job], job.read)
-            assert job.reused == 0 or job.shares
+        assert 0 <= job.num_computed <= len(names) <= job.max_length
+        assert len(job.block_ids) <= self.pool.blocks_needed(len(names))
+        cells = [cell for block in job.block_ids for cell in self.memory[block]]
+        assert cells[: job.num_computed] == names[: job.num_computed]
+        assert job.num_cached_blocks == job.num_computed // size
+        assert job.num_cached <= self.fresh[job]
+        if job.block_ids and not job.preempted:
+            assert job.num_cached == min(self.fresh[job], job.num_computed)
+            assert job.num_cached == 0 or job.use_prefix_cache
 
 
 class Before:
@@ -206,9 +214,9 @@ class Before:
     def __init__(self, world: World) -> None:
         schedule = world.schedule
         self.running, self.waiting = list(schedule.running), list(schedule.waiting)
-        self.blocks = {job: list(job.blocks) for job in world.jobs}
-        self.read = {job: job.read for job in world.jobs}
-        self.preemptions = schedule.preemptions
+        self.blocks = {job: list(job.block_ids) for job in world.jobs}
+        self.read = {job: job.num_computed for job in world.jobs}
+        self.num_preemptions = schedule.num_preemptions
 
     def __eq__(self, other: object) -> bool:
         return self.__dict__ == other.__dict__
@@ -216,19 +224,20 @@ class Before:
     __hash__ = None  # type: ignore[assignment]
 
 
-def check_plan(world: World, before: Before, plan: list[ScheduledChunk]) -> None:
+def check_plan(world: World, before: Before, plan: list[ScheduledSequence]) -> None:
     schedule, pool = world.schedule, world.pool
-    by_job = {chunk.job: chunk for chunk in plan}
+    by_job = {chunk.sequence: chunk for chunk in plan}
     assert len(by_job) == len(plan)
     assert by_job.keys() <= set(schedule.running)
-    unread = {job: len(job.token_ids) - job.read for job in world.jobs}
-    for job, start, stop in plan:
+    unread = {job: len(job.token_ids) - job.num_computed for job in world.jobs}
+    for chunk in plan:
+        job, start, stop = chunk.sequence, chunk.start, chunk.stop
         assert not job.paused
-        assert len(job.token_ids) < job.limit
-        assert start == job.read < stop <= len(job.token_ids)
-        assert pool.blocks_for(len(job.token_ids)) <= len(job.blocks)
-        assert stop - start <= job.most
-        assert not schedule.whole or stop == len(job.token_ids) or stop - start == job.most
+        assert len(job.token_ids) < job.max_length
+        assert start == job.num_computed < stop <= len(job.token_ids)
+        assert pool.blocks_needed(len(job.token_ids)) <= len(job.block_ids)
+        assert stop - start <= job.max_chunk
+        assert not schedule.whole_prompts or stop == len(job.token_ids) or stop - start == job.max_chunk
     check_budget(world, by_job, unread)
     check_beginners(world, before, by_job)
     check_preempted(world, before)
@@ -236,7 +245,7 @@ def check_plan(world: World, before: Before, plan: list[ScheduledChunk]) -> None
         assert plan, "there is always something to read, unless those that run wait for a token or an end"
 
 
-def check_budget(world: World, by_job: dict[SchedulerEntry, ScheduledChunk], unread: dict[SchedulerEntry, int]) -> None:
+def check_budget(world: World, by_job: ByJob, unread: dict[SchedulerEntry, int]) -> None:
     """Single tokens first, then the prompts by order, with all that is left."""
     schedule = world.schedule
     ready = [job for job in schedule.running if unread[job] and not job.idle]
@@ -245,11 +254,11 @@ def check_budget(world: World, by_job: dict[SchedulerEntry, ScheduledChunk], unr
     sizes = [by_job[job].stop - by_job[job].start for job in prompts if job in by_job]
     total = sum(job in by_job for job in singles) + sum(sizes)
     assert all(job in by_job for job in singles)
-    if schedule.whole:
-        assert total <= schedule.max_tokens or len(sizes) == 1
-        left = schedule.max_tokens - len(singles)
+    if schedule.whole_prompts:
+        assert total <= schedule.max_num_batched_tokens or len(sizes) == 1
+        left = schedule.max_num_batched_tokens - len(singles)
         for at, job in enumerate(prompts):
-            part = min(unread[job], job.most)
+            part = min(unread[job], job.max_chunk)
             if at and part > left:
                 assert not any(other in by_job for other in prompts[at:])
                 break
@@ -259,31 +268,35 @@ def check_budget(world: World, by_job: dict[SchedulerEntry, ScheduledChunk], unr
             assert job in by_job
             left -= part
         return
-    assert total <= schedule.max_tokens
-    left = schedule.max_tokens - len(singles)
+    assert total <= schedule.max_num_batched_tokens
+    left = schedule.max_num_batched_tokens - len(singles)
     for job in prompts:
-        part = min(left, unread[job], job.most)
+        part = min(left, unread[job], job.max_chunk)
         assert (by_job[job].stop - by_job[job].start if job in by_job else 0) == part
         left -= part
-    assert left == schedule.max_tokens - total
+    assert left == schedule.max_num_batched_tokens - total
 
 
-def check_beginners(world: World, before: Before, by_job: dict[SchedulerEntry, ScheduledChunk]) -> None:
+def check_beginners(world: World, before: Before, by_job: ByJob) -> None:
     """None begins before one that comes first; the first that waits while tokens are left finds no room."""
     schedule = world.schedule
     begun = [job for job in schedule.running if job not in before.running]
     first = next((job for job in schedule.waiting if not job.idle), None)
     for job in begun:
-        assert job.shares or job.read == 0
+        assert job.use_prefix_cache or job.num_computed == 0
         assert not job.paused
-        assert job in by_job or schedule.whole
+        assert job in by_job or schedule.whole_prompts
     if first is None:
         return
     assert all(job.order < first.order for job in begun)
-    if schedule.whole and any(unread(job) > 1 and not job.idle and job not in by_job for job in schedule.running):
+    if schedule.whole_prompts and any(
+        unread(job) > 1 and not job.idle and job not in by_job for job in schedule.running
+    ):
         return  # no tokens are left for a prompt before it
     sizes = {job: chunk.stop - chunk.start for job, chunk in by_job.items()}
-    tried = sum(sizes.values()) < schedule.max_tokens or (not begun and all(unread(job) == 1 for job in sizes))
+    tried = sum(sizes.values()) < schedule.max_num_batched_tokens or (
+        not begun and all(unread(job) == 1 for job in sizes)
+    )
     if tried or any(size > 1 and job.order > first.order for job, size in sizes.items()):
         assert not can_begin(world, first)
         assert not any(job.paused or job.order[0] > first.order[0] for job in schedule.running)
@@ -295,22 +308,22 @@ def unwritten(job: SchedulerEntry) -> bool:
 
 
 def unread(job: SchedulerEntry) -> int:
-    return len(job.token_ids) - job.read
+    return len(job.token_ids) - job.num_computed
 
 
 def can_begin(world: World, job: SchedulerEntry) -> bool:
     """Whether there is room as things are: a seat, and blocks for what nobody has."""
     pool = world.pool
-    shared = pool.share(job.token_ids).blocks if job.shares else []
-    room = pool.blocks_for(len(job.token_ids)) - len(shared) <= pool.available
-    pool.release(shared)
+    shared = pool.match_prefix(job.token_ids).block_ids if job.use_prefix_cache else []
+    room = pool.blocks_needed(len(job.token_ids)) - len(shared) <= pool.num_free_blocks
+    pool.free(shared)
     return room and len(world.schedule.running) < world.schedule.max_num_seqs
 
 
 def check_preempted(world: World, before: Before) -> None:
     """Only for one that runs and grows, or for one of a better priority that begins, or waits for still more."""
     schedule, size = world.schedule, world.pool.block_size
-    assert schedule.preemptions - before.preemptions == len(world.gone)
+    assert schedule.num_preemptions - before.num_preemptions == len(world.gone)
     grow = [job for job in before.running if len(job.token_ids) > len(before.blocks[job]) * size]
     begin = [job for job in before.waiting if job in schedule.running]
     begin += [job for job in schedule.waiting if not job.idle][:1]
@@ -350,7 +363,7 @@ class Drive:
     def __init__(self, world: World, seed: int) -> None:
         self.world, self.rng = world, random.Random(seed)
         self.late: list[SchedulerEntry] = []  # the next token is still to come
-        self.most = min(world.pool.count * world.pool.block_size, 60)
+        self.most = min(world.pool.num_blocks * world.pool.block_size, 60)
         self.stems = [[self.rng.randrange(2) for _ in range(self.most + 1)] for _ in range(2)]
 
     def add(self) -> None:
@@ -367,23 +380,23 @@ class Drive:
                 prompt,
                 output,
                 rng.choice((0, 0, 0, 1, 2)),
-                shares=rng.random() < 0.8,
-                most=rng.choice((1, 2, 5, 1 << 62)),
+                use_prefix_cache=rng.random() < 0.8,
+                max_chunk=rng.choice((1, 2, 5, 1 << 62)),
                 paused=rng.random() < 0.1,
             )
 
     def step(self) -> None:
         self.world.plan()
         while self.world.planned and self.rng.random() < 0.1:  # gone while the forward runs
-            self.world.remove(self.rng.choice(self.world.planned).job)
+            self.world.remove(self.rng.choice(self.world.planned).sequence)
         if self.world.planned and self.rng.random() < 0.1:
-            self.fork(self.rng.choice(self.world.planned).job)
+            self.fork(self.rng.choice(self.world.planned).sequence)
         self.finish()
 
     def fork(self, job: SchedulerEntry) -> None:
         if len(self.world.jobs) < 25:
             child = self.world.fork(job)
-            if child.read == len(child.token_ids):
+            if child.num_computed == len(child.token_ids):
                 self.late.append(child)
 
     def finish(self) -> None:
@@ -393,16 +406,16 @@ class Drive:
             if self.rng.random() < 0.1:
                 self.late.append(job)
                 continue
-            for _ in range(min(job.limit - len(job.token_ids), self.rng.choice((1, 1, 1, 1, 2)))):
+            for _ in range(min(job.max_length - len(job.token_ids), self.rng.choice((1, 1, 1, 1, 2)))):
                 self.world.push(job, self.rng.randrange(2))
-            if len(job.token_ids) == job.limit and self.rng.random() < 0.8:
+            if len(job.token_ids) == job.max_length and self.rng.random() < 0.8:
                 self.world.remove(job)
 
     def write(self) -> None:
         """The tokens that are still to come."""
         late, self.late = self.late, []
         for job in late:
-            if job in self.world.jobs and job.read == len(job.token_ids):
+            if job in self.world.jobs and job.num_computed == len(job.token_ids):
                 self.world.push(job, self.rng.randrange(2))
 
     def act(self) -> None:
@@ -442,7 +455,7 @@ def resume(drive: Drive) -> None:
 
 def finish(world: World, rng: random.Random) -> None:
     """Drive until all have ended; a bound on the steps, as the first by order gets on in each."""
-    bound = 2 * sum(job.limit for job in world.jobs) + len(world.jobs)
+    bound = 2 * sum(job.max_length for job in world.jobs) + len(world.jobs)
     for _ in range(bound + 1):
         if not world.jobs:
             return
@@ -450,6 +463,6 @@ def finish(world: World, rng: random.Random) -> None:
         assert world.planned
         for job in world.done():
             world.push(job, rng.randrange(2))
-            if len(job.token_ids) == job.limit:
+            if len(job.token_ids) == job.max_length:
                 world.remove(job)
     pytest.fail(f"{len(world.jobs)} jobs have not ended after {bound} steps")

@@ -65,7 +65,7 @@ class PagedToy:
     """
 
     paged = True
-    branches = True
+    tree_attention = True
     why = ""
 
     def __init__(self, model: Toy, blocks: int, block_size: int = 16, *, asynchronous: bool = False) -> None:

@@ -91,5 +91,11 @@ def answers(events: list[EngineOutput], count: int) -> list[list[CompletionChunk
 def is_empty(engine: Engine) -> bool:
     """Whether nothing of any request is left in an engine."""
     stats = engine.stats
-    left = (len(engine), stats.running, stats.waiting, stats.blocks_used, len(engine._sampler), len(engine._branches))
-    return left == (0,) * 6 and not engine._drawing._drawn and not getattr(engine.runner, "_open", None)
+    left = (
+        len(engine),
+        stats.num_running_seqs,
+        stats.num_waiting_seqs,
+        stats.num_used_kv_blocks,
+        len(engine._sampler),
+    )
+    return left == (0,) * 5 and engine._token_sampler.idle and not getattr(engine.runner, "_open", None)

@@ -20,7 +20,7 @@ from nucleate.server.openai import beam_search
 if TYPE_CHECKING:
     from nucleate.llm import LLM
 
-_FIELDS = {"beam_width": "width", **beam_search.FIELDS_OF_BEAMS}
+_FIELDS = {"num_beams": "num_beams", **beam_search.FIELDS_OF_BEAMS}
 PARAMETERS = {
     name: replace(BeamParams.PARAMETERS[field], name=name)
     for name, field in _FIELDS.items()
@@ -31,9 +31,9 @@ PARAMETERS = {
 
 def add_beams(parser: argparse.ArgumentParser) -> None:
     """Add the flags; ``read_beams`` finds them."""
-    group = parser.add_argument_group("beam search (with --beam-width: the likeliest answers, nothing is drawn)")
+    group = parser.add_argument_group("beam search (with --num-beams: the likeliest answers, nothing is drawn)")
     for parameter in PARAMETERS.values():
-        flags.add_parameter(group, parameter)
+        flags.add_parameter(group, parameter, ("--beam-width",) if parameter.name == "num_beams" else ())
     text = "when so many answers as beams are enough: true, false or never [default false]"
     group.add_argument("--early-stopping", metavar="WHEN", help=text)
 
@@ -49,10 +49,10 @@ def read_beams(arguments: argparse.Namespace, values: Mapping[str, Any]) -> Beam
         given["early_stopping"] = {"true": True, "false": False}.get(early, early)
     if not given:
         return None
-    if "beam_width" not in given:
-        raise UsageError(f"{next(iter(given))} is for a beam search: give --beam-width, too")
-    width, body = given.pop("beam_width"), {**values, **given, beam_search.SWITCH: True}
-    return beam_search.read_beams(body, SamplingParams(**values), best_of=width, stream=False, echo=False)
+    if "num_beams" not in given:
+        raise UsageError(f"{next(iter(given))} is for a beam search: give --num-beams, too")
+    num_beams, body = given.pop("num_beams"), {**values, **given, beam_search.SWITCH: True}
+    return beam_search.read_beams(body, SamplingParams(**values), best_of=num_beams, stream=False, echo=False)
 
 
 def search(llm: LLM, prompt: str, params: BeamParams, *, echo: str, as_json: bool) -> int:
@@ -65,19 +65,21 @@ def search(llm: LLM, prompt: str, params: BeamParams, *, echo: str, as_json: boo
     else:
         _show(found, echo)
         tokens = found.usage.completion_tokens
-        print(f"[{tokens} tokens, {seconds:.2f} s on {llm.model.runtime}, width {params.width}]", file=sys.stderr)
-        for place, beam in enumerate(found.beams, 1):
+        print(
+            f"[{tokens} tokens, {seconds:.2f} s on {llm.model.runtime}, num_beams {params.num_beams}]", file=sys.stderr
+        )
+        for place, beam in enumerate(found.outputs, 1):
             if beam.validation is not None:
                 print(f"nucleate: answer {place}: {worth(beam.validation)}", file=sys.stderr)
-    failed = [beam for beam in found.beams if beam.finish_reason == "error"]
+    failed = [beam for beam in found.outputs if beam.finish_reason == "error"]
     for beam in failed:
         print(f"nucleate: the search ended with an error: {beam.stop_reason}", file=sys.stderr)
     return 1 if failed else 0
 
 
 def _show(found: BeamCompletion, echo: str) -> None:
-    for place, beam in enumerate(found.beams):
-        if len(found.beams) > 1:
+    for place, beam in enumerate(found.outputs):
+        if len(found.outputs) > 1:
             lead = "\n" if place else ""
-            print(f"{lead}--- answer {place + 1} of {len(found.beams)}, score {beam.score:.4f}, {beam.finish_reason}")
+            print(f"{lead}--- answer {place + 1} of {len(found.outputs)}, score {beam.score:.4f}, {beam.finish_reason}")
         print(f"{echo}{beam.text}")

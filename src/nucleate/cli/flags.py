@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from nucleate.cli.structured_flags import add_form, read_form
 from nucleate.parameters.parameter import Parameter, ParameterError, unknown
 from nucleate.sampling_params import FIELDS, SamplingParams
-from nucleate.speculative.config import NAMES, RULE_NAMES, TREES, Speculation
+from nucleate.speculative.config import ACCEPTANCE_RULES, METHODS, TREE_METHODS, Speculation
 from nucleate.structured_output.spec import StructuredOutputs
 
 
@@ -24,8 +24,8 @@ def add_sampling(parser: argparse.ArgumentParser, without: Collection[str] = ())
         add_form(parser)
 
 
-def add_parameter(group: Any, parameter: Parameter) -> None:
-    """Add a flag for a parameter; ``given`` finds its value."""
+def add_parameter(group: Any, parameter: Parameter, aliases: Sequence[str] = ()) -> None:
+    """Add a flag for a parameter; ``given`` reads its value."""
     shared: dict[str, Any] = {"dest": f"param_{parameter.name}", "default": None}
     name = parameter.name.replace("_", "-")
     if parameter.kind == "bool":  # the flag is for what is not the default
@@ -39,7 +39,7 @@ def add_parameter(group: Any, parameter: Parameter) -> None:
     else:
         shared["metavar"] = _METAVARS[parameter.kind]
     text = f"{parameter.help} [{parameter.allowed}; default {shown(parameter.default)}]"
-    group.add_argument(f"--{name}", help=text.replace("%", "%%"), **shared)
+    group.add_argument(f"--{name}", *aliases, help=text.replace("%", "%%"), **shared)
 
 
 def shown(default: Any) -> str:
@@ -95,30 +95,33 @@ def add_speculation(parser: argparse.ArgumentParser) -> None:
     title = "drafts (tokens that are guessed, and verified several at a time: the same text, sooner)"
     group = parser.add_argument_group(title)
     text = "who guesses: n-grams of the text, suffixes of it and of earlier answers, or a part trained for the model"
-    group.add_argument("--speculative", choices=NAMES, help=f"{text} [default: nobody]")
+    group.add_argument("--speculative", choices=METHODS, help=f"{text} [default: nobody]")
     group.add_argument("--speculative-tokens", type=int, metavar="N", help="most tokens of a draft [default 4]")
-    text = f"most tokens of a draft that follow the same one, of {', '.join(TREES)}: drafts are trees [default 1]"
+    text = f"most draft tokens that follow the same one, of {', '.join(TREE_METHODS)}: drafts are trees [default 1]"
     group.add_argument("--speculative-branches", type=int, metavar="N", help=text)
     text = "how drafts are verified: all but typical are exact, and coupled gives the very tokens [default coupled]"
-    group.add_argument("--speculative-rule", choices=RULE_NAMES, help=text)
+    group.add_argument("--speculative-rule", choices=ACCEPTANCE_RULES, help=text)
 
 
 def model_options(arguments: argparse.Namespace) -> dict[str, Any]:
     """What the flags say of a model and of drafts, as ``LLM`` takes it. Raises ParameterError."""
     options = {name: getattr(arguments, name) for name in ("model", "device", "dtype", "runtime")}
     drafts = _speculation(arguments) if hasattr(arguments, "speculative") else None
-    return options if drafts is None else {**options, "speculative": drafts}
+    return options if drafts is None else {**options, "speculative_config": drafts}
 
 
 def _speculation(arguments: argparse.Namespace) -> Speculation | None:
-    said = {name: getattr(arguments, f"speculative_{name}") for name in ("tokens", "branches", "rule")}
+    said = {name: getattr(arguments, f"speculative_{name}") for name in _SPECULATIVE}
     said = {name: value for name, value in said.items() if value is not None}
     if arguments.speculative is None:
         if said:
             name = next(iter(said))
             raise ParameterError(f"speculative_{name}", f"--speculative-{name} goes with --speculative")
         return None
-    return Speculation(arguments.speculative, **said)
+    return Speculation(arguments.speculative, **{_SPECULATIVE[name]: value for name, value in said.items()})
+
+
+_SPECULATIVE = {"tokens": "num_speculative_tokens", "branches": "tree_width", "rule": "acceptance_rule"}
 
 
 def given(arguments: argparse.Namespace, parameters: Mapping[str, Parameter] = FIELDS) -> dict[str, Any]:

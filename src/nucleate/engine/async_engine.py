@@ -15,7 +15,7 @@ from functools import partial
 from typing import Self
 
 from nucleate.engine.beam.params import BeamRequest
-from nucleate.engine.beam.scheduling import Asked, ValidatedBeamRequest
+from nucleate.engine.beam.scheduling import AnyRequest, ValidatedBeamRequest
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request, ValidatedRequest
 from nucleate.engine.stats import EngineStats
@@ -72,7 +72,7 @@ class AsyncEngine:
         """Check a request, on any thread: what is left to do for it on the engine's own is little."""
         return self._engine.prepare(request)
 
-    async def run(self, request: Asked) -> AsyncGenerator[EngineOutput]:
+    async def run(self, request: AnyRequest) -> AsyncGenerator[EngineOutput]:
         """The events of a request as they come, in an asynchronous generator.
 
         Raises ParameterError if the engine refuses the request, EngineStoppedError. Whoever leaves before the last
@@ -84,7 +84,7 @@ class AsyncEngine:
                     yield event
 
     async def run_all(
-        self, requests: Sequence[Asked], *, beat: float | None = None
+        self, requests: Sequence[AnyRequest], *, beat: float | None = None
     ) -> AsyncGenerator[list[tuple[int, EngineOutput]]]:
         """As ``run``, of several requests: lists of what has come, each event with the place of its request.
 
@@ -119,7 +119,7 @@ class AsyncEngine:
         for number in self._callers:
             self.abort(number)
 
-    def _admit(self, caller: _Caller, requests: Sequence[Asked]) -> None:
+    def _admit(self, caller: _Caller, requests: Sequence[AnyRequest]) -> None:
         """On the engine's thread, as all that is done with the engine."""
         numbers: list[str] = []
         try:
@@ -215,17 +215,17 @@ class AsyncEngine:
                 self._wake.clear()
                 while self._orders:
                     self._orders.popleft()()
-                before = self._engine.steps
+                before = self._engine.num_steps
                 events = self._engine.step()
                 self._send(events)
-                if not events and self._engine.steps == before:
+                if not events and self._engine.num_steps == before:
                     self._wake.wait()
         except BaseException as error:  # noqa: BLE001  # nobody else would hear of it
             with suppress(RuntimeError):  # the loop is closed
                 self._call(self._stop, error)
 
 
-def _answers(asked: Asked) -> int:
+def _answers(asked: AnyRequest) -> int:
     request = asked.request if isinstance(asked, ValidatedRequest | ValidatedBeamRequest) else asked
     return request.params.n
 

@@ -1,12 +1,10 @@
-"""The pool of blocks that hold keys and values: who uses which, and which beginnings can be shared. Pure Python.
+"""KV cache manager: allocates the blocks of the paged KV cache, and finds cached prefixes. Pure Python.
 
-Knows token ids and counts; refuses to know what a block holds, and who asks.
+A block is *free*, *used* by one or more sequences, or *cached*: unused, but still holding a prefix that a later
+sequence may reuse. When no block is free, cached blocks are evicted, least recently used first.
 
-A block is *free*, *used* by one sequence or several, or *kept*: used by none, but it still holds a beginning that a
-later sequence may share. Kept blocks are given away when no free one is left, those first that are out of use longest.
-
-A full block can be *sealed*: then it can be found again by what it holds and by what is before it. Beginnings are found
-by comparing their tokens, not by a digest of them: two different ones are never taken for the same.
+A full block can be put into the prefix cache, where it is found by its tokens and those before it. Tokens are compared
+themselves, not by a hash of them: two different prefixes are never confused.
 """
 
 from __future__ import annotations
@@ -16,104 +14,104 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 START = 0
-"""The node before the first block of every sequence."""
+"""The prefix node before the first block of every sequence."""
 
-_Place = tuple[int, tuple[int, ...]]  # the node before a block, and the tokens in it
+_CacheKey = tuple[int, tuple[int, ...]]  # the prefix node before a block, and the tokens in it
 
 
 class PrefixHit(NamedTuple):
-    """The beginning of a sequence that is there already."""
+    """A cached prefix of a sequence."""
 
-    blocks: list[int]
-    node: int  #: the beginning that ends with the last of them; START for none
+    block_ids: list[int]
+    node: int  #: the prefix that ends with the last of them; START for none
 
 
 class KVCacheManager:
-    """``count`` blocks of ``block_size`` tokens, numbered 0 to count - 1. sharing: whether beginnings are kept."""
+    """Allocates ``num_blocks`` blocks of ``block_size`` tokens. prefix_caching: whether prefixes are kept for reuse."""
 
-    def __init__(self, count: int, block_size: int, *, sharing: bool = True) -> None:
-        if count < 1 or block_size < 1:
-            raise ValueError(f"a pool has one or more blocks of one or more tokens, got {count} of {block_size}")
-        self.count, self.block_size, self.sharing = count, block_size, sharing
-        self._free = list(range(count - 1, -1, -1))
-        self._users = [0] * count
-        self._kept: OrderedDict[int, None] = OrderedDict()  # as they fell out of use; a dict is slow to pop its first
-        self._sealed: dict[_Place, tuple[int, int]] = {}  # to its block and its own node
-        self._places: dict[int, _Place] = {}  # of the sealed blocks
-        self._last = START
-
-    @property
-    def available(self) -> int:
-        """How many blocks can be taken now."""
-        return len(self._free) + len(self._kept)
+    def __init__(self, num_blocks: int, block_size: int, *, prefix_caching: bool = True) -> None:
+        if num_blocks < 1 or block_size < 1:
+            raise ValueError(f"num_blocks and block_size must be at least 1, got {num_blocks} and {block_size}")
+        self.num_blocks, self.block_size, self.prefix_caching = num_blocks, block_size, prefix_caching
+        self._free = list(range(num_blocks - 1, -1, -1))
+        self._ref_counts = [0] * num_blocks
+        self._evictable: OrderedDict[int, None] = OrderedDict()  # oldest first; popping a dict's first item is slow
+        self._cached: dict[_CacheKey, tuple[int, int]] = {}  # to the block and its own node
+        self._keys: dict[int, _CacheKey] = {}  # of the cached blocks
+        self._last_node = START
 
     @property
-    def used(self) -> int:
-        """How many blocks are in use."""
-        return self.count - self.available
+    def num_free_blocks(self) -> int:
+        """Blocks that can be allocated now, cached ones included."""
+        return len(self._free) + len(self._evictable)
 
-    def blocks_for(self, tokens: int) -> int:
-        """How many blocks hold so many tokens."""
+    @property
+    def num_used_blocks(self) -> int:
+        """Blocks that sequences use."""
+        return self.num_blocks - self.num_free_blocks
+
+    def blocks_needed(self, tokens: int) -> int:
+        """The number of blocks that hold so many tokens."""
         return -(-tokens // self.block_size)
 
-    def take(self, count: int) -> list[int] | None:
-        """So many blocks for one sequence, or None, and nothing happens, if there are not enough."""
-        if count > self.available:
+    def allocate(self, count: int) -> list[int] | None:
+        """Allocate blocks for one sequence; None, without any effect, if too few are free."""
+        if count > self.num_free_blocks:
             return None
         taken = []
         for _ in range(count):
-            block = self._free.pop() if self._free else self._give_up()
-            self._users[block] = 1
+            block = self._free.pop() if self._free else self._evict()
+            self._ref_counts[block] = 1
             taken.append(block)
         return taken
 
-    def share(self, token_ids: Sequence[int]) -> PrefixHit:
-        """Use the blocks that hold the longest known beginning of a sequence, never all of its tokens."""
+    def match_prefix(self, token_ids: Sequence[int]) -> PrefixHit:
+        """Find and use the longest cached prefix of a sequence. It never covers the last token."""
         blocks: list[int] = []
         node, size = START, self.block_size
         for start in range(0, (len(token_ids) - 1) // size * size, size):
-            found = self._sealed.get((node, tuple(token_ids[start : start + size])))
+            found = self._cached.get((node, tuple(token_ids[start : start + size])))
             if found is None:
                 break
             block, node = found
-            if not self._users[block]:
-                del self._kept[block]
-            self._users[block] += 1
+            if not self._ref_counts[block]:
+                del self._evictable[block]
+            self._ref_counts[block] += 1
             blocks.append(block)
         return PrefixHit(blocks, node)
 
-    def join(self, blocks: Iterable[int]) -> None:
-        """One more sequence uses blocks that are in use, and full: nobody writes to them any more."""
-        for block in blocks:
-            self._users[block] += 1
+    def add_reference(self, block_ids: Iterable[int]) -> None:
+        """One more sequence uses these blocks, which are in use and full."""
+        for block in block_ids:
+            self._ref_counts[block] += 1
 
-    def seal(self, block: int, node: int, token_ids: Sequence[int]) -> int:
-        """A block in use is full, and will not change: it holds these tokens, after the beginning ``node``.
+    def cache_block(self, block: int, node: int, token_ids: Sequence[int]) -> int:
+        """Put a full block in use into the prefix cache: it holds these tokens, after the prefix ``node``.
 
-        Returns the node of the beginning that ends with it. If another block holds the same, that one stays the one
-        to be shared.
+        Returns the node of the prefix that ends with it. If another block already holds the same prefix, that one stays
+        the cached one.
         """
-        if not self.sharing:
+        if not self.prefix_caching:
             return START
-        place = node, tuple(token_ids)
-        found = self._sealed.get(place)
+        key = node, tuple(token_ids)
+        found = self._cached.get(key)
         if found is not None:
             return found[1]
-        self._last += 1
-        self._sealed[place], self._places[block] = (block, self._last), place
-        return self._last
+        self._last_node += 1
+        self._cached[key], self._keys[block] = (block, self._last_node), key
+        return self._last_node
 
-    def release(self, blocks: Iterable[int]) -> None:
-        """A sequence no longer uses its blocks, given in their order: the end of a beginning is given away first."""
-        for block in reversed(list(blocks)):
-            self._users[block] -= 1
-            if not self._users[block]:
-                if block in self._places:
-                    self._kept[block] = None
+    def free(self, block_ids: Iterable[int]) -> None:
+        """A sequence no longer uses its blocks, given in order: the end of a prefix is evicted first."""
+        for block in reversed(list(block_ids)):
+            self._ref_counts[block] -= 1
+            if not self._ref_counts[block]:
+                if block in self._keys:
+                    self._evictable[block] = None
                 else:
                     self._free.append(block)
 
-    def _give_up(self) -> int:
-        block, _ = self._kept.popitem(last=False)
-        del self._sealed[self._places.pop(block)]
+    def _evict(self) -> int:
+        block, _ = self._evictable.popitem(last=False)
+        del self._cached[self._keys.pop(block)]
         return block

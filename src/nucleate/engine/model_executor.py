@@ -1,106 +1,109 @@
-"""The forwards of an engine: what the model reads in a step, and the logits that it gives. Knows neither draw nor text.
-
-If the model fails, each sequence is tried alone, so that none ends but those for which it fails.
-"""
+"""Runs the forward passes of an engine. If one fails, each sequence is retried alone, so that only faulty ones end."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
 from time import perf_counter
 from typing import Any, NamedTuple
 
 from nucleate.engine.beam.scheduling import RunningBeam
-from nucleate.engine.request import RunningSequence, ScheduledSequence
-from nucleate.engine.scheduler import Scheduler, SchedulerEntry
+from nucleate.engine.request import RunningSequence, SequenceLifecycle
+from nucleate.engine.scheduler import ScheduledSequence, Scheduler
 from nucleate.engine.speculator import Speculator
 from nucleate.models.runner import Runner
 from nucleate.outputs import EngineOutput
 from nucleate.parameters.converters import one_line
+from nucleate.speculative.draft import NO_DRAFT
 from nucleate.structured_output.grammar_manager import GrammarManager
 
 
 class ForwardOutput(NamedTuple):
-    """What a forward has read, and what it gave."""
+    """The result of a forward pass."""
 
-    readings: list[ScheduledSequence]
-    logits: Any
-    features: Any = None  #: of all tokens, if a proposer wants them
+    scheduled: list[ScheduledSequence]
+    logits: Any  #: [L, V]
+    hidden_states: Any = None  #: of all computed tokens, if a proposer reads them
 
 
 class ModelExecutor:
-    """The forwards of one engine.
-
-    at_work: answers and beams that have not ended. fail: ends one for which the model has failed.
-    """
+    """Runs forward passes. lifecycle: ends the sequences for which the model fails."""
 
     def __init__(
         self,
         runner: Runner,
-        schedule: Scheduler,
-        forms: GrammarManager,
+        scheduler: Scheduler,
+        grammars: GrammarManager,
         speculator: Speculator | None,
-        at_work: Mapping[SchedulerEntry, RunningSequence | RunningBeam],
-        fail: Callable[[RunningSequence | RunningBeam, str], list[EngineOutput]],
+        lifecycle: SequenceLifecycle,
     ) -> None:
-        self._runner, self._schedule, self._forms, self._speculator = runner, schedule, forms, speculator
-        self._at_work, self._fail = at_work, fail
-        self.count = 0
-        self.read = 0  # tokens, those of drafts too
+        self._runner, self._scheduler, self._grammars, self._speculator = runner, scheduler, grammars, speculator
+        self._lifecycle = lifecycle
+        self.num_steps = 0
+        self.computed_tokens = 0  # those of drafts too
         self.seconds = 0.0
 
-    def run(self, readings: list[ScheduledSequence], events: list[EngineOutput]) -> list[ForwardOutput]:
-        """What could be read, with its logits; the events of what could not."""
-        self.count += 1
-        if self._speculator is None or self._speculator.draws:  # or else other masks are asked for
-            drawing = [each.branch for each in readings if each.last and isinstance(each.branch, RunningSequence)]
-            self._forms.begin([branch.answer.guide for branch in drawing])
+    def run(self, scheduled: list[ScheduledSequence], outputs: list[EngineOutput]) -> list[ForwardOutput]:
+        """Compute the scheduled tokens. Failed sequences add their last outputs to ``outputs``."""
+        self.num_steps += 1
+        if self._speculator is None or self._speculator.coupled:  # the other rules need masks along the draft
+            ends = [one.sequence for one in scheduled if one.last and isinstance(one.sequence, RunningSequence)]
+            self._grammars.begin([sequence.processor.guide for sequence in ends])
         begin = perf_counter()
         try:
-            batches = [self._together(readings)]
-        except Exception as error:  # noqa: BLE001  # of the model, whatever it is
-            batches = self._alone(readings, events, error)
+            results = [self._forward(scheduled)]
+        except Exception as error:  # noqa: BLE001  # a model may raise anything
+            results = self._forward_alone(scheduled, outputs, error)
         self.seconds += perf_counter() - begin
-        for batch in batches:
-            self._schedule.done([reading.chunk for reading in batch.readings if reading.chunk.job in self._at_work])
-            self.read += sum([reading.part.stop - reading.part.start for reading in batch.readings])
-        return batches
+        for result in results:
+            self._scheduler.mark_computed(result.scheduled)
+            self.computed_tokens += sum([one.stop - one.start for one in result.scheduled])
+            if self._speculator is not None:
+                self.computed_tokens += sum([len(one.draft) for one in result.scheduled])
+        return results
 
-    def _together(self, readings: list[ScheduledSequence]) -> ForwardOutput:
-        logits_LV = self._runner.forward([reading.part for reading in readings])
-        speculator = self._speculator
-        if speculator is None:
-            return ForwardOutput(readings, logits_LV)
-        speculator.cut(readings)
-        return ForwardOutput(readings, logits_LV, speculator.features(readings))
+    def _forward(self, scheduled: list[ScheduledSequence]) -> ForwardOutput:
+        logits_LV = self._runner.forward([one.sequence.model_input(one) for one in scheduled])
+        if self._speculator is None:
+            return ForwardOutput(scheduled, logits_LV)
+        self._speculator.remove_draft_tokens(scheduled)
+        return ForwardOutput(scheduled, logits_LV, self._speculator.hidden_states(scheduled))
 
-    def _alone(
-        self, readings: list[ScheduledSequence], events: list[EngineOutput], error: Exception
+    def _forward_alone(
+        self, scheduled: list[ScheduledSequence], outputs: list[EngineOutput], error: Exception
     ) -> list[ForwardOutput]:
-        """Each by itself, and without its draft, after an error of all together."""
-        batches: list[ForwardOutput] = []
-        again = len(readings) > 1 or any(reading.draft for reading in readings)
+        """After an error of the whole batch: each sequence alone, without its draft."""
+        results: list[ForwardOutput] = []
+        retry = len(scheduled) > 1 or any(one.draft for one in scheduled)
         if self._speculator is not None:
-            readings = self._speculator.withdraw(readings)
-        for reading in readings:
-            if reading.chunk.job not in self._at_work:  # another beam of its search has failed
+            self._speculator.withdraw(scheduled)
+        for one in scheduled:
+            if one.sequence.finished:  # another beam of its search has failed
                 continue
             try:
-                if not again:
+                if not retry:
                     raise error
-                batches.append(self._together([reading]))
-            except Exception as own:  # noqa: BLE001  # a model may raise anything: told to who asked
-                events += self._fail(reading.branch, f"the model failed: {one_line(own)}")
-        return batches
+                results.append(self._forward([one]))
+            except Exception as own:  # noqa: BLE001  # a model may raise anything; the request gets the message
+                outputs += self._lifecycle.fail(one.sequence, f"the model failed: {one_line(own)}")
+        return results
 
-    def ready(self, batch: ForwardOutput) -> Iterator[tuple[ScheduledSequence, int]]:
-        """Those whose last token has been read, with the place of its logits. Logits of prompts are told of."""
+    @staticmethod
+    def ready(result: ForwardOutput) -> tuple[list[ScheduledSequence], list[ScheduledSequence]]:
+        """The sequences and the beams whose last token was computed, with their ``logits_row``.
+
+        Prompt logprobs are collected on the way.
+        """
+        ready: list[ScheduledSequence] = []
+        beams: list[ScheduledSequence] = []
         end = 0
-        for reading in batch.readings:
-            branch, chunk, part, last, draft = reading
-            start, end = end, end + part.logits
-            if chunk.job not in self._at_work:  # its text has ended it meanwhile
-                continue
-            if isinstance(branch, RunningSequence) and branch.told is not None:
-                branch.tell_prompt(part, batch.logits[start:end])
-            if last:
-                yield reading, end - 1 - len(draft)
+        for one in result.scheduled:
+            sequence, draft = one.sequence, 0 if one.draft is NO_DRAFT else len(one.draft)
+            if sequence.prompt_logprobs is not None:
+                start, end = end, end + one.stop - one.start
+                if not sequence.finished:  # with its text, in the meantime
+                    sequence.add_prompt_logprobs(one, result.logits[start:end])
+            else:
+                end += one.last + draft
+            if one.last and not sequence.finished:
+                one.logits_row = end - 1 - draft
+                (beams if sequence.__class__ is RunningBeam else ready).append(one)
+        return ready, beams

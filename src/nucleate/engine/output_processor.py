@@ -1,4 +1,4 @@
-"""One answer of a request on its way out: tokens in, pieces out. Knows no model, no sampler and no other answer."""
+"""Turns the tokens of one sequence into output chunks: detokenization, stop criteria, logprobs, validation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nucleate.tokenization.tokenizer import Tokenizer
 
 
 class OutputProcessor:
-    """The text and the end of one answer to a prompt."""
+    """The output of one sequence."""
 
     def __init__(
         self,
@@ -27,34 +27,37 @@ class OutputProcessor:
         guide: Guide | None = None,
     ) -> None:
         self.index, self.seed, self.guide = index, seed, guide
-        self.prompt_logprobs: PromptLogprobs | None = None  #: to be told with the next piece
+        self.prompt_logprobs: PromptLogprobs | None = None  #: to be sent with the next chunk
         self._matcher = StopMatcher(rules)
-        self._shows_stop = rules.include_stop_str_in_output
-        self._open = partial(Detokenizer, tokenizer, prompt_ids, params.skip_special_tokens)
-        self._detokenizer: Detokenizer | None = None  # from the first token on: it reads all of the prompt
+        ends = rules.stop_token_ids if rules.ignore_eos else rules.stop_token_ids | rules.eos_token_ids
+        self._hidden = frozenset() if rules.include_stop_str_in_output else ends  # these show no text where they stop
+        self._new_detokenizer = partial(Detokenizer, tokenizer, prompt_ids, params.skip_special_tokens)
+        self._detokenizer: Detokenizer | None = None  # created with the first token: it decodes the prompt
 
-    def push(self, token: int, told: StepLogprobs | None, *, done: bool = False) -> CompletionChunk:
-        """One more token, and its logprobs if they were asked for. done: nothing can follow it."""
+    def push(self, token: int, logprobs: StepLogprobs | None, *, complete: bool = False) -> CompletionChunk:
+        """Process one token and its logprobs, if they were requested. complete: the grammar allows no further token."""
         matcher, detokenizer = self._matcher, self._detokenizer
         if detokenizer is None:
-            detokenizer = self._detokenizer = self._open()
-        hidden = not self._shows_stop and matcher.is_stop_token(token)
-        shown = matcher.push(token, "" if hidden else "".join(detokenizer.push(token)))
-        if done:
+            detokenizer = self._detokenizer = self._new_detokenizer()
+        hidden = token in self._hidden and matcher.is_stop_token(token)
+        texts = matcher.push(token, "" if hidden else "".join(detokenizer.push(token)))
+        if complete:
             matcher.complete()
         if matcher.finish is not None:
-            shown = (*shown, *matcher.close("".join(detokenizer.close())))
-        return self._piece("".join(shown), (token,), matcher.finish, None if told is None else (told,))
+            texts = (*texts, *matcher.close("".join(detokenizer.close())))
+        return self._chunk("".join(texts), (token,), matcher.finish, None if logprobs is None else (logprobs,))
 
     def end(self, finish: Finish) -> CompletionChunk:
-        """It ends without a token: an abort, an error. What was held back is shown."""
+        """End the output without a token (abort, error). Text that was held back is included."""
         tail = "".join(self._detokenizer.close()) if self._detokenizer is not None else ""
-        return self._piece("".join(self._matcher.close(tail)), (), finish, None)
+        return self._chunk("".join(self._matcher.close(tail)), (), finish, None)
 
-    def _piece(
-        self, text: str, tokens: tuple[int, ...], finish: Finish | None, told: tuple[StepLogprobs, ...] | None
+    def _chunk(
+        self, text: str, tokens: tuple[int, ...], finish: Finish | None, logprobs: tuple[StepLogprobs, ...] | None
     ) -> CompletionChunk:
         reason, detail = finish or (None, None)
-        of_prompt, self.prompt_logprobs = self.prompt_logprobs, None
+        prompt_logprobs, self.prompt_logprobs = self.prompt_logprobs, None
         validation = None if self.guide is None else self.guide.read(text, finish)
-        return CompletionChunk(text, tokens, self.index, self.seed, reason, detail, told, of_prompt, validation)
+        return CompletionChunk(
+            text, tokens, self.index, self.seed, reason, detail, logprobs, prompt_logprobs, validation
+        )

@@ -1,16 +1,16 @@
-"""What an engine is asked for, and what it keeps of it until all answers have ended. Knows no scheduler."""
+"""Requests of an engine: what a caller passes in, and the state that is kept while its sequences run."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from nucleate.engine.output_processor import OutputProcessor
-from nucleate.engine.scheduler import ScheduledChunk, SchedulerEntry
+from nucleate.engine.scheduler import ScheduledSequence, SchedulerEntry
 from nucleate.models.runner import ModelInput
 from nucleate.outputs import CompletionChunk, EngineOutput, StepLogprobs, Usage
 from nucleate.parameters.parameter import ParameterError
@@ -18,22 +18,23 @@ from nucleate.sampling.backends.token_logprobs import logprobs
 from nucleate.sampling.inputs import LogitsInput
 from nucleate.sampling.stage import Pipeline
 from nucleate.sampling_params import SamplingParams
-from nucleate.speculative.draft import Draft, DraftContext
+from nucleate.speculative.draft import NO_DRAFT, DraftContext
 from nucleate.stopping.stop_matcher import StopRules
 from nucleate.structured_output import CompiledGrammar, Guide
 from nucleate.tokenization.tokenizer import Tokenizer
 
-NONE = Draft()
+MAX_N = 128
+"""The highest value of ``n``."""
 
-MOST_ANSWERS = 128
-"""Of a request: the most that n may be."""
+NO_ROW = 1 << 62
+"""The sampler row of a sequence that has none yet. It sorts after all others."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt and what is to be made of it. prompt_ids: token ids, at least one. priority: lower is sooner.
+    """A prompt and its sampling parameters. prompt_ids: token ids, at least one. priority: lower runs first.
 
-    id: any text that no other running request has; without one, the engine gives it a number.
+    id: a string that no other running request has; without one, the engine assigns it.
     """
 
     prompt_ids: Sequence[int]
@@ -60,112 +61,124 @@ class Request:
 
 
 class ValidatedRequest(NamedTuple):
-    """A request that an engine has found to be as it must be, and what it means."""
+    """A request that was checked against the model, with its pipeline, stop rules and grammar."""
 
     request: Request
     stages: Pipeline
     rules: StopRules
-    form: CompiledGrammar | None
+    grammar: CompiledGrammar | None
 
 
 @dataclass(eq=False, slots=True)
 class RunningRequest:
-    """A request that was admitted. Its first answer reads the prompt; the others begin after that."""
+    """A request in the engine. Its first sequence computes the prompt; the others start after that."""
 
     request: Request
     id: str
     seed: int
     stages: Pipeline
     rules: StopRules
-    form: CompiledGrammar | None
-    limit: int  #: tokens of the prompt and the longest answer
+    grammar: CompiledGrammar | None
+    max_length: int  #: tokens of the prompt and of the longest output
     arrival: int
-    skips: bool = False  #: whether tokens that must follow need not be drawn
+    jump_forward: bool = False  #: whether tokens that the grammar forces need not be sampled
     paused: bool = False
-    branches: dict[int, RunningSequence] = field(default_factory=dict)  #: the answers at work, by index
-    begun: int = 0  #: answers
-    ended: int = 0
+    sequences: dict[int, RunningSequence] = field(default_factory=dict)  #: the unfinished ones, by index
+    num_started: int = 0
+    num_finished: int = 0
     completion_tokens: int = 0
 
-    def event(self, piece: CompletionChunk) -> EngineOutput:
-        """The event of a piece. The last of the last answer has the usage."""
-        self.completion_tokens += len(piece.token_ids)
-        if piece.finish_reason is None:
-            return EngineOutput(self.id, piece)
-        self.ended += 1
-        if self.ended < self.request.params.n:
-            return EngineOutput(self.id, piece)
-        return EngineOutput(self.id, piece, Usage(len(self.request.prompt_ids), self.completion_tokens))
+    def output(self, chunk: CompletionChunk) -> EngineOutput:
+        """Wrap a chunk. The last chunk of the last sequence carries the usage."""
+        self.completion_tokens += len(chunk.token_ids)
+        if chunk.finish_reason is None:
+            return EngineOutput(self.id, chunk)
+        self.num_finished += 1
+        if self.num_finished < self.request.params.n:
+            return EngineOutput(self.id, chunk)
+        return EngineOutput(self.id, chunk, Usage(len(self.request.prompt_ids), self.completion_tokens))
 
-    def branch(self, tokenizer: Tokenizer, most: int) -> RunningSequence:
-        """The next answer. most: tokens of a prompt that are read at a time if its logprobs are asked for."""
-        index, ids, params = self.begun, self.request.prompt_ids, self.request.params
-        self.begun += 1
-        told: list[StepLogprobs | None] | None = [None] if index == 0 and params.prompt_logprobs is not None else None
-        job = SchedulerEntry((self.request.priority, self.arrival, index), ids, self.limit, paused=self.paused)
-        if told is not None:
-            job.shares, job.most = False, most
-        guide = None if self.form is None else Guide(self.form, ignore_eos=params.ignore_eos)
-        answer = OutputProcessor(index, (self.seed + index) % 2**64, tokenizer, ids, params, self.rules, guide)
-        branch = self.branches[index] = RunningSequence(self, answer, job, told)
-        return branch
+    def start_sequence(self, tokenizer: Tokenizer, max_chunk: int) -> RunningSequence:
+        """Create the next sequence. max_chunk: prompt tokens per step, if the logprobs of the prompt were requested."""
+        index, ids, params = self.num_started, self.request.prompt_ids, self.request.params
+        self.num_started += 1
+        guide = None if self.grammar is None else Guide(self.grammar, ignore_eos=params.ignore_eos)
+        seed = (self.seed + index) % 2**64
+        sequence = self.sequences[index] = RunningSequence(
+            (self.request.priority, self.arrival, index),
+            ids,
+            self.max_length,
+            paused=self.paused,
+            running=self,
+            key=self.arrival * MAX_N + index,
+            processor=OutputProcessor(index, seed, tokenizer, ids, params, self.rules, guide),
+        )
+        if index == 0 and params.prompt_logprobs is not None:
+            sequence.prompt_logprobs, sequence.use_prefix_cache, sequence.max_chunk = [None], False, max_chunk
+        return sequence
 
     def pause(self, *, paused: bool) -> None:
         """See ``Engine.pause``."""
         self.paused = paused
-        for branch in self.branches.values():
-            branch.job.paused = paused
+        for sequence in self.sequences.values():
+            sequence.paused = paused
 
 
-@dataclass(eq=False, slots=True)
-class RunningSequence:
-    """One answer of a request at work: its text, its place in the schedule, its row in the sampler."""
+@dataclass(eq=False, slots=True, kw_only=True)
+class RunningSequence(SchedulerEntry):
+    """One sequence of a request in the engine: its tokens, blocks, output text and sampler row."""
 
-    live: RunningRequest
-    answer: OutputProcessor
-    job: SchedulerEntry
-    told: list[StepLogprobs | None] | None  #: the logprobs of the prompt so far, if they are to be made
-    row: int = -1  #: from the first token on
-    state: DraftContext | None = None  #: for who drafts, see there
-    over: bool = False  #: nothing can follow what was drawn, as far as its form goes
+    running: RunningRequest
+    processor: OutputProcessor
+    key: int  #: unique: no other sequence ever has it
+    prompt_logprobs: list[StepLogprobs | None] | None = None  #: those computed so far, if they were requested
+    row: int = NO_ROW  #: of the sampler, from the first token on
+    draft_context: DraftContext | None = None
+    grammar_complete: bool = False  #: whether the grammar allows no token after those that were sampled
 
     @property
-    def key(self) -> int:
-        """A number that no other answer ever has."""
-        return self.live.arrival * MOST_ANSWERS + self.answer.index
+    def done(self) -> bool:
+        """Whether it has finished, or will with the tokens that it has."""
+        return self.grammar_complete or self.finished
 
-    def reading(self, chunk: ScheduledChunk) -> ScheduledSequence:
-        """What the model is to read."""
-        job, start, stop = chunk
-        last = chunk.last
-        wanted = int(last) if self.told is None else stop - start
-        return ScheduledSequence(
-            self, chunk, ModelInput(self.key, job.token_ids, start, stop, job.blocks, wanted), last
-        )
+    def model_input(self, scheduled: ScheduledSequence) -> ModelInput:
+        """The input of the model runner for a scheduled chunk with its draft."""
+        start, stop, draft = scheduled.start, scheduled.stop, scheduled.draft
+        if draft is NO_DRAFT:
+            count = int(scheduled.last) if self.prompt_logprobs is None else stop - start
+            return ModelInput(self.key, self.token_ids, start, stop, self.block_ids, count)
+        parents, count = None if draft.chain else draft.parents, len(draft)
+        return ModelInput(self.key, self.token_ids, start, stop + count, self.block_ids, 1 + count, parents)
 
-    def tell_prompt(self, part: ModelInput, logits_TV: Any) -> None:
-        """Logprobs of the tokens that follow those of a part of the prompt; the answer tells them when all are there.
+    def add_prompt_logprobs(self, scheduled: ScheduledSequence, logits_TV: Any) -> None:
+        """Compute the logprobs of the prompt tokens after those of a chunk; the processor gets them when complete.
 
-        A prompt that is read again, because its answer was preempted, goes on where it was.
+        A prompt that is recomputed after a preemption continues where it was.
         """
-        if self.told is None:
+        if self.prompt_logprobs is None:
             return
-        prompt_ids, params, rows = self.live.request.prompt_ids, self.live.request.params, LogitsInput(logits_TV)
+        request, rows = self.running.request, LogitsInput(logits_TV)
+        params, prompt_ids = request.params, request.prompt_ids
         ids_V = np.arange(rows.shape[1])
-        top, asked = params.prompt_logprobs or 0, params.logprob_token_ids
-        for place in range(max(part.start + 1, len(self.told)), min(part.stop + 1, len(prompt_ids))):
-            x_V = rows[place - part.start - 1]
-            self.told.append(logprobs(ids_V, x_V, prompt_ids[place], top, asked) if np.isfinite(x_V.max()) else None)
-        if len(self.told) == len(prompt_ids):
-            self.answer.prompt_logprobs, self.told = tuple(self.told), None
-            self.job.shares, self.job.most = True, self.live.limit
+        top, more = params.prompt_logprobs or 0, params.logprob_token_ids
+        first, start, stop = len(self.prompt_logprobs), scheduled.start, scheduled.stop
+        for place in range(max(start + 1, first), min(stop + 1, len(prompt_ids))):
+            x_V = rows[place - start - 1]
+            valid = np.isfinite(x_V.max())
+            self.prompt_logprobs.append(logprobs(ids_V, x_V, prompt_ids[place], top, more) if valid else None)
+        if len(self.prompt_logprobs) == len(prompt_ids):
+            self.processor.prompt_logprobs, self.prompt_logprobs = tuple(self.prompt_logprobs), None
+            self.use_prefix_cache, self.max_chunk = True, self.max_length
 
 
-class ScheduledSequence(NamedTuple):
-    """What an answer, or a beam of a search, reads in a step."""
+class SequenceLifecycle(Protocol):
+    """What an engine does when sequences start, finish or fail."""
 
-    branch: Any  #: a Branch; of a search, a Beam
-    chunk: ScheduledChunk
-    part: ModelInput
-    last: bool  #: it ends with the last token there is: the next one is drawn
-    draft: Draft = NONE  #: what is read after that, to be verified; ``part`` has it, ``chunk`` does not
+    def start_siblings(self, running: RunningRequest) -> None:
+        """The prompt was computed: start the other sequences of the request, which find it in the prefix cache."""
+
+    def finish(self, sequence: RunningSequence) -> None:
+        """A sequence has finished: free everything that it holds."""
+
+    def fail(self, sequence: Any, message: str) -> list[EngineOutput]:
+        """A sequence, or the search of a beam, cannot continue: its last outputs."""

@@ -1,275 +1,304 @@
-"""Which sequences read which of their tokens next: iteration-level scheduling. Pure Python.
+"""Scheduler of continuous batching: decides which tokens of which sequences the next forward pass computes.
 
-Knows lengths, priorities and blocks; refuses to know models, text and what a token means.
+Scheduling is iteration-level: each step is planned from scratch (Yu et al., Orca, OSDI 2022). Sequences that decode
+(one token to compute) come first; the rest of the token budget goes to prompts, in chunks if needed (chunked prefill:
+Agrawal et al., Sarathi-Serve, arXiv 2403.02310). The order is priority, then arrival; a sequence never starts before an
+earlier one that cannot start. A sequence gets blocks for all its tokens when it starts, so the KV cache can only run
+out when a sequence grows: then the last sequence in the order is *preempted*. It frees its blocks, waits, and is
+recomputed later.
 
-Each step is planned anew (Yu et al., Orca, OSDI 2022). Running sequences of which one token is to be read go first;
-what is left of the budget of tokens reads prompts, in parts if need be (Agrawal et al., Sarathi-Serve, arXiv
-2403.02310). The order is that of priority, then of arrival; none begins before one that comes first and cannot. A
-sequence that begins gets blocks for all its tokens, so that only one that grows can find the pool empty: then the last
-of the order is *preempted*: it gives its blocks back, waits, and is read again later.
+The scheduler is pure Python and sees only lengths, priorities and blocks.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any
 
 from nucleate.engine.kv_cache import START, KVCacheManager, PrefixHit
+from nucleate.speculative.draft import NO_DRAFT, Draft
 
 Order = tuple[int, int, int]
-"""Priority (lower is sooner), arrival, and which answer of a request: no two jobs have the same."""
+"""Priority (lower runs first), arrival, and index of the sequence in its request: unique per sequence."""
 
 
 @dataclass(eq=False, slots=True)
 class SchedulerEntry:
-    """One sequence as the scheduler sees it. ``limit``: the most tokens it will ever have, prompt and output."""
+    """One sequence as the scheduler sees it. ``max_length``: its maximum number of tokens, prompt and output."""
 
     order: Order
     token_ids: Sequence[int]
-    limit: int
-    most: int = 1 << 62  #: tokens to be read at a time
-    shares: bool = True  #: whether its beginning may be one that is there; not if the logits of its prompt are wanted
-    paused: bool = False  #: nobody takes what it writes: it is not read, and is the first to be preempted
-    read: int = 0
-    reused: int = 0  #: its first tokens that it never had to read, as others had them
-    blocks: list[int] = field(default_factory=list)
-    sealed: int = 0  #: blocks that can be found by others
-    node: int = START  #: the beginning that ends with the last of these
-    own: bool = False  #: whether ``token_ids`` is a list of its own
+    max_length: int
+    max_chunk: int = 1 << 62  #: the most tokens to compute per step
+    use_prefix_cache: bool = True  #: False if the logits of the whole prompt are needed
+    paused: bool = False  #: back-pressure: it is not scheduled, and is the first to be preempted
+    num_computed: int = 0  #: tokens whose keys and values are in the KV cache
+    num_cached: int = 0  #: prompt tokens that came from the prefix cache and were never computed
+    block_ids: list[int] = field(default_factory=list)
+    num_cached_blocks: int = 0  #: full blocks that the prefix cache knows
+    prefix_node: int = START  #: the prefix that ends with the last of these
+    owns_tokens: bool = False  #: whether ``token_ids`` is a list that no other sequence shares
     preempted: bool = False  #: whether it ever was
+    finished: bool = False  #: whether it was removed from the scheduler
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is to be read for now: it is paused, or has all its tokens."""
-        return self.paused or len(self.token_ids) >= self.limit
+        """Whether it has nothing to compute for now: it is paused, or at its maximum length."""
+        return self.paused or len(self.token_ids) >= self.max_length
 
-    def push(self, token: int) -> None:
-        """One more token. Until then the tokens may be those of other jobs too."""
-        if not self.own:
-            self.token_ids, self.own = list(self.token_ids), True
+    def append(self, token: int) -> None:
+        """Append a token. Token lists are shared between sequences until the first append."""
+        if not self.owns_tokens:
+            self.token_ids, self.owns_tokens = list(self.token_ids), True
         self.token_ids.append(token)  # type: ignore[attr-defined]
 
 
-class ScheduledChunk(NamedTuple):
-    """What a job reads in a step: its tokens from ``start`` to ``stop``."""
+@dataclass(eq=False, slots=True)
+class ScheduledSequence:
+    """The tokens ``start`` to ``stop`` of a sequence, computed in one step."""
 
-    job: SchedulerEntry
+    sequence: Any  #: a SchedulerEntry; in an engine, a RunningSequence or RunningBeam
     start: int
     stop: int
-
-    @property
-    def last(self) -> bool:
-        """Whether it ends with the last token there is, after which comes a new one."""
-        return self.stop == len(self.job.token_ids)
+    last: bool  #: whether this chunk ends with the sequence's last token, so that a new token follows
+    draft: Draft = NO_DRAFT  #: not empty, if it is not NO_DRAFT; computed after ``stop``
+    logits_row: int = -1  #: row of its last token in the step's logits; the rows of the draft tokens follow
 
 
 class Scheduler:
-    """Jobs come and go; ``plan`` says what the next forward reads, ``done`` that it has been read.
+    """Sequences are added and removed; ``schedule`` plans a step, ``mark_computed`` records that it ran.
 
-    max_num_seqs: how many run at a time. max_tokens: how many tokens a forward reads. whole: prompts are not cut for
-    that, but for the ``most`` of their jobs only; the first of a step is then read however long it is.
+    max_num_seqs: sequences that run at a time. max_num_batched_tokens: tokens per step. whole_prompts: prompts are not
+    split to fit the budget (only by their ``max_chunk``); the first prompt of a step may then exceed it.
     """
 
-    def __init__(self, pool: KVCacheManager, *, max_num_seqs: int, max_tokens: int, whole: bool = False) -> None:
-        if max_num_seqs < 1 or max_tokens < max_num_seqs:
-            raise ValueError(f"{max_num_seqs} sequences and {max_tokens} tokens: there must be a token for each")
-        self.pool, self.max_num_seqs, self.max_tokens, self.whole = pool, max_num_seqs, max_tokens, whole
-        self.running: list[SchedulerEntry] = []  # in order, as are those that wait
-        self.waiting: list[SchedulerEntry] = []  # they have not begun, or have to begin again
-        self.preemptions = 0
-        self._planned: dict[SchedulerEntry, ScheduledChunk] = {}
+    def __init__(
+        self, kv_cache: KVCacheManager, *, max_num_seqs: int, max_num_batched_tokens: int, whole_prompts: bool = False
+    ) -> None:
+        if max_num_seqs < 1 or max_num_batched_tokens < max_num_seqs:
+            message = f"max_num_batched_tokens ({max_num_batched_tokens}) must be >= max_num_seqs ({max_num_seqs}) >= 1"
+            raise ValueError(message)
+        self.kv_cache, self.max_num_seqs = kv_cache, max_num_seqs
+        self.max_num_batched_tokens, self.whole_prompts = max_num_batched_tokens, whole_prompts
+        self.running: list[SchedulerEntry] = []  # sorted by order, like those that wait
+        self.waiting: list[SchedulerEntry] = []  # not started, or preempted
+        self.num_preemptions = 0
+        self._decoding: dict[SchedulerEntry, ScheduledSequence] = {}  # of the plan in progress: one token each
 
     def __len__(self) -> int:
         return len(self.running) + len(self.waiting)
 
-    def add(self, job: SchedulerEntry) -> None:
-        """Take a job. Raises ValueError for one that could never end: that the pool cannot hold, even alone, or that
-        has nothing to read or no token to come.
-        """
-        if not 0 < len(job.token_ids) < job.limit or job.most < 1:
-            raise ValueError(f"nothing can be read of {len(job.token_ids)} of {job.limit} tokens, {job.most} at a time")
-        if self.pool.blocks_for(job.limit) > self.pool.count:
-            raise ValueError(f"{job.limit} tokens do not fit {self.pool.count} blocks of {self.pool.block_size}")
-        insort(self.waiting, job, key=_order)
+    def add(self, entry: SchedulerEntry) -> None:
+        """Add a sequence.
 
-    def fork(self, parent: SchedulerEntry, order: Order) -> tuple[SchedulerEntry, tuple[int, int] | None]:
-        """A new job with the tokens of one that is there, and with what that one has read.
-
-        If there is room it runs at once: full blocks are shared, and one that is not full is to be copied, from the
-        first to the second of the pair, as both jobs will write to it. If not, it waits, as one that was added does.
+        Raises ValueError for one that could never finish: with no token to compute or to generate, or too long for the
+        whole KV cache.
         """
-        child = SchedulerEntry(order, list(parent.token_ids), parent.limit, parent.most, paused=parent.paused, own=True)
-        full, rest = (0, parent.read) if self.whole else divmod(parent.read, self.pool.block_size)
-        taken = self.pool.take(self.pool.blocks_for(rest)) if self._seat() and parent.read else None
+        length = len(entry.token_ids)
+        if not 0 < length < entry.max_length or entry.max_chunk < 1:
+            message = f"{length} of {entry.max_length} tokens, {entry.max_chunk} at a time: nothing can be computed"
+            raise ValueError(message)
+        if self.kv_cache.blocks_needed(entry.max_length) > self.kv_cache.num_blocks:
+            blocks = f"{self.kv_cache.num_blocks} blocks of {self.kv_cache.block_size}"
+            raise ValueError(f"{entry.max_length} tokens do not fit {blocks}")
+        insort(self.waiting, entry, key=_order)
+
+    def fork(self, parent: SchedulerEntry, child: SchedulerEntry) -> tuple[int, int] | None:
+        """Add a sequence that continues the tokens and the KV cache of another one.
+
+        If there is room, it runs at once: full blocks are shared, and a partial last block must be copied, because both
+        sequences will write to it (the result: source and target). Otherwise it waits, as after ``add``.
+        """
+        cache = self.kv_cache
+        child.token_ids, child.owns_tokens, child.paused = list(parent.token_ids), True, parent.paused
+        full, rest = (0, parent.num_computed) if self.whole_prompts else divmod(parent.num_computed, cache.block_size)
+        taken = cache.allocate(cache.blocks_needed(rest)) if self._has_slot() and parent.num_computed else None
         if taken is None:
             insort(self.waiting, child, key=_order)
-            return child, None
-        self.pool.join(parent.blocks[:full])
-        child.blocks = parent.blocks[:full] + taken
-        child.read, child.reused, child.sealed, child.node = parent.read, parent.read, parent.sealed, parent.node
+            return None
+        cache.add_reference(parent.block_ids[:full])
+        child.block_ids = parent.block_ids[:full] + taken
+        child.num_computed = child.num_cached = parent.num_computed
+        child.num_cached_blocks, child.prefix_node = parent.num_cached_blocks, parent.prefix_node
         insort(self.running, child, key=_order)
-        return child, (parent.blocks[full], taken[0]) if taken and not self.whole else None
+        return (parent.block_ids[full], taken[0]) if taken and not self.whole_prompts else None
 
-    def remove(self, job: SchedulerEntry) -> None:
-        """Forget a job, whatever its state."""
-        if job.blocks:
-            _take_out(self.running, job)
-            self._give_back(job)
+    def remove(self, entry: SchedulerEntry) -> None:
+        """Remove a sequence, whatever its state, and free its blocks."""
+        entry.finished = True
+        if entry.block_ids:
+            _take_out(self.running, entry)
+            self._free(entry)
         else:
-            _take_out(self.waiting, job)
+            _take_out(self.waiting, entry)
 
-    def plan(self) -> list[ScheduledChunk]:
-        """What the next forward reads. Jobs that have all their tokens, or are paused, are left out.
-
-        A plan that was not carried out can be made again: it is the same.
-        """
-        planned = self._planned = {}
-        prompts, size = [], self.pool.block_size
-        for job in self.running.copy():
-            length = len(job.token_ids)
-            if job.paused or length >= job.limit or not job.blocks:  # it may have been preempted by one before it
+    def schedule(self) -> list[ScheduledSequence]:
+        """Plan a step, without idle sequences. A plan that did not run can be made again: it is the same."""
+        decoding = self._decoding = {}
+        prompts, size = [], self.kv_cache.block_size
+        for entry in self.running.copy():
+            length = len(entry.token_ids)
+            if entry.paused or length >= entry.max_length or not entry.block_ids:  # preempted by an earlier one
                 continue
-            if length > len(job.blocks) * size and not self._grow(job):
+            if length > len(entry.block_ids) * size and not self._grow(entry):
                 continue
-            if job.read == length - 1:
-                planned[job] = ScheduledChunk(job, job.read, length)
-            elif job.read < length:
-                prompts.append(job)
-        chunks = self._read(prompts) if prompts or self.waiting else []
-        return [*planned.values(), *chunks]
+            computed = entry.num_computed
+            if computed == length - 1:
+                decoding[entry] = ScheduledSequence(entry, computed, length, True)
+            elif computed < length:
+                prompts.append(entry)
+        chunks = self._schedule_prompts(prompts) if prompts or self.waiting else []
+        return [*decoding.values(), *chunks]
 
-    def done(self, chunks: Sequence[ScheduledChunk]) -> None:
-        """The chunks, of jobs that are still there, have been read."""
-        size = self.pool.block_size
-        for job, _, stop in chunks:
-            job.read = stop
-            while stop >= (end := (job.sealed + 1) * size):
-                ids = job.token_ids[end - size : end]
-                job.node = self.pool.seal(job.blocks[job.sealed], job.node, ids)
-                job.sealed += 1
+    def mark_computed(self, scheduled: Iterable[ScheduledSequence]) -> None:
+        """Record that chunks were computed, of those sequences that have not finished. Drafts do not count."""
+        size = self.kv_cache.block_size
+        for one in scheduled:
+            entry = one.sequence
+            if not entry.finished:
+                entry.num_computed = one.stop
+                if one.stop >= (entry.num_cached_blocks + 1) * size:
+                    self.advance(entry, one.stop)
 
-    def reserve(self, job: SchedulerEntry, count: int) -> int:
-        """Find a running job blocks for so many tokens that it may have soon, if nobody must make room for them.
+    def advance(self, entry: SchedulerEntry, stop: int) -> None:
+        """A sequence is computed up to ``stop``: put the blocks that are full now into the prefix cache."""
+        entry.num_computed = stop
+        size = self.kv_cache.block_size
+        while stop >= (end := (entry.num_cached_blocks + 1) * size):
+            block = entry.block_ids[entry.num_cached_blocks]
+            entry.prefix_node = self.kv_cache.cache_block(block, entry.prefix_node, entry.token_ids[end - size : end])
+            entry.num_cached_blocks += 1
 
-        Returns how many fit.
+    def reserve(self, entry: SchedulerEntry, count: int) -> int:
+        """Allocate blocks for ``count`` more tokens of a running sequence, without preempting anybody.
+
+        Returns how many of these tokens fit.
         """
-        length, pool = len(job.token_ids), self.pool
-        while pool.blocks_for(length + count) > len(job.blocks):
-            if (taken := pool.take(1)) is None:
-                return len(job.blocks) * pool.block_size - length
-            job.blocks += taken
+        length, cache = len(entry.token_ids), self.kv_cache
+        while cache.blocks_needed(length + count) > len(entry.block_ids):
+            if (taken := cache.allocate(1)) is None:
+                return len(entry.block_ids) * cache.block_size - length
+            entry.block_ids += taken
         return count
 
-    def trim(self, job: SchedulerEntry) -> None:
-        """Give back the blocks of a running job that its tokens do not need."""
-        needed = self.pool.blocks_for(len(job.token_ids))
-        if needed < len(job.blocks):
-            self.pool.release(job.blocks[needed:])
-            del job.blocks[needed:]
+    def trim(self, entry: SchedulerEntry) -> None:
+        """Free the blocks of a running sequence that its tokens do not need."""
+        needed = self.kv_cache.blocks_needed(len(entry.token_ids))
+        if needed < len(entry.block_ids):
+            self.kv_cache.free(entry.block_ids[needed:])
+            del entry.block_ids[needed:]
 
-    def _grow(self, job: SchedulerEntry) -> bool:
-        """Find a running job the blocks for all its tokens, unless it must make room itself."""
-        while self.pool.blocks_for(len(job.token_ids)) > len(job.blocks):
-            if (taken := self.pool.take(1)) is not None:
-                job.blocks += taken
-            elif self._preempt() is job:
+    def _grow(self, entry: SchedulerEntry) -> bool:
+        """Allocate blocks for all tokens of a running sequence, preempting others; False if it was preempted itself."""
+        while self.kv_cache.blocks_needed(len(entry.token_ids)) > len(entry.block_ids):
+            if (taken := self.kv_cache.allocate(1)) is not None:
+                entry.block_ids += taken
+            elif self._preempt() is entry:
                 return False
         return True
 
-    def _read(self, prompts: list[SchedulerEntry]) -> list[ScheduledChunk]:
-        """What is read of prompts with the tokens that are left: one at least, as there is one for each that runs."""
-        chunks: list[ScheduledChunk] = []
-        read = 0
-        for job in self._prompts(prompts):
-            left = self.max_tokens - len(self._planned) - read
-            unread = len(job.token_ids) - job.read
-            part = min(unread, job.most) if self.whole else min(unread, job.most, left)
-            if unread == 1:
-                self._planned[job] = ScheduledChunk(job, job.read, job.read + 1)
+    def _schedule_prompts(self, prompts: list[SchedulerEntry]) -> list[ScheduledSequence]:
+        """Spend what is left of the token budget on prompts. At least one token is left, as max_num_seqs fit."""
+        chunks: list[ScheduledSequence] = []
+        spent = 0
+        for entry in self._candidates(prompts):
+            left = self.max_num_batched_tokens - len(self._decoding) - spent
+            start, length = entry.num_computed, len(entry.token_ids)
+            count = min(length - start, entry.max_chunk)
+            if not self.whole_prompts:
+                count = min(count, left)
+            one = ScheduledSequence(entry, start, start + count, start + count == length)
+            if length - start == 1:
+                self._decoding[entry] = one
                 left -= 1
-            elif chunks and part > left:
+            elif chunks and count > left:
                 break
             else:
-                chunks.append(ScheduledChunk(job, job.read, job.read + part))
-                read, left = read + part, left - part
+                chunks.append(one)
+                spent, left = spent + count, left - count
             if chunks and left <= 0:
                 break
         return chunks
 
-    def _prompts(self, running: list[SchedulerEntry]) -> Iterator[SchedulerEntry]:
-        """Jobs that run, and in between, in order, those that wait and can begin."""
+    def _candidates(self, running: list[SchedulerEntry]) -> Iterator[SchedulerEntry]:
+        """Running prompts and, in between by order, waiting sequences as they are started."""
         place, waiting = 0, self.waiting
-        for job in [*running, None]:
-            while place < len(waiting) and (job is None or waiting[place].order < job.order):
+        for entry in [*running, None]:
+            while place < len(waiting) and (entry is None or waiting[place].order < entry.order):
                 first = waiting[place]
                 if first.idle:
                     place += 1
-                elif self._begin(first):
+                elif self._start(first):
                     yield first
                 else:
                     place = len(waiting)
-            if job is not None and job.blocks:  # it may have been preempted by one that began
-                yield job
+            if entry is not None and entry.block_ids:  # it may have been preempted by one that started
+                yield entry
 
-    def _begin(self, job: SchedulerEntry) -> bool:
-        """Make a job run, if there is room. For one of a better priority others make room, as do the paused ones."""
-        while not self._room(job):
+    def _start(self, entry: SchedulerEntry) -> bool:
+        """Start a sequence if there is room, preempting paused sequences and those of a lower priority."""
+        while not self._allocate(entry):
             if not self.running:
                 return False
             victim = self._victim()
-            if not victim.paused and victim.order[0] <= job.order[0]:
+            if not victim.paused and victim.order[0] <= entry.order[0]:
                 return False
             self._preempt()
-        _take_out(self.waiting, job)
-        insort(self.running, job, key=_order)
+        _take_out(self.waiting, entry)
+        insort(self.running, entry, key=_order)
         return True
 
-    def _room(self, job: SchedulerEntry) -> bool:
-        """Give a job the blocks that it needs now, if there is room for it."""
-        if not self._seat():
+    def _allocate(self, entry: SchedulerEntry) -> bool:
+        """Allocate the blocks of a sequence, from the prefix cache where possible; False if there is no room."""
+        if not self._has_slot():
             return False
-        shared = self.pool.share(job.token_ids) if job.shares else PrefixHit([], START)
-        taken = self.pool.take(self.pool.blocks_for(len(job.token_ids)) - len(shared.blocks))
+        cache = self.kv_cache
+        hit = cache.match_prefix(entry.token_ids) if entry.use_prefix_cache else PrefixHit([], START)
+        taken = cache.allocate(cache.blocks_needed(len(entry.token_ids)) - len(hit.block_ids))
         if taken is None:
-            self.pool.release(shared.blocks)
+            cache.free(hit.block_ids)
             return False
-        job.blocks, job.node, job.sealed = shared.blocks + taken, shared.node, len(shared.blocks)
-        job.read = len(shared.blocks) * self.pool.block_size
-        job.reused = min(job.reused, job.read) if job.preempted else job.read
+        entry.block_ids, entry.prefix_node, entry.num_cached_blocks = (
+            hit.block_ids + taken,
+            hit.node,
+            len(hit.block_ids),
+        )
+        entry.num_computed = len(hit.block_ids) * cache.block_size
+        entry.num_cached = min(entry.num_cached, entry.num_computed) if entry.preempted else entry.num_computed
         return True
 
-    def _seat(self) -> bool:
+    def _has_slot(self) -> bool:
         return len(self.running) < self.max_num_seqs
 
     def _victim(self) -> SchedulerEntry:
-        """The last of the running jobs that are paused, or else of all."""
-        return next((job for job in reversed(self.running) if job.paused), self.running[-1])
+        """The sequence to preempt: the last paused one, or else the last of all."""
+        return next((entry for entry in reversed(self.running) if entry.paused), self.running[-1])
 
     def _preempt(self) -> SchedulerEntry:
-        """Make a running job wait, and return it."""
-        job = self._victim()
-        _take_out(self.running, job)
-        self._planned.pop(job, None)
-        self._give_back(job)
-        insort(self.waiting, job, key=_order)
-        job.preempted = True
-        self.preemptions += 1
-        return job
+        """Move a running sequence back to the waiting ones, and return it."""
+        entry = self._victim()
+        _take_out(self.running, entry)
+        self._decoding.pop(entry, None)
+        self._free(entry)
+        insort(self.waiting, entry, key=_order)
+        entry.preempted = True
+        self.num_preemptions += 1
+        return entry
 
-    def _give_back(self, job: SchedulerEntry) -> None:
-        self.pool.release(job.blocks)
-        job.blocks, job.read, job.sealed, job.node = [], 0, 0, START
-
-
-def _order(job: SchedulerEntry) -> Order:
-    return job.order
+    def _free(self, entry: SchedulerEntry) -> None:
+        self.kv_cache.free(entry.block_ids)
+        entry.block_ids, entry.num_computed, entry.num_cached_blocks, entry.prefix_node = [], 0, 0, START
 
 
-def _take_out(jobs: list[SchedulerEntry], job: SchedulerEntry) -> None:
-    """Remove a job from a list in order."""
-    place = bisect_left(jobs, job.order, key=_order)
-    if place == len(jobs) or jobs[place] is not job:
-        raise ValueError(f"there is no job {job.order} here")
-    del jobs[place]
+def _order(entry: SchedulerEntry) -> Order:
+    return entry.order
+
+
+def _take_out(entries: list[SchedulerEntry], entry: SchedulerEntry) -> None:
+    """Remove an entry from a sorted list."""
+    place = bisect_left(entries, entry.order, key=_order)
+    if place == len(entries) or entries[place] is not entry:
+        raise ValueError(f"no sequence {entry.order} here")
+    del entries[place]

@@ -1,19 +1,20 @@
-"""The drafts of an engine: they are asked for, read with the tokens they follow, verified, and given back.
+"""Speculative decoding in an engine: asks a proposer for drafts, has them verified, and feeds results back.
 
-Knows the schedule and the proposer; refuses to know how a token is drawn. Whatever a proposer does, answers go on.
+Whatever a proposer does, even if it fails, sequences continue.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
 
-from nucleate.engine.request import NONE, RunningSequence, ScheduledSequence
-from nucleate.engine.scheduler import ScheduledChunk, Scheduler, SchedulerEntry
+from nucleate.engine.request import NO_ROW, RunningSequence
+from nucleate.engine.scheduler import ScheduledSequence, Scheduler, SchedulerEntry
 from nucleate.engine.stats import SpeculativeStats
-from nucleate.engine.verification import DraftRow, InvalidDistributionError, Path, VerificationCallbacks, follow, judge
+from nucleate.engine.token_sampler import StepSampler
+from nucleate.engine.verification import InvalidDistributionError, Path, verify_by_rule, verify_coupled
 from nucleate.jit.kernel_libraries import DRAFTS
 from nucleate.jit.native_library import get
 from nucleate.models.runner import Move, Runner
@@ -23,285 +24,276 @@ from nucleate.sampling.sampler import Sampler
 from nucleate.sampling.stages.selection.greedy import Greedy
 from nucleate.speculative.adaptive.controller import AdaptiveProposer
 from nucleate.speculative.config import COUPLED, FIELD, Speculation
-from nucleate.speculative.draft import Draft, DraftContext, TargetOutput
+from nucleate.speculative.draft import NO_DRAFT, Draft, DraftContext, TargetOutput
 from nucleate.speculative.grammar_filter import allowed
-from nucleate.speculative.tree import narrow
+from nucleate.speculative.tree import truncate
 
 logger = logging.getLogger("nucleate")
 
-MOST_LOGITS = 1 << 26
-"""Of a forward with drafts."""
+MAX_LOGITS = 1 << 26
+"""Logits that a step with drafts computes at most, as rows times vocabulary."""
 
 
 class Speculator:
-    """The drafts of one engine. jobs: of the engine, what is at work. Raises ParameterError, ModelError."""
+    """The drafts of one engine. Raises ParameterError, ModelError."""
 
-    def __init__(
-        self,
-        speculation: Speculation,
-        runner: Runner,
-        schedule: Scheduler,
-        sampler: Sampler,
-        jobs: Mapping[SchedulerEntry, Any],
-    ) -> None:
+    def __init__(self, config: Speculation, runner: Runner, scheduler: Scheduler, sampler: Sampler) -> None:
         if not runner.paged:
             why = f": {runner.why}" if runner.why else ""
-            raise ParameterError(FIELD, f"drafts are for models that read many sequences at a time{why}")
-        self.speculation, self.proposer = speculation, speculation.make()
+            raise ParameterError(FIELD, f"speculative decoding needs a model that runs batched{why}")
+        self.config, self.proposer = config, config.make()
         self._adaptive = self.proposer if isinstance(self.proposer, AdaptiveProposer) else None
-        self.watches = tuple(self.proposer.layers)
-        if self.watches:
-            runner.watch(self.watches)
+        self.layers = tuple(self.proposer.layers)
+        if self.layers:
+            runner.watch(self.layers)
         if (warm := getattr(runner, "warm", None)) is not None:
-            warm()  # only kernels read drafts in the bits of tokens, and no step is to wait for them
+            warm()  # verification must compute the same bits as decoding, which only the kernels do: compile them first
             get([DRAFTS])
-        self._runner, self._schedule, self._sampler, self._jobs = runner, schedule, sampler, jobs
-        self._branches = speculation.wide if getattr(runner, "branches", False) else 1
-        self._paths: dict[int, Path] = {}  # of trees that were verified in this step, by key
-        self._rounds = self._drafted = self._accepted = 0
-        self._tried, self._kept = [0] * speculation.tokens, [0] * speculation.tokens
+        self._runner, self._scheduler, self._sampler = runner, scheduler, sampler
+        self._tree_width = config.effective_tree_width if getattr(runner, "tree_attention", False) else 1
+        self._paths: dict[int, Path] = {}  # accepted paths of the trees of this step, by key
+        self._steps = self._drafted = self._accepted = 0
+        count = config.num_speculative_tokens
+        self._verified_at, self._accepted_at = [0] * count, [0] * count
         self._seconds = 0.0
-        self._drafting = False  # whether anything is drafted in this step
+        self._drafting = False  # whether this step has any draft
         self._failed = False
 
     @property
-    def figures(self) -> SpeculativeStats:
-        """What came of it so far."""
-        tried, kept = tuple(self._tried), tuple(self._kept)
-        return SpeculativeStats(self._rounds, self._drafted, self._accepted, tried, kept, self._seconds)
+    def stats(self) -> SpeculativeStats:
+        """Counters so far."""
+        per_position = tuple(self._verified_at), tuple(self._accepted_at)
+        return SpeculativeStats(self._steps, self._drafted, self._accepted, *per_position, self._seconds)
 
     @property
-    def draws(self) -> bool:
-        """Whether tokens are drawn first, and then compared with drafts."""
-        return self.speculation.rule == COUPLED
+    def coupled(self) -> bool:
+        """Whether tokens are sampled first and then compared with drafts."""
+        return self.config.acceptance_rule == COUPLED
 
-    def extend(self, readings: list[ScheduledSequence]) -> list[ScheduledSequence]:
-        """The same readings, and drafted tokens with those that come to the end of an answer.
+    def add_drafts(self, scheduled: list[ScheduledSequence]) -> None:
+        """Add drafts to sequences that decode, as far as the token budget and free blocks allow: nobody is preempted.
 
-        There are as many as there is room for in the forward and in the blocks, beside all else: nobody waits or makes
-        room for them. Until ``cut`` or ``withdraw``, they are at the end of the tokens of their jobs.
+        Until ``remove_draft_tokens`` or ``withdraw``, draft tokens are at the end of the tokens of their sequences.
         """
         self._drafting = False
-        if self._adaptive is not None and not self._adaptive.asks():
-            return readings
+        if self._adaptive is not None and not self._adaptive.active():
+            return
         begin = perf_counter()
-        places = [place for place, reading in enumerate(readings) if _goes_on(reading)]
-        if places:
-            counts = self._counts(readings, places)
-            states = [self._state(readings[place].branch) for place in places]
-            drafts = self._ask(states, counts) if any(counts) else [NONE] * len(states)
-            readings = readings.copy()
-            for place, count, draft in zip(places, counts, drafts, strict=True):
+        ones = [one for one in scheduled if _can_draft(one)]
+        if ones:
+            counts = self._counts(scheduled, ones)
+            contexts = [self._context(one.sequence) for one in ones]
+            drafts = self._propose(contexts, counts) if any(counts) else [NO_DRAFT] * len(ones)
+            for one, count, draft in zip(ones, counts, drafts, strict=True):
                 if draft:
-                    readings[place] = self._with(readings[place], draft, count)
+                    self._add_draft(one, draft, count)
         self._seconds += perf_counter() - begin
-        return readings
 
-    def _counts(self, readings: list[ScheduledSequence], places: list[int]) -> list[int]:
-        """How many tokens may be drafted for each."""
-        left = self._schedule.max_tokens - sum([part.stop - part.start for _, _, part, _, _ in readings])
-        left = min(left, MOST_LOGITS // self._runner.vocab_size - len(readings))
+    def _counts(self, scheduled: list[ScheduledSequence], ones: list[ScheduledSequence]) -> list[int]:
+        """How many tokens may be drafted for each sequence."""
+        left = self._scheduler.max_num_batched_tokens - sum([one.stop - one.start for one in scheduled])
+        left = min(left, MAX_LOGITS // self._runner.vocab_size - len(scheduled))
         counts = []
-        for place in places:
-            room = _room(readings[place].chunk.job)
-            most = self.speculation.tokens if self._may(readings[place].branch) else 0
-            count = max(0, min(most, left, most if room > 0 and self._branches > 1 else room))
+        for one in ones:
+            depth = _max_depth(one.sequence)
+            most = self.config.num_speculative_tokens if self._verifiable(one.sequence) else 0
+            count = max(0, min(most, left, most if depth > 0 and self._tree_width > 1 else depth))
             counts.append(count)
             left -= count
         return counts
 
-    def _may(self, branch: RunningSequence) -> bool:
-        """Whether drafts of an answer can be verified."""
-        return self.draws or foreseeable(self._sampler.stages(branch.row))
+    def _verifiable(self, sequence: RunningSequence) -> bool:
+        """Whether drafts of a sequence can be verified."""
+        return self.coupled or foreseeable(self._sampler.stages(sequence.row))
 
-    def _state(self, branch: RunningSequence) -> DraftContext:
-        """The list of tokens stays the same, and grows: made once, it is the state of every step."""
-        if branch.state is None:
-            params, greedy = branch.live.request.params, isinstance(self._sampler.stages(branch.row)[-1], Greedy)
-            prompt, temperature = len(branch.live.request.prompt_ids), 0.0 if greedy else params.temperature
-            branch.state = DraftContext(
-                branch.key, branch.job.token_ids, prompt, branch.answer.seed, temperature, self.draws
+    def _context(self, sequence: RunningSequence) -> DraftContext:
+        """What a proposer sees of a sequence. Made once: its list of tokens grows by itself."""
+        if sequence.draft_context is None:
+            request, greedy = sequence.running.request, isinstance(self._sampler.stages(sequence.row)[-1], Greedy)
+            temperature = 0.0 if greedy else request.params.temperature
+            sequence.draft_context = DraftContext(
+                sequence.key,
+                sequence.token_ids,
+                len(request.prompt_ids),
+                sequence.processor.seed,
+                temperature,
+                self.coupled,
             )
-        return branch.state
+        return sequence.draft_context
 
-    def _ask(self, states: list[DraftContext], counts: list[int]) -> list[Draft]:
-        drafts = self._safely(self.proposer.propose, states, counts)
-        if drafts is None or len(drafts) != len(states) or not all(isinstance(draft, Draft) for draft in drafts):
+    def _propose(self, contexts: list[DraftContext], counts: list[int]) -> list[Draft]:
+        drafts = self._guarded(self.proposer.propose, contexts, counts)
+        if drafts is None or len(drafts) != len(contexts) or not all(isinstance(draft, Draft) for draft in drafts):
             if drafts is not None:
-                self._complain("it does not give one draft per sequence")
-            return [NONE] * len(states)
+                self._warn("it does not give one draft per sequence")
+            return [NO_DRAFT] * len(contexts)
         return list(drafts)
 
-    def _with(self, reading: ScheduledSequence, draft: Draft, count: int) -> ScheduledSequence:
-        """A reading with as much of a draft as can be read, and as may follow."""
-        branch, job, part = reading.branch, reading.chunk.job, reading.part
-        draft = narrow(draft, self._branches, _room(job), count)
-        draft = allowed(draft, self._runner.vocab_size, branch.answer.guide)
-        draft = draft.cut(self._schedule.reserve(job, len(draft)))
+    def _add_draft(self, one: ScheduledSequence, draft: Draft, count: int) -> None:
+        """Add as much of a draft as fits and as the grammar allows."""
+        sequence: RunningSequence = one.sequence
+        draft = truncate(draft, self._tree_width, _max_depth(sequence), count)
+        draft = allowed(draft, self._runner.vocab_size, sequence.processor.guide)
+        draft = draft.prefix(self._scheduler.reserve(sequence, len(draft)))
         if not draft:
-            self._safely(self.proposer.accepted, part.key, 0)
-            return reading
+            self._guarded(self.proposer.accepted, sequence.key, 0)
+            return
         self._drafting = True
-        job.token_ids += draft.tokens  # type: ignore[operator]
-        stop, logits = part.stop + len(draft), part.logits + len(draft)
-        part = part._replace(stop=stop, logits=logits, parents=None if draft.chain else draft.parents)
-        return reading._replace(part=part, draft=draft)
+        sequence.token_ids += draft.tokens  # type: ignore[operator]
+        one.draft = draft
 
-    def cut(self, readings: Sequence[ScheduledSequence]) -> None:
-        """Drafts have been read: take them off the tokens of their jobs."""
-        for reading in readings if self._drafting else ():
-            if reading.draft:
-                del reading.chunk.job.token_ids[reading.chunk.stop :]  # type: ignore[attr-defined]
+    def remove_draft_tokens(self, scheduled: Sequence[ScheduledSequence]) -> None:
+        """Drafts were computed: remove them from the tokens of their sequences."""
+        for one in scheduled if self._drafting else ():
+            if one.draft:
+                del one.sequence.token_ids[one.stop :]
 
-    def withdraw(self, readings: Sequence[ScheduledSequence]) -> list[ScheduledSequence]:
-        """Drafts could not be read: the same readings without them."""
-        self.cut(readings)
-        plain = []
-        for reading in readings:
-            kept = reading
-            if reading.draft:
-                count, part = len(reading.draft), reading.part
-                kept = reading._replace(
-                    part=part._replace(stop=part.stop - count, logits=part.logits - count, parents=None), draft=NONE
-                )
-                self._schedule.trim(reading.chunk.job)
-                self._safely(self.proposer.accepted, part.key, 0)
-            plain.append(kept)
-        return plain
+    def withdraw(self, scheduled: Sequence[ScheduledSequence]) -> None:
+        """Drafts could not be computed: drop them."""
+        self.remove_draft_tokens(scheduled)
+        for one in scheduled:
+            if one.draft:
+                one.draft = NO_DRAFT
+                self._scheduler.trim(one.sequence)
+                self._guarded(self.proposer.accepted, one.sequence.key, 0)
 
-    def verified(self, rows: Sequence[DraftRow]) -> bool:
-        """Whether there is nothing to verify: none of these answers has a draft."""
-        for row in rows:
-            if row.reading.draft:
-                return False
-        self._rounds += len(rows)
-        return True
+    def has_drafts(self, ready: Sequence[ScheduledSequence]) -> bool:
+        """Whether any of these sequences has a draft to verify. If not, they are counted as verified."""
+        for one in ready:
+            if one.draft is not NO_DRAFT:
+                return True
+        self._steps += len(ready)
+        return False
 
-    def verify(self, rows: Sequence[DraftRow], hands: VerificationCallbacks) -> None:
-        """Draw the next token of some answers, and go on as long as what comes has been drafted."""
-        if self.draws:
-            paths = follow(rows, hands)
+    def verify(self, ready: Sequence[ScheduledSequence], step: StepSampler) -> None:
+        """Sample the next token of each sequence, and as many more as its draft has right."""
+        if self.coupled:
+            paths = verify_coupled(ready, step)
         else:
-            drafted = [row for row in rows if row.reading.draft]
-            plain = [row for row in rows if not row.reading.draft]
+            drafted = [one for one in ready if one.draft]
+            plain = [one for one in ready if not one.draft]
             if plain:
-                hands.draw([row.branch for row in plain], [row.place for row in plain])
-            paths = [()] * len(plain) + [self._judged(row, hands) for row in drafted]
-            rows = [*plain, *drafted]
-        if self._branches > 1:
-            self._straighten(rows, paths)
-        for row, path in zip(rows, paths, strict=True):
-            self._told(row, len(path))
+                step.sample([one.sequence for one in plain], [one.logits_row for one in plain])
+            paths = [()] * len(plain) + [self._verify_by_rule(one, step) for one in drafted]
+            ready = [*plain, *drafted]
+        if self._tree_width > 1:
+            self._compact_trees(ready, paths)
+        for one, path in zip(ready, paths, strict=True):
+            self._record(one, len(path))
 
-    def _straighten(self, rows: Sequence[DraftRow], paths: Sequence[Path]) -> None:
-        """What was kept of a tree is a chain now: have its keys and values lie like that."""
+    def _compact_trees(self, ready: Sequence[ScheduledSequence], paths: Sequence[Path]) -> None:
+        """Move the keys and values of the accepted path of each tree to where those of a chain would be."""
         moves = []
-        for row, path in zip(rows, paths, strict=True):
-            if row.branch.job not in self._jobs or row.reading.part.parents is None:
+        for one, path in zip(ready, paths, strict=True):
+            if one.sequence.finished or one.draft.chain:
                 continue
-            if self.watches:
-                self._paths[row.branch.key] = path
+            if self.layers:
+                self._paths[one.sequence.key] = path
             right = next((depth for depth, place in enumerate(path) if place != depth), len(path))
             if right < len(path):
-                start = row.reading.chunk.stop
-                sources = [start + place for place in path[right:]]
-                moves.append(Move(row.branch.key, row.branch.job.blocks, sources, start + right))
+                sources = [one.stop + place for place in path[right:]]
+                moves.append(Move(one.sequence.key, one.sequence.block_ids, sources, one.stop + right))
         if moves:
             self._runner.move(moves)
 
-    def _judged(self, row: DraftRow, hands: VerificationCallbacks) -> Path:
+    def _verify_by_rule(self, one: ScheduledSequence, step: StepSampler) -> Path:
         try:
-            return judge(row, hands, self._sampler, self.speculation.rule)
+            return verify_by_rule(one, step, self._sampler, self.config.acceptance_rule)
         except InvalidDistributionError as error:
-            self._complain(str(error))
-            hands.draw([row.branch], [row.place])
+            self._warn(str(error))
+            step.sample([one.sequence], [one.logits_row])
             return ()
 
-    def _told(self, row: DraftRow, kept: int) -> None:
-        """So many drafted tokens of an answer are its own now."""
-        job, start, draft = row.branch.job, row.reading.chunk.stop, row.reading.draft
-        self._rounds += 1
+    def _record(self, one: ScheduledSequence, accepted: int) -> None:
+        """Count the accepted draft tokens of a sequence; they are computed already."""
+        sequence, draft = one.sequence, one.draft
+        self._steps += 1
         if not draft:
             return
         self._drafted += len(draft)
-        self._accepted += kept
-        for place in range(min(draft.depth, kept + 1)):
-            self._tried[place] += 1
-            self._kept[place] += place < kept
-        if job in self._jobs:
-            self._schedule.done([ScheduledChunk(job, start, start + kept)])
-            self._schedule.trim(job)
-            self._safely(self.proposer.accepted, row.branch.key, kept)
+        self._accepted += accepted
+        for place in range(min(draft.depth, accepted + 1)):
+            self._verified_at[place] += 1
+            self._accepted_at[place] += place < accepted
+        if not sequence.finished:
+            self._scheduler.advance(sequence, one.stop + accepted)
+            self._scheduler.trim(sequence)
+            self._guarded(self.proposer.accepted, sequence.key, accepted)
 
-    def features(self, readings: Sequence[ScheduledSequence]) -> Any:
-        """What the layers gave that the proposer reads, of the forward of these; None if it reads none now."""
-        if not self.watches:
+    def hidden_states(self, scheduled: Sequence[ScheduledSequence]) -> Any:
+        """The hidden states of a forward pass, if the proposer needs them now."""
+        if not self.layers:
             return None
-        if self._adaptive is not None and self._adaptive.rests(joining=not all(map(_only_goes_on, readings))):
+        if self._adaptive is not None and self._adaptive.resting(joining=not all(map(_only_decodes, scheduled))):
             return None
         return self._runner.features
 
-    def read(self, readings: Sequence[ScheduledSequence], features_TF: Any) -> None:
-        """Tell a proposer what was read, of the tokens that stay."""
+    def observe(self, scheduled: Sequence[ScheduledSequence], states_TF: Any) -> None:
+        """Pass the hidden states of all tokens that stay to the proposer."""
         begin, end = perf_counter(), 0
-        told = []
-        for branch, chunk, part, _, _ in readings:
-            start, end = end, end + part.stop - part.start
-            if isinstance(branch, RunningSequence) and chunk.job in self._jobs:
-                ids = chunk.job.token_ids[part.start : chunk.job.read]
+        observed = []
+        for one in scheduled:
+            sequence, draft = one.sequence, one.draft
+            start, end = end, end + one.stop - one.start + len(draft)
+            if isinstance(sequence, RunningSequence) and not sequence.finished:
+                ids = sequence.token_ids[one.start : sequence.num_computed]
                 places: Any = slice(start, start + len(ids))
-                if part.parents is not None:
-                    first = start + chunk.stop - part.start
-                    places = [*range(start, first), *[first + place for place in self._paths.get(part.key, ())]]
-                told.append(TargetOutput(part.key, part.start, ids, features_TF[places]))
+                if not draft.chain:
+                    first = start + one.stop - one.start
+                    path = self._paths.get(sequence.key, ())
+                    places = [*range(start, first), *[first + place for place in path]]
+                observed.append(TargetOutput(sequence.key, one.start, ids, states_TF[places]))
         self._paths.clear()
-        if told:
-            self._safely(self.proposer.read, told)
+        if observed:
+            self._guarded(self.proposer.read, observed)
         self._seconds += perf_counter() - begin
 
-    def stepped(self, readings: Sequence[ScheduledSequence], read: int, seconds: float) -> None:
-        """A step took so many seconds, and read so many tokens, those of drafts too."""
+    def end_step(self, scheduled: Sequence[ScheduledSequence], computed_tokens: int, seconds: float) -> None:
+        """Tell the adaptive controller how many tokens a step computed, drafts included, and how long it took."""
         if self._adaptive is None:
             return
-        if all(map(_only_goes_on, readings)):
-            self._adaptive.stepped(len(readings), read, seconds)
+        if all(map(_only_decodes, scheduled)):
+            self._adaptive.end_step(len(scheduled), computed_tokens, seconds)
         else:
             self._adaptive.joined()
 
-    def forget(self, branch: RunningSequence) -> None:
-        """An answer has ended."""
+    def forget(self, sequence: RunningSequence) -> None:
+        """A sequence has finished."""
         begin = perf_counter()
-        output = branch.job.token_ids[len(branch.live.request.prompt_ids) :]
-        self._safely(self.proposer.forget, branch.key, output)
+        output = sequence.token_ids[len(sequence.running.request.prompt_ids) :]
+        self._guarded(self.proposer.forget, sequence.key, output)
         self._seconds += perf_counter() - begin
 
-    def _safely(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """What a proposer gives; None if it fails."""
+    def _guarded(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """The result of a proposer's method; None if it fails."""
         try:
             return function(*arguments)
-        except Exception as error:  # noqa: BLE001  # a proposer of one's own may raise anything
-            self._complain(f"{type(error).__name__}: {error}")
+        except Exception as error:  # noqa: BLE001  # a custom proposer may raise anything
+            self._warn(f"{type(error).__name__}: {error}")
             return None
 
-    def _complain(self, what: str) -> None:
+    def _warn(self, what: str) -> None:
         if not self._failed:
-            logger.warning("drafts fail, and answers go on without them (said once): %.300s", what)
+            logger.warning("speculative decoding: the proposer failed, continuing without drafts: %.300s", what)
         self._failed = True
 
 
-def _room(job: SchedulerEntry) -> int:
-    """How many tokens may be drafted one after the other, so that the last one there is is not among them."""
-    return job.limit - len(job.token_ids) - 1
+def _max_depth(entry: SchedulerEntry) -> int:
+    """How many tokens may be drafted in a row: the token at the maximum length is always sampled."""
+    return entry.max_length - len(entry.token_ids) - 1
 
 
-def _goes_on(reading: ScheduledSequence) -> bool:
-    """Whether it ends with the last token that an answer has written, and a draft may be asked for."""
-    branch = reading.branch
-    return reading.last and isinstance(branch, RunningSequence) and branch.row >= 0 and branch.told is None
-
-
-def _only_goes_on(reading: ScheduledSequence) -> bool:
-    """Whether it reads the last token that an answer has, and nothing else but a draft."""
+def _can_draft(one: ScheduledSequence) -> bool:
+    """Whether a sequence has generated a token, and all its tokens are scheduled."""
+    sequence = one.sequence
     return (
-        reading.last and isinstance(reading.branch, RunningSequence) and reading.chunk.stop - reading.chunk.start == 1
+        one.last
+        and isinstance(sequence, RunningSequence)
+        and sequence.row != NO_ROW
+        and sequence.prompt_logprobs is None
     )
+
+
+def _only_decodes(one: ScheduledSequence) -> bool:
+    """Whether the only token to compute, apart from a draft, is the last one."""
+    return one.last and one.stop - one.start == 1 and isinstance(one.sequence, RunningSequence)

@@ -1,4 +1,4 @@
-"""An engine in figures. Refuses to know where they come from."""
+"""Counters and gauges of an engine, as values."""
 
 from __future__ import annotations
 
@@ -6,35 +6,51 @@ from typing import NamedTuple
 
 
 class SpeculativeStats(NamedTuple):
-    """The drafts of an engine in figures, counted from its beginning."""
+    """Counters of speculative decoding since the engine started."""
 
-    rounds: int = 0  #: forwards that gave an answer tokens, each counted for each such answer
-    drafted: int = 0  #: tokens that were read
-    accepted: int = 0  #: of these
-    tried: tuple[int, ...] = ()  #: by place in the draft (in a tree: by depth): how often those before it were accepted
-    kept: tuple[int, ...] = ()  #: the same: how often it was accepted
-    seconds: float = 0.0  #: that proposers took
+    num_verification_steps: int = 0  #: per sequence: one for each forward pass that gave it new tokens, drafted or not
+    draft_tokens: int = 0  #: draft tokens verified by the model
+    accepted_tokens: int = 0  #: draft tokens accepted
+    verified_tokens_per_position: tuple[int, ...] = ()
+    """How often the draft token at each position (in a tree: depth) was verified, after all before it were accepted."""
+    accepted_tokens_per_position: tuple[int, ...] = ()  #: how often it was accepted
+    draft_seconds: float = 0.0  #: time spent in the draft method
 
     @property
-    def tau(self) -> float:
-        """Tokens that a forward gives an answer, those aside that a form forced; 1 without drafts."""
-        return 1 + self.accepted / self.rounds if self.rounds else 1.0
+    def acceptance_rate(self) -> float:
+        """Accepted draft tokens / draft tokens; 0 if there were none."""
+        return self.accepted_tokens / self.draft_tokens if self.draft_tokens else 0.0
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Mean number of sampled tokens per verification step; 1 without drafts. Jump-forward tokens do not count."""
+        return 1 + self.accepted_tokens / self.num_verification_steps if self.num_verification_steps else 1.0
 
 
 class EngineStats(NamedTuple):
-    """An engine in figures, as of now; from ``steps`` on they are counted from its beginning."""
+    """State of an engine now, and (from ``num_steps`` on) counters since it started."""
 
-    running: int  #: answers
-    waiting: int  #: answers that have not begun, or were preempted
-    blocks: int  #: of keys and values
-    blocks_used: int
-    steps: int
-    read: int  #: tokens
-    reused: int  #: tokens that did not have to be read, as others begin with the same
-    drawn: int  #: tokens
-    preempted: int  #: answers
+    num_running_seqs: int
+    num_waiting_seqs: int  #: sequences that have not started, or were preempted
+    num_kv_blocks: int  #: blocks of the paged KV cache
+    num_used_kv_blocks: int
+    num_steps: int  #: engine steps, with one forward pass each
+    computed_tokens: int  #: tokens processed by the model: prompt, generated and draft tokens
+    prefix_cache_hit_tokens: int  #: prompt tokens served from the prefix cache
+    sampled_tokens: int
+    num_preemptions: int
     forward_seconds: float
-    sampler_seconds: float
-    mask_seconds: float  #: for the tokens that forms of text allow
-    forced: int  #: tokens that were neither drawn nor read by themselves, as nothing else could follow
-    drafts: SpeculativeStats = SpeculativeStats()  #: tokens that were guessed, and read to see whether they are right
+    sampling_seconds: float
+    grammar_mask_seconds: float  #: time to compute the token masks of structured output
+    jump_forward_tokens: int  #: generated tokens that were not sampled because the grammar allowed only one
+    speculative: SpeculativeStats = SpeculativeStats()
+
+    @property
+    def generation_tokens(self) -> int:
+        """All generated tokens."""
+        return self.sampled_tokens + self.jump_forward_tokens
+
+    @property
+    def kv_cache_usage(self) -> float:
+        """Share of the KV cache blocks in use, 0 to 1."""
+        return self.num_used_kv_blocks / self.num_kv_blocks if self.num_kv_blocks else 0.0

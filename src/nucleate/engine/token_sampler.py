@@ -1,143 +1,142 @@
-"""The next tokens of answers: drawn for all of them at once, held to their forms, and told as text.
-
-Knows neither schedule nor model. What ends an answer is said to those who gave it.
-"""
+"""Samples the next token of every ready sequence in one call, applies grammars, and turns tokens into outputs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from time import perf_counter
 from typing import Any
 
-from nucleate.engine.beam.scheduling import RunningBeam
-from nucleate.engine.request import RunningRequest, RunningSequence
-from nucleate.engine.scheduler import SchedulerEntry
-from nucleate.engine.verification import VerificationCallbacks
+from nucleate.engine.request import NO_ROW, RunningSequence, SequenceLifecycle
 from nucleate.outputs import EngineOutput, StepLogprobs
 from nucleate.sampling.sampler import Sampler
-from nucleate.structured_output import Guide, why
+from nucleate.structured_output import why
 from nucleate.structured_output.grammar_manager import GrammarManager
 
 
 class TokenSampler:
-    """The tokens of the answers of one engine.
+    """Samples tokens for an engine.
 
-    at_work: answers that have not ended. later: whether text is made of tokens only when it is asked for with ``tell``,
-    not as soon as a draft is verified. begun: told of a request whose first answer has a row. ended: told of an answer
-    that ends with its text. fail: ends an answer from whose logits no token can be drawn.
+    deferred: text is made only by ``flush``, so that it can overlap with the next forward pass; otherwise also as soon
+    as a draft is verified. lifecycle: is told of sequences that start, finish or fail.
     """
 
     def __init__(
-        self,
-        sampler: Sampler,
-        forms: GrammarManager,
-        at_work: Mapping[SchedulerEntry, RunningSequence | RunningBeam],
-        *,
-        later: bool,
-        begun: Callable[[RunningRequest], None],
-        ended: Callable[[RunningSequence], None],
-        fail: Callable[[RunningSequence, str], list[EngineOutput]],
+        self, sampler: Sampler, grammars: GrammarManager, lifecycle: SequenceLifecycle, *, deferred: bool
     ) -> None:
-        self._sampler, self._forms, self._at_work, self._later = sampler, forms, at_work, later
-        self._begun, self._ended, self._fail = begun, ended, fail
-        self._drawn: list[_Drawn] = []  # whose text is not made yet
-        self.tokens = 0  # that were drawn
-        self.forced = 0  # that were not, as nothing else could follow
-        self.seconds = 0.0  # that the sampler took
+        self._sampler, self._grammars, self._lifecycle, self.deferred = sampler, grammars, lifecycle, deferred
+        self._pending: list[_Pending] = []  # tokens whose text is not made yet
+        self.sampled_tokens = 0
+        self.jump_forward_tokens = 0
+        self.seconds = 0.0
+
+    @property
+    def idle(self) -> bool:
+        """Whether all text has been made."""
+        return not self._pending
 
     def sample(
-        self, branches: list[RunningSequence], places: list[int], logits_LV: Any, events: list[EngineOutput]
+        self, sequences: list[RunningSequence], rows: list[int], logits_LV: Any, outputs: list[EngineOutput]
     ) -> list[int]:
-        """A token for each of some answers, from the logits at these places; -1 for those that end without."""
-        if not branches:
+        """Sample a token for each sequence from its row of the logits; -1 for those that fail."""
+        if not sequences:
             return []
-        logits_RV = logits_LV if len(places) == len(logits_LV) else logits_LV[places]
-        mask = self._forms.mask([branch.answer.guide for branch in branches])
+        logits_RV = logits_LV if len(rows) == len(logits_LV) else logits_LV[rows]
+        mask = self._grammars.mask([sequence.processor.guide for sequence in sequences])
+        slots = [each.row if each.row != NO_ROW else self._new_row(each) for each in sequences]
         begin = perf_counter()
-        out = self._sampler(logits_RV, list(map(self._row, branches)), mask=mask)
+        out = self._sampler(logits_RV, slots, mask=mask)
         self.seconds += perf_counter() - begin
-        told = out.logprobs or (None,) * len(branches)
+        logprobs = out.logprobs or (None,) * len(sequences)
         tokens: list[int] = out.token_ids.tolist()
-        for place, (branch, token) in enumerate(zip(branches, tokens, strict=True)):
+        for place, (sequence, token) in enumerate(zip(sequences, tokens, strict=True)):
             if token < 0:
-                events += self._fail(branch, why(out.errors[place], branch.answer.guide))
+                outputs += self.fail(sequence, out.errors[place])
             else:
-                self.take(branch, token, told[place])
-        self.tokens += len(branches) - len(out.errors)
+                self._append(sequence, token, logprobs[place])
+        self.sampled_tokens += len(sequences) - len(out.errors)
         return tokens
 
-    def take(self, branch: RunningSequence, token: int, told: StepLogprobs | None) -> None:
-        """An answer has a new token."""
-        branch.job.push(token)
-        guide = branch.answer.guide
-        if guide is None:
-            self._drawn.append((branch, token, told, False))
-        else:
-            self._hold(branch, guide, token, told)
+    def accept(self, sequence: RunningSequence, token: int, logprobs: StepLogprobs | None) -> None:
+        """Append a token that draft verification chose."""
+        self._append(sequence, token, logprobs)
+        self.sampled_tokens += 1
 
-    def _hold(self, branch: RunningSequence, guide: Guide, token: int, told: StepLogprobs | None) -> None:
-        """An answer of some form has a new token. Those that must follow it are neither drawn nor read one by one."""
-        job = branch.job
-        branch.over = guide.push(token)
-        self._drawn.append((branch, token, told, branch.over))
-        if branch.over or not branch.live.skips:
+    def fail(self, sequence: RunningSequence, error: str) -> list[EngineOutput]:
+        """End a sequence for which no token can be sampled: its last outputs."""
+        return self._lifecycle.fail(sequence, why(error, sequence.processor.guide))
+
+    def _append(self, sequence: RunningSequence, token: int, logprobs: StepLogprobs | None) -> None:
+        """Append a token, and the tokens that the grammar forces after it (jump-forward)."""
+        sequence.append(token)
+        guide = sequence.processor.guide
+        if guide is None:
+            self._pending.append((sequence, token, logprobs, False))
+            return
+        sequence.grammar_complete = guide.push(token)
+        self._pending.append((sequence, token, logprobs, sequence.grammar_complete))
+        if sequence.grammar_complete or not sequence.running.jump_forward:
             return
         for forced in guide.forced():
-            if job.idle:
+            if sequence.idle:
                 break
-            job.push(forced)
-            self._sampler.accept(branch.row, forced)
-            branch.over = guide.push(forced)
-            self._drawn.append((branch, forced, None, branch.over))
-            self.forced += 1
+            sequence.append(forced)
+            self._sampler.accept(sequence.row, forced)
+            sequence.grammar_complete = guide.push(forced)
+            self._pending.append((sequence, forced, None, sequence.grammar_complete))
+            self.jump_forward_tokens += 1
 
-    def _row(self, branch: RunningSequence) -> int:
-        """The row of an answer in the sampler, from its first token on."""
-        if branch.row < 0:
-            live, answer = branch.live, branch.answer
-            branch.row = self._sampler.add(live.stages, live.request.prompt_ids, seed=answer.seed)
-            self._begun(live)
-        return branch.row
+    def _new_row(self, sequence: RunningSequence) -> int:
+        """Add a sequence to the sampler, with its first token."""
+        running = sequence.running
+        sequence.row = self._sampler.add(running.stages, running.request.prompt_ids, seed=sequence.processor.seed)
+        self._lifecycle.start_siblings(running)
+        return sequence.row
 
-    def tell(self, only: RunningSequence | RunningBeam | None = None) -> list[EngineOutput]:
-        """The text of the tokens that were drawn, of all answers or of one."""
-        drawn, self._drawn = self._drawn, []
-        events = []
-        for branch, token, told, done in drawn:
-            if branch.job not in self._at_work:
+    def flush(self, only: Any = None) -> list[EngineOutput]:
+        """Make the outputs of all new tokens, or of those of one sequence."""
+        pending, self._pending = self._pending, []
+        outputs = []
+        for item in pending:
+            sequence, token, logprobs, complete = item
+            if sequence.finished:
                 continue
-            if only is not None and branch is not only:
-                self._drawn.append((branch, token, told, done))
+            if only is not None and sequence is not only:
+                self._pending.append(item)
                 continue
-            piece = branch.answer.push(token, told, done=done)
-            events.append(branch.live.event(piece))
-            if piece.finish_reason is not None:
-                self._ended(branch)
-        return events
-
-    def hands(self, logits_LV: Any, events: list[EngineOutput]) -> VerificationCallbacks:
-        """For those who verify drafts. What ends an answer within a draft is found on the way."""
-
-        def draw(branches: list[RunningSequence], places: list[int]) -> Sequence[int]:
-            tokens = self.sample(branches, places, logits_LV, events)
-            tell()
-            return tokens
-
-        def take(branch: RunningSequence, token: int, told: StepLogprobs | None) -> None:
-            self.take(branch, token, told)
-            self.tokens += 1
-            tell()
-
-        def tell() -> None:
-            if not self._later:
-                events.extend(self.tell())
-
-        def fail(branch: RunningSequence, error: str) -> None:
-            events.extend(self._fail(branch, why(error, branch.answer.guide)))
-
-        return VerificationCallbacks(
-            logits_LV, draw, take, fail, lambda branch: branch.over or branch.job not in self._at_work
-        )
+            chunk = sequence.processor.push(token, logprobs, complete=complete)
+            outputs.append(sequence.running.output(chunk))
+            if chunk.finish_reason is not None:
+                self._lifecycle.finish(sequence)
+        return outputs
 
 
-_Drawn = tuple[RunningSequence, int, StepLogprobs | None, bool]  # a token, its logprobs, whether nothing can follow it
+_Pending = tuple[RunningSequence, int, StepLogprobs | None, bool]  # whether the grammar is complete
+
+
+class StepSampler:
+    """The token sampler with the logits and outputs of one step, for draft verification.
+
+    Text is made after every token (unless deferred), so that a stop criterion within a draft is found at once.
+    """
+
+    def __init__(self, sampler: TokenSampler, logits_LV: Any, outputs: list[EngineOutput]) -> None:
+        self._sampler, self.logits, self._outputs = sampler, logits_LV, outputs
+
+    def sample(self, sequences: list[RunningSequence], rows: list[int]) -> Sequence[int]:
+        """See ``TokenSampler.sample``."""
+        tokens = self._sampler.sample(sequences, rows, self.logits, self._outputs)
+        self._flush()
+        return tokens
+
+    def accept(self, sequence: RunningSequence, token: int, logprobs: StepLogprobs | None) -> None:
+        """See ``TokenSampler.accept``."""
+        self._sampler.accept(sequence, token, logprobs)
+        self._flush()
+
+    def fail(self, sequence: RunningSequence, error: str) -> None:
+        """End a sequence for which no token can be sampled."""
+        self._outputs += self._sampler.fail(sequence, error)
+
+    def _flush(self) -> None:
+        if not self._sampler.deferred:
+            self._outputs += self._sampler.flush()

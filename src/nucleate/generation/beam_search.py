@@ -51,29 +51,26 @@ def beam_search(
     allowed: AllowedAfter | None = None,
     **values: Any,
 ) -> list[Beam]:
-    """The best answers, the best first: ``width`` of them, or ``returned``; fewer only if there are no more.
+    """The highest-scoring outputs, best first: ``num_return_sequences`` of them, or fewer if no more exist.
 
-    values: fields of ``BeamParams``. early_stopping says when ``width`` finished answers are enough: True, at once;
-    False, when the best open one, had it ended here, would not beat the worst of them; "never", when it would not even
-    at the best length it can still have.
+    values: fields of ``BeamParams``.
 
-    groups: so many searches of ``width / groups`` beams, one after the other in each step. For the choice of a step,
-    though not for its score, a token loses ``diversity_penalty`` for each beam of the groups before that goes on with
-    it. What two groups find is there once.
+    num_beam_groups: that many searches of ``num_beams / num_beam_groups`` beams take turns in each step. When a group
+    chooses tokens, each token is penalized by ``diversity_penalty`` per beam of the earlier groups that chose it in
+    this step; the score is not. An output found by two groups is returned once.
 
-    allowed: logprobs stay those of the model; other tokens are out. Raises ParameterError, and ValueError for logits
-    that are NaN, +inf, or -inf for all that is allowed.
-    """
+    allowed: the tokens that a constraint allows; other tokens are masked, and logprobs stay those of the model. Raises
+    ParameterError, and ValueError for logits that are NaN, +inf, or -inf for all that is allowed."""
     params = BeamParams(max_tokens=max_tokens, **values)
     prompt, ends = tuple(map(int, prompt_ids)), frozenset(map(int, eos_token_ids))
     asked = _Asked(logits_of, prompt, ends, params, max_tokens, allowed)
-    searches = [_Group(asked, params.width // params.groups) for _ in range(params.groups)]
+    searches = [_Group(asked, params.num_beams // params.num_beam_groups) for _ in range(params.num_beam_groups)]
     for length in range(1, max_tokens + 1):
         chosen = Counter[int]()
         for search in searches:
             chosen.update(search.step(length, chosen))
     found = sorted((beam for search in searches for beam in search.finished), key=_by_score)
-    return list(dict.fromkeys(found))[: params.returned]
+    return list(dict.fromkeys(found))[: params.num_return_sequences]
 
 
 def _by_score(beam: Beam) -> float:

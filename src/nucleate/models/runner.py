@@ -33,7 +33,7 @@ class ModelInput(NamedTuple):
     """Of its last tokens, if they are a tree: for each the place in the tree of the one it follows, -1 for the token
     before the tree; an earlier one in any case. A token of a tree sees what is before the tree, what leads to it, and
     itself; its position is that of its depth. Keys and values lie in the order of the list. Tokens of the tree before
-    ``start`` were read before. Only where there are ``branches``."""
+    ``start`` were read before. Only with ``tree_attention``."""
 
 
 class Fork(NamedTuple):
@@ -99,8 +99,8 @@ class Runner(Protocol):
         """
 
     @property
-    def branches(self) -> bool:
-        """Whether parts may have ``parents``, and ``move`` can be asked for. Taken for False where it is missing."""
+    def tree_attention(self) -> bool:
+        """Whether inputs may have ``parents`` and ``move`` works. A runner without the attribute counts as False."""
 
     def move(self, moves: Sequence[Move]) -> None:
         """Of some trees a path has been kept: have its keys and values where those of a chain would be."""
@@ -143,7 +143,7 @@ class SequentialRunner:
 
     paged = False
     asynchronous = False
-    branches = False
+    tree_attention = False
 
     def __init__(self, model: Model, blocks: int, block_size: int = BLOCK, why: str = "") -> None:
         self.model, self.blocks, self.block_size, self.why = model, blocks, block_size, why

@@ -161,7 +161,7 @@ class Metrics:
     def collect(self) -> Iterator[Metric]:
         """What ``prometheus_client`` asks a collector for."""
         stats = self._stats()
-        for family in (*self._counted.collect(), *_of_engine(stats), *_of_drafts(stats.drafts)):
+        for family in (*self._counted.collect(), *_of_engine(stats), *_of_drafts(stats.speculative)):
             family.samples = [
                 sample._replace(labels={"model_name": self._model, **sample.labels})
                 for sample in family.samples
@@ -173,43 +173,43 @@ class Metrics:
 
 
 def _of_engine(stats: EngineStats) -> Iterator[Metric]:
-    share = stats.blocks_used / stats.blocks if stats.blocks else 0.0
-    yield _Gauge("nucleate_answers_running", "Answers at work", stats.running)
-    yield _Gauge("nucleate_answers_waiting", "Answers that wait for their turn", stats.waiting)
-    yield _Gauge("nucleate_kv_blocks", "Blocks of keys and values", stats.blocks)
-    yield _Gauge("nucleate_kv_blocks_used", "Blocks of keys and values in use", stats.blocks_used)
+    share = stats.kv_cache_usage
+    yield _Gauge("nucleate_answers_running", "Answers at work", stats.num_running_seqs)
+    yield _Gauge("nucleate_answers_waiting", "Answers that wait for their turn", stats.num_waiting_seqs)
+    yield _Gauge("nucleate_kv_blocks", "Blocks of keys and values", stats.num_kv_blocks)
+    yield _Gauge("nucleate_kv_blocks_used", "Blocks of keys and values in use", stats.num_used_kv_blocks)
     yield _Gauge("nucleate_kv_cache_usage", "Share of the blocks in use, 0 to 1", share)
     reused = "Tokens that did not have to be read, as others begin with the same"
-    yield _Total("nucleate_tokens_read", "Tokens that the model read: prompts and answers", stats.read)
-    yield _Total("nucleate_tokens_reused", reused, stats.reused)
+    yield _Total("nucleate_tokens_read", "Tokens that the model read: prompts and answers", stats.computed_tokens)
+    yield _Total("nucleate_tokens_reused", reused, stats.prefix_cache_hit_tokens)
     forced = "Tokens of answers that were not drawn, as nothing else could follow"
-    yield _Total("nucleate_tokens_drawn", "Tokens of answers that were drawn", stats.drawn)
-    yield _Total("nucleate_tokens_forced", forced, stats.forced)
+    yield _Total("nucleate_tokens_drawn", "Tokens of answers that were drawn", stats.sampled_tokens)
+    yield _Total("nucleate_tokens_forced", forced, stats.jump_forward_tokens)
     generated = "As nucleate_tokens_drawn_total and nucleate_tokens_forced_total"
-    yield _Total("vllm:generation_tokens", generated, stats.drawn + stats.forced)
-    yield _Total("nucleate_preemptions", "Answers that had to give way to others", stats.preempted)
-    yield _Total("nucleate_forwards", "Forwards of the model", stats.steps)
+    yield _Total("vllm:generation_tokens", generated, stats.generation_tokens)
+    yield _Total("nucleate_preemptions", "Answers that had to give way to others", stats.num_preemptions)
+    yield _Total("nucleate_forwards", "Forwards of the model", stats.num_steps)
     yield _Total("nucleate_forward_seconds", "Seconds in the model", stats.forward_seconds)
-    yield _Total("nucleate_sampler_seconds", "Seconds in the sampler", stats.sampler_seconds)
-    yield _Total("nucleate_mask_seconds", "Seconds for what forms allow", stats.mask_seconds)
+    yield _Total("nucleate_sampler_seconds", "Seconds in the sampler", stats.sampling_seconds)
+    yield _Total("nucleate_mask_seconds", "Seconds for what forms allow", stats.grammar_mask_seconds)
 
 
 def _of_drafts(drafts: SpeculativeStats) -> Iterator[Metric]:
     rounds = "Forwards that gave an answer tokens, counted for each such answer, if tokens are drafted"
-    yield _Total("nucleate_draft_rounds", rounds, drafts.rounds)
-    yield _Total("nucleate_draft_tokens", "Drafted tokens that were read", drafts.drafted)
-    yield _Total("nucleate_draft_tokens_accepted", "Drafted tokens that were right", drafts.accepted)
+    yield _Total("nucleate_draft_rounds", rounds, drafts.num_verification_steps)
+    yield _Total("nucleate_draft_tokens", "Drafted tokens that were read", drafts.draft_tokens)
+    yield _Total("nucleate_draft_tokens_accepted", "Drafted tokens that were right", drafts.accepted_tokens)
     for name, label in (
         ("nucleate_draft_tokens_accepted_by_place", "place"),
         ("vllm:spec_decode_num_accepted_tokens_per_pos", "position"),
     ):
         family = _Total(name, "Drafted tokens that were right, by their place in the draft", labels=[label])
-        for place, count in enumerate(drafts.kept):
+        for place, count in enumerate(drafts.accepted_tokens_per_position):
             family.add_metric([str(place)], count)
         yield family
     tau = "Tokens that a forward gives an answer, since the server began; 1 without drafts"
-    yield _Gauge("nucleate_draft_tau", tau, drafts.tau)
-    yield _Total("nucleate_draft_seconds", "Seconds for drafts", drafts.seconds)
+    yield _Gauge("nucleate_draft_tau", tau, drafts.mean_acceptance_length)
+    yield _Total("nucleate_draft_seconds", "Seconds for drafts", drafts.draft_seconds)
 
 
 def _renamed(family: Metric, name: str) -> Metric:

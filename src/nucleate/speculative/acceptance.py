@@ -43,7 +43,7 @@ class AcceptanceResult(NamedTuple):
         return [*(draft.tokens[place] for place in self.path), *([] if self.token < 0 else [self.token])]
 
 
-def coins(seed: int, step: int, count: int) -> NDArray[np.float64]:
+def acceptance_uniforms(seed: int, step: int, count: int) -> NDArray[np.float64]:
     """What decides on drafted tokens, a number in (0, 1) each, in the round whose first token is that of ``step``.
 
     Numbers belong to rounds, not to places in the output: a rule may have looked at those of tokens that did not stay.
@@ -52,7 +52,7 @@ def coins(seed: int, step: int, count: int) -> NDArray[np.float64]:
     return noise.uniform(seed, step, noise.ACCEPT, np.arange(count))
 
 
-def last_coin(seed: int, step: int) -> float:
+def residual_uniform(seed: int, step: int) -> float:
     """What chooses the token after those that stay, in the round of ``step``."""
     return float(noise.uniform(seed, step, noise.RESIDUAL, np.zeros(1, np.int64))[0])
 

@@ -1,113 +1,130 @@
-"""Speculation as it is asked for: who drafts, how many tokens, and by which rule they are kept. Knows no engine."""
+"""Configuration of speculative decoding: draft method, number of draft tokens, acceptance rule."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from nucleate.parameters.converters import shown
-from nucleate.parameters.parameter import ParameterError
+from nucleate.parameters.parameter import ParameterError, unknown
 from nucleate.speculative.acceptance import RULES
 from nucleate.speculative.adaptive.controller import AdaptiveProposer
 from nucleate.speculative.draft import Proposer
 from nucleate.speculative.proposers.ngram import NgramProposer
 from nucleate.speculative.proposers.suffix import SuffixProposer
 
-FIELD = "speculative"
-"""What errors name."""
+FIELD = "speculative_config"
+"""The parameter that errors name."""
 
 COUPLED = "coupled"
-RULE_NAMES = (COUPLED, *RULES)
+ACCEPTANCE_RULES = (COUPLED, *RULES)
 
-PLAIN: Mapping[str, Callable[[], Proposer]] = MappingProxyType({"ngram": NgramProposer, "suffix": SuffixProposer})
-"""Proposers that look at tokens only."""
+TOKEN_METHODS: Mapping[str, Callable[[], Proposer]] = MappingProxyType(
+    {"ngram": NgramProposer, "suffix": SuffixProposer}
+)
+"""Draft methods that look at tokens only, and work with every model."""
 
-TRAINED = ("draft", "medusa", "eagle", "dflash", "mtp")
-"""Proposers that were trained for a model."""
+TRAINED_METHODS = ("draft", "medusa", "eagle", "dflash", "mtp")
+"""Draft methods with weights that were trained for one model."""
 
-NAMES = (*PLAIN, *TRAINED)
+METHODS = (*TOKEN_METHODS, *TRAINED_METHODS)
 
-TREES = ("suffix", "medusa", "eagle")
-"""Proposers whose drafts may have branches."""
+TREE_METHODS = ("suffix", "medusa", "eagle")
+"""Draft methods that can propose trees."""
 
-MOST_TOKENS = 64
-"""Of a draft."""
+MAX_DRAFT_TOKENS = 64
 
 
 @dataclass(frozen=True)
 class Speculation:
-    """How an engine drafts tokens. The text stays what it is; with any rule but "typical" its law does.
+    """How an engine speculates. The output distribution is unchanged with every acceptance rule but "typical".
 
-    proposer: one of NAMES, or a function that makes a ``Proposer``, a new one for each engine. tokens: how many are
-    drafted for a sequence at a time, 1 to 64. rule: "coupled" draws as without drafts, seed for seed; "rejection" and
-    "block" draw from the same law with other noise; "typical" does not. adaptive: fewer tokens, or none, where
-    drafts do not pay. branches: the most tokens of a draft that follow the same one, 1 to 64: with more than one, the
-    drafts of TREES, or of a proposer of one's own, are trees, of so many ``tokens`` in all. "block" reads their first
-    branch, and so does a model whose runner has no ``branches``. Raises ParameterError.
+    method: one of METHODS, or a function that returns a new ``Proposer`` for an engine.
+    num_speculative_tokens: draft tokens per sequence and step, 1 to 64.
+    acceptance_rule: "coupled" (shared-noise verification: the same tokens as without speculation, seed for seed),
+    "rejection" (rejection sampling), "block" (block verification), or "typical" (typical acceptance, not exact).
+    adaptive: draft fewer tokens, or none, where that saves no time.
+    tree_width: the most draft tokens that follow the same token, 1 to 64. With more than one, the drafts of
+    TREE_METHODS and of custom proposers are trees of ``num_speculative_tokens`` tokens in all. With "block", or if the
+    model runner has no tree attention, only the first branch is verified.
+    Raises ParameterError.
     """
 
-    proposer: str | Callable[[], Proposer] = "ngram"
-    tokens: int = 4
-    rule: str = COUPLED
+    method: str | Callable[[], Proposer] = "ngram"
+    num_speculative_tokens: int = 4
+    acceptance_rule: str = COUPLED
     adaptive: bool = True
-    branches: int = 1
+    tree_width: int = 1
 
     def __post_init__(self) -> None:
-        if not callable(self.proposer):
-            _known("the proposer", self.proposer, NAMES)
-        _known("the rule", self.rule, RULE_NAMES)
-        for what, number in (("tokens", self.tokens), ("branches", self.branches)):
+        if not callable(self.method):
+            _check_name("method", self.method, METHODS)
+        _check_name("acceptance_rule", self.acceptance_rule, ACCEPTANCE_RULES)
+        for name in ("num_speculative_tokens", "tree_width"):
+            number = getattr(self, name)
             whole = isinstance(number, int | np.integer) and not isinstance(number, bool)
-            if not whole or not 1 <= number <= MOST_TOKENS:
-                message = f"the {what} of a draft must be an integer in 1..{MOST_TOKENS}, got {shown(number)}"
+            if not whole or not 1 <= number <= MAX_DRAFT_TOKENS:
+                message = f"{name} must be an integer in 1..{MAX_DRAFT_TOKENS}, got {shown(number)}"
                 raise ParameterError(FIELD, message)
-        if self.branches > 1 and not callable(self.proposer) and self.proposer not in TREES:
-            message = f"drafts of {self.proposer!r} have one branch, got {self.branches} branches"
-            raise ParameterError(FIELD, f"{message}; those of {', '.join(TREES)} may have more")
+        if self.tree_width > 1 and not callable(self.method) and self.method not in TREE_METHODS:
+            message = f"tree_width must be 1 for the method {self.method!r}, got {self.tree_width}"
+            raise ParameterError(FIELD, f"{message}; only {', '.join(TREE_METHODS)} propose trees")
         if not isinstance(self.adaptive, bool):
             raise ParameterError(FIELD, f"adaptive must be True or False, got {shown(self.adaptive)}")
 
     @property
-    def wide(self) -> int:
-        """The branches that drafts have, as the rule takes them."""
-        return self.branches if self.rule == COUPLED or RULES[self.rule].trees else 1
+    def effective_tree_width(self) -> int:
+        """``tree_width``, or 1 if the acceptance rule takes no trees."""
+        rule = self.acceptance_rule
+        return self.tree_width if rule == COUPLED or RULES[rule].trees else 1
 
     @classmethod
-    def of(cls, asked: Any) -> Speculation | None:
-        """What was asked for: a name, a Speculation, or None for none. Raises ParameterError."""
-        if asked is None or isinstance(asked, Speculation):
-            return asked
-        if not isinstance(asked, str):
-            raise ParameterError(FIELD, f"{FIELD} must be a name, a Speculation or None, got {shown(asked)}")
-        return cls(asked)
+    def of(cls, value: Any) -> Speculation | None:
+        """A configuration from the name of a method, a mapping of fields, or a Speculation; None stays None.
+
+        Raises ParameterError.
+        """
+        if value is None or isinstance(value, Speculation):
+            return value
+        if isinstance(value, Mapping):
+            known = [field.name for field in fields(cls)]
+            for name in value:
+                if name not in known:
+                    raise ParameterError(FIELD, f"{FIELD}: {unknown(name, known)}")
+            return cls(**value)
+        if not isinstance(value, str):
+            message = f"{FIELD} must be a method, a Speculation, a mapping of its fields or None, got {shown(value)}"
+            raise ParameterError(FIELD, message)
+        return cls(value)
 
     def on(self, model: Any) -> Speculation:
-        """The same for one model, for which a trained proposer is found. Raises ModelError if it has none."""
-        if callable(self.proposer) or self.proposer in PLAIN:
+        """The same for one model: trained methods load its draft weights. Raises ModelError if it has none."""
+        if callable(self.method) or self.method in TOKEN_METHODS:
             return self
         from nucleate.speculative.proposers.neural import load
 
-        name, wide = self.proposer, self.wide
-        load(name, model, wide)  # now, not with the first request
-        return replace(self, proposer=lambda: load(name, model, wide))
+        name, width = self.method, self.effective_tree_width
+        load(name, model, width)  # now, not with the first request
+        return replace(self, method=lambda: load(name, model, width))
 
     def make(self) -> Proposer:
-        """A new proposer. Raises ParameterError for one that needs a model, see ``on``."""
-        if callable(self.proposer):
-            made = self.proposer()
+        """Create a proposer. Raises ParameterError for a trained method that ``on`` has not bound to a model."""
+        width = self.effective_tree_width
+        if callable(self.method):
+            made = self.method()
             if not hasattr(made, "layers"):
                 raise ParameterError(FIELD, f"a proposer has layers and the methods of Proposer, got {shown(made)}")
-        elif self.proposer in PLAIN:
-            made = SuffixProposer(branches=self.wide) if self.proposer == "suffix" else PLAIN[self.proposer]()
+        elif self.method in TOKEN_METHODS:
+            made = SuffixProposer(tree_width=width) if self.method == "suffix" else TOKEN_METHODS[self.method]()
         else:
-            raise ParameterError(FIELD, f"the proposer {self.proposer!r} needs to know the model: ask for it with LLM")
-        return AdaptiveProposer(made, trees=self.wide > 1) if self.adaptive else made
+            raise ParameterError(FIELD, f"the method {self.method!r} needs the weights of a model: pass it to LLM")
+        return AdaptiveProposer(made, trees=width > 1) if self.adaptive else made
 
 
-def _known(what: str, value: object, names: tuple[str, ...]) -> None:
+def _check_name(field: str, value: object, names: tuple[str, ...]) -> None:
     if value not in names:
-        raise ParameterError(FIELD, f"{what} must be one of {', '.join(names)}, got {shown(value)}")
+        raise ParameterError(FIELD, f"{field} must be one of {', '.join(names)}, got {shown(value)}")

@@ -91,13 +91,16 @@ class Draft:
             found.setdefault(parent, []).append(place)
         return found
 
-    def cut(self, count: int) -> Draft:
+    def prefix(self, count: int) -> Draft:
         """The first so many tokens: whatever they are, what is left is a draft."""
         if count >= len(self.tokens):
             return self
         count = max(0, count)
         parents = None if self.parents is None else self.parents[:count]
         return Draft(self.tokens[:count], parents, None if self.laws is None else self.laws[:count])
+
+
+NO_DRAFT = Draft()
 
 
 class DraftContext(NamedTuple):

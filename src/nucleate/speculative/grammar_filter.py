@@ -22,12 +22,12 @@ def allowed(draft: Draft, vocab_size: int, guide: Guide | None) -> Draft:
     """
     kinds = int, np.integer
     wrong = (at for at, token in enumerate(draft.tokens) if not isinstance(token, kinds) or not 0 <= token < vocab_size)
-    draft = draft.cut(next(wrong, len(draft)))
+    draft = draft.prefix(next(wrong, len(draft)))
     if any(type(token) is not int for token in draft.tokens):
         draft = replace(draft, tokens=tuple(map(int, draft.tokens)))
     if guide is None or not draft:
         return draft
-    return draft.cut(_followed(draft, guide)) if draft.chain else _grown(draft, guide)
+    return draft.prefix(_followed(draft, guide)) if draft.chain else _grown(draft, guide)
 
 
 def _followed(draft: Draft, guide: Guide) -> int:
@@ -52,7 +52,7 @@ def _grown(draft: Draft, guide: Guide) -> Draft:
     try:
         matchers = {ROOT: guide.matcher.copy()}
     except (ValueError, MatcherError):
-        return draft.cut(0)
+        return draft.prefix(0)
     for place, parent in enumerate(draft.before()):
         before = matchers.get(parent)
         if before is None or before.stopped:

@@ -70,20 +70,20 @@ def keep(draft: Draft, places: Sequence[int]) -> Draft:
     return Draft(tuple(draft.tokens[place] for place in places), parents, laws)
 
 
-def narrow(draft: Draft, branches: int, depth: int, count: int) -> Draft:
+def truncate(draft: Draft, tree_width: int, depth: int, count: int) -> Draft:
     """As many first siblings of each token, as deep, and as many first tokens of these; whatever the tokens are.
 
     One branch: the first of each siblings.
     """
     if draft.chain:
-        draft = draft.cut(min(depth, count))
+        draft = draft.prefix(min(depth, count))
         return draft if draft.parents is None else Draft(draft.tokens, None, draft.laws)
     siblings: dict[int, int] = {}
     deep = {ROOT: 0}
     kept: list[int] = []
     for place, parent in enumerate(draft.before()):
         siblings[parent] = siblings.get(parent, 0) + 1
-        if len(kept) < count and siblings[parent] <= branches and deep.get(parent, depth) < depth:
+        if len(kept) < count and siblings[parent] <= tree_width and deep.get(parent, depth) < depth:
             deep[place] = deep[parent] + 1
             kept.append(place)
     return keep(draft, kept)

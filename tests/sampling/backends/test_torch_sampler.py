@@ -302,7 +302,7 @@ def test_an_engine_draws_on_a_device(llm: nc.LLM) -> None:
 
     expected = answers("auto")
     assert answers("torch") == expected
-    assert answers("torch", speculation="suffix") == expected
+    assert answers("torch", speculative_config="suffix") == expected
 
 
 def test_arguments_that_are_wrong_change_nothing() -> None:

@@ -1,4 +1,4 @@
-"""What a beam search is asked for, and what comes out of it: values only. Knows no engine."""
+"""Parameters, requests and results of a beam search (values only)."""
 
 from __future__ import annotations
 
@@ -17,33 +17,39 @@ from nucleate.structured_output.spec import StructuredOutputs
 @final
 @with_parameters
 class BeamParams:
-    """How to search for the likeliest answers to a prompt. docs/semantics.md says what all of it means.
+    """Parameters of a beam search: it returns the highest-scoring outputs for a prompt. See docs/semantics.md.
 
-    early_stopping says when ``width`` finished answers are enough: True, at once; False, when the best open one, had it
-    ended here, would not beat the worst of them; "never", when it would not even at the best length it can still have.
-    Raises ParameterError, which names the field.
-    """
+    early_stopping, as in Transformers: when to stop once ``num_beams`` beams have finished. True: at once. False: when
+    the best unfinished beam, scored at its current length, cannot beat the worst finished one. "never": the same,
+    scored at the best length it can still reach. Raises ParameterError, which names the field."""
 
     PARAMETERS: ClassVar[dict[str, Parameter]]
 
-    width: int = param("beams that are followed at a time", default=4, low=1)
-    max_tokens: int | None = param("most tokens of an answer; none: as many as the context holds", default=None, low=1)
+    num_beams: int = param("number of beams (beam width)", default=4, low=1)
+    max_tokens: int | None = param(
+        "maximum number of tokens to generate per beam; none: as many as fit the context", default=None, low=1
+    )
     length_penalty: float = param(
-        "exponent of the length by which a logprob is divided; above 0 favours long answers", default=1.0
+        "a score is the logprob divided by length ** length_penalty; above 0 favours long outputs", default=1.0
     )
     early_stopping: bool | Literal["never"] = False
-    returned: int | None = param("how many of the best answers to return; none: width", default=None, low=1)
-    groups: int = param("groups that share the width, each a search of its own", default=1, low=1)
+    num_return_sequences: int | None = param(
+        "number of highest-scoring outputs to return; none: num_beams", default=None, low=1
+    )
+    num_beam_groups: int = param("groups that the beams are divided into (diverse beam search)", default=1, low=1)
     diversity_penalty: float = param(
-        "what a token loses for each beam of an earlier group that goes on with it", default=0.0, low=0.0, high=1e6
+        "subtracted from a token's score for each beam of an earlier group that chose it",
+        default=0.0,
+        low=0.0,
+        high=1e6,
     )
-    structured: StructuredOutputs | None = param("the form that the text has, see SamplingParams", default=None)
-    stop_token_ids: tuple[int, ...] = param("token ids that end an answer, as EOS does", default=(), low=0)
-    ignore_eos: bool = param("go on after the end-of-sequence token", default=False)
+    structured: StructuredOutputs | None = param("structured output, see SamplingParams", default=None)
+    stop_token_ids: tuple[int, ...] = param("token ids that end an output, as EOS does", default=(), low=0)
+    ignore_eos: bool = param("continue after the end-of-sequence token", default=False)
     logprobs: int | None = param(
-        "how many of the likeliest tokens to report per step, beside the chosen one", default=None, low=0
+        "number of most likely tokens to report per step, in addition to the chosen one", default=None, low=0
     )
-    skip_special_tokens: bool = param("leave special tokens out of the text", default=True)
+    skip_special_tokens: bool = param("omit special tokens from the text", default=True)
 
     def __post_init__(self) -> None:
         for name, parameter in self.PARAMETERS.items():
@@ -51,9 +57,9 @@ class BeamParams:
         self.check(1 if self.max_tokens is None else self.max_tokens)
 
     def check(self, max_tokens: int) -> None:
-        """Raise ParameterError for values that do not go together where answers may have so many tokens."""
+        """Raise ParameterError for values that contradict each other, given the longest possible output."""
         early: Any = self.early_stopping
-        penalty, returned = self.length_penalty, self.returned
+        penalty, count, beams = self.length_penalty, self.num_return_sequences, self.num_beams
         if not isinstance(early, bool) and not (isinstance(early, str) and early == "never"):
             message = f"early_stopping must be true, false or 'never', got {shown(early)}"
             raise ParameterError("early_stopping", message)
@@ -61,26 +67,28 @@ class BeamParams:
             allowed = "within e**-700..e**700"
             message = f"length_penalty must leave max_tokens ** length_penalty {allowed}, got {shown(penalty)}"
             raise ParameterError("length_penalty", message)
-        if returned is not None and returned > self.width:
-            raise ParameterError("returned", f"returned must be at most width ({self.width}), got {returned}")
-        if self.width % self.groups:
-            raise ParameterError("groups", f"groups must divide width ({self.width}), got {self.groups}")
+        if count is not None and count > beams:
+            message = f"num_return_sequences must be at most num_beams ({beams}), got {count}"
+            raise ParameterError("num_return_sequences", message)
+        if beams % self.num_beam_groups:
+            message = f"num_beam_groups must divide num_beams ({beams}), got {self.num_beam_groups}"
+            raise ParameterError("num_beam_groups", message)
 
     @property
     def n(self) -> int:
-        """How many answers are asked for."""
-        return self.width if self.returned is None else self.returned
+        """The number of outputs to return."""
+        return self.num_beams if self.num_return_sequences is None else self.num_return_sequences
 
 
 @final
 @dataclass(frozen=True)
 class BeamRequest:
-    """A prompt whose likeliest answers are looked for. id and priority: as in ``Request``.
+    """A request to search for the highest-scoring outputs of a prompt. id and priority: as in ``Request``.
 
-    Nothing is told before the search is over, as no token is certain before that. Then there is an event for each
-    answer, the best first, whose ``BeamPiece`` is all of it, ``index`` its rank; the last one has the usage, in which
-    the tokens of these answers count. Of a search that failed or was aborted there is one event, without a token.
-    """
+    No token is final before the search ends, so all output comes at the end: one ``EngineOutput`` per returned
+    sequence, best first, each with a complete ``BeamPiece`` whose ``index`` is its rank. The last one has the usage,
+    which counts the tokens of the returned sequences. A search that fails or is aborted gives one output without
+    tokens."""
 
     prompt_ids: Sequence[int]
     params: BeamParams = field(default_factory=BeamParams)
@@ -97,16 +105,19 @@ class BeamRequest:
 @final
 @dataclass(frozen=True)
 class BeamPiece(CompletionChunk):
-    """A whole answer of a search. ``seed`` is 0: there is no chance in it."""
+    """A complete output of a beam search. ``seed`` is always 0, as beam search is deterministic."""
 
     score: float = float("-inf")  #: logprob / number of tokens ** length_penalty
-    logprob: float = float("-inf")  #: natural logarithm of the probability of all tokens, whatever was allowed
+    logprob: float = float("-inf")  #: natural logarithm of the probability of all tokens, before any grammar mask
 
 
 @final
 @dataclass(frozen=True)
 class BeamOutput:
-    """One answer. ``token_ids`` has the token that ended it, ``text`` has not. See ``BeamPiece`` and ``Output``."""
+    """One returned sequence. ``token_ids`` includes the token that ended it, ``text`` does not.
+
+    See ``BeamPiece`` and ``CompletionOutput``.
+    """
 
     text: str
     token_ids: tuple[int, ...]
@@ -121,26 +132,26 @@ class BeamOutput:
 @final
 @dataclass(frozen=True)
 class BeamCompletion:
-    """The likeliest answers to one prompt, the best first.
+    """The highest-scoring outputs for one prompt, best first.
 
-    If the search failed there is one, without tokens, whose finish_reason is "error", and stop_reason the message.
+    If the search failed, there is one output without tokens, with finish_reason "error" and the message in stop_reason.
     """
 
     prompt_token_ids: tuple[int, ...]
-    beams: tuple[BeamOutput, ...]
+    outputs: tuple[BeamOutput, ...]
     usage: Usage
 
     @classmethod
     def of(cls, prompt_token_ids: Iterable[int], pieces: Iterable[CompletionChunk]) -> Self:
-        """What the pieces of a ``BeamRequest`` make up."""
-        beams = tuple(_output(piece) for piece in sorted(pieces, key=lambda piece: piece.index))
+        """Assemble the completion from the chunks of a ``BeamRequest``."""
+        outputs = tuple(_output(piece) for piece in sorted(pieces, key=lambda piece: piece.index))
         prompt = tuple(prompt_token_ids)
-        return cls(prompt, beams, Usage(len(prompt), sum(len(beam.token_ids) for beam in beams)))
+        return cls(prompt, outputs, Usage(len(prompt), sum(len(output.token_ids) for output in outputs)))
 
     @property
     def text(self) -> str:
-        """The text of the best answer."""
-        return self.beams[0].text
+        """The text of the best output."""
+        return self.outputs[0].text
 
 
 def _output(piece: CompletionChunk) -> BeamOutput:
@@ -158,7 +169,7 @@ def _output(piece: CompletionChunk) -> BeamOutput:
 
 
 def beam_params(params: BeamParams | None, values: dict[str, Any]) -> BeamParams:
-    """The parameters of a call that takes them as a value, or one by one. Raises ParameterError."""
+    """BeamParams from a value or from keyword arguments, but not both. Raises ParameterError."""
     if params is None:
         known = [field.name for field in fields(BeamParams)]
         for name in values:

@@ -1,8 +1,8 @@
-"""The beam searches of an engine: each open beam is a job of its schedule. Knows no HTTP, and not how a search chooses.
+"""Runs beam searches inside the engine: every unfinished beam is a sequence of the scheduler.
 
-A beam reads what is new of it, and waits until all beams of its search have their logits; meanwhile it is paused, so
-that it is the first to make room for those that are still to be read. Then all go on at once. The first beam that
-continues another one takes its place; the others share its full blocks, and get a copy of one that is not full.
+A beam computes its new tokens and then waits, paused, until all beams of its search have their logits; so it is among
+the first to be preempted. Then the search takes a step. The first beam that continues another one reuses its sequence;
+the others are forks, which share its full blocks and copy a partial last one.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from nucleate.engine.admission import admit
 from nucleate.engine.beam.params import BeamPiece, BeamRequest
 from nucleate.engine.beam.search import BeamCandidate, BeamSearch, FinishedBeam, SearchError
-from nucleate.engine.request import Request, RunningRequest, RunningSequence, ScheduledSequence, ValidatedRequest
-from nucleate.engine.scheduler import ScheduledChunk, Scheduler, SchedulerEntry
+from nucleate.engine.request import NO_ROW, Request, RunningRequest, ValidatedRequest
+from nucleate.engine.scheduler import ScheduledSequence, Scheduler, SchedulerEntry
 from nucleate.models.protocol import ModelLimits
 from nucleate.models.runner import Fork, ModelInput, Runner
 from nucleate.outputs import CompletionChunk, EngineOutput, Finish, StepLogprobs, Usage
@@ -37,53 +37,53 @@ from nucleate.tokenization.tokenizer import Tokenizer
 
 
 class ValidatedBeamRequest(NamedTuple):
-    """A search that an engine has found to be as it must be."""
+    """A beam search request that was checked against the model."""
 
     request: BeamRequest
     rules: StopRules
-    form: CompiledGrammar | None
+    grammar: CompiledGrammar | None
 
 
-Asked = Request | BeamRequest | ValidatedRequest | ValidatedBeamRequest
-"""What an engine takes."""
+AnyRequest = Request | BeamRequest | ValidatedRequest | ValidatedBeamRequest
+"""What ``Engine.add`` accepts."""
 
 
-class Held:
-    """A beam whose text has a form. See ``search.Form``."""
+class GuideConstraint:
+    """A ``BeamConstraint`` that applies a grammar."""
 
     def __init__(self, guide: Guide, *, ignore_eos: bool) -> None:
         self.guide, self._ignore_eos = guide, ignore_eos
 
-    def after(self, token: int) -> tuple[Held, bool]:
+    def after(self, token: int) -> tuple[GuideConstraint, bool]:
         guide = Guide(self.guide.form, ignore_eos=self._ignore_eos)
         guide.matcher = self.guide.matcher.copy()
-        return Held(guide, ignore_eos=self._ignore_eos), guide.push(token)
+        return GuideConstraint(guide, ignore_eos=self._ignore_eos), guide.push(token)
 
 
-@dataclass(eq=False, slots=True)
-class RunningBeam:
-    """An open beam, as schedule and model see it."""
+@dataclass(eq=False, slots=True, kw_only=True)
+class RunningBeam(SchedulerEntry):
+    """An unfinished beam, as a sequence of the scheduler."""
 
-    live: RunningBeamSearch
-    job: SchedulerEntry
-    key: int  #: below 0, where no answer's is
-    logits_V: NDArray[np.float32] | None = None  #: of the next token, once it has been read
+    row: ClassVar[int] = NO_ROW  #: it needs no row of the sampler,
+    prompt_logprobs: ClassVar[None] = None  #: and reports no logprobs of the prompt
+    running: RunningBeamSearch
+    key: int  #: negative, unlike those of other sequences
+    logits_V: NDArray[np.float32] | None = None  #: of the next token, once they are computed
 
-    def reading(self, chunk: ScheduledChunk) -> ScheduledSequence:
-        """What the model is to read."""
-        job, start, stop = chunk
-        part = ModelInput(self.key, job.token_ids, start, stop, job.blocks, int(chunk.last))
-        return ScheduledSequence(self, chunk, part, chunk.last)
+    def model_input(self, scheduled: ScheduledSequence) -> ModelInput:
+        """The input of the model runner for a scheduled chunk."""
+        start, stop, last = scheduled.start, scheduled.stop, scheduled.last
+        return ModelInput(self.key, self.token_ids, start, stop, self.block_ids, int(last))
 
 
 @dataclass(eq=False, slots=True)
 class RunningBeamSearch:
-    """A search that was admitted."""
+    """A beam search in the engine."""
 
     request: BeamRequest
     id: str
     rules: StopRules
-    form: CompiledGrammar | None
+    grammar: CompiledGrammar | None
     search: BeamSearch
     order: tuple[int, int]  #: priority, arrival
     paused: bool = False
@@ -93,33 +93,29 @@ class RunningBeamSearch:
         """See ``Engine.pause``."""
         self.paused = paused
         for beam in self.beams:
-            beam.job.paused = paused or beam.logits_V is not None
+            beam.paused = paused or beam.logits_V is not None
 
     @property
     def ready(self) -> bool:
-        """Whether all beams have been read."""
+        """Whether all beams have their logits."""
         return all(beam.logits_V is not None for beam in self.beams)
 
 
 class BeamScheduler:
-    """Searches under way. ``drawn``: tokens that beams have got. ``seconds``: what choosing them took.
-
-    live, jobs: of the engine, where searches and beams are beside its requests and their answers.
-    """
+    """Runs the beam searches of an engine. requests: the engine's running requests, by id."""
 
     def __init__(
         self,
-        schedule: Scheduler,
+        scheduler: Scheduler,
         runner: Runner,
-        forms: GrammarManager,
+        grammars: GrammarManager,
         tokenizer: Tokenizer,
-        live: dict[str, RunningRequest | RunningBeamSearch],
-        jobs: dict[SchedulerEntry, RunningSequence | RunningBeam],
+        requests: dict[str, RunningRequest | RunningBeamSearch],
     ) -> None:
-        self.drawn = self.reused = 0
+        self.sampled_tokens = self.prefix_cache_hit_tokens = 0
         self.seconds = 0.0
-        self._schedule, self._runner, self._forms, self._tokenizer = schedule, runner, forms, tokenizer
-        self._live, self._jobs = live, jobs
+        self._scheduler, self._runner, self._grammars, self._tokenizer = scheduler, runner, grammars, tokenizer
+        self._requests = requests
         self._keys = itertools.count(-1, -1)
 
     def prepare(self, limits: ModelLimits, request: BeamRequest) -> ValidatedBeamRequest:
@@ -130,72 +126,73 @@ class BeamScheduler:
         )
         rules = admit(limits, self._tokenizer, request.prompt_ids, same)
         params.check(rules.max_tokens or 0)
-        return ValidatedBeamRequest(request, rules, self._forms.form(params.structured))
+        return ValidatedBeamRequest(request, rules, self._grammars.form(params.structured))
 
-    def begin(self, prepared: ValidatedBeamRequest, number: str, arrival: int) -> None:
-        """A search waits for its turn. number: its id. arrival: as of no other request."""
-        request, rules, form = prepared
-        params, most = request.params, rules.max_tokens or 0  # it was filled in
+    def start(self, validated: ValidatedBeamRequest, request_id: str, arrival: int) -> None:
+        """Add a search to the scheduler."""
+        request, rules, grammar = validated
+        params, most, ids = request.params, rules.max_tokens or 0, request.prompt_ids  # admit sets max_tokens
         ends = rules.stop_token_ids | (frozenset() if params.ignore_eos else rules.eos_token_ids)
         ignores = params.ignore_eos
-        first = None if form is None else Held(Guide(form, ignore_eos=ignores), ignore_eos=ignores)
+        first = None if grammar is None else GuideConstraint(Guide(grammar, ignore_eos=ignores), ignore_eos=ignores)
         search = BeamSearch(params, ends, most, first)
-        live = RunningBeamSearch(request, number, rules, form, search, (request.priority, arrival))
-        beam = RunningBeam(
-            live, SchedulerEntry((*live.order, 0), request.prompt_ids, len(request.prompt_ids) + most), next(self._keys)
-        )
-        live.beams = [beam]
-        self._live[number], self._jobs[beam.job] = live, beam
-        self._schedule.add(beam.job)
+        running = RunningBeamSearch(request, request_id, rules, grammar, search, (request.priority, arrival))
+        beam = RunningBeam((*running.order, 0), ids, len(ids) + most, running=running, key=next(self._keys))
+        running.beams = [beam]
+        self._requests[request_id] = running
+        self._scheduler.add(beam)
 
-    def take(self, rows: Sequence[tuple[RunningBeam, int]], logits_LV: Any) -> list[EngineOutput]:
-        """Beams have been read, each with its row of logits, NumPy or torch. The events of searches that are over."""
-        if not rows:
+    def process(self, ready: Sequence[ScheduledSequence], logits_LV: Any) -> list[EngineOutput]:
+        """Take the logits (NumPy or torch) of beams that are ready. Returns the outputs of searches that end."""
+        if not ready:
             return []
         begin = perf_counter()
-        events = []
-        own_BV = logits_LV[[row for _, row in rows]]  # a copy, which may have to wait for other beams
-        for (beam, _), logits_V in zip(rows, LogitsInput(own_BV), strict=True):
-            beam.logits_V, beam.job.paused = logits_V, True
-        for live in {beam.live.id: beam.live for beam, _ in rows}.values():
-            if live.ready:
-                events += self._step(live)
+        outputs = []
+        own_BV = logits_LV[[one.logits_row for one in ready]]  # a copy, which may have to wait for other beams
+        for one, logits_V in zip(ready, LogitsInput(own_BV), strict=True):
+            one.sequence.logits_V, one.sequence.paused = logits_V, True
+        for running in {one.sequence.running.id: one.sequence.running for one in ready}.values():
+            if running.ready:
+                outputs += self._step(running)
         self.seconds += perf_counter() - begin
-        return events
+        return outputs
 
-    def end(self, live: RunningBeamSearch, finish: Finish) -> list[EngineOutput]:
-        """A search ends without answers."""
-        self._clear(live.beams)
-        del self._live[live.id]
-        return [EngineOutput(live.id, CompletionChunk("", (), 0, 0, *finish), Usage(len(live.request.prompt_ids), 0))]
+    def end(self, running: RunningBeamSearch, finish: Finish) -> list[EngineOutput]:
+        """End a search without results."""
+        self._clear(running.beams)
+        del self._requests[running.id]
+        usage = Usage(len(running.request.prompt_ids), 0)
+        return [EngineOutput(running.id, CompletionChunk("", (), 0, 0, *finish), usage)]
 
-    def _step(self, live: RunningBeamSearch) -> list[EngineOutput]:
-        rows = [beam.logits_V for beam in live.beams if beam.logits_V is not None]
-        held = [beam.form.guide if isinstance(beam.form, Held) else None for beam in live.search.open]
-        self.drawn += len(rows)
-        top, ids_V = live.request.params.logprobs, np.arange(len(rows[0]))
+    def _step(self, running: RunningBeamSearch) -> list[EngineOutput]:
+        rows = [beam.logits_V for beam in running.beams if beam.logits_V is not None]
+        constraints = [beam.constraint for beam in running.search.open]
+        guides = [one.guide if isinstance(one, GuideConstraint) else None for one in constraints]
+        self.sampled_tokens += len(rows)
+        top, ids_V = running.request.params.logprobs, np.arange(len(rows[0]))
 
-        def told(place: int, token: int) -> StepLogprobs:  # of the logits as they are
+        def raw_logprobs(place: int, token: int) -> StepLogprobs:
             return logprobs(ids_V, rows[place], token, top or 0)
 
         try:
-            children = live.search.step(np.stack(rows), self._forms.mask(held), None if top is None else told)
-            self._go_on(live, children)
+            masks = self._grammars.mask(guides)
+            children = running.search.step(np.stack(rows), masks, None if top is None else raw_logprobs)
+            self._continue(running, children)
         except SearchError as error:
-            return self.end(live, Finish("error", why(error.reason, held[error.place])))
+            return self.end(running, Finish("error", why(error.reason, guides[error.place])))
         except _CopyError as error:
-            return self.end(live, Finish("error", str(error)))
+            return self.end(running, Finish("error", str(error)))
         except MatcherError as error:
-            return self.end(live, Finish("error", f"{FORM_FAILED[0]}: {error}"))
-        return [] if live.beams else self._tell(live)
+            return self.end(running, Finish("error", f"{FORM_FAILED[0]}: {error}"))
+        return [] if running.beams else self._finish(running)
 
-    def _go_on(self, live: RunningBeamSearch, children: Sequence[BeamCandidate]) -> None:
-        """The jobs of the beams that are open now."""
-        before, parents = live.beams, {child.parent for child in children}
+    def _continue(self, running: RunningBeamSearch, children: Sequence[BeamCandidate]) -> None:
+        """Replace the beams by their continuations."""
+        before, parents = running.beams, {child.parent for child in children}
         self._clear(beam for place, beam in enumerate(before) if place not in parents)
-        used = {before[place].job.order[2] for place in parents}
+        used = {before[place].order[2] for place in parents}
         places = (place for place in itertools.count() if place not in used)
-        live.beams = []
+        running.beams = []
         forks: list[Fork] = []
         for parent, _ in children:
             beam = before[parent]
@@ -203,62 +200,62 @@ class BeamScheduler:
                 parents.remove(parent)
             else:
                 beam = self._fork(beam, next(places), forks)
-            live.beams.append(beam)
+            running.beams.append(beam)
         try:
             if forks:
                 self._runner.fork(forks)
         except Exception as error:
             raise _CopyError(f"the model failed: {one_line(error)}") from error
-        for beam, (_, token) in zip(live.beams, children, strict=True):
-            beam.job.push(token)
-            beam.logits_V, beam.job.paused = None, live.paused
+        for beam, (_, token) in zip(running.beams, children, strict=True):
+            beam.append(token)
+            beam.logits_V, beam.paused = None, running.paused
 
     def _fork(self, parent: RunningBeam, place: int, forks: list[Fork]) -> RunningBeam:
-        job, block = self._schedule.fork(parent.job, (*parent.live.order, place))
-        beam = self._jobs[job] = RunningBeam(parent.live, job, next(self._keys))
-        if job.blocks:
-            forks.append(Fork(parent.key, beam.key, block))
-        job.reused = 0  # there is nothing that others had read
-        return beam
+        running = parent.running
+        child = RunningBeam((*running.order, place), (), parent.max_length, running=running, key=next(self._keys))
+        block = self._scheduler.fork(parent, child)
+        if child.block_ids:
+            forks.append(Fork(parent.key, child.key, block))
+        child.num_cached = 0  # its prompt is counted already
+        return child
 
     def _clear(self, beams: Iterable[RunningBeam]) -> None:
         for beam in beams:
-            self.reused += beam.job.reused
-            self._schedule.remove(beam.job)
+            self.prefix_cache_hit_tokens += beam.num_cached
+            self._scheduler.remove(beam)
             self._runner.forget(beam.key)
-            del self._jobs[beam.job]
 
-    def _tell(self, live: RunningBeamSearch) -> list[EngineOutput]:
-        """The answers."""
-        del self._live[live.id]
-        found, prompt = live.search.best(), len(live.request.prompt_ids)
-        usage = Usage(prompt, sum(one.length for one in found))
-        pieces = [self._piece(live, index, one) for index, one in enumerate(found)]
-        return [EngineOutput(live.id, piece, usage if piece is pieces[-1] else None) for piece in pieces]
+    def _finish(self, running: RunningBeamSearch) -> list[EngineOutput]:
+        """The outputs of a search that is over."""
+        del self._requests[running.id]
+        best, prompt = running.search.best(), len(running.request.prompt_ids)
+        usage = Usage(prompt, sum(one.length for one in best))
+        pieces = [self._piece(running, index, one) for index, one in enumerate(best)]
+        return [EngineOutput(running.id, piece, usage if piece is pieces[-1] else None) for piece in pieces]
 
-    def _piece(self, live: RunningBeamSearch, index: int, found: FinishedBeam) -> BeamPiece:
-        params, rules, steps = live.request.params, live.rules, found.steps
-        tokens = tuple(link.token for link in steps)
-        stopped = tokens[-1] in live.search.ends
-        machine = Detokenizer(self._tokenizer, live.request.prompt_ids, params.skip_special_tokens)
-        parts = [part for token in tokens[: len(tokens) - stopped] for part in machine.push(token)]
-        text = "".join((*parts, *machine.close()))
+    def _piece(self, running: RunningBeamSearch, index: int, beam: FinishedBeam) -> BeamPiece:
+        params, rules, steps = running.request.params, running.rules, beam.steps
+        tokens = tuple(step.token for step in steps)
+        stopped = tokens[-1] in running.search.ends
+        detokenizer = Detokenizer(self._tokenizer, running.request.prompt_ids, params.skip_special_tokens)
+        parts = [part for token in tokens[: len(tokens) - stopped] for part in detokenizer.push(token)]
+        text = "".join((*parts, *detokenizer.close()))
         eos = tokens[-1] in rules.eos_token_ids and not params.ignore_eos
-        finish = Finish("stop", tokens[-1] if stopped and not eos else None) if found.ended else Finish("length")
-        told = tuple(link.told for link in steps if link.told is not None)
-        validation = None if live.form is None else Guide(live.form).read(text, finish)
+        finish = Finish("stop", tokens[-1] if stopped and not eos else None) if beam.ended else Finish("length")
+        collected = tuple(step.logprobs for step in steps if step.logprobs is not None)
+        validation = None if running.grammar is None else Guide(running.grammar).read(text, finish)
         return BeamPiece(
             text,
             tokens,
             index,
             0,
             *finish,
-            logprobs=told or None,
+            logprobs=collected or None,
             validation=validation,
-            score=found.score,
-            logprob=found.logprob,
+            score=beam.score,
+            logprob=beam.logprob,
         )
 
 
 class _CopyError(Exception):
-    """The model could not copy what it has read."""
+    """The model could not copy the KV cache of a beam."""

@@ -1,6 +1,6 @@
-"""A beam search over rows of logits: which beams go on with which tokens, what has ended, when it is over.
+"""Beam search over rows of logits: chooses the continuations of all beams, finishes beams, decides when to stop.
 
-Knows no model, no text and no scheduler. ``tests/slow_beam.py`` is the slow twin, and says what it means.
+The reference implementation, which defines the results, is ``generation/beam_search.py``.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from nucleate.outputs import StepLogprobs
 
 Doubles = NDArray[np.float64]
 LANES = 64
-"""Scores of which the highest stands for all when a bound is looked for."""
+"""``bound`` takes the maximum of so many scores at a time."""
 
 
 class BeamConstraint(Protocol):
-    """What holds the text of one beam to a form."""
+    """A constraint on the tokens of one beam (structured output)."""
 
     def after(self, token: int) -> tuple[BeamConstraint, bool]:
-        """The same for a beam that goes on with a token that was allowed, and whether nothing can follow it."""
+        """The constraint after an allowed token, and whether no token may follow it."""
 
 
-Told = Callable[[int, int], StepLogprobs]
-"""The logprobs of a step: of the row of an open beam, and the token that was chosen."""
+LogprobsOf = Callable[[int, int], StepLogprobs]
+"""The logprobs to report for a step: from the row of an open beam and the chosen token."""
 
 
 class SearchError(Exception):
-    """A search cannot go on: at ``place``, an open beam has no next token, because of ``reason``."""
+    """The open beam at ``place`` has no next token, because of ``reason``."""
 
     def __init__(self, place: int, reason: str) -> None:
         super().__init__(place, reason)
@@ -41,34 +41,34 @@ class SearchError(Exception):
 
 
 class Link(NamedTuple):
-    """The last token of an answer, and the answer before it."""
+    """The last token of a beam, linked to the tokens before it."""
 
     before: Link | None
     token: int
-    told: StepLogprobs | None
+    logprobs: StepLogprobs | None
 
 
 @dataclass(slots=True)
 class OpenBeam:
-    """A beam that goes on."""
+    """An unfinished beam."""
 
     last: Link | None = None
     logprob: float = 0.0
-    form: BeamConstraint | None = None
+    constraint: BeamConstraint | None = None
 
 
 class FinishedBeam(NamedTuple):
-    """A finished answer."""
+    """A finished beam."""
 
     last: Link
     length: int
     score: float
     logprob: float
-    ended: bool  #: by an EOS or its form; if not, it is as long as an answer may be
+    ended: bool  #: by EOS, a stop token or the end of its grammar; False: at the maximum length
 
     @property
     def steps(self) -> list[Link]:
-        """Its tokens, and what is told of them."""
+        """Its tokens with their logprobs, in order."""
         steps, link = [], self.last
         while True:
             steps.append(link)
@@ -82,37 +82,37 @@ class FinishedBeam(NamedTuple):
 
 
 class BeamCandidate(NamedTuple):
-    """An open beam of this step: the place of the one that it continues among those of the last, and its token."""
+    """A beam that continues in this step: the place of its parent among the open beams, and its new token."""
 
     parent: int
     token: int
 
 
 class BeamSearch:
-    """One search. ends: the tokens that end an answer. max_tokens: of the longest answer. form: of the first beam."""
+    """One search. ends: token ids that finish a beam. max_tokens: maximum length. constraint: of the first beam."""
 
     def __init__(
-        self, params: BeamParams, ends: Iterable[int], max_tokens: int, form: BeamConstraint | None = None
+        self, params: BeamParams, ends: Iterable[int], max_tokens: int, constraint: BeamConstraint | None = None
     ) -> None:
         self.params, self.ends, self.max_tokens, self.length = params, frozenset(ends), max_tokens, 0
-        size = params.width // params.groups
-        self._groups = [_Group(self, size, [OpenBeam(form=form)]) for _ in range(params.groups)]
+        size = params.num_beams // params.num_beam_groups
+        self._groups = [_Group(self, size, [OpenBeam(constraint=constraint)]) for _ in range(params.num_beam_groups)]
 
     @property
     def open(self) -> list[OpenBeam]:
-        """The beams that wait for logits, group by group, the best of each first. None: the search is over.
-
-        At the beginning all groups have the same one.
-        """
+        """The unfinished beams, group by group, best first; at first, one for all groups. Empty: the search is over."""
         return self._groups[0].open if not self.length else [beam for group in self._groups for beam in group.open]
 
     def step(
-        self, logits_BV: NDArray[np.float32], masks_BW: NDArray[np.int32] | None = None, told: Told | None = None
+        self,
+        logits_BV: NDArray[np.float32],
+        masks_BW: NDArray[np.int32] | None = None,
+        logprobs_of: LogprobsOf | None = None,
     ) -> list[BeamCandidate]:
-        """Give every open beam its next token: logits of the ``open`` ones, in their order.
+        """Take one step with the logits of the ``open`` beams, in their order.
 
-        masks_BW: what their forms allow, bit i % 32 of word i // 32 is token i. Returns those that are open now, in
-        their order. Raises SearchError.
+        masks_BW: grammar masks; bit i % 32 of word i // 32 is token i. Returns the beams that are open afterwards, in
+        order. Raises SearchError.
         """
         total_BV = logprobs(logits_BV)
         total_BV += np.array([beam.logprob for beam in self.open])[:, None]
@@ -125,25 +125,25 @@ class BeamSearch:
         place = 0
         for group in self._groups:
             end = place + len(group.open)
-            own, tokens = group.step(total_BV[place:end], place, chosen, told)
+            own, tokens = group.step(total_BV[place:end], place, chosen, logprobs_of)
             children += own
             chosen.update(tokens)
             place = 0 if begins else end
         return children
 
     def best(self) -> list[FinishedBeam]:
-        """The finished answers, the best first: as many as were asked for, or all there are."""
+        """The finished beams, best first: ``num_return_sequences`` of them, or fewer if there are no more."""
         found: dict[tuple[int, ...], FinishedBeam] = {}
         for one in sorted((one for group in self._groups for one in group.finished), key=_by_score):
             found.setdefault(one.token_ids, one)
-        return list(found.values())[: self.params.returned]
+        return list(found.values())[: self.params.num_return_sequences]
 
     def score(self, logprob: float, length: int) -> float:
         return float(logprob / length**self.params.length_penalty)
 
 
 def _by_score(found: FinishedBeam) -> float:
-    """Sorting is stable: of equal ones the earlier stays."""
+    """Sorting is stable: among equal scores the earlier one comes first."""
     return -found.score
 
 
@@ -157,9 +157,9 @@ class _Group:
     finished: list[FinishedBeam] = field(default_factory=list)
 
     def step(
-        self, total_BV: Doubles, first: int, chosen: Counter[int], told: Told | None
+        self, total_BV: Doubles, first: int, chosen: Counter[int], logprobs_of: LogprobsOf | None
     ) -> tuple[list[BeamCandidate], list[int]]:
-        """The children of this group, and the tokens with which its beams go on. first: the place of its first beam."""
+        """Returns the continuing beams of this group, and their tokens. first: the place of its first beam."""
         search, before, self.open = self.search, self.open, []
         last, vocabulary = search.length == search.max_tokens, total_BV.shape[1]
         children: list[BeamCandidate] = []
@@ -168,16 +168,16 @@ class _Group:
             if rank >= self.size and (last or len(self.open) == self.size):
                 break
             place, token = divmod(at, vocabulary)
-            form, ended = _after(before[place].form, token)
+            constraint, ended = _after(before[place].constraint, token)
             ended = ended or token in search.ends
-            if ended and rank >= self.size:  # an end so far down loses its place to the open ones before it
+            if ended and rank >= self.size:  # a finished beam below the top ``size`` candidates is dropped
                 continue
             logprob = float(total_BV[place, token])
-            link = Link(before[place].last, token, None if told is None else told(first + place, token))
+            link = Link(before[place].last, token, None if logprobs_of is None else logprobs_of(first + place, token))
             if not ended:
                 tokens.append(token)
             if not ended and not last:
-                self.open.append(OpenBeam(link, logprob, form))
+                self.open.append(OpenBeam(link, logprob, constraint))
                 children.append(BeamCandidate(first + place, token))
             else:
                 self._finish(link, logprob, ended=ended)
@@ -196,20 +196,20 @@ class _Group:
         return {token: weight * count for token, count in chosen.items()} if weight else {}
 
     def _enough(self) -> bool:
-        """Whether nothing that is open is worth waiting for."""
+        """Whether no open beam can still improve the result, see ``BeamParams.early_stopping``."""
         params, search = self.search.params, self.search
         if len(self.finished) < self.size or not self.open:
             return False
-        hopes = params.early_stopping == "never" and params.length_penalty > 0
+        optimistic = params.early_stopping == "never" and params.length_penalty > 0
         best = max(beam.logprob for beam in self.open)
-        longest = search.max_tokens if hopes else search.length
+        longest = search.max_tokens if optimistic else search.length
         return params.early_stopping is True or search.score(best, longest) <= self.finished[-1].score
 
 
 def logprobs(logits_BV: NDArray[np.float32]) -> Doubles:
-    """Logits [B, V] to logprobs, in a new array. Raises SearchError for a row with a NaN, a +inf or no finite score.
+    """Log-softmax of logits [B, V] in float64. Raises SearchError for a row with a NaN, a +inf or no finite score.
 
-    Row by row, so that what is made on the way stays near the processor.
+    It works row by row, so that intermediate arrays stay in the CPU cache.
     """
     total_BV = np.empty(logits_BV.shape)
     weight_V = np.empty(logits_BV.shape[1])
@@ -223,7 +223,7 @@ def logprobs(logits_BV: NDArray[np.float32]) -> Doubles:
 
 
 def wrong(x_V: NDArray[np.float32]) -> str:
-    """Why nothing can be chosen by some scores, as the reference backend says it."""
+    """Why a row of logits is invalid, in the words of the reference backend."""
     for bad_V, what in ((np.isnan(x_V), "NaN"), (x_V == np.inf, "+inf")):
         if bad_V.any():
             return f"{what} at token {bad_V.argmax()}"
@@ -231,7 +231,7 @@ def wrong(x_V: NDArray[np.float32]) -> str:
 
 
 def forbid(total_BV: Doubles, masks_BW: NDArray[np.int32]) -> None:
-    """Take out what masks do not allow. Raises SearchError for a row in which nothing is left."""
+    """Set masked tokens to -inf. Raises SearchError for a row in which no token is left."""
     bits_BV = np.unpackbits(masks_BW.view(np.uint8), axis=1, bitorder="little")[:, : total_BV.shape[1]]
     total_BV[bits_BV == 0] = -np.inf
     left_B = total_BV.max(axis=1) > -np.inf
@@ -239,12 +239,12 @@ def forbid(total_BV: Doubles, masks_BW: NDArray[np.int32]) -> None:
         raise SearchError(int(left_B.argmin()), "every token that is allowed is at -inf")
 
 
-def _after(form: BeamConstraint | None, token: int) -> tuple[BeamConstraint | None, bool]:
-    return (None, False) if form is None else form.after(token)
+def _after(constraint: BeamConstraint | None, token: int) -> tuple[BeamConstraint | None, bool]:
+    return (None, False) if constraint is None else constraint.after(token)
 
 
 def _in_order(total_BV: Doubles, penalty: dict[int, float], count: int) -> Iterator[int]:
-    """Places in the flat array, the highest score first; of equal ones the first beam, then the first token."""
+    """Indices into the flat array, highest score first; ties by beam, then by token id."""
     if penalty:
         total_BV = total_BV.copy()
         for token, less in penalty.items():
@@ -261,7 +261,7 @@ def _in_order(total_BV: Doubles, penalty: dict[int, float], count: int) -> Itera
 
 
 def bound(total_N: Doubles, count: int) -> float:
-    """A score that at least ``count`` scores reach, and not many more: the count-th of the highest of their parts."""
+    """A lower bound that at least ``count`` scores reach, and not many more: the count-th highest of partial maxima."""
     parts = len(total_N) // LANES
     if parts < count:
         return -np.inf

@@ -46,7 +46,7 @@ class BatchedLlama:
 
     paged = True
     asynchronous = False
-    branches = True
+    tree_attention = True
     why = ""
 
     def __init__(self, model: Llama, memory: int, block_size: int = BLOCK) -> None:

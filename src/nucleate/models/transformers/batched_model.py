@@ -33,7 +33,7 @@ class BatchedTransformers:
     """See ``Runner``. memory: bytes for keys and values. Raises UnfitError; ModelError if the memory is too small."""
 
     paged = True
-    branches = True
+    tree_attention = True
     why = ""
     features: Any = UNWATCHED  #: see ``Runner.features``; on a device like the logits, a tensor there
 

@@ -21,7 +21,7 @@ FIELDS_OF_BEAMS: Mapping[str, str] = MappingProxyType(
     {
         "length_penalty": "length_penalty",
         "early_stopping": "early_stopping",
-        "beam_groups": "groups",
+        "beam_groups": "num_beam_groups",
         "diversity_penalty": "diversity_penalty",
     }
 )
@@ -29,7 +29,7 @@ FIELDS_OF_BEAMS: Mapping[str, str] = MappingProxyType(
 
 _SHARED = ("max_tokens", "structured", "stop_token_ids", "ignore_eos", "logprobs", "skip_special_tokens")
 _IDLE = ("n", "seed")
-_PUBLIC = {"width": "best_of", "returned": "n", "groups": "beam_groups"}
+_PUBLIC = {"num_beams": "best_of", "num_return_sequences": "n", "num_beam_groups": "beam_groups"}
 
 
 def read_beams(
@@ -51,7 +51,7 @@ def read_beams(
     said = {field: given[name] for name, field in FIELDS_OF_BEAMS.items() if name in given}
     shared = {name: getattr(params, name) for name in _SHARED}
     try:
-        return BeamParams(width=best_of, returned=params.n, **said, **shared)
+        return BeamParams(num_beams=best_of, num_return_sequences=params.n, **said, **shared)
     except ParameterError as error:
         name = _PUBLIC.get(error.field, error.field)
         raise ParameterError(name, str(error).replace(error.field, name, 1)) from None

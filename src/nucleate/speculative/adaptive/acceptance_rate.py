@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from nucleate.speculative.draft import ROOT, Draft
-
-NONE = Draft()
+from nucleate.speculative.draft import NO_DRAFT, ROOT, Draft
 
 DOUBT = 2.0
 """How many drafts of its own what others were told counts for, of a sequence."""
@@ -45,7 +43,7 @@ class AcceptanceRates:
     def __init__(self, everyone: AcceptedCounts) -> None:
         self.drafted = 0  # tokens, of the longest branch of the draft that is being verified
         self.silent = False  # whether there was no draft last time
-        self.quiet, self.start = NONE, 0  # a draft that nobody reads, and where it begins
+        self.quiet, self.start = NO_DRAFT, 0  # a draft that nobody reads, and where it begins
         self._own, self._all = AcceptedCounts(0.9), everyone
 
     def length(self, most: int, price: float, fixed: float = 0.0) -> tuple[int, float]:
@@ -74,7 +72,7 @@ class AcceptanceRates:
         kept = followed(self.quiet, token_ids, self.start)
         if self.start + kept < len(token_ids) or kept == self.quiet.depth:
             self.told(self.quiet.depth, kept)
-            self.quiet = NONE
+            self.quiet = NO_DRAFT
 
 
 def followed(draft: Draft, token_ids: Sequence[int], start: int) -> int:

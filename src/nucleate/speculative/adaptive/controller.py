@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from time import perf_counter
 from typing import NamedTuple
 
-from nucleate.speculative.adaptive.acceptance_rate import NONE, AcceptanceRates, AcceptedCounts
+from nucleate.speculative.adaptive.acceptance_rate import AcceptanceRates, AcceptedCounts
 from nucleate.speculative.adaptive.costs import AFRESH, StepCosts
-from nucleate.speculative.draft import Draft, DraftContext, Proposer, TargetOutput
-from nucleate.speculative.tree import narrow
+from nucleate.speculative.draft import NO_DRAFT, Draft, DraftContext, Proposer, TargetOutput
+from nucleate.speculative.tree import truncate
 
 QUIET = 0.005
 """The part of the time that drafts may take which nobody reads."""
@@ -54,7 +54,7 @@ class _Asked(NamedTuple):
 class AdaptiveProposer(Proposer):
     """Another proposer's drafts, as long as they pay.
 
-    The engine tells with ``stepped`` of every step that reads no prompt, and with ``accepted`` of every draft.
+    The engine tells with ``end_step`` of every step that reads no prompt, and with ``accepted`` of every draft.
 
     trees: drafts have branches. They are made as large as they may be, and cut to the depth that pays: at each depth
     one token is kept at most, at the price of as many as there are at a depth on average.
@@ -74,7 +74,7 @@ class AdaptiveProposer(Proposer):
         self._reach = 1  # how many tokens were drafted at most, twice: what more of them cost is not known yet
         self._drafting = 1  # how many sequences had a draft to be read, last time
 
-    def asks(self) -> bool:
+    def active(self) -> bool:
         """Whether ``propose`` would ask for any draft, as far as is known before the sequences are."""
         return self._due or (self._drafting > 0 and self.costs.since < AFRESH)
 
@@ -87,9 +87,9 @@ class AdaptiveProposer(Proposer):
         """See ``Proposer.propose``."""
         begin = perf_counter()
         if self.costs.since >= AFRESH:  # a step without drafts, to see what it takes
-            return [NONE] * len(states)
+            return [NO_DRAFT] * len(states)
         asked = self._asked(states, counts)
-        drafts = [NONE] * len(states)
+        drafts = [NO_DRAFT] * len(states)
         if asked:
             made = self._proposer.propose([states[one.place] for one in asked], [one.tokens for one in asked])
             for one, draft in zip(asked, made, strict=True):
@@ -148,9 +148,9 @@ class AdaptiveProposer(Proposer):
         chances.silent = not draft
         if self._trees and length and draft:
             self._width += WIDTH_SHARE * (len(draft) / draft.depth - self._width)
-            draft = narrow(draft, len(draft), length, len(draft))
+            draft = truncate(draft, len(draft), length, len(draft))
         if not length and draft.laws is not None:  # only its law says what would be kept
-            length, draft = 1, draft.cut(1)
+            length, draft = 1, draft.prefix(1)
             self._seconds -= (self.costs.price(1) + self.costs.fixed) * self._step
         if length or not draft:
             chances.drafted = draft.depth
@@ -158,9 +158,9 @@ class AdaptiveProposer(Proposer):
             return draft
         chances.quiet, chances.start, chances.drafted = draft, len(state.token_ids), 0
         self._proposer.accepted(state.key, 0)
-        return NONE
+        return NO_DRAFT
 
-    def rests(self, *, joining: bool = False) -> bool:
+    def resting(self, *, joining: bool = False) -> bool:
         """Whether no draft comes soon, so that nobody need tell what the target's layers gave.
 
         joining: a sequence begins, of which nothing is known but what others were told.
@@ -194,7 +194,7 @@ class AdaptiveProposer(Proposer):
         self._chances.pop(key, None)
         self._proposer.forget(key, output_ids)
 
-    def stepped(self, sequences: int, read: int, seconds: float) -> None:
+    def end_step(self, sequences: int, read: int, seconds: float) -> None:
         """A step of so many sequences read so many tokens, those of drafts too, in this time, drafting included.
 
         One that did not read all of them, as the model failed, says nothing of what steps take.

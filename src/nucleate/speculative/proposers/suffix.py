@@ -23,7 +23,7 @@ class SuffixProposer(Proposer):
     Each suffix of the last ``longest`` tokens that was there before is continued by what followed it most often, for at
     most ``factor`` times its length, while the chance of the whole is at least ``least``: the product of how often each
     token followed, of all times that something did. The continuation with the highest sum of chances is the draft.
-    With ``branches``, each token is continued by so many at most, and the likeliest tokens of that tree are the draft.
+    With ``tree_width`` > 1, the draft is the tree of the likeliest tokens, with at most that many children per token.
     Suffixes are looked for in the sequence itself, and in the last ``remembered`` tokens that ``forget`` or ``learn``
     was given (0: none, so that nothing of a sequence outlives it).
 
@@ -37,14 +37,14 @@ class SuffixProposer(Proposer):
         least: float = 0.1,
         remembered: int = REMEMBERED,
         pace: int = PACE,
-        branches: int = 1,
+        tree_width: int = 1,
     ) -> None:
         if longest < 1 or not factor > 0 or not 0 <= least <= 1 or remembered < 0 or pace < 1:
             message = "longest and pace must be >= 1, factor > 0, least in 0..1 and remembered >= 0, got "
             raise ValueError(message + f"{longest}, {pace}, {factor}, {least} and {remembered}")
-        if branches < 1:
-            raise ValueError(f"branches must be >= 1, got {branches}")
-        self.longest, self.factor, self.least, self.pace, self.branches = longest, factor, least, pace, branches
+        if tree_width < 1:
+            raise ValueError(f"tree_width must be >= 1, got {tree_width}")
+        self.longest, self.factor, self.least, self.pace, self.tree_width = longest, factor, least, pace, tree_width
         self._own: dict[int, CountingAutomaton] = {}
         self._past = Generations(2 * longest, remembered)
 
@@ -58,7 +58,7 @@ class SuffixProposer(Proposer):
             own = self._own[state.key] = CountingAutomaton(2 * self.longest)
         extend(own, ids, own.size, own.size + self.pace)
         end = [int(token) for token in ids[max(0, len(ids) - self.longest) :]]
-        if self.branches > 1:
+        if self.tree_width > 1:
             return self._tree(own, end, k)
         best: list[int] = []
         best_score = 0.0
@@ -84,7 +84,7 @@ class SuffixProposer(Proposer):
         return draft_of(best)
 
     def _offers(self, automaton: CountingAutomaton, most: int, state: int, depth: int) -> list[Offer]:
-        return [] if depth >= most else [Offer(*found) for found in automaton.followers(state, self.branches)]
+        return [] if depth >= most else [Offer(*found) for found in automaton.followers(state, self.tree_width)]
 
     def forget(self, key: int, output_ids: Sequence[int] = ()) -> None:
         """See ``Proposer.forget``."""

@@ -22,20 +22,20 @@ BROUGHT = ("mtp",)
 """Those that some models bring."""
 
 
-def load(name: str, model: object, branches: int = 1) -> Proposer:
+def load(name: str, model: object, tree_width: int = 1) -> Proposer:
     """A proposer by its name, for the model it was trained for: the embedded one, on the numpy runtime; or, for "mtp",
     one of Transformers that brings modules for multi-token prediction.
 
-    branches: the most tokens of a draft that follow the same one, of "medusa" and "eagle"; the others make chains.
+    tree_width: the most tokens of a draft that follow the same one, of "medusa" and "eagle"; the others make chains.
     Raises ModelError for another name or model.
     """
     match name:
         case "draft":
             return DraftModel.of(*weights_for(name, model))
         case "medusa":
-            return Medusa(*weights_for(name, model), branches)
+            return Medusa(*weights_for(name, model), tree_width)
         case "eagle":
-            return Eagle(*weights_for(name, model), branches)
+            return Eagle(*weights_for(name, model), tree_width)
         case "dflash":
             return DFlash(*weights_for(name, model))
         case "mtp":

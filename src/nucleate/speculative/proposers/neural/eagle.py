@@ -27,16 +27,16 @@ from nucleate.speculative.proposers.neural.weights import Weights
 
 
 class Eagle(DraftHead):
-    """See ``Proposer``. branches: the most tokens that follow the same one; with 1, drafts are chains.
+    """See ``Proposer``. tree_width: the most tokens that follow the same one; with 1, drafts are chains.
 
     tokens: that keys and values are kept of at most, of all sequences together.
     """
 
     layers: tuple[int, ...] = (2, 4, 6)
 
-    def __init__(self, weights: Weights, target: Llama, branches: int = 1, tokens: int = TOKENS) -> None:
+    def __init__(self, weights: Weights, target: Llama, tree_width: int = 1, tokens: int = TOKENS) -> None:
         super().__init__(target, tokens)
-        self.branches = branches
+        self.tree_width = tree_width
         self._fuse = weights.matrix("fuse")
         self._token_norm, self._hidden_norm = weights["token_norm.weight"], weights["hidden_norm.weight"]
         self._norm, self._layer = weights["norm.weight"], DraftLayer(weights, "layer.", target, tokens // BLOCK)
@@ -46,7 +46,7 @@ class Eagle(DraftHead):
         chains = [ChainBuilder(state, count) for state, count in zip(states, counts, strict=True)]
         going = self._followed.ready(chains)
         with one_thread():
-            if self.branches > 1:
+            if self.tree_width > 1:
                 trees = self._trees(going) if going else {}
                 return [trees.get(chain.state.key, Draft()) for chain in chains]
             if going:
@@ -57,7 +57,7 @@ class Eagle(DraftHead):
         """By sequence, see ``TreeBuilder``: in each round the head goes on from some tokens of each tree."""
         for chain in going:
             chain.ids = [*chain.state.token_ids]
-        growing = [TreeBuilder(chain, self.branches) for chain in going]
+        growing = [TreeBuilder(chain, self.tree_width) for chain in going]
         round_, x_RX = [(growth, ROOT) for growth in growing], self._take_in(going)
         while round_:
             logits_RV = product(self._unit(x_RX, self._norm), self._target.unembedding)

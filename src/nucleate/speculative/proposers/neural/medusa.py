@@ -36,14 +36,14 @@ MOST = 64
 class Medusa(Proposer):
     """See ``Proposer``; it drafts as many tokens one after the other at most as there are heads.
 
-    branches: the most that follow the same token. Heads do not know what was drawn before: in all branches they guess
+    tree_width: the most that follow the same token. Heads do not know what was drawn before: in all branches they guess
     the same.
     """
 
     layers: tuple[int, ...] = (6,)
 
-    def __init__(self, weights: Weights, target: Llama, branches: int = 1) -> None:
-        self._target, self.branches = target, branches
+    def __init__(self, weights: Weights, target: Llama, tree_width: int = 1) -> None:
+        self._target, self.tree_width = target, tree_width
         self._heads = [
             [weights.matrix(f"heads.{head}.{block}") for block in range(weights.count(f"heads.{head}."))]
             for head in range(weights.count("heads."))
@@ -52,7 +52,7 @@ class Medusa(Proposer):
 
     def propose(self, states: Sequence[DraftContext], counts: Sequence[int]) -> list[Draft]:
         """See ``Proposer.propose``. None for a sequence of which the target has not read all but the last token."""
-        most = len(self._heads) if self.branches == 1 else MOST
+        most = len(self._heads) if self.tree_width == 1 else MOST
         chains = [ChainBuilder(state, min(count, most)) for state, count in zip(states, counts, strict=True)]
         going = [
             chain
@@ -62,7 +62,7 @@ class Medusa(Proposer):
         if not going:
             return [Draft()] * len(chains)
         with one_thread():
-            if self.branches > 1:
+            if self.tree_width > 1:
                 trees = self._trees(going)
                 return [trees.get(chain.state.key, Draft()) for chain in chains]
             self._draft(going)
@@ -70,10 +70,10 @@ class Medusa(Proposer):
 
     def _trees(self, going: list[ChainBuilder]) -> dict[int, Draft]:
         """By sequence: at each place some guesses, as they would be after any of those before, put together."""
-        forms = [form(chain.count, self.branches, len(self._heads)) for chain in going]
+        forms = [form(chain.count, self.tree_width, len(self._heads)) for chain in going]
         deep = max(depth for _, depths in forms for depth in depths) + 1
         asked = [
-            DraftQuery(chain.state, depth, depth * self.branches, self.branches)
+            DraftQuery(chain.state, depth, depth * self.tree_width, self.tree_width)
             for chain in going
             for depth in range(deep)
         ]
@@ -118,11 +118,11 @@ class Medusa(Proposer):
 
 
 @functools.cache
-def form(count: int, branches: int, heads: int) -> tuple[tuple[Node, ...], tuple[int, ...]]:
+def form(count: int, tree_width: int, heads: int) -> tuple[tuple[Node, ...], tuple[int, ...]]:
     """The likeliest combinations of guesses, which are the tokens of these nodes, and their depths."""
 
     def offers(state: None, depth: int) -> list[Offer]:
-        chances = CHANCES[depth][:branches] if depth < min(heads, len(CHANCES)) else ()
+        chances = CHANCES[depth][:tree_width] if depth < min(heads, len(CHANCES)) else ()
         return [Offer(guess, chance) for guess, chance in enumerate(chances)]
 
     nodes = tuple(best_first(offers, None, count))

@@ -26,7 +26,7 @@ class TreeBuilder:
     """
 
     chain: ChainBuilder
-    branches: int
+    tree_width: int
     parents: list[int] = field(default_factory=list)
     chances: list[float] = field(default_factory=list)  #: of the whole way
     depths: list[int] = field(default_factory=list)
@@ -43,7 +43,7 @@ class TreeBuilder:
         """What is wanted after a token."""
         depth, count, made = self._depth(place), self.chain.count, len(self.chain.tokens)
         return DraftQuery(
-            self.chain.state, depth, made, min(self.branches, count - made) if self.drawn else self.branches
+            self.chain.state, depth, made, min(self.tree_width, count - made) if self.drawn else self.tree_width
         )
 
     def take(self, place: int, siblings: list[SampledDrafts], output: Floats) -> None:
@@ -67,7 +67,7 @@ class TreeBuilder:
         else:  # what follows the last of those that stay is less likely than they are
             stay = set(sorted(range(made), key=self._order)[: count - 1])
             best = [place for place in self._fresh if place in stay and self.depths[place] < DEEPEST - 1]
-            best = sorted(sorted(best, key=self._order)[: min(self.branches, count - len(self.looked))])
+            best = sorted(sorted(best, key=self._order)[: min(self.tree_width, count - len(self.looked))])
         self._fresh = []
         self.looked += best
         return best
