@@ -56,7 +56,7 @@ class Fields:
         stop_json: bool = ...,
         include_stop_str_in_output: bool = ...,
         ignore_eos: bool = ...,
-        structured: StructuredOutputs | Mapping[str, object] | None = ...,
+        structured_outputs: StructuredOutputs | Mapping[str, object] | None = ...,
         n: int = ...,
         prompt_logprobs: int | None = ...,
         logprobs_mode: str = ...,
@@ -159,7 +159,7 @@ class Fields:
     @property
     def ignore_eos(self) -> bool: ...
     @property
-    def structured(self) -> StructuredOutputs | None: ...
+    def structured_outputs(self) -> StructuredOutputs | None: ...
     @property
     def n(self) -> int: ...
     @property

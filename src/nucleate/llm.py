@@ -135,7 +135,7 @@ class LLM:
 
         kv_cache_memory: bytes for keys and values; None: what ``max_num_seqs`` of full length take, but at most a
         quarter of the memory that is free. options: see ``Engine``; tokens are drafted as for the LLM, unless they say
-        how. Raises ModelError, ParameterError. """
+        how. Raises ModelError, ParameterError."""
         if kv_cache_memory is not None:
             check_count(kv_cache_memory, "kv_cache_memory")
         sequences = options.get("max_num_seqs", MAX_NUM_SEQS)

@@ -41,8 +41,8 @@ class StopParameters:
 class OutputParameters:
     """How many answers, of what form, and how their text is made."""
 
-    structured: StructuredOutputs | None = param(
-        "the form that the text has: a JSON schema, any JSON object, a pattern, one of some texts, a grammar",
+    structured_outputs: StructuredOutputs | None = param(
+        "constrain the output to a JSON schema, a JSON object, a regex, a list of choices or a grammar",
         default=None,
     )
     n: int = param("how many answers; answer i uses seed + i", default=1, low=1, high=128)
@@ -84,7 +84,7 @@ ENGINE_ONLY: Mapping[str, str] = {
     "stop_token_ids": "compare the sampled tokens with them yourself",
     "include_stop_str_in_output": "the caller makes the text",
     "skip_special_tokens": "the caller makes the text",
-    "structured": "pass the allowed tokens of each step as mask",
+    "structured_outputs": "pass the allowed tokens of each step as mask",
     "n": "add one row per output, with index from 0 to n - 1",
     "prompt_logprobs": "there are no logits of the prompt",
 }

@@ -33,7 +33,7 @@ from nucleate.models.runner import ModelInput
         ("returned", 5, r"returned must be at most width \(4\), got 5"),
         ("groups", 3, r"groups must divide width \(4\), got 3"),
         ("diversity_penalty", -1.0, "diversity_penalty must be a number >= 0"),
-        ("structured", {"regex": 5}, "regex"),
+        ("structured_outputs", {"regex": 5}, "regex"),
         ("stop_token_ids", [-1], "stop_token_ids must be a list of integers >= 0"),
         ("ignore_eos", 1, "ignore_eos must be true or false, got 1"),
         ("logprobs", -1, "logprobs must be an integer >= 0 or none"),

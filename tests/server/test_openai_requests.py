@@ -100,7 +100,7 @@ def test_a_near_miss_is_told_what_was_meant(kind: Endpoint) -> None:
     assert "did you mean temperature?" in str(refusal(kind, body(kind, temprature=1)))
 
 
-FORMS = [{"regex": "a+"}, {"json_object": True, "whitespace": "compact"}, {"choice": ["a"]}, {"regex": ""}, {}]
+FORMS = [{"regex": "a+"}, {"json_object": True, "whitespace": "none"}, {"choice": ["a"]}, {"regex": ""}, {}]
 
 
 def one(name: str) -> st.SearchStrategy[Any]:
@@ -116,7 +116,7 @@ def one(name: str) -> st.SearchStrategy[Any]:
         "int": st.integers(int(low), int(low) + 60),
         "bool": st.booleans(),
         "tuple[int, ...]": ids,
-        "Structured": st.sampled_from(FORMS),
+        "StructuredOutputs": st.sampled_from(FORMS),
         "Mapping[int, float]": st.dictionaries(st.integers(0, 99), st.floats(-100, 100), max_size=3),
     }.get(field.kind, words)
 

@@ -53,7 +53,11 @@ def inside(parameter, text=False):
             *([("a", (3, 1)), ("b c",)] if text else []),
         ],
         "Mapping[int, float]": [{}, {0: 1.5}, {3: -2.0, 7: 0.25, SIZE - 1: 30.0}],
-        "Structured": [{"regex": "a"}, {"choice": ["a", "b"]}, {"json_schema": {"b": {}, "a": 1}, "policy": "lenient"}],
+        "StructuredOutputs": [
+            {"regex": "a"},
+            {"choice": ["a", "b"]},
+            {"json_schema": {"b": {}, "a": 1}, "on_unsupported": "ignore"},
+        ],
     }[parameter.kind]
 
 

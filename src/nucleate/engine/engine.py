@@ -137,7 +137,7 @@ class Engine:
         params = request.params
         rules = admit(self, self.tokenizer, request.prompt_ids, params, self._regex_seconds)
         stages = self._stages(params)
-        return ValidatedRequest(request, stages, rules, self._forms.form(params.structured))
+        return ValidatedRequest(request, stages, rules, self._forms.form(params.structured_outputs))
 
     def add(self, request: Asked) -> str:
         """Admit a request and return its id. Raises ParameterError, and then nothing has changed."""

@@ -37,7 +37,9 @@ class BeamParams:
     diversity_penalty: float = param(
         "what a token loses for each beam of an earlier group that goes on with it", default=0.0, low=0.0, high=1e6
     )
-    structured: StructuredOutputs | None = param("the form that the text has, see SamplingParams", default=None)
+    structured_outputs: StructuredOutputs | None = param(
+        "constrain the output to a JSON schema, a JSON object, a regex, a list of choices or a grammar", default=None
+    )
     stop_token_ids: tuple[int, ...] = param("token ids that end an answer, as EOS does", default=(), low=0)
     ignore_eos: bool = param("go on after the end-of-sequence token", default=False)
     logprobs: int | None = param(

@@ -31,7 +31,7 @@ from nucleate.sampling_params import SamplingParams
 from nucleate.stopping.stop_matcher import StopRules
 from nucleate.structured_output import CompiledGrammar, Guide, MatcherError, why
 from nucleate.structured_output.grammar_manager import GrammarManager
-from nucleate.structured_output.guide import FORM_FAILED
+from nucleate.structured_output.guide import CONSTRAINT_FAILED
 from nucleate.tokenization.detokenizer import Detokenizer
 from nucleate.tokenization.tokenizer import Tokenizer
 
@@ -130,7 +130,7 @@ class BeamScheduler:
         )
         rules = admit(limits, self._tokenizer, request.prompt_ids, same)
         params.check(rules.max_tokens or 0)
-        return ValidatedBeamRequest(request, rules, self._forms.form(params.structured))
+        return ValidatedBeamRequest(request, rules, self._forms.form(params.structured_outputs))
 
     def begin(self, prepared: ValidatedBeamRequest, number: str, arrival: int) -> None:
         """A search waits for its turn. number: its id. arrival: as of no other request."""
@@ -186,7 +186,7 @@ class BeamScheduler:
         except _CopyError as error:
             return self.end(live, Finish("error", str(error)))
         except MatcherError as error:
-            return self.end(live, Finish("error", f"{FORM_FAILED[0]}: {error}"))
+            return self.end(live, Finish("error", f"{CONSTRAINT_FAILED[0]}: {error}"))
         return [] if live.beams else self._tell(live)
 
     def _go_on(self, live: RunningBeamSearch, children: Sequence[BeamCandidate]) -> None:

@@ -27,7 +27,7 @@ FIELDS_OF_BEAMS: Mapping[str, str] = MappingProxyType(
 )
 """Fields of a body that need ``use_beam_search``, and what ``BeamParams`` calls them."""
 
-_SHARED = ("max_tokens", "structured", "stop_token_ids", "ignore_eos", "logprobs", "skip_special_tokens")
+_SHARED = ("max_tokens", "structured_outputs", "stop_token_ids", "ignore_eos", "logprobs", "skip_special_tokens")
 _IDLE = ("n", "seed")
 _PUBLIC = {"width": "best_of", "returned": "n", "groups": "beam_groups"}
 
