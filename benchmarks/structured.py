@@ -136,7 +136,7 @@ def writing(llm: nc.LLM, seconds: float, repeat: int) -> list[dict[str, Any]]:
     """Part 1."""
     found = []
     for (name, form), rows in itertools.product(FORMS.items(), ROWS):
-        under = nc.SamplingParams(**SAMPLED, structured=form)
+        under = nc.SamplingParams(**SAMPLED, structured_outputs=form)
         length = statistics.mean(len(one.outputs[0].token_ids) for one in answers(llm, form, 32))
         contenders = {
             "no form": Writing(llm, rows, nc.SamplingParams(**SAMPLED, ignore_eos=True, max_tokens=round(length))),
@@ -166,7 +166,7 @@ def _line(told: Mapping[str, Mapping[str, float]]) -> str:
 
 def answers(llm: nc.LLM, form: StructuredOutputs, count: int) -> list[nc.Completion]:
     """Texts that the embedded model writes under a form."""
-    asked = [nc.SamplingParams(**SAMPLED, structured=form, seed=seed, max_tokens=700) for seed in range(count)]
+    asked = [nc.SamplingParams(**SAMPLED, structured_outputs=form, seed=seed, max_tokens=700) for seed in range(count)]
     return llm.generate(["Once upon a time"] * count, asked)
 
 
@@ -215,8 +215,8 @@ def filling(
 ) -> list[dict[str, Any]]:
     """Part 2, for one vocabulary."""
     found = []
-    for (form, structured), rows in itertools.product(FORMS.items(), ROWS):
-        compiled = grammars.compile(structured)
+    for (form, structured_outputs), rows in itertools.product(FORMS.items(), ROWS):
+        compiled = grammars.compile(structured_outputs)
         own = walks[form]
         walking = [Walking(compiled, own[row % len(own) :] + own[: row % len(own)]) for row in range(rows)]
         masks_RW = np.empty((rows, grammars.words), np.int32)
@@ -256,9 +256,9 @@ def compiling(tokenizer: Tokenizer, size: int, repeat: int) -> dict[str, float]:
     times: dict[str, list[float]] = {name: [] for name in SCHEMAS}
     for _ in range(repeat):
         for name, schema in SCHEMAS.items():
-            structured = StructuredOutputs(json_schema=schema)
+            structured_outputs = StructuredOutputs(json_schema=schema)
             start = perf_counter()
-            grammars.compile(structured)
+            grammars.compile(structured_outputs)
             times[name].append((perf_counter() - start) * 1e3)
     each = {name: statistics.median(kept) for name, kept in times.items()}
     slowest = max(each, key=lambda name: each[name])

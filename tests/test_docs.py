@@ -14,7 +14,7 @@ import pytest
 from nucleate.cli.structured_flags import FLAGS
 from nucleate.sampling.stages import STAGES
 from nucleate.structured_output.json_schema import FORMATS, HELD
-from nucleate.structured_output.spec import Policy, Whitespace
+from nucleate.structured_output.spec import OnUnsupported, Whitespace
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
@@ -69,7 +69,7 @@ def test_the_page_of_forms_names_all_that_is_held() -> None:
     assert not set(re.findall(r"`([^`]+)`", rest.partition("| policy |")[0])) & HELD
     for flag, _, _ in FLAGS.values():
         assert f"--{flag}" in page
-    for name in (*get_args(Policy), *get_args(Whitespace)):
+    for name in (*get_args(OnUnsupported), *get_args(Whitespace)):
         assert f"`{name}`" in page
 
 

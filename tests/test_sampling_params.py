@@ -100,7 +100,10 @@ FULL = dict(
     stop_json=True,
     include_stop_str_in_output=True,
     ignore_eos=True,
-    structured={"json_schema": {"type": "object", "properties": {"b": {}, "a": {}}}, "policy": "lenient"},
+    structured_outputs={
+        "json_schema": {"type": "object", "properties": {"b": {}, "a": {}}},
+        "on_unsupported": "ignore",
+    },
     n=2,
     logprobs_mode="processed",
     skip_special_tokens=False,
@@ -144,7 +147,7 @@ EDGES = {  # field: (good values, bad values)
     "logprob_token_ids": ([(), [0]], [None, [-1], "1"]),
     "order": ([*PRESETS, (), ["top_k"], PRESETS["canonical"]], [None, 5, "", "top_k", "Canonical", [5], [""], b"hf"]),
     "draw": (["gumbel", "categorical", "greedy"], [None, "", "Gumbel", ["gumbel"], 0, b"greedy"]),
-    "structured": (
+    "structured_outputs": (
         [
             None,
             {"regex": "a"},
@@ -367,10 +370,14 @@ def test_params_are_frozen_values():
 
 
 @pytest.mark.parametrize(
-    ("structured", "field", "words"),
+    ("structured_outputs", "field", "words"),
     [
-        ({}, "structured", "say exactly one of json_schema, json_object, regex, choice, grammar; got none"),
-        ({"json_object": False}, "structured", "say exactly one of"),
+        (
+            {},
+            "structured_outputs",
+            "structured_outputs must have exactly one of json_schema, json_object, regex, choice, grammar; got none",
+        ),
+        ({"json_object": False}, "structured_outputs", "structured_outputs must have exactly one of"),
         ({"regex": "a", "choice": ["b"]}, "choice", "got regex and choice"),
         ({"regexp": "a"}, "regexp", "unknown field 'regexp'; did you mean regex"),
         ({5: "a"}, "5", "unknown field '5'"),
@@ -378,15 +385,19 @@ def test_params_are_frozen_values():
         ({"json_schema": [1]}, "json_schema", r"json_schema must be a JSON object or its text, got \[1\]"),
         ({"choice": "ab"}, "choice", "choice must be a non-empty list of non-empty strings, got 'ab'"),
         ({"json_object": 1}, "json_object", "json_object must be true or false, got 1"),
-        ({"regex": "a", "policy": "lenient"}, "policy", "policy lenient is for json_schema, not for regex"),
-        ({"regex": "a", "whitespace": None}, "whitespace", "whitespace must be one of bounded, compact, got None"),
+        (
+            {"regex": "a", "on_unsupported": "ignore"},
+            "on_unsupported",
+            "on_unsupported needs json_schema, got regex",
+        ),
+        ({"regex": "a", "whitespace": None}, "whitespace", "whitespace must be one of flexible, none, got None"),
     ],
 )
-def test_a_form_that_is_none_is_an_error_of_its_own_field(structured, field, words):
+def test_a_form_that_is_none_is_an_error_of_its_own_field(structured_outputs, field, words):
     for made in (
-        lambda: nc.SamplingParams(structured=structured),
-        lambda: nc.SamplingParams().replace(structured=structured),
-        lambda: nc.SamplingParams.from_json(json.dumps({"structured": structured})),
+        lambda: nc.SamplingParams(structured_outputs=structured_outputs),
+        lambda: nc.SamplingParams().replace(structured_outputs=structured_outputs),
+        lambda: nc.SamplingParams.from_json(json.dumps({"structured_outputs": structured_outputs})),
     ):
         with pytest.raises(ParameterError, match=words) as caught:
             made()
@@ -399,9 +410,9 @@ SCHEMAS = st.recursive(
     lambda inner: st.dictionaries(TEXT, inner, max_size=4).map(lambda named: {"type": "object", "properties": named}),
     max_leaves=6,
 )
-POLICY, WHITESPACE = st.sampled_from(["strict", "coerce", "lenient"]), st.sampled_from(["bounded", "compact"])
+POLICY, WHITESPACE = st.sampled_from(["error", "approximate", "ignore"]), st.sampled_from(["flexible", "none"])
 FORMS = st.one_of(
-    st.fixed_dictionaries({"json_schema": SCHEMAS}, optional={"policy": POLICY, "whitespace": WHITESPACE}),
+    st.fixed_dictionaries({"json_schema": SCHEMAS}, optional={"on_unsupported": POLICY, "whitespace": WHITESPACE}),
     st.fixed_dictionaries({"json_object": st.just(value=True)}, optional={"whitespace": WHITESPACE}),
     st.fixed_dictionaries({"regex": TEXT}),
     st.fixed_dictionaries({"choice": st.lists(TEXT, min_size=1, max_size=4)}),
@@ -411,14 +422,16 @@ FORMS = st.one_of(
 
 @given(FORMS, FORMS)
 def test_a_form_survives_any_journey(first, second):
-    params = nc.SamplingParams(structured=first, top_k=3)
+    params = nc.SamplingParams(structured_outputs=first, top_k=3)
     for again in (
-        nc.SamplingParams(structured=nc.StructuredOutputs(**first), top_k=3),
-        nc.SamplingParams(structured=nc.StructuredOutputs.from_json(nc.StructuredOutputs(**first).to_json()), top_k=3),
+        nc.SamplingParams(structured_outputs=nc.StructuredOutputs(**first), top_k=3),
+        nc.SamplingParams(
+            structured_outputs=nc.StructuredOutputs.from_json(nc.StructuredOutputs(**first).to_json()), top_k=3
+        ),
         nc.SamplingParams.from_json(params.to_json()),
         nc.SamplingParams(**json.loads(params.to_json())),
-        nc.SamplingParams(top_k=3).replace(structured=first),
-        params.replace(structured=second).replace(structured=params.structured),
+        nc.SamplingParams(top_k=3).replace(structured_outputs=first),
+        params.replace(structured_outputs=second).replace(structured_outputs=params.structured_outputs),
         pickle.loads(pickle.dumps(params)),
         copy.deepcopy(params),
         eval(repr(params), {"SamplingParams": nc.SamplingParams, "StructuredOutputs": nc.StructuredOutputs}),
@@ -427,16 +440,16 @@ def test_a_form_survives_any_journey(first, second):
         assert hash(again) == hash(params)
         assert again.to_json() == params.to_json()
     if "json_schema" in first:  # properties are written in the order in which the schema has them
-        assert json.dumps(params.to_dict()["structured"]["json_schema"]) == json.dumps(first["json_schema"])
-    other = params.replace(structured=second)
+        assert json.dumps(params.to_dict()["structured_outputs"]["json_schema"]) == json.dumps(first["json_schema"])
+    other = params.replace(structured_outputs=second)
     assert (other == params) == (nc.StructuredOutputs(**first) == nc.StructuredOutputs(**second))
-    assert params.replace(structured=None) == nc.SamplingParams(top_k=3) != params
+    assert params.replace(structured_outputs=None) == nc.SamplingParams(top_k=3) != params
     assert params.pipeline((3,)) == nc.SamplingParams(top_k=3).pipeline((3,))  # a form is no stage: it is a mask
 
 
 def test_the_order_of_properties_is_part_of_a_form():
     one, other = ({"json_schema": {"properties": {a: {}, b: {}}}} for a, b in ("ab", "ba"))
-    assert nc.SamplingParams(structured=one) != nc.SamplingParams(structured=other)
+    assert nc.SamplingParams(structured_outputs=one) != nc.SamplingParams(structured_outputs=other)
 
 
 def test_what_was_given_may_change_afterwards():
@@ -446,10 +459,10 @@ def test_what_was_given_may_change_afterwards():
     stop.append("b")
     assert params == nc.SamplingParams(logit_bias={1: 2.0}, stop=["a"])
     schema = {"properties": {"a": {}}}
-    params = nc.SamplingParams(structured={"json_schema": schema})
+    params = nc.SamplingParams(structured_outputs={"json_schema": schema})
     schema["properties"]["a"]["type"] = "string"
-    params.structured.schema["properties"].clear()
-    assert params.structured.schema == {"properties": {"a": {}}}
+    params.structured_outputs.schema["properties"].clear()
+    assert params.structured_outputs.schema == {"properties": {"a": {}}}
     params = nc.SamplingParams(logit_bias={1: 2.0})
     with pytest.raises(TypeError):
         params.logit_bias[1] = 5.0

@@ -56,7 +56,7 @@ class Fields:
         stop_json: bool = ...,
         include_stop_str_in_output: bool = ...,
         ignore_eos: bool = ...,
-        structured: StructuredOutputs | Mapping[str, object] | None = ...,
+        structured_outputs: StructuredOutputs | Mapping[str, object] | None = ...,
         n: int = ...,
         prompt_logprobs: int | None = ...,
         logprobs_mode: str = ...,
@@ -207,8 +207,8 @@ class Fields:
     def ignore_eos(self) -> bool:
         """Continue after the end-of-sequence token (true or false; default false)."""
     @property
-    def structured(self) -> StructuredOutputs | None:
-        """Constrain the output: a JSON schema, any JSON object, a regular expression, a list of choices or a grammar (a Structured or a mapping of its fields or none; default none)."""
+    def structured_outputs(self) -> StructuredOutputs | None:
+        """Constrain the output: a JSON schema, any JSON object, a regular expression, a list of choices or a grammar (a StructuredOutputs or a mapping of its fields or none; default none)."""
     @property
     def n(self) -> int:
         """Number of outputs per prompt; output i uses seed + i (an integer >= 1 and <= 128; default 1)."""

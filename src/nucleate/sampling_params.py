@@ -45,7 +45,7 @@ class StopParameters:
 class OutputParameters:
     """How many outputs a request has, their format, and how tokens become text."""
 
-    structured: StructuredOutputs | None = param(
+    structured_outputs: StructuredOutputs | None = param(
         "Constrain the output: a JSON schema, any JSON object, a regular expression, a list of choices or a grammar",
         default=None,
     )
@@ -87,7 +87,7 @@ SYNONYMS: Mapping[str, str] = {
     "top_logprobs": "logprobs",
     "random_seed": "seed",
     **dict.fromkeys(
-        ("response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar"), "structured"
+        ("response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar"), "structured_outputs"
     ),
 }
 """Names that other projects use for a field, for error messages."""
@@ -116,7 +116,7 @@ ENGINE_ONLY: Mapping[str, str] = {
     "stop_token_ids": "compare the sampled tokens with them yourself",
     "include_stop_str_in_output": "the caller makes the text",
     "skip_special_tokens": "the caller makes the text",
-    "structured": "pass the allowed tokens of each step as mask",
+    "structured_outputs": "pass the allowed tokens of each step as mask",
     "n": "add one row per output, with index from 0 to n - 1",
     "prompt_logprobs": "there are no logits of the prompt",
 }

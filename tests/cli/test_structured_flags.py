@@ -19,7 +19,7 @@ import nucleate as nc
 from nucleate.cli import flags
 from nucleate.cli.main import COMMANDS, UsageError, main
 from nucleate.cli.structured_flags import FLAGS
-from nucleate.structured_output.spec import FORMS
+from nucleate.structured_output.spec import KINDS
 
 SCHEMA = {"type": "object", "properties": {"z": {"enum": ["é", 1]}, "a": {"type": "null"}}, "required": ["z", "a"]}
 LENIENT = {"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": True, "minItems": 3, "maxItems": 3}
@@ -34,7 +34,7 @@ def params(*arguments: str) -> nc.SamplingParams:
 
 
 def form(*arguments: str) -> nc.StructuredOutputs | None:
-    return params(*arguments).structured
+    return params(*arguments).structured_outputs
 
 
 @pytest.mark.parametrize(
@@ -50,12 +50,12 @@ def form(*arguments: str) -> nc.StructuredOutputs | None:
         (("--choice", "b,c", "--choice", "@a", "--choice", "b,c"), {"choice": ("b,c", "@a", "b,c")}),
         (("--grammar", 'start: "a" start | "b"'), {"grammar": 'start: "a" start | "b"'}),
         (
-            ("--json-object", "--structured-whitespace", "compact"),
-            {"json_object": True, "whitespace": "compact"},
+            ("--json-object", "--json-whitespace", "none"),
+            {"json_object": True, "whitespace": "none"},
         ),
         (
-            ("--structured-policy", "coerce", "--json-schema", "{}"),
-            {"json_schema": {}, "policy": "coerce"},
+            ("--schema-on-unsupported", "approximate", "--json-schema", "{}"),
+            {"json_schema": {}, "on_unsupported": "approximate"},
         ),
     ],
 )
@@ -65,7 +65,7 @@ def test_a_flag_for_every_field(arguments: tuple[str, ...], expected: dict[str, 
 
 def test_every_field_has_its_flag() -> None:
     assert list(FLAGS) == list(nc.StructuredOutputs.__dataclass_fields__)
-    assert set(FORMS) < set(FLAGS)
+    assert set(KINDS) < set(FLAGS)
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
@@ -87,7 +87,7 @@ def test_files_that_cannot_be_read_are_errors(tmp_path: Path, flag: str) -> None
     file.write_bytes(b"{}\xff")
     with pytest.raises(UsageError, match=r"form is not UTF-8: invalid start byte at byte 2"):
         form(flag, f"@{file}")
-    with pytest.raises(UsageError, match=rf"{flag} {file} is the name of a file: {flag} @{file} reads it"):
+    with pytest.raises(UsageError, match=rf"{flag} {file} is a file name; use {flag} @{file} to read the file"):
         form(flag, str(file))
     file.write_bytes(b"")
     with pytest.raises(nc.ParameterError):
@@ -113,21 +113,29 @@ def test_a_text_that_can_be_no_path_is_a_text(text: str) -> None:
         (
             ("--regex", "a", "--choice", "b"),
             "choice",
-            "say exactly one of json_schema, json_object, regex, choice, grammar; got regex and choice",
+            "structured_outputs must have exactly one of .*; got regex and choice",
         ),
-        (("--structured-policy", "strict"), "structured", "say exactly one of .*; got none"),
         (
-            ("--json-object", "--structured-policy", "Strict"),
-            "policy",
-            "policy must be one of strict, coerce, lenient, got 'Strict'",
+            ("--schema-on-unsupported", "error"),
+            "structured_outputs",
+            "structured_outputs must have exactly one of .*; got none",
         ),
-        (("--regex", "a", "--structured-policy", "lenient"), "policy", "policy lenient is for json_schema, not for"),
         (
-            ("--json-object", "--structured-whitespace", ""),
+            ("--json-object", "--schema-on-unsupported", "Strict"),
+            "on_unsupported",
+            "on_unsupported must be one of error, approximate, ignore, got 'Strict'",
+        ),
+        (
+            ("--regex", "a", "--schema-on-unsupported", "ignore"),
+            "on_unsupported",
+            "on_unsupported needs json_schema, got regex",
+        ),
+        (
+            ("--json-object", "--json-whitespace", ""),
             "whitespace",
-            "whitespace must be one of bounded, compact, got ''",
+            "whitespace must be one of flexible, none, got ''",
         ),
-        (("--choice", "a", "--structured-whitespace", "compact"), "whitespace", "whitespace is for JSON"),
+        (("--choice", "a", "--json-whitespace", "none"), "whitespace", "whitespace needs json_schema or json_object"),
     ],
 )
 def test_wrong_values_are_errors_of_their_field(arguments: tuple[str, ...], field: str, words: str) -> None:
@@ -150,7 +158,7 @@ def test_commands_that_sample_have_the_flags(command: str, capsys: pytest.Captur
     if samples:
         subject = ["in", "out"] if command == "batch" else []
         assert flags.given(parser.parse_args([*subject, "--regex", "a"])) == {
-            "structured": nc.StructuredOutputs(regex="a")
+            "structured_outputs": nc.StructuredOutputs(regex="a")
         }
         assert flags.given(parser.parse_args(subject)) == {}
 
@@ -165,45 +173,45 @@ def test_commands_that_sample_have_the_flags(command: str, capsys: pytest.Captur
         ("None", None),
         ('{"regex": "[0-9]+"}', {"regex": "[0-9]+"}),
         (
-            '{"json_schema": {"type": "object"}, "policy": "lenient"}',
-            {"json_schema": {"type": "object"}, "policy": "lenient"},
+            '{"json_schema": {"type": "object"}, "on_unsupported": "ignore"}',
+            {"json_schema": {"type": "object"}, "on_unsupported": "ignore"},
         ),
         ('{"choice": ["a b", "c"]}', {"choice": ("a b", "c")}),
     ],
 )
 def test_set_takes_json(text: str, expected: dict[str, Any] | None) -> None:
-    before = nc.SamplingParams(structured={"regex": "x"}, top_k=3)
-    after = flags.assign(before, "structured", text)
-    assert after == before.replace(structured=expected)
-    assert after.structured == (None if expected is None else nc.StructuredOutputs(**expected))
+    before = nc.SamplingParams(structured_outputs={"regex": "x"}, top_k=3)
+    after = flags.assign(before, "structured_outputs", text)
+    assert after == before.replace(structured_outputs=expected)
+    assert after.structured_outputs == (None if expected is None else nc.StructuredOutputs(**expected))
 
 
 @pytest.mark.parametrize(
     ("text", "field", "words"),
     [
-        ("[0-9]+", "structured", "structured must be JSON"),
-        ("5", "structured", "structured must be a JSON object, got 5"),
-        ("{}", "structured", "say exactly one of"),
+        ("[0-9]+", "structured_outputs", "structured_outputs must be JSON"),
+        ("5", "structured_outputs", "structured_outputs must be a JSON object, got 5"),
+        ("{}", "structured_outputs", "structured_outputs must have exactly one of"),
         ('{"regexp": "a"}', "regexp", "unknown field 'regexp'; did you mean regex"),
         ('{"regex": 5}', "regex", "regex must be a non-empty string, got 5"),
-        ('{"regex": "a", "regex": "b"}', "structured", "'regex' is there twice"),
+        ('{"regex": "a", "regex": "b"}', "structured_outputs", "'regex' is there twice"),
     ],
 )
 def test_set_refuses_what_is_no_form(text: str, field: str, words: str) -> None:
     with pytest.raises(nc.ParameterError, match=re.escape(words)) as caught:
-        flags.assign(nc.SamplingParams(), "structured", text)
+        flags.assign(nc.SamplingParams(), "structured_outputs", text)
     assert caught.value.field == field
 
 
 def test_a_chat_with_forms(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     lines = [
-        '/set structured {"regex": "[0-9]{4}"}',
+        '/set structured_outputs {"regex": "[0-9]{4}"}',
         "How many?",
-        '/set structured {"regex": "("}',
+        '/set structured_outputs {"regex": "("}',
         "What now?",
-        "/set structured",
+        "/set structured_outputs",
         "Yes?",
-        "/set structured none",
+        "/set structured_outputs none",
         "/params",
     ]
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(lines)))
@@ -211,7 +219,7 @@ def test_a_chat_with_forms(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     done = capsys.readouterr()
     assert re.fullmatch(r"[0-9]{4}\nperhaps?\n?|[0-9]{4}\n.*\n.*\n", done.out), done.out
     assert "nucleate: regex: " in done.err
-    assert "structured" not in done.out.splitlines()[-1]
+    assert "structured_outputs" not in done.out.splitlines()[-1]
 
 
 # ---- generate
@@ -226,19 +234,19 @@ def test_generate_writes_the_form(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_json_has_the_form_and_no_validation_where_there_is_none(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ("--json-schema", json.dumps(SCHEMA | {"additionalProperties": False}))
-    assert main([*GENERATE, *arguments, "--structured-whitespace", "compact", "--json"]) == 0
+    assert main([*GENERATE, *arguments, "--json-whitespace", "none", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     [output] = told["outputs"]
     assert output["text"] in ('{"z":"é","a":null}', '{"z":1,"a":null}')
     assert output["finish_reason"] == "stop"
     assert "validation" not in output
     assert nc.SamplingParams(**told["params"]) == params(
-        *GENERATE[2:], *arguments, "--structured-whitespace", "compact"
+        *GENERATE[2:], *arguments, "--json-whitespace", "none"
     ).replace(**{name: told["params"][name] for name in ("temperature", "top_k", "top_p")})
 
 
 def test_what_lenient_left_out_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = (*GENERATE, "--json-schema", json.dumps(LENIENT), "--structured-policy", "lenient")
+    arguments = (*GENERATE, "--json-schema", json.dumps(LENIENT), "--schema-on-unsupported", "ignore")
     assert main(arguments) == 0
     *_, last = capsys.readouterr().err.splitlines()
     assert last.startswith("nucleate: the schema was not held in full: uniqueItems; the text is wrong: $: [")
@@ -252,14 +260,14 @@ def test_what_lenient_left_out_is_told(capsys: pytest.CaptureFixture[str]) -> No
     assert output["validation"]["ignored"] == ["uniqueItems"]
     assert len(output["validation"]["errors"]) == 1
     one = LENIENT | {"minItems": 1, "maxItems": 1}
-    assert main([*GENERATE, "--json-schema", json.dumps(one), "--structured-policy", "lenient"]) == 0
+    assert main([*GENERATE, "--json-schema", json.dumps(one), "--schema-on-unsupported", "ignore"]) == 0
     assert capsys.readouterr().err.endswith("not held in full: uniqueItems; the text fulfils it all\n")
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--json-schema", '{"not": {}}'), "json_schema: cannot enforce not; policy lenient would ignore it"),
+        (("--json-schema", '{"not": {}}'), 'json_schema: cannot enforce not; set on_unsupported="ignore" to ignore it'),
         (("--regex", "("), "regex: "),
         (("--grammar", "start: nothing"), "grammar: "),
         (("--json-schema", os.devnull + "x"), "json_schema must be JSON"),
@@ -332,15 +340,15 @@ def request(name: str, url: str, **fields: Any) -> dict[str, Any]:
 
 
 def test_lines_of_a_batch_ask_for_forms(tmp_path: Path) -> None:
-    lenient = {"json_schema": LENIENT, "policy": "lenient"}
+    lenient = {"json_schema": LENIENT, "on_unsupported": "ignore"}
     schema = {"type": "json_schema", "json_schema": {"name": "few", "schema": LENIENT, "strict": False}}
     status, records = batch(
         tmp_path,
         [
-            {"prompt": "The fox", "structured": {"regex": "[0-9]{5}"}},
-            request("a", "/v1/completions", structured={"regex": "[0-9]{5}"}),
+            {"prompt": "The fox", "structured_outputs": {"regex": "[0-9]{5}"}},
+            request("a", "/v1/completions", structured_outputs={"regex": "[0-9]{5}"}),
             request("b", "/v1/chat/completions", structured_outputs={"choice": ["fox", "dog"]}),
-            {"prompt": "The fox", "structured": lenient},
+            {"prompt": "The fox", "structured_outputs": lenient},
             request("c", "/v1/chat/completions", response_format=schema),
         ],
     )
@@ -358,26 +366,32 @@ def test_lines_of_a_batch_ask_for_forms(tmp_path: Path) -> None:
 
 
 def test_lines_whose_form_cannot_be_held_fail_alone(tmp_path: Path) -> None:
-    banned = {"structured": {"regex": "aaaa"}, "suppress_token_ids": list(range(4096))}
+    banned = {"structured_outputs": {"regex": "aaaa"}, "suppress_token_ids": list(range(4096))}
     status, records = batch(
         tmp_path,
         [
-            {"prompt": "The fox", "structured": {"regex": "("}},
-            request("c", "/v1/completions", structured={"json_schema": {"not": {}}}),
-            {"prompt": "The fox", "structured": {"regex": "a", "choice": ["b"]}},
+            {"prompt": "The fox", "structured_outputs": {"regex": "("}},
+            request("c", "/v1/completions", structured_outputs={"json_schema": {"not": {}}}),
+            {"prompt": "The fox", "structured_outputs": {"regex": "a", "choice": ["b"]}},
             request("d", "/v1/completions", **banned),
             {"prompt": "The fox", **banned},
-            {"prompt": "The fox", "structured": {"regex": "[0-9]{5}"}},
+            {"prompt": "The fox", "structured_outputs": {"regex": "[0-9]{5}"}},
         ],
     )
     assert status == 1
     *failed, lives = records
     errors = [record["error"] or record["response"]["body"]["error"] for record in failed]
-    assert [error["param"] for error in errors] == ["structured"] * 4 + ["structured"]
+    assert [error["param"] for error in errors] == ["structured_outputs"] * 4 + ["structured_outputs"]
     assert [record["response"]["status_code"] for record in failed if "response" in record] == [400, 400]
     for error, words in zip(
         errors,
-        ["structured.regex: ", "cannot enforce not", "say exactly one of", "the form asked for", "the form asked for"],
+        [
+            "structured_outputs.regex: ",
+            "cannot enforce not",
+            "structured_outputs must have exactly one of",
+            "structured-output constraint",
+            "structured-output constraint",
+        ],
         strict=True,
     ):
         assert words in error["message"]
@@ -385,7 +399,7 @@ def test_lines_whose_form_cannot_be_held_fail_alone(tmp_path: Path) -> None:
 
 
 def test_flags_of_a_batch_are_for_lines_that_say_nothing(tmp_path: Path) -> None:
-    lines = ["The fox", {"prompt": "The fox", "structured": {"choice": ["dog"]}}]
+    lines = ["The fox", {"prompt": "The fox", "structured_outputs": {"choice": ["dog"]}}]
     status, records = batch(tmp_path, lines, "--choice", "fox")
     assert (status, [record["text"] for record in records]) == (0, ["fox", "dog"])
 
@@ -408,7 +422,7 @@ def test_a_form_that_cannot_be_held_is_told_before_any_line(tmp_path: Path, caps
 )
 def test_any_text_is_a_form_or_an_error_of_its_own_kind(flag: str, text: str) -> None:
     arguments = ["--json-object"] if flag == "json-object" else [f"--{flag}={text}"]
-    if flag.startswith("structured"):
+    if flag.startswith("structured_outputs"):
         arguments.append("--json-object")
     try:
         made = form(*arguments)

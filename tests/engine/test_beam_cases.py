@@ -33,7 +33,7 @@ from nucleate.models.runner import ModelInput
         ("num_return_sequences", 5, r"num_return_sequences must be at most num_beams \(4\), got 5"),
         ("num_beam_groups", 3, r"num_beam_groups must divide num_beams \(4\), got 3"),
         ("diversity_penalty", -1.0, "diversity_penalty must be a number >= 0"),
-        ("structured", {"regex": 5}, "regex"),
+        ("structured_outputs", {"regex": 5}, "regex"),
         ("stop_token_ids", [-1], "stop_token_ids must be a list of integers >= 0"),
         ("ignore_eos", 1, "ignore_eos must be true or false, got 1"),
         ("logprobs", -1, "logprobs must be an integer >= 0 or none"),

@@ -28,7 +28,7 @@ FORMS = {
     "choice": nc.StructuredOutputs(choice=("a cat", "a dog", "a dragon", "the cat")),
     "regex": nc.StructuredOutputs(regex="[ab]{1,4}c?"),
     "numbers": nc.StructuredOutputs(regex="-?[1-9][0-9]{0,2}"),
-    "schema": nc.StructuredOutputs(json_schema=PERSON, whitespace="compact"),
+    "schema": nc.StructuredOutputs(json_schema=PERSON, whitespace="none"),
     "object": nc.StructuredOutputs(json_object=True),
 }
 
@@ -63,7 +63,7 @@ def test_answers_are_those_of_the_slow_twin(llm: nc.LLM, grammars: GrammarCompil
     for ignores in (False, True):
         num_beams = rng.randint(1, 5)
         params = BeamParams(
-            num_beams=num_beams, max_tokens=rng.randint(2, 8), structured=FORMS[name], ignore_eos=ignores,
+            num_beams=num_beams, max_tokens=rng.randint(2, 8), structured_outputs=FORMS[name], ignore_eos=ignores,
             length_penalty=rng.choice([0.0, 1.0, 2.0]), early_stopping=rng.choice([True, False, "never"]),
         )  # fmt: skip
         requests.append(BeamRequest([rng.randrange(1, 40) for _ in range(5)], params))
@@ -77,8 +77,14 @@ def test_answers_are_those_of_the_slow_twin(llm: nc.LLM, grammars: GrammarCompil
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("name", FORMS)
 def test_every_answer_has_the_form(llm: nc.LLM, grammars: GrammarCompiler, name: str, groups: int) -> None:
-    structured = FORMS[name]
-    asked = dict(num_beams=6, num_beam_groups=groups, diversity_penalty=1.0, max_tokens=60, structured=structured)
+    structured_outputs = FORMS[name]
+    asked = dict(
+        num_beams=6,
+        num_beam_groups=groups,
+        diversity_penalty=1.0,
+        max_tokens=60,
+        structured_outputs=structured_outputs,
+    )
     [completion] = llm.beam_search("Tom was", **asked)
     assert completion.outputs
     for beam in completion.outputs:
@@ -86,7 +92,7 @@ def test_every_answer_has_the_form(llm: nc.LLM, grammars: GrammarCompiler, name:
         if beam.finish_reason == "length":
             assert len(beam.token_ids) == 60
         elif name == "choice":
-            assert beam.text in structured.choice
+            assert beam.text in structured_outputs.choice
         elif name == "regex":
             assert re.fullmatch("[ab]{1,4}c?", beam.text)
         elif name == "numbers":
@@ -102,7 +108,7 @@ def test_every_answer_has_the_form(llm: nc.LLM, grammars: GrammarCompiler, name:
 
 def test_a_wide_search_finds_every_text_there_is(llm: nc.LLM, grammars: GrammarCompiler) -> None:
     texts = ("a cat", "a dog", "a dragon", "the cat", "no")
-    [completion] = llm.beam_search("It was", num_beams=200, structured=nc.StructuredOutputs(choice=texts))
+    [completion] = llm.beam_search("It was", num_beams=200, structured_outputs=nc.StructuredOutputs(choice=texts))
     assert {beam.text for beam in completion.outputs} == set(texts)
     assert {beam.finish_reason for beam in completion.outputs} == {"stop"}
     assert len({beam.token_ids for beam in completion.outputs}) == len(completion.outputs)
@@ -112,7 +118,7 @@ def test_what_is_not_held_is_told_of_every_answer(llm: nc.LLM, grammars: Grammar
     schema = {"type": "array", "items": {"enum": [1, 2]}, "minItems": 2, "maxItems": 2, "uniqueItems": True}
     structured = nc.StructuredOutputs(json_schema=schema, policy="lenient", whitespace="compact")
     grammars.compile(structured).validate("[1,2]")  # its library is loaded, which takes time
-    [completion] = llm.beam_search("x", num_beams=4, structured=structured, max_tokens=20)
+    [completion] = llm.beam_search("x", num_beams=4, structured_outputs=structured, max_tokens=20)
     assert {beam.text for beam in completion.outputs} == {"[1,1]", "[1,2]", "[2,1]", "[2,2]"}
     for beam in completion.outputs:
         assert beam.validation is not None
@@ -126,7 +132,7 @@ def test_a_model_that_can_write_nothing_of_the_form_is_an_error(llm: nc.LLM, gra
         return logits
 
     engine = Engine(runner("paged", toy(of=mute)), llm.tokenizer, backend="reference")
-    params = BeamParams(num_beams=2, structured=FORMS["choice"], max_tokens=5)
+    params = BeamParams(num_beams=2, structured_outputs=FORMS["choice"], max_tokens=5)
     [[event]] = drive(engine, [BeamRequest([1, 2], params)])
     assert event.piece.finish_reason == "error"
     assert "every token that is allowed is at -inf" in str(event.piece.stop_reason)
@@ -137,7 +143,7 @@ def test_a_form_that_fails_is_an_error_of_its_search(
     llm: nc.LLM, grammars: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = Engine(runner("paged", toy()), llm.tokenizer, backend="reference")
-    params = BeamParams(num_beams=2, structured=FORMS["choice"], max_tokens=5)
+    params = BeamParams(num_beams=2, structured_outputs=FORMS["choice"], max_tokens=5)
 
     def after(held: Held, token: int) -> tuple[Held, bool]:
         raise MatcherError("the grammar engine failed")
@@ -145,7 +151,7 @@ def test_a_form_that_fails_is_an_error_of_its_search(
     monkeypatch.setattr(Held, "after", after)
     plain = BeamRequest([1, 2], BeamParams(num_beams=2, max_tokens=5))
     [event], good = drive(engine, [BeamRequest([1, 2], params), plain])
-    message = "the text cannot take the form asked for: the grammar engine failed"
+    message = "the output cannot satisfy its structured-output constraint: the grammar engine failed"
     assert (event.piece.finish_reason, event.piece.stop_reason) == ("error", message)
     assert found(good) == wanted(toy(), plain, llm.tokenizer.eos_token_ids)
     assert is_empty(engine)
@@ -153,5 +159,5 @@ def test_a_form_that_fails_is_an_error_of_its_search(
 
 def test_a_form_that_cannot_be_made_is_refused_at_once(llm: nc.LLM, grammars: GrammarCompiler) -> None:
     with pytest.raises(nc.ParameterError, match="regex") as error:
-        llm.beam_search("x", structured=nc.StructuredOutputs(regex="a(?=b)"))
+        llm.beam_search("x", structured_outputs=nc.StructuredOutputs(regex="a(?=b)"))
     assert error.value.field == "regex"

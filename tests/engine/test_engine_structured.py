@@ -32,16 +32,16 @@ RECORD = {
     "additionalProperties": False,
 }
 FORMS: list[dict[str, Any]] = [
-    {"json_schema": RECORD, "whitespace": "compact"},
+    {"json_schema": RECORD, "whitespace": "none"},
     {"json_schema": RECORD},
     {"json_object": True},
-    {"json_schema": {"const": {"all of it": ["is", "forced", 1.5, None]}}, "whitespace": "compact"},
+    {"json_schema": {"const": {"all of it": ["is", "forced", 1.5, None]}}, "whitespace": "none"},
     {"choice": ["yes", "no", "perhaps not today", "perhaps not tomorrow"]},
     {"regex": "[0-9]{3}-[0-9]{4}"},
     {"regex": "[a-z ]{4,}"},
     {"regex": "a very long text that leaves no choice at all"},
     {"grammar": 'start: "(" start ")" | "x"'},
-    {"json_schema": {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}, "policy": "lenient"},
+    {"json_schema": {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}, "on_unsupported": "ignore"},
 ]
 EVERY_STAGE = [
     {"temperature": 0.0},
@@ -71,7 +71,7 @@ def of_form(rng: random.Random) -> Request:
     """A request with a bit of everything, of some form."""
     request = random_request(rng)
     params = request.params.override(
-        structured=rng.choice(FORMS), **rng.choice(EVERY_STAGE), max_tokens=rng.randint(1, 60), stop_regex=()
+        structured_outputs=rng.choice(FORMS), **rng.choice(EVERY_STAGE), max_tokens=rng.randint(1, 60), stop_regex=()
     )
     return dataclasses.replace(request, params=params)
 
@@ -106,7 +106,7 @@ def test_masks_are_made_while_the_model_reads_and_its_failures_harm_nobody_else(
     monkeypatch.setattr("nucleate.structured_output.grammar_manager.WORTH_SECONDS", -1.0)
     engine = Engine(runner("paged", toy(of=fails), 300), llm.tokenizer, backend="reference")
     rng = random.Random(3)
-    params = nc.SamplingParams(structured={"regex": "[a-z ]{30,}"}, max_tokens=12, seed=7, ignore_eos=True)
+    params = nc.SamplingParams(structured_outputs={"regex": "[a-z ]{30,}"}, max_tokens=12, seed=7, ignore_eos=True)
     requests = [Request([13, rng.randrange(40), 3] if i % 3 == 1 else [i, 4], params) for i in range(9)]
     threads = set()
     fill_all = GrammarCompiler.fill_all
@@ -145,7 +145,7 @@ def test_a_search_without_a_form_leaves_masks_that_are_being_made_to_those_who_w
             filling.release()
 
     monkeypatch.setattr(GrammarCompiler, "fill_all", filled)
-    request = Request([7, 8, 9], nc.SamplingParams(structured={"regex": "[a-z ]{30,}"}, max_tokens=12, seed=7))
+    request = Request([7, 8, 9], nc.SamplingParams(structured_outputs={"regex": "[a-z ]{30,}"}, max_tokens=12, seed=7))
     engine.add(nc.BeamRequest([1, 2, 3], nc.BeamParams(num_beams=3, max_tokens=12)))
     number = engine.add(request)
     events = []
@@ -156,24 +156,24 @@ def test_a_search_without_a_form_leaves_masks_that_are_being_made_to_those_who_w
 
 
 @pytest.mark.parametrize("stage", EVERY_STAGE, ids=str)
-@pytest.mark.parametrize("structured", FORMS[:4] + FORMS[7:8], ids=str)
+@pytest.mark.parametrize("structured_outputs", FORMS[:4] + FORMS[7:8], ids=str)
 def test_skipped_tokens_change_nothing(
-    llm: nc.LLM, grammars: GrammarCompiler, structured: dict[str, Any], stage: dict[str, Any]
+    llm: nc.LLM, grammars: GrammarCompiler, structured_outputs: dict[str, Any], stage: dict[str, Any]
 ) -> None:
-    params = nc.SamplingParams(**{"structured": structured, "seed": 5, "max_tokens": 60, **stage})
+    params = nc.SamplingParams(**{"structured_outputs": structured_outputs, "seed": 5, "max_tokens": 60, **stage})
     request = Request([7, 8, 9], params)
     engine = engine_of(llm)
     [events] = drive(engine, [request])
     assert answers(events, 1) == alone(toy(), llm.tokenizer, request, grammars)
     tells_or_bans = {"logprobs", "suppress_token_ids", "dry_multiplier"} & stage.keys()
-    if structured.get("whitespace") == "compact" or "regex" in structured:
+    if structured_outputs.get("whitespace") == "none" or "regex" in structured_outputs:
         assert bool(engine.stats.jump_forward_tokens) != bool(tells_or_bans)
 
 
 def test_forced_tokens_are_read_in_one_forward(llm: nc.LLM) -> None:
     engine = engine_of(llm)
     text = "a very long text that leaves no choice at all"
-    [events] = drive(engine, [Request([5, 6], nc.SamplingParams(structured={"regex": text}))])
+    [events] = drive(engine, [Request([5, 6], nc.SamplingParams(structured_outputs={"regex": text}))])
     assert "".join(event.piece.text for event in events) == text
     assert engine.num_steps == 1
     assert engine.stats.jump_forward_tokens == len(events) - 1 > 5
@@ -182,8 +182,10 @@ def test_forced_tokens_are_read_in_one_forward(llm: nc.LLM) -> None:
 
 
 def test_forced_tokens_do_not_pass_the_limit(llm: nc.LLM) -> None:
-    structured = {"regex": "a very long text that leaves no choice at all"}
-    [events] = drive(engine_of(llm), [Request([5, 6], nc.SamplingParams(structured=structured, max_tokens=4))])
+    structured_outputs = {"regex": "a very long text that leaves no choice at all"}
+    [events] = drive(
+        engine_of(llm), [Request([5, 6], nc.SamplingParams(structured_outputs=structured_outputs, max_tokens=4))]
+    )
     assert [event.piece.finish_reason for event in events] == [None, None, None, "length"]
 
 
@@ -195,9 +197,10 @@ def text_of(events: list[EngineOutput]) -> str:
     return "".join(event.piece.text for event in events)
 
 
-def ended(llm: nc.LLM, structured: Any, kind: str = "paged", **params: Any) -> tuple[str, str | None, Any]:
+def ended(llm: nc.LLM, structured_outputs: Any, kind: str = "paged", **params: Any) -> tuple[str, str | None, Any]:
     [events] = drive(
-        engine_of(llm, kind), [Request([5, 6], nc.SamplingParams(structured=structured, seed=1, **params))]
+        engine_of(llm, kind),
+        [Request([5, 6], nc.SamplingParams(structured_outputs=structured_outputs, seed=1, **params))],
     )
     return text_of(events), last(events).finish_reason, last(events).stop_reason
 
@@ -234,7 +237,7 @@ class TestBeside:
         assert re.fullmatch("[a-z]{9}", text)
 
     def test_a_stop_string_within_the_form(self, llm: nc.LLM, kind: str) -> None:
-        text, why, which = ended(llm, {"json_schema": RECORD, "whitespace": "compact"}, kind, stop='"kind"')
+        text, why, which = ended(llm, {"json_schema": RECORD, "whitespace": "none"}, kind, stop='"kind"')
         assert text.endswith(",")
         assert (why, which) == ("stop", '"kind"')
 
@@ -254,19 +257,19 @@ class TestBeside:
     def test_a_ban_that_leaves_nothing_ends_this_answer_alone(self, llm: nc.LLM, kind: str) -> None:
         seven = [token for token in range(SIZE) if "7" in llm.tokenizer.decode([token])]
         alive = Request([1, 2], nc.SamplingParams(seed=3, max_tokens=9))
-        dies = Request([1, 2], nc.SamplingParams(structured={"regex": "a{9}7"}, suppress_token_ids=seven, n=2))
+        dies = Request([1, 2], nc.SamplingParams(structured_outputs={"regex": "a{9}7"}, suppress_token_ids=seven, n=2))
         engine = engine_of(llm, kind)
         events, others = drive(engine, [dies, alive])
         for answer in answers(events, 2):
             assert "".join(piece.text for piece in answer) == "a" * 9
             assert answer[-1].finish_reason == "error"
-            assert "no token can be drawn within the form" in str(answer[-1].stop_reason)
+            assert "no token satisfies the structured-output constraint" in str(answer[-1].stop_reason)
         assert answers(others, 1) == alone(toy(), llm.tokenizer, alive)
         assert is_empty(engine)
 
     def test_logprobs_raw_and_processed(self, llm: nc.LLM, kind: str) -> None:
         for mode in ("raw", "processed"):
-            params = nc.SamplingParams(structured={"regex": "[01]{4}"}, logprobs=3, logprobs_mode=mode, seed=2)
+            params = nc.SamplingParams(structured_outputs={"regex": "[01]{4}"}, logprobs=3, logprobs_mode=mode, seed=2)
             [events] = drive(engine_of(llm, kind), [Request([5, 6], params)])
             for event in events:
                 [step] = event.piece.logprobs or ()
@@ -276,7 +279,7 @@ class TestBeside:
 
     def test_a_form_that_is_not_held_in_full_is_validated(self, llm: nc.LLM, kind: str) -> None:
         schema = {"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": True, "minItems": 4, "maxItems": 4}
-        params = nc.SamplingParams(structured={"json_schema": schema, "policy": "lenient"}, seed=1, n=2)
+        params = nc.SamplingParams(structured_outputs={"json_schema": schema, "on_unsupported": "ignore"}, seed=1, n=2)
         [events] = drive(engine_of(llm, kind), [Request([5, 6], params)])
         for pieces in answers(events, 2):
             *others, end = (piece.validation for piece in pieces)
@@ -285,13 +288,13 @@ class TestBeside:
             assert end.ignored == ("uniqueItems",)
             assert len(end.errors) == 1
             assert "non-unique" in end.errors[0]
-        held = {"json_schema": {"type": "array", "items": {"enum": [1, 2]}, "maxItems": 4}, "policy": "lenient"}
-        [events] = drive(engine_of(llm, kind), [Request([5, 6], nc.SamplingParams(structured=held, seed=1))])
+        held = {"json_schema": {"type": "array", "items": {"enum": [1, 2]}, "maxItems": 4}, "on_unsupported": "ignore"}
+        [events] = drive(engine_of(llm, kind), [Request([5, 6], nc.SamplingParams(structured_outputs=held, seed=1))])
         assert last(events).validation is None
 
     def test_a_grammar_that_fails_ends_its_answer_alone(self, llm: nc.LLM, kind: str) -> None:
         engine = engine_of(llm, kind)
-        params = nc.SamplingParams(structured={"regex": "[a-z]{30}"}, seed=1)
+        params = nc.SamplingParams(structured_outputs={"regex": "[a-z]{30}"}, seed=1)
         dies, lives = engine.add(Request([1, 2], params)), engine.add(Request([1, 3], params))
         broken = engine._requests[dies]
         events = engine.step()
@@ -302,7 +305,7 @@ class TestBeside:
             events += engine.step()
         of = {number: [event for event in events if event.request_id == number] for number in (dies, lives)}
         assert last(of[dies]).finish_reason == "error"
-        assert last(of[dies]).stop_reason == "the text cannot take the form asked for: it broke"
+        assert last(of[dies]).stop_reason == "the output cannot satisfy its structured-output constraint: it broke"
         assert re.fullmatch("[a-z]{30}", text_of(of[lives]))
         assert last(of[lives]).finish_reason == "stop"
         assert is_empty(engine)
@@ -311,7 +314,7 @@ class TestBeside:
         self, llm: nc.LLM, kind: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         engine = engine_of(llm, kind)
-        params = nc.SamplingParams(structured={"regex": "[a-z]{30}"}, seed=1)
+        params = nc.SamplingParams(structured_outputs={"regex": "[a-z]{30}"}, seed=1)
         dies, lives = engine.add(Request([1, 2], params)), engine.add(Request([1, 3], params))
         events = engine.step()
         [branch] = engine._requests[dies].sequences.values()
@@ -327,14 +330,19 @@ class TestBeside:
         while len(engine):
             events += engine.step()
         of = {number: [event for event in events if event.request_id == number] for number in (dies, lives)}
-        assert last(of[dies]).stop_reason == "the text cannot take the form asked for: not allowed here"
+        assert (
+            last(of[dies]).stop_reason == "the output cannot satisfy its structured-output constraint: not allowed here"
+        )
         assert re.fullmatch("[a-z]{30}", text_of(of[lives]))
         assert is_empty(engine)
 
     def test_an_abort_in_the_middle(self, llm: nc.LLM, kind: str) -> None:
         engine = engine_of(llm, kind)
         params = nc.SamplingParams(
-            structured={"json_schema": {"type": "array", "uniqueItems": True, "minItems": 99}, "policy": "lenient"}
+            structured_outputs={
+                "json_schema": {"type": "array", "uniqueItems": True, "minItems": 99},
+                "on_unsupported": "ignore",
+            }
         )
         number = engine.add(Request([1, 2], params.replace(n=3)))
         for _ in range(4):
@@ -350,8 +358,10 @@ def test_slow_masks_end_their_answer_alone(llm: nc.LLM, monkeypatch: pytest.Monk
         monkeypatch.setattr(f"nucleate.structured_output.{module}.FREE_SECONDS", -0.05)
     monkeypatch.setattr("nucleate.structured_output.compiler.SLOW_SECONDS", -1.0)
     engine = engine_of(llm, structured_limits=GrammarLimits(seconds=0.4))
-    params = nc.SamplingParams(structured={"regex": "[0-9]{3,30}"}, logprobs=0, ignore_eos=True, seed=1)
-    other = params.replace(structured={"regex": "[0-9]{3,31}"}, max_tokens=3)  # the answers of a form share its seconds
+    params = nc.SamplingParams(structured_outputs={"regex": "[0-9]{3,30}"}, logprobs=0, ignore_eos=True, seed=1)
+    other = params.replace(
+        structured_outputs={"regex": "[0-9]{3,31}"}, max_tokens=3
+    )  # the answers of a form share its seconds
     slow, quick = drive(engine, [Request([1, 2], params), Request([1, 3], other)])
     assert last(slow).finish_reason == "error"
     assert 3 <= len(slow) <= 8
@@ -361,7 +371,7 @@ def test_slow_masks_end_their_answer_alone(llm: nc.LLM, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    ("structured", "field"),
+    ("structured_outputs", "field"),
     [
         ({"regex": "("}, "regex"),
         ({"json_schema": {"not": {}}}, "json_schema"),
@@ -369,10 +379,10 @@ def test_slow_masks_end_their_answer_alone(llm: nc.LLM, monkeypatch: pytest.Monk
         ({"choice": ["x" * 30_000]}, "choice"),
     ],
 )
-def test_what_cannot_be_compiled_is_refused(llm: nc.LLM, structured: dict[str, Any], field: str) -> None:
+def test_what_cannot_be_compiled_is_refused(llm: nc.LLM, structured_outputs: dict[str, Any], field: str) -> None:
     engine = engine_of(llm)
     with pytest.raises(nc.ParameterError) as caught:
-        engine.add(Request([1], nc.SamplingParams(structured=structured)))
+        engine.add(Request([1], nc.SamplingParams(structured_outputs=structured_outputs)))
     assert caught.value.field == field
     assert is_empty(engine)
 
@@ -384,8 +394,8 @@ def test_without_the_library_the_field_says_so(llm: nc.LLM, monkeypatch: pytest.
     monkeypatch.setattr("nucleate.structured_output.llguidance_engine.library", missing)
     monkeypatch.setattr("nucleate.structured_output.llguidance_tokenizer.library", missing)
     with pytest.raises(nc.ParameterError, match="llguidance") as caught:
-        engine_of(llm).add(Request([1], nc.SamplingParams(structured={"regex": "a"})))
-    assert caught.value.field == "structured"
+        engine_of(llm).add(Request([1], nc.SamplingParams(structured_outputs={"regex": "a"})))
+    assert caught.value.field == "structured_outputs"
 
 
 def test_without_the_library_that_validates_a_form_that_needs_it_is_refused(
@@ -394,8 +404,10 @@ def test_without_the_library_that_validates_a_form_that_needs_it_is_refused(
     engine = engine_of(llm)
     held = {"type": "array", "items": {"enum": [1]}, "maxItems": 4}
     monkeypatch.setitem(sys.modules, "jsonschema", None)
-    engine.prepare(Request([1], nc.SamplingParams(structured={"json_schema": held, "policy": "lenient"})))
-    lenient = {"json_schema": {**held, "uniqueItems": True}, "policy": "lenient"}
+    engine.prepare(
+        Request([1], nc.SamplingParams(structured_outputs={"json_schema": held, "on_unsupported": "ignore"}))
+    )
+    lenient = {"json_schema": {**held, "uniqueItems": True}, "on_unsupported": "ignore"}
     with pytest.raises(nc.ParameterError, match="needs jsonschema") as caught:
-        engine.prepare(Request([1], nc.SamplingParams(structured=lenient)))
-    assert caught.value.field == "structured"
+        engine.prepare(Request([1], nc.SamplingParams(structured_outputs=lenient)))
+    assert caught.value.field == "structured_outputs"

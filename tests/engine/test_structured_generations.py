@@ -33,22 +33,22 @@ MAY_REPEAT = {"names of a pattern", "other names are numbers"}
 """Schemas with names that are not listed: no grammar remembers which of them it has seen; JSON's last one counts."""
 
 
-def requests(structured: dict[str, Any], place: int) -> list[nc.SamplingParams]:
+def requests(structured_outputs: dict[str, Any], place: int) -> list[nc.SamplingParams]:
     """One of all settings under a form, nine answers."""
     return [
-        nc.SamplingParams(structured=structured, seed=1000 * place + number, **values)
+        nc.SamplingParams(structured_outputs=structured_outputs, seed=1000 * place + number, **values)
         for number, values in enumerate(SETTINGS)
     ]
 
 
 def outputs(llm: nc.LLM, forms: list[dict[str, Any]]) -> list[list[CompletionOutput]]:
     """Ten answers under each form: nine of one batch of all, one streamed."""
-    asked = [params for place, structured in enumerate(forms) for params in requests(structured, place)]
+    asked = [params for place, structured_outputs in enumerate(forms) for params in requests(structured_outputs, place)]
     prompts = [PROMPTS[number % len(PROMPTS)] for number in range(len(asked))]
     done = iter(llm.generate(prompts, asked))
     found = [[output for _ in SETTINGS for output in next(done).outputs] for _ in forms]
-    for place, structured in enumerate(forms):
-        params = nc.SamplingParams(structured=structured, seed=place, **STREAMED)
+    for place, structured_outputs in enumerate(forms):
+        params = nc.SamplingParams(structured_outputs=structured_outputs, seed=place, **STREAMED)
         pieces = list(llm.stream(PROMPTS[place % len(PROMPTS)], params))
         assert [piece.finish_reason for piece in pieces[:-1]] == [None] * (len(pieces) - 1)
         found[place].append(nc.Completion.of((1,), pieces).outputs[0])
@@ -122,17 +122,17 @@ def test_the_judge_knows_right_from_wrong(schema: dict[str, Any], right: object,
 
 def test_answers_under_fifty_schemas_parse_and_validate(llm: nc.LLM) -> None:
     forms = [
-        {"json_schema": schema, "whitespace": "compact" if place % 2 else "bounded"}
+        {"json_schema": schema, "whitespace": "none" if place % 2 else "flexible"}
         for place, schema in enumerate(SCHEMAS.values())
     ]
     assert len(forms) == 50
     grammars = GrammarCompiler(llm.tokenizer, llm.model.vocab_size)
     without_end: Counter[str] = Counter()
-    for (name, schema), structured, each in zip(SCHEMAS.items(), forms, outputs(llm, forms), strict=True):
+    for (name, schema), structured_outputs, each in zip(SCHEMAS.items(), forms, outputs(llm, forms), strict=True):
         for output in each:
             if output.finish_reason == "length":
                 assert name in OPEN, (name, output.text[-200:])
-                assert begins(grammars, structured, output.token_ids)
+                assert begins(grammars, structured_outputs, output.token_ids)
                 without_end[name] += 1
             else:
                 assert (output.finish_reason, output.stop_reason) == ("stop", None), (name, output)
@@ -141,9 +141,9 @@ def test_answers_under_fifty_schemas_parse_and_validate(llm: nc.LLM) -> None:
     assert without_end.total() <= 10, without_end
 
 
-def begins(grammars: GrammarCompiler, structured: dict[str, Any], tokens: tuple[int, ...]) -> bool:
+def begins(grammars: GrammarCompiler, structured_outputs: dict[str, Any], tokens: tuple[int, ...]) -> bool:
     """Whether tokens are the beginning of a text under a form that goes on."""
-    matcher = grammars.compile(StructuredOutputs(**structured)).matcher()
+    matcher = grammars.compile(StructuredOutputs(**structured_outputs)).matcher()
     for token in tokens:
         matcher.push(token)
     return not matcher.stopped

@@ -21,9 +21,9 @@ from nucleate.outputs import CompletionChunk, EngineOutput
 from nucleate.structured_output import GrammarCompiler, StructuredOutputs
 from nucleate.structured_output.validation import validate
 
-LENIENT = {"json_schema": {"type": "array", "items": whole(0, 3), "uniqueItems": True}, "policy": "lenient"}
+LENIENT = {"json_schema": {"type": "array", "items": whole(0, 3), "uniqueItems": True}, "on_unsupported": "ignore"}
 FORMS: list[dict[str, Any]] = [
-    *({"json_schema": schema, "whitespace": "compact"} for schema in SCHEMAS.values()),
+    *({"json_schema": schema, "whitespace": "none"} for schema in SCHEMAS.values()),
     *({"json_schema": schema} for schema in SCHEMAS.values()),
     *({"regex": pattern} for pattern in (*PATTERNS, "[a-z ]*", "x?", "(?s).*")),
     *({"choice": list(texts)} for texts in CHOICES),
@@ -68,7 +68,7 @@ def of_form(draw: st.DrawFn) -> Request:
         **draw(st.sampled_from(STAGES)),
     }
     values["min_tokens"] = min(values["min_tokens"], most)
-    params = nc.SamplingParams(structured=draw(st.sampled_from(FORMS)), max_tokens=most, **values)
+    params = nc.SamplingParams(structured_outputs=draw(st.sampled_from(FORMS)), max_tokens=most, **values)
     prompt = draw(st.lists(st.integers(1, 40), min_size=1, max_size=6))
     return Request(prompt, params)
 
@@ -107,8 +107,8 @@ def test_every_parameter_beside_a_form(
 
 def holds(grammars: GrammarCompiler, params: nc.SamplingParams, pieces: list[CompletionChunk]) -> bool:
     """Whether the tokens of an answer are a beginning of its form, and all of it where nothing else ended it."""
-    assert params.structured is not None
-    matcher = grammars.compile(params.structured).matcher(ignore_eos=params.ignore_eos)
+    assert params.structured_outputs is not None
+    matcher = grammars.compile(params.structured_outputs).matcher(ignore_eos=params.ignore_eos)
     tokens = [token for piece in pieces for token in piece.token_ids]
     for place, token in enumerate(tokens):
         assert place == 0 or not matcher.stopped
@@ -157,7 +157,7 @@ def test_aborts_and_pauses_leave_the_others_alone(llm: nc.LLM, grammars: Grammar
 def one_of(rng: random.Random) -> nc.SamplingParams:
     values = rng.choice(STAGES)
     return nc.SamplingParams(
-        structured=rng.choice(FORMS),
+        structured_outputs=rng.choice(FORMS),
         max_tokens=rng.randint(5, 50),
         n=rng.choice([1, 2]),
         seed=rng.randrange(99),
@@ -218,7 +218,9 @@ def test_random_schemas_are_fulfilled(llm: nc.LLM, schemas: list[Schema], seed: 
     engine = Engine(runner("paged", toy(1024), 4000), llm.tokenizer)
     asked = [
         nc.SamplingParams(
-            structured={"json_schema": schema, "whitespace": ("bounded", "compact")[place % 2]}, seed=seed, **stage
+            structured_outputs={"json_schema": schema, "whitespace": ("flexible", "none")[place % 2]},
+            seed=seed,
+            **stage,
         )
         for place, schema in enumerate(schemas)
     ]

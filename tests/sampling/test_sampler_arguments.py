@@ -25,7 +25,7 @@ SAID: dict[str, Any] = {
     "stop_token_ids": (3,),
     "include_stop_str_in_output": True,
     "skip_special_tokens": False,
-    "structured": {"regex": "a+"},
+    "structured_outputs": {"regex": "a+"},
     "n": 2,
     "prompt_logprobs": 1,
 }

@@ -146,7 +146,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"diversity_penalty": -1}, "diversity_penalty"),
     ({"echo": True, "logprobs": 1}, "logprobs"),
     ({"temperature": 0.5}, "temperature"),
-    ({"structured": {"regex": "("}}, "structured"),
+    ({"structured_outputs": {"regex": "("}}, "structured_outputs"),
     *(
         ({name: value}, name)
         for name, value in {

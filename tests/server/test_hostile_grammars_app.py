@@ -37,7 +37,7 @@ def bodies() -> Iterator[tuple[str, str, str, bytes]]:
     for form, name, value in cases:
         if name == "numbers as names":  # in JSON they are strings, and right
             continue
-        ways: list[tuple[str, Any]] = [("structured", {form: value})]
+        ways: list[tuple[str, Any]] = [("structured_outputs", {form: value})]
         ways.append(("structured_outputs", {"json" if form == "json_schema" else form: value}))
         if form == "json_schema" and isinstance(value, dict):
             named = {"name": "x", "schema": value}
@@ -57,7 +57,7 @@ HOSTILE = list(bodies())
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     with Server(environment=ONE_THREAD) as running:
-        assert running.request("POST", PATH, {**SUBJECT[PATH], "structured": {"regex": "ok"}}).status == 200
+        assert running.request("POST", PATH, {**SUBJECT[PATH], "structured_outputs": {"regex": "ok"}}).status == 200
         yield running.warmed()
         assert "Traceback" not in running.log
         assert '"status":500' not in running.log.replace(" ", "")
@@ -73,7 +73,7 @@ def asked(server: Server, path: str, data: bytes) -> tuple[Answer, float]:
 def test_there_are_many() -> None:
     assert len(HOSTILE) >= 200
     assert len({name.split(" ", 2)[2] for name, *_ in HOSTILE}) >= 100
-    for field in ("response_format", "structured_outputs", "structured"):
+    for field in ("response_format", "structured_outputs"):
         assert sum(name.startswith(f"{field} ") for name, *_ in HOSTILE) >= 50
 
 
@@ -100,7 +100,7 @@ def test_every_hostile_form_is_a_clear_error_in_time_and_nobody_else_notices(ser
         assert max(after - earlier for earlier, after in pairwise(stream.times)) < GAP
     idle(server)
     assert memory(server) - before < 128
-    good = server.request("POST", PATH, {**SUBJECT[PATH], "structured": {"regex": "still [0-9]"}})
+    good = server.request("POST", PATH, {**SUBJECT[PATH], "structured_outputs": {"regex": "still [0-9]"}})
     assert good.json["choices"][0]["text"].startswith("still ")
 
 
@@ -108,7 +108,13 @@ def test_every_hostile_form_is_a_clear_error_in_time_and_nobody_else_notices(ser
 def test_what_is_slow_at_every_token_ends_alone(server: Server, name: str) -> None:
     alone = server.request("POST", PATH, STORY).json["choices"][0]["text"]
     stream = Stream(server, STORY)
-    ambiguous = {"prompt": "Once", "structured": AMBIGUOUS[name], "max_tokens": 300, "ignore_eos": True, "seed": 1}
+    ambiguous = {
+        "prompt": "Once",
+        "structured_outputs": AMBIGUOUS[name],
+        "max_tokens": 300,
+        "ignore_eos": True,
+        "seed": 1,
+    }
     answers: list[Answer | None] = [None] * 2
 
     def ask(place: int) -> None:
@@ -122,8 +128,10 @@ def test_what_is_slow_at_every_token_ends_alone(server: Server, name: str) -> No
     for answer in answers:
         assert answer is not None
         if answer.status != 200:
-            error = check_error(answer, 400, "structured")
-            assert "structured: the text cannot take the form asked for: " in error["message"]
+            error = check_error(answer, 400, "structured_outputs")
+            assert (
+                "structured_outputs: the output cannot satisfy its structured-output constraint: " in error["message"]
+            )
     idle(server)
 
 

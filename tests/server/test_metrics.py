@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families as read_text
 from nucleate.engine.stats import EngineStats, SpeculativeStats
 from nucleate.outputs import FinishReason
 from nucleate.server.metrics import BUCKETS, GENERATING, OTHER, ROUTES, ErrorKind, Metrics
-from nucleate.structured_output.spec import FORMS
+from nucleate.structured_output.spec import KINDS
 
 STATS = EngineStats(
     3, 5, 40, 10, 70, 900, 80, 600, 2, 1.5, 0.25, 0.125, 77, SpeculativeStats(40, 90, 60, (40, 30), (35, 25), 0.5)
@@ -58,7 +58,7 @@ def used() -> Metrics:
     made.token(1e9)
     made.finish("length")
     made.form("regex")
-    made.refused_form("structured")
+    made.refused_form("structured_outputs")
     return made
 
 
@@ -264,10 +264,10 @@ def test_servers_of_one_process_know_nothing_of_each_other() -> None:
 
 def test_forms_are_counted_by_kind_and_refusals_of_them_apart() -> None:
     made = metrics()
-    assert [value(made, "nucleate_forms_total", form=form) for form in FORMS] == [0] * 5
+    assert [value(made, "nucleate_forms_total", form=form) for form in KINDS] == [0] * 5
     for form in ("regex", "json_schema", "regex"):
         made.form(form)
-    for field in ("response_format", "structured_outputs", "structured", "temperature", "regex", "prompt"):
+    for field in ("response_format", "structured_outputs", "structured_outputs", "temperature", "regex", "prompt"):
         made.refused_form(field)
     assert value(made, "nucleate_forms_total", form="regex") == 2
     assert value(made, "nucleate_forms_total", form="json_schema") == 1

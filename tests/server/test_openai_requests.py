@@ -100,7 +100,7 @@ def test_a_near_miss_is_told_what_was_meant(kind: Endpoint) -> None:
     assert "did you mean temperature?" in str(refusal(kind, body(kind, temprature=1)))
 
 
-FORMS = [{"regex": "a+"}, {"json_object": True, "whitespace": "compact"}, {"choice": ["a"]}, {"regex": ""}, {}]
+FORMS = [{"regex": "a+"}, {"json_object": True, "whitespace": "none"}, {"choice": ["a"]}, {"regex": ""}, {}]
 
 
 def one(name: str) -> st.SearchStrategy[Any]:

@@ -101,7 +101,7 @@ def test_a_strict_schema_is_held(client: Any, llm: nc.LLM, kind: str, more: dict
     assert [*json.loads(text(choice))] == ["b", "a"]
     assert (choice.finish_reason, choice.stop_reason) == ("stop", None)
     assert not hasattr(choice, "validation")
-    assert text(choice) == in_process(llm, kind, structured={"json_schema": SCHEMA}, **MOST).outputs[0].text
+    assert text(choice) == in_process(llm, kind, structured_outputs={"json_schema": SCHEMA}, **MOST).outputs[0].text
 
 
 @KINDS
@@ -173,9 +173,9 @@ def test_vllms_field(client: Any, kind: str, outputs: dict[str, Any], pattern: s
 @KINDS
 def test_our_own_field(client: Any, llm: nc.LLM, kind: str) -> None:
     one_of = {"oneOf": [{"enum": ["a cat"]}, {"type": "string", "maxLength": 5}]}
-    structured = {"json_schema": one_of, "policy": "coerce", "whitespace": "compact"}
-    expected = in_process(llm, kind, structured=structured, **MOST).outputs[0]
-    [choice] = ask(client, kind, extra_body={"structured": structured}, **MOST).choices
+    structured_outputs = {"json_schema": one_of, "on_unsupported": "approximate", "whitespace": "none"}
+    expected = in_process(llm, kind, structured_outputs=structured_outputs, **MOST).outputs[0]
+    [choice] = ask(client, kind, extra_body={"structured_outputs": structured_outputs}, **MOST).choices
     assert (text(choice), choice.token_ids) == (expected.text, list(expected.token_ids))
     assert expected.validation is None or choice.validation["ignored"] == list(expected.validation.ignored)
 
@@ -201,7 +201,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     (
         "response_format",
         schema_format(UNIQUE),
-        'cannot enforce uniqueItems; policy lenient would ignore it, which is "st',
+        'cannot enforce uniqueItems; set on_unsupported="ignore" to ignore it (in response_format: "st',
     ),
     ("response_format", schema_format(SCHEMA, name="no name"), "json_schema.name must be"),
     ("response_format", schema_format(SCHEMA, strict=1), "json_schema.strict must be"),
@@ -213,9 +213,9 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("structured_outputs", {"regex": "a", "json_object": True}, "exactly one of"),
     ("structured_outputs", {"json_object": True, "structural_tag": "{}"}, "structural_tag is not supported"),
     ("structured_outputs", {"json_object": True, "whitespace_pattern": " "}, "whitespace_pattern is not supported"),
-    ("structured", {"json_schema": {"not": {}}}, "structured.json_schema: cannot enforce not"),
-    ("structured", {"regexx": "a"}, "did you mean regex?"),
-    ("guided_json", SCHEMA, "it is structured_outputs.json now"),
+    ("structured_outputs", {"json_schema": {"not": {}}}, "structured_outputs.json_schema: cannot enforce not"),
+    ("structured_outputs", {"regexx": "a"}, "did you mean regex?"),
+    ("guided_json", SCHEMA, "use structured_outputs.json"),
 ]
 
 
@@ -237,4 +237,4 @@ def test_two_forms_at_once_are_a_bad_request(client: Any, kind: str) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         ask(client, kind, extra_body=both)
     assert caught.value.param == "structured_outputs"
-    assert "must not both be there" in caught.value.body["message"]
+    assert "cannot be combined" in caught.value.body["message"]

@@ -175,7 +175,7 @@ def beyond_schemas(field: str, value: Any) -> bool:
     """Whether no schema says what the server says of such values."""
     if field in ("prompt", "messages", "chat_template_kwargs", "stream_options"):
         return True
-    if field in ("structured", "structured_outputs", "response_format"):
+    if field in ("structured_outputs", "response_format"):
         return True
     if field == "logit_bias" and isinstance(value, dict):
         return any(
@@ -280,8 +280,11 @@ FORMATS: list[Any] = [
         }.items()
         for value in values
     ),
-    *({name: OBJECT, "policy": policy} for name, policy in product(["json", "json_schema"], ["lenient", "x", None])),
-    *({"json_schema": OBJECT, "whitespace": value} for value in ("compact", "bounded", "", None, 1)),
+    *(
+        {name: OBJECT, "on_unsupported": on_unsupported}
+        for name, on_unsupported in product(["json", "json_schema"], ["ignore", "x", None])
+    ),
+    *({"json_schema": OBJECT, "whitespace": value} for value in ("none", "flexible", "", None, 1)),
     *({name: value} for name, value in product(["json", "json_schema"], [OBJECT, "{}", "", None, [], 1])),
     *({name: value} for name, value in product(["regex", "grammar"], ["a", "", None, 1, ["a"]])),
     *({"choice": value} for value in (["a"], ["a", "a"], [], [""], ["a", 1], "a", None)),

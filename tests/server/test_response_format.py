@@ -1,4 +1,4 @@
-"""Forms on the wire: three ways to say one, one meaning, and errors that name the field as the body has it."""
+"""Structured output over HTTP: both fields mean the same, and errors name the field and place in the body."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import nucleate as nc
 from nucleate.engine.request import Request
 from nucleate.parameters.parameter import ParameterError, read_json
 from nucleate.server.openai.requests import CHAT, COMPLETIONS, PLAIN, Endpoint, ParsedRequest, read_body
-from nucleate.server.openai.response_format import NAMES, OUTPUTS, OWN, RESPONSE, named, read_form
-from nucleate.structured_output.spec import FORMS, StructuredOutputs
+from nucleate.server.openai.response_format import FORMAT_FIELDS, OUTPUTS, RESPONSE, RequestedFormat, named, read_format
+from nucleate.structured_output.spec import KINDS, StructuredOutputs
 
 HELLO = [{"role": "user", "content": "Hello"}]
 BOTH = pytest.mark.parametrize("kind", [COMPLETIONS, CHAT], ids=lambda kind: kind.url)
@@ -46,7 +46,7 @@ MEANINGS: list[tuple[dict[str, Any], StructuredOutputs | None]] = [
     (schema_of(), StructuredOutputs(json_schema=SCHEMA)),
     (schema_of(strict=True, description="what it is for"), StructuredOutputs(json_schema=SCHEMA)),
     (schema_of(strict=None, description=None), StructuredOutputs(json_schema=SCHEMA)),
-    (schema_of(strict=False, name="a-B_9" * 12), StructuredOutputs(json_schema=SCHEMA, policy="lenient")),
+    (schema_of(strict=False, name="a-B_9" * 12), StructuredOutputs(json_schema=SCHEMA, on_unsupported="ignore")),
     ({"structured_outputs": {"json": SCHEMA}}, StructuredOutputs(json_schema=SCHEMA)),
     ({"structured_outputs": {"json": json.dumps(SCHEMA, indent=4)}}, StructuredOutputs(json_schema=SCHEMA)),
     ({"structured_outputs": {"regex": "a+"}}, StructuredOutputs(regex="a+")),
@@ -56,7 +56,7 @@ MEANINGS: list[tuple[dict[str, Any], StructuredOutputs | None]] = [
     ({"structured_outputs": {"regex": "a", "json_object": False, "json": None}}, StructuredOutputs(regex="a")),
     (
         {"structured_outputs": {"json_object": True, "disable_any_whitespace": True}},
-        StructuredOutputs(json_object=True, whitespace="compact"),
+        StructuredOutputs(json_object=True, whitespace="none"),
     ),
     (
         {
@@ -72,12 +72,21 @@ MEANINGS: list[tuple[dict[str, Any], StructuredOutputs | None]] = [
         StructuredOutputs(regex="a"),
     ),
     (
-        {"structured": {"json_schema": SCHEMA, "policy": "coerce", "whitespace": "compact"}},
-        StructuredOutputs(json_schema=SCHEMA, policy="coerce", whitespace="compact"),
+        {"structured_outputs": {"json_schema": SCHEMA, "on_unsupported": "approximate", "whitespace": "none"}},
+        StructuredOutputs(json_schema=SCHEMA, on_unsupported="approximate", whitespace="none"),
     ),
-    ({"structured": {"regex": "a", "policy": None, "choice": None}}, StructuredOutputs(regex="a")),
-    ({"structured": {"regex": "a"}, "response_format": {"type": "text"}}, StructuredOutputs(regex="a")),
-    ({"structured": {"regex": "a"}, "response_format": None, "structured_outputs": None}, StructuredOutputs(regex="a")),
+    ({"structured_outputs": {"regex": "a", "on_unsupported": None, "choice": None}}, StructuredOutputs(regex="a")),
+    ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "text"}}, StructuredOutputs(regex="a")),
+    ({"structured_outputs": {"regex": "a"}, "response_format": None}, StructuredOutputs(regex="a")),
+    ({"structured_outputs": {"json_schema": json.dumps(SCHEMA)}}, StructuredOutputs(json_schema=SCHEMA)),
+    (
+        {"structured_outputs": {"json": SCHEMA, "on_unsupported": "ignore", "whitespace": "none"}},
+        StructuredOutputs(json_schema=SCHEMA, on_unsupported="ignore", whitespace="none"),
+    ),
+    (
+        {"structured_outputs": {"json": SCHEMA, "whitespace": "none", "disable_any_whitespace": True}},
+        StructuredOutputs(json_schema=SCHEMA, whitespace="none"),
+    ),
 ]
 
 
@@ -87,36 +96,34 @@ def test_each_way_to_say_a_form_means_the_same(
     kind: Endpoint, fields: dict[str, Any], meant: StructuredOutputs | None
 ) -> None:
     read = asked(kind, **fields)
-    assert read.params.structured == meant
-    assert read.params == asked(kind).params.replace(structured=meant)
+    assert read.params.structured_outputs == meant
+    assert read.params == asked(kind).params.replace(structured_outputs=meant)
     busy = [name for name, value in fields.items() if value is not None and value != {"type": "text"}]
-    assert read.form_field == (busy or [RESPONSE])[0]
+    assert read.format.field == (busy or [RESPONSE])[0]
 
 
 def test_the_properties_of_a_schema_stay_in_their_order() -> None:
     text = '{"messages": [{"role": "user", "content": "x"}], "response_format": {"json_schema": {"schema": '
     text += '{"properties": {"b": {}, "a": {}, "c": {}}, "type": "object"}, "name": "x"}, "type": "json_schema"}}'
-    structured = read_body(CHAT, read_json(text, "body"), nc.SamplingParams()).params.structured
-    assert structured is not None
-    assert [*structured.schema["properties"]] == ["b", "a", "c"]
-    assert [*structured.schema] == ["properties", "type"]
+    structured_outputs = read_body(CHAT, read_json(text, "body"), nc.SamplingParams()).params.structured_outputs
+    assert structured_outputs is not None
+    assert [*structured_outputs.schema["properties"]] == ["b", "a", "c"]
+    assert [*structured_outputs.schema] == ["properties", "type"]
 
 
-def test_a_line_of_a_batch_says_it_by_our_own_name() -> None:
-    assert asked(PLAIN, structured={"regex": "a"}).params.structured == StructuredOutputs(regex="a")
-    assert str(error_of(PLAIN, structured={"regex": 7})).startswith("structured.regex must be")
-    for name in (RESPONSE, OUTPUTS):
-        assert error_of(PLAIN, **{name: {"type": "json_object"}}).field == name
-    assert "unknown field 'guided_json'; did" not in str(error_of(PLAIN, guided_json={}))
+def test_a_line_of_a_batch_takes_structured_outputs() -> None:
+    assert asked(PLAIN, structured_outputs={"regex": "a"}).params.structured_outputs == StructuredOutputs(regex="a")
+    assert str(error_of(PLAIN, structured_outputs={"regex": 7})).startswith("structured_outputs.regex must be")
+    assert error_of(PLAIN, response_format={"type": "json_object"}).field == RESPONSE
 
 
 def test_what_a_body_says_goes_before_the_default() -> None:
-    defaults = nc.SamplingParams(structured={"regex": "a"})
-    assert asked(defaults=defaults).params.structured == StructuredOutputs(regex="a")
-    assert asked(defaults=defaults).form_field == OWN
-    assert asked(defaults=defaults, response_format=None).params.structured == StructuredOutputs(regex="a")
-    assert asked(defaults=defaults, response_format={"type": "json_object"}).params.structured is not None
-    assert asked(defaults=defaults, response_format={"type": "text"}).params.structured is None
+    defaults = nc.SamplingParams(structured_outputs={"regex": "a"})
+    assert asked(defaults=defaults).params.structured_outputs == StructuredOutputs(regex="a")
+    assert asked(defaults=defaults).format.field == OUTPUTS
+    assert asked(defaults=defaults, response_format=None).params.structured_outputs == StructuredOutputs(regex="a")
+    assert asked(defaults=defaults, response_format={"type": "json_object"}).params.structured_outputs is not None
+    assert asked(defaults=defaults, response_format={"type": "text"}).params.structured_outputs is None
 
 
 # how an error begins
@@ -137,7 +144,7 @@ ERRORS: list[tuple[dict[str, Any], str]] = [
     (schema_of(description=1), "response_format.json_schema.description must be a string"),
     (schema_of(frob=1), "unknown field of response_format.json_schema 'frob'"),
     ({"structured_outputs": ["json"]}, "structured_outputs must be an object"),
-    ({"structured_outputs": {}}, "structured_outputs must have exactly one of json, regex, choice, grammar, json_obj"),
+    ({"structured_outputs": {}}, "structured_outputs must have exactly one of json, json_schema, json_object, regex"),
     ({"structured_outputs": {"json_object": False}}, "structured_outputs must have exactly one of "),
     ({"structured_outputs": {"json": False, "regex": "a"}}, "structured_outputs must have exactly one of "),
     ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs must have exactly one of "),
@@ -150,12 +157,23 @@ ERRORS: list[tuple[dict[str, Any], str]] = [
     ({"structured_outputs": {"regex": "a", "whitespace_pattern": " "}}, "structured_outputs.whitespace_pattern is n"),
     ({"structured_outputs": {"json": {}, "disable_additional_properties": True}}, "structured_outputs.disable_addi"),
     ({"structured_outputs": {"regexp": "a"}}, "unknown field of structured_outputs 'regexp'; did you mean regex?"),
-    ({"structured": 5}, "structured must be an object, got 5"),
-    ({"structured": {}}, "structured: say exactly one of json_schema"),
-    ({"structured": {"regex": "a", "grammar": "b"}}, "structured.grammar: say exactly one of "),
-    ({"structured": {"regex": "a", "policy": "lenient"}}, "structured.policy lenient is for json_schema"),
-    ({"structured": {"regx": "a"}}, "unknown field of structured 'regx'; did you mean regex?"),
-    ({"structured": {"a" * 10**6: "a"}}, "unknown field of structured 'aaa"),
+    ({"structured_outputs": 5}, "structured_outputs must be an object, got 5"),
+    ({"structured_outputs": {"json": {}, "json_schema": {}}}, "structured_outputs must have exactly one of "),
+    ({"structured_outputs": {"json_schema": 5}}, "structured_outputs.json_schema must be a JSON object or its text"),
+    (
+        {"structured_outputs": {"regex": "a", "on_unsupported": "ignore"}},
+        "structured_outputs.on_unsupported needs json",
+    ),
+    (
+        {"structured_outputs": {"json": {}, "on_unsupported": "x"}},
+        "structured_outputs.on_unsupported must be one of er",
+    ),
+    ({"structured_outputs": {"json": {}, "whitespace": "x"}}, "structured_outputs.whitespace must be one of flexible"),
+    (
+        {"structured_outputs": {"json": {}, "whitespace": "flexible", "disable_any_whitespace": True}},
+        "structured_outputs.disable_any_whitespace contradicts whitespace 'flexible'",
+    ),
+    ({"structured_outputs": {"a" * 10**6: "a"}}, "unknown field of structured_outputs 'aaa"),
 ]
 
 
@@ -170,12 +188,11 @@ def test_an_error_names_the_field_and_the_place(kind: Endpoint, fields: dict[str
 
 @BOTH
 def test_a_form_is_said_once(kind: Endpoint) -> None:
-    said = {RESPONSE: {"type": "json_object"}, OUTPUTS: {"regex": "a"}, OWN: {"regex": "a"}}
-    assert said.keys() == set(NAMES)
-    for first, second in ((RESPONSE, OUTPUTS), (RESPONSE, OWN), (OUTPUTS, OWN)):
-        for fields in ({first: said[first], second: said[second]}, {second: said[second], first: said[first]}):
-            error = error_of(kind, **fields)
-            assert (error.field, str(error)) == (second, f"{second} and {first} must not both be there")
+    said = {RESPONSE: {"type": "json_object"}, OUTPUTS: {"regex": "a"}}
+    assert said.keys() == set(FORMAT_FIELDS)
+    for fields in (said, dict(reversed(said.items()))):
+        error = error_of(kind, **fields)
+        assert (error.field, str(error)) == (OUTPUTS, "structured_outputs and response_format cannot be combined")
 
 
 @BOTH
@@ -183,22 +200,33 @@ def test_a_form_is_said_once(kind: Endpoint) -> None:
 def test_what_vllm_called_it_once_is_told_by_its_new_name(kind: Endpoint, name: str) -> None:
     error = error_of(kind, **{f"guided_{name}": "a"})
     assert error.field == f"guided_{name}"
-    assert str(error) == f"unknown field 'guided_{name}'; it is structured_outputs.{name} now"
+    assert str(error) == f"unknown field 'guided_{name}'; use structured_outputs.{name}"
 
 
 @settings(max_examples=300)
 @given(data=st.data())
 def test_any_value_is_a_form_or_an_error_that_names_its_field(data: st.DataObject) -> None:
-    keys = ("type", "json_schema", "name", "schema", "json", "strict", "policy", "whitespace", *FORMS)
+    keys = (
+        "type",
+        "json_schema",
+        "name",
+        "schema",
+        "json",
+        "strict",
+        "on_unsupported",
+        "whitespace",
+        "disable_any_whitespace",
+        *KINDS,
+    )
     scalars = st.none() | st.booleans() | st.integers(-2, 2) | st.sampled_from([*keys, "text", "strict", "{}", "a"])
     values = st.recursive(
         scalars | st.floats() | st.text(max_size=3),
         lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(keys), inner, max_size=3),
         max_leaves=8,
     )
-    given_ = data.draw(st.dictionaries(st.sampled_from(NAMES), values.filter(lambda value: value is not None)))
+    given_ = data.draw(st.dictionaries(st.sampled_from(FORMAT_FIELDS), values.filter(lambda value: value is not None)))
     try:
-        said = read_form(given_)
+        said = read_format(given_)
     except ParameterError as caught:
         error, said = caught, None
     else:
@@ -217,33 +245,40 @@ def test_any_value_is_a_form_or_an_error_that_names_its_field(data: st.DataObjec
 @pytest.mark.parametrize(
     ("fields", "begins"),
     [
-        (schema_of(schema=LENIENT), "response_format.json_schema.schema: cannot enforce uniqueItems; policy lenient"),
+        (schema_of(schema=LENIENT), "response_format.json_schema.schema: cannot enforce uniqueItems; set on_un"),
         (schema_of(schema={"type": "strnig"}), "response_format.json_schema.schema: Invalid type: strnig"),
         (schema_of(schema={"enum": ["x" * 30_000]}), "response_format.json_schema.schema has a string of 30000"),
-        ({"structured_outputs": {"json": LENIENT}}, "structured_outputs.json: cannot enforce uniqueItems; policy len"),
+        ({"structured_outputs": {"json": LENIENT}}, "structured_outputs.json: cannot enforce uniqueItems; set on_uns"),
         ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex: unclosed group"),
         ({"structured_outputs": {"grammar": "start: x"}}, 'structured_outputs.grammar: at 1(8): unknown name: "x"'),
-        ({"structured": {"json_schema": LENIENT}}, "structured.json_schema: cannot enforce uniqueItems; policy leni"),
-        ({"structured": {"regex": "(?=a)"}}, "structured.regex: "),
+        (
+            {"structured_outputs": {"json_schema": LENIENT}},
+            "structured_outputs.json_schema: cannot enforce uniqueItems; set",
+        ),
+        ({"structured_outputs": {"regex": "(?=a)"}}, "structured_outputs.regex: "),
     ],
     ids=str,
 )
 def test_what_the_engine_refuses_names_the_field_too(llm: nc.LLM, fields: dict[str, Any], begins: str) -> None:
     read = asked(**fields)
-    with pytest.raises(ParameterError) as caught, named(read.form_field):
+    with pytest.raises(ParameterError) as caught, named(read.format):
         llm.new_engine().prepare(Request([1], read.to_run))
     field = next(iter(fields))
     assert caught.value.field == field
     assert str(caught.value).startswith(begins)
     if "uniqueItems" in begins:  # how it can be had all the same, in words of this field
-        assert {RESPONSE: '"strict": false', OUTPUTS: "the field structured", OWN: "policy lenient"}[field] in str(
-            caught.value
-        )
+        assert {RESPONSE: '"strict": false', OUTPUTS: 'on_unsupported="ignore"'}[field] in str(caught.value)
 
 
 def test_errors_of_other_fields_stay_what_they_are(llm: nc.LLM) -> None:
-    with pytest.raises(ParameterError) as caught, named(RESPONSE):
+    with pytest.raises(ParameterError) as caught, named(RequestedFormat(RESPONSE)):
         llm.new_engine().prepare(Request([1], nc.SamplingParams(allowed_token_ids=(10**6,))))
     assert caught.value.field == "allowed_token_ids"
-    with pytest.raises(ZeroDivisionError), named(RESPONSE):
+    with pytest.raises(ZeroDivisionError), named(RequestedFormat(RESPONSE)):
         raise ZeroDivisionError
+
+
+def test_there_is_no_third_field() -> None:
+    assert str(error_of(structured={"regex": "a"})).startswith(
+        "unknown field 'structured'; did you mean structured_outputs?"
+    )

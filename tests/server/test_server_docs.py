@@ -29,7 +29,7 @@ def commands() -> list[tuple[str, Any]]:
 
 def test_there_are_examples_of_every_field_for_forms() -> None:
     said = {name for _, body in commands() for name in body}
-    assert {"response_format", "structured_outputs", "structured", "min_p", "stream"} <= said
+    assert {"response_format", "structured_outputs", "min_p", "stream"} <= said
     assert len(commands()) >= 7
 
 
@@ -40,7 +40,7 @@ def test_an_example_is_answered(server: Server, path: str, body: Any) -> None:
     for choice in answer.json["choices"]:
         text = choice["text"] if "text" in choice else choice["message"]["content"]
         form = body.get("response_format", {}).get("json_schema", {})
-        form = form.get("schema") or body.get("structured", {}).get("json_schema")
+        form = form.get("schema") or body.get("structured_outputs", {}).get("json_schema")
         if form is not None:
             assert choice["finish_reason"] == "stop"
             assert isinstance(json.loads(text), dict | list | str | int)

@@ -55,8 +55,8 @@ FORMS: list[tuple[dict[str, Any], Any]] = [
     ({"structured_outputs": {"regex": "[0-9]{3}-[0-9]{4}"}}, re.compile("[0-9]{3}-[0-9]{4}").fullmatch),
     ({"structured_outputs": {"choice": ["yes", "no", "perhaps not today"]}}, ["yes", "no", "perhaps not today"].count),
     ({"structured_outputs": {"grammar": 'root ::= "(" root ")" | "x"'}}, re.compile(r"\(*x\)*").fullmatch),
-    ({"structured": {"grammar": 'start: "(" start ")" | "x"'}}, re.compile(r"\(*x\)*").fullmatch),
-    ({"structured": {"regex": "a very long text that leaves no choice at all"}}, lambda text: len(text) == 45),
+    ({"structured_outputs": {"grammar": 'start: "(" start ")" | "x"'}}, re.compile(r"\(*x\)*").fullmatch),
+    ({"structured_outputs": {"regex": "a very long text that leaves no choice at all"}}, lambda text: len(text) == 45),
 ]
 EACH = pytest.mark.parametrize(("fields", "right"), FORMS, ids=[str(fields)[:60] for fields, _ in FORMS])
 
@@ -106,7 +106,9 @@ def test_an_answer_has_its_form_whole_and_as_a_stream(
 def test_tokens_that_must_follow_come_at_once(llm: nc.LLM) -> None:
     async def use(app: Any, service: Service) -> None:
         before = service.engine.stats
-        call = await ask(app, PATH, {**SUBJECT[PATH], "structured": {"regex": "a very long text " * 3}, "stream": True})
+        call = await ask(
+            app, PATH, {**SUBJECT[PATH], "structured_outputs": {"regex": "a very long text " * 3}, "stream": True}
+        )
         parts, after = parts_of(call), service.engine.stats
         assert streamed(parts) == "a very long text " * 3
         assert after.num_steps - before.num_steps == 1
@@ -125,9 +127,9 @@ def test_tokens_that_must_follow_come_at_once(llm: nc.LLM) -> None:
 def test_logprobs_beside_a_form(llm: nc.LLM, path: str) -> None:
     async def use(app: Any, service: Service) -> None:
         told = {"logprobs": True, "top_logprobs": 2} if path == CHAT_PATH else {"logprobs": 2}
-        body = {**SUBJECT[path], **told, "structured": {"regex": "the fox is [0-9]{3}"}}
+        body = {**SUBJECT[path], **told, "structured_outputs": {"regex": "the fox is [0-9]{3}"}}
         whole = await ask(app, path, body)
-        bare = await ask(app, path, {**SUBJECT[path], "structured": body["structured"]})
+        bare = await ask(app, path, {**SUBJECT[path], "structured_outputs": body["structured_outputs"]})
         stream = await ask(app, path, {**body, "stream": True})
         [choice] = whole.json["choices"]
         assert text_of(choice) == text_of(bare.json["choices"][0])
@@ -142,7 +144,7 @@ def test_logprobs_beside_a_form(llm: nc.LLM, path: str) -> None:
 
 def test_best_of_and_echo_beside_a_form(llm: nc.LLM) -> None:
     async def use(app: Any, service: Service) -> None:
-        form = {"structured": {"regex": "[0-9]{4}"}}
+        form = {"structured_outputs": {"regex": "[0-9]{4}"}}
         body = {**SUBJECT[PATH], **form, "prompt": ["The fox", "A cat"], "best_of": 5, "n": 2, "echo": True}
         choices = (await ask(app, PATH, body)).json["choices"]
         assert [bool(re.fullmatch("(The fox|A cat)[0-9]{4}", choice["text"])) for choice in choices] == [True] * 4
@@ -210,7 +212,7 @@ def test_a_ban_that_leaves_no_token_is_the_requests_own_fault(llm: nc.LLM, path:
         other = begin(app, PATH, {**SUBJECT[PATH], "prompt": [1]})
         whole = await ask(app, path, body)
         check_error(whole, 400, param="structured_outputs", type="invalid_request_error", code=None)
-        assert "no token can be drawn within the form asked for" in whole.json["error"]["message"]
+        assert "no token satisfies the structured-output constraint" in whole.json["error"]["message"]
         stream = await ask(app, path, {**body, "stream": True})
         *chunks, error, done = stream.frames
         assert streamed([chunk["choices"][0] for chunk in chunks]) == "a" * 9
@@ -224,13 +226,15 @@ def test_a_ban_that_leaves_no_token_is_the_requests_own_fault(llm: nc.LLM, path:
 
 def test_slow_masks_end_their_answer_alone(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     async def use(app: Any, service: Service) -> None:
-        body = {**SUBJECT[PATH], "structured": {"regex": "[0-9]{30,99}"}, "logprobs": 0}
-        before = (await ask(app, PATH, {**TEXT, "structured": {"regex": "[a-z]{3}"}})).json["choices"][0]["text"]
+        body = {**SUBJECT[PATH], "structured_outputs": {"regex": "[0-9]{30,99}"}, "logprobs": 0}
+        before = (await ask(app, PATH, {**TEXT, "structured_outputs": {"regex": "[a-z]{3}"}})).json["choices"][0][
+            "text"
+        ]
         _slow_down(monkeypatch)
         call = await ask(app, PATH, body)
-        check_error(call, 400, param="structured", type="invalid_request_error")
+        check_error(call, 400, param="structured_outputs", type="invalid_request_error")
         assert "masks took too long" in call.json["error"]["message"]
-        after = (await ask(app, PATH, {**TEXT, "structured": {"regex": "[a-z]{3}"}})).json["choices"][0]["text"]
+        after = (await ask(app, PATH, {**TEXT, "structured_outputs": {"regex": "[a-z]{3}"}})).json["choices"][0]["text"]
         assert after == before
 
     TEXT = {"prompt": [1, 2], "seed": 1}
@@ -258,8 +262,8 @@ def test_what_cannot_be_compiled_is_refused_and_counted(llm: nc.LLM, path: str, 
                 ".schema: can",
             ),
             ("structured_outputs", {"regex": "very private("}, ".regex: "),
-            ("structured", {"grammar": "start: very_private"}, ".grammar: at "),
-            ("structured", {"regex": ""}, ".regex must be"),
+            ("structured_outputs", {"grammar": "start: very_private"}, ".grammar: at "),
+            ("structured_outputs", {"regex": ""}, ".regex must be"),
             ("response_format", {"type": "very private"}, ".type must be one of"),
         ):
             for stream in (False, True):
@@ -267,7 +271,7 @@ def test_what_cannot_be_compiled_is_refused_and_counted(llm: nc.LLM, path: str, 
                 check_error(call, 400, param=field, type="invalid_request_error", code=None)
                 assert call.json["error"]["message"].startswith(field)
                 assert words in call.json["error"]["message"]
-        good = await ask(app, path, {**SUBJECT[path], "structured": {"choice": ["very private"]}})
+        good = await ask(app, path, {**SUBJECT[path], "structured_outputs": {"choice": ["very private"]}})
         assert good.status == 200
         text = (await ask(app, "/metrics")).data.decode()
         assert 'nucleate_forms_refused_total{model_name="toy"} 10.0' in text
@@ -276,7 +280,7 @@ def test_what_cannot_be_compiled_is_refused_and_counted(llm: nc.LLM, path: str, 
     with caplog.at_level(logging.INFO, "nucleate.server"):
         serve(llm, use)
     lines = [record.fields for record in caplog.records if record.getMessage() == "request"]
-    assert [line.get("structured") for line in lines[:11]] == [None] * 10 + ["choice"]
+    assert [line.get("structured_outputs") for line in lines[:11]] == [None] * 10 + ["choice"]
     assert "private" not in json.dumps(lines)
 
 
@@ -303,7 +307,7 @@ def test_the_loop_is_free_while_a_form_is_compiled(llm: nc.LLM, schema: Callable
         shares = []
         for seed in range(4):  # one is enough: the machine may have something else to do
             form = {"json_schema": schema(seed)}
-            call = begin(app, PATH, {**SUBJECT[PATH], "max_tokens": 1, "structured": form})
+            call = begin(app, PATH, {**SUBJECT[PATH], "max_tokens": 1, "structured_outputs": form})
             shares.append(await longest_hold(call.task))
             assert call.status == status
         assert min(shares) < 0.4, shares
@@ -316,16 +320,16 @@ def test_a_compile_whose_caller_has_gone_harms_nobody(llm: nc.LLM, monkeypatch: 
     begun, gate = threading.Event(), threading.Event()
     compile_ = GrammarCompiler.compile
 
-    def held(self: GrammarCompiler, structured: Any) -> Any:
-        compiled.append(structured.regex)
-        if structured.regex == "slow":
+    def held(self: GrammarCompiler, structured_outputs: Any) -> Any:
+        compiled.append(structured_outputs.regex)
+        if structured_outputs.regex == "slow":
             begun.set()
             gate.wait(60)
-        return compile_(self, structured)
+        return compile_(self, structured_outputs)
 
     async def use(app: Any, service: Service) -> None:
         def asking(regex: str) -> Any:
-            return begin(app, PATH, {**SUBJECT[PATH], "structured": {"regex": regex}})
+            return begin(app, PATH, {**SUBJECT[PATH], "structured_outputs": {"regex": regex}})
 
         await asking("a").task
         monkeypatch.setattr(GrammarCompiler, "compile", held)
@@ -383,7 +387,7 @@ def test_the_vocabulary_is_ready_before_anybody_asks(llm: nc.LLM, monkeypatch: p
 
     async def use(app: Any, service: Service) -> None:
         assert made == ["MainThread"]
-        assert (await ask(app, PATH, {**SUBJECT[PATH], "structured": {"regex": "a"}})).status == 200
+        assert (await ask(app, PATH, {**SUBJECT[PATH], "structured_outputs": {"regex": "a"}})).status == 200
         assert made == ["MainThread"]
 
     serve(llm, use)
@@ -397,7 +401,7 @@ def test_a_server_without_the_library_serves_all_else(llm: nc.LLM, monkeypatch: 
 
     async def use(app: Any, service: Service) -> None:
         assert (await ask(app, PATH, SUBJECT[PATH])).status == 200
-        for field, form in (("response_format", {"type": "json_object"}), ("structured", {"regex": "a"})):
+        for field, form in (("response_format", {"type": "json_object"}), ("structured_outputs", {"regex": "a"})):
             call = await ask(app, PATH, {**SUBJECT[PATH], field: form})
             check_error(call, 400, param=field)
             assert call.json["error"]["message"].startswith(f"{field}: structured output needs the package llguidance")
@@ -406,9 +410,11 @@ def test_a_server_without_the_library_serves_all_else(llm: nc.LLM, monkeypatch: 
 
 
 def test_a_default_form_is_every_requests_that_does_not_say_another(llm: nc.LLM) -> None:
-    def made(structured: Any) -> Service:
+    def made(structured_outputs: Any) -> Service:
         engine = Engine(PagedToy(Toy(rule, SIZE, 256), 400, 4), llm.tokenizer, backend="reference")
-        return Service(llm, engine, "toy", nc.SamplingParams(structured=structured, seed=1), ServerLimits())
+        return Service(
+            llm, engine, "toy", nc.SamplingParams(structured_outputs=structured_outputs, seed=1), ServerLimits()
+        )
 
     service = made({"regex": "[0-9]{3}"})
     read = service.prepare(service.call(PATH, b'{"prompt": [1]}'))

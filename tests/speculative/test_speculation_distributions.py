@@ -366,7 +366,7 @@ def test_a_form_may_refuse_what_was_drawn(llm: nc.LLM) -> None:
     model, trials = Toy(logits, llm.tokenizer.vocab_size, 64), 1000
     asked = Speculation(Wide, 3, "rejection", adaptive=False)
     engine = Engine(runner("paged", model, 400), llm.tokenizer, speculative_config=asked, backend="reference")
-    params = nc.SamplingParams(structured=nc.StructuredOutputs(regex="[ab]{4}"), max_tokens=6)
+    params = nc.SamplingParams(structured_outputs=nc.StructuredOutputs(regex="[ab]{4}"), max_tokens=6)
     requests = [Request([a], params.replace(seed=seed)) for seed in range(trials)]
     found = Counter("".join(event.piece.text for event in events) for events in drive(engine, requests))
     p_AA = np.exp(small_logits[:2, :2]) / np.exp(small_logits[:2, :2]).sum(axis=1, keepdims=True)

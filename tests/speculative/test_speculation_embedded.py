@@ -31,7 +31,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "penalties": {"repetition_penalty": 1.2, "frequency_penalty": 0.4, "presence_penalty": 0.3},
     "dry": {"dry_multiplier": 0.8, "temperature": 0.7},
     "xtc": {"xtc_probability": 0.5, "xtc_threshold": 0.1},
-    "grammar": {"structured": nc.StructuredOutputs(json_schema=RECORD), "temperature": 0.9},
+    "grammar": {"structured_outputs": nc.StructuredOutputs(json_schema=RECORD), "temperature": 0.9},
     "stop strings": {"stop": (". ", "!", " and"), "temperature": 0.9},
     "n > 1": {"n": 3, "temperature": 0.9},
 }

@@ -44,7 +44,9 @@ def any_request(rng: random.Random) -> Request:
     request = random_request(rng)
     params = request.params.override(**rng.choice(STAGES))
     if rng.random() < 0.4:
-        params = params.replace(structured=nc.StructuredOutputs(**rng.choice(FORMS)), max_tokens=rng.randint(1, 50))
+        params = params.replace(
+            structured_outputs=nc.StructuredOutputs(**rng.choice(FORMS)), max_tokens=rng.randint(1, 50)
+        )
     return dataclasses.replace(request, params=params)
 
 
@@ -121,7 +123,7 @@ def test_rules_that_look_at_laws_agree_where_there_is_no_choice(
             assert found == own, request
         for pieces in found:
             assert [piece.finish_reason is None for piece in pieces] == [True] * (len(pieces) - 1) + [False]
-            if request.params.structured is not None and pieces[-1].finish_reason != "error":
+            if request.params.structured_outputs is not None and pieces[-1].finish_reason != "error":
                 assert holds(grammars, request.params, pieces)
             if request.params.logprobs is not None:
                 told = [piece.logprobs[0] for piece in pieces if piece.logprobs]

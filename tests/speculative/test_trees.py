@@ -204,7 +204,7 @@ def test_rules_that_look_at_laws_agree_where_there_is_no_choice(
             assert found == own, request
         for pieces in found:
             assert [piece.finish_reason is None for piece in pieces] == [True] * (len(pieces) - 1) + [False]
-            if request.params.structured is not None and pieces[-1].finish_reason != "error":
+            if request.params.structured_outputs is not None and pieces[-1].finish_reason != "error":
                 assert holds(grammars, request.params, pieces)
     assert is_empty(engine)
     assert engine.stats.speculative.accepted_tokens > 0
@@ -232,7 +232,7 @@ def test_a_long_storm(llm: nc.LLM, kind: str) -> None:
 def test_tokens_that_must_follow_within_a_branch(llm: nc.LLM, grammars: GrammarCompiler, name: str) -> None:
     """They are there before they are drawn: the branch goes on after them."""
     form = nc.StructuredOutputs(regex="(The little fox|A big red bear|One old owl) (ran|sat) (home|down) today[.!]")
-    params = nc.SamplingParams(structured=form, max_tokens=60, temperature=0)
+    params = nc.SamplingParams(structured_outputs=form, max_tokens=60, temperature=0)
     requests = [Request([5 + seed, 6], params.replace(seed=seed, logit_bias={97: seed * 0.01})) for seed in range(6)]
     requests += [Request([5 + seed, 6], params.replace(seed=seed)) for seed in range(6)]
     wanted = [alone(toy(), llm.tokenizer, request, grammars) for request in requests]
@@ -435,7 +435,7 @@ def test_tokens_that_must_follow_are_kept_in_a_tree_as_in_a_chain(
 ) -> None:
     digits = [llm.tokenizer.encode(f"x{digit}", add_special_tokens=False)[-1] for digit in range(10)]
     form = nc.StructuredOutputs(regex="([0-9] and [0-9] or){4}")
-    request = Request([5, 6], GREEDY.replace(structured=form, max_tokens=60))
+    request = Request([5, 6], GREEDY.replace(structured_outputs=form, max_tokens=60))
     wanted = alone(toy(), llm.tokenizer, request, grammars)
     found = known([request], [wanted])
 

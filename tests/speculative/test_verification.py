@@ -106,7 +106,7 @@ def test_logprobs_after_the_pipeline_within_a_form(llm: nc.LLM, rule: str) -> No
         max_tokens=12,
         logprobs=2,
         logprobs_mode="processed",
-        structured=nc.StructuredOutputs(regex="[a-z ]{5,30}"),
+        structured_outputs=nc.StructuredOutputs(regex="[a-z ]{5,30}"),
     )
     law_V = np.full(SIZE, 1 / SIZE)
     engine = engine_of(llm, Draft((7, 8), None, (law_V, law_V)), toy_rule, rule)
@@ -135,11 +135,14 @@ def test_a_form_that_fails_is_the_end_of_its_answer_alone(
     monkeypatch.setattr(GrammarMatcher, "copy", copy)
     law_V = np.full(SIZE, 1 / SIZE)
     engine = engine_of(llm, Draft((7, 8), None, (law_V, law_V)), toy_rule, rule)
-    forms = [nc.SamplingParams(seed=1, max_tokens=12, structured=nc.StructuredOutputs(regex="[a-z ]{25,30}"))]
+    forms = [nc.SamplingParams(seed=1, max_tokens=12, structured_outputs=nc.StructuredOutputs(regex="[a-z ]{25,30}"))]
     events, others = drive(engine, [Request([1, 2], forms[0]), Request([3], nc.SamplingParams(seed=2, max_tokens=5))])
     if rule != "coupled" or not when:
         assert events[-1].piece.finish_reason == "error"
-        assert events[-1].piece.stop_reason == "the text cannot take the form asked for: it took too long"
+        assert (
+            events[-1].piece.stop_reason
+            == "the output cannot satisfy its structured-output constraint: it took too long"
+        )
     assert others[-1].piece.finish_reason in ("stop", "length")
     assert is_empty(engine)
 

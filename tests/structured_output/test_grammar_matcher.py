@@ -32,7 +32,7 @@ from nucleate.tokenization.tokenizer import Tokenizer
 OBJECT = {"type": "object", "properties": {"name": {"type": "string"}, "n": {"type": "integer"}}, "required": ["name"]}
 FORMS = [
     StructuredOutputs(json_schema=OBJECT),
-    StructuredOutputs(json_schema=OBJECT, whitespace="compact"),
+    StructuredOutputs(json_schema=OBJECT, whitespace="none"),
     StructuredOutputs(json_object=True),
     StructuredOutputs(regex="[a-c]{2,9}(x|yz)?"),
     StructuredOutputs(choice=("yes", "no", "nothing at all")),
@@ -177,7 +177,7 @@ def test_a_token_that_is_refused_changes_nothing(grammars: GrammarCompiler) -> N
 
 
 def test_forced_tokens_are_the_usual_ones(grammars: GrammarCompiler, tokenizer: Tokenizer) -> None:
-    form = StructuredOutputs(json_schema={"const": {"first_name": "hello world"}}, whitespace="compact")
+    form = StructuredOutputs(json_schema={"const": {"first_name": "hello world"}}, whitespace="none")
     matcher = grammars.compile(form).matcher()
     text = '{"first_name":"hello world"}'
     assert matcher.forced() == tuple(tokenizer.encode(text, add_special_tokens=False))
@@ -585,13 +585,13 @@ def many_words() -> Tokenizer:
 def monkeypatch_count(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Every grammar that the library compiles."""
     made: list[str] = []
-    compiled = structured_output.llguidance_engine.Guidance.matcher
+    compiled = structured_output.llguidance_engine.LLGuidanceEngine.matcher
 
     def matcher(self: Any, text: str) -> Any:
         made.append(text)
         return compiled(self, text)
 
-    monkeypatch.setattr(structured_output.llguidance_engine.Guidance, "matcher", matcher)
+    monkeypatch.setattr(structured_output.llguidance_engine.LLGuidanceEngine, "matcher", matcher)
     return made
 
 
@@ -746,10 +746,10 @@ def test_many_threads_compile_the_same_once(tokenizer: Tokenizer, monkeypatch: p
     grammars, made, count = GrammarCompiler(tokenizer, 4096), [], []
     compile_once = grammars._compile
 
-    def slowly(structured: StructuredOutputs) -> CompiledGrammar:
-        count.append(structured_output)
+    def slowly(structured_outputs: StructuredOutputs) -> CompiledGrammar:
+        count.append(structured_outputs)
         time.sleep(0.5)
-        return compile_once(structured_output)
+        return compile_once(structured_outputs)
 
     monkeypatch.setattr(grammars, "_compile", slowly)
     forms = [

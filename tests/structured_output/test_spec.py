@@ -19,10 +19,10 @@ from nucleate.structured_output.validation import validate
 
 FORMS: list[dict[str, Any]] = [
     {"json_schema": {"type": "object", "properties": {"b": {"const": "é\u2028"}, "a": {}}}},
-    {"json_schema": {"oneOf": []}, "policy": "coerce", "whitespace": "compact"},
-    {"json_schema": {}, "policy": "lenient"},
+    {"json_schema": {"oneOf": []}, "on_unsupported": "approximate", "whitespace": "none"},
+    {"json_schema": {}, "on_unsupported": "ignore"},
     {"json_object": True},
-    {"json_object": True, "whitespace": "compact"},
+    {"json_object": True, "whitespace": "none"},
     {"regex": "a+"},
     {"choice": ["a", "b"]},
     {"grammar": 'start: "a"'},
@@ -47,7 +47,7 @@ def test_a_value_goes_to_json_and_back(said: dict[str, Any]) -> None:
         assert hash(again) == hash(made)
     assert eval(repr(made)) == made
     with pytest.raises(dataclasses.FrozenInstanceError):
-        made.policy = "lenient"  # type: ignore[misc]
+        made.on_unsupported = "ignore"  # type: ignore[misc]
 
 
 def test_values_that_were_written_differently_differ() -> None:
@@ -61,18 +61,18 @@ def test_values_that_were_written_differently_differ() -> None:
 @pytest.mark.parametrize(
     ("said", "field"),
     [
-        ({}, "structured"),
-        ({"json_object": False}, "structured"),
+        ({}, "structured_outputs"),
+        ({"json_object": False}, "structured_outputs"),
         ({"regex": "a", "choice": ["a"]}, "choice"),
         ({"json_schema": {}, "json_object": True}, "json_object"),
         ({"regex": 1}, "regex"),
         ({"json_object": 1}, "json_object"),
         ({"choice": {"a": 1}}, "choice"),
-        ({"json_schema": {}, "policy": "loose"}, "policy"),
-        ({"json_schema": {}, "policy": ["strict"]}, "policy"),
-        ({"regex": "a", "policy": "lenient"}, "policy"),
-        ({"json_object": True, "policy": "coerce"}, "policy"),
-        ({"regex": "a", "whitespace": "compact"}, "whitespace"),
+        ({"json_schema": {}, "on_unsupported": "loose"}, "on_unsupported"),
+        ({"json_schema": {}, "on_unsupported": ["error"]}, "on_unsupported"),
+        ({"regex": "a", "on_unsupported": "ignore"}, "on_unsupported"),
+        ({"json_object": True, "on_unsupported": "approximate"}, "on_unsupported"),
+        ({"regex": "a", "whitespace": "none"}, "whitespace"),
         ({"json_object": True, "whitespace": " "}, "whitespace"),
     ],
 )
@@ -93,13 +93,13 @@ def test_unknown_fields_and_text_that_is_no_object_are_errors() -> None:
 
 def test_coerce_takes_one_of_for_any_of_and_says_so(grammars: GrammarCompiler) -> None:
     schema = {"items": {"oneOf": [{"type": "object"}, {"type": "object", "required": ["a"]}]}, "type": "array"}
-    for policy in ("coerce", "lenient"):
-        compiled = grammars.compile(StructuredOutputs(json_schema=schema, policy=policy))
-        assert compiled.ignored == ("oneOf, taken for anyOf, at /items",)
+    for on_unsupported in ("approximate", "ignore"):
+        compiled = grammars.compile(StructuredOutputs(json_schema=schema, on_unsupported=on_unsupported))
+        assert compiled.ignored == ("oneOf treated as anyOf at /items",)
     with pytest.raises(ParameterError, match="cannot enforce not"):
-        grammars.compile(StructuredOutputs(json_schema={"not": {}}, policy="coerce"))
+        grammars.compile(StructuredOutputs(json_schema={"not": {}}, on_unsupported="approximate"))
     apart = {"oneOf": [{"type": "object"}, {"type": "array"}]}  # these can be told apart
-    assert grammars.compile(StructuredOutputs(json_schema=apart, policy="coerce")).ignored == ()
+    assert grammars.compile(StructuredOutputs(json_schema=apart, on_unsupported="approximate")).ignored == ()
 
 
 def test_lenient_lists_what_it_ignores_and_validates_it_afterwards(grammars: GrammarCompiler) -> None:
@@ -112,7 +112,7 @@ def test_lenient_lists_what_it_ignores_and_validates_it_afterwards(grammars: Gra
         },
         "propertyNames": {"maxLength": 1},
     }
-    compiled = grammars.compile(StructuredOutputs(json_schema=schema, policy="lenient"))
+    compiled = grammars.compile(StructuredOutputs(json_schema=schema, on_unsupported="ignore"))
     assert compiled.ignored == (
         "propertyNames",
         "uniqueItems at /properties/a",
@@ -148,7 +148,7 @@ DOUBLED = {f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}, {"$ref": f"#/$defs
 )  # fmt: skip
 def test_validation_ends_whatever_the_schema_says(schema: dict[str, Any], text: str, words: str | None) -> None:
     begun = time.thread_time()
-    found = validate(StructuredOutputs(json_schema=schema, policy="lenient"), text, seconds=0.3)
+    found = validate(StructuredOutputs(json_schema=schema, on_unsupported="ignore"), text, seconds=0.3)
     assert time.thread_time() - begun < 1.5
     assert (words is None and not found) or words in found[0]
 
@@ -168,9 +168,9 @@ def test_validation_ends_whatever_the_schema_says(schema: dict[str, Any], text: 
     ids=str,
 )  # fmt: skip
 def test_what_replaces_keywords_of_jsonschema_means_the_same(schema: dict[str, Any], right: str, wrong: str) -> None:
-    structured = StructuredOutputs(json_schema=schema, policy="lenient")
-    assert validate(structured, right) == []
-    assert len(validate(structured, wrong)) == 1
+    structured_outputs = StructuredOutputs(json_schema=schema, on_unsupported="ignore")
+    assert validate(structured_outputs, right) == []
+    assert len(validate(structured_outputs, wrong)) == 1
 
 
 def test_only_json_is_validated() -> None:
@@ -210,6 +210,7 @@ def test_repetitions_are_counted(pattern: str, least: int, most: int) -> None:
 
 
 def test_the_engine_is_loaded_only_when_needed() -> None:
-    code = "import sys, nucleate.structured_output as s; s.Structured(regex='a'); print('llguidance' in sys.modules)"
+    code = "from nucleate.structured_output import StructuredOutputs; StructuredOutputs(regex='a'); import sys; "
+    code += "print('llguidance' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

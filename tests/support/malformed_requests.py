@@ -174,11 +174,17 @@ def _of_forms(path: str) -> Iterator[Bad]:
     outputs += [{"regex": "a", name: "x"} for name in ("structural_tag", "whitespace_pattern", "disable_fallback")]
     for value in outputs:
         yield _body(path, "structured_outputs", value)
-    own: list[Any] = [7, "a", {"regex": "["}, {"regex": "a", "policy": "x"}, {"json_schema": []}, {"grammar": "\0"}]
-    own += [{"regex": "a", "whitespace": "compact"}, {"json_schema": {"oneOf": [{}, {}]}}, {"choice": ["x" * 30_000]}]
+    own: list[Any] = [
+        7,
+        "a",
+        {"regex": "["},
+        {"regex": "a", "on_unsupported": "x"},
+        {"json_schema": []},
+        {"grammar": "\0"},
+    ]
+    own += [{"regex": "a", "whitespace": "none"}, {"json_schema": {"oneOf": [{}, {}]}}, {"choice": ["x" * 30_000]}]
     for value in own:
-        yield _body(path, "structured", value)
-    yield _body(path, "structured", {"regex": "a"}, response_format={"type": "json_object"})
+        yield _body(path, "structured_outputs", value)
     yield _body(path, "structured_outputs", {"regex": "a"}, response_format={"type": "json_object"})
     yield _body(path, "guided_json", {})
 

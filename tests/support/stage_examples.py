@@ -56,7 +56,7 @@ def inside(parameter, text=False):
         "StructuredOutputs": [
             {"regex": "a"},
             {"choice": ["a", "b"]},
-            {"json_schema": {"b": {}, "a": 1}, "policy": "lenient"},
+            {"json_schema": {"b": {}, "a": 1}, "on_unsupported": "ignore"},
         ],
     }[parameter.kind]
 

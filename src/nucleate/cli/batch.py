@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from nucleate.cli import flags
 from nucleate.cli.batch_output import BatchOutput
 from nucleate.cli.jsonl import lines, open_input
-from nucleate.cli.structured_flags import check_form
+from nucleate.cli.structured_flags import check_structured
 
 if TYPE_CHECKING:
     from nucleate.cli.batch_runner import BatchRun
@@ -77,7 +77,7 @@ def answer(
 
     llm = LLM(**flags.model_options(arguments))
     engine, called = llm.new_engine(**flags.engine_options(arguments)), flags.model_name(arguments)
-    check_form(engine, values.get("structured"))
+    check_structured(engine, values.get("structured_outputs"))
     shown = sys.stderr.isatty() if arguments.progress is None else arguments.progress
     interrupted = False
     with progress_bar(total=total, unit="line", shown=shown) as progress:

@@ -119,7 +119,7 @@ class BatchRun:
                 prompts = [self.llm.encode_chat(asked.messages, asked.template)]
             else:
                 prompts = [self.llm.encode(prompt) for prompt in asked.prompts]
-            with named(asked.form_field):
+            with named(asked.format):
                 self._add(BatchJob(entry, asked, prompts, [[] for _ in prompts], len(prompts)))
         except (ParameterError, ModelError) as error:
             return RecordError(" ".join(str(error).split()), param=getattr(error, "field", None), status=400)
@@ -141,7 +141,7 @@ class BatchRun:
         completions = [Completion.of(ids, pieces) for ids, pieces in zip(work.prompts, work.pieces, strict=True)]
         for output in (output for completion in completions for output in completion.outputs):
             if output.finish_reason == "error":
-                form = None if work.asked.params.structured is None else work.asked.form_field
+                form = None if work.asked.params.structured_outputs is None else work.asked.format.field
                 refusal = answer_failed(str(output.stop_reason), form)
                 told = refusal.body["error"]
                 self._fail(work.entry, RecordError(told["message"], told["code"], told["param"], refusal.status))

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from nucleate.cli.structured_flags import add_form, read_form
+from nucleate.cli.structured_flags import add_structured, read_structured
 from nucleate.parameters.parameter import Parameter, ParameterError, unknown
 from nucleate.sampling_params import FIELDS, SamplingParams
 from nucleate.speculative.config import ACCEPTANCE_RULES, METHODS, TREE_METHODS, Speculation
@@ -18,10 +18,10 @@ def add_sampling(parser: argparse.ArgumentParser, without: Collection[str] = ())
     title = "sampling parameters (what a model recommends in its generation_config.json goes before these defaults)"
     group = parser.add_argument_group(title)
     for name, parameter in FIELDS.items():
-        if name not in without and parameter.kind != FORM:
+        if name not in without and parameter.kind != STRUCTURED:
             add_parameter(group, parameter)
-    if "structured" not in without:
-        add_form(parser)
+    if "structured_outputs" not in without:
+        add_structured(parser)
 
 
 def add_parameter(group: Any, parameter: Parameter, aliases: Sequence[str] = ()) -> None:
@@ -128,7 +128,11 @@ def given(arguments: argparse.Namespace, parameters: Mapping[str, Parameter] = F
     """The parameters given as flags, parsed and checked; those of sampling, unless others are named."""
     values = {}
     for name, parameter in parameters.items():
-        said = read_form(arguments) if parameter.kind == FORM else getattr(arguments, f"param_{parameter.name}", None)
+        said = (
+            read_structured(arguments)
+            if parameter.kind == STRUCTURED
+            else getattr(arguments, f"param_{parameter.name}", None)
+        )
         if said is not None:
             values[name] = said if isinstance(said, StructuredOutputs) else parse(parameter, said)
     return values
@@ -139,7 +143,7 @@ def parse(parameter: Parameter, text: Any) -> Any:
     try:
         return parameter.check(_PARSE[parameter.kind](text) if parameter.kind in _PARSE else text)
     except ValueError as error:
-        if parameter.kind == FORM and isinstance(error, ParameterError):  # of a part of it: it says more
+        if parameter.kind == STRUCTURED and isinstance(error, ParameterError):  # of a part of it: it says more
             raise
         raise parameter.error(text) from None  # as it was written, not as it was read
 
@@ -182,7 +186,7 @@ def _form(text: str) -> StructuredOutputs | None:
     return None if text.lower() == "none" else StructuredOutputs.from_json(text)
 
 
-FORM = "StructuredOutputs"
+STRUCTURED = "StructuredOutputs"
 """The kind that has flags of its own; ``/set`` takes it as JSON."""
 
 TEXTS = ("tuple[str, ...]", "tuple[str | tuple[int, ...], ...]")
@@ -194,7 +198,7 @@ _PARSE: dict[str, Callable[[Any], Any]] = {
     "tuple[int, ...]": _integers,
     "Mapping[int, float]": _table,
     "str | tuple[str, ...]": _names,
-    FORM: _form,
+    STRUCTURED: _form,
 }
 _READ: dict[str, Callable[[str], Any]] = {"bool": _switch, **dict.fromkeys(TEXTS, lambda text: (text,))}
 _METAVARS = {

@@ -29,7 +29,7 @@ USAGE = "[OPTIONS] [PROMPT]"
 BAR = 24
 """Characters of the bar of the likeliest token."""
 
-NEXT = ("stop_token_ids", "ignore_eos", "structured")
+NEXT = ("stop_token_ids", "ignore_eos", "structured_outputs")
 """What of a request that is no stage has a say in the next token: min_tokens bans what ends the answer, and a form is a
 mask."""
 
@@ -79,7 +79,7 @@ def mask_of(llm: LLM, params: SamplingParams) -> NDArray[np.int32] | None:
     """The tokens [W] that a text of the form asked for can begin with; None if none is asked for."""
     from nucleate.structured_output import GrammarCompiler, Guide, form_of
 
-    form = form_of(params.structured, lambda: GrammarCompiler(llm.tokenizer, llm.model.vocab_size))
+    form = form_of(params.structured_outputs, lambda: GrammarCompiler(llm.tokenizer, llm.model.vocab_size))
     return None if form is None else Guide(form, ignore_eos=params.ignore_eos).mask()[0]
 
 

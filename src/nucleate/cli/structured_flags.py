@@ -1,4 +1,4 @@
-"""Flags for the form of an answer, one for each field of ``StructuredOutputs``. Knows no grammar and no schema."""
+"""The structured-output flags: one per field of ``StructuredOutputs``."""
 
 from __future__ import annotations
 
@@ -15,57 +15,63 @@ from nucleate.structured_output.spec import StructuredOutputs
 if TYPE_CHECKING:
     from nucleate.engine.engine import Engine
 
-_POLICIES = (
-    "strict refuses what of a schema cannot be held, coerce takes oneOf for anyOf, lenient ignores and reports it"
+_ON_UNSUPPORTED = (
+    "What to do with schema keywords that cannot be enforced: error rejects the schema, approximate also treats oneOf "
+    "as anyOf, ignore skips and reports them (default: error)."
 )
-_WHITESPACE = "of JSON: bounded is a space, or a line break and an indent, compact is none"
-TITLE = "form of the text (at most one of the first five; what a file says is written @FILE)"
+_WHITESPACE = (
+    "Whitespace between JSON tokens: flexible (a space, or a line break with indentation) or none (default: flexible)."
+)
+TITLE = "structured output (at most one of the first five; @FILE reads the value from a file)"
 
-_ALWAYS: Mapping[str, Any] = {"action": "store_const", "const": True}
 FLAGS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
-    "json_schema": ("json-schema", "JSON that fulfils this JSON schema", {"metavar": "@FILE|JSON"}),
-    "json_object": ("json-object", "any JSON object", _ALWAYS),
-    "regex": ("regex", "all of the text matches this pattern", {"metavar": "PATTERN"}),
-    "choice": ("choice", "one of some texts; once for each", {"metavar": "TEXT", "action": "append"}),
-    "grammar": ("grammar", "a text of this grammar, in Lark or GBNF", {"metavar": "@FILE|TEXT"}),
-    "policy": ("structured-policy", f"{_POLICIES} [default strict]", {"metavar": "NAME"}),
-    "whitespace": ("structured-whitespace", f"{_WHITESPACE} [default bounded]", {"metavar": "NAME"}),
+    "json_schema": ("json-schema", "Generate JSON that conforms to this JSON schema.", {"metavar": "@FILE|JSON"}),
+    "json_object": ("json-object", "Generate a JSON object.", {"action": "store_const", "const": True}),
+    "regex": ("regex", "Generate text that matches this regular expression as a whole.", {"metavar": "PATTERN"}),
+    "choice": (
+        "choice",
+        "Generate one of several texts. Repeat the flag for each text.",
+        {"metavar": "TEXT", "action": "append"},
+    ),
+    "grammar": ("grammar", "Generate text of this grammar, in Lark or GBNF.", {"metavar": "@FILE|TEXT"}),
+    "on_unsupported": ("schema-on-unsupported", _ON_UNSUPPORTED, {"metavar": "ACTION"}),
+    "whitespace": ("json-whitespace", _WHITESPACE, {"metavar": "MODE"}),
 }
-"""By field: the flag without its dashes, its help, what argparse is told of it besides."""
+"""By field: the flag without its dashes, its help text and further arguments for argparse."""
 
 _FILES = ("json_schema", "grammar")
 
 
-def add_form(parser: argparse.ArgumentParser) -> None:
-    """Add the flags; ``read_form`` finds them."""
+def add_structured(parser: argparse.ArgumentParser) -> None:
+    """Add the flags; ``read_structured`` reads them."""
     group = parser.add_argument_group(TITLE)
     for field, (flag, text, options) in FLAGS.items():
-        group.add_argument(f"--{flag}", dest=f"form_{field}", default=None, help=text, **options)
+        group.add_argument(f"--{flag}", dest=f"structured_{field}", default=None, help=text, **options)
 
 
-def read_form(arguments: argparse.Namespace) -> StructuredOutputs | None:
-    """The form that the flags ask for, if any is there. Raises ParameterError, UsageError, OSError."""
-    given = {field: getattr(arguments, f"form_{field}", None) for field in FLAGS}
-    said: dict[str, Any] = {field: value for field, value in given.items() if value is not None}
+def read_structured(arguments: argparse.Namespace) -> StructuredOutputs | None:
+    """Return the constraint that the flags set, or None. Raises ParameterError, UsageError, OSError."""
+    given = {field: getattr(arguments, f"structured_{field}", None) for field in FLAGS}
+    values: dict[str, Any] = {field: value for field, value in given.items() if value is not None}
     for field in _FILES:
-        if field in said:
-            said[field] = _content(FLAGS[field][0], said[field])
-    return StructuredOutputs(**said) if said else None
+        if field in values:
+            values[field] = _content(FLAGS[field][0], values[field])
+    return StructuredOutputs(**values) if values else None
 
 
-def check_form(engine: Engine, form: StructuredOutputs | None) -> None:
-    """Raise ParameterError if an engine cannot hold answers to a form, before every request would be told so."""
+def check_structured(engine: Engine, structured_outputs: StructuredOutputs | None) -> None:
+    """Raise ParameterError now if the engine cannot enforce a constraint, instead of once per request."""
     from nucleate.engine.request import Request
     from nucleate.sampling_params import SamplingParams
 
-    if form is not None:
-        engine.prepare(Request([0], SamplingParams(structured=form)))
+    if structured_outputs is not None:
+        engine.prepare(Request([0], SamplingParams(structured_outputs=structured_outputs)))
 
 
 def _content(flag: str, text: str) -> str:
-    """What a file says if the text names one after @; else the text."""
+    """Return the content of the file if the text is ``@FILE``; otherwise the text."""
     if text.startswith("@"):
         return decode(Path(text[1:]).read_bytes(), text[1:]).removeprefix("\ufeff")
-    if os.path.isfile(text):  # noqa: PTH113  # a text that can be no path is no error to it
-        raise UsageError(f"--{flag} {text} is the name of a file: --{flag} @{text} reads it")
+    if os.path.isfile(text):  # noqa: PTH113  # Path(text) raises for some texts
+        raise UsageError(f"--{flag} {text} is a file name; use --{flag} @{text} to read the file")
     return text

@@ -143,7 +143,7 @@ class Engine:
         params = request.params
         rules = admit(self, self.tokenizer, request.prompt_ids, params, self._regex_seconds)
         stages = self._stages(params)
-        return ValidatedRequest(request, stages, rules, self._grammars.form(params.structured))
+        return ValidatedRequest(request, stages, rules, self._grammars.form(params.structured_outputs))
 
     def add(self, request: AnyRequest) -> str:
         """Admit a request and return its id. Raises ParameterError, without any effect."""

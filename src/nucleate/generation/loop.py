@@ -32,7 +32,7 @@ def generate(
     """
     rules = admit(model, tokenizer, prompt_ids, params)
     stages = stages_of(params, model.vocab_size, tokenizer)
-    form = form_of(params.structured, lambda: grammars or GrammarCompiler(tokenizer, model.vocab_size))
+    form = form_of(params.structured_outputs, lambda: grammars or GrammarCompiler(tokenizer, model.vocab_size))
     return run(model, tokenizer, tuple(prompt_ids), params, stages, rules, form, index)
 
 

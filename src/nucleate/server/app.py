@@ -119,7 +119,7 @@ def _over(log: RequestLog, metrics: Metrics, exchange: RequestContext, error: Ba
         status=exchange.status,
         seconds=exchange.seconds,
         stream=told.stream,
-        structured=told.structured,
+        structured_outputs=told.structured_outputs,
         prompt_tokens=told.prompt_tokens,
         completion_tokens=told.completion_tokens if told.prompt_tokens is not None else None,
         first_token_seconds=told.first_token_seconds,

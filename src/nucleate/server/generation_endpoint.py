@@ -57,7 +57,7 @@ class GenerationEndpoint:
             self._metrics.refused_form(error.field)
             raise
         if call.form is not None:
-            told.structured = call.form
+            told.structured_outputs = call.form
             self._metrics.form(call.form)
         told.stream, told.prompt = call.asked.stream, call.asked.messages or call.asked.prompts
         told.prompt_tokens = sum(map(len, call.prompts))
@@ -160,7 +160,7 @@ class _StreamMetrics:
         self._metrics.finish(reason)
         self._told.finish_reasons.append(reason)
         if reason == "error":
-            form_field = None if self._call.form is None else self._call.asked.form_field
+            form_field = None if self._call.form is None else self._call.asked.format.field
             return answer_failed(failure_message(detail), form_field)
         return closing() if reason == "abort" and self._service.cut else None
 

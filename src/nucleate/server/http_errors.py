@@ -11,7 +11,7 @@ from nucleate.models.protocol import ModelError
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError
 from nucleate.server.openai.responses import error_body
-from nucleate.structured_output.guide import FORM_FAILED
+from nucleate.structured_output.guide import CONSTRAINT_FAILED
 
 ErrorKind = Literal["internal", "model", "engine", "timeout", "queue_full", "shutdown"]
 """Why a request failed that was not itself at fault. internal: nobody expected it. model: an answer's logits were not
@@ -66,7 +66,7 @@ def answer_failed(why: str, form: str | None = None) -> HTTPError:
 
     form: the field of the body that says the form, if there is one.
     """
-    if form is not None and why.startswith(FORM_FAILED):
+    if form is not None and why.startswith(CONSTRAINT_FAILED):
         return HTTPError(400, f"{form}: {why}", param=form)
     if why.startswith("stop_regex "):
         return HTTPError(400, why, param="stop_regex")

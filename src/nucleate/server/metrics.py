@@ -17,8 +17,8 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from nucleate.engine.stats import EngineStats, SpeculativeStats
 from nucleate.outputs import FinishReason
 from nucleate.server.http_errors import ErrorKind
-from nucleate.server.openai.response_format import NAMES
-from nucleate.structured_output.spec import FORMS
+from nucleate.server.openai.response_format import FORMAT_FIELDS
+from nucleate.structured_output.spec import KINDS
 
 GENERATING = ("/v1/completions", "/v1/chat/completions")
 ROUTES = (
@@ -97,7 +97,7 @@ class Metrics:
         """All labels that there will be are there from the beginning."""
         for kind in get_args(ErrorKind):
             self._errors.labels(kind)
-        for form in FORMS:
+        for form in KINDS:
             self._forms.labels(form)
         for reason in get_args(FinishReason):
             self._finished.labels(reason)
@@ -143,12 +143,12 @@ class Metrics:
             self._succeeded.labels(reason).inc()
 
     def form(self, kind: str) -> None:
-        """A request whose answers have a form goes to the engine. kind: one of FORMS."""
+        """A request whose answers have a form goes to the engine. kind: one of KINDS."""
         self._forms.labels(kind).inc()
 
     def refused_form(self, field: str) -> None:
         """A request was refused for a field of its body: counted if that says a form."""
-        if field in NAMES:
+        if field in FORMAT_FIELDS:
             self._refused_forms.inc()
 
     def render(self) -> tuple[bytes, str]:

@@ -29,7 +29,7 @@ class RequestLogFields:
 
     stream: bool | None = None
     prompt: Any = None  #: as the body has it
-    structured: str | None = None  #: the kind of form of the answers
+    structured_outputs: str | None = None  #: the kind of form of the answers
     prompt_tokens: int | None = None
     completion_tokens: int = 0
     first_token_seconds: float | None = None

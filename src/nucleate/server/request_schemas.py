@@ -19,7 +19,7 @@ from nucleate.server.limits import MAX_CHARACTERS, MAX_ENTRIES, ServerLimits, en
 from nucleate.server.openai.beam_search import FIELDS_OF_BEAMS, SWITCH
 from nucleate.server.openai.messages import MOST_MESSAGES
 from nucleate.server.openai.requests import Endpoint
-from nucleate.server.openai.response_format import OUTPUTS, RESPONSE
+from nucleate.server.openai.response_format import RESPONSE
 
 Schema = dict[str, Any]
 
@@ -132,7 +132,6 @@ def _own(limits: ServerLimits) -> dict[str, Schema]:
         "chat_template_kwargs": _said(OBJECT, "more variables for the chat template, under names of their own"),
         "model": _said(NAME, "the name of the model"),
         RESPONSE: _said(OBJECT, "the form of the answer, as OpenAI has it; without strict as strict"),
-        OUTPUTS: _said(OBJECT, "the form of the answer, as vLLM has it"),
         SWITCH: _said(BOOLEAN, "search for the likeliest answers, with best_of (or n) beams, instead of drawing any"),
         "early_stopping": {"enum": [False, True, "never", None], "description": "in a beam search: when to stop"},
         **searching,

@@ -60,9 +60,9 @@ class EngineCall:
 
     @property
     def form(self) -> str | None:
-        """The kind of form that the answers are to have, one of ``spec.FORMS``; None: none."""
-        structured = self.asked.params.structured
-        return None if structured is None else structured.form
+        """The kind of form that the answers are to have, one of ``spec.KINDS``; None: none."""
+        structured_outputs = self.asked.params.structured_outputs
+        return None if structured_outputs is None else structured_outputs.kind
 
 
 class Service:
@@ -181,7 +181,7 @@ class Service:
 
     def prepare(self, call: EngineCall) -> EngineCall:
         """The same call, ready for the engine. A form may take a second. Raises ParameterError."""
-        with named(call.asked.form_field):
+        with named(call.asked.format):
             return replace(call, prepared=[self.engine.prepare(request) for request in call.requests])
 
     def read(self, data: bytes) -> object:
@@ -217,6 +217,8 @@ def _try(engine: Engine) -> None:
 def _try_forms(engine: Engine, defaults: SamplingParams) -> None:
     """A large vocabulary is made ready in seconds in which no other thread runs: now, not under streams."""
     with suppress(ParameterError):  # without the library, or for this tokenizer: requests are told
-        engine.prepare(Request(_shortest(engine), SamplingParams(structured=StructuredOutputs(json_object=True))))
-    if defaults.structured is not None:
+        engine.prepare(
+            Request(_shortest(engine), SamplingParams(structured_outputs=StructuredOutputs(json_object=True)))
+        )
+    if defaults.structured_outputs is not None:
         engine.prepare(Request(_shortest(engine), defaults))

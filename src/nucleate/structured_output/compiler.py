@@ -38,9 +38,9 @@ class CompiledGrammar:
     """A form, ready for one vocabulary. ``ignored``: what the policy does not hold, keyword and place."""
 
     def __init__(
-        self, structured: StructuredOutputs, ignored: tuple[str, ...], beginning: Beginning, words: int, size: int
+        self, spec: StructuredOutputs, ignored: tuple[str, ...], beginning: Beginning, words: int, size: int
     ) -> None:
-        self.structured = structured
+        self.spec = spec
         self.ignored = ignored
         self.words = words
         """W, the length of a mask."""
@@ -54,7 +54,7 @@ class CompiledGrammar:
 
     def validate(self, text: str, seconds: float = MAX_SECONDS) -> list[str]:
         """What is wrong with a whole text of JSON, held or ignored; see ``validate``."""
-        return validate(self.structured, text, seconds)
+        return validate(self.spec, text, seconds)
 
 
 @final
@@ -92,24 +92,24 @@ class GrammarCompiler:
         self._under_way: dict[StructuredOutputs, Future[CompiledGrammar]] = {}
         self._lock = threading.Lock()
 
-    def compile(self, structured: StructuredOutputs) -> CompiledGrammar:
+    def compile(self, spec: StructuredOutputs) -> CompiledGrammar:
         """Ready to use; milliseconds, or up to a second for what is just within the limits: not for an event loop.
 
         Who asks for what another thread is compiling waits for that. Raises ParameterError, which names the field.
         """
         with self._lock:
-            kept = self._kept.get(structured)
+            kept = self._kept.get(spec)
             if kept is not None:
-                self._kept.move_to_end(structured)
+                self._kept.move_to_end(spec)
                 return kept
-            waiting = self._under_way.get(structured)
+            waiting = self._under_way.get(spec)
             if waiting is None:
                 mine: Future[CompiledGrammar] = Future()
-                self._under_way[structured] = mine
+                self._under_way[spec] = mine
         if waiting is not None:
             return waiting.result()
         try:
-            made = self._compile(structured)
+            made = self._compile(spec)
         except BaseException as error:
             mine.set_exception(error)
             raise
@@ -118,7 +118,7 @@ class GrammarCompiler:
             return made
         finally:
             with self._lock:
-                del self._under_way[structured]
+                del self._under_way[spec]
                 if mine.exception() is None:
                     self._keep(mine.result())
 
@@ -167,14 +167,14 @@ class GrammarCompiler:
             for each, row in zip(going[done:], rows[done:], strict=True):
                 fill_or_forbid(each, masks_RW[row])
 
-    def _compile(self, structured: StructuredOutputs) -> CompiledGrammar:
-        beginning, ignored, size = self._guidance.compile(structured)
+    def _compile(self, spec: StructuredOutputs) -> CompiledGrammar:
+        beginning, ignored, size = self._guidance.compile(spec)
         try:
             self._try(GrammarMatcher(beginning))  # what cannot even begin is told now, and answers begin warm
         except (MatcherError, ValueError) as error:
-            raise ParameterError(structured.form, f"{structured.form}: {error}") from None
+            raise ParameterError(spec.kind, f"{spec.kind}: {error}") from None
         beginning.budget = TimeBudget(self.limits.seconds)  # no answer pays for that
-        return CompiledGrammar(structured, ignored, beginning, self.words, size)
+        return CompiledGrammar(spec, ignored, beginning, self.words, size)
 
     def _try(self, first: GrammarMatcher) -> None:
         """Fill the first mask, and where it leaves no choice take the token: text without an end shows only then."""
@@ -185,7 +185,7 @@ class GrammarCompiler:
             first.push(int(bits[0]))
 
     def _keep(self, made: CompiledGrammar) -> None:
-        self._kept[made.structured] = made
+        self._kept[made.spec] = made
         self._size += made.size
         while self._size > self._cache_bytes and self._kept:
             self._size -= self._kept.popitem(last=False)[1].size

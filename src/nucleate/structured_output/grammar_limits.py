@@ -43,19 +43,19 @@ class GrammarLimits:
     multiple: int = 20_000
     seconds: float = 1.0
 
-    def check(self, structured: StructuredOutputs) -> None:
+    def check(self, spec: StructuredOutputs) -> None:
         """Raise ParameterError, which names the field, if the form is over a limit. Costs no more than reading it."""
-        if structured.json_schema is not None:
-            self._at_most("json_schema", "characters", len(structured.json_schema), self.characters)
-            self._check_schemas([structured.schema])
-        elif structured.choice is not None:
-            self._at_most("choice", "texts", len(structured.choice), self.choices)
-            self._at_most("choice", "characters", sum(map(len, structured.choice)), self.characters)
-            self._at_most("choice", "characters in one text", max(map(len, structured.choice)), self.string)
-        elif structured.regex is not None:
-            self.check_pattern("regex", structured.regex, "")
-        elif structured.grammar is not None:
-            self.check_grammar(structured.grammar)
+        if spec.json_schema is not None:
+            self._at_most("json_schema", "characters", len(spec.json_schema), self.characters)
+            self._check_schemas([spec.schema])
+        elif spec.choice is not None:
+            self._at_most("choice", "texts", len(spec.choice), self.choices)
+            self._at_most("choice", "characters", sum(map(len, spec.choice)), self.characters)
+            self._at_most("choice", "characters in one text", max(map(len, spec.choice)), self.string)
+        elif spec.regex is not None:
+            self.check_pattern("regex", spec.regex, "")
+        elif spec.grammar is not None:
+            self.check_grammar(spec.grammar)
 
     def check_pattern(self, field: str, pattern: str, where: str) -> None:
         """The same for one regular expression, which is found at a place in the field."""

@@ -38,9 +38,9 @@ class GrammarManager:
         self._ahead: _Ahead | None = None
         self._took = 0.0  # of the masks of the last step
 
-    def form(self, structured: StructuredOutputs | None) -> CompiledGrammar | None:
+    def form(self, spec: StructuredOutputs | None) -> CompiledGrammar | None:
         """What a request asks for, compiled; on any thread. Raises ParameterError."""
-        return form_of(structured, self._grammars)
+        return form_of(spec, self._grammars)
 
     def begin(self, guides: Sequence[Guide | None]) -> None:
         """A forward begins, and then masks of these answers are asked for: those that take long are made meanwhile."""

@@ -19,20 +19,18 @@ as it may, at every place: with 40 the embedded model took 1.3 times the tokens.
 """
 
 
-def source(structured: StructuredOutputs) -> str:
+def source(spec: StructuredOutputs) -> str:
     """The JSON text of a grammar. Raises ParameterError for a grammar that cannot be read."""
-    if structured.form.startswith("json"):
-        schema = json.dumps(sound(structured.schema))
-        return str(library().LLMatcher.grammar_from_json_schema(schema, overrides=_options(structured)))
-    if structured.regex is not None:
-        return str(library().LLMatcher.grammar_from_regex(structured.regex))
-    if structured.choice is not None:
+    if spec.kind.startswith("json"):
+        schema = json.dumps(sound(spec.schema))
+        return str(library().LLMatcher.grammar_from_json_schema(schema, overrides=_options(spec)))
+    if spec.regex is not None:
+        return str(library().LLMatcher.grammar_from_regex(spec.regex))
+    if spec.choice is not None:
         # In ASCII, because the syntax of Lark has no control characters in strings.
         # As a terminal, because the alternatives of a rule are tried one by one.
-        return _lark(
-            "start: CHOICE\nCHOICE: " + " | ".join(json.dumps(text) for text in dict.fromkeys(structured.choice))
-        )
-    return _lark(read(lark_text(structured.grammar or ""), _options(structured)).text)
+        return _lark("start: CHOICE\nCHOICE: " + " | ".join(json.dumps(text) for text in dict.fromkeys(spec.choice)))
+    return _lark(read(lark_text(spec.grammar or ""), _options(spec)).text)
 
 
 def _lark(text: str) -> str:
@@ -40,14 +38,14 @@ def _lark(text: str) -> str:
     return json.dumps({"grammars": [{"lark_grammar": text}]})
 
 
-def _options(structured: StructuredOutputs) -> dict[str, Any]:
+def _options(spec: StructuredOutputs) -> dict[str, Any]:
     """Every option for JSON the library has, so that none can be set by a schema itself."""
-    flexible = structured.whitespace == "bounded"
+    flexible = spec.whitespace == "flexible"
     return {
         "item_separator": ",",
         "key_separator": ":",
         "whitespace_flexible": flexible,
         "whitespace_pattern": WHITESPACE if flexible else None,
-        "coerce_one_of": structured.policy != "strict",
-        "lenient": structured.policy == "lenient",
+        "coerce_one_of": spec.on_unsupported != "error",
+        "lenient": spec.on_unsupported == "ignore",
     }

@@ -16,7 +16,10 @@ from nucleate.structured_output.grammar_matcher import MatcherError
 from nucleate.structured_output.spec import StructuredOutputs
 from nucleate.structured_output.validation import load
 
-FORM_FAILED = ("the text cannot take the form asked for", "no token can be drawn within the form asked for")
+CONSTRAINT_FAILED = (
+    "the output cannot satisfy its structured-output constraint",
+    "no token satisfies the structured-output constraint",
+)
 """How the message of an answer begins whose form did not let it go on: of the grammar, and of what stands beside it."""
 VALIDATION_SECONDS = 0.1
 """Of an answer whose schema was not held in full."""
@@ -80,8 +83,8 @@ def why(error: str, guide: Guide | None) -> str:
     if guide is None:
         return f"invalid logits: {error}"
     if guide.error is not None:
-        return f"{FORM_FAILED[0]}: {guide.error}"
-    return f"{FORM_FAILED[1]}: {error}"
+        return f"{CONSTRAINT_FAILED[0]}: {guide.error}"
+    return f"{CONSTRAINT_FAILED[1]}: {error}"
 
 
 def skippable(stages: Pipeline) -> bool:
@@ -92,18 +95,18 @@ def skippable(stages: Pipeline) -> bool:
     )
 
 
-def form_of(structured: StructuredOutputs | None, grammars: Callable[[], GrammarCompiler]) -> CompiledGrammar | None:
+def form_of(spec: StructuredOutputs | None, grammars: Callable[[], GrammarCompiler]) -> CompiledGrammar | None:
     """A form that is asked for, compiled. Raises ParameterError, also where there can be none for this model."""
-    if structured is None:
+    if spec is None:
         return None
     try:
         known = grammars()
     except (ModuleNotFoundError, ValueError) as error:
-        raise ParameterError("structured", str(error)) from None
-    form = known.compile(structured)
+        raise ParameterError("structured_outputs", str(error)) from None
+    form = known.compile(spec)
     if form.ignored:
         try:
             load()  # not in the middle of an answer
         except ModuleNotFoundError as error:
-            raise ParameterError("structured", str(error)) from None
+            raise ParameterError("structured_outputs", str(error)) from None
     return form

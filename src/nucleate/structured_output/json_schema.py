@@ -10,7 +10,7 @@ from urllib.parse import unquote
 
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError
-from nucleate.structured_output.spec import Policy
+from nucleate.structured_output.spec import OnUnsupported
 
 
 def _words(text: str) -> frozenset[str]:
@@ -160,12 +160,13 @@ def _concerns_strings(schema: Mapping[str, Any]) -> bool:
     return "string" in kind if isinstance(kind, list | str) else False
 
 
-def check_policy(found: Iterable[tuple[str, str]], policy: Policy) -> tuple[str, ...]:
+def check_unsupported(found: Iterable[tuple[str, str]], on_unsupported: OnUnsupported) -> tuple[str, ...]:
     """What is ignored of what is not held. Raises ParameterError, which names the first, if the policy is another."""
-    if policy == "lenient":
+    if on_unsupported == "ignore":
         return tuple(dict.fromkeys(what for what, _ in found))
     for what, hint in found:
-        raise ParameterError("json_schema", f"json_schema: cannot enforce {what}{hint}; policy lenient would ignore it")
+        message = f'json_schema: cannot enforce {what}{hint}; set on_unsupported="ignore" to ignore it'
+        raise ParameterError("json_schema", message)
     return ()
 
 

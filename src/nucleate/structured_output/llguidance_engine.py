@@ -15,7 +15,7 @@ from nucleate.structured_output.gbnf import lark_text
 from nucleate.structured_output.grammar_limits import GrammarLimits
 from nucleate.structured_output.grammar_matcher import GrammarMatcher, MatcherError
 from nucleate.structured_output.grammar_source import source
-from nucleate.structured_output.json_schema import check_policy, not_held, places_of
+from nucleate.structured_output.json_schema import check_unsupported, not_held, places_of
 from nucleate.structured_output.lark import read
 from nucleate.structured_output.llguidance_loader import FAILED, library, parser_limits, raise_unless_panic, told
 from nucleate.structured_output.llguidance_tokenizer import guidance_tokenizer
@@ -35,26 +35,26 @@ class LLGuidanceEngine:
         self._tokenizer = guidance_tokenizer(vocabulary)
         self._executor = library().LLExecutor(num_threads=threads)
 
-    def compile(self, structured: StructuredOutputs) -> tuple[Beginning, tuple[str, ...], int]:
+    def compile(self, spec: StructuredOutputs) -> tuple[Beginning, tuple[str, ...], int]:
         """What begins a text of a form, what its policy ignores, and about how many bytes it takes.
 
         Raises ParameterError, which names the field.
         """
-        self._limits.check(structured)
+        self._limits.check(spec)
         ignored: tuple[str, ...] = ()
-        if structured.json_schema is not None:
-            schema = structured.schema
-            ignored = check_policy((*not_held(schema), *unsound(schema)), structured.policy)
-        if structured.grammar is not None:
-            self._check_grammar(structured.grammar)
-        text = _or_refused(structured, lambda: source(structured))
+        if spec.json_schema is not None:
+            schema = spec.schema
+            ignored = check_unsupported((*not_held(schema), *unsound(schema)), spec.on_unsupported)
+        if spec.grammar is not None:
+            self._check_grammar(spec.grammar)
+        text = _or_refused(spec, lambda: source(spec))
         ends, ends_W, budget = self._vocabulary.ends, self._vocabulary.ends_W, TimeBudget(self._limits.seconds)
-        made = _or_refused(structured, lambda: Beginning(lambda: self.matcher(text), ends, ends_W, budget))
+        made = _or_refused(spec, lambda: Beginning(lambda: self.matcher(text), ends, ends_W, budget))
         inner, _ = made.now
         if inner.is_error():
-            raise _refused(structured, inner.get_error())
-        if structured.policy != "strict":
-            ignored += _one_of_as_any_of(structured, inner.get_grammar_warnings())
+            raise _refused(spec, inner.get_error())
+        if spec.on_unsupported != "error":
+            ignored += _one_of_as_any_of(spec, inner.get_grammar_warnings())
         return made, ignored, 2**16 + 64 * len(text)
 
     def matcher(self, text: str) -> Any:
@@ -114,28 +114,28 @@ class LLGuidanceEngine:
                 raise ParameterError("grammar", f"grammar: <[{low}-{high}]> is no range of tokens of this model")
 
 
-def _or_refused(structured: StructuredOutputs, call: Callable[[], Any]) -> Any:
+def _or_refused(spec: StructuredOutputs, call: Callable[[], Any]) -> Any:
     try:
         return call()
     except ParameterError:
         raise
     except (ValueError, OverflowError) as error:
-        raise _refused(structured, str(error)) from None
+        raise _refused(spec, str(error)) from None
     except BaseException as error:  # noqa: BLE001 - a panic is no Exception
         raise_unless_panic(error)
-        raise _refused(structured, FAILED) from None
+        raise _refused(spec, FAILED) from None
 
 
-def _refused(structured: StructuredOutputs, message: str) -> ParameterError:
-    field = structured.form
+def _refused(spec: StructuredOutputs, message: str) -> ParameterError:
+    field = spec.kind
     reason = told(message, place=field == "grammar")
     if "oneOf" in reason:
-        where = f" at {places_of(structured.schema, 'oneOf')}" if field == "json_schema" else " in %json"
-        hint = "; policy coerce would take it for anyOf" if field == "json_schema" else ""
-        reason = f"cannot enforce oneOf, of which several may hold,{where}{hint}"
+        where = f" at {places_of(spec.schema, 'oneOf')}" if field == "json_schema" else " in %json"
+        hint = '; set on_unsupported="approximate" to treat it as anyOf' if field == "json_schema" else ""
+        reason = f"cannot enforce oneOf whose alternatives may overlap{where}{hint}"
     return ParameterError(field, f"{field}: {reason}")
 
 
-def _one_of_as_any_of(structured: StructuredOutputs, warnings: Sequence[str]) -> tuple[str, ...]:
+def _one_of_as_any_of(spec: StructuredOutputs, warnings: Sequence[str]) -> tuple[str, ...]:
     taken = any("oneOf" in warning for warning in warnings)
-    return (f"oneOf, taken for anyOf, at {places_of(structured.schema, 'oneOf')}",) if taken else ()
+    return (f"oneOf treated as anyOf at {places_of(spec.schema, 'oneOf')}",) if taken else ()

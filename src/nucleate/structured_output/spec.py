@@ -1,4 +1,7 @@
-"""What a request may ask of the form of its text, as a value. Knows no engine, and not whether it can be done."""
+"""``StructuredOutputs``: the constraint that a request puts on its text, as a validated value.
+
+Whether a grammar engine can enforce it is checked when it is compiled, not here.
+"""
 
 from __future__ import annotations
 
@@ -11,27 +14,32 @@ from typing import Any, Literal, cast, get_args
 from nucleate.parameters.converters import register, shown
 from nucleate.parameters.parameter import ParameterError, read_json, unknown
 
-Policy = Literal["strict", "coerce", "lenient"]
-Whitespace = Literal["bounded", "compact"]
-FORMS = ("json_schema", "json_object", "regex", "choice", "grammar")
-"""The fields of which a request says exactly one."""
+OnUnsupported = Literal["error", "approximate", "ignore"]
+Whitespace = Literal["flexible", "none"]
+KINDS = ("json_schema", "json_object", "regex", "choice", "grammar")
+"""The kinds of constraints. Exactly one of these fields is set."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StructuredOutputs:
-    """The form of an answer: frozen, hashable, equal if it was written the same. Exactly one of the first five is set.
+    """A constraint on the output: a JSON schema, any JSON object, a regex, a list of choices or a grammar.
 
-    ``json_schema``: a JSON schema, an object or its JSON text; kept as text, since the order of its properties is the
-    order in which they are written. ``json_object``: any JSON object. ``regex``: an expression that the whole text
-    matches, in the syntax of Rust's ``regex`` crate, without look-around. ``choice``: the texts there are.
-    ``grammar``: Lark, in the dialect of llguidance, or GBNF (which has ``::=``).
+    Frozen and hashable. Exactly one of the first five fields is set:
 
-    ``policy`` says what to do with keywords of a schema that cannot be held: ``strict`` refuses them; ``coerce`` is
-    strict but takes ``oneOf`` for ``anyOf``; ``lenient`` ignores and lists them. ``whitespace`` between the tokens of
-    JSON: ``bounded`` is a space, or a line break and up to 16 spaces or 8 tabs; ``compact`` is none.
+    - ``json_schema``: a JSON schema, as an object or its JSON text. It is kept as text, because properties are written
+      in the order of the schema.
+    - ``json_object``: any JSON object.
+    - ``regex``: a regular expression that the whole output matches, in the syntax of Rust's ``regex`` crate, without
+      look-around.
+    - ``choice``: the output is one of these strings.
+    - ``grammar``: a grammar in Lark (llguidance's dialect) or GBNF (detected by ``::=``).
 
-    Raises ParameterError, which names the field, for values that have no such form. What can be compiled is not checked
-    here.
+    ``on_unsupported`` selects what happens to schema keywords that cannot be enforced: ``"error"`` rejects the schema;
+    ``"approximate"`` also rejects it, but treats ``oneOf`` as ``anyOf``; ``"ignore"`` skips these keywords and lists
+    them in the output's ``validation``. ``whitespace`` between JSON tokens: ``"flexible"`` allows a space, or a line
+    break and up to 16 spaces or 8 tabs; ``"none"`` allows none.
+
+    Raises ParameterError, which names the field.
     """
 
     json_schema: str | None = None
@@ -39,39 +47,40 @@ class StructuredOutputs:
     regex: str | None = None
     choice: tuple[str, ...] | None = None
     grammar: str | None = None
-    policy: Policy = "strict"
-    whitespace: Whitespace = "bounded"
+    on_unsupported: OnUnsupported = "error"
+    whitespace: Whitespace = "flexible"
 
     def __post_init__(self) -> None:
         for name, convert in _CONVERT.items():
             object.__setattr__(self, name, convert(name, getattr(self, name)))
-        said = [name for name in FORMS if getattr(self, name) not in (None, False)]
-        if len(said) != 1:
-            got = f"got {' and '.join(said)}" if said else "got none"
-            raise ParameterError(said[1] if said else "structured", f"say exactly one of {', '.join(FORMS)}; {got}")
-        if self.policy != "strict" and self.form != "json_schema":
-            raise ParameterError("policy", f"policy {self.policy} is for json_schema, not for {self.form}")
-        if self.whitespace != "bounded" and not self.form.startswith("json"):
-            raise ParameterError("whitespace", f"whitespace is for JSON, not for {self.form}")
+        given = [name for name in KINDS if getattr(self, name) not in (None, False)]
+        if len(given) != 1:
+            got = f"got {' and '.join(given)}" if given else "got none"
+            message = f"structured_outputs must have exactly one of {', '.join(KINDS)}; {got}"
+            raise ParameterError(given[1] if given else "structured_outputs", message)
+        if self.on_unsupported != "error" and self.kind != "json_schema":
+            raise ParameterError("on_unsupported", f"on_unsupported needs json_schema, got {self.kind}")
+        if self.whitespace != "flexible" and not self.kind.startswith("json"):
+            raise ParameterError("whitespace", f"whitespace needs json_schema or json_object, got {self.kind}")
 
     @property
-    def form(self) -> str:
-        """Which of FORMS is set."""
-        return next(name for name in FORMS if getattr(self, name) not in (None, False))
+    def kind(self) -> str:
+        """The field that is set, one of ``KINDS``."""
+        return next(name for name in KINDS if getattr(self, name) not in (None, False))
 
     @property
     def schema(self) -> dict[str, Any]:
-        """The JSON schema as an object; of ``json_object``, the one that any object fulfils."""
+        """The JSON schema as an object; for ``json_object``, the schema of any object."""
         if self.json_schema is None:
             return {"type": "object"}
         return cast("dict[str, Any]", json.loads(self.json_schema))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values of what is said."""
-        said = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+        """Return the fields that differ from their defaults as JSON values."""
+        given = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
         if self.json_schema is not None:
-            said["json_schema"] = self.schema
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in said.items()}
+            given["json_schema"] = self.schema
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict())
@@ -88,9 +97,9 @@ class StructuredOutputs:
     @classmethod
     def from_json(cls, text: str) -> StructuredOutputs:
         """The inverse of to_json."""
-        values = read_json(text, "structured")
+        values = read_json(text, "structured_outputs")
         if not isinstance(values, dict):
-            raise ParameterError("structured", f"structured must be a JSON object, got {shown(values)}")
+            raise ParameterError("structured_outputs", f"structured_outputs must be a JSON object, got {shown(values)}")
         return cls.from_dict(values)
 
 
@@ -106,7 +115,7 @@ def _schema(name: str, value: object) -> str | None:
     except (TypeError, ValueError, RecursionError, OverflowError) as error:
         raise ParameterError(name, f"{name} must be JSON: {str(error)[:100]}") from None
     if not same:  # keys that are no strings, tuples
-        raise ParameterError(name, f"{name} must be of JSON's own types: objects with string keys, lists")
+        raise ParameterError(name, f"{name} must have JSON types only: objects with string keys, and lists")
     return text
 
 
@@ -125,7 +134,7 @@ def _text(name: str, value: object) -> str | None:
 
 
 def _whole(name: str, text: str) -> str:
-    """A plain string that can be written as UTF-8."""
+    """Check that a string can be encoded as UTF-8 and has no NUL, and return it as a plain str."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -155,7 +164,7 @@ _CONVERT: Mapping[str, Callable[[str, Any], Any]] = {
     "regex": _text,
     "choice": _texts,
     "grammar": _text,
-    "policy": partial(_one_of, Policy),
+    "on_unsupported": partial(_one_of, OnUnsupported),
     "whitespace": partial(_one_of, Whitespace),
 }
 
@@ -166,4 +175,4 @@ def _from_mapping(value: Any) -> StructuredOutputs:
     return StructuredOutputs.from_dict(value)
 
 
-register(StructuredOutputs, _from_mapping, "a Structured or a mapping of its fields")
+register(StructuredOutputs, _from_mapping, "a StructuredOutputs or a mapping of its fields")

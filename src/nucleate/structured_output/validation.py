@@ -23,21 +23,21 @@ _EVERY_STEP = ("$ref", "$dynamicRef", "$recursiveRef", "properties", "items", "a
 Check = Callable[[Any, Any, Any, Any], Any]
 
 
-def validate(structured: StructuredOutputs, text: str, seconds: float = MAX_SECONDS) -> list[str]:
+def validate(spec: StructuredOutputs, text: str, seconds: float = MAX_SECONDS) -> list[str]:
     """What is wrong with a text of JSON, one line each, at most ten; nothing if it is right.
 
     Formats are checked as far as jsonschema can. Not to be able to tell in time is an error too. Raises
     ModuleNotFoundError if jsonschema is not installed, and ValueError for a form that is not JSON.
     """
-    if not structured.form.startswith("json"):
-        raise ValueError(f"only JSON can be validated, not {structured.form}")
+    if not spec.kind.startswith("json"):
+        raise ValueError(f"only JSON can be validated, not {spec.kind}")
     load()
     try:
         value = read_json(text, "the text")
     except ParameterError as error:
         return [f"not JSON: {str(error)[:200]}"]
     try:
-        found = islice(_validator(structured.schema, time.monotonic() + seconds).iter_errors(value), MAX_ERRORS)
+        found = islice(_validator(spec.schema, time.monotonic() + seconds).iter_errors(value), MAX_ERRORS)
         return [f"{error.json_path}: {shown(error.message)[1:-1]}" for error in found]
     except TimeoutError:
         return [f"it took longer than {seconds} s to validate"]

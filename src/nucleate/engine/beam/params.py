@@ -43,7 +43,7 @@ class BeamParams:
         low=0.0,
         high=1e6,
     )
-    structured: StructuredOutputs | None = param("structured output, see SamplingParams", default=None)
+    structured_outputs: StructuredOutputs | None = param("structured output, see SamplingParams", default=None)
     stop_token_ids: tuple[int, ...] = param("token ids that end an output, as EOS does", default=(), low=0)
     ignore_eos: bool = param("continue after the end-of-sequence token", default=False)
     logprobs: int | None = param(

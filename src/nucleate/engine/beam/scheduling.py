@@ -31,7 +31,7 @@ from nucleate.sampling_params import SamplingParams
 from nucleate.stopping.stop_matcher import StopRules
 from nucleate.structured_output import CompiledGrammar, Guide, MatcherError, why
 from nucleate.structured_output.grammar_manager import GrammarManager
-from nucleate.structured_output.guide import FORM_FAILED
+from nucleate.structured_output.guide import CONSTRAINT_FAILED
 from nucleate.tokenization.detokenizer import Detokenizer
 from nucleate.tokenization.tokenizer import Tokenizer
 
@@ -126,7 +126,7 @@ class BeamScheduler:
         )
         rules = admit(limits, self._tokenizer, request.prompt_ids, same)
         params.check(rules.max_tokens or 0)
-        return ValidatedBeamRequest(request, rules, self._grammars.form(params.structured))
+        return ValidatedBeamRequest(request, rules, self._grammars.form(params.structured_outputs))
 
     def start(self, validated: ValidatedBeamRequest, request_id: str, arrival: int) -> None:
         """Add a search to the scheduler."""
@@ -183,7 +183,7 @@ class BeamScheduler:
         except _CopyError as error:
             return self.end(running, Finish("error", str(error)))
         except MatcherError as error:
-            return self.end(running, Finish("error", f"{FORM_FAILED[0]}: {error}"))
+            return self.end(running, Finish("error", f"{CONSTRAINT_FAILED[0]}: {error}"))
         return [] if running.beams else self._finish(running)
 
     def _continue(self, running: RunningBeamSearch, children: Sequence[BeamCandidate]) -> None:

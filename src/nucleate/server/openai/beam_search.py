@@ -27,7 +27,7 @@ FIELDS_OF_BEAMS: Mapping[str, str] = MappingProxyType(
 )
 """Fields of a body that need ``use_beam_search``, and what ``BeamParams`` calls them."""
 
-_SHARED = ("max_tokens", "structured", "stop_token_ids", "ignore_eos", "logprobs", "skip_special_tokens")
+_SHARED = ("max_tokens", "structured_outputs", "stop_token_ids", "ignore_eos", "logprobs", "skip_special_tokens")
 _IDLE = ("n", "seed")
 _PUBLIC = {"num_beams": "best_of", "num_return_sequences": "n", "num_beam_groups": "beam_groups"}
 

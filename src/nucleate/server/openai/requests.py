@@ -21,7 +21,13 @@ from nucleate.server.openai.beam_search import FIELDS_OF_BEAMS as SEARCHING
 from nucleate.server.openai.beam_search import SWITCH, read_beams
 from nucleate.server.openai.fields import are_ids, guarded, read_model, read_switch, same, unknown_field, wrong
 from nucleate.server.openai.messages import read_messages, read_template
-from nucleate.server.openai.response_format import OLDER, OUTPUTS, OWN, RESPONSE, RequestedFormat, read_form
+from nucleate.server.openai.response_format import (
+    RENAMED,
+    RESPONSE,
+    UNCONSTRAINED,
+    RequestedFormat,
+    read_format,
+)
 
 Prompt = str | tuple[int, ...]
 
@@ -53,7 +59,7 @@ COMPLETIONS = Endpoint(
     "/v1/completions",
     ("prompt",),
     max_tokens=16,
-    own=frozenset({"model", "stream", "stream_options", "best_of", "echo", RESPONSE, OUTPUTS, SWITCH, *SEARCHING}),
+    own=frozenset({"model", "stream", "stream_options", "best_of", "echo", RESPONSE, SWITCH, *SEARCHING}),
     ignored=_IGNORED,
     not_yet=MappingProxyType({"suffix": ("",)}),
 )
@@ -63,7 +69,7 @@ CHAT = Endpoint(
     own=frozenset(
         [
             *("model", "stream", "stream_options", "max_completion_tokens", "top_logprobs", "chat_template_kwargs"),
-            *(RESPONSE, OUTPUTS, SWITCH, *SEARCHING),
+            *(RESPONSE, SWITCH, *SEARCHING),
         ]
     ),
     ignored=_IGNORED | {"parallel_tool_calls"},
@@ -102,7 +108,7 @@ class ParsedRequest:
     best_of: int = 0  #: answers to make, of which the n best are told; 0: n
     silent: bool = False  #: max_tokens was 0: only the prompt is told
     template: Mapping[str, Any] = field(default_factory=dict)  #: what the chat template is told besides the messages
-    form_field: str = OWN  #: the field of the body that says the form of the answers, if there is one
+    format: RequestedFormat = UNCONSTRAINED  #: where the body sets the structured-output constraint
     beams: BeamParams | None = None  #: how to search for the answers, if they are not drawn
 
     def __post_init__(self) -> None:
@@ -148,8 +154,8 @@ def read_body(endpoint: Endpoint, body: Any, defaults: SamplingParams) -> Parsed
     echo, silent = read_switch(given, "echo"), same(given.get("max_tokens"), 0) and "echo" in endpoint.own
     if silent:
         given["max_tokens"] = _one_unseen(given, echo, defaults)
-    form = read_form(given)
-    params = defaults.override(**_values(endpoint, given, defaults, form))
+    requested = read_format(given)
+    params = defaults.override(**_values(endpoint, given, defaults, requested))
     stream, include_usage = _stream(given)
     prompts, messages = _subject(endpoint, given)
     best_of = _best_of(given, params.n, stream)
@@ -164,14 +170,14 @@ def read_body(endpoint: Endpoint, body: Any, defaults: SamplingParams) -> Parsed
         best_of=best_of,
         silent=silent,
         template=read_template(given.get("chat_template_kwargs", {})),
-        form_field=OWN if form is None else form.field,
+        format=requested or UNCONSTRAINED,
         beams=read_beams(given, params, best_of=best_of, stream=stream, echo=echo),
     )
 
 
 def _unknown(name: str, endpoint: Endpoint) -> ParameterError:
-    if name in OLDER and OUTPUTS in endpoint.known:
-        return ParameterError(name, f"unknown field {shown(name)}; it is {OLDER[name]} now")
+    if name in RENAMED:
+        return ParameterError(name, f"unknown field {shown(name)}; use {RENAMED[name]}")
     return unknown_field(name, endpoint.known)
 
 
@@ -211,12 +217,12 @@ def _best_of(given: Mapping[str, Any], n: int, stream: bool) -> int:
 
 
 def _values(
-    endpoint: Endpoint, given: Mapping[str, Any], defaults: SamplingParams, form: RequestedFormat | None
+    endpoint: Endpoint, given: Mapping[str, Any], defaults: SamplingParams, requested: RequestedFormat | None
 ) -> dict[str, Any]:
     """The fields of SamplingParams that a body says, by whatever name."""
     values = {name: value for name, value in given.items() if name in FIELDS}
-    if form is not None:
-        values["structured"] = form.structured
+    if requested is not None:
+        values["structured_outputs"] = requested.structured_outputs
     if "top_logprobs" in endpoint.own:
         values |= _chat_logprobs(given)
     most = given.get("max_completion_tokens")

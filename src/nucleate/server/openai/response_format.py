@@ -1,7 +1,8 @@
-"""The form that an answer is to have, by each of the names that bodies have for it. Knows no grammar and no limits.
+"""Parses the structured-output constraint of a request body: ``response_format`` or ``structured_outputs``.
 
-``response_format`` is OpenAI's, ``structured_outputs`` vLLM's, ``structured`` has the fields of ``StructuredOutputs``.
-A body says at most one of them. null is, within them too, as if the field were not there."""
+``response_format`` is OpenAI's field. ``structured_outputs`` has vLLM's fields and those of ``StructuredOutputs``. A
+body may set one of the two. null counts as absent, also inside them.
+"""
 
 from __future__ import annotations
 
@@ -15,89 +16,88 @@ from typing import Any, NamedTuple
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError
 from nucleate.server.openai.fields import same, unknown_field, wrong
-from nucleate.structured_output.spec import StructuredOutputs
+from nucleate.structured_output.spec import KINDS, StructuredOutputs
 
-RESPONSE, OUTPUTS, OWN = "response_format", "structured_outputs", "structured"
-NAMES = (RESPONSE, OUTPUTS, OWN)
-"""The fields of bodies that say a form."""
-PARTS = tuple(field.name for field in fields(StructuredOutputs))
-"""The fields of ``structured``."""
+RESPONSE, OUTPUTS = "response_format", "structured_outputs"
+FORMAT_FIELDS = (RESPONSE, OUTPUTS)
+"""The body fields that set a constraint."""
 TYPES = ("text", "json_object", "json_schema")
-"""What ``response_format.type`` may be."""
-KINDS: Mapping[str, str] = MappingProxyType(
-    {"json": "json_schema", **{name: name for name in ("regex", "choice", "grammar", "json_object")}}
-)
-"""Fields of ``structured_outputs``, one of which must be there, and what we call them."""
-COMPACT = "disable_any_whitespace"
-"""The field of ``structured_outputs`` for JSON without whitespace."""
-IDLE: Mapping[str, tuple[Any, ...]] = MappingProxyType(
+"""The values of ``response_format.type``."""
+JSON, COMPACT = "json", "disable_any_whitespace"
+"""vLLM's names for ``json_schema`` and for ``whitespace="none"``."""
+OUTPUT_FIELDS = (JSON, *(field.name for field in fields(StructuredOutputs)), COMPACT)
+"""The supported fields of ``structured_outputs``."""
+UNSUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {
-        "disable_fallback": (False, True),  # there is nothing to fall back to
+        "disable_fallback": (False, True),  # there is no fallback
         "disable_additional_properties": (False,),
         "whitespace_pattern": (),
         "structural_tag": (),
     }
 )
-"""Those that are refused, but for values that ask for nothing."""
-OLDER = {f"guided_{name}": f"{OUTPUTS}.{name}" for name in KINDS}
-"""Fields that vLLM had once, and what they are called now."""
+"""Unsupported fields of vLLM's ``structured_outputs``, and the no-op values that are accepted."""
+RENAMED = {f"guided_{name}": f"{OUTPUTS}.{name}" for name in (JSON, "regex", "choice", "grammar", "json_object")}
+"""Fields of older versions of vLLM, and their current names."""
 NAME = "[a-zA-Z0-9_-]{1,64}"
-"""What a schema may be called."""
+"""The pattern of a schema's name."""
 
-_PATHS = {RESPONSE: {"json_schema": "json_schema.schema"}, OUTPUTS: {"json_schema": "json", "whitespace": COMPACT}}
-_HINTS = {RESPONSE: ', which is "strict": false here', OUTPUTS: f", which the field {OWN} can say"}
+_PARTS = tuple(field.name for field in fields(StructuredOutputs))
+_NO_PATHS: Mapping[str, str] = MappingProxyType({})
 
 
 class RequestedFormat(NamedTuple):
-    """What a body says of the form. None: that it is free, whatever the defaults are."""
+    """The constraint that a body sets, and where it is in the body."""
 
-    field: str  #: of the body
-    structured: StructuredOutputs | None
+    field: str = OUTPUTS
+    structured_outputs: StructuredOutputs | None = None  #: None: unconstrained, whatever the defaults are
+    paths: Mapping[str, str] = _NO_PATHS  #: names inside the field that differ from those of ``StructuredOutputs``
 
 
-def read_form(given: Mapping[str, Any]) -> RequestedFormat | None:
-    """What a body says of the form; None if nothing. Raises ParameterError, whose field is one of ``NAMES``."""
-    said = [read(given[name]) for name, read in _READERS.items() if name in given]
-    busy = [one for one in said if one.structured is not None]
-    if len(busy) > 1:
-        raise ParameterError(busy[1].field, f"{busy[1].field} and {busy[0].field} must not both be there")
-    return next(iter([*busy, *said]), None)
+UNCONSTRAINED = RequestedFormat()
+
+
+def read_format(given: Mapping[str, Any]) -> RequestedFormat | None:
+    """Return the constraint of a body, or None. Raises ParameterError, whose field is one of ``FORMAT_FIELDS``."""
+    formats = [read(given[name]) for name, read in _READERS.items() if name in given]
+    constrained = [one for one in formats if one.structured_outputs is not None]
+    if len(constrained) > 1:
+        raise ParameterError(OUTPUTS, f"{OUTPUTS} and {RESPONSE} cannot be combined")
+    return next(iter([*constrained, *formats]), None)
 
 
 @contextmanager
-def named(field: str) -> Iterator[None]:
-    """Within this, errors of a form are those of the field of the body that says it. All others stay as they are."""
+def named(requested: RequestedFormat) -> Iterator[None]:
+    """Within this context, errors about the constraint name its field and place in the body."""
     try:
         yield
     except ParameterError as error:
-        if error.field not in (*PARTS, OWN):
+        if error.field not in (*_PARTS, OUTPUTS):
             raise
-        raise ParameterError(field, _told(field, error)) from None
+        raise ParameterError(requested.field, _message(requested, error)) from None
 
 
-def _told(field: str, error: ParameterError) -> str:
-    """The message with the place as the body has it."""
+def _message(requested: RequestedFormat, error: ParameterError) -> str:
     part, text = error.field, str(error)
-    if part == OWN:
-        return f"{field}: {text}"
-    path = f"{field}.{_PATHS.get(field, {}).get(part, part)}"
-    hint = _HINTS.get(field, "") if "; policy " in text else ""
+    if part == OUTPUTS:
+        return text if text.startswith(requested.field) else f"{requested.field}: {text}"
+    path = f"{requested.field}.{requested.paths.get(part, part)}"
+    hint = ' (in response_format: "strict": false)' if requested.field == RESPONSE and "; set on_unsup" in text else ""
     return f"{path}{text[len(part) :] if text.startswith(part) else f': {text}'}{hint}"
 
 
-def _response(value: Any) -> RequestedFormat:
+def _response_format(value: Any) -> RequestedFormat:
     given = _object(value, RESPONSE, ("type", "json_schema"))
     kind = given.get("type")
     if kind not in TYPES:
         raise ParameterError(RESPONSE, f"{RESPONSE}.type must be one of {', '.join(TYPES)}, got {shown(kind)}")
     if kind == "json_schema":
-        return RequestedFormat(RESPONSE, _of_schema(given.get("json_schema")))
+        return _json_schema(given.get("json_schema"))
     if "json_schema" in given:
         raise ParameterError(RESPONSE, f"{RESPONSE}.json_schema needs {RESPONSE}.type to be json_schema")
     return RequestedFormat(RESPONSE, StructuredOutputs(json_object=True) if kind == "json_object" else None)
 
 
-def _of_schema(value: Any) -> StructuredOutputs:
+def _json_schema(value: Any) -> RequestedFormat:
     at = f"{RESPONSE}.json_schema"
     given = _object(value, RESPONSE, ("name", "schema", "strict", "description"), at)
     name, schema, strict = given.get("name"), given.get("schema"), given.get("strict", True)
@@ -109,40 +109,41 @@ def _of_schema(value: Any) -> StructuredOutputs:
         raise wrong(f"{at}.description", "a string", given["description"], RESPONSE)
     if not isinstance(schema, Mapping):
         raise wrong(f"{at}.schema", "an object", schema, RESPONSE)
-    with named(RESPONSE):
-        return StructuredOutputs(json_schema=schema, policy="strict" if strict else "lenient")  # type: ignore[arg-type]
+    found = RequestedFormat(RESPONSE, None, {"json_schema": "json_schema.schema"})
+    with named(found):
+        made = StructuredOutputs(json_schema=schema, on_unsupported="error" if strict else "ignore")  # type: ignore[arg-type]
+    return found._replace(structured_outputs=made)
 
 
-def _outputs(value: Any) -> RequestedFormat:
-    given = _object(value, OUTPUTS, (*KINDS, COMPACT, *IDLE))
-    for name, idle in IDLE.items():
-        if name in given and not any(same(given[name], one) for one in idle):
+def _structured_outputs(value: Any) -> RequestedFormat:
+    given = _object(value, OUTPUTS, (*OUTPUT_FIELDS, *UNSUPPORTED))
+    for name, accepted in UNSUPPORTED.items():
+        if name in given and not any(same(given[name], one) for one in accepted):
             raise ParameterError(OUTPUTS, f"{OUTPUTS}.{name} is not supported, got {shown(given[name])}")
-    for name in ("json_object", COMPACT):
-        if not isinstance(given.get(name, False), bool):
-            raise wrong(f"{OUTPUTS}.{name}", "true or false", given[name], OUTPUTS)
-    kinds = [name for name in KINDS if name in given and not (name == "json_object" and not given[name])]
+        given.pop(name, None)
+    if not isinstance(given.get(COMPACT, False), bool):
+        raise wrong(f"{OUTPUTS}.{COMPACT}", "true or false", given[COMPACT], OUTPUTS)
+    kinds = [name for name in (JSON, *KINDS) if name in given and not (name == "json_object" and given[name] is False)]
     if len(kinds) != 1:
         got = f"got {' and '.join(kinds)}" if kinds else "got none"
-        raise ParameterError(OUTPUTS, f"{OUTPUTS} must have exactly one of {', '.join(KINDS)}; {got}")
-    said = {KINDS[kinds[0]]: given[kinds[0]]}
-    with named(OUTPUTS):
-        return RequestedFormat(
-            OUTPUTS, StructuredOutputs(**said, whitespace="compact" if given.get(COMPACT) else "bounded")
-        )
+        raise ParameterError(OUTPUTS, f"{OUTPUTS} must have exactly one of {', '.join((JSON, *KINDS))}; {got}")
+    paths = {}
+    if JSON in given:
+        given["json_schema"], paths["json_schema"] = given.pop(JSON), JSON
+    if given.pop(COMPACT, False):
+        if given.get("whitespace", "none") != "none":
+            raise ParameterError(OUTPUTS, f"{OUTPUTS}.{COMPACT} contradicts whitespace {shown(given['whitespace'])}")
+        given["whitespace"], paths["whitespace"] = "none", COMPACT
+    found = RequestedFormat(OUTPUTS, None, paths)
+    with named(found):
+        return found._replace(structured_outputs=StructuredOutputs(**given))
 
 
-def _own(value: Any) -> RequestedFormat:
-    given = _object(value, OWN, PARTS)
-    with named(OWN):
-        return RequestedFormat(OWN, StructuredOutputs(**given))
-
-
-_READERS = {RESPONSE: _response, OUTPUTS: _outputs, OWN: _own}
+_READERS = {RESPONSE: _response_format, OUTPUTS: _structured_outputs}
 
 
 def _object(value: Any, field: str, known: Collection[str], at: str = "") -> dict[str, Any]:
-    """Those fields of an object that say something. at: its place, if it is not the field itself."""
+    """Return the entries of an object that are not null. at: its place in the body, if not the field itself."""
     if not isinstance(value, Mapping):
         raise wrong(at or field, "an object", value, field)
     for name in value:
