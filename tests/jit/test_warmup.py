@@ -180,7 +180,7 @@ def test_what_else_is_to_be_warmed_comes_afterwards(background, caplog):
 
 def test_it_says_what_it_does():
     lines = []
-    assert nc.warm(told=lines.append) is None
+    assert nc.warm(on_progress=lines.append) is None
     assert [line.partition(":")[0] for line in lines] == [library.name for library in ALL]
 
 

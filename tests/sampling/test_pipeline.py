@@ -333,7 +333,7 @@ def test_explain_tells_the_truth(monkeypatch):
     monkeypatch.setattr(readiness.KERNELS, "ready", True)
     plan = nc.explain(nc.SamplingParams(temperature=0.7, top_p=0.9, seed=1))
     assert plan.backend == "cpu"
-    assert plan.asked == plan.stages == (Temperature(0.7), TopP(0.9), Gumbel(1))
+    assert plan.given == plan.stages == (Temperature(0.7), TopP(0.9), Gumbel(1))
     assert str(plan).splitlines() == [
         "cpu backend, fused kernel",
         "  scale   Temperature(0.7)",

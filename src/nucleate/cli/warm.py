@@ -29,6 +29,6 @@ def run(arguments: argparse.Namespace) -> int:
         writable(library.folder) for library in ALL
     ):  # before a compilation that would be for this process alone
         raise UsageError(f"kernels cannot be kept: {place} cannot be written (NUCLEATE_CACHE may name another folder)")
-    warm(told=lambda line: print(f"  {line}", flush=True))
+    warm(on_progress=lambda line: print(f"  {line}", flush=True))
     print(f"CPU kernels ready after {time.perf_counter() - start:.1f} s, in {place}")
     return 0

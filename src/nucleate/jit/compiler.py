@@ -110,9 +110,9 @@ class _Codegen(JITCPUCodegen):  # type: ignore[misc]
         pass
 
 
-def machine_code(modules: list[str], told: Callable[[str, float], None]) -> bytes:
-    """The kernels of some modules as a file, see ``native_library.packed``. told: of each, and how many seconds it
-    took.
+def machine_code(modules: list[str], on_progress: Callable[[str, float], None]) -> bytes:
+    """The kernels of some modules as a file, see ``native_library.packed``. on_progress: of each, and how many seconds
+    it took.
 
     Changes what Numba does in this process for good.
     """
@@ -139,10 +139,10 @@ def machine_code(modules: list[str], told: Callable[[str, float], None]) -> byte
             flags.fastmath = cpu_options.FastMathOptions(LOOSE if each.loose else False)
             compiled = compile_extra(typing, context, each.function, arguments, result, flags, locals={})
             entries.add(each.name, compiled)
-            told(each.name, time.perf_counter() - begin)
+            on_progress(each.name, time.perf_counter() - begin)
         begin = time.perf_counter()
         code = entries.machine_code()
-        told("machine code of all", time.perf_counter() - begin)
+        on_progress("machine code of all", time.perf_counter() - begin)
     return code
 
 

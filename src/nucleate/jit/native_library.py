@@ -31,7 +31,7 @@ from nucleate.jit.thread_pool import cores
 
 logger = logging.getLogger("nucleate")
 
-Told = Callable[[str], object]
+ProgressCallback = Callable[[str], object]
 """Called with a line about what has been compiled, or read."""
 
 FORMAT = 1
@@ -132,7 +132,9 @@ class KernelLibrary:
         return process
 
 
-def get(libraries: Sequence[KernelLibrary], told: Told | None = None, *, behind: bool = False) -> None:
+def get(
+    libraries: Sequence[KernelLibrary], on_progress: ProgressCallback | None = None, *, behind: bool = False
+) -> None:
     """Read the kernels of some libraries, compiling those that are not kept, several at a time. Raises KernelError.
 
     behind: in the background, at a low priority and with pauses.
@@ -142,28 +144,28 @@ def get(libraries: Sequence[KernelLibrary], told: Told | None = None, *, behind:
         begun = time.perf_counter()
         if not library.load():
             missing.append(library)
-        elif told is not None:
-            told(f"{library.name}: read in {time.perf_counter() - begun:.2f} s")
+        elif on_progress is not None:
+            on_progress(f"{library.name}: read in {time.perf_counter() - begun:.2f} s")
         if behind:
             time.sleep(PAUSE)
-    if missing and told is None:
+    if missing and on_progress is None:
         names = ", ".join(library.name for library in missing)
         kernel_cache.say(
             f"compiling the CPU kernels ({names}), once: about 25 seconds (kept in {missing[0].folder.parent})"
         )
     with ThreadPoolExecutor(1 if behind else cores(), "nucleate-compiling") as threads:
-        for job in [threads.submit(_compile, library, told, behind=behind) for library in missing]:
+        for job in [threads.submit(_compile, library, on_progress, behind=behind) for library in missing]:
             job.result()
 
 
-def _compile(library: KernelLibrary, told: Told | None, *, behind: bool) -> None:
+def _compile(library: KernelLibrary, on_progress: ProgressCallback | None, *, behind: bool) -> None:
     """Unless another thread has done so meanwhile."""
     with library.getting:
         if not library.load():
-            _run(library, told, behind=behind)
+            _run(library, on_progress, behind=behind)
 
 
-def _run(library: KernelLibrary, told: Told | None, *, behind: bool) -> None:
+def _run(library: KernelLibrary, on_progress: ProgressCallback | None, *, behind: bool) -> None:
     """Have a process compile the kernels, and read them."""
     said = []
     with library.process(behind=behind) as process:
@@ -171,8 +173,8 @@ def _run(library: KernelLibrary, told: Told | None, *, behind: bool) -> None:
         try:
             for line in process.stdout or ():
                 said.append(line)
-                if told is not None:
-                    told(f"{library.name}: {line.rstrip()}")
+                if on_progress is not None:
+                    on_progress(f"{library.name}: {line.rstrip()}")
         finally:
             atexit.unregister(process.kill)
     if process.returncode or not library.load():
@@ -183,7 +185,7 @@ def begin(
     libraries: Sequence[KernelLibrary],
     *,
     compiling: bool = True,
-    told: Told | None = None,
+    on_progress: ProgressCallback | None = None,
     also: Callable[[], object] | None = None,
 ) -> threading.Thread:
     """The same in a thread, which is returned. compiling: also what is not kept. also: what is called then."""
@@ -192,7 +194,7 @@ def begin(
 
     def work() -> None:
         try:
-            get(libraries, told, behind=True) if compiling else [library.load() for library in libraries]
+            get(libraries, on_progress, behind=True) if compiling else [library.load() for library in libraries]
             if also is not None:
                 also()
         except Exception:

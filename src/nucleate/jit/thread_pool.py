@@ -13,10 +13,10 @@ from nucleate.parameters.parameter import ParameterError
 def cores() -> int:
     """How many threads work at most: as many as this process may run on, or NUCLEATE_THREADS."""
     mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    asked = os.environ.get("NUCLEATE_THREADS", "").strip()
-    if asked and not (asked.isdecimal() and int(asked)):
-        raise ParameterError("NUCLEATE_THREADS", f"NUCLEATE_THREADS must be an integer >= 1, got {asked!r:.40}")
-    return int(asked) if asked else mine
+    wanted = os.environ.get("NUCLEATE_THREADS", "").strip()
+    if wanted and not (wanted.isdecimal() and int(wanted)):
+        raise ParameterError("NUCLEATE_THREADS", f"NUCLEATE_THREADS must be an integer >= 1, got {wanted!r:.40}")
+    return int(wanted) if wanted else mine
 
 
 def pool() -> ThreadPoolExecutor:

@@ -6,22 +6,21 @@ import threading
 from collections.abc import Callable
 
 from nucleate.jit.kernel_libraries import ALL
-from nucleate.jit.native_library import Told, begin, get
+from nucleate.jit.native_library import ProgressCallback, begin, get
 
 
 def warm(
-    *, background: bool = False, told: Told | None = None, also: Callable[[], object] | None = None
+    *, background: bool = False, on_progress: ProgressCallback | None = None, also: Callable[[], object] | None = None
 ) -> threading.Thread | None:
     """Get all CPU kernels: from disk, or compiled, on as many cores as there are.
 
     background: in a thread, which is returned; what must be compiled is, at a low priority. Until it ends, backend
-    "auto" answers with the reference: the same tokens, slowly, but no call waits. told: called with a line about each
-    kernel. also: called when all are there, such as ``Runner.warm``. Raises KernelError if they cannot be compiled; in
-    the background that is logged.
-    """
+    "auto" answers with the reference: the same tokens, slowly, but no call waits. on_progress: called with a line about
+    each kernel. also: called when all are there, such as ``Runner.warm``. Raises KernelError if they cannot be
+    compiled; in the background that is logged. """
     if background:
-        return begin(ALL, told=told, also=also)
-    get(ALL, told)
+        return begin(ALL, on_progress=on_progress, also=also)
+    get(ALL, on_progress)
     if also is not None:
         also()
     return None

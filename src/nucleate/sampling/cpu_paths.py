@@ -39,8 +39,8 @@ def runner(fast: bool) -> Callable[..., reference.RowResult]:
 
 def report(logits_V: NDArray[Any], token: int, wanted: tuple[int, tuple[int, ...]]) -> StepLogprobs:
     """The logprobs of a row of logits from which a token was sampled on the CPU."""
-    told: StepLogprobs = _composed().report(logits_V, token, wanted)
-    return told
+    found: StepLogprobs = _composed().report(logits_V, token, wanted)
+    return found
 
 
 def chances(fast: bool) -> Callable[..., NDArray[np.float64]]:

@@ -14,7 +14,7 @@ from nucleate.sampling.stage import Pipeline, shape_of
 class ExecutionPlan:
     """The pipeline as given and as simplified, and the code path that runs it, with the reason."""
 
-    asked: Pipeline
+    given: Pipeline
     stages: Pipeline
     backend: str  #: "reference", "cpu", "torch" or "triton"
     path: str  #: "fused kernel", "composed stages" or "reference"
@@ -23,7 +23,7 @@ class ExecutionPlan:
     def __str__(self) -> str:
         where = self.backend if self.backend == self.path else f"{self.backend} backend, {self.path}"
         lines, left = [f"{where}: {self.why}" if self.why else where], list(self.stages)
-        for stage in self.asked:
+        for stage in self.given:
             stays = left[:1] == [stage]
             note = "" if stays else "  (removed: it cannot change the result)"
             lines.append(f"  {shape_of(stage).lower():7} {stage!r}{note}")
@@ -48,4 +48,4 @@ def explain(
     if vocab_size is not None:
         check_ids(one.stages, vocab_size)
     route = dispatch(one.stages, one.chain, vocab_size, rows, device=device, backend=backend)
-    return ExecutionPlan(one.asked, one.stages, route.backend, route.path, route.why)
+    return ExecutionPlan(one.given, one.stages, route.backend, route.path, route.why)

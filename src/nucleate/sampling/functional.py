@@ -122,7 +122,7 @@ class _Batch:
         many = 1 if given is params else rows
         if len(given) * many != rows:
             raise ValueError(f"params has {len(given)} entries, but the logits have {rows} rows")
-        self.seeds = [getattr(one.asked[-1], "seed", None) for one in ready] * many  # XTC needs them, even if greedy
+        self.seeds = [getattr(one.given[-1], "seed", None) for one in ready] * many  # XTC needs them, even if greedy
         self._pipelines = [one.stages if mask is None else with_mask(one.stages) for one in ready] * many
         routes = [dispatch(one.stages, one.chain, size, rows, backend=backend) for one in ready] * many
         self._fast = [route.backend == "cpu" for route in routes]

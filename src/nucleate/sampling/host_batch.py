@@ -45,7 +45,7 @@ class SamplerRow:
 class RowBatch(NamedTuple):
     """The rows of a call, kept for the next call as long as no row is added or removed."""
 
-    asked: list[int] | None  #: None: all
+    requested: list[int] | None  #: None: all
     numbers: list[int]
     rows: list[SamplerRow]
     shape: tuple[int, int]
@@ -98,19 +98,19 @@ class HostBatch:
         row.memory.push(token)
         self._count(number)
 
-    def batch(self, asked: list[int] | None) -> RowBatch:
+    def batch(self, requested: list[int] | None) -> RowBatch:
         """The rows of a call, cached: to verify drafts, callers ask for all rows, for fewer, and for all again."""
-        key = None if asked is None else tuple(asked)
+        key = None if requested is None else tuple(requested)
         batch = self._batches.get(key)
         if batch is None:
             if len(self._batches) >= KEPT_BATCHES:
                 self._batches.clear()
-            batch = self._batches[key] = self._gathered(asked)
+            batch = self._batches[key] = self._gathered(requested)
         return batch
 
-    def _gathered(self, asked: list[int] | None) -> RowBatch:
+    def _gathered(self, requested: list[int] | None) -> RowBatch:
         """The rows of a call."""
-        numbers = list(self._rows) if asked is None else asked
+        numbers = list(self._rows) if requested is None else requested
         if len(set(numbers)) < len(numbers):
             raise ValueError(f"rows has one row twice, got {numbers!r:.60}")
         rows, slots = [known(self._rows, row) for row in numbers], self._table.slots
@@ -120,13 +120,13 @@ class HostBatch:
         memories = None if more else [row.memory for row in rows]
         seeds = np.array([row.seed for row in rows], np.uint64)
         seeds.flags.writeable = False
-        return RowBatch(asked, numbers, rows, (len(rows), self._size), seeds, places, part, memories)
+        return RowBatch(requested, numbers, rows, (len(rows), self._size), seeds, places, part, memories)
 
-    def step(self, asked: list[int] | None, logits_RV: Any, mask: Any) -> Step:
+    def step(self, requested: list[int] | None, logits_RV: Any, mask: Any) -> Step:
         """A step of these rows: one kernel call if the fused kernel runs all of them and none reports logprobs."""
         batch = self._batch
-        if batch is None or batch.asked != asked:
-            batch = self._batch = self.batch(asked)
+        if batch is None or batch.requested != requested:
+            batch = self._batch = self.batch(requested)
         memories, (count, size) = batch.memories, batch.shape
         lying = lying_plainly(logits_RV, batch.shape) if memories else None
         masked = masks_plainly(mask, count, size) if memories else None
@@ -156,17 +156,17 @@ class HostBatch:
         reported: dict[int, StepLogprobs] = {}
         for place, (row, token) in enumerate(zip(batch.rows, tokens_R.tolist(), strict=True)):
             if token >= 0:
-                told = None if row.tap is None else report(logits[place], token, row.tap.wanted)
+                row_logprobs = None if row.tap is None else report(logits[place], token, row.tap.wanted)
             else:
                 alone = self._draw_alone(logits[place], batch.numbers[place], row, masks_R[place], fast)
                 if isinstance(alone, str):
                     errors[place] = alone
                     continue
-                token, told = alone
+                token, row_logprobs = alone
                 tokens_R[place] = token
             row.memory.push(token)
-            if told is not None:
-                reported[place] = told
+            if row_logprobs is not None:
+                reported[place] = row_logprobs
         logprobs = tuple(reported.get(place) for place in range(count)) if reported else None
         return logits.like(tokens_R), logprobs, errors, batch.seeds
 

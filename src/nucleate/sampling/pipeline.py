@@ -56,19 +56,19 @@ def simplify(stages: Pipeline) -> Pipeline:
     """
     stages = tuple(stage for stage in stages if not stage.neutral)
     tap = next((i + 1 for i, stage in enumerate(stages) if isinstance(stage, Tap)), 0)
-    told, stages = stages[:tap], stages[tap:]
+    head, stages = stages[:tap], stages[tap:]
     place = next((i for i, stage in enumerate(stages) if stage.greedy), None)
     if place is None:
-        return told + stages
+        return head + stages
     start = max((i + 1 for i, stage in enumerate(stages[:place]) if _may_move_the_first(stage)), default=0)
     later = [stage for stage in stages[place + 1 :] if isinstance(stage, Shift)]
-    return (*told, *stages[:start], *([stages[place], *later] if later else []), Greedy())
+    return (*head, *stages[:start], *([stages[place], *later] if later else []), Greedy())
 
 
 class PreparedPipeline(NamedTuple):
     """A checked and simplified pipeline, ready for dispatch."""
 
-    asked: Pipeline  #: as given, checked
+    given: Pipeline  #: as given, checked
     stages: Pipeline  #: simplified
     chain: FusedPipeline | str  #: for the fused kernel, or why that cannot run it
 
@@ -77,8 +77,8 @@ def prepared(params: Params, end_ids: tuple[int, ...] = ()) -> PreparedPipeline:
     """Check and simplify the pipeline of parameters. end_ids: see ``SamplingParams.pipeline``."""
     if isinstance(params, RequestParams):
         return _prepared(params, end_ids)
-    asked = as_pipeline(params)
-    return PreparedPipeline(asked, (stages := simplify(asked)), chain_of(stages))
+    given = as_pipeline(params)
+    return PreparedPipeline(given, (stages := simplify(given)), chain_of(stages))
 
 
 @lru_cache(maxsize=1024)

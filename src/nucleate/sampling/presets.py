@@ -93,8 +93,8 @@ def build(values: Mapping[str, Any], ends: tuple[int, ...] = ()) -> list[Stage]:
     if greedy is not None:
         if any(isinstance(stage, Mirostat) for stage in stages):
             tau = values["mirostat_tau"]
-            told = f"mirostat_tau={tau:g} needs random sampling, but {greedy!r} is greedy: set only one of them"
-            raise ParameterError("mirostat_tau", told)
+            message = f"mirostat_tau={tau:g} needs random sampling, but {greedy!r} is greedy: set only one of them"
+            raise ParameterError("mirostat_tau", message)
         stages = [stage for stage in stages if stage.greedy or not isinstance(stage, Floor | Prefix | Ceiling)]
     return stages
 

@@ -103,12 +103,12 @@ class Sampler:
             raise ParameterError(
                 "eos_token_ids", "eos_token_ids is for SamplingParams: a pipeline says MinTokens(n, ids)"
             )
-        asked, stages, chain = prepared(params, ends)
+        requested, stages, chain = prepared(params, ends)
         check_ids(stages, self.vocab_size)
         prompt = history(prompt_ids, self.vocab_size, "prompt_ids")
         output = history(output_ids, self.vocab_size, "output_ids")
         [answer] = per_row(index, 1, "index")
-        own = params if isinstance(params, RequestParams) else asked[-1]
+        own = params if isinstance(params, RequestParams) else requested[-1]
         given = getattr(own, "seed", None) if seed is None else seed  # a greedy draw has none of its own
         own_seed = noise.fresh_seed() if given is None else (per_row(given, 1, "seed")[0] + answer) % 2**64
         row = SamplerRow(stages, IncrementalHistory(stages, prompt.tolist(), output.tolist()), own_seed)
@@ -237,11 +237,11 @@ class Sampler:
         arguments are wrong (ValueError, TypeError, ParameterError). On a device, tensors that are there already are not
         copied, and logits are not to be written to before errors have been looked at, if these are to be.
         """
-        asked = None if rows is None else [operator.index(row) for row in rows]
+        requested = None if rows is None else [operator.index(row) for row in rows]
         if self._device is not None:
-            batch = self._host.batch(asked)
+            batch = self._host.batch(requested)
             return _sampled((*self._device.step(batch.numbers, logits_RV, mask), batch.seeds))
-        return _sampled(self._host.step(asked, logits_RV, mask))
+        return _sampled(self._host.step(requested, logits_RV, mask))
 
     def loop(
         self,

@@ -232,10 +232,10 @@ def _scale(stage: Scale, kept: Survivors, left: Survivors, u: float) -> str:
 def _floor(stage: Floor, kept: Survivors, left: Survivors, u: float) -> str:
     _, row = reference.seen(kept)
     cut = float(stage.floor(row))
-    asked = f"probability >= {np.exp(cut - row.top) / row.mass:.3g}"
+    condition = f"probability >= {np.exp(cut - row.top) / row.mass:.3g}"
     if cut > row.top:
-        return f"{asked}: no token, keeps the first"
-    return f"{asked}, {np.exp(cut - row.top):.3g} of the highest"
+        return f"{condition}: no token, keeps the first"
+    return f"{condition}, {np.exp(cut - row.top):.3g} of the highest"
 
 
 def _prefix(stage: Prefix, kept: Survivors, left: Survivors, u: float) -> str:
@@ -248,11 +248,11 @@ def _prefix(stage: Prefix, kept: Survivors, left: Survivors, u: float) -> str:
         return f"target {least}{target:.6g} tokens, kept probability {chance:.4g}"
     of_all = target != float(stage.target(row._replace(whole=row.mass)))
     total *= float(row.whole / row.mass) if of_all else 1.0
-    asked, reached = f"{target / total:.4g}", f"{float(weight_N[stays_N].sum()) / total:.4g}"
+    condition, reached = f"{target / total:.4g}", f"{float(weight_N[stays_N].sum()) / total:.4g}"
     share = " of all tokens" if of_all else "" if np.allclose(weight_N / total, _chances(kept)) else " of the weight"
     own = "" if type(stage).order is Prefix.order else ", in its own ranking"
     probability = f", kept probability {chance:.4g}" if share else ""
-    return f"target {least}{asked}{share}, reached {reached}{probability}{own}"
+    return f"target {least}{condition}{share}, reached {reached}{probability}{own}"
 
 
 def _ceiling(stage: Ceiling, kept: Survivors, left: Survivors, u: float) -> str:

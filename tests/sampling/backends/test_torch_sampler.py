@@ -358,7 +358,7 @@ def test_the_host_runs_what_the_device_cannot_and_says_so_once(caplog: pytest.Lo
         for stages in ((), (Typical(0.5), Suppress((1,))), (Mirostat(3.0),), (TopK(5), Suppress((2,)))):
             sampler.add((*stages, Gumbel(1)))
     why = "Suppress((1,)) comes after a stage that looks at the whole row"
-    messages = [f"a row runs on the host, because {why}; of others nothing more is said"]
+    messages = [f"a row runs on the host, because {why}; further rows are not logged"]
     assert [record.message for record in caplog.records] == messages
 
 

@@ -84,15 +84,15 @@ def spans(logits_V: NDArray[Any], stages: Pipeline, past: HistoryView, u: float)
 
 def settled(found: list[Survivors], stages: Pipeline, token: int) -> RowResult:
     """The result for a token: logprobs and updated stages."""
-    told, moved = None, []
+    reported, moved = None, []
     for stage, kept, left in zip(stages, found[:-1], found[1:], strict=True):
         if isinstance(stage, Tap) and not stage.neutral:
-            told = logprobs(kept.ids_N, kept.x_N, token, *stage.wanted)
+            reported = logprobs(kept.ids_N, kept.x_N, token, *stage.wanted)
         learns = type(stage).after is not Stage.after and not stage.neutral
         moved.append(
             stage.after(DrawnToken(token, log_chance(kept, token), log_chance(left, token))) if learns else stage
         )
-    return RowResult(token, told, tuple(moved))
+    return RowResult(token, reported, tuple(moved))
 
 
 def draw(logits_V: NDArray[Any], stages: Pipeline, seed: int, step: int, past: HistoryView = History()) -> int:

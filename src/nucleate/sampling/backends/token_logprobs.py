@@ -11,7 +11,7 @@ from nucleate.outputs import StepLogprobs, TokenLogprob
 
 
 def logprobs(
-    ids_N: NDArray[np.int64], x_N: NDArray[Any], chosen: int, top: int = 0, asked: tuple[int, ...] = ()
+    ids_N: NDArray[np.int64], x_N: NDArray[Any], chosen: int, top: int = 0, requested: tuple[int, ...] = ()
 ) -> StepLogprobs:
     """ids_N, x_N: the tokens that are in, in any order, and their scores; one at -inf is as good as not in."""
     x_N = np.asarray(x_N, np.float64)
@@ -33,4 +33,4 @@ def logprobs(
     order = near[np.lexsort((ids_N[near], -x_N[near]))][:count]
     ranked = enumerate(zip(ids_N[order].tolist(), log_p_N[order].tolist(), strict=True), 1)
     likeliest = tuple(TokenLogprob(token, logprob, rank) for rank, (token, logprob) in ranked)
-    return StepLogprobs(one(chosen), likeliest, tuple(one(token) for token in asked))
+    return StepLogprobs(one(chosen), likeliest, tuple(one(token) for token in requested))

@@ -172,11 +172,11 @@ def device_shift(
     words: Sequence[str | tuple[int, ...]] = (),
 ) -> DeviceShift | str:
     """Build the DeviceShift of a Shift; or return why that is not possible."""
-    kind, asked = type(shift), reads(shift, "apply")
+    kind, inputs = type(shift), reads(shift, "apply")
     why = odd_name(kind.apply)
-    if why or asked.mine is None:
+    if why or inputs.mine is None:
         return f"{kind.__name__}.apply {why or 'is not one expression of numbers'}"
-    values = {name: getattr(shift, name) for name in asked.mine}
+    values = {name: getattr(shift, name) for name in inputs.mine}
     switches = {name: value for name, value in values.items() if isinstance(value, bool | None)}
     numbers = {name: value for name, value in values.items() if name not in switches}
     if any(isinstance(one, int) and abs(one) > LARGEST for one in numbers.values()):

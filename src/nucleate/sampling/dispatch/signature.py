@@ -142,51 +142,51 @@ def _step(stage: Stage) -> StageSignature | str:
         return learns
     names = dict.fromkeys(learns[0])
     rules = {} if stage.greedy and shape != "Draw" else rules_of(stage)
-    for rule, asked in rules.items():
+    for rule, inputs in rules.items():
         why = odd_name(getattr(kind, rule))
-        if why or asked.mine is None:
+        if why or inputs.mine is None:
             return f"{kind.__name__}.{rule} {why or 'is not one expression of numbers'}"
-        names.update(dict.fromkeys(asked.mine))
+        names.update(dict.fromkeys(inputs.mine))
     if shape == "Ceiling":
         names["chance"] = None
     values = {name: getattr(stage, name) for name in names}
     switches = tuple((name, value) for name, value in values.items() if isinstance(value, bool | None))
     numbers = tuple(name for name, value in values.items() if not isinstance(value, bool | None))
-    bare = tuple(_rule(stage, shape, rule, asked) for rule, asked in rules.items())
+    bare = tuple(_rule(stage, shape, rule, inputs) for rule, inputs in rules.items())
     return StageSignature(
         kind, shape, bare, stage.greedy, bool(getattr(stage, "ties", False)), switches, numbers, *learns[1:]
     )
 
 
-def _rule(stage: Stage, shape: str, name: str, asked: RuleInputs) -> RuleSignature:
+def _rule(stage: Stage, shape: str, name: str, inputs: RuleInputs) -> RuleSignature:
     row = RowStats(*(1.0,) * len(RowStats._fields))._replace(top=0.0)
-    straight, alone = False, asked.row <= {"top"}
+    straight, alone = False, inputs.row <= {"top"}
     if (shape == "Draw" and name == "score") or (shape == "Scale" and alone and stage.monotone):  # type: ignore[attr-defined]
         other = 0.5 if shape == "Draw" else row  # a score takes a uniform number instead of a row
-        if asked.form == LINE:
+        if inputs.form == LINE:
             with np.errstate(all="ignore"):
                 top, below = getattr(stage, name)(np.array([0.0, -1.0]), other).tolist()
             straight = below < top and (shape == "Draw" or top == 0)
-    low = name == "floor" and alone and asked.mine is not None and bool(stage.floor(row) <= 0)  # type: ignore[attr-defined]
-    return RuleSignature(name, asked.row, asked.ones, asked.sums, straight, low)
+    low = name == "floor" and alone and inputs.mine is not None and bool(stage.floor(row) <= 0)  # type: ignore[attr-defined]
+    return RuleSignature(name, inputs.row, inputs.ones, inputs.sums, straight, low)
 
 
 def _learned(stage: Stage) -> tuple[tuple[str, ...], tuple[str, ...], frozenset[str]] | str:
     """Which numbers ``after`` reads, or changes, which it changes, and what it hears; or why it cannot be bound."""
     function: Any = type(stage).after
-    told = f"{type(stage).__name__}.after"
+    rule_name = f"{type(stage).__name__}.after"
     why = odd_name(function, dataclasses.replace)
     if why:
-        return f"{told} {why}"
+        return f"{rule_name} {why}"
     me = StageStandIn(stage)
     try:
         changes = function(me, DrawnToken(*[TracedNumber(frozenset((name,))) for name in DrawnToken._fields]))  # type: ignore[arg-type]
         read = {**dict.fromkeys(me._read), **dict.fromkeys(changes)}  # noqa: SLF001
     except Exception:  # noqa: BLE001  # a rule may do anything
-        return f"{told} is not one expression of numbers"
+        return f"{rule_name} is not one expression of numbers"
     fixed = any(getattr(type(stage), name) is not getattr(Stage, name) for name in ("greedy", "neutral"))
     if fixed or shape_of(stage) == "Ceiling" or any(type(getattr(stage, name)) is not float for name in changes):
-        return f"{told} may change more than numbers"
+        return f"{rule_name} may change more than numbers"
     heard: frozenset[str] = frozenset().union(*(one.row for one in changes.values() if isinstance(one, TracedNumber)))
     return tuple(read), tuple(changes), heard
 

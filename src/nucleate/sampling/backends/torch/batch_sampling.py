@@ -40,7 +40,7 @@ class StepOutcome(NamedTuple):
 
     tokens_R: torch.Tensor  #: int64, -1 where there is none
     numbers_RP: torch.Tensor | None  #: as of the next step, if they change; those of a row without a token do not
-    told_RV: torch.Tensor | None  #: the scores that the Tap saw, what is out at -inf; None without one
+    tapped_RV: torch.Tensor | None  #: the scores that the Tap saw, what is out at -inf; None without one
 
 
 def batch_of(
@@ -75,7 +75,7 @@ def run(batch: TensorBatch, given: StepInput) -> StepOutcome:
     """Draw a token per row."""
     fixed, size, steps_R1, numbers_RP = batch.fixed, given.x_RV.shape[1], given.steps_R[:, None], given.numbers_RP
     x_RV = masked(fixed, given.x_RV, given.mask_RW)
-    told_RV = x_RV if given.late_RW is not None else None
+    tapped_RV = x_RV if given.late_RW is not None else None
     kept, coins_R1, ceilings = sorted_of(fixed, masked(fixed, x_RV, given.late_RW)), None, iter(batch.spared)
     if batch.spared:
         coins_R1 = uniform(batch.keys, steps_R1, XTC, torch.zeros_like(steps_R1), fixed.floats)
@@ -85,8 +85,8 @@ def run(batch: TensorBatch, given: StepInput) -> StepOutcome:
         before = kept = kept.settled() if mine.step.learns else kept
         if mine.step.shape == "Tap":
             kept = kept.settled()
-            if place > 0 or told_RV is None:
-                told_RV = kept.by_id(torch.where(kept.inside(), kept.x_RN, -torch.inf))[:, :size]
+            if place > 0 or tapped_RV is None:
+                tapped_RV = kept.by_id(torch.where(kept.inside(), kept.x_RN, -torch.inf))[:, :size]
         elif mine.step.greedy or mine.step.shape != "Draw":
             kept = narrowed(kept, mine, coins_R1, next(ceilings) if mine.step.shape == "Ceiling" else None)
         if mine.step.learns:
@@ -95,7 +95,7 @@ def run(batch: TensorBatch, given: StepInput) -> StepOutcome:
     tokens_R1 = drawn(kept.settled(), stages[-1], batch.keys, steps_R1)
     tapped = any(step.shape == "Tap" for step in batch.steps)
     if not spans:
-        return StepOutcome(tokens_R1[:, 0], None, told_RV if tapped else None)
+        return StepOutcome(tokens_R1[:, 0], None, tapped_RV if tapped else None)
     assert numbers_RP is not None  # noqa: S101  # rows that learn have them
     chances = {
         place: [
@@ -105,7 +105,7 @@ def run(batch: TensorBatch, given: StepInput) -> StepOutcome:
         for place, span in spans.items()
     }
     tokens_R1, numbers_RP = _learned(fixed, numbers_RP, tokens_R1, stages, chances)
-    return StepOutcome(tokens_R1[:, 0], numbers_RP, told_RV if tapped else None)
+    return StepOutcome(tokens_R1[:, 0], numbers_RP, tapped_RV if tapped else None)
 
 
 def scores(logits_RV: torch.Tensor, zero_1: torch.Tensor) -> torch.Tensor:

@@ -117,7 +117,7 @@ class BatchState:
         logits_RV: torch.Tensor,
         mask_RW: torch.Tensor | None = None,
         active_R: torch.Tensor | None = None,
-        heard: list[TapReport] | None = None,
+        tap_reports: list[TapReport] | None = None,
     ) -> torch.Tensor:
         """The next tokens of rows, int64 [R], -1 where none can be drawn; the others go on with theirs.
 
@@ -127,20 +127,20 @@ class BatchState:
         given = logits_RV, mask_RW, active_R
         with guard(self.device):
             if len(part.kinds) == 1:
-                return self._drawn(part.kinds[0], given, heard)
+                return self._drawn(part.kinds[0], given, tap_reports)
             tokens_R = torch.full_like(part.slots_R, NOT_DRAWN)
             for kind in part.kinds:
                 some = (None if one is None else one.index_select(0, kind.places_N) for one in given)
-                tokens_R.index_copy_(0, kind.places_N, self._drawn(kind, tuple(some), heard))
+                tokens_R.index_copy_(0, kind.places_N, self._drawn(kind, tuple(some), tap_reports))
         return tokens_R
 
-    def _drawn(self, kind: RowGroup, given: Any, heard: list[TapReport] | None) -> torch.Tensor:
+    def _drawn(self, kind: RowGroup, given: Any, tap_reports: list[TapReport] | None) -> torch.Tensor:
         """The next tokens of rows that are drawn together; they go on with these."""
         if kind.batch is None:
             tokens_R = self._kernels(kind, *given)
         else:
             steps_R = self._slots.column(kind.slots_R, STEP)
-            tokens_R = self._tensors(kind, kind.batch, steps_R, given, heard)
+            tokens_R = self._tensors(kind, kind.batch, steps_R, given, tap_reports)
             self._slots.push(kind.slots_R, tokens_R, steps_R)
         self._follow(kind, tokens_R)
         return tokens_R
@@ -152,7 +152,12 @@ class BatchState:
                 follow(group, self._slots, tokens_N, self.size)
 
     def _tensors(
-        self, kind: RowGroup, batch: TensorBatch, steps_R: torch.Tensor, given: Input, heard: list[TapReport] | None
+        self,
+        kind: RowGroup,
+        batch: TensorBatch,
+        steps_R: torch.Tensor,
+        given: Input,
+        tap_reports: list[TapReport] | None,
     ) -> torch.Tensor:
         """Rows of a structure through their stages."""
         logits_RV, mask_RW, active_R = given
@@ -161,17 +166,19 @@ class BatchState:
             masks = kind.allowed_RW, mask_RW
         numbers_RP = self._slots.learned_SP.index_select(0, kind.slots_R) if batch.learns else None
         x_RV = self._shifted(kind, scores(logits_RV, self._zero_1))
-        tokens_R, learned_RP, told_RV = run(batch, StepInput(x_RV, steps_R, *masks, numbers_RP))
+        tokens_R, learned_RP, tapped_RV = run(batch, StepInput(x_RV, steps_R, *masks, numbers_RP))
         if active_R is not None:
             tokens_R = torch.where(active_R, tokens_R, NOT_DRAWN)
             if learned_RP is not None:
                 learned_RP = torch.where(active_R[:, None], learned_RP, numbers_RP)
         if learned_RP is not None:
             self._slots.learned_SP.index_copy_(0, kind.slots_R, learned_RP)
-        if heard is not None and told_RV is not None:
+        if tap_reports is not None and tapped_RV is not None:
             most = max(top for top, _ in kind.wanted)
-            heard.append(
-                TapReport(kind.places, report(told_RV, tokens_R, kind.asked_NA, most, told_RV.dtype), kind.wanted)
+            tap_reports.append(
+                TapReport(
+                    kind.places, report(tapped_RV, tokens_R, kind.requested_NA, most, tapped_RV.dtype), kind.wanted
+                )
             )
         return tokens_R
 
@@ -228,17 +235,21 @@ class BatchState:
 
     def report(self, part: BatchView, logits_RV: torch.Tensor, tokens_R: torch.Tensor) -> TensorLogprobs | None:
         """What is to be told of the logits as given, of those who want it; None if none does."""
-        if not part.told:
+        if not part.reporting:
             return None
         if part.kinds[0].brief:
-            told = tokens_R, self._work.logprobs_R[: len(tokens_R)], self._work.ranks_R[: len(tokens_R)].to(torch.int64)
-            return TensorLogprobs(*(column_R.index_select(0, part.told_N)[:, None] for column_R in told))
+            reporting = (
+                tokens_R,
+                self._work.logprobs_R[: len(tokens_R)],
+                self._work.ranks_R[: len(tokens_R)].to(torch.int64),
+            )
+            return TensorLogprobs(*(column_R.index_select(0, part.reporting_N)[:, None] for column_R in reporting))
         logits_NV, tokens_N = logits_RV, tokens_R
-        if len(part.told) < len(part.rows):
-            logits_NV, tokens_N = (whole.index_select(0, part.told_N) for whole in (logits_RV, tokens_R))
+        if len(part.reporting) < len(part.rows):
+            logits_NV, tokens_N = (whole.index_select(0, part.reporting_N) for whole in (logits_RV, tokens_R))
         with guard(self.device):
             most = max(top for top, _ in part.wanted)
-            return report(logits_NV.to(torch.float32), tokens_N, part.asked_NA, most, self.floats)
+            return report(logits_NV.to(torch.float32), tokens_N, part.requested_NA, most, self.floats)
 
     def catch_up(self) -> None:
         """Tell what was drawn since the last time. Waits for the device, if anything was."""

@@ -45,7 +45,7 @@ class RowGroup(NamedTuple):
     cuts: bool  #: whether any of the rows that kernels draw have top-k or top-p,
     brief: bool  #: and nothing is to be told but of the tokens drawn, which kernels do
     wanted: list[Wanted]  #: the Tap of each row among the stages,
-    asked_NA: torch.Tensor  #: and the ids among it, -1 for none
+    requested_NA: torch.Tensor  #: and the ids among it, -1 for none
 
 
 class BatchView(NamedTuple):
@@ -55,10 +55,10 @@ class BatchView(NamedTuple):
     held: list[DeviceRow]
     slots_R: torch.Tensor
     kinds: list[RowGroup]
-    told: list[int]  #: places of rows that want logprobs of the logits,
-    told_N: torch.Tensor  #: the same
+    reporting: list[int]  #: places of rows that want logprobs of the logits,
+    reporting_N: torch.Tensor  #: the same
     wanted: list[Wanted]  #: what these want,
-    asked_NA: torch.Tensor  #: and the ids among it, -1 for none
+    requested_NA: torch.Tensor  #: and the ids among it, -1 for none
 
 
 def part_of(numbers: Sequence[int], held: Sequence[DeviceRow], slots: Slots, size: int, *, kernels: bool) -> BatchView:
@@ -73,11 +73,18 @@ def part_of(numbers: Sequence[int], held: Sequence[DeviceRow], slots: Slots, siz
         some += [places[start : start + most] for start in range(0, len(places), most)]
     whole = [range(len(held))] if len(some) == 1 else some
     kinds = [_kind(places, held, slots, size, kernels=kernels) for places in whole]
-    told = [place for place, one in enumerate(held) if one.row.wanted is not None]
+    reporting = [place for place, one in enumerate(held) if one.row.wanted is not None]
     wanted = [one.row.wanted for one in held if one.row.wanted is not None]
     where = sent([one.slot for one in held], slots.device)
     return BatchView(
-        [*numbers], [*held], where, kinds, told, sent(told, slots.device), wanted, _asked(wanted, slots.device)
+        [*numbers],
+        [*held],
+        where,
+        kinds,
+        reporting,
+        sent(reporting, slots.device),
+        wanted,
+        _requested(wanted, slots.device),
     )
 
 
@@ -94,12 +101,12 @@ def _kind(places: Sequence[int], every: Sequence[DeviceRow], slots: Slots, size:
     wanted = [one.wanted for one in staged if one.wanted is not None]
     return RowGroup(
         places, None if len(held) == len(every) else sent([*places], device), slots_R, _allowed(held, size, device),
-        groups, batch, cuts, brief and any(row.wanted for row in rows), wanted, _asked(wanted, device),
+        groups, batch, cuts, brief and any(row.wanted for row in rows), wanted, _requested(wanted, device),
     )  # fmt: skip
 
 
-def _asked(wanted: Sequence[Wanted], device: torch.device) -> torch.Tensor:
-    return sent(padded([asked for _, asked in wanted], -1), device)
+def _requested(wanted: Sequence[Wanted], device: torch.device) -> torch.Tensor:
+    return sent(padded([requested for _, requested in wanted], -1), device)
 
 
 def _allowed(held: Sequence[DeviceRow], size: int, device: torch.device) -> torch.Tensor | None:

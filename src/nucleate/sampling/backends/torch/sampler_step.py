@@ -16,7 +16,7 @@ from nucleate.outputs import StepLogprobs
 from nucleate.sampling.backends.torch.batch_state import BatchState, TapReport
 from nucleate.sampling.backends.torch.batch_view import BatchView
 from nucleate.sampling.backends.torch.lazy import LazyDict, LazyList
-from nucleate.sampling.backends.torch.tensor_logprobs import TensorLogprobs, told
+from nucleate.sampling.backends.torch.tensor_logprobs import TensorLogprobs, to_step_logprobs
 from nucleate.sampling.backends.torch.torch_device import sent
 
 Scores = NDArray[np.float32]
@@ -62,22 +62,22 @@ def step(rows: BatchState, call: StepCall, logits: Any, mask: Any, host: HostCal
     mask_RW = None if mask is None else _mask(mask, rows.device)
     logits_NV, mask_NW = logits_RV, mask_RW
     made: TensorLogprobs | None = None
-    heard: list[TapReport] = []
+    tap_reports: list[TapReport] = []
     if call.others or not call.places:
         tokens_R = torch.full((call.shape[0],), -1, dtype=torch.int64, device=rows.device)
         logits_NV = logits_RV.index_select(0, call.places_N)
         mask_NW = None if mask_RW is None else mask_RW.index_select(0, call.places_N)
     if call.places:
         rows.reserve(call.part, 1)
-        tokens_N = rows.draw(call.part, logits_NV, mask_NW, heard=heard)
+        tokens_N = rows.draw(call.part, logits_NV, mask_NW, tap_reports=tap_reports)
         made = rows.report(call.part, logits_NV, tokens_N)
         tokens_R = tokens_R.index_copy(0, call.places_N, tokens_N) if call.others else tokens_N
     alone, reported, errors = _alone(call, logits_RV, mask_RW, host)
     if alone:
         place_N, token_N = sent([[*alone.keys()], [*alone.values()]], rows.device)
         tokens_R = tokens_R.index_copy(0, place_N, token_N)
-    asked = made or heard or reported
-    logprobs = LazyList(call.shape[0], lambda: _logprobs(call, made, heard, reported)) if asked else None
+    requested = made or tap_reports or reported
+    logprobs = LazyList(call.shape[0], lambda: _logprobs(call, made, tap_reports, reported)) if requested else None
     return StepOutput(tokens_R, logprobs, LazyDict(lambda: errors | _odd(call, tokens_R, logits_RV, mask_RW, host)))
 
 
@@ -100,14 +100,16 @@ def _alone(
 
 
 def _logprobs(
-    call: StepCall, made: TensorLogprobs | None, heard: Sequence[TapReport], reported: Mapping[int, StepLogprobs]
+    call: StepCall, made: TensorLogprobs | None, tap_reports: Sequence[TapReport], reported: Mapping[int, StepLogprobs]
 ) -> tuple[StepLogprobs | None, ...]:
     found: dict[int, StepLogprobs | None] = {**reported}
-    for some in heard:
-        found.update(zip([call.places[place] for place in some.places], told(some.report, some.wanted), strict=True))
+    for some in tap_reports:
+        found.update(
+            zip([call.places[place] for place in some.places], to_step_logprobs(some.report, some.wanted), strict=True)
+        )
     if made is not None:
-        places = [call.places[place] for place in call.part.told]
-        found.update(zip(places, told(made, call.part.wanted), strict=True))
+        places = [call.places[place] for place in call.part.reporting]
+        found.update(zip(places, to_step_logprobs(made, call.part.wanted), strict=True))
     return tuple(found.get(place) for place in range(call.shape[0]))
 
 

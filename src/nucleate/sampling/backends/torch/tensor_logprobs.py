@@ -22,14 +22,14 @@ class TensorLogprobs(NamedTuple):
 
 
 def report(
-    x_RV: torch.Tensor, tokens_R: torch.Tensor, asked_RA: torch.Tensor, top: int, floats: torch.dtype
+    x_RV: torch.Tensor, tokens_R: torch.Tensor, requested_RA: torch.Tensor, top: int, floats: torch.dtype
 ) -> TensorLogprobs:
     """x_RV: float32 or float64; what is out is at -inf. tokens_R: those drawn, below 0 for none.
 
     asked_RA: int64, below 0 for none; top: of how many of the best.
     """
     x_RV = torch.where(x_RV == 0, 0.0, x_RV)  # of -0.0 it makes 0.0: they are equal
-    some_RN = torch.cat((tokens_R[:, None], asked_RA), 1)
+    some_RN = torch.cat((tokens_R[:, None], requested_RA), 1)
     given_RN = x_RV.gather(1, some_RN.clamp(min=0))
     place_V = torch.arange(x_RV.shape[1], device=x_RV.device)
     ranks = [
@@ -46,18 +46,18 @@ def report(
     return TensorLogprobs(ids_RN, logprobs_RN, torch.cat((*ranks, nth_RN), 1))
 
 
-def told(made: TensorLogprobs, wanted: Sequence[Wanted]) -> list[StepLogprobs | None]:
+def to_step_logprobs(made: TensorLogprobs, wanted: Sequence[Wanted]) -> list[StepLogprobs | None]:
     """As values; None for a row without a token. Waits for the device."""
     ids_RN, logprobs_RN, ranks_RN = (column.tolist() for column in made)
-    most = max((len(asked) for _, asked in wanted), default=0)
+    most = max((len(requested) for _, requested in wanted), default=0)
     found: list[StepLogprobs | None] = []
-    for (top, asked), ids, logprobs, ranks in zip(wanted, ids_RN, logprobs_RN, ranks_RN, strict=True):
+    for (top, requested), ids, logprobs, ranks in zip(wanted, ids_RN, logprobs_RN, ranks_RN, strict=True):
         inside = [logprob > -float("inf") for logprob in logprobs]
         each = [
             TokenLogprob(token, logprob if there else -float("inf"), rank if there else None)
             for token, logprob, rank, there in zip(ids, logprobs, ranks, inside, strict=True)
         ]
         best = [one for one in each[1 + most : 1 + most + top] if one.rank is not None]
-        whole = StepLogprobs(each[0], tuple(best), tuple(each[1 : 1 + len(asked)]))
+        whole = StepLogprobs(each[0], tuple(best), tuple(each[1 : 1 + len(requested)]))
         found.append(whole if ids[0] >= 0 else None)
     return found

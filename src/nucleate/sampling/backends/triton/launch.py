@@ -92,10 +92,10 @@ def sample(
         _check("mask", mask_RW, torch.int32, rows, -(-size // 32))
     stride = 0 if mask_RW is None else mask_RW.stride(0)
     source = LogitsSource(logits_RV, logits_RV.stride(0), logits_RV.stride(1), size, mask_RW, stride)
-    sums, told = work.sums, (work.logprobs_R, work.ranks_R)
+    sums, reports = work.sums, (work.logprobs_R, work.ranks_R)
     if not report:
-        sums, told = sums._replace(raw_tops=None, raw_masses=None), (None, None)
-    out = KernelOutput(out_R, work.states_R, work.cuts_R, work.lasts_R, *told)
+        sums, reports = sums._replace(raw_tops=None, raw_masses=None), (None, None)
+    out = KernelOutput(out_R, work.states_R, work.cuts_R, work.lasts_R, *reports)
     part, few, width = GROUPS_OF_FEW if rows <= FEW_ROWS else GROUPS_OF_MANY, rows <= FEW_ROWS, work.width
     grid = -(-size // (part * GROUP_SIZE)), rows
     stats[grid](source, state, sums, part // 2, width=width, tile_groups=2, **OPTIONS_OF_STATS)

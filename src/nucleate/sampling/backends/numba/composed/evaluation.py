@@ -75,14 +75,14 @@ def _run(
     u = uniform(seed, step, noise.XTC) if program.flips else 1.0
     kept, spans = _walk(logits_V, steps, past, u, program.whole)
     token = kept.draw(steps[-1], seed, step)
-    told, after = None, list(stages)
+    reported, after = None, list(stages)
     for i, (before, left) in spans.items():
         stage = stages[i]
         if isinstance(stage, Tap):
-            told = before.report(token, stage.wanted)
+            reported = before.report(token, stage.wanted)
         if type(stage).after is not Stage.after:
             after[i] = stage.after(DrawnToken(token, before.log_chance(token), left.log_chance(token)))
-    return reference.RowResult(token, told, moved(program, tuple(after)) if spans else stages)
+    return reference.RowResult(token, reported, moved(program, tuple(after)) if spans else stages)
 
 
 def _walk(

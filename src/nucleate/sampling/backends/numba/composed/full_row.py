@@ -266,15 +266,15 @@ class FullRow:
 
     def report(self, token: int, wanted: tuple[int, tuple[int, ...]]) -> StepLogprobs:
         """What a Tap asks for."""
-        count, asked = wanted
-        named = [one for one in (token, *asked) if 0 <= one < self.row.work.size]
+        count, requested = wanted
+        named = [one for one in (token, *requested) if 0 <= one < self.row.work.size]
         scores_N = self.row.scores(np.array(named))
         least = float(scores_N[scores_N > -np.inf].min())
         if count:
             least = min(least, float(self.row.best(min(count, self.row.work.size))))
         kept = self._listed(np.nextafter(np.float32(max(least, float(LOWEST))), np.float32(-np.inf)))  # and all before
-        told, more = kept.report(token, wanted), math.log(np.exp(kept.below()).sum() / self._weighed()[0])
-        moved = [[one._replace(logprob=one.logprob + more) for one in some] for some in ((told.chosen,), *told[1:])]
+        own, more = kept.report(token, wanted), math.log(np.exp(kept.below()).sum() / self._weighed()[0])
+        moved = [[one._replace(logprob=one.logprob + more) for one in some] for some in ((own.chosen,), *own[1:])]
         return StepLogprobs(moved[0][0], *map(tuple, moved[1:]))
 
     def draw(self, step: PipelineStep, seed: int, place: int) -> int:
