@@ -99,8 +99,8 @@ def second_thread(two: Mapping[str, Mapping[str, float]]) -> list[str]:
     """Return a table of the speedup by a second thread."""
     names = list(next(iter(two.values())))
     return [
-        "Throughput (rows per second) of 256 rows on two threads, as a multiple of that on one thread. Each is measured",
-        "in its own process. *reading alone* is NumPy's max on the same number of threads.",
+        "Throughput (rows per second) of 256 rows on two threads, as a multiple of one thread. Each is measured in",
+        "its own process. *reading alone* is NumPy's max on the same number of threads.",
         "",
         f"| V | {' | '.join(names)} |",
         f"|---|{'---|' * len(names)}",
