@@ -1,4 +1,4 @@
-"""The worked example of CONTRIBUTING.md works: one file and its test make a stage, a field, a flag and its laws."""
+"""The example of CONTRIBUTING.md works: one file and its test make a stage, a field, a flag and property tests."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_its_own_test_and_every_law_pass(copy: Path) -> None:
 def test_it_is_a_flag_and_a_row_of_the_table(copy: Path) -> None:
     table = run(copy, "-m", "nucleate", "stages")
     assert "above_average" in table
-    assert "factor of the average probability" in table
+    assert "Factor of the average probability" in table
     seeded = ("--seed", "1", "--max-tokens", "8", "--json")
     story = run(copy, "-m", "nucleate", "generate", "Once", "--above-average", "500", *seeded)
     assert '"above_average": 500.0' in story
