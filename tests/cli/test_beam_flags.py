@@ -12,7 +12,7 @@ import nucleate as nc
 from nucleate.cli.beam_flags import PARAMETERS
 from nucleate.cli.main import main
 
-GENERATE = ("generate", "Once upon a time", "--beam-width", "4", "--max-tokens", "9")
+GENERATE = ("generate", "Once upon a time", "--num-beams", "4", "--max-tokens", "9")
 
 
 def test_the_best_answer_is_printed(llm: nc.LLM, capsys: pytest.CaptureFixture[str]) -> None:
@@ -21,7 +21,7 @@ def test_the_best_answer_is_printed(llm: nc.LLM, capsys: pytest.CaptureFixture[s
     [found] = llm.beam_search("Once upon a time", width=4, max_tokens=9)
     assert out == f"{found.text}\n"
     assert err.startswith("[9 tokens, ")
-    assert err.endswith("width 4]\n")
+    assert err.endswith("4 beams]\n")
 
 
 def test_several_answers_have_their_scores(llm: nc.LLM, capsys: pytest.CaptureFixture[str]) -> None:
@@ -31,15 +31,15 @@ def test_several_answers_have_their_scores(llm: nc.LLM, capsys: pytest.CaptureFi
     first, second = llm.beam_search("Once upon a time", **asked)[0].beams
     out = capsys.readouterr().out
     assert re.sub(r"-\d\.\d{4}", "SCORE", out) == (
-        f"--- answer 1 of 2, score SCORE, length\nOnce upon a time{first.text}\n"
-        f"\n--- answer 2 of 2, score SCORE, length\nOnce upon a time{second.text}\n"
+        f"--- beam 1 of 2, score SCORE, length\nOnce upon a time{first.text}\n"
+        f"\n--- beam 2 of 2, score SCORE, length\nOnce upon a time{second.text}\n"
     )
     scores = [float(score) for score in re.findall(r"-\d\.\d{4}", out)]
     assert scores == pytest.approx([first.score, second.score], abs=1e-3)
 
 
 def test_json_has_all_of_it(llm: nc.LLM, capsys: pytest.CaptureFixture[str]) -> None:
-    more = ("--n", "3", "--json", "--beam-groups", "2", "--diversity-penalty", "1.5", "--logprobs", "1")
+    more = ("--n", "3", "--json", "--num-beam-groups", "2", "--diversity-penalty", "1.5", "--logprobs", "1")
     assert main([*GENERATE, *more]) == 0
     told = json.loads(capsys.readouterr().out)
     asked = dict(width=4, max_tokens=9, groups=2, diversity_penalty=1.5, returned=3, logprobs=1)
@@ -53,23 +53,23 @@ def test_json_has_all_of_it(llm: nc.LLM, capsys: pytest.CaptureFixture[str]) -> 
 
 def test_an_answer_of_a_form(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("llguidance", reason="needs the extra 'structured'")
-    assert main(["generate", "Tim had", "--beam-width", "3", "--choice", "a dog", "--choice", "a cat"]) == 0
+    assert main(["generate", "Tim had", "--num-beams", "3", "--choice", "a dog", "--choice", "a cat"]) == 0
     assert capsys.readouterr().out in ("a dog\n", "a cat\n")
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--beam-width", "0"), "beam_width must be an integer >= 1, got '0'"),
-        (("--beam-width", "x"), "beam_width must be an integer >= 1, got 'x'"),
-        (("--beam-width", "4", "--n", "5"), "n must be at most width (4), got 5"),
-        (("--beam-width", "4", "--beam-groups", "3"), "beam_groups must divide width (4), got 3"),
-        (("--beam-width", "4", "--length-penalty", "inf"), "length_penalty must be a number"),
-        (("--beam-width", "4", "--early-stopping", "soon"), "early_stopping must be true, false or"),
-        (("--beam-width", "4", "--diversity-penalty", "-1"), "diversity_penalty must be"),
-        (("--beam-width", "4", "--temperature", "1", "--top-k", "3"), "leave out top_k, got 3"),
-        (("--length-penalty", "2"), "length_penalty is for a beam search: give --beam-width, too"),
-        (("--early-stopping", "false"), "early_stopping is for a beam search: give --beam-width, too"),
+        (("--num-beams", "0"), "num_beams must be an integer >= 1, got '0'"),
+        (("--num-beams", "x"), "num_beams must be an integer >= 1, got 'x'"),
+        (("--num-beams", "4", "--n", "5"), "n must be at most width (4), got 5"),
+        (("--num-beams", "4", "--num-beam-groups", "3"), "num_beam_groups must divide width (4), got 3"),
+        (("--num-beams", "4", "--length-penalty", "inf"), "length_penalty must be a number"),
+        (("--num-beams", "4", "--early-stopping", "soon"), "early_stopping must be true, false or"),
+        (("--num-beams", "4", "--diversity-penalty", "-1"), "diversity_penalty must be"),
+        (("--num-beams", "4", "--temperature", "1", "--top-k", "3"), "leave out top_k, got 3"),
+        (("--length-penalty", "2"), "length_penalty needs --num-beams"),
+        (("--early-stopping", "false"), "early_stopping needs --num-beams"),
     ],
 )
 def test_what_cannot_be_is_refused(
@@ -83,7 +83,7 @@ def test_what_cannot_be_is_refused(
 
 def test_every_flag_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        main(["generate", "--help"])
+        main(["generate", "--help-all"])
     text = capsys.readouterr().out
     assert all(f"--{name.replace('_', '-')}" in text for name in PARAMETERS)
 
@@ -91,14 +91,14 @@ def test_every_flag_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_search_that_failed_is_a_failure(
     llm: nc.LLM, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from nucleate.engine.beam.params import search
+    from nucleate.engine.beam import search
 
     def broken(logits_BV: np.ndarray) -> np.ndarray:
         raise search.SearchError(0, "NaN at token 3")
 
     monkeypatch.setattr(search, "logprobs", broken)
     assert main([*GENERATE]) == 1
-    assert "nucleate: the search ended with an error: invalid logits: NaN at token 3" in capsys.readouterr().err
+    assert "nucleate: beam search failed: invalid logits: NaN at token 3" in capsys.readouterr().err
     assert main([*GENERATE, "--json"]) == 1
     out, _ = capsys.readouterr()
     assert json.loads(out)["beams"][0]["score"] is None

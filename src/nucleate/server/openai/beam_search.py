@@ -21,7 +21,7 @@ FIELDS_OF_BEAMS: Mapping[str, str] = MappingProxyType(
     {
         "length_penalty": "length_penalty",
         "early_stopping": "early_stopping",
-        "beam_groups": "groups",
+        "num_beam_groups": "groups",
         "diversity_penalty": "diversity_penalty",
     }
 )
@@ -29,7 +29,7 @@ FIELDS_OF_BEAMS: Mapping[str, str] = MappingProxyType(
 
 _SHARED = ("max_tokens", "structured_outputs", "stop_token_ids", "ignore_eos", "logprobs", "skip_special_tokens")
 _IDLE = ("n", "seed")
-_PUBLIC = {"width": "best_of", "returned": "n", "groups": "beam_groups"}
+_PUBLIC = {"width": "best_of", "returned": "n", "groups": "num_beam_groups"}
 
 
 def read_beams(
