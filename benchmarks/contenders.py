@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import nucleate as nc
-from nucleate.cli.bench import CHAINS, Call, logits, medians, ours, said
+from nucleate.cli.bench import CHAINS, Call, history, logits, medians, ours
 from nucleate.sampling.stage import Pipeline, Stage
 from nucleate.sampling.stages import Frequency, Gumbel, MinP, Repetition, Temperature, TopK, TopNSigma, TopP, Typical
 
@@ -132,7 +132,7 @@ def check(makers: dict[str, Maker]) -> None:
     """
     x_BV = logits("peaked", 16, 8192)
     for chain, params in CHAINS.items():
-        asked, before = nc.SamplingParams(seed=1, **params), said(params, x_BV.shape[1])
+        asked, before = nc.SamplingParams(seed=1, **params), history(params, x_BV.shape[1])
         chances = [nc.probabilities(x_V[None], asked, output_ids=[before])[0] for x_V in x_BV]
         contenders = {name: make(x_BV, asked.pipeline(), before) for name, make in makers.items()}
         for name, call in {"nucleate": ours(x_BV, params), **contenders}.items():

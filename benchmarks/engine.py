@@ -107,7 +107,7 @@ def by_generate_batch(model: Any, asked: Sequence[Asked]) -> list[list[int]]:
     from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
     config = transformers.GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0, max_new_tokens=256)
-    longest = ContinuousBatchingConfig(max_num_batched_tokens=1024)
+    longest = ContinuousBatchingConfig(max_batch_tokens=1024)
     found: dict[str, list[int]] = {}
     with model.continuous_batching_context_manager(generation_config=config, continuous_batching_config=longest) as run:
         for place, one in enumerate(asked):

@@ -109,7 +109,7 @@ class Server:
     @property
     def answers(self) -> float:
         """At work or waiting."""
-        return self.metric("nucleate_answers_running") + self.metric("nucleate_answers_waiting")
+        return self.metric("nucleate_num_requests_running") + self.metric("nucleate_num_requests_waiting")
 
 
 class Benchmark:

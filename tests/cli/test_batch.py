@@ -25,10 +25,11 @@ from programs import begun
 
 import nucleate as nc
 from nucleate.cli import batch
+from nucleate.cli.argument_parser import UsageError
 from nucleate.cli.batch_output import BatchOutput
 from nucleate.cli.batch_records import has_failed, read_line
-from nucleate.cli.jsonl import MOST_BYTES, JsonLine, lines
-from nucleate.cli.main import UsageError, main
+from nucleate.cli.jsonl import MAX_LINE_BYTES, JsonLine, lines
+from nucleate.cli.main import main
 from nucleate.engine.engine import Engine
 from nucleate.server.openai.requests import CHAT as CHAT_ENDPOINT
 from nucleate.server.openai.requests import COMPLETIONS
@@ -169,8 +170,8 @@ BAD: list[tuple[Any, int | None, str | None, str]] = [
     (b'{"prompt": "x", "prompt": "y"}', None, "invalid_json", "'prompt' is there twice"),
     (b"[" * 100_000, None, "invalid_json", "depth"),
     (b'{"prompt": ' + b"[" * 400 + b"]" * 400 + b"}", None, "invalid_request", "prompt must be"),
-    (b'{"custom_id": "deep", "url": ' + b"[" * 900 + b"]" * 900 + b"}", None, "invalid_line", "must be given"),
-    (b'"' + b"x" * MOST_BYTES + b'"', None, "line_too_long", "too long"),
+    (b'{"custom_id": "deep", "url": ' + b"[" * 900 + b"]" * 900 + b"}", None, "invalid_line", "is missing"),
+    (b'"' + b"x" * MAX_LINE_BYTES + b'"', None, "line_too_long", "too long"),
     (b"5", None, "invalid_line", "a line must be a JSON object or string, got 5"),
     (b"[1, 2]", None, "invalid_line", "a line must be"),
     ({}, None, "invalid_request", "prompt or messages must be given"),
@@ -193,7 +194,7 @@ BAD: list[tuple[Any, int | None, str | None, str]] = [
     ({**request("no method"), "method": "GET"}, None, "invalid_line", "method must be POST, got 'GET'"),
     ({**request("no url"), "url": "/v1/embeddings"}, None, "invalid_line", "url must be one of /v1/completions"),
     ({**request("more"), "bdy": 1}, None, "invalid_line", "'bdy'; did you mean body?"),
-    ({"method": "POST", "url": "/v1/completions", "body": {}}, None, "invalid_line", "custom_id must be given"),
+    ({"method": "POST", "url": "/v1/completions", "body": {}}, None, "invalid_line", "custom_id is missing"),
     ({**request("no body"), "body": 7}, 400, None, "body must be a JSON object, got 7"),
     (request("no prompt", prompt=None), 400, None, "prompt must be given"),
     (request("prompts", prompt=["x", [1]]), 400, None, "prompt must be"),
@@ -204,7 +205,12 @@ BAD: list[tuple[Any, int | None, str | None, str]] = [
     (request("silent", max_tokens=0), 400, None, "max_tokens may be 0 only if echo is true"),
     (request("tools", "/v1/chat/completions", tools=[1]), 400, None, "tools is not supported yet"),
     (request("top", "/v1/chat/completions", top_logprobs=1), 400, None, "top_logprobs needs logprobs"),
-    (request("model", model="gpt-5"), 404, "model_not_found", "no model 'gpt-5' here, but 'nucleate-tiny'"),
+    (
+        request("model", model="gpt-5"),
+        404,
+        "model_not_found",
+        "the model 'gpt-5' does not exist; this batch uses 'nucleate-tiny'",
+    ),
     (request("good"), None, "duplicate_custom_id", "an earlier line has the custom_id 'good' too"),
 ]
 
@@ -364,7 +370,7 @@ def test_a_torn_record_is_cut_off_wherever_it_is_torn(folder: Folder) -> None:
 def test_a_file_of_somebody_else_is_not_touched(folder: Folder, content: bytes) -> None:
     folder.write("x")
     folder.output.write_bytes(content)
-    with pytest.raises(UsageError, match=r"line 1 of it was not written by nucleate batch; name another file"):
+    with pytest.raises(UsageError, match=r"line 1 is not a record of nucleate batch; use another output file"):
         BatchOutput(str(folder.output), io.BytesIO())
     assert folder.output.read_bytes() == content
     with BatchOutput(str(folder.output), io.BytesIO(), overwrite=True):
@@ -382,7 +388,7 @@ def test_an_input_that_has_changed_is_an_error(folder: Folder) -> None:
     folder.write({"prompt": "x", "seed": 1}, {"prompt": "y"}, {"prompt": "z"})  # more of them is no change
     status, found, told = folder.run(*SHORT)
     assert (status, found[:2], len(found)) == (0, first, 3)
-    assert told.startswith("[1 lines done, 0 failed, 2 done before; 2 tokens, ")
+    assert told.startswith("[1 lines done, 0 failed, 2 lines done before; 2 tokens, ")
     folder.write({"prompt": "other"})
     status, found, told = folder.run("--overwrite", *SHORT)
     assert (status, [record["prompt"] for record in found]) == (0, ["other"])
@@ -392,7 +398,7 @@ def test_the_message_of_a_changed_input(folder: Folder) -> None:
     folder.write("x", "y")
     folder.run(*SHORT)
     folder.write("x", "z")
-    assert "line 2 of the input is not the one that it has an answer to; name another file" in folder.run()[2]
+    assert "its record of line 2 is of another input; use another output file" in folder.run()[2]
 
 
 def test_lines_that_failed_are_tried_again_only_if_asked(folder: Folder) -> None:
@@ -400,14 +406,14 @@ def test_lines_that_failed_are_tried_again_only_if_asked(folder: Folder) -> None
     status, first, _ = folder.run(*SHORT)
     folder.output.chmod(0o640)
     served = ("--served-model-name", "other", *SHORT)
-    assert folder.run(*served) == (status, first, "[4 done before (3 of them failed)]\n")
+    assert folder.run(*served) == (status, first, "[4 lines done before (3 of them failed)]\n")
     link = folder.output.with_name("link.jsonl")
     folder.output.rename(link)
     folder.output.symlink_to(link)
     status, found, told = folder.run("--retry-errors", *served)
     assert (status, [has_failed(record) for record in found]) == (1, [False, False, True, True])
     assert told.endswith("on numpy float32]\n")
-    assert "[1 lines done, 2 failed, 1 done before; 2 tokens" in told
+    assert "[1 lines done, 2 failed, 1 lines done before; 2 tokens" in told
     assert found[0] == first[0]
     assert found[1]["response"]["body"]["model"] == "other"
     assert found[3]["error"]["code"] == "duplicate_custom_id"
@@ -432,7 +438,7 @@ def test_two_processes_do_not_write_one_file(folder: Folder) -> None:
         fcntl.flock(other, fcntl.LOCK_EX)
         status, found, told = folder.run(*SHORT)
         assert (status, found) == (2, [])
-        assert told == f"nucleate: {folder.output} is being written by another process\n"
+        assert told == f"nucleate: {folder.output} is locked by another process\n"
     assert folder.run(*SHORT)[0] == 0
 
 
@@ -442,7 +448,7 @@ def test_a_file_that_was_replaced_is_still_locked(folder: Folder) -> None:
     with BatchOutput(str(folder.output), io.BytesIO(), retry=True) as journal:
         assert (journal.count, journal.failed) == (1, 0)
         assert len(folder.records()) == 1
-        with pytest.raises(UsageError, match="is being written by another process"):
+        with pytest.raises(UsageError, match="is locked by another process"):
             BatchOutput(str(folder.output), io.BytesIO())
         journal.write({"id": "line-2-0000000000000001", "error": None})
     assert len(folder.records()) == 2
@@ -465,7 +471,7 @@ def test_an_interrupt_keeps_what_is_done_and_says_how_to_go_on(folder: Folder) -
         out, told = process.communicate(timeout=60)
     assert (process.returncode, out) == (130, b""), told
     assert [number(record) for record in folder.records()][:1] == [1]
-    assert told.endswith(b"nucleate: interrupted; the same command again goes on from here\n")
+    assert told.endswith(b"nucleate: interrupted; run the same command again to resume\n")
     assert b"Traceback" not in told
 
 
@@ -509,7 +515,7 @@ def test_the_input_is_read_as_it_is_needed(folder: Folder, monkeypatch: pytest.M
         return step(engine)
 
     monkeypatch.setattr(batch, "lines", counting)
-    monkeypatch.setattr(batch, "survey", lambda source, journal: None)
+    monkeypatch.setattr(batch, "count_lines", lambda source, output: None)
     monkeypatch.setattr(Engine, "step", watched)
     folder.write()
     assert folder.run("--max-num-seqs", "4")[0] == 0
@@ -540,7 +546,8 @@ def test_a_bar_only_if_asked_or_on_a_terminal(folder: Folder) -> None:
 def test_bad_usage(folder: Folder, flags: list[str], status: int, message: str) -> None:
     folder.write("x")
     found, records, told = folder.run(*flags)
-    assert (found, records, told.count("\n")) == (status, [], 1)
+    assert (found, records) == (status, [])
+    assert told.count("\n") == 1 + told.startswith("usage: nucleate batch [OPTIONS] INPUT OUTPUT\n")
     assert message in told
 
 
@@ -556,4 +563,4 @@ def test_files_that_are_not_there(folder: Folder) -> None:
 
 def test_an_empty_input_is_done_at_once(folder: Folder) -> None:
     folder.write()
-    assert folder.run() == (0, [], "[0 done before]\n")
+    assert folder.run() == (0, [], "[0 lines done before]\n")

@@ -21,7 +21,7 @@ def test_the_best_answer_is_printed(llm: nc.LLM, capsys: pytest.CaptureFixture[s
     [found] = llm.beam_search("Once upon a time", num_beams=4, max_tokens=9)
     assert out == f"{found.text}\n"
     assert err.startswith("[9 tokens, ")
-    assert err.endswith("num_beams 4]\n")
+    assert err.endswith("4 beams]\n")
 
 
 def test_several_answers_have_their_scores(llm: nc.LLM, capsys: pytest.CaptureFixture[str]) -> None:
@@ -33,15 +33,15 @@ def test_several_answers_have_their_scores(llm: nc.LLM, capsys: pytest.CaptureFi
     first, second = llm.beam_search("Once upon a time", **asked)[0].outputs
     out = capsys.readouterr().out
     assert re.sub(r"-\d\.\d{4}", "SCORE", out) == (
-        f"--- answer 1 of 2, score SCORE, length\nOnce upon a time{first.text}\n"
-        f"\n--- answer 2 of 2, score SCORE, length\nOnce upon a time{second.text}\n"
+        f"--- beam 1 of 2, score SCORE, length\nOnce upon a time{first.text}\n"
+        f"\n--- beam 2 of 2, score SCORE, length\nOnce upon a time{second.text}\n"
     )
     scores = [float(score) for score in re.findall(r"-\d\.\d{4}", out)]
     assert scores == pytest.approx([first.score, second.score], abs=1e-3)
 
 
 def test_json_has_all_of_it(llm: nc.LLM, capsys: pytest.CaptureFixture[str]) -> None:
-    more = ("--n", "3", "--json", "--beam-groups", "2", "--diversity-penalty", "1.5", "--logprobs", "1")
+    more = ("--n", "3", "--json", "--num-beam-groups", "2", "--diversity-penalty", "1.5", "--logprobs", "1")
     assert main([*GENERATE, *more]) == 0
     told = json.loads(capsys.readouterr().out)
     asked = dict(
@@ -68,14 +68,14 @@ def test_an_answer_of_a_form(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (("--num-beams", "0"), "num_beams must be an integer >= 1, got '0'"),
         (("--num-beams", "x"), "num_beams must be an integer >= 1, got 'x'"),
-        (("--num-beams", "4", "--n", "5"), "n must be at most num_beams (4), got 5"),
-        (("--num-beams", "4", "--beam-groups", "3"), "beam_groups must divide num_beams (4), got 3"),
+        (("--num-beams", "4", "--n", "5"), "n must be at most width (4), got 5"),
+        (("--num-beams", "4", "--num-beam-groups", "3"), "num_beam_groups must divide width (4), got 3"),
         (("--num-beams", "4", "--length-penalty", "inf"), "length_penalty must be a number"),
         (("--num-beams", "4", "--early-stopping", "soon"), "early_stopping must be true, false or"),
         (("--num-beams", "4", "--diversity-penalty", "-1"), "diversity_penalty must be"),
         (("--num-beams", "4", "--temperature", "1", "--top-k", "3"), "leave out top_k, got 3"),
-        (("--length-penalty", "2"), "length_penalty is for a beam search: give --num-beams, too"),
-        (("--early-stopping", "false"), "early_stopping is for a beam search: give --num-beams, too"),
+        (("--length-penalty", "2"), "length_penalty needs --num-beams"),
+        (("--early-stopping", "false"), "early_stopping needs --num-beams"),
     ],
 )
 def test_what_cannot_be_is_refused(
@@ -89,7 +89,7 @@ def test_what_cannot_be_is_refused(
 
 def test_every_flag_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        main(["generate", "--help"])
+        main(["generate", "--help-all"])
     text = capsys.readouterr().out
     assert all(f"--{name.replace('_', '-')}" in text for name in PARAMETERS)
 
@@ -104,7 +104,7 @@ def test_a_search_that_failed_is_a_failure(
 
     monkeypatch.setattr(search, "logprobs", broken)
     assert main([*GENERATE]) == 1
-    assert "nucleate: the search ended with an error: invalid logits: NaN at token 3" in capsys.readouterr().err
+    assert "nucleate: beam search failed: invalid logits: NaN at token 3" in capsys.readouterr().err
     assert main([*GENERATE, "--json"]) == 1
     out, _ = capsys.readouterr()
     assert json.loads(out)["outputs"][0]["score"] is None

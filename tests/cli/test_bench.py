@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import nucleate as nc
-from nucleate.cli.bench import CHAINS, KINDS, logits, medians, ours, renewed, said
+from nucleate.cli.bench import CHAINS, KINDS, history, logits, medians, ours, renewed
 from nucleate.cli.main import main
 from nucleate.jit.kernel_libraries import ALL
 
@@ -18,7 +18,7 @@ from nucleate.jit.kernel_libraries import ALL
 def test_bench_prints_a_line_per_chain(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--vocabulary", "3000", "--rows", "2", "--seconds", "0", "--logits", "ties"]) == 0
     first, _, *lines = capsys.readouterr().out.splitlines()
-    assert first == "2 x 3000 scores, ties: microseconds per call"
+    assert first == "2 x 3000 logits, ties: microseconds per call"
     assert [line[:44].rstrip() for line in lines] == list(CHAINS)
     for line in lines:
         own, floor, ratio = map(float, line[44:].split())
@@ -48,7 +48,7 @@ def test_bench_refuses_what_makes_no_sense(
     assert main(["bench", f"{flag}={value}"]) == 2
     told = capsys.readouterr().err
     assert words in told
-    assert told.count("\n") == 1
+    assert told.count("\n") == 1 + told.startswith("usage: nucleate bench [OPTIONS]\n")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -109,9 +109,9 @@ def test_a_chain_has_the_stages_that_it_is_called_by_in_their_order(chain: str, 
 
 
 def test_penalties_look_back_on_as_many_tokens_as_the_chain_says() -> None:
-    assert len(said(CHAINS["repetition over 64, the same"], 500)) == 64
-    assert max(said(CHAINS["repetition over 1024, the same"], 500)) < 500
-    assert said(CHAINS["greedy"], 500) == []
+    assert len(history(CHAINS["repetition over 64, the same"], 500)) == 64
+    assert max(history(CHAINS["repetition over 1024, the same"], 500)) < 500
+    assert history(CHAINS["greedy"], 500) == []
 
 
 def test_our_call_gives_a_token_per_row() -> None:
@@ -133,7 +133,7 @@ def test_warm_says_what_it_has_and_where_it_is(capsys: pytest.CaptureFixture[str
     *lines, last = capsys.readouterr().out.splitlines()
     assert [line.partition(":")[0].strip() for line in lines] == [library.name for library in ALL]
     assert last.startswith("CPU kernels ready after ")
-    assert Path(last.partition(" s, in ")[2]) == ALL[0].folder.parent
+    assert Path(last.partition(" s, cached in ")[2]) == ALL[0].folder.parent
 
 
 def test_warm_compiles_nothing_where_it_could_not_be_kept(
@@ -146,5 +146,5 @@ def test_warm_compiles_nothing_where_it_could_not_be_kept(
     assert main(["warm"]) == 2
     told = capsys.readouterr()
     assert told.out == ""
-    assert told.err.startswith(f"nucleate: kernels cannot be kept: {file}")
+    assert told.err.startswith(f"nucleate: the kernel cache {file} is not writable")
     assert "NUCLEATE_CACHE" in told.err

@@ -87,8 +87,8 @@ def test_a_prompt_after_two_dashes_may_look_like_any_flag() -> None:
 
 def test_echo_begins_every_answer() -> None:
     done = nucleate("generate", "The fox", "--max-tokens", "2", "--n", "2", "--seed", "1", "--echo")
-    assert re.findall(r"^--- answer . of 2, seed .\nThe fox", done.stdout, re.MULTILINE) == [
-        f"--- answer {seed} of 2, seed {seed}\nThe fox" for seed in (1, 2)
+    assert re.findall(r"^--- completion . of 2, seed .\nThe fox", done.stdout, re.MULTILINE) == [
+        f"--- completion {seed} of 2, seed {seed}\nThe fox" for seed in (1, 2)
     ]
 
 
@@ -126,8 +126,8 @@ def test_json_for_machines() -> None:
 
 
 def test_every_sampling_parameter_is_a_flag() -> None:
-    text = nucleate("generate", "--help").stdout
-    for name in FIELDS:
+    text = nucleate("generate", "--help-all").stdout
+    for name in FIELDS.keys() - {"structured_outputs"}:  # it has several flags
         assert re.search(rf"--(no-)?{name.replace('_', '-')}\b", text)
 
 
@@ -167,22 +167,24 @@ def test_flags_of_every_kind_reach_the_pipeline(flag: str, value: str) -> None:
         (["generate", "x", "--device", "cuda", "--runtime", "numpy"], 1, "the numpy runtime"),
         (["generate", "word " * 2000], 2, "tokens, but the context holds 1024"),
         (["generate", ""], 2, "the prompt is empty"),
-        (["generate", "x", "--file", "y"], 2, "not both"),
+        (["generate", "x", "--file", "y"], 2, "cannot be combined"),
         (["generate", "--file", "/missing.txt"], 1, "/missing.txt: No such file or directory"),
         (["genrate"], 2, "did you mean generate?"),
         (["generate", "x", "--dtype", "int3"], 2, "dtype must be one of"),
         (["chat", "--n", "2"], 2, "unrecognized arguments: --n 2 (see nucleate chat --help)"),
         (["generate", "x", "--logit-bias", "1=2,1=3"], 2, "logit_bias must be a mapping"),
         (["generate", "x", "--stop-token-ids", "none"], 2, "got 'none'"),
-        (["generate", "x", "--stop", "---"], 2, "a value that begins with - is written --flag=VALUE"),
+        (["generate", "x", "--stop", "---"], 2, "write a value that begins with - as --flag=VALUE"),
     ],
 )
 def test_bad_usage_is_one_line_and_the_right_status(arguments: list[str], status: int, message: str) -> None:
     done = nucleate(*arguments)
     assert (done.returncode, done.stdout) == (status, "")
     assert message in done.stderr
-    assert done.stderr.startswith("nucleate: ")
-    assert done.stderr.count("\n") == 1
+    *usage, error = done.stderr.splitlines()
+    assert error.startswith("nucleate: ")
+    shown = "unrecognized" in message or "arguments:" in message or "did you mean --" in message or "--flag" in message
+    assert [line.startswith(f"usage: nucleate {arguments[0]} [OPTIONS]") for line in usage] == [True] * shown
 
 
 def test_a_number_of_threads_that_makes_no_sense_is_told_before_anything_is_done() -> None:
@@ -258,8 +260,8 @@ def test_stages_are_columns_however_long_a_name_is(
 
 def test_chat_obeys_commands_and_answers_lines() -> None:
     lines = [
-        "/set seed 3", "/set temperature 0.5", "/set top_p 7", "/set nothing 1", "/params", "/help", "/again",
-        "/nonsense", "Tell me a story about a fox.", "/again", "/system You are a storyteller.", "Hello!", "/new",
+        "/set seed 3", "/set temperature 0.5", "/set top_p 7", "/set nothing 1", "/params", "/help", "/regenerate",
+        "/nonsense", "Tell me a story about a fox.", "/regenerate", "/system You are a storyteller.", "Hello!", "/new",
         "/quit", "never read",
     ]  # fmt: skip
     done = nucleate("chat", "--max-tokens", "15", text="\n".join(lines))
@@ -268,17 +270,17 @@ def test_chat_obeys_commands_and_answers_lines() -> None:
     assert "/set NAME VALUE" in done.stdout
     assert "top_p must be a number > 0 and <= 1" in done.stderr
     assert "unknown parameter 'nothing'" in done.stderr
-    assert "no message to answer again" in done.stderr
-    assert "there is no command /nonsense" in done.stderr
+    assert "there is no reply to regenerate" in done.stderr
+    assert "unknown command /nonsense" in done.stderr
     assert len(re.findall(r"\[\d+ tokens, ", done.stderr)) == 3
-    assert done.returncode == 1  # because some commands failed
+    assert done.returncode == 0  # a typing error is no failure of the program
 
 
 def test_chat_remembers_and_forgets_the_oldest_when_the_context_is_full() -> None:
     lines = "\n".join(["Tell me a story about a dog. " * 12] * 12)
     done = nucleate("chat", "--max-tokens", "60", "--ignore-eos", text=lines)
     assert done.returncode == 0, done.stderr
-    assert "the oldest exchange is forgotten" in done.stderr
+    assert "the oldest messages were removed" in done.stderr
 
 
 def test_a_message_that_does_not_fit_is_refused_and_the_chat_goes_on() -> None:
@@ -295,13 +297,13 @@ def test_a_message_that_is_no_text_or_too_long_leaves_the_conversation_as_it_was
 
     good = chat(b"Tell me a story.", b"Who is the fox?")
     done = chat(b"Tell me a story.", b"caf\xff", b"word " * 2000, b"Who is the fox?")
-    assert done.returncode == 1
+    assert done.returncode == 0
     assert done.stdout == good.stdout
     assert [line[:26] for line in done.stderr.decode().splitlines() if line.startswith("nucleate")] == [
         "nucleate: text is not vali",
         "nucleate: the prompt has 2",
     ]
-    assert "forgotten" not in done.stderr.decode()
+    assert "removed" not in done.stderr.decode()
 
 
 def test_set_without_a_value_goes_back_to_the_default() -> None:

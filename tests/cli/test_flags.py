@@ -119,7 +119,7 @@ def test_set_reads_every_kind(name: str, text: str, value: object) -> None:
 def test_a_chat_with_the_newer_parameters(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     lines = ["/set bad_words the", "/set order top_k,top_p,temperature,bad_words", "/set draw greedy", "/params", "Hi!"]
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join([*lines, "/set order nonsense", "/set order", "/params"])))
-    assert main(["chat", "--max-tokens", "12", "--seed", "1"]) == 1
+    assert main(["chat", "--max-tokens", "12", "--seed", "1"]) == 0
     done = capsys.readouterr()
     assert "bad_words=('the',), top_k=50, top_p=0.9" in done.out.replace("temperature=0.7, ", "")
     assert "order=('top_k', 'top_p', 'temperature', 'bad_words'), draw='greedy'" in done.out
@@ -207,7 +207,7 @@ def test_the_table_of_stages_is_readable(monkeypatch: pytest.MonkeyPatch, capsys
     assert top_p.endswith("[a number > 0 and <= 1; default 1]")
     assert any(line.endswith("[true or false; default false]") for line in lines)
     assert [line.split(maxsplit=1)[1] for line in lines if line.startswith("  penalty_last_n")][1:] == [
-        "as of repetition"
+        "same as for repetition"
     ] * 2
 
 
@@ -237,10 +237,10 @@ def test_drafts_on_a_command_line() -> None:
     asked = drafts("--speculative", "suffix", "--speculative-tokens", "7", "--speculative-rule", "block")
     assert asked == Speculation("suffix", 7, "block")
     asked = drafts("--speculative", "medusa", "--speculative-tokens", "16", "--speculative-branches", "3")
-    assert asked == Speculation("medusa", 16, tree_width=3)
-    with pytest.raises(nc.ParameterError, match="--speculative-tokens goes with --speculative"):
+    assert asked == Speculation("medusa", 16, branches=3)
+    with pytest.raises(nc.ParameterError, match="--speculative-tokens needs --speculative"):
         drafts("--speculative-tokens", "3")
-    with pytest.raises(nc.ParameterError, match="--speculative-branches goes with --speculative"):
+    with pytest.raises(nc.ParameterError, match="--speculative-branches needs --speculative"):
         drafts("--speculative-branches", "3")
     with pytest.raises(nc.ParameterError, match="tree_width must be 1 for the method 'ngram', got 2"):
         drafts("--speculative", "ngram", "--speculative-branches", "2")

@@ -53,12 +53,12 @@ def test_the_tables_are_the_trace(llm: nc.LLM, capsys: pytest.CaptureFixture[str
     left = told.steps[-2].likeliest(7)
     assert [int(line.split()[0]) for line in listed[1 : 1 + len(left)]] == left
     assert len(listed) == 8
-    assert [line for line in listed if line.endswith("<- drawn")] == [
+    assert [line for line in listed if line.endswith("<- sampled")] == [
         line for line in listed if line.split()[0] == str(told.token_id)
     ]
-    out = [line for line in listed[1:] if "out: " in line]
+    out = [line for line in listed[1:] if "removed: " in line]
     assert len(out) == 7 - len(left)
-    assert {line.split("out: ")[1] for line in out} <= {"top_k", "top_p"}
+    assert {line.split("removed: ")[1] for line in out} <= {"top_k", "top_p"}
 
 
 def test_generate_begins_with_the_token_that_was_inspected(llm: nc.LLM, capsys: pytest.CaptureFixture[str]) -> None:
@@ -75,7 +75,7 @@ def test_a_drawn_token_beyond_the_list_is_added(capsys: pytest.CaptureFixture[st
     text = shown(capsys, PROMPT, "--seed", "1", "--temperature", "5", "--top-k", "0", "--top-p", "1", "--top", "3")
     tokens = text.strip().split("\n\n")[2].splitlines()[1:]
     assert len(tokens) == 4
-    assert tokens[3].endswith("<- drawn")
+    assert tokens[3].endswith("<- sampled")
 
 
 def test_json_names_every_token_it_mentions(llm: nc.LLM, capsys: pytest.CaptureFixture[str]) -> None:
@@ -107,7 +107,7 @@ def test_no_token_left_is_a_line_and_a_status(capsys: pytest.CaptureFixture[str]
     arguments = ["inspect", "x", "--allowed-token-ids", "5", "--suppress-token-ids", "5", "--seed", "1"]
     assert main(arguments) == 1
     done = capsys.readouterr()
-    assert done.err == "nucleate: no token can be drawn: every token is at -inf after allowed\n"
+    assert done.err == "nucleate: no token can be sampled: every token is at -inf after allowed\n"
     assert re.search(r"^Suppress\(\(5,\)\) +4095 ", done.out, re.MULTILINE)
     assert main([*arguments, "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["error"] == "every token is at -inf after allowed"
@@ -128,7 +128,7 @@ def test_no_token_left_is_a_line_and_a_status(capsys: pytest.CaptureFixture[str]
         (["x", "--order", "vllm", "--top-a", "0.5"], 2, "order 'vllm' does not include top_a"),
         (["word " * 2000], 2, "the context holds 1024"),
         ([""], 2, "the prompt is empty"),
-        (["x", "--file", "y"], 2, "not both"),
+        (["x", "--file", "y"], 2, "cannot be combined"),
     ],
 )
 def test_bad_usage_is_one_line_and_the_right_status(
@@ -138,8 +138,9 @@ def test_bad_usage_is_one_line_and_the_right_status(
     done = capsys.readouterr()
     assert done.out == ""
     assert message in done.err
-    assert done.err.startswith("nucleate: ")
-    assert done.err.count("\n") == 1
+    *usage, error = done.err.splitlines()
+    assert error.startswith("nucleate: ")
+    assert usage == ["usage: nucleate inspect [OPTIONS] [PROMPT]"] * ("unrecognized" in message)
 
 
 def test_a_rare_token_is_not_shown_as_one_that_cannot_be() -> None:

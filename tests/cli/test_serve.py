@@ -26,39 +26,37 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 2
 
 def test_every_limit_is_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        main(["serve", "--help"])
-    told = " ".join(capsys.readouterr().out.split())
-    assert told.count(" --limit-") == len(ServerLimits.PARAMETERS) == 10
+        main(["serve", "--help-all"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert len(ServerLimits.PARAMETERS) == 10
     for name, parameter in ServerLimits.PARAMETERS.items():
-        flag = f"--limit-{name.removeprefix('max_').replace('_', '-')}"
-        assert flag in told
-        assert parameter.help.split(";")[0][:30] in told
-    assert "default 4194304" in told
+        assert f" --{name.replace('_', '-')} " in text
+        assert parameter.help.rstrip(".") in text
+    assert "default: 4194304;" in text
 
 
 def test_the_extra_is_what_is_needed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))["project"]
     lines = project["optional-dependencies"]["server"]
     extra = {re.split(r"[^\w-]", line)[0].replace("-", "_") for line in lines}
-    assert extra - {"uvloop", "nucleate"} == set(serve.NEEDED)
+    assert extra - {"uvloop", "nucleate"} == set(serve.REQUIRED)
     assert serve.missing() == []
-    monkeypatch.setattr(serve, "NEEDED", ("uvicorn", "no_such_package"))
+    monkeypatch.setattr(serve, "REQUIRED", ("uvicorn", "no_such_package"))
     assert "needs no_such_package: pip install 'nucleate[server]'" in refused(capsys)
 
 
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--limit-queue", "-1"], "nucleate: limit_queue must be an integer >= 0"),
-        (["--limit-queue", "x"], "nucleate: limit_queue must be an integer >= 0"),
-        (["--limit-tokens", "x"], "nucleate: limit_tokens must be an integer >= 1"),  # not max_tokens: no such limit
-        (["--limit-body", "10"], "nucleate: limit_body must be"),
-        (["--limit-request-seconds", "0"], "nucleate: limit_request_seconds must be a number > 0"),
+        (["--max-queued-seqs", "-1"], "nucleate: max_queued_seqs must be an integer >= 0"),
+        (["--max-queued-seqs", "x"], "nucleate: max_queued_seqs must be an integer >= 0"),
+        (["--max-completion-tokens", "x"], "nucleate: max_completion_tokens must be an integer >= 1"),
+        (["--max-request-body-bytes", "10"], "nucleate: max_request_body_bytes must be"),
+        (["--request-timeout-seconds", "0"], "nucleate: request_timeout_seconds must be a number > 0"),
         (["--top-p", "2"], "top_p must be"),
         (["--api-key", ""], "must not be blank"),
-        (["--port", "70000"], "the port must be"),
+        (["--port", "70000"], "--port must be"),
         (["--api-key-file", "/nowhere/keys"], "cannot be read"),
-        (["--log-format", "xml"], "invalid choice"),
         (["--max-num-seqs", "0"], "max_num_seqs must be an integer >= 1"),
     ],
 )
@@ -66,12 +64,19 @@ def test_bad_usage(arguments: list[str], text: str, capsys: pytest.CaptureFixtur
     assert text in refused(capsys, *arguments)
 
 
+def test_an_unknown_value_shows_the_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--log-format", "xml"]) == 2
+    usage, error = capsys.readouterr().err.splitlines()
+    assert usage == "usage: nucleate serve [OPTIONS]"
+    assert "invalid choice" in error
+
+
 def test_defaults_that_no_request_could_have(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(warmup, "warm", lambda *_, **__: None)  # it would go on beside other tests
-    assert main(["serve", "--port", "0", "--limit-logprobs", "2", "--logprobs", "3"]) == 2
-    assert capsys.readouterr().err.splitlines()[-1] == "nucleate: logprobs must be at most 2 here, got 3"
+    assert main(["serve", "--port", "0", "--max-logprobs", "2", "--logprobs", "3"]) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == "nucleate: logprobs must be at most 2 on this server, got 3"
 
 
 @pytest.mark.parametrize(
@@ -121,5 +126,5 @@ def test_loopback(host: str, local: bool) -> None:
 
 
 def test_limits_check_themselves(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="grace must be"):
-        ServerLimits(grace=-1.0)
+    with pytest.raises(ValueError, match="shutdown_timeout_seconds must be"):
+        ServerLimits(shutdown_timeout_seconds=-1.0)

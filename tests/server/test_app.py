@@ -50,7 +50,7 @@ def serve(llm: nc.LLM, use: Use, of: Any = rule, limits: ServerLimits | None = N
     async def main() -> None:
         async with alive(application(service, RequestLog(), **options)) as app:
             await asyncio.wait_for(use(app, service), 60)
-            assert service.at_work == service.answers == 0
+            assert service.in_flight == service.sequences == 0
             for _ in range(2000):
                 if not len(engine):
                     break
@@ -124,7 +124,7 @@ def test_a_model_that_fails_at_once(llm: nc.LLM) -> None:
         other = begin(app, "/v1/completions", {**TEXT, "prompt": [1]})
         for stream in (False, True):
             call = await ask(app, "/v1/completions", {**TEXT, "stream": stream})
-            check_error(call, 500, type="server_error", code="answer_failed")
+            check_error(call, 500, type="server_error", code="generation_failed")
             assert "secret" not in call.data.decode()
         await other.task
         assert other.status == 200
@@ -143,7 +143,7 @@ def test_a_model_that_fails_in_the_middle(llm: nc.LLM, how: str) -> None:
 
     async def use(app: Any, service: Service) -> None:
         whole = await ask(app, "/v1/completions", TEXT)
-        check_error(whole, 500, code="answer_failed")
+        check_error(whole, 500, code="generation_failed")
         call = await ask(app, "/v1/completions", {**TEXT, "stream": True})
         assert call.status == 200
         assert call.over
@@ -155,7 +155,7 @@ def test_a_model_that_fails_in_the_middle(llm: nc.LLM, how: str) -> None:
         assert "secret" not in call.data.decode()
         assert ("invalid logits" in error["error"]["message"]) == (how == "nan")
         both = await ask(app, "/v1/completions", {**TEXT, "prompt": [[7, 8, 9], [1, 2]], "stream": True})
-        assert next(frame for frame in both.frames if "error" in frame)["error"]["code"] == "answer_failed"
+        assert next(frame for frame in both.frames if "error" in frame)["error"]["code"] == "generation_failed"
 
     serve(llm, use, fails)
 
@@ -242,7 +242,7 @@ def test_a_client_that_leaves_ends_its_request(llm: nc.LLM) -> None:
             await asyncio.sleep(0.03)
             assert service.engine.stats == at
         text = (await ask(app, "/metrics")).data.decode()
-        assert 'nucleate_disconnects_total{model_name="toy"} 2.0' in text
+        assert 'nucleate_client_disconnects_total{model_name="toy"} 2.0' in text
 
     serve(llm, use, slowly)
 
@@ -298,7 +298,7 @@ def test_a_request_that_takes_too_long(llm: nc.LLM) -> None:
         await asyncio.wait_for(unread.task, 5)
         assert not unread.over
 
-    serve(llm, use, slowly, ServerLimits(request_seconds=0.2))
+    serve(llm, use, slowly, ServerLimits(request_timeout_seconds=0.2))
 
 
 def test_what_takes_too_long_to_prepare(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,7 +310,7 @@ def test_what_takes_too_long_to_prepare(llm: nc.LLM, monkeypatch: pytest.MonkeyP
         finally:
             gate.set()
 
-    monkeypatch.setattr(service_module, "PREPARE_SECONDS", 0.1)
+    monkeypatch.setattr(service_module, "PREPARE_TIMEOUT_SECONDS", 0.1)
     serve(llm, use)
 
 
@@ -351,7 +351,7 @@ def test_places_and_queues_are_limited(llm: nc.LLM) -> None:
         await asyncio.gather(*(call.task for call in calls))
         assert sorted(call.status for call in calls) == [200, 503]
 
-    serve(llm, use, slowly, ServerLimits(queue=3), engine={"max_num_seqs": 2})
+    serve(llm, use, slowly, ServerLimits(max_queued_seqs=3), engine={"max_num_seqs": 2})
 
     async def few(app: Any, service: Service) -> None:
         calls = [begin(app, "/v1/completions", TEXT) for _ in range(3)]
@@ -361,7 +361,7 @@ def test_places_and_queues_are_limited(llm: nc.LLM) -> None:
         check_error(tokens, 503, code="too_many_requests")
         assert (await ask(app, "/health")).status == 200
 
-    serve(llm, few, slowly, ServerLimits(streams=2))
+    serve(llm, few, slowly, ServerLimits(max_concurrent_requests=2))
 
 
 def test_draining_and_the_end(llm: nc.LLM) -> None:
@@ -376,7 +376,7 @@ def test_draining_and_the_end(llm: nc.LLM) -> None:
             check_error(late, 503, code="shutting_down", type="server_error")
             assert late.headers["retry-after"]
         assert not stream.over
-        service.end()
+        service.abort()
         await asyncio.gather(stream.task, whole.task)
         assert stream.frames[-2]["error"]["code"] == "shutting_down"
         assert stream.frames[-1] == "[DONE]"
@@ -413,7 +413,7 @@ def test_content_types(llm: nc.LLM) -> None:
         check_error(await ask(app, "/v1/completions", b"\xff{}"), 400, param="body")
         check_error(await ask(app, "/v1/completions", b"x" * 2000), 413, code="body_too_large")
 
-    serve(llm, use, limits=ServerLimits(max_body=1024))
+    serve(llm, use, limits=ServerLimits(max_request_body_bytes=1024))
 
 
 def test_tokens_and_text(llm: nc.LLM) -> None:
@@ -471,5 +471,5 @@ def test_the_log_has_a_line_per_request_and_no_prompt(llm: nc.LLM, caplog: Any) 
     assert (good["status"], bad["status"]) == (200, 400)
     assert good["completion_tokens"] == 60
     assert good["finish_reasons"] == ["length"] * 2
-    assert 0 < good["first_token_seconds"] < good["seconds"]
+    assert 0 < good["time_to_first_token_seconds"] < good["duration_seconds"]
     assert "private" not in json.dumps([good, bad])

@@ -392,14 +392,14 @@ def test_a_variable_that_is_not_as_it_should_be(text: str) -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "has none"),
-        (b"# only\n\n", "has none"),
+        (b"", "has no keys"),
+        (b"# only\n\n", "has no keys"),
         (b"a\nb c # laptop\n", "line 2 of .* without spaces"),
         ("a\n\n\u00e9\n".encode(), "line 3 of .* visible ASCII"),
         (b"a\x0bb\n", "line 1"),
         (b"good\n\x0ba\n", "line 2"),
         (b"a\x00\n", "line 1"),
-        (b"\xff\xfea\x00", "not a text file in UTF-8"),
+        (b"\xff\xfea\x00", "not a UTF-8 text file"),
     ],
 )
 def test_a_file_that_is_not_as_it_should_be(tmp_path: Path, data: bytes, message: str) -> None:

@@ -27,7 +27,7 @@ SEARCHES: list[dict[str, Any]] = [
     {"n": 3},
     {"best_of": 1},
     {"best_of": 4, "n": 4, "length_penalty": -1.0, "early_stopping": True},
-    {"best_of": 6, "n": 6, "beam_groups": 3, "diversity_penalty": 2.5, "early_stopping": "never"},
+    {"best_of": 6, "n": 6, "num_beam_groups": 3, "diversity_penalty": 2.5, "early_stopping": "never"},
     {"best_of": 2, "ignore_eos": True, "temperature": 0, "seed": 5},
 ]
 
@@ -43,7 +43,7 @@ def searched(llm: nc.LLM, fields: dict[str, Any]) -> list[list[int]]:
         max_tokens=BODY["max_tokens"],
         eos_token_ids=() if fields.get("ignore_eos") else llm.tokenizer.eos_token_ids,
         num_return_sequences=fields.get("n", 1),
-        num_beam_groups=fields.get("beam_groups", 1),
+        num_beam_groups=fields.get("num_beam_groups", 1),
         **{name: fields[name] for name in names if name in fields},
     )
     return [list(beam.token_ids) for beam in found]
@@ -138,7 +138,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"stream": True}, "stream"),
     ({"use_beam_search": "yes"}, "use_beam_search"),
     ({"early_stopping": "sometimes"}, "early_stopping"),
-    ({"best_of": 4, "beam_groups": 3}, "beam_groups"),
+    ({"best_of": 4, "num_beam_groups": 3}, "num_beam_groups"),
     ({"best_of": 2, "n": 3}, "best_of"),
     ({"best_of": 129}, "best_of"),
     ({"length_penalty": "1"}, "length_penalty"),

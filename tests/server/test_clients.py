@@ -67,7 +67,7 @@ def box(tmp_path: Path) -> Box:
 @pytest.fixture(scope="module")
 def small() -> Iterator[Server]:
     """A server of short answers, for those who ask for very many."""
-    with Server("--max-model-len", "64", "--limit-tokens", "16") as running:
+    with Server("--max-model-len", "64", "--max-completion-tokens", "16") as running:
         yield running
 
 
@@ -261,6 +261,6 @@ def test_schemathesis(small: Server, box: Box, mode: str, status: str) -> None:
     assert told["operations"]["tested"] == told["operations"]["total"] >= 10
     assert told["test_cases"]["generated"] > 500
     for route in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"):
-        assert small.metric("nucleate_requests_total", route=route, status=status) > 10, written
+        assert small.metric("nucleate_http_requests_total", route=route, status=status) > 10, written
     assert small.request("GET", "/health").status == 200
     assert "Traceback" not in small.log

@@ -34,10 +34,10 @@ GAP = 3.0
 def server() -> Iterator[Server]:
     """One that has little patience with bodies."""
     impatient = {
-        "nucleate.server.request_context.BODY_SECONDS": 1,
+        "nucleate.server.request_context.BODY_TIMEOUT_SECONDS": 1,
         "nucleate.server.generation_endpoint.KEEP_ALIVE_SECONDS": 0.5,
     }
-    with Server("--limit-body", "262144", environment=ONE_THREAD, constants=impatient) as running:
+    with Server("--max-request-body-bytes", "262144", environment=ONE_THREAD, constants=impatient) as running:
         yield running.warmed()
         assert "Traceback" not in running.log
 
@@ -55,7 +55,7 @@ def worked(server: Server) -> float:
 
 def idle(server: Server, seconds: float = 10.0) -> float:
     """Seconds until nothing runs."""
-    names = ("nucleate_answers_running", "nucleate_answers_waiting")
+    names = ("nucleate_num_requests_running", "nucleate_num_requests_waiting")
     return wait_until(lambda: not any(map(server.metric, names)), seconds)
 
 
@@ -161,7 +161,8 @@ def test_an_offer_of_another_protocol_is_passed_over(server: Server) -> None:
 
 
 def test_a_head_must_arrive_in_time() -> None:
-    with Server(environment=ONE_THREAD, constants={"nucleate.server.http_protocol.HEAD_SECONDS": 0.5}) as server:
+    impatient = {"nucleate.server.http_protocol.HEAD_TIMEOUT_SECONDS": 0.5}
+    with Server(environment=ONE_THREAD, constants=impatient) as server:
         for begin in (b"", b"GET /", b"GET /health HTTP/1.1\r\nhost: x\r\n"):
             with Wire(server, seconds=10) as wire:
                 wire.send(begin)
@@ -176,7 +177,7 @@ def test_a_head_must_arrive_in_time() -> None:
 
 
 def test_a_connection_too_many_is_told_to_come_again() -> None:
-    with Server("--limit-connections", "4", environment=ONE_THREAD) as server:
+    with Server("--max-connections", "4", environment=ONE_THREAD) as server:
         held = [Wire(server) for _ in range(4)]
         try:
             wait_until(lambda: server.request("GET", "/v1/models").status == 503)
@@ -224,7 +225,7 @@ def test_clients_that_leave_leave_nothing_behind(server: Server) -> None:
     rng, before = random.Random(0), memory(server)
     delays = [rng.random() * 0.5 for _ in range(200)]
     stream = Stream(server, {**STORY, "seed": 5, "max_tokens": 300})
-    disconnects = server.metric("nucleate_disconnects_total")
+    disconnects = server.metric("nucleate_client_disconnects_total")
 
     def work(place: int) -> None:
         for number in range(place, 200, 20):
@@ -238,7 +239,7 @@ def test_clients_that_leave_leave_nothing_behind(server: Server) -> None:
     together(20, work)
     assert stream.wait().whole
     assert idle(server) < 5
-    wait_until(lambda: server.metric("nucleate_disconnects_total") - disconnects >= 190, 5)
+    wait_until(lambda: server.metric("nucleate_client_disconnects_total") - disconnects >= 190, 5)
     assert memory(server) - before < 64
     assert server.request("POST", PATH, {**STORY, "max_tokens": 3}).status == 200
 
@@ -248,11 +249,11 @@ def test_a_client_that_does_not_read_is_waited_for(server: Server) -> None:
     before = memory(server)
     with Wire(server, receive=4096) as wire:
         wire.send(raw("POST", PATH, json.dumps(body).encode()))
-        wait_until(lambda: server.metric("nucleate_answers_running") >= 8)
+        wait_until(lambda: server.metric("nucleate_num_requests_running") >= 8)
         drawn = -1.0
-        while drawn != (drawn := server.metric("nucleate_tokens_drawn_total")):  # until it waits
+        while drawn != (drawn := server.metric("nucleate_sampled_tokens_total")):  # until it waits
             time.sleep(0.5)
-        assert server.metric("nucleate_answers_running") + server.metric("nucleate_answers_waiting") == 8
+        assert server.metric("nucleate_num_requests_running") + server.metric("nucleate_num_requests_waiting") == 8
         assert server.request("POST", PATH, {**STORY, "max_tokens": 50}).status == 200
         assert memory(server) - before < 48
         assert wire.head() == 200
@@ -278,11 +279,12 @@ def test_patterns_that_backtrack_cost_others_nothing(server: Server) -> None:
 
 
 def test_no_more_than_the_limits_allow() -> None:
-    flags = ("--max-num-seqs", "2", "--limit-queue", "1", "--limit-streams", "4", "--limit-answers", "8")
+    flags = ("--max-num-seqs", "2", "--max-queued-seqs", "1", "--max-concurrent-requests", "4")
+    flags += ("--max-choices-per-request", "8")
     with Server(*flags, environment=ONE_THREAD) as server:
         held = [Stream(server, {**STORY, "max_tokens": 700}) for _ in range(3)]
-        wait_until(lambda: server.metric("nucleate_answers_running") == 2)
-        wait_until(lambda: server.metric("nucleate_answers_waiting") == 1)
+        wait_until(lambda: server.metric("nucleate_num_requests_running") == 2)
+        wait_until(lambda: server.metric("nucleate_num_requests_waiting") == 1)
         for stream in (False, True):  # a stream has not begun, so it is an ordinary error too
             answer = server.request("POST", PATH, {**STORY, "stream": stream})
             assert check_error(answer, 503)["code"] == "queue_full"
@@ -309,7 +311,7 @@ def test_no_more_than_the_limits_allow() -> None:
 def test_time_keys_and_origins() -> None:
     """A server with keys, an origin, and little time for each request."""
     flags = (
-        "--limit-request-seconds",
+        "--request-timeout-seconds",
         "0.5",
         "--api-key",
         "k1",
@@ -333,7 +335,7 @@ def test_time_keys_and_origins() -> None:
         assert stream.frames[-1] == "[DONE]"
         error = stream.bodies[-1]["error"]
         assert (error["code"], error["type"]) == ("timeout", "server_error")
-        wait_until(lambda: not server.metric("nucleate_answers_running", headers))
+        wait_until(lambda: not server.metric("nucleate_num_requests_running", headers))
         check_origins(server, headers)
 
 

@@ -51,12 +51,12 @@ def ids(count: int) -> list[int]:
 
 # limit: (its value, the field, a value with this size, how a message calls what is counted)
 SIZES: list[tuple[str, int, str, Any, str]] = [
-    ("max_tokens", 7, "max_tokens", lambda size: size, ""),
-    ("max_tokens", 7, "max_completion_tokens", lambda size: size, ""),
-    ("max_answers", 3, "n", lambda size: size, ""),
-    ("max_answers", 3, "best_of", lambda size: size, ""),
-    ("max_answers", 3, "prompt", lambda size: ["a"] * size, "prompts"),
-    ("max_answers", 3, "prompt", lambda size: [[1]] * size, "prompts"),
+    ("max_completion_tokens", 7, "max_tokens", lambda size: size, ""),
+    ("max_completion_tokens", 7, "max_completion_tokens", lambda size: size, ""),
+    ("max_choices_per_request", 3, "n", lambda size: size, ""),
+    ("max_choices_per_request", 3, "best_of", lambda size: size, ""),
+    ("max_choices_per_request", 3, "prompt", lambda size: ["a"] * size, "prompts"),
+    ("max_choices_per_request", 3, "prompt", lambda size: [[1]] * size, "prompts"),
     ("max_logprobs", 4, "logprobs", lambda size: size, ""),
     ("max_logprobs", 0, "logprobs", lambda size: size, ""),
     ("max_logprobs", 2, "top_logprobs", lambda size: size, ""),
@@ -66,7 +66,7 @@ SIZES: list[tuple[str, int, str, Any, str]] = [
     ("MAX_ENTRIES", 3, "logit_bias", lambda size: dict.fromkeys(map(str, range(size)), 1.0), "entries"),
     ("MAX_ENTRIES", 3, "stop_token_ids", ids, "entries"),
     ("MAX_ENTRIES", 3, "bad_words", lambda size: ["a", [1, 2], "b", "c", "d"][:size], "entries"),
-    ("MAX_BREAKERS", 3, "dry_sequence_breakers", lambda size: ["a"] * size, "entries"),
+    ("MAX_SEQUENCE_BREAKERS", 3, "dry_sequence_breakers", lambda size: ["a"] * size, "entries"),
     ("MAX_CHARACTERS", 9, "stop", lambda size: ["a", "b" * (size - 1)], "characters"),
     ("MAX_CHARACTERS", 9, "stop", lambda size: "ä" * size, "characters"),
     ("MAX_CHARACTERS", 7, "bad_words", lambda size: ["a", [1, 2], "b" * (size - 3)], "characters"),
@@ -113,7 +113,7 @@ def test_allowed_token_ids_may_be_as_long_as_the_vocabulary(monkeypatch: pytest.
     monkeypatch.setattr(module, "MAX_ENTRIES", 1)
     assert refusal({"allowed_token_ids": ids(VOCABULARY)}) is None
     error = refusal({"allowed_token_ids": ids(VOCABULARY + 1)})
-    assert str(error) == "allowed_token_ids has 51 entries, but at most 50 are allowed here"
+    assert str(error) == "allowed_token_ids has 51 entries, but this server allows at most 50 entries"
 
 
 def test_true_is_no_number_of_logprobs() -> None:
@@ -128,7 +128,7 @@ def test_messages_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_answers_to_all_prompts_are_counted() -> None:
-    limits = ServerLimits(max_answers=6)
+    limits = ServerLimits(max_choices_per_request=6)
     good = [
         asked_of(COMPLETIONS, prompt=["a", "b"], n=3),
         asked_of(COMPLETIONS, prompt=["a", "b"], best_of=3),
@@ -141,10 +141,10 @@ def test_answers_to_all_prompts_are_counted() -> None:
         "best_of": asked_of(COMPLETIONS, prompt=["a", "b"], n=2, best_of=4),
         "prompt": asked_of(COMPLETIONS, prompt=["a"] * 7),
     }.items():
-        with pytest.raises(ParameterError, match=f"{field} asks for [78] answers .* at most 6 ") as caught:
+        with pytest.raises(ParameterError, match=f"{field} requests [78] choices .* at most 6 ") as caught:
             limits.check(asked, [[1]] * len(asked.prompts), 100)
         assert caught.value.field == field
-    with pytest.raises(ParameterError, match=r"n asks for 7 answers \(1 prompts, 7 answers to each\)"):
+    with pytest.raises(ParameterError, match=r"n requests 7 choices \(1 prompts, 7 choices each\)"):
         limits.check(asked_of(CHAT, n=7), [[1]], 100)
 
 
@@ -175,28 +175,28 @@ def test_what_is_told_is_counted(
     fields: dict[str, Any], told: int, field: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = asked_of(COMPLETIONS, prompt=PROMPTS, **fields)
-    monkeypatch.setattr(module, "MAX_TOLD", max(told, 1))
+    monkeypatch.setattr(module, "MAX_LOGPROBS_PER_RESPONSE", max(told, 1))
     ServerLimits().check(asked, PROMPTS, 100)
     if told > 1:
-        monkeypatch.setattr(module, "MAX_TOLD", told - 1)
-        with pytest.raises(ParameterError, match=f"{field} has {told} .* at most {told - 1} are allowed") as caught:
+        monkeypatch.setattr(module, "MAX_LOGPROBS_PER_RESPONSE", told - 1)
+        with pytest.raises(ParameterError, match=f"{field} requests {told} .* at most {told - 1} ") as caught:
             ServerLimits().check(asked, PROMPTS, 100)
         assert caught.value.field == field
 
 
 def test_where_a_chat_does_not_say_how_long_the_context_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = asked_of(CHAT, messages=[{"role": "user", "content": "x"}], logprobs=True, top_logprobs=4)
-    monkeypatch.setattr(module, "MAX_TOLD", 5 * 90)
+    monkeypatch.setattr(module, "MAX_LOGPROBS_PER_RESPONSE", 5 * 90)
     ServerLimits().check(asked, [[1] * 10], 100)
-    monkeypatch.setattr(module, "MAX_TOLD", 5 * 90 - 1)
-    with pytest.raises(ParameterError, match=r"logprobs has 450 .* at most 449 are allowed"):
+    monkeypatch.setattr(module, "MAX_LOGPROBS_PER_RESPONSE", 5 * 90 - 1)
+    with pytest.raises(ParameterError, match=r"logprobs requests 450 .* at most 449 "):
         ServerLimits().check(asked, [[1] * 10], 100)
 
 
 def test_what_an_endpoint_gives_where_a_body_does_not_say() -> None:
     for url, usual in {COMPLETIONS.url: 16, CHAT.url: None}.items():
         for limit, expected in {None: usual, 5: 5, 30: usual or 30}.items():
-            endpoint = ServerLimits(max_tokens=limit).endpoint(ENDPOINTS[url])
+            endpoint = ServerLimits(max_completion_tokens=limit).endpoint(ENDPOINTS[url])
             assert endpoint.max_tokens == expected
             asked = read_body(endpoint, body(ENDPOINTS[url]), DEFAULTS)
             assert asked.params.max_tokens == expected
@@ -214,10 +214,10 @@ def test_limits_have_ranges() -> None:
             with pytest.raises(ParameterError, match=f"^{name} must be "):
                 ServerLimits(**{name: parameter.high + 1})
     with pytest.raises(ParameterError):
-        ServerLimits(queue="many")
+        ServerLimits(max_queued_seqs="many")
     with pytest.raises(ParameterError):
-        ServerLimits(max_answers=None)
-    assert isinstance(ServerLimits(request_seconds=5).request_seconds, float)
+        ServerLimits(max_choices_per_request=None)
+    assert isinstance(ServerLimits(request_timeout_seconds=5).request_timeout_seconds, float)
 
 
 SCALARS = (
@@ -233,7 +233,7 @@ VALUES = st.recursive(
 @settings(max_examples=300)
 @given(value=VALUES, names=st.lists(st.sampled_from(sorted(COMPLETIONS.known | CHAT.known)), max_size=4))
 def test_no_json_is_more_than_a_parameter_error(value: Any, names: list[str]) -> None:
-    small = ServerLimits(max_tokens=4, max_answers=4, max_logprobs=4)
+    small = ServerLimits(max_completion_tokens=4, max_choices_per_request=4, max_logprobs=4)
     for given_body in (value, dict.fromkeys(names, value)):
         assert len(str(said(small.check_body, given_body, 5))) < 200
 

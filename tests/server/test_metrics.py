@@ -57,8 +57,8 @@ def used() -> Metrics:
     made.first_token(0.02)
     made.token(1e9)
     made.finish("length")
-    made.form("regex")
-    made.refused_form("structured_outputs")
+    made.structured_output("regex")
+    made.rejected("structured_outputs")
     return made
 
 
@@ -66,25 +66,26 @@ def test_the_engine_in_figures() -> None:
     made = metrics()
     told = {sample.name: sample.value for family in families(made).values() for sample in family.samples}
     expected = {
-        "answers_running": 3,
-        "answers_waiting": 5,
-        "kv_blocks": 40,
-        "kv_blocks_used": 10,
-        "kv_cache_usage": 0.25,
-        "tokens_read_total": 900,
-        "tokens_reused_total": 80,
-        "tokens_drawn_total": 600,
-        "tokens_forced_total": 77,
-        "preemptions_total": 2,
-        "forwards_total": 70,
-        "forward_seconds_total": 1.5,
-        "sampler_seconds_total": 0.25,
-        "mask_seconds_total": 0.125,
-        "draft_rounds_total": 40,
-        "draft_tokens_total": 90,
-        "draft_tokens_accepted_total": 60,
-        "draft_tau": 2.5,
-        "draft_seconds_total": 0.5,
+        "num_requests_running": 3,
+        "num_requests_waiting": 5,
+        "kv_cache_blocks": 40,
+        "kv_cache_blocks_used": 10,
+        "kv_cache_usage_perc": 0.25,
+        "forward_tokens_total": 900,
+        "prefix_cache_hit_tokens_total": 80,
+        "generation_tokens_total": 677,
+        "sampled_tokens_total": 600,
+        "jump_forward_tokens_total": 77,
+        "num_preemptions_total": 2,
+        "forward_passes_total": 70,
+        "forward_pass_seconds_total": 1.5,
+        "sampling_seconds_total": 0.25,
+        "grammar_mask_seconds_total": 0.125,
+        "spec_decode_num_steps_total": 40,
+        "spec_decode_num_draft_tokens_total": 90,
+        "spec_decode_num_accepted_tokens_total": 60,
+        "spec_decode_mean_acceptance_length": 2.5,
+        "spec_decode_draft_seconds_total": 0.5,
     }
     assert {name: told["nucleate_" + name] for name in expected} == expected
     aliases = {
@@ -96,16 +97,16 @@ def test_the_engine_in_figures() -> None:
         "spec_decode_num_accepted_tokens_total": 60,
     }
     assert {name: told["vllm:" + name] for name in aliases} == aliases
-    assert [value(made, "nucleate_draft_tokens_accepted_by_place_total", place=place) for place in "01"] == [35, 25]
-    name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
-    assert [value(made, name, position=place) for place in "012"] == [35, 25, None]
+    for prefix in ("nucleate_", "vllm:"):
+        name = f"{prefix}spec_decode_num_accepted_tokens_per_pos_total"
+        assert [value(made, name, position=position) for position in "012"] == [35, 25, None]
 
 
 def test_every_name_that_gateways_and_people_look_for_is_there_from_the_beginning() -> None:
     names = {sample.name for family in families(metrics()).values() for sample in family.samples}
     for histogram in ("time_to_first_token", "inter_token_latency", "e2e_request_latency"):
         assert f"vllm:{histogram}_seconds_bucket" in names
-    assert {"vllm:prompt_tokens_total", "vllm:request_success_total", "nucleate_errors_total"} <= names
+    assert {"vllm:prompt_tokens_total", "vllm:request_success_total", "nucleate_request_errors_total"} <= names
     assert all(name.startswith(("nucleate_", "vllm:")) for name in names)
 
 
@@ -130,8 +131,8 @@ def test_the_strict_parser_reads_the_same() -> None:
 
 
 def test_no_blocks_at_all() -> None:
-    made = Metrics("tiny", lambda: STATS._replace(num_kv_blocks=0, num_used_kv_blocks=0))
-    assert value(made, "nucleate_kv_cache_usage") == 0
+    made = Metrics("tiny", lambda: STATS._replace(blocks=0, blocks_used=0))
+    assert value(made, "nucleate_kv_cache_usage_perc") == 0
 
 
 def test_counters_end_in_total_and_gauges_do_not() -> None:
@@ -182,8 +183,8 @@ def test_requests_by_route_and_status() -> None:
     made.request("/health", 200, 0.001)
     counted = {("/v1/completions", "200"): 2, ("/v1/completions", "400"): 1, ("/health", "200"): 1}
     for (route, status), count in counted.items():
-        assert value(made, "nucleate_requests_total", route=route, status=status) == count
-    duration = "nucleate_request_duration_seconds"
+        assert value(made, "nucleate_http_requests_total", route=route, status=status) == count
+    duration = "nucleate_http_request_duration_seconds"
     assert value(made, f"{duration}_count", route="/v1/completions") == 2  # not that which was refused
     assert value(made, f"{duration}_sum", route="/v1/completions") == pytest.approx(1.2)
     assert value(made, f"{duration}_bucket", route="/v1/completions", le="0.5") == 1
@@ -200,11 +201,11 @@ def test_errors_and_clients_that_left() -> None:
     made.request(GENERATING[0], 200, 0.1, error="model")  # in mid-stream
     made.request(GENERATING[0], 200, 0.1, disconnected=True)
     made.request(GENERATING[0], 404, 0.1)
-    told = {kind: value(made, "nucleate_errors_total", kind=kind) for kind in get_args(ErrorKind)}
+    told = {kind: value(made, "nucleate_request_errors_total", kind=kind) for kind in get_args(ErrorKind)}
     assert told == {**dict.fromkeys(get_args(ErrorKind), 0), "internal": 1, "queue_full": 1, "model": 1}
-    assert value(made, "nucleate_disconnects_total") == 1
-    assert value(made, "nucleate_request_duration_seconds_count", route=GENERATING[0]) is None
-    assert value(made, "nucleate_requests_total", route=GENERATING[0], status="200") == 2
+    assert value(made, "nucleate_client_disconnects_total") == 1
+    assert value(made, "nucleate_http_request_duration_seconds_count", route=GENERATING[0]) is None
+    assert value(made, "nucleate_http_requests_total", route=GENERATING[0], status="200") == 2
 
 
 def test_prompts_and_answers() -> None:
@@ -215,7 +216,7 @@ def test_prompts_and_answers() -> None:
         made.finish(reason)  # type: ignore[arg-type]
     for name in ("nucleate_prompt_tokens_total", "vllm:prompt_tokens_total"):
         assert value(made, name) == 12
-    told = {reason: value(made, "nucleate_answers_finished_total", finish_reason=reason) for reason in REASONS}
+    told = {reason: value(made, "nucleate_finished_sequences_total", finish_reason=reason) for reason in REASONS}
     assert told == {"stop": 2, "length": 1, "abort": 0, "error": 1}
     alias = {reason: value(made, "vllm:request_success_total", finished_reason=reason) for reason in REASONS}
     assert alias == {"stop": 2, "length": 1, "abort": 0, "error": None}
@@ -233,15 +234,15 @@ def test_clients_cannot_make_up_labels(paths: list[str]) -> None:
         made.request(path, 200, 0.1)
     routes = {s.labels["route"] for f in families(made).values() for s in f.samples if "route" in s.labels}
     assert routes <= {*ROUTES, OTHER}
-    assert value(made, "nucleate_requests_total", route=OTHER, status="404") >= 4
+    assert value(made, "nucleate_http_requests_total", route=OTHER, status="404") >= 4
 
 
 def test_a_server_may_have_other_routes() -> None:
     made = metrics(routes=["/mine"])
     made.request("/mine", 200, 0.1)
     made.request("/v1/models", 200, 0.1)
-    assert value(made, "nucleate_requests_total", route="/mine", status="200") == 1
-    assert value(made, "nucleate_requests_total", route=OTHER, status="200") == 1
+    assert value(made, "nucleate_http_requests_total", route="/mine", status="200") == 1
+    assert value(made, "nucleate_http_requests_total", route=OTHER, status="200") == 1
 
 
 @pytest.mark.parametrize("name", ['a"b', "a\\n", "a\nb 1", 'x"} 1\nforged 2', "\u00e9\u2028\r", "", "\udc80"])
@@ -262,13 +263,14 @@ def test_servers_of_one_process_know_nothing_of_each_other() -> None:
     assert b"nucleate" not in before + prometheus_client.generate_latest()
 
 
-def test_forms_are_counted_by_kind_and_refusals_of_them_apart() -> None:
+def test_structured_output_is_counted_by_kind_and_rejected_requests_apart() -> None:
     made = metrics()
-    assert [value(made, "nucleate_forms_total", form=form) for form in KINDS] == [0] * 5
-    for form in ("regex", "json_schema", "regex"):
-        made.form(form)
+    name = "nucleate_structured_output_requests_total"
+    assert [value(made, name, kind=kind) for kind in KINDS] == [0] * 5
+    for kind in ("regex", "json_schema", "regex"):
+        made.structured_output(kind)
     for field in ("response_format", "structured_outputs", "structured_outputs", "temperature", "regex", "prompt"):
-        made.refused_form(field)
-    assert value(made, "nucleate_forms_total", form="regex") == 2
-    assert value(made, "nucleate_forms_total", form="json_schema") == 1
-    assert value(made, "nucleate_forms_refused_total") == 3
+        made.rejected(field)
+    assert value(made, name, kind="regex") == 2
+    assert value(made, name, kind="json_schema") == 1
+    assert value(made, "nucleate_structured_output_errors_total") == 3

@@ -15,7 +15,7 @@ import nucleate as nc
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError, read_json
 from nucleate.sampling_params import FIELDS
-from nucleate.server.http_errors import refusal_of
+from nucleate.server.http_errors import http_error
 from nucleate.server.openai.requests import CHAT, COMPLETIONS, PLAIN, Endpoint, ParsedRequest, read_body
 from nucleate.server.openai.responses import error_body
 from nucleate.server.openai.tokenize import DETOKENIZE, TOKENIZE, read_detokenize, read_tokenize
@@ -66,7 +66,7 @@ def test_no_body_is_more_than_a_parameter_error(kind: Endpoint, data: st.DataObj
         assert (asked.messages is None) == bool(asked.prompts)
         return
     assert isinstance(error.field, str)
-    assert_short(refusal_of(error).body)
+    assert_short(http_error(error).body)
 
 
 def assert_short(refused: dict[str, Any]) -> None:
@@ -363,7 +363,7 @@ def test_no_body_for_tokens_is_more_than_a_parameter_error(data: st.DataObject) 
         try:
             read_it(fields)
         except ParameterError as error:
-            assert_short(refusal_of(error).body)
+            assert_short(http_error(error).body)
         else:
             assert fields.keys() <= known
 
@@ -493,7 +493,7 @@ def test_an_error_is_short_and_soon_there_whatever_the_body_says(given: dict[str
         start = time.process_time()
         error = refusal(kind, given)
         assert len(error.field) <= 100
-        assert_short(refusal_of(error).body)
+        assert_short(http_error(error).body)
         assert time.process_time() - start < 0.5
 
 
@@ -529,7 +529,7 @@ def test_json_is_read_strictly(text: str, why: str) -> None:
 
 def test_errors_as_openai_has_them() -> None:
     error = refusal(CHAT, body(CHAT, temperature=-1))
-    assert refusal_of(error).body == {
+    assert http_error(error).body == {
         "error": {
             "message": "temperature must be a number >= 0, got -1",
             "type": "invalid_request_error",

@@ -19,7 +19,8 @@ openai = pytest.importorskip("openai")
 MODEL = "nucleate-tiny"
 PROMPT = "Once upon a time"
 HELLO = [{"role": "user", "content": "Tell me a story about a cat."}]
-RUNNING, WAITING, WRITTEN = "nucleate_answers_running", "nucleate_answers_waiting", "nucleate_tokens_drawn_total"
+RUNNING, WAITING = "nucleate_num_requests_running", "nucleate_num_requests_waiting"
+WRITTEN = "nucleate_sampled_tokens_total"
 KINDS = pytest.mark.parametrize("kind", ["completions", "chat"])
 SAMPLED = {"temperature": 0.9, "seed": 7}
 LONG = {"max_tokens": 900, "extra_body": {"ignore_eos": True}}
@@ -36,7 +37,7 @@ def client(server: Server) -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[Server]:
     """A server that wants a key and has room for very little."""
-    with Server("--api-key", KEY, "--max-num-seqs", "1", "--limit-queue", "1") as running:
+    with Server("--api-key", KEY, "--max-num-seqs", "1", "--max-queued-seqs", "1") as running:
         yield running
 
 
@@ -496,7 +497,8 @@ def test_a_full_server_says_when_to_come_again(guarded: Server) -> None:
 
 
 def test_an_answer_that_takes_too_long_ends_with_an_error() -> None:
-    with Server("--limit-request-seconds", "0.3", "--limit-grace", "0") as brief, client_of(brief) as client:
+    flags = ("--request-timeout-seconds", "0.3", "--shutdown-timeout-seconds", "0")
+    with Server(*flags) as brief, client_of(brief) as client:
         with pytest.raises(openai.APIStatusError) as late:
             ask(client, "chat", **LONG)
         assert late.value.status_code == 504
@@ -507,7 +509,7 @@ def test_an_answer_that_takes_too_long_ends_with_an_error() -> None:
 
 
 def test_a_server_that_ends_tells_its_streams() -> None:
-    with Server("--limit-grace", "0") as ending, client_of(ending) as client:
+    with Server("--shutdown-timeout-seconds", "0") as ending, client_of(ending) as client:
         with ask(client, "chat", stream=True, **LONG) as stream:
             next(stream)
             ending.process.terminate()

@@ -26,7 +26,7 @@ from nucleate.server.openapi_document import document
 
 jsonschema = pytest.importorskip("jsonschema")
 
-LIMITS = ServerLimits(max_logprobs=4, max_answers=4, max_tokens=100)
+LIMITS = ServerLimits(max_logprobs=4, max_choices_per_request=4, max_completion_tokens=100)
 DOCUMENT = document("tiny", "1.2.3", LIMITS)
 SCHEMAS = DOCUMENT["components"]["schemas"]
 REQUESTS = {"CompletionRequest": COMPLETIONS, "ChatRequest": CHAT}
@@ -53,7 +53,7 @@ def schema_of(kind: Endpoint) -> Any:
 @pytest.mark.parametrize("limits", [LIMITS, ServerLimits(), ServerLimits(max_logprobs=0)])
 def test_it_is_valid(limits: ServerLimits, keys: bool) -> None:
     validator = pytest.importorskip("openapi_spec_validator")
-    made = document("tiny", "1.2.3", limits, keys=keys)
+    made = document("tiny", "1.2.3", limits, needs_key=keys)
     assert json.loads(json.dumps(made, allow_nan=False)) == made
     validator.validate(made)
     for schema in made["components"]["schemas"].values():
@@ -61,7 +61,7 @@ def test_it_is_valid(limits: ServerLimits, keys: bool) -> None:
 
 
 def test_every_route_says_what_it_answers() -> None:
-    made = document("tiny", "1.2.3", LIMITS, keys=True)
+    made = document("tiny", "1.2.3", LIMITS, needs_key=True)
     answers = {
         f"{method} {path}": sorted(operation["responses"])
         for path, methods in made["paths"].items()
@@ -82,7 +82,7 @@ def test_every_route_says_what_it_answers() -> None:
 
 
 def test_a_key_is_asked_for_where_there_are_keys() -> None:
-    open_, closed = (document("tiny", "1.2.3", LIMITS, keys=keys) for keys in (False, True))
+    open_, closed = (document("tiny", "1.2.3", LIMITS, needs_key=keys) for keys in (False, True))
     assert closed["security"] == [{"key": []}]
     assert closed["components"]["securitySchemes"]["key"] == {"type": "http", "scheme": "bearer"}
     assert closed["paths"]["/health"]["get"]["security"] == []
@@ -132,7 +132,7 @@ def test_every_parameter_has_its_range_its_help_and_its_default(kind: Endpoint) 
         if field.kind in ("float", "int") and not field.off:
             low = 0 if name == "max_tokens" and kind is COMPLETIONS else field.low
             assert schema["exclusiveMinimum" if field.open_low else "minimum"] == low
-            tightened = LIMITS.most(name) if name in NUMBERS else None
+            tightened = LIMITS.maximum(name) if name in NUMBERS else None
             assert schema.get("maximum") == (tightened or field.high or (LARGEST if field.kind == "float" else None))
 
 
@@ -183,7 +183,7 @@ def beyond_schemas(field: str, value: Any) -> bool:
         )
     if field == "min_tokens" and isinstance(value, int):
         return value > 100
-    if field == "beam_groups" and isinstance(value, int):
+    if field == "num_beam_groups" and isinstance(value, int):
         return value > 1  # they must divide the beams
     return False
 
@@ -222,7 +222,7 @@ def edges(field: str) -> list[Any]:
     }
     parameter = FIELDS.get(field)
     ends = [] if parameter is None else [parameter.low, parameter.high, *parameter.off, parameter.default]
-    ends += [LIMITS.most(field), LIMITS.max_answers]
+    ends += [LIMITS.maximum(field), LIMITS.max_choices_per_request]
     for end in (end for end in ends if isinstance(end, int | float) and not isinstance(end, bool)):
         near |= {end, end - 1, end + 1}
         if abs(end) < 2**53:

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nucleate.server import request_log as module
-from nucleate.server.request_log import LOGGERS, LONGEST, Form, RequestLog, configure
+from nucleate.server.request_log import LOGGERS, MAX_FIELD, LogFormat, RequestLog, configure
 
 FORMS = pytest.mark.parametrize("form", ["json", "text"])
 REQUEST: dict[str, Any] = {"id": "r-1", "method": "POST", "route": "/v1/completions", "status": 200, "seconds": 0.25}
@@ -41,9 +41,9 @@ NASTY = [
 TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
 
 
-def lines(write: Any, form: Form = "json", level: str = "info", **more: Any) -> list[str]:
+def lines(write: Any, form: LogFormat = "json", level: str = "info", **more: Any) -> list[str]:
     stream = io.StringIO()
-    with configure(stream, form=form, level=level):
+    with configure(stream, log_format=form, level=level):
         write(RequestLog(**more))
     text = stream.getvalue()
     assert text == "" or text.endswith("\n")
@@ -68,7 +68,7 @@ def test_a_request_as_json() -> None:
             structured_outputs="json_schema",
             prompt_tokens=5,
             completion_tokens=7,
-            first_token_seconds=0.0123456789,
+            time_to_first_token_seconds=0.0123456789,
             finish_reasons=("stop", "length"),
         )
     )
@@ -83,7 +83,7 @@ def test_a_request_as_json() -> None:
         "structured_outputs": "json_schema",
         "prompt_tokens": 5,
         "completion_tokens": 7,
-        "first_token_seconds": 0.012346,
+        "time_to_first_token_seconds": 0.012346,
         "finish_reasons": ["stop", "length"],
     }
 
@@ -114,7 +114,7 @@ def test_the_time_is_utc_with_milliseconds(monkeypatch: pytest.MonkeyPatch) -> N
 
 @FORMS
 @pytest.mark.parametrize("value", NASTY)
-def test_nothing_a_client_sends_makes_another_line(form: Form, value: str) -> None:
+def test_nothing_a_client_sends_makes_another_line(form: LogFormat, value: str) -> None:
     def write(log: RequestLog) -> None:
         log.request(**{**REQUEST, "id": value, "route": value, "method": value}, client=value, prompt=value)
         logging.getLogger("uvicorn.error").warning("told: %s", value)
@@ -131,7 +131,7 @@ def test_nothing_a_client_sends_makes_another_line(form: Form, value: str) -> No
 @FORMS
 @settings(max_examples=50)
 @given(value=st.text(max_size=30))
-def test_any_text(form: Form, value: str) -> None:
+def test_any_text(form: LogFormat, value: str) -> None:
     made = lines(lambda log: log.request(**{**REQUEST, "route": value}), form, "debug")
     assert len(made) == 1
     assert made[0].isprintable()
@@ -162,9 +162,9 @@ def test_prompts_only_if_asked_for_and_never_all_of_a_long_one() -> None:
 def test_no_field_is_long() -> None:
     long = "\U0001f600" * 100_000
     told = one(lambda log: log.request(**{**REQUEST, "route": long, "id": long}))
-    assert len(told["route"]) == len(told["id"]) == LONGEST + 3
+    assert len(told["route"]) == len(told["id"]) == MAX_FIELD + 3
     told = one(lambda log: logging.getLogger("uvicorn.error").info("%s", long))
-    assert len(told["event"]) == LONGEST + 3
+    assert len(told["event"]) == MAX_FIELD + 3
 
 
 def raised(message: str) -> BaseException:
@@ -228,7 +228,7 @@ def test_levels() -> None:
     assert levels("debug") == ["info", "error", "error", "debug", "error", "info"]
     assert levels("ERROR") == ["error", "error", "error"]
     assert levels("critical") == []
-    with pytest.raises(ValueError, match="no log level 'loud'"):
+    with pytest.raises(ValueError, match="unknown log level 'loud'"):
         lines(write, level="loud")
 
 
@@ -271,7 +271,7 @@ def test_loggers_are_left_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
     before, threads = state(), threading.active_count()
 
     def fail() -> None:
-        with configure(io.StringIO(), form="json", level="info"):
+        with configure(io.StringIO(), log_format="json", level="info"):
             assert state() != before
             assert threading.active_count() == threads + 1
             raise RuntimeError("inside")
@@ -301,9 +301,9 @@ class Stuck(io.StringIO):
 
 
 def test_a_stuck_stream_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "ROOM", 100)
+    monkeypatch.setattr(module, "MAX_QUEUED_LINES", 100)
     stream, log = Stuck(), RequestLog()
-    with configure(stream, form="json", level="info"):
+    with configure(stream, log_format="json", level="info"):
         log.event("line", number=0)
         stream.begun.wait()
         start = time.perf_counter()
@@ -349,7 +349,7 @@ def test_a_pipe_that_does_not_wait_gets_all(pipe: tuple[int, Any]) -> None:
 
     thread = threading.Thread(target=read)
     thread.start()
-    with configure(stream, form="json", level="info"):
+    with configure(stream, log_format="json", level="info"):
         for number in range(200):  # lines that a pipe takes in parts
             RequestLog().event("line", number=number, **dict.fromkeys("abcdef", "x" * 2000))
     stream.close()
@@ -362,14 +362,14 @@ def test_a_pipe_that_does_not_wait_gets_all(pipe: tuple[int, Any]) -> None:
 def test_a_reader_that_went_away_is_no_error(pipe: tuple[int, Any]) -> None:
     reading, stream = pipe
     os.close(reading)
-    with configure(stream, form="json", level="info"):
+    with configure(stream, log_format="json", level="info"):
         for _ in range(10):
             RequestLog().event("line")
 
 
 def test_a_stream_that_was_closed_is_no_error() -> None:
     stream = io.StringIO()
-    with configure(stream, form="json", level="info"):
+    with configure(stream, log_format="json", level="info"):
         stream.close()
         RequestLog().event("line")
 
@@ -377,10 +377,10 @@ def test_a_stream_that_was_closed_is_no_error() -> None:
 SCRIPT = """
 import sys
 from nucleate.server import request_log as log
-log.PATIENCE = 0.3
-with log.configure(sys.stderr, form="json", level="info"):
+log.FLUSH_SECONDS = 0.3
+with log.configure(sys.stderr, log_format="json", level="info"):
     for number in range(3000):
-        log.Log().event("line", number=number, text="x" * 200)
+        log.RequestLog().event("line", number=number, text="x" * 200)
 print("over")
 """
 

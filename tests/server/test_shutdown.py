@@ -76,7 +76,7 @@ def test_what_is_at_work_comes_to_its_end(number: signal.Signals) -> None:
         wholes = [Whole(server, {**STORY, "seed": seed, "max_tokens": 200}) for seed in range(6)]
         coming = [Coming(server) for _ in range(2)]
         wait_until(lambda: all(stream.frames for stream in streams) and all(one.statuses for one in coming), 60)
-        wait_until(lambda: server.metric("nucleate_answers_running") >= 12, 30)
+        wait_until(lambda: server.metric("nucleate_num_requests_running") >= 12, 30)
         server.process.send_signal(number)
         start = time.perf_counter()
         assert server.process.wait(30 + END) == 0
@@ -95,11 +95,11 @@ def test_what_is_at_work_comes_to_its_end(number: signal.Signals) -> None:
 
 
 def test_what_outlasts_the_grace_is_told_so() -> None:
-    with Server("--limit-grace", "0.3", environment=ONE_THREAD) as server:
+    with Server("--shutdown-timeout-seconds", "0.3", environment=ONE_THREAD) as server:
         streams = [Stream(server, {**STORY, "max_tokens": 900, "n": 8}) for _ in range(4)]
         wholes = [Whole(server, {**STORY, "max_tokens": 900, "n": 8}) for _ in range(2)]
         wait_until(lambda: all(stream.frames for stream in streams), 60)
-        wait_until(lambda: server.metric("nucleate_answers_running") >= 41, 30)
+        wait_until(lambda: server.metric("nucleate_num_requests_running") >= 41, 30)
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(0.3 + END) == 0
         for stream in streams:

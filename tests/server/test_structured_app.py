@@ -115,10 +115,10 @@ def test_tokens_that_must_follow_come_at_once(llm: nc.LLM) -> None:
         assert after.jump_forward_tokens - before.jump_forward_tokens == len(ids_of(parts)) - 1
         assert len(parts) <= 2
         text = (await ask(app, "/metrics")).data.decode()
-        assert f'nucleate_tokens_forced_total{{model_name="toy"}} {float(after.jump_forward_tokens)}' in text
-        assert 'nucleate_forms_total{form="regex",model_name="toy"} 1.0' in text
-        [seconds] = re.findall(r"^nucleate_mask_seconds_total\S+ (\S+)$", text, re.MULTILINE)
-        assert float(seconds) == after.grammar_mask_seconds > 0
+        assert f'nucleate_jump_forward_tokens_total{{model_name="toy"}} {float(after.forced)}' in text
+        assert 'nucleate_structured_output_requests_total{kind="regex",model_name="toy"} 1.0' in text
+        [seconds] = re.findall(r"^nucleate_grammar_mask_seconds_total\S+ (\S+)$", text, re.MULTILINE)
+        assert float(seconds) == after.mask_seconds > 0
 
     serve(llm, use)
 
@@ -219,7 +219,8 @@ def test_a_ban_that_leaves_no_token_is_the_requests_own_fault(llm: nc.LLM, path:
         assert (error, done) == (whole.json, "[DONE]")
         await other.task
         assert other.status == 200
-        assert 'nucleate_errors_total{kind="model",model_name="toy"} 0.0' in (await ask(app, "/metrics")).data.decode()
+        text = (await ask(app, "/metrics")).data.decode()
+        assert 'nucleate_request_errors_total{kind="model",model_name="toy"} 0.0' in text
 
     serve(llm, use)
 
@@ -274,8 +275,8 @@ def test_what_cannot_be_compiled_is_refused_and_counted(llm: nc.LLM, path: str, 
         good = await ask(app, path, {**SUBJECT[path], "structured_outputs": {"choice": ["very private"]}})
         assert good.status == 200
         text = (await ask(app, "/metrics")).data.decode()
-        assert 'nucleate_forms_refused_total{model_name="toy"} 10.0' in text
-        assert 'nucleate_forms_total{form="choice",model_name="toy"} 1.0' in text
+        assert 'nucleate_structured_output_errors_total{model_name="toy"} 10.0' in text
+        assert 'nucleate_structured_output_requests_total{kind="choice",model_name="toy"} 1.0' in text
 
     with caplog.at_level(logging.INFO, "nucleate.server"):
         serve(llm, use)
@@ -344,7 +345,7 @@ def test_a_compile_whose_caller_has_gone_harms_nobody(llm: nc.LLM, monkeypatch: 
         for call in waiting:
             check_error(call, 504, code="timeout", type="server_error")
         assert not leaver.status
-        assert service.at_work == 0
+        assert service.in_flight == 0
         gate.set()
         last = asking("again")
         await last.task
@@ -352,7 +353,7 @@ def test_a_compile_whose_caller_has_gone_harms_nobody(llm: nc.LLM, monkeypatch: 
         assert compiled == ["slow", "again"]  # of the others nobody waited any more when their turn came
 
     try:
-        monkeypatch.setattr(service_module, "PREPARE_SECONDS", 1.5)
+        monkeypatch.setattr(service_module, "PREPARE_TIMEOUT_SECONDS", 1.5)
         serve(llm, use)
     finally:
         gate.set()
@@ -418,9 +419,9 @@ def test_a_default_form_is_every_requests_that_does_not_say_another(llm: nc.LLM)
 
     service = made({"regex": "[0-9]{3}"})
     read = service.prepare(service.call(PATH, b'{"prompt": [1]}'))
-    assert (read.form, read.prepared[0].form is None) == ("regex", False)
+    assert (read.constraint, read.prepared[0].form is None) == ("regex", False)
     free = service.call(PATH, b'{"prompt": [1], "response_format": {"type": "text"}}')
-    assert (free.form, free.prepared[0].form) == (None, None)
+    assert (free.constraint, free.prepared[0].form) == (None, None)
     with pytest.raises(ParameterError, match="unclosed group"):
         made({"regex": "("})
     assert np.isfinite(rule((1,))).all()

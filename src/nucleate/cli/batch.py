@@ -1,8 +1,8 @@
-"""Answer the lines of a file, many at a time.
+"""Process a JSONL file of requests.
 
-A line of the input is a request as OpenAI's Batch API has it, a prompt as a JSON string, or an object with prompt or
-messages and any sampling parameters. Each gets a line in the output, as they finish. The same command again, after
-whatever ended it, goes on where it was. A line that fails is reported, and the others go on.
+An input line is a request of OpenAI's Batch API, a prompt as a JSON string, or an object with prompt or messages and
+any sampling parameters. Each line gets one record in the output, in the order of completion. Run the same command again
+to resume after an interruption. A line that fails does not stop the others.
 """
 
 from __future__ import annotations
@@ -22,20 +22,37 @@ if TYPE_CHECKING:
     from nucleate.cli.batch_runner import BatchRun
 
 USAGE = "[OPTIONS] INPUT OUTPUT"
-AHEAD = 2
-"""Requests at hand for each answer that the engine can work on, so that none of its places is ever empty."""
+COMMON = {
+    "INPUT": "Input file; - reads stdin.",
+    "OUTPUT": "Output file to append records to; - is stdout.",
+    "--model": "Folder or Hugging Face id (default: bundled).",
+    "--max-tokens": "Maximum tokens per completion.",
+    "--temperature": "Sampling temperature; 0 is greedy.",
+    "--top-p": "Nucleus sampling: keep this probability mass.",
+    "--seed": "Seed for reproducible output.",
+    "--n": "Completions per prompt (default: 1).",
+    "--max-num-seqs": "Maximum sequences that run at once (default: 64).",
+    "--retry-errors": "Process lines that failed before again.",
+    "--overwrite": "Discard the existing content of OUTPUT.",
+    "--json-schema": "Generate JSON that conforms to a schema.",
+}
+"""The options of ``--help``."""
+PREFETCH = 2
+"""Requests in the engine per sequence that it can run, so that it never idles."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("input", metavar="INPUT", help="the file of lines; - reads stdin")
+    parser.add_argument("input", metavar="INPUT", help="Input file; - reads stdin.")
     parser.add_argument(
-        "output", metavar="OUTPUT", help="the file of answers, to which they are added; - writes to stdout"
+        "output", metavar="OUTPUT", help="Output file, to which records are appended; - writes to stdout."
     )
     before = parser.add_mutually_exclusive_group()
-    before.add_argument("--overwrite", action="store_true", help="forget the answers that are in OUTPUT")
-    before.add_argument("--retry-errors", action="store_true", help="try the lines that failed before once more")
+    before.add_argument("--overwrite", action="store_true", help="Discard the existing content of OUTPUT.")
+    before.add_argument("--retry-errors", action="store_true", help="Process lines that failed before again.")
     parser.add_argument(
-        "--progress", action=argparse.BooleanOptionalAction, help="show a bar [default: if stderr is a terminal]"
+        "--progress",
+        action=argparse.BooleanOptionalAction,
+        help="Show a progress bar (default: if stderr is a terminal).",
     )
     flags.add_name(parser)
     flags.add_model(parser)
@@ -47,62 +64,62 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     values = flags.given(arguments)
     with open_input(arguments.input) as source:
-        anew = {"overwrite": arguments.overwrite, "retry": arguments.retry_errors}
-        with BatchOutput(arguments.output, source, **anew) as journal:
-            total = survey(source, journal)
-            if total == journal.count:
-                return told(journal, None, interrupted=False)
-            return answer(arguments, values, source, journal, total)
+        options = {"overwrite": arguments.overwrite, "retry": arguments.retry_errors}
+        with BatchOutput(arguments.output, source, **options) as output:
+            total = count_lines(source, output)
+            if total == output.count:
+                return report(output, None, interrupted=False)
+            return process(arguments, values, source, output, total)
 
 
-def survey(source: BinaryIO, journal: BatchOutput) -> int | None:
-    """How many lines there are, if the source can be read twice. Raises UsageError if they are not the journal's."""
+def count_lines(source: BinaryIO, output: BatchOutput) -> int | None:
+    """Count the input lines, if the source can be read twice. Raises UsageError if the output is of another input."""
     try:
         if not stat.S_ISREG(os.fstat(source.fileno()).st_mode):
             return None
-    except (OSError, ValueError):  # no real file
+    except (OSError, ValueError):  # not a real file
         return None
     start = source.tell()
-    total = sum(1 for _ in journal.checked(lines(source)))
+    total = sum(1 for _ in output.checked(lines(source)))
     source.seek(start)
     return total
 
 
-def answer(
-    arguments: argparse.Namespace, values: dict[str, Any], source: BinaryIO, journal: BatchOutput, total: int | None
+def process(
+    arguments: argparse.Namespace, values: dict[str, Any], source: BinaryIO, output: BatchOutput, total: int | None
 ) -> int:
-    """Answer the lines that have no record yet. Returns the exit status."""
+    """Process the lines without a record. Returns the exit status."""
     from nucleate.cli.batch_runner import BatchRun
     from nucleate.llm import LLM, progress_bar
 
     llm = LLM(**flags.model_options(arguments))
-    engine, called = llm.new_engine(**flags.engine_options(arguments)), flags.model_name(arguments)
+    engine, name = llm.new_engine(**flags.engine_options(arguments)), flags.model_name(arguments)
     check_structured(engine, values.get("structured_outputs"))
-    shown = sys.stderr.isatty() if arguments.progress is None else arguments.progress
+    show = sys.stderr.isatty() if arguments.progress is None else arguments.progress
     interrupted = False
-    with progress_bar(total=total, unit="line", shown=shown) as progress:
-        batch = BatchRun(llm, engine, values, called, journal, progress)
+    with progress_bar(total=total, unit="line", shown=show) as progress:
+        batch = BatchRun(llm, engine, values, name, output, progress)
         try:
-            for line, known in journal.checked(lines(source)):
-                batch.skip(line) if known else batch.begin(line)
-                while len(engine) >= AHEAD * arguments.max_num_seqs:
+            for line, done in output.checked(lines(source)):
+                batch.skip(line) if done else batch.start(line)
+                while len(engine) >= PREFETCH * arguments.max_num_seqs:
                     batch.step()
             while len(engine):
                 batch.step()
         except KeyboardInterrupt:
             interrupted = True
-    return told(journal, batch, interrupted=interrupted)
+    return report(output, batch, interrupted=interrupted)
 
 
-def told(journal: BatchOutput, batch: BatchRun | None, *, interrupted: bool) -> int:
-    """Print the figures of a run, and return its exit status."""
-    failed, figures = journal.failed, ""
-    parts = [f"{journal.count} done before" + f" ({journal.failed} of them failed)" * (journal.failed > 0)]
+def report(output: BatchOutput, batch: BatchRun | None, *, interrupted: bool) -> int:
+    """Print the statistics of a run, and return its exit status."""
+    failed, statistics = output.failed, ""
+    parts = [f"{output.count} lines done before" + f" ({output.failed} of them failed)" * (output.failed > 0)]
     if batch is not None:
         failed += batch.failed
-        parts = [f"{batch.done} lines done", f"{batch.failed} failed", *(parts if journal.count else [])]
-        figures = f"; {batch.tokens} tokens, {batch.rate:.0f} tokens/s on {batch.llm.model.runtime}"
-    print(f"[{', '.join(parts)}{figures}]", file=sys.stderr)
-    if interrupted and journal.resumes:
-        print("nucleate: interrupted; the same command again goes on from here", file=sys.stderr)
+        parts = [f"{batch.done} lines done", f"{batch.failed} failed", *(parts if output.count else [])]
+        statistics = f"; {batch.tokens} tokens, {batch.rate:.0f} tokens/s on {batch.llm.model.runtime}"
+    print(f"[{', '.join(parts)}{statistics}]", file=sys.stderr)
+    if interrupted and output.resumes:
+        print("nucleate: interrupted; run the same command again to resume", file=sys.stderr)
     return 130 if interrupted else int(failed > 0)

@@ -1,7 +1,7 @@
-"""The output file of a batch: what is in it stays, and each record is whole or not there. Knows no model.
+"""The output file of a batch: appends records, resumes after interruptions.
 
-A process may be killed at any moment: then the file ends in a record that is not whole, which the next one cuts off.
-A lock keeps two processes from writing at once, where the system has locks.
+If a process is killed while writing, the next run removes the incomplete last record. A lock keeps two processes from
+writing to one file, except on Windows.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
+from nucleate.cli.argument_parser import UsageError
 from nucleate.cli.batch_records import has_failed
 from nucleate.cli.jsonl import JsonLine
-from nucleate.cli.main import UsageError
 
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0)
 _FIRST = b'{"id": "line-'
@@ -26,29 +26,29 @@ _ID = re.compile(r"line-([1-9]\d{0,11})-([0-9a-f]{16})")
 
 
 class BatchOutput:
-    """Records of lines, in a file or on their way down a pipe.
+    """The records of a batch, in a file or a pipe.
 
-    path: - is stdout, which like a pipe cannot be read again. source: what the lines come from. overwrite: begin anew.
-    retry: forget the records of lines that failed. Raises UsageError for a file that is not ours to write.
+    path: - is stdout, which cannot be resumed, as a pipe. source: the input. overwrite: discard existing records.
+    retry: discard the records of failed lines. Raises UsageError for a file that is not the output of this input.
     """
 
     def __init__(self, path: str, source: BinaryIO, *, overwrite: bool = False, retry: bool = False) -> None:
-        self.path, self.failed, self.count = path, 0, 0  #: failed, count: of the lines that were there before
-        self._digests = array("Q")  # by the number of the line; 0: there is no record of it
+        self.path, self.failed, self.count = path, 0, 0  #: failed, count: of existing records
+        self._digests = array("Q")  # by line number; 0: no record
         self.resumes = path != "-" and (not Path(path).exists() or Path(path).is_file())
-        """Whether another process can go on where this one ends."""
+        """Whether another run can resume."""
         if not self.resumes:
             self._fd = sys.stdout.fileno() if path == "-" else os.open(path, os.O_WRONLY | os.O_APPEND)
             return
         self._fd = _open(path)
         try:
             if _same(self._fd, source):
-                raise UsageError(f"{path} is the input too: the output must be another file")
+                raise UsageError(f"{path} is also the input: the output must be another file")
             os.ftruncate(self._fd, 0 if overwrite else self._read(retry=retry))
             if retry:
                 self._forget_failures()
         except BaseException:
-            os.close(self._fd)  # and with it the lock
+            os.close(self._fd)  # this releases the lock
             raise
 
     def __enter__(self) -> Self:
@@ -63,22 +63,22 @@ class BatchOutput:
         _write(self._fd, json.dumps(record, allow_nan=False).encode() + b"\n")
 
     def checked(self, lines: Iterable[JsonLine]) -> Iterator[tuple[JsonLine, bool]]:
-        """The lines, and whether each has its record. Raises UsageError where they are not those of the records."""
+        """Yield each line and whether it has a record. Raises UsageError if the records are of another input."""
         found = 0
         for line in lines:
             known = self._digests[line.number] if line.number < len(self._digests) else 0
             if known not in (0, line.digest):
-                raise self._changed(f"line {line.number} of the input is not the one that it has an answer to")
+                raise self._changed(f"its record of line {line.number} is of another input")
             found += known != 0
             yield line, known != 0
         if found < self.count:
-            raise self._changed("it has answers to lines that are not in the input")
+            raise self._changed("it has records of lines that are not in the input")
 
-    def _changed(self, why: str) -> UsageError:
-        return UsageError(f"{self.path}: {why}; name another file, or begin anew with --overwrite")
+    def _changed(self, reason: str) -> UsageError:
+        return UsageError(f"{self.path}: {reason}; use another output file or --overwrite")
 
     def _read(self, *, retry: bool) -> int:
-        """Remember the records that are there. Returns the length of the file without one that is torn."""
+        """Read the existing records. Returns the length of the file without an incomplete last record."""
         end = 0
         for raw, number, digest, bad in self._records():
             end += len(raw)
@@ -92,7 +92,7 @@ class BatchOutput:
         return end
 
     def _records(self) -> Iterator[tuple[bytes, int, int, bool]]:
-        """The whole records: as they stand, the number and the digest of their line, and whether it failed."""
+        """Yield the complete records: raw, the number and digest of the line, and whether it failed."""
         with open(self._fd, "rb", closefd=False) as file:
             file.seek(0)
             for place, raw in enumerate(file, 1):
@@ -103,12 +103,12 @@ class BatchOutput:
                     number, digest = _ID.fullmatch(record["id"]).groups()  # type: ignore[union-attr]
                     yield raw, int(number), int(digest, 16), has_failed(record)
                 except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-                    raise self._changed(f"line {place} of it was not written by nucleate batch") from None
+                    raise self._changed(f"line {place} is not a record of nucleate batch") from None
 
     def _forget_failures(self) -> None:
-        """Leave the records of lines that failed out of the file, which is replaced as a whole."""
+        """Remove the records of failed lines, by replacing the file."""
         path = os.path.realpath(self.path)
-        new = os.open(f"{path}.new", _FLAGS | os.O_TRUNC, 0o666)  # nobody else has it: the file itself is locked
+        new = os.open(f"{path}.new", _FLAGS | os.O_TRUNC, 0o666)  # safe: the file itself is locked
         _lock(new, self.path)
         for raw, _, _, bad in self._records():
             if not bad:
@@ -121,7 +121,7 @@ class BatchOutput:
 
 
 def _open(path: str) -> int:
-    """The file at a path, locked. One that was replaced while we waited for nothing is opened again."""
+    """Open and lock a file; again, if another process has replaced it meanwhile."""
     while True:
         file = os.open(path, _FLAGS, 0o666)
         _lock(file, path)
@@ -141,13 +141,13 @@ def _lock(file: int, path: str) -> None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise UsageError(f"{path} is being written by another process") from None
+        raise UsageError(f"{path} is locked by another process") from None
 
 
 def _same(file: int, source: BinaryIO) -> bool:
     try:
         return os.path.samestat(os.fstat(file), os.fstat(source.fileno()))
-    except (OSError, ValueError):  # the source is no real file
+    except (OSError, ValueError):  # the source is not a real file
         return False
 
 

@@ -1,7 +1,7 @@
-"""A line of a batch to what it asks, and the answers to the record that is kept of them. Values only, no I/O.
+"""Parses input lines of a batch, and builds the output records.
 
-A line is a request as OpenAI's batches have it, or a prompt: a JSON string, or an object with prompt or messages and
-any fields of SamplingParams. What cannot be read is not raised, but kept as the record will tell it.
+A line is a request of OpenAI's Batch API, or a prompt: a JSON string, or an object with prompt or messages and any
+fields of SamplingParams. Errors are not raised but returned, for the record of the line.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class RecordError:
-    """Why a line has no answer. status: that of HTTP, if its request was one; param: the field at fault."""
+    """Why a line failed. status: the HTTP status, for OpenAI requests; param: the field at fault."""
 
     message: str
     code: str | None = None
@@ -36,7 +36,7 @@ class RecordError:
 
 @dataclass(frozen=True)
 class BatchRecord:
-    """What a line says. endpoint: None if that could not be told; failure: why it cannot be answered."""
+    """A parsed line. endpoint: None if the line is invalid; failure: why it cannot be processed."""
 
     id: str
     number: int
@@ -47,7 +47,7 @@ class BatchRecord:
 
 
 def read_line(line: JsonLine) -> BatchRecord:
-    """What a line says, whatever it is."""
+    """Parse a line; errors are in ``failure``."""
     entry = BatchRecord(line.id, line.number)
     if line.data is None:
         return replace(entry, failure=RecordError("the line is too long", "line_too_long"))
@@ -82,13 +82,13 @@ def _content(value: Any) -> tuple[Endpoint, Any]:
 
 
 def _request(value: Mapping[str, Any]) -> tuple[Endpoint, Any]:
-    """The endpoint that OpenAI's object names, and the body for it."""
+    """Return the endpoint and the body of an OpenAI request."""
     for key in value:
         if key not in _ENVELOPE:
             raise unknown(key, _ENVELOPE, "field of the line")
     for key in _ENVELOPE:
         if key not in value:
-            raise ParameterError(key, f"{key} must be given")
+            raise ParameterError(key, f"{key} is missing")
     if value["method"] != "POST":
         raise ParameterError("method", f"method must be POST, got {shown(value['method'])}")
     if not isinstance(value["url"], str) or value["url"] not in ENDPOINTS:
@@ -96,8 +96,8 @@ def _request(value: Mapping[str, Any]) -> tuple[Endpoint, Any]:
     return ENDPOINTS[value["url"]], value["body"]
 
 
-def failed(entry: BatchRecord, failure: RecordError) -> Record:
-    """The record of a line without an answer. One that was a request to HTTP has the answer that it would get there."""
+def error_record(entry: BatchRecord, failure: RecordError) -> Record:
+    """Return the record of a failed line; for an OpenAI request, with the error response of the server."""
     message = f"line {entry.number}: {failure.message}"
     if entry.endpoint is PLAIN:
         error = {"code": failure.code or "invalid_request", "message": message, "param": failure.param}
@@ -110,28 +110,28 @@ def failed(entry: BatchRecord, failure: RecordError) -> Record:
     return {**head, "response": _response(entry, failure.status, body), "error": None}
 
 
-def answered(
+def success_record(
     entry: BatchRecord,
-    asked: ParsedRequest,
+    parsed: ParsedRequest,
     completions: Sequence[Completion],
     tokenizer: Tokenizer,
     *,
     created: int,
     model: str,
 ) -> Record:
-    """The record of a line with its answers. created: seconds since 1970; model: what answered."""
+    """Return the record of a successful line. created: Unix time; model: the model name."""
     if entry.endpoint is PLAIN:
         return _plain(entry, completions[0])
     if entry.endpoint is CHAT:
-        body = chat_body(ResponseHead(f"chatcmpl-{entry.id}", created, model), asked, completions[0], tokenizer)
+        body = chat_body(ResponseHead(f"chatcmpl-{entry.id}", created, model), parsed, completions[0], tokenizer)
     else:
-        body = completion_body(ResponseHead(f"cmpl-{entry.id}", created, model), asked, completions, tokenizer)
+        body = completion_body(ResponseHead(f"cmpl-{entry.id}", created, model), parsed, completions, tokenizer)
     response = _response(entry, 200, body)
     return {"id": entry.id, "custom_id": entry.custom_id, "response": response, "error": None}
 
 
 def has_failed(record: Mapping[str, Any]) -> bool:
-    """Whether a record says that its line has no answer."""
+    """Return whether a record is of a failed line."""
     response = record.get("response")
     return record.get("error") is not None or (response is not None and response["status_code"] != 200)
 
@@ -146,17 +146,17 @@ def _plain_head(entry: BatchRecord) -> Record:
 
 
 def _plain(entry: BatchRecord, completion: Completion) -> Record:
-    answers = [_answer(output) for output in completion.outputs]
-    found = answers[0] if len(answers) == 1 else {"outputs": answers}
+    outputs = [_output(output) for output in completion.outputs]
+    result = outputs[0] if len(outputs) == 1 else {"outputs": outputs}
     subject = {name: entry.body[name] for name in PLAIN.subject if entry.body.get(name) is not None}
-    told = completion.prompt_logprobs
-    of_prompt = {} if told is None else {"prompt_logprobs": plain(told)}
+    logprobs = completion.prompt_logprobs
+    prompt_logprobs = {} if logprobs is None else {"prompt_logprobs": plain(logprobs)}
     usage = usage_body(completion.usage)
-    return {**_plain_head(entry), **subject, **found, **of_prompt, "usage": usage, "error": None}
+    return {**_plain_head(entry), **subject, **result, **prompt_logprobs, "usage": usage, "error": None}
 
 
-def _answer(output: CompletionOutput) -> Record:
-    """An answer as ``generate --json`` has it; without logprobs, if there are none."""
+def _output(output: CompletionOutput) -> Record:
+    """Return an output in the format of ``generate --json``; logprobs only if requested."""
     made = {name: value for name, value in plain(output).items() if name != "index"}
     if output.logprobs is None:
         del made["logprobs"], made["cumulative_logprob"]

@@ -1,4 +1,4 @@
-"""Lines in, records out, through an engine: what ``nucleate batch`` does with a line. Knows no files and no flags."""
+"""Processes the lines of a batch: submits their prompts to an engine and writes a record per line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nucleate.cli.batch_output import BatchOutput
-from nucleate.cli.batch_records import BatchRecord, RecordError, answered, failed, read_line
+from nucleate.cli.batch_records import BatchRecord, RecordError, error_record, read_line, success_record
 from nucleate.cli.jsonl import JsonLine
 from nucleate.engine.engine import Engine
 from nucleate.llm import LLM
@@ -18,62 +18,62 @@ from nucleate.models.protocol import ModelError
 from nucleate.outputs import Completion, CompletionChunk
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError
-from nucleate.server.http_errors import answer_failed
+from nucleate.server.http_errors import generation_failed
 from nucleate.server.openai.requests import CHAT, COMPLETIONS, PLAIN, ParsedRequest, read_body
 from nucleate.server.openai.response_format import named
 
-SHOWN_EVERY = 0.2  # seconds
+PROGRESS_SECONDS = 0.2  # between updates of the progress bar
 
 
 @dataclass(eq=False)
 class BatchJob:
-    """A line whose answers are being made: a request to the engine for each of its prompts."""
+    """A line in progress: one engine request per prompt."""
 
     entry: BatchRecord
-    asked: ParsedRequest
+    parsed: ParsedRequest
     prompts: Sequence[Sequence[int]]
-    pieces: Sequence[list[CompletionChunk]]  #: of the answers to each prompt
-    left: int  #: prompts that are not answered
+    chunks: Sequence[list[CompletionChunk]]  #: of each prompt
+    left: int  #: unfinished prompts
 
 
 class BatchRun:
-    """The lines at work, and the figures of those that were.
+    """The lines in progress, and the statistics of those that are finished.
 
-    values: parameters where a line says nothing; what it says goes before them, and they before what the model
-    recommends. name: what requests call the model. progress: a bar of lines.
+    values: parameters from flags; those of a line take precedence, and the model's recommendations come last. name: the
+    model name in requests. progress: a progress bar that counts lines.
     """
 
     def __init__(
-        self, llm: LLM, engine: Engine, values: Mapping[str, Any], name: str, journal: BatchOutput, progress: Any
+        self, llm: LLM, engine: Engine, values: Mapping[str, Any], name: str, output: BatchOutput, progress: Any
     ) -> None:
-        self.llm, self.engine, self.name, self.journal, self._progress = llm, engine, name, journal, progress
+        self.llm, self.engine, self.name, self.output, self._progress = llm, engine, name, output, progress
         self.done = self.failed = self.tokens = 0
         self._params = llm.default_params.override(**values)
         kinds = [COMPLETIONS, CHAT, PLAIN]
-        if "max_tokens" in values:  # also if it is none: then it means the whole context
+        if "max_tokens" in values:  # also none, which means the whole context
             kinds = [replace(kind, max_tokens=None) for kind in kinds]
         self._endpoints = {kind.url: kind for kind in kinds}
         self._custom_ids: set[str] = set()
-        self._at_work: dict[str, tuple[BatchJob, int]] = {}  # by request: the line, and which of its prompts
+        self._running: dict[str, tuple[BatchJob, int]] = {}  # by request id: the job and the index of the prompt
         self._start, self._shown = time.perf_counter(), 0.0
 
     @property
     def rate(self) -> float:
-        """Tokens written per second, over the whole run."""
+        """Generated tokens per second, over the whole run."""
         return self.tokens / max(time.perf_counter() - self._start, 1e-9)
 
     def skip(self, line: JsonLine) -> None:
-        """A line that has its record already."""
+        """Skip a line that has a record."""
         self._claim(read_line(line))
         self._progress.update(1)
 
-    def begin(self, line: JsonLine) -> None:
-        """Take a line, or write why it cannot be answered."""
+    def start(self, line: JsonLine) -> None:
+        """Submit a line, or write its error record."""
         entry = read_line(line)
         new = self._claim(entry)
         failure = entry.failure
         if failure is None and not new:
-            message = f"an earlier line has the custom_id {shown(entry.custom_id)} too"
+            message = f"an earlier line has the same custom_id {shown(entry.custom_id)}"
             failure = RecordError(message, "duplicate_custom_id", "custom_id")
         if failure is None:
             failure = self._admit(entry)
@@ -81,79 +81,80 @@ class BatchRun:
             self._fail(entry, failure)
 
     def step(self) -> None:
-        """Move all lines at work on, and write the records of those that are answered."""
-        for event in self.engine.step():
-            work, place = self._at_work[event.request_id]
-            work.pieces[place].append(event.piece)
-            self.tokens += len(event.piece.token_ids)
-            if event.last:
-                del self._at_work[event.request_id]
-                work.left -= 1
-                if not work.left:
-                    self._finish(work)
+        """Run one engine step, and write the records of finished lines."""
+        for output in self.engine.step():
+            job, index = self._running[output.request_id]
+            job.chunks[index].append(output.piece)
+            self.tokens += len(output.piece.token_ids)
+            if output.last:
+                del self._running[output.request_id]
+                job.left -= 1
+                if not job.left:
+                    self._finish(job)
         now = time.perf_counter()
-        if now > self._shown + SHOWN_EVERY:
+        if now > self._shown + PROGRESS_SECONDS:
             self._shown = now
             self._progress.set_postfix_str(f"{self.rate:.0f} tokens/s, {self.failed} failed")
 
     def _claim(self, entry: BatchRecord) -> bool:
-        """Whether a line is the first with its custom_id."""
+        """Return whether a line is the first with its custom_id."""
         new = entry.custom_id not in self._custom_ids
         if entry.custom_id is not None:
             self._custom_ids.add(entry.custom_id)
         return new
 
     def _admit(self, entry: BatchRecord) -> RecordError | None:
-        """Hand a line to the engine, or say why not."""
-        assert entry.endpoint is not None  # noqa: S101  # what cannot be told has a failure
+        """Submit a line to the engine, or return the error."""
+        assert entry.endpoint is not None  # noqa: S101  # otherwise the entry has a failure
         try:
-            asked = read_body(self._endpoints[entry.endpoint.url], entry.body, self._params)
-            if asked.stream:
+            parsed = read_body(self._endpoints[entry.endpoint.url], entry.body, self._params)
+            if parsed.stream:
                 raise ParameterError("stream", "stream must be false in a batch")
-            if asked.model not in (None, self.name):
-                message = (
-                    f"there is no model {shown(asked.model)} here, but {shown(self.name)} (see --served-model-name)"
-                )
+            if parsed.model not in (None, self.name):
+                served = f"{shown(self.name)} (see --served-model-name)"
+                message = f"the model {shown(parsed.model)} does not exist; this batch uses {served}"
                 return RecordError(message, "model_not_found", "model", 404)
-            if asked.messages is not None:
-                prompts = [self.llm.encode_chat(asked.messages, asked.template)]
+            if parsed.messages is not None:
+                prompts = [self.llm.encode_chat(parsed.messages, parsed.template)]
             else:
-                prompts = [self.llm.encode(prompt) for prompt in asked.prompts]
-            with named(asked.format):
-                self._add(BatchJob(entry, asked, prompts, [[] for _ in prompts], len(prompts)))
+                prompts = [self.llm.encode(prompt) for prompt in parsed.prompts]
+            with named(parsed.format):
+                self._add(BatchJob(entry, parsed, prompts, [[] for _ in prompts], len(prompts)))
         except (ParameterError, ModelError) as error:
             return RecordError(" ".join(str(error).split()), param=getattr(error, "field", None), status=400)
         return None
 
-    def _add(self, work: BatchJob) -> None:
-        """Ask the engine for all prompts of a line, or for none."""
+    def _add(self, job: BatchJob) -> None:
+        """Submit all prompts of a line, or none."""
         numbers: list[str] = []
         try:
-            for prompt_ids in work.prompts:
-                numbers.append(self.engine.add(work.asked.request(prompt_ids)))
+            for prompt_ids in job.prompts:
+                numbers.append(self.engine.add(job.parsed.request(prompt_ids)))
         except ParameterError:
             for number in numbers:
                 self.engine.abort(number)
             raise
-        self._at_work |= {number: (work, place) for place, number in enumerate(numbers)}
+        self._running |= {number: (job, index) for index, number in enumerate(numbers)}
 
-    def _finish(self, work: BatchJob) -> None:
-        completions = [Completion.of(ids, pieces) for ids, pieces in zip(work.prompts, work.pieces, strict=True)]
+    def _finish(self, job: BatchJob) -> None:
+        completions = [Completion.of(ids, pieces) for ids, pieces in zip(job.prompts, job.chunks, strict=True)]
         for output in (output for completion in completions for output in completion.outputs):
             if output.finish_reason == "error":
-                form = None if work.asked.params.structured_outputs is None else work.asked.format.field
-                refusal = answer_failed(str(output.stop_reason), form)
-                told = refusal.body["error"]
-                self._fail(work.entry, RecordError(told["message"], told["code"], told["param"], refusal.status))
+                field = None if job.parsed.params.structured_outputs is None else job.parsed.format.field
+                failure = generation_failed(str(output.stop_reason), field)
+                body = failure.body["error"]
+                self._fail(job.entry, RecordError(body["message"], body["code"], body["param"], failure.status))
                 return
         created, tokenizer = int(time.time()), self.llm.tokenizer
-        self.journal.write(answered(work.entry, work.asked, completions, tokenizer, created=created, model=self.name))
+        self.output.write(
+            success_record(job.entry, job.parsed, completions, tokenizer, created=created, model=self.name)
+        )
         self.done += 1
         self._progress.update(1)
 
     def _fail(self, entry: BatchRecord, failure: RecordError) -> None:
-        self.journal.write(failed(entry, failure))
+        self.output.write(error_record(entry, failure))
         self.failed += 1
-        short = textwrap.shorten(failure.message, 200, placeholder=" ...")  # the record has all of it
+        short = textwrap.shorten(failure.message, 200, placeholder=" ...")  # the record has the full message
         self._progress.write(f"nucleate: line {entry.number}: {short}", file=sys.stderr)
         self._progress.update(1)

@@ -1,6 +1,6 @@
-"""Measure what drawing a token costs on this machine, beside NumPy's max over the same logits.
+"""Measure the time to sample a token on this machine, compared with NumPy's max over the same logits.
 
-Medians of one run; the two take turns, a few calls each, so that a slow moment of the machine hits both.
+Prints medians. The two alternate, a few calls each, so that both see the same load of the machine.
 """
 
 from __future__ import annotations
@@ -40,21 +40,24 @@ CHAINS: Mapping[str, Mapping[str, Any]] = {
     "typical .95, T .8": dict(temperature=0.8, typical_p=0.95, order="llama.cpp"),
     "mirostat v2": dict(mirostat_tau=5.0),
 }
-"""Parameters of requests by what they are called: stages in the order in which they run."""
+"""Sampling parameters of each measured pipeline."""
 KINDS = ("peaked", "flat", "shifted", "ties")
+LOGITS_HELP = f"Distribution of the logits: {', '.join(KINDS)} (default: peaked)."
 
 Call = Callable[[], object]
 
 SLOW = 0.02
-"""Seconds of a call that is too slow to be repeated within a turn."""
+"""Calls slower than this many seconds are not repeated within a turn."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--vocabulary", type=int, default=128_256, metavar="V", help="scores per row [default 128256]")
-    parser.add_argument("--rows", type=int, default=1, metavar="R", help="rows per call [default 1]")
-    parser.add_argument("--logits", choices=KINDS, default="peaked", help="what the scores are like [default peaked]")
-    parser.add_argument("--seconds", type=float, default=0.5, help="per chain [default 0.5]")
-    parser.add_argument("--json", action="store_true", help="print a JSON list instead of a table")
+    parser.add_argument(
+        "--vocabulary", type=int, default=128_256, metavar="V", help="Vocabulary size (default: 128256)."
+    )
+    parser.add_argument("--rows", type=int, default=1, metavar="R", help="Rows per call (default: 1).")
+    parser.add_argument("--logits", choices=KINDS, metavar="KIND", default="peaked", help=LOGITS_HELP)
+    parser.add_argument("--seconds", type=float, default=0.5, metavar="S", help="Seconds per pipeline (default: 0.5).")
+    parser.add_argument("--json", action="store_true", help="Print a JSON list instead of a table.")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -66,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
     x_BV = logits(arguments.logits, arguments.rows, arguments.vocabulary)
     found = []
     if not arguments.json:
-        print(f"{arguments.rows} x {arguments.vocabulary} scores, {arguments.logits}: microseconds per call")
+        print(f"{arguments.rows} x {arguments.vocabulary} logits, {arguments.logits}: microseconds per call")
         print(f"{'':44}{'nucleate':>10}{'NumPy max':>11}{'ratio':>8}")
     for chain, params in CHAINS.items():
         times = medians({"nucleate": ours(x_BV, params), "numpy max": lambda: x_BV.max(axis=1)}, arguments.seconds)
@@ -80,14 +83,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def logits(kind: str, rows: int, size: int) -> NDArray[np.float32]:
-    """float32 [rows, size]: noise with a peaked head, noise alone, the head far from 0, or many equal scores."""
+    """Return float32 [rows, size]: noise with a peak, noise only, a peak far from 0, or many equal logits."""
     numbers = np.random.default_rng(0)
     x_BV = numbers.normal(0, 2.5, (rows, size))
     if kind in ("peaked", "shifted"):
         for x_V in x_BV:
             x_V[numbers.integers(0, size, 40)] += np.linspace(
                 2, 20, 40
-            )  # nine tenths of the chance, as in a model that knows
+            )  # 90 % of the probability, as in a confident model
     if kind == "shifted":
         x_BV += 50.0
     if kind == "ties":
@@ -95,22 +98,22 @@ def logits(kind: str, rows: int, size: int) -> NDArray[np.float32]:
     return x_BV.astype(np.float32)
 
 
-def said(params: Mapping[str, Any], size: int) -> list[int]:
-    """What a row has drawn before: as many random tokens as its penalties look back on."""
+def history(params: Mapping[str, Any], size: int) -> list[int]:
+    """Return as many random tokens as the penalties of a row look back on."""
     tokens: list[int] = np.random.default_rng(1).integers(0, size, params.get("penalty_last_n", 0)).tolist()
     return tokens
 
 
 def ours(x_BV: NDArray[np.float32], params: Mapping[str, Any]) -> Call:
-    """A call of ``Sampler``, which gives the tokens."""
+    """Return a function that samples one token per row."""
     from nucleate.sampling.sampler import Sampler
     from nucleate.sampling_params import SamplingParams
 
     rows, size = x_BV.shape
-    before = said(params, size)
+    before = history(params, size)
 
     def make() -> Call:
-        sampler = Sampler(size, backend="cpu")  # "auto" would begin with the reference, until the kernels are loaded
+        sampler = Sampler(size, backend="cpu")  # "auto" starts with the reference until the kernels are loaded
         for row in range(rows):
             sampler.add(SamplingParams(seed=row, **params), output_ids=before)
         return lambda: sampler(x_BV).token_ids
@@ -119,10 +122,10 @@ def ours(x_BV: NDArray[np.float32], params: Mapping[str, Any]) -> Call:
 
 
 def renewed(make: Callable[[], Call], calls: int = 16) -> Call:
-    """A call that is made anew every so many calls.
+    """Return a function that recreates the sampler every so many calls.
 
-    With the same logits at every step, what is drawn repeats itself, and soon the penalties would look back on a few
-    tokens only. The calls that make it are too few to move a median.
+    With the same logits at every step the sampled tokens repeat, so that the penalties would soon see only a few
+    different ones. The calls that recreate it are too few to change the median.
     """
     call, done = make(), 0
 
@@ -137,7 +140,7 @@ def renewed(make: Callable[[], Call], calls: int = 16) -> Call:
 
 
 def medians(contenders: Mapping[str, Call], seconds: float) -> dict[str, float]:
-    """Microseconds of each, measured in turn for so long, and three times at least."""
+    """Return the median microseconds of each, measured in turn for so long, and at least three times."""
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for call in contenders.values():
         call()
@@ -149,9 +152,9 @@ def medians(contenders: Mapping[str, Call], seconds: float) -> dict[str, float]:
 
 
 def turn(call: Call) -> list[float]:
-    """Seconds of each of five calls after one that finds in the caches what another has left there.
+    """Return the seconds of five calls, after one that warms the caches.
 
-    To a slow call that makes no difference, so that there is only one.
+    A slow call is measured once, because the caches make no difference to it.
     """
     times = []
     for _ in range(6):

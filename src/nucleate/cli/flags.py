@@ -1,49 +1,75 @@
-"""Flags for every sampling parameter, made from the parameters themselves; and those that name the model."""
+"""Command-line flags: one per sampling parameter, generated from the parameters, and those for model and engine."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from nucleate.cli.structured_flags import add_structured, read_structured
 from nucleate.parameters.parameter import Parameter, ParameterError, unknown
-from nucleate.sampling_params import FIELDS, SamplingParams
+from nucleate.sampling.stages import STAGES
+from nucleate.sampling_params import FIELDS, REQUEST_PARAMETERS, SamplingParams
 from nucleate.speculative.config import ACCEPTANCE_RULES, METHODS, TREE_METHODS, Speculation
 from nucleate.structured_output.spec import StructuredOutputs
 
+ALIASES: Mapping[str, tuple[str, ...]] = {"temperature": ("-t", "--temp"), "n": ("-n",)}
+"""Additional flags of sampling parameters; a short flag comes first."""
+_STOP = ("min_tokens", "max_tokens", "include_stop_str_in_output", "ignore_eos")
+
 
 def add_sampling(parser: argparse.ArgumentParser, without: Collection[str] = ()) -> None:
-    """Add a flag per field of SamplingParams. Flags that are not given leave the model's recommendation."""
-    title = "sampling parameters (what a model recommends in its generation_config.json goes before these defaults)"
-    group = parser.add_argument_group(title)
+    """Add a flag for each field of SamplingParams. Without a flag, the model's recommendation applies."""
+    groups: dict[str, Any] = {}
     for name, parameter in FIELDS.items():
         if name not in without and parameter.kind != STRUCTURED:
-            add_parameter(group, parameter)
+            title = _GROUPS.get(name, "sampling")
+            if title not in groups:
+                groups[title] = parser.add_argument_group(title)
+            add_parameter(groups[title], parameter)
     if "structured_outputs" not in without:
         add_structured(parser)
 
 
-def add_parameter(group: Any, parameter: Parameter, aliases: Sequence[str] = ()) -> None:
-    """Add a flag for a parameter; ``given`` reads its value."""
+def _groups() -> dict[str, str]:
+    """Return the title of the help group of each sampling parameter, by default the package of its stage."""
+    found = {
+        parameter.name: stage.__module__.split(".")[-2]
+        for stage in STAGES.values()
+        for parameter in stage.parameters.values()
+    }
+    titles = {"constraints": "token constraints", "selection": "sampling"}
+    groups = {name: titles.get(package, package) for name, package in found.items()}
+    for name in (*REQUEST_PARAMETERS, "min_tokens"):
+        groups[name] = "stop criteria" if name in _STOP or name.startswith("stop") else "output"
+    return {**groups, "logprobs": "output", "logprob_token_ids": "output"}
+
+
+_GROUPS = _groups()
+
+
+def add_parameter(group: Any, parameter: Parameter) -> None:
+    """Add the flag of a parameter; ``given`` reads its value."""
     shared: dict[str, Any] = {"dest": f"param_{parameter.name}", "default": None}
-    name = parameter.name.replace("_", "-")
-    if parameter.kind == "bool":  # the flag is for what is not the default
+    name, text = parameter.name.replace("_", "-"), parameter.help.rstrip(".").replace("%", "%%")
+    text = text[0].upper() + text[1:]
+    if parameter.kind == "bool":  # the flag is for the value that is not the default
         flag, value = (f"--no-{name}", False) if parameter.default else (f"--{name}", True)
-        group.add_argument(
-            flag, action="store_const", const=value, help=f"{'turn off: ' * (not value)}{parameter.help}", **shared
-        )
+        text = text if value else f"Do not {text[0].lower()}{text[1:]}"
+        group.add_argument(flag, action="store_const", const=value, help=f"{text}.", **shared)
         return
     if parameter.kind in TEXTS:
         shared |= {"action": "append", "metavar": "TEXT"}
     else:
         shared["metavar"] = _METAVARS[parameter.kind]
-    text = f"{parameter.help} [{parameter.allowed}; default {shown(parameter.default)}]"
-    group.add_argument(f"--{name}", *aliases, help=text.replace("%", "%%"), **shared)
+    text = f"{text} (default: {shown(parameter.default)}; {parameter.allowed})."
+    short = [flag for flag in ALIASES.get(parameter.name, ()) if len(flag) == 2]
+    long = [flag for flag in ALIASES.get(parameter.name, ()) if len(flag) > 2]
+    group.add_argument(*short, f"--{name}", *long, help=text, **shared)
 
 
 def shown(default: Any) -> str:
-    """A default in words."""
+    """Format a default."""
     if isinstance(default, bool):
         return str(default).lower()
     if isinstance(default, int | str):
@@ -51,105 +77,126 @@ def shown(default: Any) -> str:
     return f"{default:g}" if default or default == 0 else "none"
 
 
-EMBEDDED = "nucleate-tiny"
-"""What requests call the embedded model."""
+BUNDLED_MODEL = "nucleate-tiny"
+"""The name of the bundled model in requests."""
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that choose a model and how it runs."""
+    """Add the flags that select a model and how it runs."""
     group = parser.add_argument_group("model")
-    group.add_argument("--model", metavar="MODEL", help="a folder or a Hugging Face id; without it, the embedded model")
-    group.add_argument("--device", metavar="DEVICE", default="auto", help='"auto", "cpu", "cuda", "cuda:1"...')
-    group.add_argument("--dtype", metavar="DTYPE", default="auto", help='"auto", "float32", "bfloat16", "float16"')
-    group.add_argument("--runtime", metavar="RUNTIME", default="auto", help='"auto", "numpy" or "torch"')
+    group.add_argument(
+        "-m", "--model", metavar="MODEL", help="Model folder or Hugging Face id (default: bundled model)."
+    )
+    group.add_argument(
+        "--device", metavar="DEVICE", default="auto", help="Device: auto, cpu, cuda, cuda:1, ... (default: auto)."
+    )
+    group.add_argument(
+        "--dtype",
+        metavar="DTYPE",
+        default="auto",
+        help="Data type of the weights: auto, float32, bfloat16 or float16 (default: auto).",
+    )
+    group.add_argument(
+        "--runtime", metavar="RUNTIME", default="auto", help="Model runtime: auto, numpy or torch (default: auto)."
+    )
 
 
 def add_name(parser: argparse.ArgumentParser) -> None:
-    """Add the flag for what requests call the model."""
-    text = "what requests may call the model, and answers do [default: what --model says]"
+    """Add the flag for the model name in requests and responses."""
+    text = "Model name in requests and responses (default: the value of --model)."
     parser.add_argument("--served-model-name", metavar="NAME", help=text)
 
 
 def model_name(arguments: argparse.Namespace) -> str:
-    """What requests call the model."""
-    return str(arguments.served_model_name or arguments.model or EMBEDDED)
+    """Return the model name in requests and responses."""
+    return str(arguments.served_model_name or arguments.model or BUNDLED_MODEL)
 
 
 def add_engine(parser: argparse.ArgumentParser) -> None:
     """Add the flags that size an engine."""
     group = parser.add_argument_group("engine")
-    group.add_argument("--max-num-seqs", type=int, default=64, metavar="N", help="answers at a time [default 64]")
-    group.add_argument("--max-num-batched-tokens", type=int, metavar="N", help="most tokens that are read at a time")
-    group.add_argument("--max-model-len", type=int, metavar="N", help="most tokens of a prompt with its answer")
-    group.add_argument("--kv-cache-memory", type=int, metavar="BYTES", help="memory for keys and values")
+    for flag, metavar, default, text in (
+        ("--max-num-seqs", "N", 64, "Maximum number of sequences that run at the same time (default: 64)."),
+        ("--max-num-batched-tokens", "N", None, "Maximum number of tokens per forward pass (default: chosen)."),
+        (
+            "--max-model-len",
+            "N",
+            None,
+            "Maximum tokens of prompt and completion (default: the model's context length).",
+        ),
+        ("--kv-cache-memory", "BYTES", None, "Size of the KV cache in bytes (default: chosen from the free memory)."),
+    ):
+        group.add_argument(flag, type=int, default=default, metavar=metavar, help=text)
 
 
 def engine_options(arguments: argparse.Namespace) -> dict[str, int]:
-    """What the flags say of an engine, as ``LLM.new_engine`` takes it."""
+    """Return the engine flags as keyword arguments of ``LLM.new_engine``."""
     names = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "kv_cache_memory")
     return {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
 
 
 def add_speculation(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that say whether tokens are drafted, and how."""
-    title = "drafts (tokens that are guessed, and verified several at a time: the same text, sooner)"
-    group = parser.add_argument_group(title)
-    text = "who guesses: n-grams of the text, suffixes of it and of earlier answers, or a part trained for the model"
-    group.add_argument("--speculative", choices=METHODS, help=f"{text} [default: nobody]")
-    group.add_argument("--speculative-tokens", type=int, metavar="N", help="most tokens of a draft [default 4]")
-    text = f"most draft tokens that follow the same one, of {', '.join(TREE_METHODS)}: drafts are trees [default 1]"
+    """Add the flags for speculative decoding."""
+    group = parser.add_argument_group("speculative decoding")
+    text = f"Speculative decoding method: {', '.join(METHODS)} (default: off)."
+    group.add_argument("--speculative", choices=METHODS, metavar="METHOD", help=text)
+    text = "Maximum number of draft tokens per step (default: 4)."
+    group.add_argument("--speculative-tokens", type=int, metavar="N", help=text)
+    text = f"Maximum children of a node in the draft tree; more than 1 needs {', '.join(TREE_METHODS)} (default: 1)."
     group.add_argument("--speculative-branches", type=int, metavar="N", help=text)
-    text = "how drafts are verified: all but typical are exact, and coupled gives the very tokens [default coupled]"
-    group.add_argument("--speculative-rule", choices=ACCEPTANCE_RULES, help=text)
+    text = (
+        "Acceptance rule: coupled (same tokens as without speculation), rejection or block (same distribution) or "
+        "typical (lossy) (default: coupled)."
+    )
+    group.add_argument("--speculative-rule", choices=ACCEPTANCE_RULES, metavar="RULE", help=text)
 
 
 def model_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What the flags say of a model and of drafts, as ``LLM`` takes it. Raises ParameterError."""
+    """Return the model and speculation flags as keyword arguments of ``LLM``. Raises ParameterError."""
     options = {name: getattr(arguments, name) for name in ("model", "device", "dtype", "runtime")}
-    drafts = _speculation(arguments) if hasattr(arguments, "speculative") else None
-    return options if drafts is None else {**options, "speculative_config": drafts}
+    speculation = _speculation(arguments) if hasattr(arguments, "speculative") else None
+    return options if speculation is None else {**options, "speculative_config": speculation}
 
 
 def _speculation(arguments: argparse.Namespace) -> Speculation | None:
-    said = {name: getattr(arguments, f"speculative_{name}") for name in _SPECULATIVE}
-    said = {name: value for name, value in said.items() if value is not None}
+    options = {name: getattr(arguments, f"speculative_{name}") for name in _SPECULATIVE}
+    options = {name: value for name, value in options.items() if value is not None}
     if arguments.speculative is None:
-        if said:
-            name = next(iter(said))
-            raise ParameterError(f"speculative_{name}", f"--speculative-{name} goes with --speculative")
+        if options:
+            name = next(iter(options))
+            raise ParameterError(f"speculative_{name}", f"--speculative-{name} needs --speculative")
         return None
-    return Speculation(arguments.speculative, **{_SPECULATIVE[name]: value for name, value in said.items()})
+    return Speculation(arguments.speculative, **{_SPECULATIVE[name]: value for name, value in options.items()})
 
 
 _SPECULATIVE = {"tokens": "num_speculative_tokens", "branches": "tree_width", "rule": "acceptance_rule"}
 
 
 def given(arguments: argparse.Namespace, parameters: Mapping[str, Parameter] = FIELDS) -> dict[str, Any]:
-    """The parameters given as flags, parsed and checked; those of sampling, unless others are named."""
-    values = {}
+    """Return the validated values of the flags that are given, by default of the sampling parameters."""
+    values: dict[str, Any] = {}
     for name, parameter in parameters.items():
-        said = (
-            read_structured(arguments)
-            if parameter.kind == STRUCTURED
-            else getattr(arguments, f"param_{parameter.name}", None)
-        )
-        if said is not None:
-            values[name] = said if isinstance(said, StructuredOutputs) else parse(parameter, said)
+        if parameter.kind == STRUCTURED:
+            value: Any = read_structured(arguments)
+        else:
+            value = getattr(arguments, f"param_{parameter.name}", None)
+        if value is not None:
+            values[name] = value if isinstance(value, StructuredOutputs) else parse(parameter, value)
     return values
 
 
 def parse(parameter: Parameter, text: Any) -> Any:
-    """The value of a parameter as written on a command line. Raises ParameterError."""
+    """Parse the value of a parameter from a command line. Raises ParameterError."""
     try:
         return parameter.check(_PARSE[parameter.kind](text) if parameter.kind in _PARSE else text)
     except ValueError as error:
-        if parameter.kind == STRUCTURED and isinstance(error, ParameterError):  # of a part of it: it says more
+        if parameter.kind == STRUCTURED and isinstance(error, ParameterError):  # it names a part of the value
             raise
-        raise parameter.error(text) from None  # as it was written, not as it was read
+        raise parameter.error(text) from None  # with the text as written
 
 
 def assign(params: SamplingParams, name: str, text: str) -> SamplingParams:
-    """The parameters with one of them set from text, as ``/set`` does. Raises ParameterError."""
+    """Return the parameters with one of them set from text, as ``/set`` does. Raises ParameterError."""
     name = name.replace("-", "_")
     if name not in FIELDS:
         raise unknown(name, FIELDS)
@@ -173,24 +220,24 @@ def _table(text: str) -> dict[int, float]:
     pairs = [part.split("=") for part in text.split(",")]
     table = {int(token): float(value) for token, value in pairs}
     if len(table) < len(pairs):
-        raise ValueError("a token is there twice")
+        raise ValueError("a token id is repeated")
     return table
 
 
 def _names(text: str) -> Any:
-    """One name, or a list of them; a list of one ends with a comma."""
+    """Parse one name, or a list of names; a list of one ends with a comma."""
     return tuple(name.strip() for name in text.removesuffix(",").split(",")) if "," in text else text
 
 
-def _form(text: str) -> StructuredOutputs | None:
+def _structured(text: str) -> StructuredOutputs | None:
     return None if text.lower() == "none" else StructuredOutputs.from_json(text)
 
 
 STRUCTURED = "StructuredOutputs"
-"""The kind that has flags of its own; ``/set`` takes it as JSON."""
+"""The kind of parameter with several flags; ``/set`` takes it as JSON."""
 
 TEXTS = ("tuple[str, ...]", "tuple[str | tuple[int, ...], ...]")
-"""The kinds whose flag may be given several times, a text each."""
+"""The kinds whose flag can be repeated, with one text each."""
 
 _PARSE: dict[str, Callable[[Any], Any]] = {
     "float": float,
@@ -198,7 +245,7 @@ _PARSE: dict[str, Callable[[Any], Any]] = {
     "tuple[int, ...]": _integers,
     "Mapping[int, float]": _table,
     "str | tuple[str, ...]": _names,
-    STRUCTURED: _form,
+    STRUCTURED: _structured,
 }
 _READ: dict[str, Callable[[str], Any]] = {"bool": _switch, **dict.fromkeys(TEXTS, lambda text: (text,))}
 _METAVARS = {

@@ -1,7 +1,8 @@
-"""Continue a prompt, streaming to the terminal.
+"""Continue a prompt and stream the text to the terminal.
 
-The prompt is the argument, or a file (--file), or what is piped in. With none of them the embedded model tells a story.
-The text goes to stdout; tokens per second and the seed go to stderr at the end.
+The prompt is the argument, a file (--file) or piped in; without any, the bundled model tells a story. The text goes to
+stdout, then the statistics (tokens per second, seed, finish reason) to stderr. Sampling parameters that are not set
+take the values of the model's generation_config.json, then the defaults listed here.
 """
 
 from __future__ import annotations
@@ -15,16 +16,32 @@ from collections.abc import Iterable
 from nucleate.cli import flags
 from nucleate.cli.beam_flags import add_beams, read_beams, search
 from nucleate.cli.input_text import add_prompt, read_prompt
-from nucleate.cli.output_text import plain, worth
+from nucleate.cli.output_text import plain, validation_text
 from nucleate.outputs import CompletionChunk, Validation
 
 USAGE = "[OPTIONS] [PROMPT]"
+COMMON = {
+    "PROMPT": "Text to continue; - reads stdin.",
+    "--file": "Read the prompt from a file.",
+    "--model": "Folder or Hugging Face id (default: bundled).",
+    "--max-tokens": "Maximum tokens to generate (default: context).",
+    "--temperature": "Sampling temperature; 0 is greedy.",
+    "--top-p": "Nucleus sampling: keep this probability mass.",
+    "--top-k": "Keep the k most likely tokens.",
+    "--min-p": "Minimum probability, relative to the best token.",
+    "--stop": "End the output before this text (repeatable).",
+    "--seed": "Seed for reproducible output.",
+    "--n": "Number of completions (default: 1).",
+    "--json-schema": "Generate JSON that conforms to a schema.",
+    "--json": "Print one JSON object instead of text.",
+}
+"""The options of ``--help``."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_prompt(parser)
-    parser.add_argument("--echo", action="store_true", help="print the prompt before its continuation")
-    parser.add_argument("--json", action="store_true", help="print one JSON object when all is done, instead of text")
+    parser.add_argument("--echo", action="store_true", help="Print the prompt before each completion.")
+    parser.add_argument("--json", action="store_true", help="Print one JSON object at the end instead of text.")
     flags.add_model(parser)
     flags.add_speculation(parser)
     add_beams(parser)
@@ -50,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def show(pieces: Iterable[CompletionChunk], stream: StreamPrinter, runtime: str) -> int:
-    """Print pieces as they come, then the figures. Returns the exit status."""
+    """Print chunks as they arrive, then the statistics. Returns the exit status."""
     status = 0
     try:
         for piece in pieces:
@@ -61,10 +78,10 @@ def show(pieces: Iterable[CompletionChunk], stream: StreamPrinter, runtime: str)
 
 
 class StreamPrinter:
-    """Prints the pieces of one or more answers, each after ``echo``, and keeps count."""
+    """Prints the chunks of one or more completions, each after ``echo``, and counts tokens."""
 
-    def __init__(self, answers: int, echo: str = "") -> None:
-        self.echo, self.answers, self.tokens, self.index = echo, answers, 0, -1
+    def __init__(self, n: int, echo: str = "") -> None:
+        self.echo, self.n, self.tokens, self.index = echo, n, 0, -1
         self.start, self.first = time.perf_counter(), 0.0
         self.last: CompletionChunk | None = None
         self.failures: list[str] = []
@@ -72,9 +89,9 @@ class StreamPrinter:
 
     def print(self, piece: CompletionChunk) -> None:
         if piece.index != self.index:
-            if self.answers > 1:
+            if self.n > 1:
                 lead = "\n\n" if self.index >= 0 else ""
-                print(f"{lead}--- answer {piece.index + 1} of {self.answers}, seed {piece.seed}", flush=True)
+                print(f"{lead}--- completion {piece.index + 1} of {self.n}, seed {piece.seed}", flush=True)
             print(self.echo, end="")
         self.index, self.last = piece.index, piece
         self.first = self.first or time.perf_counter()
@@ -86,7 +103,7 @@ class StreamPrinter:
             self.validations.append((piece.index + 1, piece.validation))
 
     def end(self, runtime: str) -> int:
-        """End the text with a newline, then the figures on stderr. Returns 1 if an answer failed."""
+        """End the text with a newline and print the statistics to stderr. Returns 1 if a completion failed."""
         print(flush=True)
         if self.last is None:
             return 0
@@ -94,12 +111,12 @@ class StreamPrinter:
         decoding = max(time.perf_counter() - self.first, 1e-9)
         rate = (self.tokens - 1) / decoding if self.tokens > 1 else self.tokens / seconds
         seed = (self.last.seed - self.index) % 2**64
-        why = self.last.finish_reason or "interrupted"
-        figures = f"[{self.tokens} tokens, {rate:.0f} tokens/s on {runtime}, seed {seed}, {why}]"
-        print(figures, file=sys.stderr)
+        reason = self.last.finish_reason or "interrupted"
+        statistics = f"[{self.tokens} tokens, {rate:.0f} tokens/s on {runtime}, seed {seed}, {reason}]"
+        print(statistics, file=sys.stderr)
         for number, validation in self.validations:
-            which = f"answer {number}: " if self.answers > 1 else ""
-            print(f"nucleate: {which}{worth(validation)}", file=sys.stderr)
+            which = f"completion {number}: " if self.n > 1 else ""
+            print(f"nucleate: {which}{validation_text(validation)}", file=sys.stderr)
         for failure in self.failures:
-            print(f"nucleate: the answer ended with an error: {failure}", file=sys.stderr)
+            print(f"nucleate: generation failed: {failure}", file=sys.stderr)
         return 1 if self.failures else 0

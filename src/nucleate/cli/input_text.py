@@ -1,4 +1,4 @@
-"""Text that a command is given: as an argument, in a file, through a pipe; whatever the locale. Knows no command."""
+"""Reads the prompt of a command from its argument, a file or stdin, always as UTF-8."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ import stat
 import sys
 from pathlib import Path
 
-from nucleate.cli.main import UsageError
+from nucleate.cli.argument_parser import UsageError
 
 FIRST_WORDS = "Once upon a time"
 
 
 def add_prompt(parser: argparse.ArgumentParser) -> None:
-    """The arguments that ``read_prompt`` reads."""
-    text = "the text to continue; - reads stdin; after --, it may begin with -"
+    """Add the arguments that ``read_prompt`` reads."""
+    text = "Text to continue; - reads stdin. After --, the text may begin with -."
     parser.add_argument("prompt", nargs="?", metavar="PROMPT", help=text)
-    parser.add_argument("-f", "--file", type=Path, help="read the prompt from a file")
+    parser.add_argument("-f", "--file", type=Path, metavar="FILE", help="Read the prompt from a file.")
 
 
 def read_prompt(arguments: argparse.Namespace) -> str:
-    """The prompt from wherever it comes."""
+    """Return the prompt. Raises UsageError, OSError."""
     if arguments.prompt is not None and arguments.file is not None:
-        raise UsageError("give a prompt or --file, not both")
+        raise UsageError("the argument PROMPT and --file cannot be combined")
     if arguments.file is not None:
         text = decode(arguments.file.read_bytes(), str(arguments.file))
     elif arguments.prompt not in (None, "-"):
@@ -36,14 +36,14 @@ def read_prompt(arguments: argparse.Namespace) -> str:
         arguments.echo = True
         return FIRST_WORDS
     else:
-        raise UsageError("no prompt: give one as an argument, with --file, or pipe one in")
+        raise UsageError("no prompt: pass it as an argument, with --file or on stdin")
     if not text:
-        raise UsageError("the prompt is empty: give some text as an argument, with --file, or pipe it in")
+        raise UsageError("the prompt is empty: pass some text as an argument, with --file or on stdin")
     return str(text)
 
 
 def decode(data: bytes, source: str) -> str:
-    """The text of a file or of stdin: UTF-8, its line ends as they are. Raises UsageError."""
+    """Decode UTF-8 without changing line ends. Raises UsageError."""
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -51,11 +51,11 @@ def decode(data: bytes, source: str) -> str:
 
 
 def piped() -> bool:
-    """True if stdin is a pipe or a file, so that somebody meant it to be read."""
+    """Return whether stdin is a pipe or a file, and so meant to be read."""
     if sys.stdin is None or sys.stdin.closed:
         return False
     try:
         mode = os.fstat(sys.stdin.fileno()).st_mode
-    except (OSError, ValueError):  # no real file, as under a test runner
+    except (OSError, ValueError):  # not a real file, as in tests
         return False
     return stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)

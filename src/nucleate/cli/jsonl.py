@@ -1,4 +1,4 @@
-"""The lines of a file of any size, one at a time, each with a digest that tells it from others. Knows no JSON."""
+"""Reads the lines of a file of any size one at a time, each with a digest."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from nucleate.cli.main import UsageError
+from nucleate.cli.argument_parser import UsageError
 
-MOST_BYTES = 16 << 20
-"""Of a line: a longer one is an error, and is not kept in memory."""
+MAX_LINE_BYTES = 16 << 20
+"""Maximum size of a line. A longer one is an error, and is not kept in memory."""
 _BLANK = b" \t\r\n"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class JsonLine(NamedTuple):
-    """A line that is not empty. number: from 1, empty lines counted. data: None if there were too many bytes."""
+    """A line that is not empty. number: from 1, counting empty lines. data: None if the line is too long."""
 
     number: int
-    digest: int  #: of what it says, without the space around it: 64 bits, not 0
+    digest: int  #: 64-bit hash of the stripped line, not 0
     data: bytes | None
 
     @property
     def id(self) -> str:
-        """What the records of an output file call it."""
+        """The id of its output record."""
         return f"line-{self.number}-{self.digest:016x}"
 
 
 def open_input(path: str) -> AbstractContextManager[BinaryIO]:
-    """A file to read; - is stdin."""
+    """Open an input file; - is stdin."""
     if path != "-":
         return Path(path).open("rb")
     if sys.stdin is None:
@@ -40,20 +40,20 @@ def open_input(path: str) -> AbstractContextManager[BinaryIO]:
     return nullcontext(sys.stdin.buffer)
 
 
-def lines(stream: BinaryIO, most: int = MOST_BYTES) -> Iterator[JsonLine]:
-    """The lines of a stream that are not empty. Marks of the byte order at their beginning are no part of them."""
+def lines(stream: BinaryIO, max_bytes: int = MAX_LINE_BYTES) -> Iterator[JsonLine]:
+    """Yield the lines of a stream that are not empty, without byte order marks."""
     number = 0
-    while data := stream.readline(most + 1):
+    while data := stream.readline(max_bytes + 1):
         number += 1
-        if len(data) > most and not data.endswith(b"\n"):
-            yield JsonLine(number, _digest(chain([data], _rest(stream, most))), None)
+        if len(data) > max_bytes and not data.endswith(b"\n"):
+            yield JsonLine(number, _digest(chain([data], _rest(stream, max_bytes))), None)
         elif data := data.removeprefix(_BYTE_ORDER_MARK).strip(_BLANK):
             yield JsonLine(number, _digest([data]), data)
 
 
-def _rest(stream: BinaryIO, most: int) -> Iterator[bytes]:
-    """What is left of a line, in parts."""
-    while data := stream.readline(most):
+def _rest(stream: BinaryIO, max_bytes: int) -> Iterator[bytes]:
+    """Yield the rest of a line in parts."""
+    while data := stream.readline(max_bytes):
         yield data.removesuffix(b"\n")
         if data.endswith(b"\n"):
             return

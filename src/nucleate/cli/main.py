@@ -1,12 +1,11 @@
-"""``nucleate COMMAND ...``: finds the command, and turns every error into one line and an exit status.
+"""The entry point ``nucleate COMMAND ...``: runs a command, and reports errors in one line with an exit status.
 
-Exit status: 0 done; 1 failed (a model that cannot be loaded, an answer that ended in an error); 2 bad usage (flags,
-values, prompts); 130 interrupted. Imports nothing heavy: a command's file is imported when it is asked for.
+Exit status: 0 success; 1 failure (such as a model that cannot be loaded or a completion that ended with an error); 2
+wrong usage (flags, values, prompts); 130 interrupted. The module of a command is imported when the command is run.
 """
 
 from __future__ import annotations
 
-import argparse
 import difflib
 import importlib
 import io
@@ -14,50 +13,28 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import NoReturn
+
+from nucleate.cli.argument_parser import ArgumentParser, UsageError
+
+__all__ = ["COMMANDS", "UsageError", "main"]
 
 COMMANDS = {
-    "generate": "continue a prompt, streaming to the terminal",
-    "chat": "talk to a model",
-    "serve": "answer OpenAI's clients over HTTP",
-    "batch": "answer the lines of a file, many at a time",
-    "inspect": "show what every stage does to the next token of a prompt",
-    "bench": "measure what drawing a token costs here",
-    "warm": "compile the CPU kernels now, not when they are first needed",
-    "stages": "list every stage of the pipeline with its parameters",
+    "generate": "Continue a prompt and stream the text to the terminal.",
+    "chat": "Chat with a model in the terminal.",
+    "serve": "Run an OpenAI-compatible HTTP server.",
+    "batch": "Process a JSONL file of requests.",
+    "inspect": "Show what each sampling stage does to the next token of a prompt.",
+    "bench": "Measure the time to sample a token on this machine.",
+    "warm": "Compile the CPU kernels now instead of on first use.",
+    "stages": "List all sampling stages with their parameters.",
+    "completion": "Print a shell completion script.",
 }
-
-
-ALIKE = 0.8
-"""How alike two flags are, as difflib has it, of which one may be a slip for the other."""
-
-
-class ArgumentParser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line."""
-
-    def error(self, message: str) -> NoReturn:
-        if message.endswith("expected one argument"):
-            message += "; a value that begins with - is written --flag=VALUE"
-        elif message.startswith("unrecognized arguments: "):
-            message += self._near(message.split())
-        raise UsageError(f"{message} (see {self.prog} --help)")
-
-    def _near(self, words: Sequence[str]) -> str:
-        """The flags that may be meant by words that are like them."""
-        flags = [flag for action in self._actions for flag in action.option_strings]
-        said = [word.partition("=")[0] for word in words if word.startswith("--")]
-        found = [near for word in said for near in difflib.get_close_matches(word, flags, n=1, cutoff=ALIKE)]
-        return f"; did you mean {', '.join(found)}?" if found else ""
-
-
-class UsageError(Exception):
-    """The command line is wrong; exit status 2."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line (without the program's name) and return the exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    end = arguments.index("--") if "--" in arguments else len(arguments)  # what follows is text, not flags
+    end = arguments.index("--") if "--" in arguments else len(arguments)  # what follows -- is text, not flags
     options = [argument for argument in arguments[:end] if argument != "--debug"]
     debug = len(options) < end
     open_outputs()
@@ -65,31 +42,33 @@ def main(argv: Sequence[str] | None = None) -> int:
         return run(options + arguments[end:])
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # the reader went away, as with `| head`: nothing is left to say, not even at exit
+    except BrokenPipeError:  # the reader closed the pipe, as with `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except Exception as error:  # noqa: BLE001  # whatever it is, the user sees one line
+    except Exception as error:  # noqa: BLE001  # every error is reported in one line
         if debug:
             traceback.print_exc()
+        if isinstance(error, UsageError) and error.usage:
+            print(error.usage, file=sys.stderr)
         print(f"nucleate: {one_line(error)}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) or hasattr(error, "field") else 1
 
 
 def open_outputs() -> None:
-    """Make stdout and stderr take every text, whatever they are: closed, or of an encoding that has not all characters.
+    """Make stdout and stderr accept any text, even if they are closed or their encoding lacks characters.
 
     Without a stderr, ``print(..., file=sys.stderr)`` would write to stdout.
     """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115  # for as long as we run
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115  # open until exit
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
 def one_line(error: Exception) -> str:
-    """The message of an error; errors nobody planned for say their type and how to see more."""
+    """Return the message of an error; for an unexpected one, also its type and how to get the traceback."""
     from nucleate.models.protocol import ModelError
     from nucleate.parameters.parameter import ParameterError
 
@@ -103,6 +82,8 @@ def one_line(error: Exception) -> str:
 
 def run(arguments: list[str]) -> int:
     """Find the command and run it."""
+    if arguments[:1] == ["help"] and len(arguments) > 1:
+        arguments = [arguments[1], "--help", *arguments[2:]]
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(usage())
         return 0 if arguments else 2
@@ -115,23 +96,39 @@ def run(arguments: list[str]) -> int:
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, COMMANDS, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
-        raise UsageError(f"there is no command {name!r}{hint} (commands: {', '.join(COMMANDS)})")
+        raise UsageError(f"unknown command {name!r}{hint} (commands: {', '.join(COMMANDS)})")
     command = importlib.import_module(f"nucleate.cli.{name}")
-    prog = f"nucleate {name}"
-    parser = ArgumentParser(prog=prog, usage=f"{prog} {command.USAGE}", description=command.__doc__, allow_abbrev=False)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    command.add_arguments(parser)
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    parsed = parser.parse_args(arguments[1:])
+    parsed = command_parser(name).parse_args(arguments[1:])
     from nucleate.jit.thread_pool import cores
 
-    cores()  # what is wrong with NUCLEATE_THREADS is told now
+    cores()  # reports an invalid NUCLEATE_THREADS before any work
     return int(command.run(parsed))
 
 
+def command_parser(name: str) -> ArgumentParser:
+    """Return the argument parser of a command."""
+    command = importlib.import_module(f"nucleate.cli.{name}")
+    prog = f"nucleate {name}"
+    parser = ArgumentParser(
+        prog=prog,
+        usage=f"{prog} {command.USAGE}".rstrip(),
+        description=command.__doc__,
+        common=getattr(command, "COMMON", {}),
+    )
+    add_arguments(parser, name)
+    return parser
+
+
+def add_arguments(parser: ArgumentParser, name: str) -> None:
+    """Add the arguments of a command to a parser."""
+    importlib.import_module(f"nucleate.cli.{name}").add_arguments(parser)
+    parser.add_argument("--debug", action="store_true", help="Show the traceback of an error.")
+
+
 def usage() -> str:
-    rows = "\n".join(f"  {name:10}{summary}" for name, summary in COMMANDS.items())
+    rows = "\n".join(f"  {name:12}{summary}" for name, summary in COMMANDS.items())
     return (
-        "usage: nucleate COMMAND [OPTIONS]\n\nFrom an LLM's logits to text. A tiny model ships inside.\n\n"
-        f"commands:\n{rows}\n\n`nucleate COMMAND --help` has the details; `nucleate --version` the version."
+        "usage: nucleate COMMAND [OPTIONS]\n\nGenerate text with a language model. A small model is bundled.\n\n"
+        f"commands:\n{rows}\n\nRun 'nucleate help COMMAND' for the options of a command, 'nucleate --version' for the "
+        "version."
     )

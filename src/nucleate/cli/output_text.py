@@ -10,7 +10,7 @@ from nucleate.outputs import CompletionOutput, Validation
 
 
 def plain(value: Any) -> Any:
-    """A completion, or a part of it, as JSON has it: objects with names, and null for what has no number."""
+    """Convert a completion, or a part of it, to JSON values; numbers that are not finite become null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if hasattr(value, "_asdict"):
@@ -21,13 +21,13 @@ def plain(value: Any) -> Any:
         names = [field.name for field in dataclasses.fields(value)]
         names += ["cumulative_logprob"] if isinstance(value, CompletionOutput) else []
         found = {name: plain(getattr(value, name)) for name in names}
-        if found.get("validation", "") is None:  # most answers have none
+        if found.get("validation", "") is None:  # it is rarely set
             del found["validation"]
         return found
     return value
 
 
-def worth(validation: Validation) -> str:
-    """How far an answer fulfils a schema that was not held in full, on one line."""
-    found = f"the text is wrong: {'; '.join(validation.errors)}" if validation.errors else "the text fulfils it all"
-    return " ".join(f"the schema was not held in full: {', '.join(validation.ignored)}; {found}".split())
+def validation_text(validation: Validation) -> str:
+    """Describe in one line whether an output conforms to a schema with unsupported keywords."""
+    result = f"the output is invalid: {'; '.join(validation.errors)}" if validation.errors else "the output is valid"
+    return " ".join(f"ignored schema keywords: {', '.join(validation.ignored)}; {result}".split())

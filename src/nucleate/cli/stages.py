@@ -1,4 +1,4 @@
-"""List every stage of the pipeline, in canonical order, with its parameters, their ranges and defaults."""
+"""List all sampling stages in canonical order, with the ranges and defaults of their parameters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ USAGE = "[--json]"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print a JSON list instead of text")
+    parser.add_argument("--json", action="store_true", help="Print a JSON list instead of text.")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -43,17 +43,17 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    """A line per stage, and one per parameter below it, as wide as the terminal is."""
+    """Print a line per stage and one per parameter below it, as wide as the terminal."""
     room = max(80, shutil.get_terminal_size((120, 24)).columns)
     width = max(len(row["name"]) for row in rows) + 1
     inner = max(len(parameter["name"]) for row in rows for parameter in row["parameters"]) + 1
-    told: dict[str, str] = {}
+    first_use: dict[str, str] = {}
     for row in rows:
         print(_filled(f"{row['name']:{width}}{row['shape']:8}", row["help"], room))
         for parameter in row["parameters"]:
             text = f"{parameter['help']} [{parameter['allowed']}; default {flags.shown(parameter['default'])}]"
-            first = told.setdefault(parameter["name"], row["name"])
-            text = text if first == row["name"] else f"as of {first}"  # stages share it
+            first = first_use.setdefault(parameter["name"], row["name"])
+            text = text if first == row["name"] else f"same as for {first}"
             lead = f"  {parameter['name']:{inner}}"
             print(_filled(lead, text, room))
 

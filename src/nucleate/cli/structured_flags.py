@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nucleate.cli.argument_parser import UsageError
 from nucleate.cli.input_text import decode
-from nucleate.cli.main import UsageError
 from nucleate.structured_output.spec import StructuredOutputs
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
-"""Compile the CPU kernels now, so that nothing has to do without them later.
+"""Compile the CPU kernels now instead of on first use.
 
-All that there are: those that draw tokens, and those of models on NumPy. They are kept in NUCLEATE_CACHE, or in
-nucleate under XDG_CACHE_HOME or ~/.cache, until a new version of them comes.
+Compiles the kernels for sampling and for the NumPy models, and caches them in NUCLEATE_CACHE, or in the folder nucleate
+of XDG_CACHE_HOME or ~/.cache, until the next version.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 import argparse
 import time
 
-from nucleate.cli.main import UsageError
+from nucleate.cli.argument_parser import UsageError
 from nucleate.jit.kernel_cache import writable
 
 USAGE = ""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """There are none."""
+    """Add no arguments."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -24,11 +24,9 @@ def run(arguments: argparse.Namespace) -> int:
     from nucleate.jit.kernel_libraries import ALL
     from nucleate.jit.warmup import warm
 
-    place = ALL[0].folder.parent
-    if not all(
-        writable(library.folder) for library in ALL
-    ):  # before a compilation that would be for this process alone
-        raise UsageError(f"kernels cannot be kept: {place} cannot be written (NUCLEATE_CACHE may name another folder)")
+    cache = ALL[0].folder.parent
+    if not all(writable(library.folder) for library in ALL):  # check before a long compilation
+        raise UsageError(f"the kernel cache {cache} is not writable; set NUCLEATE_CACHE to another folder")
     warm(on_progress=lambda line: print(f"  {line}", flush=True))
-    print(f"CPU kernels ready after {time.perf_counter() - start:.1f} s, in {place}")
+    print(f"CPU kernels ready after {time.perf_counter() - start:.1f} s, cached in {cache}")
     return 0

@@ -17,7 +17,7 @@ def warm(
     background: in a thread, which is returned; what must be compiled is, at a low priority. Until it ends, backend
     "auto" answers with the reference: the same tokens, slowly, but no call waits. on_progress: called with a line about
     each kernel. also: called when all are there, such as ``Runner.warm``. Raises KernelError if they cannot be
-    compiled; in the background that is logged. """
+    compiled; in the background that is logged."""
     if background:
         return begin(ALL, on_progress=on_progress, also=also)
     get(ALL, on_progress)

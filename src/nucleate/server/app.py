@@ -1,4 +1,4 @@
-"""The server as an ASGI application: which path is answered by what. Knows no socket and no signal."""
+"""The ASGI application: routes, middleware and the informational endpoints."""
 
 from __future__ import annotations
 
@@ -28,31 +28,31 @@ Handler = Callable[[RequestContext], Awaitable[None]]
 def application(
     service: Service, log: RequestLog, *, keys: Collection[str] = (), origins: Collection[str] = ()
 ) -> ASGIApp:
-    """All of it. It runs the engine of the service for as long as it lives, as ASGI's lifespan says.
+    """Build the ASGI application. Its lifespan runs the engine of the service.
 
-    keys: those of clients; without any, nobody needs one. origins: of pages in browsers that may ask ("*": any).
+    keys: accepted API keys; none: no authentication. origins: allowed CORS origins ("*": any).
     """
     metrics = Metrics(service.name, lambda: service.engine.stats)
-    told, text = InfoRoutes(service, bool(keys)), TokenizeRoutes(service)
-    answering = {url: ("POST", GenerationEndpoint(url, service, metrics)) for url in ENDPOINTS}
+    info, text = InfoRoutes(service, bool(keys)), TokenizeRoutes(service)
+    generation = {url: ("POST", GenerationEndpoint(url, service, metrics)) for url in ENDPOINTS}
     handlers: dict[str, tuple[str, Handler]] = {
-        **answering,
-        "/v1/models": ("GET", told.models),
-        "/v1/models/{model:path}": ("GET", told.model),
+        **generation,
+        "/v1/models": ("GET", info.models),
+        "/v1/models/{model:path}": ("GET", info.model),
         "/tokenize": ("POST", text.tokenize),
         "/detokenize": ("POST", text.detokenize),
         "/tokenizer_info": ("GET", text.info),
-        "/health": ("GET", told.health),
-        "/version": ("GET", told.version),
+        "/health": ("GET", info.health),
+        "/version": ("GET", info.version),
         "/metrics": ("GET", partial(_metrics, metrics)),
-        "/openapi.json": ("GET", told.openapi),
+        "/openapi.json": ("GET", info.openapi),
     }
     routes = [
         Route(path, _Handler(handler), methods=[method], name=path.strip("/"))
         for path, (method, handler) in handlers.items()
     ]
     router = Router(routes, redirect_slashes=False, lifespan=lambda _: service.running())
-    app: ASGIApp = ErrorMiddleware(APIKeyMiddleware(router, router, keys), partial(_over, log, metrics))
+    app: ASGIApp = ErrorMiddleware(APIKeyMiddleware(router, router, keys), partial(_report, log, metrics))
     if origins:
         headers = ["authorization", "content-type"]
         app = CORSMiddleware(app, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=headers)
@@ -60,71 +60,70 @@ def application(
 
 
 class _Handler:
-    """A handler as an ASGI application."""
+    """Wraps a handler as an ASGI application."""
 
     def __init__(self, handler: Handler) -> None:
         self._handler = handler
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._handler(scope["nucleate.exchange"])
+        await self._handler(scope["nucleate.context"])
 
 
 class InfoRoutes:
-    """What the server tells of itself."""
+    """Endpoints that describe the server: models, health, version, OpenAPI document."""
 
-    def __init__(self, service: Service, closed: bool) -> None:
+    def __init__(self, service: Service, needs_key: bool) -> None:
         self._service = service
-        self._document = document(service.name, __version__, service.limits, keys=closed)
+        self._document = document(service.name, __version__, service.limits, needs_key=needs_key)
 
-    async def models(self, exchange: RequestContext) -> None:
-        await exchange.reply(200, {"object": "list", "data": [self._model()]})
+    async def models(self, context: RequestContext) -> None:
+        await context.reply(200, {"object": "list", "data": [self._model()]})
 
-    async def model(self, exchange: RequestContext) -> None:
-        asked = exchange.scope["path_params"]["model"]
-        self._service.check_model(asked)
-        await exchange.reply(200, self._model())
+    async def model(self, context: RequestContext) -> None:
+        self._service.check_model(context.scope["path_params"]["model"])
+        await context.reply(200, self._model())
 
     def _model(self) -> dict[str, Any]:
         service = self._service
         own = {"id": service.name, "object": "model", "created": service.created, "owned_by": "nucleate"}
         return {**own, "max_model_len": service.max_model_len}
 
-    async def health(self, exchange: RequestContext) -> None:
+    async def health(self, context: RequestContext) -> None:
         self._service.check()
-        await exchange.reply(200, {"status": "ok"})
+        await context.reply(200, {"status": "ok"})
 
-    async def version(self, exchange: RequestContext) -> None:
-        await exchange.reply(200, {"version": __version__})
+    async def version(self, context: RequestContext) -> None:
+        await context.reply(200, {"version": __version__})
 
-    async def openapi(self, exchange: RequestContext) -> None:
-        await exchange.reply(200, self._document)
+    async def openapi(self, context: RequestContext) -> None:
+        await context.reply(200, self._document)
 
 
-async def _metrics(metrics: Metrics, exchange: RequestContext) -> None:
+async def _metrics(metrics: Metrics, context: RequestContext) -> None:
     body, content_type = metrics.render()
-    await exchange.reply(200, body, content_type=content_type)
+    await context.reply(200, body, content_type=content_type)
 
 
-def _over(log: RequestLog, metrics: Metrics, exchange: RequestContext, error: BaseException | None) -> None:
-    """An exchange is over: into the figures and the log."""
-    told, scope, broken = exchange.told, exchange.scope, exchange.broken
-    fault = broken.fault if broken is not None else None if error is None else "internal"
-    metrics.request(exchange.route, exchange.status, exchange.seconds, error=fault, disconnected=exchange.left)
+def _report(log: RequestLog, metrics: Metrics, context: RequestContext, error: BaseException | None) -> None:
+    """Add a finished request to the metrics and the log."""
+    fields, scope = context.log, context.scope
+    kind = context.error.kind if context.error is not None else None if error is None else "internal"
+    metrics.request(context.route, context.status, context.seconds, error=kind, disconnected=context.disconnected)
     client = scope.get("client")
     log.request(
-        id=exchange.id,
+        id=context.id,
         client=client and f"{client[0]}:{client[1]}",
         method=scope["method"],
-        route=exchange.route or scope["path"],
-        status=exchange.status,
-        seconds=exchange.seconds,
-        stream=told.stream,
-        structured_outputs=told.structured_outputs,
-        prompt_tokens=told.prompt_tokens,
-        completion_tokens=told.completion_tokens if told.prompt_tokens is not None else None,
-        first_token_seconds=told.first_token_seconds,
-        finish_reasons=told.finish_reasons or None,
-        disconnected=exchange.left or None,
+        route=context.route or scope["path"],
+        status=context.status,
+        duration_seconds=context.seconds,
+        stream=fields.stream,
+        structured_outputs=fields.structured_outputs,
+        prompt_tokens=fields.prompt_tokens,
+        completion_tokens=fields.completion_tokens if fields.prompt_tokens is not None else None,
+        time_to_first_token_seconds=fields.time_to_first_token_seconds,
+        finish_reasons=fields.finish_reasons or None,
+        client_disconnected=context.disconnected or None,
         error=error,
-        prompt=str(told.prompt) if log.prompts and told.prompt is not None else None,
+        prompt=str(fields.prompt) if log.prompts and fields.prompt is not None else None,
     )

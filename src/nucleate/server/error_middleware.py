@@ -1,4 +1,4 @@
-"""The front: every request gets an id, one answer and a line in the log, and no error leaves as a traceback."""
+"""Outermost middleware: gives every request an id, turns exceptions into error responses and reports the end."""
 
 from __future__ import annotations
 
@@ -8,46 +8,46 @@ from http import HTTPStatus
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from nucleate.server.http_errors import HTTPError, refusal_of, unexpected
+from nucleate.server.http_errors import HTTPError, http_error, internal_error
 from nucleate.server.request_context import ClientDisconnected, RequestContext
 
 
 class ErrorMiddleware:
-    """Middleware around all others. over: told of every exchange that is over, and of the error nobody planned for."""
+    """Middleware around all others. on_end: called after every request, with the unexpected exception if any."""
 
-    def __init__(self, app: ASGIApp, over: Callable[[RequestContext, BaseException | None], None]) -> None:
-        self._app, self._over = app, over
+    def __init__(self, app: ASGIApp, on_end: Callable[[RequestContext, BaseException | None], None]) -> None:
+        self._app, self._on_end = app, on_end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        exchange = RequestContext(scope, receive, send)
-        scope["nucleate.exchange"] = exchange
-        scope["app"] = self  # then the router raises what it has no route for
-        problem: BaseException | None = None
+        context = RequestContext(scope, receive, send)
+        scope["nucleate.context"] = context
+        scope["app"] = self  # makes the router raise for unknown routes
+        unexpected: BaseException | None = None
         try:
-            await self._app(scope, receive, exchange.send)
+            await self._app(scope, receive, context.send)
         except ClientDisconnected:
             pass
         except HTTPException as error:
-            await exchange.refuse(_of_router(error, scope))
-        except Exception as error:  # noqa: BLE001  # whatever it is, the client gets an answer
-            refusal = refusal_of(error)
-            if refusal is None or exchange.status:
-                problem = error
-            if not exchange.status:
-                await exchange.refuse(refusal or unexpected(exchange.id))
+            await context.send_error(_router_error(error, scope))
+        except Exception as error:  # noqa: BLE001  # every exception becomes an error response
+            known = http_error(error)
+            if known is None or context.status:
+                unexpected = error
+            if not context.status:
+                await context.send_error(known or internal_error(context.id))
         finally:
-            self._over(exchange, problem)
+            self._on_end(context, unexpected)
 
 
-def _of_router(error: HTTPException, scope: Scope) -> HTTPError:
+def _router_error(error: HTTPException, scope: Scope) -> HTTPError:
     path, method = scope["path"][:100], scope["method"][:20]
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        message = f"{path} does not take {method}"
+        message = f"Method {method} is not allowed for {path}."
     elif error.status_code == HTTPStatus.NOT_FOUND:
-        message = f"there is nothing at {path}"
+        message = f"Path {path} does not exist."
     else:
         message = HTTPStatus(error.status_code).phrase
     headers = {name.lower(): value for name, value in (error.headers or {}).items()}

@@ -1,4 +1,4 @@
-"""The two paths that answer, ``/v1/completions`` and ``/v1/chat/completions``: at once, or as a stream."""
+"""The generation endpoints ``/v1/completions`` and ``/v1/chat/completions``, with and without streaming."""
 
 from __future__ import annotations
 
@@ -12,167 +12,175 @@ from time import perf_counter
 
 from nucleate.outputs import Completion, CompletionChunk, EngineOutput, FinishReason, Usage
 from nucleate.parameters.parameter import ParameterError
-from nucleate.server.http_errors import HTTPError, answer_failed, closing, late, refusal_of, unexpected
+from nucleate.server.http_errors import (
+    HTTPError,
+    generation_failed,
+    http_error,
+    internal_error,
+    shutting_down,
+    timed_out,
+)
 from nucleate.server.metrics import Metrics
 from nucleate.server.openai.responses import chat_body, completion_body, failure_message
 from nucleate.server.openai.stream_chunks import KEEP_ALIVE, ChatStream, CompletionStream, ResponseStream, error_frame
-from nucleate.server.request_context import RequestContext, written
+from nucleate.server.request_context import RequestContext, encode_json
 from nucleate.server.service import EngineCall, Service
 
 KEEP_ALIVE_SECONDS = 15.0
-"""Seconds of silence after which a stream gets a comment, so that proxies do not hang up."""
-LAST_WORDS = 1.0
-"""Seconds for the frame that ends a stream in an error, to a client that may not read."""
+"""Interval of keep-alive comments in a stream without new text: otherwise proxies may close the connection."""
+ERROR_FRAME_TIMEOUT_SECONDS = 1.0
+"""Maximum time to send the error frame that ends a stream, if the client does not read."""
 
 Batch = list[tuple[int, EngineOutput]]
 Batches = AsyncGenerator[Batch]
 
 
 class GenerationEndpoint:
-    """Answers to the bodies of one path."""
+    """The handler of one path."""
 
     def __init__(self, url: str, service: Service, metrics: Metrics) -> None:
         self._url, self._service, self._metrics = url, service, metrics
 
-    async def __call__(self, exchange: RequestContext) -> None:
-        """Answer, within the time for that. Raises what ``refusal_of`` knows, as long as nothing was sent."""
+    async def __call__(self, context: RequestContext) -> None:
+        """Handle a request within its timeout. Raises what ``http_error`` knows, unless a stream has started."""
         limits = self._service.limits
-        with self._service.place():
+        with self._service.request_slot():
             try:
-                async with asyncio.timeout(limits.request_seconds):
-                    data = await exchange.body(limits.max_body)
-                    await exchange.unless_left(self._answer(exchange, data))
+                async with asyncio.timeout(limits.request_timeout_seconds):
+                    data = await context.body(limits.max_request_body_bytes)
+                    await context.until_disconnect(self._generate(context, data))
             except TimeoutError:
-                await _end(exchange, late("the answer did not end", limits.request_seconds))
-            except Exception as error:  # noqa: BLE001  # a stream has an end, whatever happens
-                await _end(exchange, refusal_of(error) or error)
+                await _end(context, timed_out("The request", limits.request_timeout_seconds))
+            except Exception as error:  # noqa: BLE001  # a stream that has started always gets an end
+                await _end(context, http_error(error) or error)
 
-    async def _answer(self, exchange: RequestContext, data: bytes) -> None:
-        service, told = self._service, exchange.told
+    async def _generate(self, context: RequestContext, data: bytes) -> None:
+        service, log = self._service, context.log
         try:
-            call, chunks = await service.aside(partial(self._read, data))
-            if call.form is not None:
-                call = await service.aside(partial(service.prepare, call), form=True)
+            call, stream = await service.run_in_thread(partial(self._parse, data))
+            if call.constraint is not None:
+                call = await service.run_in_thread(partial(service.prepare, call), compiling=True)
         except ParameterError as error:
-            self._metrics.refused_form(error.field)
+            self._metrics.rejected(error.field)
             raise
-        if call.form is not None:
-            told.structured_outputs = call.form
-            self._metrics.form(call.form)
-        told.stream, told.prompt = call.asked.stream, call.asked.messages or call.asked.prompts
-        told.prompt_tokens = sum(map(len, call.prompts))
-        self._metrics.prompt(told.prompt_tokens)
-        with service.queue([call.asked.best_of] * len(call.prepared)) as leave:
+        if call.constraint is not None:
+            log.structured_outputs = call.constraint
+            self._metrics.structured_output(call.constraint)
+        log.stream, log.prompt = call.parsed.stream, call.parsed.messages or call.parsed.prompts
+        log.prompt_tokens = sum(map(len, call.prompts))
+        self._metrics.prompt(log.prompt_tokens)
+        with service.queue_slots([call.parsed.best_of] * len(call.prepared)) as release:
             async with aclosing(service.engine.run_all(call.prepared, beat=KEEP_ALIVE_SECONDS)) as batches:
-                note = _StreamMetrics(exchange, self._metrics, leave, service, call)
-                if chunks is None:
-                    await self._whole(exchange, call, batches, note)
+                recorder = _Recorder(context, self._metrics, release, service, call)
+                if stream is None:
+                    await self._respond(context, call, batches, recorder)
                 else:
-                    await _stream(exchange, chunks, batches, note)
+                    await _stream(context, stream, batches, recorder)
 
-    def _read(self, data: bytes) -> tuple[EngineCall, ResponseStream | None]:
-        """On another thread: it may be long."""
+    def _parse(self, data: bytes) -> tuple[EngineCall, ResponseStream | None]:
+        """Parse a body. Runs on a worker thread, because it may take long."""
         call = self._service.call(self._url, data)
-        if not call.asked.stream:
+        if not call.parsed.stream:
             return call, None
-        kind = CompletionStream if call.asked.messages is None else ChatStream
-        return call, kind(call.head, call.asked, call.prompts, self._service.llm.tokenizer)
+        kind = CompletionStream if call.parsed.messages is None else ChatStream
+        return call, kind(call.head, call.parsed, call.prompts, self._service.llm.tokenizer)
 
-    async def _whole(self, exchange: RequestContext, call: EngineCall, batches: Batches, note: _StreamMetrics) -> None:
-        pieces: list[list[CompletionChunk]] = [[] for _ in call.prepared]
+    async def _respond(self, context: RequestContext, call: EngineCall, batches: Batches, recorder: _Recorder) -> None:
+        chunks: list[list[CompletionChunk]] = [[] for _ in call.prepared]
         async for batch in batches:
-            _, failed = note(batch)
-            if failed is not None:
-                raise failed
-            for place, event in batch:
-                pieces[place].append(event.piece)
-        await exchange.reply(200, await self._service.aside(partial(self._body, call, pieces)))
+            _, failure = recorder(batch)
+            if failure is not None:
+                raise failure
+            for prompt, output in batch:
+                chunks[prompt].append(output.piece)
+        await context.reply(200, await self._service.run_in_thread(partial(self._body, call, chunks)))
 
-    def _body(self, call: EngineCall, pieces: Sequence[Sequence[CompletionChunk]]) -> bytes:
-        """On another thread, too."""
+    def _body(self, call: EngineCall, chunks: Sequence[Sequence[CompletionChunk]]) -> bytes:
+        """Build the response body. Runs on a worker thread."""
         tokenizer = self._service.llm.tokenizer
-        completions = [Completion.of(ids, own) for ids, own in zip(call.prompts, pieces, strict=True)]
-        if call.asked.messages is not None:
-            return written(chat_body(call.head, call.asked, completions[0], tokenizer))
-        return written(completion_body(call.head, call.asked, completions, tokenizer))
+        completions = [Completion.of(ids, own) for ids, own in zip(call.prompts, chunks, strict=True)]
+        if call.parsed.messages is not None:
+            return encode_json(chat_body(call.head, call.parsed, completions[0], tokenizer))
+        return encode_json(completion_body(call.head, call.parsed, completions, tokenizer))
 
 
-async def _stream(exchange: RequestContext, chunks: ResponseStream, batches: Batches, note: _StreamMetrics) -> None:
+async def _stream(context: RequestContext, stream: ResponseStream, batches: Batches, recorder: _Recorder) -> None:
     async for batch in batches:
-        told, failed = note(batch)
-        if len(told) == 1:
-            place, event = told[0]
-            frames = chunks.pieces(place, [event.piece])
-        elif told:
-            places = groupby(told, itemgetter(0))
-            frames = b"".join([chunks.pieces(place, [event.piece for _, event in own]) for place, own in places])
+        good, failure = recorder(batch)
+        if len(good) == 1:
+            prompt, output = good[0]
+            frames = stream.pieces(prompt, [output.piece])
+        elif good:
+            groups = groupby(good, itemgetter(0))
+            frames = b"".join([stream.pieces(prompt, [output.piece for _, output in own]) for prompt, own in groups])
         else:
             frames = b"" if batch else KEEP_ALIVE
         if frames:
-            if not exchange.status:
-                await exchange.begin(200)
-            await exchange.write(frames)
-        if failed is not None:
-            raise failed
-    await exchange.write(chunks.end(note.usage), last=True)
+            if not context.status:
+                await context.start_response(200)
+            await context.write(frames)
+        if failure is not None:
+            raise failure
+    await context.write(stream.end(recorder.usage), last=True)
 
 
-class _StreamMetrics:
-    """What comes, on its way into the figures. leave: told which prompts are answered."""
+class _Recorder:
+    """Records engine outputs in metrics and log, and detects failures. release: frees the queue slots of a prompt."""
 
     def __init__(
         self,
-        exchange: RequestContext,
+        context: RequestContext,
         metrics: Metrics,
-        leave: Callable[[int], None],
+        release: Callable[[int], None],
         service: Service,
         call: EngineCall,
     ) -> None:
         self.usage = Usage(0, 0)
-        self._told, self._start, self._metrics = exchange.told, exchange.start, metrics
-        self._leave, self._service, self._call = leave, service, call
-        self._last: dict[tuple[int, int], float] = {}  # by answer, when its last token came
+        self._log, self._start, self._metrics = context.log, context.start_time, metrics
+        self._release, self._service, self._call = release, service, call
+        self._last: dict[tuple[int, int], float] = {}  # by sequence: the time of its last token
 
     def __call__(self, batch: Batch) -> tuple[Batch, HTTPError | None]:
-        """All of it, and None; or what came before an answer failed, and how that is told."""
+        """Return the whole batch and None; or the outputs before a failed one, and the error."""
         now, last = perf_counter(), self._last
-        for number, (place, event) in enumerate(batch):
-            piece = event.piece
-            key = place, piece.index
+        for number, (prompt, output) in enumerate(batch):
+            piece = output.piece
+            key = prompt, piece.index
             if key in last:
                 self._metrics.token(now - last[key])
-            elif self._told.first_token_seconds is None:
-                self._told.first_token_seconds = now - self._start
+            elif self._log.time_to_first_token_seconds is None:
+                self._log.time_to_first_token_seconds = now - self._start
                 self._metrics.first_token(now - self._start)
             last[key] = now
             if piece.finish_reason is not None:
-                failed = self._finish(piece.finish_reason, piece.stop_reason)
-                if failed is not None:
-                    return batch[:number], failed
-            if event.usage is not None:
-                read, made = event.usage.prompt_tokens, event.usage.completion_tokens
-                self.usage = Usage(self.usage.prompt_tokens + read, self.usage.completion_tokens + made)
-                self._told.completion_tokens += made
-                self._leave(place)
+                failure = self._finish(piece.finish_reason, piece.stop_reason)
+                if failure is not None:
+                    return batch[:number], failure
+            if output.usage is not None:
+                prompt_tokens, completion_tokens = output.usage.prompt_tokens, output.usage.completion_tokens
+                self.usage = Usage(
+                    self.usage.prompt_tokens + prompt_tokens, self.usage.completion_tokens + completion_tokens
+                )
+                self._log.completion_tokens += completion_tokens
+                self._release(prompt)
         return batch, None
 
     def _finish(self, reason: FinishReason, detail: str | int | None) -> HTTPError | None:
         self._metrics.finish(reason)
-        self._told.finish_reasons.append(reason)
+        self._log.finish_reasons.append(reason)
         if reason == "error":
-            form_field = None if self._call.form is None else self._call.asked.format.field
-            return answer_failed(failure_message(detail), form_field)
-        return closing() if reason == "abort" and self._service.cut else None
+            field = None if self._call.constraint is None else self._call.parsed.format.field
+            return generation_failed(failure_message(detail), field)
+        return shutting_down() if reason == "abort" and self._service.aborted else None
 
 
-async def _end(exchange: RequestContext, error: Exception) -> None:
-    """Raise the error, or end the stream with it if one has begun and its client reads it."""
-    if not exchange.status:
+async def _end(context: RequestContext, error: Exception) -> None:
+    """Raise the error; or, if a stream has started, end the stream with it."""
+    if not context.status:
         raise error
-    refusal = error if isinstance(error, HTTPError) else unexpected(exchange.id)
-    exchange.broken = refusal
+    context.error = error if isinstance(error, HTTPError) else internal_error(context.id)
     with suppress(TimeoutError):
-        async with asyncio.timeout(LAST_WORDS):
-            await exchange.write(error_frame(refusal.body), last=True)
-    if refusal is not error:
+        async with asyncio.timeout(ERROR_FRAME_TIMEOUT_SECONDS):
+            await context.write(error_frame(context.error.body), last=True)
+    if context.error is not error:
         raise error

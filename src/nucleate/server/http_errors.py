@@ -1,4 +1,4 @@
-"""Refusals: why a request gets no answer, as a status and OpenAI's error object. Knows no route."""
+"""HTTP errors: the status and OpenAI error object of every failure, and the mapping from exceptions to them."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from nucleate.server.openai.responses import error_body
 from nucleate.structured_output.guide import CONSTRAINT_FAILED
 
 ErrorKind = Literal["internal", "model", "engine", "timeout", "queue_full", "shutdown"]
-"""Why a request failed that was not itself at fault. internal: nobody expected it. model: an answer's logits were not
-numbers, or its forward failed. engine: it runs no longer. timeout: it took longer than a request may. queue_full: too
-many waited already. shutdown: the server stops."""
+"""Kinds of server errors.
+
+internal: an unexpected exception. model: a failed forward pass or invalid logits. engine: the engine has stopped.
+timeout: the request took too long. queue_full: the server is at capacity. shutdown: it is shutting down.
+"""
 RETRY = MappingProxyType({"retry-after": "1"})
 CLOSE = MappingProxyType({"connection": "close"})
-"""For a body that was not read to its end: nothing after it on this connection could be told from it."""
+"""For requests whose body was not read to its end: the connection cannot be reused."""
 
 
-class HTTPError(Exception):  # it is not always an error
-    """What a request is answered with instead. fault: whose it is, if it is not the client's."""
+class HTTPError(Exception):  # control flow, not always an error
+    """A response other than the requested one. kind: the kind of server error; None if the client is at fault."""
 
     def __init__(
         self,
@@ -32,72 +34,77 @@ class HTTPError(Exception):  # it is not always an error
         *,
         code: str | None = None,
         param: str | None = None,
-        fault: ErrorKind | None = None,
+        kind: ErrorKind | None = None,
         headers: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         super().__init__(message)
-        self.status, self.headers, self.fault = status, headers, fault
-        kind = "invalid_request_error" if fault is None else "server_error"
-        self.body: dict[str, Any] = error_body(message, param, code, kind)
+        self.status, self.headers, self.kind = status, headers, kind
+        error_type = "invalid_request_error" if kind is None else "server_error"
+        self.body: dict[str, Any] = error_body(message, param, code, error_type)
 
 
-def overloaded(message: str, code: str, fault: ErrorKind = "queue_full") -> HTTPError:
-    """The server cannot take a request now; clients come again by themselves."""
-    return HTTPError(503, message, code=code, fault=fault, headers=RETRY)
+def unavailable(message: str, code: str, kind: ErrorKind = "queue_full") -> HTTPError:
+    """The server cannot accept a request now; clients retry by themselves."""
+    return HTTPError(503, message, code=code, kind=kind, headers=RETRY)
 
 
-def closing() -> HTTPError:
-    """The server ends."""
-    return overloaded("the server is shutting down", "shutting_down", "shutdown")
+def at_capacity(running: int, queued: int, code: str) -> HTTPError:
+    """Too many requests or sequences are running or queued."""
+    return unavailable(f"Server is at capacity ({running} running, {queued} queued). Retry after 1 s.", code)
 
 
-def late(what: str, seconds: float) -> HTTPError:
-    """Something was not done in time."""
-    return HTTPError(504, f"{what} within {seconds:g} s", code="timeout", fault="timeout")
+def shutting_down() -> HTTPError:
+    """The server shuts down."""
+    return unavailable("Server is shutting down.", "shutting_down", "shutdown")
 
 
-def unexpected(number: str) -> HTTPError:
-    """An error that nobody planned for. number: what the log has it under."""
-    return HTTPError(500, f"internal error; the log has it under {number}", fault="internal")
+def timed_out(activity: str, seconds: float) -> HTTPError:
+    """An activity took too long."""
+    return HTTPError(504, f"{activity} did not finish within {seconds:g} s.", code="timeout", kind="timeout")
 
 
-def answer_failed(why: str, form: str | None = None) -> HTTPError:
-    """The model failed; or a pattern or a form of the request did, or a stage of it cannot go on with its numbers.
+def internal_error(request_id: str) -> HTTPError:
+    """An unexpected exception, whose traceback is in the log only."""
+    return HTTPError(500, f"Internal server error. See the server log for request {request_id}.", kind="internal")
 
-    form: the field of the body that says the form, if there is one.
+
+def generation_failed(reason: str, format_field: str | None = None) -> HTTPError:
+    """A sequence ended with an error: 400 if a field of the request caused it, else 500.
+
+    format_field: the body field that sets the structured-output constraint, if there is one.
     """
-    if form is not None and why.startswith(CONSTRAINT_FAILED):
-        return HTTPError(400, f"{form}: {why}", param=form)
-    if why.startswith("stop_regex "):
-        return HTTPError(400, why, param="stop_regex")
-    if why.startswith("invalid logits: ") and (" after " in why or " must be " in why):
-        return HTTPError(400, why)
-    return HTTPError(500, f"the answer ended with an error: {why}", code="answer_failed", fault="model")
+    if format_field is not None and reason.startswith(CONSTRAINT_FAILED):
+        return HTTPError(400, f"{format_field}: {reason}", param=format_field)
+    if reason.startswith("stop_regex "):
+        return HTTPError(400, reason, param="stop_regex")
+    if reason.startswith("invalid logits: ") and (" after " in reason or " must be " in reason):
+        return HTTPError(400, reason)
+    return HTTPError(500, f"Generation failed: {reason}", code="generation_failed", kind="model")
 
 
 def too_long(field: str, count: int, context_length: int) -> HTTPError:
-    """A prompt that leaves no room for an answer. Clients know it by its code, or by its words."""
-    most = f"this model's maximum context length is {context_length} tokens, of a prompt with its answer"
-    message = f"the prompt is too long: {most}, but the prompt alone has {count}"
+    """The prompt leaves no room for a completion. Clients recognize the code, or the words of the message."""
+    limit = f"This model's maximum context length is {context_length} tokens for prompt and completion"
+    message = f"{limit}, but the prompt alone has {count} tokens."
     return HTTPError(400, message, code="context_length_exceeded", param=field)
 
 
-def no_model(asked: str, name: str) -> HTTPError:
-    """A request for another model than the one that is here."""
-    message = f"there is no model {shown(asked)} here, but {shown(name)}"
+def model_not_found(model: str, served: str) -> HTTPError:
+    """The request names another model than the served one."""
+    message = f"The model {shown(model)} does not exist. This server serves {shown(served)}."
     return HTTPError(404, message, code="model_not_found", param="model")
 
 
-def refusal_of(error: BaseException) -> HTTPError | None:
-    """The refusal that an error means to a client; None for one that nobody planned for."""
+def http_error(error: BaseException) -> HTTPError | None:
+    """Return the HTTP error of an exception, or None for an unexpected one."""
     match error:
         case HTTPError():
             return error
         case ParameterError():
             return HTTPError(400, str(error), param=error.field)
-        case ModelError():  # such as a conversation for a model without a template
-            return HTTPError(400, "the model has no chat template; use /v1/completions", code="no_chat_template")
+        case ModelError():  # such as chat messages for a model without a template
+            return HTTPError(400, "The model has no chat template. Use /v1/completions.", code="no_chat_template")
         case EngineStoppedError():
-            return overloaded("the engine has stopped", "engine_stopped", "engine")
+            return unavailable("The engine has stopped.", "engine_stopped", "engine")
         case _:
             return None

@@ -1,17 +1,15 @@
-"""What Prometheus reads of a server: counted while requests run, written when asked for. Knows no HTTP and no engine.
+"""Prometheus metrics of the server, under ``nucleate_`` names; those that gateways look up also under vLLM's names.
 
-The figures of the engine are asked for at the time of a scrape, which also tells some under vLLM's names.
+Request metrics are counted as they happen. Engine metrics are read from ``EngineStats`` at every scrape.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily as _Total
-from prometheus_client.core import GaugeMetricFamily as _Gauge
-from prometheus_client.core import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from nucleate.engine.stats import EngineStats, SpeculativeStats
@@ -34,7 +32,7 @@ ROUTES = (
     "/openapi.json",
 )
 OTHER = "other"
-"""The route of what is none: clients must not be able to make up label values."""
+"""The route label of unknown paths: clients must not be able to create label values."""
 
 # fmt: off
 BUCKETS = (
@@ -42,63 +40,85 @@ BUCKETS = (
     1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 20.0, 30.0, 60.0,
 )
 # fmt: on
-"""Seconds: the upper ends, each of them included."""
-AS_VLLM: Mapping[str, str] = {
-    "nucleate_answers_running": "vllm:num_requests_running",
-    "nucleate_answers_waiting": "vllm:num_requests_waiting",
-    "nucleate_kv_cache_usage": "vllm:kv_cache_usage_perc",
-    "nucleate_prompt_tokens": "vllm:prompt_tokens",
-    "nucleate_time_to_first_token_seconds": "vllm:time_to_first_token_seconds",
-    "nucleate_inter_token_latency_seconds": "vllm:inter_token_latency_seconds",
-    "nucleate_draft_tokens": "vllm:spec_decode_num_draft_tokens",
-    "nucleate_draft_tokens_accepted": "vllm:spec_decode_num_accepted_tokens",
-}
-"""The names under which gateways look for some figures."""
+"""Upper bounds of the histogram buckets, in seconds."""
+VLLM_ALIASES = frozenset(
+    f"nucleate_{name}"
+    for name in (
+        "num_requests_running",
+        "num_requests_waiting",
+        "kv_cache_usage_perc",
+        "prompt_tokens",
+        "generation_tokens",
+        "num_preemptions",
+        "time_to_first_token_seconds",
+        "inter_token_latency_seconds",
+        "e2e_request_latency_seconds",
+        "spec_decode_num_draft_tokens",
+        "spec_decode_num_accepted_tokens",
+        "spec_decode_num_accepted_tokens_per_pos",
+    )
+)
+"""Metrics that are also exported with the prefix ``vllm:``."""
 
 
 class Metrics:
-    """The figures of one server. Used from its event loop only; several in a process know nothing of each other.
+    """The metrics of one server. Not thread-safe: call it from the event loop.
 
-    model: the name that requests call it by. stats: the engine in figures. routes: the paths that are told apart.
+    model: the value of the label ``model_name``. stats: returns the current statistics of the engine. routes: the known
+    values of the label ``route``.
     """
 
     def __init__(self, model: str, stats: Callable[[], EngineStats], routes: Iterable[str] = ROUTES) -> None:
-        self._model = model.encode(errors="backslashreplace").decode()  # a name of the command line may be no UTF-8
+        self._model = model.encode(errors="backslashreplace").decode()  # command lines may hold invalid UTF-8
         self._stats, self._routes = stats, frozenset(routes)
-        self._counted = counted = CollectorRegistry()
-        requests = "Requests that are over, by route and status"
-        self._requests = Counter("nucleate_requests", requests, ("route", "status"), registry=counted)
-        duration = "From a request to the end of its answer, of those answered to their end"
-        seconds = "nucleate_request_duration_seconds"
-        self._durations = Histogram(seconds, duration, ("route",), buckets=BUCKETS, registry=counted)
-        generated = f"As {seconds}, where text is generated"
-        self._generated = Histogram("vllm:e2e_request_latency_seconds", generated, buckets=BUCKETS, registry=counted)
-        errors = "Requests that ended with status 5xx, or with an error in mid-stream"
-        self._errors = Counter("nucleate_errors", errors, ("kind",), registry=counted)
-        left = "Clients that left before their answer ended"
-        self._disconnects = Counter("nucleate_disconnects", left, registry=counted)
-        finished = "Answers that have ended (a request may ask for many)"
-        self._finished = Counter("nucleate_answers_finished", finished, ("finish_reason",), registry=counted)
-        succeeded = "As nucleate_answers_finished_total, without errors"
-        self._succeeded = Counter("vllm:request_success", succeeded, ("finished_reason",), registry=counted)
-        self._prompt_tokens = Counter("nucleate_prompt_tokens", "Tokens of prompts", registry=counted)
-        forms = "Requests for answers of some form, by kind"
-        self._forms = Counter("nucleate_forms", forms, ("form",), registry=counted)
-        refused = "Requests refused for their form"
-        self._refused_forms = Counter("nucleate_forms_refused", refused, registry=counted)
-        first, between = "From a request to its first token", "Between two tokens of an answer"
-        self._first = Histogram("nucleate_time_to_first_token_seconds", first, buckets=BUCKETS, registry=counted)
-        self._between = Histogram("nucleate_inter_token_latency_seconds", between, buckets=BUCKETS, registry=counted)
-        self._begin()
+        self._counted = CollectorRegistry()
+        self._requests = self._counter("http_requests", "HTTP requests, by route and status.", "route", "status")
+        self._durations = self._histogram(
+            "http_request_duration_seconds", "Duration of successful HTTP requests, by route, in seconds.", "route"
+        )
+        self._latencies = self._histogram(
+            "e2e_request_latency_seconds", "Duration of successful generation requests, in seconds."
+        )
+        self._errors = self._counter("request_errors", "Requests that failed in the server, by kind of error.", "kind")
+        self._disconnects = self._counter(
+            "client_disconnects", "Clients that disconnected before the end of a response."
+        )
+        self._finished = self._counter(
+            "finished_sequences", "Finished sequences, by finish reason (a request may have several).", "finish_reason"
+        )
+        self._succeeded = Counter(
+            "vllm:request_success",
+            "Same as nucleate_finished_sequences_total, without errors.",
+            ("finished_reason",),
+            registry=self._counted,
+        )
+        self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of all requests.")
+        self._structured = self._counter(
+            "structured_output_requests", "Requests with structured output, by kind.", "kind"
+        )
+        self._structured_errors = self._counter(
+            "structured_output_errors", "Requests rejected because of an invalid structured-output constraint."
+        )
+        self._first = self._histogram(
+            "time_to_first_token_seconds", "Time to the first token of a request, in seconds."
+        )
+        self._between = self._histogram("inter_token_latency_seconds", "Time between tokens of a sequence, in seconds.")
+        self._create_labels()
         self.registry = CollectorRegistry()
         self.registry.register(self)
 
-    def _begin(self) -> None:
-        """All labels that there will be are there from the beginning."""
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"nucleate_{name}", text, labels, registry=self._counted)
+
+    def _histogram(self, name: str, text: str, *labels: str) -> Histogram:
+        return Histogram(f"nucleate_{name}", text, labels, buckets=BUCKETS, registry=self._counted)
+
+    def _create_labels(self) -> None:
+        """Export all label values from the start, at 0."""
         for kind in get_args(ErrorKind):
             self._errors.labels(kind)
-        for form in KINDS:
-            self._forms.labels(form)
+        for kind in KINDS:
+            self._structured.labels(kind)
         for reason in get_args(FinishReason):
             self._finished.labels(reason)
             if reason != "error":
@@ -107,9 +127,10 @@ class Metrics:
     def request(
         self, route: str, status: int, seconds: float, *, error: ErrorKind | None = None, disconnected: bool = False
     ) -> None:
-        """A request is over. status: of its answer, though a stream may have ended with an error, or its client left.
+        """Count a finished request.
 
-        How long it took is told apart by route, of those only that were answered to their end: a refusal is quick.
+        status: the HTTP status; a stream with status 200 may still have failed or been disconnected. Durations are
+        observed for successful requests only, because errors are fast.
         """
         name = route if route in self._routes else OTHER
         self._requests.labels(name, str(status)).inc()
@@ -122,97 +143,102 @@ class Metrics:
         if error is None and not disconnected and status < 400:
             self._durations.labels(name).observe(seconds)
             if name in GENERATING:
-                self._generated.observe(seconds)
+                self._latencies.observe(seconds)
 
     def prompt(self, tokens: int) -> None:
-        """A prompt goes to the engine."""
+        """Count the prompt tokens of a request."""
         self._prompt_tokens.inc(tokens)
 
     def first_token(self, seconds: float) -> None:
-        """The first token of a request has come. seconds: since the request came."""
+        """Observe the time from a request to its first token."""
         self._first.observe(seconds)
 
     def token(self, seconds: float) -> None:
-        """Another token of an answer has come. seconds: since the one before it."""
+        """Observe the time between two tokens of a sequence."""
         self._between.observe(seconds)
 
     def finish(self, reason: FinishReason) -> None:
-        """An answer has ended."""
+        """Count a finished sequence."""
         self._finished.labels(reason).inc()
         if reason != "error":
             self._succeeded.labels(reason).inc()
 
-    def form(self, kind: str) -> None:
-        """A request whose answers have a form goes to the engine. kind: one of KINDS."""
-        self._forms.labels(kind).inc()
+    def structured_output(self, kind: str) -> None:
+        """Count a request with structured output. kind: one of ``KINDS``."""
+        self._structured.labels(kind).inc()
 
-    def refused_form(self, field: str) -> None:
-        """A request was refused for a field of its body: counted if that says a form."""
+    def rejected(self, field: str) -> None:
+        """Count a rejected request if the field at fault sets a structured-output constraint."""
         if field in FORMAT_FIELDS:
-            self._refused_forms.inc()
+            self._structured_errors.inc()
 
     def render(self) -> tuple[bytes, str]:
-        """All figures as Prometheus' text, and its content type.
+        """Return all metrics in Prometheus' text format, and its content type.
 
-        Never as OpenMetrics: the library then writes the colons of vLLM's names as underscores.
+        Not in the OpenMetrics format: ``prometheus_client`` would write the colons of vLLM's names as underscores.
         """
         return generate_latest(self.registry), CONTENT_TYPE_PLAIN_0_0_4
 
     def collect(self) -> Iterator[Metric]:
-        """What ``prometheus_client`` asks a collector for."""
+        """Yield all metric families, as ``prometheus_client`` expects of a collector."""
         stats = self._stats()
-        for family in (*self._counted.collect(), *_of_engine(stats), *_of_drafts(stats.speculative)):
+        for family in (*self._counted.collect(), *_engine(stats), *_speculation(stats.speculative)):
             family.samples = [
                 sample._replace(labels={"model_name": self._model, **sample.labels})
                 for sample in family.samples
                 if not sample.name.endswith("_created")
             ]
             yield family
-            if family.name in AS_VLLM:
-                yield _renamed(family, AS_VLLM[family.name])
+            if family.name in VLLM_ALIASES:
+                yield _alias(family)
 
 
-def _of_engine(stats: EngineStats) -> Iterator[Metric]:
-    share = stats.kv_cache_usage
-    yield _Gauge("nucleate_answers_running", "Answers at work", stats.num_running_seqs)
-    yield _Gauge("nucleate_answers_waiting", "Answers that wait for their turn", stats.num_waiting_seqs)
-    yield _Gauge("nucleate_kv_blocks", "Blocks of keys and values", stats.num_kv_blocks)
-    yield _Gauge("nucleate_kv_blocks_used", "Blocks of keys and values in use", stats.num_used_kv_blocks)
-    yield _Gauge("nucleate_kv_cache_usage", "Share of the blocks in use, 0 to 1", share)
-    reused = "Tokens that did not have to be read, as others begin with the same"
-    yield _Total("nucleate_tokens_read", "Tokens that the model read: prompts and answers", stats.computed_tokens)
-    yield _Total("nucleate_tokens_reused", reused, stats.prefix_cache_hit_tokens)
-    forced = "Tokens of answers that were not drawn, as nothing else could follow"
-    yield _Total("nucleate_tokens_drawn", "Tokens of answers that were drawn", stats.sampled_tokens)
-    yield _Total("nucleate_tokens_forced", forced, stats.jump_forward_tokens)
-    generated = "As nucleate_tokens_drawn_total and nucleate_tokens_forced_total"
-    yield _Total("vllm:generation_tokens", generated, stats.generation_tokens)
-    yield _Total("nucleate_preemptions", "Answers that had to give way to others", stats.num_preemptions)
-    yield _Total("nucleate_forwards", "Forwards of the model", stats.num_steps)
-    yield _Total("nucleate_forward_seconds", "Seconds in the model", stats.forward_seconds)
-    yield _Total("nucleate_sampler_seconds", "Seconds in the sampler", stats.sampling_seconds)
-    yield _Total("nucleate_mask_seconds", "Seconds for what forms allow", stats.grammar_mask_seconds)
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"nucleate_{name}", text, value)
 
 
-def _of_drafts(drafts: SpeculativeStats) -> Iterator[Metric]:
-    rounds = "Forwards that gave an answer tokens, counted for each such answer, if tokens are drafted"
-    yield _Total("nucleate_draft_rounds", rounds, drafts.num_verification_steps)
-    yield _Total("nucleate_draft_tokens", "Drafted tokens that were read", drafts.draft_tokens)
-    yield _Total("nucleate_draft_tokens_accepted", "Drafted tokens that were right", drafts.accepted_tokens)
-    for name, label in (
-        ("nucleate_draft_tokens_accepted_by_place", "place"),
-        ("vllm:spec_decode_num_accepted_tokens_per_pos", "position"),
-    ):
-        family = _Total(name, "Drafted tokens that were right, by their place in the draft", labels=[label])
-        for place, count in enumerate(drafts.accepted_tokens_per_position):
-            family.add_metric([str(place)], count)
-        yield family
-    tau = "Tokens that a forward gives an answer, since the server began; 1 without drafts"
-    yield _Gauge("nucleate_draft_tau", tau, drafts.mean_acceptance_length)
-    yield _Total("nucleate_draft_seconds", "Seconds for drafts", drafts.draft_seconds)
+def _counter(name: str, text: str, value: float) -> Metric:
+    return CounterMetricFamily(f"nucleate_{name}", text, value)
 
 
-def _renamed(family: Metric, name: str) -> Metric:
-    made = Metric(name, f"As {family.name}", family.type)
+def _engine(stats: EngineStats) -> Iterator[Metric]:
+    yield _gauge("num_requests_running", "Running sequences (each choice of a request counts).", stats.num_running_seqs)
+    yield _gauge("num_requests_waiting", "Queued sequences (each choice of a request counts).", stats.num_waiting_seqs)
+    yield _gauge("kv_cache_blocks", "Blocks of the KV cache.", stats.num_kv_blocks)
+    yield _gauge("kv_cache_blocks_used", "Blocks of the KV cache in use.", stats.num_used_kv_blocks)
+    yield _gauge("kv_cache_usage_perc", "Fraction of the KV cache in use, 0 to 1.", stats.kv_cache_usage)
+    yield _counter("forward_tokens", "Tokens processed in forward passes (prefill and decode).", stats.computed_tokens)
+    text = "Prompt tokens served from the prefix cache."
+    yield _counter("prefix_cache_hit_tokens", text, stats.prefix_cache_hit_tokens)
+    yield _counter("generation_tokens", "Generated tokens.", stats.generation_tokens)
+    yield _counter("sampled_tokens", "Generated tokens that were sampled.", stats.sampled_tokens)
+    forced = "Generated tokens that a grammar determined (jump-forward decoding)."
+    yield _counter("jump_forward_tokens", forced, stats.jump_forward_tokens)
+    yield _counter("num_preemptions", "Preempted sequences.", stats.num_preemptions)
+    yield _counter("forward_passes", "Forward passes of the model.", stats.num_steps)
+    yield _counter("forward_pass_seconds", "Time in forward passes, in seconds.", stats.forward_seconds)
+    yield _counter("sampling_seconds", "Time in the sampler, in seconds.", stats.sampling_seconds)
+    yield _counter("grammar_mask_seconds", "Time for structured-output masks, in seconds.", stats.grammar_mask_seconds)
+
+
+def _speculation(stats: SpeculativeStats) -> Iterator[Metric]:
+    text = "Verification steps of speculative decoding, per sequence."
+    yield _counter("spec_decode_num_steps", text, stats.num_verification_steps)
+    yield _counter("spec_decode_num_draft_tokens", "Proposed draft tokens.", stats.draft_tokens)
+    yield _counter("spec_decode_num_accepted_tokens", "Accepted draft tokens.", stats.accepted_tokens)
+    name = "nucleate_spec_decode_num_accepted_tokens_per_pos"
+    accepted = CounterMetricFamily(name, "Accepted draft tokens, by position in the draft.", labels=["position"])
+    for position, count in enumerate(stats.accepted_tokens_per_position):
+        accepted.add_metric([str(position)], count)
+    yield accepted
+    length = "Mean tokens per verification step since the server started; 1 without speculative decoding."
+    yield _gauge("spec_decode_mean_acceptance_length", length, stats.mean_acceptance_length)
+    yield _counter("spec_decode_draft_seconds", "Time to propose draft tokens, in seconds.", stats.draft_seconds)
+
+
+def _alias(family: Metric) -> Metric:
+    """Return a metric under vLLM's name."""
+    name = family.name.replace("nucleate_", "vllm:", 1)
+    made = Metric(name, f"Same as {family.name}.", family.type)
     made.samples = [each._replace(name=each.name.replace(family.name, name, 1)) for each in family.samples]
     return made

@@ -1,63 +1,60 @@
-"""The OpenAPI 3.1 document of the server: its routes, what they take, which statuses they answer. Knows no model.
-
-Bodies of requests are described in full, as nowhere else; those of answers are OpenAI's.
-"""
+"""Generates the OpenAPI 3.1 document: routes, request bodies and statuses. Response bodies are OpenAI's."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
 
-from nucleate.server.limits import MAX_CHARACTERS, MAX_TOLD, ServerLimits
+from nucleate.server.limits import MAX_CHARACTERS, MAX_LOGPROBS_PER_RESPONSE, ServerLimits
 from nucleate.server.openai.requests import CHAT, COMPLETIONS, ENDPOINTS
 from nucleate.server.request_schemas import NAME, TEXT, Schema, body_schema, detokenize_schema, tokenize_schema
 
-_ABOUT = """Text from a language model: OpenAI's API, with every sampling parameter as a field.
+_ABOUT = """OpenAI-compatible text generation, with every sampling parameter as a request field.
 
-A field that is null is as if it were not there. Where a request says nothing, what the model recommends in its
-generation_config.json goes before the defaults that are shown. Fields that no route knows, and values out of range,
-are refused with status 400 and an error that names the field; nothing is dropped or clamped. An integer is written
-without a fraction. These rules are over more than one field, or need the model:
+A field that is null counts as absent. Absent fields take the values of the model's generation_config.json, then the
+defaults shown here. Unknown fields and values out of range are rejected with status 400 and an error that names the
+field; nothing is dropped or clamped. Integers are written without a fraction. The following rules involve several
+fields or the model:
 
 - `stream_options` needs `stream`; in a chat, `top_logprobs` needs `logprobs`.
-- `min_tokens` is at most `max_tokens`; `max_completion_tokens` and `max_tokens`, if both are there, are the same.
-- `n` is at most `best_of`, and a stream has no `best_of` above `n`.
-- Fields of a beam search need `use_beam_search`, which has no stream, no logprobs of an echo, no field that says how
-  to draw or when else to stop; and `beam_groups` divides `best_of`.
-- `dynamic_temperature_low` and `dynamic_temperature_high` are there both or neither, and the former is not the higher.
-- A list in `order` has a place for every stage that the request asks for.
-- A list of texts has at most {max_characters} characters in all, token ids in lists counted as characters.
-- At most one of `response_format` (unless its type is text), `structured_outputs` and `structured` is there. What a
-  form says must be possible to hold, and not too large.
-- Token ids are those of the vocabulary; prompt and answer are within the model's context.
-- A request makes at most {max_answers} answers, and tells at most {max_told} logprobs and echoed tokens.
+- `min_tokens` is at most `max_tokens`; `max_completion_tokens` and `max_tokens` are equal if both are set.
+- `n` is at most `best_of`; a stream has no `best_of` above `n`.
+- Beam search fields need `use_beam_search`, which excludes streams, logprobs with echo, and all fields for sampling or
+  other stop criteria; `num_beam_groups` divides `best_of`.
+- `dynamic_temperature_low` and `dynamic_temperature_high` are set together, the former at most the latter.
+- A list in `order` names every stage that the request uses.
+- A list of texts has at most {max_characters} characters in total; token ids in lists count as characters.
+- At most one of `response_format` (unless its type is text) and `structured_outputs` is set. The constraint must be
+  enforceable and within size limits.
+- Token ids are in the vocabulary; prompt and completion fit the model's context length.
+- A request has at most {max_choices} choices, and a response at most {max_logprobs} logprobs and echoed tokens.
 """
 _ERRORS = {
-    "400": "A field is unknown, missing or out of range; `param` names it.",
-    "401": "The API key is missing or wrong.",
-    "404": "There is no such model here.",
-    "408": "The body did not arrive in time.",
-    "413": "The body is too large.",
-    "415": "The body is not application/json.",
-    "500": "The server failed.",
-    "503": "The server has no room for more requests now, or is ending; come again after Retry-After seconds.",
-    "504": "The answer was not ready in time.",
+    "400": "A field is unknown, missing or invalid; `param` names it.",
+    "401": "The API key is missing or invalid.",
+    "404": "The model does not exist.",
+    "408": "The request body did not arrive in time.",
+    "413": "The request body is too large.",
+    "415": "The request body is not application/json.",
+    "500": "Internal server error.",
+    "503": "The server is at capacity or shutting down; retry after Retry-After seconds.",
+    "504": "The request timed out.",
 }
-_TO_BODY = ("400", "404", "408", "413", "415", "503", "504")
-_POSTED = {
-    "/v1/completions": ("Continue prompts; a stream ends with [DONE]", "CompletionRequest"),
-    "/v1/chat/completions": ("Answer in a conversation; a stream ends with [DONE]", "ChatRequest"),
-    "/tokenize": ("The token ids of a text or a conversation", "TokenizeRequest"),
-    "/detokenize": ("The text of token ids", "DetokenizeRequest"),
+_BODY_ERRORS = ("400", "404", "408", "413", "415", "503", "504")
+_POST = {
+    "/v1/completions": ("Complete prompts; a stream ends with [DONE]", "CompletionRequest"),
+    "/v1/chat/completions": ("Complete a chat; a stream ends with [DONE]", "ChatRequest"),
+    "/tokenize": ("Tokenize a text or a chat", "TokenizeRequest"),
+    "/detokenize": ("Convert token ids to text", "DetokenizeRequest"),
 }
-_GOT = {
-    "/v1/models": ("The models that are here", ()),
-    "/v1/models/{model}": ("One of them", ("404",)),
-    "/tokenizer_info": ("What the tokenizer is", ()),
-    "/health": ("Whether requests are answered", ("503",)),
-    "/version": ("The version of the server", ()),
-    "/metrics": ("Figures for Prometheus", ()),
-    "/openapi.json": ("This document", ()),
+_GET = {
+    "/v1/models": ("List models", ()),
+    "/v1/models/{model}": ("Describe a model", ("404",)),
+    "/tokenizer_info": ("Describe the tokenizer", ()),
+    "/health": ("Check whether the server accepts requests", ("503",)),
+    "/version": ("Return the version of the server", ()),
+    "/metrics": ("Return Prometheus metrics", ()),
+    "/openapi.json": ("Return this document", ()),
 }
 _ERROR: Schema = {
     "type": "object",
@@ -77,9 +74,13 @@ _ERROR: Schema = {
 }
 
 
-def document(name: str, version: str, limits: ServerLimits, *, keys: bool = False) -> dict[str, Any]:
-    """The document. name: of the model that is served. keys: whether a key is needed, on all routes but /health."""
-    about = _ABOUT.format(max_answers=limits.max_answers, max_told=MAX_TOLD, max_characters=MAX_CHARACTERS)
+def document(name: str, version: str, limits: ServerLimits, *, needs_key: bool = False) -> dict[str, Any]:
+    """Return the document. name: the served model. needs_key: whether routes other than /health need an API key."""
+    about = _ABOUT.format(
+        max_choices=limits.max_choices_per_request,
+        max_logprobs=MAX_LOGPROBS_PER_RESPONSE,
+        max_characters=MAX_CHARACTERS,
+    )
     schemas = {
         "CompletionRequest": body_schema(COMPLETIONS, limits),
         "ChatRequest": body_schema(CHAT, limits),
@@ -96,34 +97,34 @@ def document(name: str, version: str, limits: ServerLimits, *, keys: bool = Fals
             "description": about,
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
-        "paths": _paths(keys=keys),
+        "paths": _paths(needs_key=needs_key),
         "components": {
             "schemas": {**schemas, "Error": _ERROR},
             "responses": {f"Error{status}": {"description": why, **_json("Error")} for status, why in _ERRORS.items()},
         },
     }
-    if keys:
+    if needs_key:
         made["security"] = [{"key": []}]
         made["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     return made
 
 
-def _paths(*, keys: bool) -> dict[str, Any]:
+def _paths(*, needs_key: bool) -> dict[str, Any]:
     def operation(about: str, kinds: Iterable[str], errors: Iterable[str], **more: Any) -> dict[str, Any]:
-        known = sorted({*errors, "500", *(("401",) if keys and "security" not in more else ())})
-        refused = {status: {"$ref": f"#/components/responses/Error{status}"} for status in known}
-        answer = {"description": "The answer.", "content": {kind: {} for kind in kinds}}
-        return {"summary": about, **more, "responses": {"200": answer, **refused}}
+        statuses = sorted({*errors, "500", *(("401",) if needs_key and "security" not in more else ())})
+        errors_by_status = {status: {"$ref": f"#/components/responses/Error{status}"} for status in statuses}
+        success = {"description": "Success.", "content": {kind: {} for kind in kinds}}
+        return {"summary": about, **more, "responses": {"200": success, **errors_by_status}}
 
     paths: dict[str, Any] = {}
-    for path, (about, schema) in _POSTED.items():
+    for path, (about, schema) in _POST.items():
         kinds = ("application/json", "text/event-stream") if path in ENDPOINTS else ("application/json",)
         body = {"required": True, **_json(schema)}
-        paths[path] = {"post": operation(about, kinds, _TO_BODY, requestBody=body)}
-    for path, (about, errors) in _GOT.items():
+        paths[path] = {"post": operation(about, kinds, _BODY_ERRORS, requestBody=body)}
+    for path, (about, errors) in _GET.items():
         kinds = ("text/plain",) if path == "/metrics" else ("application/json",)
         paths[path] = {"get": operation(about, kinds, errors, **({"security": []} if path == "/health" else {}))}
-    model = {"name": "model", "in": "path", "required": True, "description": "the model's name", "schema": NAME}
+    model = {"name": "model", "in": "path", "required": True, "description": "The model name.", "schema": NAME}
     paths["/v1/models/{model}"]["get"]["parameters"] = [model]
     return paths
 

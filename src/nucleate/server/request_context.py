@@ -1,4 +1,4 @@
-"""An exchange: one HTTP request and its answer. Knows ASGI and OpenAI's error object; knows no route and no model."""
+"""One HTTP request with its response: reads the body, writes the response, detects client disconnects."""
 
 from __future__ import annotations
 
@@ -17,86 +17,88 @@ from starlette.types import Message, Receive, Scope, Send
 
 from nucleate.server.http_errors import CLOSE, HTTPError
 
-_NONE: Mapping[str, str] = MappingProxyType({})
-BODY_SECONDS = 30.0
-"""In which a body must arrive."""
+_NO_HEADERS: Mapping[str, str] = MappingProxyType({})
+BODY_TIMEOUT_SECONDS = 30.0
+"""Maximum time for a request body to arrive."""
 JSON_TYPE, STREAM_TYPE = "application/json", "text/event-stream; charset=utf-8"
 
 
 @dataclass(eq=False)
 class RequestLogFields:
-    """What an exchange tells the log beyond what every exchange has."""
+    """Log fields of generation requests, beyond those of every request."""
 
     stream: bool | None = None
-    prompt: Any = None  #: as the body has it
-    structured_outputs: str | None = None  #: the kind of form of the answers
+    prompt: Any = None  #: as in the body
+    structured_outputs: str | None = None  #: the kind of constraint
     prompt_tokens: int | None = None
     completion_tokens: int = 0
-    first_token_seconds: float | None = None
+    time_to_first_token_seconds: float | None = None
     finish_reasons: list[str] = field(default_factory=list)
 
 
 class RequestContext:
-    """A request while it is answered."""
+    """A request in flight."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scope, self._receive, self._send = scope, receive, send
         self.id = f"req_{uuid4().hex}"
-        self.start = perf_counter()
-        self.status = 0  #: of the answer; 0 as long as it has not begun
-        self.left = False  #: the client has gone before the end of the answer
-        self.broken: HTTPError | None = None  #: the error that it ended with, a stream that had begun too
-        self.told = RequestLogFields()
+        self.start_time = perf_counter()
+        self.status = 0  #: HTTP status; 0 until the response has started
+        self.disconnected = False  #: the client disconnected before the end of the response
+        self.error: HTTPError | None = None  #: the error that ended the response, also in the middle of a stream
+        self.log = RequestLogFields()
 
     @property
     def route(self) -> str:
-        """The path of the route that answers, as the routes have it."""
+        """The path of the matched route, such as ``/v1/models/{model:path}``."""
         return getattr(self.scope.get("route"), "path", "")
 
     @property
     def seconds(self) -> float:
-        """Since the request came."""
-        return perf_counter() - self.start
+        """Seconds since the request arrived."""
+        return perf_counter() - self.start_time
 
-    async def body(self, most: int) -> bytes:
-        """All of the body, which must be JSON by its type. Raises Refusal."""
+    async def body(self, max_bytes: int) -> bytes:
+        """Read the whole body, whose content type must be JSON. Raises HTTPError."""
         headers = Headers(scope=self.scope)
-        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != JSON_TYPE:
-            raise HTTPError(415, f"the Content-Type must be application/json, got {kind[:60]!r}", headers=CLOSE)
+        content_type = headers.get("content-type", "").partition(";")[0].strip().lower()
+        if content_type != JSON_TYPE:
+            message = f"Content-Type must be application/json, got {content_type[:60]!r}."
+            raise HTTPError(415, message, headers=CLOSE)
         if headers.get("content-encoding", "identity").lower() != "identity":
-            raise HTTPError(415, "the body must not have a Content-Encoding", headers=CLOSE)
+            raise HTTPError(415, "Content-Encoding is not supported.", headers=CLOSE)
         declared = headers.get("content-length", "0")
         try:
-            async with asyncio.timeout(BODY_SECONDS):
-                return await self._read(most, int(declared) if declared.isdecimal() else 0)
+            async with asyncio.timeout(BODY_TIMEOUT_SECONDS):
+                return await self._read(max_bytes, int(declared) if declared.isdecimal() else 0)
         except TimeoutError:
-            message = f"the body did not arrive within {BODY_SECONDS:g} s"
+            message = f"The request body did not arrive within {BODY_TIMEOUT_SECONDS:g} s."
             raise HTTPError(408, message, code="timeout", headers=CLOSE) from None
 
-    async def _read(self, most: int, declared: int) -> bytes:
+    async def _read(self, max_bytes: int, declared: int) -> bytes:
         data, more = bytearray(), True
         while True:
-            if max(declared, len(data)) > most:
-                raise HTTPError(413, f"the body may have at most {most} bytes", code="body_too_large", headers=CLOSE)
+            if max(declared, len(data)) > max_bytes:
+                message = f"The request body exceeds the maximum of {max_bytes} bytes."
+                raise HTTPError(413, message, code="body_too_large", headers=CLOSE)
             if not more:
                 return bytes(data)
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                self.left = True
+            event = await self._receive()
+            if event["type"] == "http.disconnect":
+                self.disconnected = True
                 raise ClientDisconnected
-            data += message.get("body", b"")
-            more = message.get("more_body", False)
+            data += event.get("body", b"")
+            more = event.get("more_body", False)
 
-    async def unless_left(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do the work, which is cancelled as soon as the client goes."""
-        task, gone = asyncio.ensure_future(work), asyncio.ensure_future(self._gone())
+    async def until_disconnect(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine; cancel it as soon as the client disconnects."""
+        task, gone = asyncio.ensure_future(work), asyncio.ensure_future(self._disconnect())
         try:
             await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
             if task.done():
                 task.result()
             else:
-                self.left = True
+                self.disconnected = True
         finally:
             gone.cancel()
             if not task.done():
@@ -104,37 +106,38 @@ class RequestContext:
                 with suppress(asyncio.CancelledError):
                     await task
 
-    async def _gone(self) -> None:
+    async def _disconnect(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
     async def reply(
-        self, status: int, body: Any, headers: Mapping[str, str] = _NONE, content_type: str = JSON_TYPE
+        self, status: int, body: Any, headers: Mapping[str, str] = _NO_HEADERS, content_type: str = JSON_TYPE
     ) -> None:
-        """The whole answer. body: bytes, or what is to be written as JSON."""
-        data = body if isinstance(body, bytes) else written(body)
-        await self.begin(status, {"content-length": str(len(data)), **headers}, content_type)
+        """Send a whole response. body: bytes, or a value to encode as JSON."""
+        data = body if isinstance(body, bytes) else encode_json(body)
+        await self.start_response(status, {"content-length": str(len(data)), **headers}, content_type)
         await self._send({"type": "http.response.body", "body": data})
 
-    async def refuse(self, refusal: HTTPError) -> None:
-        """The answer to a request that gets none."""
-        self.broken = refusal
-        await self.reply(refusal.status, refusal.body, refusal.headers)
+    async def send_error(self, error: HTTPError) -> None:
+        """Send an error as the response."""
+        self.error = error
+        await self.reply(error.status, error.body, error.headers)
 
-    async def begin(self, status: int, headers: Mapping[str, str] = _NONE, content_type: str = STREAM_TYPE) -> None:
-        """The head of an answer, here of a stream."""
+    async def start_response(
+        self, status: int, headers: Mapping[str, str] = _NO_HEADERS, content_type: str = STREAM_TYPE
+    ) -> None:
+        """Send the status and headers, by default of a stream."""
         if content_type is STREAM_TYPE:
             headers = {"cache-control": "no-cache", "x-accel-buffering": "no", **headers}
-        told = {"content-type": content_type, **headers}
-        pairs = [(name.encode(), value.encode()) for name, value in told.items()]
+        pairs = [(name.encode(), value.encode()) for name, value in {"content-type": content_type, **headers}.items()]
         await self.send({"type": "http.response.start", "status": status, "headers": pairs})
 
     async def write(self, data: bytes, *, last: bool = False) -> None:
-        """More of a stream. Waits while the client does not read."""
+        """Send the next part of a stream. Waits while the client does not read."""
         await self._send({"type": "http.response.body", "body": data, "more_body": not last})
 
     async def send(self, message: Message) -> None:
-        """An ASGI message, for those who answer by themselves."""
+        """Send an ASGI message, and add the request id to the headers."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
             message["headers"] = [*message.get("headers", ()), (b"x-request-id", self.id.encode())]
@@ -142,9 +145,9 @@ class RequestContext:
 
 
 class ClientDisconnected(Exception):  # noqa: N818
-    """The client has gone: there is nobody to answer."""
+    """The client disconnected: there is no one to respond to."""
 
 
-def written(body: Any) -> bytes:
-    """JSON."""
+def encode_json(body: Any) -> bytes:
+    """Encode a value as compact JSON."""
     return json.dumps(body, separators=(",", ":")).encode()

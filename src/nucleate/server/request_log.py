@@ -1,7 +1,7 @@
-"""The log of a server: a line per event, as JSON or for people. Knows no HTTP, and by itself no prompt.
+"""Structured logging of the server: one line per event, as JSON or text.
 
-Whoever logs never waits for what the lines go to: they are queued, and a thread writes them. Nothing that a client sent
-can make a line that looks like another: control characters are escaped in both forms.
+Lines are queued and written by a thread, so that logging never blocks. Control characters are escaped in both formats,
+so that clients cannot forge lines.
 """
 
 from __future__ import annotations
@@ -22,62 +22,62 @@ from queue import SimpleQueue
 from typing import Any, Literal, TextIO
 
 LOGGERS = ("nucleate", "uvicorn", "asyncio")
-"""Whose records go to the log, with all loggers below them."""
+"""Loggers whose records, with those of their children, go to the log."""
 
-ROOM = 4_096
-"""Lines that may wait to be written; more are dropped."""
+MAX_QUEUED_LINES = 4_096
+"""Maximum lines waiting to be written; further ones are dropped."""
 
-PATIENCE = 5.0
-"""Seconds that the end waits for the last lines to be written, if nobody takes them."""
+FLUSH_SECONDS = 5.0
+"""Maximum time to write the last lines at shutdown."""
 
-LONGEST, LONGEST_LINE, LONGEST_TRACEBACK = 2_000, 500, 20_000
-"""Characters of a field; of a line of a traceback, as messages of errors may quote what was asked; of a traceback."""
+MAX_FIELD, MAX_TRACEBACK_LINE, MAX_TRACEBACK = 2_000, 500, 20_000
+"""Maximum characters of a field; of a line of a traceback, as error messages may quote requests; of a traceback."""
 
 QUIET = frozenset({"/health", "/metrics"})
-"""Routes that programs ask every few seconds: told at level debug, unless something is wrong."""
+"""Routes polled by monitoring: logged at level debug unless they fail."""
 
-Form = Literal["json", "text"]
+LogFormat = Literal["json", "text"]
 
 
 class RequestLog:
-    """What the server tells of itself. prompts: whether the log may hold text of prompts."""
+    """Writes log events. prompts: whether to log the beginning of prompts."""
 
     def __init__(self, *, prompts: bool = False) -> None:
         self.prompts = prompts
         self._logger = logging.getLogger("nucleate.server")
 
     def request(self, *, error: BaseException | None = None, prompt: str | None = None, **fields: Any) -> None:
-        """A request is over, with a status and a route: the path that was routed, or what was asked for if none was.
+        """Log a finished request. fields: at least ``status`` and ``route``, the matched route or else the path.
 
-        error: what nobody expected; its traceback is logged, and must go nowhere else. prompt: logged, cut to 2,000
-        characters, only if the log may hold prompts.
+        error: an unexpected exception, logged with its traceback. prompt: logged only if ``prompts`` is set, cut to
+        2,000 characters.
         """
-        wrong = error is not None or fields["status"] >= 500
+        failed = error is not None or fields["status"] >= 500
         quiet = fields["route"] in QUIET and fields["status"] < 400
-        level = logging.ERROR if wrong else logging.DEBUG if quiet else logging.INFO
+        level = logging.ERROR if failed else logging.DEBUG if quiet else logging.INFO
         self.event("request", level, error, **fields, prompt=prompt if self.prompts else None)
 
     def event(
         self, event: str, level: int = logging.INFO, error: BaseException | None = None, /, **fields: Any
     ) -> None:
-        """Something else has happened. fields: JSON values; what is None is left out."""
-        told = {name: _plain(value) for name, value in fields.items() if value is not None}
-        self._logger.log(level, event, exc_info=error, extra={"fields": told})
+        """Log an event. fields: JSON values; None is left out."""
+        present = {name: _plain(value) for name, value in fields.items() if value is not None}
+        self._logger.log(level, event, exc_info=error, extra={"fields": present})
 
 
 @contextmanager
-def configure(stream: TextIO, *, form: Form, level: str) -> Iterator[None]:
-    """While this lasts, what the server, uvicorn and asyncio log goes to a stream, a line per event.
+def configure(stream: TextIO, *, log_format: LogFormat, level: str) -> Iterator[None]:
+    """Within this context, the server, uvicorn and asyncio log to a stream, one line per event.
 
-    stream: usually sys.stderr. form: "json", an object per line, or "text". level: the least that is told, such as
-    "info". At the end the lines that wait are written, if the stream takes them. Raises ValueError for another level.
+    log_format: "json" (one object per line) or "text". level: the minimum level, such as "info". Queued lines are
+    written at the end. Raises ValueError for an unknown level.
     """
     number = logging.getLevelNamesMapping().get(level.upper())
     if number is None:
-        raise ValueError(f"there is no log level {level!r}")
+        raise ValueError(f"unknown log level {level!r}")
     lines: SimpleQueue[Any] = SimpleQueue()
     handler = _Queue(lines)
-    handler.setFormatter(_JSON() if form == "json" else _Text())
+    handler.setFormatter(_JSON() if log_format == "json" else _Text())
     loggers = [logging.getLogger(name) for name in LOGGERS]
     before = [(logger, logger.level, logger.propagate) for logger in loggers]
     writer = threading.Thread(target=_write_all, args=(lines, stream), daemon=True)
@@ -94,35 +94,35 @@ def configure(stream: TextIO, *, form: Form, level: str) -> Iterator[None]:
             logger.setLevel(old)
             logger.propagate = propagate
         lines.put(None)
-        writer.join(PATIENCE)
+        writer.join(FLUSH_SECONDS)
         handler.close()
 
 
 class _Queue(QueueHandler):
-    """Makes a line of a record, and queues it if there is room."""
+    """Formats records and queues the lines, unless the queue is full."""
 
     queue: SimpleQueue[Any]
 
     def prepare(self, record: logging.LogRecord) -> str:
-        """Here, not on the thread that writes: a traceback holds on to all that its functions held."""
+        """Format now, not on the writer thread: a traceback keeps all local variables alive."""
         return self.format(record)
 
     def enqueue(self, record: Any) -> None:
-        if self.queue.qsize() < ROOM:
+        if self.queue.qsize() < MAX_QUEUED_LINES:
             self.queue.put(record)
 
 
 def _write_all(lines: SimpleQueue[Any], stream: TextIO) -> None:
-    """Write lines until there is a None instead of one.
+    """Write lines until None arrives.
 
-    Not by a handler, and not by a buffered stream: both have locks that Python takes as it exits, and a stream that
-    nobody reads would keep the server from stopping.
+    Handlers and buffered streams have locks that Python takes at exit, so that a stream without a reader would keep the
+    server from stopping. So this writes to the file descriptor.
     """
     for line in iter(lines.get, None):
-        with suppress(OSError, ValueError):  # it was closed, or a disk is full: the next lines may have more luck
+        with suppress(OSError, ValueError):  # closed, or disk full: try the next lines
             try:
                 number = stream.fileno()
-            except (AttributeError, OSError, ValueError):  # it is no file
+            except (AttributeError, OSError, ValueError):  # not a file
                 stream.write(f"{line}\n")
             else:
                 _write(number, f"{line}\n".encode(errors="backslashreplace"))
@@ -132,39 +132,39 @@ def _write(number: int, data: bytes) -> None:
     while data:
         try:
             data = data[os.write(number, data) :]
-        except BlockingIOError:  # it does not wait by itself: this thread may
+        except BlockingIOError:  # non-blocking descriptor: wait here
             time.sleep(0.01)
 
 
 class _JSON(logging.Formatter):
-    """An object per line, of ASCII characters only."""
+    """One JSON object per line, in ASCII."""
 
     def format(self, record: logging.LogRecord) -> str:
         return json.dumps({"time": _time(record), "level": record.levelname.lower(), **_fields(record)}, default=repr)
 
 
 class _Text(logging.Formatter):
-    """A short line for people. A traceback follows it, indented, so that it cannot be taken for other lines."""
+    """One readable line per event. A traceback follows, indented, so that it cannot look like other lines."""
 
     def format(self, record: logging.LogRecord) -> str:
         fields = _fields(record)
         trace = fields.pop("traceback", "")
-        told = " ".join(f"{name}={_word(value)}" for name, value in fields.items() if name != "event")
+        text = " ".join(f"{name}={_word(value)}" for name, value in fields.items() if name != "event")
         event = _escaped(fields["event"])
-        line = f"{_time(record)} {record.levelname.lower():<7} {event} {told}".rstrip()
+        line = f"{_time(record)} {record.levelname.lower():<7} {event} {text}".rstrip()
         return "\n".join([line, *(f"    | {_escaped(part)}" for part in trace.split("\n") if part)])
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
-    """What a record tells; of other programs' loggers their message."""
+    """Return the fields of a record; for other loggers, the message and the logger."""
     own = getattr(record, "fields", None)
     if isinstance(own, dict):
         fields = {"event": record.getMessage(), **own}
     else:
-        fields = {"event": _cut(record.getMessage().strip(), LONGEST), "logger": record.name}
+        fields = {"event": _cut(record.getMessage().strip(), MAX_FIELD), "logger": record.name}
     if record.exc_info and record.exc_info[1] is not None:
         lines = "".join(traceback.format_exception(record.exc_info[1])).rstrip().split("\n")
-        fields["traceback"] = "\n".join(_cut(line, LONGEST_LINE) for line in lines)[-LONGEST_TRACEBACK:]
+        fields["traceback"] = "\n".join(_cut(line, MAX_TRACEBACK_LINE) for line in lines)[-MAX_TRACEBACK:]
     return fields
 
 
@@ -174,10 +174,10 @@ def _time(record: logging.LogRecord) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A field of a bounded length, and a number that JSON can write."""
+    """Cut a long field, and make numbers valid JSON."""
     if isinstance(value, float):
         return round(value, 6) if math.isfinite(value) else repr(value)
-    return _cut(value, LONGEST) if isinstance(value, str) else value
+    return _cut(value, MAX_FIELD) if isinstance(value, str) else value
 
 
 def _cut(text: str, length: int) -> str:
@@ -185,7 +185,7 @@ def _cut(text: str, length: int) -> str:
 
 
 def _word(value: Any) -> str:
-    """A value of the text form: as it is if it is a plain word, else in quotes, so that it cannot look like more."""
+    """Format a value as text: a plain word as it is, anything else quoted."""
     if isinstance(value, list | tuple):
         return ",".join(map(_word, value)) or "none"
     if isinstance(value, bool):
@@ -195,5 +195,5 @@ def _word(value: Any) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Without line ends, and without what a terminal would take for an order."""
+    """Escape line ends and terminal control characters."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

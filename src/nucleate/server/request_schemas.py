@@ -15,7 +15,7 @@ from nucleate.engine.beam.params import BeamParams
 from nucleate.parameters.parameter import Parameter
 from nucleate.sampling.presets import REQUESTABLE
 from nucleate.sampling_params import FIELDS
-from nucleate.server.limits import MAX_CHARACTERS, MAX_ENTRIES, ServerLimits, entries
+from nucleate.server.limits import MAX_CHARACTERS, MAX_ENTRIES, ServerLimits, max_entries
 from nucleate.server.openai.beam_search import FIELDS_OF_BEAMS, SWITCH
 from nucleate.server.openai.messages import MOST_MESSAGES
 from nucleate.server.openai.requests import Endpoint
@@ -86,18 +86,18 @@ def _values(parameter: Parameter, limits: ServerLimits) -> Schema:
         keys = {"pattern": "^[0-9]+$", "maxLength": 20}
         return {**OBJECT, "propertyNames": keys, "additionalProperties": values, "maxProperties": MAX_ENTRIES}
     if kind == "tuple[int, ...]":
-        most = None if parameter.name == "allowed_token_ids" else entries(parameter.name)
+        most = None if parameter.name == "allowed_token_ids" else max_entries(parameter.name)
         return _list(_number(parameter, limits), most)
     text = {**NAME, "maxLength": MAX_CHARACTERS}
     words = {"anyOf": [text, {**_list(_number(parameter, limits), MAX_CHARACTERS), "minItems": 1}]}
-    return {"anyOf": [text, _list(words if "int" in kind else text, entries(parameter.name))]}
+    return {"anyOf": [text, _list(words if "int" in kind else text, max_entries(parameter.name))]}
 
 
 def _number(parameter: Parameter, limits: ServerLimits) -> Schema:
     whole = "int" in parameter.kind
     low = parameter.low if whole or parameter.low is not None else -LARGEST
     high = parameter.high if whole or parameter.high is not None else LARGEST
-    highest = min((bound for bound in (high, limits.most(parameter.name)) if bound is not None), default=None)
+    highest = min((bound for bound in (high, limits.maximum(parameter.name)) if bound is not None), default=None)
     schema: Schema = {"type": "integer" if whole else "number"}
     if low is not None:
         schema["exclusiveMinimum" if parameter.open_low else "minimum"] = low
@@ -111,7 +111,7 @@ def _own(limits: ServerLimits) -> dict[str, Schema]:
     part = _closed({"type": {"const": "text"}, "text": TEXT}, "type", "text")
     message = {"role": NAME, "content": {"anyOf": [TEXT, _list(part, None)]}}
     messages = _list({**OBJECT, "properties": message, "required": ["role", "content"]}, MOST_MESSAGES)
-    several = ({**_list(one, limits.max_answers), "minItems": 1} for one in (TEXT, IDS))
+    several = ({**_list(one, limits.max_choices_per_request), "minItems": 1} for one in (TEXT, IDS))
     prompt = {"anyOf": [TEXT, {**IDS, "minItems": 1}, *several]}
     declared = {name: BeamParams.PARAMETERS.get(field) for name, field in FIELDS_OF_BEAMS.items()}
     searching = {

@@ -1,4 +1,4 @@
-"""Runs the application on a socket until a signal ends it. Knows uvicorn and signals; knows no route."""
+"""Runs the ASGI application with uvicorn until a signal stops it."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from nucleate.server.request_log import RequestLog
 from nucleate.server.service import Service
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-AFTER_GRACE = 5.0
-"""Seconds for the last frames of streams that were ended."""
+ABORT_SECONDS = 5.0
+"""Additional time for aborted streams to send their last frames."""
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket to serve on, that does not take connections yet. port: 0 for any that is free. Raises OSError."""
+    """Bind a socket that does not accept connections yet. port: 0 for any free port. Raises OSError."""
     bound = None
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -42,7 +42,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 @contextmanager
 def interrupted_at_once() -> Iterator[None]:
-    """While a server starts, Ctrl-C ends the process, as SIGTERM does: an exception would break what threads import."""
+    """While the server starts, SIGINT ends the process at once: KeyboardInterrupt would break imports on threads."""
     before = signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         yield
@@ -51,9 +51,9 @@ def interrupted_at_once() -> Iterator[None]:
 
 
 def serve(app: ASGIApp, service: Service, log: RequestLog, bound: socket.socket) -> int:
-    """Serve until SIGTERM or SIGINT; then take no more requests, and let those at work end within the grace period.
+    """Serve until SIGTERM or SIGINT, then reject new requests and wait for those in flight, up to the timeout.
 
-    A second signal ends it at once. Returns the exit status: 1 if the engine has failed, else 0.
+    A second signal stops the server at once. Returns the exit status: 1 if the engine has failed, else 0.
     """
     config = uvicorn.Config(
         app,
@@ -65,20 +65,20 @@ def serve(app: ASGIApp, service: Service, log: RequestLog, bound: socket.socket)
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        limit_concurrency=service.limits.connections,
-        timeout_keep_alive=service.limits.idle_seconds,
-        timeout_graceful_shutdown=int(service.limits.grace + AFTER_GRACE) + 1,
+        limit_concurrency=service.limits.max_connections,
+        timeout_keep_alive=service.limits.keep_alive_seconds,
+        timeout_graceful_shutdown=int(service.limits.shutdown_timeout_seconds + ABORT_SECONDS) + 1,
     )
     gc.collect()
-    gc.freeze()  # the model and all modules: no request makes them garbage
-    gc.set_threshold(50_000, 20, 100)  # a large body is many objects at once, and a pause for everybody each time
+    gc.freeze()  # the model and all modules are never garbage
+    gc.set_threshold(50_000, 20, 100)  # a large body creates many objects: avoid a pause for each
     server = _Server(config, service, log)
     server.run(sockets=[bound])
     return int(service.engine.stopped is not None and service.engine.stopped.__cause__ is not None)
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's, with our own end."""
+    """uvicorn's server with a graceful shutdown of the engine."""
 
     def __init__(self, config: uvicorn.Config, service: Service, log: RequestLog) -> None:
         super().__init__(config)
@@ -93,23 +93,24 @@ class _Server(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         stopped = self._service.engine.stopped
         if stopped is not None:
-            self._log.event("the engine has stopped", 50, stopped)
+            self._log.event("engine stopped", 50, stopped)
             return True
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._service.drain()
-        self._log.event("shutting down", at_work=self._service.at_work, grace=self._service.limits.grace)
-        timer = asyncio.get_running_loop().call_later(self._service.limits.grace, self._service.end)
+        timeout = self._service.limits.shutdown_timeout_seconds
+        self._log.event("shutting down", requests_in_flight=self._service.in_flight, timeout_seconds=timeout)
+        timer = asyncio.get_running_loop().call_later(timeout, self._service.abort)
         try:
             await super().shutdown(sockets)
         finally:
             timer.cancel()
-            self._log.event("ended")
+            self._log.event("stopped")
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """As uvicorn's, but a signal that was heeded is not raised once more at the end: the exit status is ours."""
+        """Handle signals as uvicorn does, but do not raise them again at the end, which would set the exit status."""
         before = {number: signal.signal(number, self.handle_exit) for number in SIGNALS}
         try:
             yield
@@ -121,5 +122,5 @@ class _Server(uvicorn.Server):
         self._service.drain()
         if self.should_exit:
             self.force_exit = True
-            logging.getLogger("uvicorn.error").disabled = True  # it would tell of everything that is cut off
+            logging.getLogger("uvicorn.error").disabled = True  # it would log every request that is cut off
         self.should_exit = True

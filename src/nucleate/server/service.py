@@ -1,8 +1,7 @@
-"""Service: what all routes share: the model with its engine, the limits, and who is at work. Of HTTP it knows refusals.
+"""The service behind all endpoints: the model, its engine, the limits and the requests in flight.
 
-What takes time before the first token (JSON, the chat template, tokenization) is done on a few threads, so that the
-event loop is free for those who are being answered. Forms of text have a thread of their own, on which they wait for
-each other only.
+Work before the first token (JSON, chat template, tokenization) and after the last one runs on a few worker threads, so
+that it does not block the event loop. Grammars are compiled on a separate thread.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from nucleate.llm import LLM
 from nucleate.models.protocol import ModelError
 from nucleate.parameters.parameter import ParameterError, read_json
 from nucleate.sampling_params import SamplingParams
-from nucleate.server.http_errors import HTTPError, closing, late, no_model, overloaded, too_long
+from nucleate.server.http_errors import HTTPError, at_capacity, model_not_found, shutting_down, timed_out, too_long
 from nucleate.server.limits import ServerLimits
 from nucleate.server.openai.requests import CHAT, ENDPOINTS, ParsedRequest, read_body
 from nucleate.server.openai.response_format import named
@@ -34,24 +33,22 @@ from nucleate.structured_output.spec import StructuredOutputs
 
 T = TypeVar("T")
 
-THREADS = 4
-"""For what is done before the first token and after the last."""
-PREPARE_SECONDS = 10.0
-"""For a body to be read, the chat template to be filled and tokens to be made of it."""
+WORKER_THREADS = 4
+"""Threads for work before the first token and after the last."""
+PREPARE_TIMEOUT_SECONDS = 10.0
+"""Maximum time for parsing, the chat template, tokenization and grammar compilation, each."""
 REGEX_SECONDS = 0.1
-"""For the stop patterns of an answer, see ``tokenize_routes.stop``: other answers wait for them."""
+"""Time budget of a sequence for its stop patterns: other sequences wait for them."""
 
 
 @dataclass(frozen=True)
 class EngineCall:
-    """A body that was read: what it asks for, and what the engine gets."""
+    """A parsed request body and the engine requests made from it."""
 
     head: ResponseHead
-    asked: ParsedRequest
+    parsed: ParsedRequest
     requests: Sequence[Request | BeamRequest]  #: one per prompt
-    prepared: Sequence[
-        ValidatedRequest | ValidatedBeamRequest
-    ] = ()  #: the same, as soon as the engine has looked at them
+    prepared: Sequence[ValidatedRequest | ValidatedBeamRequest] = ()  #: the same, validated by the engine
 
     @property
     def prompts(self) -> list[Sequence[int]]:
@@ -59,166 +56,172 @@ class EngineCall:
         return [one.prompt_ids for one in self.requests]
 
     @property
-    def form(self) -> str | None:
-        """The kind of form that the answers are to have, one of ``spec.KINDS``; None: none."""
-        structured_outputs = self.asked.params.structured_outputs
-        return None if structured_outputs is None else structured_outputs.kind
+    def constraint(self) -> str | None:
+        """The kind of structured output, one of ``spec.KINDS``; None: unconstrained."""
+        spec = self.parsed.params.structured_outputs
+        return None if spec is None else spec.kind
 
 
 class Service:
-    """One model behind all routes.
+    """One model behind all endpoints.
 
-    name: what requests call the model, and answers do. defaults: the parameters that a request does not say. The model
-    is run once, so that nobody has to wait for what its first forward takes longer, and its vocabulary made ready for
-    forms. Raises ModelError if it fails, ParameterError for defaults beyond the limits, or whose form cannot be held.
+    name: the model name in requests and responses. defaults: the parameters that a request does not set. The model runs
+    once during construction, so that no request pays for its first, slower forward pass. Raises ModelError if the model
+    fails, and ParameterError for defaults beyond the limits or with a constraint that cannot be enforced.
     """
 
     def __init__(self, llm: LLM, engine: Engine, name: str, defaults: SamplingParams, limits: ServerLimits) -> None:
         self.llm, self.name, self.limits = llm, name, limits
         self.max_model_len, self.vocab_size = engine.context_length, engine.vocab_size
         self._max_num_seqs = engine.max_num_seqs
-        _try(engine)
+        _warm_up(engine)
         self.engine = AsyncEngine(engine)
         self.created = int(time.time())
-        self.draining = False  #: no more requests
-        self.cut = False  #: those at work are ended
-        self.at_work = 0  #: requests
-        self.answers = 0  #: at work and waiting
+        self.draining = False  #: new requests are rejected
+        self.aborted = False  #: requests in flight were aborted
+        self.in_flight = 0  #: requests
+        self.sequences = 0  #: running and queued
         self._defaults = defaults
         self._endpoints = {url: limits.endpoint(endpoint) for url, endpoint in ENDPOINTS.items()}
         limits.check_body(defaults.to_dict(), self.vocab_size)
-        _try_forms(engine, defaults)
-        self._threads = ThreadPoolExecutor(THREADS, "nucleate-text")
-        self._forms = ThreadPoolExecutor(1, "nucleate-forms")
+        _warm_up_grammars(engine, defaults)
+        self._workers = ThreadPoolExecutor(WORKER_THREADS, "nucleate-text")
+        self._compiler = ThreadPoolExecutor(1, "nucleate-grammars")
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """While the engine runs."""
+        """Run the engine within this context."""
         async with self.engine:
             try:
                 yield
             finally:
-                for threads in (self._threads, self._forms):
+                for threads in (self._workers, self._compiler):
                     threads.shutdown(wait=False, cancel_futures=True)
 
     def drain(self) -> None:
-        """Take no more requests."""
+        """Reject new requests."""
         self.draining = True
 
-    def end(self) -> None:
-        """End the requests at work."""
-        self.draining = self.cut = True
+    def abort(self) -> None:
+        """Abort the requests in flight."""
+        self.draining = self.aborted = True
         self.engine.abort_all()
 
     def check(self) -> None:
-        """Raise Refusal if requests cannot be taken."""
+        """Raise HTTPError or EngineStoppedError if requests cannot be accepted."""
         if self.draining:
-            raise closing()
+            raise shutting_down()
         if self.engine.stopped is not None:
             raise self.engine.stopped
 
     @contextmanager
-    def place(self) -> Iterator[None]:
-        """A place among the requests at work. Raises Refusal if there is none."""
+    def request_slot(self) -> Iterator[None]:
+        """Count a request as in flight within this context. Raises HTTPError if there are too many."""
         self.check()
-        if self.at_work >= self.limits.streams:
-            raise overloaded(f"{self.at_work} requests are at work; come again later", "too_many_requests")
-        self.at_work += 1
+        if self.in_flight >= self.limits.max_concurrent_requests:
+            raise self._at_capacity("too_many_requests")
+        self.in_flight += 1
         try:
             yield
         finally:
-            self.at_work -= 1
+            self.in_flight -= 1
 
     @contextmanager
-    def queue(self, answers: Sequence[int]) -> Iterator[Callable[[int], None]]:
-        """Places in the queue for so many answers to each of some prompts. Raises Refusal if there are none.
+    def queue_slots(self, counts: Sequence[int]) -> Iterator[Callable[[int], None]]:
+        """Count the sequences of a request as running or queued. Raises HTTPError if there are too many.
 
-        What it gives is called with the number of a prompt whose answers have ended.
+        counts: sequences of each prompt. Yields a function that frees the slots of one prompt.
         """
         self.check()
-        count, room = sum(answers), self._max_num_seqs + self.limits.queue
-        if self.answers and self.answers + count > room:
-            waiting = max(0, self.answers - self._max_num_seqs)
-            raise overloaded(f"{waiting} answers wait for their turn; come again later", "queue_full")
-        left = dict(enumerate(answers))
-        self.answers += count
+        count = sum(counts)
+        if self.sequences and self.sequences + count > self._max_num_seqs + self.limits.max_queued_seqs:
+            raise self._at_capacity("queue_full")
+        left = dict(enumerate(counts))
+        self.sequences += count
 
-        def leave(place: int) -> None:
-            self.answers -= left.pop(place)
+        def release(prompt: int) -> None:
+            self.sequences -= left.pop(prompt)
 
         try:
-            yield leave
+            yield release
         finally:
-            self.answers -= sum(left.values())
+            self.sequences -= sum(left.values())
 
-    async def aside(self, work: Callable[[], T], *, form: bool = False) -> T:
-        """Do something on another thread, within the time for that; form: on that of forms. Raises Refusal."""
-        threads = self._forms if form else self._threads
+    def _at_capacity(self, code: str) -> HTTPError:
+        running = min(self.sequences, self._max_num_seqs)
+        return at_capacity(running, self.sequences - running, code)
+
+    async def run_in_thread(self, work: Callable[[], T], *, compiling: bool = False) -> T:
+        """Run a function on a worker thread, or on the grammar thread. Raises HTTPError if it takes too long."""
+        threads = self._compiler if compiling else self._workers
         try:
-            async with asyncio.timeout(PREPARE_SECONDS):
+            async with asyncio.timeout(PREPARE_TIMEOUT_SECONDS):
                 return await asyncio.get_running_loop().run_in_executor(threads, work)
         except TimeoutError:
-            raise late("the text could not be worked on", PREPARE_SECONDS) from None
+            raise timed_out("Grammar compilation" if compiling else "Processing", PREPARE_TIMEOUT_SECONDS) from None
 
     def call(self, url: str, data: bytes) -> EngineCall:
-        """Read a body. If it says a form, ``prepare`` is left to do. Raises ParameterError, ModelError, Refusal."""
+        """Parse a body. With structured output, ``prepare`` remains to be called.
+
+        Raises ParameterError, ModelError, HTTPError.
+        """
         endpoint = self._endpoints[url]
         body = self.read(data)
-        asked = read_body(endpoint, body, self._defaults)
-        self.check_model(asked.model)
-        if asked.messages is not None:
-            prompts = [self.llm.encode_chat(asked.messages, asked.template)]
+        parsed = read_body(endpoint, body, self._defaults)
+        self.check_model(parsed.model)
+        if parsed.messages is not None:
+            prompts = [self.llm.encode_chat(parsed.messages, parsed.template)]
         else:
-            prompts = [self.llm.encode(prompt) for prompt in asked.prompts]
+            prompts = [self.llm.encode(prompt) for prompt in parsed.prompts]
         longest = max(map(len, prompts))
         if longest >= self.max_model_len:
-            raise too_long("prompt" if asked.messages is None else "messages", longest, self.max_model_len)
-        self.limits.check(asked, prompts, self.max_model_len)
-        kind = "chatcmpl" if url == CHAT.url else "cmpl"
-        head = ResponseHead(f"{kind}-{uuid4().hex}", int(time.time()), self.name)
-        made = EngineCall(head, asked, [asked.request(ids) for ids in prompts])
-        return self.prepare(made) if made.form is None else made
+            raise too_long("prompt" if parsed.messages is None else "messages", longest, self.max_model_len)
+        self.limits.check(parsed, prompts, self.max_model_len)
+        prefix = "chatcmpl" if url == CHAT.url else "cmpl"
+        head = ResponseHead(f"{prefix}-{uuid4().hex}", int(time.time()), self.name)
+        call = EngineCall(head, parsed, [parsed.request(ids) for ids in prompts])
+        return self.prepare(call) if call.constraint is None else call
 
     def prepare(self, call: EngineCall) -> EngineCall:
-        """The same call, ready for the engine. A form may take a second. Raises ParameterError."""
-        with named(call.asked.format):
+        """Validate the requests of a call and compile its grammar, which may take a second. Raises ParameterError."""
+        with named(call.parsed.format):
             return replace(call, prepared=[self.engine.prepare(request) for request in call.requests])
 
     def read(self, data: bytes) -> object:
-        """The JSON of a body, which is not too large in any of its fields. Raises ParameterError, Refusal."""
+        """Decode the JSON of a body and check its sizes. Raises ParameterError, HTTPError."""
         try:
             body = read_json(data.decode(), "body")
         except UnicodeDecodeError as error:
-            raise HTTPError(400, f"the body must be UTF-8, but byte {error.start} is not", param="body") from None
+            message = f"The request body must be UTF-8; byte {error.start} is invalid."
+            raise HTTPError(400, message, param="body") from None
         self.limits.check_body(body, self.vocab_size)
         return body
 
-    def check_model(self, asked: str | None) -> None:
-        """Raise Refusal if a request is for another model."""
-        if asked not in (None, self.name):
-            raise no_model(asked, self.name)
+    def check_model(self, model: str | None) -> None:
+        """Raise HTTPError if a request names another model."""
+        if model not in (None, self.name):
+            raise model_not_found(model, self.name)
 
 
 def _shortest(engine: Engine) -> list[int]:
-    """A prompt that any model takes."""
+    """Return a prompt that is valid for any model."""
     return [min(engine.tokenizer.eos_token_ids, default=0)]
 
 
-def _try(engine: Engine) -> None:
-    """Two answers side by side, since one alone may take another way through the model."""
+def _warm_up(engine: Engine) -> None:
+    """Generate two sequences in one batch: a single one may take another code path in the model."""
     params = SamplingParams(n=2, max_tokens=2, ignore_eos=True)
     engine.add(Request(_shortest(engine), params))
     while len(engine):
-        for event in engine.step():
-            if event.piece.finish_reason == "error":
-                raise ModelError(f"the model cannot be run: {event.piece.stop_reason}")
+        for output in engine.step():
+            if output.piece.finish_reason == "error":
+                raise ModelError(f"the model cannot be run: {output.piece.stop_reason}")
 
 
-def _try_forms(engine: Engine, defaults: SamplingParams) -> None:
-    """A large vocabulary is made ready in seconds in which no other thread runs: now, not under streams."""
-    with suppress(ParameterError):  # without the library, or for this tokenizer: requests are told
-        engine.prepare(
-            Request(_shortest(engine), SamplingParams(structured_outputs=StructuredOutputs(json_object=True)))
-        )
+def _warm_up_grammars(engine: Engine, defaults: SamplingParams) -> None:
+    """Prepare the vocabulary for grammars now: for a large one, that blocks all threads for seconds."""
+    with suppress(ParameterError):  # llguidance is missing or the tokenizer unsuitable: requests get the error
+        constraint = StructuredOutputs(json_object=True)
+        engine.prepare(Request(_shortest(engine), SamplingParams(structured_outputs=constraint)))
     if defaults.structured_outputs is not None:
         engine.prepare(Request(_shortest(engine), defaults))

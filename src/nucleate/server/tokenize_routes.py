@@ -1,4 +1,4 @@
-"""``/tokenize``, ``/detokenize`` and ``/tokenizer_info``: text to token ids and back, as the model has it."""
+"""The endpoints ``/tokenize``, ``/detokenize`` and ``/tokenizer_info``."""
 
 from __future__ import annotations
 
@@ -13,51 +13,51 @@ from nucleate.server.service import Service
 
 
 class TokenizeRoutes:
-    """The handlers of these paths."""
+    """The handlers of these endpoints."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
 
-    async def tokenize(self, exchange: RequestContext) -> None:
-        await self._answer(exchange, self._tokens)
+    async def tokenize(self, context: RequestContext) -> None:
+        await self._reply(context, self._tokenize)
 
-    async def detokenize(self, exchange: RequestContext) -> None:
-        await self._answer(exchange, self._text)
+    async def detokenize(self, context: RequestContext) -> None:
+        await self._reply(context, self._detokenize)
 
-    async def info(self, exchange: RequestContext) -> None:
+    async def info(self, context: RequestContext) -> None:
         tokenizer = self._service.llm.tokenizer
-        own = {
+        info = {
             "vocab_size": self._service.vocab_size,
             "max_model_len": self._service.max_model_len,
             "eos_token_ids": sorted(tokenizer.eos_token_ids),
             "bos_token_id": tokenizer.bos_token_id,
             "chat_template": tokenizer.chat_template,
         }
-        await exchange.reply(200, {**tokenizer.special_tokens, **own})
+        await context.reply(200, {**tokenizer.special_tokens, **info})
 
-    async def _answer(self, exchange: RequestContext, make: Callable[[bytes], dict[str, Any]]) -> None:
-        with self._service.place():
-            data = await exchange.body(self._service.limits.max_body)
-            await exchange.reply(200, await self._service.aside(partial(make, data)))
+    async def _reply(self, context: RequestContext, convert: Callable[[bytes], dict[str, Any]]) -> None:
+        with self._service.request_slot():
+            data = await context.body(self._service.limits.max_request_body_bytes)
+            await context.reply(200, await self._service.run_in_thread(partial(convert, data)))
 
-    def _tokens(self, data: bytes) -> dict[str, Any]:
+    def _tokenize(self, data: bytes) -> dict[str, Any]:
         service, tokenizer = self._service, self._service.llm.tokenizer
-        asked = read_tokenize(service.read(data))
-        service.check_model(asked.model)
-        if asked.messages is not None:
-            ids = service.llm.encode_chat(asked.messages, asked.template)
+        request = read_tokenize(service.read(data))
+        service.check_model(request.model)
+        if request.messages is not None:
+            ids = service.llm.encode_chat(request.messages, request.template)
         else:
-            ids = tokenizer.encode(asked.prompt or "", asked.add_special_tokens)
-        made = {"count": len(ids), "max_model_len": service.max_model_len, "tokens": ids}
-        if asked.return_token_strs:
-            made["token_strs"] = [tokenizer.pieces.tokens[token] for token in ids]
-        return made
+            ids = tokenizer.encode(request.prompt or "", request.add_special_tokens)
+        result = {"count": len(ids), "max_model_len": service.max_model_len, "tokens": ids}
+        if request.return_token_strs:
+            result["token_strs"] = [tokenizer.pieces.tokens[token] for token in ids]
+        return result
 
-    def _text(self, data: bytes) -> dict[str, Any]:
+    def _detokenize(self, data: bytes) -> dict[str, Any]:
         service = self._service
-        asked = read_detokenize(service.read(data))
-        service.check_model(asked.model)
+        request = read_detokenize(service.read(data))
+        service.check_model(request.model)
         try:
-            return {"prompt": service.llm.tokenizer.decode(asked.tokens, skip_special_tokens=False)}
+            return {"prompt": service.llm.tokenizer.decode(request.tokens, skip_special_tokens=False)}
         except ValueError as error:
             raise ParameterError("tokens", str(error)) from None

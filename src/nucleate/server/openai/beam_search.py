@@ -21,7 +21,7 @@ FIELDS_OF_BEAMS: Mapping[str, str] = MappingProxyType(
     {
         "length_penalty": "length_penalty",
         "early_stopping": "early_stopping",
-        "beam_groups": "num_beam_groups",
+        "num_beam_groups": "num_beam_groups",
         "diversity_penalty": "diversity_penalty",
     }
 )
@@ -29,7 +29,7 @@ FIELDS_OF_BEAMS: Mapping[str, str] = MappingProxyType(
 
 _SHARED = ("max_tokens", "structured_outputs", "stop_token_ids", "ignore_eos", "logprobs", "skip_special_tokens")
 _IDLE = ("n", "seed")
-_PUBLIC = {"num_beams": "best_of", "num_return_sequences": "n", "num_beam_groups": "beam_groups"}
+_PUBLIC = {"num_beams": "best_of", "num_return_sequences": "n"}
 
 
 def read_beams(
