@@ -68,8 +68,8 @@ def test_an_answer_of_a_form(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (("--num-beams", "0"), "num_beams must be an integer >= 1, got '0'"),
         (("--num-beams", "x"), "num_beams must be an integer >= 1, got 'x'"),
-        (("--num-beams", "4", "--n", "5"), "n must be at most width (4), got 5"),
-        (("--num-beams", "4", "--num-beam-groups", "3"), "num_beam_groups must divide width (4), got 3"),
+        (("--num-beams", "4", "--n", "5"), "n must be at most num_beams (4), got 5"),
+        (("--num-beams", "4", "--num-beam-groups", "3"), "num_beam_groups must divide num_beams (4), got 3"),
         (("--num-beams", "4", "--length-penalty", "inf"), "length_penalty must be a number"),
         (("--num-beams", "4", "--early-stopping", "soon"), "early_stopping must be true, false or"),
         (("--num-beams", "4", "--diversity-penalty", "-1"), "diversity_penalty must be"),

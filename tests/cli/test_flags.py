@@ -237,7 +237,7 @@ def test_drafts_on_a_command_line() -> None:
     asked = drafts("--speculative", "suffix", "--speculative-tokens", "7", "--speculative-rule", "block")
     assert asked == Speculation("suffix", 7, "block")
     asked = drafts("--speculative", "medusa", "--speculative-tokens", "16", "--speculative-branches", "3")
-    assert asked == Speculation("medusa", 16, branches=3)
+    assert asked == Speculation("medusa", 16, tree_width=3)
     with pytest.raises(nc.ParameterError, match="--speculative-tokens needs --speculative"):
         drafts("--speculative-tokens", "3")
     with pytest.raises(nc.ParameterError, match="--speculative-branches needs --speculative"):

@@ -131,7 +131,7 @@ def test_the_strict_parser_reads_the_same() -> None:
 
 
 def test_no_blocks_at_all() -> None:
-    made = Metrics("tiny", lambda: STATS._replace(blocks=0, blocks_used=0))
+    made = Metrics("tiny", lambda: STATS._replace(num_kv_blocks=0, num_used_kv_blocks=0))
     assert value(made, "nucleate_kv_cache_usage_perc") == 0
 
 
