@@ -32,7 +32,8 @@ TERMS = {
     r"\b(is|are|was|were|be) told\b|\btells of\b": "reported",
     r"\b(compiled|hot) chain\b": "fused kernel",
     r"\bwhoever\b|\banew\b|\bas ever\b|\bof one's own\b": "plain words",
-    r"\banswers? of (some|a) form\b|\b(have|has|had|with|of) a form\b|\bform of (the|its|an|their) (text|answer)": "structured output",
+    r"\banswers? of (some|a) form\b|\b(have|has|had|with|of) a form\b": "structured output",
+    r"\bform of (the|its|an|their) (text|answer)": "structured output",
     r"\bthose that write\b": "decoding sequences",
     r"\bthe figures\b|\bin figures\b": "metrics, measurements",
     r"\blaws?\b": "target distribution, property",
@@ -40,14 +41,11 @@ TERMS = {
     r"\bcoins?\b": "random decision",
     r"\bspeller\b": "tokenizer",
     r"--limit-": "standard flags",
-    r"\bnucleate_(answers|forms|draft_|tokens_read|tokens_reused|tokens_drawn|tokens_forced|forwards|mask_seconds|disconnects)": "standard metrics",
-}  # fmt: skip
+    r"\bnucleate_(answers|forms|draft_|tokens_|forwards|mask_seconds|disconnects)": "standard metrics",
+}
 """Words of a private vocabulary, and the standard terms."""
 
-PAGES = sorted(
-    [ROOT / "README.md", ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
-    + [*(ROOT / "docs").glob("*.md")]
-)
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 COMMANDS = ("generate", "chat", "serve", "batch", "inspect", "bench", "warm", "stages")
 
 
