@@ -39,7 +39,13 @@ NUMBA = {"jit/compiler.py", "jit/entry_points.py", "sampling/backends/numba", "m
 ONLY_IN = {
     "numba": NUMBA,
     "llvmlite": {*NUMBA, "jit/native_library.py"},
-    "torch": {"models/transformers", "sampling/maths.py", "sampling/backends/torch", "sampling/backends/triton"},
+    "torch": {
+        "models/transformers",
+        "sampling/maths.py",
+        "sampling/device_step.py",
+        "sampling/backends/torch",
+        "sampling/backends/triton",
+    },
     "triton": {"sampling/backends/torch/torch_device.py", "sampling/backends/triton"},
     "transformers": {"models/transformers"},
     "huggingface_hub": {"models/loader.py"},

@@ -25,11 +25,11 @@ from nucleate.engine.request import Request
 from nucleate.outputs import StepLogprobs
 from nucleate.parameters.parameter import param
 from nucleate.sampling import noise
-from nucleate.sampling.backends.token_logprobs import logprobs
-from nucleate.sampling.distributions import TargetDistributions, foreseeable
+from nucleate.sampling.distributions import TargetDistributions, supports_rejection_sampling
 from nucleate.sampling.sampler import Sampler
 from nucleate.sampling.stage import Floor
 from nucleate.sampling.stages import Gumbel, Mask, Mirostat, Typical
+from nucleate.sampling.token_logprobs import logprobs
 from nucleate.speculative import acceptance
 from nucleate.speculative.acceptance import RULES, AcceptanceResult, acceptance_uniforms, residual_uniform
 from nucleate.speculative.config import Speculation
@@ -37,7 +37,7 @@ from nucleate.speculative.draft import Draft, DraftContext
 from nucleate.speculative.draft_distribution import choose
 
 SIZE = 37
-COINLESS = [name for name, params in PARAMS.items() if foreseeable(params.pipeline())]
+COINLESS = [name for name, params in PARAMS.items() if supports_rejection_sampling(params.pipeline())]
 
 
 def packed(allowed_NV: np.ndarray) -> np.ndarray:
@@ -170,7 +170,7 @@ def test_what_is_not_foreseen() -> None:
         ({"logprobs": 1, **coin}, False),
         ({"logprobs": 1, **coin, "xtc_probability": 1.0}, True),
     ]:
-        assert foreseeable(nc.SamplingParams(**values).pipeline()) is wanted
+        assert supports_rejection_sampling(nc.SamplingParams(**values).pipeline()) is wanted
 
 
 # the law of what is said

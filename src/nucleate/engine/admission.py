@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from nucleate.models.protocol import DecodingContext, ModelLimits
 from nucleate.outputs import PromptLogprobs, StepLogprobs
 from nucleate.parameters.parameter import ParameterError
-from nucleate.sampling.backends.token_logprobs import logprobs
 from nucleate.sampling.inputs import check_ids
 from nucleate.sampling.stage import Pipeline
+from nucleate.sampling.token_logprobs import logprobs
 from nucleate.sampling_params import SamplingParams
 from nucleate.stopping.stop_matcher import StopRules
 from nucleate.tokenization.tokenizer import Tokenizer

@@ -14,9 +14,9 @@ from nucleate.engine.scheduler import ScheduledSequence, SchedulerEntry
 from nucleate.models.runner import ModelInput
 from nucleate.outputs import CompletionChunk, EngineOutput, StepLogprobs, Usage
 from nucleate.parameters.parameter import ParameterError
-from nucleate.sampling.backends.token_logprobs import logprobs
 from nucleate.sampling.inputs import LogitsInput
 from nucleate.sampling.stage import Pipeline
+from nucleate.sampling.token_logprobs import logprobs
 from nucleate.sampling_params import SamplingParams
 from nucleate.speculative.draft import NO_DRAFT, DraftContext
 from nucleate.stopping.stop_matcher import StopRules

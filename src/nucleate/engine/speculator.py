@@ -19,7 +19,7 @@ from nucleate.jit.kernel_libraries import DRAFTS
 from nucleate.jit.native_library import get
 from nucleate.models.runner import Move, Runner
 from nucleate.parameters.parameter import ParameterError
-from nucleate.sampling.distributions import foreseeable
+from nucleate.sampling.distributions import supports_rejection_sampling
 from nucleate.sampling.sampler import Sampler
 from nucleate.sampling.stages.selection.greedy import Greedy
 from nucleate.speculative.adaptive.controller import AdaptiveProposer
@@ -104,7 +104,7 @@ class Speculator:
 
     def _verifiable(self, sequence: RunningSequence) -> bool:
         """Whether drafts of a sequence can be verified."""
-        return self.coupled or foreseeable(self._sampler.stages(sequence.row))
+        return self.coupled or supports_rejection_sampling(self._sampler.stages(sequence.row))
 
     def _context(self, sequence: RunningSequence) -> DraftContext:
         """What a proposer sees of a sequence. Made once: its list of tokens grows by itself."""

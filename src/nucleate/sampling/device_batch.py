@@ -22,7 +22,7 @@ from nucleate.sampling.stage import Pipeline
 
 if TYPE_CHECKING:
     from nucleate.sampling.backends.torch.decode_loop import DecodeLoop, Forward
-    from nucleate.sampling.backends.torch.sampler_step import StepOutput
+    from nucleate.sampling.device_step import StepOutput
 
 KEPT_CALLS = 32
 """Calls that are remembered, one per set of rows."""
@@ -112,7 +112,7 @@ class DeviceBatch:
 
     def step(self, numbers: list[int], logits_RV: Any, mask: Any) -> StepOutput:
         """One step of these rows, see ``Sampler``."""
-        from nucleate.sampling.backends.torch import sampler_step
+        from nucleate.sampling import device_step
 
         logits_RV, shape = checked(logits_RV), (len(numbers), self._size)
         if logits_RV.shape != shape:
@@ -122,12 +122,12 @@ class DeviceBatch:
         if key not in self._calls:
             if len(self._calls) >= KEPT_CALLS:
                 self._calls.clear()
-            self._calls[key] = sampler_step.call_of(self._held, numbers)
+            self._calls[key] = device_step.call_of(self._held, numbers)
         rows = [self._rows[number] for number in numbers]
-        host = sampler_step.HostCallbacks(
+        host = device_step.HostCallbacks(
             lambda place, *row: self._alone(numbers[place], *row), lambda place, *row: self._why(rows[place], *row)
         )
-        return sampler_step.step(self._held, self._calls[key], logits_RV, mask, host)
+        return device_step.step(self._held, self._calls[key], logits_RV, mask, host)
 
     def loop(
         self, numbers: list[int], forward: Forward, first_ids: Sequence[int], steps: int, stop_ids: Sequence[int]

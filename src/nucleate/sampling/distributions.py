@@ -17,21 +17,21 @@ from nucleate.sampling.presets import with_mask, without_mask
 from nucleate.sampling.stage import Ceiling, Pipeline, Stage, Tap
 
 
-def foreseeable(stages: Pipeline) -> bool:
+def supports_rejection_sampling(stages: Pipeline) -> bool:
     """Whether rejection sampling may replace the row's own draw.
 
     It may not if a stage's state or its logprobs depend on the outcome of XTC's random decision.
     """
     flips = any(isinstance(stage, Ceiling) and 0 < stage.chance < 1 for stage in stages)
-    return not (flips and any(isinstance(stage, Tap) or learns(stage) for stage in stages))
+    return not (flips and any(isinstance(stage, Tap) or is_stateful(stage) for stage in stages))
 
 
-def learns(stage: Stage) -> bool:
+def is_stateful(stage: Stage) -> bool:
     """Whether a stage has a state."""
     return type(stage).after is not Stage.after and not stage.neutral
 
 
-def taken(logits_V: NDArray[Any], stages: Pipeline, token: int, past: History) -> reference.RowResult:
+def accept_sampled(logits_V: NDArray[Any], stages: Pipeline, token: int, past: History) -> reference.RowResult:
     """Update the stages with a token sampled elsewhere. Raises ValueError for a token whose probability is 0.
 
     If the token survives only one outcome of XTC's random decision, that outcome is assumed.
@@ -69,7 +69,7 @@ class TargetDistributions:
         self._prompt, self._output = prompt, output
         self._before = range(-1, len(tokens) - 1) if parents is None else parents
         self._logits, self._tokens, self._masks, self._fast = logits, tokens, masks, fast
-        self._learns = any(map(learns, stages))
+        self._learns = any(map(is_stateful, stages))
         self._stages = {0: stages}  # as of each place, if they learn on the way to it
         self._found: dict[int, NDArray[np.float64]] = {}
 

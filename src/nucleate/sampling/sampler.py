@@ -17,7 +17,7 @@ from nucleate.sampling import noise
 from nucleate.sampling.cpu_paths import chances
 from nucleate.sampling.device_batch import DeviceBatch
 from nucleate.sampling.dispatch.route import TENSOR_BACKENDS
-from nucleate.sampling.distributions import TargetDistributions, learns, taken
+from nucleate.sampling.distributions import TargetDistributions, accept_sampled, is_stateful
 from nucleate.sampling.history import History
 from nucleate.sampling.host_batch import HostBatch, SamplerRow, known
 from nucleate.sampling.incremental_history import IncrementalHistory
@@ -185,8 +185,8 @@ class Sampler:
     def _accept_sampled(
         self, row: int, own: SamplerRow, token: int, logits_V: Any, mask_W: Any, law: NDArray[np.float64] | None
     ) -> StepLogprobs | None:
-        learned = any(isinstance(stage, Tap) or learns(stage) for stage in own.stages)
-        if learned or law is None:
+        is_updated = any(isinstance(stage, Tap) or is_stateful(stage) for stage in own.stages)
+        if is_updated or law is None:
             own = self._up_to_date(row)
             logits = LogitsInput(logits_V[None] if hasattr(logits_V, "detach") else np.asarray(logits_V)[None])
             if logits.shape[1] != self.vocab_size:
@@ -196,10 +196,10 @@ class Sampler:
             law = chances(self._host.fast(self.vocab_size))(logits[0], stages, past) if law is None else law
         if not law[token] > 0:
             raise ValueError(f"token {token} cannot be sampled from row {row}: its probability is 0")
-        if not learned:
+        if not is_updated:
             self._append(row, token)
             return None
-        result = taken(logits[0], stages, token, past)
+        result = accept_sampled(logits[0], stages, token, past)
         if self._device is not None and row in self._device:
             self._device.push(row, token, result.stages)
             return result.logprobs
@@ -223,7 +223,7 @@ class Sampler:
     def stages(self, row: int) -> Pipeline:
         """The pipeline of a row as of its next step, simplified. Waits for the device, if a stage has a state."""
         own = known(self._rows, row)
-        return self._up_to_date(row).stages if any(map(learns, own.stages)) else own.stages
+        return self._up_to_date(row).stages if any(map(is_stateful, own.stages)) else own.stages
 
     def output_ids(self, row: int) -> tuple[int, ...]:
         """What a row has drawn. Waits for the device."""

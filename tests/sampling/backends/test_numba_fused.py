@@ -12,10 +12,10 @@ from nucleate.sampling.backends import reference
 from nucleate.sampling.backends.numba.composed import evaluation as generic
 from nucleate.sampling.backends.numba.fused.row_table import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 from nucleate.sampling.backends.numba.row_loading import copy
-from nucleate.sampling.backends.token_logprobs import logprobs
 from nucleate.sampling.dispatch.fused_pipeline import chain_of
 from nucleate.sampling.pipeline import simplify
 from nucleate.sampling.stages import Categorical, Greedy, Gumbel, MinP, Temperature, TopK, TopNSigma, TopP, Typical
+from nucleate.sampling.token_logprobs import logprobs
 
 SIZES = (1, 2, 5, 100, 255, 256, 257, 1000, 5000, 20_000)
 KINDS = ("smooth", "ties", "holes", "equal", "peaked", "island", "huge", "tiny", "shifted", "signed zeros")

@@ -25,8 +25,8 @@ from nucleate.models.protocol import ModelLimits
 from nucleate.models.runner import Fork, ModelInput, Runner
 from nucleate.outputs import CompletionChunk, EngineOutput, Finish, StepLogprobs, Usage
 from nucleate.parameters.converters import one_line
-from nucleate.sampling.backends.token_logprobs import logprobs
 from nucleate.sampling.inputs import LogitsInput
+from nucleate.sampling.token_logprobs import logprobs
 from nucleate.sampling_params import SamplingParams
 from nucleate.stopping.stop_matcher import StopRules
 from nucleate.structured_output import CompiledGrammar, Guide, MatcherError, why

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from nucleate.outputs import StepLogprobs
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling import noise
-from nucleate.sampling.backends.token_logprobs import logprobs
 from nucleate.sampling.history import History, HistoryView
 from nucleate.sampling.stage import (
     Ceiling,
@@ -31,6 +30,7 @@ from nucleate.sampling.stage import (
     Tap,
     TokenInfo,
 )
+from nucleate.sampling.token_logprobs import logprobs
 
 Floats = NDArray[np.float64]
 Ids = NDArray[np.int64]

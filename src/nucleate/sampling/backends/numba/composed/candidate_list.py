@@ -14,11 +14,11 @@ from nucleate.sampling import noise
 from nucleate.sampling.backends import reference
 from nucleate.sampling.backends.numba.composed.pipeline_steps import PipelineStep
 from nucleate.sampling.backends.reference import Survivors, TotalMass
-from nucleate.sampling.backends.token_logprobs import logprobs
 from nucleate.sampling.history import HistoryView
 from nucleate.sampling.noise import GROUP_SIZE
 from nucleate.sampling.stage import RowStats
 from nucleate.sampling.stages.selection.gumbel import Gumbel
+from nucleate.sampling.token_logprobs import logprobs
 
 Floats = NDArray[np.float64]
 Ids = NDArray[np.int64]

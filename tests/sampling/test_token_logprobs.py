@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nucleate.sampling.backends import reference
-from nucleate.sampling.backends.token_logprobs import logprobs
 from nucleate.sampling.stages import Gumbel, Logprobs, Suppress, Temperature, TopK
+from nucleate.sampling.token_logprobs import logprobs
 
 INF = math.inf
 
