@@ -14,7 +14,7 @@ from toy_requests import KINDS, drive, is_empty, runner, toy
 
 import nucleate as nc
 from nucleate.engine.beam.params import BeamParams, BeamRequest
-from nucleate.engine.beam.scheduling import Held
+from nucleate.engine.beam.scheduling import GuideConstraint
 from nucleate.engine.engine import Engine
 from nucleate.structured_output import CompiledGrammar, GrammarCompiler, MatcherError
 
@@ -139,10 +139,10 @@ def test_a_form_that_fails_is_an_error_of_its_search(
     engine = Engine(runner("paged", toy()), llm.tokenizer, backend="reference")
     params = BeamParams(num_beams=2, structured=FORMS["choice"], max_tokens=5)
 
-    def after(held: Held, token: int) -> tuple[Held, bool]:
+    def after(held: GuideConstraint, token: int) -> tuple[GuideConstraint, bool]:
         raise MatcherError("the grammar engine failed")
 
-    monkeypatch.setattr(Held, "after", after)
+    monkeypatch.setattr(GuideConstraint, "after", after)
     plain = BeamRequest([1, 2], BeamParams(num_beams=2, max_tokens=5))
     [event], good = drive(engine, [BeamRequest([1, 2], params), plain])
     message = "the text cannot take the form asked for: the grammar engine failed"

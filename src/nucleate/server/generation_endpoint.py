@@ -63,7 +63,7 @@ class GenerationEndpoint:
         told.prompt_tokens = sum(map(len, call.prompts))
         self._metrics.prompt(told.prompt_tokens)
         with service.queue([call.asked.best_of] * len(call.prepared)) as leave:
-            async with aclosing(service.engine.run_all(call.prepared, beat=KEEP_ALIVE_SECONDS)) as batches:
+            async with aclosing(service.engine.run_all(call.prepared, heartbeat_seconds=KEEP_ALIVE_SECONDS)) as batches:
                 note = _StreamMetrics(exchange, self._metrics, leave, service, call)
                 if chunks is None:
                     await self._whole(exchange, call, batches, note)
