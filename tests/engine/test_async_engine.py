@@ -32,7 +32,7 @@ def with_engine(llm: nc.LLM, use: Callable[[AsyncEngine, Engine], Awaitable[None
     engine = Engine(runner("paged", toy(of=of), blocks), llm.tokenizer, backend="reference", **options)
 
     async def main() -> None:
-        async with AsyncEngine(engine, room=room) as running:
+        async with AsyncEngine(engine, max_pending=room) as running:
             await asyncio.wait_for(use(running, engine), 60)
             for _ in range(2000):
                 if is_empty(engine):
@@ -261,13 +261,15 @@ def test_a_beat_is_heard_while_nothing_comes(llm: nc.LLM) -> None:
     async def use(running: AsyncEngine, engine: Engine) -> None:
         late = [LONG, SHORT]
         first = asyncio.create_task(take(running, LONG))
-        batches = [batch async for batch in running.run_all(late, beat=0.001)]  # there is one place, and it is taken
+        batches = [
+            batch async for batch in running.run_all(late, heartbeat_seconds=0.001)
+        ]  # there is one place, and it is taken
         assert sum(not batch for batch in batches) >= 5
         assert sum(len(batch) for batch in batches) == 205
         assert len(await first) == 200
-        assert not [batch async for batch in running.run_all([SHORT], beat=60.0) if not batch]
+        assert not [batch async for batch in running.run_all([SHORT], heartbeat_seconds=60.0) if not batch]
         with pytest.raises(nc.ParameterError):
-            await slowly(running.run_all([Request([])], beat=0.0001))
+            await slowly(running.run_all([Request([])], heartbeat_seconds=0.0001))
 
     assert is_empty(with_engine(llm, use, max_num_seqs=1, rule=slow_rule))
 

@@ -40,7 +40,7 @@ def hashed(size: int, seed: int, banned: float = 0.0, *, coarse: bool = False) -
 
 
 class Tree:
-    """A form as a function of what was written: see ``Form``."""
+    """A form as a function of what was written: see ``BeamConstraint``."""
 
     def __init__(self, allowed: twin.AllowedAfter, ids: tuple[int, ...] = ()) -> None:
         self.allowed, self.ids = allowed, ids
@@ -65,7 +65,7 @@ def run(model: LogitsOf, prompt: tuple[int, ...], params: BeamParams, ends: Sequ
         logits_BV = np.stack([model(prompt + ids) for ids in texts])
         before = logits_BV.copy()
         size = logits_BV.shape[1]
-        masks = None if tree is None else np.stack([beam.form.mask(size) for beam in search.open])
+        masks = None if tree is None else np.stack([beam.constraint.mask(size) for beam in search.open])
         children = search.step(logits_BV, masks)
         assert np.array_equal(logits_BV, before), "logits are the caller's"
         texts = [(*texts[child.parent], child.token) for child in children]
@@ -280,7 +280,7 @@ def test_steps_are_told_of_in_the_order_of_the_answer() -> None:
         texts = [(*texts[child.parent], child.token) for child in children]
     assert len(asked) <= 3 * 2 + 3 * 2  # of those that go on or end, no other candidate
     for found in search.best():
-        assert [link.told.chosen.token_id for link in found.steps] == list(found.token_ids)
+        assert [link.logprobs.chosen.token_id for link in found.steps] == list(found.token_ids)
         assert len(found.token_ids) == found.length
 
 

@@ -24,7 +24,7 @@ from nucleate.speculative.acceptance import (
     typical,
 )
 from nucleate.speculative.draft import ROOT, Draft
-from nucleate.speculative.draft_distribution import choose, law_of, without
+from nucleate.speculative.draft_distribution import choose, normalize, without
 
 V, LENGTH = 5, 3
 TRIALS = 1500
@@ -134,7 +134,7 @@ def sampled(output, pick, laws_VV):
     while len(tokens) < 3 and (not tokens or tokens[-1] != 2):
         laws.append(laws_VV[last((*output, *tokens))])
         tokens.append(pick(laws[-1]))
-    return Draft(tuple(tokens), laws=tuple(laws))
+    return Draft(tuple(tokens), distributions=tuple(laws))
 
 
 def guessed(output, pick, laws_VV):
@@ -153,7 +153,7 @@ def silent(output, pick, laws_VV):
 def mixed(output, pick, laws_VV):
     """The first token drawn, the second not."""
     law = laws_VV[last(output)]
-    return Draft((token := pick(law), (token + 1) % len(law)), laws=(law, None))
+    return Draft((token := pick(law), (token + 1) % len(law)), distributions=(law, None))
 
 
 def guessed_tree(output, pick, laws_VV):
@@ -238,13 +238,13 @@ def test_texts_have_the_law_of_the_target(name, rule):
 def lying(output, pick, laws_VV):
     """Drawn from one law, and another one told."""
     draft = sampled(output, pick, laws_VV)
-    return Draft(draft.tokens, laws=tuple(law_of(law**0.5) for law in draft.laws))
+    return Draft(draft.tokens, distributions=tuple(normalize(law**0.5) for law in draft.distributions))
 
 
 def picky(output, pick, laws_VV):
     """A token is drawn, and left out if it is not likely."""
     draft = sampled(output, pick, laws_VV)
-    return draft if draft.laws[0][draft.tokens[0]] > 0.3 else Draft()
+    return draft if draft.distributions[0][draft.tokens[0]] > 0.3 else Draft()
 
 
 def careless_tree(output, pick, laws_VV):
@@ -255,12 +255,12 @@ def careless_tree(output, pick, laws_VV):
 
 
 def keeps_all(p, draft, coins_N, coin):
-    return AcceptanceResult(tuple(range(len(draft))), choose(law_of(p[len(draft)]), coin))
+    return AcceptanceResult(tuple(range(len(draft))), choose(normalize(p[len(draft)]), coin))
 
 
 def without_residual(p, draft, coins_N, coin):
     path, token, _ = rejection(p, draft, coins_N, coin)
-    return AcceptanceResult(path, token if len(path) == len(draft) else choose(law_of(p[len(path)]), coin))
+    return AcceptanceResult(path, token if len(path) == len(draft) else choose(normalize(p[len(path)]), coin))
 
 
 def greedy(p, draft, coins_N, coin):

@@ -28,10 +28,10 @@ Q = np.array([0.2, 0.3, 0.5])
 
 
 def test_rejection_by_hand():
-    draft = Draft((2, 2), laws=(Q, Q))
+    draft = Draft((2, 2), distributions=(Q, Q))
     assert rejection(P, draft, [0.39, 0.99], 0.5) == AcceptanceResult((0, 1), 1)  # 0.2 / 0.5, then 0.8 / 0.5
     assert rejection(P, draft, [0.41, 0.0], 0.5) == AcceptanceResult((), 0)  # all that p has over q is at 0
-    assert rejection(P, Draft((2, 0), laws=(Q, Q)), [0.0, 0.51], 0.0) == AcceptanceResult((0,), 2)  # 0.1 / 0.2
+    assert rejection(P, Draft((2, 0), distributions=(Q, Q)), [0.0, 0.51], 0.0) == AcceptanceResult((0,), 2)  # 0.1 / 0.2
     assert rejection(P, Draft((0, 1)), [0.49, 0.0], 0.9) == AcceptanceResult((0, 1), 1)
     assert rejection(P, Draft((0, 1)), [0.51, 0.0], 0.59) == AcceptanceResult((), 1)  # 0.3 of 0.5
     assert rejection(P, Draft((0, 1)), [0.51, 0.0], 0.61) == AcceptanceResult((), 2)
@@ -39,17 +39,20 @@ def test_rejection_by_hand():
 
 
 def test_block_by_hand():
-    draft = Draft((2, 2), laws=(Q, Q))  # weights 0.4, 0.64; over q at 0.4: (0, 0, 0); after the first: (0.05, 0, 0)
+    draft = Draft((2, 2), distributions=(Q, Q))
+    # weights 0.4, 0.64; over q at 0.4: (0, 0, 0); after the first: (0.05, 0, 0)
     assert block(P, draft, [0.0, 0.63], 0.5) == AcceptanceResult((0, 1), 1)
     assert block(P, draft, [0.0, 0.65], 0.5) == AcceptanceResult((), 0)  # 0.4 p has nothing over q
-    more = Draft((0, 2), laws=(Q, Q))  # weights 1, 1
+    more = Draft((0, 2), distributions=(Q, Q))  # weights 1, 1
     assert block(P, more, [LAST, LAST], 0.5) == AcceptanceResult((0, 1), 1)
-    down = Draft((0, 0), laws=(Q, Q))  # weights 1, 0.5
+    down = Draft((0, 0), distributions=(Q, Q))  # weights 1, 0.5
     assert block(P, down, [LAST, 0.51], 0.5) == AcceptanceResult((0,), 2)
-    half = Draft((2, 0), laws=(Q, np.array([0.9, 0.1, 0.0])))  # weights 0.4, 0.0444; over: (0, 0, 0.32): 0.32 / 0.92
+    half = Draft(
+        (2, 0), distributions=(Q, np.array([0.9, 0.1, 0.0]))
+    )  # weights 0.4, 0.0444; over: (0, 0, 0.32): 0.32 / 0.92
     assert block(P, half, [0.347, 0.05], 0.5) == AcceptanceResult((0,), 2)
     assert block(P, half, [0.349, 0.05], 0.5) == AcceptanceResult((), 0)
-    other = Draft((2, 1), laws=(Q, np.array([0.02, 0.9, 0.08])))  # over: (0.02, 0, 0.24), and 0.26 / 0.86
+    other = Draft((2, 1), distributions=(Q, np.array([0.02, 0.9, 0.08])))  # over: (0.02, 0, 0.24), and 0.26 / 0.86
     assert block(P, other, [0.30, 0.05], 0.07) == AcceptanceResult((0,), 0)
     assert block(P, other, [0.30, 0.05], 0.08) == AcceptanceResult((0,), 2)
     assert block(P, other, [0.31, 0.05], 0.08) == AcceptanceResult((), 0)
@@ -100,7 +103,7 @@ def test_equal_laws_keep_everything(name):
         p /= p.sum(axis=1, keepdims=True)
         tokens = tuple(int(rng.choice(size, p=row)) for row in p[:3])
         for coin in (0.0, LAST):
-            verdict = RULES[name].verify(p, Draft(tokens, laws=tuple(p[:3])), [LAST] * 3, coin)
+            verdict = RULES[name].verify(p, Draft(tokens, distributions=tuple(p[:3])), [LAST] * 3, coin)
             assert verdict.path == (0, 1, 2)
             assert p[3, verdict.token] > 0
 
@@ -110,9 +113,9 @@ def test_no_residual_is_not_the_end(name):
     """A coin of 1 refuses what is certain, as a coin that was rounded may: then p itself is drawn from."""
     for law in (P[0], None):
         p = P if law is not None else [[1.0, 0.0, 0.0], *P[1:]]
-        verdict = RULES[name].verify(p, Draft((0,), laws=(law,)), [1.0], 0.2)
+        verdict = RULES[name].verify(p, Draft((0,), distributions=(law,)), [1.0], 0.2)
         assert verdict == AcceptanceResult((), 0)
-    verdict = RULES[name].verify(P, Draft((0, 2), laws=(P[0], P[1])), [1.0, 1.0], 0.15)
+    verdict = RULES[name].verify(P, Draft((0, 2), distributions=(P[0], P[1])), [1.0, 1.0], 0.15)
     assert verdict == AcceptanceResult((), 0)
 
 
@@ -125,7 +128,7 @@ def test_what_the_target_never_says_is_never_said(name, coin):
         p = rng.random((3, size)) * (rng.random((3, size)) < 0.5)
         p[np.arange(3), rng.integers(size, size=3)] = 1e-12
         laws = tuple(rng.dirichlet(np.ones(size), 2)) if rng.random() < 0.7 else None
-        draft = Draft(tuple(map(int, rng.integers(size, size=2))), laws=laws)
+        draft = Draft(tuple(map(int, rng.integers(size, size=2))), distributions=laws)
         verdict = RULES[name].verify(p, draft, [0.0, rng.random()] if coin == 0 else rng.random(2), coin)
         for row, token in enumerate(verdict.tokens(draft)):
             assert p[row, token] > 0
@@ -140,7 +143,7 @@ def test_a_broken_row_is_an_error_where_it_is_come_to(name, broken):
         rows = [good] * place + [bad] + [good] * (3 - place)
         path, token, error = verify_with(rows, draft, [0.5] * 3, 0.5)
         assert (path, token) == (tuple(range(place)), -1)
-        assert error == "the target has no token to draw" + (f" after {place} drafted tokens" if place else "")
+        assert error == "the target has no valid distribution" + (f" after {place} draft tokens" if place else "")
         assert AcceptanceResult(path, token, error).tokens(draft) == [1] * place
         assert verify_with(rows, Draft((0, 1, 1)), [0.5] * 3, 0.5).error == (error if place == 0 else None)
 
@@ -154,7 +157,7 @@ def test_a_broken_row_is_an_error_where_it_is_come_to(name, broken):
 def test_a_broken_law_ends_the_draft(name, law):
     laws = (P[0], np.array(law, float), P[2])
     for coin in (0.05, 0.15, 0.5):
-        verdict = RULES[name].verify(P[[0, 1, 2, 2]], Draft((0, 1, 1), laws=laws), [0.0] * 3, coin)
+        verdict = RULES[name].verify(P[[0, 1, 2, 2]], Draft((0, 1, 1), distributions=laws), [0.0] * 3, coin)
         assert verdict == AcceptanceResult((0,), [0, 1, 2][int(np.searchsorted([0.1, 0.2], coin))])
     siblings = Draft((1, 2), (ROOT, ROOT), (None, np.array(law, float)))
     assert rejection(P[[0, 1, 1]], siblings, [0.9, 0.0], 0.99) == AcceptanceResult((), 2)
@@ -171,8 +174,8 @@ def test_another_vocabulary_is_refused(name):
         with pytest.raises(ValueError, match=rf"0\.\.2, got {token}"):
             RULES[name].verify(P, Draft((token,)), [0.5], 0.5)
     if name != "typical":
-        with pytest.raises(ValueError, match="has 4 chances, but those of the target are 3"):
-            RULES[name].verify(P, Draft((0,), laws=(np.ones(4) / 4,)), [0.5], 0.5)
+        with pytest.raises(ValueError, match="has 4 probabilities, but the vocabulary of the target 3"):
+            RULES[name].verify(P, Draft((0,), distributions=(np.ones(4) / 4,)), [0.5], 0.5)
     with pytest.raises(ValueError, match="shape"):
         RULES[name].verify(P[None], Draft(), [], 0.5)
 
@@ -197,10 +200,10 @@ def test_laws_of_any_size_and_precision(name):
     p = np.exp(x - x.max())
     p32 = (p / p.sum()).astype(np.float32)
     tokens = tuple(map(int, np.argsort(-p)[:3]))
-    rows, draft = [p32, p32 * 7, p, p], Draft(tokens, laws=(p32 * 3, p, p32))
+    rows, draft = [p32, p32 * 7, p, p], Draft(tokens, distributions=(p32 * 3, p, p32))
     verdict = RULES[name].verify(rows, draft, [1 - 1e-6] * 3, 0.5)
     assert verdict.path == (0, 1, 2)
-    tiny = Draft((1,), laws=([1.0, 1e-310],))
+    tiny = Draft((1,), distributions=([1.0, 1e-310],))
     assert RULES[name].verify([[0.5, 0.5]] * 2, tiny, [0.99], 0.7) == AcceptanceResult((0,), 1)
 
 

@@ -14,7 +14,7 @@ from single_drafts import draft_of
 
 from nucleate.sampling.suffix_automaton import NOTHING
 from nucleate.speculative.draft import ROOT, Draft, DraftContext, Proposer
-from nucleate.speculative.draft_distribution import choose, law_of, siblings, without
+from nucleate.speculative.draft_distribution import choose, normalize, siblings, without
 from nucleate.speculative.proposers.counting_automaton import CountingAutomaton, extend
 from nucleate.speculative.proposers.ngram import NgramProposer
 from nucleate.speculative.proposers.suffix import Generations, SuffixProposer
@@ -33,17 +33,17 @@ def proposers(**options) -> list[Proposer]:
     "weights", [[np.nan, 1], [np.inf, 1], [-1, 2], [0, 0], [], [1e308, 1e308], [-0.5, 0.5], [np.inf, -np.inf]]
 )
 def test_what_is_no_law(weights):
-    assert law_of(weights) is None
+    assert normalize(weights) is None
 
 
 def test_a_law_sums_to_one_and_is_a_copy():
     weights = np.array([1, 3], np.float32)
-    law = law_of(weights)
+    law = normalize(weights)
     weights[:] = 0
     assert law.tolist() == [0.25, 0.75]
-    assert law_of([5.0]).tolist() == [1.0]
+    assert normalize([5.0]).tolist() == [1.0]
     with pytest.raises(ValueError, match="shape"):
-        law_of([[1.0]])
+        normalize([[1.0]])
 
 
 @given(st.lists(st.sampled_from([0.0, 1e-300, 1e-9, 0.1, 1.0, 7.0]), min_size=1).filter(any), st.floats(0, 1))
@@ -78,18 +78,22 @@ def test_a_draft_holds_together():
     tree = Draft((5, 6, 7, 8), (ROOT, ROOT, 0, 2), (None, np.ones(9) / 9, None, None))
     assert tree.children() == {ROOT: [0, 1], 0: [2], 2: [3]}
     assert not tree.chain
-    assert tree.law(0) is None
-    assert tree.law(1)[3] == 1 / 9
+    assert tree.distribution(0) is None
+    assert tree.distribution(1)[3] == 1 / 9
     assert len(tree) == 4
     assert tree.prefix(9) is tree
-    assert (tree.prefix(2).tokens, tree.prefix(2).parents, len(tree.prefix(2).laws)) == ((5, 6), (ROOT, ROOT), 2)
+    assert (tree.prefix(2).tokens, tree.prefix(2).parents, len(tree.prefix(2).distributions)) == (
+        (5, 6),
+        (ROOT, ROOT),
+        2,
+    )
     assert tree.prefix(0).tokens == tree.prefix(-1).tokens == ()
     chain = Draft((5, 6))
     assert chain.children() == Draft((5, 6), (ROOT, 0)).children() == {ROOT: [0], 0: [1]}
     assert chain.chain
     assert Draft((5, 6), (ROOT, 0)).chain
     assert chain.prefix(1).tokens == (5,)
-    assert chain.law(1) is None
+    assert chain.distribution(1) is None
     assert not Draft().children()
 
 
@@ -135,7 +139,7 @@ def test_n_grams_equal_their_twin(ids, k, shortest, more, step):
         found = draft_of(proposer, DraftContext(3, ids[:end]), k)
         assert found.tokens == lookup(ids[:end], k, shortest + more, shortest)
         assert found.parents is None
-        assert found.laws is None
+        assert found.distributions is None
 
 
 def test_n_grams_in_words():
@@ -189,7 +193,7 @@ def test_suffixes_equal_their_twin(ids, k, longest, factor, least):
     for end in range(len(ids) + 1):
         found = draft_of(proposer, DraftContext(3, ids[:end]), k)
         assert found.tokens == suffix_draft([ids[:end]], ids[:end], k, proposer)
-        assert found.laws is None
+        assert found.distributions is None
 
 
 @settings(max_examples=60)

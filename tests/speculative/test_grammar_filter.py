@@ -72,7 +72,7 @@ def test_tokens_are_told_as_plain_integers(tree: bool) -> None:
     draft = Draft((np.int64(1), 2, np.uint8(3)), (ROOT, ROOT, 0) if tree else None, (LAW,) * 3)
     found = allowed(draft, SIZE, None)
     assert [type(token) for token in found.tokens] == [int] * 3
-    assert (found.tokens, found.parents, found.laws) == (draft.tokens, draft.parents, draft.laws)
+    assert (found.tokens, found.parents, found.distributions) == (draft.tokens, draft.parents, draft.distributions)
 
 
 @pytest.mark.parametrize("drawn", [False, True])
@@ -96,7 +96,7 @@ def test_a_tree_within_a_form(llm: nc.LLM, grammars: GrammarCompiler, abc: list[
     found = allowed(tree, SIZE, guide)
     if drawn:  # the b at first is refused, and nothing follows it; after the c the form is at its end
         assert (found.tokens, found.parents) == ((a, b, c, b, a), (ROOT, ROOT, 0, 0, 3))
-        assert found.laws == (LAW,) * 5
+        assert found.distributions == (LAW,) * 5
     else:
         assert (found.tokens, found.parents) == ((a, c, b, a), (ROOT, 0, 0, 2))
     np.testing.assert_array_equal(guide.mask(), Guide(guide.form).mask())

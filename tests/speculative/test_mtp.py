@@ -219,7 +219,7 @@ def test_hidden_states_that_are_no_numbers_give_no_draft(family: str, shared: bo
     one, other = reader.proposer.propose(states, [5, 5])
     assert len(one) == 5
     assert not other.tokens
-    assert not other.laws
+    assert not other.distributions
 
 
 def test_drawn_tokens_have_the_noise_and_the_laws_of_all_proposers() -> None:
@@ -240,12 +240,12 @@ def test_drawn_tokens_have_the_noise_and_the_laws_of_all_proposers() -> None:
         [coupled] = reader.proposer.propose([DraftContext(0, ids, 5, 3, 0.9)], [3])
         [drawn] = reader.proposer.propose([DraftContext(0, ids, 5, 3, 0.9, shared=False)], [3])
     assert [places for _, places in seen] == [[0], [1], [2]] * 2
-    assert coupled.laws is None
-    assert drawn.laws is not None
+    assert coupled.distributions is None
+    assert drawn.distributions is not None
     for place, (logits_RV, _) in enumerate(seen[:3]):
         params = nc.SamplingParams(temperature=0.9, seed=3)
         assert coupled.tokens[place] == nc.sample(logits_RV, params, step=15 + place)[0]
-    for law, (logits_RV, _) in zip(drawn.laws, seen[3:], strict=True):
+    for law, (logits_RV, _) in zip(drawn.distributions, seen[3:], strict=True):
         np.testing.assert_allclose(law, nc.probabilities(logits_RV, nc.SamplingParams(temperature=0.9))[0], rtol=1e-9)
 
 

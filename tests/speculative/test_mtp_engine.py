@@ -109,7 +109,7 @@ class Lying(Mtp):
 
     def propose(self, states: Any, counts: Any) -> list[Draft]:
         return [
-            Draft(draft.tokens, None, draft.laws and tuple(np.roll(law, 1) for law in draft.laws))  # type: ignore[arg-type]
+            Draft(draft.tokens, None, draft.distributions and tuple(np.roll(law, 1) for law in draft.distributions))  # type: ignore[arg-type]
             for draft in super().propose(states, counts)
         ]
 

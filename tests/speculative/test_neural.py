@@ -187,7 +187,7 @@ def test_a_draft_does_not_depend_on_others_in_the_batch(name: str, model: Llama,
                 name, model, [*state.token_ids], count, prompt=8, seed=state.seed, temperature=state.temperature
             )
             assert alone.tokens == draft.tokens
-            assert draft.laws is None
+            assert draft.distributions is None
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -199,7 +199,7 @@ def test_a_greedy_draft_ignores_seed_and_kind_of_noise(name: str, model: Llama, 
         for shared in (True, False)
     ]
     assert len({draft.tokens for draft in drafts}) == 1
-    assert all(draft.laws is None for draft in drafts)
+    assert all(draft.distributions is None for draft in drafts)
 
 
 @pytest.mark.parametrize("name", HEADS)

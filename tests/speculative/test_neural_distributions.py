@@ -66,26 +66,26 @@ def fits(tokens: list[int], laws: list[np.ndarray]) -> bool:
 @pytest.mark.parametrize(("name", "temperature"), [*((name, 1.0) for name in NAMES), ("eagle", 0.7)])
 def test_tokens_have_the_laws_that_are_told(name: str, temperature: float, model: Llama) -> None:
     drafts = drafts_of(name, model, 1500, 2, temperature)
-    laws = [draft.laws for draft in drafts]
+    laws = [draft.distributions for draft in drafts]
     first_V = laws[0][0]
     assert first_V.dtype == np.float64
     assert first_V.shape == (4096,)
     assert first_V.sum() == pytest.approx(1)
     for draft in drafts:
-        np.testing.assert_allclose(draft.laws[0], first_V, atol=1e-5)
+        np.testing.assert_allclose(draft.distributions[0], first_V, atol=1e-5)
     for place in range(2):
         tokens = [draft.tokens[place] for draft in drafts]
-        assert fits(tokens, [draft.laws[place] for draft in drafts])
-        assert not fits(tokens, [np.roll(draft.laws[place], 1) for draft in drafts])  # other laws
+        assert fits(tokens, [draft.distributions[place] for draft in drafts])
+        assert not fits(tokens, [np.roll(draft.distributions[place], 1) for draft in drafts])  # other laws
     common = max({draft.tokens[0] for draft in drafts}, key=[draft.tokens[0] for draft in drafts].count)
     after = [draft for draft in drafts if draft.tokens[0] == common]
-    assert fits([draft.tokens[1] for draft in after], [draft.laws[1] for draft in after])
+    assert fits([draft.tokens[1] for draft in after], [draft.distributions[1] for draft in after])
     if name in ("draft", "eagle"):  # the second token knows the first
         other = next(draft for draft in drafts if draft.tokens[0] != common)
-        assert np.abs(other.laws[1] - after[0].laws[1]).sum() > 0.1
+        assert np.abs(other.distributions[1] - after[0].distributions[1]).sum() > 0.1
     else:
         for draft in drafts[:50]:
-            np.testing.assert_allclose(draft.laws[1], after[0].laws[1], atol=1e-5)
+            np.testing.assert_allclose(draft.distributions[1], after[0].distributions[1], atol=1e-5)
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])
@@ -118,7 +118,7 @@ def test_shared_noise_draws_as_the_target(size: int) -> None:
     for row, one in enumerate(draw(logits_RV, states, places)):
         params = nc.SamplingParams(temperature=states[row].temperature, seed=states[row].seed)
         assert one.token == nc.sample(logits_RV[row][None], params, step=6 + row + places[row])[0]
-        assert one.law is None
+        assert one.distribution is None
 
 
 def test_noise_of_its_own_is_of_its_own_stream() -> None:
@@ -129,8 +129,8 @@ def test_noise_of_its_own_is_of_its_own_stream() -> None:
         x_V = logits_RV[place].astype(np.float64) / 0.8
         law_V = np.exp(x_V - x_V.max())
         law_V /= law_V.sum()
-        assert one.law is not None
-        np.testing.assert_allclose(one.law, law_V, rtol=1e-12)
+        assert one.distribution is not None
+        np.testing.assert_allclose(one.distribution, law_V, rtol=1e-12)
         u = noise.uniform(5, 5, noise.DRAFT, np.array([place]))[0]
         assert one.token == np.flatnonzero(law_V.cumsum() > u)[0]
     again = draw(logits_RV[2:3], states[:1], [2])

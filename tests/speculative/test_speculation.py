@@ -108,7 +108,7 @@ def test_what_is_asked_for() -> None:
 
 
 def test_a_model_that_reads_one_sequence_at_a_time(llm: nc.LLM) -> None:
-    with pytest.raises(nc.ParameterError, match="read many sequences at a time"):
+    with pytest.raises(nc.ParameterError, match="needs a model that runs batched"):
         Engine(runner("contexts", toy()), llm.tokenizer, speculative_config="ngram")
 
 
@@ -140,7 +140,7 @@ def test_the_first_branch_of_a_tree() -> None:
     found = truncate(tree, 1, 9, 9)
     assert found.tokens == (1, 3, 5)
     assert found.parents is None
-    assert found.laws[0] is None
+    assert found.distributions[0] is None
     assert truncate(found, 1, 9, 9) is found
     assert truncate(Draft(), 1, 9, 9).tokens == ()
 

@@ -187,7 +187,7 @@ def chain(before: int, count: int, seed: int, step: int, laws_VV: np.ndarray, st
     while len(tokens) < count and 2 not in tokens:
         laws.append(laws_VV[tokens[-1] if tokens else before])
         tokens.append(choose(laws[-1], pick(seed, step, len(tokens), stream)))
-    return Draft(tuple(tokens), laws=tuple(laws))
+    return Draft(tuple(tokens), distributions=tuple(laws))
 
 
 def through_sampler(
@@ -204,7 +204,7 @@ def through_sampler(
             logits = target.logits[[before, *draft.tokens]]
             masks = [mask_of(target, (*output, *draft.tokens[:place])) for place in range(len(draft) + 1)]
             laws = sampler.distributions(row, logits, draft.tokens, None if target.forbids is None else masks)
-            seen = Draft(draft.tokens, laws=told(draft.laws))
+            seen = Draft(draft.tokens, distributions=told(draft.distributions))
             verdict = rule(laws, seen, acceptance_uniforms(seed, step, len(draft)), residual_uniform(seed, step))
             assert verdict.error is None
             for place, token in enumerate(verdict.tokens(draft)):
@@ -282,7 +282,7 @@ class Drawing(Silent):
     def draft(self, state: DraftContext, count: int) -> Draft:
         assert not state.shared
         draft = chain(state.token_ids[-1], count, state.seed, state.position, self.laws_VV, self.stream)
-        return Draft(draft.tokens, laws=self.told(draft.laws))
+        return Draft(draft.tokens, distributions=self.told(draft.distributions))
 
 
 def first_is_drawn(target: Target, trials: int, rule: str, proposer: Silent, llm: nc.LLM) -> Counter:
@@ -357,11 +357,11 @@ def test_a_form_may_refuse_what_was_drawn(llm: nc.LLM) -> None:
         def draft(self, state: DraftContext, count: int) -> Draft:
             draft = chain(known.get(state.token_ids[-1], 0), count, state.seed, state.position, wide)
             laws = []
-            for law in draft.laws or ():
+            for law in draft.distributions or ():
                 law_V = np.zeros(llm.tokenizer.vocab_size)
                 law_V[[a, b, c]] = law
                 laws.append(law_V)
-            return Draft(tuple((a, b, c)[token] for token in draft.tokens), laws=tuple(laws))
+            return Draft(tuple((a, b, c)[token] for token in draft.tokens), distributions=tuple(laws))
 
     model, trials = Toy(logits, llm.tokenizer.vocab_size, 64), 1000
     asked = Speculation(Wide, 3, "rejection", adaptive=False)

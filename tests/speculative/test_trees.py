@@ -84,7 +84,7 @@ def test_a_narrow_tree(seed: int) -> None:
     assert found.tokens == tuple(draft.tokens[place] for place in wanted)
     for at, place in enumerate(wanted):
         assert [found.tokens[each] for each in found.path(at)] == [draft.tokens[each] for each in draft.path(place)]
-        assert found.law(at) is draft.law(place)
+        assert found.distribution(at) is draft.distribution(place)
     assert max((len(more) for more in found.children().values()), default=0) <= branches
     assert found.depth <= depth
     assert found.parents is None or not found.chain
@@ -100,12 +100,12 @@ def test_the_likeliest_nodes() -> None:
         (np.prod([chances[int(token)] for token in text]) for size in (1, 2, 3) for text in texts(size)), reverse=True
     )
     nodes = best_first(offers, "", 12)
-    assert [node.chance for node in nodes] == pytest.approx(every[:12])
+    assert [node.probability for node in nodes] == pytest.approx(every[:12])
     draft = draft_of(nodes)
     assert draft.depth == 3
     assert len({tuple(draft.tokens[each] for each in draft.path(place)) for place in range(12)}) == 12
     assert draft_of(best_first(offers, "", 2)).parents is None  # a chain: 0, then 0 again
-    assert all(node.chance >= 0.1 for node in best_first(offers, "", 99, 0.1))
+    assert all(node.probability >= 0.1 for node in best_first(offers, "", 99, 0.1))
 
 
 def test_equal_chances_in_the_order_they_were_found() -> None:

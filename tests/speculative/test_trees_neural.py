@@ -74,7 +74,7 @@ def test_siblings_with_the_noise_of_the_target(size: int) -> None:
         assert found[0].token == first.token
         weights = np.exp(-behind_V[wanted])
         assert [sibling.chance for sibling in found] == pytest.approx(weights / weights.sum())
-        assert all(sibling.law is None for sibling in found)
+        assert all(sibling.distribution is None for sibling in found)
 
 
 def test_the_next_best_with_noise_is_what_is_drawn_where_the_first_was_wrong() -> None:
@@ -107,7 +107,7 @@ def test_siblings_without_noise_and_those_from_laws() -> None:
     assert drawn[0].token == draw(logits_RV[:1], [warm], [4])[0].token
     left = np.exp(logits_RV[0].astype(np.float64) / 0.7)
     for sibling in drawn:
-        np.testing.assert_allclose(sibling.law, left / left.sum(), rtol=1e-9)
+        np.testing.assert_allclose(sibling.distribution, left / left.sum(), rtol=1e-9)
         left[sibling.token] = 0
     assert len({sibling.token for sibling in drawn}) == 3
     assert draw_some(logits_RV[:1], [DraftQuery(warm, 2, 4, 0)]) == [[]]
@@ -135,7 +135,7 @@ def test_a_tree_begins_with_what_a_chain_says(
         for count, branches in ((1, 4), (8, 2), (16, 3)):
             tree = wide(name, model, ids, count, branches, **state)
             assert len(tree) == count
-            assert tree.laws is None
+            assert tree.distributions is None
             children, place, trunk = tree.children(), ROOT, []
             while place in children:
                 place = children[place][0]
@@ -159,7 +159,7 @@ def test_a_tree_does_not_depend_on_others_nor_on_what_was_before(
         given = {key: value for key, value in state._asdict().items() if key not in ("key", "token_ids")}
         alone = wide(name, model, state.token_ids, count, 3, **given)
         assert (draft.tokens, draft.parents) == (alone.tokens, alone.parents)
-        assert (draft.laws is None) == (state.shared or not state.temperature)
+        assert (draft.distributions is None) == (state.shared or not state.temperature)
 
 
 def test_the_eagle_head_says_along_a_branch_what_it_says_in_a_chain(
@@ -205,20 +205,20 @@ def test_siblings_have_the_laws_that_are_told(name: str, model: Llama) -> None:
         for group in draft.children().values():
             for number, place in enumerate(group):  # without those before it, none of which is left out
                 older = [draft.tokens[each] for each in group[:number]]
-                assert sorted(np.flatnonzero(draft.laws[place] == 0)) == sorted(older)
+                assert sorted(np.flatnonzero(draft.distributions[place] == 0)) == sorted(older)
         first, second = draft.children()[ROOT][:2]
-        left = draft.laws[first].copy()
+        left = draft.distributions[first].copy()
         left[draft.tokens[first]] = 0
-        np.testing.assert_allclose(draft.laws[second], left / left.sum(), atol=1e-12)
+        np.testing.assert_allclose(draft.distributions[second], left / left.sum(), atol=1e-12)
     for place in (0, 1):
-        assert fits([draft.tokens[place] for draft in drafts], [draft.laws[place] for draft in drafts])
-        wrong = [np.roll(draft.laws[place], 1) for draft in drafts]
+        assert fits([draft.tokens[place] for draft in drafts], [draft.distributions[place] for draft in drafts])
+        wrong = [np.roll(draft.distributions[place], 1) for draft in drafts]
         assert not fits([draft.tokens[place] for draft in drafts], wrong)
     some = [(draft, children[0][0]) for draft in drafts if 0 in (children := draft.children())]
     middle = np.median([draft.tokens[0] for draft, _ in some])
     for own in (some, [(draft, place) for draft, place in some if draft.tokens[0] < middle]):
         assert len(own) > 50  # and a number that decides on one token decides on no other
-        assert fits([draft.tokens[place] for draft, place in own], [draft.laws[place] for draft, place in own])
+        assert fits([draft.tokens[place] for draft, place in own], [draft.distributions[place] for draft, place in own])
 
 
 def test_a_suffix_is_continued_in_several_ways() -> None:

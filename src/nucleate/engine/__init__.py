@@ -1,1 +1,1 @@
-"""Many requests at once over one model: scheduling, blocks, batches, events. Without I/O; knows no network."""
+"""Continuous batching engine: scheduler, KV cache manager, model executor, beam search, speculative decoding."""

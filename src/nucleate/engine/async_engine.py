@@ -1,7 +1,7 @@
-"""AsyncEngine: an engine on a thread of its own, for programs that serve many callers from one event loop.
+"""AsyncEngine: runs an engine on a background thread, for asyncio programs.
 
-Knows threads and ``asyncio``; knows no network. The event loop never waits for a forward, and the engine never waits
-for a caller: requests whose events are not taken are paused, and their blocks of keys and values go to others in need.
+The event loop never waits for a forward pass, and the engine never waits for a caller: requests whose outputs are not
+consumed are paused (back-pressure), and may lose their KV cache blocks to others.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from nucleate.outputs import EngineOutput
 
 
 class EngineStoppedError(RuntimeError):
-    """The engine runs no longer: it was closed, or it failed in a way that is no request's own (see ``__cause__``)."""
+    """The engine has stopped: it was closed, or it failed as a whole (see ``__cause__``)."""
 
 
 class AsyncEngine:
-    """Runs an ``Engine``, in one event loop: ``async with AsyncEngine(engine) as running: ...``.
+    """Runs an ``Engine`` for one event loop: ``async with AsyncEngine(engine) as running: ...``.
 
-    The engine must not be used by anybody else. room: events that a caller may leave for each answer that it waits for,
-    before its requests are paused.
+    Nothing else may use the engine. max_pending: outputs per sequence that a caller may leave unconsumed before its
+    requests are paused (default 64).
     """
 
-    def __init__(self, engine: Engine, *, room: int = 64) -> None:
-        self._engine, self._room = engine, room
-        self._orders: deque[Callable[[], object]] = deque()  # what the thread does before its next step
+    def __init__(self, engine: Engine, *, max_pending: int = 64) -> None:
+        self._engine, self._max_pending = engine, max_pending
+        self._commands: deque[Callable[[], object]] = deque()  # run by the thread before its next step
         self._wake = threading.Event()
-        self._waiting: set[_Caller] = set()  # all of them; of the loop, the thread knows ids only
-        self._callers: dict[str, _Caller] = {}  # by request, of those that have not ended
+        self._waiting: set[_Caller] = set()  # all of them; used on the event loop only
+        self._callers: dict[str, _Caller] = {}  # by id of an unfinished request
         self._closing = False
         self._stopped: EngineStoppedError | None = None
         self._thread = threading.Thread(target=self._work, name="nucleate-engine", daemon=True)
@@ -52,7 +52,7 @@ class AsyncEngine:
         await self.close()
 
     async def close(self) -> None:
-        """Stop after the step at hand. Who waits for a request that has not ended gets an EngineStoppedError."""
+        """Stop after the current step. Callers that wait for unfinished requests get an EngineStoppedError."""
         self._closing = True
         self._wake.set()
         await asyncio.to_thread(self._thread.join)
@@ -60,80 +60,81 @@ class AsyncEngine:
 
     @property
     def stats(self) -> EngineStats:
-        """The engine in figures."""
+        """State and counters, see ``EngineStats``."""
         return self._engine.stats
 
     @property
     def stopped(self) -> EngineStoppedError | None:
-        """Why the engine runs no longer, if so."""
+        """Why the engine has stopped; None while it runs."""
         return self._stopped
 
     def prepare(self, request: Request | BeamRequest) -> ValidatedRequest | ValidatedBeamRequest:
-        """Check a request, on any thread: what is left to do for it on the engine's own is little."""
+        """Validate a request, on any thread. This leaves little to do for the engine's thread."""
         return self._engine.prepare(request)
 
     async def run(self, request: AnyRequest) -> AsyncGenerator[EngineOutput]:
-        """The events of a request as they come, in an asynchronous generator.
+        """Run a request and yield its outputs as they come.
 
-        Raises ParameterError if the engine refuses the request, EngineStoppedError. Whoever leaves before the last
-        event, by cancellation, an error, or ``aclose`` of the generator, ends the request.
+        Raises ParameterError for an invalid request, and EngineStoppedError. Leaving before the last output, by
+        cancellation, an error or ``aclose``, aborts the request.
         """
         async with aclosing(self.run_all([request])) as batches:
             async for batch in batches:
-                for _, event in batch:
-                    yield event
+                for _, output in batch:
+                    yield output
 
     async def run_all(
-        self, requests: Sequence[AnyRequest], *, beat: float | None = None
+        self, requests: Sequence[AnyRequest], *, heartbeat_seconds: float | None = None
     ) -> AsyncGenerator[list[tuple[int, EngineOutput]]]:
-        """As ``run``, of several requests: lists of what has come, each event with the place of its request.
+        """Like ``run``, for several requests: yields lists of outputs, each with the index of its request.
 
-        All requests are admitted, or none. beat: after so many seconds there is a list at the latest, maybe empty.
+        Either all requests are admitted or none. heartbeat_seconds: the longest time between two lists, which may then
+        be empty; None: no limit.
         """
         self._check()
-        caller = _Caller(self._loop, max(1, sum(_answers(one) for one in requests)) * self._room)
+        caller = _Caller(self._loop, max(1, sum(_num_sequences(one) for one in requests)) * self._max_pending)
         self._waiting.add(caller)
         try:
-            self._order(lambda: self._admit(caller, requests))
-            if beat is not None:
-                caller.beat(beat)
+            self._run_on_thread(lambda: self._admit(caller, requests))
+            if heartbeat_seconds is not None:
+                caller.heartbeat(heartbeat_seconds)
             while caller.places or not caller.admitted:
                 batch = await self._next(caller)
-                if batch or beat is not None:
+                if batch or heartbeat_seconds is not None:
                     yield batch
         finally:
             self._waiting.discard(caller)
             caller.close()
             for number in caller.places:
                 if self._callers.pop(number, None) is caller:
-                    self._order(partial(self._engine.abort, number))
+                    self._run_on_thread(partial(self._engine.abort, number))
 
     def abort(self, request_id: str) -> None:
-        """End a request soon: its last events come, with finish_reason "abort". Nothing happens if it is over."""
-        self._order(lambda: self._send(self._engine.abort(request_id)))
+        """Abort a request soon: its last outputs have finish_reason "abort". Nothing happens if it has finished."""
+        self._run_on_thread(lambda: self._send(self._engine.abort(request_id)))
 
     def abort_all(self) -> None:
-        """End all requests soon, as ``abort`` does; also those that the engine has not taken yet."""
+        """Abort all requests soon, also those that are not admitted yet."""
         for caller in self._waiting:
             caller.unwanted = not caller.admitted
         for number in self._callers:
             self.abort(number)
 
     def _admit(self, caller: _Caller, requests: Sequence[AnyRequest]) -> None:
-        """On the engine's thread, as all that is done with the engine."""
+        """Add requests, on the engine's thread (like everything that touches the engine)."""
         numbers: list[str] = []
         try:
             for request in requests:
                 numbers.append(self._engine.add(request))
-        except Exception as error:  # noqa: BLE001  # the caller's, whatever it is
+        except Exception as error:  # noqa: BLE001  # raised again in the caller
             self._abort(numbers)
-            self._call(caller.refuse, error)
+            self._call(caller.reject, error)
         else:
             self._call(self._admitted, caller, numbers)
 
     def _admitted(self, caller: _Caller, numbers: list[str]) -> None:
         if caller not in self._waiting:  # any more
-            self._order(lambda: self._abort(numbers))
+            self._run_on_thread(lambda: self._abort(numbers))
             return
         caller.admitted = True
         caller.places = {number: place for place, number in enumerate(numbers)}
@@ -145,20 +146,20 @@ class AsyncEngine:
             caller.wake()
 
     def _abort(self, numbers: Iterable[str]) -> None:
-        """Of nobody who would hear of it."""
+        """Abort requests whose caller has left."""
         for number in numbers:
             self._engine.abort(number)
 
     async def _next(self, caller: _Caller) -> list[tuple[int, EngineOutput]]:
-        if not caller.events:
+        if not caller.outputs:
             self._check(caller)
-            await caller.something()
-            if not caller.events:
+            await caller.wait()
+            if not caller.outputs:
                 self._check(caller)
-        batch, caller.events = caller.events, []
-        for _, event in batch:
-            if event.last:
-                del caller.places[event.request_id]
+        batch, caller.outputs = caller.outputs, []
+        for _, output in batch:
+            if output.last:
+                del caller.places[output.request_id]
         if caller.paused:
             self._pause(caller, paused=False)
         return batch
@@ -166,18 +167,18 @@ class AsyncEngine:
     def _pause(self, caller: _Caller, *, paused: bool) -> None:
         caller.paused = paused
         for number in caller.places:
-            self._order(partial(self._engine.pause, number, paused=paused))
+            self._run_on_thread(partial(self._engine.pause, number, paused=paused))
 
-    def _deliver(self, events: Iterable[EngineOutput]) -> None:
-        """On the loop: events to those who wait for them."""
-        for event in events:
-            caller = self._callers.get(event.request_id)
-            if caller is None:  # it has left
+    def _deliver(self, outputs: Iterable[EngineOutput]) -> None:
+        """Pass outputs to their callers, on the event loop."""
+        for output in outputs:
+            caller = self._callers.get(output.request_id)
+            if caller is None:  # the caller has left
                 continue
-            caller.events.append((caller.places[event.request_id], event))
-            if event.last:
-                del self._callers[event.request_id]
-            if len(caller.events) >= caller.room and not caller.paused:
+            caller.outputs.append((caller.places[output.request_id], output))
+            if output.last:
+                del self._callers[output.request_id]
+            if len(caller.outputs) >= caller.max_pending and not caller.paused:
                 self._pause(caller, paused=True)
             caller.wake()
 
@@ -188,63 +189,63 @@ class AsyncEngine:
             raise EngineStoppedError(str(self._stopped)) from self._stopped.__cause__
 
     def _stop(self, cause: BaseException | None) -> None:
-        """On the loop: nothing more will come."""
+        """Record why the engine stopped and wake all callers, on the event loop."""
         if self._stopped is None:
             why = "it was closed" if cause is None else f"{type(cause).__name__}: {cause}"
             self._stopped = EngineStoppedError(f"the engine has stopped: {why}")
             self._stopped.__cause__ = cause
         for caller in self._waiting:
-            caller.wake()  # it looks, and finds that the engine has stopped
+            caller.wake()
 
-    def _order(self, order: Callable[[], object]) -> None:
-        self._orders.append(order)
+    def _run_on_thread(self, command: Callable[[], object]) -> None:
+        self._commands.append(command)
         self._wake.set()
 
     def _call(self, function: Callable[..., object], *arguments: object) -> None:
-        """Have something done on the loop, after what was asked for before."""
+        """Call a function on the event loop, in the order of these calls."""
         self._loop.call_soon_threadsafe(function, *arguments)
 
-    def _send(self, events: list[EngineOutput]) -> None:
-        if events:
-            self._call(self._deliver, events)
+    def _send(self, outputs: list[EngineOutput]) -> None:
+        if outputs:
+            self._call(self._deliver, outputs)
 
     def _work(self) -> None:
-        """The thread."""
+        """The main loop of the thread."""
         try:
             while not self._closing:
                 self._wake.clear()
-                while self._orders:
-                    self._orders.popleft()()
+                while self._commands:
+                    self._commands.popleft()()
                 before = self._engine.num_steps
-                events = self._engine.step()
-                self._send(events)
-                if not events and self._engine.num_steps == before:
+                outputs = self._engine.step()
+                self._send(outputs)
+                if not outputs and self._engine.num_steps == before:
                     self._wake.wait()
-        except BaseException as error:  # noqa: BLE001  # nobody else would hear of it
+        except BaseException as error:  # noqa: BLE001  # passed to all callers
             with suppress(RuntimeError):  # the loop is closed
                 self._call(self._stop, error)
 
 
-def _answers(asked: AnyRequest) -> int:
-    request = asked.request if isinstance(asked, ValidatedRequest | ValidatedBeamRequest) else asked
+def _num_sequences(given: AnyRequest) -> int:
+    request = given.request if isinstance(given, ValidatedRequest | ValidatedBeamRequest) else given
     return request.params.n
 
 
 class _Caller:
-    """Who waits for the events of some requests. room: how many it may leave."""
+    """A caller that waits for outputs. max_pending: how many it may leave unconsumed."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, room: int) -> None:
-        self.room, self._loop = room, loop
-        self.places: dict[str, int] = {}  #: by request, of those whose last event it has not taken
-        self.events: list[tuple[int, EngineOutput]] = []
+    def __init__(self, loop: asyncio.AbstractEventLoop, max_pending: int) -> None:
+        self.max_pending, self._loop = max_pending, loop
+        self.places: dict[str, int] = {}  #: index by request id, of requests whose last output was not consumed
+        self.outputs: list[tuple[int, EngineOutput]] = []
         self.admitted = self.paused = False
-        self.unwanted = False  #: they are to be ended as soon as they are there
-        self.error: Exception | None = None  #: of the engine, which refused its requests
+        self.unwanted = False  #: its requests are to be aborted as soon as they are admitted
+        self.error: Exception | None = None  #: why its requests were rejected
         self._future: asyncio.Future[None] | None = None  # while it waits
         self._timer: asyncio.TimerHandle | None = None
 
-    async def something(self) -> None:
-        """Wait until there is something to look at."""
+    async def wait(self) -> None:
+        """Wait for outputs, an error or the end of the engine."""
         self._future = self._loop.create_future()
         try:
             await self._future
@@ -255,13 +256,13 @@ class _Caller:
         if self._future is not None and not self._future.done():
             self._future.set_result(None)
 
-    def refuse(self, error: Exception) -> None:
+    def reject(self, error: Exception) -> None:
         self.error = error
         self.wake()
 
-    def beat(self, seconds: float) -> None:
-        """Wake up every so often."""
-        self._timer = self._loop.call_later(seconds, self.beat, seconds)
+    def heartbeat(self, seconds: float) -> None:
+        """Wake up every ``seconds``."""
+        self._timer = self._loop.call_later(seconds, self.heartbeat, seconds)
         self.wake()
 
     def close(self) -> None:

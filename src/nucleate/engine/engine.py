@@ -4,7 +4,8 @@
 each step samples a token, until a stop criterion matches. Detokenization and stop criteria run after sampling; on a
 model that runs asynchronously (a GPU), they overlap with the next forward pass, whose results for finished sequences
 are dropped. The engine has no threads and does no I/O: callers of ``step`` do. ``generation/loop.py`` is the reference:
-it gives the same tokens for the same logits."""
+it gives the same tokens for the same logits.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +56,8 @@ class Engine:
     and the KV cache hold. enable_prefix_caching: reuse the KV cache of common prompt prefixes. regex_seconds: time
     budget of the stop regexes of a sequence, see ``stop_matcher``. structured_limits: limits of structured output.
     speculative_config: speculative decoding, off by default: a method, a ``Speculation``, or a mapping of its fields.
-    backend: as in ``Sampler``; with "triton" or "torch", sampling runs on the model's device. Raises ParameterError."""
+    backend: as in ``Sampler``; with "triton" or "torch", sampling runs on the model's device. Raises ParameterError.
+    """
 
     def __init__(
         self,

@@ -60,7 +60,8 @@ def beam_search(
     this step; the score is not. An output found by two groups is returned once.
 
     allowed: the tokens that a constraint allows; other tokens are masked, and logprobs stay those of the model. Raises
-    ParameterError, and ValueError for logits that are NaN, +inf, or -inf for all that is allowed."""
+    ParameterError, and ValueError for logits that are NaN, +inf, or -inf for all that is allowed.
+    """
     params = BeamParams(max_tokens=max_tokens, **values)
     prompt, ends = tuple(map(int, prompt_ids)), frozenset(map(int, eos_token_ids))
     asked = _Asked(logits_of, prompt, ends, params, max_tokens, allowed)

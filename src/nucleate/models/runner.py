@@ -33,7 +33,8 @@ class ModelInput(NamedTuple):
     """Of its last tokens, if they are a tree: for each the place in the tree of the one it follows, -1 for the token
     before the tree; an earlier one in any case. A token of a tree sees what is before the tree, what leads to it, and
     itself; its position is that of its depth. Keys and values lie in the order of the list. Tokens of the tree before
-    ``start`` were read before. Only with ``tree_attention``."""
+    ``start`` were read before. Only with ``tree_attention``.
+    """
 
 
 class Fork(NamedTuple):

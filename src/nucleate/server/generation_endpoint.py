@@ -70,7 +70,7 @@ class GenerationEndpoint:
         log.prompt_tokens = sum(map(len, call.prompts))
         self._metrics.prompt(log.prompt_tokens)
         with service.queue_slots([call.parsed.best_of] * len(call.prepared)) as release:
-            async with aclosing(service.engine.run_all(call.prepared, beat=KEEP_ALIVE_SECONDS)) as batches:
+            async with aclosing(service.engine.run_all(call.prepared, heartbeat_seconds=KEEP_ALIVE_SECONDS)) as batches:
                 recorder = _Recorder(context, self._metrics, release, service, call)
                 if stream is None:
                     await self._respond(context, call, batches, recorder)

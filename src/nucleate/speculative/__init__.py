@@ -1,1 +1,1 @@
-"""Guesses of what comes next, for the target to verify: n-grams, suffixes, and how many of them pay. Token ids only."""
+"""Speculative decoding: draft methods, acceptance rules, adaptive speculation length."""

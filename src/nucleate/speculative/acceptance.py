@@ -1,11 +1,11 @@
-"""Which drafted tokens stay, and the token after them: rules of speculative decoding, as functions of numbers.
+"""Acceptance rules of speculative decoding: which draft tokens are accepted, and the token after them.
 
-Knows neither models nor samplers. What a rule is given of the target is the law that it draws from in the end: after
-the whole pipeline, at each place of the draft with the history that leads there, the mask of a grammar among it.
+The rules are functions of numbers. Their target distribution is the one that a token is finally sampled from: after the
+whole pipeline, with the history at each position of the draft, grammar mask included.
 
-``coupled`` gives, token for token, what would have been drawn without drafts. ``rejection`` and ``block`` draw from the
-same law, and ``typical`` does not. All of them look at rows of the target as they need them, so that a row from which
-nothing can be drawn is an error only where it is come to: the tokens before it stay.
+``coupled`` gives, token for token, what would have been sampled without drafts. ``rejection`` and ``block`` sample from
+the same distribution, ``typical`` does not. All of them read rows of the target lazily, so that an invalid row is an
+error only if it is reached; the tokens before it stay.
 """
 
 from __future__ import annotations
@@ -19,41 +19,42 @@ from numpy.typing import NDArray
 
 from nucleate.sampling import noise
 from nucleate.speculative.draft import ROOT, Draft
-from nucleate.speculative.draft_distribution import Law, choose, law_of
+from nucleate.speculative.draft_distribution import Distribution, choose, normalize
 
 
 class Rows(Protocol):
-    """The target's chances [N + 1, V]: row 0 after the sequence, row i + 1 after the drafted token at place i."""
+    """Target probabilities [N + 1, V]: row 0 after the sequence, row i + 1 after draft token i."""
 
     def __getitem__(self, row: int, /) -> Any: ...
 
 
-Coins = Sequence[float] | NDArray[np.float64]
+Uniforms = Sequence[float] | NDArray[np.float64]
 
 
 class AcceptanceResult(NamedTuple):
-    """What becomes of a draft."""
+    """The result of verifying a draft."""
 
-    path: tuple[int, ...]  #: the places of the tokens that stay, each following the one before it
-    token: int  #: what follows them; -1 if there is an error
+    path: tuple[int, ...]  #: indices of the accepted draft tokens, each following the one before it
+    token: int  #: the token after them; -1 on an error
     error: str | None = None
 
     def tokens(self, draft: Draft) -> list[int]:
-        """How the sequence goes on."""
+        """The new tokens of the sequence."""
         return [*(draft.tokens[place] for place in self.path), *([] if self.token < 0 else [self.token])]
 
 
 def acceptance_uniforms(seed: int, step: int, count: int) -> NDArray[np.float64]:
-    """What decides on drafted tokens, a number in (0, 1) each, in the round whose first token is that of ``step``.
+    """Uniform numbers in (0, 1), one per draft token, that decide on acceptance in the verification step of ``step``.
 
-    Numbers belong to rounds, not to places in the output: a rule may have looked at those of tokens that did not stay.
-    The same holds for those that drafts are drawn with, which have a stream of their own, ``noise.DRAFT``.
+    ``step`` is the output position of the first token to sample. Numbers belong to verification steps, not to output
+    positions: a rule may have used those of rejected tokens. The same holds for the numbers that drafts are sampled
+    with, which come from the stream ``noise.DRAFT``.
     """
     return noise.uniform(seed, step, noise.ACCEPT, np.arange(count))
 
 
 def residual_uniform(seed: int, step: int) -> float:
-    """What chooses the token after those that stay, in the round of ``step``."""
+    """The uniform number that samples the token after the accepted ones, in the verification step of ``step``."""
     return float(noise.uniform(seed, step, noise.RESIDUAL, np.zeros(1, np.int64))[0])
 
 
@@ -62,21 +63,21 @@ def coupled(
     draw: Callable[[list[int], list[int]], Sequence[int]],
     ended: Callable[[int, int], bool] | None = None,
 ) -> list[AcceptanceResult]:
-    """Draw as without drafts, while what is drawn has been drafted (Daliri, Musco, Suresh, arXiv 2408.07978).
+    """Shared-noise verification: sample as without drafts, while the samples equal draft tokens (arXiv 2408.07978).
 
-    draw(sequences, places) gives the next token of some of the sequences, each after the drafted token at a place of
-    its draft, or ROOT: with the noise and the history of that sequence, to which the token belongs from then on. -1: it
-    cannot be drawn. ended(sequence, token): whether the token that was drawn is the last one.
+    draw(sequences, places): samples the next token of some sequences, each after the draft token at a place of its
+    draft (or ROOT), with the noise and history of that sequence, and appends it there; -1 if it cannot be sampled.
+    ended(sequence, token): whether the sampled token is the sequence's last one.
     """
     paths: list[list[int]] = [[] for _ in drafts]
-    verdicts = [AcceptanceResult((), -1) for _ in drafts]
+    results = [AcceptanceResult((), -1) for _ in drafts]
     followers = [draft.children() for draft in drafts]
     alive, places = list(range(len(drafts))), [ROOT] * len(drafts)
     while alive:
         going = []
         for sequence, place, token in zip(alive, places, draw(alive, places), strict=True):
             error = "no token can be drawn" if token < 0 else None
-            verdicts[sequence] = AcceptanceResult(tuple(paths[sequence]), int(token), error)
+            results[sequence] = AcceptanceResult(tuple(paths[sequence]), int(token), error)
             if token < 0 or (ended is not None and ended(sequence, token)):
                 continue
             draft = drafts[sequence]
@@ -85,80 +86,83 @@ def coupled(
                 paths[sequence].append(found)
                 going.append(sequence)
         alive, places = going, [paths[sequence][-1] for sequence in going]
-    return verdicts
+    return results
 
 
-def rejection(p: Rows, draft: Draft, coins_N: Coins, coin: float) -> AcceptanceResult:
-    """Keep a token with chance min(1, p / q), or else draw from what p has over q (arXiv 2211.17192, 2302.01318).
+def rejection(p: Rows, draft: Draft, u_N: Uniforms, u: float) -> AcceptanceResult:
+    """Rejection sampling: accept with probability min(1, p / q), or sample the residual (arXiv 2211.17192, 2302.01318).
 
-    Of siblings each is tried against what the ones before it left (Miao et al., SpecInfer, arXiv 2305.09781). A token
-    without a law stays with chance p. coins_N: numbers in [0, 1), one for each token; coin: one for the token that
-    follows. Where the law of a token is none, or could not have given it, the draft ends before it.
-    Raises ValueError for tokens and laws of another vocabulary.
+    The residual is max(p - q, 0). Siblings are tried in order, each against what the ones before it left (Miao et al.,
+    SpecInfer, arXiv 2305.09781). A token without a distribution is accepted with probability p. u_N: numbers in [0, 1),
+    one per draft token; u: the one that samples the token that follows. If the distribution of a token is invalid, or
+    gives the token no probability, the draft ends before it.
+    Raises ValueError for tokens and distributions of another vocabulary.
     """
     followers, place = draft.children(), ROOT
     path: list[int] = []
     while True:
-        left = law_of(p[place + 1])
+        left = normalize(p[place + 1])
         if left is None:
-            return _broken(path)
+            return _invalid(path)
         found = None
         for each in followers.get(place, ()):
-            law = _law(draft, each, len(left))
-            if law is None:
+            distribution = _distribution(draft, each, len(left))
+            if distribution is None:
                 break
             token = draft.tokens[each]
-            if coins_N[each] * law[token] < left[token]:
+            if u_N[each] * distribution[token] < left[token]:
                 found = each
                 break
-            left = _over(left, law, left)
+            left = _residual(left, distribution, left)
         if found is None:
-            return AcceptanceResult(tuple(path), choose(left, coin))
+            return AcceptanceResult(tuple(path), choose(left, u))
         path.append(found)
         place = found
 
 
-def block(p: Rows, draft: Draft, coins_N: Coins, coin: float) -> AcceptanceResult:
-    """Verify a chain as a whole: more of it stays than token by token (Sun et al., arXiv 2403.10444).
+def block(p: Rows, draft: Draft, u_N: Uniforms, u: float) -> AcceptanceResult:
+    """Block verification: verifies a chain as a whole, which accepts more than token by token (arXiv 2403.10444).
 
-    Arguments and laws as of ``rejection``. Raises ValueError, also for a tree.
+    Arguments as for ``rejection``. Raises ValueError, also for a tree.
     """
     if not draft.chain:
         raise ValueError("block verification is for chains, got a tree")
-    rows: list[Law] = []
-    laws: list[Law] = []
-    weights = [1.0]  # of all tokens up to a place: min(1, weight before * p / q)
+    rows: list[Distribution] = []
+    distributions: list[Distribution] = []
+    weights = [1.0]  # per prefix: min(1, weight of the shorter one * p / q)
     for place in range(len(draft) + 1):
-        row = law_of(p[place])
+        row = normalize(p[place])
         if row is None:
             break
         rows.append(row)
-        law = _law(draft, place, len(row)) if place < len(draft) else None
-        if law is None:
+        distribution = _distribution(draft, place, len(row)) if place < len(draft) else None
+        if distribution is None:
             break
-        laws.append(law)
-        target, drafted = weights[-1] * row[draft.tokens[place]], law[draft.tokens[place]]
+        distributions.append(distribution)
+        target, drafted = weights[-1] * row[draft.tokens[place]], distribution[draft.tokens[place]]
         weights.append(1.0 if target >= drafted else float(target / drafted))
-        if not target:  # neither it nor what follows it can stay
+        if not target:  # neither it nor what follows it can be accepted
             break
-    kept = len(laws)
-    while kept and not coins_N[kept - 1] < _stays(rows, laws, weights, kept):
+    kept = len(distributions)
+    while kept and not u_N[kept - 1] < _acceptance_probability(rows, distributions, weights, kept):
         kept -= 1
     if kept == len(rows):
-        return _broken(range(kept))
-    left = _over(weights[kept] * rows[kept], laws[kept], rows[kept]) if kept < len(laws) else rows[kept]
-    return AcceptanceResult(tuple(range(kept)), choose(left, coin))
+        return _invalid(range(kept))
+    left = rows[kept]
+    if kept < len(distributions):
+        left = _residual(weights[kept] * rows[kept], distributions[kept], rows[kept])
+    return AcceptanceResult(tuple(range(kept)), choose(left, u))
 
 
 def typical(
-    p: Rows, draft: Draft, coins_N: Coins, coin: float, limit: float = 0.3, factor: float = 0.09
+    p: Rows, draft: Draft, u_N: Uniforms, u: float, limit: float = 0.3, factor: float = 0.09
 ) -> AcceptanceResult:
-    """Keep the longest branch whose tokens are likely enough (Cai et al., Medusa, arXiv 2401.10774). Not exact.
+    """Typical acceptance: accepts the longest branch of likely tokens (Medusa, arXiv 2401.10774). Not exact.
 
-    Likely enough is p > min(limit, factor * exp(-entropy)). Tokens that stay were not drawn from p: what is said
-    depends on the proposer. coins_N is not used; laws are not either.
+    A token is likely if p > min(limit, factor * exp(-entropy)). Accepted tokens are not samples of p: the output
+    depends on the draft method. u_N and the draft distributions are not used.
     """
-    rows: dict[int, tuple[Law, float] | None] = {}
+    rows: dict[int, tuple[Distribution, float] | None] = {}
     depths, before = {ROOT: 0}, draft.before()
     for place, token in enumerate(draft.tokens):
         parent = before[place]
@@ -170,15 +174,15 @@ def typical(
         if found is not None and _token(token, len(found[0])) and found[0][token] > found[1]:
             depths[place] = depths[parent] + 1
     last = max(depths, key=lambda each: depths[each])  # the first of the longest
-    path, row = draft.path(last), law_of(p[last + 1])
-    return _broken(path) if row is None else AcceptanceResult(tuple(path), choose(row, coin))
+    path, row = draft.path(last), normalize(p[last + 1])
+    return _invalid(path) if row is None else AcceptanceResult(tuple(path), choose(row, u))
 
 
 class AcceptanceRule(NamedTuple):
-    """How drafts are verified."""
+    """An acceptance rule."""
 
-    verify: Callable[[Rows, Draft, Coins, float], AcceptanceResult]
-    exact: bool  #: whether what is said has the law of the target
+    verify: Callable[[Rows, Draft, Uniforms, float], AcceptanceResult]
+    exact: bool  #: whether the output has the target distribution
     trees: bool
 
 
@@ -189,59 +193,62 @@ RULES: Mapping[str, AcceptanceRule] = MappingProxyType(
         "typical": AcceptanceRule(typical, exact=False, trees=True),
     }
 )
-"""The rules that look at laws. ``coupled`` is none of them: it draws."""
+"""The rules that compare distributions. ``coupled`` is not one of them: it samples."""
 
 
-def _law(draft: Draft, place: int, size: int) -> Law | None:
-    """The law a token was drawn from; None if it is none, or could not have given the token."""
-    token, given = draft.tokens[place], draft.law(place)
+def _distribution(draft: Draft, place: int, size: int) -> Distribution | None:
+    """The distribution a token was sampled from; None if it is invalid, or gives the token no probability."""
+    token, given = draft.tokens[place], draft.distribution(place)
     _token(token, size)
     if given is None:
         one_V = np.zeros(size)
         one_V[token] = 1.0
         return one_V
-    law = law_of(given)
+    distribution = normalize(given)
     if len(given) != size:
-        raise ValueError(f"the law of a drafted token has {len(given)} chances, but those of the target are {size}")
-    return law if law is not None and law[token] > 0 else None
+        message = f"a draft distribution has {len(given)} probabilities, but the vocabulary of the target {size}"
+        raise ValueError(message)
+    return distribution if distribution is not None and distribution[token] > 0 else None
 
 
 def _token(token: int, size: int) -> bool:
     if not 0 <= token < size:
-        raise ValueError(f"a drafted token must be in 0..{size - 1}, got {token}")
+        raise ValueError(f"a draft token must be in 0..{size - 1}, got {token}")
     return True
 
 
-def _over(p_V: Law, q_V: Law, otherwise: Law) -> Law:
-    """What p has over q, as a law. If that is nothing, as where they are equal, it is not come to but by rounding."""
-    over = law_of(_above(p_V - q_V))
-    return otherwise if over is None else over
+def _residual(p_V: Distribution, q_V: Distribution, otherwise: Distribution) -> Distribution:
+    """The normalized residual max(p - q, 0). If it is zero, which only rounding can lead to, ``otherwise``."""
+    residual = normalize(_positive(p_V - q_V))
+    return otherwise if residual is None else residual
 
 
-def _above(x_V: Law) -> Law:
+def _positive(x_V: Distribution) -> Distribution:
     return np.maximum(x_V, 0.0, out=x_V)
 
 
-def _stays(rows: list[Law], laws: list[Law], weights: list[float], kept: int) -> float:
-    """The chance that so many tokens stay, if no more do."""
+def _acceptance_probability(
+    rows: list[Distribution], distributions: list[Distribution], weights: list[float], kept: int
+) -> float:
+    """The probability that exactly so many tokens are accepted, if no more are."""
     weight = weights[kept]
-    if weight >= 1.0 or kept == len(laws):
+    if weight >= 1.0 or kept == len(distributions):
         return weight
     x_V = weight * rows[kept]
-    x_V -= laws[kept]
-    over = float(_above(x_V).sum())
-    return over / (over + 1.0 - weight)
+    x_V -= distributions[kept]
+    excess = float(_positive(x_V).sum())
+    return excess / (excess + 1.0 - weight)
 
 
-def _likely(row: Any, limit: float, factor: float) -> tuple[Law, float] | None:
-    """A law, and what a token of it must exceed."""
-    law = law_of(row)
-    if law is None:
+def _likely(row: Any, limit: float, factor: float) -> tuple[Distribution, float] | None:
+    """A distribution, and the probability that its tokens must exceed."""
+    distribution = normalize(row)
+    if distribution is None:
         return None
-    p_N = law[law > 0]
-    return law, min(limit, factor * float(np.exp((p_N * np.log(p_N)).sum())))
+    p_N = distribution[distribution > 0]
+    return distribution, min(limit, factor * float(np.exp((p_N * np.log(p_N)).sum())))
 
 
-def _broken(path: Sequence[int]) -> AcceptanceResult:
-    after = f" after {len(path)} drafted tokens" if len(path) else ""
-    return AcceptanceResult(tuple(path), -1, f"the target has no token to draw{after}")
+def _invalid(path: Sequence[int]) -> AcceptanceResult:
+    after = f" after {len(path)} draft tokens" if len(path) else ""
+    return AcceptanceResult(tuple(path), -1, f"the target has no valid distribution{after}")

@@ -1,4 +1,4 @@
-"""A draft: tokens that may come next, and how they were guessed. Proposers make them. Knows no target."""
+"""Drafts, and the interface of the proposers (draft methods) that make them."""
 
 from __future__ import annotations
 
@@ -9,35 +9,36 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from nucleate.speculative.draft_distribution import Law
+from nucleate.speculative.draft_distribution import Distribution
 
 ROOT = -1
-"""The place before a draft: the last token of the sequence."""
+"""The index of the node before a draft: the last token of the sequence."""
 
 PACE = 4096
-"""Tokens of a sequence that one ``propose`` reads, so that a long prompt makes nobody wait. Those not yet read are
-matched, but not with each other."""
+"""Tokens of a sequence that one call of ``propose`` indexes, so that a long prompt does not stall the others. Tokens
+that are not indexed yet are matched against those that are.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Draft:
-    """Drafted tokens: a chain, or a tree. Raises ValueError for parts that do not belong together.
+    """Draft tokens: a chain, or a tree. Raises ValueError for inconsistent arguments.
 
-    parents: for each token the place of the one it follows, ROOT or an earlier one; None: a chain. Tokens with the same
-    parent are siblings, and are tried in their order.
+    parents: for each token the index of the token it follows, ROOT or an earlier one; None: a chain. Tokens with the
+    same parent are siblings, and are tried in order.
 
-    laws: for each token the law [V] it was drawn from, given the tokens before it and the siblings before it; None for
-    a token that could have been no other, or of which nothing is known: less of what was drawn is kept then. None for
-    all: none has a law. Verification is exact for the true law only, and if no token, once drawn, is left out for what
-    it is: what follows it may be.
+    distributions: for each token the distribution [V] it was sampled from, given the tokens before it and its earlier
+    siblings; None for a token that was certain, or whose distribution is unknown (then fewer sampled tokens are
+    accepted). None for all: no token has one. Verification is exact only for the true distribution, and only if no
+    sampled token is left out for what it is; those after it may be.
     """
 
     tokens: tuple[int, ...] = ()
     parents: tuple[int, ...] | None = None
-    laws: tuple[Law | None, ...] | None = None
+    distributions: tuple[Distribution | None, ...] | None = None
 
     def __post_init__(self) -> None:
-        for name, given in (("parents", self.parents), ("laws", self.laws)):
+        for name, given in (("parents", self.parents), ("distributions", self.distributions)):
             if given is not None and len(given) != len(self.tokens):
                 raise ValueError(f"a draft of {len(self.tokens)} tokens has {len(given)} {name}")
         for place, parent in enumerate(self.parents or ()):
@@ -49,20 +50,20 @@ class Draft:
 
     @property
     def chain(self) -> bool:
-        """Whether each token follows the one before it."""
+        """Whether it is a chain: each token follows the one before it."""
         return self.parents is None or all(parent == place - 1 for place, parent in enumerate(self.parents))
 
     @property
     def depth(self) -> int:
-        """The tokens of the longest branch."""
+        """The number of tokens in the longest branch."""
         return len(self.tokens) if self.parents is None else max(self.depths(), default=-1) + 1
 
     def before(self) -> Sequence[int]:
-        """For each token the place of the one it follows."""
+        """The parents, also of a chain."""
         return range(ROOT, len(self.tokens) + ROOT) if self.parents is None else self.parents
 
     def depths(self) -> Sequence[int]:
-        """For each token how many drafted ones lead to it."""
+        """For each token the number of its draft ancestors."""
         if self.parents is None:
             return range(len(self.tokens))
         found: list[int] = []
@@ -71,19 +72,19 @@ class Draft:
         return found
 
     def path(self, place: int) -> list[int]:
-        """The places that lead to one, and itself; none for ROOT."""
+        """The indices from the root to a token, itself included; none for ROOT."""
         path, before = [], self.before()
         while place != ROOT:
             path.append(place)
             place = before[place]
         return path[::-1]
 
-    def law(self, place: int) -> Law | None:
-        """The law that a token was drawn from, if it has one."""
-        return None if self.laws is None else self.laws[place]
+    def distribution(self, place: int) -> Distribution | None:
+        """The distribution that a token was sampled from, if it has one."""
+        return None if self.distributions is None else self.distributions[place]
 
     def children(self) -> dict[int, list[int]]:
-        """The places of the tokens that follow each place, ROOT among them, in order; of those that have any."""
+        """The children of each node that has any, ROOT included, in order."""
         if self.parents is None:
             return {place - 1: [place] for place in range(len(self.tokens))}
         found: dict[int, list[int]] = {}
@@ -92,76 +93,77 @@ class Draft:
         return found
 
     def prefix(self, count: int) -> Draft:
-        """The first so many tokens: whatever they are, what is left is a draft."""
+        """The first ``count`` tokens, which are a draft too."""
         if count >= len(self.tokens):
             return self
         count = max(0, count)
         parents = None if self.parents is None else self.parents[:count]
-        return Draft(self.tokens[:count], parents, None if self.laws is None else self.laws[:count])
+        return Draft(self.tokens[:count], parents, None if self.distributions is None else self.distributions[:count])
 
 
 NO_DRAFT = Draft()
 
 
 class DraftContext(NamedTuple):
-    """A sequence as of now. Until it is forgotten it only grows."""
+    """What a proposer sees of a sequence. It only grows, until it is forgotten."""
 
-    key: int  #: of the sequence; never used for another one
+    key: int  #: of the sequence; unique
     token_ids: Sequence[int]  #: prompt and output
-    prompt: int = 0  #: how many of these are the prompt
-    seed: int = 0  #: of its noise: with (seed, position) a drafted token can be drawn as the target will draw its own
-    temperature: float = 1.0  #: that the target draws at; 0: it takes the best token
+    prompt: int = 0  #: number of prompt tokens
+    seed: int = 0  #: of its noise: (seed, position) gives the noise that the target will sample with
+    temperature: float = 1.0  #: of the target; 0: greedy
     shared: bool = True
-    """Whether to draw with the noise of the target, so that the two agree more often: then laws are of no use. If not,
-    a token that is drawn is drawn with noise of the stream ``noise.DRAFT``, and its law is told."""
+    """Whether to sample with the target's noise, so that both agree more often (coupled); distributions are then not
+    needed. Otherwise sampled tokens use noise of the stream ``noise.DRAFT``, and the draft has their distributions.
+    """
 
     @property
     def position(self) -> int:
-        """The place in the output of the next token, which is the step of its noise."""
+        """The output position of the next token, which is the step of its noise."""
         return len(self.token_ids) - self.prompt
 
 
 class TargetOutput(NamedTuple):
-    """Tokens of a sequence that the target has read, and that stay; in the order of the sequence.
+    """Tokens of a sequence that the target has computed and that stay, with their hidden states, in order.
 
-    Of a sequence that begins like another one, or was read before it had to make room, the beginning may be missing:
-    the first that is told may be at any place. What was told once may come again; what was read while adaptive drafts
-    rested may be missing for good, in the middle too.
+    The start of a sequence may be missing, if it came from the prefix cache or was computed before a preemption: the
+    first tokens may be at any position. Tokens may be repeated. While adaptive speculation rests, tokens may be missing
+    for good, also in the middle.
     """
 
     key: int
-    start: int  #: the place of the first of them in the sequence
-    token_ids: Sequence[int]  #: those that were read, T of them
-    features_TF: NDArray[np.float32]  #: of each, what the target's layers that the proposer asked for gave
+    start: int  #: the position of the first of these tokens in the sequence
+    token_ids: Sequence[int]  #: T tokens
+    features_TF: NDArray[np.float32]  #: their hidden states, of the layers that the proposer reads
 
 
 class Proposer(Protocol):
-    """Guesses how sequences go on. What it guesses may change the time that they take, never what they say.
+    """A draft method. It may change the time that sequences take, never what they say.
 
-    One may be of this class, so that it need not say what makes no difference to it.
+    A proposer may derive from this class, to define only what it needs.
     """
 
     layers: tuple[int, ...] = ()
-    """The layers of the target whose features it reads, see ``Runner.watch``; none for most."""
+    """The layers of the target whose hidden states it reads, see ``Runner.watch``; most read none."""
 
     def propose(self, states: Sequence[DraftContext], counts: Sequence[int]) -> list[Draft]:
-        """For each of some sequences at most so many tokens, of all branches of its draft together.
+        """Draft at most so many tokens for each sequence; in a tree, in all branches together.
 
-        An empty draft where nothing suggests itself, or nothing is asked for.
+        The draft is empty if there is nothing to propose, or the count is 0.
         """
         raise NotImplementedError
 
     def read(self, readings: Sequence[TargetOutput]) -> None:
-        """What the target has read in a step; never called where ``layers`` is empty."""
+        """Receive the target's hidden states of a step; never called if ``layers`` is empty."""
         return
 
     def accepted(self, key: int, count: int) -> None:
-        """So many tokens of the last draft of a sequence were kept."""
+        """So many tokens of a sequence's last draft were accepted."""
         return
 
     def forget(self, key: int, output_ids: Sequence[int] = ()) -> None:
-        """A sequence is over, or is not to be guessed any more. output_ids: its output, if it is to be learned from.
+        """A sequence has finished, or needs no more drafts. output_ids: its output, to learn from.
 
-        Nothing happens if it is not known.
+        Unknown keys are ignored.
         """
         return

@@ -1,4 +1,4 @@
-"""Laws: distributions over the vocabulary as arrays. Knows neither who drew from them nor what for."""
+"""Probability distributions over the vocabulary, as float64 arrays."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Law = NDArray[np.float64]
-"""Chances [V] that sum to 1."""
+Distribution = NDArray[np.float64]
+"""Probabilities [V] that sum to 1."""
 
 
-def law_of(weights_V: Any) -> Law | None:
-    """Weights [V] as a law. None if they are none: NaN, infinite or negative ones, or nothing above 0."""
+def normalize(weights_V: Any) -> Distribution | None:
+    """Normalize weights [V]. None if they are invalid: NaN, infinite or negative ones, or none above 0."""
     x_V = np.asarray(weights_V, np.float64)
     if x_V.ndim != 1:
-        raise ValueError(f"a law has the shape [vocabulary], got {list(x_V.shape)}")
+        raise ValueError(f"a distribution has the shape [vocabulary], got {list(x_V.shape)}")
     with np.errstate(over="ignore", invalid="ignore"):
         total = float(x_V.sum())
     if not 0 < total < np.inf or x_V.min() < 0:
@@ -24,35 +24,35 @@ def law_of(weights_V: Any) -> Law | None:
     return np.asarray(x_V / total)
 
 
-def choose(weights_V: Law, u: float) -> int:
-    """The token at which the sum of the weights, in the order of ids, exceeds u of the whole; u in 0..1.
+def choose(weights_V: Distribution, u: float) -> int:
+    """Inverse-CDF sampling: the first token at which the cumulative weight exceeds u times the total; u in 0..1.
 
-    It has a weight above 0, whatever rounding does: 0 takes the first of these, 1 the last.
+    The token has a weight above 0, whatever rounding does: u = 0 gives the first such token, 1 the last.
     """
     sums_V = weights_V.cumsum()
     token = int(sums_V.searchsorted(u * sums_V[-1], side="right"))
     return token if token < len(weights_V) else int(np.flatnonzero(weights_V)[-1])
 
 
-def without(law_V: Law, token: int) -> Law | None:
-    """The law of a draw that is not to be this token; None if no other can be drawn."""
-    weights_V = law_V.copy()
+def without(p_V: Distribution, token: int) -> Distribution | None:
+    """The distribution without one token, renormalized; None if no other token has a probability."""
+    weights_V = p_V.copy()
     weights_V[token] = 0.0
-    return law_of(weights_V)
+    return normalize(weights_V)
 
 
-def siblings(law_V: Law, uniforms: Iterable[float]) -> tuple[tuple[int, ...], tuple[Law, ...]]:
-    """Tokens drawn without replacement, one per uniform number, and the law that each was drawn from.
+def siblings(p_V: Distribution, uniforms: Iterable[float]) -> tuple[tuple[int, ...], tuple[Distribution, ...]]:
+    """Sample tokens without replacement, one per uniform number, with the distribution that each was sampled from.
 
-    Fewer if there are no more that can be drawn.
+    Fewer if no more tokens have a probability.
     """
     tokens: list[int] = []
-    laws: list[Law] = []
-    left: Law | None = law_V
+    distributions: list[Distribution] = []
+    left: Distribution | None = p_V
     for u in uniforms:
         if left is None:
             break
-        laws.append(left)
+        distributions.append(left)
         tokens.append(choose(left, u))
         left = without(left, tokens[-1])
-    return tuple(tokens), tuple(laws)
+    return tuple(tokens), tuple(distributions)

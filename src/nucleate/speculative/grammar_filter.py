@@ -1,7 +1,7 @@
-"""Which drafted tokens are worth reading: those that are tokens, and may follow as far as a form goes. Knows no model.
+"""Truncates drafts to tokens that are valid and that the grammar of the sequence allows.
 
-What may not follow is left out, with all that follows it; but not if it was drawn from a law: to leave a token out for
-what it is would change the law of what is said. Then it stays, and nothing after it.
+A token that the grammar forbids is removed with all its descendants. If it was sampled from a distribution, it stays,
+and only its descendants go: to remove a token for what it is would change the distribution of the output.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from nucleate.structured_output import Guide, MatcherError
 
 
 def allowed(draft: Draft, vocab_size: int, guide: Guide | None) -> Draft:
-    """As much of a draft as may follow. From the first on that is no token nothing is taken.
+    """The allowed part of a draft, with tokens of type ``int``.
 
-    Its tokens are ``int`` from here on, as those that stay are told.
+    The first invalid token and all after it are removed.
     """
     kinds = int, np.integer
     wrong = (at for at, token in enumerate(draft.tokens) if not isinstance(token, kinds) or not 0 <= token < vocab_size)
@@ -27,12 +27,12 @@ def allowed(draft: Draft, vocab_size: int, guide: Guide | None) -> Draft:
         draft = replace(draft, tokens=tuple(map(int, draft.tokens)))
     if guide is None or not draft:
         return draft
-    return draft.prefix(_followed(draft, guide)) if draft.chain else _grown(draft, guide)
+    return draft.prefix(_allowed_length(draft, guide)) if draft.chain else _allowed_tree(draft, guide)
 
 
-def _followed(draft: Draft, guide: Guide) -> int:
-    """How many tokens of a chain may follow; none where the form has failed, whatever they are."""
-    place, count, more = 0, len(draft), int(draft.laws is not None)
+def _allowed_length(draft: Draft, guide: Guide) -> int:
+    """How many tokens of a chain to keep; none if the grammar has failed."""
+    place, count, more = 0, len(draft), int(draft.distributions is not None)
     try:
         matcher = guide.matcher.copy()
     except (ValueError, MatcherError):
@@ -46,8 +46,8 @@ def _followed(draft: Draft, guide: Guide) -> int:
     return place
 
 
-def _grown(draft: Draft, guide: Guide) -> Draft:
-    """What of a tree may follow, each token after those that lead to it."""
+def _allowed_tree(draft: Draft, guide: Guide) -> Draft:
+    """The allowed part of a tree."""
     kept = []
     try:
         matchers = {ROOT: guide.matcher.copy()}
@@ -62,7 +62,7 @@ def _grown(draft: Draft, guide: Guide) -> Draft:
             after.push(draft.tokens[place])
             matchers[place] = after
         except (ValueError, MatcherError):
-            if draft.laws is None:
+            if draft.distributions is None:
                 continue
         kept.append(place)
     return keep(draft, kept)

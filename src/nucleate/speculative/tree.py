@@ -1,4 +1,4 @@
-"""Drafts with several branches: how they are made from chances, and made smaller. Knows neither models nor engines."""
+"""Tree drafts: built best-first from probabilities, pruned and truncated."""
 
 from __future__ import annotations
 
@@ -10,74 +10,74 @@ from nucleate.speculative.draft import ROOT, Draft
 
 
 class Offer(NamedTuple):
-    """A token that may follow, as who drafts sees it."""
+    """A candidate token with its probability, as a draft method sees it."""
 
     token: int
-    chance: float  #: that it does
-    state: Any = None  #: of who drafts, after it
+    probability: float
+    state: Any = None  #: of the draft method, after this token
 
 
 def best_first(offers: Callable[[Any, int], Iterable[Offer]], state: Any, count: int, least: float = 0.0) -> list[Node]:
-    """The ``count`` likeliest nodes of a tree, none of which is less likely than ``least``: parents before children.
+    """The ``count`` most likely nodes of a tree, each at least as likely as ``least``; parents come before children.
 
-    offers(state, depth): what may follow a node of that depth, its likeliest first; the state and depth 0 are of the
-    root. The chance of a node is the product of the chances on its path.
+    offers(state, depth): the candidates after a node of that depth, most likely first; ``state`` and depth 0 are those
+    of the root. The probability of a node is the product of those on its path.
     """
     nodes: list[Node] = []
     heap: list[tuple[float, int, int, int, Any, int]] = []
-    number = 0  # of equal chances the first found is taken
+    number = 0  # ties: the first one found
 
-    def look(state: Any, depth: int, place: int, chance: float) -> None:
+    def expand(state: Any, depth: int, place: int, probability: float) -> None:
         nonlocal number
         for offer in offers(state, depth):
-            if (own := chance * offer.chance) >= least:
+            if (own := probability * offer.probability) >= least:
                 heappush(heap, (-own, number, offer.token, place, offer.state, depth + 1))
                 number += 1
 
-    look(state, 0, ROOT, 1.0)
+    expand(state, 0, ROOT, 1.0)
     while heap and len(nodes) < count:
-        chance, _, token, parent, state, depth = heappop(heap)
-        nodes.append(Node(token, parent, -chance))
+        probability, _, token, parent, state, depth = heappop(heap)
+        nodes.append(Node(token, parent, -probability))
         if len(nodes) < count:
-            look(state, depth, len(nodes) - 1, -chance)
+            expand(state, depth, len(nodes) - 1, -probability)
     return nodes
 
 
 class Node(NamedTuple):
-    """A token of a tree."""
+    """A node of a tree."""
 
     token: int
     parent: int
-    chance: float
+    probability: float
 
 
 def draft_of(nodes: Sequence[Node]) -> Draft:
-    """A draft without laws."""
+    """The draft of some nodes, without distributions."""
     draft = Draft(tuple(node.token for node in nodes), tuple(node.parent for node in nodes))
     return Draft(draft.tokens) if draft.chain else draft
 
 
 def keep(draft: Draft, places: Sequence[int]) -> Draft:
-    """Some tokens of a draft, in order, each with the one it follows among them; a chain where they are one."""
+    """Some tokens of a draft, in order, whose parents are among them; parents are None if the result is a chain."""
     if len(places) == len(draft):
-        return Draft(draft.tokens, None, draft.laws) if draft.parents is not None and draft.chain else draft
+        return Draft(draft.tokens, None, draft.distributions) if draft.parents is not None and draft.chain else draft
     now = {ROOT: ROOT} | {place: at for at, place in enumerate(places)}
     before = draft.before()
     parents: tuple[int, ...] | None = tuple(now[before[place]] for place in places)
     if parents == tuple(range(ROOT, len(places) + ROOT)):
         parents = None
-    laws = None if draft.laws is None else tuple(draft.laws[place] for place in places)
-    return Draft(tuple(draft.tokens[place] for place in places), parents, laws)
+    distributions = None if draft.distributions is None else tuple(draft.distributions[place] for place in places)
+    return Draft(tuple(draft.tokens[place] for place in places), parents, distributions)
 
 
 def truncate(draft: Draft, tree_width: int, depth: int, count: int) -> Draft:
-    """As many first siblings of each token, as deep, and as many first tokens of these; whatever the tokens are.
+    """Limit a draft to ``tree_width`` siblings per token, to a depth, and to ``count`` tokens; the first ones stay.
 
-    One branch: the first of each siblings.
+    A width of 1 keeps the first branch.
     """
     if draft.chain:
         draft = draft.prefix(min(depth, count))
-        return draft if draft.parents is None else Draft(draft.tokens, None, draft.laws)
+        return draft if draft.parents is None else Draft(draft.tokens, None, draft.distributions)
     siblings: dict[int, int] = {}
     deep = {ROOT: 0}
     kept: list[int] = []

@@ -21,7 +21,8 @@ class BeamParams:
 
     early_stopping, as in Transformers: when to stop once ``num_beams`` beams have finished. True: at once. False: when
     the best unfinished beam, scored at its current length, cannot beat the worst finished one. "never": the same,
-    scored at the best length it can still reach. Raises ParameterError, which names the field."""
+    scored at the best length it can still reach. Raises ParameterError, which names the field.
+    """
 
     PARAMETERS: ClassVar[dict[str, Parameter]]
 
@@ -88,7 +89,8 @@ class BeamRequest:
     No token is final before the search ends, so all output comes at the end: one ``EngineOutput`` per returned
     sequence, best first, each with a complete ``BeamPiece`` whose ``index`` is its rank. The last one has the usage,
     which counts the tokens of the returned sequences. A search that fails or is aborted gives one output without
-    tokens."""
+    tokens.
+    """
 
     prompt_ids: Sequence[int]
     params: BeamParams = field(default_factory=BeamParams)

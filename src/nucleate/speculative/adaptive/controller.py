@@ -149,7 +149,7 @@ class AdaptiveProposer(Proposer):
         if self._trees and length and draft:
             self._width += WIDTH_SHARE * (len(draft) / draft.depth - self._width)
             draft = truncate(draft, len(draft), length, len(draft))
-        if not length and draft.laws is not None:  # only its law says what would be kept
+        if not length and draft.distributions is not None:  # only its distribution says what would be kept
             length, draft = 1, draft.prefix(1)
             self._seconds -= (self.costs.price(1) + self.costs.fixed) * self._step
         if length or not draft:

@@ -25,7 +25,8 @@ DOUBT = 0.001
 
 LATE = 2.0
 """How many times a step without drafts one may seem to take, for each token that it reads in place of one: a step that
-takes longer was held up by others."""
+takes longer was held up by others.
+"""
 
 
 @dataclass

@@ -78,7 +78,7 @@ class SuffixProposer(Proposer):
             for place, length in automaton.matches(end):
                 most = min(self.longest, int(self.factor * length))
                 nodes = best_first(partial(self._offers, automaton, most), place, k, self.least)
-                score = sum(node.chance for node in nodes)
+                score = sum(node.probability for node in nodes)
                 if score > best_score:
                     best, best_score = nodes, score
         return draft_of(best)

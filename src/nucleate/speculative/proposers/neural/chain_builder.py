@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from nucleate.speculative.draft import Draft, DraftContext
-from nucleate.speculative.draft_distribution import Law
+from nucleate.speculative.draft_distribution import Distribution
 from nucleate.speculative.proposers.neural.draft_sampling import SampledDrafts
 
 
@@ -17,7 +17,7 @@ class ChainBuilder:
     state: DraftContext
     count: int  #: tokens that are wanted at most
     tokens: list[int] = field(default_factory=list)
-    laws: list[Law | None] = field(default_factory=list)
+    distributions: list[Distribution | None] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)  #: the sequence and its draft, if that is of use
 
     def add(self, drawn: SampledDrafts) -> bool:
@@ -25,13 +25,17 @@ class ChainBuilder:
         if drawn.token < 0 or len(self.tokens) >= self.count:
             return False
         self.tokens.append(drawn.token)
-        self.laws.append(drawn.law)
+        self.distributions.append(drawn.distribution)
         return len(self.tokens) < self.count
 
 
 def drafts_of(chains: Iterable[ChainBuilder]) -> list[Draft]:
     """What became of them."""
     return [
-        Draft(tuple(chain.tokens), None, None if all(law is None for law in chain.laws) else tuple(chain.laws))
+        Draft(
+            tuple(chain.tokens),
+            None,
+            tuple(chain.distributions) if any(each is not None for each in chain.distributions) else None,
+        )
         for chain in chains
     ]

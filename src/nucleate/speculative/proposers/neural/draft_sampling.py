@@ -12,17 +12,17 @@ from nucleate.jit.kernel_libraries import DRAFTS
 from nucleate.models.llama.numpy_llama import Floats
 from nucleate.sampling import noise
 from nucleate.speculative.draft import DraftContext
-from nucleate.speculative.draft_distribution import Law, choose, law_of, siblings
+from nucleate.speculative.draft_distribution import Distribution, choose, normalize, siblings
 
 COLDEST = 1e-3
 """A temperature below this is 0: the scores of tokens, divided by it, would leave nothing to noise."""
 
 
 class SampledDrafts(NamedTuple):
-    """A token that may come next, and the law it was drawn from if that is of use: without the siblings before it."""
+    """A token that may come next, and the distribution it was sampled from, if needed: without its earlier siblings."""
 
     token: int  #: -1: there is none to draw
-    law: Law | None
+    distribution: Distribution | None
     chance: float = 1.0  #: of a sibling, as the proposer sees it
 
 
@@ -30,7 +30,7 @@ def draw(logits_RV: Floats, states: Sequence[DraftContext], places: Sequence[int
     """A token for each row of scores, at a place of the draft of a state.
 
     At temperature 0 the best one. With shared noise the one that the target would draw from these scores; else one by a
-    number of the stream ``noise.DRAFT``, which belongs to the round and the place, with its law.
+    number of the stream ``noise.DRAFT``, which belongs to the round and the place, with its distribution.
     """
     best_R = logits_RV.argmax(axis=1)
     drawn = [SampledDrafts(int(best_R[row]), None) for row in range(len(states))]
@@ -98,11 +98,12 @@ def _raced(logits_V: Floats, one: DraftQuery) -> list[SampledDrafts]:
 
 
 def _drawn(logits_V: Floats, one: DraftQuery) -> list[SampledDrafts]:
-    law = _law(logits_V, one.state)
-    if law is None:
+    distribution = _distribution(logits_V, one.state)
+    if distribution is None:
         return []
-    tokens, laws = siblings(law, _uniform(one.state, one.number, one.most))
-    return [SampledDrafts(token, each, float(law[token])) for token, each in zip(tokens, laws, strict=True)]
+    tokens, distributions = siblings(distribution, _uniform(one.state, one.number, one.most))
+    pairs = zip(tokens, distributions, strict=True)
+    return [SampledDrafts(token, each, float(distribution[token])) for token, each in pairs]
 
 
 def _shared(
@@ -119,13 +120,15 @@ def _shared(
 
 
 def _alone(logits_V: Floats, state: DraftContext, place: int) -> SampledDrafts:
-    law = _law(logits_V, state)
-    return SampledDrafts(-1, None) if law is None else SampledDrafts(choose(law, _uniform(state, place, 1)[0]), law)
+    distribution = _distribution(logits_V, state)
+    if distribution is None:
+        return SampledDrafts(-1, None)
+    return SampledDrafts(choose(distribution, _uniform(state, place, 1)[0]), distribution)
 
 
-def _law(logits_V: Floats, state: DraftContext) -> Law | None:
+def _distribution(logits_V: Floats, state: DraftContext) -> Distribution | None:
     x_V = logits_V.astype(np.float64) / state.temperature
-    return law_of(np.exp(x_V - x_V.max()))
+    return normalize(np.exp(x_V - x_V.max()))
 
 
 def _uniform(state: DraftContext, first: int, count: int) -> list[float]:

@@ -143,5 +143,6 @@ def put_together(nodes: Sequence[Node], depths: Sequence[int], found: Sequence[S
         found[depths[place]][nodes[place].token] if kept[place] else SampledDrafts(0, None, 0.0)
         for place in range(len(nodes))
     ]
-    laws = tuple(one.law for one in named) if any(one.law is not None for one in named) else None
-    return keep(Draft(tuple(one.token for one in named), tuple(node.parent for node in nodes), laws), places)
+    sampled = any(one.distribution is not None for one in named)
+    distributions = tuple(one.distribution for one in named) if sampled else None
+    return keep(Draft(tuple(one.token for one in named), tuple(node.parent for node in nodes), distributions), places)

@@ -21,8 +21,8 @@ DEEPEST = 8
 class TreeBuilder:
     """The tree of one sequence.
 
-    What is drawn from its law stays, as to leave out a token for what it is changes the law of what is said: then it is
-    gone on from one token at a time, until there are enough. Else more is looked at than stays in the end.
+    Sampled tokens stay, as leaving out a token for what it is would change the distribution of the output: they are
+    expanded one at a time, until there are enough. Otherwise more tokens are expanded than stay in the end.
     """
 
     chain: ChainBuilder
@@ -36,7 +36,7 @@ class TreeBuilder:
 
     @property
     def drawn(self) -> bool:
-        """Whether tokens are drawn from laws."""
+        """Whether tokens are sampled, with their distributions."""
         return self.chain.state.temperature >= COLDEST and not self.chain.state.shared
 
     def asked(self, place: int) -> DraftQuery:
@@ -53,7 +53,7 @@ class TreeBuilder:
         for sibling in siblings:
             self._fresh.append(len(self.parents))
             self.chain.tokens.append(sibling.token)
-            self.chain.laws.append(sibling.law)
+            self.chain.distributions.append(sibling.distribution)
             self.parents.append(place)
             self.chances.append(before * sibling.chance)
             self.depths.append(self._depth(place))
@@ -79,8 +79,8 @@ class TreeBuilder:
 
     def draft(self) -> Draft:
         """What became of it."""
-        laws = tuple(self.chain.laws) if self.drawn and self.chain.laws else None
-        draft = Draft(tuple(self.chain.tokens), tuple(self.parents), laws)
+        distributions = tuple(self.chain.distributions) if self.drawn and self.chain.distributions else None
+        draft = Draft(tuple(self.chain.tokens), tuple(self.parents), distributions)
         return keep(draft, sorted(sorted(range(len(draft)), key=self._order)[: max(0, self.chain.count)]))
 
     def _depth(self, place: int) -> int:
