@@ -62,11 +62,11 @@ def test_a_command_of_the_docs_runs(command: str) -> None:
 
 def test_the_page_of_forms_names_all_that_is_held() -> None:
     page = PAGES["structured.md"]
-    held, _, rest = page.partition("Every text fulfils these keywords: ")[2].partition("Names such as")
+    held, _, rest = page.partition("These keywords are enforced: ")[2].partition("Annotations such as")
     assert set(re.findall(r"`([^`]+)`", held)) == HELD
     formats = held.partition("`format` of ")[2].rstrip(". ")
     assert set(re.split(r",\s+|\s+and\s+", formats)) == FORMATS
-    assert not set(re.findall(r"`([^`]+)`", rest.partition("| policy |")[0])) & HELD
+    assert not set(re.findall(r"`([^`]+)`", rest.partition("| `on_unsupported` |")[0])) & HELD
     for flag, _, _ in FLAGS.values():
         assert f"--{flag}" in page
     for name in (*get_args(OnUnsupported), *get_args(Whitespace)):

@@ -11,6 +11,10 @@ from typing import Any
 import pytest
 from server_process import Server
 
+from nucleate.engine.stats import EngineStats
+from nucleate.server.limits import ServerLimits
+from nucleate.server.metrics import VLLM_ALIASES, Metrics
+
 PAGE = (Path(__file__).parents[2] / "docs" / "server.md").read_text("utf-8")
 SHELL = "\n".join(re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL))
 ADDRESS = "http://127.0.0.1:8000"
@@ -58,3 +62,15 @@ def test_what_the_page_says_of_validation_is_so(server: Server) -> None:
     assert choice["validation"]["ignored"] == ["uniqueItems"]
     numbers = json.loads(choice["text"])
     assert bool(choice["validation"]["errors"]) == (len(set(numbers)) < 3)
+
+
+def test_the_page_lists_all_metrics_and_limits() -> None:
+    stats = EngineStats(*(0,) * 12, 0)
+    names = {family.name for family in Metrics("x", lambda: stats).collect()}
+    written = {name.removesuffix("_total") for name in re.findall(r"`(nucleate_\w+)`", PAGE)}
+    assert written == {name for name in names if name.startswith("nucleate_")}
+    aliases = {name.removesuffix("_total") for name in re.findall(r"`(nucleate_\w+)` \*", PAGE)}
+    assert aliases == VLLM_ALIASES
+    table = PAGE.partition("## Limits")[2].partition("## ")[0]
+    flags = {name.replace("-", "_") for name in re.findall(r"^\| `--([\w-]+)`", table, re.MULTILINE)}
+    assert flags == ServerLimits.PARAMETERS.keys()
