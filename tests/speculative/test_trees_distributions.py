@@ -15,7 +15,7 @@ from test_speculation_distributions import COINLESS, SIZE, assert_fours, first_i
 from tree_proposers import drawn_tree, guessed_tree, shared_draws
 
 import nucleate as nc
-from nucleate.engine.verification import Masks
+from nucleate.engine.verification import DraftMasks
 from nucleate.sampling import noise
 from nucleate.sampling.sampler import Sampler
 from nucleate.speculative.config import Speculation
@@ -51,7 +51,7 @@ def test_masks_along_branches(llm: nc.LLM) -> None:
     a, b = (llm.tokenizer.encode(text, add_special_tokens=False)[-1] for text in ("xa", "xb"))
     form = grammars.compile(nc.StructuredOutputs(regex="(aab|bba|abc)+"))
     draft = Draft((a, b, a, b, b, a), (-1, -1, 0, 0, 1, 4))
-    masks = Masks(Guide(form), draft)
+    masks = DraftMasks(Guide(form), draft)
     for line in (6, 2, 4, 0, 3, 1, 5):
         alone = Guide(form)
         for place in draft.path(line - 1):
