@@ -95,7 +95,7 @@ def test_sets_and_draws_of_whole_vocabularies_are_those_of_the_reference(size: i
     assert edges_of(found, tight=True) <= 4, found
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_sets_and_draws_of_very_many_rows_are_those_of_the_reference() -> None:
     found = survey(110_000, 1)
     print(found)
