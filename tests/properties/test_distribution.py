@@ -193,12 +193,12 @@ def tail(steps):
 
 
 def test_a_long_tail_gets_its_true_mass():
-    assert tail(np.arange(200_000)) > 300
+    assert tail(np.arange(DRAWS)) > DRAWS / 700
 
 
 @pytest.mark.exhaustive
 def test_a_long_tail_gets_its_true_mass_over_many_draws():
-    assert tail(np.arange(200_000, 2_000_000)) > 3000
+    assert tail(np.arange(DRAWS, 2_000_000)) > 3000
 
 
 def test_the_walk_of_categorical_reaches_the_tail():
