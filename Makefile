@@ -1,5 +1,7 @@
 # make demo   a story, streamed by the embedded model (creates .venv and installs on the first run)
-# make test   the tests, in two processes (creates .venv and installs what is missing)
+# make test   the fast tests, in two processes: a few minutes (creates .venv and installs what is missing)
+# make test-all  the slow tests too, with more examples: what continuous integration runs
+# make test-exhaustive  the longest comparisons with oracles: run it weekly, and after changes of the sampling backends
 # make lint   ruff, mypy             make docs    docs/stages.md from the stages; checks links
 # make bench  the benchmarks, in a minute    make setup   only create .venv with everything for development
 # make bench-page  docs/benchmarks.md, measured: a quarter of an hour on an idle machine, with all of '.[torch,bench]'
@@ -14,7 +16,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c const
 SOURCES := pyproject.toml constraints.txt
 SIDE_BY_SIDE := -n 2 --dist worksteal
 
-.PHONY: setup demo test test-slow test-clients lint docs docs-check bench bench-page bench-engine bench-server bench-structured bench-gpu clean
+.PHONY: setup demo test test-all test-exhaustive test-clients lint docs docs-check bench bench-page bench-engine bench-server bench-structured bench-gpu clean
 
 .venv/python: 
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "nucleate needs Python 3.11 or newer; try: make PYTHON=python3.11 ..."; exit 1; }
@@ -39,13 +41,16 @@ demo: .venv/demo
 test: .venv/dev
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
 
-test-slow: .venv/dev
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "slow or not slow"
+test-all: .venv/dev
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not exhaustive"
+
+test-exhaustive: .venv/dev
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m exhaustive
 
 test-clients: .venv/dev
 	@$(PIP) -e '.[dev,torch,server,clients]'
 	@$(PIP) --no-deps litellm==1.109.1
-	$(BIN)/python -m pytest -m "slow or not slow" tests/server/test_clients.py
+	$(BIN)/python -m pytest -m slow tests/server/test_clients.py
 
 lint: .venv/dev
 	$(BIN)/ruff check .

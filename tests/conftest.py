@@ -1,19 +1,28 @@
-"""What all tests share: one deterministic hypothesis profile, and the embedded model, loaded once."""
+"""What all tests share: the tier (`make test` or `make test-all`), the compiled kernels and the embedded model."""
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import signal
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import HealthCheck, settings
+import tiers
 
 import nucleate as nc
 from nucleate.jit import readiness
 
-settings.register_profile("ci", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("ci")
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Reduce the numbers of examples in a run that leaves out the slow tests."""
+    tiers.choose(full="not slow" not in config.option.markexpr)
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest selects by markers
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    tiers.mark_slow_cases(items)
+
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as of what a shell starts in the background: no program
     signal.signal(signal.SIGINT, signal.default_int_handler)  # that a test starts would heed Ctrl-C
@@ -25,9 +34,11 @@ def llm() -> nc.LLM:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def warm() -> None:
-    """All kernels, compiled before anything is timed: half a minute, unless an earlier run has left them."""
-    nc.warm()
+def warm(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Compile all kernels, which takes half a minute, unless they are cached. Other xdist workers wait meanwhile."""
+    with (tmp_path_factory.getbasetemp().parent / "warm.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        nc.warm()
 
 
 @pytest.fixture(autouse=True)

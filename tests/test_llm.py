@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tiers
 
 import nucleate as nc
 from nucleate.models.loader import EMBEDDED
@@ -137,10 +138,11 @@ def test_stories_are_stories(llm: nc.LLM) -> None:
     named = 0
     for topics in (("cat", "ball"), ("dog", "boat"), ("bear", "cake"), ("bird", "tree")):
         question = [{"role": "user", "content": "Tell me a story about a {} and a {}".format(*topics)}]
-        for seed in range(4):
+        for seed in range(tiers.count(2, 4)):
             answer = llm.chat(question, params.replace(seed=seed)).text.lower()
             named += sum(topic in answer for topic in topics)
-    assert named >= 18  # of 32; a story that ignores the question has about 6
+    # of 16 or 32; a story that ignores the question has about a fifth of them
+    assert named >= tiers.count(9, 18)
 
 
 def test_a_broken_recommendation_is_the_folders_fault(tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ def test_a_stream_is_disturbed_by_every_stage_and_every_pair(monkeypatch: pytest
     assert len(stalls.bodies(quick=True)) < len(every) / 4
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_no_request_stalls_a_stream(tmp_path: Path) -> None:
     """With limits for a machine that has other things to do; the program has those of an idle one."""
     pytest.importorskip("uvicorn", reason="needs the extra 'server'")

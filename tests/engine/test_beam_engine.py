@@ -354,7 +354,7 @@ def test_a_short_storm(llm: nc.LLM, kind: str) -> None:
     storm(llm, kind, seed=1, steps=150)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(2, 6))
 def test_a_long_storm(llm: nc.LLM, kind: str, seed: int) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tiers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -107,7 +108,7 @@ def searches(draw: st.DrawFn, most: int = 40) -> tuple[int, BeamParams, list[int
 
 
 @given(searches(), st.integers(0, 2**32), st.sampled_from([0.0, 0.4]), st.booleans())
-@settings(max_examples=400)
+@settings(max_examples=tiers.count(80, 400))
 def test_answers_are_those_of_the_twin(asked: tuple, seed: int, banned: float, coarse: bool) -> None:
     size, params, ends = asked
     model = hashed(size, seed, banned, coarse=coarse)
@@ -205,7 +206,7 @@ def sentences(seed: int, size: int) -> twin.AllowedAfter:
 
 
 @given(searches(most=70), st.integers(0, 2**32), st.booleans())
-@settings(max_examples=300)
+@settings(max_examples=tiers.count(60, 300))
 def test_answers_of_a_form_are_those_of_the_twin(asked: tuple, seed: int, coarse: bool) -> None:
     size, params, _ = asked
     model, allowed = hashed(size + 1, seed, coarse=coarse), sentences(seed, size)

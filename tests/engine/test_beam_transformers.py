@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tiers
 
 import nucleate as nc
 from nucleate.engine.beam.params import BeamCompletion, BeamParams, BeamRequest
@@ -110,9 +111,9 @@ def run(llm: nc.LLM, numbers: range) -> int:
 
 
 def test_searches_of_all_settings_equal_transformers(llm: nc.LLM) -> None:
-    assert run(llm, range(len(SETTINGS) * 2)) == len(SETTINGS) * 2
+    assert run(llm, range(len(SETTINGS) * tiers.count(1, 2))) == len(SETTINGS) * tiers.count(1, 2)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_thousand_searches_equal_transformers(llm: nc.LLM) -> None:
     assert run(llm, range(ALL)) == ALL

@@ -112,7 +112,7 @@ def test_every_job_ends(configuration: tuple[int, int, int, int, bool, bool], se
     assert world.pool.num_free_blocks == world.pool.num_blocks
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=str)
 def test_ten_thousand_operations(configuration: tuple[int, int, int, int, bool, bool], seed: int) -> None:

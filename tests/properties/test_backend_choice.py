@@ -9,14 +9,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import pipeline_cases as cases
 import pytest
+import tiers
 
 import nucleate as nc
 from nucleate.sampling.stage import Ceiling, Pipeline
 from nucleate.sampling.stages import Greedy
 
 BACKENDS = ("reference", "cpu", "auto")
-BATCHES = (1, 2, 16, 300)
-ROWS = 30
+BATCHES = (1, 2, 16, tiers.count(64, 300))
+ROWS = tiers.count(8, 30)
 """Random rows of each size."""
 
 

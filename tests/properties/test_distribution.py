@@ -6,13 +6,14 @@ import math
 
 import numpy as np
 import pytest
+import tiers
 from backend_adapters import ENGINES, on_every_engine
 
 from nucleate.sampling import noise
 from nucleate.sampling.backends import reference
 from nucleate.sampling.stages import Categorical, Gumbel, LogitBias, MinP, Temperature, TopK, TopP, Typical, Xtc
 
-DRAWS = 200_000
+DRAWS = tiers.count(60_000, 200_000)
 
 
 def critical(degrees):
@@ -46,7 +47,7 @@ def test_the_critical_values_are_about_right(degrees):
 def test_the_chi_square_finds_a_small_mistake():
     """So that the tests below can fail: a token that is drawn a little too often."""
     p = np.full(10, 0.1)
-    counts = np.round(p * DRAWS).astype(int)
+    counts = np.round(p * 200_000).astype(int)
     assert_follows(counts, p)
     counts[0] = round(counts[0] * 1.08)
     with pytest.raises(AssertionError):
@@ -141,10 +142,10 @@ def test_the_textbook_draw_follows_it_too(stages):
 
 def test_xtc_is_the_mixture_of_its_coin():
     stages = (Temperature(0.8), Xtc(0.3, 0.03, (int(ROW.argmax()),)), TopP(0.95), Gumbel(0))
-    steps = np.arange(60_000)
+    steps = np.arange(tiers.count(20_000, 60_000))
     coins = uniforms(7, steps, noise.XTC, np.array([0]))[:, 0]
     there = coins < 0.3
-    assert abs(there.sum() - 18_000) < 4.9 * (60_000 * 0.3 * 0.7) ** 0.5
+    assert abs(there.sum() - 0.3 * len(steps)) < 4.9 * (len(steps) * 0.3 * 0.7) ** 0.5
     got = np.zeros(len(steps), np.int64)
     for part, u in ((there, 0.0), (~there, 1.0)):
         got[part] = many(reference.survivors(ROW, stages, u=u), 7, steps[part])
@@ -157,7 +158,7 @@ def test_xtc_is_the_mixture_of_its_coin():
 @pytest.mark.parametrize("draw", [Gumbel(0), Categorical(0)], ids=["gumbel", "categorical"])
 def test_seeds_are_as_good_as_steps(engine, draw):
     logits = np.array([1.0, 0.0, 0.5, -1.0], np.float32)
-    got = [engine.draw(logits, (draw,), seed, 0) for seed in range(2500)]
+    got = [engine.draw(logits, (draw,), seed, 0) for seed in range(tiers.count(800, 2500))]
     assert_follows(np.bincount(got, minlength=4), reference.probabilities(logits, (draw,)))
 
 
@@ -192,10 +193,10 @@ def tail(steps):
 
 
 def test_a_long_tail_gets_its_true_mass():
-    assert tail(np.arange(DRAWS)) > 300
+    assert tail(np.arange(DRAWS)) > DRAWS / 700
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_long_tail_gets_its_true_mass_over_many_draws():
     assert tail(np.arange(DRAWS, 2_000_000)) > 3000
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import near_tie_rows as near_ties
 import numpy as np
 import pytest
+import tiers
 
 import nucleate as nc
 from nucleate.sampling.backends import reference
@@ -73,11 +74,11 @@ def hold_for_the_chain(indices: range, sizes: tuple[int, ...]) -> None:
 
 
 def test_the_chain_decides_near_ties_as_the_reference() -> None:
-    hold_for_the_chain(range(420), (1, 2, 16))
+    hold_for_the_chain(range(tiers.count(140, 420)), (1, 2, 16))
     hold_for_the_chain(range(1000, 1021), (1, 300))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_chain_decides_very_many_near_ties_as_the_reference() -> None:
     hold_for_the_chain(range(10_000, 20_000), (1, 2))
     hold_for_the_chain(range(20_000, 20_500), (16, 300))
@@ -116,12 +117,16 @@ def hold(indices: range, rows: int) -> None:
         assert found[-1] == expected, (index, case.kind, rows)
 
 
-@pytest.mark.parametrize(("rows", "count"), [(1, 210), (2, 70), (16, 35), (300, 7)])
+@pytest.mark.parametrize(
+    ("rows", "count"),
+    [(1, tiers.count(70, 210)), (2, tiers.count(35, 70)), (16, tiers.count(21, 35)), (300, tiers.count(1, 7))],
+    ids=["1", "2", "16", "300"],
+)
 def test_near_ties_are_decided_as_by_the_reference(rows: int, count: int) -> None:
     hold(range(1000, 1000 + count), rows)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_ten_thousand_near_ties_are_decided_as_by_the_reference() -> None:
     for index in range(10_000):
         hold(range(index, index + 1), (1, 1, 2, 16)[index % 4] if index % 200 else 300)

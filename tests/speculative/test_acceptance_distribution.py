@@ -226,6 +226,7 @@ def texts(target, rule, proposer):
     return counts
 
 
+@pytest.mark.fast_cases(14)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("name", TARGETS)
 def test_texts_have_the_law_of_the_target(name, rule):
@@ -296,6 +297,7 @@ WRONG = {
 }
 
 
+@pytest.mark.fast_cases(6)
 @pytest.mark.parametrize("name", WRONG)
 def test_what_is_wrong_is_found(name):
     with pytest.raises(AssertionError, match=r"chi-square|cannot be said|too often"):

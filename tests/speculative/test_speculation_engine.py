@@ -168,7 +168,7 @@ def test_a_short_storm(llm: nc.LLM, kind: str, seed: int) -> None:
     storm(llm, kind, seed, steps=350, speculative_config=drafting(seed))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", DRAFTING)
 def test_a_long_storm(llm: nc.LLM, kind: str) -> None:
     storm(llm, kind, 100, steps=10_000, speculative_config=drafting(100))

@@ -222,7 +222,7 @@ def test_a_short_storm(llm: nc.LLM) -> None:
     storm(llm, "paged", 1, steps=100, speculative_config=seeded(1))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", DRAFTING)
 def test_a_long_storm(llm: nc.LLM, kind: str) -> None:
     storm(llm, kind, 100, steps=6_000, speculative_config=seeded(100))

@@ -52,7 +52,7 @@ class Server:
         *flags: str,
         environment: Mapping[str, str | None] | None = None,
         constants: Mapping[str, float] | None = None,
-        seconds: float = 60.0,
+        seconds: float = 300.0,
     ) -> None:
         wanted = {**os.environ, **QUIET, **(environment or {})}
         program = ["-m", "nucleate"] if constants is None else ["-c", CHANGED.format(constants)]
@@ -91,7 +91,7 @@ class Server:
         wait_until(lambda: "kernels ready" in self.log, seconds)
         return self
 
-    def stop(self, seconds: float = 30.0) -> int:
+    def stop(self, seconds: float = 120.0) -> int:
         """Ask the server to end as a supervisor does, and give its exit status. Twice is as good as once."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
@@ -109,7 +109,7 @@ class Server:
         path: str,
         body: Any = None,
         headers: Mapping[str, str] | None = None,
-        seconds: float = 30.0,
+        seconds: float = 120.0,
     ) -> Answer:
         """The answer to one request. body: bytes are sent as they are, all else as JSON."""
         data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()

@@ -6,13 +6,9 @@ from collections.abc import Callable
 
 import pytest
 import tokenizers
-from hypothesis import settings
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
 from nucleate.tokenization.tokenizer import Tokenizer
-
-settings.register_profile("text", derandomize=True, deadline=None, max_examples=150, database=None)
-settings.load_profile("text")
 
 SENTENCES = [
     "The quick brown fox jumps over the lazy dog. The dog does not care, does it?",

@@ -12,6 +12,7 @@ import edge_rows as edges
 import numpy as np
 import pipeline_cases as cases
 import pytest
+import tiers
 
 import nucleate as nc
 from nucleate.parameters.parameter import ParameterError
@@ -84,13 +85,14 @@ def draws(x: np.ndarray, batch: list[tuple[object, ...]], step: int, said: dict[
 
 
 def test_draws_after_shifts_are_those_of_the_reference() -> None:
-    found = survey(2500, 0)
+    count = tiers.count(500, 2500)
+    found = survey(count, 0)
     print(found)
-    assert found["rows"] > 1500
+    assert found["rows"] > 0.6 * count
     assert found["errors"] < 0.2 * found["rows"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_draws_after_shifts_of_very_many_rows_are_those_of_the_reference() -> None:
     found = survey(50_000, 1)
     print(found)
@@ -140,7 +142,7 @@ def survey_stages(seeds: range) -> Counter[str]:
 
 
 def test_sets_left_stage_by_stage_are_those_of_the_reference() -> None:
-    found = survey_stages(range(50_000, 53_000))
+    found = survey_stages(range(50_000, tiers.count(50_600, 53_000)))
     print(found)
     assert found["errors"] < 0.2 * found["rows"]
     assert found["edge: a parameter off by its last digits"] <= 1
@@ -148,7 +150,7 @@ def test_sets_left_stage_by_stage_are_those_of_the_reference() -> None:
 
 def test_sets_left_stage_by_stage_of_long_rows_are_those_of_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cases, "SIZES", (2049, 5000, 12_000))
-    found = survey_stages(range(60_000, 60_500))
+    found = survey_stages(range(60_000, tiers.count(60_100, 60_500)))
     print(found)
     assert found["errors"] < 0.2 * found["rows"]
     assert found["edge: a parameter off by its last digits"] <= 1
@@ -189,7 +191,7 @@ def test_a_border_that_is_met_exactly_is_the_border(kind: type[AtMost], size: in
                 assert len(got.ids_N) == min(n, size)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_sets_left_stage_by_stage_of_very_many_rows_are_those_of_the_reference() -> None:
     found = survey_stages(range(100_000, 160_000))
     print(found)

@@ -129,7 +129,7 @@ def test_every_token_after_penalties_bans_and_masks_is_that_of_the_reference() -
     assert len(found) <= 3, found  # edited scores are float32 here: two of them may be equal that were nearly so
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_every_token_of_very_many_rows_is_that_of_the_reference() -> None:
     assert differences(100_000, 1) == []
 

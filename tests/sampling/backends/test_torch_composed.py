@@ -51,7 +51,7 @@ def test_random_pipelines_are_those_of_the_reference() -> None:
     assert staged.survey(list(range(400))) == []
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_very_many_pipelines_are_those_of_the_reference() -> None:
     found = staged.survey(list(range(10_000, 20_000)))
     # Two tokens equally far from adaptive-p's target, one on either side, differ in the last bit or not at all.

@@ -45,7 +45,7 @@ def test_rows_of_many_structures_are_those_of_the_cpu(size: int) -> None:
         told(seed, staged.mixed("torch", seed, size, 4), size, 4)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_very_many_rows_of_many_structures() -> None:
     for seed in range(10_000, 11_000):
         size = SIZES[seed % len(SIZES)]

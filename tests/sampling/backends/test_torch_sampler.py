@@ -61,7 +61,7 @@ def test_rows_come_and_go_as_on_the_cpu(seed: int, size: int) -> None:
     told(played.play("torch", seed, 60, size), played.play("reference", seed, 60, size))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_very_many_stories() -> None:
     for seed in range(100, 300):
         told(played.play("torch", seed, 60), played.play("reference", seed, 60))
@@ -91,7 +91,7 @@ def test_stories_told_by_kernels(kernels: interpreted.Interpreted) -> None:
     told(kernels.call("play", "triton", 9, 6, 300), played.play("reference", 9, 6, 300))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_long_stories_told_by_kernels(kernels: interpreted.Interpreted) -> None:
     for seed in range(30, 36):
         told(kernels.call("play", "triton", seed, 40, 300), played.play("reference", seed, 40, 300))

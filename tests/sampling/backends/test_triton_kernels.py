@@ -111,7 +111,7 @@ def test_sets_and_draws_are_those_of_the_reference(kernels: Interpreted) -> None
     assert survey(kernels, 9, SIZES, 0) == Counter(rows=9 * len(SIZES))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_many_sets_and_draws_are_those_of_the_reference(kernels: Interpreted) -> None:
     found = survey(kernels, 100, SIZES, 1)
     assert edges_of(found, tight=False) == 0
@@ -215,7 +215,7 @@ def test_near_ties_are_decided_as_the_reference_decides_them(kernels: Interprete
     assert near_ties_drawn(kernels, cases) == expected
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("part", range(10))
 def test_all_near_ties_are_decided_as_the_reference_decides_them(kernels: Interpreted, part: int) -> None:
     cases = near_ties_of_the_chain(1000 * part, 500, 40_000)

@@ -37,7 +37,7 @@ def test_rows_write_what_they_write_on_the_cpu(kernels: Interpreted, caplog: pyt
     assert kernels.call("written", "triton", 1, 4, 30) == pasts.written("reference", 1, 4, 30)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_rows_write_the_same_for_long(kernels: Interpreted) -> None:
     for seed in range(10, 40):
         assert pasts.written("torch", seed, 60, 30) == pasts.written("reference", seed, 60, 30), seed

@@ -185,7 +185,7 @@ def test_chains_in_their_order_among_equal_scores():
     trials([name for name in FIELDS if name not in TIES_DIFFER], 4, 800, SIZES, ties=True, pick=0.5)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_many_more_chains():
     trials(list(FIELDS), 5, 20000, SIZES, pick=0.45)
     trials(list(FIELDS), 6, 1500, (5000, 20000), pick=0.3)
