@@ -272,7 +272,7 @@ def test_a_runner_is_asked_for_no_more_logits_than_are_used(llm: nc.LLM) -> None
         asked = 0
 
         def forward(self, parts: object) -> np.ndarray:
-            self.asked += sum(part.logits for part in parts)
+            self.asked += sum(part.num_logits for part in parts)
             return super().forward(parts)
 
     engine = Engine(Counting(toy(), 100, 4), llm.tokenizer, max_num_batched_tokens=5, max_num_seqs=5)

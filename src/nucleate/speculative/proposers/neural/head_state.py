@@ -1,4 +1,4 @@
-"""What heads that attend to the target's hidden states have in common: which sequences they follow, and how far."""
+"""State shared by draft heads that attend to the target's hidden states: sequences, progress, KV cache blocks."""
 
 from __future__ import annotations
 

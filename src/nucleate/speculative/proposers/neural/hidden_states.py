@@ -1,4 +1,4 @@
-"""What the target made of the tokens of a sequence, as far as who drafts has not taken it in. Knows no draft."""
+"""Buffers the target's hidden states of a sequence until the draft head has processed them."""
 
 from __future__ import annotations
 

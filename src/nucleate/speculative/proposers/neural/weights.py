@@ -1,4 +1,4 @@
-"""The trained parts as files: their weights, and for which target they were trained. Knows no method."""
+"""Loads draft weights, and checks which target they were trained for."""
 
 from __future__ import annotations
 
