@@ -1,7 +1,7 @@
 """Llama in NumPy, for small models: no torch, loads in milliseconds. Also the reference for the torch runtime.
 
-Reads a folder in the Transformers format (config.json, model.safetensors). Knows the plain Llama architecture only.
-"""
+Reads a folder in the Transformers format (config.json, model.safetensors). It supports the plain Llama architecture
+only."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def dispatch(module: Any, query: Any, key: Any, value: Any, attention_mask: Any,
     """The attention function that Transformers calls in every layer."""
     plan = settings.pop("nucleate", None)
     if plan is None:
-        raise IncompatibleModelError("it does not hand on what its attention is told")
+        raise IncompatibleModelError("it does not pass on the arguments of its attention")
     if isinstance(plan, AttentionPlan):
         return plan.attend(module, query, key, value), None
     return plan.note(module, query, key, value, settings), None

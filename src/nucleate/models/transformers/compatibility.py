@@ -33,7 +33,7 @@ class Probe:
     def note(self, module: Any, query: Any, key: Any, value: Any, settings: Mapping[str, Any]) -> Any:
         """See ``dispatch``. Returns the value: with one token, attention is the identity."""
         if odd := sorted(name for name, given in settings.items() if given is not None and name not in HARMLESS):
-            raise IncompatibleModelError(f"its attention is told {', '.join(odd)}")
+            raise IncompatibleModelError(f"its attention has unsupported arguments: {', '.join(odd)}")
         causal = settings.get("is_causal")
         if not (getattr(module, "is_causal", True) if causal is None else causal):
             raise IncompatibleModelError("its attention looks ahead")
@@ -71,7 +71,7 @@ def layers_of(model: Any) -> list[AttentionLayer]:
     if len(layers) != count or len({id(layer.module) for layer in layers}) != count:
         raise IncompatibleModelError(f"{len(layers)} of its {count} layers attend to keys and values of their own")
     if any(own for own, _ in masks):
-        raise IncompatibleModelError("its attention has a mask of its own kind")
+        raise IncompatibleModelError("its attention has a custom mask")
     kinds = getattr(config, "layer_types", None) or [None] * count
     windows = {size for _, size in masks if size is not None}
     for layer, kind in zip(layers, kinds, strict=True):
@@ -79,7 +79,7 @@ def layers_of(model: Any) -> list[AttentionLayer]:
         if {layer.rule.window} - {0} != expected:
             mask = ", ".join(map(str, sorted(expected))) or "none"
             raise IncompatibleModelError(
-                f"its attention is told the window {layer.rule.window or 'none'}, its mask has {mask}"
+                f"its attention has the window {layer.rule.window or 'none'}, its mask has {mask}"
             )
     return layers
 

@@ -1,7 +1,7 @@
 """Multi-token prediction (MTP) modules of a Transformers model: loaded, batched and checked.
 
 A module makes of the hidden state of a token and of a token after it what the model may make of that one: DeepSeek-V3
-(arXiv 2412.19437, 2.2). What a module is, Transformers says (``MtpModel``). Knows no drafts.
+(arXiv 2412.19437, 2.2). What a module is, Transformers says (``MtpModel``).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class MtpModules:
 
     def __init__(self, model: TransformersModel, modules: Any) -> None:
         self.count: int = len(modules.layers)
-        self.depth = len(decoder_layers(model.model))  #: what ``Runner.watch`` is asked for
+        self.depth = len(decoder_layers(model.model))  #: the layer to pass to ``Runner.watch``
         self.device, self.dtype = model.model.device, model.model.dtype
         self.compiled = has_kernel(self.device, self.dtype)
         try:
@@ -105,7 +105,7 @@ class MtpModules:
             id_T = torch.zeros(1, dtype=torch.int64, device=self.device)
             self._call(place, x_TX, id_T, id_T, probe)
             if any(own for own, _ in WANTED.get()):
-                raise IncompatibleModelError("their attention has a mask of its own kind")
+                raise IncompatibleModelError("their attention has a custom mask")
         finally:
             WANTED.reset(wanted)
             implement(self._model, NAME)

@@ -1,6 +1,6 @@
 """A suffix automaton that counts how often each substring occurred, and what followed it most often.
 
-Knows symbols, which are integers, and refuses to know what they stand for.
+Symbols are integers.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from nucleate.speculative.proposers.neural.layer import unit
 
 
 class Followed:
-    """The sequences whose hidden states are told, and the blocks for what a head makes of them."""
+    """The sequences whose hidden states are received, and the KV cache blocks of a head."""
 
     def __init__(self, blocks: int, block_size: int) -> None:
         self._rooms = KVSlots(blocks, block_size)

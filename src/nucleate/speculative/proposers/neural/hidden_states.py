@@ -11,7 +11,7 @@ import numpy as np
 from nucleate.speculative.draft import TargetOutput
 
 PENDING = 512
-"""Hidden states that are kept for who is not asked for drafts: then it begins anew with what came last."""
+"""The most hidden states that are buffered while no draft is requested; then the head restarts from the latest."""
 
 
 @dataclass
