@@ -94,7 +94,7 @@ class Loop:
             ids, parents = [*text.ids, *draft.tokens], None if draft.chain else draft.parents
             parts.append(ModelInput(text.key, ids, text.read, len(ids), text.blocks, len(draft) + 1, parents))
         logits_LV = self.runner.forward(parts)
-        firsts = np.cumsum([0, *(part.logits for part in parts)])
+        firsts = np.cumsum([0, *(part.num_logits for part in parts)])
         if self.rule == COUPLED:
             verdicts = self._coupled(texts, drafts, logits_LV, firsts)
         else:

@@ -80,7 +80,7 @@ def test_requests_that_are_none(request_: object, message: str) -> None:
     [
         (BeamRequest([]), "the prompt is empty"),
         (BeamRequest([SIZE]), "outside the vocabulary"),
-        (BeamRequest([1] * 256), "the context holds 256 with the answer"),
+        (BeamRequest([1] * 256), "the context holds 256, output included"),
         (BeamRequest([1], BeamParams(stop_token_ids=(SIZE,))), f"stop_token_ids names token {SIZE}"),
         (BeamRequest([1], BeamParams(length_penalty=200.0)), r"length_penalty must leave max_tokens \*\* length"),
         (BeamRequest([1], id="taken"), "there is a request 'taken' already"),

@@ -211,7 +211,7 @@ def test_one_that_is_preempted_keeps_its_state(llm: nc.LLM) -> None:
         (lambda: Request([True]), "prompt", "must be token ids"),
         (lambda: Request(7), "prompt", "must be token ids"),
         (lambda: Request([SIZE]), "prompt", "outside the vocabulary"),
-        (lambda: Request([1] * 40), "prompt", "has 40 tokens, but the context holds 40 with the answer"),
+        (lambda: Request([1] * 40), "prompt", "has 40 tokens, but the context holds 40, output included"),
         (lambda: Request([1], {"n": 2}), "params", "must be a SamplingParams"),
         (lambda: Request([1], id=7), "id", "id must be a string"),
         (lambda: Request([1], priority="high"), "priority", "priority must be an integer"),
@@ -272,7 +272,7 @@ def test_a_runner_is_asked_for_no_more_logits_than_are_used(llm: nc.LLM) -> None
         asked = 0
 
         def forward(self, parts: object) -> np.ndarray:
-            self.asked += sum(part.logits for part in parts)
+            self.asked += sum(part.num_logits for part in parts)
             return super().forward(parts)
 
     engine = Engine(Counting(toy(), 100, 4), llm.tokenizer, max_num_batched_tokens=5, max_num_seqs=5)

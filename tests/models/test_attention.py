@@ -111,7 +111,7 @@ def test_new_keys_and_values_are_stored_and_nothing_else_is_touched() -> None:
     for part, old in zip(parts, olds, strict=True):
         for array, values in zip(by_token(pool, 16), old, strict=True):
             for place in range(part.stop):
-                block = part.blocks[place // 16]
+                block = part.block_ids[place // 16]
                 np.testing.assert_array_equal(array[block, :, place % 16], values[place])
                 written[block * 16 + place % 16] = True
     for array in by_token(pool, 16):
@@ -190,7 +190,7 @@ def test_a_packing_says_where_every_token_is(given_parts, seed: int) -> None:
     assert (packing.short[:, 2] - packing.short[:, 1] <= 8).all()
     assert (packing.long[:, 2] - packing.long[:, 1] > 8).all()
     for part, (_, _, stop, table) in zip(parts, packing.parts, strict=True):
-        assert packing.blocks[table : table + len(part.blocks)].tolist() == part.blocks
+        assert packing.blocks[table : table + len(part.block_ids)].tolist() == part.block_ids
         assert part.stop == stop
 
 

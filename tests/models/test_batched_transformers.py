@@ -353,9 +353,9 @@ def change(name: str, value: Any) -> Callable[[TransformersModel], None]:
 @pytest.mark.parametrize(
     ("name", "apply", "why"),
     [
-        ("gemma2", change("sliding_window", None), "its attention is told the window none, its mask has 11"),
-        ("gemma2", change("sliding_window", 5000), "its attention is told the window 5000, its mask has 11"),
-        ("gpt-oss", change("sliding_window", 4000), "its attention is told the window 4000, its mask has 11"),
+        ("gemma2", change("sliding_window", None), "its attention has the window none, its mask has 11"),
+        ("gemma2", change("sliding_window", 5000), "its attention has the window 5000, its mask has 11"),
+        ("gpt-oss", change("sliding_window", 4000), "its attention has the window 4000, its mask has 11"),
         ("llama", change("is_causal", False), "its attention looks ahead"),
         ("llama", lambda model: model.model.model.layers.pop(1), "it cannot be called so: .*|2 of its 3 layers .*"),
         ("llama", lambda model: setattr(model.model.config, "attention_chunk_size", 99), "it attends within chunks"),

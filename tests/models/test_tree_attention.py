@@ -105,7 +105,7 @@ def test_the_kernel_attends_along_branches(case: dict[str, Any]) -> None:
             at += 1
         for stored, old in zip((keys, values), (old_keys, old_values), strict=True):  # in the order of the list
             for place in range(part.stop):
-                block = part.blocks[place // block_size]
+                block = part.block_ids[place // block_size]
                 np.testing.assert_array_equal(stored[block, :, place % block_size], old[place])
 
 

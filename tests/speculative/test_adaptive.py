@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from single_drafts import draft_of
 
 from nucleate.speculative.adaptive.acceptance_rate import AcceptanceRates, AcceptedCounts, followed
-from nucleate.speculative.adaptive.controller import AHEAD, OWED, QUIET, QUIET_TOKENS, SAVED, AdaptiveProposer
+from nucleate.speculative.adaptive.controller import AHEAD, OWED, SAVED, SHADOW_SHARE, SHADOW_TOKENS, AdaptiveProposer
 from nucleate.speculative.adaptive.costs import AFRESH, KEPT, REST, StepCosts
 from nucleate.speculative.draft import ROOT, Draft, DraftContext
 
@@ -143,9 +143,9 @@ def test_it_passes_on_what_it_is_told():
 def steps(proposer, price):
     """Have had steps in which one more token takes the time of so many tokens."""
     for drafted in (1, 9) * 20:
-        proposer.costs.stepped(1, 1, 1.0)
-        proposer.costs.stepped(1, 1 + drafted, 1.0 + price * drafted)
-    proposer.costs.stepped(1, 1, 1.0)
+        proposer.costs.record(1, 1, 1.0)
+        proposer.costs.record(1, 1 + drafted, 1.0 + price * drafted)
+    proposer.costs.record(1, 1, 1.0)
     assert proposer.costs.price(1) == pytest.approx(price, rel=0.1)
 
 
@@ -157,10 +157,10 @@ def test_what_does_not_pay_is_drafted_quietly():
         assert not draft_of(proposer, DraftContext(0, ids), MOST)
         grown(ids, 1)
         proposer.end_step(1, 1, 1.0)
-    assert inner.asked == [QUIET_TOKENS] * 20
+    assert inner.asked == [SHADOW_TOKENS] * 20
     assert inner.told == [(0, 0)] * 20  # none of them was read
-    assert proposer._chances[0]._own.tried[0] > 5
-    assert sum(proposer._chances[0]._own.kept) == 0
+    assert proposer._chances[0]._own.verified[0] > 5
+    assert sum(proposer._chances[0]._own.accepted) == 0
 
 
 def test_quiet_drafts_that_come_true_are_read_the_next_time():
@@ -173,7 +173,7 @@ def test_quiet_drafts_that_come_true_are_read_the_next_time():
         drafted.append(len(draft))
         grown(ids, len(draft) + 1)
         proposer.end_step(1, 1 + len(draft), 1.0 + 0.5 * len(draft))
-    assert drafted[:QUIET_TOKENS] == [0] * QUIET_TOKENS
+    assert drafted[:SHADOW_TOKENS] == [0] * SHADOW_TOKENS
     assert np.mean(drafted[30:]) > 5
 
 
@@ -207,7 +207,7 @@ def test_quiet_drafts_take_a_small_part_of_the_time(monkeypatch):
     for key in range(100):
         quietly(proposer, [DraftContext(key, [0])], 5)
     quietly(proposer, [DraftContext(key, [0]) for key in range(1, 5)], 1000)
-    assert 1500 * 0.8 * QUIET < inner.clock < 1500 * 1.2 * QUIET + 2
+    assert 1500 * 0.8 * SHADOW_SHARE < inner.clock < 1500 * 1.2 * SHADOW_SHARE + 2
 
 
 class Reading(Slow):
@@ -241,7 +241,7 @@ def test_what_layers_gave_is_read_shortly_before_drafts(monkeypatch, pays):
     if pays:
         assert sum(reads) > 0.99 * len(reads)
         return
-    assert 4000 * 0.8 * QUIET < inner.clock < 4000 * 1.2 * QUIET + 2
+    assert 4000 * 0.8 * SHADOW_SHARE < inner.clock < 4000 * 1.2 * SHADOW_SHARE + 2
     assert len(asked) > 2
     for place in asked[1:]:
         assert sum(reads[place - AHEAD // 4 : place]) == AHEAD // 4  # it takes time, so that it ends later
@@ -255,16 +255,16 @@ def test_so_do_proposers_with_nothing_to_say(monkeypatch):
     proposer = AdaptiveProposer(inner := Silent(monkeypatch, 1.0))
     steps(proposer, 0.1)
     quietly(proposer, [DraftContext(0, [0])], 1000)
-    assert 1000 * 0.8 * QUIET < inner.clock < 1000 * 1.2 * QUIET + 2
+    assert 1000 * 0.8 * SHADOW_SHARE < inner.clock < 1000 * 1.2 * SHADOW_SHARE + 2
 
 
 def test_time_that_was_not_needed_is_not_kept_for_long(monkeypatch):
-    proposer = AdaptiveProposer(inner := Slow(monkeypatch, 2 * QUIET))
+    proposer = AdaptiveProposer(inner := Slow(monkeypatch, 2 * SHADOW_SHARE))
     for _ in range(1000):
         proposer.end_step(1, 1, 1.0)
     steps(proposer, 1.0)
     quietly(proposer, [DraftContext(0, [0])], 200)
-    assert inner.clock < (200 + SAVED + 4) * QUIET
+    assert inner.clock < (200 + SAVED + 4) * SHADOW_SHARE
 
 
 def test_drafts_grow_by_doubling():
@@ -281,8 +281,8 @@ def test_drafts_grow_by_doubling():
 def test_having_drafts_has_a_price(fixed):
     proposer = AdaptiveProposer(Eager())
     for drafted in (1, 9) * 20:
-        proposer.costs.stepped(1, 1, 1.0)
-        proposer.costs.stepped(1, 1 + drafted, 1.0 + fixed + 0.01 * drafted)
+        proposer.costs.record(1, 1, 1.0)
+        proposer.costs.record(1, 1 + drafted, 1.0 + fixed + 0.01 * drafted)
     drafts = proposer.propose([DraftContext(0, [0])], [MOST])
     assert any(drafts) is (fixed < 1)
 
@@ -354,7 +354,7 @@ def test_laws_are_told_aloud():
         drafted.append(len(draft))
         proposer.end_step(1, 1 + len(draft), 1.0 + len(draft))
     assert set(drafted) == {0, 1}
-    assert 0.5 * QUIET < sum(drafted) / len(drafted) < 3 * QUIET + 0.01
+    assert 0.5 * SHADOW_SHARE < sum(drafted) / len(drafted) < 3 * SHADOW_SHARE + 0.01
 
 
 def test_a_proposer_with_nothing_to_say_is_asked_again():
@@ -381,12 +381,12 @@ TREE = Draft((1, 2, 3, 4, 2), (ROOT, ROOT, 0, 1, 2))
 def test_what_a_draft_has_said(ids, kept):
     assert followed(TREE, [7, 7, *ids], 2) == kept
     chances = AcceptanceRates(everyone := AcceptedCounts(0.9))
-    chances.quiet, chances.start = TREE, 2
+    chances.shadow, chances.start = TREE, 2
     chances.compare([7, 7, *ids])
     decided = kept == TREE.depth or kept < len(ids)
-    assert bool(chances.quiet) is not decided
-    assert everyone.tried == ([1.0] * min(3, kept + 1) if decided else [])
-    assert sum(everyone.kept) == (kept if decided else 0)
+    assert bool(chances.shadow) is not decided
+    assert everyone.verified == ([1.0] * min(3, kept + 1) if decided else [])
+    assert sum(everyone.accepted) == (kept if decided else 0)
 
 
 @given(st.lists(st.tuples(st.integers(1, 60), st.floats(0.001, 9)), min_size=2, max_size=30))
@@ -394,7 +394,7 @@ def test_the_line_through_the_steps(added):
     """Of those with drafts, the nothing that no tokens add among them."""
     costs = StepCosts({1: 1e9}, tried=True)
     for drafted, seconds in added:
-        costs.stepped(1, 1 + drafted, (1 + seconds) * 1e9)
+        costs.record(1, 1 + drafted, (1 + seconds) * 1e9)
     weight = KEPT ** np.arange(len(added) + 1)[::-1]
     x, y = np.array([(0, 0.0), *((drafted / (1 + REST), seconds) for drafted, seconds in added)]).T
     means = [np.average(each, weights=weight) for each in (x, y, x * x, x * y)]
@@ -405,25 +405,25 @@ def test_what_drafts_cost():
     costs = StepCosts()
     assert (costs.price(1), costs.fixed) == (1 / (1 + REST), 0.0)  # a guess
     for drafted in (1, 4, 8) * 60:
-        costs.stepped(3, 3, 1.5)
-        costs.stepped(3, 3 + drafted, 2.0 + 0.1 * drafted)
+        costs.record(3, 3, 1.5)
+        costs.record(3, 3 + drafted, 2.0 + 0.1 * drafted)
     assert costs.price(3) == pytest.approx(0.1 * 3 / 1.5, rel=0.1)  # 3 tokens in 1.5 seconds, one more takes 0.1
     assert costs.fixed == pytest.approx(0.5 / 1.5, rel=0.1)
     for _ in range(4000):
-        costs.stepped(3, 3, 1.5)
+        costs.record(3, 3, 1.5)
     assert costs.fixed < 0.1 * 0.5 / 1.5  # it may have been bad luck
     down = StepCosts()
     for drafted in (1, 5, 9) * 20:
-        down.end_step(1, 1, 10.0)
-        down.end_step(1, 1 + drafted, 20.0 - drafted)
+        down.record(1, 1, 10.0)
+        down.record(1, 1 + drafted, 20.0 - drafted)
     assert down.price(1) == 0.0
 
 
 def test_steps_of_so_many_sequences_as_never_before_are_looked_at_without_drafts():
     costs = StepCosts()
-    costs.stepped(3, 5, 1.0)
+    costs.record(3, 5, 1.0)
     assert costs.since == AFRESH
-    costs.stepped(3, 3, 1.0)
+    costs.record(3, 3, 1.0)
     assert (costs.since, costs.fixed) == (0, 0.0)
 
 
@@ -456,8 +456,8 @@ def test_what_the_first_draft_has_compiled_is_not_the_price_of_all(plain, compil
 @given(st.lists(st.sampled_from([0.0, 0.2, 0.5, 0.9, 1.0]), min_size=1, max_size=6), st.floats(0, 1), st.floats(0, 2))
 def test_a_draft_is_as_long_as_brings_most(rates, price, fixed):
     kept = AcceptedCounts(decay=1.0)
-    kept.tried = [1e9] * len(rates)
-    kept.kept = [1e9 * rate for rate in rates]
+    kept.verified = [1e9] * len(rates)
+    kept.accepted = [1e9 * rate for rate in rates]
     gains = [0.0] + [sum(np.cumprod(rates[:k])) - price * k - fixed for k in range(1, len(rates) + 1)]
     count, gain = AcceptanceRates(kept).length(len(rates), price, fixed)
     assert gain == pytest.approx(sum(np.cumprod(rates[:count])), abs=1e-6)
@@ -468,10 +468,10 @@ def test_what_was_kept():
     kept = AcceptedCounts(decay=1.0)
     for count in (0, 1, 2, 3, 3):
         kept.add(3, count)
-    assert (kept.tried, kept.kept) == ([5, 4, 3], [4, 3, 2])
+    assert (kept.verified, kept.accepted) == ([5, 4, 3], [4, 3, 2])
     kept.add(0, 0)
     kept.add(1, 1)
-    assert (kept.tried, kept.kept) == ([6, 4, 3], [5, 3, 2])
+    assert (kept.verified, kept.accepted) == ([6, 4, 3], [5, 3, 2])
     assert kept.rate(0, 0.5, 2.0) == 6 / 8
     assert kept.rate(9, 0.4, 2.0) == pytest.approx(0.4)
 

@@ -62,7 +62,7 @@ class Loop:
             for text, draft in zip(texts, drafts, strict=True)
         ]
         logits_LV = self.runner.forward(parts)
-        firsts = np.cumsum([0, *(part.logits for part in parts)])
+        firsts = np.cumsum([0, *(part.num_logits for part in parts)])
 
         def draw(sequences: list[int], places: list[int]) -> list[int]:
             rows = [int(firsts[sequence]) + place + 1 for sequence, place in zip(sequences, places, strict=True)]

@@ -56,12 +56,12 @@ class Driver:
             parts.append(ModelInput(key, one.ids, one.read, stop, one.blocks, int(stop == len(one.ids))))
         logits_LV = np.asarray(self.runner.forward(parts))
         assert logits_LV.dtype == np.float32
-        assert logits_LV.shape == (sum(part.logits for part in parts), self.runner.vocab_size)
+        assert logits_LV.shape == (sum(part.num_logits for part in parts), self.runner.vocab_size)
         rows = iter(logits_LV)
         for part in parts:
             one = self.sequences[part.key]
             one.read = part.stop
-            if part.logits:
+            if part.num_logits:
                 one.logits = [*one.logits[: len(one.ids) - one.prompt], next(rows)]
                 one.ids.append(int(one.logits[-1].argmax()))
 

@@ -85,7 +85,7 @@ class PagedToy:
         self.forwards.append([(part.key, part.start, part.stop) for part in parts])
         for part in parts:
             for position in range(part.start, part.stop):
-                block = part.blocks[position // self.block_size]
+                block = part.block_ids[position // self.block_size]
                 self._held[block, position % self.block_size] = part.token_ids[position]
         if self.watched:
             read = [
@@ -97,13 +97,13 @@ class PagedToy:
         rows = [
             self.model.rule(self._seen(part, place))
             for part in parts
-            for place in range(part.stop - part.logits, part.stop)
+            for place in range(part.stop - part.num_logits, part.stop)
         ]
         return np.stack(rows) if rows else np.empty((0, self.vocab_size), np.float32)
 
     def _seen(self, part: ModelInput, place: int) -> tuple[int, ...]:
         """The tokens up to a place, along its branch."""
-        held = self._held[list(part.blocks)].ravel().tolist()
+        held = self._held[list(part.block_ids)].ravel().tolist()
         base, path = part.stop - len(part.parents or ()), []
         while place >= base and part.parents:
             path.append(held[place])

@@ -1,4 +1,4 @@
-"""Admission of a request: checked against the model, with its stop rules and its pipeline, before anything runs."""
+"""Validates a request against the model before it runs, and builds its pipeline and stop rules."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from nucleate.tokenization.tokenizer import Tokenizer
 
 
 def stages_of(params: SamplingParams, vocab_size: int, tokenizer: Tokenizer) -> Pipeline:
-    """The pipeline that parameters mean to a model and its tokenizer."""
-    ends = tuple(token for token in tokenizer.eos_token_ids if token < vocab_size)  # others cannot be drawn
+    """The sampling pipeline of some parameters, for a model and its tokenizer."""
+    ends = tuple(token for token in tokenizer.eos_token_ids if token < vocab_size)  # others cannot be sampled
     stages = params.pipeline(ends, tokenizer)
     check_ids(stages, vocab_size)
     return stages
@@ -33,7 +33,7 @@ def admit(
     params: SamplingParams,
     regex_seconds: float = 0.5,
 ) -> StopRules:
-    """Check a request against the model before anything runs, and make its stop rules."""
+    """Validate a request against the model, and build its stop rules. Raises ParameterError."""
     size, room = model.vocab_size, model.context_length - len(prompt_ids)
     if not len(prompt_ids):
         raise ParameterError("prompt", "the prompt is empty; it must have at least one token")
@@ -42,7 +42,7 @@ def admit(
     if room < 1:
         raise ParameterError(
             "prompt",
-            f"the prompt has {len(prompt_ids)} tokens, but the context holds {model.context_length} with the answer",
+            f"the prompt has {len(prompt_ids)} tokens, but the context holds {model.context_length}, output included",
         )
     if params.min_tokens > room:
         message = f"min_tokens is {params.min_tokens}, but the context has room for {room} tokens after the prompt"
@@ -69,12 +69,12 @@ def admit(
 def read_prompt(
     context: DecodingContext, prompt_ids: tuple[int, ...], params: SamplingParams, most: int = 1 << 26
 ) -> tuple[NDArray[np.float32], PromptLogprobs]:
-    """The logits after the prompt, and the logprobs of each of its tokens after those before it; None for the first.
+    """The logits after the prompt, and the logprobs of each prompt token; None for the first.
 
-    Read in parts, so that no more than ``most`` logits are held at a time.
+    The prompt is computed in chunks of at most ``most`` logits.
     """
-    told: list[StepLogprobs | None] = [None]
-    top, asked = params.prompt_logprobs or 0, params.logprob_token_ids
+    prompt_logprobs: list[StepLogprobs | None] = [None]
+    top, more = params.prompt_logprobs or 0, params.logprob_token_ids
     logits_TV = context.forward_all(prompt_ids[:1])
     ids_V = np.arange(logits_TV.shape[1])
     size = max(1, most // len(ids_V))
@@ -82,5 +82,5 @@ def read_prompt(
         part = prompt_ids[start : start + size]
         before_TV, logits_TV = logits_TV[-1:], context.forward_all(part)
         for x_V, token in zip((*before_TV, *logits_TV[:-1]), part, strict=True):
-            told.append(logprobs(ids_V, x_V, token, top, asked) if np.isfinite(x_V.max()) else None)
-    return logits_TV[-1], tuple(told)
+            prompt_logprobs.append(logprobs(ids_V, x_V, token, top, more) if np.isfinite(x_V.max()) else None)
+    return logits_TV[-1], tuple(prompt_logprobs)

@@ -37,7 +37,7 @@ class SchedulerEntry:
     num_computed: int = 0  #: tokens whose keys and values are in the KV cache
     num_cached: int = 0  #: prompt tokens that came from the prefix cache and were never computed
     block_ids: list[int] = field(default_factory=list)
-    num_cached_blocks: int = 0  #: full blocks that the prefix cache knows
+    num_cached_blocks: int = 0  #: its full blocks, which are in the prefix cache
     prefix_node: int = START  #: the prefix that ends with the last of these
     owns_tokens: bool = False  #: whether ``token_ids`` is a list that no other sequence shares
     preempted: bool = False  #: whether it ever was

@@ -1,6 +1,6 @@
-"""One engine shared by the callers of a process, each of whom takes the events of its own requests. Has no thread.
+"""Shares one engine among the callers of a process. It has no thread: a caller that waits runs the next step for all.
 
-Whoever waits for an event makes the engine's next step, for all. A caller that leaves takes its requests along.
+A caller that leaves early aborts its own requests.
 """
 
 from __future__ import annotations
@@ -16,71 +16,71 @@ from nucleate.outputs import EngineOutput
 
 
 class SharedEngine:
-    """Every caller may be a thread of its own. make: gives an engine, when one is needed first.
+    """Thread-safe. make: creates the engine when it is first needed.
 
-    An interrupt may come in the middle of a step: then the engine is given up, and the next caller gets a new one.
+    If a step is interrupted (KeyboardInterrupt), the engine is discarded, and the next caller gets a new one.
     """
 
     def __init__(self, make: Callable[[], Engine]) -> None:
         self._make = make
         self._engine: Engine | None = None
         self._lock = threading.Lock()
-        self._boxes: dict[str, deque[EngineOutput]] = {}  # of each request, the box of its caller
+        self._queues: dict[str, deque[EngineOutput]] = {}  # by request id, the queue of its caller
 
     def check(self, request: Request | BeamRequest) -> None:
-        """Raise ParameterError if ``run`` would."""
+        """Validate a request. Raises ParameterError."""
         with self._lock:
             self._running().prepare(request)
 
     def run(self, requests: Iterable[Request | BeamRequest]) -> Iterator[tuple[int, EngineOutput]]:
-        """The events of some requests as they come, each with the place of its request among these.
+        """Run requests, and yield their outputs as they come, each with the index of its request.
 
-        All are admitted before the first one runs; raises ParameterError. The requests have no ids of their own.
+        All are admitted before the first one runs. The requests must have no ids. Raises ParameterError.
         """
-        box: deque[EngineOutput] = deque()
+        queue: deque[EngineOutput] = deque()
         places: dict[str, int] = {}
         with self._lock:
             engine = self._running()
         try:
             for place, request in enumerate(requests):
                 with self._lock:
-                    self._go_on(engine)
+                    self._check_current(engine)
                     number = engine.add(request)
-                    places[number], self._boxes[number] = place, box
+                    places[number], self._queues[number] = place, queue
             while places:
-                if not box:
-                    self._wait(engine, box)
-                while box:
-                    event = box.popleft()
-                    place = places.pop(event.request_id) if event.last else places[event.request_id]
-                    yield place, event
+                if not queue:
+                    self._wait(engine, queue)
+                while queue:
+                    output = queue.popleft()
+                    place = places.pop(output.request_id) if output.last else places[output.request_id]
+                    yield place, output
         finally:
             with self._lock:
                 for number in places if engine is self._engine else ():
                     engine.abort(number)
-                    self._boxes.pop(number, None)
+                    self._queues.pop(number, None)
 
     def _running(self) -> Engine:
         if self._engine is None:
-            self._engine, self._boxes = self._make(), {}
+            self._engine, self._queues = self._make(), {}
         return self._engine
 
-    def _go_on(self, engine: Engine) -> None:
-        """Raise RuntimeError if an engine was given up: its requests have the numbers of those of the next one."""
+    def _check_current(self, engine: Engine) -> None:
+        """Raise RuntimeError if the engine was discarded: the next one reuses its request ids."""
         if engine is not self._engine:
             raise RuntimeError("the engine has stopped, as another caller's step was interrupted")
 
-    def _wait(self, engine: Engine, box: deque[EngineOutput]) -> None:
-        """Make a step, unless another caller has just made one that brought something."""
+    def _wait(self, engine: Engine, queue: deque[EngineOutput]) -> None:
+        """Run a step, unless another caller has just run one with outputs for this one."""
         with self._lock:
-            if box:
+            if queue:
                 return
-            self._go_on(engine)
+            self._check_current(engine)
             try:
-                events = engine.step()
+                outputs = engine.step()
             except BaseException:
                 self._engine = None
                 raise
-            for event in events:
-                own = self._boxes.pop(event.request_id) if event.last else self._boxes[event.request_id]
-                own.append(event)
+            for output in outputs:
+                own = self._queues.pop(output.request_id) if output.last else self._queues[output.request_id]
+                own.append(output)

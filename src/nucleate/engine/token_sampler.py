@@ -17,7 +17,7 @@ class TokenSampler:
     """Samples tokens for an engine.
 
     deferred: text is made only by ``flush``, so that it can overlap with the next forward pass; otherwise also as soon
-    as a draft is verified. lifecycle: is told of sequences that start, finish or fail.
+    as a draft is verified. lifecycle: starts, finishes and fails sequences.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""Beam search, slowly: the meaning that a fast one must equal. Scores, ends and stops as in Transformers 5.
+"""Reference implementation of beam search, a test oracle. Scores and end conditions are those of Transformers 5.
 
-Knows neither stages nor text nor a cache: the logits after some tokens come from a function, asked for every beam. The
-groups are those of Vijayakumar et al., Diverse Beam Search (arXiv 1610.02424).
+It has no stages, text or cache: a function gives the logits after some tokens, and is called for every beam. Groups are
+those of Vijayakumar et al., Diverse Beam Search (arXiv 1610.02424).
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ LogitsOf = Callable[[tuple[int, ...]], NDArray[Any]]
 """The logits [V] of the next token, given all tokens so far, those of the prompt included."""
 
 AllowedAfter = Callable[[tuple[int, ...]], Collection[int]]
-"""The tokens that may follow an answer so far, without the prompt: none if it is whole, and ends there."""
+"""The tokens that a constraint allows after the output so far, without the prompt; none if it is complete."""
 
 
 @dataclass(frozen=True)
 class Beam:
-    """A finished answer."""
+    """A finished beam."""
 
     token_ids: tuple[int, ...]  #: without the prompt, with the EOS that ended it
     score: float  #: logprob / number of token_ids ** length_penalty
@@ -36,7 +36,7 @@ class Beam:
 
 @dataclass(frozen=True)
 class _Open:
-    """An answer that goes on."""
+    """An unfinished beam."""
 
     token_ids: tuple[int, ...] = ()
     logprob: float = 0.0
@@ -64,13 +64,13 @@ def beam_search(
     """
     params = BeamParams(max_tokens=max_tokens, **values)
     prompt, ends = tuple(map(int, prompt_ids)), frozenset(map(int, eos_token_ids))
-    asked = _Asked(logits_of, prompt, ends, params, max_tokens, allowed)
-    searches = [_Group(asked, params.num_beams // params.num_beam_groups) for _ in range(params.num_beam_groups)]
+    search = _Search(logits_of, prompt, ends, params, max_tokens, allowed)
+    groups = [_Group(search, params.num_beams // params.num_beam_groups) for _ in range(params.num_beam_groups)]
     for length in range(1, max_tokens + 1):
         chosen = Counter[int]()
-        for search in searches:
-            chosen.update(search.step(length, chosen))
-    found = sorted((beam for search in searches for beam in search.finished), key=_by_score)
+        for group in groups:
+            chosen.update(group.step(length, chosen))
+    found = sorted((beam for group in groups for beam in group.finished), key=_by_score)
     return list(dict.fromkeys(found))[: params.num_return_sequences]
 
 
@@ -80,8 +80,8 @@ def _by_score(beam: Beam) -> float:
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """What is asked for."""
+class _Search:
+    """The arguments of a search."""
 
     logits_of: LogitsOf
     prompt_ids: tuple[int, ...]
@@ -98,7 +98,7 @@ class _Asked:
 class _Group:
     """The beams of one group. It is over when none is open."""
 
-    asked: _Asked
+    search: _Search
     size: int
     open: list[_Open] = field(default_factory=lambda: [_Open()])
     finished: list[Beam] = field(default_factory=list)
@@ -106,7 +106,7 @@ class _Group:
     def step(self, length: int, chosen: Counter[int]) -> list[int]:
         """Every open beam gets its next token. Returns those with which beams go on; ``chosen``: of groups before."""
         before, self.open = self.open, []
-        last, chosen_here = length == self.asked.max_tokens, []
+        last, chosen_here = length == self.search.max_tokens, []
         for rank, (place, token, logprob) in enumerate(self._candidates(before, chosen)):
             if rank >= self.size and (last or len(self.open) == self.size):
                 break
@@ -117,7 +117,7 @@ class _Group:
             if not ended and not last:
                 self.open.append(_Open(ids, logprob))
             elif rank < self.size:  # an end further down loses its place to the open ones before it
-                score = self.asked.score(logprob, length)
+                score = self.search.score(logprob, length)
                 self.finished.append(Beam(ids, score, logprob, "stop" if ended else "length"))
         self.finished.sort(key=_by_score)
         del self.finished[self.size :]
@@ -127,31 +127,31 @@ class _Group:
 
     def _candidates(self, beams: list[_Open], chosen: Counter[int]) -> list[tuple[int, int, float]]:
         """The continuations of all beams by one token, the best first: place of the beam, token, logprob."""
-        asked, found = self.asked, []
+        search, found = self.search, []
         for place, beam in enumerate(beams):
-            logprobs_V = _logprobs(asked.logits_of(asked.prompt_ids + beam.token_ids))
+            logprobs_V = _logprobs(search.logits_of(search.prompt_ids + beam.token_ids))
             tokens = set(np.flatnonzero(logprobs_V > -np.inf).tolist())
-            if asked.allowed is not None:
-                tokens &= set(asked.allowed(beam.token_ids))
+            if search.allowed is not None:
+                tokens &= set(search.allowed(beam.token_ids))
             if not tokens:
                 raise ValueError("no token that is allowed has a finite score")
             for token in tokens:
                 logprob = beam.logprob + float(logprobs_V[token])
-                found.append((asked.params.diversity_penalty * chosen[token] - logprob, place, token, logprob))
+                found.append((search.params.diversity_penalty * chosen[token] - logprob, place, token, logprob))
         return [(place, token, logprob) for _, place, token, logprob in sorted(found)]  # ties: place, then token
 
     def _ended(self, token_ids: tuple[int, ...]) -> bool:
-        asked = self.asked
-        return token_ids[-1] in asked.ends or (asked.allowed is not None and not asked.allowed(token_ids))
+        search = self.search
+        return token_ids[-1] in search.ends or (search.allowed is not None and not search.allowed(token_ids))
 
     def _enough(self, length: int) -> bool:
         """Whether nothing that is open is worth waiting for."""
-        asked, params = self.asked, self.asked.params
+        search, params = self.search, self.search.params
         if len(self.finished) < self.size or not self.open:
             return False
-        longest = asked.max_tokens if params.early_stopping == "never" and params.length_penalty > 0 else length
+        longest = search.max_tokens if params.early_stopping == "never" and params.length_penalty > 0 else length
         best = max(beam.logprob for beam in self.open)
-        return params.early_stopping is True or asked.score(best, longest) <= self.finished[-1].score
+        return params.early_stopping is True or search.score(best, longest) <= self.finished[-1].score
 
 
 def _logprobs(logits: Any) -> NDArray[np.float64]:

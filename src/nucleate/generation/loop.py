@@ -24,11 +24,11 @@ def generate(
     index: int = 0,
     grammars: GrammarCompiler | None = None,
 ) -> Iterator[CompletionChunk]:
-    """Answer ``index`` to a prompt, a piece per token. Arguments are checked now, the model runs as pieces are taken.
+    """Generate output ``index`` of a prompt, one chunk per token. Arguments are validated now; the model runs lazily.
 
-    grammars: those of the tokenizer, if they are there already; params that ask for a form of text need them.
-    Raises ParameterError for a prompt that is empty, too long or outside the vocabulary, and for parameters that the
-    model or the stop rules refuse. Logits without a token to draw end the answer with finish_reason "error".
+    grammars: a grammar compiler of the tokenizer; without one, it is created when structured output needs it.
+    Raises ParameterError for a prompt that is empty, too long or outside the vocabulary, and for parameters that do not
+    fit the model. Invalid logits end the output with finish_reason "error".
     """
     rules = admit(model, tokenizer, prompt_ids, params)
     stages = stages_of(params, model.vocab_size, tokenizer)
@@ -53,17 +53,17 @@ def run(
     sampler = Sampler(model.vocab_size)
     seed = sampler.seed(sampler.add(stages, prompt_ids, seed=params.seed, index=index))
     context = model.begin()
-    told_of_prompt = None
+    prompt_logprobs = None
     if params.prompt_logprobs is None or index:
         logits_V = context.forward(prompt_ids)
     else:
-        logits_V, told_of_prompt = read_prompt(context, prompt_ids, params)
+        logits_V, prompt_logprobs = read_prompt(context, prompt_ids, params)
     while True:
         out = sampler(logits_V[None], mask=None if guide is None else guide.mask())
         if out.errors:
             text = "".join(matcher.close("".join(detokenizer.close())))
             finish = Finish("error", why(out.errors[0], guide))
-            yield CompletionChunk(text, (), index, seed, *finish, None, told_of_prompt)
+            yield CompletionChunk(text, (), index, seed, *finish, None, prompt_logprobs)
             return
         token = int(out.token_ids[0])
         hidden = matcher.is_stop_token(token) and not rules.include_stop_str_in_output
@@ -74,9 +74,9 @@ def run(
             text += "".join(matcher.close("".join(detokenizer.close())))
         validation = None if guide is None else guide.read(text, matcher.finish)
         reason, detail = matcher.finish or (None, None)
-        told = None if out.logprobs is None or out.logprobs[0] is None else (out.logprobs[0],)
-        yield CompletionChunk(text, (token,), index, seed, reason, detail, told, told_of_prompt, validation)
-        told_of_prompt = None
+        logprobs = None if out.logprobs is None or out.logprobs[0] is None else (out.logprobs[0],)
+        yield CompletionChunk(text, (token,), index, seed, reason, detail, logprobs, prompt_logprobs, validation)
+        prompt_logprobs = None
         if matcher.finish is not None:
             return
         logits_V = context.forward((token,))

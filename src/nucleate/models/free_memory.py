@@ -1,4 +1,4 @@
-"""How much memory keys and values may take. Knows no model."""
+"""How much memory is free for the KV cache."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import re
 from pathlib import Path
 
 UNKNOWN = 4 << 30
-"""Taken for what is free where nobody says."""
+"""Assumed if the system does not tell how much memory is free."""
 
 
 def free() -> int:
-    """Bytes of main memory that can be had without taking them from anybody."""
+    """Bytes of main memory available without swapping."""
     try:
         found = re.search(r"^MemAvailable:\s+(\d+) kB$", Path("/proc/meminfo").read_text("ascii"), re.MULTILINE)
         if found:
             return int(found[1]) << 10
-    except OSError:  # no Linux
+    except OSError:  # not Linux
         pass
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")

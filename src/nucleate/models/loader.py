@@ -1,4 +1,4 @@
-"""From what a user calls a model to the model: find its folder, choose a runtime, read tokenizer and defaults."""
+"""Loads models: finds the folder, chooses the runtime, creates the runner, reads recommended parameters."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from nucleate.parameters.parameter import ParameterError
 logger = logging.getLogger("nucleate")
 
 EMBEDDED = Path(__file__).parent / "embedded"
-"""The folder of the model that ships inside."""
+"""The folder of the embedded model."""
 
 RUNTIMES = ("auto", "numpy", "torch")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 UNTOLD = 1024
-"""Bytes that the state of a token takes, where a model does not say."""
+"""Bytes of state per token, for models that do not report it."""
 SMALL = 64 << 20
-"""Bytes of weights up to which "auto" prefers the numpy runtime: above, torch makes up for its start."""
+"""Size of weights in bytes up to which "auto" prefers the numpy runtime; above, torch is worth its start-up time."""
 
 
 def resolve(model: str | Path | None) -> Path:
@@ -40,7 +40,7 @@ def resolve(model: str | Path | None) -> Path:
             problem = None
         else:
             problem = "it has no config.json" if folder.is_dir() else "it is a file"
-    except (OSError, RuntimeError) as error:  # no permission, a name too long, the home of nobody
+    except (OSError, RuntimeError) as error:  # no permission, a name too long, an unknown home directory
         problem = getattr(error, "strerror", None) or str(error)
     if problem is not None:
         raise ModelError(f"{str(model)[:200]} is no model folder: {problem}")
@@ -64,7 +64,7 @@ def download(name: str) -> Path:
 
 
 def load(folder: Path, device: str = "auto", dtype: str = "auto", runtime: str = "auto") -> Model:
-    """The model of a folder.
+    """Load the model of a folder.
 
     runtime: "numpy" (plain Llamas on CPU, starts at once), "torch" (everything Transformers knows), or "auto": numpy
     for a Llama of at most 64 MiB, unless a device or dtype is asked for that it has not; else torch. Raises
@@ -82,7 +82,7 @@ def load(folder: Path, device: str = "auto", dtype: str = "auto", runtime: str =
 
 
 def runner_of(model: Model, memory: int | None = None, tokens: int = 1 << 16) -> Runner:
-    """A model as it reads many sequences at once.
+    """The runner of a model.
 
     Packed if the model can be run so. Else one after the other, and the runner's ``why`` says why, in a line. memory:
     bytes for keys and values; None: what so many tokens take, but at most a quarter of the memory that is free. Raises
@@ -117,7 +117,7 @@ def _is_small_llama(folder: Path) -> bool:
 
 
 def recommended(folder: Path) -> dict[str, Any]:
-    """The sampling parameters that the model's authors recommend, from generation_config.json.
+    """The sampling parameters recommended in the model's generation_config.json.
 
     Their values are as they stand there. Raises ModelError if the file cannot be read.
     """

@@ -1,4 +1,4 @@
-"""The JSON files of a model folder. Knows how they are broken, not what they mean."""
+"""Reads the JSON files of a model folder, with clear errors for broken ones."""
 
 from __future__ import annotations
 

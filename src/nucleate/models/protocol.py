@@ -1,4 +1,4 @@
-"""What a model is to the pipeline: something that turns token ids into logits. Knows no sampling and no text."""
+"""The model interface: token ids in, logits out, one sequence at a time."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from numpy.typing import NDArray
 
 
 class ModelError(RuntimeError):
-    """A model cannot be found, read or run; the message says what to do, in one line."""
+    """A model cannot be found, loaded or run. The message is one line that says what to do."""
 
 
 class DecodingContext(Protocol):
-    """One sequence that a model is reading: its tokens so far, as the model's own cache of keys and values."""
+    """The decoding state of one sequence, with the model's own KV cache."""
 
     def forward(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
-        """Read more tokens (at least one) and return the logits [V] for the token that follows the last of them."""
+        """Compute more tokens (at least one), and return the logits [V] after the last one."""
 
     def forward_all(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
-        """The same, with the logits [T, V] for what follows each of the T tokens."""
+        """The same, with the logits [T, V] after each of the T tokens."""
 
 
 class ModelLimits(Protocol):
-    """What a request has to keep to."""
+    """The limits that a request is checked against."""
 
     @property
     def vocab_size(self) -> int:
@@ -32,7 +32,7 @@ class ModelLimits(Protocol):
 
     @property
     def context_length(self) -> int:
-        """The most tokens, prompt and output together, that one sequence may have."""
+        """The maximum number of tokens of a sequence, prompt and output together."""
 
 
 class Model(ModelLimits, Protocol):
@@ -40,7 +40,7 @@ class Model(ModelLimits, Protocol):
 
     @property
     def runtime(self) -> str:
-        """What runs it, for people to read: "numpy", "torch cpu float32"..."""
+        """A readable name of the runtime: "numpy", "torch cpu float32"..."""
 
     def begin(self) -> DecodingContext:
         """A new, empty sequence."""

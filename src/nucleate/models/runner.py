@@ -1,7 +1,7 @@
-"""What a model is to the engine: it reads tokens of many sequences in one forward. Knows no requests and no sampling.
+"""The model runner interface: computes the tokens of many sequences in one forward pass.
 
-Keys and values lie in *blocks* of ``block_size`` tokens, which the engine deals out: a sequence's token at position p
-is in its block p // block_size. Two sequences that begin alike may have the same blocks there.
+The KV cache is paged: it consists of *blocks* of ``block_size`` tokens, which the engine allocates. The token at
+position p of a sequence is in its block p // block_size. Sequences with a common prefix may share blocks.
 """
 
 from __future__ import annotations
@@ -17,45 +17,44 @@ from numpy.typing import NDArray
 from nucleate.models.protocol import DecodingContext, Model, ModelError
 
 BLOCK = 16
-"""Tokens per block, where a model has no reason for another size."""
+"""Default number of tokens per block."""
 
 
 class ModelInput(NamedTuple):
-    """What one sequence has read in a forward."""
+    """The tokens of one sequence that a forward pass computes."""
 
-    key: int  #: of the sequence; never used for another one
-    token_ids: Sequence[int]  #: all of the sequence as of now, prompt and output
-    start: int  #: it reads token_ids[start:stop]; what is before has been read
+    key: int  #: of the sequence; unique
+    token_ids: Sequence[int]  #: all tokens of the sequence, prompt and output
+    start: int  #: token_ids[start:stop] are computed; the tokens before are in the KV cache
     stop: int
-    blocks: Sequence[int]  #: at least ceil(stop / block_size)
-    logits: int  #: of how many of the last tokens it reads the logits are wanted; 0 to stop - start
+    block_ids: Sequence[int]  #: at least ceil(stop / block_size)
+    num_logits: int  #: return the logits of so many of the last tokens; 0 to stop - start
     parents: Sequence[int] | None = None
-    """Of its last tokens, if they are a tree: for each the place in the tree of the one it follows, -1 for the token
-    before the tree; an earlier one in any case. A token of a tree sees what is before the tree, what leads to it, and
-    itself; its position is that of its depth. Keys and values lie in the order of the list. Tokens of the tree before
-    ``start`` were read before. Only with ``tree_attention``.
-    """
+    """For tree attention: the last tokens are a tree. For each of them the index in the tree of the token it follows,
+    an earlier one, or -1 for the token before the tree. A token of the tree attends to the tokens before the tree, its
+    ancestors and itself; its position is that of its depth. Keys and values are stored in the order of the list.
+    Tokens of the tree before ``start`` were computed before. Needs ``tree_attention``."""
 
 
 class Fork(NamedTuple):
-    """A new sequence that begins with all that another one has read."""
+    """A new sequence that continues the KV cache of another one."""
 
-    key: int  #: of that one
+    key: int  #: of the other one
     child: int  #: the key of the new one
-    block: tuple[int, int] | None  #: one that both would write to, and the one that the child has in its place
+    block: tuple[int, int] | None  #: a partial block to copy: its id, and the id of the child's copy
 
 
 class Move(NamedTuple):
-    """Tokens of a sequence, of which others were left out: what was made of them goes to where they are now."""
+    """Move the keys and values of accepted tree tokens to their final positions."""
 
     key: int
     blocks: Sequence[int]
-    sources: Sequence[int]  #: places in the sequence as it was read, ascending
-    start: int  #: the place of the first of them now; the others follow. Not after its source
+    sources: Sequence[int]  #: positions in the sequence as it was computed, ascending
+    start: int  #: the new position of the first one; the others follow. Not after its source
 
 
 class Runner(Protocol):
-    """A causal language model that reads many sequences at once."""
+    """A causal language model that computes many sequences at once."""
 
     @property
     def vocab_size(self) -> int:
@@ -63,15 +62,15 @@ class Runner(Protocol):
 
     @property
     def context_length(self) -> int:
-        """The most tokens that one sequence may have."""
+        """The maximum number of tokens of a sequence."""
 
     @property
     def runtime(self) -> str:
-        """What runs it, for people to read."""
+        """A readable name of the runtime and device."""
 
     @property
     def why(self) -> str:
-        """Why it reads one sequence at a time; empty if it reads many."""
+        """Why sequences run one at a time; empty if they are batched."""
 
     @property
     def block_size(self) -> int:
@@ -79,24 +78,24 @@ class Runner(Protocol):
 
     @property
     def blocks(self) -> int:
-        """How many blocks there are; their numbers are 0 to blocks - 1."""
+        """The number of blocks; their ids are 0 to blocks - 1."""
 
     @property
     def paged(self) -> bool:
-        """Whether blocks hold the keys and values: then prompts may be read in parts, and blocks may be shared.
+        """Whether the KV cache is in blocks, so that prompts may be chunked and blocks shared.
 
-        If not, the model keeps the state of each sequence elsewhere, and its first part must be all of it.
+        If not, the model keeps the state of each sequence elsewhere, and the first chunk must be the whole prompt.
         """
 
     @property
     def asynchronous(self) -> bool:
-        """Whether ``forward`` returns before the logits are there, so that other work can be done meanwhile."""
+        """Whether ``forward`` returns before the logits are computed, so that other work can overlap."""
 
     def forward(self, parts: Sequence[ModelInput]) -> Any:
-        """Read the parts; float logits [L, V] of the tokens that are wanted, part by part: NumPy or torch.
+        """Compute inputs of different sequences. Returns the requested logits [L, V], input by input (NumPy or torch).
 
-        Each part is of another sequence. Reading the same positions again is allowed, and replaces what was there. If
-        it raises, none of the parts counts as read, and each may be given again.
+        Positions may be computed again, which replaces their keys and values. If it raises, no input counts as
+        computed, and each may be retried.
         """
 
     @property
@@ -104,42 +103,39 @@ class Runner(Protocol):
         """Whether inputs may have ``parents`` and ``move`` works. A runner without the attribute counts as False."""
 
     def move(self, moves: Sequence[Move]) -> None:
-        """Of some trees a path has been kept: have its keys and values where those of a chain would be."""
+        """Move the keys and values of accepted tree paths to where those of a chain would be."""
 
     def watch(self, layers: Sequence[int]) -> None:
-        """From now on, leave in ``features`` what these layers read. () for none, as it is at first.
+        """Capture the hidden states that enter these layers in ``features`` from now on; () for none, the default.
 
-        A layer is meant by its number: 0 reads the embeddings, and what the last normalisation reads has the number of
-        layers as its own. Raises ModelError of a model that does not let itself be watched.
+        Layer 0 reads the embeddings; the number of layers stands for the input of the final normalization. Raises
+        ModelError for a model whose hidden states cannot be captured.
         """
 
     @property
     def features(self) -> NDArray[np.float32]:
-        """Hidden states of all tokens that the last forward read, part by part: [T, layers watched * hidden size].
+        """Hidden states of all tokens of the last forward pass: [T, captured layers * hidden size].
 
-        They belong to the caller. In the order in which the layers were asked for. A tensor where the logits are one.
+        Layers are in the order of ``watch``. The array belongs to the caller; it is a tensor if the logits are one.
         """
 
     def fork(self, forks: Sequence[Fork]) -> None:
-        """Sequences go on in more ways than one: copy what is in the blocks that are named, the others are shared."""
+        """Fork sequences: copy the named blocks; the others are shared."""
 
     def forget(self, key: int) -> None:
-        """A sequence has ended, or will be read from its beginning again."""
+        """A sequence has finished, or will be computed from its start again."""
 
     def warm(self) -> None:
-        """Compile or load now, on any thread, what forwards run through; those that can do without do not wait for it.
-
-        Only the server asks for it: a runner of one's own need not have it.
-        """
+        """Compile or load kernels now, on any thread. Optional: forward passes do not need it to have been called."""
 
 
 UNWATCHED = np.empty((0, 0), np.float32)
 
 
 class SequentialRunner:
-    """Any Model as a Runner: one sequence after the other, each with the model's own cache. Slow, and always right.
+    """Runs any Model one sequence at a time, each with the model's own cache: slow, but it always works.
 
-    blocks: how much is to be in memory at a time, in blocks of tokens. why: the reason for this way, for people.
+    blocks: capacity for all sequences, in blocks of tokens. why: the reason why sequences are not batched.
     """
 
     paged = False
@@ -149,13 +145,13 @@ class SequentialRunner:
     def __init__(self, model: Model, blocks: int, block_size: int = BLOCK, why: str = "") -> None:
         self.model, self.blocks, self.block_size, self.why = model, blocks, block_size, why
         self.vocab_size, self.context_length, self.runtime = model.vocab_size, model.context_length, model.runtime
-        self._open: dict[int, tuple[DecodingContext, int]] = {}  # and how many tokens it has read
+        self._open: dict[int, tuple[DecodingContext, int]] = {}  # with the number of computed tokens
         self.features = UNWATCHED
 
     def watch(self, layers: Sequence[int]) -> None:
         """See ``Runner.watch``."""
         if layers:
-            raise ModelError("hidden states are to be had only of a model that reads many sequences at a time")
+            raise ModelError("hidden states can only be captured from a model that runs batched")
 
     def forward(self, parts: Sequence[ModelInput]) -> NDArray[np.float32]:
         """See ``Runner.forward``."""
@@ -169,10 +165,10 @@ class SequentialRunner:
         if length < part.start:
             context.forward(part.token_ids[: part.start])
         ids = part.token_ids[part.start : part.stop]
-        if part.logits <= 1:
-            logits_LV = context.forward(ids)[None][: part.logits]
+        if part.num_logits <= 1:
+            logits_LV = context.forward(ids)[None][: part.num_logits]
         else:
-            logits_LV = context.forward_all(ids)[-part.logits :]
+            logits_LV = context.forward_all(ids)[-part.num_logits :]
         self._open[part.key] = context, part.stop
         return logits_LV
 
@@ -180,7 +176,7 @@ class SequentialRunner:
         """There are no trees."""
 
     def fork(self, forks: Sequence[Fork]) -> None:
-        """See ``Runner.fork``. A context that cannot be copied is not: the child is then read from its beginning."""
+        """See ``Runner.fork``. If a context cannot be copied, the child is computed from its start."""
         weights = self.model, *getattr(self.model, "__dict__", {}).values()  # what is not copied
         shared = {id(each): each for each in weights}
         for key, child, _ in forks:

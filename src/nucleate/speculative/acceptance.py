@@ -76,7 +76,7 @@ def coupled(
     while alive:
         going = []
         for sequence, place, token in zip(alive, places, draw(alive, places), strict=True):
-            error = "no token can be drawn" if token < 0 else None
+            error = "no token can be sampled" if token < 0 else None
             results[sequence] = AcceptanceResult(tuple(paths[sequence]), int(token), error)
             if token < 0 or (ended is not None and ended(sequence, token)):
                 continue

@@ -1,4 +1,4 @@
-"""The NumPy Llama as a Runner: many sequences in one matrix, keys and values in blocks. Its twin: ``LlamaContext``.
+"""The NumPy Llama as a Runner: ragged batches over a paged KV cache. The reference is ``LlamaContext``.
 
 It starts at once, in NumPy, and takes kernels as soon as they are there: they are read from disk in the background, and
 compiled there too, once work without them has taken long (see ``Library.missed``). No forward waits for them. Only with
@@ -25,7 +25,7 @@ from nucleate.models.runner import BLOCK, UNWATCHED, Fork, ModelInput, Move
 
 
 class LlamaKernels(NamedTuple):
-    """What runs the parts of a layer."""
+    """The kernels of a layer."""
 
     normalise: Callable[..., None]
     rotate: Callable[..., None]
@@ -35,14 +35,14 @@ class LlamaKernels(NamedTuple):
 
 
 def compiled() -> LlamaKernels:
-    """Those of Numba, waited for."""
+    """The Numba kernels, loaded or compiled now."""
     from nucleate.models.kernels.paged_attention import decode
 
     return LlamaKernels(MODELS.add_and_normalise, MODELS.rotate, MODELS.gate, compiled_product, decode)
 
 
 class BatchedLlama:
-    """See ``Runner``. memory: bytes for keys and values. Raises ModelError if they hold no block."""
+    """See ``Runner``. memory: bytes for the KV cache. Raises ModelError if they hold no block."""
 
     paged = True
     asynchronous = False
@@ -111,7 +111,7 @@ class BatchedLlama:
             copy_places(pool, sources, targets)
 
     def forget(self, key: int) -> None:
-        """Nothing is kept of a sequence but what lies in its blocks."""
+        """Nothing to do: a sequence has no state but its blocks."""
 
     def _read(self, packing: BatchLayout) -> Floats:
         model, kernels = self.model, self.kernels  # the same ones to the end
@@ -143,7 +143,7 @@ class BatchedLlama:
         self, layer: LlamaLayer, pool: Pool, projected: Floats, rotation: tuple[Floats, Floats], packing: BatchLayout,
         kernels: LlamaKernels,
     ) -> Floats:  # fmt: skip
-        """[T, heads * head size] of every token over its own branch up to itself."""
+        """Attention [T, heads * head size] of every token over its sequence or branch, up to itself."""
         heads, keys = self.model.heads, self.model.heads + self.model.kv_heads
         all_THD = projected.reshape(packing.size, keys + self.model.kv_heads, self.model.head_size)
         kernels.rotate(all_THD[:, :keys], *rotation)

@@ -1,7 +1,7 @@
-"""A Llama in NumPy, for small models: no torch, a start in milliseconds. The slow, readable twin of the torch runtime.
+"""Llama in NumPy, for small models: no torch, loads in milliseconds. Also the reference for the torch runtime.
 
-Reads a folder in the Transformers format (config.json, model.safetensors). Knows the plain Llama architecture only.
-"""
+Reads a folder in the Transformers format (config.json, model.safetensors). It supports the plain Llama architecture
+only."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Llama:
 
     @classmethod
     def of(cls, config: dict[str, Any], tensors: Mapping[str, Floats]) -> Llama:
-        """One that lies in no folder: what config.json and model.safetensors would say. Raises ModelError."""
+        """A model from the contents of config.json and model.safetensors, without a folder. Raises ModelError."""
         model = cls.__new__(cls)
         model.folder = None
         model._build(config, tensors)  # noqa: SLF001
@@ -109,7 +109,7 @@ class Llama:
 
     @property
     def token_bytes(self) -> int:
-        """What the keys and values of a token take."""
+        """Bytes of KV cache per token."""
         return 2 * len(self.layers) * self.kv_heads * self.head_size * 4
 
     def begin(self) -> LlamaContext:
@@ -132,12 +132,12 @@ class LlamaContext:
         self.cache = np.empty((len(model.layers), 2, model.kv_heads, model.context_length, model.head_size), np.float32)
 
     def forward(self, token_ids: Sequence[int]) -> Floats:
-        """See ``Context.forward``. Raises ValueError for no token, ids outside the vocabulary, or a full context."""
+        """See ``DecodingContext.forward``. Raises ValueError for no token, invalid ids, or a full context."""
         with one_thread():
             return self._logits(self._read(token_ids)[-1])
 
     def forward_all(self, token_ids: Sequence[int]) -> Floats:
-        """See ``Context.forward_all``. Token by token at the end, so that the bits are those of ``forward``."""
+        """See ``DecodingContext.forward_all``. Token by token at the end, so that the bits are those of ``forward``."""
         with one_thread():
             return np.stack([self._logits(x) for x in self._read(token_ids)])
 
@@ -146,7 +146,7 @@ class LlamaContext:
         return logits
 
     def _read(self, token_ids: Sequence[int]) -> Floats:
-        """What the last layer makes of each token, [tokens, hidden size]."""
+        """The hidden states after the last layer, [tokens, hidden size]."""
         model, count = self.model, len(token_ids)
         ids = np.asarray(token_ids, np.int64)
         if not count or ids.min() < 0 or ids.max() >= model.vocab_size:
@@ -165,7 +165,7 @@ class LlamaContext:
         return x
 
     def _attend(self, index: int, projected: Floats, rotation: tuple[Floats, Floats]) -> Floats:
-        """Store the keys and values of the new tokens, attend from each over all up to itself."""
+        """Store the keys and values of the new tokens, and compute causal attention."""
         model, count, start = self.model, len(projected), self.length
         split = projected.reshape(count, model.heads + 2 * model.kv_heads, model.head_size).swapaxes(0, 1)
         query, key, value = np.split(split, (model.heads, model.heads + model.kv_heads))

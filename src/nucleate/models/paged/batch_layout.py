@@ -1,4 +1,4 @@
-"""The parts of a forward side by side as arrays: which token is where, and which blocks it sees. Knows no model."""
+"""The layout of a ragged batch as arrays: positions, block tables, and which tokens each sequence attends to."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from nucleate.models.paged.tree_mask import MOST, TreeMask
 from nucleate.models.runner import ModelInput, Move
 
 SHORT = 8
-"""Up to so many new tokens, a part is attended token by token: a decode, or a few tokens to verify."""
+"""Inputs of at most so many new tokens use the decode kernel: decoding, or verifying a few draft tokens."""
 
 NO_TREES = np.empty((0, 2), np.int64)
 
 
 class BatchLayout:
-    """T tokens of P parts, one after the other.
+    """T tokens of P inputs, concatenated.
 
     ids_T, positions_T, kept_L (whose logits are wanted) are int64. blocks are the parts' own, end to end, int32.
     ``parts`` is int64 [P, 4]: first token, start, stop, where its blocks begin.
@@ -40,7 +40,7 @@ class BatchLayout:
         self.parts[:, 1], self.parts[:, 2] = start_P, stop_P
         tables_P = self.parts[:, 3] = blocks_P.cumsum() - blocks_P
         self.blocks = np.fromiter(chain.from_iterable(blocks), np.int32, int(blocks_P.sum()))
-        if self.size == len(parts):  # nothing but decodes
+        if self.size == len(parts):  # only decodes
             self.ids_T = np.array([ids[i] for ids, i in zip(tokens, start, strict=True)], np.int64)
             self.positions_T, self._tables_T = start_P, tables_P
         else:
@@ -62,12 +62,12 @@ class BatchLayout:
         every = bool(is_short_P.all())
         self.short = self.parts if every else self.parts[is_short_P]
         self.long = self.parts[:0] if every else self.parts[~is_short_P]
-        self.reach = int(self.short[:, 2].sum())  # how many tokens the short parts see together
+        self.reach = int(self.short[:, 2].sum())  # total number of keys of the short inputs
         self.longest = int(self.short[:, 2].max(initial=0))
         self._cuts: dict[tuple[int, int, int], list[int]] = {}
 
     def _grow(self, parents: Sequence[Sequence[int] | None], is_short_P: NDArray[np.bool_], most: int) -> None:
-        """Some parts have trees: their tokens are not where they lie, and do not follow the ones before them."""
+        """Apply the trees of some inputs: their positions differ from the order in which they are stored."""
         self.positions_T = self.positions_T.copy()
         follows_T = np.arange(-1, self.size - 1)
         for part, own in enumerate(parents):
@@ -84,13 +84,13 @@ class BatchLayout:
 
     @functools.cached_property
     def slots(self) -> NDArray[np.int64]:
-        """Where the keys and values of each token go [T]: block * block size + place."""
+        """The KV cache slot of each token [T]: block * block size + offset."""
         block, place = np.divmod(self._places_T, self.block_size)
         slots: NDArray[np.int64] = self.blocks[self._tables_T + block] * np.int64(self.block_size) + place
         return slots
 
     def cuts(self, kv_heads: int, window: int, count: int) -> list[int]:
-        """Where to cut the items (short part, kv head) into ``count`` ranges of about equal work, 0 and the end too."""
+        """Boundaries that split the items (short input, kv head) into ``count`` ranges of about equal work."""
         found = self._cuts.get((kv_heads, window, count))
         if found is None:
             found = [0, len(self.short) * kv_heads]
@@ -103,7 +103,7 @@ class BatchLayout:
 
 
 def slots_of(moves: Sequence[Move], block_size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """From where to where keys and values are moved, as slots: block * block size + place."""
+    """The source and target slots of moves: block * block size + offset."""
     found: tuple[list[int], list[int]] = [], []
     for _, blocks, sources, start in moves:
         for slots, places in zip(found, (sources, range(start, start + len(sources))), strict=True):

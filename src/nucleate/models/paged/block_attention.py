@@ -1,4 +1,4 @@
-"""Attention over keys and values in blocks, of new tokens and of those before them, in float32. Knows no model.
+"""Attention over the paged KV cache, in float32.
 
 Few new tokens of a sequence are left to a kernel, if there is one; the rest, as parts of prompts are, is done in NumPy.
 """
@@ -21,7 +21,7 @@ def attend(
     query_THD: Floats, key_TKD: Floats, value_TKD: Floats, pool: Pool, packing: BatchLayout, rule: AttentionRule,
     decode: Decode | None = None,
 ) -> Floats:  # fmt: skip
-    """[T, heads, size] of every token over its own branch up to itself; new keys and values are stored first.
+    """Attention [T, heads, size] of every token over its sequence or branch; new keys and values are stored first.
 
     decode: the kernel; without it, all attend as long parts do. Heads of queries that share keys lie together.
     """
@@ -43,7 +43,7 @@ def attend(
 
 
 def store(pool: Pool, packing: BatchLayout, key_TKD: Floats, value_TKD: Floats) -> None:
-    """Put keys and values where they belong."""
+    """Write keys and values to the slots of their tokens."""
     blocks_T, places_T = np.divmod(packing.slots, packing.block_size)
     for kept, new in zip(by_token(pool, value_TKD.shape[2]), (key_TKD, value_TKD), strict=True):
         kept[blocks_T, :, places_T] = new
@@ -53,7 +53,7 @@ def mix(
     query_THD: Floats, pool: Pool, blocks: NDArray[np.int32], length: int, scaling: float,
     hidden_TL: NDArray[np.bool_] | None = None,
 ) -> Floats:  # fmt: skip
-    """[T, heads, size] of some tokens over the first ``length`` of a sequence, but for those that are hidden."""
+    """Attention [T, heads, size] of some tokens over the first ``length`` tokens of a sequence, without masked ones."""
     count, heads, size = query_THD.shape
     kv_heads = pool[0].shape[1]
     keys, values = (x[blocks].swapaxes(0, 1).reshape(kv_heads, -1, size)[:, :length] for x in by_token(pool, size))

@@ -1,4 +1,4 @@
-"""Our attention, registered with Transformers, and copies of a model that use it."""
+"""Registers paged attention with Transformers, and makes copies of a model that use it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAME, PROBE = "nucleate", "nucleate_probe"
 
 
 def twin(model: Any) -> Any:
-    """The model once more, with the same weights in memory and a config of its own, that attends by ``dispatch``."""
+    """A copy of the model that shares its weights, has its own config, and attends with ``dispatch``."""
     weights = {id(tensor): tensor for tensor in chain(model.parameters(), model.buffers())}
     copied = copy.deepcopy(model, weights)
     implement(copied, NAME)
@@ -24,23 +24,23 @@ def twin(model: Any) -> Any:
 
 
 def implement(model: Any, name: str) -> None:
-    """Have the modules of a twin attend by an implementation."""
+    """Set the attention implementation of all modules of a model copy."""
     for config in {id(c): c for module in model.modules() if (c := getattr(module, "config", None))}.values():
         config._attn_implementation = name  # noqa: SLF001 - Transformers' own setter asks the hub for kernels
 
 
 def dispatch(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **settings: Any) -> Any:
-    """What Transformers calls in every layer."""
+    """The attention function that Transformers calls in every layer."""
     plan = settings.pop("nucleate", None)
     if plan is None:
-        raise IncompatibleModelError("it does not hand on what its attention is told")
+        raise IncompatibleModelError("it does not pass on the arguments of its attention")
     if isinstance(plan, AttentionPlan):
         return plan.attend(module, query, key, value), None
     return plan.note(module, query, key, value, settings), None
 
 
 def note_mask(**settings: Any) -> None:
-    """What Transformers calls for a mask. None is needed; noted is whether it is of its own kind, and how wide."""
+    """The mask function that Transformers calls. It returns no mask, and records the kind and window size requested."""
     WANTED.get().append((bool(settings.get("use_vmap")), settings.get("local_size")))
 
 

@@ -1,4 +1,4 @@
-"""Any causal model of Transformers as a Runner: many sequences packed into one, keys and values in blocks.
+"""Any causal Transformers model as a Runner: ragged batches over a paged KV cache.
 
 The model is called through a twin that shares its weights and attends by the function below. Whether that is right for
 a model is found out, never assumed: see ``nucleate.models.transformers.compatibility``. Knows no architecture by name.
@@ -30,7 +30,7 @@ from nucleate.parameters.converters import one_line
 
 
 class BatchedTransformers:
-    """See ``Runner``. memory: bytes for keys and values. Raises UnfitError; ModelError if the memory is too small."""
+    """See ``Runner``. memory: bytes for the KV cache. Raises IncompatibleModelError; ModelError if it is too small."""
 
     paged = True
     tree_attention = True
@@ -51,7 +51,7 @@ class BatchedTransformers:
                 compare(self, model.model)
         except IncompatibleModelError:
             raise
-        except Exception as error:  # whatever a model does with what it does not expect
+        except Exception as error:  # a model may raise anything
             raise IncompatibleModelError(
                 f"it cannot be called so: {type(error).__name__}: {one_line(error)}"
             ) from error
@@ -62,11 +62,11 @@ class BatchedTransformers:
 
     @property
     def block_bytes(self) -> int:
-        """What a block takes, in all layers."""
+        """Bytes of a block, over all layers."""
         return sum(pool.size for pool in self.pools) // self.blocks
 
     def allocate(self, blocks: int) -> None:
-        """Begin anew, with so many blocks. On CPU they take memory when they are first written."""
+        """Allocate a new KV cache of so many blocks. On CPU, memory is assigned when it is first written."""
         self.blocks = blocks
         self.pools = [new_pool_of(layer, blocks, self.block_size, self.device, self.dtype) for layer in self.layers]
 
@@ -95,7 +95,7 @@ class BatchedTransformers:
         return tensor if self.asynchronous else tensor.cpu().numpy()
 
     def watch(self, layers: Sequence[int]) -> None:
-        """See ``Runner.watch``: the layers are hooked, and seen once with one token. Not while a forward goes on."""
+        """See ``Runner.watch``: hooks the layers and tries them with one token. Not during a forward pass."""
         if self._watcher is not None:
             self._watcher.close()
         self._watcher, self.features = None, UNWATCHED
@@ -126,14 +126,14 @@ class BatchedTransformers:
             tensor[target, :, goal] = tensor[source, :, place]
 
     def forget(self, key: int) -> None:
-        """Nothing is kept of a sequence but what lies in its blocks."""
+        """Nothing to do: a sequence has no state but its blocks."""
 
     def warm(self) -> None:
-        """The trial on loading has compiled the kernel, if there is one for this device."""
+        """Nothing to do: the check at load time has compiled the kernel, if this device has one."""
 
 
 def new_pool_of(layer: AttentionLayer, blocks: int, block_size: int, device: Any, dtype: Any) -> LayerCache:
-    """For the keys and values of a layer, in the order that what attends on this device is fast with."""
+    """Allocate the KV cache of a layer, in the memory layout that is fast on this device."""
     (heads, size), (_, value_size) = layer.key_shape, layer.value_shape
     if has_kernel(device, dtype):
         arrays = new_pool(blocks, block_size, heads, size, value_size)
@@ -144,5 +144,5 @@ def new_pool_of(layer: AttentionLayer, blocks: int, block_size: int, device: Any
 
 
 def has_kernel(device: Any, dtype: Any) -> bool:
-    """Whether short parts are attended by the kernel of ``nucleate.models.kernels.paged_attention``, not by torch."""
+    """Whether short inputs use the kernel of ``nucleate.models.kernels.paged_attention``, not by torch."""
     return bool(device.type == "cpu" and dtype == torch.float32)

@@ -1,4 +1,4 @@
-"""Whether a model of Transformers can be run packed: its own words, its attention's, and a comparison with itself."""
+"""Checks whether a Transformers model can run batched: by its config, its attention calls, and a numeric comparison."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from nucleate.models.transformers.ragged_attention import AttentionLayer, Incomp
 
 HARMLESS = {"dropout", "position_ids", "use_cache", "is_causal", "output_attentions", "output_hidden_states"}
 HARMLESS |= {"scaling", "softcap", "sliding_window", "s_aux", "cache_position", "output_router_logits", "return_dict"}
-"""What an attention function may be told without doing more than ``AttentionRule`` says."""
+"""Arguments of an attention function that ``AttentionRule`` covers or that change nothing."""
 
 TOLERANCE = {torch.float32: 2e-3, torch.float16: 0.05, torch.bfloat16: 0.15, torch.float64: 1e-5}
-"""How far the logits of a token may be from the stock ones, as a part of how far those are from their mean."""
+"""Tolerance: deviation of a token's logits from the stock ones, relative to their own deviation from the mean."""
 
 LENGTH, WINDOW = 24, 128
 """Tokens of a sequence in the comparison: more where a sliding window of at most so many would not be left by them."""
 
 
 class Probe:
-    """A first forward, in which every layer says how it attends."""
+    """A first forward pass that records how every layer attends."""
 
     def __init__(self) -> None:
         self.layers: list[AttentionLayer] = []
 
     def note(self, module: Any, query: Any, key: Any, value: Any, settings: Mapping[str, Any]) -> Any:
-        """See ``dispatch``. The answer is the value: with one token, nothing else can come of attention."""
+        """See ``dispatch``. Returns the value: with one token, attention is the identity."""
         if odd := sorted(name for name, given in settings.items() if given is not None and name not in HARMLESS):
-            raise IncompatibleModelError(f"its attention is told {', '.join(odd)}")
+            raise IncompatibleModelError(f"its attention has unsupported arguments: {', '.join(odd)}")
         causal = settings.get("is_causal")
         if not (getattr(module, "is_causal", True) if causal is None else causal):
             raise IncompatibleModelError("its attention looks ahead")
@@ -53,7 +53,7 @@ class Probe:
 
 
 def layers_of(model: Any) -> list[AttentionLayer]:
-    """The attention layers of a twin, in the order of their calls. Raises UnfitError."""
+    """The attention layers of a model copy, in call order. Raises IncompatibleModelError."""
     if reason := why_not(model):
         raise IncompatibleModelError(reason)
     probe, wanted = Probe(), WANTED.set([])
@@ -71,7 +71,7 @@ def layers_of(model: Any) -> list[AttentionLayer]:
     if len(layers) != count or len({id(layer.module) for layer in layers}) != count:
         raise IncompatibleModelError(f"{len(layers)} of its {count} layers attend to keys and values of their own")
     if any(own for own, _ in masks):
-        raise IncompatibleModelError("its attention has a mask of its own kind")
+        raise IncompatibleModelError("its attention has a custom mask")
     kinds = getattr(config, "layer_types", None) or [None] * count
     windows = {size for _, size in masks if size is not None}
     for layer, kind in zip(layers, kinds, strict=True):
@@ -79,13 +79,13 @@ def layers_of(model: Any) -> list[AttentionLayer]:
         if {layer.rule.window} - {0} != expected:
             mask = ", ".join(map(str, sorted(expected))) or "none"
             raise IncompatibleModelError(
-                f"its attention is told the window {layer.rule.window or 'none'}, its mask has {mask}"
+                f"its attention has the window {layer.rule.window or 'none'}, its mask has {mask}"
             )
     return layers
 
 
 def why_not(model: Any) -> str | None:
-    """What a model itself says against it; None if nothing."""
+    """The reason that a model's config gives against batching; None if there is none."""
     config = model.config.get_text_config()
     if model.config.is_encoder_decoder:
         return "it is an encoder and a decoder"
@@ -104,7 +104,7 @@ def why_not(model: Any) -> str | None:
 
 
 def compare(runner: Any, stock: Any) -> None:
-    """Read two sequences side by side, in parts, and as the model itself does. Raises UnfitError if they differ.
+    """Compare two sequences computed in a batch, in chunks, with the stock model. Raises IncompatibleModelError.
 
     Fit only for a runner that nobody uses yet: its blocks are new ones afterwards.
     """
@@ -118,7 +118,7 @@ def compare(runner: Any, stock: Any) -> None:
     runner.allocate(2 * count)
     blocks = [list(range(2 * count))[::-2], list(range(2 * count))[::2]]
     third = length // 3
-    forwards = (  # (sequence, start, stop) that are read together
+    forwards = (  # (sequence, start, stop) computed together
         ((0, 0, third), (1, 0, length - 2)),
         ((1, length - 2, length - 1), (0, third, length - 2)),
         ((0, length - 2, length - 1), (1, length - 1, length)),

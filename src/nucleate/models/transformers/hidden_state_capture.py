@@ -1,4 +1,4 @@
-"""What the layers of a model of Transformers read, seen by hooks while it runs. Knows no architecture by name."""
+"""Captures the hidden states of a Transformers model with forward hooks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nucleate.models.protocol import ModelError
 
 
 class HiddenStateCapture:
-    """Sees the hidden states of some layers from now on, see ``Runner.watch``; ``close`` ends it.
+    """Captures the hidden states of some layers until ``close``, see ``Runner.watch``.
 
     Raises ModelError for a model whose layers cannot be found, ValueError for layers that it does not have.
     """
@@ -38,7 +38,10 @@ class HiddenStateCapture:
         return modules[layer].register_forward_pre_hook(reads, with_kwargs=True)
 
     def take(self) -> Any:
-        """Of a forward of one row of T tokens: a new float32 tensor [T, layers * hidden size]. Raises ModelError."""
+        """The states of a forward pass of one row of T tokens: a new float32 tensor [T, layers * hidden size].
+
+        Raises ModelError.
+        """
         seen: list[Any] = [self._seen.get(layer) for layer in self.layers]
         self._seen.clear()
         for layer, x_1TX in zip(self.layers, seen, strict=True):
@@ -48,13 +51,13 @@ class HiddenStateCapture:
         return torch.cat([x_1TX[0] for x_1TX in seen], 1).to(torch.float32)
 
     def close(self) -> None:
-        """See nothing any more."""
+        """Remove the hooks."""
         for hook in self._hooks:
             hook.remove()
 
 
 def decoder_layers(model: Any) -> list[Any]:
-    """The modules that read the hidden states one after the other. Raises ModelError if it is not clear which."""
+    """The decoder layers and the final norm, in order. Raises ModelError if they cannot be identified."""
     count = model.config.get_text_config().num_hidden_layers
     found: dict[str, Any] = {}
     for name, module in model.get_decoder().named_modules():

@@ -1,7 +1,7 @@
-"""Modules for multi-token prediction that a model of Transformers brings in its folder: loaded, packed, and tried.
+"""Multi-token prediction (MTP) modules of a Transformers model: loaded, batched and checked.
 
 A module makes of the hidden state of a token and of a token after it what the model may make of that one: DeepSeek-V3
-(arXiv 2412.19437, 2.2). What a module is, Transformers says (``MtpModel``). Knows no drafts.
+(arXiv 2412.19437, 2.2). What a module is, Transformers says (``MtpModel``).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from nucleate.parameters.converters import one_line
 
 
 class MtpModules:
-    """The modules of a model, which many sequences are read by at once. Raises ModelError if they cannot be run so.
+    """The MTP modules of a model, run batched. Raises ModelError if that is not possible.
 
     Of a sequence, module m reads at its place j the hidden state of token j, as the final norm or the module before it
     gave it, and token j + m + 1; what it makes of them, the model's head turns into the logits of token j + m + 2.
@@ -40,7 +40,7 @@ class MtpModules:
 
     def __init__(self, model: TransformersModel, modules: Any) -> None:
         self.count: int = len(modules.layers)
-        self.depth = len(decoder_layers(model.model))  #: what ``Runner.watch`` is asked for
+        self.depth = len(decoder_layers(model.model))  #: the layer to pass to ``Runner.watch``
         self.device, self.dtype = model.model.device, model.model.dtype
         self.compiled = has_kernel(self.device, self.dtype)
         try:
@@ -56,11 +56,11 @@ class MtpModules:
             raise ModelError(f"the modules that the model brings cannot be run: {why}") from error
 
     def new_pools(self, blocks: int) -> list[LayerCache]:
-        """For the keys and values of each module, in blocks of BLOCK tokens."""
+        """Create the KV cache of each module, in blocks of BLOCK tokens."""
         return [new_pool_of(layer, blocks, BLOCK, self.device, self.dtype) for layer in self.layers]
 
     def own(self, watched_TX: Any) -> Any:
-        """A copy of states that a runner has left, where the modules are and of their type."""
+        """A copy of a runner's hidden states, on the device and in the dtype of the modules."""
         return torch.as_tensor(watched_TX).to(self.device, self.dtype, copy=True)
 
     def joined(self, pieces: Sequence[Any]) -> Any:
@@ -97,7 +97,7 @@ class MtpModules:
         return self._model.forward_layer(place, *given, input_ids=ids_T[None], nucleate=plan)[0]
 
     def _probe(self, place: int) -> AttentionLayer:
-        """How a module attends, as it says of itself."""
+        """The attention settings of a module."""
         probe, wanted = Probe(), WANTED.set([])
         implement(self._model, PROBE)
         try:
@@ -105,7 +105,7 @@ class MtpModules:
             id_T = torch.zeros(1, dtype=torch.int64, device=self.device)
             self._call(place, x_TX, id_T, id_T, probe)
             if any(own for own, _ in WANTED.get()):
-                raise IncompatibleModelError("their attention has a mask of its own kind")
+                raise IncompatibleModelError("their attention has a custom mask")
         finally:
             WANTED.reset(wanted)
             implement(self._model, NAME)
@@ -118,7 +118,7 @@ _brought: WeakKeyDictionary[Any, MtpModules] = WeakKeyDictionary()
 
 
 def brought(model: TransformersModel) -> MtpModules:
-    """The modules that a model brings whose config has ``num_mtp_layers``, loaded once. Raises ModelError."""
+    """The MTP modules of a model with ``num_mtp_layers`` in its config, loaded once. Raises ModelError."""
     if model.model not in _brought:
         _brought[model.model] = MtpModules(model, _loaded(model.model))
     return _brought[model.model]
@@ -136,7 +136,7 @@ def _loaded(model: Any) -> Any:
 
 
 def _compare(ours: MtpModules, modules: Any, model: TransformersModel) -> None:
-    """Read two sequences side by side, in parts, and each as Transformers does. Raises UnfitError if they differ."""
+    """Compare two sequences computed in a batch, in chunks, with Transformers. Raises IncompatibleModelError."""
     windows = [layer.rule.window for layer in ours.layers if 0 < layer.rule.window <= WINDOW]
     length = min(max([LENGTH, *(window + LENGTH for window in windows)]), model.context_length - ours.count - 1)
     if length < 4:

@@ -1,4 +1,4 @@
-"""Attention of a packed forward by torch: on every device, for every type and rule. Knows no model.
+"""Paged attention of ragged batches in torch, for every device, dtype and attention setting.
 
 What a kernel is faster at, it hands to ``nucleate.models.kernels.paged_attention``.
 """
@@ -22,11 +22,11 @@ from nucleate.models.runner import ModelInput
 
 
 class IncompatibleModelError(ModelError):
-    """The model cannot be run so; the message says why."""
+    """The model cannot run batched; the message says why."""
 
 
 class AttentionLayer(NamedTuple):
-    """An attention layer, as it was when it was first called."""
+    """The settings of an attention layer, recorded at its first call."""
 
     module: Any
     rule: AttentionRule
@@ -36,23 +36,23 @@ class AttentionLayer(NamedTuple):
 
 
 class LayerCache(NamedTuple):
-    """The keys and values of a layer."""
+    """The KV cache of a layer."""
 
     keys: Any  #: tensor [blocks, kv heads, block size, head size]
     values: Any
-    arrays: Any  #: the same memory as the kernel takes it, see ``kv_pool.new_pool``; None where it does not
+    arrays: Any  #: the same memory in the kernel's layout, see ``kv_pool.new_pool``; None without a kernel
     size: int  #: bytes
 
 
 def threads() -> int:
-    """How many threads attend on CPU: as many as torch has, or half of them if its own stay awake after their work."""
+    """CPU threads for attention: as many as torch has, or half if torch's threads spin after their work."""
     sleeping = "GOMP_SPINCOUNT" in os.environ or os.environ.get("OMP_WAIT_POLICY", "").lower() == "passive"
     count = torch.get_num_threads()
     return int(count if sleeping else max(1, count // 2))
 
 
 class AttentionPlan:
-    """What the layers of one forward need to know, found once."""
+    """What the layers of one forward pass share, computed once."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class AttentionPlan:
         self.masks: dict[Any, Any] = {}
 
     def _padded(self) -> Any:
-        """The blocks of the decodes [R, N], the last one repeated."""
+        """The block table of the decodes [R, N], padded with the last block."""
         short = self.packing.short
         count_R = -(-short[:, 2] // self.size)
         steps = np.minimum(np.arange(count_R.max(initial=0)), count_R[:, None] - 1)
@@ -114,17 +114,17 @@ class AttentionPlan:
         return out
 
     def _decode(self, layer: AttentionLayer, pool: LayerCache, query: Any) -> Any:
-        """[R, heads, size] of the parts with one token: one call for all of them, over blocks side by side."""
+        """Attention [R, heads, size] of all inputs with one token, in one call."""
         visible = self._visible(layer.rule.window)
         keys, values = (self._gathered(x, self.table_RN) for x in (pool.keys, pool.values))
-        hidden = ~visible.transpose(2, 3)  # what lies there is of nobody, and may be NaN
+        hidden = ~visible.transpose(2, 3)  # unused memory, which may be NaN
         keys.masked_fill_(hidden, 0)
         values.masked_fill_(hidden, 0)
         query_RHD = query[0].transpose(0, 1)[self.row_R]
         return attend_all(query_RHD[:, :, None], keys, values, visible, layer)[:, :, 0]
 
     def _visible(self, window: int) -> Any:
-        """What each decode sees of its padded blocks, bool [R, 1, 1, N * block size]."""
+        """The mask of each decode over its padded blocks, bool [R, 1, 1, N * block size]."""
         if window not in self.masks:
             place = torch.arange(self.table_RN.shape[1] * self.size, device=self.table_RN.device)
             length = self.length_R[:, None]
@@ -150,7 +150,7 @@ class AttentionPlan:
         place: tuple[int, int, int],
         tree: TreeMask | None = None,
     ) -> Any:
-        """[1, heads, tokens, size] of a part with several tokens."""
+        """Attention [1, heads, tokens, size] of an input with several tokens."""
         query, keys, values = new
         start, stop, table = place
         window = layer.rule.window
@@ -182,12 +182,12 @@ def _moved(arrays: list[Any], device: Any) -> list[Any]:
 
 
 def attend_all(query: Any, keys: Any, values: Any, visible: Any, layer: AttentionLayer) -> Any:
-    """What attention means: [B, heads, T, size] over keys [B, kv heads, L, size] that are ``visible`` [B, 1, T, L]."""
+    """Reference attention: [B, heads, T, size] over keys [B, kv heads, L, size] that are ``visible`` [B, 1, T, L]."""
     rule, kv_heads = layer.rule, keys.shape[1]
     if not rule.softcap and layer.sinks_H is None:
         if query.shape[2] > 1:
             return sdpa(query, keys, values, attn_mask=visible, scale=rule.scaling, enable_gqa=True)
-        rows = query.view(query.shape[0], kv_heads, -1, query.shape[3])  # heads that share keys, as if tokens
+        rows = query.view(query.shape[0], kv_heads, -1, query.shape[3])  # grouped-query heads as extra tokens
         return sdpa(rows, keys, values, attn_mask=visible, scale=rule.scaling).flatten(1, 2)[:, :, None]
     grouped = query.unflatten(1, (kv_heads, -1))
     scores = (grouped @ keys[:, :, None].transpose(3, 4)).float() * rule.scaling

@@ -1,4 +1,4 @@
-"""Any causal language model of Transformers, run by torch: one sequence at a time, by the model's own cache."""
+"""Any causal language model of Transformers, run by torch: one sequence at a time, with the model's own cache."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class TransformersModel:
 
     @classmethod
     def of(cls, model: Any) -> TransformersModel:
-        """A model of Transformers that is in memory already. Raises ModelError if it cannot be run."""
+        """Wrap a Transformers model that is in memory. Raises ModelError if it cannot be run."""
         made = cls.__new__(cls)
         made._take(model, str(model.device))  # noqa: SLF001 - its own
         return made
@@ -62,7 +62,7 @@ class TransformersModel:
 
     @property
     def token_bytes(self) -> int:
-        """What the keys and values of a token take, about: some models have other things in their cache."""
+        """Approximate bytes of KV cache per token; some models cache other things."""
         config = self.model.config.get_text_config()
         heads = getattr(config, "num_attention_heads", None) or 1
         size = getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -71,7 +71,7 @@ class TransformersModel:
 
     @property
     def free_memory(self) -> int:
-        """Bytes that are free now where the model is."""
+        """Bytes free now on the model's device."""
         torch, _ = libraries()
         device = self.model.device
         return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else free()
@@ -89,12 +89,12 @@ class TransformersContext:
         self.stateful = bool(getattr(model, "_is_stateful", False))
 
     def forward(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
-        """See ``Context.forward``."""
+        """See ``DecodingContext.forward``."""
         logits: NDArray[np.float32] = self._read(token_ids, 1)[-1]
         return logits
 
     def forward_all(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
-        """See ``Context.forward_all``."""
+        """See ``DecodingContext.forward_all``."""
         return self._read(token_ids, 0)
 
     def _read(self, token_ids: Sequence[int], keep: int) -> NDArray[np.float32]:
@@ -119,7 +119,7 @@ class TransformersContext:
 
 @functools.cache
 def _signature(kind: Any) -> tuple[str, bool]:
-    """What a kind of model calls its cache, and whether it takes positions. Raises ModelError if it has none."""
+    """The name of a model's cache argument, and whether it takes positions. Raises ModelError if it has no cache."""
     parameters = inspect.signature(kind.forward).parameters
     for name in ("past_key_values", "cache_params", "state"):
         if name in parameters:
@@ -128,11 +128,11 @@ def _signature(kind: Any) -> tuple[str, bool]:
 
 
 BRIEFLY = "2000"
-"""Turns of a loop for which torch's threads wait awake for more work (its OpenMP takes a hundred times as many)."""
+"""Spin count of torch's idle threads (GOMP_SPINCOUNT); the default of OpenMP is a hundred times as high."""
 
 
 def libraries() -> tuple[Any, Any]:
-    """torch and transformers, or a ModelError that says how to get them.
+    """Import torch and transformers, or raise a ModelError that says how to install them.
 
     If torch is loaded here, its threads sleep soon after they have worked, so that they leave the cores to others.
     """
@@ -155,6 +155,6 @@ def convert_tokenizer(folder: Path, out: Path) -> None:
         raise ModelError(f"cannot load a tokenizer from {folder}: {one_line(error)}") from error
     if not (out / "tokenizer.json").is_file():
         raise ModelError(f"the tokenizer in {folder} has no fast form (tokenizer.json)")
-    for name in ("config.json", "generation_config.json"):  # they say which ids end a text
+    for name in ("config.json", "generation_config.json"):  # they contain the EOS ids
         if (folder / name).is_file():
             shutil.copyfile(folder / name, out / name)

@@ -1,4 +1,4 @@
-"""How often drafted tokens are kept, and how many to draft at a price. Knows neither times nor proposers."""
+"""Acceptance rates per sequence, and the draft length that pays at a given cost per token."""
 
 from __future__ import annotations
 
@@ -8,50 +8,51 @@ from dataclasses import dataclass, field
 from nucleate.speculative.draft import NO_DRAFT, ROOT, Draft
 
 DOUBT = 2.0
-"""How many drafts of its own what others were told counts for, of a sequence."""
+"""Weight of the acceptance rate of all sequences in that of one, in drafts."""
 
 PRIOR = 0.5
-"""The chance of a drafted token of which nothing is known."""
+"""The acceptance probability assumed without data."""
 
 
 @dataclass
 class AcceptedCounts:
-    """How often a drafted token was kept after those before it were, by its place in the draft; in a tree, by depth."""
+    """Acceptance counts by position in the draft (in a tree: depth), given that all tokens before were accepted."""
 
-    decay: float  #: what is left of the weight of a draft after another one
-    tried: list[float] = field(default_factory=list)
-    kept: list[float] = field(default_factory=list)
+    decay: float  #: factor on the weight of older drafts, per draft
+    verified: list[float] = field(default_factory=list)
+    accepted: list[float] = field(default_factory=list)
 
-    def add(self, drafted: int, kept: int) -> None:
-        """Of a draft of so many tokens the first ones were kept."""
-        for place in range(min(drafted, kept + 1)):  # nothing is known of what comes after one that was not
-            if place == len(self.tried):
-                self.tried.append(0.0)
-                self.kept.append(0.0)
-            self.tried[place] = self.decay * self.tried[place] + 1.0
-            self.kept[place] = self.decay * self.kept[place] + (place < kept)
+    def add(self, drafted: int, accepted: int) -> None:
+        """Count a draft of which the first ``accepted`` tokens were accepted."""
+        for place in range(min(drafted, accepted + 1)):  # tokens after a rejected one were not verified
+            if place == len(self.verified):
+                self.verified.append(0.0)
+                self.accepted.append(0.0)
+            self.verified[place] = self.decay * self.verified[place] + 1.0
+            self.accepted[place] = self.decay * self.accepted[place] + (place < accepted)
 
     def rate(self, place: int, prior: float, weight: float) -> float:
-        """The chance at a place, where ``weight`` tries are as if they had gone as the prior says."""
-        tried, kept = (0.0, 0.0) if place >= len(self.tried) else (self.tried[place], self.kept[place])
-        return (kept + weight * prior) / (tried + weight)
+        """The acceptance probability at a position, with a prior that counts as ``weight`` drafts."""
+        known = place < len(self.verified)
+        verified, accepted = (self.verified[place], self.accepted[place]) if known else (0.0, 0.0)
+        return (accepted + weight * prior) / (verified + weight)
 
 
 class AcceptanceRates:
-    """What is known of the drafts of one sequence."""
+    """The acceptance rates of one sequence."""
 
-    def __init__(self, everyone: AcceptedCounts) -> None:
-        self.drafted = 0  # tokens, of the longest branch of the draft that is being verified
-        self.silent = False  # whether there was no draft last time
-        self.quiet, self.start = NO_DRAFT, 0  # a draft that nobody reads, and where it begins
-        self._own, self._all = AcceptedCounts(0.9), everyone
+    def __init__(self, shared: AcceptedCounts) -> None:
+        self.drafted = 0  # depth of the draft that is being verified
+        self.silent = False  # whether the draft method had no proposal last time
+        self.shadow, self.start = NO_DRAFT, 0  # a shadow draft, and its position in the sequence
+        self._own, self._all = AcceptedCounts(0.9), shared
 
     def length(self, most: int, price: float, fixed: float = 0.0) -> tuple[int, float]:
-        """How many tokens to draft, and how many of them are kept on average.
+        """The number of tokens to draft, and how many of them are accepted on average.
 
-        Each has its price, and there is one for having a draft at all.
+        price: the cost of each token; fixed: the cost of having a draft at all; both in tokens.
         """
-        count, gain, rate, chance = 0, 0.0, PRIOR, 1.0  # of the last token, and of all up to it
+        count, gain, rate, chance = 0, 0.0, PRIOR, 1.0  # of the last token, and of all tokens up to it
         while count < most:
             rate = self._own.rate(count, self._all.rate(count, rate, DOUBT), DOUBT)
             chance *= rate
@@ -60,23 +61,23 @@ class AcceptanceRates:
             count, gain = count + 1, gain + chance
         return (count, gain) if gain > price * count + fixed else (0, 0.0)
 
-    def told(self, drafted: int, kept: int) -> None:
-        """Of a draft of so many tokens the first ones were kept, or would have been."""
-        self._all.add(drafted, kept)
-        self._own.add(drafted, kept)
+    def record(self, drafted: int, accepted: int) -> None:
+        """Record a draft of which the first ``accepted`` tokens were accepted, or would have been."""
+        self._all.add(drafted, accepted)
+        self._own.add(drafted, accepted)
 
     def compare(self, token_ids: Sequence[int]) -> None:
-        """See what has become of the quiet draft, if enough tokens have come since."""
-        if not self.quiet:
+        """Compare the shadow draft with the tokens of the sequence, if enough have come since."""
+        if not self.shadow:
             return
-        kept = followed(self.quiet, token_ids, self.start)
-        if self.start + kept < len(token_ids) or kept == self.quiet.depth:
-            self.told(self.quiet.depth, kept)
-            self.quiet = NO_DRAFT
+        kept = followed(self.shadow, token_ids, self.start)
+        if self.start + kept < len(token_ids) or kept == self.shadow.depth:
+            self.record(self.shadow.depth, kept)
+            self.shadow = NO_DRAFT
 
 
 def followed(draft: Draft, token_ids: Sequence[int], start: int) -> int:
-    """How many of some tokens, from a place on, a draft has said."""
+    """How many tokens of a sequence, from a position on, a draft predicted."""
     followers = draft.children()
     place, kept = ROOT, 0
     while start + kept < len(token_ids):

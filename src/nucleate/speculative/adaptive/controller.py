@@ -1,11 +1,11 @@
-"""How many tokens to draft: as many as save time. From what was kept, and how long steps took; knows no other reason.
+"""Adaptive speculation length: drafts as many tokens as save time, from measured acceptance rates and step times.
 
-A drafted token is worth the chance that it is kept; it costs the time to draft and to read it. It pays if that chance
-is higher than the number of tokens that the engine writes in that time as it is: then the rate of all is as high as it
-can be (Dinkelbach, On nonlinear fractional programming, 1967).
+A draft token is worth the probability that it is accepted, and costs the time to draft and verify it. It pays if that
+probability is higher than the number of tokens that the engine generates in that time anyway: this maximizes throughput
+(Dinkelbach, On nonlinear fractional programming, 1967).
 
-Where drafts do not pay, or it is not known whether they do, they are made quietly: nobody reads them, and they are
-compared with the tokens that come. That takes the time of the proposer only, and of all time a small part.
+Where drafts do not pay, or where that is unknown, *shadow drafts* are made now and then: they are not verified, but
+compared with the tokens that come. They cost only the time of the draft method, which is limited to a small share.
 """
 
 from __future__ import annotations
@@ -19,45 +19,45 @@ from nucleate.speculative.adaptive.costs import AFRESH, StepCosts
 from nucleate.speculative.draft import NO_DRAFT, Draft, DraftContext, Proposer, TargetOutput
 from nucleate.speculative.tree import truncate
 
-QUIET = 0.005
-"""The part of the time that drafts may take which nobody reads."""
+SHADOW_SHARE = 0.005
+"""The share of the time that shadow drafts may take."""
 
-QUIET_TOKENS = 4
-"""Of such a draft, at most."""
+SHADOW_TOKENS = 4
+"""The most tokens of a shadow draft."""
 
 SAVED, OWED = 8, 1000
-"""Steps for which time that such drafts did not need is kept for them, and time that they took beyond that is owed."""
+"""Steps for which unused time for shadow drafts is saved, and for which overspent time is owed."""
 
 AHEAD = 32
-"""How many steps before such a draft a proposer that reads hidden states begins to read them: that takes time, too."""
+"""Steps before a shadow draft from which on a proposer receives hidden states again, which takes time, too."""
 
 WIDTH_SHARE = 0.1
-"""What one tree has of the average of how wide they are."""
+"""Weight of one tree in the moving average of the width of trees."""
 
 ROUNDS = 3
-"""In which the number of drafted tokens and the rate that comes of it are brought together."""
+"""Iterations of the fixed point between draft lengths and throughput."""
 
 MARGIN = 1.15, 0.01
-"""What a token must bring: so many times its price, and so much more, as prices are estimates."""
+"""Safety margin: a token must bring so many times its price, and so much more, as prices are estimates."""
 
 
-class _Asked(NamedTuple):
-    """A draft that is asked for."""
+class _DraftRequest(NamedTuple):
+    """A draft to ask the proposer for."""
 
-    place: int  #: of its sequence
-    tokens: int  #: that the proposer is to make
+    place: int  #: index of its sequence
+    tokens: int  #: number of tokens to draft
     chances: AcceptanceRates
-    length: int  #: how many of them, or how deep a tree of them, are to be read
-    aloud: bool  #: whether it costs nothing of the time for quiet drafts
+    length: int  #: how many of them to verify; of a tree, its depth; 0 for a shadow draft
+    charged: bool  #: whether it counts against the time for shadow drafts
 
 
 class AdaptiveProposer(Proposer):
-    """Another proposer's drafts, as long as they pay.
+    """Wraps a proposer, and drafts only as many tokens as pay.
 
-    The engine tells with ``end_step`` of every step that reads no prompt, and with ``accepted`` of every draft.
+    The engine reports every step without prompts (``end_step``) and every verified draft (``accepted``).
 
-    trees: drafts have branches. They are made as large as they may be, and cut to the depth that pays: at each depth
-    one token is kept at most, at the price of as many as there are at a depth on average.
+    trees: whether drafts are trees. They are drafted at full size and truncated to the depth that pays: at each depth
+    at most one token is accepted, at the price of the average number of tokens per depth.
     """
 
     def __init__(self, proposer: Proposer, *, trees: bool = False) -> None:
@@ -66,45 +66,45 @@ class AdaptiveProposer(Proposer):
         self._chances: dict[int, AcceptanceRates] = {}
         self._all = AcceptedCounts(0.95)
         self._newcomer = AcceptanceRates(self._all)
-        self._seconds = 0.0  # for quiet drafts
-        self._step = 0.0  # seconds of the last step
+        self._seconds = 0.0  # left for shadow drafts
+        self._step = 0.0  # duration of the last step
         self._ahead = AHEAD if proposer.layers else 0
-        self._reading = self._ahead  # steps since hidden states are read again, for a quiet draft,
-        self._spent = 0.0  # and seconds that it took
-        self._reach = 1  # how many tokens were drafted at most, twice: what more of them cost is not known yet
-        self._drafting = 1  # how many sequences had a draft to be read, last time
+        self._reading = self._ahead  # steps since hidden states are received again, for a shadow draft,
+        self._spent = 0.0  # and seconds that this took
+        self._reach = 1  # twice the longest draft so far: the cost of longer ones is unknown
+        self._drafting = 1  # how many sequences had a draft to verify in the last step
 
     def active(self) -> bool:
-        """Whether ``propose`` would ask for any draft, as far as is known before the sequences are."""
+        """Whether ``propose`` may ask for any draft, as far as that is known without the sequences."""
         return self._due or (self._drafting > 0 and self.costs.since < AFRESH)
 
     @property
     def _due(self) -> bool:
-        """Whether there is time for quiet drafts."""
+        """Whether there is time for shadow drafts."""
         return self._seconds >= 0 and self._reading >= self._ahead
 
     def propose(self, states: Sequence[DraftContext], counts: Sequence[int]) -> list[Draft]:
         """See ``Proposer.propose``."""
         begin = perf_counter()
-        if self.costs.since >= AFRESH:  # a step without drafts, to see what it takes
+        if self.costs.since >= AFRESH:  # a step without drafts, to measure it
             return [NO_DRAFT] * len(states)
-        asked = self._asked(states, counts)
+        requests = self._requests(states, counts)
         drafts = [NO_DRAFT] * len(states)
-        if asked:
-            made = self._proposer.propose([states[one.place] for one in asked], [one.tokens for one in asked])
-            for one, draft in zip(asked, made, strict=True):
-                drafts[one.place] = self._said(one, states[one.place], draft)
+        if requests:
+            made = self._proposer.propose([states[one.place] for one in requests], [one.tokens for one in requests])
+            for one, draft in zip(requests, made, strict=True):
+                drafts[one.place] = self._accept_or_shadow(one, states[one.place], draft)
         self._drafting = sum(map(bool, drafts))
-        quiet = 1 - sum([one.aloud for one in asked]) / max(len(states), 1)
-        self._seconds -= (perf_counter() - begin) * quiet
-        if asked:
+        share = 1 - sum([not one.charged for one in requests]) / max(len(states), 1)
+        self._seconds -= (perf_counter() - begin) * share
+        if requests:
             self._seconds, self._spent = self._seconds - self._spent, 0.0
         if self._seconds < 0:
             self._reading = 0
         return drafts
 
-    def _asked(self, states: Sequence[DraftContext], counts: Sequence[int]) -> list[_Asked]:
-        """The drafts to ask for: those that pay, and quiet ones, if there is time for them."""
+    def _requests(self, states: Sequence[DraftContext], counts: Sequence[int]) -> list[_DraftRequest]:
+        """The drafts to ask for: those that pay, and shadow drafts, if there is time for them."""
         due, found = self._due, []
         for place, (state, count) in enumerate(zip(states, counts, strict=True)):
             if count < 1:
@@ -115,19 +115,18 @@ class AdaptiveProposer(Proposer):
             chances.compare(state.token_ids)
             found.append((place, count, chances))
         lengths = self._lengths([(chances, count) for _, count, chances in found], len(states))
-        asked = []
+        requests = []
         for (place, count, chances), length in zip(found, lengths, strict=True):
-            aloud = length > 0 and not chances.silent
-            if aloud or (due and not chances.quiet):
-                wanted = count if self._trees else length
-                asked.append(_Asked(place, wanted if length else min(count, QUIET_TOKENS), chances, length, aloud))
-        return asked
+            verify = length > 0 and not chances.silent
+            if verify or (due and not chances.shadow):
+                wanted = (count if self._trees else length) if length else min(count, SHADOW_TOKENS)
+                requests.append(_DraftRequest(place, wanted, chances, length, charged=not verify))
+        return requests
 
     def _lengths(self, found: Sequence[tuple[AcceptanceRates, int]], sequences: int) -> list[int]:
-        """How many tokens each is to have, of so many at most: those with which most are written per second, together.
+        """The draft lengths that maximize the joint throughput, up to the given maxima.
 
-        At the rate without drafts, at first, where they must bring more than their price; and then at that of what was
-        found, as time is worth more then.
+        The first iteration uses the throughput without drafts and requires a margin; later ones that of the result.
         """
         price, fixed = self.costs.price(sequences) * self._width, self.costs.fixed
         rate, (times, more) = 1.0, MARGIN
@@ -142,35 +141,35 @@ class AdaptiveProposer(Proposer):
             rate = max(rate, written / (sequences * (1 + fixed) + price * sum(lengths)))
         return lengths
 
-    def _said(self, asked: _Asked, state: DraftContext, draft: Draft) -> Draft:
-        """A draft, if it is to be read."""
-        chances, length = asked.chances, asked.length
+    def _accept_or_shadow(self, request: _DraftRequest, state: DraftContext, draft: Draft) -> Draft:
+        """The draft to verify; none if it becomes a shadow draft."""
+        chances, length = request.chances, request.length
         chances.silent = not draft
         if self._trees and length and draft:
             self._width += WIDTH_SHARE * (len(draft) / draft.depth - self._width)
             draft = truncate(draft, len(draft), length, len(draft))
-        if not length and draft.distributions is not None:  # only its distribution says what would be kept
+        if not length and draft.distributions is not None:  # only verification tells what would be accepted
             length, draft = 1, draft.prefix(1)
             self._seconds -= (self.costs.price(1) + self.costs.fixed) * self._step
         if length or not draft:
             chances.drafted = draft.depth
             self._reach = max(self._reach, 2 * draft.depth)
             return draft
-        chances.quiet, chances.start, chances.drafted = draft, len(state.token_ids), 0
+        chances.shadow, chances.start, chances.drafted = draft, len(state.token_ids), 0
         self._proposer.accepted(state.key, 0)
         return NO_DRAFT
 
     def resting(self, *, joining: bool = False) -> bool:
-        """Whether no draft comes soon, so that nobody need tell what the target's layers gave.
+        """Whether no draft is expected soon, so that hidden states are not needed.
 
-        joining: a sequence begins, of which nothing is known but what others were told.
+        joining: whether a new sequence starts, of which only the shared acceptance rates are known.
         """
         price = MARGIN[0] * self.costs.price(1) * self._width + MARGIN[1]
-        pays = joining and self._newcomer.length(QUIET_TOKENS, price, self.costs.fixed)[0] > 0
+        pays = joining and self._newcomer.length(SHADOW_TOKENS, price, self.costs.fixed)[0] > 0
         return self._seconds < 0 and not self._drafting and not pays
 
     def joined(self) -> None:
-        """A sequence begins: it is worth asking for drafts, if it was not."""
+        """A sequence starts: ask for drafts again."""
         self._drafting = max(1, self._drafting)
 
     def read(self, readings: Sequence[TargetOutput]) -> None:
@@ -185,7 +184,7 @@ class AdaptiveProposer(Proposer):
         """See ``Proposer.accepted``."""
         chances = self._chances.get(key)
         if chances is not None and chances.drafted:
-            chances.told(chances.drafted, count)
+            chances.record(chances.drafted, count)
             chances.drafted = 0
             self._proposer.accepted(key, count)
 
@@ -194,14 +193,14 @@ class AdaptiveProposer(Proposer):
         self._chances.pop(key, None)
         self._proposer.forget(key, output_ids)
 
-    def end_step(self, sequences: int, read: int, seconds: float) -> None:
-        """A step of so many sequences read so many tokens, those of drafts too, in this time, drafting included.
+    def end_step(self, sequences: int, computed: int, seconds: float) -> None:
+        """Record a step: its sequences, computed tokens (drafts included) and duration (drafting included).
 
-        One that did not read all of them, as the model failed, says nothing of what steps take.
+        A step in which the model failed for some sequences is ignored.
         """
-        if read < max(sequences, 1):
+        if computed < max(sequences, 1):
             return
-        self._step = self.costs.usual(sequences, read, seconds)
-        more = QUIET * self._step
+        self._step = self.costs.usual(sequences, computed, seconds)
+        more = SHADOW_SHARE * self._step
         self._seconds = max(-OWED * more, min(self._seconds + more, SAVED * more))
-        self.costs.stepped(sequences, read, self._step)
+        self.costs.record(sequences, computed, self._step)

@@ -1,7 +1,7 @@
-"""What drafts cost: the time that they add to steps, beside that of steps without. Knows numbers only.
+"""A cost model of drafts: the time that they add to a step, estimated from step times with and without drafts.
 
-A draft adds so much to a step, and so much more with each drafted token. The first is what a proposer takes, and
-verification; the second is what reading takes, mostly.
+Having drafts adds a fixed time to a step (the draft method and verification), and each draft token adds more (mostly
+in the forward pass).
 """
 
 from __future__ import annotations
@@ -9,53 +9,53 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 AFRESH = 64
-"""Steps after which one without drafts is made, if there was none."""
+"""After so many steps with drafts, one without drafts is made to measure it."""
 
 REST = 20
-"""Of the time of a step, what its tokens do not take, in tokens: the guess."""
+"""Initial guess of the time of a step that does not depend on its tokens, in tokens."""
 
 KEPT, KEPT_PLAIN = 0.97, 0.8
-"""What is left of the weight of a step after another one: with drafts, and without."""
+"""Factors on the weight of older steps, with and without drafts."""
 
 TRUST = 0.9993
-"""What is left, after a step without drafts, of what they were seen to add: it may have been bad luck."""
+"""Factor on the measured cost per step without drafts: a bad measurement is forgotten slowly."""
 
 DOUBT = 0.001
-"""How much the guess weighs, as a spread of what steps with drafts were expected to add."""
+"""Weight of the initial guess of the slope, as a variance of x."""
 
 LATE = 2.0
-"""How many times a step without drafts one may seem to take, for each token that it reads in place of one: a step that
-takes longer was held up by others.
+"""Cap on the time of a step, as a multiple of a step without drafts and per token: a longer one was delayed by other
+processes.
 """
 
 
 @dataclass
 class StepCosts:
-    """Told of each step. Time is counted in steps without drafts of as many sequences.
+    """Estimates from recorded steps. The unit of time is a step without drafts of as many sequences.
 
-    Of steps with drafts, x is what their tokens are expected to add, y what they have added. The slope is that of a
-    line through these; as long as all have about as many tokens, it is a guess.
+    For steps with drafts, x is the expected and y the measured added time. A line is fitted through these; while all
+    steps have about as many draft tokens, its slope is mostly the initial guess.
     """
 
     plain: dict[int, float] = field(default_factory=dict)
     """Seconds of a step without drafts, by the number of sequences."""
-    since: int = 0  #: steps since one without drafts
-    tried: bool = False  #: whether there were drafts at all: the first ones have kernels compiled, or loaded
-    weight: float = 1.0  #: of steps with drafts; at first, one that added nothing for nothing
-    x: float = 0.0  #: the mean of what was told last, recent numbers count most, as of the next three
+    since: int = 0  #: steps since the last one without drafts
+    tried: bool = False  #: whether there was a step with drafts; the first one is ignored, as it may load kernels
+    weight: float = 1.0  #: of the steps with drafts; initially one with x = y = 0
+    x: float = 0.0  #: moving averages of x, y, x * x and x * y
     y: float = 0.0
     xx: float = 0.0
     xy: float = 0.0
 
-    def usual(self, sequences: int, read: int, seconds: float) -> float:
-        """What a step took that read so many tokens, if it was not held up."""
+    def usual(self, sequences: int, computed: int, seconds: float) -> float:
+        """The duration of a step, capped by LATE."""
         plain = self.plain.get(sequences)
-        return seconds if plain is None else min(seconds, LATE * plain * read / sequences)
+        return seconds if plain is None else min(seconds, LATE * plain * computed / sequences)
 
-    def stepped(self, sequences: int, read: int, seconds: float) -> None:
-        """A step of so many sequences read so many tokens, those of drafts too, in this time, drafting included."""
+    def record(self, sequences: int, computed: int, seconds: float) -> None:
+        """Record a step: its sequences, computed tokens (drafts included) and duration (drafting included)."""
         plain = self.plain.get(sequences)
-        if read == sequences:
+        if computed == sequences:
             before = seconds if plain is None else plain
             self.plain[sequences] = before + (1 - KEPT_PLAIN) * (seconds - before)
             self.y, self.xy, self.since = TRUST * self.y, TRUST * self.xy, 0
@@ -64,7 +64,7 @@ class StepCosts:
         else:
             self.since += 1
             if self.tried:
-                self._added((read - sequences) / (sequences + REST), seconds / plain - 1)
+                self._added((computed - sequences) / (sequences + REST), seconds / plain - 1)
             self.tried = True
 
     def _added(self, x: float, y: float) -> None:
@@ -80,10 +80,10 @@ class StepCosts:
         return max(0.0, (self.xy - self.x * self.y + DOUBT) / (self.xx - self.x * self.x + DOUBT))
 
     def price(self, sequences: int) -> float:
-        """How many tokens are written without drafts in the time that one more drafted token takes; at most one."""
+        """The cost of one more draft token, in tokens that are generated in that time without drafts; at most 1."""
         return min(1.0, self._slope * sequences / (sequences + REST))
 
     @property
     def fixed(self) -> float:
-        """And how many a sequence writes in the time that drafts take in a step, however many tokens they have."""
+        """The fixed cost of drafts per step, in tokens that a sequence generates in that time without drafts."""
         return max(0.0, self.y - self._slope * self.x)

@@ -1,6 +1,6 @@
-"""How often each piece of some text was there, and what followed it most often: a suffix automaton that counts.
+"""A suffix automaton that counts how often each substring occurred, and what followed it most often.
 
-Knows symbols, which are integers, and refuses to know what they stand for.
+Symbols are integers.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ class CountingAutomaton(SuffixAutomaton):
     def __init__(self, depth: int) -> None:
         super().__init__()
         self.depth, self.size = depth, 0
-        self._count, self._followed = [0], [0]  # occurrences, and those that something follows
-        self._best = [NOTHING]  # the symbol that follows most often, of equal ones the latest
+        self._count, self._followed = [0], [0]  # occurrences, and those with a next symbol
+        self._best = [NOTHING]  # the most frequent next symbol; ties: the latest
         self._mark = ROOT  # the state of the last ``depth`` symbols
 
     @property
     def states(self) -> int:
-        """How many there are."""
+        """The number of symbols."""
         return len(self._link)
 
     def push(self, symbol: int) -> None:
-        """The text goes on."""
+        """Append a symbol."""
         super().push(symbol)
         before = self._mark
         self.size += 1
@@ -95,7 +95,7 @@ class CountingAutomaton(SuffixAutomaton):
         return symbols, score
 
     def followers(self, state: int, most: int) -> list[tuple[int, float, int]]:
-        """The symbols that follow most often, at most so many: (symbol, chance, state after it)."""
+        """The most frequent next symbols, at most so many: (symbol, probability, state after it)."""
         follows, count, favourite = self._next[state], self._count, self._best[state]
         found = heapq.nlargest(
             most, ((count[after], symbol == favourite, symbol, after) for symbol, after in follows.items())

@@ -1,4 +1,4 @@
-"""Prompt lookup: what came after the last tokens when they were there before. Knows one sequence at a time.
+"""N-gram drafts (prompt lookup): what followed the last tokens where they occurred before in the sequence.
 
 The method is that of Saxena, Prompt Lookup Decoding (2023). Of the places where the longest n-gram was, the most recent
 one is continued: a text that is being edited repeats its latest version.

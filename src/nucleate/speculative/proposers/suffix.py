@@ -1,4 +1,4 @@
-"""Suffix decoding: what followed most often after the longest repeats, here and in answers of before. Knows ids only.
+"""Suffix decoding: the most frequent continuations of repeated suffixes, in this sequence and in recent outputs.
 
 The method is that of Oliaro, Jia, Campos and Qiao, SuffixDecoding (arXiv 2411.04975), with automata in place of trees.
 """
@@ -14,11 +14,11 @@ from nucleate.speculative.proposers.counting_automaton import CountingAutomaton,
 from nucleate.speculative.tree import Node, Offer, best_first, draft_of
 
 REMEMBERED = 1 << 16
-"""Tokens of answers that have ended, if nothing else is asked for: some 30 MB."""
+"""Default number of remembered output tokens: some 30 MB."""
 
 
 class SuffixProposer(Proposer):
-    """Drafts whose length follows from their chances.
+    """Drafts whose length depends on their probability.
 
     Each suffix of the last ``longest`` tokens that was there before is continued by what followed it most often, for at
     most ``factor`` times its length, while the chance of the whole is at least ``least``: the product of how often each
@@ -92,7 +92,7 @@ class SuffixProposer(Proposer):
         self.learn(output_ids)
 
     def learn(self, token_ids: Sequence[int]) -> None:
-        """Remember a text, as if it were the output of a sequence that has ended."""
+        """Remember a text, like the output of a finished sequence."""
         self._past.add(token_ids)
 
 

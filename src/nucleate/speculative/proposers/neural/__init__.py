@@ -1,4 +1,4 @@
-"""Proposers that were trained for a model: a small Llama, and heads that read the target's hidden states.
+"""Trained draft methods: a draft model, and heads that read the target's hidden states.
 
 Those for the embedded model lie in ``data`` beside this file, and are read when one is asked for. They run in NumPy, in
 float32. What a model of Transformers brings with it ("mtp") is in its own folder, and is run by torch.
@@ -16,10 +16,10 @@ from nucleate.speculative.proposers.neural.medusa import Medusa
 from nucleate.speculative.proposers.neural.weights import weights_for
 
 NAMES = ("draft", "medusa", "eagle", "dflash")
-"""Those for the embedded model."""
+"""Methods with weights for the embedded model."""
 
 BROUGHT = ("mtp",)
-"""Those that some models bring."""
+"""Methods whose weights come with some models."""
 
 
 def load(name: str, model: object, tree_width: int = 1) -> Proposer:
@@ -45,7 +45,7 @@ def load(name: str, model: object, tree_width: int = 1) -> Proposer:
 
 
 def _brought(model: object) -> Proposer:
-    """Of the modules that a model brings; torch is loaded only for one that does."""
+    """The MTP proposer of a model; torch is loaded only if the model has MTP modules."""
     config = model.model.config.get_text_config() if isinstance(model, TransformersModel) else None
     if not isinstance(model, TransformersModel) or not getattr(config, "num_mtp_layers", None):
         raise ModelError(

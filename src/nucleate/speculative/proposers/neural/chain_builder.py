@@ -1,4 +1,4 @@
-"""A draft while it is made: tokens one after the other, until there are enough. Knows no model."""
+"""Builds a chain draft token by token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small Llama that guesses for a large one with the same vocabulary, token after token.
+"""Drafts by a small Llama with the target's vocabulary, token by token.
 
 The method is that of Leviathan, Kalman, Matias (arXiv 2211.17192) and Chen et al. (arXiv 2302.01318).
 """
@@ -18,7 +18,7 @@ from nucleate.speculative.proposers.neural.kv_slots import KVSlots
 from nucleate.speculative.proposers.neural.weights import Weights
 
 MEMORY = 64 << 20
-"""Bytes of keys and values."""
+"""Bytes of KV cache."""
 SCALE = 8.0
 """Of the embeddings, as in training."""
 
@@ -43,7 +43,7 @@ class Reader:
 
 
 class DraftModel(Proposer):
-    """See ``Proposer``. memory: bytes for keys and values; sequences that find no room get no drafts for a while."""
+    """See ``Proposer``. memory: bytes of KV cache; sequences that do not fit get no drafts for a while."""
 
     def __init__(self, model: Llama, memory: int = MEMORY) -> None:
         self.runner = BatchedLlama(model, memory)

@@ -1,4 +1,4 @@
-"""Tokens drawn from the scores of a proposer, in the way the sequence asks for. Knows no model and no draft."""
+"""Samples draft tokens from the logits of a draft method, as the sequence requires."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A head that goes on from the target's hidden states by its own: EAGLE-3 (Li et al., arXiv 2503.01840).
+"""EAGLE-3 drafts: a head that continues the target's hidden states (Li et al., arXiv 2503.01840).
 
 From what the target made of a token and the token after it, one layer guesses what follows; where the target has not
 been yet, the layer's own output stands for its hidden state.
@@ -77,7 +77,7 @@ class Eagle(DraftHead):
             chain.ids += [chain.tokens[place] for place in places]
             stop = self._followed.heard(chain).taken + len(growth.looked)
             part = self._followed.part(chain, stop - len(places), stop, 1)
-            parts.append(part._replace(logits=len(places), parents=growth.lines()))
+            parts.append(part._replace(num_logits=len(places), parents=growth.lines()))
         packing = BatchLayout(parts, BLOCK)
         x_RX = np.stack([growth.outputs[growth.parents[place]] for growth, place in round_])
         return self._mixed(self._both(packing, x_RX), x_RX, packing)

@@ -1,4 +1,4 @@
-"""What heads that attend to the target's hidden states have in common: which sequences they follow, and how far."""
+"""State shared by draft heads that attend to the target's hidden states: sequences, progress, KV cache blocks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nucleate.speculative.proposers.neural.layer import unit
 
 
 class Followed:
-    """The sequences whose hidden states are told, and the blocks for what a head makes of them."""
+    """The sequences whose hidden states are received, and the KV cache blocks of a head."""
 
     def __init__(self, blocks: int, block_size: int) -> None:
         self._rooms = KVSlots(blocks, block_size)

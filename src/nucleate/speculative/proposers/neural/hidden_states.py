@@ -1,4 +1,4 @@
-"""What the target made of the tokens of a sequence, as far as who drafts has not taken it in. Knows no draft."""
+"""Buffers the target's hidden states of a sequence until the draft head has processed them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from nucleate.speculative.draft import TargetOutput
 
 PENDING = 512
-"""Hidden states that are kept for who is not asked for drafts: then it begins anew with what came last."""
+"""The most hidden states that are buffered while no draft is requested; then the head restarts from the latest."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Blocks for the keys and values of many sequences; those not asked for longest make room. Knows no model."""
+"""Allocates KV cache blocks of a draft head; the least recently used sequences are evicted."""
 
 from __future__ import annotations
 

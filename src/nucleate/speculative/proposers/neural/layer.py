@@ -1,4 +1,4 @@
-"""A layer of a head in NumPy: attention over what lies in blocks, then a gated layer. Knows no head.
+"""A transformer layer of a draft head in NumPy, over a paged KV cache.
 
 Everything is float32; sizes are those of the target.
 """

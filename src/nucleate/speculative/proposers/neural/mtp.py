@@ -1,4 +1,4 @@
-"""Drafts by the modules for multi-token prediction that a model brings (DeepSeek-V3, arXiv 2412.19437).
+"""Drafts by the multi-token prediction (MTP) modules of a model (DeepSeek-V3, arXiv 2412.19437).
 
 From what the target made of a token and the token after it, the first module guesses what follows, the second one goes
 on from what the first one gave, and so on. After the last module, it goes on from its own output, as EAGLE does.
@@ -19,11 +19,11 @@ from nucleate.speculative.proposers.neural.hidden_states import CapturedHiddenSt
 from nucleate.speculative.proposers.neural.kv_slots import KVSlots
 
 MEMORY = 256 << 20
-"""Bytes of keys and values."""
+"""Bytes of KV cache."""
 
 
 class Mtp(Proposer):
-    """See ``Proposer``. memory: bytes for keys and values; sequences that find no room get no drafts for a while."""
+    """See ``Proposer``. memory: bytes of KV cache; sequences that do not fit get no drafts for a while."""
 
     def __init__(self, modules: MtpModules, memory: int = MEMORY) -> None:
         self._modules, self.layers = modules, (modules.depth,)

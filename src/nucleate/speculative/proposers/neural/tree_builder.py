@@ -1,4 +1,4 @@
-"""A tree while it is made: which of its tokens are gone on from next, and which stay. Knows no model.
+"""Builds a draft tree: which tokens to expand next, and which stay.
 
 The method is that of EAGLE-2 (Li et al., arXiv 2406.16858): go on from the likeliest, keep the likeliest.
 """
@@ -14,7 +14,7 @@ from nucleate.speculative.proposers.neural.draft_sampling import COLDEST, DraftQ
 from nucleate.speculative.tree import keep
 
 DEEPEST = 8
-"""Tokens of a branch."""
+"""Maximum depth."""
 
 
 @dataclass(eq=False)

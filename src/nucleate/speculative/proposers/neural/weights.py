@@ -1,4 +1,4 @@
-"""The trained parts as files: their weights, and for which target they were trained. Knows no method."""
+"""Loads draft weights, and checks which target they were trained for."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def about(path: Path) -> dict[str, str]:
 
 
 def digest(folder: Path) -> str:
-    """What tells the weights of a model from others."""
+    """A fingerprint of a model's weights."""
     return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
 
 
