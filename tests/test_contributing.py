@@ -16,10 +16,9 @@ PAGE = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
 FILES = dict(re.findall(r"^`([\w/]+\.py)`:\n\n```python\n(.*?)```", PAGE, re.DOTALL | re.MULTILINE))
 
 CONFTEST = """
-from hypothesis import settings
+import tiers
 
-settings.register_profile("ci", derandomize=True, deadline=None)
-settings.load_profile("ci")
+tiers.choose(full=False)
 """
 
 

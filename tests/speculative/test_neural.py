@@ -98,6 +98,7 @@ def test_drawn_text_is_that_without_drafts(name: str, model: Llama, prompts: lis
     assert loop.tau > 1.15
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_noise_of_the_target_makes_more_of_a_draft_stay(name: str, model: Llama, prompts: list[list[int]]) -> None:
     class Deaf:

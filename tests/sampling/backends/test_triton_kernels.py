@@ -10,6 +10,7 @@ from typing import Any
 import edge_rows as edges
 import numpy as np
 import pytest
+import tiers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from triton_interpreter import Interpreted
@@ -108,7 +109,7 @@ def test_noise_has_the_bits_of_the_reference(kernels: Interpreted, seed: int, st
 
 
 def test_sets_and_draws_are_those_of_the_reference(kernels: Interpreted) -> None:
-    assert survey(kernels, 9, SIZES, 0) == Counter(rows=9 * len(SIZES))
+    assert survey(kernels, tiers.count(3, 9), SIZES, 0) == Counter(rows=tiers.count(3, 9) * len(SIZES))
 
 
 @pytest.mark.exhaustive
