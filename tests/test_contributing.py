@@ -68,6 +68,7 @@ def test_it_is_a_flag_and_a_row_of_the_table(copy: Path) -> None:
     assert '"above_average": 500.0' in story
 
 
+@pytest.mark.slow
 def test_the_files_of_the_page_are_in_the_style_of_the_house(copy: Path) -> None:
     run(copy, "-m", "ruff", "check", *FILES)
     run(copy, "-m", "ruff", "format", "--check", *FILES)

@@ -189,6 +189,7 @@ TestPool = PoolMachine.TestCase
 TestPool.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize(
     ("count", "size", "sharing"), [(1, 1, True), (7, 3, True), (40, 1, True), (30, 16, True), (9, 3, False)]
 )

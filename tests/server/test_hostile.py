@@ -362,6 +362,7 @@ def test_no_origin_may_ask_unless_it_is_told(server: Server) -> None:
         assert not [name for name in answer.headers if name.startswith("access-control")]
 
 
+@pytest.mark.slow
 def test_the_benchmark_runs(tmp_path: Path) -> None:
     program, told = ROOT / "benchmarks" / "server.py", tmp_path / "server.json"
     command = [sys.executable, str(program), "--quick", "--json", str(told)]

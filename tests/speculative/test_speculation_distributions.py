@@ -224,6 +224,7 @@ def honest(laws: Any) -> Any:
     return laws
 
 
+@pytest.mark.fast_cases(3)
 @pytest.mark.parametrize(("name", "rule"), [*((name, "rejection") for name in TARGETS), ("all", "block")])
 def test_texts_have_the_law_of_the_target(name: str, rule: str) -> None:
     found = through_sampler(TARGETS[name], RULES[rule].verify, 900, noise.DRAFT, honest)
@@ -234,6 +235,7 @@ def keeps_all(p: Any, draft: Draft, coins_N: Any, coin: float) -> AcceptanceResu
     return AcceptanceResult(tuple(range(len(draft))), choose(p[len(draft)], coin))
 
 
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize(
     ("rule", "stream", "told"),
     [

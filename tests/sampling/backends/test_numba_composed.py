@@ -161,6 +161,7 @@ def told(run, *arguments):
         return f"{type(error).__name__}: {error}"
 
 
+@pytest.mark.fast_cases(27)
 @pytest.mark.parametrize("name", OTHERS)
 @pytest.mark.parametrize(("size", "count"), [(1000, 12), (5000, 2)])
 def test_every_stage_alone_and_after_a_cut(monkeypatch, name, size, count) -> None:
@@ -201,6 +202,7 @@ PIPELINES = (
 )
 
 
+@pytest.mark.fast_cases(16)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", [1, 256, 257, 1000, 10_000])
 def test_every_kind_of_row(kind, size) -> None:
