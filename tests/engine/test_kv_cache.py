@@ -6,6 +6,7 @@ import random
 import time
 
 import pytest
+import tiers
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -186,7 +187,7 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPool = PoolMachine.TestCase
-TestPool.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestPool.settings = settings(max_examples=tiers.count(15, 60), stateful_step_count=40, deadline=None)
 
 
 @pytest.mark.fast_cases(2)

@@ -95,7 +95,7 @@ class ScheduleMachine(RuleBasedStateMachine):
 
 
 TestSchedule = ScheduleMachine.TestCase
-TestSchedule.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestSchedule.settings = settings(max_examples=tiers.count(20, 80), stateful_step_count=40, deadline=None)
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tiers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted_proposers import Silent
@@ -46,7 +47,7 @@ def packed(allowed_NV: np.ndarray) -> np.ndarray:
     return np.packbits(wide, axis=1, bitorder="little").view(np.int32)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=tiers.count(20, 80), deadline=None)
 @given(
     st.sampled_from([name for name in PARAMS if name not in ("mirostat", "adaptive-p")]),
     st.integers(0, 2**32),
