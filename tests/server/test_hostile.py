@@ -27,7 +27,7 @@ ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}  # threads that stay awake starve the
 SECRETS = (b"Traceback", str(ROOT).encode(), b"site-packages", sys.prefix.encode(), b".py")
 STORY = {"prompt": "Once upon a time", "temperature": 0.9, "ignore_eos": True}
 PATH = "/v1/completions"
-GAP = 30.0
+GAP = 10.0
 """Seconds between two frames of a neighbour's stream at the most, on a machine that has other things to do."""
 
 

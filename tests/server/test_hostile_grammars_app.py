@@ -18,7 +18,7 @@ from test_hostile import ONE_THREAD, check_error, idle, memory, worked
 
 TEXTS = Path(__file__).parents[1] / "structured_output" / "test_hostile_grammars.py"
 SECONDS = 2.0
-GAP = 30.0
+GAP = 15.0
 """Seconds between two frames of a neighbour's stream at the most, on a machine that has other things to do."""
 PATH, CHAT = "/v1/completions", "/v1/chat/completions"
 SUBJECT = {PATH: {"prompt": "Once"}, CHAT: {"messages": [{"role": "user", "content": "Hello"}]}}
