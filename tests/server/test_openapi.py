@@ -352,6 +352,7 @@ FIELD = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.fast_cases(40)
 @FIELD
 def test_schema_and_server_agree_at_the_edges(kind: Endpoint, field: str) -> None:
     for value in (*edges(field), *TEXTS, *LISTS, *OBJECTS, *MESSAGES):
