@@ -307,7 +307,7 @@ def test_lines_are_those_of_the_whole_text(parts: list[bytes], most: int) -> Non
     assert list(lines(io.BytesIO(data), most)) == expected
 
 
-@pytest.mark.parametrize("most", [3, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("most", [3, pytest.param(40, marks=pytest.mark.exhaustive)])
 def test_killed_at_any_moment_no_line_is_lost_and_none_repeated(folder: Folder, most: int) -> None:
     stories = STORIES[: 12 if most < 10 else None]
     folder.write(*stories)

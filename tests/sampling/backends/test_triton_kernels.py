@@ -209,7 +209,7 @@ def near_ties_of_the_chain(start: int, count: int, longest: int) -> list[near_ti
 TYPICAL = {place for place, kind in enumerate(near_ties.KINDS) if kind.startswith("typical")}
 
 
-@pytest.mark.parametrize("rows", [1, 2, 16, pytest.param(300, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rows", [1, 2, 16, pytest.param(300, marks=pytest.mark.exhaustive)])
 def test_near_ties_are_decided_as_the_reference_decides_them(kernels: Interpreted, rows: int) -> None:
     cases = near_ties_of_the_chain(1000 * rows, rows, 3000)
     expected = [reference.draw(case.logits, case.stages, case.seed, case.step) for case in cases]
