@@ -16,10 +16,9 @@ PAGE = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
 FILES = dict(re.findall(r"^`([\w/]+\.py)`:\n\n```python\n(.*?)```", PAGE, re.DOTALL | re.MULTILINE))
 
 CONFTEST = """
-from hypothesis import settings
+import tiers
 
-settings.register_profile("ci", derandomize=True, deadline=None)
-settings.load_profile("ci")
+tiers.choose(full=False)
 """
 
 
@@ -69,6 +68,7 @@ def test_it_is_a_flag_and_a_row_of_the_table(copy: Path) -> None:
     assert '"above_average": 500.0' in story
 
 
+@pytest.mark.slow
 def test_the_files_of_the_page_are_in_the_style_of_the_house(copy: Path) -> None:
     run(copy, "-m", "ruff", "check", *FILES)
     run(copy, "-m", "ruff", "format", "--check", *FILES)

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tiers
 
 import nucleate as nc
 from nucleate.models.loader import EMBEDDED
@@ -128,6 +127,7 @@ def test_defaults_are_the_models_recommendation_and_given_parameters_are_taken_a
     assert llm.generate("The", plain)[0].text != llm.generate("The", recommended)[0].text
 
 
+@pytest.mark.slow
 def test_stories_are_stories(llm: nc.LLM) -> None:
     """Not a proof of coherence: it catches a broken model, template or loop."""
     params = llm.default_params.replace(max_tokens=150)
@@ -138,11 +138,10 @@ def test_stories_are_stories(llm: nc.LLM) -> None:
     named = 0
     for topics in (("cat", "ball"), ("dog", "boat"), ("bear", "cake"), ("bird", "tree")):
         question = [{"role": "user", "content": "Tell me a story about a {} and a {}".format(*topics)}]
-        for seed in range(tiers.count(2, 4)):
+        for seed in range(4):
             answer = llm.chat(question, params.replace(seed=seed)).text.lower()
             named += sum(topic in answer for topic in topics)
-    # of 16 or 32; a story that ignores the question has about a fifth of them
-    assert named >= tiers.count(9, 18)
+    assert named >= 18  # of 32; a story that ignores the question has about 6
 
 
 def test_a_broken_recommendation_is_the_folders_fault(tmp_path: Path) -> None:

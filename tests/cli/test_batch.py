@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from programs import begun
@@ -239,7 +240,7 @@ def test_bad_lines_are_reported_and_the_others_go_on(folder: Folder) -> None:
     assert folder.run(*SHORT) == (1, found, f"[{len(BAD) + 2} done before ({len(BAD)} of them failed)]\n")
 
 
-@settings(max_examples=50)
+@settings(max_examples=tiers.count(12, 50))
 @given(data=st.binary(max_size=60) | st.text(max_size=30).map(lambda text: json.dumps(text).encode()))
 def test_no_line_is_more_than_an_entry(data: bytes) -> None:
     entry = read_line(JsonLine(3, 4, data))
@@ -306,7 +307,7 @@ def test_lines_are_those_of_the_whole_text(parts: list[bytes], most: int) -> Non
     assert list(lines(io.BytesIO(data), most)) == expected
 
 
-@pytest.mark.parametrize("most", [3, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("most", [3, pytest.param(40, marks=pytest.mark.exhaustive)])
 def test_killed_at_any_moment_no_line_is_lost_and_none_repeated(folder: Folder, most: int) -> None:
     stories = STORIES[: 12 if most < 10 else None]
     folder.write(*stories)

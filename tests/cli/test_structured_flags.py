@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -421,7 +422,7 @@ def test_a_form_that_cannot_be_held_is_told_before_any_line(tmp_path: Path, caps
 # ---- any text
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=tiers.count(50, 200), deadline=None)
 @given(
     st.sampled_from([flag for flag, _, _ in FLAGS.values()]),
     st.text(st.characters(exclude_characters="\0"), max_size=30),

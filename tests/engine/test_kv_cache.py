@@ -6,6 +6,7 @@ import random
 import time
 
 import pytest
+import tiers
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -186,9 +187,10 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPool = PoolMachine.TestCase
-TestPool.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestPool.settings = settings(max_examples=tiers.count(15, 60), stateful_step_count=40, deadline=None)
 
 
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize(
     ("count", "size", "sharing"), [(1, 1, True), (7, 3, True), (40, 1, True), (30, 16, True), (9, 3, False)]
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import tiers
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -15,7 +16,7 @@ from nucleate.engine.scheduler import SchedulerEntry
 def test_three_thousand_operations(configuration: tuple[int, int, int, int, bool, bool]) -> None:
     world = world_of(configuration)
     drive = Drive(world, sum(configuration))
-    for _ in range(3000):
+    for _ in range(tiers.count(1000, 3000)):
         drive.act()
         world.check()
     for job in list(world.jobs):
@@ -94,7 +95,7 @@ class ScheduleMachine(RuleBasedStateMachine):
 
 
 TestSchedule = ScheduleMachine.TestCase
-TestSchedule.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestSchedule.settings = settings(max_examples=tiers.count(20, 80), stateful_step_count=40, deadline=None)
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+import tiers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -89,7 +90,7 @@ def run(rule, kv_heads, heads, size, value_size, block_size, lengths, new, threa
 
 
 @given(cases())
-@settings(max_examples=150)
+@settings(max_examples=tiers.count(37, 150))
 def test_the_kernel_is_attention(case) -> None:
     before, paged_attention.LARGE = paged_attention.LARGE, 0  # also small work is shared out among threads
     try:

@@ -40,6 +40,7 @@ def assert_as_alone(driver: Driver, model: Llama) -> None:
             logits_V = context.forward([token])
 
 
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize("seed", range(3))
 def test_many_at_once_say_what_each_says_alone(seed: int, model: Llama) -> None:
     driver = Driver(runner_of(model, 100 * BLOCK_BYTES), seed)
@@ -120,6 +121,7 @@ def test_it_says_what_it_is(model: Llama) -> None:
     assert (runner.vocab_size, runner.context_length, runner.runtime) == (4096, 1024, "numpy float32")
 
 
+@pytest.mark.fast_cases(3)
 @pytest.mark.parametrize("shape", ["untied", "one kv head", "no sharing", "own head size", "epsilon"])
 def test_every_shape_of_the_architecture(shape: str, tmp_path: Path) -> None:
     pytest.importorskip("transformers", reason="makes the weights")

@@ -76,6 +76,7 @@ def test_the_embedded_model() -> None:
     fork_everywhere(runner_of(model, 64 << 20), model, (1, 2, 15, 16, 17, 32, 47), 5e-4)
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_models_of_transformers(name: str) -> None:
     model = of_transformers(name)

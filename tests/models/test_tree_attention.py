@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tiers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_attention import attended
@@ -61,7 +62,7 @@ def cases(draw: Any) -> dict[str, Any]:
 
 
 @given(cases())
-@settings(max_examples=50)
+@settings(max_examples=tiers.count(12, 50))
 def test_the_kernel_attends_along_branches(case: dict[str, Any]) -> None:
     """Beside it, parts without a tree; before it, none, one or some tokens of its own part."""
     random, size = np.random.default_rng(case["seed"]), 16

@@ -117,13 +117,12 @@ def hold(indices: range, rows: int) -> None:
         assert found[-1] == expected, (index, case.kind, rows)
 
 
-@pytest.mark.parametrize(
-    ("rows", "count"),
-    [(1, tiers.count(70, 210)), (2, tiers.count(35, 70)), (16, tiers.count(21, 35)), (300, tiers.count(1, 7))],
-    ids=["1", "2", "16", "300"],
-)
-def test_near_ties_are_decided_as_by_the_reference(rows: int, count: int) -> None:
-    hold(range(1000, 1000 + count), rows)
+COUNTS = {1: tiers.count(70, 210), 2: tiers.count(35, 70), 16: tiers.count(21, 35), 300: tiers.count(1, 7)}
+
+
+@pytest.mark.parametrize("rows", COUNTS)
+def test_near_ties_are_decided_as_by_the_reference(rows: int) -> None:
+    hold(range(1000, 1000 + COUNTS[rows]), rows)
 
 
 @pytest.mark.exhaustive

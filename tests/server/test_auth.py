@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiers
 import uvicorn
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -286,7 +287,7 @@ def routers() -> list[Any]:
     return [router(), Starlette(routes=page).router]
 
 
-@settings(max_examples=150)
+@settings(max_examples=tiers.count(37, 150))
 @given(
     which=st.integers(0, 1),
     parts=st.lists(PARTS, max_size=6),
@@ -351,7 +352,7 @@ def test_all_keys_are_compared_whichever_is_right(monkeypatch: pytest.MonkeyPatc
         assert {len(digest) for pair in compared for digest in pair} == {32}
 
 
-@settings(max_examples=100)
+@settings(max_examples=tiers.count(25, 100))
 @given(st.binary(max_size=30))
 def test_no_bytes_but_a_key_are_one(value: bytes) -> None:
     assert status(APP, "/v1/models", (b"authorization", b"Bearer " + value)) == 401

@@ -17,6 +17,7 @@ from typing import Any
 
 import psutil
 import pytest
+import tiers
 from malformed_requests import GARBAGE, Bad, malformed
 from server_process import Answer, Server, wait_until
 from stream_clients import Stream, Wire, raw, text_of, together
@@ -26,7 +27,7 @@ ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}  # threads that stay awake starve the
 SECRETS = (b"Traceback", str(ROOT).encode(), b"site-packages", sys.prefix.encode(), b".py")
 STORY = {"prompt": "Once upon a time", "temperature": 0.9, "ignore_eos": True}
 PATH = "/v1/completions"
-GAP = 3.0
+GAP = 10.0
 """Seconds between two frames of a neighbour's stream at the most, on a machine that has other things to do."""
 
 
@@ -87,7 +88,7 @@ def refused(server: Server, bad: Bad) -> None:
 def test_a_thousand_malformed_requests_hurt_nobody(server: Server) -> None:
     neighbours = [{**STORY, "seed": seed, "max_tokens": 600} for seed in range(5)]
     alone = [server.request("POST", PATH, body).json["choices"][0]["text"] for body in neighbours]
-    kinds, failures = malformed(1000), list[str]()
+    kinds, failures = malformed(tiers.count(300, 1000)), list[str]()
 
     def storm(left: list[Bad]) -> None:
         rounds = [0] * len(neighbours)
@@ -217,7 +218,7 @@ def test_bodies_without_an_end(server: Server) -> None:
 
     start = time.perf_counter()
     together(len(kinds), work)
-    assert time.perf_counter() - start < 8
+    assert time.perf_counter() - start < 30
     assert stream.wait().whole
 
 
@@ -362,6 +363,7 @@ def test_no_origin_may_ask_unless_it_is_told(server: Server) -> None:
         assert not [name for name in answer.headers if name.startswith("access-control")]
 
 
+@pytest.mark.slow
 def test_the_benchmark_runs(tmp_path: Path) -> None:
     program, told = ROOT / "benchmarks" / "server.py", tmp_path / "server.json"
     command = [sys.executable, str(program), "--quick", "--json", str(told)]

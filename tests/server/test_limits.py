@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
+import tiers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -230,7 +231,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=tiers.count(75, 300))
 @given(value=VALUES, names=st.lists(st.sampled_from(sorted(COMPLETIONS.known | CHAT.known)), max_size=4))
 def test_no_json_is_more_than_a_parameter_error(value: Any, names: list[str]) -> None:
     small = ServerLimits(max_completion_tokens=4, max_choices_per_request=4, max_logprobs=4)

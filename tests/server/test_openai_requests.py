@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 import pytest
+import tiers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -51,7 +52,7 @@ def refusal(kind: Endpoint, given: Any) -> ParameterError:
 
 
 @KINDS
-@settings(max_examples=100)
+@settings(max_examples=tiers.count(25, 100))
 @given(data=st.data())
 def test_no_body_is_more_than_a_parameter_error(kind: Endpoint, data: st.DataObject) -> None:
     names = st.sampled_from(sorted(kind.known)) | st.text(max_size=6)
@@ -86,7 +87,7 @@ def test_a_body_that_is_no_object(kind: Endpoint, value: Any) -> None:
 
 
 @KINDS
-@settings(max_examples=50)
+@settings(max_examples=tiers.count(12, 50))
 @given(name=st.text(max_size=30), value=VALUES)
 def test_an_unknown_field_is_named_whatever_it_says(kind: Endpoint, name: str, value: Any) -> None:
     if name not in kind.known:
@@ -121,7 +122,7 @@ def one(name: str) -> st.SearchStrategy[Any]:
     }.get(field.kind, words)
 
 
-@settings(max_examples=100)
+@settings(max_examples=tiers.count(25, 100))
 @given(data=st.data())
 def test_the_parameters_of_any_request_come_through(data: st.DataObject) -> None:
     names = data.draw(st.lists(st.sampled_from(sorted(FIELDS)), unique=True, max_size=6))
@@ -354,7 +355,7 @@ def test_what_is_no_body_for_a_text(given: Any, field: str) -> None:
     assert caught.value.field == field
 
 
-@settings(max_examples=100)
+@settings(max_examples=tiers.count(25, 100))
 @given(data=st.data())
 def test_no_body_for_tokens_is_more_than_a_parameter_error(data: st.DataObject) -> None:
     for read_it, known in ((read_tokenize, TOKENIZE), (read_detokenize, DETOKENIZE)):

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import tiers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -275,7 +276,7 @@ def test_a_prompt_alone_has_no_answer(llm: nc.LLM, reason: FinishReason) -> None
 LOGPROBS = st.lists(st.sampled_from([0.0, -0.5, -1.0, -2.5, -math.inf]), max_size=4)
 
 
-@settings(max_examples=100)
+@settings(max_examples=tiers.count(25, 100))
 @given(answers=st.lists(LOGPROBS, min_size=1, max_size=6), n=st.integers(1, 6), tells=st.booleans())
 def test_the_best_are_those_with_the_highest_mean(answers: list[list[float]], n: int, tells: bool) -> None:
     n = min(n, len(answers))

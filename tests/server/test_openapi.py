@@ -10,6 +10,7 @@ from math import inf, nextafter
 from typing import Any
 
 import pytest
+import tiers
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -351,6 +352,7 @@ FIELD = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.fast_cases(40)
 @FIELD
 def test_schema_and_server_agree_at_the_edges(kind: Endpoint, field: str) -> None:
     for value in (*edges(field), *TEXTS, *LISTS, *OBJECTS, *MESSAGES):
@@ -369,7 +371,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=4000, deadline=None)
+@settings(max_examples=tiers.count(1000, 4000), deadline=None)
 @given(where=st.sampled_from(EVERYWHERE), value=VALUES | NUMBERS_)
 def test_schema_and_server_agree(where: tuple[Endpoint, str], value: Any) -> None:
     assume(not (isinstance(value, dict) and any(key.isdigit() and not key.isascii() for key in value)))
@@ -383,7 +385,7 @@ def test_what_no_schema_says_is_refused_all_the_same() -> None:
         assert f"{MAX_CHARACTERS + 1} characters" in str(error)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=tiers.count(125, 500), deadline=None)
 @given(
     fields=st.dictionaries(
         st.sampled_from(sorted(TOKENIZE | DETOKENIZE)),

@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+import tiers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -129,7 +130,7 @@ def test_nothing_a_client_sends_makes_another_line(form: LogFormat, value: str) 
 
 
 @FORMS
-@settings(max_examples=50)
+@settings(max_examples=tiers.count(12, 50))
 @given(value=st.text(max_size=30))
 def test_any_text(form: LogFormat, value: str) -> None:
     made = lines(lambda log: log.request(**{**REQUEST, "route": value}), form, "debug")
@@ -309,7 +310,7 @@ def test_a_stuck_stream_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None
         start = time.perf_counter()
         for number in range(1, 1000):
             log.event("line", number=number)
-        assert time.perf_counter() - start < 5
+        assert time.perf_counter() - start < 30
         stream.go.set()
     told = [json.loads(line) for line in stream.getvalue().splitlines()]
     assert [line["number"] for line in told] == list(range(101))

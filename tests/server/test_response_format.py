@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+import tiers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -203,7 +204,7 @@ def test_what_vllm_called_it_once_is_told_by_its_new_name(kind: Endpoint, name: 
     assert str(error) == f"unknown field 'guided_{name}'; use structured_outputs.{name}"
 
 
-@settings(max_examples=300)
+@settings(max_examples=tiers.count(75, 300))
 @given(data=st.data())
 def test_any_value_is_a_form_or_an_error_that_names_its_field(data: st.DataObject) -> None:
     keys = (

@@ -19,7 +19,7 @@ from stream_clients import Stream, Wire, raw
 
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}  # threads that stay awake starve the others where tests run side by side
 STORY = {"prompt": "Once upon a time", "temperature": 0.9, "ignore_eos": True}
-END = 15.0
+END = 60.0
 """Seconds that a server may take to end beyond its grace, on a machine that has other things to do."""
 
 

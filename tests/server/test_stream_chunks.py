@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import tiers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -202,7 +203,7 @@ IDS = st.lists(st.integers(0, 2**31), max_size=3).map(tuple)
 
 @KINDS
 @pytest.mark.parametrize("include_usage", [False, True])
-@settings(max_examples=300)
+@settings(max_examples=tiers.count(75, 300))
 @given(data=st.data())
 def test_quick_frames_are_those_that_json_writes(
     llm: nc.LLM, kind: type[ResponseStream], include_usage: bool, data: st.DataObject
@@ -351,7 +352,7 @@ def interleaved(draw: st.DrawFn, own: list[list[CompletionChunk]]) -> list[Compl
 
 
 @KINDS
-@settings(max_examples=400)
+@settings(max_examples=tiers.count(100, 400))
 @given(data=st.data())
 def test_chunks_put_together_are_the_whole_body(llm: nc.LLM, kind: type[ResponseStream], data: st.DataObject) -> None:
     draw = data.draw

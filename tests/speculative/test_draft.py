@@ -8,6 +8,7 @@ import time
 
 import numpy as np
 import pytest
+import tiers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from single_drafts import draft_of
@@ -196,7 +197,7 @@ def test_suffixes_equal_their_twin(ids, k, longest, factor, least):
         assert found.distributions is None
 
 
-@settings(max_examples=60)
+@settings(max_examples=tiers.count(15, 60))
 @given(st.lists(TEXTS, max_size=6), TEXTS, st.integers(2, 90), st.integers(1, 4))
 def test_answers_of_before_equal_their_twin(outputs, ids, remembered, longest):
     proposer, young, old = SuffixProposer(longest, remembered=remembered), [], []

@@ -85,6 +85,7 @@ def test_a_forward_gives_more_than_a_token(name: str, least: float, model: Llama
     assert loop.tau > least
 
 
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_drawn_text_is_that_without_drafts(name: str, model: Llama, prompts: list[list[int]]) -> None:
     plain, loop = Loop(model), Loop(model, load(name, model))
@@ -98,6 +99,7 @@ def test_drawn_text_is_that_without_drafts(name: str, model: Llama, prompts: lis
     assert loop.tau > 1.15
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_noise_of_the_target_makes_more_of_a_draft_stay(name: str, model: Llama, prompts: list[list[int]]) -> None:
     class Deaf:
@@ -119,6 +121,7 @@ def test_the_noise_of_the_target_makes_more_of_a_draft_stay(name: str, model: Ll
     assert tau_of(load(name, model)) > tau_of(Deaf(load(name, model))) + 0.1
 
 
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_after_rejections_a_draft_is_that_of_one_who_saw_none(
     name: str, model: Llama, prompts: list[list[int]]
@@ -202,6 +205,7 @@ def test_a_greedy_draft_ignores_seed_and_kind_of_noise(name: str, model: Llama, 
     assert all(draft.distributions is None for draft in drafts)
 
 
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize("name", HEADS)
 def test_a_context_that_begins_late_is_enough(name: str, model: Llama, texts: list[list[int]]) -> None:
     agree = total = 0

@@ -63,6 +63,7 @@ def fits(tokens: list[int], laws: list[np.ndarray]) -> bool:
     return bool(((seen - expected) ** 2 / expected).sum() < 1 + freedom + 4.5 * np.sqrt(2 * freedom))
 
 
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize(("name", "temperature"), [*((name, 1.0) for name in NAMES), ("eagle", 0.7)])
 def test_tokens_have_the_laws_that_are_told(name: str, temperature: float, model: Llama) -> None:
     drafts = drafts_of(name, model, 1500, 2, temperature)
@@ -88,6 +89,7 @@ def test_tokens_have_the_laws_that_are_told(name: str, temperature: float, model
             np.testing.assert_allclose(draft.distributions[1], after[0].distributions[1], atol=1e-5)
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 def test_with_these_laws_a_rule_gives_what_the_target_draws(rule: str, model: Llama) -> None:
     logits_V = model.begin().forward(TEXT)

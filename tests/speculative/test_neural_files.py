@@ -177,6 +177,7 @@ LATEST = len(IDS) - 2
 """The last of the tokens that the target has read."""
 
 
+@pytest.mark.fast_cases(3)
 @pytest.mark.parametrize("start", [0, 7, LATEST])
 @pytest.mark.parametrize(("name", "steps"), [("eagle", 5), ("dflash", 4)])
 def test_heads_in_numpy_have_the_loss_that_training_says(

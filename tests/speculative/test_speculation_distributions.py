@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tiers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted_proposers import Silent
@@ -46,7 +47,7 @@ def packed(allowed_NV: np.ndarray) -> np.ndarray:
     return np.packbits(wide, axis=1, bitorder="little").view(np.int32)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=tiers.count(20, 80), deadline=None)
 @given(
     st.sampled_from([name for name in PARAMS if name not in ("mirostat", "adaptive-p")]),
     st.integers(0, 2**32),
@@ -224,6 +225,7 @@ def honest(laws: Any) -> Any:
     return laws
 
 
+@pytest.mark.fast_cases(3)
 @pytest.mark.parametrize(("name", "rule"), [*((name, "rejection") for name in TARGETS), ("all", "block")])
 def test_texts_have_the_law_of_the_target(name: str, rule: str) -> None:
     found = through_sampler(TARGETS[name], RULES[rule].verify, 900, noise.DRAFT, honest)
@@ -234,6 +236,7 @@ def keeps_all(p: Any, draft: Draft, coins_N: Any, coin: float) -> AcceptanceResu
     return AcceptanceResult(tuple(range(len(draft))), choose(p[len(draft)], coin))
 
 
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize(
     ("rule", "stream", "told"),
     [

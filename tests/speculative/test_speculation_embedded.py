@@ -83,7 +83,7 @@ def test_thirty_requests_at_once(llm: nc.LLM, name: str) -> None:
     compare(llm, name, 30, 1, adaptive=False)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", HERE)
 @pytest.mark.parametrize(
     "options", [{"adaptive": False}, {"num_speculative_tokens": 7, "adaptive": True}], ids=["4", "up to 7"]

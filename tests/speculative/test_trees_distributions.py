@@ -96,7 +96,11 @@ MAKERS = {
         ("drawn", PENALTIES, 300),
         ("guessed", {}, 250),
         ("drawn once for all branches", {}, 250),
-        *[pytest.param(name, values, 2000, marks=pytest.mark.slow) for name in MAKERS for values in ({}, PENALTIES)],
+        *[
+            pytest.param(name, values, 2000, marks=pytest.mark.exhaustive)
+            for name in MAKERS
+            for values in ({}, PENALTIES)
+        ],
     ],
 )
 def test_texts_of_an_engine(

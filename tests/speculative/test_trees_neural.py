@@ -247,7 +247,7 @@ def test_some_requests_at_once(llm: nc.LLM, name: str, tokens: int, branches: in
     compare(llm, name, 5, 3, num_speculative_tokens=tokens, tree_width=branches, adaptive=False)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("options", [{"adaptive": False}, {"adaptive": True}], ids=["", "adaptive"])
 @pytest.mark.parametrize(("name", "tokens", "branches"), [("suffix", 9, 3), ("medusa", 16, 4), ("eagle", 16, 2)])
 def test_three_hundred_requests_at_once(

@@ -8,6 +8,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+import tiers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_compiler import can_write
@@ -182,7 +183,7 @@ def hostile(schema: dict[str, Any], chance: random.Random) -> str:
     return "{" + ",".join(f"{spelled(name, chance)}:{json.dumps(chance.choice(VALUES))}" for name in said) + "}"
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=tiers.count(15, 60))
 @given(schema=OBJECTS, seed=st.integers(0, 2**32))
 def test_an_object_that_is_taken_validates(
     grammars: GrammarCompiler, tokenizer: Tokenizer, schema: dict[str, Any], seed: int
@@ -198,7 +199,7 @@ def test_an_object_that_is_taken_validates(
             assert judge.is_valid(json.loads(text)), (schema, text)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=tiers.count(15, 60))
 @given(pattern=PATTERNS, seed=st.integers(0, 2**32))
 def test_a_string_that_is_taken_validates(
     grammars: GrammarCompiler, tokenizer: Tokenizer, pattern: str, seed: int

@@ -36,7 +36,7 @@ class Interpreted:
 
     def close(self) -> None:
         self._process.stdin.close()
-        self._process.wait(30)
+        self._process.wait(300)
         self._process.stdout.close()
 
 

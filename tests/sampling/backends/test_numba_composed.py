@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pipeline_cases as cases
 import pytest
+import tiers
 from custom_stages import DRAWS, OWN, Foreign, Softer
 from edge_rows import KINDS, NEAR, row
 from pipeline_cases import OTHERS, case
@@ -53,6 +54,7 @@ from nucleate.sampling.stages import (
 )
 from nucleate.sampling_params import SamplingParams
 
+PIPELINES, FEWER = tiers.count(500, 2500), tiers.count(30, 100)
 SMALL, LARGE = cases.SIZES, (2049, 3000, 5000, 20_000)
 SOME = np.random.default_rng(0).normal(size=5000).astype(np.float32) * 3
 
@@ -100,7 +102,7 @@ def both(logits, stages, history=History(), step=0, seed=None):
     return difference(*(outcome(run, logits, stages, history, step, seed) for run in (reference.run, generic.run)))
 
 
-@pytest.mark.parametrize(("sizes", "count"), [(SMALL, 2500), (LARGE, 100)])
+@pytest.mark.parametrize(("sizes", "count"), [(SMALL, PIPELINES), (LARGE, FEWER)], ids=["small", "large"])
 def test_random_pipelines_are_those_of_the_reference(monkeypatch, sizes, count) -> None:
     monkeypatch.setattr(cases, "SIZES", sizes)
     fell, found, ran = Counter(), {}, reference.run
@@ -125,7 +127,7 @@ def test_random_pipelines_are_those_of_the_reference(monkeypatch, sizes, count) 
     assert fell["raised"] < 0.1 * count
 
 
-@pytest.mark.parametrize(("sizes", "count"), [(SMALL, 800), (LARGE, 50)])
+@pytest.mark.parametrize(("sizes", "count"), [(SMALL, PIPELINES // 3), (LARGE, FEWER // 2)], ids=["small", "large"])
 def test_survivors_and_probabilities_are_those_of_the_reference(monkeypatch, sizes, count) -> None:
     monkeypatch.setattr(cases, "SIZES", sizes)
     empty = 0
@@ -159,6 +161,7 @@ def told(run, *arguments):
         return f"{type(error).__name__}: {error}"
 
 
+@pytest.mark.fast_cases(27)
 @pytest.mark.parametrize("name", OTHERS)
 @pytest.mark.parametrize(("size", "count"), [(1000, 12), (5000, 2)])
 def test_every_stage_alone_and_after_a_cut(monkeypatch, name, size, count) -> None:
@@ -199,6 +202,7 @@ PIPELINES = (
 )
 
 
+@pytest.mark.fast_cases(16)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", [1, 256, 257, 1000, 10_000])
 def test_every_kind_of_row(kind, size) -> None:

@@ -6,6 +6,7 @@ import threading
 
 import numpy as np
 import pytest
+import tiers
 
 import nucleate as nc
 from nucleate.sampling.backends import reference
@@ -120,12 +121,13 @@ def differences(count: int, seed: int) -> list[object]:
 
 
 def test_every_token_is_that_of_the_reference() -> None:
-    assert differences(4000, 0) == []
+    assert differences(tiers.count(800, 4000), 0) == []
 
 
 def test_every_token_after_penalties_bans_and_masks_is_that_of_the_reference() -> None:
-    drawn, found = shifted_differences(3000, 0)
-    assert drawn > 1500
+    count = tiers.count(500, 3000)
+    drawn, found = shifted_differences(count, 0)
+    assert drawn > 0.5 * count
     assert len(found) <= 3, found  # edited scores are float32 here: two of them may be equal that were nearly so
 
 

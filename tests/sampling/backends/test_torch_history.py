@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tiers
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -71,7 +72,7 @@ def rows_of(pipelines: list[tuple[Shift, ...]], said: list[tuple[list[int], list
     return held
 
 
-@settings(max_examples=60)
+@settings(max_examples=tiers.count(15, 60))
 @given(
     rows=st.lists(st.tuples(STAGE, SAID, SAID), min_size=1, max_size=4),
     news=st.lists(st.lists(st.one_of(FEW, st.integers(-1, SIZE - 1)), min_size=4, max_size=4), max_size=12),
@@ -162,7 +163,7 @@ def scores(x_V: Any, stages: tuple[Shift, ...], history: History) -> Any:
     return y_V
 
 
-@settings(max_examples=60)
+@settings(max_examples=tiers.count(15, 60))
 @given(
     rows=st.lists(st.tuples(st.lists(SHIFT, min_size=1, max_size=4), SAID, SAID), min_size=1, max_size=3),
     seed=st.integers(0, 2**32),

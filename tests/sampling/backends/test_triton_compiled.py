@@ -46,6 +46,7 @@ def compiled(capability: int, kernels: list[tuple[str, str, bool]]) -> None:
         assert 0 < found["instructions"] <= instructions, (capability, kernel, found)
 
 
+@pytest.mark.slow
 def test_the_kernels_of_every_step_stay_within_the_budget() -> None:
     compiled(90, QUICK)
 

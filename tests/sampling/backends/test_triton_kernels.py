@@ -10,6 +10,7 @@ from typing import Any
 import edge_rows as edges
 import numpy as np
 import pytest
+import tiers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from triton_interpreter import Interpreted
@@ -108,7 +109,7 @@ def test_noise_has_the_bits_of_the_reference(kernels: Interpreted, seed: int, st
 
 
 def test_sets_and_draws_are_those_of_the_reference(kernels: Interpreted) -> None:
-    assert survey(kernels, 9, SIZES, 0) == Counter(rows=9 * len(SIZES))
+    assert survey(kernels, tiers.count(3, 9), SIZES, 0) == Counter(rows=tiers.count(3, 9) * len(SIZES))
 
 
 @pytest.mark.exhaustive
@@ -208,7 +209,7 @@ def near_ties_of_the_chain(start: int, count: int, longest: int) -> list[near_ti
 TYPICAL = {place for place, kind in enumerate(near_ties.KINDS) if kind.startswith("typical")}
 
 
-@pytest.mark.parametrize("rows", [1, 2, 16, pytest.param(300, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rows", [1, 2, 16, pytest.param(300, marks=pytest.mark.exhaustive)])
 def test_near_ties_are_decided_as_the_reference_decides_them(kernels: Interpreted, rows: int) -> None:
     cases = near_ties_of_the_chain(1000 * rows, rows, 3000)
     expected = [reference.draw(case.logits, case.stages, case.seed, case.step) for case in cases]

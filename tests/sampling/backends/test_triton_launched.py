@@ -17,13 +17,14 @@ SHARED = 48 << 10
 """Bytes of shared memory that every GPU gives a program without being asked."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "asked",
     [
         ["90"],
-        pytest.param(["80", "everything"], marks=pytest.mark.slow),
-        pytest.param(["90", "everything"], marks=pytest.mark.slow),
-        pytest.param(["100", "everything"], marks=pytest.mark.slow),
+        ["80", "everything"],
+        ["90", "everything"],
+        ["100", "everything"],
     ],
     ids=" ".join,
 )

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import tiers
 
 import nucleate as nc
 from nucleate.sampling.backends import reference
@@ -169,18 +170,20 @@ SIZES = (1, 2, 3, 7, 30, 100, 101, 257, 1000)
 
 @pytest.mark.parametrize("name", FIELDS)
 def test_each_alone(name):
-    trials([name], 1, 250, SIZES)
+    trials([name], 1, tiers.count(60, 250), SIZES)
 
 
 @pytest.mark.parametrize("name", [name for name in FIELDS if name not in TIES_DIFFER])
 def test_each_alone_among_equal_scores(name):
-    trials([name], 2, 120, SIZES, ties=True)
+    trials([name], 2, tiers.count(30, 120), SIZES, ties=True)
 
 
+@pytest.mark.slow
 def test_chains_in_their_order():
     trials(list(FIELDS), 3, 1800, SIZES, pick=0.45)
 
 
+@pytest.mark.slow
 def test_chains_in_their_order_among_equal_scores():
     trials([name for name in FIELDS if name not in TIES_DIFFER], 4, 800, SIZES, ties=True, pick=0.5)
 
