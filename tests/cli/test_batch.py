@@ -236,7 +236,7 @@ def test_bad_lines_are_reported_and_the_others_go_on(folder: Folder) -> None:
         if isinstance(line, dict) and isinstance(line.get("custom_id"), str):
             assert record["custom_id"] == line["custom_id"]
     assert f"[2 lines done, {len(BAD)} failed; 4 tokens, " in told
-    assert folder.run(*SHORT) == (1, found, f"[{len(BAD) + 2} done before ({len(BAD)} of them failed)]\n")
+    assert folder.run(*SHORT) == (1, found, f"[{len(BAD) + 2} lines done before ({len(BAD)} of them failed)]\n")
 
 
 @settings(max_examples=50)
