@@ -13,7 +13,7 @@ import pytest
 
 from nucleate.cli.structured_flags import FLAGS
 from nucleate.sampling.stages import STAGES
-from nucleate.structured_output.json_schema import FORMATS, HELD
+from nucleate.structured_output.json_schema import FORMATS, SUPPORTED
 from nucleate.structured_output.spec import OnUnsupported, Whitespace
 
 ROOT = Path(__file__).parents[1]
@@ -63,10 +63,10 @@ def test_a_command_of_the_docs_runs(command: str) -> None:
 def test_the_page_of_forms_names_all_that_is_held() -> None:
     page = PAGES["structured.md"]
     held, _, rest = page.partition("These keywords are enforced: ")[2].partition("Annotations such as")
-    assert set(re.findall(r"`([^`]+)`", held)) == HELD
+    assert set(re.findall(r"`([^`]+)`", held)) == SUPPORTED
     formats = held.partition("`format` of ")[2].rstrip(". ")
     assert set(re.split(r",\s+|\s+and\s+", formats)) == FORMATS
-    assert not set(re.findall(r"`([^`]+)`", rest.partition("| `on_unsupported` |")[0])) & HELD
+    assert not set(re.findall(r"`([^`]+)`", rest.partition("| `on_unsupported` |")[0])) & SUPPORTED
     for flag, _, _ in FLAGS.values():
         assert f"--{flag}" in page
     for name in (*get_args(OnUnsupported), *get_args(Whitespace)):

@@ -146,7 +146,7 @@ def test_the_lines_of_the_page_about_batches(folder: Folder) -> None:
     status, found, told = folder.run(*SHORT)
     assert (status, len(found)) == (0, 7), told
     for endpoint in (COMPLETIONS, CHAT_ENDPOINT):
-        for name in {*endpoint.own, *endpoint.ignored, *endpoint.not_yet} - {"stream_options"}:
+        for name in {*endpoint.own, *endpoint.ignored, *endpoint.unsupported} - {"stream_options"}:
             assert f"`{name}`" in page or f'"{name}"' in page
 
 
@@ -175,7 +175,7 @@ BAD: list[tuple[Any, int | None, str | None, str]] = [
     (b'"' + b"x" * MAX_LINE_BYTES + b'"', None, "line_too_long", "too long"),
     (b"5", None, "invalid_line", "a line must be a JSON object or string, got 5"),
     (b"[1, 2]", None, "invalid_line", "a line must be"),
-    ({}, None, "invalid_request", "prompt or messages must be given"),
+    ({}, None, "invalid_request", "prompt or messages must be set"),
     ("", None, "invalid_request", "the prompt is empty"),
     ({"prompt": "\ud800"}, None, "invalid_request", "not valid Unicode"),
     ({"prompt": []}, None, "invalid_request", "prompt must be a string or a list of token ids, got []"),
@@ -197,14 +197,14 @@ BAD: list[tuple[Any, int | None, str | None, str]] = [
     ({**request("more"), "bdy": 1}, None, "invalid_line", "'bdy'; did you mean body?"),
     ({"method": "POST", "url": "/v1/completions", "body": {}}, None, "invalid_line", "custom_id is missing"),
     ({**request("no body"), "body": 7}, 400, None, "body must be a JSON object, got 7"),
-    (request("no prompt", prompt=None), 400, None, "prompt must be given"),
+    (request("no prompt", prompt=None), 400, None, "prompt is missing"),
     (request("prompts", prompt=["x", [1]]), 400, None, "prompt must be"),
     (request("one bad prompt", prompt=["x", "y " * 2000]), 400, None, "but the context holds 1024"),
     (request("stream", stream=True), 400, None, "stream must be false in a batch"),
-    (request("suffix", suffix="x"), 400, None, "suffix is not supported yet"),
+    (request("suffix", suffix="x"), 400, None, "suffix is not supported"),
     (request("best", best_of=1, n=2), 400, None, "best_of must be at least n (2), got 1"),
-    (request("silent", max_tokens=0), 400, None, "max_tokens may be 0 only if echo is true"),
-    (request("tools", "/v1/chat/completions", tools=[1]), 400, None, "tools is not supported yet"),
+    (request("silent", max_tokens=0), 400, None, "max_tokens must be an integer >= 1, or 0 with echo"),
+    (request("tools", "/v1/chat/completions", tools=[1]), 400, None, "tools is not supported"),
     (request("top", "/v1/chat/completions", top_logprobs=1), 400, None, "top_logprobs needs logprobs"),
     (
         request("model", model="gpt-5"),
@@ -212,7 +212,7 @@ BAD: list[tuple[Any, int | None, str | None, str]] = [
         "model_not_found",
         "the model 'gpt-5' does not exist; this batch uses 'nucleate-tiny'",
     ),
-    (request("good"), None, "duplicate_custom_id", "an earlier line has the custom_id 'good' too"),
+    (request("good"), None, "duplicate_custom_id", "an earlier line has the same custom_id 'good'"),
 ]
 
 
@@ -237,7 +237,7 @@ def test_bad_lines_are_reported_and_the_others_go_on(folder: Folder) -> None:
         if isinstance(line, dict) and isinstance(line.get("custom_id"), str):
             assert record["custom_id"] == line["custom_id"]
     assert f"[2 lines done, {len(BAD)} failed; 4 tokens, " in told
-    assert folder.run(*SHORT) == (1, found, f"[{len(BAD) + 2} done before ({len(BAD)} of them failed)]\n")
+    assert folder.run(*SHORT) == (1, found, f"[{len(BAD) + 2} lines done before ({len(BAD)} of them failed)]\n")
 
 
 @settings(max_examples=tiers.count(12, 50))

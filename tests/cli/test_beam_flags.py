@@ -73,7 +73,10 @@ def test_an_answer_of_a_form(capsys: pytest.CaptureFixture[str]) -> None:
         (("--num-beams", "4", "--length-penalty", "inf"), "length_penalty must be a number"),
         (("--num-beams", "4", "--early-stopping", "soon"), "early_stopping must be true, false or"),
         (("--num-beams", "4", "--diversity-penalty", "-1"), "diversity_penalty must be"),
-        (("--num-beams", "4", "--temperature", "1", "--top-k", "3"), "leave out top_k, got 3"),
+        (
+            ("--num-beams", "4", "--temperature", "1", "--top-k", "3"),
+            "top_k is not supported with use_beam_search, got 3",
+        ),
         (("--length-penalty", "2"), "length_penalty needs --num-beams"),
         (("--early-stopping", "false"), "early_stopping needs --num-beams"),
     ],

@@ -83,7 +83,7 @@ def of_form(rng: random.Random) -> Request:
 def test_pieces_are_those_of_the_slow_twin(
     llm: nc.LLM, grammars: GrammarCompiler, kind: str, options: dict, worth: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nucleate.structured_output.grammar_manager.WORTH_SECONDS", worth)
+    monkeypatch.setattr("nucleate.structured_output.grammar_manager.OVERLAP_SECONDS", worth)
     rng = random.Random(f"{kind}{options}")
     requests = [of_form(rng) if rng.random() < 0.8 else random_request(rng) for _ in range(30)]
     engine = engine_of(llm, kind, 64, **options)
@@ -104,7 +104,7 @@ def test_masks_are_made_while_the_model_reads_and_its_failures_harm_nobody_else(
             raise OSError("no memory")
         return rule(seen)
 
-    monkeypatch.setattr("nucleate.structured_output.grammar_manager.WORTH_SECONDS", -1.0)
+    monkeypatch.setattr("nucleate.structured_output.grammar_manager.OVERLAP_SECONDS", -1.0)
     engine = Engine(runner("paged", toy(of=fails), 300), llm.tokenizer, backend="reference")
     rng = random.Random(3)
     params = nc.SamplingParams(structured_outputs={"regex": "[a-z ]{30,}"}, max_tokens=12, seed=7, ignore_eos=True)
@@ -131,7 +131,7 @@ def test_a_search_without_a_form_leaves_masks_that_are_being_made_to_those_who_w
     llm: nc.LLM, grammars: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Or else two threads would fill from one matcher, which the library refuses by failing."""
-    monkeypatch.setattr("nucleate.structured_output.grammar_manager.WORTH_SECONDS", -1.0)
+    monkeypatch.setattr("nucleate.structured_output.grammar_manager.OVERLAP_SECONDS", -1.0)
     engine = engine_of(llm)
     filling = threading.Lock()
     here, fill_all = threading.current_thread(), GrammarCompiler.fill_all

@@ -122,7 +122,7 @@ def test_true_is_no_number_of_logprobs() -> None:
 
 
 def test_messages_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(messages, "MOST_MESSAGES", 3)
+    monkeypatch.setattr(messages, "MAX_MESSAGES", 3)
     asked_of(CHAT, messages=[HELLO] * 3)
     with pytest.raises(ParameterError, match="messages has 4 entries, but at most 3 are allowed"):
         asked_of(CHAT, messages=[HELLO] * 4)

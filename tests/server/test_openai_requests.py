@@ -196,7 +196,7 @@ def test_what_is_not_there_yet_is_refused_unless_it_asks_for_nothing(
     assert read(kind, **{name: idle}) == read(kind)
     for value in busy:
         error = refusal(kind, body(kind, **{name: value}))
-        assert (error.field, "not supported yet" in str(error)) == (name, True)
+        assert (error.field, "not supported" in str(error)) == (name, True)
 
 
 def asked_by(kind: Endpoint, **fields: Any) -> ParsedRequest:
@@ -218,27 +218,27 @@ def test_best_of_is_at_least_n() -> None:
 
 def test_what_the_engine_does_may_be_more_than_what_is_told() -> None:
     plain = asked_by(COMPLETIONS, n=2)
-    assert plain.to_run is plain.params
+    assert plain.engine_params is plain.params
     best = asked_by(COMPLETIONS, n=2, best_of=5)
-    assert best.to_run == best.params.replace(n=5, logprobs=0)
-    assert asked_by(COMPLETIONS, best_of=5, logprobs=3).to_run.logprobs == 3
-    assert asked_by(COMPLETIONS, best_of=5, logprob_token_ids=[3]).to_run.logprobs is None
-    assert asked_by(COMPLETIONS, echo=True).to_run.prompt_logprobs is None
-    assert asked_by(COMPLETIONS, logprobs=2).to_run.prompt_logprobs is None
+    assert best.engine_params == best.params.replace(n=5, logprobs=0)
+    assert asked_by(COMPLETIONS, best_of=5, logprobs=3).engine_params.logprobs == 3
+    assert asked_by(COMPLETIONS, best_of=5, logprob_token_ids=[3]).engine_params.logprobs is None
+    assert asked_by(COMPLETIONS, echo=True).engine_params.prompt_logprobs is None
+    assert asked_by(COMPLETIONS, logprobs=2).engine_params.prompt_logprobs is None
     for own, of_prompt, expected in ((2, None, 2), (0, None, 0), (2, 5, 5), (3, 1, 3)):
         asked = asked_by(COMPLETIONS, echo=True, logprobs=own, prompt_logprobs=of_prompt)
-        assert (asked.to_run.logprobs, asked.to_run.prompt_logprobs) == (own, expected)
+        assert (asked.engine_params.logprobs, asked.engine_params.prompt_logprobs) == (own, expected)
         assert asked.params.prompt_logprobs == of_prompt
-    assert asked_by(COMPLETIONS, echo=True, logprob_token_ids=[3]).to_run.prompt_logprobs == 0
+    assert asked_by(COMPLETIONS, echo=True, logprob_token_ids=[3]).engine_params.prompt_logprobs == 0
 
 
 def test_a_prompt_without_an_answer() -> None:
     asked = asked_by(COMPLETIONS, echo=True, max_tokens=0, logprobs=1)
-    assert (asked.silent, asked.echo, asked.to_run.max_tokens) == (True, True, 1)
-    assert not asked_by(COMPLETIONS, echo=True, max_tokens=1).silent
+    assert (asked.prompt_only, asked.echo, asked.engine_params.max_tokens) == (True, True, 1)
+    assert not asked_by(COMPLETIONS, echo=True, max_tokens=1).prompt_only
     for fields in ({}, {"echo": False}, {"echo": None}):
         error = refusal(COMPLETIONS, body(COMPLETIONS, max_tokens=0, **fields))
-        assert (error.field, "only if echo is true" in str(error)) == ("max_tokens", True)
+        assert (error.field, "or 0 with echo" in str(error)) == ("max_tokens", True)
     for value in (-1, False, 0.0, "0"):
         assert refusal(COMPLETIONS, body(COMPLETIONS, max_tokens=value, echo=True)).field == "max_tokens"
     for least in (1, 2, -1, "x"):
@@ -269,13 +269,13 @@ def test_what_a_template_may_be_told() -> None:
     [
         ([], "must be an object"),
         ("x", "must be an object"),
-        ({"a b": 1}, "'a b' is no name"),
-        ({"": 1}, "'' is no name"),
-        ({"enable-thinking": 1}, "is no name"),
-        ({"a": [[[[[[[[[1]]]]]]]]]}, "chat_template_kwargs.a is nested too deeply"),
+        ({"a b": 1}, "'a b' is not a valid variable name"),
+        ({"": 1}, "'' is not a valid variable name"),
+        ({"enable-thinking": 1}, "is not a valid variable name"),
+        ({"a": [[[[[[[[[1]]]]]]]]]}, "chat_template_kwargs.a is nested deeper than"),
         ({"a": {"b": math.inf}}, "chat_template_kwargs.a must have finite numbers, got inf"),
         *[
-            ({"fine": 1, name: None}, f"may not say '{name}'")
+            ({"fine": 1, name: None}, f"cannot set '{name}'")
             for name in [
                 "messages", "add_generation_prompt", "tools", "documents", "chat_template", "bos_token", "eos_token",
                 "image_token", "additional_special_tokens", "self", "raise_exception", "continue_final_message",

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import nucleate as nc
 from nucleate.outputs import Completion, CompletionOutput, FinishReason, StepLogprobs, TokenLogprob, Usage, Validation
 from nucleate.server.openai.requests import CHAT, COMPLETIONS, ParsedRequest, read_body
-from nucleate.server.openai.responses import ResponseHead, chat_body, chosen, completion_body, failure_message
+from nucleate.server.openai.responses import ResponseHead, chat_body, completion_body, failure_message, select
 
 HEAD = ResponseHead("x-1", 1700000000, "tiny")
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -49,7 +49,7 @@ def completion(llm: nc.LLM, ids: list[int], prompt: str = "Once", steps: bool = 
 
 def test_a_completion_as_openai_has_it(llm: nc.LLM) -> None:
     request = asked("The fox", "A", n=2, seed=1, max_tokens=5)
-    first, second = llm.generate(list(request.prompts), request.to_run)
+    first, second = llm.generate(list(request.prompts), request.engine_params)
     made = completion_body(HEAD, request, [first, second], llm.tokenizer)
     assert {**made, "choices": 0} == {
         "id": "x-1",
@@ -76,7 +76,7 @@ def test_a_completion_as_openai_has_it(llm: nc.LLM) -> None:
 
 def test_a_chat_completion_as_openai_has_it(llm: nc.LLM) -> None:
     request = asked(n=2, seed=1, max_tokens=3, logprobs=2, logprob_token_ids=[5])
-    answer = llm.chat(HELLO, request.to_run)
+    answer = llm.chat(HELLO, request.engine_params)
     made = chat_body(HEAD, request, answer, llm.tokenizer)
     assert made["object"] == "chat.completion"
     choice = made["choices"][1]
@@ -84,17 +84,17 @@ def test_a_chat_completion_as_openai_has_it(llm: nc.LLM) -> None:
     assert choice["logprobs"]["refusal"] is None
     assert len(choice["logprobs"]["content"]) == 3
     for entry, token in zip(choice["logprobs"]["content"], answer.outputs[1].token_ids, strict=True):
-        assert set(entry) == {"token", "logprob", "bytes", "token_id", "rank", "top_logprobs", "asked_logprobs"}
+        assert set(entry) == {"token", "logprob", "bytes", "token_id", "rank", "top_logprobs", "requested_logprobs"}
         assert (entry["token_id"], bytes(entry["bytes"]).decode()) == (token, entry["token"])
         assert [one["rank"] for one in entry["top_logprobs"]] == [1, 2]
-        assert [one["token_id"] for one in entry["asked_logprobs"]] == [5]
+        assert [one["token_id"] for one in entry["requested_logprobs"]] == [5]
     assert "".join(entry["token"] for entry in choice["logprobs"]["content"]) == answer.outputs[1].text
     assert json.dumps(made, allow_nan=False)
 
 
 def test_logprobs_of_the_prompt_come_with_its_first_answer(llm: nc.LLM) -> None:
     request = asked("The fox", "A dog", n=2, max_tokens=1, prompt_logprobs=1)
-    answers = llm.generate(list(request.prompts), request.to_run)
+    answers = llm.generate(list(request.prompts), request.engine_params)
     choices = completion_body(HEAD, request, answers, llm.tokenizer)["choices"]
     assert [choice.get("prompt_logprobs") is not None for choice in choices] == [True, False, True, False]
     first, second, _ = choices[0]["prompt_logprobs"]
@@ -132,7 +132,7 @@ def test_what_json_cannot_write_is_openais_number(llm: nc.LLM) -> None:
     legacy = completion_body(HEAD, told_too, [answer], llm.tokenizer)["choices"][0]["logprobs"]
     assert legacy["token_logprobs"] == [-9999.0]
     assert sorted(legacy["top_logprobs"][0].values()) == [-9999.0, -1.0]
-    assert legacy["asked_logprobs"][0][0]["logprob"] == -9999.0
+    assert legacy["requested_logprobs"][0][0]["logprob"] == -9999.0
     assert json.dumps([chat, legacy], allow_nan=False)
 
 
@@ -149,7 +149,7 @@ def echoed(llm: nc.LLM, prompt: Any, **fields: Any) -> tuple[Completion, dict[st
     """An answer with its prompt: what was made, and its first choice."""
     request = asked(prompt, echo=True, seed=1, **fields)
     ids = llm.encode(prompt)
-    completions = llm.generate([ids], request.to_run)
+    completions = llm.generate([ids], request.engine_params)
     return completions[0], completion_body(HEAD, request, completions, llm.tokenizer)["choices"][0]
 
 
@@ -229,7 +229,7 @@ def test_a_special_token_that_is_left_out_is_not_taken_for_its_spelling(llm: nc.
 
 def test_each_answer_of_each_prompt_repeats_its_own(llm: nc.LLM) -> None:
     request = asked("The fox", "A", echo=True, n=2, seed=1, max_tokens=2, logprobs=1)
-    made = llm.generate(list(request.prompts), request.to_run)
+    made = llm.generate(list(request.prompts), request.engine_params)
     choices = completion_body(HEAD, request, made, llm.tokenizer)["choices"]
     for choice, prompt, output in zip(
         choices, ["The fox"] * 2 + ["A"] * 2, made[0].outputs + made[1].outputs, strict=True
@@ -245,7 +245,7 @@ def test_logprobs_of_a_prompt_asked_for_twice(llm: nc.LLM) -> None:
         assert [len(step["top_logprobs"]) for step in choice["prompt_logprobs"][1:]] == [of_prompt] * 2
         assert {len(top) for top in choice["logprobs"]["top_logprobs"][1:]} <= {own, own + 1}
     _, choice = echoed(llm, "The fox", max_tokens=2, logprobs=0, logprob_token_ids=[7, 9])
-    found = choice["logprobs"]["asked_logprobs"]
+    found = choice["logprobs"]["requested_logprobs"]
     assert [step and [one["token_id"] for one in step] for step in found] == [None] + [[7, 9]] * 4
 
 
@@ -289,7 +289,7 @@ def test_the_best_are_those_with_the_highest_mean(answers: list[list[float]], n:
     )  # fmt: skip
     usage = Usage(3, sum(map(len, answers)))
     request = asked("Once", n=n, best_of=len(answers), **({"logprobs": 0} if tells else {}))
-    found = chosen(request, Completion((1, 2, 3), outputs, usage))
+    found = select(request, Completion((1, 2, 3), outputs, usage))
     assert found.usage == usage
     assert [output.index for output in found.outputs] == list(range(n))
     places = sorted(
@@ -298,12 +298,12 @@ def test_the_best_are_those_with_the_highest_mean(answers: list[list[float]], n:
     expected = places[:n] if len(answers) > n else range(n)
     assert [output.seed - 5 for output in found.outputs] == list(expected)
     assert all((output.logprobs is not None) == (tells and bool(output.token_ids)) for output in found.outputs)
-    assert chosen(request, found) == found
+    assert select(request, found) == found
 
 
 def test_the_best_of_some_answers(llm: nc.LLM) -> None:
     request = asked("The fox", n=2, best_of=6, seed=1, max_tokens=5, temperature=1.5)
-    made = llm.generate(["The fox"], request.to_run)
+    made = llm.generate(["The fox"], request.engine_params)
     body = completion_body(HEAD, request, made, llm.tokenizer)
     best = sorted(made[0].outputs, key=lambda output: -output.cumulative_logprob / len(output.token_ids))
     assert [choice["seed"] for choice in body["choices"]] == [output.seed for output in best[:2]]

@@ -263,7 +263,7 @@ def test_any_value_is_a_form_or_an_error_that_names_its_field(data: st.DataObjec
 def test_what_the_engine_refuses_names_the_field_too(llm: nc.LLM, fields: dict[str, Any], begins: str) -> None:
     read = asked(**fields)
     with pytest.raises(ParameterError) as caught, named(read.format):
-        llm.new_engine().prepare(Request([1], read.to_run))
+        llm.new_engine().prepare(Request([1], read.engine_params))
     field = next(iter(fields))
     assert caught.value.field == field
     assert str(caught.value).startswith(begins)

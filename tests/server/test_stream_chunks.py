@@ -306,11 +306,11 @@ def answers(
 ) -> list[CompletionChunk]:
     """An answer in pieces, its text behind its tokens by some of them, and cut at any place."""
     ids = draw(st.lists(st.sampled_from([4, 70, 104, 177, 237, 258, 399, 1190, 1897]), max_size=6))
-    ids = ids[:1] if request.silent else ids
+    ids = ids[:1] if request.prompt_only else ids
     before = len(llm.tokenizer.decode(prompt_ids, skip_special_tokens=True).rstrip("\ufffd"))
     text = llm.tokenizer.decode([*prompt_ids, *ids])[before:]
     text = text[: draw(st.integers(0, len(text)))]
-    told = list(steps(draw, ids, request.to_run.logprobs or 0, request.params.logprob_token_ids))
+    told = list(steps(draw, ids, request.engine_params.logprobs or 0, request.params.logprob_token_ids))
     reason = draw(st.sampled_from(["stop", "length", "abort"]))
     detail = draw(st.sampled_from([None, 4, "the end"]))
     worth = draw(
@@ -321,7 +321,7 @@ def answers(
         last = place == len(ids) - 1
         certain = len(llm.tokenizer.decode([*prompt_ids, *ids[: place + 1]]).rstrip("\ufffd")) - before
         until = len(text) if last else draw(st.integers(shown, max(shown, min(certain, len(text)))))
-        logprobs = (told[place],) if request.tells_logprobs else None
+        logprobs = (told[place],) if request.returns_logprobs else None
         end = (reason, detail) if last else (None, None)
         validation = worth if last else None
         pieces.append(
@@ -331,10 +331,10 @@ def answers(
     if not pieces:
         pieces = [CompletionChunk("", (), index, 7 + index, "abort")]
     of_prompt = None
-    if index == 0 and request.to_run.prompt_logprobs is not None and draw(st.booleans()):
+    if index == 0 and request.engine_params.prompt_logprobs is not None and draw(st.booleans()):
         of_prompt = (
             None,
-            *steps(draw, prompt_ids[1:], request.to_run.prompt_logprobs, request.params.logprob_token_ids),
+            *steps(draw, prompt_ids[1:], request.engine_params.prompt_logprobs, request.params.logprob_token_ids),
         )
     first = pieces[0]
     pieces[0] = replace(first, prompt_logprobs=of_prompt)
@@ -406,7 +406,7 @@ def test_what_an_engine_says_as_a_stream(llm: nc.LLM, fields: dict[str, Any], lo
     ids, pieces = [llm.encode(prompt) for prompt in prompts], []
     chunks, data = CompletionStream(HEAD, request, ids, llm.tokenizer), b""
     for place, own in enumerate(ids):
-        pieces.append(list(llm.stream(own, request.to_run)))
+        pieces.append(list(llm.stream(own, request.engine_params)))
         data += b"".join(chunks.pieces(place, [piece]) for piece in pieces[-1])
     completions = [Completion.of(own, said) for own, said in zip(ids, pieces, strict=True)]
     body = completion_body(HEAD, request, completions, llm.tokenizer)

@@ -248,7 +248,7 @@ def test_a_dead_end_is_an_error_that_stays() -> None:
     masks_RW = np.full((3, 1), -1, np.int32)
     grammars.fill_all([good, matcher, None], masks_RW)
     assert masks_RW[:, 0].tolist() == [0b1000, 0, -1]
-    assert "no text of this vocabulary" in (matcher.error or "")
+    assert "no token of the vocabulary" in (matcher.error or "")
     assert (good.error, matcher.finished, matcher.stopped) == (None, False, False)
     one = np.full(1, -1, np.int32)
     for call in (
@@ -257,11 +257,11 @@ def test_a_dead_end_is_an_error_that_stays() -> None:
         matcher.forced,
         matcher.copy,
     ):
-        with pytest.raises(MatcherError, match="no text of this vocabulary"):
+        with pytest.raises(MatcherError, match="no token of the vocabulary"):
             call()
     grammars.fill_all([matcher], one[None])
     assert one[0] == 0
-    with pytest.raises(ParameterError, match="regex: no text of this vocabulary"):
+    with pytest.raises(ParameterError, match="regex: no token of the vocabulary"):
         grammars.compile(StructuredOutputs(regex="d"))
 
 
@@ -374,9 +374,9 @@ def test_a_stop_that_is_no_error_and_no_end_is_an_error() -> None:
             pass
 
     matcher = stand_in(Stops(ValueError()), np.zeros(128, np.int32))
-    with pytest.raises(MatcherError, match="no text of this vocabulary"):
+    with pytest.raises(MatcherError, match="no token of the vocabulary"):
         mask_of(matcher)
-    with pytest.raises(MatcherError, match="no text of this vocabulary"):
+    with pytest.raises(MatcherError, match="no token of the vocabulary"):
         matcher.copy()
 
 
@@ -512,7 +512,7 @@ def test_all_answers_of_a_form_pay_from_one_budget_that_fills_again(
     assert len(alive) == 10
     grammars.fill_all(alive, masks_RW[:10])
     assert clock.now == pytest.approx(64 * 0.105)  # all of them were slow, and nothing is left
-    assert {row.error for row in rows} == {"it is so ambiguous that its masks took too long"}
+    assert {row.error for row in rows} == {"the grammar is so ambiguous that its masks took too long"}
     mask_of(calm)
     assert calm.error is None  # who is not slow goes on
     assert budget.left == pytest.approx(1.0 - 6.4)
@@ -695,7 +695,7 @@ def test_a_tokenizer_that_will_not_do_is_told(tokenizer: Tokenizer) -> None:
         GrammarCompiler(Tokenizer(byte_level(), eos_token_ids=[257]), 257)
     backend = byte_level()
     backend.decoder = decoders.BPEDecoder("</w>")
-    with pytest.raises(ValueError, match="bytes of their own"):
+    with pytest.raises(ValueError, match="fixed byte sequence per token"):
         GrammarCompiler(Tokenizer(backend, eos_token_ids=[256]), 258)
 
 
@@ -730,8 +730,8 @@ def test_who_asks_again_gets_the_same_and_the_oldest_goes(tokenizer: Tokenizer) 
     for number in range(30):
         grammars.compile(StructuredOutputs(regex=f"{number}"))
         assert grammars.compile(StructuredOutputs(regex="first")) is first  # used, so it stays
-        assert grammars._size == sum(kept.size for kept in grammars._kept.values()) <= 600_000
-    assert 2 < len(grammars._kept) < 10
+        assert grammars._size == sum(kept.size for kept in grammars._cache.values()) <= 600_000
+    assert 2 < len(grammars._cache) < 10
     for number in range(10, 20):
         grammars.compile(StructuredOutputs(regex=f"{number}"))
     assert grammars.compile(StructuredOutputs(regex="first")) is not first
@@ -773,7 +773,7 @@ def test_many_threads_compile_the_same_once(tokenizer: Tokenizer, monkeypatch: p
     assert len(count) == 2
     assert len(set(made)) == 2
     assert made.count("regex: unclosed group") == 8
-    assert not grammars._under_way
+    assert not grammars._in_progress
     with pytest.raises(ParameterError):
         grammars.compile(StructuredOutputs(regex="("))
     assert len(count) == 3  # an error is not kept

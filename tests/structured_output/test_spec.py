@@ -139,10 +139,10 @@ DOUBLED = {f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}, {"$ref": f"#/$defs
         ({"patternProperties": {"^(a|a)*(a|a)*(a|a)*$(?<=b)": {}}, "additionalProperties": False},
          '{"' + "a" * 4000 + '": 1}', "longer than"),
         ({"$ref": "#/$defs/d0", "$defs": {**DOUBLED, "d40": {"type": "string"}}}, '"a"', "longer than"),
-        ({"$ref": "#"}, "1", "without end"),
+        ({"$ref": "#"}, "1", "endless reference"),
         ({"$ref": "http://127.0.0.1:9/x"}, "1", "cannot be applied"),
         ({"type": "nothing"}, "1", "cannot be applied"),
-        ({"unevaluatedProperties": False, "patternProperties": {"a": {}}}, '{"a": 1}', "unevaluatedProperties beside"),
+        ({"unevaluatedProperties": False, "patternProperties": {"a": {}}}, '{"a": 1}', "unevaluatedProperties with"),
     ],
     ids=str,
 )  # fmt: skip

@@ -156,13 +156,13 @@ class ChatSession:
 
         A message that causes an error leaves the conversation unchanged.
         """
-        kept = self.fitting(messages)
+        fitting = self.fitting(messages)
         stream, parts, params = StreamPrinter(1), [], self.params
         if params.seed is not None:  # each reply uses another seed
             params = params.replace(seed=(params.seed + self.replies) % 2**64)
-        pieces = self.llm.stream_chat(kept, params)
+        pieces = self.llm.stream_chat(fitting, params)
         self.replies += 1
-        for _ in range((len(messages) - len(kept)) // 2):
+        for _ in range((len(messages) - len(fitting)) // 2):
             print("(context nearly full: the oldest messages were removed)", file=sys.stderr)
         try:
             for piece in pieces:
@@ -170,7 +170,7 @@ class ChatSession:
                 parts.append(piece.text)
         except KeyboardInterrupt:
             pass
-        self.messages = [*kept, {"role": "assistant", "content": "".join(parts)}]
+        self.messages = [*fitting, {"role": "assistant", "content": "".join(parts)}]
         return stream.end(self.llm.model.runtime)
 
     def fitting(self, messages: list[dict[str, str]]) -> list[dict[str, str]]:

@@ -117,14 +117,19 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("engine")
     for flag, metavar, default, text in (
         ("--max-num-seqs", "N", 64, "Maximum number of sequences that run at the same time (default: 64)."),
-        ("--max-num-batched-tokens", "N", None, "Maximum number of tokens per forward pass (default: chosen)."),
+        ("--max-num-batched-tokens", "N", None, "Maximum number of tokens per forward pass (default: 1024)."),
         (
             "--max-model-len",
             "N",
             None,
             "Maximum tokens of prompt and completion (default: the model's context length).",
         ),
-        ("--kv-cache-memory", "BYTES", None, "Size of the KV cache in bytes (default: chosen from the free memory)."),
+        (
+            "--kv-cache-memory",
+            "BYTES",
+            None,
+            "Size of the KV cache in bytes (default: up to a quarter of the free memory).",
+        ),
     ):
         group.add_argument(flag, type=int, default=default, metavar=metavar, help=text)
 
@@ -252,7 +257,7 @@ _METAVARS = {
     "str": "NAME",
     "str | tuple[str, ...]": "NAME,...",
     "float": "NUMBER",
-    "int": "INTEGER",
+    "int": "N",
     "tuple[int, ...]": "ID,ID...",
     "Mapping[int, float]": "ID=NUMBER,...",
 }

@@ -106,10 +106,10 @@ def show(result: Trace, tokenizer: Tokenizer, ids: list[int], top: int) -> None:
     print(f"{'... ' * (len(ids) > 8)}{' '.join(shown)}   ({len(ids)} tokens, seed {result.seed})\n")
     print(result.table(lambda token: quoted(tokenizer, token)))
     if result.steps:
-        print(f"\n{likeliest(result, tokenizer, top)}")
+        print(f"\n{most_likely(result, tokenizer, top)}")
 
 
-def likeliest(result: Trace, tokenizer: Tokenizer, top: int) -> str:
+def most_likely(result: Trace, tokenizer: Tokenizer, top: int) -> str:
     """Return a table of the most likely tokens before sampling, then those that a stage removed, with its name."""
     first, last = result.steps[0], result.steps[-1 if result.token_id is None else -2]
     tokens = last.likeliest(top)
@@ -123,8 +123,10 @@ def likeliest(result: Trace, tokenizer: Tokenizer, top: int) -> str:
         before, after = first.probabilities[token], last.probabilities[token]
         name, out = quoted(tokenizer, token), removed_by(result.steps, token)
         note = f"removed: {out}" if out else bar(after / best)
-        drawn = " <- sampled" if token == result.token_id else ""
-        lines.append(f"{token:>7}  {name:{width}}  {percent(before)}  {'' if out else percent(after):7}  {note}{drawn}")
+        sampled = " <- sampled" if token == result.token_id else ""
+        lines.append(
+            f"{token:>7}  {name:{width}}  {percent(before)}  {'' if out else percent(after):7}  {note}{sampled}"
+        )
     return "\n".join(lines)
 
 

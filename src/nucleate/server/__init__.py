@@ -1,1 +1,1 @@
-"""Other programs ask, over OpenAI's API; so far only its JSON."""
+"""The OpenAI-compatible HTTP server."""

@@ -104,18 +104,18 @@ class ServerLimits:
         if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int):
             _check_count("prompt", len(prompts), self.max_choices_per_request, "prompts")
 
-    def check(self, asked: ParsedRequest, prompts: Sequence[Sequence[int]], context_length: int) -> None:
+    def check(self, request: ParsedRequest, prompts: Sequence[Sequence[int]], context_length: int) -> None:
         """Check the number of choices and of logprobs of a parsed request. Raises ParameterError.
 
         prompts: the token ids of each prompt. context_length: maximum tokens of prompt and completion.
         """
-        choices = len(prompts) * asked.best_of
+        choices = len(prompts) * request.best_of
         if choices > self.max_choices_per_request:
-            field = "best_of" if asked.best_of > asked.params.n else "n" if asked.best_of > 1 else "prompt"
-            counted = f"{choices} choices ({len(prompts)} prompts, {asked.best_of} choices each)"
+            field = "best_of" if request.best_of > request.params.n else "n" if request.best_of > 1 else "prompt"
+            counted = f"{choices} choices ({len(prompts)} prompts, {request.best_of} choices each)"
             allowed = f"this server allows at most {self.max_choices_per_request} choices"
             raise ParameterError(field, f"{field} requests {counted}, but {allowed}")
-        params, prompt_tokens = asked.to_run, sum(map(len, prompts))
+        params, prompt_tokens = request.engine_params, sum(map(len, prompts))
         more = len(params.logprob_token_ids)
         of_prompt = 0 if params.prompt_logprobs is None else 1 + params.prompt_logprobs + more
         per_token = 0 if params.logprobs is None and not more else 1 + (params.logprobs or 0) + more
@@ -123,9 +123,15 @@ class ServerLimits:
         most = context_length if params.max_tokens is None else params.max_tokens
         generated = params.n * sum(max(0, min(most, room)) for room in rooms)
         total = (
-            prompt_tokens * (max(of_prompt, 1) * asked.params.n if asked.echo else of_prompt) + generated * per_token
+            prompt_tokens * (max(of_prompt, 1) * request.params.n if request.echo else of_prompt)
+            + generated * per_token
         )
-        causes = {"echo": asked.echo, "prompt_logprobs": of_prompt, "logprobs": asked.tells_logprobs, "best_of": True}
+        causes = {
+            "echo": request.echo,
+            "prompt_logprobs": of_prompt,
+            "logprobs": request.returns_logprobs,
+            "best_of": True,
+        }
         field = next(field for field, present in causes.items() if present)
         _check_count(field, total, MAX_LOGPROBS_PER_RESPONSE, "logprobs and echoed tokens", "requests")
 

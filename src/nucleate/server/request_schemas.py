@@ -1,8 +1,8 @@
-"""JSON Schemas of what requests may say, made from the parameters and the limits themselves. Knows no route.
+"""Generates the JSON schemas of request bodies from the parameters and limits.
 
-What the server takes fits its schema. The other way round that holds for the parameters of sampling, as far as a schema
-can say it: rules over several fields, the sum of lengths in a list and the vocabulary are left to prose, and so is what
-is within objects. An integer is written without a fraction: 1.0 is none here, although JSON Schema takes it for one.
+Every accepted body conforms to its schema. The schemas do not express rules over several fields, the total length of
+lists, the vocabulary and the content of objects; the OpenAPI document describes them in prose. The server accepts
+integers only without a fraction, although JSON Schema also allows 1.0.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from nucleate.sampling.presets import REQUESTABLE
 from nucleate.sampling_params import FIELDS
 from nucleate.server.limits import MAX_CHARACTERS, MAX_ENTRIES, ServerLimits, max_entries
 from nucleate.server.openai.beam_search import FIELDS_OF_BEAMS, SWITCH
-from nucleate.server.openai.messages import MOST_MESSAGES
+from nucleate.server.openai.messages import MAX_MESSAGES
 from nucleate.server.openai.requests import Endpoint
 from nucleate.server.openai.response_format import RESPONSE
 
@@ -32,44 +32,44 @@ IDS: Schema = {"type": "array", "items": {"type": "integer", "minimum": 0}}
 
 
 def body_schema(endpoint: Endpoint, limits: ServerLimits) -> Schema:
-    """What a body of one of OpenAI's endpoints may say. Every field that the endpoint knows is in it."""
+    """Return the schema of a body of an OpenAI endpoint, with all of its fields."""
     known, fields = _own(limits), {name: field_schema(parameter, limits) for name, parameter in FIELDS.items()}
     fields["max_tokens"]["default"] = limits.endpoint(endpoint).max_tokens
     if "echo" in endpoint.own:
         fields["max_tokens"] |= {"minimum": 0, "description": f"{FIELDS['max_tokens'].help}; 0 only with echo"}
     own = [*endpoint.subject, *sorted(endpoint.own)] + ["logprobs"] * ("top_logprobs" in endpoint.own)
     made = {**fields, **{name: known[name] for name in own}}
-    made |= {name: {"description": "has no effect"} for name in sorted(endpoint.ignored)}
-    for name, idle in sorted(endpoint.not_yet.items()):
-        made[name] = {"enum": [None, *idle], "description": "not supported, but for what asks for nothing"}
+    made |= {name: {"description": "No effect."} for name in sorted(endpoint.ignored)}
+    for name, accepted in sorted(endpoint.unsupported.items()):
+        made[name] = {"enum": [None, *accepted], "description": "Not supported."}
     return _closed(made, *endpoint.subject)
 
 
 def tokenize_schema(limits: ServerLimits) -> Schema:
-    """What a body of /tokenize may say: a text or a conversation, not both."""
+    """Return the schema of a body of /tokenize: a text or a chat."""
     known = _own(limits)
     return _closed(
         {
-            "prompt": _said(TEXT, "the text"),
-            "messages": _said(known["messages"], "instead of a text, a conversation"),
+            "prompt": _nullable(TEXT, "The text to tokenize."),
+            "messages": _nullable(known["messages"], "The chat to tokenize, instead of a text."),
             **{name: known[name] for name in ("model", "chat_template_kwargs")},
-            "add_special_tokens": _said(BOOLEAN, "add what belongs around a text; without this field, not to messages"),
-            "return_token_strs": _said(BOOLEAN, "tell each token as the vocabulary has it too"),
+            "add_special_tokens": _nullable(BOOLEAN, "Add special tokens; by default only to a text."),
+            "return_token_strs": _nullable(BOOLEAN, "Also return the tokens as strings."),
         }
     )
 
 
 def detokenize_schema(limits: ServerLimits) -> Schema:
-    """What a body of /detokenize may say."""
+    """Return the schema of a body of /detokenize."""
     return _closed({"tokens": IDS, "model": _own(limits)["model"]}, "tokens")
 
 
 def field_schema(parameter: Parameter, limits: ServerLimits) -> Schema:
-    """The values of a field of SamplingParams."""
+    """Return the schema of a field of SamplingParams."""
     default = parameter.default
     if isinstance(default, Mapping | tuple):
         default = {str(key): value for key, value in default.items()} if isinstance(default, Mapping) else [*default]
-    return {**_said(_values(parameter, limits), parameter.help), "default": default}
+    return {**_nullable(_values(parameter, limits), parameter.help), "default": default}
 
 
 def _values(parameter: Parameter, limits: ServerLimits) -> Schema:
@@ -107,33 +107,38 @@ def _number(parameter: Parameter, limits: ServerLimits) -> Schema:
 
 
 def _own(limits: ServerLimits) -> dict[str, Schema]:
-    """The fields that endpoints have besides those of SamplingParams, or with another meaning than theirs."""
+    """Return the fields besides those of SamplingParams, and those with another meaning."""
     part = _closed({"type": {"const": "text"}, "text": TEXT}, "type", "text")
     message = {"role": NAME, "content": {"anyOf": [TEXT, _list(part, None)]}}
-    messages = _list({**OBJECT, "properties": message, "required": ["role", "content"]}, MOST_MESSAGES)
+    messages = _list({**OBJECT, "properties": message, "required": ["role", "content"]}, MAX_MESSAGES)
     several = ({**_list(one, limits.max_choices_per_request), "minItems": 1} for one in (TEXT, IDS))
     prompt = {"anyOf": [TEXT, {**IDS, "minItems": 1}, *several]}
     declared = {name: BeamParams.PARAMETERS.get(field) for name, field in FIELDS_OF_BEAMS.items()}
     searching = {
-        name: _said(_number(parameter, limits), f"in a beam search: {parameter.help}")
+        name: _nullable(_number(parameter, limits), f"With use_beam_search: {parameter.help}")
         for name, parameter in declared.items()
         if parameter is not None
     }
     return {
-        "prompt": {**prompt, "description": "text or token ids, or a list of either"},
-        "messages": {**messages, "minItems": 1, "description": "a conversation of text"},
+        "prompt": {**prompt, "description": "Text or token ids, or a list of either."},
+        "messages": {**messages, "minItems": 1, "description": "The chat messages; text only."},
         "max_completion_tokens": field_schema(FIELDS["max_tokens"], limits),
-        "top_logprobs": {**field_schema(FIELDS["logprobs"], limits), "description": "how many, with logprobs"},
-        "best_of": _said(_number(FIELDS["n"], limits), "make so many answers, and tell the n likeliest of them"),
-        "logprobs": _said(BOOLEAN, "whether to tell logprobs; top_logprobs says how many"),
-        "echo": _said(BOOLEAN, "begin each answer with its prompt"),
-        "stream": _said(BOOLEAN, "tell the answer in parts, as server-sent events"),
-        "stream_options": _said(OBJECT, "only with stream: include_usage; include_obfuscation has no effect"),
-        "chat_template_kwargs": _said(OBJECT, "more variables for the chat template, under names of their own"),
-        "model": _said(NAME, "the name of the model"),
-        RESPONSE: _said(OBJECT, "the form of the answer, as OpenAI has it; without strict as strict"),
-        SWITCH: _said(BOOLEAN, "search for the likeliest answers, with best_of (or n) beams, instead of drawing any"),
-        "early_stopping": {"enum": [False, True, "never", None], "description": "in a beam search: when to stop"},
+        "top_logprobs": {
+            **field_schema(FIELDS["logprobs"], limits),
+            "description": "Number of top logprobs per token, with logprobs.",
+        },
+        "best_of": _nullable(
+            _number(FIELDS["n"], limits), "Generate this many sequences and return the n with the highest mean logprob."
+        ),
+        "logprobs": _nullable(BOOLEAN, "Return logprobs; top_logprobs is the number."),
+        "echo": _nullable(BOOLEAN, "Start each completion with its prompt."),
+        "stream": _nullable(BOOLEAN, "Stream the response as server-sent events."),
+        "stream_options": _nullable(OBJECT, "With stream: include_usage; include_obfuscation has no effect."),
+        "chat_template_kwargs": _nullable(OBJECT, "Additional variables for the chat template."),
+        "model": _nullable(NAME, "The model name."),
+        RESPONSE: _nullable(OBJECT, "Structured output as in OpenAI's API; strict by default."),
+        SWITCH: _nullable(BOOLEAN, "Use beam search with best_of (or n) beams instead of sampling."),
+        "early_stopping": {"enum": [False, True, "never", None], "description": "With use_beam_search: when to stop."},
         **searching,
     }
 
@@ -144,12 +149,12 @@ def _list(items: Schema, most: int | None) -> Schema:
 
 
 def _closed(properties: Mapping[str, Schema], *required: str) -> Schema:
-    """An object with these properties and no others."""
+    """Return the schema of an object with these properties only."""
     return {**OBJECT, "properties": dict(properties), "required": [*required], "additionalProperties": False}
 
 
-def _said(schema: Schema, about: str) -> Schema:
-    """The same, or null."""
+def _nullable(schema: Schema, about: str) -> Schema:
+    """Return a nullable schema with a description."""
     if "anyOf" in schema:
         return {**schema, "anyOf": [*schema["anyOf"], {"type": "null"}], "description": about}
     made = {**schema, "type": [schema["type"], "null"], "description": about}

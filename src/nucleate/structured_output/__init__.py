@@ -1,8 +1,9 @@
-"""Text that is valid by construction: what is asked for, compiled, as masks of allowed tokens. Knows no model.
+"""Structured output: constraints compiled to token masks.
 
-``StructuredOutputs`` is what a request says. ``GrammarCompiler`` compiles it for one vocabulary, once per model; a
-``CompiledGrammar`` makes a ``GrammarMatcher`` per answer, which says before each token which ones may follow. ``Guide``
-is it in the loop of an answer."""
+``StructuredOutputs`` is the constraint of a request. A ``GrammarCompiler`` (one per model) compiles it for the
+vocabulary to a ``CompiledGrammar``, which creates a ``GrammarMatcher`` per sequence: it computes the mask of each step.
+``Guide`` combines the matcher with the validation of the output.
+"""
 
 from nucleate.structured_output.compiler import CompiledGrammar, GrammarCompiler
 from nucleate.structured_output.grammar_limits import GrammarLimits

@@ -1,4 +1,4 @@
-"""Forms compiled for one vocabulary, kept for who asks again, and masks for many answers at once. Knows no model."""
+"""Compiles constraints for one vocabulary, caches them, and fills the masks of many sequences."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from nucleate.tokenization.tokenizer import Tokenizer
 
 CACHE_BYTES: Final = 64 * 2**20
 SLOW_SECONDS: Final = 0.02
-"""If the masks of a step take longer, each is timed in the next one."""
-ALONE_SECONDS: Final = 0.0005
-"""For so long masks are filled on the calling thread: to wake others can cost more than what they would take over."""
+"""If the masks of a step take longer, the next step times each of them."""
+CALLER_SECONDS: Final = 0.0005
+"""Masks are filled on the calling thread for this long, because waking other threads may cost more."""
 QUIET_STEPS: Final = 64
-"""After a step in which each was timed and none was slow."""
+"""Steps without timing after a timed step in which no mask was slow."""
 
 
 @final
 class CompiledGrammar:
-    """A form, ready for one vocabulary. ``ignored``: what the policy does not hold, keyword and place."""
+    """A constraint compiled for one vocabulary. ``ignored``: the skipped schema keywords with their places."""
 
     def __init__(
         self, spec: StructuredOutputs, ignored: tuple[str, ...], beginning: Beginning, words: int, size: int
@@ -43,29 +43,29 @@ class CompiledGrammar:
         self.spec = spec
         self.ignored = ignored
         self.words = words
-        """W, the length of a mask."""
+        """The length W of a mask in words of 32 tokens."""
         self.size = size
-        """About how many bytes this takes."""
+        """The approximate size in bytes."""
         self._beginning = beginning
 
     def matcher(self, *, ignore_eos: bool = False) -> GrammarMatcher:
-        """The state of a new answer. Microseconds; from any thread. ignore_eos: EOS only where nothing else can be."""
-        return GrammarMatcher(self._beginning, goes_on=ignore_eos)
+        """Create the matcher of a new sequence, on any thread. ignore_eos: allow EOS only if nothing else follows."""
+        return GrammarMatcher(self._beginning, continue_after_end=ignore_eos)
 
     def validate(self, text: str, seconds: float = MAX_SECONDS) -> list[str]:
-        """What is wrong with a whole text of JSON, held or ignored; see ``validate``."""
+        """Return the errors of a whole JSON text, also for ignored keywords; see ``validate``."""
         return validate(self.spec, text, seconds)
 
 
 @final
 class GrammarCompiler:
-    """All forms over the vocabulary of one model. Thread safe; made once, since it takes a second for 128k tokens.
+    """Compiles constraints for the vocabulary of one model. Thread-safe; creating one takes 1 s for 128k tokens.
 
-    ``vocab_size`` is the length of the model's logits; ids that are no token are never allowed, nor are those of more
-    than 1024 bytes, which llguidance cannot hold (``left_out``). ``threads`` fill masks; None: 80 % of the processors.
+    ``vocab_size`` is the length of the model's logits. Ids without a token, and tokens of more than 1024 bytes, which
+    llguidance does not support (``left_out``), are never allowed. ``threads`` fill masks; None: 80 % of the processors.
 
-    Raises ValueError for a tokenizer without EOS, or whose tokens have no bytes of their own; ModuleNotFoundError,
-    which says what to install, without llguidance.
+    Raises ValueError for a tokenizer without EOS or without a fixed byte sequence per token; ModuleNotFoundError
+    without llguidance.
     """
 
     def __init__(
@@ -80,32 +80,32 @@ class GrammarCompiler:
         self.limits = limits or GrammarLimits()
         vocabulary = Vocabulary(tokenizer, vocab_size)
         self.left_out = vocabulary.left_out
-        """Ids of tokens that are never allowed because they are too long."""
+        """Tokens that are never allowed because they are too long."""
         self.words = len(vocabulary.ends_W)
-        """W, the length of a mask."""
+        """The length W of a mask in words of 32 tokens."""
         self._guidance = LLGuidanceEngine(vocabulary, self.limits, threads)
-        self._each_timed = False  # masks are filled one by one, so that each pays for its own
-        self._quiet = 0  # for so many steps they are filled together however long it takes
+        self._each_timed = False  # fill masks one by one and charge each to its budget
+        self._quiet = 0  # steps left without timing
         self._cache_bytes = cache_bytes
-        self._kept: OrderedDict[StructuredOutputs, CompiledGrammar] = OrderedDict()
+        self._cache: OrderedDict[StructuredOutputs, CompiledGrammar] = OrderedDict()
         self._size = 0
-        self._under_way: dict[StructuredOutputs, Future[CompiledGrammar]] = {}
+        self._in_progress: dict[StructuredOutputs, Future[CompiledGrammar]] = {}
         self._lock = threading.Lock()
 
     def compile(self, spec: StructuredOutputs) -> CompiledGrammar:
-        """Ready to use; milliseconds, or up to a second for what is just within the limits: not for an event loop.
+        """Compile a constraint, in milliseconds, or up to a second near the limits: not for event loops.
 
-        Who asks for what another thread is compiling waits for that. Raises ParameterError, which names the field.
+        If another thread is compiling the same constraint, this waits for it. Raises ParameterError.
         """
         with self._lock:
-            kept = self._kept.get(spec)
-            if kept is not None:
-                self._kept.move_to_end(spec)
-                return kept
-            waiting = self._under_way.get(spec)
+            cached = self._cache.get(spec)
+            if cached is not None:
+                self._cache.move_to_end(spec)
+                return cached
+            waiting = self._in_progress.get(spec)
             if waiting is None:
                 mine: Future[CompiledGrammar] = Future()
-                self._under_way[spec] = mine
+                self._in_progress[spec] = mine
         if waiting is not None:
             return waiting.result()
         try:
@@ -118,28 +118,28 @@ class GrammarCompiler:
             return made
         finally:
             with self._lock:
-                del self._under_way[spec]
+                del self._in_progress[spec]
                 if mine.exception() is None:
-                    self._keep(mine.result())
+                    self._store(mine.result())
 
     @property
     def together(self) -> bool:
-        """Whether the next masks are filled together: not if one of the last was slow."""
+        """Whether the next masks are filled together: false if one of the last was slow."""
         return not self._each_timed
 
     def fill_all(
         self, matchers: Sequence[GrammarMatcher | None], masks_RW: NDArray[np.int32], *, beside: bool = False
     ) -> None:
-        """``fill`` for a row each, in parallel and without Python's lock. A row of None is not restricted.
+        """Fill one mask per row, in parallel and without the GIL. A row of None is unconstrained.
 
-        beside: other work is going on, which is to be held up as little as can be.
+        beside: other work is running and should not be delayed.
 
-        A matcher in error, or that comes into it, gets a row in which nothing is allowed, and tells by ``error``; no
-        row harms another. Raises ValueError for an array of another shape, or if a matcher is there twice.
+        A matcher that fails gets an empty mask and sets its ``error``; other rows are not affected. Raises ValueError
+        for an array of another shape, and for a matcher in two rows.
         """
         check_masks(masks_RW, (len(matchers), self.words))
-        held = [each for each in matchers if each is not None]
-        if len(set(map(id, held))) < len(held):
+        present = [each for each in matchers if each is not None]
+        if len(set(map(id, present))) < len(present):
             raise ValueError("a matcher can be in one row only")
         mark()
         going: list[GrammarMatcher] = []
@@ -155,7 +155,7 @@ class GrammarCompiler:
         begin = perf_counter()
         done, slow = 0, False
         if self._each_timed or not beside:
-            done, slow = self._guidance.fill_here(going, rows, masks_RW, inf if self._each_timed else ALONE_SECONDS)
+            done, slow = self._guidance.fill_here(going, rows, masks_RW, inf if self._each_timed else CALLER_SECONDS)
         if done == len(going):
             self._each_timed = slow
             if not slow:
@@ -170,29 +170,29 @@ class GrammarCompiler:
     def _compile(self, spec: StructuredOutputs) -> CompiledGrammar:
         beginning, ignored, size = self._guidance.compile(spec)
         try:
-            self._try(GrammarMatcher(beginning))  # what cannot even begin is told now, and answers begin warm
+            self._try(GrammarMatcher(beginning))  # fail now if no text is possible, and warm the lexer
         except (MatcherError, ValueError) as error:
             raise ParameterError(spec.kind, f"{spec.kind}: {error}") from None
-        beginning.budget = TimeBudget(self.limits.seconds)  # no answer pays for that
+        beginning.budget = TimeBudget(self.limits.seconds)  # compilation is not charged to sequences
         return CompiledGrammar(spec, ignored, beginning, self.words, size)
 
     def _try(self, first: GrammarMatcher) -> None:
-        """Fill the first mask, and where it leaves no choice take the token: text without an end shows only then."""
+        """Fill the first mask, and accept its token if there is only one: only that detects endless text."""
         mask_W = np.empty(self.words, np.int32)
         first.fill(mask_W)
         bits = np.flatnonzero(np.unpackbits(mask_W.view(np.uint8), bitorder="little"))
         if len(bits) == 1:
             first.push(int(bits[0]))
 
-    def _keep(self, made: CompiledGrammar) -> None:
-        self._kept[made.spec] = made
+    def _store(self, made: CompiledGrammar) -> None:
+        self._cache[made.spec] = made
         self._size += made.size
-        while self._size > self._cache_bytes and self._kept:
-            self._size -= self._kept.popitem(last=False)[1].size
+        while self._size > self._cache_bytes and self._cache:
+            self._size -= self._cache.popitem(last=False)[1].size
 
 
 def fill_or_forbid(each: GrammarMatcher, mask_W: NDArray[np.int32]) -> None:
-    """Fill a mask; after an error nothing is allowed."""
+    """Fill a mask; after an error, allow no token."""
     try:
         each.fill(mask_W)
     except MatcherError:

@@ -1,11 +1,11 @@
-"""GBNF, the grammars of llama.cpp, as Lark. Checks no limits."""
+"""Converts GBNF, the grammar format of llama.cpp, to Lark."""
 
 from __future__ import annotations
 
 import re
 
 from nucleate.parameters.parameter import ParameterError
-from nucleate.structured_output.llguidance_loader import library, told
+from nucleate.structured_output.llguidance_loader import library, short_message
 
 _RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
@@ -16,7 +16,7 @@ def is_gbnf(grammar: str) -> bool:
 
 
 def lark_text(grammar: str) -> str:
-    """A grammar in Lark; GBNF is converted. Raises ParameterError for GBNF that cannot be read."""
+    """Return a grammar in Lark, converted from GBNF if necessary. Raises ParameterError for invalid GBNF."""
     return _converted(grammar) if is_gbnf(grammar) else grammar
 
 
@@ -29,15 +29,15 @@ def _converted(text: str) -> str:
     except RecursionError:
         raise ParameterError("grammar", "grammar: nested too deeply") from None
     except Exception as error:  # noqa: BLE001 - the library raises nothing narrower
-        raise ParameterError("grammar", f"grammar: not GBNF: {told(str(error))}") from None
+        raise ParameterError("grammar", f"grammar: invalid GBNF: {short_message(str(error))}") from None
 
 
 def _character(found: re.Match[str]) -> str:
-    """An escape of GBNF that the converter gets wrong, as one that it gets right or as the character itself."""
+    """Rewrite an escape that the converter mishandles."""
     digits = found[1] or found[2]
     if not digits:
         return found[0]
     code = int(digits, 16)
     if code > 0x10FFFF or 0xD800 <= code < 0xE000:
-        raise ParameterError("grammar", f"grammar: {found[0]} is no character")
+        raise ParameterError("grammar", f"grammar: {found[0]} is not a valid character")
     return f"\\x{code:02x}" if code < 0x80 else chr(code)

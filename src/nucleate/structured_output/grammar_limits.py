@@ -1,4 +1,4 @@
-"""How large and how costly a form may be, told before anything is compiled. Knows no engine."""
+"""Limits on the size and cost of constraints, checked before compilation."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "m
 
 @dataclass(frozen=True)
 class GrammarLimits:
-    """The most of everything. Each bounds work that was measured to grow with it faster than with the text's length.
+    """Maximum values. Each limits something whose cost was measured to grow faster than the length of the text.
 
-    ``characters`` of the whole; ``string`` of one regex, grammar, choice, or string in a schema. ``depth`` of JSON.
-    ``properties`` and ``enum``: names and values in all of a schema together; ``choices`` also of alternatives in a
-    grammar. ``repetitions``: of lengths and items, and of the most a regex can be repeated to; ``forced``: of the
-    least. ``joined``: patterns that one ``allOf`` may have to intersect, and uses of & and ~ in a grammar (half).
-    ``parts``: characters of all ``%regex`` in a grammar. ``multiple``: of the integers of all ``multipleOf``, and of
-    their least common multiple. ``seconds``: that one answer may take beyond what its masks usually take; ambiguous
-    grammars can be slow at every token.
+    - ``characters``: of the whole constraint. ``string``: of one regex, grammar, choice, or string in a schema.
+    - ``depth``: nesting of JSON and brackets. ``properties``, ``enum``: names and values in a whole schema.
+    - ``choices``: choices, and alternatives in a grammar.
+    - ``repetitions``: upper bounds of lengths, items and regex repetitions. ``forced``: their lower bounds.
+    - ``joined``: patterns that one ``allOf`` may intersect; half of it for uses of & and ~ in a grammar.
+    - ``parts``: characters of all ``%regex`` in a grammar. ``multiple``: the product of all ``multipleOf``.
+    - ``seconds``: budget of all sequences of a constraint for slow masks; see ``TimeBudget``.
     """
 
     characters: int = 100_000
@@ -44,7 +44,7 @@ class GrammarLimits:
     seconds: float = 1.0
 
     def check(self, spec: StructuredOutputs) -> None:
-        """Raise ParameterError, which names the field, if the form is over a limit. Costs no more than reading it."""
+        """Raise ParameterError, which names the field, if a constraint exceeds a limit. Takes linear time."""
         if spec.json_schema is not None:
             self._at_most("json_schema", "characters", len(spec.json_schema), self.characters)
             self._check_schemas([spec.schema])
@@ -58,30 +58,30 @@ class GrammarLimits:
             self.check_grammar(spec.grammar)
 
     def check_pattern(self, field: str, pattern: str, where: str) -> None:
-        """The same for one regular expression, which is found at a place in the field."""
+        """Check one regular expression. where: its place in the field, for messages."""
         self._at_most(field, f"characters in one regex{where}", len(pattern), self.string)
         least, most = unrolled(pattern)
         self._at_most(field, f"repetitions in a regex at least{where}", least, self.forced)
         self._at_most(field, f"repetitions in a regex at most{where}", most, self.repetitions)
 
     def check_grammar(self, text: str) -> None:
-        """The same for a grammar in Lark or GBNF."""
+        """Check a grammar in Lark or GBNF."""
         field = "grammar"
         self._at_most(field, "characters", len(text), self.string)
-        said = read(lark_text(text))
-        self._at_most(field, "alternatives", said.alternatives, self.choices)
-        self._at_most(field, "uses of & and ~", said.operators, self.joined // 2)
-        self._at_most(field, "brackets, one in another", said.depth, self.depth)
-        self._at_most(field, "characters in %regex", said.parts, self.parts)
-        self._at_most(field, "repetitions at least", said.size[0], self.forced)
-        self._at_most(field, "repetitions at most", said.size[1], self.repetitions)
+        lark = read(lark_text(text))
+        self._at_most(field, "alternatives", lark.alternatives, self.choices)
+        self._at_most(field, "uses of & and ~", lark.operators, self.joined // 2)
+        self._at_most(field, "levels of brackets", lark.depth, self.depth)
+        self._at_most(field, "characters in %regex", lark.parts, self.parts)
+        self._at_most(field, "repetitions at least", lark.size[0], self.forced)
+        self._at_most(field, "repetitions at most", lark.size[1], self.repetitions)
         try:
-            self._check_schemas(said.schemas)
+            self._check_schemas(lark.schemas)
         except ParameterError as error:
             raise ParameterError(field, f"{field}: %json{str(error).removeprefix('json_schema')}") from None
 
     def _check_schemas(self, schemas: Sequence[dict[str, Any]]) -> None:
-        """The limits hold for all of them together."""
+        """Check schemas; the limits apply to all of them together."""
         field = "json_schema"
         properties = values = count = 0
         multiples: set[int] = set()
@@ -109,7 +109,7 @@ class GrammarLimits:
         self._check_multiple(place, multiples)
 
     def _check_joined(self, found: list[SchemaLocation], schema: dict[str, Any]) -> None:
-        """Patterns of which a text must match all: their intersection can be exponential in their number."""
+        """Limit the patterns that must match together: their intersection can be exponential in their number."""
         if len({text for place in found for text in place.texts()}) <= self.joined:
             return
         joining = [place for place in found if place.joins]
@@ -137,21 +137,21 @@ class GrammarLimits:
     def _at_most(field: str, what: str, count: float, most: int) -> None:
         if count > most:
             number = f"{count}" if isinstance(count, int) and count < 10**12 else "far more"
-            raise ParameterError(field, f"{field} is too large: {number} {what}; allowed are {most}")
+            raise ParameterError(field, f"{field} is too large: {number} {what}; the maximum is {most}")
 
 
 def _check_reference(place: SchemaLocation, root: dict[str, Any]) -> None:
-    """A reference must be one that is followed here too, or what it leads to would escape every limit."""
+    """Reject references that this module cannot follow, because their targets would not be checked."""
     field, reference = "json_schema", place.schema.get("$ref")
     if reference is not None and place.referred(root) is None:
-        told = f"{field}: $ref{place.where} must point to a schema in this document (#/...), got {shown(reference)}"
-        raise ParameterError(field, told)
+        message = f"{field}: $ref{place.where} must point to a schema in this document (#/...), got {shown(reference)}"
+        raise ParameterError(field, message)
     if place.pointer and any(isinstance(place.schema.get(name), str) for name in ("$id", "id")):
         raise ParameterError(field, f"{field}: an $id{place.where} is not supported, only at the root")
 
 
 def _levels(value: Any, most: int, longest: int) -> int:
-    """How deep JSON is nested, counted to a little over ``most``. Raises ParameterError for a string too long."""
+    """Return the nesting depth, counted to just over ``most``. Raises ParameterError for a string that is too long."""
     deepest, waiting = 0, [(value, 1)]
     while waiting:
         item, level = waiting.pop()
@@ -170,9 +170,9 @@ def _levels(value: Any, most: int, longest: int) -> int:
 def _check_string(text: str, longest: int) -> None:
     if len(text) > longest:
         raise ParameterError(
-            "json_schema", f"json_schema has a string of {len(text)} characters; allowed are {longest}"
+            "json_schema", f"json_schema has a string of {len(text)} characters; the maximum is {longest}"
         )
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise ParameterError("json_schema", f"json_schema has a string that is no Unicode: {error.reason}") from None
+        raise ParameterError("json_schema", f"json_schema has a string of invalid Unicode: {error.reason}") from None

@@ -1,6 +1,6 @@
-"""The forms of text that an engine's requests ask for, and which tokens they allow in a step. Knows no model.
+"""Manages the structured output of an engine: compiles constraints, and fills the masks of each step.
 
-What it takes is made when the first request asks for it: nobody else waits for it, or needs its library.
+The compiler, and so llguidance, is loaded with the first constrained request.
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ from nucleate.structured_output import CompiledGrammar, GrammarCompiler, Grammar
 from nucleate.structured_output.spec import StructuredOutputs
 from nucleate.tokenization.tokenizer import Tokenizer
 
-WORTH_SECONDS = 0.0005
-"""If the masks of a step take longer, those of the next one are made while the model reads: to ask another thread for
-them has its price."""
+OVERLAP_SECONDS = 0.0005
+"""If the masks of a step take longer, those of the next step are filled during the forward pass, on another thread."""
 
 
 class GrammarManager:
-    """Of one vocabulary. ``seconds``: what masks took so far."""
+    """Constraints and masks of one engine. ``seconds``: the total time of masks."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, limits: GrammarLimits | None) -> None:
         self.seconds = 0.0
@@ -35,28 +34,28 @@ class GrammarManager:
         self._lock = threading.Lock()
         self._masks_RW = np.empty((0, 0), np.int32)
         self._thread = ThreadPoolExecutor(1, "nucleate-masks")
-        self._ahead: _Ahead | None = None
-        self._took = 0.0  # of the masks of the last step
+        self._prefetch: _Prefetch | None = None
+        self._took = 0.0  # time of the masks of the last step
 
     def form(self, spec: StructuredOutputs | None) -> CompiledGrammar | None:
-        """What a request asks for, compiled; on any thread. Raises ParameterError."""
+        """Compile the constraint of a request, on any thread. Raises ParameterError."""
         return form_of(spec, self._grammars)
 
     def begin(self, guides: Sequence[Guide | None]) -> None:
-        """A forward begins, and then masks of these answers are asked for: those that take long are made meanwhile."""
-        if self._ahead is not None:  # nobody has come for them
-            wait([self._ahead.made])
-            self._ahead = None
-        if self._took > WORTH_SECONDS and self._made is not None and self._made.together and any(guides):
-            self._ahead = _Ahead(guides, self._thread.submit(self._fill, guides, beside=True))
+        """Start to fill the masks of these sequences during a forward pass, if they are slow."""
+        if self._prefetch is not None:  # unused
+            wait([self._prefetch.made])
+            self._prefetch = None
+        if self._took > OVERLAP_SECONDS and self._made is not None and self._made.together and any(guides):
+            self._prefetch = _Prefetch(guides, self._thread.submit(self._fill, guides, beside=True))
 
     def mask(self, guides: Sequence[Guide | None]) -> NDArray[np.int32] | None:
-        """The tokens that each of some answers may go on with [R, W]; None if all may go on with any."""
+        """Return the masks [R, W] of the next tokens; None if no sequence is constrained."""
         if self._made is None or not any(guides):
-            return None  # as for a beam search beside answers of a form: what is made ahead is for those, or under way
-        ahead, self._ahead = self._ahead, None
+            return None  # prefetched masks are for other sequences
+        prefetch, self._prefetch = self._prefetch, None
         begin = perf_counter()
-        masks_RW = None if ahead is None else ahead.masks(guides)
+        masks_RW = None if prefetch is None else prefetch.masks(guides)
         if masks_RW is None:
             masks_RW = self._fill(guides)
         for place, guide in enumerate(guides):
@@ -81,14 +80,14 @@ class GrammarManager:
             return self._made
 
 
-class _Ahead(NamedTuple):
-    """Masks that are being made."""
+class _Prefetch(NamedTuple):
+    """Masks that are being filled on another thread."""
 
     guides: Sequence[Guide | None]
     made: Future[NDArray[np.int32]]
 
     def masks(self, guides: Sequence[Guide | None]) -> NDArray[np.int32] | None:
-        """Those of some of the answers, as a forward may have failed for others; None if there are more."""
+        """Return the masks of these sequences, possibly fewer than expected; None if one is missing."""
         masks_RW = self.made.result()
         if len(guides) == len(self.guides) and all(map(operator.is_, guides, self.guides)):
             return masks_RW

@@ -1,4 +1,4 @@
-"""The form of one answer while it is made: its matcher, its text, and what is told at its end. Knows no loop."""
+"""Guides one sequence: the masks of its matcher, and the validation of its text at the end."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ CONSTRAINT_FAILED = (
     "the output cannot satisfy its structured-output constraint",
     "no token satisfies the structured-output constraint",
 )
-"""How the message of an answer begins whose form did not let it go on: of the grammar, and of what stands beside it."""
+"""The start of the error message of a sequence that ended because of its grammar, or of it and other token bans."""
 VALIDATION_SECONDS = 0.1
-"""Of an answer whose schema was not held in full."""
+"""Maximum time to validate an output whose schema has ignored keywords."""
 
 
 @final
 class Guide:
-    """What holds one answer to a form. ignore_eos: it goes on where EOS could end it, while anything can follow."""
+    """The constraint of one sequence. ignore_eos: continue where EOS could end it, while another token is allowed."""
 
     def __init__(self, form: CompiledGrammar, *, ignore_eos: bool = False) -> None:
         self.form, self.matcher = form, form.matcher(ignore_eos=ignore_eos)
         self._text: list[str] = []
-        self._refused: str | None = None  # a token that the mask had allowed
+        self._refused: str | None = None  # the error for a token that the mask had allowed
 
     @property
     def error(self) -> str | None:
-        """Why the answer cannot go on."""
+        """Why the sequence cannot continue, or None."""
         return self._refused or self.matcher.error
 
     def mask(self) -> NDArray[np.int32]:
-        """The tokens that may come next [1, W]; none after an error."""
+        """Return the mask [1, W] of the next token; empty after an error."""
         mask_1W = np.empty((1, self.form.words), np.int32)
         try:
             self.matcher.fill(mask_1W[0])
@@ -51,25 +51,25 @@ class Guide:
         return mask_1W
 
     def push(self, token: int) -> bool:
-        """Take a token that was allowed. Whether nothing can follow it. An error shows in the next mask."""
+        """Accept an allowed token; return whether nothing can follow it. An error makes the next mask empty."""
         try:
             self.matcher.push(token)
             return self.matcher.stopped
         except MatcherError:
             return False
-        except ValueError as error:  # never seen, and not worth the other answers
+        except ValueError as error:  # unexpected: end only this sequence
             self._refused = str(error)
             return False
 
     def forced(self) -> tuple[int, ...]:
-        """The tokens that must follow, whatever the logits are."""
+        """Return the tokens that must follow, for jump-forward decoding."""
         try:
             return self.matcher.forced()
         except MatcherError:
             return ()
 
     def read(self, text: str, finish: Finish | None) -> Validation | None:
-        """Take note of text that is shown. At its end: what the whole is worth, if its schema was not held in full."""
+        """Record generated text. At its end, return the validation if keywords of the schema were ignored."""
         if not self.form.ignored:
             return None
         self._text.append(text)
@@ -79,7 +79,7 @@ class Guide:
 
 
 def why(error: str, guide: Guide | None) -> str:
-    """Why an answer ends for which no token could be drawn."""
+    """Return the error message of a sequence for which no token can be sampled."""
     if guide is None:
         return f"invalid logits: {error}"
     if guide.error is not None:
@@ -88,7 +88,7 @@ def why(error: str, guide: Guide | None) -> str:
 
 
 def skippable(stages: Pipeline) -> bool:
-    """Whether a token that must follow would be drawn anyway, and nothing is to be told of its logits."""
+    """Return whether determined tokens need no logits: no stage could ban them, and none reports logprobs."""
     return not any(
         isinstance(stage, Tap) or (isinstance(stage, Shift) and stage.touches not in ("seen", "output"))
         for stage in stages
@@ -96,17 +96,17 @@ def skippable(stages: Pipeline) -> bool:
 
 
 def form_of(spec: StructuredOutputs | None, grammars: Callable[[], GrammarCompiler]) -> CompiledGrammar | None:
-    """A form that is asked for, compiled. Raises ParameterError, also where there can be none for this model."""
+    """Compile the constraint of a request, if any. Raises ParameterError, also if the model does not support it."""
     if spec is None:
         return None
     try:
         known = grammars()
     except (ModuleNotFoundError, ValueError) as error:
         raise ParameterError("structured_outputs", str(error)) from None
-    form = known.compile(spec)
-    if form.ignored:
+    grammar = known.compile(spec)
+    if grammar.ignored:
         try:
-            load()  # not in the middle of an answer
+            load()  # not during generation
         except ModuleNotFoundError as error:
             raise ParameterError("structured_outputs", str(error)) from None
-    return form
+    return grammar

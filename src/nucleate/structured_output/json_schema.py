@@ -1,4 +1,4 @@
-"""Where the schemas in a JSON schema are, and which of their keywords are held. Compiles nothing."""
+"""Finds the subschemas of a JSON schema, and the keywords that cannot be enforced."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-HELD = _words(
+SUPPORTED = _words(
     "type enum const anyOf oneOf allOf $ref properties patternProperties additionalProperties required minProperties "
     "maxProperties items prefixItems additionalItems minItems maxItems minLength maxLength pattern format minimum "
     "maximum exclusiveMinimum exclusiveMaximum multipleOf"
 )
-"""Keywords that every text fulfils."""
-SAID = _words(
+"""Enforced keywords."""
+ANNOTATIONS = _words(
     "$schema $id id $anchor $comment $defs definitions $vocabulary title description default examples example readOnly "
     "writeOnly deprecated contentEncoding contentMediaType contentSchema discriminator externalDocs xml"
 )
-"""Keywords that restrict nothing."""
-KNOWN_NOT_HELD = _words(
+"""Annotations, without effect."""
+UNSUPPORTED = _words(
     "not if then else contains minContains maxContains uniqueItems propertyNames dependentRequired dependentSchemas "
     "dependencies unevaluatedProperties unevaluatedItems $dynamicRef $dynamicAnchor $recursiveRef $recursiveAnchor "
     "nullable x-guidance"
 )
 FORMATS = _words("date-time date time duration email hostname ipv4 ipv6 uri uuid")
-"""Formats of strings that every text fulfils."""
+"""Enforced string formats."""
 
 _ONE = ("additionalProperties", "items", "additionalItems")
 _LIST = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
@@ -43,14 +43,14 @@ _NAMED = ("properties", "patternProperties")
 
 @dataclass(frozen=True)
 class SchemaLocation:
-    """A schema that is an object, and the JSON pointer to it."""
+    """A subschema and its JSON pointer."""
 
     pointer: str
     schema: Mapping[str, Any]
 
     @property
     def where(self) -> str:
-        """For messages: nothing for the root."""
+        """The place for messages; empty for the root."""
         return f" at {shown(self.pointer)[1:-1]}" if self.pointer else ""
 
     def objects(self, name: str) -> Mapping[str, Any]:
@@ -62,22 +62,24 @@ class SchemaLocation:
         return value if isinstance(value, list) else []
 
     def patterns(self) -> list[str]:
-        """The regular expressions that stand here."""
+        """Return the regular expressions of this subschema."""
         own = self.schema.get("pattern")
         return [*self.objects("patternProperties"), *([own] if isinstance(own, str) else [])]
 
     def texts(self) -> list[str]:
-        """What restricts the characters of strings here: the patterns, and the format."""
+        """Return the patterns and the format of this subschema."""
         form = self.schema.get("format")
         return [*self.patterns(), *([form] if isinstance(form, str) else [])]
 
     @property
     def joins(self) -> bool:
-        """Whether several schemas must hold for one value: by ``allOf``, or by a ``$ref`` with more beside it."""
-        return bool(self.listed("allOf")) or ("$ref" in self.schema and bool(self.schema.keys() - SAID - {"$ref"}))
+        """Whether several schemas apply to one value: by ``allOf``, or by ``$ref`` with other keywords."""
+        return bool(self.listed("allOf")) or (
+            "$ref" in self.schema and bool(self.schema.keys() - ANNOTATIONS - {"$ref"})
+        )
 
     def children(self) -> Iterator[SchemaLocation]:
-        """The schemas directly in this one, of keywords that are held."""
+        """Yield the direct subschemas of enforced keywords."""
         for name in _NAMED:
             for key, child in self.objects(name).items():
                 yield from self._child(child, name, key)
@@ -93,7 +95,7 @@ class SchemaLocation:
             yield SchemaLocation("/".join([self.pointer, *steps]), child)
 
     def referred(self, root: Mapping[str, Any]) -> SchemaLocation | None:
-        """The schema that ``$ref`` points to within the same document, if it is an object."""
+        """Return the target of ``$ref`` in the same document, if it is an object."""
         pointer = self.schema.get("$ref")
         if not isinstance(pointer, str) or not (pointer == "#" or pointer.startswith("#/")):
             return None
@@ -110,7 +112,7 @@ class SchemaLocation:
 
 
 def places(root: Mapping[str, Any]) -> Iterator[SchemaLocation]:
-    """Every schema that takes part, each once: the root, what it holds, and what is referred to."""
+    """Yield every schema in use once: the root, its subschemas and referenced ones."""
     yield from _reached([SchemaLocation("", root)], root)
 
 
@@ -127,21 +129,23 @@ def _reached(waiting: list[SchemaLocation], root: Mapping[str, Any]) -> Iterator
 
 
 def joined_patterns(place: SchemaLocation, root: Mapping[str, Any]) -> int:
-    """How many different patterns may have to be intersected at a place that ``joins``."""
+    """Return how many different patterns may be intersected at a place that ``joins``."""
     return len({text for each in _reached([place], root) for text in each.texts()})
 
 
-def not_held(root: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """What of a schema is not held, and why, as (``keyword at pointer``, a hint or nothing)."""
+def unsupported_keywords(root: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the unsupported keywords of a schema, as (``keyword at pointer``, a hint or empty)."""
     containers = _containers(root)
     for place in places(root):
         for keyword in place.schema:
-            if keyword in HELD or keyword in SAID or (keyword.startswith("x-") and keyword != "x-guidance"):
+            if keyword in SUPPORTED or keyword in ANNOTATIONS or (keyword.startswith("x-") and keyword != "x-guidance"):
                 continue
             if not place.pointer and keyword in containers:
                 continue
             near = (
-                [] if keyword in KNOWN_NOT_HELD | HELD else difflib.get_close_matches(keyword[:40], [*HELD, *SAID], n=1)
+                []
+                if keyword in UNSUPPORTED | SUPPORTED
+                else difflib.get_close_matches(keyword[:40], [*SUPPORTED, *ANNOTATIONS], n=1)
             )
             yield f"{shown(keyword)[1:-1]}{place.where}", f"; did you mean {near[0]}?" if near else ""
         form = place.schema.get("format")
@@ -150,7 +154,7 @@ def not_held(root: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _containers(root: Mapping[str, Any]) -> set[str]:
-    """Names at the root under which there are schemas only to be referred to, such as OpenAPI's components."""
+    """Return root keys that only contain referenced schemas, such as ``components`` in OpenAPI."""
     pointers = [place.schema.get("$ref") for place in places(root)]
     return {pointer.split("/")[1] for pointer in pointers if isinstance(pointer, str) and pointer.startswith("#/")}
 
@@ -161,7 +165,7 @@ def _concerns_strings(schema: Mapping[str, Any]) -> bool:
 
 
 def check_unsupported(found: Iterable[tuple[str, str]], on_unsupported: OnUnsupported) -> tuple[str, ...]:
-    """What is ignored of what is not held. Raises ParameterError, which names the first, if the policy is another."""
+    """Return the ignored keywords. Raises ParameterError for the first one unless ``on_unsupported`` is "ignore"."""
     if on_unsupported == "ignore":
         return tuple(dict.fromkeys(what for what, _ in found))
     for what, hint in found:
@@ -171,6 +175,6 @@ def check_unsupported(found: Iterable[tuple[str, str]], on_unsupported: OnUnsupp
 
 
 def places_of(root: Mapping[str, Any], keyword: str) -> str:
-    """Where a keyword stands, for messages: the first three places."""
+    """Return the first three places of a keyword, for messages."""
     found = [place.pointer or "the root" for place in places(root) if keyword in place.schema]
     return ", ".join(shown(pointer)[1:-1] for pointer in found[:3]) + (" and more" if len(found) > 3 else "")

@@ -1,7 +1,7 @@
-"""A grammar in the Lark dialect of llguidance: what it repeats, joins, embeds and names. Compiles nothing.
+"""Reads grammars in llguidance's Lark dialect: their repetitions, operators, embedded schemas and token ids.
 
 A grammar can hold whole JSON schemas (``%json``), options of the library and ids of tokens. They are found here, so
-that none of them escapes what is held for the other forms.
+that the checks of other constraints apply to them.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _MARKS: Final[Mapping[str, tuple[str, ...]]] = {
 _DECODER = json.JSONDecoder()
 _OPTIONS: Final = {"no_forcing", "allow_initial_skip", "skip_repetition"}
 _PARTS: Final = {"substring_chunks", "substring_words", "substring_chars"}
-_UNTOLD: Final = {
-    "max_tokens": "text is held, not how it is divided into tokens",
+_UNSUPPORTED: Final = {
+    "max_tokens": "grammars constrain text, not tokens",
     "temperature": "it is a parameter of the request",
-    "stop": "text is never taken back; use suffix or lazy",
+    "stop": "generated text is never removed; use suffix or lazy",
 }
 
 
@@ -52,54 +52,54 @@ class LarkToken(NamedTuple):
 
 @dataclass(frozen=True)
 class Lark:
-    """What a grammar says. ``text``: the grammar, in which embedded schemas have the options they are to have."""
+    """A grammar that was read. ``text``: the grammar, with options set in its embedded schemas."""
 
     text: str
     alternatives: int
-    """Bars between alternatives."""
+    """Number of bars between alternatives."""
     operators: int
-    """Uses of & and ~ on terminals."""
+    """Number of uses of & and ~ on terminals."""
     depth: int
-    """Brackets, one in another."""
+    """Nesting of brackets."""
     size: Size
-    """The largest least and the largest most that a terminal stands for, or all rules together."""
+    """The largest minimum and maximum length of a terminal, or of all rules together."""
     parts: int
     """Characters and chunks in ``%regex``."""
     schemas: tuple[dict[str, Any], ...]
-    """The embedded ones."""
+    """Embedded schemas."""
     ids: tuple[tuple[int, int], ...]
-    """Ranges of ids of tokens, both ends included."""
+    """Ranges of token ids, inclusive."""
 
 
 def read(text: str, options: Mapping[str, Any] | None = None) -> Lark:
-    """A grammar, read. ``options``: what to set in each embedded schema.
+    """Read a grammar. ``options``: options to set in each embedded schema.
 
-    Raises ParameterError for what would not be held: options of the library that change what is text, and the
-    attributes max_tokens, temperature and stop of a rule. What is no Lark gives some numbers.
+    Raises ParameterError for what cannot be enforced: llguidance options that change the text, and the rule attributes
+    max_tokens, temperature and stop. An invalid grammar gives any numbers.
     """
     words = list(_words(text))
-    said = [word for word in words if word.kind not in ("skip", "newline")]
+    tokens = [word for word in words if word.kind not in ("skip", "newline")]
     negations = 0
-    for word, after in pairwise([*said, LarkToken("end", "", 0)]):
-        if word.kind == "rule" and word.text in _UNTOLD and after.text == "=":
-            _refuse(word, f"{word.text} is not supported: {_UNTOLD[word.text]}")
+    for word, after in pairwise([*tokens, LarkToken("end", "", 0)]):
+        if word.kind == "rule" and word.text in _UNSUPPORTED and after.text == "=":
+            _reject(word, f"{word.text} is not supported: {_UNSUPPORTED[word.text]}")
         _CHECKS.get(word.text, _nothing)(word)
         negations += word.text == "~" and after.kind != "number"
-    marks = [word.text for word in said if word.kind == "mark"]
+    marks = [word.text for word in tokens if word.kind == "mark"]
     return Lark(
         text="".join(_written(word, options or {}) for word in words),
         alternatives=marks.count("|"),
         operators=marks.count("&") + negations,
         depth=_depth(marks),
         size=_size(words),
-        parts=sum(_parts(word) for word in said),
-        schemas=tuple(word.value for word in said if word.text == "%json"),
-        ids=tuple(each for word in said if word.kind == "special" for each in _ids(word)),
+        parts=sum(_parts(word) for word in tokens),
+        schemas=tuple(word.value for word in tokens if word.text == "%json"),
+        ids=tuple(each for word in tokens if word.kind == "special" for each in _ids(word)),
     )
 
 
 def _words(text: str) -> Iterator[LarkToken]:
-    """All of the text, nothing left out."""
+    """Yield all words of the text."""
     place, line = 0, 1
     while found := _WORD.match(text, place):
         kind, place, value = found.lastgroup or "", found.end(), None
@@ -108,13 +108,13 @@ def _words(text: str) -> Iterator[LarkToken]:
             try:
                 value, place = _DECODER.raw_decode(text, start)
             except (ValueError, RecursionError) as error:
-                _refuse(LarkToken(kind, found[0], line), f"{found[0]} needs JSON after it: {str(error)[:80]}")
+                _reject(LarkToken(kind, found[0], line), f"{found[0]} needs JSON after it: {str(error)[:80]}")
         yield LarkToken(kind, found[0], line, value, text.count("\n", found.end(), place))
         line += text.count("\n", found.start(), place)
 
 
 def _written(word: LarkToken, options: Mapping[str, Any]) -> str:
-    """A word as the library is to read it, on as many lines."""
+    """Return a word in llguidance's syntax, on the same number of lines."""
     if word.kind != "embedded":
         return word.text
     value = word.value
@@ -128,19 +128,19 @@ def _nothing(word: LarkToken) -> None: ...
 
 def _check_schema(word: LarkToken) -> None:
     if not isinstance(word.value, dict):
-        _refuse(word, "%json needs an object")
+        _reject(word, "%json needs an object")
 
 
 def _check_options(word: LarkToken) -> None:
     known = ", ".join(sorted(_OPTIONS))
     for name in word.value if isinstance(word.value, dict) else ("no object",):
         if name not in _OPTIONS:
-            _refuse(word, f"%llguidance takes {known}; got {shown(name)}")
+            _reject(word, f"%llguidance takes {known}; got {shown(name)}")
 
 
 def _check_parts(word: LarkToken) -> None:
     if not isinstance(word.value, dict) or len(word.value) != 1 or not word.value.keys() <= _PARTS:
-        _refuse(word, f"%regex needs an object with one of {', '.join(sorted(_PARTS))}")
+        _reject(word, f"%regex needs an object with one of {', '.join(sorted(_PARTS))}")
 
 
 _CHECKS: Final = {"%json": _check_schema, "%llguidance": _check_options, "%regex": _check_parts}
@@ -151,13 +151,13 @@ def _parts(word: LarkToken) -> int:
 
 
 def _ids(word: LarkToken) -> Iterator[tuple[int, int]]:
-    """The ranges that a token in numbers stands for."""
+    """Return the ranges of a numeric token."""
     if not word.text.startswith("<["):
         return
     for part in word.text[2:].removesuffix(">").removesuffix("]").split(","):
         found = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", part)
         if found is None:
-            _refuse(word, f"tokens are named by ids or ranges of them, such as <[5,7-9]>, not {shown(word.text)}")
+            _reject(word, f"tokens are named by ids or ranges of them, such as <[5,7-9]>, not {shown(word.text)}")
         yield int(found[1]), int(found[2] or found[1])
 
 
@@ -170,7 +170,7 @@ def _depth(marks: list[str]) -> int:
 
 
 def _size(words: list[LarkToken]) -> Size:
-    """Terminals are put into one another, so that their repetitions multiply; rules are not, and count as one."""
+    """Return the size: repetitions of nested terminals multiply; rules count once."""
     bodies = _bodies(words)
     terminals = {name: body for name, body in bodies.items() if name.lstrip("_")[:1].isupper()}
     uses = {name: {word.text for word in body} & terminals.keys() for name, body in terminals.items()}
@@ -186,7 +186,7 @@ def _size(words: list[LarkToken]) -> Size:
 
 
 def _bodies(words: list[LarkToken]) -> dict[str, list[LarkToken]]:
-    """What follows each name at the begin of a line, up to the next one; under no name, what comes before."""
+    """Return the body of each definition by name; what comes before the first one has no name."""
     bodies: dict[str, list[LarkToken]] = {"": []}
     name, begins = "", True
     for word in words:
@@ -200,7 +200,7 @@ def _bodies(words: list[LarkToken]) -> dict[str, list[LarkToken]]:
 
 
 def _items(body: list[LarkToken], known: Mapping[str, Size]) -> Iterator[Item]:
-    """The words of a definition as parts that have sizes."""
+    """Yield the parts of a definition with their sizes."""
     words = [word for word in body if word.kind not in ("skip", "newline")]
     for place, word in enumerate(words):
         if word.kind == "mark":
@@ -212,7 +212,7 @@ def _items(body: list[LarkToken], known: Mapping[str, Size]) -> Iterator[Item]:
 
 
 def _count(text: str) -> Iterator[str]:
-    """How often what stands before is repeated, if this says so."""
+    """Return the repetition count that a word gives to the previous part, if any."""
     found = _COUNT.match(text)
     if found is not None:
         low, comma, high, exactly, last = found.groups()
@@ -228,5 +228,5 @@ def _one(word: LarkToken, known: Mapping[str, Size]) -> Size:
     return (len(word.text.removesuffix("i")) - 2,) * 2 if word.kind == "string" else known.get(word.text, (1, 1))
 
 
-def _refuse(word: LarkToken, why: str) -> NoReturn:
-    raise ParameterError("grammar", f"grammar: in line {word.line}: {why}")
+def _reject(word: LarkToken, reason: str) -> NoReturn:
+    raise ParameterError("grammar", f"grammar: in line {word.line}: {reason}")

@@ -1,4 +1,4 @@
-"""Grammars by the library llguidance: what it compiles of a form, and why not; many masks at once. Knows no request."""
+"""Compiles constraints and fills masks with llguidance."""
 
 from __future__ import annotations
 
@@ -15,9 +15,15 @@ from nucleate.structured_output.gbnf import lark_text
 from nucleate.structured_output.grammar_limits import GrammarLimits
 from nucleate.structured_output.grammar_matcher import GrammarMatcher, MatcherError
 from nucleate.structured_output.grammar_source import source
-from nucleate.structured_output.json_schema import check_unsupported, not_held, places_of
+from nucleate.structured_output.json_schema import check_unsupported, places_of, unsupported_keywords
 from nucleate.structured_output.lark import read
-from nucleate.structured_output.llguidance_loader import FAILED, library, parser_limits, raise_unless_panic, told
+from nucleate.structured_output.llguidance_loader import (
+    FAILED,
+    library,
+    parser_limits,
+    raise_unless_panic,
+    short_message,
+)
 from nucleate.structured_output.llguidance_tokenizer import guidance_tokenizer
 from nucleate.structured_output.schema_soundness import unsound
 from nucleate.structured_output.spec import StructuredOutputs
@@ -36,7 +42,7 @@ class LLGuidanceEngine:
         self._executor = library().LLExecutor(num_threads=threads)
 
     def compile(self, spec: StructuredOutputs) -> tuple[Beginning, tuple[str, ...], int]:
-        """What begins a text of a form, what its policy ignores, and about how many bytes it takes.
+        """Return the initial matcher of a constraint, the ignored keywords and the approximate size in bytes.
 
         Raises ParameterError, which names the field.
         """
@@ -44,7 +50,7 @@ class LLGuidanceEngine:
         ignored: tuple[str, ...] = ()
         if spec.json_schema is not None:
             schema = spec.schema
-            ignored = check_unsupported((*not_held(schema), *unsound(schema)), spec.on_unsupported)
+            ignored = check_unsupported((*unsupported_keywords(schema), *unsound(schema)), spec.on_unsupported)
         if spec.grammar is not None:
             self._check_grammar(spec.grammar)
         text = _or_refused(spec, lambda: source(spec))
@@ -58,13 +64,13 @@ class LLGuidanceEngine:
         return made, ignored, 2**16 + 64 * len(text)
 
     def matcher(self, text: str) -> Any:
-        """An LLMatcher; it may be in error."""
+        """Return an LLMatcher, possibly in an error state."""
         return library().LLMatcher(self._tokenizer, text, log_level=0, limits=parser_limits())
 
     def fill_here(
         self, matchers: Sequence[GrammarMatcher], rows: Sequence[int], masks_RW: NDArray[np.int32], seconds: float
     ) -> tuple[int, bool]:
-        """Fill rows for matchers that go on, on this thread, as long as it takes no more seconds.
+        """Fill the masks of matchers that have not ended on this thread, for at most so many seconds.
 
         Returns how many, at least one and all but one, or all; and whether one took more than what is free.
         """
@@ -85,29 +91,29 @@ class LLGuidanceEngine:
         return len(matchers), slow
 
     def fill_all(self, matchers: Sequence[GrammarMatcher], rows: Sequence[int], masks_RW: NDArray[np.int32]) -> bool:
-        """As ``fill_here``, all in parallel. False if it did not work out."""
+        """Fill all masks in parallel. Returns False if that failed."""
         every = [(each.inner, row) for each, row in zip(matchers, rows, strict=True)]
         try:
             self._executor.unsafe_compute_mask_ptr(every, masks_RW.ctypes.data, masks_RW.strides[0], len(masks_RW))
-        except BaseException as error:  # noqa: BLE001 - a panic is no Exception, and does not tell its row
+        except BaseException as error:  # noqa: BLE001 - a panic is no Exception, and does not name its row
             raise_unless_panic(error)
             return False
         for each in matchers:
             if each.inner.is_error():
-                with suppress(MatcherError):  # it tells itself
-                    each.behind()  # all see it before any mask is believed
+                with suppress(MatcherError):  # it keeps the error
+                    each.behind()  # all are checked before any mask is used
         for each, row in zip(matchers, rows, strict=True):
-            if each.odd:
+            if each.needs_settling:
                 each.settle(masks_RW[row])
         return True
 
     def _check_grammar(self, grammar: str) -> None:
-        """What a grammar embeds or names is held to what holds elsewhere."""
-        said = read(lark_text(grammar))
-        for schema in said.schemas:
-            for what, hint in (*not_held(schema), *unsound(schema)):
+        """Check embedded schemas and named token ids like other constraints."""
+        lark = read(lark_text(grammar))
+        for schema in lark.schemas:
+            for what, hint in (*unsupported_keywords(schema), *unsound(schema)):
                 raise ParameterError("grammar", f"grammar: %json: cannot enforce {what}{hint}")
-        for low, high in said.ids:
+        for low, high in lark.ids:
             if high < low or not self._vocabulary.known.issuperset(
                 range(low, min(high, low + len(self._vocabulary.tokens)) + 1)
             ):
@@ -128,7 +134,7 @@ def _or_refused(spec: StructuredOutputs, call: Callable[[], Any]) -> Any:
 
 def _refused(spec: StructuredOutputs, message: str) -> ParameterError:
     field = spec.kind
-    reason = told(message, place=field == "grammar")
+    reason = short_message(message, place=field == "grammar")
     if "oneOf" in reason:
         where = f" at {places_of(spec.schema, 'oneOf')}" if field == "json_schema" else " in %json"
         hint = '; set on_unsupported="approximate" to treat it as anyOf' if field == "json_schema" else ""

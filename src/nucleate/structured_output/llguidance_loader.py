@@ -1,4 +1,4 @@
-"""The library llguidance: loaded when first needed, its panics and messages made ours. Knows no request."""
+"""Loads llguidance on first use, and handles its panics and messages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PLACE = re.compile(r"^(?:at )?\d+\(\d+\): ")
 
 @cache
 def library() -> Any:
-    """The module. Raises ModuleNotFoundError with what to install."""
+    """Return the module. Raises ModuleNotFoundError, which names what to install."""
     try:
         import llguidance
     except ModuleNotFoundError as error:
@@ -27,10 +27,10 @@ def library() -> Any:
 
 @cache
 def parser_limits() -> Any:
-    """What one grammar may cost the library. Its own errors would quote the grammar, so they are kept short.
+    """Return the parser limits of a grammar. Errors are not verbose, because they would quote the grammar.
 
-    As many items in a row as a thousand optional properties need; in a step the library's own number, since a mask over
-    a large vocabulary takes thousands for the simplest pattern. What ambiguous grammars cost is for the time to bound.
+    Items per row: enough for a thousand optional properties. Items per step: llguidance's default, since a mask over a
+    large vocabulary needs thousands even for simple patterns. ``TimeBudget`` limits ambiguous grammars.
     """
     return library().LLParserLimits(
         max_items_in_row=5_000, step_max_items=50_000, max_lexer_states=50_000, verbose_errors=False
@@ -38,13 +38,13 @@ def parser_limits() -> Any:
 
 
 def raise_unless_panic(error: BaseException) -> None:
-    """Return if the library panicked, which is a BaseException of a class it does not export; else raise it again."""
+    """Return if llguidance panicked, which is a BaseException of a private class; otherwise raise the error again."""
     if type(error).__name__ != "PanicException" or type(error).__module__ != "pyo3_runtime":
         raise error
 
 
-def told(message: str, place: bool = False) -> str:
-    """A message of the library on one line and of bounded length. ``place``: with line and column of a grammar."""
+def short_message(message: str, place: bool = False) -> str:
+    """Return a message of llguidance on one line, cut to 200 characters. place: keep line and column."""
     lines = message.partition("<non-verbose/>")[0].splitlines() or ["it cannot be used"]
     line = lines[0]
     found = _PLACE.match(line)

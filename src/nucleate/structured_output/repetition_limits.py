@@ -1,4 +1,4 @@
-"""How large an expression is once its repetitions are written out, read off its text. Compiles nothing."""
+"""Estimates the size of a regular expression with its repetitions expanded."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ _ITEM = re.compile(
     re.DOTALL,
 )
 _VERBOSE = re.compile(r"\(\?[\w-]*x")
-MOST: Final = 10**12
-"""Beyond any limit; keeps the numbers small."""
+MAX_SIZE: Final = 10**12
+"""A size beyond any limit; larger ones are capped."""
 
 Size = tuple[int, int]
-"""The (least, most) characters that something stands for, with * and + as one; an upper bound of both."""
+"""Upper bounds of the (minimum, maximum) characters that a part matches, with * and + counted once."""
 Item = Size | str
-"""A part of an expression: what has a size, a bracket ``(`` or ``)``, an operator ``* + ?``, or a count ``{2,5}``."""
+"""A part of an expression: a size, a bracket ``(`` or ``)``, an operator ``* + ?``, or a count ``{2,5}``."""
 
 
 def unrolled(pattern: str) -> Size:
-    """The size of a regular expression. What is no valid expression gives some numbers."""
+    """Return the size of a regular expression; for an invalid one, any numbers."""
     if _VERBOSE.search(pattern) and "#" in pattern:
-        return MOST, MOST  # a comment can stand inside a count
+        return MAX_SIZE, MAX_SIZE  # a comment can stand inside a count
     return size_of(items(pattern))
 
 
 def items(pattern: str) -> Iterator[Item]:
-    """A regular expression in parts."""
+    """Yield the parts of a regular expression."""
     for found in _ITEM.finditer(pattern):
         kind = found.lastgroup
         if kind in ("class", "one"):
@@ -41,7 +41,7 @@ def items(pattern: str) -> Iterator[Item]:
 
 
 def size_of(parts: Iterable[Item]) -> Size:
-    """The size of parts one after another. A sum over alternatives, not a maximum."""
+    """Return the size of a sequence of parts; alternatives are added up."""
     levels: list[list[Size]] = [[]]
     repeated = False  # a ? after a repetition makes it lazy, not optional
     for part in parts:
@@ -63,7 +63,7 @@ def size_of(parts: Iterable[Item]) -> Size:
 
 
 def _sum(sizes: list[Size]) -> Size:
-    return min(sum(least for least, _ in sizes), MOST), min(sum(most for _, most in sizes), MOST)
+    return min(sum(least for least, _ in sizes), MAX_SIZE), min(sum(most for _, most in sizes), MAX_SIZE)
 
 
 def _times(size: Size, operator: str) -> Size:
@@ -72,4 +72,4 @@ def _times(size: Size, operator: str) -> Size:
     low, comma, high = operator[1:-1].partition(",")
     least = int(low or 0)
     most = int(high) if high else max(least, 1) if comma else least
-    return min(size[0] * least, MOST), min(size[1] * max(most, least), MOST)
+    return min(size[0] * least, MAX_SIZE), min(size[1] * max(most, least), MAX_SIZE)

@@ -1,9 +1,9 @@
-r"""What llguidance takes though a schema forbids it: schemas said in another way, or what cannot be. Compiles nothing.
+r"""Works around texts that llguidance accepts although the schema forbids them: rewrites or rejects such schemas.
 
-It was found by trying, and in the library's source (1.9.1):
+Known cases, found by testing and in its source (1.9.1):
 
 - A name that is not declared may be spelled with \u escapes, and so get past the names that are. A name that matches a
-  pattern may not. So what other properties may be is said with patterns.
+  pattern may not. So additional properties are described with patterns.
 - Names are not remembered: one that is written twice counts twice.
 - A class in a pattern that holds every control character, or all but \n, but not " or \, takes these two, escaped. So
   classes lose most control characters, which no other text needs.
@@ -17,10 +17,10 @@ from typing import Any, Final, cast
 
 from nucleate.structured_output.json_schema import SchemaLocation, places
 
-MOST_TRIED: Final = 2_000
-"""Characters of declared names that a pattern of all others is made of."""
-LONGEST_TRIED: Final = 64
-"""Characters of one such name; each is a level of brackets."""
+MAX_NAME_CHARACTERS: Final = 2_000
+"""Maximum characters of all declared names for a pattern that excludes them."""
+MAX_NAME_LENGTH: Final = 64
+"""Maximum characters of one such name; each is a level of brackets."""
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _PART = re.compile(r"\\(?:[pP](?:\{[^}]*\}|.)|.)|\[", re.DOTALL)
@@ -32,7 +32,7 @@ _REST: Final = r"[^\x00-\x08\x0e-\x1f]"
 
 
 def unsound(root: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """What of a schema the library would not hold and ``sound`` cannot mend, as ``not_held`` tells it."""
+    """Yield what llguidance does not enforce and ``sound`` cannot rewrite, like ``unsupported_keywords``."""
     for place in places(root):
         others = place.schema.get("additionalProperties", True)
         patterns, named = place.objects("patternProperties"), _named(place)
@@ -57,7 +57,7 @@ def unsound(root: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def sound(root: dict[str, Any]) -> dict[str, Any]:
-    """A schema as the library is to read it, so that it takes no other texts; changed in place."""
+    """Rewrite a schema in place, so that llguidance accepts no invalid text."""
     for place in list(places(root)):
         schema = cast("dict[str, Any]", place.schema)
         if isinstance(schema.get("pattern"), str):
@@ -74,7 +74,7 @@ def sound(root: dict[str, Any]) -> dict[str, Any]:
 
 
 def narrowed(pattern: str) -> str:
-    """An expression whose classes hold no control characters but white space, if they might hold more."""
+    """Remove control characters except whitespace from the classes of an expression."""
     verbose = _VERBOSE.search(pattern) is not None
     parts, done = [], 0
     while found := _PART.search(pattern, done):
@@ -88,7 +88,7 @@ def narrowed(pattern: str) -> str:
 
 
 def _class_end(pattern: str, start: int) -> int:
-    """Behind the bracket that closes the class which begins there."""
+    """Return the end of the class that starts there."""
     depth, place = 0, start
     while place < len(pattern):
         if pattern[place] == "[":
@@ -109,15 +109,17 @@ def _named(place: SchemaLocation) -> list[str]:
 
 
 def _mended(place: SchemaLocation) -> bool:
-    """Whether other properties than those declared may be, and have to be said with a pattern."""
+    """Return whether additional properties are allowed and need a pattern."""
     others = place.schema.get("additionalProperties", True)
     open_ = others is not False and not place.objects("patternProperties")
     return open_ and bool(place.objects("properties")) and _tried(others, _named(place))
 
 
 def _tried(others: object, named: list[str]) -> bool:
-    """Whether the names are few enough for a pattern of all others, or need none since anything may stand there."""
-    return _anything(others) or (sum(map(len, named)) <= MOST_TRIED and max(map(len, named)) <= LONGEST_TRIED)
+    """Return whether the names are few enough for a pattern that excludes them, or need none."""
+    return _anything(others) or (
+        sum(map(len, named)) <= MAX_NAME_CHARACTERS and max(map(len, named)) <= MAX_NAME_LENGTH
+    )
 
 
 def _anything(schema: object) -> bool:
@@ -125,7 +127,7 @@ def _anything(schema: object) -> bool:
 
 
 def _other_than(names: Mapping[str, Any]) -> str:
-    """An expression of all texts but these, by the first character in which they differ."""
+    """Return an expression of all texts except these names."""
     if not any(names):
         return ".+" if names else ".*"
     branches: dict[str, dict[str, None]] = {}

@@ -1,8 +1,8 @@
-"""Where the texts of one form begin in llguidance, made anew once its states are used up. Knows no vocabulary.
+"""The initial llguidance matcher of a constraint, recreated when its lexer states are used up.
 
-All copies of a matcher share the states of its lexer, so that masks get quicker with use; and the library counts the
-states of all answers there ever were. When there are too many it tells the one that asked, and remembers for all the
-others that nothing can follow there. So no copy is to be believed after that, and all go on from a new beginning.
+All copies of a matcher share lexer states, which makes masks faster with use; but llguidance limits their total number.
+When it is exceeded, one copy gets an error, and the others may get wrong empty masks. Then no copy can be trusted, and
+all sequences continue from a new initial matcher.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ USED_UP = "too many states"
 
 @final
 class Beginning:
-    """What all answers of a form share. ``now``: an LLMatcher, never moved, and how many there were before it.
+    """The state shared by all sequences of a constraint. ``now``: the initial LLMatcher and its generation number.
 
-    ``make`` gives another. ``ends_W`` is the mask of the EOS ids ``ends``; ``budget`` is for slow calls.
+    ``make`` creates another. ``ends_W`` is the mask of the EOS ids ``ends``; ``budget`` is for slow calls.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Beginning:
         self._lock = threading.Lock()
 
     def after(self, number: int) -> None:
-        """Make the one that comes after this number, whose states are used up, unless another has."""
+        """Replace the initial matcher of this generation, unless another thread has done so."""
         with self._lock:
             if self.now[1] == number:
                 self.now = self._make(), number + 1

@@ -1,4 +1,4 @@
-"""What one form may cost: the seconds its answers share beyond what each call may take for free."""
+"""The time budget of a constraint, shared by its sequences."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from typing import Final, final
 import numpy as np
 
 FREE_SECONDS: Final = 0.005
-"""What a call may take at any time. Only what is more counts."""
-FILLED: Final = 0.1
-"""Seconds by which a budget fills in a second."""
+"""Time of a call that is free of charge."""
+REFILL_RATE: Final = 0.1
+"""Seconds by which a budget refills per second."""
 
 
 class _Marks(threading.local):
-    own = -np.inf  # seconds of this thread, when they were looked at last
+    own = -np.inf  # CPU seconds of this thread at the last mark
 
 
 _MARKS = _Marks()
 
 
 def mark() -> None:
-    """Look at the time of this thread: what follows is measured from here, which is cheaper than for each call."""
+    """Record the CPU time of this thread; once per batch of calls, which is cheaper than for each call."""
     _MARKS.own = thread_time()
 
 
 def beyond_free(begin: float) -> float:
-    """By how many seconds a call that began at this time of ``perf_counter`` took more than what is free.
+    """Return by how many seconds a call that began at this ``perf_counter`` time exceeded the free time.
 
-    Of this thread, since an answer is not to pay for what else the machine does: no more than those since ``mark``.
+    At most the CPU time of this thread since ``mark``, so that the load of the machine is not charged.
     """
     wall = perf_counter() - begin
     if wall <= FREE_SECONDS:
@@ -41,9 +41,9 @@ def beyond_free(begin: float) -> float:
 
 @final
 class TimeBudget:
-    """The seconds that all answers of one form may take beyond what is free. It fills again, slowly.
+    """The time that all sequences of a constraint may take beyond the free time; it refills slowly.
 
-    Who is slow when it is empty ends; who is not does not mind.
+    When it is empty, slow sequences end with an error; fast ones are not affected.
     """
 
     __slots__ = ("_filled", "_left", "_lock", "most")
@@ -63,7 +63,7 @@ class TimeBudget:
         return self.left < 0
 
     def charge(self, begin: float) -> bool:
-        """For a call that began at this time of ``perf_counter``. Whether it was slow."""
+        """Charge a call that began at this ``perf_counter`` time. Returns whether it was slow."""
         more = beyond_free(begin)
         if more <= 0:
             return False
@@ -75,5 +75,5 @@ class TimeBudget:
     def _fill(self) -> None:
         with self._lock:
             now = monotonic()
-            self._left = min(self.most, self._left + FILLED * (now - self._filled))
+            self._left = min(self.most, self._left + REFILL_RATE * (now - self._filled))
             self._filled = now

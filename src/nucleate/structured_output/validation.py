@@ -1,7 +1,7 @@
-"""Whether a whole text fulfils a JSON schema, every keyword of it, within a time limit. Knows no tokens.
+"""Validates a text against a whole JSON schema, within a time limit.
 
-The library jsonschema does it; what it would do without end is replaced: expressions that are searched by
-backtracking, references that are fetched, and references that multiply.
+Uses the library jsonschema, with replacements for what could take forever: backtracking regular expressions, remote
+references and exponential references.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ Check = Callable[[Any, Any, Any, Any], Any]
 
 
 def validate(spec: StructuredOutputs, text: str, seconds: float = MAX_SECONDS) -> list[str]:
-    """What is wrong with a text of JSON, one line each, at most ten; nothing if it is right.
+    """Return the errors of a JSON text, at most ten, one line each; an empty list if it is valid.
 
-    Formats are checked as far as jsonschema can. Not to be able to tell in time is an error too. Raises
-    ModuleNotFoundError if jsonschema is not installed, and ValueError for a form that is not JSON.
+    Formats are checked as far as jsonschema supports them. A timeout counts as an error. Raises ModuleNotFoundError if
+    jsonschema is not installed, and ValueError for a constraint that is not JSON.
     """
     if not spec.kind.startswith("json"):
         raise ValueError(f"only JSON can be validated, not {spec.kind}")
@@ -40,21 +40,21 @@ def validate(spec: StructuredOutputs, text: str, seconds: float = MAX_SECONDS) -
         found = islice(_validator(spec.schema, time.monotonic() + seconds).iter_errors(value), MAX_ERRORS)
         return [f"{error.json_path}: {shown(error.message)[1:-1]}" for error in found]
     except TimeoutError:
-        return [f"it took longer than {seconds} s to validate"]
+        return [f"validation took longer than {seconds} s"]
     except RecursionError:
-        return ["the schema refers to itself without end"]
+        return ["the schema has an endless reference"]
     except Exception as error:  # noqa: BLE001 - a schema can be wrong in ways the library does not foresee
         return [f"the schema cannot be applied: {type(error).__name__}: {shown(str(error))[1:-1]}"]
 
 
 def load() -> None:
-    """Load the libraries, so that ``validate`` does not have to. Raises ModuleNotFoundError with what to install."""
+    """Load the libraries in advance. Raises ModuleNotFoundError, which names what to install."""
     try:
         import jsonschema  # type: ignore[import-untyped]  # noqa: F401
         import referencing  # noqa: F401
         import regex  # type: ignore[import-untyped]  # noqa: F401
     except ModuleNotFoundError:
-        raise ModuleNotFoundError("to validate needs jsonschema: pip install 'nucleate[structured]'") from None
+        raise ModuleNotFoundError("validation needs jsonschema: pip install 'nucleate[structured]'") from None
 
 
 def _validator(schema: dict[str, Any], deadline: float) -> Any:
@@ -132,4 +132,4 @@ def _additional(search: Callable[[str, str], bool]) -> Check:
 
 
 def _unevaluated(validator: Any, rest: Any, instance: Any, schema: Any) -> Any:
-    raise ValueError("unevaluatedProperties beside patternProperties cannot be validated")
+    raise ValueError("unevaluatedProperties with patternProperties cannot be validated")

@@ -1,1 +1,1 @@
-"""OpenAI's JSON and our values, each as the other. Knows no HTTP, no files and no models."""
+"""OpenAI's wire format: parsing of request bodies, and building of response bodies and stream chunks."""

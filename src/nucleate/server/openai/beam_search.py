@@ -1,7 +1,7 @@
-"""Beam search in a body: ``use_beam_search``, and the fields that say how to search. Knows no engine's work.
+"""Parses beam search requests: ``use_beam_search`` and its fields, as in vLLM.
 
-``best_of`` (or ``n``) is the width, and the ``n`` best of what is found are told. A search draws nothing, so that the
-fields that say how to draw, or when else to stop, are refused; temperature may be 0 or 1, and a seed changes nothing.
+``best_of`` (or ``n``) is the number of beams, and the ``n`` highest-scoring ones are returned. Sampling fields and
+other stop criteria are rejected; temperature may be 0 or 1, and a seed has no effect.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FIELDS_OF_BEAMS: Mapping[str, str] = MappingProxyType(
         "diversity_penalty": "diversity_penalty",
     }
 )
-"""Fields of a body that need ``use_beam_search``, and what ``BeamParams`` calls them."""
+"""Body fields that need ``use_beam_search``, and the fields of ``BeamParams``."""
 
 _SHARED = ("max_tokens", "structured_outputs", "stop_token_ids", "ignore_eos", "logprobs", "skip_special_tokens")
 _IDLE = ("n", "seed")
@@ -35,19 +35,21 @@ _PUBLIC = {"num_beams": "best_of", "num_return_sequences": "n"}
 def read_beams(
     given: Mapping[str, Any], params: SamplingParams, *, best_of: int, stream: bool, echo: bool
 ) -> BeamParams | None:
-    """The search that a body asks for, if any. params: what it says of sampling. Raises ParameterError."""
+    """Return the beam search parameters of a body, or None. params: its sampling parameters. Raises ParameterError."""
     if not read_switch(given, SWITCH):
         for name in FIELDS_OF_BEAMS:
             if name in given:
                 raise ParameterError(name, f"{name} needs {SWITCH} to be true")
         return None
     if stream:
-        raise ParameterError("stream", "stream must be false in a beam search: no token is certain before its end")
+        raise ParameterError(
+            "stream", "stream must be false with use_beam_search: no token is final before the search ends"
+        )
     if echo and params.logprobs is not None:
-        raise ParameterError("logprobs", "logprobs of a prompt (with echo) are not told of a beam search")
+        raise ParameterError("logprobs", "logprobs with echo are not supported with use_beam_search")
     for name in FIELDS:
-        if name in given and name not in (*_SHARED, *_IDLE) and not _says_nothing(name, getattr(params, name)):
-            raise ParameterError(name, f"a beam search draws nothing: leave out {name}, got {shown(given[name])}")
+        if name in given and name not in (*_SHARED, *_IDLE) and not _is_no_op(name, getattr(params, name)):
+            raise ParameterError(name, f"{name} is not supported with use_beam_search, got {shown(given[name])}")
     said = {field: given[name] for name, field in FIELDS_OF_BEAMS.items() if name in given}
     shared = {name: getattr(params, name) for name in _SHARED}
     try:
@@ -57,5 +59,5 @@ def read_beams(
         raise ParameterError(name, str(error).replace(error.field, name, 1)) from None
 
 
-def _says_nothing(name: str, value: Any) -> bool:
+def _is_no_op(name: str, value: Any) -> bool:
     return value == FIELDS[name].default or (name == "temperature" and value == 0)

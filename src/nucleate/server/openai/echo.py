@@ -1,4 +1,4 @@
-"""A prompt as the answers to it repeat it, text and logprobs. Knows no answers."""
+"""The text and logprobs of a prompt that ``echo`` puts before its completions."""
 
 from __future__ import annotations
 
@@ -12,45 +12,45 @@ from nucleate.tokenization.tokenizer import Tokenizer
 
 
 class Echo:
-    """What stands before each answer to a prompt: nothing, unless the request asks for echo.
+    """The text before each completion of a prompt; empty without ``echo``.
 
-    A prompt that came as text is shown as it came, and token ids as their text. Characters that a prompt begins and an
-    answer completes are the answer's. Making one reads the whole prompt.
+    A text prompt is repeated as it is, token ids as their text. A character that the prompt begins and the completion
+    ends belongs to the completion. Creating one tokenizes the whole prompt.
     """
 
-    def __init__(self, asked: ParsedRequest, place: int, prompt_ids: Sequence[int], tokenizer: Tokenizer) -> None:
-        self._asked, self._prompt_ids, self._tokenizer = asked, prompt_ids, tokenizer
-        prompt = asked.prompts[place] if asked.echo else ""
-        self.text = prompt if isinstance(prompt, str) else _text(asked, prompt, tokenizer)
-        self._offsets = list(self._places(prompt)) if asked.echo and asked.tells_logprobs else []
+    def __init__(self, request: ParsedRequest, index: int, prompt_ids: Sequence[int], tokenizer: Tokenizer) -> None:
+        self._request, self._prompt_ids, self._tokenizer = request, prompt_ids, tokenizer
+        prompt = request.prompts[index] if request.echo else ""
+        self.text = prompt if isinstance(prompt, str) else _text(request, prompt, tokenizer)
+        self._offsets = list(self._token_offsets(prompt)) if request.echo and request.returns_logprobs else []
         self._columns: JSON | None = None
 
-    def before(self, own: JSON, told: PromptLogprobs | None) -> JSON:
-        """The columns of an answer after those of its prompt. told: what is known of it, the same in all calls."""
+    def before(self, own: JSON, logprobs: PromptLogprobs | None) -> JSON:
+        """Return the logprobs of a completion after those of its prompt."""
         if not self._offsets:
             return own
         if self._columns is None:
-            steps = (None,) * len(self._prompt_ids) if told is None else told
-            self._columns = columns(self._asked, self._prompt_ids, steps, self._offsets, self._tokenizer)
+            steps = (None,) * len(self._prompt_ids) if logprobs is None else logprobs
+            self._columns = columns(self._request, self._prompt_ids, steps, self._offsets, self._tokenizer)
         return {name: [*column, *own[name]] for name, column in self._columns.items()}
 
-    def _places(self, prompt: Prompt) -> Iterator[int]:
-        """Where each token of the prompt begins. A special token that the text does not have there has no length."""
+    def _token_offsets(self, prompt: Prompt) -> Iterator[int]:
+        """Yield the offset of each token of the prompt. A special token that is not in the text has no length."""
         tokenizer, length = self._tokenizer, 0
-        shows_special = isinstance(prompt, str) or not self._asked.params.skip_special_tokens
+        shows_special = isinstance(prompt, str) or not self._request.params.skip_special_tokens
         detokenizer = Detokenizer(tokenizer, skip_special_tokens=False)
         for token in self._prompt_ids:
             yield min(length, len(self.text))
             if token in tokenizer.special_ids:
-                spelled = tokenizer.pieces.as_bytes(token).decode(errors="replace")
-                if not (shows_special and self.text.startswith(spelled, length)):
+                special = tokenizer.pieces.as_bytes(token).decode(errors="replace")
+                if not (shows_special and self.text.startswith(special, length)):
                     continue
             length += sum(map(len, detokenizer.push(token)))
 
 
-def _text(asked: ParsedRequest, prompt: Sequence[int], tokenizer: Tokenizer) -> str:
-    """The text of token ids: if an answer follows, without an incomplete character at the end, which that completes."""
-    skip = asked.params.skip_special_tokens
+def _text(request: ParsedRequest, prompt: Sequence[int], tokenizer: Tokenizer) -> str:
+    """Return the text of token ids, without an incomplete character that the completion may end."""
+    skip = request.params.skip_special_tokens
     text = tokenizer.decode(prompt, skip)
-    tail = "" if asked.silent else "".join(Detokenizer(tokenizer, prompt, skip).close())
+    tail = "" if request.prompt_only else "".join(Detokenizer(tokenizer, prompt, skip).close())
     return text.removesuffix(tail)

@@ -1,4 +1,4 @@
-"""What fields of several bodies have in common: switches, names, token ids. Knows no body as a whole."""
+"""Parsing shared by several request bodies: booleans, the model name, token ids, errors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Value = TypeVar("Value")
 
 
 def guarded(read: Callable[Arguments, Value]) -> Callable[Arguments, Value]:
-    """The same reader, which raises ParameterError instead of RecursionError, of an error message at the latest."""
+    """Decorate a reader to raise ParameterError instead of RecursionError."""
 
     @wraps(read)
     def guarding(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Value:
@@ -27,7 +27,7 @@ def guarded(read: Callable[Arguments, Value]) -> Callable[Arguments, Value]:
 
 
 def read_switch(given: Mapping[str, Any], name: str, default: bool = False) -> bool:
-    """A field that is true or false."""
+    """Read a boolean field."""
     value = given.get(name, default)
     if not isinstance(value, bool):
         raise wrong(name, "true or false", value)
@@ -35,7 +35,7 @@ def read_switch(given: Mapping[str, Any], name: str, default: bool = False) -> b
 
 
 def read_model(given: Mapping[str, Any]) -> str | None:
-    """The model that a body names."""
+    """Read the model name."""
     model = given.get("model")
     if model is not None and (not isinstance(model, str) or not model):
         raise wrong("model", "a non-empty string", model)
@@ -43,20 +43,20 @@ def read_model(given: Mapping[str, Any]) -> str | None:
 
 
 def are_ids(value: Sequence[Any]) -> bool:
-    """Whether all are integers; not whether there are such tokens."""
+    """Return whether all entries are integers."""
     return all(isinstance(item, int) and not isinstance(item, bool) for item in value)
 
 
 def same(value: Any, other: Any) -> bool:
-    """Whether two JSON values are the same; in Python 1 is true too."""
+    """Return whether two JSON values are equal; unlike in Python, 1 is not true."""
     return type(value) is type(other) and value == other
 
 
 def wrong(name: str, allowed: str, value: object, field: str = "") -> ParameterError:
-    """The error for a value of another kind. name: its place in the body. field: that in which it is, if not itself."""
+    """Return the error for an invalid value. name: its place in the body. field: the top-level field, if different."""
     return ParameterError(field or name, f"{name} must be {allowed}, got {shown(value)}")
 
 
 def unknown_field(name: str, known: Iterable[str], of: str = "") -> ParameterError:
-    """The error for a name that is no field, cut: the nearest one is not looked for at any length."""
+    """Return the error for an unknown field, whose name is cut to a bounded length."""
     return unknown(name[:100], known, f"field of {of}" if of else "field")

@@ -1,6 +1,6 @@
-"""Logprobs as OpenAI's two interfaces tell them: a list of tokens in chats, columns in completions. Knows no choices.
+"""Logprobs in OpenAI's two formats: a list of tokens for chats, columns for completions.
 
-Beyond OpenAI's fields a logprob has its token id and its rank.
+Beyond OpenAI's fields, each logprob has ``token_id`` and ``rank``.
 """
 
 from __future__ import annotations
@@ -14,37 +14,37 @@ from nucleate.tokenization.detokenizer import Detokenizer
 from nucleate.tokenization.tokenizer import Tokenizer
 
 UNLIKELY = -9999.0
-"""OpenAI's number for what JSON cannot write: the logprob of a token that was not in."""
+"""OpenAI's number for a logprob of -inf, which JSON cannot represent."""
 
 JSON = dict[str, Any]
 
 
 def step_body(step: StepLogprobs, tokenizer: Tokenizer, top: int | None = None) -> JSON:
-    """The logprobs of one token as a chat tells them. top: how many of the likeliest; None: all there are."""
+    """Return the logprobs of one token in the chat format. top: number of top logprobs; None: all."""
     made = _token(step.chosen, tokenizer)
     made["top_logprobs"] = [_token(one, tokenizer) for one in step.top[:top]]
     if step.asked:
-        made["asked_logprobs"] = [_token(one, tokenizer) for one in step.asked]
+        made["requested_logprobs"] = [_token(one, tokenizer) for one in step.asked]
     return made
 
 
-def prompt_body(told: PromptLogprobs, top: int, tokenizer: Tokenizer) -> list[JSON | None]:
-    """The logprobs of a prompt where they are asked for by themselves, as a chat would tell them."""
-    return [None if step is None else step_body(step, tokenizer, top) for step in told]
+def prompt_body(logprobs: PromptLogprobs, top: int, tokenizer: Tokenizer) -> list[JSON | None]:
+    """Return ``prompt_logprobs`` in the chat format."""
+    return [None if step is None else step_body(step, tokenizer, top) for step in logprobs]
 
 
 def columns(
-    asked: ParsedRequest,
+    request: ParsedRequest,
     token_ids: Sequence[int],
     steps: Sequence[StepLogprobs | None],
     offsets: Iterable[int],
     tokenizer: Tokenizer,
 ) -> JSON:
-    """The logprobs of some tokens as completions tell them: in columns, and tokens by their text.
+    """Return the logprobs of tokens in the completions format: columns, with tokens as text.
 
-    offsets: the place in the text where each token begins, in characters.
+    offsets: the character offset of each token.
     """
-    top = asked.params.logprobs or 0
+    top = request.params.logprobs or 0
     made: JSON = {
         "tokens": [_name(token, tokenizer) for token in token_ids],
         "token_logprobs": [None if step is None else max(step.chosen.logprob, UNLIKELY) for step in steps],
@@ -53,48 +53,48 @@ def columns(
         ],
         "text_offset": list(offsets),
     }
-    if asked.params.logprob_token_ids:
-        made["asked_logprobs"] = [
+    if request.params.logprob_token_ids:
+        made["requested_logprobs"] = [
             None if step is None else [_token(one, tokenizer) for one in step.asked] for step in steps
         ]
     return made
 
 
 class Offsets:
-    """Where the tokens of an answer begin: a push machine from its token ids to characters of its text before each."""
+    """Computes the character offsets of the tokens of a completion, one token at a time."""
 
-    def __init__(self, asked: ParsedRequest, prompt_ids: Sequence[int], tokenizer: Tokenizer) -> None:
-        self._detokenizer = Detokenizer(tokenizer, prompt_ids, asked.params.skip_special_tokens)
+    def __init__(self, request: ParsedRequest, prompt_ids: Sequence[int], tokenizer: Tokenizer) -> None:
+        self._detokenizer = Detokenizer(tokenizer, prompt_ids, request.params.skip_special_tokens)
         self._length = 0
 
     def push(self, token_id: int) -> int:
-        """Characters that are certain before this token. What ends an answer may cut its text before them."""
+        """Return the number of final characters before this token. A stop string may still cut the text before it."""
         start = self._length
         self._length += sum(map(len, self._detokenizer.push(token_id)))
         return start
 
 
-def _token(told: TokenLogprob, tokenizer: Tokenizer) -> JSON:
-    data = _bytes(told.token_id, tokenizer)
+def _token(logprob: TokenLogprob, tokenizer: Tokenizer) -> JSON:
+    data = _bytes(logprob.token_id, tokenizer)
     return {
         "token": data.decode(errors="replace"),
-        "logprob": max(told.logprob, UNLIKELY),
+        "logprob": max(logprob.logprob, UNLIKELY),
         "bytes": list(data),
-        "token_id": told.token_id,
-        "rank": told.rank,
+        "token_id": logprob.token_id,
+        "rank": logprob.rank,
     }
 
 
-def _by_name(told: Sequence[TokenLogprob], tokenizer: Tokenizer) -> Mapping[str, float]:
-    """Of two tokens with the same text the likelier one."""
+def _by_name(logprobs: Sequence[TokenLogprob], tokenizer: Tokenizer) -> Mapping[str, float]:
+    """Map token texts to logprobs; of tokens with the same text, the more likely one counts."""
     found: dict[str, float] = {}
-    for one in sorted(told, key=lambda one: -one.logprob):
+    for one in sorted(logprobs, key=lambda one: -one.logprob):
         found.setdefault(_name(one.token_id, tokenizer), max(one.logprob, UNLIKELY))
     return found
 
 
 def _name(token_id: int, tokenizer: Tokenizer) -> str:
-    """The text of a token; of one that is no text by itself its bytes, as OpenAI writes them."""
+    """Return the text of a token, or its bytes in OpenAI's format if they are not valid UTF-8."""
     data = _bytes(token_id, tokenizer)
     try:
         return data.decode()
@@ -103,6 +103,6 @@ def _name(token_id: int, tokenizer: Tokenizer) -> str:
 
 
 def _bytes(token_id: int, tokenizer: Tokenizer) -> bytes:
-    """What a token adds to a text; nothing if it is one of the model's that stands for no token."""
+    """Return the bytes of a token; none for a padding id of the model."""
     pieces = tokenizer.pieces
     return pieces.as_bytes(token_id) if token_id in pieces.table else b""

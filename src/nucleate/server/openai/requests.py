@@ -1,7 +1,7 @@
-"""Bodies of requests, as JSON has them, to values: what is to be answered, and how. Knows no model and no tokenizer.
+"""Parses the bodies of generation requests.
 
-A field is one of ``SamplingParams`` by its Python name, or one that OpenAI's API has. null is as if the field were not
-there. A field that OpenAI has and we have not is an error, unless it says what happens anyway.
+A field is one of ``SamplingParams``, or one of OpenAI's API. null counts as absent. An unsupported field of OpenAI's
+API is an error, unless its value has no effect.
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ from nucleate.server.openai.response_format import (
 
 Prompt = str | tuple[int, ...]
 
-_NO_TOOLS = ("none", "auto")  # what tool_choice may say where there are no tools
-_IGNORED = frozenset(  # they are for OpenAI's bookkeeping, its caches and its queues
+_NO_TOOLS = ("none", "auto")  # accepted values without tools
+_IGNORED = frozenset(  # for OpenAI's accounting, caches and queues
     ["user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"]
 )
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A kind of body: what it may say besides the fields of SamplingParams."""
+    """A kind of request body: its fields besides those of SamplingParams."""
 
     url: str
-    subject: tuple[str, ...]  #: what is to be answered: one of these fields
-    max_tokens: int | None = None  #: where neither the body nor the defaults say; None: all that the context holds
-    own: frozenset[str] = frozenset()  #: fields that are read here
-    ignored: frozenset[str] = frozenset()  #: fields that cannot change the answer
-    not_yet: Mapping[str, tuple[Any, ...]] = field(default_factory=dict, hash=False)
-    """Fields that are refused, but for values that ask for nothing."""
+    subject: tuple[str, ...]  #: the prompt: one of these fields
+    max_tokens: int | None = None  #: default if neither body nor flags set it; None: up to the context length
+    own: frozenset[str] = frozenset()  #: OpenAI fields that are supported
+    ignored: frozenset[str] = frozenset()  #: fields without effect
+    unsupported: Mapping[str, tuple[Any, ...]] = field(default_factory=dict, hash=False)
+    """Unsupported fields, and their values without effect, which are accepted."""
 
     @cached_property
     def known(self) -> frozenset[str]:
-        """The names of all fields that a body may have."""
-        return frozenset({*FIELDS, *self.subject, *self.own, *self.ignored, *self.not_yet})
+        """The names of all fields of a body."""
+        return frozenset({*FIELDS, *self.subject, *self.own, *self.ignored, *self.unsupported})
 
 
 COMPLETIONS = Endpoint(
@@ -61,7 +61,7 @@ COMPLETIONS = Endpoint(
     max_tokens=16,
     own=frozenset({"model", "stream", "stream_options", "best_of", "echo", RESPONSE, SWITCH, *SEARCHING}),
     ignored=_IGNORED,
-    not_yet=MappingProxyType({"suffix": ("",)}),
+    unsupported=MappingProxyType({"suffix": ("",)}),
 )
 CHAT = Endpoint(
     "/v1/chat/completions",
@@ -73,7 +73,7 @@ CHAT = Endpoint(
         ]
     ),
     ignored=_IGNORED | {"parallel_tool_calls"},
-    not_yet=MappingProxyType(
+    unsupported=MappingProxyType(
         {
             "tools": ([],),
             "tool_choice": _NO_TOOLS,
@@ -85,75 +85,75 @@ CHAT = Endpoint(
     ),
 )
 PLAIN = Endpoint("", ("prompt", "messages"))
-"""Our own: one prompt or conversation, and fields of SamplingParams alone, each with its own meaning."""
+"""A plain line of a batch: one prompt or chat, and fields of SamplingParams."""
 
 ENDPOINTS: Mapping[str, Endpoint] = {endpoint.url: endpoint for endpoint in (COMPLETIONS, CHAT)}
-"""OpenAI's, by path."""
+"""OpenAI's endpoints by path."""
 
 
 @dataclass(frozen=True)
 class ParsedRequest:
-    """What a body asks for: answers to each of some prompts, or to a conversation.
+    """A parsed request body: prompts or chat messages, and parameters.
 
-    What is made may be more than what is told of it: ``to_run`` and ``params``.
+    The engine may generate more than the response contains: it gets ``engine_params``, the response follows ``params``.
     """
 
-    prompts: tuple[Prompt, ...]  #: text or token ids; none if there are messages
+    prompts: tuple[Prompt, ...]  #: text or token ids; empty for a chat
     messages: Sequence[Mapping[str, str]] | None
     params: SamplingParams
     model: str | None = None
     stream: bool = False
-    include_usage: bool = False  #: whether a stream ends with the usage
-    echo: bool = False  #: whether each answer begins with its prompt
-    best_of: int = 0  #: answers to make, of which the n best are told; 0: n
-    silent: bool = False  #: max_tokens was 0: only the prompt is told
-    template: Mapping[str, Any] = field(default_factory=dict)  #: what the chat template is told besides the messages
+    include_usage: bool = False  #: the last chunk of a stream has the usage
+    echo: bool = False  #: completions start with the prompt
+    best_of: int = 0  #: sequences to generate, of which the n best are returned; 0: n
+    prompt_only: bool = False  #: max_tokens was 0: the response has only the prompt
+    template: Mapping[str, Any] = field(default_factory=dict)  #: additional variables of the chat template
     format: RequestedFormat = UNCONSTRAINED  #: where the body sets the structured-output constraint
-    beams: BeamParams | None = None  #: how to search for the answers, if they are not drawn
+    beams: BeamParams | None = None  #: parameters of a beam search, instead of sampling
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "best_of", self.best_of or self.params.n)
 
     @property
-    def tells_logprobs(self) -> bool:
-        """Whether answers have logprobs."""
+    def returns_logprobs(self) -> bool:
+        """Whether choices have logprobs."""
         return self.params.logprobs is not None or bool(self.params.logprob_token_ids)
 
     def request(self, prompt_ids: Sequence[int]) -> Request | BeamRequest:
-        """What an engine is asked for one of the prompts."""
-        return Request(prompt_ids, self.to_run) if self.beams is None else BeamRequest(prompt_ids, self.beams)
+        """Return the engine request of a prompt."""
+        return Request(prompt_ids, self.engine_params) if self.beams is None else BeamRequest(prompt_ids, self.beams)
 
     @cached_property
-    def to_run(self) -> SamplingParams:
-        """What an engine is to do: with logprobs where answers are to be compared, and of a prompt that is shown."""
+    def engine_params(self) -> SamplingParams:
+        """The parameters for the engine: with logprobs if they are needed for ranking, or of the prompt for echo."""
         params, changes = self.params, dict[str, Any]()
         if self.best_of > params.n:
             changes["n"] = self.best_of
-            if not self.tells_logprobs:
+            if not self.returns_logprobs:
                 changes["logprobs"] = 0
-        if self.echo and self.tells_logprobs:
+        if self.echo and self.returns_logprobs:
             changes["prompt_logprobs"] = max(params.logprobs or 0, params.prompt_logprobs or 0)
         return params.replace(**changes) if changes else params
 
 
 @guarded
 def read_body(endpoint: Endpoint, body: Any, defaults: SamplingParams) -> ParsedRequest:
-    """What a body, as ``json.loads`` gives it, asks for. defaults: the parameters that it does not say.
+    """Parse a decoded JSON body. defaults: the parameters that it does not set.
 
-    Raises ParameterError with the name of the field at fault.
+    Raises ParameterError, which names the field.
     """
     if not isinstance(body, Mapping):
         raise wrong("body", "a JSON object", body)
     for name, value in body.items():
         if name not in endpoint.known:
             raise _unknown(name, endpoint)
-        idle = endpoint.not_yet.get(name)
-        if value is not None and idle is not None and not any(same(value, one) for one in idle):
-            raise ParameterError(name, f"{name} is not supported yet, got {shown(value)}")
+        accepted = endpoint.unsupported.get(name)
+        if value is not None and accepted is not None and not any(same(value, one) for one in accepted):
+            raise ParameterError(name, f"{name} is not supported, got {shown(value)}")
     given = {name: value for name, value in body.items() if value is not None}
-    echo, silent = read_switch(given, "echo"), same(given.get("max_tokens"), 0) and "echo" in endpoint.own
-    if silent:
-        given["max_tokens"] = _one_unseen(given, echo, defaults)
+    echo, prompt_only = read_switch(given, "echo"), same(given.get("max_tokens"), 0) and "echo" in endpoint.own
+    if prompt_only:
+        given["max_tokens"] = _one_hidden_token(given, echo, defaults)
     requested = read_format(given)
     params = defaults.override(**_values(endpoint, given, defaults, requested))
     stream, include_usage = _stream(given)
@@ -168,7 +168,7 @@ def read_body(endpoint: Endpoint, body: Any, defaults: SamplingParams) -> Parsed
         include_usage,
         echo=echo,
         best_of=best_of,
-        silent=silent,
+        prompt_only=prompt_only,
         template=read_template(given.get("chat_template_kwargs", {})),
         format=requested or UNCONSTRAINED,
         beams=read_beams(given, params, best_of=best_of, stream=stream, echo=echo),
@@ -182,20 +182,20 @@ def _unknown(name: str, endpoint: Endpoint) -> ParameterError:
 
 
 def _subject(endpoint: Endpoint, given: Mapping[str, Any]) -> tuple[tuple[Prompt, ...], list[dict[str, str]] | None]:
-    """What is to be answered: prompts, or messages."""
+    """Return the prompts, or the chat messages."""
     subject = [name for name in endpoint.subject if name in given]
     if len(subject) != 1:
-        what = "must be given" if len(endpoint.subject) == 1 else "or messages must be given, and not both"
-        raise ParameterError(endpoint.subject[0], f"{endpoint.subject[0]} {what}")
+        problem = "is missing" if len(endpoint.subject) == 1 else "or messages must be set, but not both"
+        raise ParameterError(endpoint.subject[0], f"{endpoint.subject[0]} {problem}")
     if subject == ["messages"]:
         return (), read_messages(given["messages"])
     return _prompts(given["prompt"], several=bool(endpoint.url)), None
 
 
-def _one_unseen(given: Mapping[str, Any], echo: bool, defaults: SamplingParams) -> int:
-    """The tokens to make where a prompt is to be told without an answer: engines make at least one."""
+def _one_hidden_token(given: Mapping[str, Any], echo: bool, defaults: SamplingParams) -> int:
+    """Return max_tokens for a request without output: the engine generates at least one token, which is dropped."""
     if not echo:
-        raise ParameterError("max_tokens", "max_tokens may be 0 only if echo is true; else it must be an integer >= 1")
+        raise ParameterError("max_tokens", "max_tokens must be an integer >= 1, or 0 with echo")
     least = FIELDS["min_tokens"].check(given.get("min_tokens", defaults.min_tokens))
     if least:
         raise ParameterError("min_tokens", f"min_tokens must be at most max_tokens (0), got {least}")
@@ -203,7 +203,7 @@ def _one_unseen(given: Mapping[str, Any], echo: bool, defaults: SamplingParams) 
 
 
 def _best_of(given: Mapping[str, Any], n: int, stream: bool) -> int:
-    """How many answers to make."""
+    """Return how many sequences to generate."""
     if "best_of" not in given:
         return n
     best_of: int = replace(FIELDS["n"], name="best_of").check(given["best_of"])
@@ -211,7 +211,8 @@ def _best_of(given: Mapping[str, Any], n: int, stream: bool) -> int:
         raise ParameterError("best_of", f"best_of must be at least n ({n}), got {best_of}")
     if stream and best_of > n:
         raise ParameterError(
-            "best_of", f"best_of must be n ({n}) in a stream, as the best are not known before its end, got {best_of}"
+            "best_of",
+            f"best_of must be n ({n}) in a stream, because the ranking is known only at the end, got {best_of}",
         )
     return best_of
 
@@ -219,43 +220,43 @@ def _best_of(given: Mapping[str, Any], n: int, stream: bool) -> int:
 def _values(
     endpoint: Endpoint, given: Mapping[str, Any], defaults: SamplingParams, requested: RequestedFormat | None
 ) -> dict[str, Any]:
-    """The fields of SamplingParams that a body says, by whatever name."""
+    """Return the fields of SamplingParams that a body sets, under any name."""
     values = {name: value for name, value in given.items() if name in FIELDS}
     if requested is not None:
         values["structured_outputs"] = requested.structured_outputs
     if "top_logprobs" in endpoint.own:
         values |= _chat_logprobs(given)
-    most = given.get("max_completion_tokens")
-    if most is not None:
-        most = replace(FIELDS["max_tokens"], name="max_completion_tokens").check(most)
-        if values.setdefault("max_tokens", most) != most:
-            raise ParameterError("max_completion_tokens", "max_completion_tokens and max_tokens say different things")
+    limit = given.get("max_completion_tokens")
+    if limit is not None:
+        limit = replace(FIELDS["max_tokens"], name="max_completion_tokens").check(limit)
+        if values.setdefault("max_tokens", limit) != limit:
+            raise ParameterError("max_completion_tokens", "max_completion_tokens and max_tokens differ")
     if defaults.max_tokens is None:
         values.setdefault("max_tokens", endpoint.max_tokens)
     return values
 
 
 def _chat_logprobs(given: Mapping[str, Any]) -> dict[str, int | None]:
-    """In a chat, ``logprobs`` says whether, and ``top_logprobs`` how many."""
-    told, top = given.get("logprobs"), given.get("top_logprobs")
-    if told is not None and not isinstance(told, bool):
-        raise wrong("logprobs", "true or false (top_logprobs says how many)", told)
+    """Return ``logprobs`` of a chat: there it is a boolean, and ``top_logprobs`` the number."""
+    enabled, top = given.get("logprobs"), given.get("top_logprobs")
+    if enabled is not None and not isinstance(enabled, bool):
+        raise wrong("logprobs", "true or false (top_logprobs is the number)", enabled)
     if top is not None:
         top = replace(FIELDS["logprobs"], name="top_logprobs", optional=False).check(top)
-        if not told:
+        if not enabled:
             raise ParameterError("top_logprobs", "top_logprobs needs logprobs to be true")
-    return {} if told is None else {"logprobs": (top or 0) if told else None}
+    return {} if enabled is None else {"logprobs": (top or 0) if enabled else None}
 
 
 def _stream(given: Mapping[str, Any]) -> tuple[bool, bool]:
-    """Whether to stream, and whether with the usage at its end."""
+    """Return whether to stream, and whether to end the stream with the usage."""
     stream, options = read_switch(given, "stream"), given.get("stream_options", {})
     if not isinstance(options, Mapping):
         raise wrong("stream_options", "an object", options)
     if "stream_options" in given and not stream:
         raise ParameterError("stream_options", "stream_options needs stream to be true")
     for name, value in options.items():
-        known = ("include_usage", "include_obfuscation")  # the latter pads what a listener could measure
+        known = ("include_usage", "include_obfuscation")  # the latter has no effect
         if name not in known:
             raise unknown_field(name, known, "stream_options")
         if not isinstance(value, bool):

@@ -1,7 +1,7 @@
-"""Values to the bodies of answers, as OpenAI's API has them. Knows no I/O and no streams.
+"""Builds response bodies in OpenAI's format.
 
-Beyond OpenAI's fields a choice has the seed, the token ids, the stop reason, and what an answer is worth whose schema
-was not held in full.
+Beyond OpenAI's fields, a choice has ``seed``, ``token_ids``, ``stop_reason``, and ``validation`` if keywords of its
+schema were ignored.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from nucleate.server.openai.logprobs import JSON, Offsets, columns, prompt_body,
 from nucleate.server.openai.requests import ParsedRequest
 from nucleate.tokenization.tokenizer import Tokenizer
 
-MOST_CHARACTERS, MOST_OF_A_NAME = 2000, 100
-"""Of the message of an error, and of the field that it names: a client's own words may be in both."""
-MOST_LISTED = 100
-"""Of what is wrong with a schema or a text."""
+MAX_MESSAGE, MAX_FIELD_NAME = 2000, 100
+"""Maximum characters of an error message and of its field name: both may quote the client."""
+MAX_VALIDATION_ENTRIES = 100
+"""Maximum entries in each list of ``validation``."""
 
-_FAILED = "the model failed"
-_Answer = TypeVar("_Answer", CompletionOutput, CompletionChunk)
+_MODEL_FAILED = "the model failed"
+_Output = TypeVar("_Output", CompletionOutput, CompletionChunk)
 
 
 class ResponseHead(NamedTuple):
-    """What an answer says of itself. created: seconds since 1970."""
+    """The fields at the start of every response. created: Unix time."""
 
     id: str
     created: int
@@ -35,87 +35,87 @@ class ResponseHead(NamedTuple):
 
 
 def completion_body(
-    head: ResponseHead, asked: ParsedRequest, completions: Sequence[Completion], tokenizer: Tokenizer
+    head: ResponseHead, request: ParsedRequest, completions: Sequence[Completion], tokenizer: Tokenizer
 ) -> JSON:
-    """The answers to the prompts of one request, in order."""
+    """Return the response body of ``/v1/completions``. completions: one per prompt."""
     choices: list[JSON] = []
-    told = [chosen(asked, completion) for completion in completions]
-    for place, completion in enumerate(told):
-        echo = Echo(asked, place, completion.prompt_token_ids, tokenizer)
+    returned = [select(request, completion) for completion in completions]
+    for index, completion in enumerate(returned):
+        echo = Echo(request, index, completion.prompt_token_ids, tokenizer)
         for output in completion.outputs:
-            logprobs = _columns(asked, echo, completion, output, tokenizer) if asked.tells_logprobs else None
+            logprobs = _columns(request, echo, completion, output, tokenizer) if request.returns_logprobs else None
             choices.append({"index": len(choices), "text": echo.text + output.text, **_choice(output, logprobs)})
-            choices[-1] |= _of_prompt(asked, completion, output, tokenizer)
-    prompt_tokens = sum(completion.usage.prompt_tokens for completion in told)
-    usage = Usage(prompt_tokens, sum(completion.usage.completion_tokens for completion in told))
+            choices[-1] |= _prompt_logprobs(request, completion, output, tokenizer)
+    prompt_tokens = sum(completion.usage.prompt_tokens for completion in returned)
+    usage = Usage(prompt_tokens, sum(completion.usage.completion_tokens for completion in returned))
     return _body(head, "text_completion", choices, usage)
 
 
-def chat_body(head: ResponseHead, asked: ParsedRequest, completion: Completion, tokenizer: Tokenizer) -> JSON:
-    """The answers to a conversation."""
-    completion = chosen(asked, completion)
+def chat_body(head: ResponseHead, request: ParsedRequest, completion: Completion, tokenizer: Tokenizer) -> JSON:
+    """Return the response body of ``/v1/chat/completions``."""
+    completion = select(request, completion)
     choices = []
     for output in completion.outputs:
         content = [step_body(step, tokenizer) for step in output.logprobs or ()]
-        logprobs = {"content": content, "refusal": None} if asked.tells_logprobs else None
+        logprobs = {"content": content, "refusal": None} if request.returns_logprobs else None
         message = {"role": "assistant", "content": output.text, "refusal": None}
         choices.append({"index": output.index, "message": message, **_choice(output, logprobs)})
-        choices[-1] |= _of_prompt(asked, completion, output, tokenizer)
+        choices[-1] |= _prompt_logprobs(request, completion, output, tokenizer)
     return _body(head, "chat.completion", choices, completion.usage)
 
 
-def chosen(asked: ParsedRequest, completion: Completion) -> Completion:
-    """What is told of the answers made: the n best of best_of, those with the highest mean logprob of their tokens.
+def select(request: ParsedRequest, completion: Completion) -> Completion:
+    """Select the outputs to return: the n of best_of with the highest mean logprob per token.
 
-    They are numbered anew, best first. The usage counts all tokens that were made; where ``max_tokens`` was 0, none.
+    They are renumbered, best first. The usage counts all generated tokens; none if ``max_tokens`` was 0.
     """
     outputs, usage = completion.outputs, completion.usage
-    if len(outputs) > asked.params.n:
-        best = sorted(outputs, key=_mean_logprob, reverse=True)[: asked.params.n]  # of equals the first
+    if len(outputs) > request.params.n:
+        best = sorted(outputs, key=_mean_logprob, reverse=True)[: request.params.n]  # stable: ties keep their order
         outputs = tuple(replace(output, index=index) for index, output in enumerate(best))
-    if not asked.tells_logprobs:
+    if not request.returns_logprobs:
         outputs = tuple(output if output.logprobs is None else replace(output, logprobs=None) for output in outputs)
-    if asked.silent:
-        outputs, usage = tuple(map(unsaid, outputs)), Usage(usage.prompt_tokens, 0)
+    if request.prompt_only:
+        outputs, usage = tuple(map(without_output, outputs)), Usage(usage.prompt_tokens, 0)
     return replace(completion, outputs=outputs, usage=usage)
 
 
-def unsaid(answer: _Answer) -> _Answer:
-    """An answer, or a piece of one, without what it says: as if it had reached a length of 0."""
-    told = None if answer.logprobs is None else ()
-    if answer.finish_reason in ("stop", "length"):
-        answer = replace(answer, finish_reason="length", stop_reason=None)
-    return replace(answer, text="", token_ids=(), logprobs=told, validation=None)
+def without_output(output: _Output) -> _Output:
+    """Remove the generated text, as if ``max_tokens`` of 0 had been reached."""
+    logprobs = None if output.logprobs is None else ()
+    if output.finish_reason in ("stop", "length"):
+        output = replace(output, finish_reason="length", stop_reason=None)
+    return replace(output, text="", token_ids=(), logprobs=logprobs, validation=None)
 
 
 def failure_message(stop_reason: str | int | None) -> str:
-    """What a client is told of an error: what the model itself said may hold paths, and is kept from it."""
+    """Return the error message for a client. Messages of the model may contain paths and are replaced."""
     text = str(stop_reason)
-    return _FAILED if text.startswith(_FAILED) else text
+    return _MODEL_FAILED if text.startswith(_MODEL_FAILED) else text
 
 
 def error_body(
     message: str, param: str | None = None, code: str | None = None, kind: str = "invalid_request_error"
 ) -> JSON:
-    """OpenAI's error object. param: the field at fault. Both are cut, and can be written as UTF-8."""
-    named = None if param is None else _cut(param, MOST_OF_A_NAME)
-    return {"error": {"message": _cut(message, MOST_CHARACTERS), "type": kind, "param": named, "code": code}}
+    """Return OpenAI's error object. param: the field at fault. Long texts are cut."""
+    named = None if param is None else _cut(param, MAX_FIELD_NAME)
+    return {"error": {"message": _cut(message, MAX_MESSAGE), "type": kind, "param": named, "code": code}}
 
 
 def validation_body(validation: Validation | None) -> JSON:
-    """What a choice has of it: nothing, if its schema was held in full, or there was none."""
+    """Return the field ``validation`` of a choice, if keywords of its schema were ignored."""
     if validation is None:
         return {}
-    return {"validation": {name: _first(told) for name, told in validation._asdict().items()}}
+    return {"validation": {name: _first(texts) for name, texts in validation._asdict().items()}}
 
 
 def _first(texts: Sequence[str]) -> list[str]:
-    more = [f"and {len(texts) - MOST_LISTED} more"] if len(texts) > MOST_LISTED else []
-    return [*(_cut(text, MOST_CHARACTERS) for text in texts[:MOST_LISTED]), *more]
+    more = [f"and {len(texts) - MAX_VALIDATION_ENTRIES} more"] if len(texts) > MAX_VALIDATION_ENTRIES else []
+    return [*(_cut(text, MAX_MESSAGE) for text in texts[:MAX_VALIDATION_ENTRIES]), *more]
 
 
 def usage_body(usage: Usage) -> JSON:
-    """Tokens read and written."""
+    """Return the ``usage`` object."""
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
@@ -139,20 +139,22 @@ def _choice(output: CompletionOutput, logprobs: JSON | None) -> JSON:
     }
 
 
-def _of_prompt(asked: ParsedRequest, completion: Completion, output: CompletionOutput, tokenizer: Tokenizer) -> JSON:
-    """The logprobs of the prompt, where they were asked for: with its first answer."""
-    told, top = completion.prompt_logprobs, asked.params.prompt_logprobs
-    if told is None or top is None or output is not completion.outputs[0]:
+def _prompt_logprobs(
+    request: ParsedRequest, completion: Completion, output: CompletionOutput, tokenizer: Tokenizer
+) -> JSON:
+    """Return ``prompt_logprobs`` for the first choice of a prompt, if requested."""
+    logprobs, top = completion.prompt_logprobs, request.params.prompt_logprobs
+    if logprobs is None or top is None or output is not completion.outputs[0]:
         return {}
-    return {"prompt_logprobs": prompt_body(told, top, tokenizer)}
+    return {"prompt_logprobs": prompt_body(logprobs, top, tokenizer)}
 
 
 def _columns(
-    asked: ParsedRequest, echo: Echo, completion: Completion, output: CompletionOutput, tokenizer: Tokenizer
+    request: ParsedRequest, echo: Echo, completion: Completion, output: CompletionOutput, tokenizer: Tokenizer
 ) -> JSON:
-    offsets, most = Offsets(asked, completion.prompt_token_ids, tokenizer), len(output.text)
-    places = [len(echo.text) + min(offsets.push(token), most) for token in output.token_ids]
-    own = columns(asked, output.token_ids, output.logprobs or (), places, tokenizer)
+    offsets, end = Offsets(request, completion.prompt_token_ids, tokenizer), len(output.text)
+    starts = [len(echo.text) + min(offsets.push(token), end) for token in output.token_ids]
+    own = columns(request, output.token_ids, output.logprobs or (), starts, tokenizer)
     return echo.before(own, completion.prompt_logprobs)
 
 
@@ -161,6 +163,6 @@ def _mean_logprob(output: CompletionOutput) -> float:
     return -math.inf if total is None else total / len(output.token_ids)
 
 
-def _cut(text: str, most: int) -> str:
-    text = text if len(text) <= most else text[: most - 3] + "..."
-    return text.encode(errors="replace").decode()  # half a character, as JSON can say it, has no UTF-8
+def _cut(text: str, length: int) -> str:
+    text = text if len(text) <= length else text[: length - 3] + "..."
+    return text.encode(errors="replace").decode()  # JSON can contain lone surrogates, UTF-8 cannot

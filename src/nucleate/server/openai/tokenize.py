@@ -1,4 +1,4 @@
-"""Bodies that ask for token ids, or for the text of some, as vLLM has them. Knows no tokenizer."""
+"""Parses the bodies of ``/tokenize`` and ``/detokenize``, as in vLLM."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ TOKENIZE = frozenset(
 )
 """The fields of a body of ``/tokenize``."""
 DETOKENIZE = frozenset({"model", "tokens"})
-"""Those of ``/detokenize``."""
+"""The fields of a body of ``/detokenize``."""
 
 
 @dataclass(frozen=True)
 class TokenizeRequest:
-    """A text or a conversation whose token ids are wanted: one of the two is None."""
+    """A text or a chat to tokenize: one of the two is None."""
 
     prompt: str | None
     messages: Sequence[Mapping[str, str]] | None
-    add_special_tokens: bool  #: what the tokenizer puts around a text; a chat template has it already
-    return_token_strs: bool = False  #: whether the text of each token is wanted too
+    add_special_tokens: bool  #: a chat template adds them by itself
+    return_token_strs: bool = False  #: also return the tokens as strings
     model: str | None = None
-    template: Mapping[str, Any] = field(default_factory=dict)  #: what the chat template is told besides the messages
+    template: Mapping[str, Any] = field(default_factory=dict)  #: additional variables of the chat template
 
 
 @dataclass(frozen=True)
 class DetokenizeRequest:
-    """Token ids whose text is wanted; they are not negative."""
+    """Token ids to convert to text; none is negative."""
 
     tokens: tuple[int, ...]
     model: str | None = None
@@ -40,11 +40,11 @@ class DetokenizeRequest:
 
 @guarded
 def read_tokenize(body: Any) -> TokenizeRequest:
-    """What a body of ``/tokenize`` asks for. Raises ParameterError with the name of the field at fault."""
+    """Parse a body of ``/tokenize``. Raises ParameterError, which names the field."""
     given = _given(body, TOKENIZE)
     prompt, messages = given.get("prompt"), given.get("messages")
     if (prompt is None) == (messages is None):
-        raise ParameterError("prompt", "prompt or messages must be given, and not both")
+        raise ParameterError("prompt", "prompt or messages must be set, but not both")
     if prompt is not None and not isinstance(prompt, str):
         raise wrong("prompt", "a string", prompt)
     if prompt is not None and "chat_template_kwargs" in given:
@@ -61,7 +61,7 @@ def read_tokenize(body: Any) -> TokenizeRequest:
 
 @guarded
 def read_detokenize(body: Any) -> DetokenizeRequest:
-    """What a body of ``/detokenize`` asks for. Raises ParameterError with the name of the field at fault."""
+    """Parse a body of ``/detokenize``. Raises ParameterError, which names the field."""
     given = _given(body, DETOKENIZE)
     tokens = given.get("tokens")
     if not isinstance(tokens, list) or not are_ids(tokens) or (tokens and min(tokens) < 0):
@@ -70,7 +70,7 @@ def read_detokenize(body: Any) -> DetokenizeRequest:
 
 
 def _given(body: Any, known: frozenset[str]) -> Mapping[str, Any]:
-    """The fields that say something."""
+    """Return the fields that are not null."""
     if not isinstance(body, Mapping):
         raise wrong("body", "a JSON object", body)
     for name in body:
