@@ -99,6 +99,7 @@ def test_rows_come_in_growing_numbers_so_that_more_can_be_foretold(monkeypatch: 
         assert [kind for kind, s, rows in cases if (s, rows) == (size, 1)] == ["peaked", "flat", "shifted", "ties"]
 
 
+@pytest.mark.slow
 def test_the_contenders_of_the_engine_give_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("psutil", reason="Transformers asks it how much memory there is")
     engine = module("engine", monkeypatch)

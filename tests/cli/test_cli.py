@@ -131,6 +131,7 @@ def test_every_sampling_parameter_is_a_flag() -> None:
         assert re.search(rf"--(no-)?{name.replace('_', '-')}\b", text)
 
 
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize(
     ("flag", "value"),
     [

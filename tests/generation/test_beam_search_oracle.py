@@ -102,6 +102,7 @@ def generate() -> Callable[..., list[tuple[list[int], float]]]:
     return run
 
 
+@pytest.mark.fast_cases(8)
 @pytest.mark.parametrize("early", EARLY)
 @pytest.mark.parametrize("num_beams", [1, 2, 3, 4, 5])
 def test_equals_transformers(num_beams: int, early: bool | str, generate: Callable) -> None:

@@ -85,6 +85,7 @@ def test_models_of_transformers(name: str) -> None:
     fork_everywhere(runner, model, (1, 15, 16, 17, 40), 2e-3)
 
 
+@pytest.mark.slow
 def test_a_packed_model_without_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     from nucleate.models.transformers import batched_model
 

@@ -60,6 +60,7 @@ def test_every_stored_type_is_read_exactly(dtype: str, tmp_path: Path) -> None:
     np.testing.assert_array_equal(Llama(folder).embedding, expected)
 
 
+@pytest.mark.slow
 def test_greedy_tokens_of_the_embedded_model_equal_generate() -> None:
     twin = transformers.AutoModelForCausalLM.from_pretrained(EMBEDDED, dtype=torch.float32)
     prompt = [0, 500, 600, 700]

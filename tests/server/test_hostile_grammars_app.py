@@ -105,7 +105,7 @@ def test_every_hostile_form_is_a_clear_error_in_time_and_nobody_else_notices(ser
     assert good.json["choices"][0]["text"].startswith("still ")
 
 
-@pytest.mark.fast_cases(2)
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("name", AMBIGUOUS)
 def test_what_is_slow_at_every_token_ends_alone(server: Server, name: str) -> None:
     alone = server.request("POST", PATH, STORY).json["choices"][0]["text"]
@@ -137,6 +137,7 @@ def test_what_is_slow_at_every_token_ends_alone(server: Server, name: str) -> No
     idle(server)
 
 
+@pytest.mark.slow
 def test_a_slow_one_as_a_stream_ends_with_an_error(server: Server) -> None:
     form = {"structured_outputs": AMBIGUOUS["two of itself"], "ignore_eos": True, "seed": 1}
     stream = Stream(server, {"prompt": "Once", "max_tokens": 900, **form}).wait()

@@ -228,7 +228,7 @@ def honest(laws: Any) -> Any:
 @pytest.mark.fast_cases(3)
 @pytest.mark.parametrize(("name", "rule"), [*((name, "rejection") for name in TARGETS), ("all", "block")])
 def test_texts_have_the_law_of_the_target(name: str, rule: str) -> None:
-    found = through_sampler(TARGETS[name], RULES[rule].verify, 900, noise.DRAFT, honest)
+    found = through_sampler(TARGETS[name], RULES[rule].verify, tiers.count(450, 900), noise.DRAFT, honest)
     assert_texts(found, TARGETS[name])
 
 

@@ -10,7 +10,8 @@ from contextlib import suppress
 
 import pytest
 import regex
-from hypothesis import given
+import tiers
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nucleate.outputs import Finish
@@ -162,6 +163,7 @@ def test_equals_the_reader(seed: int) -> None:
     assert len(reasons) >= 5, "the cases must reach every kind of end"
 
 
+@settings(max_examples=tiers.count(40, 150))
 @given(
     st.lists(st.text('ab{}[]"\\ 1,:', max_size=4), max_size=20),
     st.lists(st.text("ab{", min_size=1, max_size=4), max_size=4),

@@ -6,7 +6,8 @@ import random
 from codecs import utf_8_decode
 
 import pytest
-from hypothesis import given
+import tiers
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nucleate.tokenization.detokenizer import Detokenizer
@@ -87,6 +88,7 @@ def check(tokenizer: Tokenizer, prompt: list[int], output: list[int], skip: bool
 def test_any_ids(tokenizer: Tokenizer) -> None:
     ids = st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=12)
 
+    @settings(max_examples=tiers.count(40, 150))
     @given(ids, ids, st.booleans())
     def law(prompt: list[int], output: list[int], skip: bool) -> None:
         check(tokenizer, prompt, output, skip)

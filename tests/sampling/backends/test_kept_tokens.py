@@ -1,4 +1,7 @@
-"""What the compiled chain leaves of a row, and what it draws, are the reference's; float edges are counted, by kind."""
+"""What the compiled chain leaves of a row, and what it draws, are the reference's; float edges are counted, by kind.
+
+The tests of what is left are slow: the function that tells it compiles for a minute.
+"""
 
 from __future__ import annotations
 
@@ -79,6 +82,7 @@ def edges_of(found: Counter[str], tight: bool) -> int:
     return sum(n for name, n in found.items() if ":" in name and name.startswith("tight") == tight)
 
 
+@pytest.mark.slow
 def test_sets_and_draws_are_those_of_the_reference() -> None:
     count = tiers.count(400, 3000)
     found = survey(count, 0)
@@ -89,6 +93,7 @@ def test_sets_and_draws_are_those_of_the_reference() -> None:
     assert edges_of(found, tight=True) < 0.03 * found["tight"], found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [5000, 20_000, *edges.LARGE])
 def test_sets_and_draws_of_whole_vocabularies_are_those_of_the_reference(size: int) -> None:
     found = survey(tiers.count(10, 40) if size in edges.LARGE else tiers.count(40, 150), size, (size,))
@@ -111,6 +116,7 @@ def test_sets_and_draws_of_very_many_rows_are_those_of_the_reference() -> None:
     assert edges_of(found, tight=True) <= 20, found
 
 
+@pytest.mark.slow
 def test_a_cut_that_falls_on_the_score_zero_is_found() -> None:
     """Between 0.0 and the number below it there is a sign."""
     for top in (0.25, 2.5, 3.0, 7.0):
@@ -124,6 +130,7 @@ def test_a_cut_that_falls_on_the_score_zero_is_found() -> None:
         assert agrees(x, FusedParams(m=m), reference.survivors(x, (MinP(m),)).ids_N.tolist())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", [1e-4, 0.003, 0.5, 0.999])
 def test_a_top_p_that_takes_a_part_of_an_equal_tail_is_found(part: float) -> None:
     """One token, and groups full of equal ones that weigh just what may be left out, or a little more."""
@@ -157,6 +164,7 @@ def test_the_last_of_equal_tokens_that_a_cut_keeps_is_drawn_and_none_after_it(p:
     assert met
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("t", [1e-4, 0.3, 5.0, 1e4])
 def test_a_temperature_after_a_cut_does_not_move_the_cut(t: float) -> None:
     numbers = np.random.default_rng(0)
@@ -173,6 +181,7 @@ def test_a_temperature_after_a_cut_does_not_move_the_cut(t: float) -> None:
                 assert token == reference.pick(stages[-1], kept, seed, 0)
 
 
+@pytest.mark.slow
 def test_any_order_that_the_chain_takes_leaves_what_the_reference_leaves() -> None:
     """Stages in random orders: those that the plan takes for the chain are run by it, cuts and draws alike."""
     numbers, taken = np.random.default_rng(4), Counter[str]()
@@ -199,6 +208,7 @@ def test_any_order_that_the_chain_takes_leaves_what_the_reference_leaves() -> No
     assert len(taken) > 40
 
 
+@pytest.mark.slow
 def test_a_set_of_an_odd_row_is_empty() -> None:
     for bad in (np.nan, np.inf):
         assert left(np.array([1, bad, 2], np.float32), FusedParams()) == ([], [])

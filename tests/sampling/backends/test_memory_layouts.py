@@ -134,6 +134,7 @@ def expected() -> dict[tuple[int, bool], list[object]]:
     }
 
 
+@pytest.mark.fast_cases(42)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_a_batch_is_read_as_what_it_says(

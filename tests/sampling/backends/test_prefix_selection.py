@@ -124,6 +124,7 @@ def test_what_is_at_or_above_a_cut_is_found_in_its_order(size: int) -> None:
             assert work.scores[:found].tolist() == x[x >= cut].tolist()
 
 
+@pytest.mark.slow  # compiles for most of a minute
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_large_k_leaves_the_first_k(kind: str) -> None:
     numbers = np.random.default_rng(20 + KINDS.index(kind))
