@@ -85,7 +85,7 @@ def test_models_of_transformers(name: str) -> None:
 
 
 def test_a_packed_model_without_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    from nucleate.models.transformers.transformers_model import batched_model
+    from nucleate.models.transformers import batched_model
 
     monkeypatch.setattr(batched_model, "has_kernel", lambda *_: False)
     model = of_transformers("llama")

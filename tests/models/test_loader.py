@@ -33,7 +33,11 @@ def test_a_folder_without_config_is_said_so(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("tiny/config.json", "it is a file"), ("a" * 5000, "File name too long"), ("~nobody-here/x", "home directory")],
+    [
+        ("embedded/config.json", "it is a file"),
+        ("a" * 5000, "File name too long"),
+        ("~nobody-here/x", "home directory"),
+    ],
 )
 def test_what_cannot_be_a_folder_is_said_so_and_not_looked_for_on_the_hub(
     name: str, message: str, monkeypatch: pytest.MonkeyPatch
