@@ -101,7 +101,7 @@ def test_there_are_no_other_layers(layers: tuple[int, ...], model: Llama) -> Non
 def test_who_cannot_be_watched_says_so(model: Llama) -> None:
     runner = SequentialRunner(model, 10)
     runner.watch(())
-    with pytest.raises(ModelError, match="only of a model that reads many sequences at a time"):
+    with pytest.raises(ModelError, match="from a model that runs batched"):
         runner.watch((1,))
     assert runner.features.size == 0
 

@@ -311,7 +311,7 @@ def test_where_there_are_no_trees_the_first_branch_is_read(llm: nc.LLM, of: Any,
     else:
         assert trees[0].token_ids[4:] == (9, said[1], said[2], 9)
         assert trees[0].parents == (ROOT, ROOT, 1, 0)
-        assert (trees[0].logits, trees[0].stop - trees[0].start) == (5, 5)
+        assert (trees[0].num_logits, trees[0].stop - trees[0].start) == (5, 5)
         assert proposer.told[0] == 2
 
 

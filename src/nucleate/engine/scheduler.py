@@ -77,9 +77,8 @@ class Scheduler:
     def __init__(
         self, kv_cache: KVCacheManager, *, max_num_seqs: int, max_num_batched_tokens: int, whole_prompts: bool = False
     ) -> None:
-        if max_num_seqs < 1 or max_num_batched_tokens < max_num_seqs:
-            message = f"max_num_batched_tokens ({max_num_batched_tokens}) must be >= max_num_seqs ({max_num_seqs}) >= 1"
-            raise ValueError(message)
+        if not 1 <= max_num_seqs <= max_num_batched_tokens:
+            raise ValueError(f"max_num_batched_tokens must be >= max_num_seqs, got {max_num_batched_tokens}")
         self.kv_cache, self.max_num_seqs = kv_cache, max_num_seqs
         self.max_num_batched_tokens, self.whole_prompts = max_num_batched_tokens, whole_prompts
         self.running: list[SchedulerEntry] = []  # sorted by order, like those that wait
@@ -91,11 +90,7 @@ class Scheduler:
         return len(self.running) + len(self.waiting)
 
     def add(self, entry: SchedulerEntry) -> None:
-        """Add a sequence.
-
-        Raises ValueError for one that could never finish: with no token to compute or to generate, or too long for the
-        whole KV cache.
-        """
+        """Add a sequence. Raises ValueError for one that could never finish, such as one too long for the KV cache."""
         length = len(entry.token_ids)
         if not 0 < length < entry.max_length or entry.max_chunk < 1:
             message = f"{length} of {entry.max_length} tokens, {entry.max_chunk} at a time: nothing can be computed"
