@@ -225,7 +225,7 @@ def honest(laws: Any) -> Any:
     return laws
 
 
-@pytest.mark.fast_cases(3)
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize(("name", "rule"), [*((name, "rejection") for name in TARGETS), ("all", "block")])
 def test_texts_have_the_law_of_the_target(name: str, rule: str) -> None:
     found = through_sampler(TARGETS[name], RULES[rule].verify, tiers.count(450, 900), noise.DRAFT, honest)

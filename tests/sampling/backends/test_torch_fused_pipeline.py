@@ -234,6 +234,7 @@ def compiled(backend: str) -> None:
             assert draw(*given).tolist() == batch_sampling.run(rows, batch_sampling.StepInput(*given)).tokens_R.tolist()
 
 
+@pytest.mark.slow
 def test_it_compiles_without_a_graph_break() -> None:
     compiled("eager")
 
