@@ -88,7 +88,8 @@ def inside(x_RV: np.ndarray, asked: list[FusedParams]) -> np.ndarray:
         steps = (*chained[0].steps, *tap.steps)
     batch = batch_sampling.batch_of([one._replace(steps=steps) for one in chained], zeros, x_RV.shape[1], torch.float64)
     return np.asarray(
-        batch_sampling.run(batch, batch_sampling.StepInput(torch.from_numpy(x_RV).double(), zeros)).told_RV > -torch.inf
+        batch_sampling.run(batch, batch_sampling.StepInput(torch.from_numpy(x_RV).double(), zeros)).tapped_RV
+        > -torch.inf
     )
 
 
