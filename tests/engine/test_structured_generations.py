@@ -11,6 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 import regex
+import tiers
 from grammar_examples import CHOICES, OPEN, PATTERNS, SCHEMAS
 
 import nucleate as nc
@@ -126,9 +127,12 @@ def test_answers_under_fifty_schemas_parse_and_validate(llm: nc.LLM) -> None:
         for place, schema in enumerate(SCHEMAS.values())
     ]
     assert len(forms) == 50
+    some = slice(None, None, tiers.count(6, 1))
     grammars = GrammarCompiler(llm.tokenizer, llm.model.vocab_size)
     without_end: Counter[str] = Counter()
-    for (name, schema), structured_outputs, each in zip(SCHEMAS.items(), forms, outputs(llm, forms), strict=True):
+    for (name, schema), structured_outputs, each in zip(
+        list(SCHEMAS.items())[some], forms[some], outputs(llm, forms[some]), strict=True
+    ):
         for output in each:
             if output.finish_reason == "length":
                 assert name in OPEN, (name, output.text[-200:])

@@ -9,6 +9,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+import tiers
 from grammar_examples import CHOICES, PATTERNS, SCHEMAS, Schema, closed, listed, text, whole
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
@@ -119,6 +120,7 @@ def holds(grammars: GrammarCompiler, params: nc.SamplingParams, pieces: list[Com
     return (reason, detail) != ("stop", None) or params.stop_json
 
 
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(2))
 def test_aborts_and_pauses_leave_the_others_alone(llm: nc.LLM, grammars: GrammarCompiler, kind: str, seed: int) -> None:
@@ -210,7 +212,8 @@ _WHOLE = st.recursive(LEAVES, _joined, max_leaves=6)
 RANDOM = st.one_of(_WHOLE, _WHOLE, st.builds(_referred, _WHOLE))
 
 
-@settings(max_examples=10, phases=[Phase.explicit, Phase.reuse, Phase.generate])  # to shrink these takes minutes
+# to shrink these takes minutes
+@settings(max_examples=tiers.count(3, 10), phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(
     schemas=st.lists(RANDOM, min_size=10, max_size=10), seed=st.integers(0, 2**32), stage=st.sampled_from(STAGES[:4])
 )

@@ -78,6 +78,7 @@ def compare(llm: nc.LLM, name: str, count: int, seed: int, **options: Any) -> No
         assert engine.stats.num_steps < plain.stats.num_steps
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("name", HERE)
 def test_thirty_requests_at_once(llm: nc.LLM, name: str) -> None:
     compare(llm, name, 30, 1, adaptive=False)

@@ -92,7 +92,7 @@ def _difference(x: Any, stages: Any, seed: int, step: int) -> str:
     if token != expected.token:
         return f"drew {token}, the reference {expected.token}: {stages}"
     left = reference.spans(x, stages, History(), reference.coin(stages, seed, step))[place]
-    told_V = got.told_RV[0].numpy()
+    told_V = got.tapped_RV[0].numpy()
     if np.flatnonzero(told_V > -np.inf).tolist() != sorted(left.ids_N.tolist()):
         return f"left {np.flatnonzero(told_V > -np.inf)}, the reference {sorted(left.ids_N)}: {stages}"
     if not near(told_V[left.ids_N].tolist(), left.x_N.tolist()):

@@ -303,7 +303,7 @@ def test_what_the_chain_cannot_run_is_told(stages: tuple[object, ...], why: str)
 
 def test_a_report_is_that_of_the_reference() -> None:
     numbers = np.random.default_rng(0)
-    for turn in range(800):
+    for turn in range(tiers.count(200, 800)):
         size, kind = int(numbers.choice(SIZES)), str(numbers.choice(KINDS))
         x = row(numbers, size, kind)
         inside = np.flatnonzero(x > -np.inf)

@@ -130,8 +130,8 @@ def test_a_step_waits_for_nothing(stages: Any) -> None:
         batch_sampling.StepInput(batch_sampling.scores(logits, batch.fixed.zero_1), steps_R, numbers_RP=numbers_RP),
     )
     assert got.tokens_R.shape == (3,)
-    assert got.told_RV is not None
-    assert got.told_RV.shape == (3, 300)
+    assert got.tapped_RV is not None
+    assert got.tapped_RV.shape == (3, 300)
 
 
 # Stages of one's own.

@@ -100,7 +100,7 @@ def test_states_live_on_the_device_until_somebody_asks() -> None:
         if step == 9:
             x_RV[0, 5] = np.nan  # a row without a token stays as it is
         if step % 7 == 3:
-            tokens = [int(np.argmax(one.laws(0, torch.from_numpy(x_RV))[0])) for one in (sampler, other)]
+            tokens = [int(np.argmax(one.distributions(0, torch.from_numpy(x_RV))[0])) for one in (sampler, other)]
             given = [one.accept(0, tokens[1], x_RV[0]) for one in (sampler, other)]
             assert staged.near(staged.told([given[0]]), staged.told([given[1]]))
         elif step % 7 == 5:

@@ -88,7 +88,8 @@ def inside(x_RV: np.ndarray, asked: list[FusedParams]) -> np.ndarray:
         steps = (*chained[0].steps, *tap.steps)
     batch = batch_sampling.batch_of([one._replace(steps=steps) for one in chained], zeros, x_RV.shape[1], torch.float64)
     return np.asarray(
-        batch_sampling.run(batch, batch_sampling.StepInput(torch.from_numpy(x_RV).double(), zeros)).told_RV > -torch.inf
+        batch_sampling.run(batch, batch_sampling.StepInput(torch.from_numpy(x_RV).double(), zeros)).tapped_RV
+        > -torch.inf
     )
 
 
@@ -137,6 +138,7 @@ def test_float32_columns_draw_the_same_tokens_but_for_float_edges() -> None:
     assert (exact != short).sum() <= 1
 
 
+@pytest.mark.fast_cases(6)
 @pytest.mark.parametrize("rows", [1, 6, 7, 8])
 @pytest.mark.parametrize("params", [{"top_k": 40, "top_p": 0.9}, {"mirostat_tau": 3.0}, {"typical_p": 0.9}])
 def test_many_rows_are_drawn_some_at_a_time(rows: int, params: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,6 +235,7 @@ def compiled(backend: str) -> None:
             assert draw(*given).tolist() == batch_sampling.run(rows, batch_sampling.StepInput(*given)).tokens_R.tolist()
 
 
+@pytest.mark.slow
 def test_it_compiles_without_a_graph_break() -> None:
     compiled("eager")
 

@@ -111,6 +111,7 @@ def test_float32_columns_give_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -
         assert both[0](x_RV).token_ids.tolist() == both[1](x_RV).token_ids.tolist()
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("window", [None, 9])
 def test_entries_grow_with_the_output(window: int | None) -> None:
     """More tokens, and more rows, than there was room for at first."""

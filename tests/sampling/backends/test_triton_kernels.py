@@ -119,6 +119,7 @@ def test_many_sets_and_draws_are_those_of_the_reference(kernels: Interpreted) ->
     assert edges_of(found, tight=True) <= 2
 
 
+@pytest.mark.slow
 def test_sets_of_more_tokens_than_fit_a_pool_are_those_of_the_reference(kernels: Interpreted) -> None:
     """Flat rows, heavy ties, large k."""
     numbers, size = np.random.default_rng(1), 5000
@@ -209,7 +210,9 @@ def near_ties_of_the_chain(start: int, count: int, longest: int) -> list[near_ti
 TYPICAL = {place for place, kind in enumerate(near_ties.KINDS) if kind.startswith("typical")}
 
 
-@pytest.mark.parametrize("rows", [1, 2, 16, pytest.param(300, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize(
+    "rows", [1, 2, pytest.param(16, marks=pytest.mark.slow), pytest.param(300, marks=pytest.mark.exhaustive)]
+)
 def test_near_ties_are_decided_as_the_reference_decides_them(kernels: Interpreted, rows: int) -> None:
     cases = near_ties_of_the_chain(1000 * rows, rows, 3000)
     expected = [reference.draw(case.logits, case.stages, case.seed, case.step) for case in cases]
@@ -226,6 +229,7 @@ def test_all_near_ties_are_decided_as_the_reference_decides_them(kernels: Interp
         assert near_ties_drawn(kernels, some) == expected
 
 
+@pytest.mark.slow
 def test_a_few_tokens_among_many_groups(kernels: Interpreted) -> None:
     """Where the tops of groups bound the cut, each token in a group of its own or not, with ties at the cut or not."""
     numbers, size = np.random.default_rng(6), 3000
