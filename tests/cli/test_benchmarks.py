@@ -36,6 +36,7 @@ def module(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module(name)
 
 
+@pytest.mark.slow
 def test_torch_and_transformers_run_the_same_chains(monkeypatch: pytest.MonkeyPatch) -> None:
     contenders = module("contenders", monkeypatch)
     contenders.check({"torch": contenders.by_torch, "Transformers": contenders.by_transformers})

@@ -151,6 +151,7 @@ def test_flags_of_every_kind_reach_the_pipeline(flag: str, value: str) -> None:
     assert name in json.loads(done.stdout)["params"]
 
 
+@pytest.mark.fast_cases(8)
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [

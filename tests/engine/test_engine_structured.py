@@ -76,7 +76,7 @@ def of_form(rng: random.Random) -> Request:
     return dataclasses.replace(request, params=params)
 
 
-@pytest.mark.fast_cases(4)
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize("worth", [-1.0, 1e9], ids=["masks during the forward", "masks after it"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("options", [{}, {"max_num_seqs": 3, "max_num_batched_tokens": 7}])

@@ -34,7 +34,7 @@ def some(length: int, seed: int = 0) -> list[int]:
     return [0, *np.random.default_rng(seed + length).integers(0, 4096, length - 1).tolist()]
 
 
-@pytest.mark.fast_cases(4)
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize("layers", [(0,), (6,), (2, 4, 6), (5, 1, 5), (0, 1, 2, 3, 4, 5, 6)])
 def test_they_are_those_of_the_slow_twin(layers: tuple[int, ...], model: Llama) -> None:
     runner = BatchedLlama(model, MEMORY)

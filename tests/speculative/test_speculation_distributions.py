@@ -347,6 +347,7 @@ def test_texts_of_an_engine_that_is_lied_to(llm: nc.LLM, proposer: Drawing) -> N
         assert_fours(first_is_drawn(target, 1000, "rejection", proposer, llm), target)
 
 
+@pytest.mark.slow
 def test_a_form_may_refuse_what_was_drawn(llm: nc.LLM) -> None:
     """A token that a form refuses was drawn nevertheless: without it, the others would be said too often."""
     a, b, c = (llm.tokenizer.encode(text, add_special_tokens=False)[-1] for text in ("xa", "xb", "xc"))
