@@ -183,7 +183,7 @@ BAD: list[tuple[Any, int | None, str | None, str]] = [
     ({"prompt": [-1]}, None, "invalid_request", "outside the vocabulary"),
     ({"prompt": [0] * 2000}, None, "invalid_request", "2000 tokens, but the context holds 1024"),
     ({"prompt": "x", "messages": CHAT}, None, "invalid_request", "not both"),
-    ({"prompt": "x", "temperatur": 1}, None, "invalid_request", "did you mean temperature?"),
+    ({"prompt": "x", "temperatur": 1}, None, "invalid_request", "did you mean temperature"),
     ({"prompt": "x", "top_p": 2}, None, "invalid_request", "top_p must be a number > 0 and <= 1, got 2"),
     ({"prompt": "x", "top_p": 1e999}, None, "invalid_json", "Infinity"),
     (b'{"prompt": "x", "top_p": 1e999}', None, "invalid_request", "top_p must be"),

@@ -98,7 +98,7 @@ def test_an_unknown_field_is_named_whatever_it_says(kind: Endpoint, name: str, v
 
 @KINDS
 def test_a_near_miss_is_told_what_was_meant(kind: Endpoint) -> None:
-    assert "did you mean temperature?" in str(refusal(kind, body(kind, temprature=1)))
+    assert "did you mean temperature" in str(refusal(kind, body(kind, temprature=1)))
 
 
 FORMS = [{"regex": "a+"}, {"json_object": True, "whitespace": "none"}, {"choice": ["a"]}, {"regex": ""}, {}]

@@ -115,7 +115,7 @@ def test_tokens_that_must_follow_come_at_once(llm: nc.LLM) -> None:
         assert after.jump_forward_tokens - before.jump_forward_tokens == len(ids_of(parts)) - 1
         assert len(parts) <= 2
         text = (await ask(app, "/metrics")).data.decode()
-        assert f'nucleate_jump_forward_tokens_total{{model_name="toy"}} {float(after.forced)}' in text
+        assert f'nucleate_jump_forward_tokens_total{{model_name="toy"}} {float(after.jump_forward_tokens)}' in text
         assert 'nucleate_structured_output_requests_total{kind="regex",model_name="toy"} 1.0' in text
         [seconds] = re.findall(r"^nucleate_grammar_mask_seconds_total\S+ (\S+)$", text, re.MULTILINE)
         assert float(seconds) == after.mask_seconds > 0
@@ -419,9 +419,9 @@ def test_a_default_form_is_every_requests_that_does_not_say_another(llm: nc.LLM)
 
     service = made({"regex": "[0-9]{3}"})
     read = service.prepare(service.call(PATH, b'{"prompt": [1]}'))
-    assert (read.constraint, read.prepared[0].form is None) == ("regex", False)
+    assert (read.constraint, read.prepared[0].grammar is None) == ("regex", False)
     free = service.call(PATH, b'{"prompt": [1], "response_format": {"type": "text"}}')
-    assert (free.constraint, free.prepared[0].form) == (None, None)
+    assert (free.constraint, free.prepared[0].grammar) == (None, None)
     with pytest.raises(ParameterError, match="unclosed group"):
         made({"regex": "("})
     assert np.isfinite(rule((1,))).all()
