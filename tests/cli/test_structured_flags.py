@@ -308,7 +308,7 @@ def test_inspect_shows_the_mask(llm: nc.LLM, capsys: pytest.CaptureFixture[str])
     assert told["token_id"] in digits
     assert main(["inspect", "Once upon a time", "--regex", "[0-9]+", "--seed", "1"]) == 0
     shown = capsys.readouterr().out
-    assert f"tokens that the mask forbids: {llm.model.vocab_size - len(digits)} banned" in shown
+    assert f"masked tokens: {llm.model.vocab_size - len(digits)} banned" in shown
     assert "removed: mask" in shown
 
 
