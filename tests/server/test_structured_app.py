@@ -118,7 +118,7 @@ def test_tokens_that_must_follow_come_at_once(llm: nc.LLM) -> None:
         assert f'nucleate_jump_forward_tokens_total{{model_name="toy"}} {float(after.jump_forward_tokens)}' in text
         assert 'nucleate_structured_output_requests_total{kind="regex",model_name="toy"} 1.0' in text
         [seconds] = re.findall(r"^nucleate_grammar_mask_seconds_total\S+ (\S+)$", text, re.MULTILINE)
-        assert float(seconds) == after.mask_seconds > 0
+        assert float(seconds) == after.grammar_mask_seconds > 0
 
     serve(llm, use)
 

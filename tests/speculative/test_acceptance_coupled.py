@@ -209,7 +209,7 @@ def test_a_row_that_cannot_be_drawn():
         ).token_ids.tolist()
 
     verdicts = coupled([Draft((2, 2, 2))] * 2, draw)
-    assert verdicts == [AcceptanceResult((0,), -1, "no token can be drawn"), AcceptanceResult((0, 1, 2), 2)]
+    assert verdicts == [AcceptanceResult((0,), -1, "no token can be sampled"), AcceptanceResult((0, 1, 2), 2)]
     assert verdicts[0].tokens(Draft((2, 2, 2))) == [2]
     assert sampler.output_ids(rows[0]) == (2,)
 

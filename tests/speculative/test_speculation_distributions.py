@@ -399,7 +399,7 @@ def test_a_law_of_another_vocabulary_is_no_draft(llm: nc.LLM, caplog: pytest.Log
     [events] = drive(engine, [Request(PROMPT, params)])
     assert len(events) == 8
     assert caplog.text.count("the proposer failed") == 1
-    assert "4 chances" in caplog.text
+    assert "4 probabilities" in caplog.text
 
 
 def test_noise_of_its_own() -> None:
