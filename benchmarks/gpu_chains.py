@@ -16,7 +16,7 @@ import torch
 import nucleate as nc
 from nucleate.sampling.backends.torch.batch_state import BatchState
 from nucleate.sampling.backends.torch.batch_view import BatchView
-from nucleate.sampling.dispatch.device_row import DeviceRowSpec, device_row
+from nucleate.sampling.dispatch.device_row import DeviceRowSpec, device_row_spec
 from nucleate.sampling.pipeline import simplify
 from nucleate.sampling.stage import Pipeline
 
@@ -79,7 +79,7 @@ def rows_of(
     """Rows as a Sampler keeps them, whose tokens kernels draw. said: the output of each."""
     rows = BatchState(size, torch.empty(0, device=device).device, "triton", lambda *_: None)
     for number, (stages, seed) in enumerate(zip(pipelines, seeds, strict=True)):
-        row = device_row(simplify(stages), size)
+        row = device_row_spec(simplify(stages), size)
         assert isinstance(row, DeviceRowSpec), row  # noqa: S101  # a device runs the chains above
         rows.add(number, row, seed, [], said[number] if said else [])
     part = rows.part(range(len(pipelines)))

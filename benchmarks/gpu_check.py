@@ -19,7 +19,7 @@ import torch
 import nucleate as nc
 from nucleate.sampling.backends import reference
 from nucleate.sampling.backends.torch.slots import STEP
-from nucleate.sampling.dispatch.fused_pipeline import numbers_of
+from nucleate.sampling.dispatch.fused_pipeline import to_fused_params
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
 import near_tie_rows as near_ties
@@ -81,7 +81,7 @@ def near_tied(count: int, device: str) -> Iterator[tuple[str, int, int]]:
     """Rows on which a race or a cut is nearly tied, by 1e-14 to 1e-5: the reference's token, row by row."""
     wrong = rows = 0
     for case in map(near_ties.case, range(count)):
-        if isinstance(numbers_of(case.stages), str):
+        if isinstance(to_fused_params(case.stages), str):
             continue
         held, part = gpu_chains.rows_of([case.stages], [case.seed], len(case.logits), device)
         held._slots.columns[STEP].fill_(case.step)  # noqa: SLF001

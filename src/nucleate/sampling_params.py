@@ -248,7 +248,7 @@ class SamplingParams(RequestParams, Fields):
         ends = tuple(sorted({*(() if self.ignore_eos else end_ids), *self.stop_token_ids}))
         stages = build(self._values, ends)
         if speller is not None:
-            stages = [stage.spell(speller) for stage in stages]
+            stages = [stage.encode_text(speller) for stage in stages]
         kind = STAGES[self.draw]
         pipeline = (*stages, kind(*(self._values[p.name] for p in kind.parameters.values())))
         tap = Logprobs(self.logprobs, self.logprob_token_ids)

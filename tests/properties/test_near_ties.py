@@ -11,7 +11,7 @@ import nucleate as nc
 from nucleate.sampling.backends import reference
 from nucleate.sampling.backends.numba.fused.fused_sampler import chains
 from nucleate.sampling.backends.numba.fused.row_table import NOT_DRAWN, RowTable
-from nucleate.sampling.dispatch.fused_pipeline import FusedParams, chain_of
+from nucleate.sampling.dispatch.fused_pipeline import FusedParams, to_fused_pipeline
 from nucleate.sampling.inputs import LogitsInput
 from nucleate.sampling.pipeline import simplify
 from nucleate.sampling.stages import Gumbel
@@ -40,7 +40,7 @@ def test_the_generator_makes_what_it_says(kind: str) -> None:
 
 def chain_draws(case: near_ties.Case, rows: int) -> int | None:
     """What the compiled chain draws in the last of so many rows, or NOT_DRAWN; None if it does not run the case."""
-    chain = chain_of(simplify(case.stages))
+    chain = to_fused_pipeline(simplify(case.stages))
     if isinstance(chain, str):
         return None
     table = RowTable()

@@ -188,7 +188,7 @@ def test_presets_keep_what_their_engine_gives_unless_the_request_says_so():
     assert found(TopK, order="akunu") == [TopK(256)]
     assert found(TopK, order="akunu", top_k=-1) == [TopK(256)]
     assert found(TopK, order="akunu", top_k=7) == [TopK(7)]
-    assert found(TopP, order="akunu", top_p=0.5) == [TopP(0.5, of_whole=True)]
+    assert found(TopP, order="akunu", top_p=0.5) == [TopP(0.5, of_full_mass=True)]
     assert found(TopP, order="akunu") == []
     assert found(TopK, order="hf", top_k=3) == [TopK(3, with_ties=True)]
     for name, field in (("repetition", "repetition_penalty"), ("frequency", "frequency_penalty")):

@@ -384,13 +384,13 @@ def test_a_ceiling_drops_the_first_tokens_but_the_last_of_them_and_those_that_ar
             order = engine.survivors(logits, ()).ids_N.tolist()
             kept = engine.survivors(logits, (stage,), u=2.0**-65).ids_N.tolist()
             out = [token for token in order if token not in kept]
-            assert not set(out) & set(stage.spared)
+            assert not set(out) & set(stage.exempt_ids)
             if out:  # behind all that are out is the last of those at the ceiling
                 assert order.index(out[-1]) + 1 < len(order)
                 before = order[: order.index(out[-1])]
-                assert all(token in out or token in stage.spared for token in before)
+                assert all(token in out or token in stage.exempt_ids for token in before)
                 dropped += len(out)
-            assert engine.survivors(logits, (stage,), u=stage.chance).ids_N.tolist() == order
+            assert engine.survivors(logits, (stage,), u=stage.act_probability).ids_N.tolist() == order
     assert dropped
 
 

@@ -28,7 +28,7 @@ from nucleate.sampling.stages import (
     Xtc,
 )
 
-HOT: list[Pipeline] = [
+FUSED: list[Pipeline] = [
     (TopK(20), TopP(0.9), Gumbel(1)),
     (Repetition(1.2), LogitBias({3: 1.0}), MinP(0.05), Gumbel(2)),
     (Gumbel(3),),
@@ -85,7 +85,7 @@ def test_what_explain_says_is_what_runs(
 ) -> None:
     monkeypatch.setattr(readiness.KERNELS, "ready", loaded)
     logits = np.random.default_rng(size).normal(size=(rows, size)).astype(np.float32)
-    for stages in (*HOT, *OTHERS):
+    for stages in (*FUSED, *OTHERS):
         plan = nc.explain(stages, vocab_size=size, rows=rows, backend=backend)
         for draw in (_sample, _step):
             ran.clear()

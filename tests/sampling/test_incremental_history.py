@@ -65,7 +65,7 @@ def test_counts_that_were_given_away_are_as_they_were():
 
 
 def assert_follows(stage, prompt, output, more):
-    follower, said = stage.follow(History(prompt, output)), list(output)
+    follower, said = stage.incremental_listing(History(prompt, output)), list(output)
     memory = IncrementalHistory((stage, Gumbel(0)), prompt, output)
     for token in [None, *more]:
         if token is not None:
@@ -104,7 +104,7 @@ def test_dry_with_every_kind_of_breaker_is_a_walk_by_hand(breakers, last_n):
     for turn in range(4):
         text = [numbers.choice((0, 1, 1, 0, 2)) for _ in range(50)]
         stage = Dry(1.0, 2.0, 1 + turn % 3, breakers, last_n)
-        follower = stage.follow(History(text[:10], ()))
+        follower = stage.incremental_listing(History(text[:10], ()))
         for end in range(10, 51):
             if end > 10:
                 follower.push(text[end - 1])
@@ -145,7 +145,7 @@ def test_bad_words_follow_a_row(prompt, more, words):
 
 def test_the_penalty_of_a_very_long_repeat_is_finite():
     for stage in (Dry(1e308, 1e308), Dry(5.0, 1.0), Dry(1e-300, 1.75), Dry(1.0, 1.0 + 2**-52), Dry(2.0, 1e308)):
-        follower = stage.follow(History([3] * 5000, ()))
+        follower = stage.incremental_listing(History([3] * 5000, ()))
         listing = follower.listing()
         assert listing.keys() == {3}
         assert -math.exp(87.001) < listing[3] < 0 or stage.base == 1.0
@@ -157,7 +157,7 @@ def test_the_penalty_of_a_very_long_repeat_is_finite():
 )
 def test_text_needs_a_tokenizer(stage):
     with pytest.raises(ParameterError, match="no tokenizer"):
-        stage.follow(History((1, 1), (1,)))
+        stage.incremental_listing(History((1, 1), (1,)))
     with pytest.raises(ParameterError, match="no tokenizer"):
         stage.listing(History((1, 1), (1,)))
     with pytest.raises(ParameterError, match="no tokenizer"):

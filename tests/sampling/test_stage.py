@@ -257,7 +257,7 @@ def test_a_prefix_in_an_order_of_ones_own_that_stops_short():
     class Worst(Prefix):
         """The last ones, two of them at most."""
 
-        reaches = False
+        inclusive = False
 
         def order(self, x: Any, row: RowStats) -> Any:
             return x
@@ -278,7 +278,7 @@ def test_a_ceiling_of_ones_own():
     class Roof(Ceiling):
         """Drop what is at most 2 below the best, in a quarter of the steps."""
 
-        chance = 0.25
+        act_probability = 0.25
 
         def ceiling(self, row: RowStats) -> Any:
             return row.top - 2.0
@@ -296,13 +296,13 @@ def test_a_tap_of_ones_own_reports_and_changes_nothing():
         """Report the best."""
 
         @property
-        def wanted(self) -> tuple[int, tuple[int, ...]]:
+        def request(self) -> tuple[int, tuple[int, ...]]:
             return 1, (2,)
 
     logits = np.array([2.0, 1.0, 0.0], np.float32)
     told = reference.run(logits, (TopK(2), Watch(), Gumbel(1)), 1, 0).logprobs
     assert [one.token_id for one in told.top] == [0]
-    assert (told.asked[0].logprob, told.asked[0].rank) == (-np.inf, None)
+    assert (told.requested[0].logprob, told.requested[0].rank) == (-np.inf, None)
     assert nc.probabilities(logits[None], (Watch(),)) == pytest.approx(nc.probabilities(logits[None], ()), rel=0)
 
 

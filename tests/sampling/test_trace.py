@@ -114,7 +114,7 @@ def under(coin, stages):
     for stage in stages:
         if not isinstance(stage, Ceiling):
             yield stage
-        elif coin < stage.chance:
+        elif coin < stage.act_probability:
             yield dataclasses.replace(stage, probability=1.0)
 
 

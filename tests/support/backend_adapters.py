@@ -10,7 +10,7 @@ import pytest
 import nucleate as nc
 from nucleate.sampling.backends import reference
 from nucleate.sampling.backends.numba.composed import evaluation as generic
-from nucleate.sampling.dispatch.fused_pipeline import chain_of
+from nucleate.sampling.dispatch.fused_pipeline import to_fused_pipeline
 from nucleate.sampling.pipeline import simplify
 from nucleate.sampling.stage import History, Tap
 from nucleate.sampling.stages import Mask
@@ -49,7 +49,7 @@ class Cpu(Stages):
     """As ``backend="cpu"``: the compiled chain runs what fits it."""
 
     def run(self, logits, stages, seed, step, past=NOTHING):
-        chain = chain_of(simplify(stages))
+        chain = to_fused_pipeline(simplify(stages))
         if isinstance(chain, str):
             return generic.run(logits, stages, seed, step, past)
         seeded = [dataclasses.replace(s, seed=seed) if "seed" in s.parameters else s for s in stages]
@@ -61,7 +61,7 @@ class Cpu(Stages):
         except nc.LogitsError as error:
             raise reference.RowError(error.errors[0]) from error
         told = [stage for stage in stages if isinstance(stage, Tap) and not stage.neutral]
-        reports = [generic.report(rows[0], token, tap.wanted) for tap in told]
+        reports = [generic.report(rows[0], token, tap.request) for tap in told]
         return reference.RowResult(token, reports[0] if reports else None, stages)
 
 

@@ -40,7 +40,7 @@ class Turned(Scale):
 class Middle(Prefix):
     """An order, weights and a target that no stage of ours has; the first token need not be the best."""
 
-    reaches = False
+    inclusive = False
     part: float = param("", default=0.5, public=False)
 
     def order(self, x: Any, row: Any) -> Any:
@@ -55,7 +55,7 @@ class Middle(Prefix):
 
 class Beheaded(Ceiling):
     @property
-    def chance(self) -> float:
+    def act_probability(self) -> float:
         return 0.5
 
     def ceiling(self, row: Any) -> Any:
@@ -118,8 +118,8 @@ class Learner(Floor):
     def half(self) -> float:
         return self.cut / -2.0
 
-    def after(self, drawn: Any) -> Any:
-        return replace(self, seen=chance(drawn.before) + 0.5 * self.seen)
+    def update(self, token: Any) -> Any:
+        return replace(self, seen=chance(token.logprob_before) + 0.5 * self.seen)
 
 
 def chance(logprob: Any) -> Any:

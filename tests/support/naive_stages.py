@@ -208,7 +208,7 @@ def _top_p(stage, row, past):
         whole = math.fsum(math.exp(value - row.top) for value in row.uncut)
     except OverflowError:
         whole = math.inf
-    return _until(row, row.order, stage.p * (whole if stage.of_whole else row.mass))
+    return _until(row, row.order, stage.p * (whole if stage.of_full_mass else row.mass))
 
 
 def _min_p(stage, row, past):

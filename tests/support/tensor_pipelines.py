@@ -43,7 +43,7 @@ def drawing(
     from nucleate.sampling.backends.torch import batch_sampling
     from nucleate.sampling.dispatch import signature
 
-    staged = [signature.staged_of(stages) for stages in rows]
+    staged = [signature.pipeline_signature(stages) for stages in rows]
     assert not any(isinstance(one, str) for one in staged), staged
     assert len({one.steps for one in staged}) == 1
     seeds_R, steps_R = (torch.tensor([word - 2**64 * (word >= 2**63) for word in words]) for words in (seeds, steps))
@@ -179,7 +179,9 @@ def told(logprobs: Any) -> Any:
     """Logprobs as lists; ranks of tokens that are out are none."""
     if logprobs is None or not any(logprobs):
         return None
-    return [one and [[tuple(each) for each in part] for part in ([one.chosen], one.top, one.asked)] for one in logprobs]
+    return [
+        one and [[tuple(each) for each in part] for part in ([one.chosen], one.top, one.requested)] for one in logprobs
+    ]
 
 
 if __name__ == "__main__":

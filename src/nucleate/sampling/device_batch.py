@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from nucleate.sampling.backends.torch.decode_loop import DecodeLoop, Forward
     from nucleate.sampling.device_step import StepOutput
 
-KEPT_CALLS = 32
-"""Calls that are remembered, one per set of rows."""
+MAX_CACHED_CALLS = 32
+"""Maximum number of cached StepCalls, one per list of rows."""
 
-TOO_LARGE = "a score is not a number that float32 holds"
+TOO_LARGE = "a score exceeds the range of float32"
 
 logger = logging.getLogger("nucleate")
 
@@ -42,76 +42,80 @@ class HostRow(Protocol):
     def move(self, stages: Pipeline) -> None: ...
 
 
-Alone = Callable[[int, NDArray[np.float32], NDArray[np.int32] | None], tuple[int, StepLogprobs | None] | str]
-"""alone(number, logits_V, mask_W): sample a row on the CPU and append the token to it."""
+SampleOnHost = Callable[[int, NDArray[np.float32], NDArray[np.int32] | None], tuple[int, StepLogprobs | None] | str]
+"""(row number, logits_V, mask_W) -> (token, logprobs), or an error message. Samples a row on the CPU and appends the
+token."""
 
 
 class DeviceBatch:
-    """Runs steps of rows on a device. Raises ParameterError if the device is not available.
+    """Samples the rows of a ``Sampler`` on a device, and those that the device does not support on the CPU.
 
-    rows: all rows of the sampler by number. alone: samples a row on the CPU.
+    size: V. rows: all rows of the sampler by number. sample_on_host: samples a row on the CPU. Raises ParameterError if
+    the device is not available.
     """
 
-    def __init__(self, size: int, device: Any, backend: str, rows: Mapping[int, HostRow], alone: Alone) -> None:
+    def __init__(
+        self, size: int, device: Any, backend: str, rows: Mapping[int, HostRow], sample_on_host: SampleOnHost
+    ) -> None:
         if importlib.util.find_spec("torch") is None:
             raise ParameterError("device", f"device {device!r:.60} needs torch: pip install nucleate[cuda]")
         from nucleate.sampling.backends.torch.batch_state import BatchState
-        from nucleate.sampling.backends.torch.torch_device import kernels_on, opened
+        from nucleate.sampling.backends.torch.torch_device import open_device, select_kernels
 
-        self._size, self._name, self._rows, self._alone = size, str(device), rows, alone
-        place = opened(device)
-        kernels = kernels_on(place, backend if backend in TENSOR_BACKENDS else "auto")
+        self._size, self._name, self._rows, self._sample_on_host = size, str(device), rows, sample_on_host
+        torch_device = open_device(device)
+        kernels = select_kernels(torch_device, backend if backend in TENSOR_BACKENDS else "auto")
         self._backend = backend if backend in ("reference", "cpu") else kernels
-        self._held = BatchState(size, place, kernels, self._learn, self._settle)
+        self._state = BatchState(size, torch_device, kernels, self._append_tokens, self._set_state)
         self._calls: dict[tuple[int, ...], Any] = {}
-        self._said = False
+        self._fallback_logged = False
 
     def __contains__(self, number: int) -> bool:
-        return number in self._held
+        return number in self._state
 
     def add(
         self, number: int, stages: Pipeline, chain: FusedPipeline | str, memory: IncrementalHistory, seed: int
     ) -> None:
-        """Add a row to the device, or leave it to the CPU; the log mentions the first such row, with the reason."""
+        """Add a row to the device, or leave it to the CPU. The first row left to the CPU is logged with the reason."""
         self._calls.clear()
         route = dispatch(stages, chain, self._size, device=self._name, backend=self._backend)
-        if route.resident is not None:
-            self._held.add(number, route.resident, seed, memory.prompt, memory.output)
-        elif not self._said:
-            self._said = True
+        if route.row_spec is not None:
+            self._state.add(number, route.row_spec, seed, memory.prompt, memory.output)
+        elif not self._fallback_logged:
+            self._fallback_logged = True
             logger.warning("a row runs %s; further rows are not logged", route.why)
 
     def remove(self, number: int) -> None:
         """Remove a row."""
         self._calls.clear()
-        if number in self._held:
-            self._held.remove(number)
+        if number in self._state:
+            self._state.remove(number)
 
     def push(self, number: int, token: int, stages: Pipeline | None = None) -> None:
-        """Append a token that was not sampled to a row of the device. stages: for the next step."""
-        staged = self._held.staged(number)
-        if stages is None or staged is None or not staged.learns:
-            self._held.push(number, token)
+        """Append a token that was not sampled here to a row on the device. stages: for the next step, if known."""
+        signature = self._state.signature(number)
+        if stages is None or signature is None or not signature.stateful:
+            self._state.push(number, token)
         else:
-            self._held.push(number, token, staged.numbers_of(stages))
+            self._state.push(number, token, signature.params_of(stages))
 
-    def catch_up(self) -> None:
-        """Copy all sampled tokens to the host. Synchronises with the device."""
-        self._held.catch_up()
+    def synchronise(self) -> None:
+        """Copy all sampled tokens and stage states to the host."""
+        self._state.synchronise()
 
-    def _learn(self, number: int, tokens: list[int]) -> None:
+    def _append_tokens(self, number: int, tokens: list[int]) -> None:
         for token in tokens:
             self._rows[number].memory.push(token)
 
-    def _settle(self, number: int, numbers: list[float]) -> None:
-        from nucleate.sampling.dispatch.signature import moved
+    def _set_state(self, number: int, params: list[float]) -> None:
+        from nucleate.sampling.dispatch.signature import with_state
 
-        row, staged = self._rows[number], self._held.staged(number)
-        if staged is not None:
-            row.move(moved(row.stages, staged.steps, numbers))
+        row, signature = self._rows[number], self._state.signature(number)
+        if signature is not None:
+            row.move(with_state(row.stages, signature.signatures, params))
 
     def step(self, numbers: list[int], logits_RV: Any, mask: Any) -> StepOutput:
-        """One step of these rows, see ``Sampler``."""
+        """Sample a token for each of these rows, see ``Sampler.__call__``."""
         from nucleate.sampling import device_step
 
         logits_RV, shape = checked(logits_RV), (len(numbers), self._size)
@@ -120,37 +124,40 @@ class DeviceBatch:
         mask = None if mask is None else checked_mask(mask, *shape)
         key = tuple(numbers)
         if key not in self._calls:
-            if len(self._calls) >= KEPT_CALLS:
+            if len(self._calls) >= MAX_CACHED_CALLS:
                 self._calls.clear()
-            self._calls[key] = device_step.call_of(self._held, numbers)
+            self._calls[key] = device_step.make_call(self._state, numbers)
         rows = [self._rows[number] for number in numbers]
         host = device_step.HostCallbacks(
-            lambda place, *row: self._alone(numbers[place], *row), lambda place, *row: self._why(rows[place], *row)
+            lambda position, *row: self._sample_on_host(numbers[position], *row),
+            lambda position, *row: self._error_of(rows[position], *row),
         )
-        return device_step.step(self._held, self._calls[key], logits_RV, mask, host)
+        return device_step.step(self._state, self._calls[key], logits_RV, mask, host)
 
     def loop(
         self, numbers: list[int], forward: Forward, first_ids: Sequence[int], steps: int, stop_ids: Sequence[int]
     ) -> DecodeLoop:
         """See ``Sampler.loop``."""
-        from nucleate.sampling.backends.torch.batch_state import RING
+        from nucleate.sampling.backends.torch.batch_state import MIN_RING_SIZE
         from nucleate.sampling.backends.torch.decode_loop import DecodeLoop
 
         for number in numbers:
-            if number not in self._held or self._held.reports(number):
-                why = "it wants logprobs" if number in self._held else "it runs on the host"
-                raise ParameterError("rows", f"row {number} cannot be drawn in a loop on the device: {why}")
+            if number not in self._state or self._state.reports(number):
+                why = "it reports logprobs" if number in self._state else "it runs on the CPU"
+                raise ParameterError("rows", f"row {number} cannot be sampled in a loop on the device: {why}")
         ids = history(first_ids, self._size, "first_ids").tolist()
         if len(ids) != len(numbers) or len(set(numbers)) < len(numbers) or not numbers:
-            raise ValueError(f"a loop has one first id for each of its rows, got {ids!r:.60} for {numbers!r:.60}")
-        if isinstance(steps, bool) or not isinstance(steps, int) or not 1 <= steps < RING:
-            raise ParameterError("steps", f"steps must be an integer from 1 to {RING - 1}, got {steps!r:.60}")
+            raise ValueError(
+                f"a loop needs one first id per row and distinct rows, got {ids!r:.60} for {numbers!r:.60}"
+            )
+        if isinstance(steps, bool) or not isinstance(steps, int) or not 1 <= steps < MIN_RING_SIZE:
+            raise ParameterError("steps", f"steps must be an integer from 1 to {MIN_RING_SIZE - 1}, got {steps!r:.60}")
         stops = history(stop_ids, self._size, "stop_ids").tolist()
-        return DecodeLoop(self._held, self._held.part(numbers), forward, ids, steps, stops)
+        return DecodeLoop(self._state, self._state.view(numbers), forward, ids, steps, stops)
 
-    def _why(self, row: HostRow, logits_V: NDArray[np.float32], mask_W: NDArray[np.int32] | None) -> str:
-        """Why a row cannot be sampled."""
-        self._held.catch_up()
+    def _error_of(self, row: HostRow, logits_V: NDArray[np.float32], mask_W: NDArray[np.int32] | None) -> str:
+        """The error message of a row that the device could not sample, from the reference backend."""
+        self._state.synchronise()
         row.memory.mask = mask_W
         stages = row.stages if mask_W is None else with_mask(row.stages)
         try:

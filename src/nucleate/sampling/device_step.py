@@ -1,7 +1,4 @@
-"""One step of a batch of which the device runs some rows and the CPU the others.
-
-If the device runs all rows, nothing here synchronises with it.
-"""
+"""One sampling step of rows on a device and rows on the CPU. Synchronises only if some row runs on the CPU."""
 
 from __future__ import annotations
 
@@ -17,126 +14,141 @@ from nucleate.sampling.backends.torch.batch_state import BatchState, TapReport
 from nucleate.sampling.backends.torch.batch_view import BatchView
 from nucleate.sampling.backends.torch.lazy import LazyDict, LazyList
 from nucleate.sampling.backends.torch.tensor_logprobs import TensorLogprobs, to_step_logprobs
-from nucleate.sampling.backends.torch.torch_device import sent
+from nucleate.sampling.backends.torch.torch_device import to_device
 
 Scores = NDArray[np.float32]
-Words = NDArray[np.int32] | None
+MaskWords = NDArray[np.int32] | None
 
 
 class HostCallbacks(NamedTuple):
-    """What the host does for a row, by its place in the call: (place, logits_V, mask_W)."""
+    """Functions that run on the CPU. Arguments: position of the row in the call, logits_V, mask_W."""
 
-    draw: Callable[[int, Scores, Words], tuple[int, StepLogprobs | None] | str]  #: token and logprobs, or why not
-    why: Callable[[int, Scores, Words], str]  #: why nothing can be drawn from it
+    sample: Callable[
+        [int, Scores, MaskWords], tuple[int, StepLogprobs | None] | str
+    ]  #: token and logprobs, or an error message
+    error_of: Callable[[int, Scores, MaskWords], str]  #: the error message of a row that the device could not sample
 
 
 class StepCall(NamedTuple):
-    """The rows of a call; kept for the next one like it."""
+    """The rows of a call. Reused by calls with the same rows."""
 
-    shape: tuple[int, int]
-    part: BatchView  #: those that the device runs,
-    places: list[int]  #: where they are in the call,
-    places_N: torch.Tensor  #: the same
-    others: list[int]  #: where the host's rows are
+    shape: tuple[int, int]  #: R, V
+    view: BatchView  #: the rows on the device
+    positions: list[int]  #: their positions in the call
+    positions_N: torch.Tensor  #: the same as a tensor
+    host_positions: list[int]  #: positions of the rows on the CPU
 
 
 class StepOutput(NamedTuple):
-    """What a step gives, see ``Sampled``."""
+    """The result of a step, see ``SamplerOutput``."""
 
     tokens_R: torch.Tensor
     logprobs: Sequence[StepLogprobs | None] | None
     errors: Mapping[int, str]
 
 
-def call_of(rows: BatchState, numbers: Sequence[int]) -> StepCall:
-    """The rows of a call by their numbers."""
-    places = [place for place, number in enumerate(numbers) if number in rows]
-    others = [place for place, number in enumerate(numbers) if number not in rows]
-    part = rows.part([numbers[place] for place in places])
-    return StepCall((len(numbers), rows.size), part, places, sent(places, rows.device), others)
+def make_call(rows: BatchState, numbers: Sequence[int]) -> StepCall:
+    """Prepare calls with these rows. numbers: of the rows, in order."""
+    positions = [position for position, number in enumerate(numbers) if number in rows]
+    host_positions = [position for position, number in enumerate(numbers) if number not in rows]
+    view = rows.view([numbers[position] for position in positions])
+    return StepCall((len(numbers), rows.size), view, positions, to_device(positions, rows.device), host_positions)
 
 
 def step(rows: BatchState, call: StepCall, logits: Any, mask: Any, host: HostCallbacks) -> StepOutput:
-    """Draw a token for each row of a call. logits, mask: of its shape, tensors or arrays."""
+    """Sample a token for each row of a call. logits [R, V], mask [R, V / 32]: tensors or arrays."""
     logits_RV = _logits(logits, rows.device)
     mask_RW = None if mask is None else _mask(mask, rows.device)
     logits_NV, mask_NW = logits_RV, mask_RW
-    made: TensorLogprobs | None = None
+    device_logprobs: TensorLogprobs | None = None
     tap_reports: list[TapReport] = []
-    if call.others or not call.places:
+    if call.host_positions or not call.positions:
         tokens_R = torch.full((call.shape[0],), -1, dtype=torch.int64, device=rows.device)
-        logits_NV = logits_RV.index_select(0, call.places_N)
-        mask_NW = None if mask_RW is None else mask_RW.index_select(0, call.places_N)
-    if call.places:
-        rows.reserve(call.part, 1)
-        tokens_N = rows.draw(call.part, logits_NV, mask_NW, tap_reports=tap_reports)
-        made = rows.report(call.part, logits_NV, tokens_N)
-        tokens_R = tokens_R.index_copy(0, call.places_N, tokens_N) if call.others else tokens_N
-    alone, reported, errors = _alone(call, logits_RV, mask_RW, host)
-    if alone:
-        place_N, token_N = sent([[*alone.keys()], [*alone.values()]], rows.device)
-        tokens_R = tokens_R.index_copy(0, place_N, token_N)
-    requested = made or tap_reports or reported
-    logprobs = LazyList(call.shape[0], lambda: _logprobs(call, made, tap_reports, reported)) if requested else None
-    return StepOutput(tokens_R, logprobs, LazyDict(lambda: errors | _odd(call, tokens_R, logits_RV, mask_RW, host)))
+        logits_NV = logits_RV.index_select(0, call.positions_N)
+        mask_NW = None if mask_RW is None else mask_RW.index_select(0, call.positions_N)
+    if call.positions:
+        rows.reserve(call.view, 1)
+        tokens_N = rows.sample(call.view, logits_NV, mask_NW, tap_reports=tap_reports)
+        device_logprobs = rows.compute_logprobs(call.view, logits_NV, tokens_N)
+        tokens_R = tokens_R.index_copy(0, call.positions_N, tokens_N) if call.host_positions else tokens_N
+    host_tokens, host_logprobs, errors = _sample_on_host(call, logits_RV, mask_RW, host)
+    if host_tokens:
+        position_N, token_N = to_device([[*host_tokens.keys()], [*host_tokens.values()]], rows.device)
+        tokens_R = tokens_R.index_copy(0, position_N, token_N)
+    logprobs = None
+    if device_logprobs or tap_reports or host_logprobs:
+        logprobs = LazyList(call.shape[0], lambda: _logprobs(call, device_logprobs, tap_reports, host_logprobs))
+    all_errors = LazyDict(lambda: errors | _invalid_rows(call, tokens_R, logits_RV, mask_RW, host))
+    return StepOutput(tokens_R, logprobs, all_errors)
 
 
-def _alone(
+def _sample_on_host(
     call: StepCall, logits_RV: torch.Tensor, mask_RW: torch.Tensor | None, host: HostCallbacks
 ) -> tuple[dict[int, int], dict[int, StepLogprobs], dict[int, str]]:
-    """Tokens, logprobs and errors of the host's rows."""
+    """Tokens, logprobs and errors of the rows on the CPU, by position in the call."""
     tokens: dict[int, int] = {}
-    reported: dict[int, StepLogprobs] = {}
+    host_logprobs: dict[int, StepLogprobs] = {}
     errors: dict[int, str] = {}
-    for place in call.others:
-        drawn = host.draw(place, *_row(logits_RV, mask_RW, place))
-        if isinstance(drawn, str):
-            errors[place] = drawn
+    for position in call.host_positions:
+        result = host.sample(position, *_host_row(logits_RV, mask_RW, position))
+        if isinstance(result, str):
+            errors[position] = result
             continue
-        tokens[place] = drawn[0]
-        if drawn[1] is not None:
-            reported[place] = drawn[1]
-    return tokens, reported, errors
+        tokens[position], logprobs = result
+        if logprobs is not None:
+            host_logprobs[position] = logprobs
+    return tokens, host_logprobs, errors
 
 
 def _logprobs(
-    call: StepCall, made: TensorLogprobs | None, tap_reports: Sequence[TapReport], reported: Mapping[int, StepLogprobs]
+    call: StepCall,
+    device_logprobs: TensorLogprobs | None,
+    tap_reports: Sequence[TapReport],
+    host_logprobs: Mapping[int, StepLogprobs],
 ) -> tuple[StepLogprobs | None, ...]:
-    found: dict[int, StepLogprobs | None] = {**reported}
-    for some in tap_reports:
-        found.update(
-            zip([call.places[place] for place in some.places], to_step_logprobs(some.report, some.wanted), strict=True)
+    by_position: dict[int, StepLogprobs | None] = {**host_logprobs}
+    for tap_report in tap_reports:
+        by_position.update(
+            zip(
+                [call.positions[position] for position in tap_report.positions],
+                to_step_logprobs(tap_report.logprobs, tap_report.requests),
+                strict=True,
+            )
         )
-    if made is not None:
-        places = [call.places[place] for place in call.part.reporting]
-        found.update(zip(places, to_step_logprobs(made, call.part.wanted), strict=True))
-    return tuple(found.get(place) for place in range(call.shape[0]))
+    if device_logprobs is not None:
+        positions = [call.positions[position] for position in call.view.reporting]
+        by_position.update(zip(positions, to_step_logprobs(device_logprobs, call.view.requests), strict=True))
+    return tuple(by_position.get(position) for position in range(call.shape[0]))
 
 
-def _odd(
+def _invalid_rows(
     call: StepCall, tokens_R: torch.Tensor, logits_RV: torch.Tensor, mask_RW: torch.Tensor | None, host: HostCallbacks
 ) -> dict[int, str]:
-    """Why rows of the device have no token."""
-    if not call.places:
+    """Error messages of the device rows without a token, by position. Synchronises."""
+    if not call.positions:
         return {}
     tokens = tokens_R.tolist()
-    return {place: host.why(place, *_row(logits_RV, mask_RW, place)) for place in call.places if tokens[place] < 0}
+    return {
+        position: host.error_of(position, *_host_row(logits_RV, mask_RW, position))
+        for position in call.positions
+        if tokens[position] < 0
+    }
 
 
-def _row(logits_RV: torch.Tensor, mask_RW: torch.Tensor | None, place: int) -> tuple[Scores, Words]:
-    """A row on the host."""
-    logits_V: Scores = logits_RV[place].to(torch.float32).cpu().numpy()
-    return logits_V, None if mask_RW is None else mask_RW[place].cpu().numpy()
+def _host_row(logits_RV: torch.Tensor, mask_RW: torch.Tensor | None, position: int) -> tuple[Scores, MaskWords]:
+    """Copy the logits and the mask of a row to the host."""
+    logits_V: Scores = logits_RV[position].to(torch.float32).cpu().numpy()
+    return logits_V, None if mask_RW is None else mask_RW[position].cpu().numpy()
 
 
-def _logits(given: Any, device: torch.device) -> torch.Tensor:
-    if isinstance(given, np.ndarray):
+def _logits(values: Any, device: torch.device) -> torch.Tensor:
+    if isinstance(values, np.ndarray):
         with np.errstate(over="ignore"):
-            given = given.astype(np.float32)  # a copy: torch takes none that are read-only, or run backwards
-    return sent(given, device)
+            values = values.astype(np.float32)  # a copy: torch rejects read-only arrays and negative strides
+    return to_device(values, device)
 
 
-def _mask(given: Any, device: torch.device) -> torch.Tensor:
-    if isinstance(given, torch.Tensor):
-        return sent(given.view(torch.int32), device).contiguous()
-    return sent(given.astype(np.uint32).view(np.int32), device)
+def _mask(values: Any, device: torch.device) -> torch.Tensor:
+    if isinstance(values, torch.Tensor):
+        return to_device(values.view(torch.int32), device).contiguous()
+    return to_device(values.astype(np.uint32).view(np.int32), device)

@@ -22,13 +22,13 @@ def supports_rejection_sampling(stages: Pipeline) -> bool:
 
     It may not if a stage's state or its logprobs depend on the outcome of XTC's random decision.
     """
-    flips = any(isinstance(stage, Ceiling) and 0 < stage.chance < 1 for stage in stages)
+    flips = any(isinstance(stage, Ceiling) and 0 < stage.act_probability < 1 for stage in stages)
     return not (flips and any(isinstance(stage, Tap) or is_stateful(stage) for stage in stages))
 
 
 def is_stateful(stage: Stage) -> bool:
     """Whether a stage has a state."""
-    return type(stage).after is not Stage.after and not stage.neutral
+    return type(stage).update is not Stage.update and not stage.neutral
 
 
 def accept_sampled(logits_V: NDArray[Any], stages: Pipeline, token: int, past: History) -> reference.RowResult:
@@ -36,7 +36,7 @@ def accept_sampled(logits_V: NDArray[Any], stages: Pipeline, token: int, past: H
 
     If the token survives only one outcome of XTC's random decision, that outcome is assumed.
     """
-    bounds = sorted({0.0, 1.0, *(float(stage.chance) for stage in stages if isinstance(stage, Ceiling))})
+    bounds = sorted({0.0, 1.0, *(float(stage.act_probability) for stage in stages if isinstance(stage, Ceiling))})
     for u in (0.5, *((low + high) / 2 for low, high in pairwise(bounds))):
         found = reference.spans(logits_V, stages, past, u)
         if token in found[-1].ids_N:

@@ -15,7 +15,7 @@ from nucleate.sampling.backends.numba.fused.edit_program import EditProgram
 from nucleate.sampling.backends.numba.fused.row_table import RowTable
 from nucleate.sampling.cpu_paths import chains, chances, runner
 from nucleate.sampling.dispatch.fused_pipeline import FusedPipeline
-from nucleate.sampling.dispatch.route import HOT, dispatch
+from nucleate.sampling.dispatch.route import FUSED, dispatch
 from nucleate.sampling.history import History
 from nucleate.sampling.inputs import LogitsInput, check_ids, histories, masks, per_row, where
 from nucleate.sampling.pipeline import Params, prepared
@@ -71,12 +71,12 @@ def sample(
 
 def _sample_fused(batch: _Batch, seeds: list[int], steps: list[int], tokens_B: NDArray[np.int64]) -> None:
     """Sample the rows of the fused kernel. Rows that it cannot sample keep -1 and go to another path."""
-    if not batch.chains:
+    if not batch.fused_rows:
         return
-    size, table, programs = batch.logits.shape[1], RowTable(len(batch.chains)), []
-    for row, chain in batch.chains.items():
-        programs.append(EditProgram(chain.edits, batch.histories[row], size))
-        table.add(row, chain.numbers, programs[-1].at, seeds[row], steps[row])
+    size, table, programs = batch.logits.shape[1], RowTable(len(batch.fused_rows)), []
+    for row, fused in batch.fused_rows.items():
+        programs.append(EditProgram(fused.edits, batch.histories[row], size))
+        table.add(row, fused.params, programs[-1].at, seeds[row], steps[row])
     part = table.part(table.rows, table.rows)
     masks_B = where([past.mask for past in batch.histories])
     chains(size).draw(batch.logits.lying(), len(table.rows), part.at, masks_B)
@@ -126,8 +126,8 @@ class _Batch:
         self._pipelines = [one.stages if mask is None else with_mask(one.stages) for one in ready] * many
         routes = [dispatch(one.stages, one.chain, size, rows, backend=backend) for one in ready] * many
         self._fast = [route.backend == "cpu" for route in routes]
-        hot = [one.chain if route.path == HOT else None for one, route in zip(ready * many, routes, strict=True)]
-        self.chains = {row: chain for row, chain in enumerate(hot) if isinstance(chain, FusedPipeline)}
+        fused = [one.chain if route.path == FUSED else None for one, route in zip(ready * many, routes, strict=True)]
+        self.fused_rows = {row: one for row, one in enumerate(fused) if isinstance(one, FusedPipeline)}
         prompts = histories(prompt_ids, rows, size, "prompt_ids")
         outputs = histories(output_ids, rows, size, "output_ids")
         self.histories = [History(*three) for three in zip(prompts, outputs, masks(mask, rows, size), strict=True)]

@@ -81,7 +81,7 @@ class HostBatch:
         """Add a row of the fused kernel. Other rows need no entry."""
         row.tap, row.program = chain.tap, EditProgram(chain.edits, row.memory, self._size) if chain.edits else None
         at = row.program.at if row.program else (0, 0)
-        self._table.add(number, chain.numbers, at, row.seed, len(row.memory.output))
+        self._table.add(number, chain.params, at, row.seed, len(row.memory.output))
 
     def remove(self, number: int) -> None:
         """Remove a row."""
@@ -156,7 +156,7 @@ class HostBatch:
         reported: dict[int, StepLogprobs] = {}
         for place, (row, token) in enumerate(zip(batch.rows, tokens_R.tolist(), strict=True)):
             if token >= 0:
-                row_logprobs = None if row.tap is None else report(logits[place], token, row.tap.wanted)
+                row_logprobs = None if row.tap is None else report(logits[place], token, row.tap.request)
             else:
                 alone = self._draw_alone(logits[place], batch.numbers[place], row, masks_R[place], fast)
                 if isinstance(alone, str):

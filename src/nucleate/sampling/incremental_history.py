@@ -23,7 +23,9 @@ class IncrementalHistory:
         self._history = history  # its lists grow
         self._tallies: dict[int | None, Tally] = {}  # created on first use
         self._followers = {
-            id(stage): follower for stage in self._stages if (follower := stage.follow(history)) is not None
+            id(stage): follower
+            for stage in self._stages
+            if (follower := stage.incremental_listing(history)) is not None
         }
 
     def push(self, token: int) -> None:

@@ -86,9 +86,9 @@ def like(logits: Any, result: NDArray[Any]) -> Any:
     """The result itself for NumPy logits; for a tensor of logits, a tensor on its device."""
     if not hasattr(logits, "detach"):
         return result
-    from nucleate.sampling.backends.torch.torch_device import on_device_of  # imports torch
+    from nucleate.sampling.backends.torch.torch_device import to_device_of  # imports torch
 
-    return on_device_of(logits, result)
+    return to_device_of(logits, result)
 
 
 def lying_plainly(rows: Any, shape: tuple[int, int]) -> Lying | None:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from functools import lru_cache
 from typing import NamedTuple
 
-from nucleate.sampling.dispatch.fused_pipeline import FusedPipeline, chain_of
+from nucleate.sampling.dispatch.fused_pipeline import FusedPipeline, to_fused_pipeline
 from nucleate.sampling.stage import Ceiling, Draw, Pipeline, Prefix, Scale, Shift, Stage, Tap, TextEncoder, shape_of
 from nucleate.sampling.stages.selection.greedy import Greedy
 from nucleate.sampling.stages.selection.gumbel import Gumbel
@@ -78,7 +78,7 @@ def prepared(params: Params, end_ids: tuple[int, ...] = ()) -> PreparedPipeline:
     if isinstance(params, RequestParams):
         return _prepared(params, end_ids)
     given = as_pipeline(params)
-    return PreparedPipeline(given, (stages := simplify(given)), chain_of(stages))
+    return PreparedPipeline(given, (stages := simplify(given)), to_fused_pipeline(stages))
 
 
 @lru_cache(maxsize=1024)

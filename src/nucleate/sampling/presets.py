@@ -40,7 +40,7 @@ PRESETS: Mapping[str, Preset] = {
         *("top_n_sigma", "top_k", "typical", "top_p", "min_p", "xtc"),
         *("temperature", "dynamic_temperature", "mirostat", "adaptive_p"),
     ),
-    "akunu": (*BANS, "repetition", "temperature", ("top_k", {"k": 256}), "min_p", ("top_p", {"of_whole": True})),
+    "akunu": (*BANS, "repetition", "temperature", ("top_k", {"k": 256}), "min_p", ("top_p", {"of_full_mass": True})),
 }
 """vLLM 0.33, Transformers 5.23, llama.cpp 0c1e57098, akunu. Bans that an engine lacks are included in its preset."""
 

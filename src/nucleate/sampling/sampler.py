@@ -24,7 +24,7 @@ from nucleate.sampling.incremental_history import IncrementalHistory
 from nucleate.sampling.inputs import LogitsInput, check_count, check_ids, check_token, history, per_row
 from nucleate.sampling.pipeline import Params, RequestParams, prepared
 from nucleate.sampling.presets import with_mask, without_mask
-from nucleate.sampling.stage import DrawnToken, Pipeline, Tap
+from nucleate.sampling.stage import Pipeline, SampledToken, Tap
 
 if TYPE_CHECKING:
     from nucleate.sampling.backends.torch.decode_loop import DecodeLoop, Forward
@@ -180,7 +180,7 @@ class Sampler:
             self._device.push(row, token)
             return
         self._host.push(row, own, token)
-        own.move(tuple(stage.after(DrawnToken(token, 0.0, 0.0)) for stage in own.stages))
+        own.move(tuple(stage.update(SampledToken(token, 0.0, 0.0)) for stage in own.stages))
 
     def _accept_sampled(
         self, row: int, own: SamplerRow, token: int, logits_V: Any, mask_W: Any, law: NDArray[np.float64] | None
@@ -269,5 +269,5 @@ class Sampler:
         """A row with all that it has said."""
         own = known(self._rows, row)
         if self._device is not None:
-            self._device.catch_up()
+            self._device.synchronise()
         return own

@@ -242,12 +242,12 @@ def _prefix(stage: Prefix, kept: Survivors, left: Survivors, u: float) -> str:
     below_N, row = reference.seen(kept)
     weight_N, stays_N = stage.weight(below_N, row), np.isin(kept.ids_N, left.ids_N)
     target, total, chance = float(stage.target(row)), float(weight_N.sum()), float(_chances(kept)[stays_N].sum())
-    least = "" if stage.reaches else "at most "
+    least = "" if stage.inclusive else "at most "
     counts = np.ptp(weight_N) == 0 and (weight_N == stage.weight(below_N - 1.0, row)).all()  # whatever they score
     if counts or not total > 0:
         return f"target {least}{target:.6g} tokens, kept probability {chance:.4g}"
-    of_all = target != float(stage.target(row._replace(whole=row.mass)))
-    total *= float(row.whole / row.mass) if of_all else 1.0
+    of_all = target != float(stage.target(row._replace(full_mass=row.mass)))
+    total *= float(row.full_mass / row.mass) if of_all else 1.0
     condition, reached = f"{target / total:.4g}", f"{float(weight_N[stays_N].sum()) / total:.4g}"
     share = " of all tokens" if of_all else "" if np.allclose(weight_N / total, _chances(kept)) else " of the weight"
     own = "" if type(stage).order is Prefix.order else ", in its own ranking"
@@ -256,11 +256,11 @@ def _prefix(stage: Prefix, kept: Survivors, left: Survivors, u: float) -> str:
 
 
 def _ceiling(stage: Ceiling, kept: Survivors, left: Survivors, u: float) -> str:
-    if u >= stage.chance:
-        return f"random number {u:.4f} >= {stage.chance:g}: inactive in this step"
+    if u >= stage.act_probability:
+        return f"random number {u:.4f} >= {stage.act_probability:g}: inactive in this step"
     below_N, row = reference.seen(kept)
     cut = float(stage.ceiling(row))
-    above, coin = int((below_N >= cut).sum()), f"random number {u:.4f} < {stage.chance:g}"
+    above, coin = int((below_N >= cut).sum()), f"random number {u:.4f} < {stage.act_probability:g}"
     least = f"probability >= {np.exp(cut - row.top) / row.mass:.3g}"
     return f"{coin}: {above} with {least}{', keeps the last of them' if above else ''}"
 

@@ -11,7 +11,7 @@ import tiers
 
 from nucleate.sampling.backends import reference
 from nucleate.sampling.dispatch import signature
-from nucleate.sampling.dispatch.fused_pipeline import chain_of
+from nucleate.sampling.dispatch.fused_pipeline import to_fused_pipeline
 from nucleate.sampling.pipeline import simplify
 
 torch = pytest.importorskip("torch", reason="rows on a device are tensors")
@@ -26,13 +26,15 @@ def batched(cases: list[Any], rows: int) -> list[int]:
     """The tokens of near ties, drawn so many together: those of the chain in one call, others by structure."""
     kinds, tokens = defaultdict(list), [0] * len(cases)
     for place, case in enumerate(cases):
-        chain = chain_of(simplify(case.stages))
-        staged = signature.staged_of(simplify(case.stages)) if isinstance(chain, str) else None
+        chain = to_fused_pipeline(simplify(case.stages))
+        staged = signature.pipeline_signature(simplify(case.stages)) if isinstance(chain, str) else None
         kinds[staged and staged.steps].append((place, staged or chain.numbers))
     for kind in kinds.values():
         for start in range(0, len(kind), rows):
             places, some = zip(*kind[start : start + rows], strict=True)
-            staged = list(some) if isinstance(some[0], signature.PipelineSignature) else signature.chained(some)
+            staged = (
+                list(some) if isinstance(some[0], signature.PipelineSignature) else signature.fused_signatures(some)
+            )
             size = max(len(cases[place].logits) for place in places)
             x_RV = np.full((len(places), size), -np.inf, np.float32)
             for x_V, place in zip(x_RV, places, strict=True):

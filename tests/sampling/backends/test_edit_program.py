@@ -12,7 +12,7 @@ import nucleate as nc
 from nucleate.parameters.parameter import param
 from nucleate.sampling.backends import reference
 from nucleate.sampling.backends.numba.fused.edit_program import EditProgram, table_of
-from nucleate.sampling.dispatch.fused_pipeline import chain_of, unchanging
+from nucleate.sampling.dispatch.fused_pipeline import has_constant_listing, to_fused_pipeline
 from nucleate.sampling.history import History
 from nucleate.sampling.incremental_history import IncrementalHistory
 from nucleate.sampling.maths import INFINITY, where
@@ -131,7 +131,7 @@ STAGES = [
 def test_edits_of_a_growing_row_draw_what_the_reference_draws(stages):
     """On scores where few tokens are likely, so that lists and counts matter; also without a memory."""
     pipeline = (*stages, Gumbel(7))
-    assert not isinstance(chain_of(simplify(pipeline)), str)
+    assert not isinstance(to_fused_pipeline(simplify(pipeline)), str)
     sampler = nc.Sampler(SIZE, backend="cpu")
     row = sampler.add(pipeline, [3, 6, 3], output_ids=[6, 3])
     history, changed, numbers = [6, 3], 0, np.random.default_rng(3)
@@ -152,7 +152,7 @@ def test_edits_of_a_growing_row_draw_what_the_reference_draws(stages):
 def test_lists_are_made_once_where_they_cannot_change():
     fixed = [LogitBias({3: 2.0}), Suppress((1,)), Allowed((1, 2)), Beyond(3)]
     moving = [MinTokens(3, (1,)), Twice(), NoRepeatNgram(2), BadWords(((1,),)), Dry(1.0), Fails()]
-    assert [unchanging(stage) for stage in (*fixed, *moving)] == [True] * 4 + [False] * 6
+    assert [has_constant_listing(stage) for stage in (*fixed, *moving)] == [True] * 4 + [False] * 6
 
 
 @pytest.mark.parametrize("token", [-1, -10, SIZE, 2**40])
@@ -173,9 +173,9 @@ def test_a_list_that_raises_is_told_by_who_runs_the_row_instead():
 
 
 def test_only_rules_that_are_these_to_the_letter_are_edits():
-    assert isinstance(chain_of((Every(), Gumbel(1))), str)
-    assert isinstance(chain_of((Once(), Gumbel(1))), str)
-    assert not isinstance(chain_of((Twice(), Gumbel(1))), str)
+    assert isinstance(to_fused_pipeline((Every(), Gumbel(1))), str)
+    assert isinstance(to_fused_pipeline((Once(), Gumbel(1))), str)
+    assert not isinstance(to_fused_pipeline((Twice(), Gumbel(1))), str)
 
     class Far(Shift):
         """The same words, but another infinity."""
@@ -189,7 +189,7 @@ def test_only_rules_that_are_these_to_the_letter_are_edits():
         return lambda self, x, token: x - far
 
     for stage in (Far(), type("Closed", (Shift,), {"touches": "masked", "apply": rule(3.0)})()):
-        assert isinstance(chain_of((stage, Gumbel(1))), str)
+        assert isinstance(to_fused_pipeline((stage, Gumbel(1))), str)
 
 
 FAR = 3.0
@@ -197,7 +197,7 @@ FAR = 3.0
 
 def test_penalties_in_a_row_are_one_edit_if_they_count_the_same():
     def edits(*stages):
-        return chain_of(simplify(as_pipeline(stages))).edits
+        return to_fused_pipeline(simplify(as_pipeline(stages))).edits
 
     [one] = edits(Repetition(1.3), Frequency(0.4), Presence(0.3))
     assert len(one.rules) == 3
@@ -208,7 +208,7 @@ def test_penalties_in_a_row_are_one_edit_if_they_count_the_same():
 
 def test_a_program_stays_where_it_is():
     memory = IncrementalHistory((Twice(), Frequency(1.0)), [1], [2])
-    program = EditProgram(chain_of((Twice(), Frequency(1.0), Gumbel(1))).edits, memory, SIZE)
+    program = EditProgram(to_fused_pipeline((Twice(), Frequency(1.0), Gumbel(1))).edits, memory, SIZE)
     at = program.at
     for token in range(50):
         memory.push(token)

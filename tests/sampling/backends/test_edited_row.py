@@ -18,7 +18,7 @@ import nucleate as nc
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling.backends import reference
 from nucleate.sampling.backends.numba.composed import evaluation as generic
-from nucleate.sampling.dispatch.fused_pipeline import chain_of
+from nucleate.sampling.dispatch.fused_pipeline import to_fused_pipeline
 from nucleate.sampling.history import History
 from nucleate.sampling.maths import maximum, ones
 from nucleate.sampling.pipeline import simplify
@@ -51,7 +51,7 @@ def survey(count: int, seed: int) -> Counter[str]:
         pool = cases.ids(rng, size, 6)
         edits, rest = shifts(rng, size, pool), edges.pipeline(chain)
         stages = (*edits, *rest)
-        if isinstance(chain_of(simplify(stages)), str):
+        if isinstance(to_fused_pipeline(simplify(stages)), str):
             continue
         masked = any(isinstance(stage, Mask) for stage in edits)
         packed = cases.mask(rng, size)[: -(-size // 32)] if masked else None
@@ -159,7 +159,7 @@ def test_sets_left_stage_by_stage_of_long_rows_are_those_of_the_reference(monkey
 class AtMost(Prefix):
     """Keep the first tokens that weigh n together at most: whole numbers, so that the border is met."""
 
-    reaches = False
+    inclusive = False
     n: int = param("how many", neutral=0, low=0)
 
     def weight(self, x: Any, row: RowStats) -> Any:

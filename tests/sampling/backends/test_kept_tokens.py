@@ -18,7 +18,7 @@ from kept_tokens import agrees, left
 import nucleate as nc
 from nucleate.sampling.backends import reference
 from nucleate.sampling.backends.numba.composed import evaluation as generic
-from nucleate.sampling.dispatch.fused_pipeline import FusedParams, chain_of
+from nucleate.sampling.dispatch.fused_pipeline import FusedParams, to_fused_pipeline
 from nucleate.sampling.maths import SLACK
 from nucleate.sampling.pipeline import simplify
 from nucleate.sampling.stages import Gumbel, LogitBias, MinP, Temperature, TopK, TopNSigma, TopP, Typical
@@ -49,7 +49,7 @@ def survey(count: int, seed: int, sizes: tuple[int, ...] = ()) -> Counter[str]:
         x = edges.row(numbers, size, kind)
         asked, tight = edges.numbers_for(numbers, x)
         stages = simplify(edges.pipeline(asked))
-        chain = chain_of(stages)
+        chain = to_fused_pipeline(stages)
         if isinstance(chain, str):
             assert "temperature" in chain
             continue
@@ -173,7 +173,7 @@ def test_a_temperature_after_a_cut_does_not_move_the_cut(t: float) -> None:
         for cuts in ((TopNSigma(1.5),), (TopK(300),), (TopNSigma(1.0), TopK(300)), (TopNSigma(2.0), TopK(900))):
             stages = (*cuts, Temperature(t), TopP(0.8), Gumbel(0))
             kept = reference.survivors(x, stages)
-            chain = chain_of(stages)
+            chain = to_fused_pipeline(stages)
             if not isinstance(chain, str):
                 assert agrees(x, chain.numbers, kept.ids_N.tolist())
             for seed in range(20):
@@ -197,7 +197,7 @@ def test_any_order_that_the_chain_takes_leaves_what_the_reference_leaves() -> No
         if turn % 2:
             chosen = [chosen[i] for i in numbers.permutation(len(chosen))]
         stages = simplify((*chosen, Gumbel(turn)))
-        chain = chain_of(stages)
+        chain = to_fused_pipeline(stages)
         if isinstance(chain, str):
             continue
         taken[" ".join(type(stage).__name__ for stage in stages[:-1])] += 1

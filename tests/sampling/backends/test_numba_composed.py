@@ -85,7 +85,7 @@ def difference(one, other):
         return f"token: {one.token} != {other.token}"
     if (one.logprobs is None) != (other.logprobs is None):
         return "one has no report"
-    reports = [[r.chosen, *r.top, *r.asked] if r else [] for r in (one.logprobs, other.logprobs)]
+    reports = [[r.chosen, *r.top, *r.requested] if r else [] for r in (one.logprobs, other.logprobs)]
     if [(t.token_id, t.rank) for t in reports[0]] != [(t.token_id, t.rank) for t in reports[1]]:
         return "tokens reported"
     part = NEAR if isinstance(next(s for s in one.stages if not s.neutral), Tap) else 1e-9  # of the row as given
@@ -182,7 +182,7 @@ PIPELINES = (
     (MinP(1.0),),
     (Temperature(1.3), MinP(1e-9), TopA(0.2)),
     (DynamicTemperature(0.5, 1.5), MinP(0.1)),
-    (Temperature(0.2), Temperature(3.0), MinP(0.3), TopP(0.5, of_whole=True)),
+    (Temperature(0.2), Temperature(3.0), MinP(0.3), TopP(0.5, of_full_mass=True)),
     (TopP(0.9),),
     (Typical(0.95), Temperature(0.8)),
     (Mirostat(3.0),),
@@ -312,17 +312,17 @@ def test_the_worked_example_of_contributing(monkeypatch) -> None:
 
 
 def test_what_a_rule_reads() -> None:
-    assert rules.reads(TopP(0.9), "target").row == {"mass"}
-    assert rules.reads(TopP(0.9, of_whole=True), "target").row == {"whole"}
-    assert rules.reads(TopP(0.9, of_whole=True), "target").mine == ("p", "of_whole")
-    assert rules.reads(TopK(3), "weight") == rules.RuleInputs(frozenset(), (), ones=True, form=rules.FLAT)
-    assert rules.reads(DynamicTemperature(0.5, 1.5), "apply").row == {"top", "entropy", "n"}
-    assert rules.reads(Softer(on=True), "apply").row == {"top"}
-    assert rules.reads(Softer(), "apply").row == {"var"}
-    assert rules.reads(Foreign(), "apply") == rules.EVERYTHING
-    assert rules.rules_of(TopP(0.9))["weight"].sums
-    assert [*rules.rules_of(TopP(0.9))] == ["weight", "target"]
-    assert [*rules.rules_of(Typical(0.9))] == ["weight", "target", "order"]
+    assert rules.rule_inputs(TopP(0.9), "target").row == {"mass"}
+    assert rules.rule_inputs(TopP(0.9, of_full_mass=True), "target").row == {"full_mass"}
+    assert rules.rule_inputs(TopP(0.9, of_full_mass=True), "target").attributes == ("p", "of_full_mass")
+    assert rules.rule_inputs(TopK(3), "weight") == rules.RuleInputs(frozenset(), (), is_one=True, form=rules.CONSTANT)
+    assert rules.rule_inputs(DynamicTemperature(0.5, 1.5), "apply").row == {"top", "entropy", "n"}
+    assert rules.rule_inputs(Softer(on=True), "apply").row == {"top"}
+    assert rules.rule_inputs(Softer(), "apply").row == {"var"}
+    assert rules.rule_inputs(Foreign(), "apply") == rules.UNKNOWN_INPUTS
+    assert rules.rules_of_stage(TopP(0.9))["weight"].is_softmax_weight
+    assert [*rules.rules_of_stage(TopP(0.9))] == ["weight", "target"]
+    assert [*rules.rules_of_stage(Typical(0.9))] == ["weight", "target", "order"]
 
 
 class Around(Prefix):
@@ -485,8 +485,10 @@ def test_asking_for_a_token_that_is_not_there_is_the_same_for_any_size() -> None
     for size in (100, 5000):
         x = np.linspace(0.0, 3.0, size).astype(np.float32)
         stages = (Logprobs(2, (1, 2**40)), TopK(3), Gumbel(1))
-        assert generic.run(x, stages, 1, 0).logprobs.asked[1].rank is None
-        assert reference.run(x, stages, 1, 0).logprobs.asked[1] == generic.run(x, stages, 1, 0).logprobs.asked[1]
+        assert generic.run(x, stages, 1, 0).logprobs.requested[1].rank is None
+        assert (
+            reference.run(x, stages, 1, 0).logprobs.requested[1] == generic.run(x, stages, 1, 0).logprobs.requested[1]
+        )
 
 
 def test_threads_share_programs_and_no_room() -> None:
@@ -521,16 +523,16 @@ def test_the_form_of_a_rule() -> None:
             return where(row.n > 3, x, absolute(x))
 
     def form(stage, rule="apply"):
-        return rules.reads(stage, rule).form
+        return rules.rule_inputs(stage, rule).form
 
-    assert form(Temperature(0.5)) == form(DynamicTemperature(0.5, 1.5)) == rules.LINE
-    assert form(Typical(0.5), "order") == form(Around(), "order") == rules.BENT
-    assert form(Either(True)) == rules.LINE
-    assert form(Either(False)) == rules.BENT
-    assert form(Squared()) == rules.ANY
-    assert form(Branching()) == rules.ANY
-    assert form(TopP(0.5), "weight") == rules.ANY
-    assert form(TopP(0.5), "target") == rules.FLAT
+    assert form(Temperature(0.5)) == form(DynamicTemperature(0.5, 1.5)) == rules.LINEAR
+    assert form(Typical(0.5), "order") == form(Around(), "order") == rules.ABS_LINEAR
+    assert form(Either(True)) == rules.LINEAR
+    assert form(Either(False)) == rules.ABS_LINEAR
+    assert form(Squared()) == rules.OTHER
+    assert form(Branching()) == rules.OTHER
+    assert form(TopP(0.5), "weight") == rules.OTHER
+    assert form(TopP(0.5), "target") == rules.CONSTANT
 
 
 def test_each_row_is_drawn_once_by_however_many_threads(monkeypatch) -> None:
@@ -550,7 +552,7 @@ def test_each_row_is_drawn_once_by_however_many_threads(monkeypatch) -> None:
 def test_programs_are_of_the_pipeline_asked_about(monkeypatch) -> None:
     monkeypatch.setattr(pipeline_steps, "MOST", 4)
     for i in range(50):  # tuples come and go, and their places in memory are used again
-        stages = (Temperature(0.5), Gumbel(i)) if i % 2 else (TopP(0.5, of_whole=True), Xtc(0.5), Gumbel(i))
+        stages = (Temperature(0.5), Gumbel(i)) if i % 2 else (TopP(0.5, of_full_mass=True), Xtc(0.5), Gumbel(i))
         found = pipeline_steps.program_of(stages)
         assert found.stages is stages
         assert (found.whole, found.flips) == ((False, False) if i % 2 else (True, True))
@@ -583,8 +585,8 @@ def test_a_best_token_that_is_dropped_may_be_far_above_the_others() -> None:
     x = np.linspace(-3.0, 0.0, 2000).astype(np.float32)
     x[[7, 900]] = 2000.0
     for stages in (
-        (Xtc(1.0, 0.1), Xtc(1.0, 0.1), TopP(0.5, of_whole=True)),
-        (Xtc(1.0, 0.3), TopP(0.9, of_whole=True), TopH(0.5)),
+        (Xtc(1.0, 0.1), Xtc(1.0, 0.1), TopP(0.5, of_full_mass=True)),
+        (Xtc(1.0, 0.3), TopP(0.9, of_full_mass=True), TopH(0.5)),
     ):
         assert both(x, (*stages, Gumbel(2))) == ""
 
@@ -592,7 +594,7 @@ def test_a_best_token_that_is_dropped_may_be_far_above_the_others() -> None:
 @pytest.mark.parametrize("words", [[-1], [~2], [~1]])
 def test_a_mask_after_a_cut_begins_anew_only_if_it_forbids_a_token(words: list[int]) -> None:
     x = np.array([2.0, 0.0, 1.5, 1.0], np.float32)
-    past, stages = History(mask=np.array(words, np.int32)), (MinP(0.3), Mask(), TopP(0.6, of_whole=True))
+    past, stages = History(mask=np.array(words, np.int32)), (MinP(0.3), Mask(), TopP(0.6, of_full_mass=True))
     got, expected = (engine.survivors(x, stages, past) for engine in (generic, reference))
     assert got.ids_N.tolist() == expected.ids_N.tolist()
     assert got.whole == pytest.approx(expected.whole)
@@ -601,7 +603,7 @@ def test_a_mask_after_a_cut_begins_anew_only_if_it_forbids_a_token(words: list[i
 
 
 @pytest.mark.parametrize("size", [2048, 2049, 4096, 20_000])
-@pytest.mark.parametrize("last", [(), (TopP(0.9, of_whole=True),), (Temperature(2.0), TopH(0.5)), (MinP(0.5),)])
+@pytest.mark.parametrize("last", [(), (TopP(0.9, of_full_mass=True),), (Temperature(2.0), TopH(0.5)), (MinP(0.5),)])
 def test_a_floor_that_keeps_all_or_nearly_all(size, last) -> None:
     numbers = np.random.default_rng(size)
     x = numbers.normal(size=size).astype(np.float32)

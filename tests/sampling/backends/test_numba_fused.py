@@ -13,7 +13,7 @@ from nucleate.sampling.backends import reference
 from nucleate.sampling.backends.numba.composed import evaluation as generic
 from nucleate.sampling.backends.numba.fused.row_table import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 from nucleate.sampling.backends.numba.row_loading import copy
-from nucleate.sampling.dispatch.fused_pipeline import chain_of
+from nucleate.sampling.dispatch.fused_pipeline import to_fused_pipeline
 from nucleate.sampling.pipeline import simplify
 from nucleate.sampling.stages import Categorical, Greedy, Gumbel, MinP, Temperature, TopK, TopNSigma, TopP, Typical
 from nucleate.sampling.token_logprobs import logprobs
@@ -113,7 +113,7 @@ def differences(count: int, seed: int) -> list[object]:
     for _ in range(count):
         size, kind = int(numbers.choice(SIZES)), str(numbers.choice(KINDS))
         logits, asked, step = row(numbers, size, kind), params(numbers, size), int(numbers.integers(2**40))
-        assert not isinstance(chain_of(simplify(asked.pipeline())), str)
+        assert not isinstance(to_fused_pipeline(simplify(asked.pipeline())), str)
         got = int(nc.sample(logits[None], asked, step=step, backend="cpu")[0])
         if got != (expected := int(nc.sample(logits[None], asked, step=step, backend="reference")[0])):
             found.append((size, kind, asked, step, got, expected))
@@ -182,8 +182,8 @@ def assert_told_alike(one: object, other: object) -> None:
         if told is not None:
             pairs = [
                 *zip(
-                    (told.chosen, *told.top, *told.asked),
-                    (expected.chosen, *expected.top, *expected.asked),
+                    (told.chosen, *told.top, *told.requested),
+                    (expected.chosen, *expected.top, *expected.requested),
                     strict=True,
                 )
             ]
@@ -284,7 +284,7 @@ def test_many_rows_on_several_threads_are_the_rows_alone() -> None:
         ),
         ((TopK(5), TopK(3), Gumbel(1)), r"TopK\(3\) is not"),
         ((TopK(5, with_ties=True), Gumbel(1)), r"TopK\(k=5, with_ties=True\) is not"),
-        ((TopP(0.5, of_whole=True), Gumbel(1)), r"of_whole=True\) is not"),
+        ((TopP(0.5, of_full_mass=True), Gumbel(1)), r"of_full_mass=True\) is not"),
         ((Temperature(1e-9), Gumbel(1)), r"its temperature is not from 0.0001 to 10000"),
         ((Temperature(0.01), TopP(0.5), Temperature(0.001), Gumbel(1)), r"its temperature is not from 0.0001 to 10000"),
         ((TopP(0.5), Categorical(1)), r"Categorical\(1\) is not supported by the fused kernel"),

@@ -66,8 +66,8 @@ def test_every_stage_at_the_edges_of_its_parameters() -> None:
 
 PIPELINES = (
     (Typical(0.5), Temperature(0.7)),
-    (TopNSigma(1.0), TopK(3, with_ties=True), TopP(0.5, of_whole=True)),
-    (Temperature(0.2), Temperature(3.0), MinP(0.3), TopP(0.5, of_whole=True)),
+    (TopNSigma(1.0), TopK(3, with_ties=True), TopP(0.5, of_full_mass=True)),
+    (Temperature(0.2), Temperature(3.0), MinP(0.3), TopP(0.5, of_full_mass=True)),
     (DynamicTemperature(0.5, 1.5), TopH(0.5)),
     (Epsilon(0.01), Eta(0.01), TopA(0.1), PLess(True)),
     (Xtc(1.0, 0.05, exempt=(0,)), AdaptiveP(0.2), TopP(0.7)),
@@ -121,7 +121,7 @@ def test_float32_draws_the_same_tokens_but_for_float_edges() -> None:
 @pytest.mark.parametrize("stages", PIPELINES, ids=repr)
 def test_a_step_waits_for_nothing(stages: Any) -> None:
     """On tensors without numbers."""
-    rows = [signature.staged_of((*stages, Logprobs(2), Gumbel(1)))] * 3
+    rows = [signature.pipeline_signature((*stages, Logprobs(2), Gumbel(1)))] * 3
     batch = batch_sampling.batch_of(rows, torch.empty(3, dtype=torch.int64, device="meta"), 300, torch.float64)
     numbers_RP = torch.empty((3, len(rows[0].numbers)), dtype=torch.float64, device="meta") if batch.learns else None
     logits, steps_R = torch.empty((3, 300), dtype=torch.bfloat16, device="meta"), torch.empty(3, device="meta").long()
@@ -158,7 +158,7 @@ class Counting(Floor):
     def floor(self, row: Any) -> Any:
         return row.top - self.n
 
-    def after(self, drawn: Any) -> Any:
+    def update(self, token: Any) -> Any:
         return replace(self, n=float(len(self.cuts)))
 
 
@@ -180,7 +180,7 @@ def test_stages_of_ones_own(draw: Draw) -> None:
         (Foreign(), "Foreign.apply names np, which is no name of maths"),
         (Branching(), "Branching.apply is not one expression of numbers"),
         (Looping(), "Looping.apply names range, which is no name of maths"),
-        (Counting(), "Counting.after names float, which is no name of maths"),
+        (Counting(), "Counting.update names float, which is no name of maths"),
         (Suppress((1,)), r"Suppress((1,)) comes after a stage that looks at the whole row"),
         (Mask(), "Mask() comes after a stage that looks at the whole row"),
     ],
@@ -189,7 +189,7 @@ def test_what_cannot_be_bound_runs_on_the_host_and_is_told(
     stage: Any, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     stages = (Temperature(0.5), stage, Gumbel(1))
-    assert signature.staged_of(simplify(stages)) == why
+    assert signature.pipeline_signature(simplify(stages)) == why
     sampler, other = nc.Sampler(50, "torch"), nc.Sampler(50, "reference")
     with caplog.at_level(logging.WARNING, "nucleate"):
         sampler.add(stages)
@@ -211,16 +211,16 @@ def test_explain_says_which_way_it_goes() -> None:
 
 
 def test_rows_share_a_structure_whatever_their_numbers_are() -> None:
-    one, other = (signature.staged_of((Temperature(t), Typical(0.9), Gumbel(int(t)))) for t in (0.5, 2.0))
+    one, other = (signature.pipeline_signature((Temperature(t), Typical(0.9), Gumbel(int(t)))) for t in (0.5, 2.0))
     assert one.steps == other.steps
     assert one.numbers != other.numbers
-    one, other = (signature.staged_of((TopP(0.5, of_whole=whole), Gumbel(1))) for whole in (False, True))
+    one, other = (signature.pipeline_signature((TopP(0.5, of_full_mass=whole), Gumbel(1))) for whole in (False, True))
     assert one.steps != other.steps
 
 
 def test_a_rule_may_name_what_maths_names() -> None:
-    assert signature.odd_name(MinP.floor) == ""
-    assert signature.odd_name(Gumbel.score) == ""
-    assert "names len" in signature.odd_name(lambda x: len(x) + 1)
-    assert "names cases" in signature.odd_name(lambda x: cases.row(x, 1))
-    assert signature.odd_name(lambda x: abs(x) + log(x)) == ""
+    assert signature.unsupported_reason(MinP.floor) == ""
+    assert signature.unsupported_reason(Gumbel.score) == ""
+    assert "names len" in signature.unsupported_reason(lambda x: len(x) + 1)
+    assert "names cases" in signature.unsupported_reason(lambda x: cases.row(x, 1))
+    assert signature.unsupported_reason(lambda x: abs(x) + log(x)) == ""

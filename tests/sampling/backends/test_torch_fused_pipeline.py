@@ -12,7 +12,7 @@ import pytest
 import nucleate as nc
 from nucleate.sampling.backends import reference
 from nucleate.sampling.dispatch import signature
-from nucleate.sampling.dispatch.fused_pipeline import FusedParams, chain_of
+from nucleate.sampling.dispatch.fused_pipeline import FusedParams, to_fused_pipeline
 from nucleate.sampling.history import History
 from nucleate.sampling.pipeline import simplify
 from nucleate.sampling.stages import (
@@ -35,7 +35,7 @@ from nucleate.sampling.backends.torch import batch_sampling, batch_view  # noqa:
 
 STAGES = (
     (Typical(0.5), Xtc(0.5, 0.05), Temperature(0.7), Gumbel(0)),
-    (DynamicTemperature(0.5, 1.5), TopH(0.5), TopP(0.5, of_whole=True), Categorical(0)),
+    (DynamicTemperature(0.5, 1.5), TopH(0.5), TopP(0.5, of_full_mass=True), Categorical(0)),
     (Mirostat(2.0), AdaptiveP(0.3), Gumbel(0)),
 )
 SIZES = (1, 2, 31, 255, 256, 257, 700, 1000)
@@ -59,7 +59,7 @@ def sample(
     floats: torch.dtype = torch.float64,
 ) -> torch.Tensor:
     """The tokens of rows with these numbers."""
-    batch = batch_sampling.batch_of(signature.chained(asked), seeds, x_RV.shape[1], floats)
+    batch = batch_sampling.batch_of(signature.fused_signatures(asked), seeds, x_RV.shape[1], floats)
     return batch_sampling.run(
         batch, batch_sampling.StepInput(batch_sampling.scores(x_RV, torch.zeros(1, dtype=floats)), steps, mask)
     ).tokens_R
@@ -72,7 +72,7 @@ def batch(numbers: np.random.Generator, rows: int, size: int) -> tuple[np.ndarra
         while len(asked) == row:
             x_RV[row] = edges.row(numbers, size, str(numbers.choice(edges.KINDS)))
             one, at_an_edge = edges.numbers_for(numbers, x_RV[row])
-            chain = chain_of(simplify(edges.pipeline(one)))
+            chain = to_fused_pipeline(simplify(edges.pipeline(one)))
             if not isinstance(chain, str):
                 asked.append(chain.numbers)
                 tight.append(at_an_edge)
@@ -81,12 +81,14 @@ def batch(numbers: np.random.Generator, rows: int, size: int) -> tuple[np.ndarra
 
 def inside(x_RV: np.ndarray, asked: list[FusedParams]) -> np.ndarray:
     """Which tokens are left: bool [R, V]; what a Tap before the draw is told."""
-    tap, zeros = signature.staged_of((Logprobs(1), Gumbel(0))), torch.zeros(len(asked), dtype=torch.int64)
-    chained = signature.chained(asked)
-    steps = (*chained[0].steps[: -1 if len(chained[0].steps) > 1 else 0], tap.steps[0], tap.steps[1])
-    if chained[0].steps[-1].greedy:
-        steps = (*chained[0].steps, *tap.steps)
-    batch = batch_sampling.batch_of([one._replace(steps=steps) for one in chained], zeros, x_RV.shape[1], torch.float64)
+    tap, zeros = signature.pipeline_signature((Logprobs(1), Gumbel(0))), torch.zeros(len(asked), dtype=torch.int64)
+    fused_signatures = signature.fused_signatures(asked)
+    steps = (*fused_signatures[0].steps[: -1 if len(fused_signatures[0].steps) > 1 else 0], tap.steps[0], tap.steps[1])
+    if fused_signatures[0].steps[-1].greedy:
+        steps = (*fused_signatures[0].steps, *tap.steps)
+    batch = batch_sampling.batch_of(
+        [one._replace(steps=steps) for one in fused_signatures], zeros, x_RV.shape[1], torch.float64
+    )
     return np.asarray(
         batch_sampling.run(batch, batch_sampling.StepInput(torch.from_numpy(x_RV).double(), zeros)).tapped_RV
         > -torch.inf
@@ -220,7 +222,10 @@ def compiled(backend: str) -> None:
     seeds, steps = words(numbers, 12), words(numbers, 12)
     mask = torch.full((12, 22), -1, dtype=torch.int32)
     mask[:, 0] = -2
-    every = [(signature.chained(asked), None), *((signature.staged_of(stages), stages) for stages in STAGES)]
+    every = [
+        (signature.fused_signatures(asked), None),
+        *((signature.pipeline_signature(stages), stages) for stages in STAGES),
+    ]
     for staged, stages in every:
         rows = batch_sampling.batch_of(staged if stages is None else [staged] * 12, seeds, 700, torch.float64)
         own = torch.tensor([staged.numbers] * 12, dtype=torch.float64) if rows.learns else None

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import nucleate as nc
 from nucleate.sampling.backends import reference
-from nucleate.sampling.dispatch.device_row import with_shifts
+from nucleate.sampling.dispatch.device_row import shifts_spec
 from nucleate.sampling.history import History
 from nucleate.sampling.maths import absolute, exp, maximum, minimum, sqrt, where
 from nucleate.sampling.stage import Shift, TokenInfo, param
@@ -66,7 +66,7 @@ def rows_of(pipelines: list[tuple[Shift, ...]], said: list[tuple[list[int], list
     held = BatchState(SIZE, HERE, "torch", lambda row, tokens: None)
     held._slots = Slots(HERE, torch.float64, ring)
     for number, (shifts, (prompt, output)) in enumerate(zip(pipelines, said, strict=True)):
-        row = with_shifts(shifts)
+        row = shifts_spec(shifts)
         assert isinstance(row, DeviceRowSpec), row
         held.add(number, row, 1, prompt, output)
     return held
@@ -172,7 +172,7 @@ def test_shifts_in_any_order_do_what_the_reference_does(rows: Any, seed: int) ->
     numbers, kept, said = np.random.default_rng(seed), [], []
     for shifts, prompt, output in rows:
         stages = tuple(shift for shift in shifts if not shift.neutral)
-        row = with_shifts(stages)
+        row = shifts_spec(stages)
         if isinstance(row, str):
             assert "second of its kind" in row
             continue
@@ -300,7 +300,7 @@ def test_what_the_host_still_runs() -> None:
         ((Odd(),), "Odd.apply names np"),
         ((Dry(0.8), Dry(0.5)), "is the second of its kind"),
     ):
-        assert why in str(with_shifts(shifts)), shifts
+        assert why in str(shifts_spec(shifts)), shifts
 
 
 def test_float32_columns_look_back_as_well(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from triton_interpreter import Interpreted
 
 from nucleate.sampling import noise
 from nucleate.sampling.backends import reference
-from nucleate.sampling.dispatch.fused_pipeline import FusedParams, chain_of
+from nucleate.sampling.dispatch.fused_pipeline import FusedParams, to_fused_pipeline
 from nucleate.sampling.pipeline import simplify
 from nucleate.sampling.stages import Gumbel
 
@@ -54,7 +54,7 @@ def batch(numbers: np.random.Generator, rows: int, size: int) -> tuple[np.ndarra
         while len(asked) == row:
             x_RV[row] = edges.row(numbers, size, str(numbers.choice(edges.KINDS)))
             one, at_an_edge = edges.numbers_for(numbers, x_RV[row])
-            chain = chain_of(simplify(edges.pipeline(one)))
+            chain = to_fused_pipeline(simplify(edges.pipeline(one)))
             if not isinstance(chain, str):
                 asked.append(chain.numbers)
                 tight.append(at_an_edge)
@@ -195,7 +195,7 @@ def near_ties_drawn(kernels: Interpreted, cases: list[near_ties.Case]) -> list[i
     """The tokens of near ties as one batch; rows are as long as the longest."""
     size = max(len(case.logits) for case in cases)
     x_RV = np.stack([np.pad(case.logits, (0, size - len(case.logits)), constant_values=-np.inf) for case in cases])
-    numbers = [list(chain_of(simplify(case.stages)).numbers) for case in cases]
+    numbers = [list(to_fused_pipeline(simplify(case.stages)).numbers) for case in cases]
     seeds = np.array([case.seed for case in cases], np.uint64).view(np.int64)
     return kernels.call("sample", x_RV, numbers, seeds, np.array([case.step for case in cases]))["tokens"].tolist()
 
@@ -203,7 +203,11 @@ def near_ties_drawn(kernels: Interpreted, cases: list[near_ties.Case]) -> list[i
 def near_ties_of_the_chain(start: int, count: int, longest: int) -> list[near_ties.Case]:
     """The next near ties that the chain can run."""
     cases = (near_ties.case(index) for index in itertools.count(start) if index % len(near_ties.KINDS) not in TYPICAL)
-    fits = (one for one in cases if len(one.logits) <= longest and not isinstance(chain_of(simplify(one.stages)), str))
+    fits = (
+        one
+        for one in cases
+        if len(one.logits) <= longest and not isinstance(to_fused_pipeline(simplify(one.stages)), str)
+    )
     return list(itertools.islice(fits, count))
 
 
@@ -378,7 +382,7 @@ def test_draws_of_the_pipeline_are_those_of_the_reference(kernels: Interpreted) 
     """End to end, by the stages and their seed, without the numbers of the chain in between."""
     x = np.random.default_rng(5).normal(size=600).astype(np.float32)
     stages = edges.pipeline(FusedParams(t=0.8, k=40, p=0.95), 77)
-    chain = chain_of(simplify(stages))
+    chain = to_fused_pipeline(simplify(stages))
     assert not isinstance(chain, str)
     got = kernels.call("sample", x[None], [list(chain.numbers)], np.array([77]), np.array([5]))
     assert got["tokens"].tolist() == [reference.draw(x, (*stages[:-1], Gumbel(77)), 77, 5)]

@@ -19,11 +19,11 @@ from nucleate.sampling.history import History, HistoryView
 from nucleate.sampling.stage import (
     Ceiling,
     Draw,
-    DrawnToken,
     Floor,
     Pipeline,
     Prefix,
     RowStats,
+    SampledToken,
     Scale,
     Shift,
     Stage,
@@ -87,10 +87,10 @@ def settled(found: list[Survivors], stages: Pipeline, token: int) -> RowResult:
     reported, moved = None, []
     for stage, kept, left in zip(stages, found[:-1], found[1:], strict=True):
         if isinstance(stage, Tap) and not stage.neutral:
-            reported = logprobs(kept.ids_N, kept.x_N, token, *stage.wanted)
-        learns = type(stage).after is not Stage.after and not stage.neutral
+            reported = logprobs(kept.ids_N, kept.x_N, token, *stage.request)
+        learns = type(stage).update is not Stage.update and not stage.neutral
         moved.append(
-            stage.after(DrawnToken(token, log_chance(kept, token), log_chance(left, token))) if learns else stage
+            stage.update(SampledToken(token, log_chance(kept, token), log_chance(left, token))) if learns else stage
         )
     return RowResult(token, reported, tuple(moved))
 
@@ -206,7 +206,12 @@ def narrow(kept: Survivors, stage: Any, u: float) -> Survivors:
         case Ceiling():
             above_N = below_N >= stage.ceiling(row)
             last = np.count_nonzero(above_N) - 1  # in order, so that they are the first ones
-            keep_N = ~above_N | (u >= stage.chance) | (np.arange(len(x_N)) == last) | np.isin(ids_N, stage.spared)
+            keep_N = (
+                ~above_N
+                | (u >= stage.act_probability)
+                | (np.arange(len(x_N)) == last)
+                | np.isin(ids_N, stage.exempt_ids)
+            )
         case Draw() | Tap():
             return kept
         case _:
@@ -224,8 +229,8 @@ def prefix(stage: Prefix, x_N: Floats, row: RowStats) -> NDArray[np.bool_]:
     """The tokens that a Prefix keeps, as a mask."""
     order_N = np.argsort(stage.order(x_N, row), kind="stable")
     weight_N = stage.weight(x_N[order_N], row)
-    reached_N = before(weight_N) if stage.reaches else np.cumsum(weight_N)
-    first_N = reached_N < stage.target(row) if stage.reaches else reached_N <= stage.target(row)
+    reached_N = before(weight_N) if stage.inclusive else np.cumsum(weight_N)
+    first_N = reached_N < stage.target(row) if stage.inclusive else reached_N <= stage.target(row)
     first_N[0] = True
     keep_N = np.empty(len(x_N), bool)
     keep_N[order_N] = first_N
@@ -261,7 +266,7 @@ def probabilities(
 
     left: what tells the survivors; each backend has its own.
     """
-    chances = sorted({0.0, 1.0, *(float(stage.chance) for stage in stages if isinstance(stage, Ceiling))})
+    chances = sorted({0.0, 1.0, *(float(stage.act_probability) for stage in stages if isinstance(stage, Ceiling))})
     p_V = np.zeros(len(logits_V))
     for low, high in pairwise(chances):  # between two of them every coin falls the same way
         ids_N, x_N, _ = left(logits_V, stages, past, (low + high) / 2)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from nucleate.sampling.dispatch.rules import adds, bans
+from nucleate.sampling.dispatch.rules import adds_listed_value, bans_tokens
 from nucleate.sampling.stage import Pipeline, Shift, Stage, Tap
 from nucleate.sampling.stages.penalties.frequency import Frequency
 from nucleate.sampling.stages.penalties.presence import Presence
@@ -22,20 +22,20 @@ from nucleate.sampling.stages.truncation.top_k import TopK
 from nucleate.sampling.stages.truncation.top_n_sigma import TopNSigma
 from nucleate.sampling.stages.truncation.top_p import TopP
 
-SCALE, EACH_TIME, ONCE = range(3)
-"""Kinds of penalties: divide or multiply by the number, subtract it per occurrence in the output, subtract it once."""
+REPETITION, FREQUENCY, PRESENCE = range(3)
+"""Penalties: divide or multiply by the parameter; subtract it per occurrence in the output; subtract it once."""
 
-Rules = tuple[tuple[int, float], ...]
+PenaltyRules = tuple[tuple[int, float], ...]
 
 
 class CountPenalties(NamedTuple):
-    """Consecutive penalties that count the same tokens."""
+    """Consecutive penalties with the same window: their kinds and parameters."""
 
     window: int | None
-    rules: Rules
+    rules: PenaltyRules
 
 
-Edit = CountPenalties | Shift
+LogitEdit = CountPenalties | Shift
 """A logit edit before truncation: penalties, or a Shift that adds its list or bans unlisted tokens."""
 
 
@@ -55,35 +55,35 @@ class FusedPipeline(NamedTuple):
     """A pipeline of the fused kernel. The bitmask of a step is passed with the logits, not as an edit."""
 
     tap: Tap | None  #: the raw logprobs to report
-    edits: tuple[Edit, ...]
-    numbers: FusedParams
+    edits: tuple[LogitEdit, ...]
+    params: FusedParams
 
 
 TEMPERATURES = 1e-4, 1e4
 """The range of temperatures for which float32 suffices in the fused kernel."""
 
 
-def chain_of(stages: Pipeline) -> FusedPipeline | str:
+def to_fused_pipeline(stages: Pipeline) -> FusedPipeline | str:
     """Convert a simplified pipeline for the fused kernel; or return why that is not possible."""
     tap = stages[0] if isinstance(stages[0], Tap) else None
-    rest = stages[tap is not None :]
-    end = next(i for i, stage in enumerate(rest) if not isinstance(stage, Shift))
-    edits = edits_of([stage for stage in rest[:end] if isinstance(stage, Shift)])
+    stages_after_tap = stages[tap is not None :]
+    end = next(i for i, stage in enumerate(stages_after_tap) if not isinstance(stage, Shift))
+    edits = to_logit_edits([stage for stage in stages_after_tap[:end] if isinstance(stage, Shift)])
     if isinstance(edits, str):
         return edits
-    numbers = numbers_of(rest[end:])
-    return numbers if isinstance(numbers, str) else FusedPipeline(tap, edits, numbers)
+    params = to_fused_params(stages_after_tap[end:])
+    return params if isinstance(params, str) else FusedPipeline(tap, edits, params)
 
 
-def edits_of(shifts: list[Shift]) -> tuple[Edit, ...] | str:
+def to_logit_edits(shifts: list[Shift]) -> tuple[LogitEdit, ...] | str:
     """Convert Shifts to logit edits, joining penalties that count the same tokens; or return why not."""
-    edits: list[Edit] = []
+    edits: list[LogitEdit] = []
     for counted, run in groupby(shifts, lambda shift: (shift.window,) if _penalty(shift) else None):
         if counted:
             edits.append(CountPenalties(counted[0], tuple(rule for shift in run if (rule := _penalty(shift)))))
             continue
         for shift in run:
-            if not (adds if shift.touches == "listed" else bans)(shift):
+            if not (adds_listed_value if shift.touches == "listed" else bans_tokens)(shift):
                 return f"{shift!r} has a rule that the fused kernel does not support"
             if shift.touches in ("seen", "output"):
                 return f"{shift!r} is not supported by the fused kernel"
@@ -93,53 +93,53 @@ def edits_of(shifts: list[Shift]) -> tuple[Edit, ...] | str:
 
 
 def _penalty(shift: Shift) -> tuple[int, float] | None:
-    """The kind and the number of a penalty; None for other Shifts."""
+    """The kind and the parameter of a penalty; None for other Shifts."""
     match shift:
         case Repetition(r):
-            return SCALE, r
+            return REPETITION, r
         case Frequency(f):
-            return EACH_TIME, f
+            return FREQUENCY, f
         case Presence(a):
-            return ONCE, a
+            return PRESENCE, a
     return None
 
 
-def numbers_of(stages: tuple[Stage, ...]) -> FusedParams | str:
+def to_fused_params(stages: tuple[Stage, ...]) -> FusedParams | str:
     """Convert temperatures, truncation and the draw to parameters of the fused kernel; or return why not."""
-    taken = FusedParams(), 0
+    result = FusedParams(), 0
     for stage in stages[:-1]:
-        with_it = _take(*taken, stage)
-        if with_it is None:
+        added = _add_stage(*result, stage)
+        if added is None:
             return f"{stage!r} is not supported by the fused kernel at this position"
-        taken = with_it
-    numbers = taken[0]
+        result = added
+    params = result[0]
     if isinstance(stages[-1], Greedy):
         return FusedParams(t=0.0)
-    for t in (numbers.t, numbers.late_t, numbers.t * numbers.late_t):
+    for t in (params.t, params.late_t, params.t * params.late_t):
         if not TEMPERATURES[0] <= t <= TEMPERATURES[1]:
             return f"its temperature is not from {TEMPERATURES[0]:g} to {TEMPERATURES[1]:g}"
-    return numbers if isinstance(stages[-1], Gumbel) else f"{stages[-1]!r} is not supported by the fused kernel"
+    return params if isinstance(stages[-1], Gumbel) else f"{stages[-1]!r} is not supported by the fused kernel"
 
 
-def _take(numbers: FusedParams, place: int, stage: Stage) -> tuple[FusedParams, int] | None:
+def _add_stage(params: FusedParams, position: int, stage: Stage) -> tuple[FusedParams, int] | None:
     """The parameters with those of one more stage, and the position reached in the kernel's order."""
-    taken = None
+    result = None
     match stage:
-        case Temperature(t) if place < 3 and numbers.t == 1.0 and not numbers.sigmas:  # as before a top-k
-            taken = numbers._replace(t=t), max(place, 1)
-        case TopNSigma(n) if place < 2:
-            taken = numbers._replace(sigmas=n), 2
-        case TopK(k, False) if place < 4 and not numbers.k:
-            taken = numbers._replace(k=k), max(place, 2)
-        case MinP(m) if place < 4 and not numbers.m:
-            taken = numbers._replace(m=m), 3
-        case TopP(p, False) if place < 4:
-            taken = numbers._replace(p=p), 4
-        case MinP(m) if place < 5:
-            taken = numbers._replace(late_m=m), 5
-        case Temperature(t) if place < 6:
-            taken = numbers._replace(late_t=t), 6
-    return taken
+        case Temperature(t) if position < 3 and params.t == 1.0 and not params.sigmas:  # as before a top-k
+            result = params._replace(t=t), max(position, 1)
+        case TopNSigma(n) if position < 2:
+            result = params._replace(sigmas=n), 2
+        case TopK(k, False) if position < 4 and not params.k:
+            result = params._replace(k=k), max(position, 2)
+        case MinP(m) if position < 4 and not params.m:
+            result = params._replace(m=m), 3
+        case TopP(p, False) if position < 4:
+            result = params._replace(p=p), 4
+        case MinP(m) if position < 5:
+            result = params._replace(late_m=m), 5
+        case Temperature(t) if position < 6:
+            result = params._replace(late_t=t), 6
+    return result
 
 
 class _Unreadable:
@@ -149,12 +149,12 @@ class _Unreadable:
         raise LookupError(name)
 
 
-def unchanging(stage: Shift) -> bool:
-    """Whether the list of a stage is independent of the history."""
-    if type(stage).follow is not Shift.follow:
+def has_constant_listing(stage: Shift) -> bool:
+    """Whether the list of a stage is the same in every step."""
+    if type(stage).incremental_listing is not Shift.incremental_listing:
         return False
     try:
         stage.listing(_Unreadable())  # type: ignore[arg-type]
-    except Exception:  # noqa: BLE001  # whatever comes of reading it
+    except Exception:  # noqa: BLE001  # a user-defined stage may raise anything
         return False
     return True

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from nucleate.jit.readiness import why_not
 from nucleate.parameters.parameter import ParameterError
-from nucleate.sampling.dispatch.device_row import DeviceRowSpec, device_row
+from nucleate.sampling.dispatch.device_row import DeviceRowSpec, device_row_spec
 from nucleate.sampling.dispatch.fused_pipeline import FusedPipeline
 from nucleate.sampling.stage import Pipeline
 
@@ -16,7 +16,7 @@ DEVICES = re.compile(r"(cuda|mps|xpu)(:\d+)?")
 TENSOR_BACKENDS = ("torch", "triton")
 """Backends that run rows on a device."""
 
-HOT, GENERIC, REFERENCE = "fused kernel", "composed stages", "reference"
+FUSED, COMPOSED, REFERENCE = "fused kernel", "composed stages", "reference"
 """The code paths: the fused kernel for common pipelines, composed stages for any pipeline, the reference."""
 
 
@@ -26,43 +26,45 @@ class Route(NamedTuple):
     backend: str  #: "reference", "cpu", "torch" or "triton"
     path: str  #: "fused kernel", "composed stages" or "reference"
     why: str  #: why no faster path applies; "" for the fastest
-    resident: DeviceRowSpec | None = None  #: the specification of the row, if a device runs it
+    row_spec: DeviceRowSpec | None = None  #: the specification of the row, if a device runs it
 
 
 def dispatch(
     stages: Pipeline,
-    chain: FusedPipeline | str,
+    fused: FusedPipeline | str,
     vocab_size: int | None,
     rows: int = 1,
     *,
     device: str = "cpu",
     backend: str = "auto",
 ) -> Route:
-    """The code path of a row in a call of some rows, as of now: kernels may be loaded later.
+    """The code path of a row in a call with ``rows`` rows. It may change later, when kernels have been loaded.
 
-    stages: simplified. chain: as ``chain_of`` says. vocab_size: V; None stands for a large one. Raises ParameterError
-    for a backend that does not exist.
+    stages: simplified. fused: the result of ``to_fused_pipeline``. vocab_size: V; None stands for a large one. Raises
+    ParameterError for an unknown backend.
     """
     if device == "cpu" and backend not in TENSOR_BACKENDS:
-        return _on_host(chain, vocab_size, rows, backend)
-    there = backend in ("auto", *TENSOR_BACKENDS)
-    row = device_row(stages, vocab_size) if there else f"the backend is {backend!r}"
-    if isinstance(row, str):  # the host draws such rows one by one, each through the composed path
-        return _on_host(row, vocab_size, 1, "auto" if there else backend)._replace(why=f"on the host, because {row}")
-    if row.staged is not None:
-        return Route("torch", GENERIC, str(chain), row)
+        return _cpu_route(fused, vocab_size, rows, backend)
+    uses_device = backend in ("auto", *TENSOR_BACKENDS)
+    row = device_row_spec(stages, vocab_size) if uses_device else f"the backend is {backend!r}"
+    if isinstance(row, str):  # the CPU samples such rows one by one
+        return _cpu_route(row, vocab_size, 1, "auto" if uses_device else backend)._replace(
+            why=f"on the CPU, because {row}"
+        )
+    if row.signature is not None:
+        return Route("torch", COMPOSED, str(fused), row)
     if (backend if backend in TENSOR_BACKENDS else tensor_backend(device)) == "triton":
-        return Route("triton", HOT, "", row)
+        return Route("triton", FUSED, "", row)
     why = f"{device} has no Triton" if backend == "auto" else f"the backend is {backend!r}"
-    return Route("torch", GENERIC, why, row)
+    return Route("torch", COMPOSED, why, row)
 
 
-def _on_host(chain: FusedPipeline | str, vocab_size: int | None, rows: int, backend: str) -> Route:
-    """The same for the CPU."""
+def _cpu_route(fused: FusedPipeline | str, vocab_size: int | None, rows: int, backend: str) -> Route:
+    """The code path of a row on the CPU."""
     why = why_not(backend, rows * (vocab_size or 1))
     if why:
         return Route("reference", REFERENCE, why)
-    return Route("cpu", GENERIC, chain) if isinstance(chain, str) else Route("cpu", HOT, "")
+    return Route("cpu", COMPOSED, fused) if isinstance(fused, str) else Route("cpu", FUSED, "")
 
 
 def check_device(device: str) -> None:

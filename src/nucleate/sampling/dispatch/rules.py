@@ -1,6 +1,6 @@
-"""Inspects the rules of stages: which row statistics a rule reads, and whether it is linear in the score.
+"""Traces the rules of stages: which row statistics and parameters a rule reads, and whether it is linear in the score.
 
-A rule is executed once on stand-ins that record the operations. This needs no backend and no compiler.
+A rule is called once with stand-ins for numbers that record the operations. This needs no backend and no compiler.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 from nucleate.sampling.maths import INFINITY, exp
 from nucleate.sampling.stage import Prefix, RowStats, Shift, Stage, TokenInfo, shape_of
 
-NUMBERS = (int, float, np.integer, np.floating, types.NoneType)
+NUMERIC_TYPES = (int, float, np.integer, np.floating, types.NoneType)
 
-LARGEST = 2**62
-"""The largest integer that kernels and tensors can hold as int64."""
+MAX_INTEGER = 2**62
+"""The largest integer parameter that kernels and tensors accept: it fits int64 with room for arithmetic."""
 
 RULES = {
     "Scale": ("apply",),
@@ -28,10 +28,10 @@ RULES = {
 }
 """The rules of each shape that receive the row statistics."""
 
-DRAWS = {"none": ("score",), "each": ("score",), "one": ("weight", "target")}
+DRAW_RULES = {"none": ("score",), "each": ("score",), "one": ("weight", "target")}
 """The rules of a Draw by its ``uniforms``."""
 
-OF_SCORES = {"apply", "weight", "order", "score"}
+SCORE_RULES = {"apply", "weight", "order", "score"}
 """The rules whose first argument is the scores."""
 
 
@@ -39,45 +39,45 @@ class RuleInputs(NamedTuple):
     """What a rule reads, and how its result depends on the score."""
 
     row: frozenset[str]  #: names of row statistics
-    mine: tuple[str, ...] | None  #: names of the stage's own numeric attributes; None if they cannot be determined
-    ones: bool  #: the rule returns 1 for every score
+    attributes: tuple[str, ...] | None  #: names of the stage's numeric attributes; None if they cannot be determined
+    is_one: bool  #: the rule returns 1 for every score
     form: str  #: see ``TracedNumber``
-    sums: bool = False  #: it is the weight exp(x - row.top), so that the weights sum to ``row.mass``
+    is_softmax_weight: bool = False  #: the rule is exp(x - row.top), so that the weights sum to ``row.mass``
 
 
-FLAT, LINE, BENT, ANY = "flat", "line", "bent", "any"
-EVERYTHING = RuleInputs(frozenset(RowStats._fields), None, ones=False, form=ANY)
+CONSTANT, LINEAR, ABS_LINEAR, OTHER = "constant", "linear", "abs_linear", "other"
+UNKNOWN_INPUTS = RuleInputs(frozenset(RowStats._fields), None, is_one=False, form=OTHER)
 
 
 class TracedNumber(NDArrayOperatorsMixin):
     """Stand-in for a number: records the row statistics that a result depends on, and how it depends on the score x.
 
-    form: FLAT, it does not depend on x; LINE, it is linear in x; BENT, the absolute value of such a one; ANY, other.
+    form: CONSTANT, independent of x; LINEAR, linear in x; ABS_LINEAR, the absolute value of a linear function; OTHER.
     """
 
-    def __init__(self, row: frozenset[str] = frozenset(), form: str = FLAT, *, ones: bool = False) -> None:
-        self.row, self.form, self.ones = row, form, ones
+    def __init__(self, row: frozenset[str] = frozenset(), form: str = CONSTANT, *, is_one: bool = False) -> None:
+        self.row, self.form, self.is_one = row, form, is_one
 
-    def __array_ufunc__(self, ufunc: Any, method: str, *given: Any, **others: Any) -> TracedNumber:
-        traces = [one for one in given if isinstance(one, TracedNumber)]
+    def __array_ufunc__(self, ufunc: Any, method: str, *arguments: Any, **others: Any) -> TracedNumber:
+        traces = [one for one in arguments if isinstance(one, TracedNumber)]
         row, forms = frozenset().union(*(one.row for one in traces)), {one.form for one in traces}
-        if forms <= {FLAT}:
+        if forms <= {CONSTANT}:
             return TracedNumber(row)
-        form, lines = ANY, sum(one.form == LINE for one in traces)
-        if method == "__call__" and not others and forms <= {FLAT, LINE}:
-            divides = ufunc is np.divide and getattr(given[0], "form", FLAT) == LINE
+        form, lines = OTHER, sum(one.form == LINEAR for one in traces)
+        if method == "__call__" and not others and forms <= {CONSTANT, LINEAR}:
+            divides = ufunc is np.divide and getattr(arguments[0], "form", CONSTANT) == LINEAR
             if ufunc in (np.add, np.subtract, np.negative, np.positive) or (
                 lines == 1 and (ufunc is np.multiply or divides)
             ):
-                form = LINE
+                form = LINEAR
             elif ufunc is np.absolute:
-                form = BENT
+                form = ABS_LINEAR
         return TracedNumber(row, form)
 
-    def __array_function__(self, function: Any, kinds: Any, given: Any, others: Any) -> Any:
+    def __array_function__(self, function: Any, kinds: Any, arguments: Any, others: Any) -> Any:
         if function is np.ones_like:
-            return TracedNumber(ones=True)
-        return self.__array_ufunc__(function, "", *given)
+            return TracedNumber(is_one=True)
+        return self.__array_ufunc__(function, "", *arguments)
 
     def __bool__(self) -> bool:
         raise TypeError("a rule that branches on a number has no single result")
@@ -88,21 +88,21 @@ class ReplaceRecorder:
 
     __dataclass_fields__: ClassVar[Mapping[str, Any]] = {}
 
-    def __new__(cls, *given: Any, **changes: Any) -> Any:
-        return super().__new__(cls) if given else changes
+    def __new__(cls, *arguments: Any, **changes: Any) -> Any:
+        return super().__new__(cls) if arguments else changes
 
 
 class StageStandIn(ReplaceRecorder):
     """Stand-in for a stage: bool and None attributes keep their values, numbers become stand-ins."""
 
     def __init__(self, stage: Stage) -> None:
-        self.__dict__.update(_stage=stage, _read={})
+        self.__dict__.update(_stage=stage, _attributes_read={})
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._stage, name)
-        if not isinstance(value, NUMBERS):
+        if not isinstance(value, NUMERIC_TYPES):
             raise TypeError(f"{name} is not a number")
-        self._read[name] = True
+        self._attributes_read[name] = True
         return value if name in self._stage.parameters and isinstance(value, bool | None) else TracedNumber()
 
 
@@ -110,10 +110,8 @@ _inputs: dict[Any, RuleInputs] = {}
 _switches: dict[type[Stage], tuple[str, ...]] = {}
 
 
-def settings(stage: Stage) -> tuple[Any, ...]:
-    """The type of a stage, its bool attributes, and which optional numbers are None: rules of equal settings read the
-    same.
-    """
+def rule_settings(stage: Stage) -> tuple[Any, ...]:
+    """What determines the inputs of the rules of a stage: its type, bool attributes, and which numbers are None."""
     kind = type(stage)
     if kind not in _switches:
         _switches[kind] = tuple(name for name, one in kind.parameters.items() if one.kind == "bool" or one.optional)
@@ -121,42 +119,42 @@ def settings(stage: Stage) -> tuple[Any, ...]:
     return kind, *[value if value is None or value is True or value is False else 0 for value in values]
 
 
-def reads(stage: Stage, rule: str) -> RuleInputs:
-    """What a rule of a stage reads."""
-    key = (rule, *settings(stage))
+def rule_inputs(stage: Stage, rule: str) -> RuleInputs:
+    """The inputs of one rule of a stage. Cached."""
+    key = (rule, *rule_settings(stage))
     found = _inputs.get(key)
     if found is None:
-        found = _inputs[key] = _trace(stage, rule)
+        found = _inputs[key] = _trace_rule(stage, rule)
     return found
 
 
-def rules_of(stage: Any) -> dict[str, RuleInputs]:
-    """What the rules of a stage read, by name; ``order`` only if the stage defines its own."""
+def rules_of_stage(stage: Any) -> dict[str, RuleInputs]:
+    """The inputs of all rules of a stage, by name; ``order`` only if the stage overrides it."""
     shape = shape_of(stage)
-    names = DRAWS[stage.uniforms] if shape == "Draw" else RULES.get(shape, ())
+    names = DRAW_RULES[stage.uniforms] if shape == "Draw" else RULES.get(shape, ())
     plain = shape == "Prefix" and type(stage).order is Prefix.order
-    return {name: reads(stage, name) for name in names if not (plain and name == "order")}
+    return {name: rule_inputs(stage, name) for name in names if not (plain and name == "order")}
 
 
-def _trace(stage: Stage, rule: str) -> RuleInputs:
+def _trace_rule(stage: Stage, rule: str) -> RuleInputs:
     function = getattr(type(stage), rule)
-    me, row = StageStandIn(stage), RowStats(*[TracedNumber(frozenset((name,))) for name in RowStats._fields])
+    stand_in, row = StageStandIn(stage), RowStats(*[TracedNumber(frozenset((name,))) for name in RowStats._fields])
     known = {"row": row, "token": TokenInfo(*[TracedNumber() for _ in TokenInfo._fields])}
     names = function.__code__.co_varnames[1 : function.__code__.co_argcount]
-    given = [known.get(name, TracedNumber()) for name in names]
-    if rule in OF_SCORES:
-        given[0] = TracedNumber(form=LINE)
+    arguments = [known.get(name, TracedNumber()) for name in names]
+    if rule in SCORE_RULES:
+        arguments[0] = TracedNumber(form=LINEAR)
     try:
-        said = function(me, *given)
+        result = function(stand_in, *arguments)
     except Exception:  # noqa: BLE001  # a rule may do anything
-        return EVERYTHING
-    if not isinstance(said, TracedNumber):
-        return RuleInputs(frozenset(), tuple(me._read), ones=False, form=FLAT)  # noqa: SLF001
-    sums = rule == "weight" and _same(function, _summand)
-    return RuleInputs(said.row, tuple(me._read), said.ones, said.form, sums)  # noqa: SLF001
+        return UNKNOWN_INPUTS
+    if not isinstance(result, TracedNumber):
+        return RuleInputs(frozenset(), tuple(stand_in._attributes_read), is_one=False, form=CONSTANT)  # noqa: SLF001
+    is_softmax_weight = rule == "weight" and _same_code(function, _softmax_weight)
+    return RuleInputs(result.row, tuple(stand_in._attributes_read), result.is_one, result.form, is_softmax_weight)  # noqa: SLF001
 
 
-def _same(rule: Any, other: Any) -> bool:
+def _same_code(rule: Any, other: Any) -> bool:
     """Whether two rules have the same code and the same globals."""
     code, wanted = rule.__code__, other.__code__
     names = {name: value for name, value in other.__globals__.items() if name in wanted.co_names}
@@ -167,23 +165,23 @@ def _same(rule: Any, other: Any) -> bool:
     )
 
 
-def _summand(self: Any, x: Any, row: RowStats) -> Any:
+def _softmax_weight(self: Any, x: Any, row: RowStats) -> Any:
     return exp(x - row.top)
 
 
-def _added(self: Any, x: Any, token: TokenInfo) -> Any:
+def _add_listed_value(self: Any, x: Any, token: TokenInfo) -> Any:
     return x + token.listed
 
 
-def _banned(self: Any, x: Any, token: TokenInfo) -> Any:
+def _ban(self: Any, x: Any, token: TokenInfo) -> Any:
     return x - INFINITY
 
 
-def adds(stage: Shift) -> bool:
-    """Whether a stage adds the values of its list to the scores."""
-    return _same(type(stage).apply, _added)
+def adds_listed_value(stage: Shift) -> bool:
+    """Whether a Shift adds the values of its list to the scores."""
+    return _same_code(type(stage).apply, _add_listed_value)
 
 
-def bans(stage: Shift) -> bool:
-    """Whether a stage bans the tokens that it touches."""
-    return _same(type(stage).apply, _banned)
+def bans_tokens(stage: Shift) -> bool:
+    """Whether a Shift bans all tokens that it touches."""
+    return _same_code(type(stage).apply, _ban)

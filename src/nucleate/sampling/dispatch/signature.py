@@ -1,6 +1,6 @@
-"""Pipeline signatures: the part of a pipeline that rows of a batch share, and the numbers of each row.
+"""Pipeline signatures: what rows must have in common to be sampled together as tensors, and the parameters of each row.
 
-A signature is read from the rules of the stages, or states why tensors cannot run them. Imports no torch.
+A signature is derived from the rules of the stages. If tensors cannot run a rule, the result is the reason, a string.
 """
 
 from __future__ import annotations
@@ -15,8 +15,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nucleate.sampling import maths
-from nucleate.sampling.dispatch.rules import LARGEST, LINE, NUMBERS, RuleInputs, StageStandIn, TracedNumber, rules_of
-from nucleate.sampling.stage import DrawnToken, Pipeline, RowStats, Stage, shape_of
+from nucleate.sampling.dispatch.rules import (
+    LINEAR,
+    MAX_INTEGER,
+    NUMERIC_TYPES,
+    RuleInputs,
+    StageStandIn,
+    TracedNumber,
+    rules_of_stage,
+)
+from nucleate.sampling.stage import Pipeline, RowStats, SampledToken, Stage, shape_of
 from nucleate.sampling.stages.selection.greedy import Greedy
 from nucleate.sampling.stages.selection.gumbel import Gumbel
 from nucleate.sampling.stages.temperature.temperature import Temperature
@@ -25,186 +33,214 @@ from nucleate.sampling.stages.truncation.top_k import TopK
 from nucleate.sampling.stages.truncation.top_n_sigma import TopNSigma
 from nucleate.sampling.stages.truncation.top_p import TopP
 
-CHAIN: Pipeline = (Temperature(0.5), TopNSigma(1.0), TopK(5), MinP(0.5), TopP(0.5), MinP(0.5), Temperature(0.5))
-"""The stages of the fused pipeline, in the order of its parameters, see ``chained``."""
-UNUSED = 1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 1.0
-"""The parameters of a fused pipeline without effect,"""
-NEUTRAL = 1.0, 1e30, 2.0**62, 0.0, float("inf"), 0.0, 1.0
-"""and the values with which each stage keeps all tokens, for rows that do not use it."""
-GREEDY = *UNUSED[:2], 1.0, *UNUSED[3:]
+FUSED_STAGES: Pipeline = (Temperature(0.5), TopNSigma(1.0), TopK(5), MinP(0.5), TopP(0.5), MinP(0.5), Temperature(0.5))
+"""One stage for each field of FusedParams, in order."""
+NO_EFFECT = 1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 1.0
+"""The FusedParams of stages that a row does not have."""
+KEEP_ALL = 1.0, 1e30, 2.0**62, 0.0, float("inf"), 0.0, 1.0
+"""Parameters with which each stage keeps all tokens: for rows without a stage that other rows of the batch have."""
+GREEDY_PARAMS = *NO_EFFECT[:2], 1.0, *NO_EFFECT[3:]
 
 
 class RuleSignature(NamedTuple):
-    """A rule of a stage."""
+    """A rule of a stage, and what backends may assume about it."""
 
     name: str
-    row: frozenset[str]  #: which statistics it reads
-    ones: bool  #: it returns 1 for every score
-    sums: bool  #: it returns exp(x - row.top)
-    straight: bool  #: linear and increasing in x; a Scale also maps the maximum to 0 and reads no other statistics
-    low: bool  #: returns a threshold that is not above the maximum, and reads no other statistics
+    row: frozenset[str]  #: the row statistics that it reads
+    is_one: bool  #: it returns 1 for every score
+    is_softmax_weight: bool  #: it returns exp(x - row.top)
+    is_linear: bool  #: it is linear and increasing in x; a Scale also maps the maximum to 0 and reads only ``top``
+    below_top: bool  #: it returns a threshold that is not above the maximum score, and reads only ``top``
 
 
 class StageSignature(NamedTuple):
-    """A stage of a signature. Its numbers belong to each row."""
+    """The part of a stage that rows of a batch share. The values of its numeric parameters differ per row."""
 
     kind: type[Stage]
     shape: str
     rules: tuple[RuleSignature, ...]
-    greedy: bool  #: it keeps only the first token
+    greedy: bool  #: see ``Stage.greedy``
     ties: bool  #: see ``Prefix.ties``
-    switches: tuple[tuple[str, Any], ...]  #: attributes that are true, false or none
-    numbers: tuple[str, ...]  #: the others that its rules read
-    learns: tuple[str, ...]  #: those that ``after`` changes,
-    hears: frozenset[str] = frozenset()  #: and which of "before" and "after" of ``DrawnToken`` it reads
+    switches: tuple[tuple[str, Any], ...]  #: attributes that are bool or None, with their values
+    param_names: tuple[str, ...]  #: the numeric attributes that its rules read
+    state_names: tuple[str, ...]  #: those of them that ``Stage.update`` changes
+    logprobs_read: frozenset[str] = frozenset()  #: the fields of SampledToken that ``Stage.update`` reads
 
     @property
-    def width(self) -> int:
-        return len(self.numbers)
+    def num_params(self) -> int:
+        return len(self.param_names)
 
 
 class PipelineSignature(NamedTuple):
-    """A signature, with the numbers of one row."""
+    """The signature of a pipeline, with the parameters of one row."""
 
-    steps: tuple[StageSignature, ...]  #: the last one is a Draw
-    numbers: tuple[float, ...]  #: of all steps, in their order
-    spared: tuple[tuple[int, ...], ...] = ()  #: of each Ceiling
-    masked: bool = False  #: the bitmask of a call comes before a Tap that is the first step
-    wanted: tuple[int, tuple[int, ...]] | None = None  #: of the Tap among the steps
+    signatures: tuple[StageSignature, ...]  #: one per stage; the last one is a Draw
+    params: tuple[float, ...]  #: the numeric parameters of all stages, in order
+    exempt_ids: tuple[tuple[int, ...], ...] = ()  #: of each Ceiling
+    mask_before_tap: bool = False  #: whether a Tap that is the first stage reports the masked distribution
+    request: tuple[int, tuple[int, ...]] | None = None  #: see ``Tap.request``; None without a Tap
 
     @property
-    def learns(self) -> bool:
-        """Whether some numbers change after each token (stateful stages)."""
-        return any(step.learns for step in self.steps)
+    def stateful(self) -> bool:
+        """Whether some stage has a state."""
+        return any(signature.state_names for signature in self.signatures)
 
-    def numbers_of(self, stages: Pipeline) -> tuple[float, ...]:
-        """The numbers of stages with this signature, which are the last ones of a pipeline."""
-        last = zip(stages[-len(self.steps) :], self.steps, strict=True)
-        return tuple(float(getattr(stage, name)) for stage, step in last for name in step.numbers)
+    def params_of(self, stages: Pipeline) -> tuple[float, ...]:
+        """The parameters of the last stages of a pipeline, which have this signature."""
+        last = zip(stages[-len(self.signatures) :], self.signatures, strict=True)
+        return tuple(float(getattr(stage, name)) for stage, signature in last for name in signature.param_names)
 
 
-def staged_of(stages: Pipeline, masked: bool = False) -> PipelineSignature | str:
-    """The signature of stages without Shifts; or why a device cannot run them."""
-    steps: list[StageSignature] = []
+def pipeline_signature(stages: Pipeline, mask_before_tap: bool = False) -> PipelineSignature | str:
+    """The signature of stages without Shifts; or the reason why tensors cannot run them."""
+    signatures: list[StageSignature] = []
     for stage in stages:
-        step = _step(stage)
-        if isinstance(step, str):
-            return step
-        steps.append(step)
-    numbers = [getattr(stage, name) for stage, step in zip(stages, steps, strict=True) for name in step.numbers]
-    if any(isinstance(one, int) and abs(one) > LARGEST for one in numbers):
+        signature = _stage_signature(stage)
+        if isinstance(signature, str):
+            return signature
+        signatures.append(signature)
+    params = [
+        getattr(stage, name)
+        for stage, signature in zip(stages, signatures, strict=True)
+        for name in signature.param_names
+    ]
+    if any(isinstance(one, int) and abs(one) > MAX_INTEGER for one in params):
         return "one of its integers is too large"
-    named = [stage for stage, step in zip(stages, steps, strict=True) if step.shape in ("Ceiling", "Tap")]
+    named = [
+        stage for stage, signature in zip(stages, signatures, strict=True) if signature.shape in ("Ceiling", "Tap")
+    ]
     return PipelineSignature(
-        tuple(steps),
-        tuple(map(float, numbers)),
-        tuple(stage.spared for stage in named if hasattr(stage, "spared")),
-        masked,
-        next((stage.wanted for stage in named if hasattr(stage, "wanted")), None),
+        tuple(signatures),
+        tuple(map(float, params)),
+        tuple(stage.exempt_ids for stage in named if hasattr(stage, "exempt_ids")),
+        mask_before_tap,
+        next((stage.request for stage in named if hasattr(stage, "request")), None),
     )
 
 
-def chained(rows: Sequence[Sequence[float]]) -> list[PipelineSignature]:
-    """Rows of the fused pipeline with one common signature: all stages that any row uses. rows: FusedParams."""
-    rows = [GREEDY if row[0] == 0 or row[2] == 1 else row for row in rows]
-    if all(row == GREEDY for row in rows):
-        return [PipelineSignature((_stepped(Greedy()),), ())] * len(rows)
-    used = [i for i, unused in enumerate(UNUSED) if any(row[i] != unused for row in rows)]
-    steps = tuple(_stepped(stage) for stage in (*(CHAIN[i] for i in used), Gumbel(0)))
+def fused_signatures(rows: Sequence[Sequence[float]]) -> list[PipelineSignature]:
+    """Signatures for rows of fused pipelines, equal but for the parameters: with all stages that any row uses.
+
+    rows: FusedParams of each.
+    """
+    rows = [GREEDY_PARAMS if row[0] == 0 or row[2] == 1 else row for row in rows]
+    if all(row == GREEDY_PARAMS for row in rows):
+        return [PipelineSignature((_fused_stage_signature(Greedy()),), ())] * len(rows)
+    used = [i for i, unused in enumerate(NO_EFFECT) if any(row[i] != unused for row in rows)]
+    signatures = tuple(_fused_stage_signature(stage) for stage in (*(FUSED_STAGES[i] for i in used), Gumbel(0)))
     return [
-        PipelineSignature(steps, tuple(row[i] if row[i] != UNUSED[i] else NEUTRAL[i] for i in used)) for row in rows
+        PipelineSignature(signatures, tuple(row[i] if row[i] != NO_EFFECT[i] else KEEP_ALL[i] for i in used))
+        for row in rows
     ]
 
 
-def _stepped(stage: Stage) -> StageSignature:
-    step = _step(stage)
-    assert not isinstance(step, str), step  # noqa: S101  # a stage of the chain
-    return step
+def _fused_stage_signature(stage: Stage) -> StageSignature:
+    signature = _stage_signature(stage)
+    assert not isinstance(signature, str), signature  # noqa: S101  # all fused stages are supported
+    return signature
 
 
-def moved(stages: Pipeline, steps: tuple[StageSignature, ...], numbers: list[float]) -> Pipeline:
-    """The stages of a row with their updated state. stages: the last ones are those of the steps."""
-    place, found = 0, list(stages)
-    for i, step in enumerate(steps, len(stages) - len(steps)):
-        own = dict(zip(step.numbers, numbers[place : place + step.width], strict=True))
-        place += step.width
-        if step.learns and any(getattr(found[i], name) != own[name] for name in step.learns):
-            found[i] = dataclasses.replace(found[i], **{name: own[name] for name in step.learns})  # type: ignore[type-var]
+def with_state(stages: Pipeline, signatures: tuple[StageSignature, ...], params: list[float]) -> Pipeline:
+    """The pipeline of a row with updated state. params: of the last stages, whose signatures are given."""
+    position, found = 0, list(stages)
+    for i, signature in enumerate(signatures, len(stages) - len(signatures)):
+        own = dict(zip(signature.param_names, params[position : position + signature.num_params], strict=True))
+        position += signature.num_params
+        if any(getattr(found[i], name) != own[name] for name in signature.state_names):
+            found[i] = dataclasses.replace(found[i], **{name: own[name] for name in signature.state_names})  # type: ignore[type-var]
     return tuple(found)
 
 
-def _step(stage: Stage) -> StageSignature | str:
+def _stage_signature(stage: Stage) -> StageSignature | str:
     kind, shape = type(stage), shape_of(stage)
     if shape == "Shift":
-        return f"{stage!r} comes after a stage that looks at the whole row"
-    learns = _learned(stage) if kind.after is not Stage.after and not stage.neutral else ((), (), frozenset())
-    if isinstance(learns, str):
-        return learns
-    names = dict.fromkeys(learns[0])
-    rules = {} if stage.greedy and shape != "Draw" else rules_of(stage)
+        return f"{stage!r} comes after a stage that uses the whole row"
+    state_inputs = (
+        _state_inputs(stage) if kind.update is not Stage.update and not stage.neutral else ((), (), frozenset())
+    )
+    if isinstance(state_inputs, str):
+        return state_inputs
+    names = dict.fromkeys(state_inputs[0])
+    rules = {} if stage.greedy and shape != "Draw" else rules_of_stage(stage)
     for rule, inputs in rules.items():
-        why = odd_name(getattr(kind, rule))
-        if why or inputs.mine is None:
+        why = unsupported_reason(getattr(kind, rule))
+        if why or inputs.attributes is None:
             return f"{kind.__name__}.{rule} {why or 'is not one expression of numbers'}"
-        names.update(dict.fromkeys(inputs.mine))
+        names.update(dict.fromkeys(inputs.attributes))
     if shape == "Ceiling":
-        names["chance"] = None
+        names["act_probability"] = None
     values = {name: getattr(stage, name) for name in names}
     switches = tuple((name, value) for name, value in values.items() if isinstance(value, bool | None))
-    numbers = tuple(name for name, value in values.items() if not isinstance(value, bool | None))
-    bare = tuple(_rule(stage, shape, rule, inputs) for rule, inputs in rules.items())
+    params = tuple(name for name, value in values.items() if not isinstance(value, bool | None))
+    rule_signatures = tuple(_rule_signature(stage, shape, rule, inputs) for rule, inputs in rules.items())
     return StageSignature(
-        kind, shape, bare, stage.greedy, bool(getattr(stage, "ties", False)), switches, numbers, *learns[1:]
+        kind,
+        shape,
+        rule_signatures,
+        stage.greedy,
+        bool(getattr(stage, "ties", False)),
+        switches,
+        params,
+        *state_inputs[1:],
     )
 
 
-def _rule(stage: Stage, shape: str, name: str, inputs: RuleInputs) -> RuleSignature:
+def _rule_signature(stage: Stage, shape: str, name: str, inputs: RuleInputs) -> RuleSignature:
     row = RowStats(*(1.0,) * len(RowStats._fields))._replace(top=0.0)
-    straight, alone = False, inputs.row <= {"top"}
+    is_linear, alone = False, inputs.row <= {"top"}
     if (shape == "Draw" and name == "score") or (shape == "Scale" and alone and stage.monotone):  # type: ignore[attr-defined]
-        other = 0.5 if shape == "Draw" else row  # a score takes a uniform number instead of a row
-        if inputs.form == LINE:
+        second = 0.5 if shape == "Draw" else row  # the second argument of ``score`` is a uniform number
+        if inputs.form == LINEAR:
             with np.errstate(all="ignore"):
-                top, below = getattr(stage, name)(np.array([0.0, -1.0]), other).tolist()
-            straight = below < top and (shape == "Draw" or top == 0)
-    low = name == "floor" and alone and inputs.mine is not None and bool(stage.floor(row) <= 0)  # type: ignore[attr-defined]
-    return RuleSignature(name, inputs.row, inputs.ones, inputs.sums, straight, low)
+                top, below = getattr(stage, name)(np.array([0.0, -1.0]), second).tolist()
+            is_linear = below < top and (shape == "Draw" or top == 0)
+    below_top = name == "floor" and alone and inputs.attributes is not None and bool(stage.floor(row) <= 0)  # type: ignore[attr-defined]
+    return RuleSignature(name, inputs.row, inputs.is_one, inputs.is_softmax_weight, is_linear, below_top)
 
 
-def _learned(stage: Stage) -> tuple[tuple[str, ...], tuple[str, ...], frozenset[str]] | str:
-    """Which numbers ``after`` reads, or changes, which it changes, and what it hears; or why it cannot be bound."""
-    function: Any = type(stage).after
-    rule_name = f"{type(stage).__name__}.after"
-    why = odd_name(function, dataclasses.replace)
+def _state_inputs(stage: Stage) -> tuple[tuple[str, ...], tuple[str, ...], frozenset[str]] | str:
+    """The attributes that ``Stage.update`` reads or changes, those that it changes, and the token fields it reads.
+
+    Or the reason why tensors cannot run it.
+    """
+    function: Any = type(stage).update
+    rule_name = f"{type(stage).__name__}.update"
+    why = unsupported_reason(function, dataclasses.replace)
     if why:
         return f"{rule_name} {why}"
-    me = StageStandIn(stage)
+    stand_in = StageStandIn(stage)
     try:
-        changes = function(me, DrawnToken(*[TracedNumber(frozenset((name,))) for name in DrawnToken._fields]))  # type: ignore[arg-type]
-        read = {**dict.fromkeys(me._read), **dict.fromkeys(changes)}  # noqa: SLF001
+        changes = function(stand_in, SampledToken(*[TracedNumber(frozenset((name,))) for name in SampledToken._fields]))  # type: ignore[arg-type]
+        read = {**dict.fromkeys(stand_in._attributes_read), **dict.fromkeys(changes)}  # noqa: SLF001
     except Exception:  # noqa: BLE001  # a rule may do anything
         return f"{rule_name} is not one expression of numbers"
     fixed = any(getattr(type(stage), name) is not getattr(Stage, name) for name in ("greedy", "neutral"))
     if fixed or shape_of(stage) == "Ceiling" or any(type(getattr(stage, name)) is not float for name in changes):
         return f"{rule_name} may change more than numbers"
-    heard: frozenset[str] = frozenset().union(*(one.row for one in changes.values() if isinstance(one, TracedNumber)))
-    return tuple(read), tuple(changes), heard
+    logprobs_read: frozenset[str] = frozenset().union(
+        *(one.row for one in changes.values() if isinstance(one, TracedNumber))
+    )
+    return tuple(read), tuple(changes), logprobs_read
 
 
-def odd_name(function: Any, *known: Any) -> str:
-    """Why a rule, or what it calls, cannot be bound, "" if it can: it names what is neither a number nor a rule."""
-    for name, value in _named(function):
-        if isinstance(value, NUMBERS) or value in (abs, *known) or getattr(value, "__module__", "") == maths.__name__:
+def unsupported_reason(function: Any, *known: Any) -> str:
+    """Why tensors cannot run a rule; "" if they can. The rule may use numbers, ``maths`` and other rules."""
+    for name, value in _global_names(function):
+        if (
+            isinstance(value, NUMERIC_TYPES)
+            or value in (abs, *known)
+            or getattr(value, "__module__", "") == maths.__name__
+        ):
             continue
         if not isinstance(value, types.FunctionType):
-            return f"names {name}, which is no name of maths"
-        if why := odd_name(value, *known, function):
+            return f"names {name}, which is not in nucleate.sampling.maths"
+        if why := unsupported_reason(value, *known, function):
             return why
     return ""
 
 
-def _named(function: Any) -> Iterator[tuple[str, Any]]:
-    """What a function loads by a name that is not its own: (name, value)."""
+def _global_names(function: Any) -> Iterator[tuple[str, Any]]:
+    """The global and closure names that a function loads: (name, value)."""
     codes = [function.__code__]
     for code in codes:
         codes += [one for one in code.co_consts if isinstance(one, types.CodeType)]

@@ -23,8 +23,8 @@ def step_body(step: StepLogprobs, tokenizer: Tokenizer, top: int | None = None) 
     """Return the logprobs of one token in the chat format. top: number of top logprobs; None: all."""
     made = _token(step.chosen, tokenizer)
     made["top_logprobs"] = [_token(one, tokenizer) for one in step.top[:top]]
-    if step.asked:
-        made["requested_logprobs"] = [_token(one, tokenizer) for one in step.asked]
+    if step.requested:
+        made["requested_logprobs"] = [_token(one, tokenizer) for one in step.requested]
     return made
 
 
@@ -55,7 +55,7 @@ def columns(
     }
     if request.params.logprob_token_ids:
         made["requested_logprobs"] = [
-            None if step is None else [_token(one, tokenizer) for one in step.asked] for step in steps
+            None if step is None else [_token(one, tokenizer) for one in step.requested] for step in steps
         ]
     return made
 

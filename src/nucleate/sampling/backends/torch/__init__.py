@@ -1,1 +1,1 @@
-"""What runs the chain on tensors: Triton kernels (``special``), and plain torch for devices without Triton."""
+"""Sampling as torch operations: any pipeline on any device, and the row state that the Triton kernels use."""

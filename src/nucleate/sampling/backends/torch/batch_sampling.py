@@ -1,7 +1,7 @@
-"""Rows of one structure through their stages, as tensor code: any pipeline, on any device.
+"""Samples rows with equal pipeline signatures by torch operations: any pipeline, on any device.
 
-Waits for nothing, and no shape depends on a value, so that a CUDA graph can hold it. Each row is sorted once; what a
-step needs beside logits, steps and states is made when the rows of a call are put together (``batch_of``).
+It never synchronises, and no shape depends on a value, so it can be captured in a CUDA graph. Each row is sorted once.
+``make_batch`` prepares everything that does not change between steps.
 """
 
 from __future__ import annotations
@@ -11,139 +11,145 @@ from typing import NamedTuple
 
 import torch
 
-from nucleate.sampling.backends.torch.bound_stage import BoundStage, mines
-from nucleate.sampling.backends.torch.ranked_tokens import RankedTokens, RowConstants, sorted_of
-from nucleate.sampling.backends.torch.shape_filters import narrowed
-from nucleate.sampling.backends.torch.tensor_philox import PhiloxKeys, keys_of, uniform
+from nucleate.sampling.backends.torch.bound_stage import BoundStage, bind_stages
+from nucleate.sampling.backends.torch.ranked_tokens import RankedTokens, RowConstants, rank_tokens
+from nucleate.sampling.backends.torch.shape_filters import apply_filter
+from nucleate.sampling.backends.torch.tensor_philox import PhiloxKeys, make_keys, uniform
 from nucleate.sampling.backends.torch.tensor_shifts import padded
-from nucleate.sampling.backends.torch.token_draw import drawn
-from nucleate.sampling.backends.torch.torch_device import sent
+from nucleate.sampling.backends.torch.token_draw import select_tokens
+from nucleate.sampling.backends.torch.torch_device import to_device
 from nucleate.sampling.dispatch.signature import PipelineSignature, StageSignature
 from nucleate.sampling.noise import XTC
-from nucleate.sampling.stage import DrawnToken
+from nucleate.sampling.stage import SampledToken
 
 
 class TensorBatch(NamedTuple):
-    """Rows of one structure that are drawn together."""
+    """Rows with equal signatures, prepared for sampling."""
 
-    steps: tuple[StageSignature, ...]
-    masked: bool  #: see ``PipelineSignature``
-    learns: bool
-    fixed: RowConstants
+    signatures: tuple[StageSignature, ...]
+    mask_before_tap: bool  #: see ``PipelineSignature``, as the next
+    stateful: bool
+    constants: RowConstants
     keys: PhiloxKeys
-    mines: list[BoundStage]  #: with the numbers that rows came with
-    spared: tuple[torch.Tensor, ...]  #: of each Ceiling, int64 [R, K], behind the vocabulary where there is none
+    stages: list[BoundStage]  #: bound to the initial parameters
+    exempt_ids: tuple[torch.Tensor, ...]  #: of each Ceiling, int64 [R, K], padded with an id >= V
 
 
-class StepOutcome(NamedTuple):
-    """What became of rows."""
+class StepResult(NamedTuple):
+    """The result of a step."""
 
-    tokens_R: torch.Tensor  #: int64, -1 where there is none
-    numbers_RP: torch.Tensor | None  #: as of the next step, if they change; those of a row without a token do not
-    tapped_RV: torch.Tensor | None  #: the scores that the Tap saw, what is out at -inf; None without one
+    tokens_R: torch.Tensor  #: int64, -1 for rows that cannot be sampled
+    params_RP: torch.Tensor | None  #: the parameters for the next step; None without stateful stages
+    tapped_RV: torch.Tensor | None  #: the scores at the Tap, -inf for masked tokens; None without a Tap
 
 
-def batch_of(
-    staged: Sequence[PipelineSignature], seeds_R: torch.Tensor, size: int, floats: torch.dtype, *, kernel: bool = False
+def make_batch(
+    rows: Sequence[PipelineSignature],
+    seeds_R: torch.Tensor,
+    size: int,
+    floats: torch.dtype,
+    *,
+    use_triton: bool = False,
 ) -> TensorBatch:
-    """Rows of one structure.
-
-    seeds_R: int64, the bits of integers in 0..2**64 - 1; size: V; kernel: see ``PhiloxKeys``.
-    """
-    one, device = staged[0], seeds_R.device
-    numbers_RP = sent(torch.tensor([row.numbers for row in staged], dtype=floats).view(len(staged), -1), device)
-    whole = any("whole" in rule.row for step in one.steps for rule in step.rules)
-    fixed, nowhere = RowConstants(size, len(staged), floats, device, whole=whole), -(-size // 256) * 256
-    spared = (padded([row.spared[i] for row in staged], nowhere) for i in range(len(one.spared)))
+    """Prepare rows with equal signatures. seeds_R: uint64 as int64. size: V. use_triton: see ``PhiloxKeys``."""
+    first, device = rows[0], seeds_R.device
+    params_RP = to_device(torch.tensor([row.params for row in rows], dtype=floats).view(len(rows), -1), device)
+    needs_full_mass = any("full_mass" in rule.row for signature in first.signatures for rule in signature.rules)
+    constants = RowConstants(size, len(rows), floats, device, needs_full_mass=needs_full_mass)
+    past_end = -(-size // 256) * 256
+    exempt = (padded([row.exempt_ids[i] for row in rows], past_end) for i in range(len(first.exempt_ids)))
     return TensorBatch(
-        one.steps, one.masked, one.learns, fixed, keys_of(seeds_R, kernel=kernel), mines(one.steps, numbers_RP),
-        tuple(sent(each, device) for each in spared),
+        first.signatures, first.mask_before_tap, first.stateful, constants, make_keys(seeds_R, use_triton=use_triton),
+        bind_stages(first.signatures, params_RP), tuple(to_device(ids_RK, device) for ids_RK in exempt),
     )  # fmt: skip
 
 
 class StepInput(NamedTuple):
-    """What a step has to go on."""
+    """The inputs of a step. mask: bitmask int32 [R, V / 32 or more] of allowed tokens, lowest bit first; None: all."""
 
-    x_RV: torch.Tensor  #: the scores after the leading Shifts, see ``scores``
-    steps_R: torch.Tensor  #: int64, the bits of integers in 0..2**64 - 1
-    mask_RW: torch.Tensor | None = None  #: int32 [R, V / 32 or more], what is allowed, lowest bit first
-    late_RW: torch.Tensor | None = None  #: the same, where a Tap that is the first step sees the scores without it
-    numbers_RP: torch.Tensor | None = None  #: of rows that learn, as of this step; there may be more columns
+    x_RV: torch.Tensor  #: the scores after the leading Shifts, see ``to_scores``
+    steps_R: torch.Tensor  #: the number of tokens sampled so far, uint64 as int64
+    mask_RW: torch.Tensor | None = None  #: applied first
+    mask_after_tap_RW: torch.Tensor | None = None  #: applied after a Tap that is the first stage
+    params_RP: torch.Tensor | None = None  #: current parameters, for stateful stages; further columns are kept
 
 
-def run(batch: TensorBatch, given: StepInput) -> StepOutcome:
-    """Draw a token per row."""
-    fixed, size, steps_R1, numbers_RP = batch.fixed, given.x_RV.shape[1], given.steps_R[:, None], given.numbers_RP
-    x_RV = masked(fixed, given.x_RV, given.mask_RW)
-    tapped_RV = x_RV if given.late_RW is not None else None
-    kept, coins_R1, ceilings = sorted_of(fixed, masked(fixed, x_RV, given.late_RW)), None, iter(batch.spared)
-    if batch.spared:
-        coins_R1 = uniform(batch.keys, steps_R1, XTC, torch.zeros_like(steps_R1), fixed.floats)
-    stages = batch.mines if numbers_RP is None else mines(batch.steps, numbers_RP)
-    spans: dict[int, tuple[RankedTokens, RankedTokens]] = {}
-    for place, mine in enumerate(stages):
-        before = kept = kept.settled() if mine.step.learns else kept
-        if mine.step.shape == "Tap":
-            kept = kept.settled()
-            if place > 0 or tapped_RV is None:
-                tapped_RV = kept.by_id(torch.where(kept.inside(), kept.x_RN, -torch.inf))[:, :size]
-        elif mine.step.greedy or mine.step.shape != "Draw":
-            kept = narrowed(kept, mine, coins_R1, next(ceilings) if mine.step.shape == "Ceiling" else None)
-        if mine.step.learns:
-            kept = kept.settled()
-            spans[place] = before, kept
-    tokens_R1 = drawn(kept.settled(), stages[-1], batch.keys, steps_R1)
-    tapped = any(step.shape == "Tap" for step in batch.steps)
-    if not spans:
-        return StepOutcome(tokens_R1[:, 0], None, tapped_RV if tapped else None)
-    assert numbers_RP is not None  # noqa: S101  # rows that learn have them
-    chances = {
-        place: [
-            kept.log_chance(tokens_R1) if name in stages[place].step.hears else fixed.zero
-            for name, kept in zip(("before", "after"), span, strict=True)
+def run(batch: TensorBatch, inputs: StepInput) -> StepResult:
+    """Sample a token per row."""
+    constants, size, params_RP = batch.constants, inputs.x_RV.shape[1], inputs.params_RP
+    steps_R1 = inputs.steps_R[:, None]
+    x_RV = apply_mask(constants, inputs.x_RV, inputs.mask_RW)
+    tapped_RV = x_RV if inputs.mask_after_tap_RW is not None else None
+    tokens = rank_tokens(constants, apply_mask(constants, x_RV, inputs.mask_after_tap_RW))
+    uniform_R1, exempt = None, iter(batch.exempt_ids)
+    if batch.exempt_ids:
+        uniform_R1 = uniform(batch.keys, steps_R1, XTC, torch.zeros_like(steps_R1), constants.floats)
+    stages = batch.stages if params_RP is None else bind_stages(batch.signatures, params_RP)
+    around: dict[int, tuple[RankedTokens, RankedTokens]] = {}
+    for i, stage in enumerate(stages):
+        before = tokens = tokens.apply_cuts() if stage.signature.state_names else tokens
+        if stage.signature.shape == "Tap":
+            tokens = tokens.apply_cuts()
+            if i > 0 or tapped_RV is None:
+                tapped_RV = tokens.by_id(torch.where(tokens.surviving(), tokens.x_RN, -torch.inf))[:, :size]
+        elif stage.signature.greedy or stage.signature.shape != "Draw":
+            exempt_RK = next(exempt) if stage.signature.shape == "Ceiling" else None
+            tokens = apply_filter(tokens, stage, uniform_R1, exempt_RK)
+        if stage.signature.state_names:
+            tokens = tokens.apply_cuts()
+            around[i] = before, tokens
+    tokens_R1 = select_tokens(tokens.apply_cuts(), stages[-1], batch.keys, steps_R1)
+    tapped = any(signature.shape == "Tap" for signature in batch.signatures)
+    if not around:
+        return StepResult(tokens_R1[:, 0], None, tapped_RV if tapped else None)
+    assert params_RP is not None  # noqa: S101  # given for stateful stages
+    logprobs = {
+        i: [
+            tokens.logprob(tokens_R1) if name in stages[i].signature.logprobs_read else constants.zero
+            for name, tokens in zip(("logprob_before", "logprob_after"), span, strict=True)
         ]
-        for place, span in spans.items()
+        for i, span in around.items()
     }
-    tokens_R1, numbers_RP = _learned(fixed, numbers_RP, tokens_R1, stages, chances)
-    return StepOutcome(tokens_R1[:, 0], numbers_RP, tapped_RV if tapped else None)
+    tokens_R1, params_RP = _update_state(constants, params_RP, tokens_R1, stages, logprobs)
+    return StepResult(tokens_R1[:, 0], params_RP, tapped_RV if tapped else None)
 
 
-def scores(logits_RV: torch.Tensor, zero_1: torch.Tensor) -> torch.Tensor:
-    """Scores in the floats of a zero; NaN and +inf stay. Of -0.0 it makes 0.0: they are equal."""
+def to_scores(logits_RV: torch.Tensor, zero_1: torch.Tensor) -> torch.Tensor:
+    """Logits in the dtype of ``zero_1``. -0.0 becomes 0.0; NaN and +inf stay."""
     if logits_RV.dtype == torch.float64 or zero_1.dtype == torch.float32:
         logits_RV = logits_RV.to(torch.float32)
     return logits_RV + zero_1
 
 
-def masked(fixed: RowConstants, x_RV: torch.Tensor, mask_RW: torch.Tensor | None) -> torch.Tensor:
-    """What a bitmask leaves: the logarithm of a bit is 0 or -inf. Of NaN and +inf it makes NaN, allowed or not."""
+def apply_mask(constants: RowConstants, x_RV: torch.Tensor, mask_RW: torch.Tensor | None) -> torch.Tensor:
+    """Scores under a bitmask: adds log(bit), which is 0 or -inf. NaN and +inf stay invalid, also for masked tokens."""
     if mask_RW is None:
         return x_RV
-    return x_RV + ((mask_RW.index_select(1, fixed.word_N) >> fixed.bit_N) & 1).log()
+    return x_RV + ((mask_RW.index_select(1, constants.word_N) >> constants.bit_N) & 1).log()
 
 
-def _learned(
-    fixed: RowConstants,
-    numbers_RP: torch.Tensor,
+def _update_state(
+    constants: RowConstants,
+    params_RP: torch.Tensor,
     tokens_R1: torch.Tensor,
     stages: list[BoundStage],
-    chances: dict[int, list[torch.Tensor]],
+    logprobs: dict[int, list[torch.Tensor]],
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens, and numbers as of the next step. What would learn what is no number has no token, as on the host."""
-    learned_RP = next_numbers(numbers_RP, tokens_R1, stages, chances)
-    places = [name in mine.step.learns for mine in stages for name in mine.step.numbers]
-    for place in (place for place, changes in enumerate(places) if changes):
-        tokens_R1 = torch.where(learned_RP[:, place : place + 1].abs() < torch.inf, tokens_R1, fixed.none)
-    return tokens_R1, torch.where(tokens_R1 >= 0, learned_RP, numbers_RP)
+    """Tokens, and parameters for the next step. A row whose new state is not finite gets no token, as in the reference."""
+    updated_RP = updated_params(params_RP, tokens_R1, stages, logprobs)
+    positions = [name in stage.signature.state_names for stage in stages for name in stage.signature.param_names]
+    for i in (i for i, changes in enumerate(positions) if changes):
+        tokens_R1 = torch.where(updated_RP[:, i : i + 1].abs() < torch.inf, tokens_R1, constants.no_token)
+    return tokens_R1, torch.where(tokens_R1 >= 0, updated_RP, params_RP)
 
 
-def next_numbers(
-    numbers_RP: torch.Tensor, tokens_R1: torch.Tensor, stages: list[BoundStage], chances: dict[int, list[torch.Tensor]]
+def updated_params(
+    params_RP: torch.Tensor, tokens_R1: torch.Tensor, stages: list[BoundStage], logprobs: dict[int, list[torch.Tensor]]
 ) -> torch.Tensor:
-    """What stages make of tokens, whatever it is. chances: log-probabilities [R, 1] before and after them, by place."""
-    columns, taken = [], 0
-    for place, mine in enumerate(stages):
-        own_RP = numbers_RP[:, taken : taken + mine.step.width]
-        columns.append(mine.after(DrawnToken(tokens_R1, *chances[place])) if place in chances else own_RP)
-        taken += mine.step.width
-    return torch.cat([*columns, numbers_RP[:, taken:]], 1)
+    """The parameters for the next step, not checked. logprobs: of the tokens before and after each stateful stage, [R, 1]."""
+    columns, start = [], 0
+    for i, stage in enumerate(stages):
+        stage_RP = params_RP[:, start : start + stage.signature.num_params]
+        columns.append(stage.updated_params(SampledToken(tokens_R1, *logprobs[i])) if i in logprobs else stage_RP)
+        start += stage.signature.num_params
+    return torch.cat([*columns, params_RP[:, start:]], 1)

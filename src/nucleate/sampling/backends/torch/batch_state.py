@@ -1,6 +1,6 @@
-"""The rows of a batch on a device: add, sample, append, remove. Tokens stay on the device until the host reads them.
+"""The rows of a sampler on a device: add, sample, append a token, remove.
 
-The host is told of them when it asks. Carries no meaning of its own: what a row means is a ``DeviceRowSpec``.
+Sampled tokens and the state of stages stay on the device until ``BatchState.synchronise`` copies them to the host.
 """
 
 from __future__ import annotations
@@ -10,39 +10,40 @@ from typing import Any, NamedTuple
 
 import torch
 
-from nucleate.sampling.backends.torch.batch_sampling import StepInput, TensorBatch, next_numbers, run, scores
-from nucleate.sampling.backends.torch.batch_view import BatchView, DeviceRow, RowGroup, allowed_words, part_of
-from nucleate.sampling.backends.torch.bound_stage import mines
-from nucleate.sampling.backends.torch.slots import STEP, Slots, line_of
-from nucleate.sampling.backends.torch.tensor_logprobs import TensorLogprobs, Wanted, report
-from nucleate.sampling.backends.torch.tensor_shifts import follow, shifted, unbroken
-from nucleate.sampling.backends.torch.torch_device import floats_of, guard, sent
+from nucleate.sampling.backends.torch.batch_sampling import StepInput, TensorBatch, run, to_scores, updated_params
+from nucleate.sampling.backends.torch.batch_view import BatchView, DeviceRow, RowGroup, make_view, pack_allowed_ids
+from nucleate.sampling.backends.torch.bound_stage import bind_stages
+from nucleate.sampling.backends.torch.slots import STEP, Slots, pack_row_state
+from nucleate.sampling.backends.torch.tensor_logprobs import LogprobsRequest, TensorLogprobs, compute_logprobs
+from nucleate.sampling.backends.torch.tensor_shifts import apply_shifts, tokens_since_breaker, update_repeats
+from nucleate.sampling.backends.torch.torch_device import device_guard, float_dtype, to_device
 from nucleate.sampling.dispatch.device_row import DeviceRowSpec
 from nucleate.sampling.dispatch.signature import PipelineSignature
 
-NOT_DRAWN = -1
-"""The token of a row from which none can be drawn."""
+NO_TOKEN = -1
+"""The token id of a row that cannot be sampled."""
 
-RING = 1 << 13
-"""So many tokens of a row are kept, until the host asks for them; no window of penalties is longer."""
+MIN_RING_SIZE = 1 << 13
+"""The minimum number of last tokens per row on the device. They are copied to the host before they are overwritten."""
 
-Input = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
-"""Logits, what is allowed, and which rows are active, see ``BatchState.draw``."""
+SampleInput = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
+"""(logits_RV, mask_RW, active_R), see ``BatchState.sample``."""
 
 
 class TapReport(NamedTuple):
-    """What the Taps of some rows of a call were told."""
+    """Logprobs of the Taps after the Shifts, for some rows of a call."""
 
-    places: Sequence[int]  #: of the rows
-    report: TensorLogprobs
-    wanted: list[Wanted]
+    positions: Sequence[int]  #: of the rows in the call
+    logprobs: TensorLogprobs
+    requests: list[LogprobsRequest]
 
 
 class BatchState:
-    """Rows by their numbers.
+    """The rows on a device, by the row numbers of ``Sampler``.
 
-    size: V. kernels: "triton" or "torch". learn(row, tokens) is told what was drawn, in order, when ``catch_up`` is
-    called, and before more is drawn than is kept; then settle(row, numbers) what the stages of a row have learned.
+    size: V. kernels: "triton" or "torch". on_tokens(number, tokens): called by ``synchronise`` for each row with new
+    tokens, in order. on_state(number, params): called after that for each row with stateful stages, with the current
+    numeric parameters of its stages.
     """
 
     def __init__(
@@ -50,230 +51,234 @@ class BatchState:
         size: int,
         device: torch.device,
         kernels: str,
-        learn: Callable[[int, list[int]], None],
-        settle: Callable[[int, list[float]], None] | None = None,
+        on_tokens: Callable[[int, list[int]], None],
+        on_state: Callable[[int, list[float]], None] | None = None,
     ) -> None:
         self.size, self.device, self.kernels = size, device, kernels
-        self.floats = floats_of(device)
-        self._learn, self._settle = learn, settle
+        self.floats = float_dtype(device)
+        self._on_tokens, self._on_state = on_tokens, on_state
         self._zero_1 = torch.zeros(1, dtype=self.floats, device=device)
-        self._slots = Slots(device, self.floats, RING)
-        self._held: dict[int, DeviceRow] = {}
-        self._unseen = 0  # the most tokens of a row that the host does not know
-        self._work: Any = None  # of the kernels
-        self._moved = 0
+        self._slots = Slots(device, self.floats, MIN_RING_SIZE)
+        self._rows: dict[int, DeviceRow] = {}
+        self._unsynced = 0  # upper bound on the tokens of a row that the host does not have yet
+        self._workspace: Any = None  # a TritonWorkspace
+        self._reallocations = 0
 
     def __contains__(self, row: int) -> bool:
-        return row in self._held
+        return row in self._rows
 
     @property
-    def moved(self) -> int:
-        """It changes when arrays come to lie elsewhere, so that what was captured must be captured again."""
-        return self._slots.moved + self._moved
+    def reallocations(self) -> int:
+        """The number of buffer reallocations. When it changes, CUDA graphs must be captured again."""
+        return self._slots.reallocations + self._reallocations
 
     def add(self, number: int, row: DeviceRowSpec, seed: int, prompt: list[int], output: list[int]) -> None:
-        """A new row."""
-        said = prompt + output
-        self._slots.widen(int(min(len(said), row.span)) + 1)
-        line = line_of(row.numbers, self.floats, seed, len(prompt), len(output), unbroken(row.shifts, said))
-        slot = self._slots.put(line, said if row.span else [], len(said), follows=row.follows)
-        if row.staged is not None and row.staged.learns:
-            self._slots.learn(slot, row.staged.numbers)
-        self._held[number] = DeviceRow(slot, row, len(prompt), len(output), allowed_words(row.allowed, self.size))
+        """Add a row. seed: 0..2**64 - 1."""
+        tokens = prompt + output
+        self._slots.ensure_ring_size(int(min(len(tokens), row.history_length)) + 1)
+        since_breaker = tokens_since_breaker(row.shifts, tokens)
+        state = pack_row_state(row.params, self.floats, seed, len(prompt), len(output), since_breaker)
+        needed = tokens if row.history_length else []
+        slot = self._slots.add(state, needed, len(tokens), tracks_repeats=row.tracks_repeats)
+        if row.signature is not None and row.signature.stateful:
+            self._slots.set_stage_params(slot, row.signature.params)
+        allowed_mask_W = pack_allowed_ids(row.allowed_ids, self.size)
+        self._rows[number] = DeviceRow(slot, row, len(prompt), len(output), allowed_mask_W)
 
     def remove(self, number: int) -> None:
-        """A row goes; no other one moves."""
-        self._slots.give_back(self._held.pop(number).slot)
+        """Remove a row. The other rows keep their slots."""
+        self._slots.release(self._rows.pop(number).slot)
 
     def reports(self, number: int) -> bool:
-        """Whether a row wants logprobs."""
-        row = self._held[number].row
-        return row.wanted is not None or (row.staged is not None and row.staged.wanted is not None)
+        """Whether a row reports logprobs."""
+        row = self._rows[number].spec
+        return row.request is not None or (row.signature is not None and row.signature.request is not None)
 
-    def staged(self, number: int) -> PipelineSignature | None:
-        """The stages of a row, where the numbers of the chain do not say them."""
-        return self._held[number].row.staged
+    def signature(self, number: int) -> PipelineSignature | None:
+        """The signature of a row that is not a fused pipeline, otherwise None."""
+        return self._rows[number].spec.signature
 
-    def part(self, numbers: Sequence[int]) -> BatchView:
-        """Rows of a call, in its order."""
-        held = [self._held[number] for number in numbers]
-        return part_of(numbers, held, self._slots, self.size, kernels=self.kernels == "triton")
+    def view(self, numbers: Sequence[int]) -> BatchView:
+        """Prepare calls with these rows, in this order."""
+        rows = [self._rows[number] for number in numbers]
+        return make_view(numbers, rows, self._slots, self.size, use_triton=self.kernels == "triton")
 
-    def reserve(self, part: BatchView, count: int) -> None:
-        """Make room for so many more tokens of some rows; it may wait for the device, and ``draw`` does not."""
-        if max(count + self._unseen, self._reach(part, count)) >= self._slots.ring:
-            self.catch_up()
-        self._unseen += count
-        self._slots.widen(self._reach(part, 0) + 1)
+    def reserve(self, view: BatchView, count: int) -> None:
+        """Reserve space for ``count`` more tokens per row. It may synchronise, so that ``sample`` never does."""
+        if max(count + self._unsynced, self._history_length(view, count)) >= self._slots.ring_size:
+            self.synchronise()
+        self._unsynced += count
+        self._slots.ensure_ring_size(self._history_length(view, 0) + 1)
 
-    def _reach(self, part: BatchView, count: int) -> int:
-        """How far back a row may look after so many more tokens."""
-        more = self._unseen + count
-        return int(max(min(one.prompt + one.known + more, one.row.span) for one in part.held) if part.held else 0)
+    def _history_length(self, view: BatchView, count: int) -> int:
+        """The most last tokens that a row of the view reads after ``count`` more tokens."""
+        more = self._unsynced + count
+        lengths = (min(row.prompt_length + row.host_output_length + more, row.spec.history_length) for row in view.rows)
+        return int(max(lengths, default=0))
 
-    def draw(
+    def sample(
         self,
-        part: BatchView,
+        view: BatchView,
         logits_RV: torch.Tensor,
         mask_RW: torch.Tensor | None = None,
         active_R: torch.Tensor | None = None,
         tap_reports: list[TapReport] | None = None,
     ) -> torch.Tensor:
-        """The next tokens of rows, int64 [R], -1 where none can be drawn; the others go on with theirs.
+        """Sample a token per row and append it: int64 [R], -1 for rows that cannot be sampled. Call ``reserve`` before.
 
-        Room must have been made. logits_RV: any float. mask_RW: int32. active_R: bool; the rest stay, and have -1.
-        heard: takes what is told of scores that are not the logits as given.
+        logits_RV: any float type. mask_RW: int32, bitmask of allowed tokens. active_R: bool; the other rows do not
+        advance and get -1. tap_reports: a list to which the reports of Taps after the Shifts are appended.
         """
-        given = logits_RV, mask_RW, active_R
-        with guard(self.device):
-            if len(part.kinds) == 1:
-                return self._drawn(part.kinds[0], given, tap_reports)
-            tokens_R = torch.full_like(part.slots_R, NOT_DRAWN)
-            for kind in part.kinds:
-                some = (None if one is None else one.index_select(0, kind.places_N) for one in given)
-                tokens_R.index_copy_(0, kind.places_N, self._drawn(kind, tuple(some), tap_reports))
+        inputs = logits_RV, mask_RW, active_R
+        with device_guard(self.device):
+            if len(view.groups) == 1:
+                return self._sample_group(view.groups[0], inputs, tap_reports)
+            tokens_R = torch.full_like(view.slots_R, NO_TOKEN)
+            for group in view.groups:
+                some = (None if one is None else one.index_select(0, group.positions_N) for one in inputs)
+                tokens_R.index_copy_(0, group.positions_N, self._sample_group(group, tuple(some), tap_reports))
         return tokens_R
 
-    def _drawn(self, kind: RowGroup, given: Any, tap_reports: list[TapReport] | None) -> torch.Tensor:
-        """The next tokens of rows that are drawn together; they go on with these."""
-        if kind.batch is None:
-            tokens_R = self._kernels(kind, *given)
+    def _sample_group(self, group: RowGroup, inputs: Any, tap_reports: list[TapReport] | None) -> torch.Tensor:
+        """Sample a group and append the tokens."""
+        if group.batch is None:
+            tokens_R = self._sample_triton(group, *inputs)
         else:
-            steps_R = self._slots.column(kind.slots_R, STEP)
-            tokens_R = self._tensors(kind, kind.batch, steps_R, given, tap_reports)
-            self._slots.push(kind.slots_R, tokens_R, steps_R)
-        self._follow(kind, tokens_R)
+            steps_R = self._slots.gather_column(group.slots_R, STEP)
+            tokens_R = self._sample_tensors(group, group.batch, steps_R, inputs, tap_reports)
+            self._slots.push(group.slots_R, tokens_R, steps_R)
+        self._update_repeats(group, tokens_R)
         return tokens_R
 
-    def _follow(self, kind: RowGroup, tokens_R: torch.Tensor) -> None:
-        for group in kind.groups:
-            if group.follows:
-                tokens_N = tokens_R if group.places_N is None else tokens_R.index_select(0, group.places_N)
-                follow(group, self._slots, tokens_N, self.size)
+    def _update_repeats(self, group: RowGroup, tokens_R: torch.Tensor) -> None:
+        for shifts in group.shift_groups:
+            if shifts.tracks_repeats:
+                tokens_N = tokens_R if shifts.positions_N is None else tokens_R.index_select(0, shifts.positions_N)
+                update_repeats(shifts, self._slots, tokens_N, self.size)
 
-    def _tensors(
+    def _sample_tensors(
         self,
-        kind: RowGroup,
+        group: RowGroup,
         batch: TensorBatch,
         steps_R: torch.Tensor,
-        given: Input,
+        inputs: SampleInput,
         tap_reports: list[TapReport] | None,
     ) -> torch.Tensor:
-        """Rows of a structure through their stages."""
-        logits_RV, mask_RW, active_R = given
-        masks = _both(mask_RW, kind.allowed_RW), None
-        if batch.steps[0].shape == "Tap" and not batch.masked:  # the mask of the call comes after it
-            masks = kind.allowed_RW, mask_RW
-        numbers_RP = self._slots.learned_SP.index_select(0, kind.slots_R) if batch.learns else None
-        x_RV = self._shifted(kind, scores(logits_RV, self._zero_1))
-        tokens_R, learned_RP, tapped_RV = run(batch, StepInput(x_RV, steps_R, *masks, numbers_RP))
+        """Sample a group with tensor code."""
+        logits_RV, mask_RW, active_R = inputs
+        masks = _combine_masks(mask_RW, group.allowed_RW), None
+        if batch.signatures[0].shape == "Tap" and not batch.mask_before_tap:  # the Tap reports unmasked scores
+            masks = group.allowed_RW, mask_RW
+        params_RP = self._slots.stage_params_SP.index_select(0, group.slots_R) if batch.stateful else None
+        x_RV = self._apply_shifts(group, to_scores(logits_RV, self._zero_1))
+        tokens_R, updated_RP, tapped_RV = run(batch, StepInput(x_RV, steps_R, *masks, params_RP))
         if active_R is not None:
-            tokens_R = torch.where(active_R, tokens_R, NOT_DRAWN)
-            if learned_RP is not None:
-                learned_RP = torch.where(active_R[:, None], learned_RP, numbers_RP)
-        if learned_RP is not None:
-            self._slots.learned_SP.index_copy_(0, kind.slots_R, learned_RP)
+            tokens_R = torch.where(active_R, tokens_R, NO_TOKEN)
+            if updated_RP is not None:
+                updated_RP = torch.where(active_R[:, None], updated_RP, params_RP)
+        if updated_RP is not None:
+            self._slots.stage_params_SP.index_copy_(0, group.slots_R, updated_RP)
         if tap_reports is not None and tapped_RV is not None:
-            most = max(top for top, _ in kind.wanted)
-            tap_reports.append(
-                TapReport(
-                    kind.places, report(tapped_RV, tokens_R, kind.requested_NA, most, tapped_RV.dtype), kind.wanted
-                )
-            )
+            most = max(top for top, _ in group.requests)
+            logprobs = compute_logprobs(tapped_RV, tokens_R, group.requested_NA, most, tapped_RV.dtype)
+            tap_reports.append(TapReport(group.positions, logprobs, group.requests))
         return tokens_R
 
-    def _shifted(self, kind: RowGroup, x_RV: torch.Tensor) -> torch.Tensor:
-        for group in kind.groups:
-            x_RV = shifted(group, self._slots, x_RV)
+    def _apply_shifts(self, group: RowGroup, x_RV: torch.Tensor) -> torch.Tensor:
+        for shifts in group.shift_groups:
+            x_RV = apply_shifts(shifts, self._slots, x_RV)
         return x_RV
 
-    def _kernels(
-        self, kind: RowGroup, logits_RV: torch.Tensor, mask_RW: torch.Tensor | None, active_R: torch.Tensor | None
+    def _sample_triton(
+        self, group: RowGroup, logits_RV: torch.Tensor, mask_RW: torch.Tensor | None, active_R: torch.Tensor | None
     ) -> torch.Tensor:
-        from nucleate.sampling.backends.triton import launch  # it loads Triton, as does the next
+        from nucleate.sampling.backends.triton import launch  # imports Triton
         from nucleate.sampling.backends.triton.device_memory import RowState
 
-        if self._work is None or self._work.rows < len(kind.places):
-            self._work = launch.TritonWorkspace(1 << (len(kind.places) - 1).bit_length(), self.size, self.device)
-            self._moved += 1
-        if logits_RV.dtype not in launch.FLOATS or kind.groups:
-            logits_RV = self._shifted(kind, logits_RV.to(torch.float32))
-        work, tokens_R, slots = self._work, self._empty(torch.int64), self._slots
-        if kind.brief:  # what was told of earlier calls stays as it is
-            work.logprobs_R, work.ranks_R = self._empty(torch.float64), self._empty(torch.int32)
-        state = RowState(kind.slots_R, slots.lines_SC, slots.ring_SL, slots.ring, active_R)
-        launch.sample(
-            logits_RV, state, work, _both(mask_RW, kind.allowed_RW), out_R=tokens_R[: len(kind.places)], cuts=kind.cuts,
-            report=kind.brief,
-        )  # fmt: skip
-        return tokens_R[: len(kind.places)]
+        if self._workspace is None or self._workspace.rows < len(group.positions):
+            rows = 1 << (len(group.positions) - 1).bit_length()
+            self._workspace = launch.TritonWorkspace(rows, self.size, self.device)
+            self._reallocations += 1
+        if logits_RV.dtype not in launch.FLOATS or group.shift_groups:
+            logits_RV = self._apply_shifts(group, logits_RV.to(torch.float32))
+        workspace, tokens_R, slots = self._workspace, self._empty(torch.int64), self._slots
+        if group.kernel_logprobs:  # new buffers: results of earlier calls may not have been read
+            workspace.logprobs_R, workspace.ranks_R = self._empty(torch.float64), self._empty(torch.int32)
+        state = RowState(group.slots_R, slots.state_SC, slots.tokens_SL, slots.ring_size, active_R)
+        mask_RW, out_R = _combine_masks(mask_RW, group.allowed_RW), tokens_R[: len(group.positions)]
+        return launch.sample(
+            logits_RV, state, workspace, mask_RW, out_R=out_R, cuts=group.truncates, report=group.kernel_logprobs
+        )
 
     def _empty(self, dtype: torch.dtype) -> torch.Tensor:
-        """What kernels write their results to, and no later call does."""
-        return torch.empty(self._work.rows, dtype=dtype, device=self.device)
+        """A new result buffer with one element per row."""
+        return torch.empty(self._workspace.rows, dtype=dtype, device=self.device)
 
-    def push(self, number: int, token: int, numbers: Sequence[float] | None = None) -> None:
-        """A row goes on with a token that was not drawn here. numbers: what its stages make of it."""
-        part, held = self.part([number]), self._held[number]
-        self.reserve(part, 1)
-        with guard(self.device):
-            tokens_R = sent([token], self.device)
-            if numbers is not None:
-                self._slots.learn(held.slot, numbers)
-            elif held.row.staged is not None and held.row.staged.learns:
-                self._learned(held.row.staged, part.slots_R, tokens_R)
-            self._slots.push(part.slots_R, tokens_R)
-            self._follow(part.kinds[0], tokens_R)
+    def push(self, number: int, token: int, params: Sequence[float] | None = None) -> None:
+        """Append a token that was not sampled here. params: of the stages after it; by default computed as if p = 1."""
+        view, row = self.view([number]), self._rows[number]
+        self.reserve(view, 1)
+        with device_guard(self.device):
+            tokens_R = to_device([token], self.device)
+            if params is not None:
+                self._slots.set_stage_params(row.slot, params)
+            elif row.spec.signature is not None and row.spec.signature.stateful:
+                self._update_forced(row.spec.signature, view.slots_R, tokens_R)
+            self._slots.push(view.slots_R, tokens_R)
+            self._update_repeats(view.groups[0], tokens_R)
 
-    def _learned(self, staged: PipelineSignature, slots_R: torch.Tensor, tokens_R: torch.Tensor) -> None:
-        """A row goes on with a token that could be no other: its chance was 1."""
-        numbers_RP = self._slots.learned_SP.index_select(0, slots_R)
-        sure_R1 = torch.zeros_like(numbers_RP[:, :1])
-        chances = {place: [sure_R1, sure_R1] for place, step in enumerate(staged.steps) if step.learns}
-        learned_RP = next_numbers(numbers_RP, tokens_R[:, None], mines(staged.steps, numbers_RP), chances)
-        self._slots.learned_SP.index_copy_(0, slots_R, learned_RP)
+    def _update_forced(self, signature: PipelineSignature, slots_R: torch.Tensor, tokens_R: torch.Tensor) -> None:
+        """Update stateful stages with a token whose probability was 1."""
+        params_RP = self._slots.stage_params_SP.index_select(0, slots_R)
+        zero_R1 = torch.zeros_like(params_RP[:, :1])
+        stages = bind_stages(signature.signatures, params_RP)
+        logprobs = {i: [zero_R1, zero_R1] for i, stage in enumerate(stages) if stage.signature.state_names}
+        updated_RP = updated_params(params_RP, tokens_R[:, None], stages, logprobs)
+        self._slots.stage_params_SP.index_copy_(0, slots_R, updated_RP)
 
-    def report(self, part: BatchView, logits_RV: torch.Tensor, tokens_R: torch.Tensor) -> TensorLogprobs | None:
-        """What is to be told of the logits as given, of those who want it; None if none does."""
-        if not part.reporting:
+    def compute_logprobs(
+        self, view: BatchView, logits_RV: torch.Tensor, tokens_R: torch.Tensor
+    ) -> TensorLogprobs | None:
+        """The raw logprobs of the rows that report them; None if no row does."""
+        if not view.reporting:
             return None
-        if part.kinds[0].brief:
-            reporting = (
-                tokens_R,
-                self._work.logprobs_R[: len(tokens_R)],
-                self._work.ranks_R[: len(tokens_R)].to(torch.int64),
+        if view.groups[0].kernel_logprobs:
+            logprobs_R, ranks_R = (
+                column[: len(tokens_R)] for column in (self._workspace.logprobs_R, self._workspace.ranks_R)
             )
-            return TensorLogprobs(*(column_R.index_select(0, part.reporting_N)[:, None] for column_R in reporting))
+            columns = tokens_R, logprobs_R, ranks_R.to(torch.int64)
+            return TensorLogprobs(*(column_R.index_select(0, view.reporting_N)[:, None] for column_R in columns))
         logits_NV, tokens_N = logits_RV, tokens_R
-        if len(part.reporting) < len(part.rows):
-            logits_NV, tokens_N = (whole.index_select(0, part.reporting_N) for whole in (logits_RV, tokens_R))
-        with guard(self.device):
-            most = max(top for top, _ in part.wanted)
-            return report(logits_NV.to(torch.float32), tokens_N, part.requested_NA, most, self.floats)
+        if len(view.reporting) < len(view.rows):
+            logits_NV, tokens_N = (whole.index_select(0, view.reporting_N) for whole in (logits_RV, tokens_R))
+        with device_guard(self.device):
+            most = max(top for top, _ in view.requests)
+            return compute_logprobs(logits_NV.to(torch.float32), tokens_N, view.requested_NA, most, self.floats)
 
-    def catch_up(self) -> None:
-        """Tell what was drawn since the last time. Waits for the device, if anything was."""
-        held, count = list(self._held.items()), self._unseen
-        if not count or not held:
-            self._unseen = 0
+    def synchronise(self) -> None:
+        """Copy new tokens and the state of stages to the host. Synchronises if there are new tokens."""
+        rows, count = list(self._rows.items()), self._unsynced
+        if not count or not rows:
+            self._unsynced = 0
             return
-        with guard(self.device):
-            news = self._slots.since([one.slot for _, one in held], [one.known for _, one in held], count)
-        self._unseen = 0
-        for (number, one), tokens in zip(held, news, strict=True):
-            one.known += len(tokens)
+        slots, steps = [one.slot for _, one in rows], [one.host_output_length for _, one in rows]
+        with device_guard(self.device):
+            new_tokens = self._slots.sampled_since(slots, steps, count)
+        self._unsynced = 0
+        for (number, one), tokens in zip(rows, new_tokens, strict=True):
+            one.host_output_length += len(tokens)
             if tokens:
-                self._learn(number, tokens)
-        learning = [(number, one.slot) for number, one in held if one.row.staged is not None and one.row.staged.learns]
-        if learning and self._settle is not None:
-            slots_R = sent([slot for _, slot in learning], self.device)
-            learned = self._slots.learned_SP.index_select(0, slots_R).tolist()
-            for (number, _), numbers in zip(learning, learned, strict=True):
-                self._settle(number, numbers)
+                self._on_tokens(number, tokens)
+        stateful = [(number, one.slot) for number, one in rows if one.spec.signature and one.spec.signature.stateful]
+        if stateful and self._on_state is not None:
+            slots_R = to_device([slot for _, slot in stateful], self.device)
+            params_of_rows = self._slots.stage_params_SP.index_select(0, slots_R).tolist()
+            for (number, _), params in zip(stateful, params_of_rows, strict=True):
+                self._on_state(number, params)
 
 
-def _both(mask_RW: torch.Tensor | None, allowed_RW: torch.Tensor | None) -> torch.Tensor | None:
-    """What two bitmasks allow; one may have more words than it needs."""
+def _combine_masks(mask_RW: torch.Tensor | None, allowed_RW: torch.Tensor | None) -> torch.Tensor | None:
+    """The intersection of two bitmasks. mask_RW may have more words than needed."""
     if mask_RW is None or allowed_RW is None:
         return allowed_RW if mask_RW is None else mask_RW
     return mask_RW[:, : allowed_RW.shape[1]] & allowed_RW

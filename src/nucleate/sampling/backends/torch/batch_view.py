@@ -1,4 +1,4 @@
-"""The rows of one call in its order, with everything a step needs, gathered once."""
+"""The rows of a call, grouped for sampling. Everything that does not change between steps is prepared once."""
 
 from __future__ import annotations
 
@@ -10,117 +10,122 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from nucleate.sampling.backends.torch.batch_sampling import TensorBatch, batch_of
+from nucleate.sampling.backends.torch.batch_sampling import TensorBatch, make_batch
 from nucleate.sampling.backends.torch.slots import SEED, Slots
-from nucleate.sampling.backends.torch.tensor_logprobs import Wanted
+from nucleate.sampling.backends.torch.tensor_logprobs import LogprobsRequest
 from nucleate.sampling.backends.torch.tensor_shifts import ShiftGroup, groups_of, padded
-from nucleate.sampling.backends.torch.torch_device import sent
+from nucleate.sampling.backends.torch.torch_device import to_device
 from nucleate.sampling.dispatch.device_row import DeviceRowSpec
-from nucleate.sampling.dispatch.signature import chained
+from nucleate.sampling.dispatch.signature import fused_signatures
 
-AT_ONCE = 1 << 24
-"""So many scores are looked at together by tensors: a dozen arrays of 128 MB are made of them."""
+MAX_GROUP_SCORES = 1 << 24
+"""The maximum number of scores that tensor code processes at once: a dozen temporaries of 128 MB each."""
 
 
 @dataclass(slots=True)
 class DeviceRow:
     """A row on a device."""
 
-    slot: int
-    row: DeviceRowSpec
-    prompt: int  #: how many tokens it has,
-    known: int  #: and how many of its output the host knows
-    allowed_W: NDArray[np.int32] | None  #: packed
+    slot: int  #: its index in ``Slots``
+    spec: DeviceRowSpec
+    prompt_length: int  #: tokens of the prompt
+    host_output_length: int  #: output tokens that have been copied to the host
+    allowed_mask_W: NDArray[np.int32] | None  #: bitmask of ``DeviceRowSpec.allowed_ids``
 
 
 class RowGroup(NamedTuple):
-    """Rows of a call that are drawn together: they have the same structure, or run through the kernels."""
+    """Rows of a call that are sampled together: by tensor code, with equal signatures, or by the Triton kernels."""
 
-    places: Sequence[int]  #: of the rows in the call,
-    places_N: torch.Tensor | None  #: the same; None: they are all of it
+    positions: Sequence[int]  #: of the rows in the call
+    positions_N: torch.Tensor | None  #: the same as a tensor; None: all rows of the call, in order
     slots_R: torch.Tensor
-    allowed_RW: torch.Tensor | None  #: int32, packed
-    groups: list[ShiftGroup]  #: by the Shifts that rows begin with
-    batch: TensorBatch | None  #: where tensors draw; None: kernels do
-    cuts: bool  #: whether any of the rows that kernels draw have top-k or top-p,
-    brief: bool  #: and nothing is to be told but of the tokens drawn, which kernels do
-    wanted: list[Wanted]  #: the Tap of each row among the stages,
-    requested_NA: torch.Tensor  #: and the ids among it, -1 for none
+    allowed_RW: torch.Tensor | None  #: int32, bitmask of ``DeviceRowSpec.allowed_ids``; None: all
+    shift_groups: list[ShiftGroup]  #: the rows with leading Shifts
+    batch: TensorBatch | None  #: for tensor code; None: the Triton kernels sample these rows
+    truncates: bool  #: whether any row has top-k or top-p
+    kernel_logprobs: bool  #: whether the kernels compute logprobs: only those of sampled tokens are requested
+    requests: list[LogprobsRequest]  #: of the Taps after the Shifts
+    requested_NA: torch.Tensor  #: their token ids, padded with -1
 
 
 class BatchView(NamedTuple):
-    """Some rows, in the order of a call. It is of no use once one of them is gone."""
+    """The rows of a call, in its order. Invalid after one of them has been removed."""
 
-    rows: list[int]  #: their numbers
-    held: list[DeviceRow]
+    row_numbers: list[int]  #: the row numbers of ``Sampler``
+    rows: list[DeviceRow]
     slots_R: torch.Tensor
-    kinds: list[RowGroup]
-    reporting: list[int]  #: places of rows that want logprobs of the logits,
-    reporting_N: torch.Tensor  #: the same
-    wanted: list[Wanted]  #: what these want,
-    requested_NA: torch.Tensor  #: and the ids among it, -1 for none
+    groups: list[RowGroup]
+    reporting: list[int]  #: positions of the rows that report raw logprobs
+    reporting_N: torch.Tensor  #: the same as a tensor
+    requests: list[LogprobsRequest]  #: of these rows
+    requested_NA: torch.Tensor  #: their token ids, padded with -1
 
 
-def part_of(numbers: Sequence[int], held: Sequence[DeviceRow], slots: Slots, size: int, *, kernels: bool) -> BatchView:
-    """Rows by their numbers, as they are held. size: V; kernels: whether they draw the chain."""
-    found: dict[Any, list[int]] = {}
-    for place, one in enumerate(held):
-        staged = one.row.staged
-        found.setdefault(staged and (staged.steps, staged.masked, staged.wanted is None), []).append(place)
-    some: list[Sequence[int]] = []
-    for structure, places in found.items():
-        most = max(1, AT_ONCE // size) if structure or not kernels else len(places)
-        some += [places[start : start + most] for start in range(0, len(places), most)]
-    whole = [range(len(held))] if len(some) == 1 else some
-    kinds = [_kind(places, held, slots, size, kernels=kernels) for places in whole]
-    reporting = [place for place, one in enumerate(held) if one.row.wanted is not None]
-    wanted = [one.row.wanted for one in held if one.row.wanted is not None]
-    where = sent([one.slot for one in held], slots.device)
-    return BatchView(
-        [*numbers],
-        [*held],
-        where,
-        kinds,
-        reporting,
-        sent(reporting, slots.device),
-        wanted,
-        _requested(wanted, slots.device),
+def make_view(
+    numbers: Sequence[int], rows: Sequence[DeviceRow], slots: Slots, size: int, *, use_triton: bool
+) -> BatchView:
+    """Prepare rows for calls in this order. numbers: of the rows. size: V. use_triton: for the fused pipeline."""
+    by_signature: dict[Any, list[int]] = {}
+    for position, row in enumerate(rows):
+        own = row.spec.signature
+        key = own and (own.signatures, own.mask_before_tap, own.request is None)
+        by_signature.setdefault(key, []).append(position)
+    parts: list[Sequence[int]] = []
+    for key, positions in by_signature.items():
+        max_rows = max(1, MAX_GROUP_SCORES // size) if key or not use_triton else len(positions)
+        parts += [positions[start : start + max_rows] for start in range(0, len(positions), max_rows)]
+    if len(parts) == 1:
+        parts = [range(len(rows))]
+    groups = [_make_group(positions, rows, slots, size, use_triton=use_triton) for positions in parts]
+    reporting = [position for position, row in enumerate(rows) if row.spec.request is not None]
+    requests = [row.spec.request for row in rows if row.spec.request is not None]
+    slots_R = to_device([row.slot for row in rows], slots.device)
+    reporting_N = to_device(reporting, slots.device)
+    requested_NA = _requested_ids(requests, slots.device)
+    return BatchView([*numbers], [*rows], slots_R, groups, reporting, reporting_N, requests, requested_NA)
+
+
+def _make_group(
+    positions: Sequence[int], call_rows: Sequence[DeviceRow], slots: Slots, size: int, *, use_triton: bool
+) -> RowGroup:
+    device, rows = slots.device, [call_rows[position] for position in positions]
+    slot_list, specs, covers_call = [row.slot for row in rows], [row.spec for row in rows], len(rows) == len(call_rows)
+    slots_R, signatures, batch = (
+        to_device(slot_list, device),
+        [spec.signature for spec in specs if spec.signature],
+        None,
     )
-
-
-def _kind(places: Sequence[int], every: Sequence[DeviceRow], slots: Slots, size: int, *, kernels: bool) -> RowGroup:
-    device, held = slots.device, [every[place] for place in places]
-    where, rows = [one.slot for one in held], [one.row for one in held]
-    slots_R, staged, batch = sent(where, device), [row.staged for row in rows if row.staged], None
-    if staged or not kernels:
-        some = staged or chained([row.numbers for row in rows])
-        batch = batch_of(some, slots.column(slots_R, SEED), size, slots.floats, kernel=kernels)
-    groups = groups_of([row.shifts for row in rows], where, size, slots.floats, device)
-    cuts = any(row.numbers[2] > 0 or row.numbers[4] < 1 for row in rows)
-    brief = batch is None and not groups and len(held) == len(every) and {row.wanted for row in rows} <= {None, (0, ())}
-    wanted = [one.wanted for one in staged if one.wanted is not None]
+    if signatures or not use_triton:
+        row_signatures = signatures or fused_signatures([spec.params for spec in specs])
+        seeds_R = slots.gather_column(slots_R, SEED)
+        batch = make_batch(row_signatures, seeds_R, size, slots.floats, use_triton=use_triton)
+    shift_groups = groups_of([spec.shifts for spec in specs], slot_list, size, slots.floats, device)
+    truncates = any(spec.params[2] > 0 or spec.params[4] < 1 for spec in specs)
+    sampled_only = {spec.request for spec in specs} <= {None, (0, ())} and any(spec.request for spec in specs)
+    kernel_logprobs = batch is None and not shift_groups and covers_call and sampled_only
+    requests = [one.request for one in signatures if one.request is not None]
     return RowGroup(
-        places, None if len(held) == len(every) else sent([*places], device), slots_R, _allowed(held, size, device),
-        groups, batch, cuts, brief and any(row.wanted for row in rows), wanted, _requested(wanted, device),
+        positions, None if covers_call else to_device([*positions], device), slots_R, _allowed_masks(rows, size, device),
+        shift_groups, batch, truncates, kernel_logprobs, requests, _requested_ids(requests, device),
     )  # fmt: skip
 
 
-def _requested(wanted: Sequence[Wanted], device: torch.device) -> torch.Tensor:
-    return sent(padded([requested for _, requested in wanted], -1), device)
+def _requested_ids(requests: Sequence[LogprobsRequest], device: torch.device) -> torch.Tensor:
+    return to_device(padded([requested for _, requested in requests], -1), device)
 
 
-def _allowed(held: Sequence[DeviceRow], size: int, device: torch.device) -> torch.Tensor | None:
-    if all(one.allowed_W is None for one in held):
+def _allowed_masks(rows: Sequence[DeviceRow], size: int, device: torch.device) -> torch.Tensor | None:
+    if all(one.allowed_mask_W is None for one in rows):
         return None
-    words_RW = np.full((len(held), -(-size // 32)), -1, np.int32)
-    for one, words_W in zip(held, words_RW, strict=True):
-        if one.allowed_W is not None:
-            words_W[:] = one.allowed_W
-    return sent(words_RW, device)
+    words_RW = np.full((len(rows), -(-size // 32)), -1, np.int32)
+    for one, words_W in zip(rows, words_RW, strict=True):
+        if one.allowed_mask_W is not None:
+            words_W[:] = one.allowed_mask_W
+    return to_device(words_RW, device)
 
 
-def allowed_words(allowed: frozenset[int] | None, size: int) -> NDArray[np.int32] | None:
-    """The only token ids that a row may draw, as a bitmask; None for all."""
+def pack_allowed_ids(allowed: frozenset[int] | None, size: int) -> NDArray[np.int32] | None:
+    """Pack token ids into a bitmask, int32 [V / 32], lowest bit first; None stays None."""
     if allowed is None:
         return None
     bits = np.zeros(-(-size // 32) * 32, bool)

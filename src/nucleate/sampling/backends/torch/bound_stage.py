@@ -1,4 +1,4 @@
-"""A stage with the numbers of many rows as columns."""
+"""Binds the rules of a stage to the parameters of many rows, so that one call computes all rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nucleate.sampling.dispatch.signature import RuleSignature, StageSignature
 
 
 class BoundAttributes(ReplaceRecorder):
-    """Stands for ``self`` in rules: attributes by their names."""
+    """The ``self`` that rules receive: the parameters as tensors."""
 
     def __init__(self, values: dict[str, Any]) -> None:
         for name, value in values.items():
@@ -20,34 +20,34 @@ class BoundAttributes(ReplaceRecorder):
 
 
 class BoundStage:
-    """A stage of many rows. Its rules see its numbers as columns, [R, 1], and its switches as they are."""
+    """A stage of many rows. Its rules read numeric parameters as tensors [R, 1], and bool or None attributes as they are."""
 
-    def __init__(self, step: StageSignature, numbers_RP: torch.Tensor) -> None:
-        self.step = step
-        self.rules: dict[str, RuleSignature] = {rule.name: rule for rule in step.rules}
-        self._columns = dict(zip(step.numbers, numbers_RP.split(1, 1), strict=False))
-        self.me: Any = BoundAttributes({**self._columns, **dict(step.switches)})
-        self._constant: dict[str, Any] = {}
+    def __init__(self, signature: StageSignature, params_RP: torch.Tensor) -> None:
+        self.signature = signature
+        self.rules: dict[str, RuleSignature] = {rule.name: rule for rule in signature.rules}
+        self._columns = dict(zip(signature.param_names, params_RP.split(1, 1), strict=False))
+        self.attributes: Any = BoundAttributes({**self._columns, **dict(signature.switches)})
+        self._cache: dict[str, Any] = {}
 
-    def apply(self, rule: str, *given: Any) -> Any:
-        """What a rule returns."""
-        return getattr(self.step.kind, rule)(self.me, *given)
+    def apply(self, rule: str, *arguments: Any) -> Any:
+        """Call a rule."""
+        return getattr(self.signature.kind, rule)(self.attributes, *arguments)
 
-    def constant(self, rule: str, make: Callable[[], Any]) -> Any:
-        """A value that depends on the numbers alone, unless ``after`` changes these: made once."""
-        if self.step.learns or self.rules[rule].row - {"top"}:
+    def cached(self, rule: str, make: Callable[[], Any]) -> Any:
+        """``make()``, computed once if it depends only on parameters that do not change."""
+        if self.signature.state_names or self.rules[rule].row - {"top"}:
             return make()
-        if rule not in self._constant:
-            self._constant[rule] = make()
-        return self._constant[rule]
+        if rule not in self._cache:
+            self._cache[rule] = make()
+        return self._cache[rule]
 
-    def after(self, drawn: Any) -> torch.Tensor:
-        """The numbers as of the next step: [R, P]."""
-        return torch.cat([*{**self._columns, **self.apply("after", drawn)}.values()], 1)
+    def updated_params(self, drawn: Any) -> torch.Tensor:
+        """The parameters for the next step: [R, P]."""
+        return torch.cat([*{**self._columns, **self.apply("update", drawn)}.values()], 1)
 
 
-def mines(steps: Sequence[StageSignature], numbers_RP: torch.Tensor) -> list[BoundStage]:
-    """Stages with their columns; there may be more of them."""
-    counts = [step.width for step in steps]
-    parts = numbers_RP.split([*counts, numbers_RP.shape[1] - sum(counts)], 1)
-    return [BoundStage(step, part_RP) for step, part_RP in zip(steps, parts, strict=False)]
+def bind_stages(signatures: Sequence[StageSignature], params_RP: torch.Tensor) -> list[BoundStage]:
+    """Bind stages to their parameters, [R, P]; further columns are ignored."""
+    widths = [signature.num_params for signature in signatures]
+    columns = params_RP.split([*widths, params_RP.shape[1] - sum(widths)], 1)
+    return [BoundStage(signature, stage_RP) for signature, stage_RP in zip(signatures, columns, strict=False)]

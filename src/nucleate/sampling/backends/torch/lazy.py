@@ -9,7 +9,7 @@ from typing import Any
 
 
 class LazyList(UserList[Any]):
-    """A list of a known length; its items are made when the first of them is asked for."""
+    """A list of known length. Its items are computed when one of them is first read."""
 
     def __init__(self, length: int, make: Callable[[], Iterable[Any]]) -> None:
         self._length, self._make = length, make
@@ -26,7 +26,7 @@ class LazyList(UserList[Any]):
 
 
 class LazyDict(UserDict[int, Any]):
-    """A mapping; it is made when it is first looked at."""
+    """A mapping that is computed when it is first read."""
 
     def __init__(self, make: Callable[[], Mapping[int, Any]]) -> None:
         self._make = make

@@ -1,4 +1,4 @@
-"""Selects the token of a Draw among the surviving tokens, for many rows as tensors."""
+"""Selects a token per row among the survivors, by the rules of a Draw."""
 
 from __future__ import annotations
 
@@ -12,39 +12,43 @@ from nucleate.sampling.backends.torch.tensor_philox import PhiloxKeys, uniform
 from nucleate.sampling.noise import GROUP, GROUP_SIZE, TOKEN
 
 
-def drawn(kept: RankedTokens, mine: BoundStage, keys: PhiloxKeys, steps_R1: torch.Tensor) -> torch.Tensor:
-    """The tokens: int64 [R, 1], -1 where there is none."""
-    fixed, uniforms = kept.fixed, mine.step.kind.uniforms  # type: ignore[attr-defined]
+def select_tokens(tokens: RankedTokens, stage: BoundStage, keys: PhiloxKeys, steps_R1: torch.Tensor) -> torch.Tensor:
+    """The selected tokens: int64 [R, 1], -1 for invalid rows."""
+    constants, uniforms = tokens.constants, stage.signature.kind.uniforms  # type: ignore[attr-defined]
     if uniforms == "one":
-        u_R1 = uniform(keys, steps_R1, TOKEN, torch.zeros_like(steps_R1), fixed.floats)
-        return _walked(replace(kept.repacked(), whole_R1=None), mine, u_R1)
-    below_RP = kept.by_id(kept.below_RN)
+        u_R1 = uniform(keys, steps_R1, TOKEN, torch.zeros_like(steps_R1), constants.floats)
+        return _inverse_cdf(replace(tokens.resorted(), full_mass_R1=None), stage, u_R1)
+    below_RP = tokens.by_id(tokens.below_RN)
     if uniforms == "none":
-        best_R1, token_R1 = _race(mine, below_RP, torch.zeros_like(below_RP))
-        return torch.where(best_R1 > -torch.inf, token_R1, fixed.none)
+        best_R1, token_R1 = _argmax_score(stage, below_RP, torch.zeros_like(below_RP))
+        return torch.where(best_R1 > -torch.inf, token_R1, constants.no_token)
     mass_RG = below_RP.view(len(below_RP), -1, GROUP_SIZE).logsumexp(2)
-    group_R1 = _race(mine, mass_RG, uniform(keys, steps_R1, GROUP, fixed.groups_G, fixed.floats))[1]
-    ids_RT = fixed.token_T.add(group_R1, alpha=GROUP_SIZE)
-    u_RT = uniform(keys, steps_R1, TOKEN, ids_RT, fixed.floats)
-    best_R1, place_R1 = _race(mine, below_RP.gather(1, ids_RT), u_RT)
-    return torch.where(best_R1 > -torch.inf, ids_RT.gather(1, place_R1), fixed.none)
+    group_R1 = _argmax_score(stage, mass_RG, uniform(keys, steps_R1, GROUP, constants.groups_G, constants.floats))[1]
+    ids_RT = constants.token_T.add(group_R1, alpha=GROUP_SIZE)
+    u_RT = uniform(keys, steps_R1, TOKEN, ids_RT, constants.floats)
+    best_R1, position_R1 = _argmax_score(stage, below_RP.gather(1, ids_RT), u_RT)
+    return torch.where(best_R1 > -torch.inf, ids_RT.gather(1, position_R1), constants.no_token)
 
 
-def _race(mine: BoundStage, x_RN: torch.Tensor, u_RN: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The highest score with noise, and the first place that has it. NaN is above all others."""
-    score_RN = mine.apply("score", x_RN, u_RN)
-    if not mine.rules["score"].straight:
+def _argmax_score(stage: BoundStage, x_RN: torch.Tensor, u_RN: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The highest score with noise, and its first position. NaN counts as the highest."""
+    score_RN = stage.apply("score", x_RN, u_RN)
+    if not stage.rules["score"].is_linear:
         score_RN = score_RN.masked_fill(x_RN == -torch.inf, -torch.inf)
-    best_R1, place_R1 = score_RN.max(1, keepdim=True)
-    return best_R1, place_R1
+    best_R1, position_R1 = score_RN.max(1, keepdim=True)
+    return best_R1, position_R1
 
 
-def _walked(kept: RankedTokens, mine: BoundStage, u_R1: torch.Tensor) -> torch.Tensor:
-    """The last token before which the weights have not reached the target."""
-    weight, target = (mine.rules[name] for name in ("weight", "target"))
-    weight_RN = kept.weight() if weight.sums else mine.apply("weight", kept.below_RN, kept.row(weight.row))
-    until_RN = torch.where(kept.inside(), weight_RN, kept.fixed.zero).cumsum(1)
-    goal_R1 = mine.apply("target", kept.row(target.row), u_R1)
-    early_RN = torch.cat((goal_R1 > 0, (until_RN < goal_R1)[:, :-1]), 1) & kept.inside()
-    place_R1 = torch.where(early_RN, kept.fixed.place_N, kept.fixed.none).amax(1, keepdim=True)
-    return torch.where(place_R1 >= 0, kept.ids_RN.gather(1, place_R1.clamp(min=0)), kept.fixed.none)
+def _inverse_cdf(tokens: RankedTokens, stage: BoundStage, u_R1: torch.Tensor) -> torch.Tensor:
+    """The first token at which the cumulative weight reaches the target."""
+    weight, target = (stage.rules[name] for name in ("weight", "target"))
+    weight_RN = (
+        tokens.weight()
+        if weight.is_softmax_weight
+        else stage.apply("weight", tokens.below_RN, tokens.stats(weight.row))
+    )
+    until_RN = torch.where(tokens.surviving(), weight_RN, tokens.constants.zero).cumsum(1)
+    target_R1 = stage.apply("target", tokens.stats(target.row), u_R1)
+    early_RN = torch.cat((target_R1 > 0, (until_RN < target_R1)[:, :-1]), 1) & tokens.surviving()
+    position_R1 = torch.where(early_RN, tokens.constants.position_N, tokens.constants.no_token).amax(1, keepdim=True)
+    return torch.where(position_R1 >= 0, tokens.ids_RN.gather(1, position_R1.clamp(min=0)), tokens.constants.no_token)

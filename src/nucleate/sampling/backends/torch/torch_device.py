@@ -14,41 +14,43 @@ from numpy.typing import NDArray
 from nucleate.parameters.parameter import ParameterError
 
 
-def opened(name: Any) -> torch.device:
-    """The device of a name, with its number. Raises ParameterError where torch has none."""
+def open_device(name: Any) -> torch.device:
+    """The torch device of a name, with its index. Raises ParameterError if it is not available."""
     try:
         device: torch.device = torch.empty(0, device=torch.device(name)).device
     except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
         why = " ".join(str(error).split())[:200]
-        raise ParameterError("device", f"device must be one that torch has here, got {name!r:.60}: {why}") from error
+        raise ParameterError(
+            "device", f"device must be one that torch supports here, got {name!r:.60}: {why}"
+        ) from error
     if device.type == "meta":
-        raise ParameterError("device", f"device must be one that holds numbers, got {name!r:.60}")
+        raise ParameterError("device", f"device must store data, got {name!r:.60}")
     return device
 
 
-def kernels_on(device: torch.device, backend: str) -> str:
-    """What runs the chain there: "triton" or "torch". Raises ParameterError where it cannot."""
+def select_kernels(device: torch.device, backend: str) -> str:
+    """The backend of the fused pipeline: "triton" or "torch". Raises ParameterError if the device does not support it."""
     if backend == "torch":
         return backend
     there = importlib.util.find_spec("triton") is not None
-    if backend == "auto":  # on ROCm, too, a device is called "cuda"; the kernels were made for warps of 32
+    if backend == "auto":  # ROCm devices are also named "cuda", but the kernels assume warps of 32
         return "triton" if there and device.type == "cuda" and torch.version.hip is None else "torch"
     if not there:
         raise ParameterError("backend", "backend 'triton' needs Triton: pip install triton (Linux only)")
-    if device.type != "cuda" and not interpreted():
+    if device.type != "cuda" and not triton_interpreted():
         raise ParameterError("backend", f"backend 'triton' needs a CUDA device, got {str(device)!r}")
     return "triton"
 
 
-def interpreted() -> bool:
-    """Whether kernels run in Triton's interpreter, on any device."""
+def triton_interpreted() -> bool:
+    """Whether Triton runs kernels in its interpreter (TRITON_INTERPRET), on any device."""
     from triton import knobs
 
     return bool(knobs.runtime.interpret)
 
 
-def floats_of(device: torch.device) -> torch.dtype:
-    """What is computed with: float64, but on devices that have none."""
+def float_dtype(device: torch.device) -> torch.dtype:
+    """The dtype of computations: float64, or float32 on devices without float64."""
     try:
         torch.zeros(1, dtype=torch.float64, device=device)
     except (RuntimeError, TypeError):
@@ -56,37 +58,33 @@ def floats_of(device: torch.device) -> torch.dtype:
     return torch.float64
 
 
-def guard(device: torch.device) -> AbstractContextManager[Any]:
-    """Kernels go to the current device: while this is entered, that is the one given."""
+def device_guard(device: torch.device) -> AbstractContextManager[Any]:
+    """Context manager that makes this the current CUDA device, on which Triton launches kernels."""
     entered: AbstractContextManager[Any] = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
     return entered
 
 
-def sent(values: Any, device: torch.device) -> torch.Tensor:
-    """Integers on a device, tensors and arrays as they are, lists as int64.
+def to_device(values: Any, device: torch.device) -> torch.Tensor:
+    """Copy a tensor, an array or a list of integers (as int64) to a device, without synchronising.
 
-    The host does not wait where CUDA has taken over what is sent when the call returns, as it does of pageable memory.
+    CUDA has staged a copy from pageable memory when the call returns, so the source may be reused.
     """
     tensor = torch.as_tensor(values, dtype=torch.int64) if isinstance(values, list) else torch.as_tensor(values)
     return tensor.to(device, non_blocking=device.type == "cuda")
 
 
-def packed(values: NDArray[np.int64], device: torch.device) -> torch.Tensor:
-    """An array on a device in one copy, for which the host does not wait.
-
-    On CUDA by way of memory that stays where it is, which torch keeps for the next one and does not write to before the
-    copy is done.
-    """
+def to_device_pinned(values: NDArray[np.int64], device: torch.device) -> torch.Tensor:
+    """Copy an array to a device asynchronously. On CUDA through pinned memory, which torch reuses after the copy."""
     tensor = torch.from_numpy(values)
     if device.type == "cuda":
         tensor = tensor.pin_memory()
-    return sent(tensor, device)
+    return to_device(tensor, device)
 
 
-def captured(run: Callable[[], None]) -> Callable[[], None]:
-    """What a function does on the current CUDA device, as a graph: call it to do so again. It is run once before.
+def capture_graph(run: Callable[[], None]) -> Callable[[], None]:
+    """Run a function once, capture it in a CUDA graph, and return a function that replays the graph.
 
-    What it reads and writes must stay where it is.
+    The tensors that it reads and writes must keep their addresses.
     """
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -100,9 +98,9 @@ def captured(run: Callable[[], None]) -> Callable[[], None]:
     return replay
 
 
-def on_device_of(logits: torch.Tensor, result: NDArray[Any]) -> torch.Tensor:
-    """An array as a tensor on the device of some logits; float32 where the device has no float64."""
+def to_device_of(logits: torch.Tensor, result: NDArray[Any]) -> torch.Tensor:
+    """Copy an array to the device of the logits; as float32 if the device has no float64."""
     tensor = torch.from_numpy(result)
     if logits.is_cpu:
         return tensor
-    return tensor.to(logits.device, floats_of(logits.device) if tensor.is_floating_point() else tensor.dtype)
+    return tensor.to(logits.device, float_dtype(logits.device) if tensor.is_floating_point() else tensor.dtype)

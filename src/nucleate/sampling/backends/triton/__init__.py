@@ -1,1 +1,1 @@
-"""The chain as two Triton kernels: ``stats`` reads the logits once, ``finish`` cuts and draws."""
+"""The fused pipeline as Triton kernels, see ``launch`` for the launches of a step."""

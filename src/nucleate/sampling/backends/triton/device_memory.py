@@ -15,7 +15,7 @@ from nucleate.sampling.backends.triton.float_bits import INFINITY
 from nucleate.sampling.dispatch.fused_pipeline import FusedParams
 
 COLUMNS, SEED = tl.constexpr(lines_of.COLUMNS), tl.constexpr(lines_of.SEED)
-STEP, OFFSET = tl.constexpr(lines_of.STEP), tl.constexpr(lines_of.OFFSET)
+STEP, OFFSET = tl.constexpr(lines_of.STEP), tl.constexpr(lines_of.PROMPT_LENGTH)
 
 
 class LogitsSource(NamedTuple):

@@ -60,7 +60,7 @@ def uniforms(seeds, steps, index, stride, stream, count, out, block: tl.constexp
     tl.store(out + row * count + place, u, mask=place < count)
 
 
-def launched(seeds_R: torch.Tensor, steps_R1: torch.Tensor, stream: int, index: torch.Tensor) -> torch.Tensor:
+def launch_uniform(seeds_R: torch.Tensor, steps_R1: torch.Tensor, stream: int, index: torch.Tensor) -> torch.Tensor:
     """See ``triton_philox.uniform``: float64 [R, N]."""
     count, index = index.shape[-1], index.contiguous()
     out_RN = torch.empty((len(seeds_R), count), dtype=torch.float64, device=seeds_R.device)

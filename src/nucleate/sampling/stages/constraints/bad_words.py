@@ -23,8 +23,8 @@ class BadWords(Shift):
         name="bad_words",
     )
 
-    def spell(self, speller: TextEncoder) -> Self:
-        spelled = [speller.spellings(word) if isinstance(word, str) else [word] for word in self.words]
+    def encode_text(self, tokenizer: TextEncoder) -> Self:
+        spelled = [tokenizer.spellings(word) if isinstance(word, str) else [word] for word in self.words]
         return replace(self, words=tuple(dict.fromkeys(ids for several in spelled for ids in several)))
 
     def apply(self, x: Any, token: TokenInfo) -> Any:
@@ -34,7 +34,7 @@ class BadWords(Shift):
         output = [int(token) for token in history.output]
         return _banned(spelled(self.words), output)
 
-    def follow(self, history: History) -> IncrementalListing:
+    def incremental_listing(self, history: History) -> IncrementalListing:
         return Words(spelled(self.words), [int(token) for token in history.output])
 
 

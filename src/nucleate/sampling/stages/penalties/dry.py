@@ -43,12 +43,12 @@ class Dry(Shift):
         "Number of last tokens of prompt and output that are searched; -1: all", default=-1, low=-1, name="dry_last_n"
     )
 
-    def spell(self, speller: TextEncoder) -> Self:
+    def encode_text(self, tokenizer: TextEncoder) -> Self:
         spelled: list[tuple[int, ...]] = []
         for breaker in USUAL_BREAKERS if self.breakers is None else self.breakers:
             if isinstance(breaker, str):
-                spelled += [(token,) for token in speller.containing(breaker)]
-                spelled += [ids for ids in speller.spellings(breaker) if len(ids) > 1]
+                spelled += [(token,) for token in tokenizer.containing(breaker)]
+                spelled += [ids for ids in tokenizer.spellings(breaker) if len(ids) > 1]
             else:
                 spelled.append(breaker)
         return replace(self, breakers=tuple(dict.fromkeys(spelled)))
@@ -62,7 +62,7 @@ class Dry(Shift):
         unbroken = next((n for n in range(len(said)) if breaks.at(said, len(said) - 1 - n)), len(said))
         return self.penalties(longest(tokens, repeats(tokens), self.allowed_length, unbroken), said, breaks)
 
-    def follow(self, history: History) -> IncrementalListing:
+    def incremental_listing(self, history: History) -> IncrementalListing:
         return Repeats(self, history)
 
     @property

@@ -27,7 +27,7 @@ class NoRepeatNgram(Shift):
             tokens[end]: -INFINITY for end in range(self.n - 1, len(tokens)) if tokens[end - self.n + 1 : end] == before
         }
 
-    def follow(self, history: History) -> IncrementalListing:
+    def incremental_listing(self, history: History) -> IncrementalListing:
         return Ngrams(self.n, history)
 
 

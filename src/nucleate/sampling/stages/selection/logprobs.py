@@ -20,5 +20,5 @@ class Logprobs(Tap):
     )
 
     @property
-    def wanted(self) -> tuple[int, tuple[int, ...]]:
+    def request(self) -> tuple[int, tuple[int, ...]]:
         return self.n or 0, self.ids

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, Self
 
 from nucleate.sampling.maths import absolute, exp, maximum, minimum
-from nucleate.sampling.stage import DrawnToken, RowStats, Scale, param
+from nucleate.sampling.stage import RowStats, SampledToken, Scale, param
 
 
 class AdaptiveP(Scale):
@@ -32,8 +32,8 @@ class AdaptiveP(Scale):
         if self.mean is None:
             object.__setattr__(self, "mean", self.target)
 
-    def after(self, drawn: DrawnToken) -> Self:
-        mean = self.decay * self.mean + (1.0 - self.decay) * exp(drawn.before)  # type: ignore[operator]  # see verify
+    def update(self, token: SampledToken) -> Self:
+        mean = self.decay * self.mean + (1.0 - self.decay) * exp(token.logprob_before)  # type: ignore[operator]  # see verify
         return replace(self, mean=mean)
 
     def apply(self, x: Any, row: RowStats) -> Any:

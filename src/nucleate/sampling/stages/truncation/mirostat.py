@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, Self
 
 from nucleate.sampling.maths import log
-from nucleate.sampling.stage import DrawnToken, Floor, RowStats, param
+from nucleate.sampling.stage import Floor, RowStats, SampledToken, param
 
 LOG_2 = 0.6931471805599453
 
@@ -23,8 +23,8 @@ class Mirostat(Floor):
         if self.mu is None:
             object.__setattr__(self, "mu", 2.0 * self.tau)
 
-    def after(self, drawn: DrawnToken) -> Self:
-        surprise = -drawn.after / LOG_2
+    def update(self, token: SampledToken) -> Self:
+        surprise = -token.logprob_after / LOG_2
         return replace(self, mu=self.mu - self.eta * (surprise - self.tau))  # type: ignore[operator]  # see verify
 
     def floor(self, row: RowStats) -> Any:

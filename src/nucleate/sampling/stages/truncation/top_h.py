@@ -12,7 +12,7 @@ class TopH(Prefix):
     """Keep the most likely tokens as long as they contribute at most a given part of the entropy."""
 
     rank = 68
-    reaches = False
+    inclusive = False
     a: float | None = param(
         "Maximum part of the entropy that the kept tokens contribute", neutral=None, low=0.0, high=1.0, open_low=True
     )

@@ -19,10 +19,10 @@ class TopP(Prefix):
         high=1.0,
         open_low=True,
     )
-    of_whole: bool = param("p refers to the distribution before earlier truncations", default=False, public=False)
+    of_full_mass: bool = param("p refers to the distribution before earlier truncations", default=False, public=False)
 
     def weight(self, x: Any, row: RowStats) -> Any:
         return exp(x - row.top)
 
     def target(self, row: RowStats) -> Any:
-        return self.p * where(self.of_whole, row.whole, row.mass) * (1.0 - SLACK)
+        return self.p * where(self.of_full_mass, row.full_mass, row.mass) * (1.0 - SLACK)

@@ -25,11 +25,11 @@ class Xtc(Ceiling):
     exempt: tuple[int, ...] = param("Token ids that are never removed", default=(), low=0, name="xtc_exempt_token_ids")
 
     @property
-    def chance(self) -> float:
+    def act_probability(self) -> float:
         return self.probability
 
     @property
-    def spared(self) -> tuple[int, ...]:
+    def exempt_ids(self) -> tuple[int, ...]:
         return self.exempt
 
     def ceiling(self, row: RowStats) -> Any:

@@ -169,7 +169,7 @@ class CandidateList:
         goal, sums_N = float(stage.target(row)), weight_N.cumsum()
         if not weight_N.min() >= 0.0 or goal != goal:  # noqa: PLR0124  # NaN; or sums that do not ascend
             raise UndecidedRow
-        if stage.reaches:  # the sum before a token is below the goal
+        if stage.inclusive:  # the sum before a token is below the goal
             count = int(sums_N.searchsorted(goal)) + 1
             reached = count <= len(sums_N)
         else:
@@ -204,7 +204,7 @@ class CandidateList:
         """Which tokens a Ceiling drops: those at or above a threshold, but not the last of them nor exempt ones."""
         above_N, count = np.zeros(len(self.ids_N), bool), self.reaching(threshold, inexact=inexact)
         above_N[: max(count - 1, 0)] = True
-        return above_N & ~np.isin(self.ids_N, stage.spared) if stage.spared else above_N
+        return above_N & ~np.isin(self.ids_N, stage.exempt_ids) if stage.exempt_ids else above_N
 
     # what comes of the token drawn
 

@@ -21,7 +21,7 @@ from nucleate.sampling.backends.numba.composed.edited_row import EditedRow, room
 from nucleate.sampling.backends.numba.composed.full_row import FullRow
 from nucleate.sampling.backends.numba.composed.pipeline_steps import PipelineStep, PipelineSteps, moved, program_of
 from nucleate.sampling.history import History, HistoryView
-from nucleate.sampling.stage import DrawnToken, Pipeline, Stage, Tap
+from nucleate.sampling.stage import Pipeline, SampledToken, Stage, Tap
 
 Tokens = FullRow | CandidateList
 
@@ -79,9 +79,9 @@ def _run(
     for i, (before, left) in spans.items():
         stage = stages[i]
         if isinstance(stage, Tap):
-            reported = before.report(token, stage.wanted)
-        if type(stage).after is not Stage.after:
-            after[i] = stage.after(DrawnToken(token, before.log_chance(token), left.log_chance(token)))
+            reported = before.report(token, stage.request)
+        if type(stage).update is not Stage.update:
+            after[i] = stage.update(SampledToken(token, before.log_chance(token), left.log_chance(token)))
     return reference.RowResult(token, reported, moved(program, tuple(after)) if spans else stages)
 
 
@@ -117,7 +117,7 @@ def _applied(kept: Tokens, step: PipelineStep, past: HistoryView, u: float, whol
     if shape == "Scale":
         return kept.scale(step)
     before = kept.uncut if whole else kept.whole
-    if shape == "Ceiling" and u >= step.stage.chance:
+    if shape == "Ceiling" and u >= step.stage.act_probability:
         return kept.with_whole(before)
     made: Tokens = getattr(kept, shape.lower())(step, before)
     return made

@@ -77,7 +77,7 @@ class FullRow:
     def statistics(self, names: frozenset[str]) -> RowStats:
         """As ``CandidateList.statistics``."""
         mass, entropy, square, n, mean, var = np.nan, np.nan, np.nan, self.row.work.size, np.nan, np.nan
-        if names & {"mass", "entropy", "whole"}:
+        if names & {"mass", "entropy", "full_mass"}:
             mass, share = self._weighed().tolist()
             entropy = math.log(mass) - share / mass
         if "square" in names:
@@ -170,7 +170,7 @@ class FullRow:
         stage, row = step.stage, self.statistics(step.kind.names)
         if not stage.monotone:
             return self._by_id(step, row)
-        if step.kind.form == "line":
+        if step.kind.form == "linear":
             top, far = np.asarray(stage.apply(AT, row)).tolist()
             if FLATTEST < (slope := self.slope * (top - far) / FAR) < STEEPEST:
                 blur, inexact = self._blur + 1e-15 * abs(top) / slope, self.inexact or step.kind.inexact
@@ -231,9 +231,11 @@ class FullRow:
     def _candidates(self, step: PipelineStep, row: RowStats) -> Iterator[CandidateList]:
         """Longer and longer tops of the ranking among which a Prefix finds its tokens; the last one has all."""
         stage, kind, goal = step.stage, step.kind, float(step.stage.target(row))
-        if kind.summed and (kind.form == "bent" or not kind.own_order):
+        if kind.summed and (kind.form == "abs_linear" or not kind.own_order):
             threshold = self._by_mass(0.99 * (self._weighed()[0] - goal))
-            if kind.form == "bent":  # nearest to a centre first: all that are as near as those above the threshold
+            if (
+                kind.form == "abs_linear"
+            ):  # nearest to a centre first: all that are as near as those above the threshold
                 near, far = np.asarray(stage.order(BELOW, row)).tolist()
                 centre = near * FAR / (far - near) - FAR if far > near else -np.inf
                 threshold = min(threshold, 2.0 * centre) if -FAR / 2.0 < centre < FAR else -np.inf

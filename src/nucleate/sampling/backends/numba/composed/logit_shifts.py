@@ -9,7 +9,7 @@ import numpy as np
 
 from nucleate.sampling.backends.numba.composed.candidate_list import Floats, Ids, UndecidedRow
 from nucleate.sampling.backends.numba.composed.edited_row import EditedRow
-from nucleate.sampling.dispatch.rules import bans
+from nucleate.sampling.dispatch.rules import bans_tokens
 from nucleate.sampling.history import HistoryView, TokenCounts
 from nucleate.sampling.stage import Shift, TokenInfo
 
@@ -25,11 +25,11 @@ def shifted(row: EditedRow, stage: Shift, past: HistoryView) -> EditedRow:
         case "listed":
             ids_K, listed_K = _listed(past.listing(stage), row.work.size)
             return _edited(row, stage, ids_K, *_counts(past, stage, ids_K), listed_K)
-        case "unlisted" if bans(stage):
+        case "unlisted" if bans_tokens(stage):
             return row.only(_listed(past.listing(stage), row.work.size)[0])
         case "masked" if past.mask is None:
             return row
-        case "masked" if bans(stage):
+        case "masked" if bans_tokens(stage):
             return row.masked(np.ascontiguousarray(past.mask, np.int32))
     raise UndecidedRow  # another rule over most of the vocabulary
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from nucleate.sampling.dispatch.rules import rules_of, settings
+from nucleate.sampling.dispatch.rules import rule_settings, rules_of_stage
 from nucleate.sampling.stage import Pipeline, Stage, Tap, shape_of
 
 MOST = 256
@@ -12,12 +12,12 @@ MOST = 256
 
 
 class StageKind(NamedTuple):
-    """What the rules of a stage read. Stages of equal ``settings`` share it."""
+    """What the rules of a stage read. Stages of equal ``rule_settings`` share it."""
 
     shape: str  #: see ``shape_of``
     names: frozenset[str]  #: row statistics that its rules read
     inexact: bool  #: these are more than the top, so that they come from sums
-    form: str  #: of the ``apply`` of a Scale, or the ``order`` of a Prefix, see ``rules.form``
+    form: str  #: of the ``apply`` of a Scale, or the ``order`` of a Prefix, see ``rules.TracedNumber``
     own_order: bool  #: a Prefix with an order of its own
     counts: bool  #: a Prefix whose weights are 1
     summed: bool  #: its weights are exp(x - row.top), which sum to the mass
@@ -71,19 +71,19 @@ def _remembered(stages: Pipeline, steps: tuple[PipelineStep, ...]) -> PipelineSt
 
 def _step(stage: Stage) -> PipelineStep:
     neutral, greedy = stage.neutral, stage.greedy
-    watches = isinstance(stage, Tap) or type(stage).after is not Stage.after
+    watches = isinstance(stage, Tap) or type(stage).update is not Stage.update
     return PipelineStep(stage, _kind(stage), neutral and not greedy, greedy, watches and not neutral)
 
 
 def _kind(stage: Any) -> StageKind:
-    key = settings(stage)
+    key = rule_settings(stage)
     if key not in _kinds:
-        rules, shape = rules_of(stage), shape_of(stage)
+        rules, shape = rules_of_stage(stage), shape_of(stage)
         names = frozenset[str]().union(*(rule.row for rule in rules.values()))
         shown = rules.get("order") or rules.get("apply")
         weight = rules.get("weight")
         _kinds[key] = StageKind(
             shape, names, bool(names - {"top"}), shown.form if shown else "", "order" in rules,
-            bool(weight and weight.ones), bool(weight and weight.sums), "whole" in names,
+            bool(weight and weight.is_one), bool(weight and weight.is_softmax_weight), "full_mass" in names,
         )  # fmt: skip
     return _kinds[key]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nucleate.sampling.dispatch.fused_pipeline import CountPenalties, Edit, unchanging
+from nucleate.sampling.dispatch.fused_pipeline import CountPenalties, LogitEdit, has_constant_listing
 from nucleate.sampling.history import HistoryView
 from nucleate.sampling.incremental_history import IncrementalHistory
 from nucleate.sampling.stage import Shift
@@ -27,7 +27,7 @@ WRONG = np.array([-1], np.int64)
 class EditProgram:
     """The edits of a row. ``orders``: int64 [K, 4]; ``refresh`` before each step."""
 
-    def __init__(self, edits: Sequence[Edit], past: HistoryView, size: int) -> None:
+    def __init__(self, edits: Sequence[LogitEdit], past: HistoryView, size: int) -> None:
         self.orders = np.zeros((len(edits), 4), np.int64)
         self._past, self._size = past, size
         self._held: list[Any] = [None] * len(edits)
@@ -36,7 +36,7 @@ class EditProgram:
             if isinstance(one, CountPenalties):
                 table, rules = table_of(past, one.window), np.array(one.rules, np.float64)
                 self._order(place, COUNTED, table[0], rules, len(rules), table)
-            elif unchanging(one):
+            elif has_constant_listing(one):
                 self._list(place, one)
             else:
                 self._changing.append((place, one))

@@ -17,7 +17,7 @@ from nucleate.sampling.backends.numba.fused.edit_program import ALLOW, COUNTED
 from nucleate.sampling.backends.numba.fused.row_table import FLOAT32
 from nucleate.sampling.backends.numba.fused.workspace import EDITED, INEXACT, NOBODY, address_of, edit_of, lay, score
 from nucleate.sampling.backends.numba.row_loading import copy, doubles_at, forbid, longs_at, words_at
-from nucleate.sampling.dispatch.fused_pipeline import EACH_TIME, SCALE
+from nucleate.sampling.dispatch.fused_pipeline import FREQUENCY, REPETITION
 
 
 @jit
@@ -98,10 +98,10 @@ def penalise(table: Any, rules: Any, work: Any) -> None:
 @jit
 def lower(x: Any, output: Any, code: Any, number: Any) -> None:
     """One penalty. Loops of their own, so that they become vectors."""
-    if code == SCALE:
+    if code == REPETITION:
         for i in range(x.size):
             x[i] = x[i] / number if x[i] > 0.0 else x[i] * number
-    elif code == EACH_TIME:
+    elif code == FREQUENCY:
         for i in range(x.size):
             x[i] -= number * output[i]
     else:
