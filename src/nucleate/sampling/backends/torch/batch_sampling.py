@@ -135,7 +135,7 @@ def _update_state(
     stages: list[BoundStage],
     logprobs: dict[int, list[torch.Tensor]],
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens, and parameters for the next step. A row whose new state is not finite gets no token, as in the reference."""
+    """Tokens, and parameters for the next step. A row whose new state is not finite gets no token."""
     updated_RP = updated_params(params_RP, tokens_R1, stages, logprobs)
     positions = [name in stage.signature.state_names for stage in stages for name in stage.signature.param_names]
     for i in (i for i, changes in enumerate(positions) if changes):
@@ -146,7 +146,7 @@ def _update_state(
 def updated_params(
     params_RP: torch.Tensor, tokens_R1: torch.Tensor, stages: list[BoundStage], logprobs: dict[int, list[torch.Tensor]]
 ) -> torch.Tensor:
-    """The parameters for the next step, not checked. logprobs: of the tokens before and after each stateful stage, [R, 1]."""
+    """The parameters for the next step, not checked. logprobs: before and after each stateful stage, [R, 1]."""
     columns, start = [], 0
     for i, stage in enumerate(stages):
         stage_RP = params_RP[:, start : start + stage.signature.num_params]

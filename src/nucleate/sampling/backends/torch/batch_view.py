@@ -90,23 +90,22 @@ def _make_group(
 ) -> RowGroup:
     device, rows = slots.device, [call_rows[position] for position in positions]
     slot_list, specs, covers_call = [row.slot for row in rows], [row.spec for row in rows], len(rows) == len(call_rows)
-    slots_R, signatures, batch = (
-        to_device(slot_list, device),
-        [spec.signature for spec in specs if spec.signature],
-        None,
-    )
+    slots_R, batch = to_device(slot_list, device), None
+    signatures = [spec.signature for spec in specs if spec.signature]
     if signatures or not use_triton:
         row_signatures = signatures or fused_signatures([spec.params for spec in specs])
         seeds_R = slots.gather_column(slots_R, SEED)
         batch = make_batch(row_signatures, seeds_R, size, slots.floats, use_triton=use_triton)
     shift_groups = groups_of([spec.shifts for spec in specs], slot_list, size, slots.floats, device)
     truncates = any(spec.params[2] > 0 or spec.params[4] < 1 for spec in specs)
-    sampled_only = {spec.request for spec in specs} <= {None, (0, ())} and any(spec.request for spec in specs)
+    requested = {spec.request for spec in specs}
+    sampled_only = requested <= {None, (0, ())} and (0, ()) in requested
     kernel_logprobs = batch is None and not shift_groups and covers_call and sampled_only
     requests = [one.request for one in signatures if one.request is not None]
+    positions_N = None if covers_call else to_device([*positions], device)
     return RowGroup(
-        positions, None if covers_call else to_device([*positions], device), slots_R, _allowed_masks(rows, size, device),
-        shift_groups, batch, truncates, kernel_logprobs, requests, _requested_ids(requests, device),
+        positions, positions_N, slots_R, _allowed_masks(rows, size, device), shift_groups,
+        batch, truncates, kernel_logprobs, requests, _requested_ids(requests, device),
     )  # fmt: skip
 
 

@@ -20,7 +20,7 @@ class BoundAttributes(ReplaceRecorder):
 
 
 class BoundStage:
-    """A stage of many rows. Its rules read numeric parameters as tensors [R, 1], and bool or None attributes as they are."""
+    """A stage of many rows. Rules read numeric parameters as tensors [R, 1]; the other attributes are shared."""
 
     def __init__(self, signature: StageSignature, params_RP: torch.Tensor) -> None:
         self.signature = signature

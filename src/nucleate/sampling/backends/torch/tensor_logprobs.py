@@ -14,7 +14,7 @@ LogprobsRequest = tuple[int, tuple[int, ...]]
 
 
 class TensorLogprobs(NamedTuple):
-    """Logprobs of each row, [R, N] each: the sampled token, the requested ids, the most likely tokens. On the device."""
+    """Logprobs per row on the device, [R, N]: the sampled token, the requested ids, the most likely tokens."""
 
     ids_RN: torch.Tensor  #: int64; -1 for padding and for rows without a token
     logprobs_RN: torch.Tensor

@@ -1,7 +1,7 @@
 """Applies the leading Shifts of rows (penalties, bias, bans) by torch operations, without synchronising.
 
-Rows with the same Shifts in the same order form a group. Rules run on the K tokens that any Shift of the group may touch,
-with duplicates, which get equal scores. N: rows of the group, L: tokens of the ring buffer, latest first.
+Rows with the same Shifts in the same order form a group. Rules run on the K tokens that any Shift of the group may
+touch, with duplicates, which get equal scores. N: rows of the group, L: tokens of the ring buffer, latest first.
 """
 
 from __future__ import annotations
@@ -229,10 +229,8 @@ def completing_tokens(words_NWT: torch.Tensor, tokens_NL: torch.Tensor, size: in
 
 def update_repeats(group: ShiftGroup, slots: Slots, tokens_N: torch.Tensor, size: int) -> None:
     """Update ``Slots.repeat_lengths_SL`` and SINCE_BREAKER after a token was appended to each row; -1 for none."""
-    tokens_NL, token_N1 = (
-        torch.nn.functional.pad(slots.last_tokens(group.slots_N)[:, 1:], (0, 1), value=-1),
-        tokens_N[:, None],
-    )
+    tokens_NL = torch.nn.functional.pad(slots.last_tokens(group.slots_N)[:, 1:], (0, 1), value=-1)
+    token_N1 = tokens_N[:, None]
     old_NL = slots.repeat_lengths_SL.index_select(0, group.slots_N)
     new_NL = torch.where(token_N1 < 0, old_NL, torch.where(tokens_NL == token_N1, old_NL + 1, 0))
     slots.repeat_lengths_SL.index_copy_(0, group.slots_N, new_NL)

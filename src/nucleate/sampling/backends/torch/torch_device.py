@@ -29,7 +29,7 @@ def open_device(name: Any) -> torch.device:
 
 
 def select_kernels(device: torch.device, backend: str) -> str:
-    """The backend of the fused pipeline: "triton" or "torch". Raises ParameterError if the device does not support it."""
+    """The backend of the fused pipeline, "triton" or "torch". Raises ParameterError if the device lacks support."""
     if backend == "torch":
         return backend
     there = importlib.util.find_spec("triton") is not None

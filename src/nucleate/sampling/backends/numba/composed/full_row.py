@@ -233,9 +233,7 @@ class FullRow:
         stage, kind, goal = step.stage, step.kind, float(step.stage.target(row))
         if kind.summed and (kind.form == "abs_linear" or not kind.own_order):
             threshold = self._by_mass(0.99 * (self._weighed()[0] - goal))
-            if (
-                kind.form == "abs_linear"
-            ):  # nearest to a centre first: all that are as near as those above the threshold
+            if kind.form == "abs_linear":  # nearest to a centre first: all as near as those above the threshold
                 near, far = np.asarray(stage.order(BELOW, row)).tolist()
                 centre = near * FAR / (far - near) - FAR if far > near else -np.inf
                 threshold = min(threshold, 2.0 * centre) if -FAR / 2.0 < centre < FAR else -np.inf
