@@ -74,9 +74,9 @@ def _sample_fused(batch: _Batch, seeds: list[int], steps: list[int], tokens_B: N
     if not batch.fused_rows:
         return
     size, table, programs = batch.logits.shape[1], RowTable(len(batch.fused_rows)), []
-    for row, fused in batch.fused_rows.items():
-        programs.append(EditProgram(fused.edits, batch.histories[row], size))
-        table.add(row, fused.params, programs[-1].at, seeds[row], steps[row])
+    for row, pipeline in batch.fused_rows.items():
+        programs.append(EditProgram(pipeline.edits, batch.histories[row], size))
+        table.add(row, pipeline.params, programs[-1].at, seeds[row], steps[row])
     part = table.part(table.rows, table.rows)
     masks_B = where([past.mask for past in batch.histories])
     fused()(size).draw(batch.logits.lying(), len(table.rows), part.at, masks_B)
@@ -126,8 +126,10 @@ class _Batch:
         self._pipelines = [one.stages if mask is None else with_mask(one.stages) for one in ready] * many
         routes = [dispatch(one.stages, one.chain, size, rows, backend=backend) for one in ready] * many
         self._fast = [route.backend == "cpu" for route in routes]
-        fused = [one.chain if route.path == FUSED else None for one, route in zip(ready * many, routes, strict=True)]
-        self.fused_rows = {row: one for row, one in enumerate(fused) if isinstance(one, FusedPipeline)}
+        pipelines = [
+            one.chain if route.path == FUSED else None for one, route in zip(ready * many, routes, strict=True)
+        ]
+        self.fused_rows = {row: one for row, one in enumerate(pipelines) if isinstance(one, FusedPipeline)}
         prompts = histories(prompt_ids, rows, size, "prompt_ids")
         outputs = histories(output_ids, rows, size, "output_ids")
         self.histories = [History(*three) for three in zip(prompts, outputs, masks(mask, rows, size), strict=True)]
