@@ -242,7 +242,7 @@ def test_histories_reach_the_penalties_they_should():
         ({"output_ids": [[2**70], [], []]}, TypeError, "output_ids must hold one list of token ids per row"),
         ({"backend": "numpy"}, ParameterError, "backend must be one of auto, reference, cpu, got 'numpy'"),
         ({"params": (LogitBias({4: 1.0}),)}, ParameterError, "logit_bias names token 4, but the vocabulary ends at 3"),
-        ({"params": (Logprobs(1), TopK(2), Logprobs(2))}, ValueError, "a pipeline reports logprobs at one place, got"),
+        ({"params": (Logprobs(1), TopK(2), Logprobs(2))}, ValueError, "a pipeline has at most one Tap, got"),
         ({"mask": np.zeros((2, 1), np.int32)}, ValueError, r"mask must have the shape \[3, 1\], 32 tokens per word"),
         ({"mask": np.zeros((3, 0), np.int32)}, ValueError, r"mask must have the shape \[3, 1\], .*, got \[3, 0\]"),
         ({"mask": np.zeros((3, 1), bool)}, TypeError, "mask must be of int32, got bool"),

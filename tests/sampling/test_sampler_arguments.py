@@ -83,7 +83,7 @@ def test_end_ids_are_checked() -> None:
         nc.Sampler(V).add(nc.SamplingParams(), eos_token_ids=[V])
     with pytest.raises(TypeError, match="eos_token_ids must be a list of token ids"):
         nc.Sampler(V).add(nc.SamplingParams(), eos_token_ids=7)  # type: ignore[arg-type]
-    with pytest.raises(ParameterError, match=r"a pipeline says MinTokens\(n, ids\)"):
+    with pytest.raises(ParameterError, match=r"in a pipeline, use MinTokens\(n, ids\)"):
         nc.Sampler(V).add((Gumbel(1),), eos_token_ids=[7])
 
 

@@ -39,7 +39,7 @@ def report(logits_V: NDArray[Any], token: int, wanted: tuple[int, tuple[int, ...
     return found
 
 
-def chances(fast: bool) -> Callable[..., NDArray[np.float64]]:
+def row_probabilities(fast: bool) -> Callable[..., NDArray[np.float64]]:
     """The function that computes the distribution of a row: composed on the CPU (fast), or the reference."""
     return _composed().probabilities if fast else reference.probabilities
 

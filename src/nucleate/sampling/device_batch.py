@@ -74,11 +74,11 @@ class DeviceBatch:
         return number in self._state
 
     def add(
-        self, number: int, stages: Pipeline, chain: FusedPipeline | str, memory: IncrementalHistory, seed: int
+        self, number: int, stages: Pipeline, fused: FusedPipeline | str, memory: IncrementalHistory, seed: int
     ) -> None:
         """Add a row to the device, or leave it to the CPU. The first row left to the CPU is logged with the reason."""
         self._calls.clear()
-        route = dispatch(stages, chain, self._size, device=self._name, backend=self._backend)
+        route = dispatch(stages, fused, self._size, device=self._name, backend=self._backend)
         if route.row_spec is not None:
             self._state.add(number, route.row_spec, seed, memory.prompt, memory.output)
         elif not self._fallback_logged:

@@ -1,4 +1,4 @@
-"""Target distributions: what a row's next tokens are sampled from, now and after draft tokens."""
+"""Target distributions: those from which a row's next tokens are sampled, now and after draft tokens."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling.backends import reference
-from nucleate.sampling.cpu_paths import chances
+from nucleate.sampling.cpu_paths import row_probabilities
 from nucleate.sampling.history import History
 from nucleate.sampling.presets import with_mask, without_mask
 from nucleate.sampling.stage import Ceiling, Pipeline, Stage, Tap
@@ -22,8 +22,8 @@ def supports_rejection_sampling(stages: Pipeline) -> bool:
 
     It may not if a stage's state or its logprobs depend on the outcome of XTC's random decision.
     """
-    flips = any(isinstance(stage, Ceiling) and 0 < stage.act_probability < 1 for stage in stages)
-    return not (flips and any(isinstance(stage, Tap) or is_stateful(stage) for stage in stages))
+    random_ceiling = any(isinstance(stage, Ceiling) and 0 < stage.act_probability < 1 for stage in stages)
+    return not (random_ceiling and any(isinstance(stage, Tap) or is_stateful(stage) for stage in stages))
 
 
 def is_stateful(stage: Stage) -> bool:
@@ -49,8 +49,9 @@ class TargetDistributions:
 
     stages, prompt, output: of the row. logits: N + 1 rows. tokens: the N draft tokens. masks: a bitmask int32 [W] or
     None per position. parents: the index of the token that each token follows, -1 for the row itself; by default the
-    previous one. Distributions are computed when they are read. A position without a valid token is NaN, and
-    ``errors`` has the message. A draft token of probability 0 is not an error: the distributions after it are unused.
+    previous one. fast: use the compiled CPU path. Distributions are computed when they are read. If a position cannot
+    be sampled, its distribution is NaN and ``errors`` has the message. A draft token of probability 0 is not an error:
+    the distributions after it are unused.
     """
 
     def __init__(
@@ -67,47 +68,47 @@ class TargetDistributions:
     ) -> None:
         self.errors: dict[int, str] = {}
         self._prompt, self._output = prompt, output
-        self._before = range(-1, len(tokens) - 1) if parents is None else parents
+        self._parents = range(-1, len(tokens) - 1) if parents is None else parents
         self._logits, self._tokens, self._masks, self._fast = logits, tokens, masks, fast
-        self._learns = any(map(is_stateful, stages))
-        self._stages = {0: stages}  # as of each place, if they learn on the way to it
-        self._found: dict[int, NDArray[np.float64]] = {}
+        self._stateful = any(map(is_stateful, stages))
+        self._stages = {0: stages}  # at each position, if the pipeline is stateful
+        self._cache: dict[int, NDArray[np.float64]] = {}
 
-    def __getitem__(self, place: int) -> NDArray[np.float64]:
-        if place not in self._found:
-            if place:
-                _ = self[self._before[place - 1] + 1]
-            self._found[place] = self._law(place)
-        return self._found[place]
+    def __getitem__(self, position: int) -> NDArray[np.float64]:
+        if position not in self._cache:
+            if position:
+                _ = self[self._parents[position - 1] + 1]
+            self._cache[position] = self._compute(position)
+        return self._cache[position]
 
-    def _past(self, place: int, mask_W: NDArray[np.int32] | None) -> History:
-        ahead = []
-        while place:
-            ahead.append(self._tokens[place - 1])
-            place = self._before[place - 1] + 1
-        return History(self._prompt, [*self._output, *reversed(ahead)], mask_W)
+    def _past(self, position: int, mask_W: NDArray[np.int32] | None) -> History:
+        tokens = []
+        while position:
+            tokens.append(self._tokens[position - 1])
+            position = self._parents[position - 1] + 1
+        return History(self._prompt, [*self._output, *reversed(tokens)], mask_W)
 
-    def _stages_at(self, place: int) -> Pipeline:
-        """Stages have learned from the tokens on the way, as far as these have a chance."""
-        if not self._learns:
+    def _stages_at(self, position: int) -> Pipeline:
+        """The stages at a position, updated with the tokens before it; tokens of probability 0 update nothing."""
+        if not self._stateful:
             return self._stages[0]
-        if place not in self._stages:
-            before, token = self._before[place - 1] + 1, self._tokens[place - 1]
-            mask_W, stages = None if self._masks is None else self._masks[before], self._stages_at(before)
-            if self[before][token] > 0:
-                given = stages if mask_W is None else with_mask(stages)
-                moved = reference.take(self._logits[before], given, token, self._past(before, mask_W)).stages
-                stages = moved if given is stages else without_mask(moved)
-            self._stages[place] = stages
-        return self._stages[place]
+        if position not in self._stages:
+            parent, token = self._parents[position - 1] + 1, self._tokens[position - 1]
+            mask_W, stages = None if self._masks is None else self._masks[parent], self._stages_at(parent)
+            if self[parent][token] > 0:
+                masked = stages if mask_W is None else with_mask(stages)
+                updated = reference.take(self._logits[parent], masked, token, self._past(parent, mask_W)).stages
+                stages = updated if masked is stages else without_mask(updated)
+            self._stages[position] = stages
+        return self._stages[position]
 
-    def _law(self, place: int) -> NDArray[np.float64]:
-        mask_W = None if self._masks is None else self._masks[place]
-        past, logits_V = self._past(place, mask_W), self._logits[place]
+    def _compute(self, position: int) -> NDArray[np.float64]:
+        mask_W = None if self._masks is None else self._masks[position]
+        past, logits_V = self._past(position, mask_W), self._logits[position]
         try:
-            stages = self._stages_at(place)
-            return chances(self._fast)(logits_V, stages if mask_W is None else with_mask(stages), past)
-        except Exception as error:  # noqa: BLE001  # a stage of one's own may raise anything
-            known = isinstance(error, reference.RowError | ParameterError)
-            self.errors[place] = str(error) if known else f"{type(error).__name__}: {error}"
+            stages = self._stages_at(position)
+            return row_probabilities(self._fast)(logits_V, stages if mask_W is None else with_mask(stages), past)
+        except Exception as error:  # noqa: BLE001  # a user-defined stage may raise anything
+            known_error = isinstance(error, reference.RowError | ParameterError)
+            self.errors[position] = str(error) if known_error else f"{type(error).__name__}: {error}"
             return np.full(len(logits_V), np.nan)

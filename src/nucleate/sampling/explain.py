@@ -47,5 +47,5 @@ def explain(
     one = prepared(params)
     if vocab_size is not None:
         check_ids(one.stages, vocab_size)
-    route = dispatch(one.stages, one.chain, vocab_size, rows, device=device, backend=backend)
+    route = dispatch(one.stages, one.fused, vocab_size, rows, device=device, backend=backend)
     return ExecutionPlan(one.given, one.stages, route.backend, route.path, route.why)

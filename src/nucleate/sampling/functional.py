@@ -13,7 +13,7 @@ from nucleate.sampling import noise
 from nucleate.sampling.backends import reference
 from nucleate.sampling.backends.numba.fused.edit_program import EditProgram
 from nucleate.sampling.backends.numba.fused.row_table import RowTable
-from nucleate.sampling.cpu_paths import chances, fused, runner
+from nucleate.sampling.cpu_paths import fused, row_probabilities, runner
 from nucleate.sampling.dispatch.fused_pipeline import FusedPipeline
 from nucleate.sampling.dispatch.route import FUSED, dispatch
 from nucleate.sampling.history import History
@@ -49,8 +49,10 @@ def sample(
     token in the output, one for all rows or one per row; the random numbers depend on it. prompt_ids, output_ids: a
     list of token ids per row, for penalties. mask: int32 [B, V / 32], bitmask of the allowed tokens, lowest bit first.
     Stateful stages (mirostat, adaptive-p) are in their initial state; use ``Sampler`` to update them. Rows with the
-    same logits, parameters and seed get the same token. Raises LogitsError, which has the tokens of the other rows, for
-    a row with NaN, +inf or no finite score."""
+    same logits, parameters and seed get the same token.
+
+    Raises LogitsError for a row with NaN, +inf or no finite score; the error holds the tokens of the other rows.
+    """
     batch = _Batch(logits_BV, params, prompt_ids, output_ids, mask, backend)
     steps = per_row(step, len(batch), "step")
     tokens_B, errors = np.full(len(batch), -1, dtype=np.int64), {}
@@ -100,7 +102,7 @@ def probabilities(
     p_BV, errors = np.zeros(batch.logits.shape), {}
     for row, (logits_V, stages, history, fast) in enumerate(batch):
         try:
-            p_BV[row] = chances(fast)(logits_V, stages, history)
+            p_BV[row] = row_probabilities(fast)(logits_V, stages, history)
         except reference.RowError as error:
             errors[row] = str(error)
     if errors:
@@ -124,11 +126,10 @@ class _Batch:
             raise ValueError(f"params has {len(given)} entries, but the logits have {rows} rows")
         self.seeds = [getattr(one.given[-1], "seed", None) for one in ready] * many  # XTC needs them, even if greedy
         self._pipelines = [one.stages if mask is None else with_mask(one.stages) for one in ready] * many
-        routes = [dispatch(one.stages, one.chain, size, rows, backend=backend) for one in ready] * many
+        routes = [dispatch(one.stages, one.fused, size, rows, backend=backend) for one in ready] * many
         self._fast = [route.backend == "cpu" for route in routes]
-        pipelines = [
-            one.chain if route.path == FUSED else None for one, route in zip(ready * many, routes, strict=True)
-        ]
+        paths = zip(ready * many, routes, strict=True)
+        pipelines = [one.fused if route.path == FUSED else None for one, route in paths]
         self.fused_rows = {row: one for row, one in enumerate(pipelines) if isinstance(one, FusedPipeline)}
         prompts = histories(prompt_ids, rows, size, "prompt_ids")
         outputs = histories(output_ids, rows, size, "output_ids")

@@ -1,4 +1,4 @@
-"""The rows of a Sampler that the CPU samples: with the fused kernel, the composed path or the reference."""
+"""Samples the rows of a Sampler on the CPU: with the fused kernel, the composed path or the reference."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from nucleate.sampling.presets import with_mask, without_mask
 from nucleate.sampling.stage import Pipeline, Tap
 
 KEPT_BATCHES = 32
-"""Batches that are remembered, one per set of rows."""
+"""Maximum number of cached RowBatches, one per list of rows."""
 
 
 @dataclass(slots=True)
@@ -33,8 +33,8 @@ class SamplerRow:
     stages: Pipeline
     memory: IncrementalHistory
     seed: int
-    tap: Tap | None = None  #: of a row that the fused kernel can run, as is the program
-    program: EditProgram | None = None
+    tap: Tap | None = None  #: only of rows of the fused kernel
+    program: EditProgram | None = None  #: likewise
 
     def move(self, stages: Pipeline) -> None:
         """Set the stages of the next step. The tuple stays the same object if no stage has changed its state."""
@@ -43,16 +43,16 @@ class SamplerRow:
 
 
 class RowBatch(NamedTuple):
-    """The rows of a call, kept for the next call as long as no row is added or removed."""
+    """The rows of a call. Reused by calls with the same rows until a row is added or removed."""
 
     requested: list[int] | None  #: None: all
     numbers: list[int]
     rows: list[SamplerRow]
     shape: tuple[int, int]
-    seeds: NDArray[np.uint64]  #: not to be written to: calls share them
-    places: list[int]  #: of those that run through the fused kernel
-    part: TablePart  #: these
-    memories: list[IncrementalHistory] | None  #: if all do, and nothing more is to be done for them
+    seeds: NDArray[np.uint64]  #: read-only, shared by calls
+    positions: list[int]  #: positions of the rows of the fused kernel
+    part: TablePart  #: these rows in the table
+    memories: list[IncrementalHistory] | None  #: histories, if one kernel call and a push per row complete the step
 
 
 Step = tuple[Any, Sequence[StepLogprobs | None] | None, Mapping[int, str], NDArray[np.uint64]]
@@ -69,63 +69,62 @@ class HostBatch:
     def __init__(self, size: int, backend: str, rows: Mapping[int, SamplerRow]) -> None:
         self._compiled = compiled(backend, 0)  # raises for an unknown backend
         self._size, self._backend, self._rows = size, backend, rows
-        self._table = RowTable()  # the rows that run through the fused kernel
+        self._table = RowTable()  # the rows of the fused kernel
         self._batch: RowBatch | None = None  # of the last step
         self._batches: dict[tuple[int, ...] | None, RowBatch] = {}
 
     def fast(self, scores: int) -> bool:
-        """Whether a call with so many scores uses compiled kernels. Once loaded, they stay loaded."""
+        """Whether a call with this number of scores uses compiled kernels. Once loaded, they stay loaded."""
         if not self._compiled:
             self._compiled = compiled(self._backend, scores)
         return self._compiled
 
-    def add(self, number: int, row: SamplerRow, chain: FusedPipeline) -> None:
+    def add(self, number: int, row: SamplerRow, fused: FusedPipeline) -> None:
         """Add a row of the fused kernel. Other rows need no entry."""
-        row.tap, row.program = chain.tap, EditProgram(chain.edits, row.memory, self._size) if chain.edits else None
+        row.tap, row.program = fused.tap, EditProgram(fused.edits, row.memory, self._size) if fused.edits else None
         at = row.program.at if row.program else (0, 0)
-        self._table.add(number, chain.params, at, row.seed, len(row.memory.output))
+        self._table.add(number, fused.params, at, row.seed, len(row.memory.output))
 
     def remove(self, number: int) -> None:
         """Remove a row."""
         if number in self._table.slots:
             self._table.remove(number)
 
-    def forget(self) -> None:
-        """Drop remembered batches: rows were added or removed."""
+    def clear_cache(self) -> None:
+        """Drop cached RowBatches, after rows were added or removed."""
         self._batch = None
         self._batches.clear()
 
     def push(self, number: int, row: SamplerRow, token: int) -> None:
         """Append a token that was not sampled here."""
         row.memory.push(token)
-        self._count(number)
+        self._advance(number)
 
     def batch(self, requested: list[int] | None) -> RowBatch:
-        """The rows of a call, cached: to verify drafts, callers ask for all rows, for fewer, and for all again."""
+        """The rows of a call. Cached, as speculative decoding alternates between all rows and some of them."""
         key = None if requested is None else tuple(requested)
         batch = self._batches.get(key)
         if batch is None:
             if len(self._batches) >= KEPT_BATCHES:
                 self._batches.clear()
-            batch = self._batches[key] = self._gathered(requested)
+            batch = self._batches[key] = self._make_batch(requested)
         return batch
 
-    def _gathered(self, requested: list[int] | None) -> RowBatch:
-        """The rows of a call."""
+    def _make_batch(self, requested: list[int] | None) -> RowBatch:
         numbers = list(self._rows) if requested is None else requested
         if len(set(numbers)) < len(numbers):
             raise ValueError(f"rows has one row twice, got {numbers!r:.60}")
         rows, slots = [known(self._rows, row) for row in numbers], self._table.slots
-        places = [place for place, row in enumerate(numbers) if row in slots]
-        part = self._table.part([numbers[place] for place in places], places)
-        more = len(places) < len(rows) or any(row.tap or (row.program and row.program.changes) for row in rows)
-        memories = None if more else [row.memory for row in rows]
+        positions = [position for position, row in enumerate(numbers) if row in slots]
+        part = self._table.part([numbers[position] for position in positions], positions)
+        needs_more = len(positions) < len(rows) or any(row.tap or (row.program and row.program.changes) for row in rows)
+        memories = None if needs_more else [row.memory for row in rows]
         seeds = np.array([row.seed for row in rows], np.uint64)
         seeds.flags.writeable = False
-        return RowBatch(requested, numbers, rows, (len(rows), self._size), seeds, places, part, memories)
+        return RowBatch(requested, numbers, rows, (len(rows), self._size), seeds, positions, part, memories)
 
     def step(self, requested: list[int] | None, logits_RV: Any, mask: Any) -> Step:
-        """A step of these rows: one kernel call if the fused kernel runs all of them and none reports logprobs."""
+        """Sample a token per row: with one kernel call if the fused kernel runs all rows and none reports logprobs."""
         batch = self._batch
         if batch is None or batch.requested != requested:
             batch = self._batch = self.batch(requested)
@@ -144,75 +143,75 @@ class HostBatch:
             memory.push(token)
         return like(logits_RV, tokens_R), None, {}, batch.seeds
 
-    def _step(self, logits: LogitsInput, batch: RowBatch, mask: Any, drawn: NDArray[np.int64] | None) -> Step:
-        """A step of any rows. drawn: the tokens that the fused kernel has drawn already."""
+    def _step(self, logits: LogitsInput, batch: RowBatch, mask: Any, sampled: NDArray[np.int64] | None) -> Step:
+        """The general case of ``step``. sampled: tokens that the fused kernel has sampled already."""
         count = len(batch.rows)
         if logits.shape != batch.shape:
             raise ValueError(f"logits must have the shape {list(batch.shape)}, got {list(logits.shape)}")
         masks_R = masks(mask, count, self._size)
         fast = count > 0 and self.fast(count * self._size)
-        tokens_R = np.full(count, NOT_DRAWN, np.int64) if drawn is None else drawn
-        if fast and drawn is None and batch.places:
-            self._draw_chains(logits, batch, masks_R, tokens_R)
+        tokens_R = np.full(count, NOT_DRAWN, np.int64) if sampled is None else sampled
+        if fast and sampled is None and batch.positions:
+            self._sample_fused(logits, batch, masks_R, tokens_R)
         errors: dict[int, str] = {}
         reported: dict[int, StepLogprobs] = {}
-        for place, (row, token) in enumerate(zip(batch.rows, tokens_R.tolist(), strict=True)):
+        for position, (row, token) in enumerate(zip(batch.rows, tokens_R.tolist(), strict=True)):
             if token >= 0:
-                row_logprobs = None if row.tap is None else report(logits[place], token, row.tap.request)
+                row_logprobs = None if row.tap is None else report(logits[position], token, row.tap.request)
             else:
-                alone = self._draw_alone(logits[place], batch.numbers[place], row, masks_R[place], fast)
-                if isinstance(alone, str):
-                    errors[place] = alone
+                result = self._sample_row(logits[position], batch.numbers[position], row, masks_R[position], fast)
+                if isinstance(result, str):
+                    errors[position] = result
                     continue
-                token, row_logprobs = alone
-                tokens_R[place] = token
+                token, row_logprobs = result
+                tokens_R[position] = token
             row.memory.push(token)
             if row_logprobs is not None:
-                reported[place] = row_logprobs
-        logprobs = tuple(reported.get(place) for place in range(count)) if reported else None
+                reported[position] = row_logprobs
+        logprobs = tuple(reported.get(position) for position in range(count)) if reported else None
         return logits.like(tokens_R), logprobs, errors, batch.seeds
 
-    def _draw_chains(self, logits: LogitsInput, batch: RowBatch, masks_R: Any, tokens_R: NDArray[np.int64]) -> None:
-        """Draw the rows that run through the fused kernel; those that it cannot draw from stay NOT_DRAWN."""
+    def _sample_fused(self, logits: LogitsInput, batch: RowBatch, masks_R: Any, tokens_R: NDArray[np.int64]) -> None:
+        """Sample the rows of the fused kernel. Rows that it cannot sample keep NOT_DRAWN."""
         for row in batch.rows:
             if row.program is not None:
                 row.program.refresh()
-        fused()(self._size).draw(logits.lying(), len(batch.places), batch.part.at, where(masks_R))
-        tokens_R[batch.places] = batch.part.tokens
+        fused()(self._size).draw(logits.lying(), len(batch.positions), batch.part.at, where(masks_R))
+        tokens_R[batch.positions] = batch.part.tokens
 
-    def _draw_alone(
+    def _sample_row(
         self, logits_V: NDArray[np.float32], number: int, row: SamplerRow, mask_W: NDArray[np.int32] | None, fast: bool
     ) -> tuple[int, StepLogprobs | None] | str:
-        """Sample one row with the composed path or the reference; or the reason why it cannot be sampled."""
+        """Sample a row with the composed path or the reference. Returns an error message if it cannot be sampled."""
         stages = row.stages if mask_W is None else with_mask(row.stages)
         row.memory.mask = mask_W
         try:
             result = runner(fast)(logits_V, stages, row.seed, len(row.memory.output), row.memory)
         except Exception as error:  # noqa: BLE001  # a user-defined stage may raise anything
-            plain = isinstance(error, reference.RowError | ParameterError)
-            return str(error) if plain else f"{type(error).__name__}: {error}"
+            known_error = isinstance(error, reference.RowError | ParameterError)
+            return str(error) if known_error else f"{type(error).__name__}: {error}"
         row.move(result.stages if stages is row.stages else without_mask(result.stages))
-        self._count(number)
+        self._advance(number)
         return result.token, result.logprobs
 
-    def alone(
+    def sample_row(
         self, number: int, logits_V: NDArray[np.float32], mask_W: NDArray[np.int32] | None
     ) -> tuple[int, StepLogprobs | None] | str:
-        """Sample one row and append the token; or the reason why it cannot be sampled."""
+        """Sample a row and append the token. Returns an error message if it cannot be sampled."""
         row = self._rows[number]
-        drawn = self._draw_alone(logits_V, number, row, mask_W, self.fast(self._size))
-        if not isinstance(drawn, str):
-            row.memory.push(drawn[0])
-        return drawn
+        result = self._sample_row(logits_V, number, row, mask_W, self.fast(self._size))
+        if not isinstance(result, str):
+            row.memory.push(result[0])
+        return result
 
-    def _count(self, number: int) -> None:
+    def _advance(self, number: int) -> None:
         """Advance the step of a row in the table of the fused kernel."""
         if number in self._table.slots:
             self._table.advance(number)
 
 
 def known(rows: Mapping[int, SamplerRow], number: int) -> SamplerRow:
-    """The row with a number. Raises ParameterError if there is none."""
+    """The row with this number. Raises ParameterError if there is none."""
     if number not in rows:
         raise unknown(str(number), map(str, rows), "row")
     return rows[number]

@@ -20,7 +20,7 @@ class RequestParams(ABC):
 
     @abstractmethod
     def pipeline(self, end_ids: tuple[int, ...] = (), speller: TextEncoder | None = None) -> Pipeline:
-        """The stages that the parameters stand for."""
+        """The stages that the parameters describe. end_ids: the token ids that end the output."""
 
     @abstractmethod
     def check_for_sampler(self, end_ids: tuple[int, ...] = ()) -> None:
@@ -43,15 +43,15 @@ def as_pipeline(params: Params) -> Pipeline:
     if any(isinstance(stage, Draw) for stage in stages[:-1]):
         raise ValueError(f"a pipeline has one draw, its last stage, got {stages}")
     if sum(isinstance(stage, Tap) for stage in stages) > 1:
-        raise ValueError(f"a pipeline reports logprobs at one place, got {stages}")
+        raise ValueError(f"a pipeline has at most one Tap, got {stages}")
     return stages
 
 
 def simplify(stages: Pipeline) -> Pipeline:
     """An equivalent shorter pipeline: without neutral stages, and with an explicit greedy draw where it is greedy.
 
-    Temperature 0, top_k 1 and a greedy draw select the first token of the ranking at their position. Stages before
-    that which cannot change the first token are removed: those after the last Shift, typical-p, Ceiling or
+    Temperature 0, top_k 1 and a greedy draw select the most likely token at their position. Stages before
+    that which cannot change that token are removed: those after the last Shift, typical-p, Ceiling or
     non-monotone Scale. Of the later stages only Shifts matter, as they may ban that token. Stages before a Tap stay.
     """
     stages = tuple(stage for stage in stages if not stage.neutral)
@@ -60,7 +60,7 @@ def simplify(stages: Pipeline) -> Pipeline:
     place = next((i for i, stage in enumerate(stages) if stage.greedy), None)
     if place is None:
         return head + stages
-    start = max((i + 1 for i, stage in enumerate(stages[:place]) if _may_move_the_first(stage)), default=0)
+    start = max((i + 1 for i, stage in enumerate(stages[:place]) if _may_change_top_token(stage)), default=0)
     later = [stage for stage in stages[place + 1 :] if isinstance(stage, Shift)]
     return (*head, *stages[:start], *([stages[place], *later] if later else []), Greedy())
 
@@ -68,9 +68,9 @@ def simplify(stages: Pipeline) -> Pipeline:
 class PreparedPipeline(NamedTuple):
     """A checked and simplified pipeline, ready for dispatch."""
 
-    given: Pipeline  #: as given, checked
+    given: Pipeline  #: checked
     stages: Pipeline  #: simplified
-    chain: FusedPipeline | str  #: for the fused kernel, or why that cannot run it
+    fused: FusedPipeline | str  #: for the fused kernel, or the reason why it cannot run the pipeline
 
 
 def prepared(params: Params | PreparedPipeline, end_ids: tuple[int, ...] = ()) -> PreparedPipeline:
@@ -89,8 +89,8 @@ def _prepared(params: RequestParams, end_ids: tuple[int, ...]) -> PreparedPipeli
     return prepared(params.pipeline(end_ids))
 
 
-def _may_move_the_first(stage: Stage) -> bool:
-    """Whether a stage may change which token ranks first."""
+def _may_change_top_token(stage: Stage) -> bool:
+    """Whether a stage may change which token is the most likely."""
     match stage:
         case Scale():
             return not stage.monotone

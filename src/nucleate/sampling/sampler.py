@@ -14,7 +14,7 @@ from nucleate.jit.readiness import BACKENDS
 from nucleate.outputs import StepLogprobs
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling import noise
-from nucleate.sampling.cpu_paths import chances
+from nucleate.sampling.cpu_paths import row_probabilities
 from nucleate.sampling.device_batch import DeviceBatch
 from nucleate.sampling.dispatch.route import TENSOR_BACKENDS
 from nucleate.sampling.distributions import TargetDistributions, accept_sampled, is_stateful
@@ -69,7 +69,7 @@ class Sampler:
         self._host = HostBatch(self.vocab_size, "auto" if backend in TENSOR_BACKENDS else backend, self._rows)
         self._device: DeviceBatch | None = None
         if device != "cpu" or backend in TENSOR_BACKENDS:
-            self._device = DeviceBatch(self.vocab_size, device, backend, self._rows, self._host.alone)
+            self._device = DeviceBatch(self.vocab_size, device, backend, self._rows, self._host.sample_row)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -101,26 +101,26 @@ class Sampler:
             params.check_for_sampler(ends)
         elif ends:
             raise ParameterError(
-                "eos_token_ids", "eos_token_ids is for SamplingParams: a pipeline says MinTokens(n, ids)"
+                "eos_token_ids", "eos_token_ids needs SamplingParams; in a pipeline, use MinTokens(n, ids)"
             )
         pipeline = params if isinstance(params, PreparedPipeline) else prepared(params, ends)
-        requested, stages, chain = pipeline
+        given, stages, fused = pipeline
         if params is not pipeline:
             check_ids(stages, self.vocab_size)
         prompt = history(prompt_ids, self.vocab_size, "prompt_ids")
         output = history(output_ids, self.vocab_size, "output_ids")
-        [answer] = per_row(index, 1, "index")
-        own = params if isinstance(params, RequestParams) else requested[-1]
-        given = getattr(own, "seed", None) if seed is None else seed  # a greedy draw has none of its own
-        own_seed = noise.fresh_seed() if given is None else (per_row(given, 1, "seed")[0] + answer) % 2**64
-        row = SamplerRow(stages, IncrementalHistory(stages, prompt.tolist(), output.tolist()), own_seed)
+        [offset] = per_row(index, 1, "index")
+        seeded = params if isinstance(params, RequestParams) else given[-1]
+        base_seed = getattr(seeded, "seed", None) if seed is None else seed  # a greedy draw has no seed
+        row_seed = noise.fresh_seed() if base_seed is None else (per_row(base_seed, 1, "seed")[0] + offset) % 2**64
+        row = SamplerRow(stages, IncrementalHistory(stages, prompt.tolist(), output.tolist()), row_seed)
         number, self._next = self._next, self._next + 1
         if self._device is not None:
-            self._device.add(number, stages, chain, row.memory, own_seed)
-        elif not isinstance(chain, str):
-            self._host.add(number, row, chain)
+            self._device.add(number, stages, fused, row.memory, row_seed)
+        elif not isinstance(fused, str):
+            self._host.add(number, row, fused)
         self._rows[number] = row
-        self._host.forget()
+        self._host.clear_cache()
         return number
 
     def distributions(
@@ -132,12 +132,12 @@ class Sampler:
         *,
         parents: Sequence[int] | None = None,
     ) -> TargetDistributions:
-        """The distributions of a row's next tokens, [N, V] float64: now, and after each of some tokens.
+        """The distributions from which a row's next tokens are sampled: now, and after each of N - 1 draft tokens.
 
-        logits_NV: float [N, V], NumPy or torch, with N - 1 tokens; masks: what a grammar allows, int32 [W] for each of
-        the N, or None. parents: for each token which one it follows, -1 for none; without it the one before. Nothing
-        changes; with XTC it is the average over what its coin may say, as in
-        ``probabilities``. Worked out on the host. Raises ValueError.
+        The result has the shape [N, V], float64. The row does not change. logits_NV: float [N, V], NumPy or torch.
+        tokens: the draft tokens. masks: a bitmask int32 [W] or None per position. parents: the index of the token that
+        each token follows, -1 for the row itself; by default the previous token. XTC is averaged over its random
+        decision. Computed on the CPU. Raises ValueError for logits of another shape.
         """
         own, logits = self._up_to_date(row), LogitsInput(logits_NV)
         if logits.shape != (len(tokens) + 1, self.vocab_size):
@@ -158,14 +158,14 @@ class Sampler:
         *,
         distribution: NDArray[np.float64] | None = None,
     ) -> StepLogprobs | None:
-        """Append a token that this sampler did not draw, and update stateful stages.
+        """Append a token that this sampler did not sample, and update stateful stages.
 
         Without logits the token is forced: no other was allowed. With logits_V, float [V], it was sampled elsewhere
         from this row's distribution, under the bitmask mask_W if there is one; the token's logprobs are returned if
         the row reports them. distribution: float64 [V], as ``distributions`` returns it, if it is known; otherwise it
-        is computed. On a device, logits make the call wait, unless the distribution is given and no stage has a state
-        or reports logprobs. Raises ParameterError for a token outside the vocabulary, ValueError for a token whose
-        probability is 0.
+        is computed. On a device, a call with logits synchronises, unless the distribution is given and no stage has a
+        state or reports logprobs. Raises ParameterError for a token outside the vocabulary, and ValueError for a token
+        whose probability is 0.
         """
         own = known(self._rows, row)
         check_token(token, self.vocab_size)
@@ -185,18 +185,25 @@ class Sampler:
         own.move(tuple(stage.update(SampledToken(token, 0.0, 0.0)) for stage in own.stages))
 
     def _accept_sampled(
-        self, row: int, own: SamplerRow, token: int, logits_V: Any, mask_W: Any, law: NDArray[np.float64] | None
+        self,
+        row: int,
+        own: SamplerRow,
+        token: int,
+        logits_V: Any,
+        mask_W: Any,
+        distribution: NDArray[np.float64] | None,
     ) -> StepLogprobs | None:
         is_updated = any(isinstance(stage, Tap) or is_stateful(stage) for stage in own.stages)
-        if is_updated or law is None:
+        if is_updated or distribution is None:
             own = self._up_to_date(row)
             logits = LogitsInput(logits_V[None] if hasattr(logits_V, "detach") else np.asarray(logits_V)[None])
             if logits.shape[1] != self.vocab_size:
                 raise ValueError(f"logits must have the shape {[self.vocab_size]}, got {[logits.shape[1]]}")
             stages = own.stages if mask_W is None else with_mask(own.stages)
             past = History(own.memory.prompt, own.memory.output, mask_W)
-            law = chances(self._host.fast(self.vocab_size))(logits[0], stages, past) if law is None else law
-        if not law[token] > 0:
+            if distribution is None:
+                distribution = row_probabilities(self._host.fast(self.vocab_size))(logits[0], stages, past)
+        if not distribution[token] > 0:
             raise ValueError(f"token {token} cannot be sampled from row {row}: its probability is 0")
         if not is_updated:
             self._append(row, token)
@@ -210,34 +217,34 @@ class Sampler:
         return result.logprobs
 
     def remove(self, row: int) -> None:
-        """Forget a row. The others stay as they are."""
+        """Remove a row. The other rows do not change."""
         known(self._rows, row)
         del self._rows[row]
         self._host.remove(row)
-        self._host.forget()
+        self._host.clear_cache()
         if self._device is not None:
             self._device.remove(row)
 
     def seed(self, row: int) -> int:
-        """The seed of a row, as given or as taken when it was added."""
+        """The seed of a row: the given one, or the one generated when the row was added."""
         return known(self._rows, row).seed
 
     def stages(self, row: int) -> Pipeline:
-        """The pipeline of a row as of its next step, simplified. Waits for the device, if a stage has a state."""
+        """The simplified pipeline of a row for its next step. Synchronises with the device if a stage has a state."""
         own = known(self._rows, row)
         return self._up_to_date(row).stages if any(map(is_stateful, own.stages)) else own.stages
 
     def output_ids(self, row: int) -> tuple[int, ...]:
-        """What a row has drawn. Waits for the device."""
+        """The output tokens of a row so far. Synchronises with the device."""
         return tuple(self._up_to_date(row).memory.output)
 
     def __call__(self, logits_RV: Any, rows: Iterable[int] | None = None, *, mask: Any = None) -> SamplerOutput:
-        """Draw the next token of some rows; their histories, steps and states advance.
+        """Sample the next token of each row, append it, and update stateful stages.
 
-        logits_RV: float [R, V], NumPy or torch. rows: whose they are, in this order; without it, those of ``rows``.
-        mask: int32 [R, V / 32], the tokens a grammar allows, packed, lowest bit first. Nothing changes if the
-        arguments are wrong (ValueError, TypeError, ParameterError). On a device, tensors that are there already are not
-        copied, and logits are not to be written to before errors have been looked at, if these are to be.
+        logits_RV: float [R, V], NumPy or torch. rows: the numbers of the rows, in the order of the logits; by default
+        all rows. mask: int32 [R, V / 32], bitmask of the allowed tokens, lowest bit first. Invalid arguments raise
+        ValueError, TypeError or ParameterError, and change no row. Tensors on the sampler's device are not copied: do
+        not overwrite the logits before reading ``errors``, whose messages are computed from them.
         """
         requested = None if rows is None else [operator.index(row) for row in rows]
         if self._device is not None:
@@ -254,11 +261,11 @@ class Sampler:
         steps: int,
         stop_ids: Sequence[int] = (),
     ) -> DecodeLoop:
-        """Draw the next tokens of some rows in a loop that a device runs without the host, see ``DecodeLoop``.
+        """Generate up to ``steps`` tokens per row in a loop on the device, without synchronising; see ``DecodeLoop``.
 
-        forward(token_ids [R], active [R]) gives logits [R, V]; first_ids: what it is to read first, the last token of
-        each prompt. On CUDA it is captured as one graph. Raises ParameterError where the host is needed: for rows that
-        the device does not run, or that want logprobs.
+        forward(token_ids [R], active [R]) returns logits [R, V]. first_ids: the token ids of its first call, the last
+        token of each prompt. stop_ids: token ids that end a row. On CUDA the loop is captured as one graph. Raises
+        ParameterError for rows that run on the CPU or report logprobs.
         """
         numbers = list(self._rows) if rows is None else [operator.index(row) for row in rows]
         for number in numbers:
@@ -268,7 +275,7 @@ class Sampler:
         return self._device.loop(numbers, forward, first_ids, steps, stop_ids)
 
     def _up_to_date(self, row: int) -> SamplerRow:
-        """A row with all that it has said."""
+        """A row whose history and state on the host are complete. Synchronises with the device."""
         own = known(self._rows, row)
         if self._device is not None:
             self._device.synchronise()

@@ -1,6 +1,6 @@
-"""Finds which earlier parts of a sequence its end repeats, and which tokens followed there.
+"""Finds earlier occurrences of the last tokens of a sequence, and the tokens that followed them.
 
-``repeats`` is the slow twin: a pass over all tokens. ``Suffixes`` and ``Window`` follow a growing sequence.
+``RepeatIndex`` and ``WindowRepeatIndex`` are updated per token; ``repeat_lengths`` is their reference implementation.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ NOTHING = -1
 """No state."""
 
 
-def repeats(tokens: Sequence[int]) -> list[int]:
-    """For each place, how many tokens before it equal the last tokens of all (Gusfield's Z algorithm, from the end)."""
-    back = list(reversed(tokens))
-    size, left, right = len(back), 0, 0
-    same = [0] * size
-    for place in range(1, size):
-        length = min(right - place, same[place - left]) if place < right else 0
-        while place + length < size and back[length] == back[place + length]:
+def repeat_lengths(tokens: Sequence[int]) -> list[int]:
+    """For each position, how many tokens before it equal the last tokens of the sequence (backward Z algorithm)."""
+    backwards = list(reversed(tokens))
+    size, left, right = len(backwards), 0, 0
+    lengths = [0] * size
+    for position in range(1, size):
+        length = min(right - position, lengths[position - left]) if position < right else 0
+        while position + length < size and backwards[length] == backwards[position + length]:
             length += 1
-        if place + length > right:
-            left, right = place, place + length
-        same[place] = length
-    return [same[size - place] if place else 0 for place in range(size)]
+        if position + length > right:
+            left, right = position, position + length
+        lengths[position] = length
+    return [lengths[size - position] if position else 0 for position in range(size)]
 
 
-def longest(tokens: Iterable[int], lengths: Iterable[int], least: int, most: int) -> dict[int, int]:
-    """The longest repeat, of at least ``least`` tokens and cut to ``most``, that each token came after."""
+def longest_repeats(tokens: Iterable[int], lengths: Iterable[int], least: int, most: int) -> dict[int, int]:
+    """{token: length of the longest repeat that it followed}, of at least ``least`` tokens, cut to ``most``."""
     found: dict[int, int] = {}
     for token, length in zip(tokens, lengths, strict=True):
         if min(length, most) >= least:
@@ -42,10 +42,10 @@ def longest(tokens: Iterable[int], lengths: Iterable[int], least: int, most: int
 
 
 class SuffixAutomaton:
-    """A growing sequence. A state stands for all pieces of it that end at the same places (Blumer et al. 1985).
+    """The suffix automaton of a growing sequence (Blumer et al. 1985).
 
-    Its link is the next shorter suffix that occurs at more places. There are at most two states per symbol, and
-    ``push`` costs O(1) on average.
+    A state stands for all substrings that end at the same positions. Its link is the state of the longest suffix that
+    ends at more positions. There are at most two states per symbol, and ``push`` takes amortised constant time.
     """
 
     def __init__(self) -> None:
@@ -62,13 +62,13 @@ class SuffixAutomaton:
         self._last = new
 
     def _shortened(self, state: int, length: int) -> int:
-        """The state of the suffix of this length, from that of a longer one."""
+        """The state of the suffix with this length, given the state of a longer one."""
         while (shorter := self._link[state]) != NOTHING and self._length[shorter] >= length:
             state = shorter
         return state
 
     def _after(self, state: int, symbol: int) -> int:
-        """The state of a suffix and one more symbol, split off from longer ones where these do not occur with it."""
+        """The state of a suffix plus one symbol; cloned if it also stands for longer substrings."""
         old, length = self._next[state][symbol], self._length[state] + 1
         if self._length[old] == length:
             return old
@@ -80,19 +80,18 @@ class SuffixAutomaton:
         return split
 
     def _add(self, follows: dict[int, int], link: int, length: int, like: int) -> int:
-        """A new state. like: one that occurred as often; or NOTHING."""
+        """Add a state. like: the state that it clones, or NOTHING."""
         self._next.append(follows)
         self._link.append(link)
         self._length.append(length)
         return len(self._length) - 1
 
 
-class Suffixes(SuffixAutomaton):
-    """Over the whole sequence: what followed its longest suffixes before.
+class RepeatIndex(SuffixAutomaton):
+    """Finds the tokens that followed earlier occurrences of the longest suffixes of a growing sequence.
 
-    least, most: the shortest repeat that counts, and the length from which all count as equally long: the states of
-    these two suffixes of the sequence are kept at hand. ``followers`` costs what it returns, and at most the states
-    between the two.
+    least: the minimum length of a repeat. most: the length to which longer repeats are cut. The states of the suffixes
+    with these lengths are stored, so the cost of ``continuations`` depends on its result and on the states between.
     """
 
     def __init__(self, tokens: Iterable[int], least: int, most: int) -> None:
@@ -107,15 +106,15 @@ class Suffixes(SuffixAutomaton):
         for length, mark in self._marks.items():
             self._marks[length] = self._shortened(self._next[mark][token], length)
 
-    def followers(self, most: int) -> dict[int, int]:
-        """``{token: n}``: what came after the last n tokens before; of several n, up to ``most``, the longest."""
+    def continuations(self, most: int) -> dict[int, int]:
+        """{token: n}: the token followed an earlier occurrence of the last n tokens; n is maximal, at most ``most``."""
         found: dict[int, int] = {}
         most, state = min(most, self._most), self._link[self._last]
         if state == NOTHING or min(self._length[state], most) < self._least:
             return found
         if self._length[state] > self._most:
             state = self._marks[self._most]
-        everything = self._next[self._marks[self._least]]  # a shorter suffix has all followers that longer ones have
+        everything = self._next[self._marks[self._least]]  # the shortest suffix has all continuations of longer ones
         while len(found) < len(everything):
             after, length = self._next[state], min(self._length[state], most)
             if len(after) > len(found):
@@ -125,23 +124,23 @@ class Suffixes(SuffixAutomaton):
         return found
 
 
-class Window:
-    """Over the last ``size`` tokens only: one pass over them per token."""
+class WindowRepeatIndex:
+    """The same for the last ``size`` tokens only: one pass over them per token."""
 
     def __init__(self, tokens: Sequence[int], size: int, least: int, most: int) -> None:
         self._least, self._most = least, most
         last = tokens[max(0, len(tokens) - size) :]
         self._size, self._tokens = size, np.array(last, np.int64)
-        self._lengths: Ids = np.array(repeats(last), np.int64)
+        self._lengths: Ids = np.array(repeat_lengths(last), np.int64)
 
     def push(self, token: int) -> None:
         longer = np.where(self._tokens == token, self._lengths + 1, 0)
         gone = max(0, len(longer) + 1 - self._size)
         self._tokens = np.append(self._tokens, token)[gone:]
         lengths = np.concatenate(([0], longer))[gone:]
-        self._lengths = np.minimum(lengths, np.arange(len(lengths)))  # no further back than the window begins
+        self._lengths = np.minimum(lengths, np.arange(len(lengths)))  # repeats begin within the window
 
-    def followers(self, most: int) -> dict[int, int]:
-        """As of ``Suffixes``."""
-        places, most = np.flatnonzero(self._lengths >= self._least), min(most, self._most)
-        return longest(self._tokens[places].tolist(), self._lengths[places].tolist(), self._least, most)
+    def continuations(self, most: int) -> dict[int, int]:
+        """See ``RepeatIndex``."""
+        chosen, most = np.flatnonzero(self._lengths >= self._least), min(most, self._most)
+        return longest_repeats(self._tokens[chosen].tolist(), self._lengths[chosen].tolist(), self._least, most)

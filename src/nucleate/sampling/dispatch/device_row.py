@@ -142,7 +142,7 @@ def _convert_shift(shift: Shift) -> DeviceShift | str:
         case BadWords(words):  # text has been encoded; otherwise reading the list raises
             converted = make_device_shift(shift, BAD_WORDS, words=words)
         case Dry(multiplier, base, allowed_ids, breakers, last_n):
-            list_params = multiplier, base, shift.room, allowed_ids, last_n
+            list_params = multiplier, base, shift.max_exponent, allowed_ids, last_n
             converted = make_device_shift(shift, DRY, list_params, words=breakers or ())
         case _ if shift.touches in ("seen", "output"):
             converted = make_device_shift(shift)

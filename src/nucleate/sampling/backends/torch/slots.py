@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from nucleate.sampling.backends.torch.torch_device import to_device, to_device_pinned
-from nucleate.sampling.suffix_automaton import repeats
+from nucleate.sampling.suffix_automaton import repeat_lengths
 
 SEED, STEP, PROMPT_LENGTH, SINCE_BREAKER, COLUMNS = range(7, 12)
 """Columns of the row state after the seven FusedParams: seed, number of output tokens, length of the prompt, number of
@@ -26,7 +26,7 @@ class Slots:
     - ``tokens_SL``: int64, ring buffers of the last ``ring_size`` tokens; token i is at i % ring_size.
     - ``stage_params_SP``: the numeric parameters of pipelines with stateful stages.
     - ``repeat_lengths_SL``: int32, for the token at each distance from the end, how many tokens directly before it
-      equal the last tokens of the sequence. For DRY and n-gram bans; equal to ``suffix_automaton.repeats``.
+      equal the last tokens of the sequence. For DRY and n-gram bans; equal to ``suffix_automaton.repeat_lengths``.
     """
 
     def __init__(self, device: torch.device, floats: torch.dtype, ring_size: int) -> None:
@@ -47,8 +47,8 @@ class Slots:
         if not self._free:
             self._grow(max(4, 2 * len(self.state_SC)))
         slot, last_tokens = self._free.pop(), last_tokens[max(0, len(last_tokens) - self.ring_size) :]
-        repeat_lengths = repeats(last_tokens)[::-1] if tracks_repeats else []
-        parts = [np.asarray(part, np.int64) for part in (state, last_tokens, repeat_lengths)]
+        lengths = repeat_lengths(last_tokens)[::-1] if tracks_repeats else []
+        parts = [np.asarray(part, np.int64) for part in (state, last_tokens, lengths)]
         state_C, tokens_L, repeat_lengths_L = to_device_pinned(np.concatenate(parts), self.device).split(
             [len(part) for part in parts]
         )

@@ -24,37 +24,37 @@ class BadWords(Shift):
     )
 
     def encode_text(self, tokenizer: TextEncoder) -> Self:
-        spelled = [tokenizer.spellings(word) if isinstance(word, str) else [word] for word in self.words]
-        return replace(self, words=tuple(dict.fromkeys(ids for several in spelled for ids in several)))
+        encoded = [tokenizer.spellings(word) if isinstance(word, str) else [word] for word in self.words]
+        return replace(self, words=tuple(dict.fromkeys(ids for spellings in encoded for ids in spellings)))
 
     def apply(self, x: Any, token: TokenInfo) -> Any:
         return x + token.listed
 
     def listing(self, history: History) -> Mapping[int, float]:
         output = [int(token) for token in history.output]
-        return _banned(spelled(self.words), output)
+        return _banned(encoded_words(self.words), output)
 
     def incremental_listing(self, history: History) -> IncrementalListing:
-        return Words(spelled(self.words), [int(token) for token in history.output])
+        return IncrementalBadWords(encoded_words(self.words), [int(token) for token in history.output])
 
 
-def spelled(words: Iterable[str | tuple[int, ...]]) -> list[list[int]]:
-    """The words as token ids. Raises ParameterError for one that is still text."""
-    made = []
+def encoded_words(words: Iterable[str | tuple[int, ...]]) -> list[list[int]]:
+    """Check that all words are token ids. Raises ParameterError for a word that is text."""
+    result = []
     for word in words:
         if isinstance(word, str):
             message = f"bad_words has the text {word!r}, but there is no tokenizer: give lists of token ids"
             raise ParameterError("bad_words", message)
-        made.append([*word])
-    return made
+        result.append([*word])
+    return result
 
 
 def _banned(words: Iterable[list[int]], output: list[int]) -> Mapping[int, float]:
-    fits = (word for word in words if len(word) <= len(output) + 1)
-    return {word[-1]: -INFINITY for word in fits if output[len(output) - len(word) + 1 :] == word[:-1]}
+    short = (word for word in words if len(word) <= len(output) + 1)
+    return {word[-1]: -INFINITY for word in short if output[len(output) - len(word) + 1 :] == word[:-1]}
 
 
-class Words:
+class IncrementalBadWords:
     """The incremental form of ``BadWords.listing``: looks only at words whose second-to-last token was just added."""
 
     def __init__(self, words: Iterable[list[int]], output: list[int]) -> None:
@@ -70,5 +70,5 @@ class Words:
         self._output.append(token)
 
     def listing(self) -> Mapping[int, float]:
-        near = self._by_last.get(self._output[-1], ()) if self._output else ()
-        return {**self._always, **_banned(near, self._output)}
+        possible = self._by_last.get(self._output[-1], ()) if self._output else ()
+        return {**self._always, **_banned(possible, self._output)}

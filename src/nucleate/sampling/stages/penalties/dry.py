@@ -9,10 +9,10 @@ from typing import Any, Self
 
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling.stage import History, IncrementalListing, Shift, TextEncoder, TokenInfo, param
-from nucleate.sampling.suffix_automaton import Suffixes, Window, longest, repeats
+from nucleate.sampling.suffix_automaton import RepeatIndex, WindowRepeatIndex, longest_repeats, repeat_lengths
 
-USUAL_BREAKERS = ("\n", ":", '"', "*")
-LARGEST = 87.0  # the logarithm of a number that float32 still holds
+DEFAULT_BREAKERS = ("\n", ":", '"', "*")
+LARGEST = 87.0  # exp of it is finite in float32
 
 
 class Dry(Shift):
@@ -45,7 +45,7 @@ class Dry(Shift):
 
     def encode_text(self, tokenizer: TextEncoder) -> Self:
         spelled: list[tuple[int, ...]] = []
-        for breaker in USUAL_BREAKERS if self.breakers is None else self.breakers:
+        for breaker in DEFAULT_BREAKERS if self.breakers is None else self.breakers:
             if isinstance(breaker, str):
                 spelled += [(token,) for token in tokenizer.containing(breaker)]
                 spelled += [ids for ids in tokenizer.spellings(breaker) if len(ids) > 1]
@@ -57,30 +57,30 @@ class Dry(Shift):
         return x + token.listed
 
     def listing(self, history: History) -> Mapping[int, float]:
-        said, tokens = history.last(-1)[1].tolist(), history.last(self.last_n)[1].tolist()
-        breaks = Breaks(self.breakers or ())
-        unbroken = next((n for n in range(len(said)) if breaks.at(said, len(said) - 1 - n)), len(said))
-        return self.penalties(longest(tokens, repeats(tokens), self.allowed_length, unbroken), said, breaks)
+        tokens, last = history.last(-1)[1].tolist(), history.last(self.last_n)[1].tolist()
+        matcher = BreakerMatcher(self.breakers or ())
+        lengths = longest_repeats(last, repeat_lengths(last), self.allowed_length, matcher.since_breaker(tokens))
+        return self.penalties(lengths, tokens, matcher)
 
     def incremental_listing(self, history: History) -> IncrementalListing:
-        return Repeats(self, history)
+        return IncrementalDry(self, history)
 
     @property
-    def room(self) -> float:
+    def max_exponent(self) -> float:
         """The exponent at which the penalty reaches its maximum."""
         return (LARGEST - max(0.0, log(self.multiplier or 1.0))) / log(self.base) if self.base > 1 else 0.0
 
-    def penalties(self, lengths: Mapping[int, int], said: list[int], breaks: Breaks) -> Mapping[int, float]:
+    def penalties(self, lengths: Mapping[int, int], tokens: list[int], matcher: BreakerMatcher) -> Mapping[int, float]:
         """Tokens that extend a repetition of n tokens lose multiplier * base ** (n - allowed_length), kept finite."""
         return {
-            token: -min(self.multiplier * self.base ** min(n - self.allowed_length, self.room), exp(LARGEST))
+            token: -min(self.multiplier * self.base ** min(n - self.allowed_length, self.max_exponent), exp(LARGEST))
             for token, n in lengths.items()
-            if not breaks.at([*said[-breaks.longest :], token], -1)
+            if not matcher.ends_at([*tokens[-matcher.max_length :], token], -1)
         }
 
 
-class Breaks:
-    """Finds where sequence breakers end."""
+class BreakerMatcher:
+    """Matches sequence breakers."""
 
     def __init__(self, breakers: Sequence[str | tuple[int, ...]]) -> None:
         self._before: dict[int, list[list[int]]] = {}
@@ -91,34 +91,38 @@ class Breaks:
                     field, f"{field} has the text {breaker!r}, but there is no tokenizer: give token ids"
                 )
             self._before.setdefault(breaker[-1], []).append([*breaker[:-1]])
-        self.longest = max(map(len, breakers), default=1)
+        self.max_length = max(map(len, breakers), default=1)
 
-    def at(self, tokens: list[int], place: int) -> bool:
-        """Whether a breaker ends with the token at this place."""
-        place %= len(tokens)
-        before = self._before.get(tokens[place], ())
-        return any(len(ids) <= place and tokens[place - len(ids) : place] == ids for ids in before)
+    def ends_at(self, tokens: list[int], position: int) -> bool:
+        """Whether a breaker ends with the token at this position."""
+        position %= len(tokens)
+        before = self._before.get(tokens[position], ())
+        return any(len(ids) <= position and tokens[position - len(ids) : position] == ids for ids in before)
+
+    def since_breaker(self, tokens: list[int]) -> int:
+        """The number of tokens after the last breaker."""
+        return next((n for n in range(len(tokens)) if self.ends_at(tokens, len(tokens) - 1 - n)), len(tokens))
 
 
-class Repeats:
+class IncrementalDry:
     """The incremental form of ``Dry.listing``."""
 
     def __init__(self, stage: Dry, history: History) -> None:
-        self._stage, self._breaks = stage, Breaks(stage.breakers or ())
-        self._said = history.last(-1)[1].tolist()
-        least, most = stage.allowed_length, stage.allowed_length + ceil(max(0.0, stage.room))
-        self._suffixes = (
-            Suffixes(self._said, least, most) if stage.last_n < 0 else Window(self._said, stage.last_n, least, most)
+        self._stage, self._matcher = stage, BreakerMatcher(stage.breakers or ())
+        self._tokens = history.last(-1)[1].tolist()
+        least, most = stage.allowed_length, stage.allowed_length + ceil(max(0.0, stage.max_exponent))
+        self._index = (
+            RepeatIndex(self._tokens, least, most)
+            if stage.last_n < 0
+            else WindowRepeatIndex(self._tokens, stage.last_n, least, most)
         )
-        self._unbroken = next(
-            (n for n in range(len(self._said)) if self._breaks.at(self._said, len(self._said) - 1 - n)), len(self._said)
-        )
+        self._since_breaker = self._matcher.since_breaker(self._tokens)
 
     def push(self, token: int) -> None:
-        self._said.append(token)
-        self._suffixes.push(token)
-        self._unbroken = 0 if self._breaks.at(self._said, -1) else self._unbroken + 1
+        self._tokens.append(token)
+        self._index.push(token)
+        self._since_breaker = 0 if self._matcher.ends_at(self._tokens, -1) else self._since_breaker + 1
 
     def listing(self) -> Mapping[int, float]:
-        lengths = self._suffixes.followers(self._unbroken)
-        return self._stage.penalties(lengths, self._said, self._breaks)
+        lengths = self._index.continuations(self._since_breaker)
+        return self._stage.penalties(lengths, self._tokens, self._matcher)

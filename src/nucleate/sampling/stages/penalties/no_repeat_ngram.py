@@ -7,7 +7,7 @@ from typing import Any
 
 from nucleate.sampling.maths import INFINITY
 from nucleate.sampling.stage import History, IncrementalListing, Shift, TokenInfo, param
-from nucleate.sampling.suffix_automaton import Suffixes
+from nucleate.sampling.suffix_automaton import RepeatIndex
 
 
 class NoRepeatNgram(Shift):
@@ -28,18 +28,18 @@ class NoRepeatNgram(Shift):
         }
 
     def incremental_listing(self, history: History) -> IncrementalListing:
-        return Ngrams(self.n, history)
+        return IncrementalNgrams(self.n, history)
 
 
-class Ngrams:
+class IncrementalNgrams:
     """The incremental form of ``NoRepeatNgram.listing``."""
 
     def __init__(self, n: int, history: History) -> None:
-        self._suffixes = Suffixes(history.last(-1)[1].tolist(), n - 1, n - 1)
-        self._before = n - 1
+        self._index = RepeatIndex(history.last(-1)[1].tolist(), n - 1, n - 1)
+        self._length = n - 1
 
     def push(self, token: int) -> None:
-        self._suffixes.push(token)
+        self._index.push(token)
 
     def listing(self) -> Mapping[int, float]:
-        return dict.fromkeys(self._suffixes.followers(self._before), -INFINITY)
+        return dict.fromkeys(self._index.continuations(self._length), -INFINITY)
