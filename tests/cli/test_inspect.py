@@ -46,11 +46,11 @@ def test_the_tables_are_the_trace(llm: nc.LLM, capsys: pytest.CaptureFixture[str
     assert [row.split()[0].split("(")[0] for row in rows] == ["logits", "Temperature", "TopK", "TopP", "Gumbel"]
     for row, step in zip(rows, told.steps, strict=True):
         assert row.endswith(step.why)
-        best = step.likeliest(1)[0]
+        best = step.most_likely(1)[0]
         assert f'"{llm.tokenizer.decode([best])}"' in row
     listed = tokens.splitlines()
     assert listed[0].split() == ["id", "token", "before", "after"]
-    left = told.steps[-2].likeliest(7)
+    left = told.steps[-2].most_likely(7)
     assert [int(line.split()[0]) for line in listed[1 : 1 + len(left)]] == left
     assert len(listed) == 8
     assert [line for line in listed if line.endswith("<- sampled")] == [

@@ -121,7 +121,7 @@ def test_explain_knows_the_vocabulary_and_the_backend_of_a_device() -> None:
     with pytest.raises(ParameterError, match="logit_bias names token 70, but the vocabulary ends at 49"):
         nc.explain(stages, "mps", vocab_size=50)
     plan = nc.explain(stages, "mps", vocab_size=100_000, backend="reference")
-    assert (plan.backend, plan.why) == ("reference", "on the host, because the backend is 'reference'")
+    assert (plan.backend, plan.why) == ("reference", "on the CPU, because the backend is 'reference'")
     assert nc.explain(stages, "cpu", backend="torch").why == "the backend is 'torch'"
     for wrong in ("cuda", "numpy", None):
         with pytest.raises(ParameterError, match="backend must be one of"):

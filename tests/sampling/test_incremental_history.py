@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import nucleate as nc
 from nucleate.parameters.parameter import ParameterError
-from nucleate.sampling.incremental_history import IncrementalHistory, Tally
+from nucleate.sampling.incremental_history import IncrementalHistory, TokenCounter
 from nucleate.sampling.stage import History
 from nucleate.sampling.stages import BadWords, Dry, Frequency, Gumbel, MinTokens, NoRepeatNgram, Presence, Repetition
 
@@ -37,7 +37,7 @@ def as_dict(counts):
 @pytest.mark.parametrize("window", WINDOWS)
 @given(prompt=TEXTS, output=TEXTS, more=TEXTS)
 def test_a_tally_counts_what_is_there_after_every_token(window, prompt, output, more):
-    tally, said = Tally(History(prompt, output), window), list(output)
+    tally, said = TokenCounter(History(prompt, output), window), list(output)
     for token in [None, *more]:
         if token is not None:
             tally.push(token)
@@ -50,7 +50,7 @@ def test_a_tally_counts_what_is_there_after_every_token(window, prompt, output, 
 
 
 def test_a_tally_holds_no_more_tokens_than_its_window():
-    tally = Tally(History((), ()), 5)
+    tally = TokenCounter(History((), ()), 5)
     for token in range(1000):
         tally.push(token)
     assert as_dict(tally.counts()) == dict.fromkeys(range(995, 1000), (0, 1))

@@ -367,7 +367,7 @@ def test_explain_says_what_is_left_out_and_added():
         ((Logprobs(1), LogitBias({1: 2.0}), Repetition(1.2, 9), Presence(1.0, 9), Suppress((1,)), TopP(0.9)), ""),
         ((MinTokens(3, (1,)), BadWords(((5,), (6,))), Allowed((1, 2)), Frequency(0.5), TopK(5)), ""),
         ((Temperature(0), TopK(5)), ""),
-        ((TopP(0.9), Suppress((1,))), r"Suppress\(\(1,\)\) comes after a stage that looks at the whole row"),
+        ((TopP(0.9), Suppress((1,))), r"Suppress\(\(1,\)\) comes after a stage that uses the whole row"),
         ((Dry(0.5), Dry(0.8)), r"Dry\(0.8\) is the second of its kind"),
         ((Dry(0.5), BadWords(((5, 6),)), NoRepeatNgram(3), TopK(9)), ""),
         ((Frequency(0.5), Repetition(1.2)), ""),
@@ -381,7 +381,7 @@ def test_explain_says_what_a_device_runs(monkeypatch, stages, why):
         plan = nc.explain((*stages, Gumbel(1)), device=device)
         if why:
             assert (plan.backend, plan.path) == ("cpu", "composed stages")
-            assert re.match(f"on the host, because .*{why}", plan.why), plan.why
+            assert re.match(f"on the CPU, because .*{why}", plan.why), plan.why
         else:
             there = importlib.util.find_spec("triton") is not None
             assert (plan.backend, plan.path) == (("triton", "fused kernel") if there else TENSORS)
@@ -426,11 +426,11 @@ def test_the_largest_vocabularies_take_no_longer_than_their_size():
 def test_probabilities_are_computed_by_the_backend_that_is_given(monkeypatch, backend):
     asked = []
 
-    def chances(fast):
+    def row_probabilities(fast):
         asked.append(fast)
         return functional.reference.probabilities
 
-    monkeypatch.setattr(functional, "chances", chances)
+    monkeypatch.setattr(functional, "row_probabilities", row_probabilities)
     logits = np.zeros((2, 300), np.float32)
     nc.probabilities(logits, SEEDED, backend=backend)
     assert asked == [backend == "cpu"] * 2

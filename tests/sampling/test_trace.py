@@ -158,8 +158,8 @@ def test_numbers_of_a_step_are_those_of_its_distribution():
             assert one.entropy == pytest.approx(-(p * np.log(p)).sum(), abs=1e-12)
             assert one.entropy >= 0
             order = sorted(np.flatnonzero(one.scores > -np.inf).tolist(), key=lambda i: (-one.scores[i], i))
-            assert one.likeliest(5) == order[:5]
-            assert one.likeliest(10**9) == order
+            assert one.most_likely(5) == order[:5]
+            assert one.most_likely(10**9) == order
 
 
 # ---- errors
@@ -379,8 +379,8 @@ def test_json_is_json_for_every_pipeline():
             assert (shown["stage"], shown["left"], shown["why"]) == (one.name, one.left, one.why)
             assert shown["removed_count"] == len(one.removed) >= len(shown["removed"]) <= 3
             assert shown["touched_count"] == len(one.touched)
-            assert [i for i, _, _ in shown["top"]] == one.likeliest(3)
-            assert [p for _, _, p in shown["top"]] == one.probabilities[one.likeliest(3)].tolist()
+            assert [i for i, _, _ in shown["top"]] == one.most_likely(3)
+            assert [p for _, _, p in shown["top"]] == one.probabilities[one.most_likely(3)].tolist()
     assert json.loads(nc.trace([0.0, np.nan], ()).to_json())["steps"] == []
     assert json.loads(nc.trace([0.0, 0.0], ()).to_json(top=0))["steps"][0]["top"] == []
 

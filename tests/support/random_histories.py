@@ -57,7 +57,7 @@ def written(backend: str, seed: int, steps: int, size: int, ring: int = 32) -> l
 
     ring: how many tokens of a row a device keeps at first.
     """
-    with unittest.mock.patch.object(batch_state, "RING", ring):
+    with unittest.mock.patch.object(batch_state, "MIN_RING_SIZE", ring):
         rng, sampler = random.Random(seed), nc.Sampler(size, backend)
     table_VV = np.random.default_rng(seed).normal(size=(size, size)).astype(np.float32) * 1.5
     last = []

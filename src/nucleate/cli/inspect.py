@@ -112,8 +112,8 @@ def show(result: Trace, tokenizer: Tokenizer, ids: list[int], top: int) -> None:
 def most_likely(result: Trace, tokenizer: Tokenizer, top: int) -> str:
     """Return a table of the most likely tokens before sampling, then those that a stage removed, with its name."""
     first, last = result.steps[0], result.steps[-1 if result.token_id is None else -2]
-    tokens = last.likeliest(top)
-    tokens += [token for token in first.likeliest(top + len(tokens)) if token not in tokens][: top - len(tokens)]
+    tokens = last.most_likely(top)
+    tokens += [token for token in first.most_likely(top + len(tokens)) if token not in tokens][: top - len(tokens)]
     if result.token_id is not None and result.token_id not in tokens:
         tokens.append(result.token_id)
     best = max(last.probabilities[token] for token in tokens)

@@ -1,4 +1,4 @@
-"""The history of a row, updated at constant cost per token. Equal to ``History``."""
+"""The history of a row, updated in constant time per token. Equal to ``History``."""
 
 from __future__ import annotations
 
@@ -13,63 +13,61 @@ from nucleate.sampling.stage import Pipeline, Shift
 
 
 class IncrementalHistory:
-    """The history of one row, as stages read it. ``mask`` can be set before each step."""
+    """The history of one row, a HistoryView. Set ``mask`` before each step."""
 
     def __init__(self, stages: Pipeline, prompt: Sequence[int], output: Sequence[int] = ()) -> None:
         self.prompt, self.output = [int(token) for token in prompt], [int(token) for token in output]
         self.mask: NDArray[np.int32] | None = None
-        self._stages = tuple(stage for stage in stages if isinstance(stage, Shift))  # kept, because ids of them are
+        self._stages = tuple(stage for stage in stages if isinstance(stage, Shift))  # keeps the ids of _listings valid
         history = History(self.prompt, self.output)
-        self._history = history  # its lists grow
-        self._tallies: dict[int | None, Tally] = {}  # created on first use
-        self._followers = {
-            id(stage): follower
-            for stage in self._stages
-            if (follower := stage.incremental_listing(history)) is not None
+        self._history = history  # shares the growing lists
+        self._counters: dict[int | None, TokenCounter] = {}  # by window, created on first use
+        self._listings = {
+            id(stage): listing for stage in self._stages if (listing := stage.incremental_listing(history)) is not None
         }
 
     def push(self, token: int) -> None:
         """Append a token."""
         self.output.append(token)
-        if self._tallies:
-            for tally in self._tallies.values():
-                tally.push(token)
-        if self._followers:
-            for follower in self._followers.values():
-                follower.push(token)
+        if self._counters:
+            for counter in self._counters.values():
+                counter.push(token)
+        if self._listings:
+            for listing in self._listings.values():
+                listing.push(token)
 
     def counts(self, window: int | None) -> TokenCounts:
-        return self._tally(window).counts()
+        return self._counter(window).counts()
 
     def table(self, window: int | None) -> NDArray[np.int64]:
-        """Where these counts are, see ``Tally.table``."""
-        return self._tally(window).table
+        """The addresses of these counts, see ``TokenCounter.table``."""
+        return self._counter(window).table
 
-    def _tally(self, window: int | None) -> Tally:
-        if window not in self._tallies:
-            self._tallies[window] = Tally(self._history, window)
-        return self._tallies[window]
+    def _counter(self, window: int | None) -> TokenCounter:
+        if window not in self._counters:
+            self._counters[window] = TokenCounter(self._history, window)
+        return self._counters[window]
 
     def listing(self, stage: Shift) -> Mapping[int, float]:
-        follower = self._followers.get(id(stage))
-        return stage.listing(self._history) if follower is None else follower.listing()
+        incremental = self._listings.get(id(stage))
+        return stage.listing(self._history) if incremental is None else incremental.listing()
 
 
-class Tally:
-    """How often each token occurred: sparse columns with a place per token, those at zero taken out.
+class TokenCounter:
+    """Counts the tokens of a window: a sparse table with one entry per distinct token.
 
-    ``table`` is int64 [4], for kernels: the addresses of ids, counts in the prompt and counts in the output, all int64,
-    and how many there are. It stays where it is.
+    ``table`` is int64 [4], for kernels: the addresses of the token ids, their counts in the prompt and their counts in
+    the output, each int64, and the number of entries. Its own address does not change.
     """
 
     def __init__(self, history: History, window: int | None) -> None:
         start = history.counts(window)
         self._window = window
-        self._used = len(start.ids_K)
-        self._columns = np.array(start, np.int64)  # ids, in the prompt, in the output
+        self._size = len(start.ids_K)
+        self._columns = np.array(start, np.int64)  # ids, prompt counts, output counts
         self.table = np.zeros(4, np.int64)
         self._grow(8)
-        self._places = {int(token): place for place, token in enumerate(start.ids_K)}
+        self._positions = {int(token): position for position, token in enumerate(start.ids_K)}
         self._recent = deque(history.last(window)[1].tolist()) if window is not None and window >= 0 else None
 
     def push(self, token: int) -> None:
@@ -81,29 +79,29 @@ class Tally:
                 self._add(recent.popleft(), -1)
 
     def _add(self, token: int, change: int) -> None:
-        ids, prompt, output = self._seen
-        place = self._places.get(token)
-        if place is None:
-            place = self._used
-            if place == len(ids):
-                self._grow(place)
-                ids, prompt, output = self._seen
-            self._places[token] = place
-            ids[place], prompt[place], output[place] = token, 0, 0
-            self._used = self._seen_table[3] = place + 1
-        output[place] += change
-        if change < 0 and not output[place] and not prompt[place]:  # the last takes its place
-            last = self._used = self._seen_table[3] = self._used - 1
+        ids, prompt, output = self._views
+        position = self._positions.get(token)
+        if position is None:
+            position = self._size
+            if position == len(ids):
+                self._grow(position)
+                ids, prompt, output = self._views
+            self._positions[token] = position
+            ids[position], prompt[position], output[position] = token, 0, 0
+            self._size = self._table_view[3] = position + 1
+        output[position] += change
+        if change < 0 and not output[position] and not prompt[position]:  # replace it by the last entry
+            last = self._size = self._table_view[3] = self._size - 1
             moved = ids[last]
-            ids[place], prompt[place], output[place] = moved, prompt[last], output[last]
-            self._places[moved] = place
-            del self._places[token]
+            ids[position], prompt[position], output[position] = moved, prompt[last], output[last]
+            self._positions[moved] = position
+            del self._positions[token]
 
     def _grow(self, more: int) -> None:
-        """Make room for more columns, which are somewhere else then. Views give one number faster than arrays do."""
+        """Add space, which moves the columns. Memoryviews access single numbers faster than arrays."""
         self._columns = np.concatenate((self._columns, np.zeros((3, more), np.int64)), axis=1)
-        self._seen, self._seen_table = [column.data for column in self._columns], self.table.data
-        self.table[:] = *(column.ctypes.data for column in self._columns), self._used
+        self._views, self._table_view = [column.data for column in self._columns], self.table.data
+        self.table[:] = *(column.ctypes.data for column in self._columns), self._size
 
     def counts(self) -> TokenCounts:
-        return TokenCounts(*self._columns[:, : self._used])
+        return TokenCounts(*self._columns[:, : self._size])

@@ -25,11 +25,11 @@ from nucleate.sampling.stage import Ceiling, Floor, Pipeline, Prefix, Scale, Shi
 
 @dataclass(frozen=True, eq=False)
 class TraceStep:
-    """The effect of one stage. Arrays are in ascending order of token ids."""
+    """The effect of one stage. Arrays of token ids are in ascending order."""
 
     stage: Stage | None  #: None for the logits
-    why: str  #: the reason, with the numbers that decided
-    touched: NDArray[np.int64]  #: tokens whose score it changed, but which survived
+    why: str  #: the reason, with the deciding numbers
+    touched: NDArray[np.int64]  #: surviving tokens whose score it changed
     removed: NDArray[np.int64]  #: tokens that it removed
     scores: NDArray[np.float64]  #: [V] after it, -inf for removed tokens
     probabilities: NDArray[np.float64]  #: [V] after it
@@ -44,8 +44,8 @@ class TraceStep:
         """Number of surviving tokens."""
         return int(np.count_nonzero(self.scores > -np.inf))
 
-    def likeliest(self, n: int) -> list[int]:
-        """The first n surviving tokens of the ranking."""
+    def most_likely(self, n: int) -> list[int]:
+        """The n most likely tokens, in rank order."""
         order_V = np.argsort(-self.scores, kind="stable")
         return [int(token) for token in order_V[: min(n, self.left)]]
 
@@ -68,7 +68,7 @@ class Trace:
         """One line per stage. text: formats a token id."""
         rows = [("stage", "left", "touched", "removed", "entropy", "best", "p", "why")]
         for step in self.steps:
-            [best] = step.likeliest(1)
+            [best] = step.most_likely(1)
             name = step.name if step.stage is None else _cut(shown(step.stage), 34)
             counts = (f"{step.left}", f"{len(step.touched)}", f"{len(step.removed)}")
             chance = f"{step.probabilities[best]:.4f}"
@@ -91,7 +91,7 @@ class Trace:
                 "touched_count": len(step.touched),
                 "removed": step.removed[:top].tolist(),
                 "removed_count": len(step.removed),
-                "top": [[i, float(step.scores[i]), float(step.probabilities[i])] for i in step.likeliest(top)],
+                "top": [[i, float(step.scores[i]), float(step.probabilities[i])] for i in step.most_likely(top)],
             }
             for step in self.steps
         ]
@@ -116,11 +116,11 @@ def trace(
     stages are shown, also those that cannot change the result. ``error`` reports logits that are NaN, +inf or all -inf,
     and a stage that removes all tokens.
     """
-    logits = LogitsInput(_alone(logits_V, "logits"))
+    logits = LogitsInput(_as_batch(logits_V, "logits"))
     size, stages = logits.shape[1], as_pipeline(params)
     fast = compiled(backend, size)
     check_ids(stages, size)
-    [at], [mask_W] = per_row(step, 1, "step"), masks(None if mask is None else _alone(mask, "mask"), 1, size)
+    [at], [mask_W] = per_row(step, 1, "step"), masks(None if mask is None else _as_batch(mask, "mask"), 1, size)
     stages = stages if mask_W is None else with_mask(stages)
     prompt = history(() if prompt_ids is None else prompt_ids, size, "prompt_ids")
     output = history(() if output_ids is None else output_ids, size, "output_ids")
@@ -129,7 +129,7 @@ def trace(
     return _trace(logits[0], stages, History(prompt, output, mask_W), seed, at, fast=fast)
 
 
-def _alone(row: Any, name: str) -> Any:
+def _as_batch(row: Any, name: str) -> Any:
     """One row, NumPy or torch, as a batch."""
     array = row if hasattr(row, "detach") else np.asarray(row)
     if array.ndim != 1:
@@ -166,28 +166,28 @@ def _trace(
     except reference.RowError as error:
         return Trace(tuple(steps), None, str(error), seed, step)
     drawn = Survivors(np.array([token]), kept.x_N[kept.ids_N == token], kept.whole)
-    steps.append(_step(stages[-1], _draw(stages[-1], kept, token), kept, drawn, len(logits_V)))
+    steps.append(_step(stages[-1], _draw_reason(stages[-1], kept, token), kept, drawn, len(logits_V)))
     return Trace(tuple(steps), token, None, seed, step)
 
 
 def _step(stage: Stage | None, why: str, kept: Survivors | None, left: Survivors, size: int) -> TraceStep:
     before_V, after_V, p_V = np.full(size, -np.inf), np.full(size, -np.inf), np.zeros(size)
     after_V[left.ids_N] = left.x_N
-    p_V[left.ids_N] = _chances(left)
+    p_V[left.ids_N] = _probabilities(left)
     start = left if kept is None else kept
     before_V[start.ids_N] = start.x_N
     out_V = (before_V > -np.inf) & (after_V == -np.inf)
     touched_V = (before_V != after_V) & ~out_V
-    entropy = max(0.0, float(reference.statistics(left.x_N).entropy))  # rounding may take it below
+    entropy = max(0.0, float(reference.statistics(left.x_N).entropy))  # rounding may make it negative
     return TraceStep(stage, why, np.flatnonzero(touched_V), np.flatnonzero(out_V), after_V, p_V, entropy)
 
 
-def _chances(kept: Survivors) -> NDArray[np.float64]:
+def _probabilities(kept: Survivors) -> NDArray[np.float64]:
     e_N = np.exp(kept.x_N - kept.x_N.max())
     return np.asarray(e_N / e_N.sum())
 
 
-# ---- why: what a stage went by, in words, from what was there before it and after it
+# ---- why: the reason, from the tokens before and after a stage
 
 
 def _why(stage: Stage, kept: Survivors, left: Survivors, u: float) -> str:
@@ -200,21 +200,21 @@ def _why(stage: Stage, kept: Survivors, left: Survivors, u: float) -> str:
 
 
 def _shift(stage: Shift, kept: Survivors, left: Survivors, u: float) -> str:
-    who = _WHO["seen" if stage.touches == "output" and stage.window is not None else stage.touches]
+    subject = _SUBJECTS["seen" if stage.touches == "output" and stage.window is not None else stage.touches]
     window = "" if stage.window is None or stage.window < 0 else f", the last {stage.window}"
     _, before, after = np.intersect1d(kept.ids_N, left.ids_N, assume_unique=True, return_indices=True)
     changes = left.x_N[after] - kept.x_N[before]
     changes, banned = changes[changes != 0], len(kept.ids_N) - len(left.ids_N)
-    said = []
+    parts = []
     if len(changes):
         low, high = f"{changes.min():+.4g}", f"{changes.max():+.4g}"
-        said.append(f"{len(changes)} changed by {low if low == high else f'{low} to {high}'}")
+        parts.append(f"{len(changes)} changed by {low if low == high else f'{low} to {high}'}")
     if banned:
-        said.append(f"{banned} banned")
-    return f"{who}{window}: {', '.join(said) or 'none changed'}"
+        parts.append(f"{banned} banned")
+    return f"{subject}{window}: {', '.join(parts) or 'none changed'}"
 
 
-_WHO = {
+_SUBJECTS = {
     "seen": "prompt and output tokens",
     "output": "output tokens",
     "listed": "listed tokens",
@@ -241,15 +241,16 @@ def _floor(stage: Floor, kept: Survivors, left: Survivors, u: float) -> str:
 def _prefix(stage: Prefix, kept: Survivors, left: Survivors, u: float) -> str:
     below_N, row = reference.seen(kept)
     weight_N, stays_N = stage.weight(below_N, row), np.isin(kept.ids_N, left.ids_N)
-    target, total, chance = float(stage.target(row)), float(weight_N.sum()), float(_chances(kept)[stays_N].sum())
+    target, total, chance = float(stage.target(row)), float(weight_N.sum()), float(_probabilities(kept)[stays_N].sum())
     least = "" if stage.inclusive else "at most "
-    counts = np.ptp(weight_N) == 0 and (weight_N == stage.weight(below_N - 1.0, row)).all()  # whatever they score
+    counts = np.ptp(weight_N) == 0 and (weight_N == stage.weight(below_N - 1.0, row)).all()  # independent of the score
     if counts or not total > 0:
         return f"target {least}{target:.6g} tokens, kept probability {chance:.4g}"
     of_all = target != float(stage.target(row._replace(full_mass=row.mass)))
     total *= float(row.full_mass / row.mass) if of_all else 1.0
     condition, reached = f"{target / total:.4g}", f"{float(weight_N[stays_N].sum()) / total:.4g}"
-    share = " of all tokens" if of_all else "" if np.allclose(weight_N / total, _chances(kept)) else " of the weight"
+    is_probability = np.allclose(weight_N / total, _probabilities(kept))
+    share = " of all tokens" if of_all else "" if is_probability else " of the weight"
     own = "" if type(stage).order is Prefix.order else ", in its own ranking"
     probability = f", kept probability {chance:.4g}" if share else ""
     return f"target {least}{condition}{share}, reached {reached}{probability}{own}"
@@ -260,19 +261,20 @@ def _ceiling(stage: Ceiling, kept: Survivors, left: Survivors, u: float) -> str:
         return f"random number {u:.4f} >= {stage.act_probability:g}: inactive in this step"
     below_N, row = reference.seen(kept)
     cut = float(stage.ceiling(row))
-    above, coin = int((below_N >= cut).sum()), f"random number {u:.4f} < {stage.act_probability:g}"
+    above, event = int((below_N >= cut).sum()), f"random number {u:.4f} < {stage.act_probability:g}"
     least = f"probability >= {np.exp(cut - row.top) / row.mass:.3g}"
-    return f"{coin}: {above} with {least}{', keeps the last of them' if above else ''}"
+    return f"{event}: {above} with {least}{', keeps the last of them' if above else ''}"
 
 
 def _tap(stage: Tap, kept: Survivors, left: Survivors, u: float) -> str:
     return "reports logprobs of this distribution"
 
 
-def _draw(stage: Any, kept: Survivors, token: int) -> str:
+def _draw_reason(stage: Any, kept: Survivors, token: int) -> str:
     how = {"none": "highest score", "each": "highest score with noise", "one": "inverse CDF"}
-    place = int(np.flatnonzero(kept.ids_N == token)[0])
-    return f"{how[stage.uniforms]}: rank {place + 1} of {len(kept.ids_N)}, probability {_chances(kept)[place]:.4g}"
+    rank = int(np.flatnonzero(kept.ids_N == token)[0])
+    p = _probabilities(kept)[rank]
+    return f"{how[stage.uniforms]}: rank {rank + 1} of {len(kept.ids_N)}, probability {p:.4g}"
 
 
 _WHY: Mapping[str, Callable[[Any, Survivors, Survivors, float], str]] = {

@@ -181,8 +181,8 @@ def test_stages_of_ones_own(draw: Draw) -> None:
         (Branching(), "Branching.apply is not one expression of numbers"),
         (Looping(), "Looping.apply names range, which is no name of maths"),
         (Counting(), "Counting.update names float, which is no name of maths"),
-        (Suppress((1,)), r"Suppress((1,)) comes after a stage that looks at the whole row"),
-        (Mask(), "Mask() comes after a stage that looks at the whole row"),
+        (Suppress((1,)), r"Suppress((1,)) comes after a stage that uses the whole row"),
+        (Mask(), "Mask() comes after a stage that uses the whole row"),
     ],
 )
 def test_what_cannot_be_bound_runs_on_the_host_and_is_told(
@@ -194,8 +194,8 @@ def test_what_cannot_be_bound_runs_on_the_host_and_is_told(
     with caplog.at_level(logging.WARNING, "nucleate"):
         sampler.add(stages)
     other.add(stages)
-    assert f"a row runs on the host, because {why}" in caplog.text
-    assert nc.explain(stages, device="cuda").why == f"on the host, because {why}"
+    assert f"a row runs on the CPU, because {why}" in caplog.text
+    assert nc.explain(stages, device="cuda").why == f"on the CPU, because {why}"
     logits = torch.randn(1, 50, generator=torch.Generator().manual_seed(0))
     assert sampler(logits).token_ids.tolist() == other(logits).token_ids.tolist()
 

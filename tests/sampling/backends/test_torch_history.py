@@ -249,17 +249,17 @@ def test_a_loop_looks_back_as_steps_do() -> None:
 
 def test_rings_grow_with_what_is_said_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """A row that has ended takes no room, however long others go on."""
-    monkeypatch.setattr(on_device, "RING", 16)
+    monkeypatch.setattr(on_device, "MIN_RING_SIZE", 16)
     sampler, table_VV = nc.Sampler(50, "torch"), torch.eye(50).roll(1, 1) * 1000
     sampler.add((NoRepeatNgram(60), Gumbel(1)), [2])
     sampler.add((Repetition(1.01, 4), Gumbel(1)), [3])
     loop = sampler.loop(lambda tokens_R, active_R: table_VV[tokens_R], [2, 11], steps=5, stop_ids=[10])
     said = torch.cat([loop() for _ in range(9)], 1).tolist()
     assert said[0] == [*range(3, 11), *[-1] * 37]
-    assert sampler._device._held._slots.ring == 16
+    assert sampler._device._state._slots.ring == 16
     for token in range(20):
         sampler.accept(0, token)
-    assert sampler._device._held._slots.ring == 32
+    assert sampler._device._state._slots.ring == 32
     assert sampler.output_ids(0) == (*range(3, 11), *range(20))
 
 
@@ -305,8 +305,8 @@ def test_what_the_host_still_runs() -> None:
 
 def test_float32_columns_look_back_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     """For devices that have no float64."""
-    monkeypatch.setattr(on_device, "floats_of", lambda device: torch.float32)
-    monkeypatch.setattr(on_device, "RING", 16)
+    monkeypatch.setattr(on_device, "float_dtype", lambda device: torch.float32)
+    monkeypatch.setattr(on_device, "MIN_RING_SIZE", 16)
     both, numbers = [nc.Sampler(40, backend) for backend in ("torch", "reference")], np.random.default_rng(0)
     for sampler in both:
         sampler.add((Repetition(1.3, 5), Dry(0.9, 1.5, 1), NoRepeatNgram(3), Gumbel(1)), [1, 2, 1, 2])

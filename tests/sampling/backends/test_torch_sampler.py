@@ -69,7 +69,7 @@ def test_very_many_stories() -> None:
 
 
 def test_the_host_hears_of_tokens_before_they_are_written_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(on_device, "RING", 8)  # the longest window is 7
+    monkeypatch.setattr(on_device, "MIN_RING_SIZE", 8)  # the longest window is 7
     for seed in (20, 21):
         told(played.play("torch", seed, 60), played.play("reference", seed, 60))
     sampler, drawn = nc.Sampler(40, "torch"), [[], []]
@@ -100,7 +100,7 @@ def test_long_stories_told_by_kernels(kernels: interpreted.Interpreted) -> None:
 
 def test_float32_columns_give_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """For devices that have no float64."""
-    monkeypatch.setattr(on_device, "floats_of", lambda device: torch.float32)
+    monkeypatch.setattr(on_device, "float_dtype", lambda device: torch.float32)
     both = [nc.Sampler(300, backend) for backend in ("torch", "reference")]
     for sampler in both:
         sampler.add((LogitBias({3: 2.0}), Repetition(1.3, 5), Presence(0.4, 5), Temperature(0.7), Gumbel(1)), [1, 2])
@@ -229,20 +229,20 @@ def test_a_loop_is_captured_once_and_again_when_arrays_move(monkeypatch: pytest.
         sampler.add((Repetition(1.3), TopK(50), Gumbel(1)), [3])
         loop = sampler.loop(lambda tokens_R, active_R: table_VV[tokens_R], [3], steps=4)
         if stubborn:
-            monkeypatch.setattr(loops, "captured", captured)
+            monkeypatch.setattr(loops, "capture_graph", captured)
             for module in (loops, on_device):
-                monkeypatch.setattr(module, "guard", lambda device: contextlib.nullcontext())
+                monkeypatch.setattr(module, "device_guard", lambda device: contextlib.nullcontext())
             loop._rows.device = Stubborn()
         twins.append((sampler, loop))
     for step in range(6):
         assert twins[0][1]().tolist() == twins[1][1]().tolist()
         if step == 3:
             assert len(captures) == 1
-            twins[0][0]._device._held.device = torch.device("cpu")
+            twins[0][0]._device._state.device = torch.device("cpu")
             for sampler, _ in twins:
                 for _ in range(9):  # more rows than there were slots for
                     sampler.add((Gumbel(2),))
-            twins[0][0]._device._held.device = Stubborn()
+            twins[0][0]._device._state.device = Stubborn()
         assert twins[0][1].ended_R.tolist() == [False]
     assert len(captures) == 2
 
@@ -270,7 +270,7 @@ def test_a_loop_refuses_rows_that_need_the_host() -> None:
         sampler.add((*stages, Gumbel(1)))
     wants = "it wants logprobs"
     for rows, what in (
-        ([1], "row 1 .* it runs on the host"),
+        ([1], "row 1 .* it runs on the CPU"),
         ([0, 2], f"row 2 .* {wants}"),
         ([3], f"row 3 .* {wants}"),
     ):
@@ -359,8 +359,8 @@ def test_the_host_runs_what_the_device_cannot_and_says_so_once(caplog: pytest.Lo
     with caplog.at_level(logging.WARNING, "nucleate"):
         for stages in ((), (Typical(0.5), Suppress((1,))), (Mirostat(3.0),), (TopK(5), Suppress((2,)))):
             sampler.add((*stages, Gumbel(1)))
-    why = "Suppress((1,)) comes after a stage that looks at the whole row"
-    messages = [f"a row runs on the host, because {why}; further rows are not logged"]
+    why = "Suppress((1,)) comes after a stage that uses the whole row"
+    messages = [f"a row runs on the CPU, because {why}; further rows are not logged"]
     assert [record.message for record in caplog.records] == messages
 
 

@@ -76,7 +76,7 @@ class EditProgram:
 
 
 def table_of(past: HistoryView, window: int | None) -> tuple[NDArray[np.int64], Any]:
-    """Where counts are, see ``Tally.table``, and what holds them there."""
+    """Where counts are, see ``TokenCounter.table``, and what holds them there."""
     if isinstance(past, IncrementalHistory):
         return past.table(window), past
     columns = np.array(past.counts(window), np.int64)

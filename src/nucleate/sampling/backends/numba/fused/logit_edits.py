@@ -82,7 +82,7 @@ def hold(edit: Any, token: Any, x: Any, count: Any, work: Any) -> Any:
 
 @jit
 def penalise(table: Any, rules: Any, work: Any) -> None:
-    """Penalties one after the other, for each token that occurred. table: see ``Tally.table``."""
+    """Penalties one after the other, for each token that occurred. table: see ``TokenCounter.table``."""
     n, had = table[3], work.state[EDITED]
     ids, output, x, count = carray(longs_at(table[0]), n), carray(longs_at(table[2]), n), work.scores[:n], had
     for i in range(n):
