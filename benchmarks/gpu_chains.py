@@ -82,7 +82,7 @@ def rows_of(
         row = device_row_spec(simplify(stages), size)
         assert isinstance(row, DeviceRowSpec), row  # noqa: S101  # a device runs the chains above
         rows.add(number, row, seed, [], said[number] if said else [])
-    part = rows.part(range(len(pipelines)))
+    part = rows.view(range(len(pipelines)))
     rows.reserve(part, STEPS)
     return rows, part
 

@@ -54,7 +54,7 @@ def test_a_tally_holds_no_more_tokens_than_its_window():
     for token in range(1000):
         tally.push(token)
     assert as_dict(tally.counts()) == dict.fromkeys(range(995, 1000), (0, 1))
-    assert len(tally._places) == 5
+    assert len(tally._positions) == 5
     assert tally._columns.shape[1] < 32
 
 

@@ -45,21 +45,23 @@ def drawing(
 
     staged = [signature.pipeline_signature(stages) for stages in rows]
     assert not any(isinstance(one, str) for one in staged), staged
-    assert len({one.steps for one in staged}) == 1
+    assert len({one.signatures for one in staged}) == 1
     seeds_R, steps_R = (torch.tensor([word - 2**64 * (word >= 2**63) for word in words]) for words in (seeds, steps))
     floats = floats or torch.float64
-    numbers_RP = torch.tensor([one.numbers for one in staged], dtype=floats).view(len(staged), -1)
-    batch = batch_sampling.batch_of(staged, seeds_R, size, floats)
-    return batch, steps_R, numbers_RP if batch.learns else None
+    params_RP = torch.tensor([one.params for one in staged], dtype=floats).view(len(staged), -1)
+    batch = batch_sampling.make_batch(staged, seeds_R, size, floats)
+    return batch, steps_R, params_RP if batch.stateful else None
 
 
 def outcome(given: Any, logits: Any) -> Any:
     from nucleate.sampling.backends.torch import batch_sampling
 
-    batch, steps_R, numbers_RP = given
+    batch, steps_R, params_RP = given
     return batch_sampling.run(
         batch,
-        batch_sampling.StepInput(batch_sampling.scores(logits, batch.fixed.zero_1), steps_R, numbers_RP=numbers_RP),
+        batch_sampling.StepInput(
+            batch_sampling.to_scores(logits, batch.constants.zero_1), steps_R, params_RP=params_RP
+        ),
     )
 
 
@@ -97,7 +99,9 @@ def _difference(x: Any, stages: Any, seed: int, step: int) -> str:
         return f"left {np.flatnonzero(told_V > -np.inf)}, the reference {sorted(left.ids_N)}: {stages}"
     if not near(told_V[left.ids_N].tolist(), left.x_N.tolist()):
         return f"other scores: {stages}"
-    moved = signature.moved(stages, given[0].steps, got.numbers_RP.tolist()[0]) if given[0].learns else stages
+    moved = (
+        signature.with_state(stages, given[0].signatures, got.params_RP.tolist()[0]) if given[0].stateful else stages
+    )
     return "" if near(parameters(moved), parameters(expected.stages)) else f"{moved}, the reference {expected.stages}"
 
 

@@ -97,7 +97,7 @@ def sample(x_RV: Any, numbers: Any, seeds: Any, steps: Any, **more: Any) -> dict
     """What the kernels leave in their workspace. more: dtype, stride, mask, rows, cuts, report, out, active."""
     import torch
 
-    from nucleate.sampling.backends.torch.slots import COLUMNS, OFFSET, SEED, STEP
+    from nucleate.sampling.backends.torch.slots import COLUMNS, PROMPT_LENGTH, SEED, STEP
     from nucleate.sampling.backends.triton import launch
     from nucleate.sampling.backends.triton.device_memory import RowState
 
@@ -115,7 +115,7 @@ def sample(x_RV: Any, numbers: Any, seeds: Any, steps: Any, **more: Any) -> dict
     lines_SC = torch.full((len(numbers) + 2, COLUMNS), 99)
     lines_SC[slots_R, : len(numbers[0])] = torch.tensor(numbers, dtype=torch.float64).view(torch.int64)
     lines_SC[slots_R, SEED], lines_SC[slots_R, STEP] = torch.from_numpy(seeds), torch.from_numpy(steps)
-    lines_SC[slots_R, OFFSET] = slots_R - lines_SC[slots_R, STEP]
+    lines_SC[slots_R, PROMPT_LENGTH] = slots_R - lines_SC[slots_R, STEP]
     ring_SL = torch.full((len(lines_SC), 7), -5)
     active = torch.from_numpy(more["active"]) if "active" in more else None
     state = RowState(slots_R, lines_SC, ring_SL, 7, active)

@@ -33,7 +33,7 @@ def without_gpu(capability: int) -> None:
     asked = {"target": GPUTarget("cuda", capability, 32), "device": 0, "stream": 0}
     answers = {f"get_current_{name}": lambda *_, answer=answer: answer for name, answer in asked.items()}
     driver.set_active(SimpleNamespace(**answers))
-    torch_device.interpreted, torch.empty = lambda: True, torch.zeros
+    torch_device.triton_interpreted, torch.empty = lambda: True, torch.zeros
     run = JITFunction.run
 
     def compiled(self: Any, *given: Any, **named: Any) -> None:

@@ -28,7 +28,7 @@ def batched(cases: list[Any], rows: int) -> list[int]:
     for place, case in enumerate(cases):
         chain = to_fused_pipeline(simplify(case.stages))
         staged = signature.pipeline_signature(simplify(case.stages)) if isinstance(chain, str) else None
-        kinds[staged and staged.steps].append((place, staged or chain.numbers))
+        kinds[staged and staged.signatures].append((place, staged or chain.params))
     for kind in kinds.values():
         for start in range(0, len(kind), rows):
             places, some = zip(*kind[start : start + rows], strict=True)
@@ -41,7 +41,7 @@ def batched(cases: list[Any], rows: int) -> list[int]:
                 x_V[: len(cases[place].logits)] = cases[place].logits
             words = np.array([[cases[place].seed, cases[place].step] for place in places], np.uint64).view(np.int64)
             seeds_R, steps_R = torch.from_numpy(words).unbind(1)
-            batch = batch_sampling.batch_of(staged, seeds_R, size, torch.float64)
+            batch = batch_sampling.make_batch(staged, seeds_R, size, torch.float64)
             got = batch_sampling.run(batch, batch_sampling.StepInput(torch.from_numpy(x_RV).double(), steps_R))
             for place, token in zip(places, got.tokens_R.tolist(), strict=True):
                 tokens[place] = token

@@ -122,12 +122,14 @@ def test_float32_draws_the_same_tokens_but_for_float_edges() -> None:
 def test_a_step_waits_for_nothing(stages: Any) -> None:
     """On tensors without numbers."""
     rows = [signature.pipeline_signature((*stages, Logprobs(2), Gumbel(1)))] * 3
-    batch = batch_sampling.batch_of(rows, torch.empty(3, dtype=torch.int64, device="meta"), 300, torch.float64)
-    numbers_RP = torch.empty((3, len(rows[0].numbers)), dtype=torch.float64, device="meta") if batch.learns else None
+    batch = batch_sampling.make_batch(rows, torch.empty(3, dtype=torch.int64, device="meta"), 300, torch.float64)
+    params_RP = torch.empty((3, len(rows[0].params)), dtype=torch.float64, device="meta") if batch.stateful else None
     logits, steps_R = torch.empty((3, 300), dtype=torch.bfloat16, device="meta"), torch.empty(3, device="meta").long()
     got = batch_sampling.run(
         batch,
-        batch_sampling.StepInput(batch_sampling.scores(logits, batch.fixed.zero_1), steps_R, numbers_RP=numbers_RP),
+        batch_sampling.StepInput(
+            batch_sampling.to_scores(logits, batch.constants.zero_1), steps_R, params_RP=params_RP
+        ),
     )
     assert got.tokens_R.shape == (3,)
     assert got.tapped_RV is not None
@@ -212,10 +214,10 @@ def test_explain_says_which_way_it_goes() -> None:
 
 def test_rows_share_a_structure_whatever_their_numbers_are() -> None:
     one, other = (signature.pipeline_signature((Temperature(t), Typical(0.9), Gumbel(int(t)))) for t in (0.5, 2.0))
-    assert one.steps == other.steps
-    assert one.numbers != other.numbers
+    assert one.signatures == other.steps
+    assert one.params != other.numbers
     one, other = (signature.pipeline_signature((TopP(0.5, of_full_mass=whole), Gumbel(1))) for whole in (False, True))
-    assert one.steps != other.steps
+    assert one.signatures != other.steps
 
 
 def test_a_rule_may_name_what_maths_names() -> None:

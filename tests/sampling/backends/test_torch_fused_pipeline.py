@@ -59,9 +59,9 @@ def sample(
     floats: torch.dtype = torch.float64,
 ) -> torch.Tensor:
     """The tokens of rows with these numbers."""
-    batch = batch_sampling.batch_of(signature.fused_signatures(asked), seeds, x_RV.shape[1], floats)
+    batch = batch_sampling.make_batch(signature.fused_signatures(asked), seeds, x_RV.shape[1], floats)
     return batch_sampling.run(
-        batch, batch_sampling.StepInput(batch_sampling.scores(x_RV, torch.zeros(1, dtype=floats)), steps, mask)
+        batch, batch_sampling.StepInput(batch_sampling.to_scores(x_RV, torch.zeros(1, dtype=floats)), steps, mask)
     ).tokens_R
 
 
@@ -74,7 +74,7 @@ def batch(numbers: np.random.Generator, rows: int, size: int) -> tuple[np.ndarra
             one, at_an_edge = edges.numbers_for(numbers, x_RV[row])
             chain = to_fused_pipeline(simplify(edges.pipeline(one)))
             if not isinstance(chain, str):
-                asked.append(chain.numbers)
+                asked.append(chain.params)
                 tight.append(at_an_edge)
     return x_RV, asked, tight
 
@@ -83,11 +83,15 @@ def inside(x_RV: np.ndarray, asked: list[FusedParams]) -> np.ndarray:
     """Which tokens are left: bool [R, V]; what a Tap before the draw is told."""
     tap, zeros = signature.pipeline_signature((Logprobs(1), Gumbel(0))), torch.zeros(len(asked), dtype=torch.int64)
     fused_signatures = signature.fused_signatures(asked)
-    steps = (*fused_signatures[0].steps[: -1 if len(fused_signatures[0].steps) > 1 else 0], tap.steps[0], tap.steps[1])
-    if fused_signatures[0].steps[-1].greedy:
-        steps = (*fused_signatures[0].steps, *tap.steps)
-    batch = batch_sampling.batch_of(
-        [one._replace(steps=steps) for one in fused_signatures], zeros, x_RV.shape[1], torch.float64
+    steps = (
+        *fused_signatures[0].signatures[: -1 if len(fused_signatures[0].signatures) > 1 else 0],
+        tap.signatures[0],
+        tap.signatures[1],
+    )
+    if fused_signatures[0].signatures[-1].greedy:
+        steps = (*fused_signatures[0].signatures, *tap.signatures)
+    batch = batch_sampling.make_batch(
+        [one._replace(signatures=steps) for one in fused_signatures], zeros, x_RV.shape[1], torch.float64
     )
     return np.asarray(
         batch_sampling.run(batch, batch_sampling.StepInput(torch.from_numpy(x_RV).double(), zeros)).tapped_RV
@@ -149,9 +153,9 @@ def test_many_rows_are_drawn_some_at_a_time(rows: int, params: Any, monkeypatch:
     x_RV = torch.from_numpy(numbers.normal(size=(rows, size)).astype(np.float32) * 4)
     x_RV[0, 5] = torch.nan
     mask = torch.from_numpy(numbers.integers(-(2**31), 2**31, (rows, 10)).astype(np.int32))
-    looked, sort = [], batch_sampling.sorted_of
+    looked, sort = [], batch_sampling.rank_tokens
     monkeypatch.setattr(
-        batch_sampling, "sorted_of", lambda fixed, x_RV: (looked.append(len(x_RV)), sort(fixed, x_RV))[1]
+        batch_sampling, "rank_tokens", lambda fixed, x_RV: (looked.append(len(x_RV)), sort(fixed, x_RV))[1]
     )
 
     def drawn() -> list[Any]:
@@ -164,7 +168,7 @@ def test_many_rows_are_drawn_some_at_a_time(rows: int, params: Any, monkeypatch:
     whole = drawn()
     assert [step[0][0] for step in whole] == [-1] * 3
     looked.clear()
-    monkeypatch.setattr(batch_view, "AT_ONCE", 4 * size - 1)
+    monkeypatch.setattr(batch_view, "MAX_GROUP_SCORES", 4 * size - 1)
     assert drawn() == whole
     assert sum(looked) == 3 * rows
     assert max(looked) <= 3
@@ -227,8 +231,8 @@ def compiled(backend: str) -> None:
         *((signature.pipeline_signature(stages), stages) for stages in STAGES),
     ]
     for staged, stages in every:
-        rows = batch_sampling.batch_of(staged if stages is None else [staged] * 12, seeds, 700, torch.float64)
-        own = torch.tensor([staged.numbers] * 12, dtype=torch.float64) if rows.learns else None
+        rows = batch_sampling.make_batch(staged if stages is None else [staged] * 12, seeds, 700, torch.float64)
+        own = torch.tensor([staged.params] * 12, dtype=torch.float64) if rows.stateful else None
         torch._dynamo.reset()
         draw = torch.compile(
             lambda *given, rows=rows: batch_sampling.run(rows, batch_sampling.StepInput(*given)).tokens_R,

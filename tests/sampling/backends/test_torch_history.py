@@ -90,15 +90,15 @@ def test_lists_are_those_of_the_stages(rows: Any, news: Any, ring: int) -> None:
     said = [(list(prompt), list(output)) for _, prompt, output in rows]
     held = rows_of([(stage,) for stage, *_ in rows], [([*prompt], [*output]) for prompt, output in said], ring)
     for tokens in [None, *news]:
-        part = held.part(range(len(rows)))
+        part = held.view(range(len(rows)))
         if tokens is not None:
             tokens_R = torch.tensor(tokens[: len(rows)])
             held.reserve(part, 1)
             held._slots.push(part.slots_R, tokens_R)
-            held._follow(part.kinds[0], tokens_R)
+            held._update_repeats(part.groups[0], tokens_R)
             for (_, output), token in zip(said, tokens_R.tolist(), strict=True):
                 output.extend([token] * (token >= 0))
-        added_RV = held._shifted(part.kinds[0], torch.zeros(len(rows), SIZE, dtype=torch.float64)).tolist()
+        added_RV = held._apply_shifts(part.groups[0], torch.zeros(len(rows), SIZE, dtype=torch.float64)).tolist()
         for added_V, (stage, *_), (prompt, output) in zip(added_RV, rows, said, strict=True):
             expected = {token: x for token, x in stage.listing(History(prompt, output)).items() if token < SIZE}
             assert {token: x for token, x in enumerate(added_V) if x} == pytest.approx(expected, rel=1e-11)
@@ -180,14 +180,14 @@ def test_shifts_in_any_order_do_what_the_reference_does(rows: Any, seed: int) ->
         said.append((prompt, list(output)))
     held = rows_of(kept, [(prompt, [*output]) for prompt, output in said], 2)  # it grows as it must
     for _ in range(4 * bool(said)):
-        part = held.part(range(len(said)))
+        part = held.view(range(len(said)))
         held.reserve(part, 1)
         x_RV = numbers.normal(size=(len(said), SIZE)).astype(np.float32) * 3
         x_RV[numbers.random(x_RV.shape) < 0.1] = -np.inf
         x_RV[:, 0] = 1.0
         fixed = RowConstants(SIZE, len(said), torch.float64, HERE)
-        y_RV = held._shifted(part.kinds[0], batch_sampling.scores(torch.from_numpy(x_RV), fixed.zero_1))
-        y_RV = batch_sampling.masked(fixed, y_RV, part.kinds[0].allowed_RW)
+        y_RV = held._apply_shifts(part.groups[0], batch_sampling.to_scores(torch.from_numpy(x_RV), fixed.zero_1))
+        y_RV = batch_sampling.apply_mask(fixed, y_RV, part.groups[0].allowed_RW)
         odd_R = ~(y_RV.amax(1).abs() < torch.inf)
         for place, (stages, (prompt, output)) in enumerate(zip(kept, said, strict=True)):
             expected = scores(x_RV[place], stages, History(prompt, output))
@@ -196,7 +196,7 @@ def test_shifts_in_any_order_do_what_the_reference_does(rows: Any, seed: int) ->
                 np.testing.assert_allclose(y_RV[place].numpy(), expected, rtol=1e-12, atol=1e-12)
         tokens_R = torch.from_numpy(numbers.integers(0, SIZE, len(said)))
         held._slots.push(part.slots_R, tokens_R)
-        held._follow(part.kinds[0], tokens_R)
+        held._update_repeats(part.groups[0], tokens_R)
         for (_, output), token in zip(said, tokens_R.tolist(), strict=True):
             output.append(token)
 
@@ -204,16 +204,16 @@ def test_shifts_in_any_order_do_what_the_reference_does(rows: Any, seed: int) ->
 def test_shifts_compile_without_a_graph_break() -> None:
     shifts = Repetition(1.2), Dry(0.8, 1.75, 1), NoRepeatNgram(2), BadWords(((1, 2),)), LogitBias({1: 2.0})
     held = rows_of([shifts, shifts], [([1, 2, 1], []), ([3], [3])], 8)
-    part, x_RV = held.part([0, 1]), torch.zeros(2, SIZE, dtype=torch.float64)
+    part, x_RV = held.view([0, 1]), torch.zeros(2, SIZE, dtype=torch.float64)
     torch._dynamo.reset()
-    compiled = torch.compile(lambda x_RV: held._shifted(part.kinds[0], x_RV), fullgraph=True, backend="eager")
-    assert torch.equal(compiled(x_RV), held._shifted(part.kinds[0], x_RV))
+    compiled = torch.compile(lambda x_RV: held._apply_shifts(part.groups[0], x_RV), fullgraph=True, backend="eager")
+    assert torch.equal(compiled(x_RV), held._apply_shifts(part.groups[0], x_RV))
 
 
 def test_a_step_that_looks_back_does_not_wait_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """On tensors without numbers."""
-    monkeypatch.setattr(torch_device, "opened", torch.device)
-    monkeypatch.setattr(torch_device, "kernels_on", lambda *given: "torch")
+    monkeypatch.setattr(torch_device, "open_device", torch.device)
+    monkeypatch.setattr(torch_device, "select_kernels", lambda *given: "torch")
     with FakeTensorMode(allow_non_fake_inputs=True):
         sampler = nc.Sampler(300, device="meta")
         looking = Dry(0.8, breakers=((9,), (1, 2))), NoRepeatNgram(3), BadWords(((3, 4), (5, 6, 7)))

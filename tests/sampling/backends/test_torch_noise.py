@@ -24,7 +24,7 @@ def bits(*words: int) -> torch.Tensor:
 
 
 def uniform(seed: Any, step: Any, stream: int, index: torch.Tensor, *more: torch.dtype) -> torch.Tensor:
-    return tensors.uniform(tensors.keys_of(seed), step[:, None], stream, index, *more)
+    return tensors.uniform(tensors.make_keys(seed), step[:, None], stream, index, *more)
 
 
 @given(WORDS, WORDS, st.integers(0, 5))

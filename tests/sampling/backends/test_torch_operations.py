@@ -73,7 +73,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, rows: list[Any], prompt: tuple[int,
     for module in (token_draw, batch_sampling):
         monkeypatch.setattr(module, "uniform", operations.noisy(module.uniform))
     rule = Gumbel.score
-    monkeypatch.setattr(signature, "odd_name", lambda *_: "")  # ours names more than maths
+    monkeypatch.setattr(signature, "unsupported_reason", lambda *_: "")  # ours names more than maths
     monkeypatch.setitem(rule.__globals__, "gumbel", operations.noisy(rule.__globals__["gumbel"]))
     sampler = nc.Sampler(SIZE, "torch")
     for row in rows:

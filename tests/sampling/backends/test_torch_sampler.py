@@ -156,8 +156,8 @@ def test_a_step_does_not_wait_for_the_device(monkeypatch: pytest.MonkeyPatch) ->
 
     from nucleate.sampling.backends.torch import torch_device
 
-    monkeypatch.setattr(torch_device, "opened", torch.device)
-    monkeypatch.setattr(torch_device, "kernels_on", lambda *given: "torch")
+    monkeypatch.setattr(torch_device, "open_device", torch.device)
+    monkeypatch.setattr(torch_device, "select_kernels", lambda *given: "torch")
     with FakeTensorMode(allow_non_fake_inputs=True):
         sampler = nc.Sampler(300, device="meta")
         shifts = LogitBias({3: 2.0}), MinTokens(3, (5,)), Repetition(1.2, 5), Presence(0.3, 5)

@@ -56,7 +56,7 @@ def batch(numbers: np.random.Generator, rows: int, size: int) -> tuple[np.ndarra
             one, at_an_edge = edges.numbers_for(numbers, x_RV[row])
             chain = to_fused_pipeline(simplify(edges.pipeline(one)))
             if not isinstance(chain, str):
-                asked.append(chain.numbers)
+                asked.append(chain.params)
                 tight.append(at_an_edge)
     return x_RV, asked, tight
 
@@ -384,5 +384,5 @@ def test_draws_of_the_pipeline_are_those_of_the_reference(kernels: Interpreted) 
     stages = edges.pipeline(FusedParams(t=0.8, k=40, p=0.95), 77)
     chain = to_fused_pipeline(simplify(stages))
     assert not isinstance(chain, str)
-    got = kernels.call("sample", x[None], [list(chain.numbers)], np.array([77]), np.array([5]))
+    got = kernels.call("sample", x[None], [list(chain.params)], np.array([77]), np.array([5]))
     assert got["tokens"].tolist() == [reference.draw(x, (*stages[:-1], Gumbel(77)), 77, 5)]

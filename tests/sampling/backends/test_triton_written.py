@@ -64,8 +64,8 @@ class Copies(TorchDispatchMode):
 
 def test_a_row_comes_in_one_copy_and_goes_without_any(monkeypatch: pytest.MonkeyPatch) -> None:
     """On tensors without numbers."""
-    monkeypatch.setattr(torch_device, "opened", torch.device)
-    monkeypatch.setattr(torch_device, "kernels_on", lambda *given: "torch")
+    monkeypatch.setattr(torch_device, "open_device", torch.device)
+    monkeypatch.setattr(torch_device, "select_kernels", lambda *given: "torch")
     words = ((3, 4), (5, 6, 7))
     pipelines = [
         (Gumbel(1),),
