@@ -77,16 +77,16 @@ def uniforms(seed: int, step: int, stream: int, count: int) -> tuple[list[float]
     import triton.language as tl
     from triton import jit
 
-    from nucleate.sampling.backends.triton.triton_philox import times, uniform
+    from nucleate.sampling.backends.triton.triton_philox import exponentials, uniform
 
     @jit
     def fill(seeds, numbers, waits, stream, count: tl.constexpr):
         ids = tl.arange(0, count)
         seed, step = tl.load(seeds), tl.load(seeds + 1)
         tl.store(numbers + ids, uniform(seed, step, stream, ids))
-        tl.store(waits + ids, times(seed, step, stream, ids))
+        tl.store(waits + ids, exponentials(seed, step, stream, ids))
 
-    fill.fn.__globals__.update(tl=tl, uniform=uniform, times=times)
+    fill.fn.__globals__.update(tl=tl, uniform=uniform, exponentials=exponentials)
     signed = [word - 2**64 * (word >= 2**63) for word in (seed, step)]
     out = torch.zeros(2, count, dtype=torch.float64)
     fill[(1,)](torch.tensor(signed), out[0], out[1], stream, count)
@@ -107,7 +107,7 @@ def sample(x_RV: Any, numbers: Any, seeds: Any, steps: Any, **more: Any) -> dict
     logits = lying[:, : size * more.get("stride", 1) : more.get("stride", 1)]
     logits.copy_(torch.from_numpy(x_RV))
     work = launch.TritonWorkspace(more.get("rows", rows), size, "cpu")
-    for tensor in [*vars(work).values(), *work.sums, *work.waiting, *work.room]:
+    for tensor in [*vars(work).values(), *work.sums, *work.pending, *work.scratch]:
         if isinstance(tensor, torch.Tensor):  # what an earlier call left there is of no account
             tensor.fill_(torch.nan if tensor.is_floating_point() else 99)
     mask = torch.from_numpy(more["mask"]) if "mask" in more else None
@@ -122,15 +122,15 @@ def sample(x_RV: Any, numbers: Any, seeds: Any, steps: Any, **more: Any) -> dict
     out = torch.full((rows,), 99) if more.get("out") else None
     with Reads(logits) as reads:
         tokens = launch.sample(
-            logits, state, work, mask, out_R=out, cuts=more.get("cuts", True), report=more.get("report", True)
+            logits, state, work, mask, out_R=out, truncates=more.get("cuts", True), report=more.get("report", True)
         )
     assert tokens.data_ptr() == (work.tokens_R if out is None else out).data_ptr()
     pushed = torch.full_like(ring_SL, -5)
     for slot, token in zip(slots_R.tolist(), tokens.tolist(), strict=True):
         pushed[slot, slot % 7] = token if token >= 0 else -5
     assert torch.equal(ring_SL, pushed)
-    found = {"tokens": tokens, "steps": lines_SC[slots_R, STEP], "states": work.states_R, "cuts": work.cuts_R}
-    found |= {"lasts": work.lasts_R, "logprobs": work.logprobs_R, "ranks": work.ranks_R}
+    found = {"tokens": tokens, "steps": lines_SC[slots_R, STEP], "states": work.status_R, "cuts": work.thresholds_R}
+    found |= {"lasts": work.last_ids_R, "logprobs": work.logprobs_R, "ranks": work.ranks_R}
     return {name: column[:rows].numpy().copy() for name, column in found.items()} | {"reads": reads.by_kernel}
 
 

@@ -179,10 +179,10 @@ def test_stages_of_ones_own(draw: Draw) -> None:
 @pytest.mark.parametrize(
     ("stage", "why"),
     [
-        (Foreign(), "Foreign.apply names np, which is no name of maths"),
+        (Foreign(), "Foreign.apply names np, which is not in nucleate.sampling.maths"),
         (Branching(), "Branching.apply is not one expression of numbers"),
-        (Looping(), "Looping.apply names range, which is no name of maths"),
-        (Counting(), "Counting.update names float, which is no name of maths"),
+        (Looping(), "Looping.apply names range, which is not in nucleate.sampling.maths"),
+        (Counting(), "Counting.update names float, which is not in nucleate.sampling.maths"),
         (Suppress((1,)), r"Suppress((1,)) comes after a stage that uses the whole row"),
         (Mask(), "Mask() comes after a stage that uses the whole row"),
     ],

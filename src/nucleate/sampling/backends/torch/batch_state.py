@@ -207,7 +207,7 @@ class BatchState:
         state = RowState(group.slots_R, slots.state_SC, slots.tokens_SL, slots.ring_size, active_R)
         mask_RW, out_R = _combine_masks(mask_RW, group.allowed_RW), tokens_R[: len(group.positions)]
         return launch.sample(
-            logits_RV, state, workspace, mask_RW, out_R=out_R, cuts=group.truncates, report=group.kernel_logprobs
+            logits_RV, state, workspace, mask_RW, out_R=out_R, truncates=group.truncates, report=group.kernel_logprobs
         )
 
     def _empty(self, dtype: torch.dtype) -> torch.Tensor:

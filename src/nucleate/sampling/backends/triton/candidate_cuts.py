@@ -1,7 +1,7 @@
-"""The cuts of rows whose candidates fit a pool; the other rows are prepared for ``select``.
+"""Truncates rows whose candidates fit a pool, and prepares the other rows for ``histogram_selection``.
 
-Floors, the k-th top and the tail of top-p follow from the groups of a row alone, and bound the cuts. Carries no meaning
-of its own: tests hold it equal to the reference.
+The statistics of the groups give the thresholds of min-p and top-n-sigma, and bounds on those of top-k and top-p. The
+result equals that of the reference backend.
 """
 
 from __future__ import annotations
@@ -14,187 +14,198 @@ from triton import jit
 from nucleate.sampling.backends.triton import histogram
 from nucleate.sampling.backends.triton.block_stats import GROUP_SIZE
 from nucleate.sampling.backends.triton.candidate_pool import (
-    LAST,
+    MAX_ID,
     TILE,
     KeptRange,
-    first,
-    gather,
-    inside,
-    listed,
-    loaded,
+    fill_pool,
+    is_kept,
+    list_groups,
+    load_pool,
+    select_prefix,
 )
-from nucleate.sampling.backends.triton.device_memory import weighing
+from nucleate.sampling.backends.triton.device_memory import group_temperature
 from nucleate.sampling.backends.triton.float_bits import (
-    ERROR,
     INFINITY,
     LOWEST,
+    MASS_ERROR,
     SLACK,
-    fixed,
-    floating,
-    lowest,
-    ordered,
+    fixed_weight,
+    from_ordered,
+    lowest_kept,
+    to_ordered,
 )
-from nucleate.sampling.backends.triton.histogram_selection import HIGH, LEAST, LOW, ORIGIN, PLACED, SCALE, TOP, UNIT
+from nucleate.sampling.backends.triton.histogram_selection import (
+    HIGH,
+    LOW,
+    POOLED,
+    VIEW_HIGHEST,
+    VIEW_LOWEST,
+    VIEW_ORIGIN,
+    VIEW_SCALE,
+    WEIGHT_UNIT,
+)
 
-SPARE = tl.constexpr(1e-5)
-"""The part of the partition function by which top-p's bound is on the safe side: more than SLACK + 2 ERROR."""
-ALL = tl.constexpr(2.0**61)
-"""What all weights of a row become together, about, in fixed point."""
-FEW = tl.constexpr(128)
-"""So many groups are worth a try to pool their tokens: of a flat row, which waits after that, it reads few."""
+TOP_P_MARGIN = tl.constexpr(1e-5)
+"""Safety margin of the bound of top-p, relative to the partition function: more than SLACK + 2 MASS_ERROR."""
+TOTAL_WEIGHT = tl.constexpr(2.0**61)
+"""The approximate sum of all weights of a row in fixed point."""
+MAX_POOLED_GROUPS = tl.constexpr(128)
+"""The maximum number of groups from which tokens are pooled speculatively. It limits the wasted reads of flat rows."""
 
 
 class GroupStats(NamedTuple):
-    """What the first kernel stored of the groups of a row."""
+    """The statistics of the groups of a row, from the first kernel."""
 
     tops: Any  #: float32 [width]
-    own: Any  #: float64 [width]: the sum of exp((x - top of the group) / t), t as of ``numbers.weighing``
-    masses: Any  #: float64 [width]: the same from the top of the row
-    moments: Any  #: the address of its moments
+    own: Any  #: float64 [width]: sum of exp((x - top of the group) / t); t: see ``group_temperature``
+    masses: Any  #: float64 [width]: the same relative to the top of the row
+    moments: Any  #: the address of the row in ``GroupSums.moments``
 
 
 class CutBounds(NamedTuple):
-    """What the cuts keep at most."""
+    """Bounds on the tokens that the filters keep."""
 
     floor: Any  #: float32: the lowest score that min-p and top-n-sigma keep
-    least: Any  #: float32: the highest known bound on the score of the k-th token, or the floor
-    low: Any  #: float32: at or above ``least``; the cut is at or above it
-    counted: Any  #: whether top-k may cut
-    partition: Any  #: float64: the partition function of which top-p keeps a part; 0 where floors or top-k come first
+    lowest: Any  #: float32: a lower bound on the score of the k-th token, at least the floor
+    low: Any  #: float32: a lower bound on the threshold, at least ``lowest``
+    has_top_k: Any  #: whether top-k may remove tokens
+    mass: Any  #: float64: the partition function for top-p; 0 if another filter comes before it
 
 
 @jit
-def narrow(source, room, known, top, numbers, waiting, width: tl.constexpr):
-    """What the cuts leave, and 1 for a row that is to wait, as its candidates are too many, or top-p nearly tied."""
-    bound = bounds(known, top, numbers, source.size, width)
-    kept, waits = KeptRange(bound.least, tl.full((), LAST, tl.int32)), tl.full((), 0, tl.int32)
-    if bound.counted | (numbers.p < 1.0):
-        found, waits = listed(known.tops >= bound.low, room, width), waits + 1
-        if (found <= FEW) | (reaching(known, bound.low, numbers) <= TILE):
-            n = gather(source, room, found, bound.low)
+def truncate(source, scratch, groups, top, params, pending, width: tl.constexpr):
+    """The kept tokens; and 1 if the row is pending, because it has too many candidates or top-p is nearly tied."""
+    bound = make_bounds(groups, top, params, source.size, width)
+    kept, is_pending = KeptRange(bound.lowest, tl.full((), MAX_ID, tl.int32)), tl.full((), 0, tl.int32)
+    if bound.has_top_k | (params.p < 1.0):
+        count, is_pending = list_groups(groups.tops >= bound.low, scratch, width), is_pending + 1
+        if (count <= MAX_POOLED_GROUPS) | (max_candidates(groups, bound.low, params) <= TILE):
+            n = fill_pool(source, scratch, count, bound.low)
             if n <= TILE:
-                kept, unsure = cut_pool(room, n, bound, known, top, numbers)
-                waits = unsure.to(tl.int32)
-        if waits != 0:
-            prepare(room, known, bound, top, numbers.t, waiting, width)
-    return kept, waits
+                kept, near_tie = truncate_pool(scratch, n, bound, groups, top, params)
+                is_pending = near_tie.to(tl.int32)
+        if is_pending != 0:
+            prepare_pending(scratch, groups, bound, top, params.t, pending, width)
+    return kept, is_pending
 
 
 @jit
-def cut_pool(room, n, bound, known, top, numbers):
-    """What the cuts leave of a pool, and whether top-p would cut elsewhere, were the partition function a bit off."""
-    pool, kept, unsure = loaded(room, n), KeptRange(bound.low, tl.full((), LAST, tl.int32)), n < 0
-    if bound.counted & (numbers.k < n):
-        kept = first(pool, (pool.x > -INFINITY).to(tl.int64), numbers.k.to(tl.int64), top).kept
-    if numbers.p < 1.0:
-        unit = unit_of(tl.minimum(tl.sum(known.masses, 0), n.to(tl.float64)))
-        weight = fixed(pool.x, top, numbers.t, unit)
-        weight = tl.where(inside(pool.x, pool.ids, kept), weight, 0)
-        amount = tl.sum(weight, 0)
-        if bound.partition > 0.0:
-            amount = (bound.partition * unit).to(tl.int64)
-        goal = histogram.part(numbers.p, amount)
-        found = first(pool, weight, goal, top)
-        kept = found.kept
-        if bound.partition > 0.0:
-            off = goal.to(tl.float64) * (2.0 * ERROR)
-            unsure = (found.before + off >= goal) | (found.through - off < goal)
-    return kept, unsure
+def truncate_pool(scratch, n, bound, groups, top, params):
+    """The kept tokens of a pool; and whether the error of the partition function could change the result of top-p."""
+    pool, kept, near_tie = load_pool(scratch, n), KeptRange(bound.low, tl.full((), MAX_ID, tl.int32)), n < 0
+    if bound.has_top_k & (params.k < n):
+        kept = select_prefix(pool, (pool.x > -INFINITY).to(tl.int64), params.k.to(tl.int64), top).kept
+    if params.p < 1.0:
+        unit = weight_unit(tl.minimum(tl.sum(groups.masses, 0), n.to(tl.float64)))
+        weight = fixed_weight(pool.x, top, params.t, unit)
+        weight = tl.where(is_kept(pool.x, pool.ids, kept), weight, 0)
+        total_weight = tl.sum(weight, 0)
+        if bound.mass > 0.0:
+            total_weight = (bound.mass * unit).to(tl.int64)
+        target = histogram.top_p_target(params.p, total_weight)
+        selection = select_prefix(pool, weight, target, top)
+        kept = selection.kept
+        if bound.mass > 0.0:
+            margin = target.to(tl.float64) * (2.0 * MASS_ERROR)
+            near_tie = (selection.before + margin >= target) | (selection.total - margin < target)
+    return kept, near_tie
 
 
 @jit
-def prepare(room, known, bound, top, t, waiting, width: tl.constexpr):
-    """Make a row ready for ``select``."""
-    origin, end = around(known.tops, t)
+def prepare_pending(scratch, groups, bound, top, t, pending, width: tl.constexpr):
+    """Initialise the state of a pending row."""
+    origin, end = likely_range(groups.tops, t)
     origin, end = tl.maximum(bound.low.to(tl.float64), origin), tl.minimum(end, top.to(tl.float64))
-    view = histogram.scaled(bound.least, top, origin, tl.where(end > origin, end, top.to(tl.float64)))
-    tl.store(waiting.views + ORIGIN, view.origin)
-    tl.store(waiting.views + SCALE, view.scale)
-    tl.store(waiting.views + UNIT, unit_of(tl.sum(known.masses, 0)))
-    tl.store(waiting.views + LEAST, bound.least.to(tl.float64))
-    tl.store(waiting.views + TOP, top.to(tl.float64))
-    tl.store(waiting.flags + PLACED, 0)
-    tl.store(waiting.flags + LOW, LAST)
-    tl.store(waiting.flags + HIGH, -LAST)
-    histogram.clear(waiting.counts, waiting.amounts)
+    view = histogram.make_view(bound.lowest, top, origin, tl.where(end > origin, end, top.to(tl.float64)))
+    tl.store(pending.views + VIEW_ORIGIN, view.origin)
+    tl.store(pending.views + VIEW_SCALE, view.scale)
+    tl.store(pending.views + WEIGHT_UNIT, weight_unit(tl.sum(groups.masses, 0)))
+    tl.store(pending.views + VIEW_LOWEST, bound.lowest.to(tl.float64))
+    tl.store(pending.views + VIEW_HIGHEST, top.to(tl.float64))
+    tl.store(pending.flags + POOLED, 0)
+    tl.store(pending.flags + LOW, MAX_ID)
+    tl.store(pending.flags + HIGH, -MAX_ID)
+    histogram.clear(pending.counts, pending.weights)
     tl.debug_barrier()
-    tl.store(room.groups + tl.arange(0, width), tl.zeros((width,), tl.int32))
+    tl.store(scratch.groups + tl.arange(0, width), tl.zeros((width,), tl.int32))
 
 
 @jit
-def around(tops_G, t):
-    """Two scores between which most tokens of a flat row are, by the mean and the mean deviation of the tops of groups.
+def likely_range(tops_G, t):
+    """A score range that contains most tokens of a flat row, from the mean and mean deviation of the group maxima.
 
-    What is off by more than four deviations counts as that, so that a few outliers move neither. A guess: scores
-    beyond it share a bin, and cost at most more reads.
+    Deviations are clipped at four times the mean deviation, so that outliers matter little. This is a heuristic: scores
+    outside share the first or last bin, which can only cost more reads.
     """
-    there_G = tops_G > -INFINITY
-    x_G, n = tl.where(there_G, tops_G, 0.0).to(tl.float64), tl.sum(there_G.to(tl.float64), 0)
-    mean, off = tl.sum(x_G, 0) / n, tl.full((), INFINITY, tl.float64)
+    valid_G = tops_G > -INFINITY
+    x_G, n = tl.where(valid_G, tops_G, 0.0).to(tl.float64), tl.sum(valid_G.to(tl.float64), 0)
+    mean, margin = tl.sum(x_G, 0) / n, tl.full((), INFINITY, tl.float64)
     for _ in range(12):
-        y_G = tl.minimum(tl.maximum(x_G, mean - off), mean + off)
-        mean = tl.sum(tl.where(there_G, y_G, 0.0), 0) / n
-        off = 4.0 * tl.sum(tl.where(there_G, tl.abs(y_G - mean), 0.0), 0) / n
-    off = tl.where(off > 0.0, off, 2.0 * t)
-    return mean - 5.0 * off, mean + 1.5 * off
+        y_G = tl.minimum(tl.maximum(x_G, mean - margin), mean + margin)
+        mean = tl.sum(tl.where(valid_G, y_G, 0.0), 0) / n
+        margin = 4.0 * tl.sum(tl.where(valid_G, tl.abs(y_G - mean), 0.0), 0) / n
+    margin = tl.where(margin > 0.0, margin, 2.0 * t)
+    return mean - 5.0 * margin, mean + 1.5 * margin
 
 
 @jit
-def unit_of(mass):
-    """What a weight of 1 becomes in fixed point, where all weights together are no more than this."""
-    return tl.full((), ALL, tl.float64) / tl.maximum(mass, 1.0)
+def weight_unit(mass):
+    """The fixed-point value of the weight 1. mass: an upper bound on the sum of the weights."""
+    return tl.full((), TOTAL_WEIGHT, tl.float64) / tl.maximum(mass, 1.0)
 
 
 @jit
-def bounds(groups, top, numbers, size, width: tl.constexpr):
-    lowest_kept = floor(groups, top, numbers, width)
-    counted = (numbers.k > 0.0) & (numbers.k < size)
-    least = lowest_kept
-    if counted & (numbers.k <= tl.sum((groups.tops > -INFINITY).to(tl.int32), 0)):
-        least = tl.maximum(least, kth(groups.tops, numbers.k, top))
-    partition = tl.where(counted | (lowest_kept > LOWEST), 0.0, tl.sum(groups.masses, 0))
-    low = least
-    if (partition > 0.0) & (numbers.p < 1.0):
-        low = tl.maximum(low, tail(groups.masses, (1.0 - numbers.p - SPARE) * partition, top, numbers.t))
-    return CutBounds(lowest_kept, least, low, counted, partition)
+def make_bounds(groups, top, params, size, width: tl.constexpr):
+    floor = floor_score(groups, top, params, width)
+    has_top_k = (params.k > 0.0) & (params.k < size)
+    lowest = floor
+    if has_top_k & (params.k <= tl.sum((groups.tops > -INFINITY).to(tl.int32), 0)):
+        lowest = tl.maximum(lowest, kth_bound(groups.tops, params.k, top))
+    mass = tl.where(has_top_k | (floor > LOWEST), 0.0, tl.sum(groups.masses, 0))
+    low = lowest
+    if (mass > 0.0) & (params.p < 1.0):
+        low = tl.maximum(low, top_p_bound(groups.masses, (1.0 - params.p - TOP_P_MARGIN) * mass, top, params.t))
+    return CutBounds(floor, lowest, low, has_top_k, mass)
 
 
 @jit
-def reaching(groups, low, numbers):
-    """How many tokens reach a score at most: each weighs at least as much as it."""
-    ratio_G = tl.exp((groups.tops.to(tl.float64) - low.to(tl.float64)) / weighing(numbers))
-    return tl.sum(tl.where(groups.tops >= low, tl.minimum(groups.own * (1.0 + ERROR) * ratio_G, GROUP_SIZE), 0.0), 0)
+def max_candidates(groups, low, params):
+    """An upper bound on the number of tokens with at least this score: each has at least its weight."""
+    ratio_G = tl.exp((groups.tops.to(tl.float64) - low.to(tl.float64)) / group_temperature(params))
+    count_G = tl.minimum(groups.own * (1.0 + MASS_ERROR) * ratio_G, GROUP_SIZE)
+    return tl.sum(tl.where(groups.tops >= low, count_G, 0.0), 0)
 
 
 @jit
-def late(kept, top, numbers):
-    """What the min-p after top-p leaves."""
-    if numbers.late_m > 0.0:
-        cut = lowest(top, numbers.t, tl.log(numbers.late_m) - SLACK)
-        kept = KeptRange(tl.maximum(kept.cut, cut), tl.where(cut > kept.cut, LAST, kept.last))
+def apply_late_min_p(kept, top, params):
+    """Apply the min-p after top-p."""
+    if params.late_m > 0.0:
+        threshold = lowest_kept(top, params.t, tl.log(params.late_m) - SLACK)
+        last_id = tl.where(threshold > kept.threshold, MAX_ID, kept.last_id)
+        kept = KeptRange(tl.maximum(kept.threshold, threshold), last_id)
     return kept
 
 
 @jit
-def floor(groups, top, numbers, width: tl.constexpr):
-    """The lowest score that min-p and top-n-sigma keep."""
-    cut = top * 0.0 + LOWEST
-    if numbers.m > 0.0:
-        cut = tl.maximum(cut, lowest(top, numbers.t, tl.log(numbers.m) - SLACK))
-    if numbers.sigmas > 0.0:
-        below = -numbers.sigmas * deviation(groups, top, width) / numbers.t - SLACK
-        cut = tl.maximum(cut, lowest(top, numbers.t, below))
-    return cut
+def floor_score(groups, top, params, width: tl.constexpr):
+    """The lowest score that min-p and top-n-sigma keep: float32."""
+    threshold = top * 0.0 + LOWEST
+    if params.m > 0.0:
+        threshold = tl.maximum(threshold, lowest_kept(top, params.t, tl.log(params.m) - SLACK))
+    if params.sigmas > 0.0:
+        below = -params.sigmas * deviation(groups, top, width) / params.t - SLACK
+        threshold = tl.maximum(threshold, lowest_kept(top, params.t, below))
+    return threshold
 
 
 @jit
 def deviation(groups, top, width: tl.constexpr):
-    """The population standard deviation of the scores that are in."""
-    at_G, there_G = groups.moments + tl.arange(0, width), groups.tops > -INFINITY
-    n_G = tl.load(at_G, mask=there_G, other=0.0)
-    sum_G = tl.load(at_G + width, mask=there_G, other=0.0)
-    square_G = tl.load(at_G + 2 * width, mask=there_G, other=0.0)
-    off_G = tl.where(there_G, groups.tops, top).to(tl.float64) - top.to(tl.float64)
+    """The population standard deviation of the finite scores."""
+    moments_G, valid_G = groups.moments + tl.arange(0, width), groups.tops > -INFINITY
+    n_G = tl.load(moments_G, mask=valid_G, other=0.0)
+    sum_G = tl.load(moments_G + width, mask=valid_G, other=0.0)
+    square_G = tl.load(moments_G + 2 * width, mask=valid_G, other=0.0)
+    off_G = tl.where(valid_G, groups.tops, top).to(tl.float64) - top.to(tl.float64)
     n = tl.sum(n_G, 0)
     mean = tl.sum(sum_G + n_G * off_G, 0) / n
     square = tl.sum(square_G + off_G * (2.0 * sum_G + n_G * off_G), 0) / n
@@ -202,19 +213,19 @@ def deviation(groups, top, width: tl.constexpr):
 
 
 @jit
-def kth(tops_G, k, top):
-    """The k-th highest top: at least k tokens reach it."""
-    low, high = ordered(top * 0.0 + LOWEST), ordered(top) + 1
+def kth_bound(tops_G, k, top):
+    """The k-th highest group maximum: at least k tokens reach it."""
+    low, high = to_ordered(top * 0.0 + LOWEST), to_ordered(top) + 1
     while high - low > 1:
         middle = (low + high) >> 1
-        enough = tl.sum((tops_G >= floating(middle)).to(tl.int32), 0) >= k
+        enough = tl.sum((tops_G >= from_ordered(middle)).to(tl.int32), 0) >= k
         low, high = tl.where(enough, middle, low), tl.where(enough, high, middle)
-    return floating(low)
+    return from_ordered(low)
 
 
 @jit
-def tail(masses_G, rest, top, t):
-    """A score below which all tokens together have at most a weight of ``rest``."""
+def top_p_bound(masses_G, rest, top, t):
+    """A score below which all tokens together have at most the weight ``rest``."""
     low, high = tl.full((), -40.0, tl.float64), tl.full((), 0.0, tl.float64)
     found = tl.full((), -INFINITY, tl.float64)
     for _ in range(20):

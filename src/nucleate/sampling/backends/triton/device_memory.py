@@ -1,6 +1,6 @@
-"""What kernels find in memory, as addresses: logits, the rows' state, scratch memory, results.
+"""The kernel arguments, as addresses of device memory: logits, row state, scratch memory, results.
 
-Scores are logits but for what the mask forbids, which is -inf; what is odd stays odd.
+Scores are the logits after the mask: -inf for masked tokens. NaN and +inf stay, so that the row is invalid.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ STEP, OFFSET = tl.constexpr(lines_of.STEP), tl.constexpr(lines_of.PROMPT_LENGTH)
 
 
 class LogitsSource(NamedTuple):
-    """Where rows come from: addresses and strides."""
+    """The logits and the bitmask: addresses and strides."""
 
     logits: Any  #: float32, float16 or bfloat16
     row_stride: Any
-    stride: Any  #: of its tokens
+    stride: Any  #: between the tokens of a row
     size: Any  #: V
-    mask: Any  #: int32, lowest bit first; or None
+    mask: Any  #: int32, bitmask of allowed tokens, lowest bit first; or None
     mask_stride: Any
 
 
@@ -33,83 +33,84 @@ class RowState(NamedTuple):
     """The state of the rows of a call, see ``slots.Slots``."""
 
     slots: Any  #: int64 [R]
-    lines: Any  #: int64 [S, COLUMNS]
-    ring: Any  #: int64 [S, ring_size]
+    columns: Any  #: int64 [S, COLUMNS]
+    tokens: Any  #: int64 [S, ring_size]
     ring_size: Any
-    active: Any  #: bool [R]: the other rows stay as they are; or None
+    active: Any  #: bool [R]: the other rows do not advance; or None
 
 
 class GroupSums(NamedTuple):
-    """What ``stats`` stores of the groups of rows: [R, width], width a power of two."""
+    """The group statistics that ``stats`` stores: [R, width]; width is a power of two."""
 
-    tops: Any  #: float32: +inf for a group with NaN or +inf, -inf for one with no token
-    masses: Any  #: float32: the sum of exp((x - top of the group) / t)
-    moments: Any  #: float64 [R, 3, width], with top-n-sigma: how many are in, the sum of x - top, of its square
-    raw_tops: Any  #: the same of the logits as given, at temperature 1; or None
+    tops: Any  #: float32: the maximum; +inf for a group with NaN or +inf, -inf for a group without tokens
+    masses: Any  #: float32: sum of exp((x - top of the group) / t)
+    moments: Any  #: float64 [R, 3, width], only with top-n-sigma: number of tokens, sums of x - top and its square
+    raw_tops: Any  #: the same for the raw logits at temperature 1; or None
     raw_masses: Any
 
 
 class PendingRows(NamedTuple):
-    """What rows keep for ``tally``, ``collect`` and ``resume``, see ``select``."""
+    """The state of pending rows, see ``histogram_selection``."""
 
-    flags: Any  #: int32 [R, FLAGS]
-    views: Any  #: float64 [R, VIEW]
+    flags: Any  #: int32 [R, NUM_FLAGS]
+    views: Any  #: float64 [R, NUM_VIEW_VALUES]
     counts: Any  #: int32 [R, 2, BINS]
-    amounts: Any  #: int64 [R, 2, BINS]
+    weights: Any  #: int64 [R, 2, BINS]
 
 
 class KernelOutput(NamedTuple):
     """The results of rows, [R]."""
 
-    tokens: Any  #: int64: -1 where there is none
-    states: Any  #: int32: see ``sample_kernel.DRAWN``
-    cuts: Any  #: float32: tokens above it were left,
-    lasts: Any  #: int32: and those at it with an id up to this
-    logprobs: Any  #: float64, of the logits as given; or None, as the next
-    ranks: Any  #: int32
+    tokens: Any  #: int64: the sampled tokens; -1 for none
+    status: Any  #: int32: see ``sample_kernel.SAMPLED``
+    thresholds: Any  #: float32: tokens above it were kept,
+    last_ids: Any  #: int32: and tokens equal to it with an id up to this one
+    logprobs: Any  #: float64, of the raw logits; or None
+    ranks: Any  #: int32; or None
 
 
 @jit
-def line_of(state, row):
-    """The address of a row's line."""
-    return state.lines + tl.load(state.slots + row) * COLUMNS
+def state_address(state, row):
+    """The address of the state of a row."""
+    return state.columns + tl.load(state.slots + row) * COLUMNS
 
 
 @jit
-def push(state, row, token):
-    """A row goes on with a token."""
+def append_token(state, row, token):
+    """Append a token to a row."""
     slot = tl.load(state.slots + row)
-    line = state.lines + slot * COLUMNS
-    step = tl.load(line + STEP)
-    place = (step + tl.load(line + OFFSET)) % state.ring_size
-    tl.debug_barrier()  # all have read the step
-    tl.store(state.ring + slot * state.ring_size + place, token.to(tl.int64))
-    tl.store(line + STEP, step + 1)
+    address = state.columns + slot * COLUMNS
+    step = tl.load(address + STEP)
+    index = (step + tl.load(address + OFFSET)) % state.ring_size
+    tl.debug_barrier()  # all threads have read the step
+    tl.store(state.tokens + slot * state.ring_size + index, token.to(tl.int64))
+    tl.store(address + STEP, step + 1)
 
 
 @jit
-def read(line):
-    """The parameters of a line, float64. A greedy row, with a temperature of 0 or k = 1, has t = 1 and k = 1."""
-    t, k = number(line, 0), number(line, 2)
+def load_params(address):
+    """The FusedParams of a row, float64. A greedy row (temperature 0 or k = 1) has t = 1 and k = 1."""
+    t, k = load_param(address, 0), load_param(address, 2)
     greedy = (t == 0.0) | (k == 1.0)
     t, k = tl.where(greedy, 1.0, t), tl.where(greedy, 1.0, k)
-    return FusedParams(t, number(line, 1), k, number(line, 3), number(line, 4), number(line, 5), number(line, 6))
+    sigmas, m, p = load_param(address, 1), load_param(address, 3), load_param(address, 4)
+    return FusedParams(t, sigmas, k, m, p, load_param(address, 5), load_param(address, 6))
 
 
 @jit
-def number(line, place: tl.constexpr):
-    return tl.load(line + place).to(tl.float64, bitcast=True)
+def load_param(address, index: tl.constexpr):
+    return tl.load(address + index).to(tl.float64, bitcast=True)
 
 
 @jit
-def weighing(numbers):
-    """The temperature at which groups are weighed: top-p comes before the last temperature."""
-    return tl.where(numbers.p < 1.0, numbers.t, numbers.t * numbers.late_t)
+def group_temperature(params):
+    """The temperature of the group masses: without the late temperature if there is top-p, which comes before it."""
+    return tl.where(params.p < 1.0, params.t, params.t * params.late_t)
 
 
 @jit
-def source_of(source, row):
-    """The same with the addresses of a row."""
+def row_source(source, row):
+    """The addresses of one row."""
     mask = source.mask
     if mask is not None:
         mask += row * source.mask_stride
@@ -118,15 +119,15 @@ def source_of(source, row):
 
 
 @jit
-def raw(source, ids):
-    """Logits as given, as float32; behind the row -inf."""
+def load_logits(source, ids):
+    """Raw logits as float32; -inf for ids >= V."""
     at = ids.to(tl.int64) * source.stride
     return tl.load(source.logits + at, mask=ids < source.size, other=-INFINITY).to(tl.float32)
 
 
 @jit
-def ready(source, ids, x):
-    """The scores of the pipeline from raw ones. One that is NaN or +inf is NaN or +inf, allowed or not."""
+def apply_mask(source, ids, x):
+    """Apply the bitmask to raw logits. NaN and +inf stay invalid, also for masked tokens."""
     if source.mask is not None:
         words = tl.load(source.mask + ids // 32, mask=ids < source.size, other=-1)
         x = tl.where((words >> (ids % 32)) & 1 == 0, x - INFINITY, x)
@@ -134,5 +135,5 @@ def ready(source, ids, x):
 
 
 @jit
-def scores(source, ids):
-    return ready(source, ids, raw(source, ids))
+def load_scores(source, ids):
+    return apply_mask(source, ids, load_logits(source, ids))

@@ -1,8 +1,8 @@
-"""Two kernels for rows of which too many tokens are candidates: a histogram by several programs, then the pool.
+"""Two kernels for pending rows: those with too many candidates for a pool.
 
-``tally`` reads the row once, and its histogram says in which bin each cut falls. ``collect`` reads it once more: it
-pools the tokens of these bins, or, if they are too many, counts them by group and finds the lowest and the highest, as
-many candidates in one bin are nearly always equal. Rows that do not wait for this cost nothing but the launches.
+``tally`` builds a histogram of the row, which locates the bin of each threshold. ``collect`` pools the tokens of these
+bins. If they do not fit, it counts them per group and finds their lowest and highest score: so many tokens in one bin
+are nearly always equal. Several programs process one row. For other rows both kernels return at once.
 """
 
 from __future__ import annotations
@@ -12,206 +12,231 @@ from triton import jit
 
 from nucleate.sampling.backends.triton import histogram
 from nucleate.sampling.backends.triton.block_stats import GROUP_SIZE
-from nucleate.sampling.backends.triton.candidate_pool import GROUPS, LAST, TILE, KeptRange, add, first, inside, room_of
-from nucleate.sampling.backends.triton.candidate_pool import loaded as pooled
-from nucleate.sampling.backends.triton.device_memory import PendingRows, line_of, read, scores, source_of
-from nucleate.sampling.backends.triton.float_bits import INFINITY, fixed, floating, ordered
+from nucleate.sampling.backends.triton.candidate_pool import (
+    MAX_ID,
+    TILE,
+    TILE_GROUPS,
+    KeptRange,
+    append_to_pool,
+    is_kept,
+    load_pool,
+    row_scratch,
+    select_prefix,
+)
+from nucleate.sampling.backends.triton.device_memory import (
+    PendingRows,
+    load_params,
+    load_scores,
+    row_source,
+    state_address,
+)
+from nucleate.sampling.backends.triton.float_bits import INFINITY, fixed_weight, from_ordered, to_ordered
 from nucleate.sampling.backends.triton.histogram import (
     BINS,
     HistogramView,
-    above,
-    at,
+    add_to_histogram,
     bin_of,
-    choose,
-    chosen,
-    count,
-    within,
+    bin_value,
+    choose_bins,
+    in_view,
+    is_chosen,
+    sum_above,
 )
 
-PENDING, PLACED, LOW, HIGH, FLAGS = (tl.constexpr(place) for place in range(5))
-"""int32 of a row: whether it waits; tokens pooled; the lowest and the highest candidate, as ``float_bits.ordered``."""
-ORIGIN, SCALE, UNIT, LEAST, TOP, VIEW = (tl.constexpr(place) for place in range(6))
-"""float64 of a row: see ``histogram.HistogramView``, whose ``most`` is TOP; UNIT is what a weight of 1 becomes."""
+PENDING, POOLED, LOW, HIGH, NUM_FLAGS = (tl.constexpr(place) for place in range(5))
+"""int32 flags of a row: whether it is pending; number of pooled tokens; lowest, highest candidate (``to_ordered``)."""
+VIEW_ORIGIN, VIEW_SCALE, WEIGHT_UNIT, VIEW_LOWEST, VIEW_HIGHEST, NUM_VIEW_VALUES = (
+    tl.constexpr(place) for place in range(6)
+)
+"""float64 values of a row: the fields of its ``HistogramView``, and the fixed-point value of the weight 1."""
 
-STEP = tl.constexpr(1024)
-"""Tokens that ``settle`` reads at a time, whose program has registers for no more."""
+CHUNK = tl.constexpr(1024)
+"""The number of tokens that ``select_pending`` reads at a time. More would spill registers."""
 
 
 @jit
-def tally(source, state, sums, waiting, tiles, width: tl.constexpr):
-    """Grid: parts of ``tiles`` tiles of 2048 tokens; rows. The first counts and amounts of rows that wait are zero."""
+def tally(source, state, sums, pending, tiles, width: tl.constexpr):
+    """Grid: parts of ``tiles`` tiles of 2048 tokens; rows. The first histogram of a pending row must be zero."""
     row = tl.program_id(1).to(tl.int64)
-    source, waiting = source_of(source, row), waiting_of(waiting, row)
-    if tl.load(waiting.flags + PENDING) != 0:
-        t = read(line_of(state, row)).t
-        view, unit = view_of(waiting.views), tl.load(waiting.views + UNIT)
+    source, pending = row_source(source, row), row_pending(pending, row)
+    if tl.load(pending.flags + PENDING) != 0:
+        t = load_params(state_address(state, row)).t
+        view, unit = load_view(pending.views), tl.load(pending.views + WEIGHT_UNIT)
         for i in range(tiles):
-            place = tl.program_id(0) * tiles + i
-            if reached(sums.tops + row * width, place, view.least, source.size):
-                ids = place * TILE + tl.arange(0, TILE)
-                x = scores(source, ids)
-                count(waiting.counts, waiting.amounts, x, within(x, view), view, view.most, t, unit)
+            tile = tl.program_id(0) * tiles + i
+            if tile_has_candidates(sums.tops + row * width, tile, view.lowest, source.size):
+                ids = tile * TILE + tl.arange(0, TILE)
+                x = load_scores(source, ids)
+                add_to_histogram(pending.counts, pending.weights, x, in_view(x, view), view, view.highest, t, unit)
 
 
 @jit
-def collect(source, state, sums, waiting, room, tiles, width: tl.constexpr):
-    """Grid and arguments are those of ``tally``; room: see ``pool.Room``."""
+def collect(source, state, sums, pending, scratch, tiles, width: tl.constexpr):
+    """Grid and arguments as in ``tally``; scratch: see ``PoolScratch``."""
     row = tl.program_id(1).to(tl.int64)
-    source, waiting, room = source_of(source, row), waiting_of(waiting, row), room_of(room, row, width)
-    flags = waiting.flags
+    source, pending, scratch = row_source(source, row), row_pending(pending, row), row_scratch(scratch, row, width)
+    flags = pending.flags
     if tl.load(flags + PENDING) != 0:
-        view = view_of(waiting.views)
-        choice = choose(histogram.loaded(waiting.counts, waiting.amounts), read(line_of(state, row)))
-        crowded = tl.where(choice.k_bin < 0, choice.p_first, choice.k_bin)
+        view = load_view(pending.views)
+        params = load_params(state_address(state, row))
+        choice = choose_bins(histogram.load_histogram(pending.counts, pending.weights), params)
+        counted_bin = tl.where(choice.k_bin < 0, choice.p_first, choice.k_bin)
         for i in range(tiles):
-            place = tl.program_id(0) * tiles + i
-            if reached(sums.tops + row * width, place, view.least, source.size):
-                ids = place * TILE + tl.arange(0, TILE)
-                x = scores(source, ids)
-                bins = tl.where(within(x, view), bin_of(x, view), -1)
+            tile = tl.program_id(0) * tiles + i
+            if tile_has_candidates(sums.tops + row * width, tile, view.lowest, source.size):
+                ids = tile * TILE + tl.arange(0, TILE)
+                x = load_scores(source, ids)
+                bins = tl.where(in_view(x, view), bin_of(x, view), -1)
                 if choice.n <= TILE:
-                    here = (bins >= 0) & chosen(bins, choice)
-                    base = tl.atomic_add(flags + PLACED, tl.sum(here.to(tl.int32), 0), sem="relaxed")
-                    add(room, base, x, ids, here)
+                    here = (bins >= 0) & is_chosen(bins, choice)
+                    base = tl.atomic_add(flags + POOLED, tl.sum(here.to(tl.int32), 0), sem="relaxed")
+                    append_to_pool(scratch, base, x, ids, here)
                 else:
-                    low, high = crowd_of(room, place, x, bins == crowded, width)
+                    low, high = count_by_group(scratch, tile, x, bins == counted_bin, width)
                     tl.atomic_min(flags + LOW, low, sem="relaxed")
                     tl.atomic_max(flags + HIGH, high, sem="relaxed")
 
 
 @jit
-def waiting_of(waiting, row):
-    """The same with the addresses of a row."""
+def row_pending(pending, row):
+    """The addresses of one row."""
     bins = 2 * row * BINS
-    flags, views = waiting.flags + row * FLAGS, waiting.views + row * VIEW
-    return PendingRows(flags, views, waiting.counts + bins, waiting.amounts + bins)
+    flags, views = pending.flags + row * NUM_FLAGS, pending.views + row * NUM_VIEW_VALUES
+    return PendingRows(flags, views, pending.counts + bins, pending.weights + bins)
 
 
 @jit
-def view_of(view):
-    least, top = tl.load(view + LEAST).to(tl.float32), tl.load(view + TOP).to(tl.float32)
-    return HistogramView(least, top, tl.load(view + ORIGIN), tl.load(view + SCALE))
+def load_view(view):
+    lowest, top = tl.load(view + VIEW_LOWEST).to(tl.float32), tl.load(view + VIEW_HIGHEST).to(tl.float32)
+    return HistogramView(lowest, top, tl.load(view + VIEW_ORIGIN), tl.load(view + VIEW_SCALE))
 
 
 @jit
-def reached(tops, place, least, size):
-    """Whether a group of a tile has tokens that are in."""
-    group_G = place * GROUPS + tl.arange(0, GROUPS)
-    there_G = group_G < tl.cdiv(size, GROUP_SIZE)
-    return tl.max(tl.load(tops + group_G, mask=there_G, other=-INFINITY), 0) >= least
+def tile_has_candidates(tops, tile, lowest, size):
+    """Whether any group of a tile reaches the lowest score."""
+    group_G = tile * TILE_GROUPS + tl.arange(0, TILE_GROUPS)
+    valid_G = group_G < tl.cdiv(size, GROUP_SIZE)
+    return tl.max(tl.load(tops + group_G, mask=valid_G, other=-INFINITY), 0) >= lowest
 
 
 @jit
-def crowd_of(room, place, x, here, width: tl.constexpr):
-    """Count the chosen tokens of a tile by group; returns the lowest and highest score, see ``float_bits.ordered``."""
+def count_by_group(scratch, tile, x, here, width: tl.constexpr):
+    """Count the selected tokens of a tile by group. Returns their lowest and highest score, see ``to_ordered``."""
     groups: tl.constexpr = x.shape[0] // GROUP_SIZE
     n_G = tl.sum(tl.reshape(here.to(tl.int32), (groups, GROUP_SIZE)), 1)
-    group_G = place * groups + tl.arange(0, groups)
-    tl.store(room.groups + group_G, n_G, mask=group_G < width)
-    key = ordered(tl.where(x == 0.0, 0.0, x)).to(tl.int32)
-    return tl.min(tl.where(here, key, LAST), 0), tl.max(tl.where(here, key, -LAST), 0)
+    group_G = tile * groups + tl.arange(0, groups)
+    tl.store(scratch.groups + group_G, n_G, mask=group_G < width)
+    key = to_ordered(tl.where(x == 0.0, 0.0, x)).to(tl.int32)
+    return tl.min(tl.where(here, key, MAX_ID), 0), tl.max(tl.where(here, key, -MAX_ID), 0)
 
 
 @jit
-def settle(source, room, waiting, view, numbers, unit, width: tl.constexpr):
-    """What top-k and top-p leave of a row after both kernels."""
-    counts, amounts = waiting.counts, waiting.amounts
-    sums = histogram.loaded(counts, amounts)
-    kept, total = KeptRange(view.least, tl.full((), LAST, tl.int32)), tl.sum(sums.amounts, 0)
-    choice = choose(sums, numbers)
-    crowd = at(sums.counts, tl.where(choice.k_bin < 0, choice.p_first, choice.k_bin))  # what ``collect`` counted
-    for weighed in range(2):  # top-k counts tokens, top-p weighs them
-        if tl.where(weighed == 0, choice.k_bin >= 0, numbers.p < 1.0):
-            sums = histogram.loaded(counts, amounts)
-            sums_B = tl.where(weighed == 0, sums.counts, sums.amounts)
-            goal = tl.where(weighed == 0, numbers.k.to(tl.int64), histogram.part(numbers.p, total))
-            place = tl.maximum(histogram.reaching(sums_B, goal), choice.k_bin)
-            total, goal = above(sums.amounts, place), goal - above(sums_B, place)
-            pools, crowds = choice.n <= TILE, crowd > TILE
-            kept, weight = cut_in(
-                source, room, waiting, pools, crowds, view, place, goal, kept, numbers.t, unit, weighed, width
-            )
-            total, crowd = total + weight, crowd * 0
+def select_pending(source, scratch, pending, view, params, unit, width: tl.constexpr):
+    """Apply top-k and top-p to a row after both kernels. Returns the kept tokens."""
+    counts, weights = pending.counts, pending.weights
+    sums = histogram.load_histogram(counts, weights)
+    kept, total = KeptRange(view.lowest, tl.full((), MAX_ID, tl.int32)), tl.sum(sums.weights, 0)
+    choice = choose_bins(sums, params)
+    counted_bin = tl.where(choice.k_bin < 0, choice.p_first, choice.k_bin)  # as in ``collect``
+    num_counted = bin_value(sums.counts, counted_bin)
+    for by_weight in range(2):  # top-k counts tokens, top-p weighs them
+        if tl.where(by_weight == 0, choice.k_bin >= 0, params.p < 1.0):
+            sums = histogram.load_histogram(counts, weights)
+            sums_B = tl.where(by_weight == 0, sums.counts, sums.weights)
+            target = tl.where(by_weight == 0, params.k.to(tl.int64), histogram.top_p_target(params.p, total))
+            bin_index = tl.maximum(histogram.bin_reaching(sums_B, target), choice.k_bin)
+            total, target = sum_above(sums.weights, bin_index), target - sum_above(sums_B, bin_index)
+            is_pooled, is_counted = choice.n <= TILE, num_counted > TILE
+            kept, weight = select_in_bin(
+                source, scratch, pending, is_pooled, is_counted, view, bin_index, target, kept, params.t, unit,
+                by_weight, width,
+            )  # fmt: skip
+            total, num_counted = total + weight, num_counted * 0
     return kept
 
 
 @jit
-def cut_in(source, room, waiting, pools, crowds, view, place, goal, kept, t, unit, weighed, width: tl.constexpr):
-    """The cut at which the tokens of a bin that are left reach a goal, and the weight of those up to it.
+def select_in_bin(
+    source, scratch, pending, is_pooled, is_counted, view, bin_index, target, kept, t, unit, by_weight,
+    width: tl.constexpr,
+):  # fmt: skip
+    """Keep the first tokens of a bin that reach a target. Returns the kept tokens, and the weight of those in the bin.
 
-    pools, crowds: whether ``collect`` pooled the tokens of the bin, or counted them by group. As long as a bin holds
-    more than fit the pool, which are not all equal, it is divided once more: two reads each time, hardly ever.
-    The second counts and amounts are scratch for this.
+    is_pooled, is_counted: whether ``collect`` pooled the tokens of the bin, or counted them by group. A bin with more
+    tokens than fit the pool, not all equal, is subdivided with the second histogram. That is rare and costs two reads.
     """
-    flags, counts, amounts = waiting.flags, waiting.counts + BINS, waiting.amounts + BINS
-    top, weight = view.most, goal * 0
-    least, most, origin, scale = view.least, view.most, view.origin, view.scale
-    n, low, high = tl.load(flags + PLACED), tl.load(flags + LOW), tl.load(flags + HIGH)
-    if pools == 0:
+    flags, counts, weights = pending.flags, pending.counts + BINS, pending.weights + BINS
+    top, weight = view.highest, target * 0
+    lowest, highest, origin, scale = view.lowest, view.highest, view.origin, view.scale
+    n, low, high = tl.load(flags + POOLED), tl.load(flags + LOW), tl.load(flags + HIGH)
+    if is_pooled == 0:
         n = tl.full((), TILE + 1, tl.int32)
-    if (pools | crowds) == 0:
-        low, high = ordered(least).to(tl.int32), tl.full((), LAST, tl.int32)  # not known
+    if (is_pooled | is_counted) == 0:
+        low, high = to_ordered(lowest).to(tl.int32), tl.full((), MAX_ID, tl.int32)  # unknown
     while (n > TILE) & (low < high):
-        if high < LAST:
-            least, most = floating(low), floating(high)
-            finer = histogram.scaled(least, most, least, most)
+        if high < MAX_ID:
+            lowest, highest = from_ordered(low), from_ordered(high)
+            finer = histogram.make_view(lowest, highest, lowest, highest)
             origin, scale = finer.origin, finer.scale
             tl.debug_barrier()
-            histogram.clear(counts, amounts)
+            histogram.clear(counts, weights)
             tl.debug_barrier()
-            for i in range(tl.cdiv(source.size, STEP)):
-                ids = i * STEP + tl.arange(0, STEP)
-                x = scores(source, ids)
-                count(counts, amounts, x, within(x, finer) & inside(x, ids, kept), finer, top, t, unit)
+            for i in range(tl.cdiv(source.size, CHUNK)):
+                ids = i * CHUNK + tl.arange(0, CHUNK)
+                x = load_scores(source, ids)
+                add_to_histogram(counts, weights, x, in_view(x, finer) & is_kept(x, ids, kept), finer, top, t, unit)
             tl.debug_barrier()
-            sums = histogram.loaded(counts, amounts)
-            sums_B = tl.where(weighed == 0, sums.counts, sums.amounts)
-            place = histogram.reaching(sums_B, goal)
-            goal -= above(sums_B, place)
-            weight += above(sums.amounts, place)
-        n, low, high = gathered(source, room, HistogramView(least, most, origin, scale), place, kept, width)
+            sums = histogram.load_histogram(counts, weights)
+            sums_B = tl.where(by_weight == 0, sums.counts, sums.weights)
+            bin_index = histogram.bin_reaching(sums_B, target)
+            target -= sum_above(sums_B, bin_index)
+            weight += sum_above(sums.weights, bin_index)
+        n, low, high = gather_bin(
+            source, scratch, HistogramView(lowest, highest, origin, scale), bin_index, kept, width
+        )
     if n <= TILE:
-        pool = pooled(room, n)
-        here = (bin_of(pool.x, HistogramView(least, most, origin, scale)) == place) & inside(pool.x, pool.ids, kept)
-        amount = tl.where(here & (pool.x > -INFINITY), fixed(pool.x, top, t, unit), 0)
-        kept = first(pool, tl.where(weighed == 0, here.to(tl.int64), amount), goal, top).kept
-        weight += tl.sum(tl.where(inside(pool.x, pool.ids, kept), amount, 0), 0)
+        pool = load_pool(scratch, n)
+        bins = bin_of(pool.x, HistogramView(lowest, highest, origin, scale))
+        here = (bins == bin_index) & is_kept(pool.x, pool.ids, kept)
+        amount = tl.where(here & (pool.x > -INFINITY), fixed_weight(pool.x, top, t, unit), 0)
+        kept = select_prefix(pool, tl.where(by_weight == 0, here.to(tl.int64), amount), target, top).kept
+        weight += tl.sum(tl.where(is_kept(pool.x, pool.ids, kept), amount, 0), 0)
     else:
-        cut = floating(low)
-        each = fixed(cut, top, t, unit)
-        need = tl.where(weighed == 0, goal, tl.where(each > 0, (goal + each - 1) // tl.maximum(each, 1), LAST))
-        kept = KeptRange(cut, nth(source, room, cut, kept, need, width))
+        threshold = from_ordered(low)
+        each = fixed_weight(threshold, top, t, unit)
+        need = tl.where(by_weight == 0, target, tl.where(each > 0, (target + each - 1) // tl.maximum(each, 1), MAX_ID))
+        kept = KeptRange(threshold, nth_equal_id(source, scratch, threshold, kept, need, width))
         weight += need * each
     return kept, weight
 
 
 @jit
-def gathered(source, room, view, place, kept, width: tl.constexpr):
-    """The tokens of a bin that are left, as ``collect`` finds them: pooled, and counted by group."""
+def gather_bin(source, scratch, view, bin_index, kept, width: tl.constexpr):
+    """Pool the kept tokens of a bin and count them by group, like ``collect``. Returns number, lowest, highest."""
     n = tl.full((), 0, tl.int32)
-    low, high = tl.full((), LAST, tl.int32), tl.full((), -LAST, tl.int32)
-    tl.debug_barrier()  # others may still read the pool of the last cut
-    for i in range(tl.cdiv(source.size, STEP)):
-        ids = i * STEP + tl.arange(0, STEP)
-        x = scores(source, ids)
-        here = within(x, view) & (bin_of(x, view) == place) & inside(x, ids, kept)
-        own_low, own_high = crowd_of(room, i, x, here, width)
+    low, high = tl.full((), MAX_ID, tl.int32), tl.full((), -MAX_ID, tl.int32)
+    tl.debug_barrier()  # other threads may still read the previous pool
+    for i in range(tl.cdiv(source.size, CHUNK)):
+        ids = i * CHUNK + tl.arange(0, CHUNK)
+        x = load_scores(source, ids)
+        here = in_view(x, view) & (bin_of(x, view) == bin_index) & is_kept(x, ids, kept)
+        own_low, own_high = count_by_group(scratch, i, x, here, width)
         low, high = tl.minimum(low, own_low), tl.maximum(high, own_high)
-        n += add(room, n, x, ids, here)
+        n += append_to_pool(scratch, n, x, ids, here)
     tl.debug_barrier()
     return n, low, high
 
 
 @jit
-def nth(source, room, cut, kept, need, width: tl.constexpr):
-    """The id of the n-th of equal tokens, which were counted by group; the last one if there are fewer."""
+def nth_equal_id(source, scratch, threshold, kept, need, width: tl.constexpr):
+    """The id of the n-th token with this score, of those counted by group; the last one if there are fewer."""
     group_G = tl.arange(0, width)
-    there_G = group_G < tl.cdiv(source.size, GROUP_SIZE)
-    n_G = tl.load(room.groups + group_G, mask=there_G, other=0)
+    valid_G = group_G < tl.cdiv(source.size, GROUP_SIZE)
+    n_G = tl.load(scratch.groups + group_G, mask=valid_G, other=0)
     need = tl.minimum(need, tl.sum(n_G, 0)).to(tl.int32)
     through_G = tl.cumsum(n_G, 0)
     group = tl.min(tl.where(through_G >= need, group_G, width), 0)
     need -= tl.sum(tl.where(group_G < group, n_G, 0), 0)
     ids = group * GROUP_SIZE + tl.arange(0, GROUP_SIZE)
-    here = (scores(source, ids) == cut) & (ids <= kept.last)
-    return tl.min(tl.where(tl.cumsum(here.to(tl.int32), 0) >= need, ids, LAST), 0)
+    here = (load_scores(source, ids) == threshold) & (ids <= kept.last_id)
+    return tl.min(tl.where(tl.cumsum(here.to(tl.int32), 0) >= need, ids, MAX_ID), 0)

@@ -1,7 +1,6 @@
-"""Launches the kernels: scratch memory, and one call per step.
+"""Launches the kernels of a step, and allocates their scratch memory.
 
-A call allocates no memory and does not synchronise, so it can be captured in a CUDA graph: tokens and the state of rows
-stay on the device.
+A step allocates nothing and does not synchronise, so it can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -15,48 +14,48 @@ from nucleate.sampling.backends.triton.block_stats import stats
 from nucleate.sampling.backends.triton.candidate_pool import TILE, PoolScratch
 from nucleate.sampling.backends.triton.device_memory import GroupSums, KernelOutput, LogitsSource, PendingRows, RowState
 from nucleate.sampling.backends.triton.histogram import BINS
-from nucleate.sampling.backends.triton.histogram_selection import FLAGS, VIEW, collect, tally
+from nucleate.sampling.backends.triton.histogram_selection import NUM_FLAGS, NUM_VIEW_VALUES, collect, tally
 from nucleate.sampling.backends.triton.sample_kernel import finish, resume
 from nucleate.sampling.noise import GROUP_SIZE
 
 FLOATS = torch.float32, torch.float16, torch.bfloat16
 FEW_ROWS, GROUPS_OF_FEW, GROUPS_OF_MANY = 32, 4, 16
-"""How many groups a program of the first kernel reads: with more rows there are enough programs."""
+"""The number of groups per program of ``stats``, for up to FEW_ROWS rows and for more."""
 TILES_OF_FEW, TILES_OF_MANY = 2, 8
-"""How many tiles of 2048 tokens a program of ``select`` reads."""
+"""The number of tiles of 2048 tokens per program of ``tally`` and ``collect``, likewise."""
 OPTIONS_OF_STATS = {"num_warps": 1, "enable_fp_fusion": True}
 OPTIONS_OF_SELECT = {"num_warps": 8, "enable_fp_fusion": False}
 OPTIONS_OF_FINISH = {"num_warps": 8, "maxnreg": 255, "enable_fp_fusion": False}
-"""Left to itself, the assembler takes 128 registers for this kernel and spills. Nothing is fused where the rounding of
-float64 may decide, as on the CPU."""
+"""By default, the assembler limits this kernel to 128 registers and spills. No multiply-add is fused where the rounding
+of float64 can affect the result, as on the CPU."""
 
 
 @dataclass
 class TritonWorkspace:
-    """Scratch memory for up to ``rows`` rows of ``size`` scores, and the results of the last call."""
+    """Scratch memory for up to ``rows`` rows of ``size`` scores, and the results of the last step."""
 
     rows: int
     size: int
     device: Any = "cuda"
-    tokens_R: torch.Tensor = field(init=False)  #: see ``device_memory.KernelOutput``, as the next
-    states_R: torch.Tensor = field(init=False)
-    cuts_R: torch.Tensor = field(init=False)
-    lasts_R: torch.Tensor = field(init=False)
-    logprobs_R: torch.Tensor = field(init=False)  #: written where a call reports
+    tokens_R: torch.Tensor = field(init=False)  #: these: see ``device_memory.KernelOutput``
+    status_R: torch.Tensor = field(init=False)
+    thresholds_R: torch.Tensor = field(init=False)
+    last_ids_R: torch.Tensor = field(init=False)
+    logprobs_R: torch.Tensor = field(init=False)  #: written if ``report`` is set
     ranks_R: torch.Tensor = field(init=False)  #: likewise
 
     def __post_init__(self) -> None:
         self.width = max(2, 1 << (-(-self.size // GROUP_SIZE) - 1).bit_length())
         width, bins, tile = self.width, int(BINS), int(TILE)
-        self.tokens_R, self.states_R = self._new(torch.int64), self._new(torch.int32)
-        self.cuts_R, self.lasts_R = self._new(torch.float32), self._new(torch.int32)
+        self.tokens_R, self.status_R = self._new(torch.int64), self._new(torch.int32)
+        self.thresholds_R, self.last_ids_R = self._new(torch.float32), self._new(torch.int32)
         self.logprobs_R, self.ranks_R = self._new(torch.float64), self._new(torch.int32)
         tops, masses, raw_tops, raw_masses = (self._new(torch.float32, width) for _ in range(4))
         self.sums = GroupSums(tops, masses, self._new(torch.float64, 3, width), raw_tops, raw_masses)
-        flags, views = self._new(torch.int32, int(FLAGS)), self._new(torch.float64, int(VIEW))
-        self.waiting = PendingRows(flags, views, self._new(torch.int32, 2, bins), self._new(torch.int64, 2, bins))
+        flags, views = self._new(torch.int32, int(NUM_FLAGS)), self._new(torch.float64, int(NUM_VIEW_VALUES))
+        self.pending = PendingRows(flags, views, self._new(torch.int32, 2, bins), self._new(torch.int64, 2, bins))
         some, ids = self._new(torch.float32, tile), self._new(torch.int32, tile)
-        self.room = PoolScratch(self._new(torch.int32, width), some, ids)
+        self.scratch = PoolScratch(self._new(torch.int32, width), some, ids)
 
     def _new(self, dtype: torch.dtype, *shape: int) -> torch.Tensor:
         return torch.zeros((self.rows, *shape), dtype=dtype, device=self.device)
@@ -69,22 +68,22 @@ def sample(
     mask_RW: torch.Tensor | None = None,
     *,
     out_R: torch.Tensor | None = None,
-    cuts: bool = True,
+    truncates: bool = True,
     report: bool = False,
 ) -> torch.Tensor:
-    """Draw one token per row: int64 [R], -1 where a row holds NaN, +inf or no finite score. The others go on with it.
+    """Sample a token per row and append it: int64 [R], -1 for rows with NaN, +inf or no finite score.
 
-    logits_RV: float32, float16 or bfloat16, with any strides. state: of the rows; slots as int64 [R], each once.
-    mask_RW: int32 [R, V / 32 or more], what is allowed, lowest bit first. out_R: where tokens are written; by default,
-    and then the next call writes there too, a part of ``work``. cuts: whether any row may have top-k or top-p; two
-    launches are enough where none has. report: whether ``workspace.logprobs_R`` and ``workspace.ranks_R`` are wanted.
+    logits_RV: float32, float16 or bfloat16, with any strides. state: of the rows; slots: int64 [R], distinct.
+    mask_RW: int32 [R, V / 32 or more], bitmask of allowed tokens, lowest bit first. out_R: receives the tokens; by default
+    a buffer of ``work``, which the next step overwrites. truncates: whether any row may have top-k or top-p; otherwise
+    two launches suffice. report: whether to compute ``work.logprobs_R`` and ``work.ranks_R``.
 
-    Raises ValueError for shapes or types that are others.
+    Raises ValueError for other shapes or types.
     """
     rows, size = logits_RV.shape
     if logits_RV.dtype not in FLOATS or size != work.size or not 0 < rows <= work.rows:
-        there_is = f"room for up to {work.rows} rows of {work.size} float32, float16 or bfloat16"
-        raise ValueError(f"the logits are {rows} rows of {size} {logits_RV.dtype}, but there is {there_is}")
+        capacity = f"there is room for up to {work.rows} rows of {work.size} float32, float16 or bfloat16"
+        raise ValueError(f"the logits are {rows} rows of {size} {logits_RV.dtype}, but {capacity}")
     out_R = work.tokens_R[:rows] if out_R is None else out_R
     _check("slots", state.slots[:, None], torch.int64, rows, 1)
     _check("out", out_R[:, None], torch.int64, rows, 1)
@@ -95,23 +94,24 @@ def sample(
     sums, reports = work.sums, (work.logprobs_R, work.ranks_R)
     if not report:
         sums, reports = sums._replace(raw_tops=None, raw_masses=None), (None, None)
-    out = KernelOutput(out_R, work.states_R, work.cuts_R, work.lasts_R, *reports)
-    part, few, width = GROUPS_OF_FEW if rows <= FEW_ROWS else GROUPS_OF_MANY, rows <= FEW_ROWS, work.width
-    grid = -(-size // (part * GROUP_SIZE)), rows
-    stats[grid](source, state, sums, part // 2, width=width, tile_groups=2, **OPTIONS_OF_STATS)
-    finish[(rows,)](source, state, sums, work.waiting, work.room, out, width=width, **OPTIONS_OF_FINISH)
-    if cuts:
-        tiles = TILES_OF_FEW if few else TILES_OF_MANY
+    out = KernelOutput(out_R, work.status_R, work.thresholds_R, work.last_ids_R, *reports)
+    is_small, width = rows <= FEW_ROWS, work.width
+    groups_per_program = GROUPS_OF_FEW if is_small else GROUPS_OF_MANY
+    grid = -(-size // (groups_per_program * GROUP_SIZE)), rows
+    stats[grid](source, state, sums, groups_per_program // 2, width=width, tile_groups=2, **OPTIONS_OF_STATS)
+    finish[(rows,)](source, state, sums, work.pending, work.scratch, out, width=width, **OPTIONS_OF_FINISH)
+    if truncates:
+        tiles = TILES_OF_FEW if is_small else TILES_OF_MANY
         grid = -(-size // (tiles * int(TILE))), rows
-        tally[grid](source, state, sums, work.waiting, tiles, width=width, **OPTIONS_OF_SELECT)
-        collect[grid](source, state, sums, work.waiting, work.room, tiles, width=width, **OPTIONS_OF_SELECT)
-        resume[(rows,)](source, state, sums, work.waiting, work.room, out, width=width, **OPTIONS_OF_FINISH)
+        tally[grid](source, state, sums, work.pending, tiles, width=width, **OPTIONS_OF_SELECT)
+        collect[grid](source, state, sums, work.pending, work.scratch, tiles, width=width, **OPTIONS_OF_SELECT)
+        resume[(rows,)](source, state, sums, work.pending, work.scratch, out, width=width, **OPTIONS_OF_FINISH)
     return out_R
 
 
 def _check(name: str, column: torch.Tensor, dtype: torch.dtype, rows: int, count: int) -> None:
-    """Raise ValueError for a column of another type or fewer columns, or one whose rows do not lie in one piece."""
+    """Raise ValueError for another type, too few columns, or rows that are not contiguous."""
     packed = column.stride(1) == 1 and (count > 1 or rows == 1 or column.stride(0) == 1)
     if column.dtype != dtype or len(column) != rows or column.shape[1] < count or not (packed or column.numel() == 1):
         shape = list(column.shape)
-        raise ValueError(f"{name} must be {dtype} [{rows}, {count}] in one piece, got {column.dtype} {shape}")
+        raise ValueError(f"{name} must be {dtype} [{rows}, {count}] contiguous, got {column.dtype} {shape}")

@@ -1,6 +1,6 @@
-"""The kernels that end a row: one program cuts, draws, and reports the token's log-probability and rank.
+"""The kernels that complete a row: one program truncates, samples, and reports the token's logprob and rank.
 
-``finish`` ends all rows but those with too many candidates, which wait for ``select``; ``resume`` ends these.
+``finish`` completes all rows except those with too many candidates, which become pending; ``resume`` completes these.
 """
 
 from __future__ import annotations
@@ -9,119 +9,132 @@ import triton.language as tl
 from triton import jit
 
 from nucleate.sampling.backends.triton.block_stats import GROUP_SIZE
-from nucleate.sampling.backends.triton.candidate_cuts import GroupStats, late, narrow
-from nucleate.sampling.backends.triton.candidate_pool import GROUPS, LAST, KeptRange, ids_of, listed, room_of
+from nucleate.sampling.backends.triton.candidate_cuts import GroupStats, apply_late_min_p, truncate
+from nucleate.sampling.backends.triton.candidate_pool import (
+    MAX_ID,
+    TILE_GROUPS,
+    KeptRange,
+    list_groups,
+    row_scratch,
+    tile_ids,
+)
 from nucleate.sampling.backends.triton.device_memory import (
     SEED,
     STEP,
-    line_of,
-    push,
-    raw,
-    read,
-    scores,
-    source_of,
-    weighing,
+    append_token,
+    group_temperature,
+    load_logits,
+    load_params,
+    load_scores,
+    row_source,
+    state_address,
 )
-from nucleate.sampling.backends.triton.float_bits import INFINITY, LOWEST, exact
-from nucleate.sampling.backends.triton.gumbel_race import race, token_of
-from nucleate.sampling.backends.triton.histogram_selection import PENDING, UNIT, settle, view_of, waiting_of
+from nucleate.sampling.backends.triton.float_bits import INFINITY, LOWEST, exact_weight
+from nucleate.sampling.backends.triton.gumbel_race import select_group, select_token
+from nucleate.sampling.backends.triton.histogram_selection import (
+    PENDING,
+    WEIGHT_UNIT,
+    load_view,
+    row_pending,
+    select_pending,
+)
 
-DRAWN, ODD, EMPTY, INACTIVE = (tl.constexpr(kind) for kind in range(4))
-"""What became of a row: it has a token; it holds NaN or +inf; it has no finite score; it was not to be drawn."""
+SAMPLED, INVALID, EMPTY, INACTIVE = (tl.constexpr(status) for status in range(4))
+"""The status of a row: sampled; has NaN or +inf; has no finite score; not active."""
 
 
 @jit
-def finish(source, state, sums, waiting, room, out, width: tl.constexpr):
-    """Grid: rows. See ``memory`` for the arguments; room: see ``candidate_pool.Room``."""
+def finish(source, state, sums, pending, scratch, out, width: tl.constexpr):
+    """Grid: rows. Arguments: see ``device_memory``; scratch: see ``PoolScratch``."""
     row = tl.program_id(0).to(tl.int64)
-    source, waiting, room = source_of(source, row), waiting_of(waiting, row), room_of(room, row, width)
+    source, pending, scratch = row_source(source, row), row_pending(pending, row), row_scratch(scratch, row, width)
     group_G = tl.arange(0, width)
     tops_G = tl.load(
         sums.tops + row * width + group_G, mask=group_G < tl.cdiv(source.size, GROUP_SIZE), other=-INFINITY
     )
     top = tl.max(tops_G, 0)
-    top = tl.where(top == 0.0, 0.0, top)  # of -0.0 it makes 0.0: they are equal
-    kind = tl.where(top == INFINITY, ODD, tl.where(top == -INFINITY, EMPTY, DRAWN))
+    top = tl.where(top == 0.0, 0.0, top)  # -0.0 becomes 0.0
+    row_status = tl.where(top == INFINITY, INVALID, tl.where(top == -INFINITY, EMPTY, SAMPLED))
     if state.active is not None:
-        kind = tl.where(tl.load(state.active + row), kind, INACTIVE)
-    waits = tl.full((), 0, tl.int32)
-    if kind == DRAWN:
-        given, token = read(line_of(state, row)), tl.full((), LAST, tl.int32)
-        known = known_of(sums, tops_G, top, given, row, width)
+        row_status = tl.where(tl.load(state.active + row), row_status, INACTIVE)
+    is_pending = tl.full((), 0, tl.int32)
+    if row_status == SAMPLED:
+        params, token = load_params(state_address(state, row)), tl.full((), MAX_ID, tl.int32)
+        groups = load_groups(sums, tops_G, top, params, row, width)
         kept = KeptRange(top * 0.0 + LOWEST, token)
-        if given.k == 1.0:
+        if params.k == 1.0:
             ids = tl.argmax(tops_G, 0) * GROUP_SIZE + tl.arange(0, GROUP_SIZE)
-            token = tl.min(tl.where(scores(source, ids) == top, ids, LAST), 0)
+            token = tl.min(tl.where(load_scores(source, ids) == top, ids, MAX_ID), 0)
             kept = KeptRange(top, token)
         else:
-            kept, waits = narrow(source, room, known, top, given, waiting, width)
-        if waits == 0:
-            end(source, state, room, sums, known, kept, top, given, token, out, row, width)
+            kept, is_pending = truncate(source, scratch, groups, top, params, pending, width)
+        if is_pending == 0:
+            sample_row(source, state, scratch, sums, groups, kept, top, params, token, out, row, width)
     else:
         tl.store(out.tokens + row, tl.full((), -1, tl.int64))
-    tl.store(waiting.flags + PENDING, waits)
-    tl.store(out.states + row, kind)
+    tl.store(pending.flags + PENDING, is_pending)
+    tl.store(out.status + row, row_status)
 
 
 @jit
-def resume(source, state, sums, waiting, room, out, width: tl.constexpr):
-    """The same for rows that waited."""
+def resume(source, state, sums, pending, scratch, out, width: tl.constexpr):
+    """The same for pending rows."""
     row = tl.program_id(0).to(tl.int64)
-    source, waiting, room = source_of(source, row), waiting_of(waiting, row), room_of(room, row, width)
-    if tl.load(waiting.flags + PENDING) != 0:
-        given, view = read(line_of(state, row)), view_of(waiting.views)
-        kept = settle(source, room, waiting, view, given, tl.load(waiting.views + UNIT), width)
-        group_G, top = tl.arange(0, width), view.most
-        there_G = group_G < tl.cdiv(source.size, GROUP_SIZE)
-        tops_G = tl.load(sums.tops + row * width + group_G, mask=there_G, other=-INFINITY)
-        known = known_of(sums, tops_G, top, given, row, width)
-        end(source, state, room, sums, known, kept, top, given, kept.last, out, row, width)
+    source, pending, scratch = row_source(source, row), row_pending(pending, row), row_scratch(scratch, row, width)
+    if tl.load(pending.flags + PENDING) != 0:
+        params, view = load_params(state_address(state, row)), load_view(pending.views)
+        kept = select_pending(source, scratch, pending, view, params, tl.load(pending.views + WEIGHT_UNIT), width)
+        group_G, top = tl.arange(0, width), view.highest
+        valid_G = group_G < tl.cdiv(source.size, GROUP_SIZE)
+        tops_G = tl.load(sums.tops + row * width + group_G, mask=valid_G, other=-INFINITY)
+        groups = load_groups(sums, tops_G, top, params, row, width)
+        sample_row(source, state, scratch, sums, groups, kept, top, params, kept.last_id, out, row, width)
 
 
 @jit
-def known_of(sums, tops_G, top, numbers, row, width: tl.constexpr):
+def load_groups(sums, tops_G, top, params, row, width: tl.constexpr):
     own_G = tl.load(sums.masses + row * width + tl.arange(0, width), mask=tops_G > -INFINITY, other=0.0).to(tl.float64)
     moments = sums.moments + 3 * row * width
-    return GroupStats(tops_G, own_G, own_G * relative(tops_G, top, weighing(numbers)), moments)
+    return GroupStats(tops_G, own_G, own_G * relative_mass(tops_G, top, group_temperature(params)), moments)
 
 
 @jit
-def end(source, state, room, sums, known, kept, top, numbers, token, out, row, width: tl.constexpr):
-    """Draw from what the cuts left, or take the token of a greedy row, and store the results."""
-    line = line_of(state, row)
-    if numbers.k != 1.0:
-        seed, step, kept = tl.load(line + SEED), tl.load(line + STEP), late(kept, top, numbers)
-        group = race(source, room, known, kept, top, numbers, seed, step, width)
-        token = token_of(source, group, kept, top, numbers, seed, step)
-    push(state, row, token)
+def sample_row(source, state, scratch, sums, groups, kept, top, params, token, out, row, width: tl.constexpr):
+    """Sample one of the kept tokens, or take the token of a greedy row, and store the results."""
+    address = state_address(state, row)
+    if params.k != 1.0:
+        seed, step, kept = tl.load(address + SEED), tl.load(address + STEP), apply_late_min_p(kept, top, params)
+        group = select_group(source, scratch, groups, kept, top, params, seed, step, width)
+        token = select_token(source, group, kept, top, params, seed, step)
+    append_token(state, row, token)
     tl.store(out.tokens + row, token.to(tl.int64))
-    tl.store(out.cuts + row, kept.cut)
-    tl.store(out.lasts + row, kept.last)
+    tl.store(out.thresholds + row, kept.threshold)
+    tl.store(out.last_ids + row, kept.last_id)
     if out.logprobs is not None:
         group_G = tl.arange(0, width)
-        there_G = group_G < tl.cdiv(source.size, GROUP_SIZE)
-        raw_G = tl.load(sums.raw_tops + row * width + group_G, mask=there_G, other=-INFINITY)
-        mass_G = tl.load(sums.raw_masses + row * width + group_G, mask=there_G, other=0.0)
-        logprob, rank = report(source, room, raw_G, mass_G, token, width)
+        valid_G = group_G < tl.cdiv(source.size, GROUP_SIZE)
+        raw_tops_G = tl.load(sums.raw_tops + row * width + group_G, mask=valid_G, other=-INFINITY)
+        mass_G = tl.load(sums.raw_masses + row * width + group_G, mask=valid_G, other=0.0)
+        logprob, rank = token_logprob(source, scratch, raw_tops_G, mass_G, token, width)
         tl.store(out.logprobs + row, logprob)
         tl.store(out.ranks + row, rank)
 
 
 @jit
-def relative(tops_G, top, t):
-    """What the mass of a group is multiplied by, so that it counts from the top of the row."""
-    return exact(tl.where(tops_G > -INFINITY, tops_G, top), top, t)
+def relative_mass(tops_G, top, t):
+    """The factor from the mass relative to the top of a group to the mass relative to the top of the row."""
+    return exact_weight(tl.where(tops_G > -INFINITY, tops_G, top), top, t)
 
 
 @jit
-def report(source, room, tops_G, masses_G, token, width: tl.constexpr):
-    """The log-probability of a token by the logits as given, and 1 + how many tokens come before it."""
-    top, x = tl.max(tops_G, 0), raw(source, token)
+def token_logprob(source, scratch, tops_G, masses_G, token, width: tl.constexpr):
+    """The raw logprob and the rank of a token, from 1."""
+    top, x = tl.max(tops_G, 0), load_logits(source, token)
     one = tl.full((), 1.0, tl.float64)
-    mass = tl.sum(masses_G.to(tl.float64) * relative(tops_G, top, one), 0)
-    rank, found = tl.full((), 1, tl.int32), listed(tops_G >= x, room, width)
-    for i in range(tl.cdiv(found, GROUPS)):
-        ids = ids_of(room, found, i)
-        other = raw(source, ids)
+    mass = tl.sum(masses_G.to(tl.float64) * relative_mass(tops_G, top, one), 0)
+    rank, count = tl.full((), 1, tl.int32), list_groups(tops_G >= x, scratch, width)
+    for i in range(tl.cdiv(count, TILE_GROUPS)):
+        ids = tile_ids(scratch, count, i)
+        other = load_logits(source, ids)
         rank += tl.sum(((other > x) | ((other == x) & (ids < token))).to(tl.int32), 0)
     return x.to(tl.float64) - top.to(tl.float64) - tl.log(mass), rank

@@ -17,13 +17,13 @@ LARGEST = tl.constexpr(1.0 - 2.0**-53)
 
 @jit
 def low_word(word):
-    """The low 32 bits of an integer, as a uint64: products need the room."""
+    """The low 32 bits of an integer as uint64, as products need 64 bits."""
     return (word & LOW).to(tl.uint64)
 
 
 @jit
 def uniform(seed, step, stream, index):
-    """``noise.uniform``: float64. seed, step: int64; index: any block of integers that are not negative."""
+    """``noise.uniform``: float64. seed, step: int64. index: a block of non-negative integers."""
     c0 = index.to(tl.uint64)
     c1, c2 = low_word(step) + c0 * 0, low_word(step >> 32) + c0 * 0
     c3 = c0 * 0 + stream
@@ -37,10 +37,10 @@ def uniform(seed, step, stream, index):
 
 
 @jit
-def times(seed, step, stream, index):
-    """Standard exponential numbers, -log1p(-u): the least ``times / weight`` wins the race.
+def exponentials(seed, step, stream, index):
+    """Standard exponential random numbers, -log1p(-u). The token with the lowest exponential / weight is selected.
 
-    log1p after Kahan (1984): what rounding takes from 1 - u it takes from both parts of the quotient.
+    log1p as by Kahan (1984): the rounding error of 1 - u cancels in the quotient.
     """
     u = uniform(seed, step, stream, index)
     rest = 1.0 - u
@@ -52,7 +52,7 @@ BLOCK = 256
 
 @jit
 def uniforms(seeds, steps, index, stride, stream, count, out, block: tl.constexpr):
-    """Grid: parts of ``block`` numbers; rows. seeds, steps: int64 [R]; index: int64, a row is ``stride`` on."""
+    """Grid: parts of ``block`` numbers; rows. seeds, steps: int64 [R]. index: int64, with ``stride`` between rows."""
     row = tl.program_id(1).to(tl.int64)
     place = tl.program_id(0) * block + tl.arange(0, block)
     ids = tl.load(index + row * stride + place, mask=place < count, other=0)
@@ -61,7 +61,7 @@ def uniforms(seeds, steps, index, stride, stream, count, out, block: tl.constexp
 
 
 def launch_uniform(seeds_R: torch.Tensor, steps_R1: torch.Tensor, stream: int, index: torch.Tensor) -> torch.Tensor:
-    """See ``triton_philox.uniform``: float64 [R, N]."""
+    """``uniform`` as one launch: float64 [R, N]."""
     count, index = index.shape[-1], index.contiguous()
     out_RN = torch.empty((len(seeds_R), count), dtype=torch.float64, device=seeds_R.device)
     grid, stride = (-(-count // BLOCK), len(seeds_R)), count if index.dim() > 1 else 0
