@@ -20,12 +20,7 @@ NUMERIC_TYPES = (int, float, np.integer, np.floating, types.NoneType)
 MAX_INTEGER = 2**62
 """The largest integer parameter that kernels and tensors accept: it fits int64 with room for arithmetic."""
 
-RULES = {
-    "Scale": ("apply",),
-    "Floor": ("floor",),
-    "Prefix": ("weight", "target", "order"),
-    "Ceiling": ("ceiling",),
-}
+RULES = {"Scale": ("apply",), "Floor": ("floor",), "Prefix": ("weight", "target", "order"), "Ceiling": ("ceiling",)}
 """The rules of each shape that receive the row statistics."""
 
 DRAW_RULES = {"none": ("score",), "each": ("score",), "one": ("weight", "target")}

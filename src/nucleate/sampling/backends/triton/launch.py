@@ -74,9 +74,9 @@ def sample(
     """Sample a token per row and append it: int64 [R], -1 for rows with NaN, +inf or no finite score.
 
     logits_RV: float32, float16 or bfloat16, with any strides. state: of the rows; slots: int64 [R], distinct.
-    mask_RW: int32 [R, V / 32 or more], bitmask of allowed tokens, lowest bit first. out_R: receives the tokens; by default
-    a buffer of ``work``, which the next step overwrites. truncates: whether any row may have top-k or top-p; otherwise
-    two launches suffice. report: whether to compute ``work.logprobs_R`` and ``work.ranks_R``.
+    mask_RW: int32 [R, V / 32 or more], bitmask of allowed tokens, lowest bit first. out_R: receives the tokens; by
+    default a buffer of ``work``, which the next step overwrites. truncates: whether any row may have top-k or top-p;
+    otherwise two launches suffice. report: whether to compute ``work.logprobs_R`` and ``work.ranks_R``.
 
     Raises ValueError for other shapes or types.
     """
