@@ -243,10 +243,8 @@ class BatchState:
         if not view.reporting:
             return None
         if view.groups[0].kernel_logprobs:
-            logprobs_R, ranks_R = (
-                column[: len(tokens_R)] for column in (self._workspace.logprobs_R, self._workspace.ranks_R)
-            )
-            columns = tokens_R, logprobs_R, ranks_R.to(torch.int64)
+            workspace, count = self._workspace, len(tokens_R)
+            columns = tokens_R, workspace.logprobs_R[:count], workspace.ranks_R[:count].to(torch.int64)
             return TensorLogprobs(*(column_R.index_select(0, view.reporting_N)[:, None] for column_R in columns))
         logits_NV, tokens_N = logits_RV, tokens_R
         if len(view.reporting) < len(view.rows):

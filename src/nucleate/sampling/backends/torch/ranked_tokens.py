@@ -33,9 +33,8 @@ class RowConstants:
         self.groups_G = torch.arange(-(-size // GROUP_SIZE), device=device)
         self.token_T = torch.arange(GROUP_SIZE, device=device)
         self.word_N, self.bit_N = self.position_N // 32, (self.position_N % 32).to(torch.int32)
-        self.neg_inf_RP = torch.full((1, 1), -torch.inf, dtype=floats, device=device).expand(
-            rows, len(self.groups_G) * GROUP_SIZE
-        )
+        neg_inf_11 = torch.full((1, 1), -torch.inf, dtype=floats, device=device)
+        self.neg_inf_RP = neg_inf_11.expand(rows, len(self.groups_G) * GROUP_SIZE)
 
 
 @dataclass(frozen=True)
@@ -134,9 +133,8 @@ class RankedTokens:
                 away_RN = torch.where(surviving_RN, below_RN - stats_of["mean"], self.constants.zero)
                 stats_of["var"] = away_RN.square().sum(1, keepdim=True) / stats_of["n"]
         if "full_mass" in names:
-            stats_of["full_mass"] = (
-                self.mass() if self.full_mass_R1 is None else torch.maximum(self.full_mass_R1, self.mass())
-            )
+            full_R1 = self.full_mass_R1
+            stats_of["full_mass"] = self.mass() if full_R1 is None else torch.maximum(full_R1, self.mass())
         if "n" in names:
             stats_of["n"] = stats_of["n"].to(self.constants.floats)
         return RowStats(**{**stats_of, "top": 0.0})

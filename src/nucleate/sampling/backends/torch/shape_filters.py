@@ -19,11 +19,9 @@ def apply_filter(tokens: RankedTokens, stage: BoundStage, uniform_R1: Any, exemp
         return _apply_scale(tokens.apply_cuts(), stage)
     if signature.shape == "Floor":
         return _apply_floor(tokens, stage)
-    return (
-        _apply_prefix(tokens, stage)
-        if signature.shape == "Prefix"
-        else _apply_ceiling(tokens.apply_cuts(), stage, uniform_R1, exempt_RK)
-    )
+    if signature.shape == "Prefix":
+        return _apply_prefix(tokens, stage)
+    return _apply_ceiling(tokens.apply_cuts(), stage, uniform_R1, exempt_RK)
 
 
 def _apply_scale(tokens: RankedTokens, stage: BoundStage) -> RankedTokens:

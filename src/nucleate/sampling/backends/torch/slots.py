@@ -49,9 +49,8 @@ class Slots:
         slot, last_tokens = self._free.pop(), last_tokens[max(0, len(last_tokens) - self.ring_size) :]
         lengths = repeat_lengths(last_tokens)[::-1] if tracks_repeats else []
         parts = [np.asarray(part, np.int64) for part in (state, last_tokens, lengths)]
-        state_C, tokens_L, repeat_lengths_L = to_device_pinned(np.concatenate(parts), self.device).split(
-            [len(part) for part in parts]
-        )
+        packed = to_device_pinned(np.concatenate(parts), self.device)
+        state_C, tokens_L, repeat_lengths_L = packed.split([len(part) for part in parts])
         self.state_SC[slot] = state_C
         if last_tokens:
             self.tokens_SL[slot, : len(last_tokens)] = tokens_L
@@ -68,10 +67,8 @@ class Slots:
         """Set the numeric parameters of the stages of a row for its next step."""
         more = len(params) - self.stage_params_SP.shape[1]
         if more > 0:
-            self.stage_params_SP, self.reallocations = (
-                torch.nn.functional.pad(self.stage_params_SP, (0, more)),
-                self.reallocations + 1,
-            )
+            self.stage_params_SP = torch.nn.functional.pad(self.stage_params_SP, (0, more))
+            self.reallocations += 1
         self.stage_params_SP[slot, : len(params)] = to_device(torch.tensor(params, dtype=self.floats), self.device)
 
     def release(self, slot: int) -> None:
@@ -84,15 +81,11 @@ class Slots:
             return
         ring_size = 1 << (count - 1).bit_length()
         lengths_S1 = self.lengths(torch.arange(len(self.state_SC), device=self.device))[:, None]
-        back_SL = (
-            lengths_S1 - 1 - torch.arange(ring_size, device=self.device)
-        ) % ring_size  # distance from the last token
+        back_SL = (lengths_S1 - 1 - torch.arange(ring_size, device=self.device)) % ring_size  # to the last token
         index_SL = (lengths_S1 - 1 - back_SL) % self.ring_size
         self.tokens_SL = torch.where(back_SL < self.ring_size, self.tokens_SL.gather(1, index_SL), 0)
-        more = ring_size - self.ring_size
-        self.repeat_lengths_SL = torch.nn.functional.pad(
-            self.repeat_lengths_SL, (0, more if len(self.repeat_lengths_SL) else 0)
-        )
+        more = ring_size - self.ring_size if len(self.repeat_lengths_SL) else 0
+        self.repeat_lengths_SL = torch.nn.functional.pad(self.repeat_lengths_SL, (0, more))
         self.ring_size, self.reallocations = ring_size, self.reallocations + 1
 
     def _grow(self, count: int) -> None:

@@ -114,11 +114,8 @@ def apply_shifts(group: ShiftGroup, slots: Slots, x_RV: torch.Tensor) -> torch.T
         x_NV = x_RV.index_select(0, group.positions_N)
     window = _token_window(group, slots, size)
     lists = [_list_of(one, window) for one in group.shifts]
-    columns = [
-        window.tokens_NL,
-        *(ids_NM for one, (ids_NM, _) in zip(group.shifts, lists, strict=True) if not one.shift.tracks_repeats),
-    ]
-    ids_NK = torch.cat(columns, 1)
+    constant = (ids_NM for one, (ids_NM, _) in zip(group.shifts, lists, strict=True) if not one.shift.tracks_repeats)
+    ids_NK = torch.cat([window.tokens_NL, *constant], 1)
     padded_NV = torch.nn.functional.pad(x_NV, (0, 1))  # column V is a dummy for padding
     y_NK = padded_NV.gather(1, ids_NK).to(slots.floats)
     counts: dict[Any, torch.Tensor] = {}
@@ -238,9 +235,8 @@ def update_repeats(group: ShiftGroup, slots: Slots, tokens_N: torch.Tensor, size
         if one.shift.source == device_row.DRY:
             since_breaker_N = slots.gather_column(group.slots_N, SINCE_BREAKER)
             is_breaker_N = (completing_tokens(one.words_NWT, tokens_NL, size) == token_N1).any(1)
-            since_breaker_N = torch.where(
-                tokens_N < 0, since_breaker_N, torch.where(is_breaker_N, 0, since_breaker_N + 1)
-            )
+            new_N = torch.where(is_breaker_N, 0, since_breaker_N + 1)
+            since_breaker_N = torch.where(tokens_N < 0, since_breaker_N, new_N)
             slots.columns[SINCE_BREAKER].index_copy_(0, group.slots_N, since_breaker_N)
 
 

@@ -5,14 +5,7 @@ from __future__ import annotations
 import triton.language as tl
 from triton import jit
 
-from nucleate.sampling.backends.triton.device_memory import (
-    apply_mask,
-    group_temperature,
-    load_logits,
-    load_params,
-    row_source,
-    state_address,
-)
+from nucleate.sampling.backends.triton import device_memory as memory
 from nucleate.sampling.backends.triton.float_bits import INFINITY, LOWEST, make_exponent, weights
 
 GROUP_SIZE = tl.constexpr(256)
@@ -22,13 +15,13 @@ GROUP_SIZE = tl.constexpr(256)
 def stats(source, state, sums, tiles, width: tl.constexpr, tile_groups: tl.constexpr):
     """Grid: parts of ``tiles`` tiles of ``tile_groups`` groups; rows. Arguments: see ``device_memory``."""
     row = tl.program_id(1).to(tl.int64)
-    source, params = row_source(source, row), load_params(state_address(state, row))
-    exponent = make_exponent(group_temperature(params))
+    source, params = memory.row_source(source, row), memory.load_params(memory.state_address(state, row))
+    exponent = make_exponent(memory.group_temperature(params))
     for i in range(tiles):
         group_G = (tl.program_id(0) * tiles + i) * tile_groups + tl.arange(0, tile_groups)
         ids_GT = group_G[:, None] * GROUP_SIZE + tl.arange(0, GROUP_SIZE)[None, :]
-        logits_GT = load_logits(source, ids_GT)
-        x_GT = apply_mask(source, ids_GT, logits_GT)
+        logits_GT = memory.load_logits(source, ids_GT)
+        x_GT = memory.apply_mask(source, ids_GT, logits_GT)
         index_G, valid_G = row * width + group_G, group_G < width
         top_G, mass_G = group_sums(x_GT, exponent)
         tl.store(sums.tops + index_G, top_G, mask=valid_G)

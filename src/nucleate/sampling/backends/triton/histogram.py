@@ -59,7 +59,7 @@ def make_view(lowest, highest, origin, end):
 
 
 @jit
-def add_to_histogram(counts, weights, x, is_chosen, view, top, t, unit):
+def add(counts, weights, x, is_chosen, view, top, t, unit):
     """Add tokens to a histogram in memory. Integer sums do not depend on the order."""
     index = bin_of(x, view)
     tl.atomic_add(counts + index, 1, mask=is_chosen, sem="relaxed")
@@ -74,7 +74,7 @@ def clear(counts, weights):
 
 
 @jit
-def load_histogram(counts, weights):
+def load(counts, weights):
     bin_B = tl.arange(0, BINS)
     return Histogram(tl.load(counts + bin_B).to(tl.int64), tl.load(weights + bin_B))
 

@@ -31,17 +31,7 @@ from nucleate.sampling.backends.triton.device_memory import (
     state_address,
 )
 from nucleate.sampling.backends.triton.float_bits import INFINITY, fixed_weight, from_ordered, to_ordered
-from nucleate.sampling.backends.triton.histogram import (
-    BINS,
-    HistogramView,
-    add_to_histogram,
-    bin_of,
-    bin_value,
-    choose_bins,
-    in_view,
-    is_chosen,
-    sum_above,
-)
+from nucleate.sampling.backends.triton.histogram import BINS, HistogramView
 
 PENDING, POOLED, LOW, HIGH, NUM_FLAGS = (tl.constexpr(place) for place in range(5))
 """int32 flags of a row: whether it is pending; number of pooled tokens; lowest, highest candidate (``to_ordered``)."""
@@ -67,7 +57,8 @@ def tally(source, state, sums, pending, tiles, width: tl.constexpr):
             if tile_has_candidates(sums.tops + row * width, tile, view.lowest, source.size):
                 ids = tile * TILE + tl.arange(0, TILE)
                 x = load_scores(source, ids)
-                add_to_histogram(pending.counts, pending.weights, x, in_view(x, view), view, view.highest, t, unit)
+                chosen = histogram.in_view(x, view)
+                histogram.add(pending.counts, pending.weights, x, chosen, view, view.highest, t, unit)
 
 
 @jit
@@ -79,16 +70,16 @@ def collect(source, state, sums, pending, scratch, tiles, width: tl.constexpr):
     if tl.load(flags + PENDING) != 0:
         view = load_view(pending.views)
         params = load_params(state_address(state, row))
-        choice = choose_bins(histogram.load_histogram(pending.counts, pending.weights), params)
+        choice = histogram.choose_bins(histogram.load(pending.counts, pending.weights), params)
         counted_bin = tl.where(choice.k_bin < 0, choice.p_first, choice.k_bin)
         for i in range(tiles):
             tile = tl.program_id(0) * tiles + i
             if tile_has_candidates(sums.tops + row * width, tile, view.lowest, source.size):
                 ids = tile * TILE + tl.arange(0, TILE)
                 x = load_scores(source, ids)
-                bins = tl.where(in_view(x, view), bin_of(x, view), -1)
+                bins = tl.where(histogram.in_view(x, view), histogram.bin_of(x, view), -1)
                 if choice.n <= TILE:
-                    here = (bins >= 0) & is_chosen(bins, choice)
+                    here = (bins >= 0) & histogram.is_chosen(bins, choice)
                     base = tl.atomic_add(flags + POOLED, tl.sum(here.to(tl.int32), 0), sem="relaxed")
                     append_to_pool(scratch, base, x, ids, here)
                 else:
@@ -134,18 +125,19 @@ def count_by_group(scratch, tile, x, here, width: tl.constexpr):
 def select_pending(source, scratch, pending, view, params, unit, width: tl.constexpr):
     """Apply top-k and top-p to a row after both kernels. Returns the kept tokens."""
     counts, weights = pending.counts, pending.weights
-    sums = histogram.load_histogram(counts, weights)
+    sums = histogram.load(counts, weights)
     kept, total = KeptRange(view.lowest, tl.full((), MAX_ID, tl.int32)), tl.sum(sums.weights, 0)
-    choice = choose_bins(sums, params)
+    choice = histogram.choose_bins(sums, params)
     counted_bin = tl.where(choice.k_bin < 0, choice.p_first, choice.k_bin)  # as in ``collect``
-    num_counted = bin_value(sums.counts, counted_bin)
+    num_counted = histogram.bin_value(sums.counts, counted_bin)
     for by_weight in range(2):  # top-k counts tokens, top-p weighs them
         if tl.where(by_weight == 0, choice.k_bin >= 0, params.p < 1.0):
-            sums = histogram.load_histogram(counts, weights)
+            sums = histogram.load(counts, weights)
             sums_B = tl.where(by_weight == 0, sums.counts, sums.weights)
             target = tl.where(by_weight == 0, params.k.to(tl.int64), histogram.top_p_target(params.p, total))
             bin_index = tl.maximum(histogram.bin_reaching(sums_B, target), choice.k_bin)
-            total, target = sum_above(sums.weights, bin_index), target - sum_above(sums_B, bin_index)
+            total = histogram.sum_above(sums.weights, bin_index)
+            target -= histogram.sum_above(sums_B, bin_index)
             is_pooled, is_counted = choice.n <= TILE, num_counted > TILE
             kept, weight = select_in_bin(
                 source, scratch, pending, is_pooled, is_counted, view, bin_index, target, kept, params.t, unit,
@@ -184,19 +176,19 @@ def select_in_bin(
             for i in range(tl.cdiv(source.size, CHUNK)):
                 ids = i * CHUNK + tl.arange(0, CHUNK)
                 x = load_scores(source, ids)
-                add_to_histogram(counts, weights, x, in_view(x, finer) & is_kept(x, ids, kept), finer, top, t, unit)
+                chosen = histogram.in_view(x, finer) & is_kept(x, ids, kept)
+                histogram.add(counts, weights, x, chosen, finer, top, t, unit)
             tl.debug_barrier()
-            sums = histogram.load_histogram(counts, weights)
+            sums = histogram.load(counts, weights)
             sums_B = tl.where(by_weight == 0, sums.counts, sums.weights)
             bin_index = histogram.bin_reaching(sums_B, target)
-            target -= sum_above(sums_B, bin_index)
-            weight += sum_above(sums.weights, bin_index)
-        n, low, high = gather_bin(
-            source, scratch, HistogramView(lowest, highest, origin, scale), bin_index, kept, width
-        )
+            target -= histogram.sum_above(sums_B, bin_index)
+            weight += histogram.sum_above(sums.weights, bin_index)
+        current = HistogramView(lowest, highest, origin, scale)
+        n, low, high = gather_bin(source, scratch, current, bin_index, kept, width)
     if n <= TILE:
         pool = load_pool(scratch, n)
-        bins = bin_of(pool.x, HistogramView(lowest, highest, origin, scale))
+        bins = histogram.bin_of(pool.x, HistogramView(lowest, highest, origin, scale))
         here = (bins == bin_index) & is_kept(pool.x, pool.ids, kept)
         amount = tl.where(here & (pool.x > -INFINITY), fixed_weight(pool.x, top, t, unit), 0)
         kept = select_prefix(pool, tl.where(by_weight == 0, here.to(tl.int64), amount), target, top).kept
@@ -219,7 +211,7 @@ def gather_bin(source, scratch, view, bin_index, kept, width: tl.constexpr):
     for i in range(tl.cdiv(source.size, CHUNK)):
         ids = i * CHUNK + tl.arange(0, CHUNK)
         x = load_scores(source, ids)
-        here = in_view(x, view) & (bin_of(x, view) == bin_index) & is_kept(x, ids, kept)
+        here = histogram.in_view(x, view) & (histogram.bin_of(x, view) == bin_index) & is_kept(x, ids, kept)
         own_low, own_high = count_by_group(scratch, i, x, here, width)
         low, high = tl.minimum(low, own_low), tl.maximum(high, own_high)
         n += append_to_pool(scratch, n, x, ids, here)
