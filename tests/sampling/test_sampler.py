@@ -177,7 +177,7 @@ def test_rows_that_come_and_go_stay_on_the_fast_path_in_any_order(monkeypatch):
             named = list(sampler.rows) if rows is None else rows
             x = logits(turn, len(named), size)
             expected = [
-                alone._host._step(LogitsInput(x[i : i + 1]), alone._host._gathered([there[row]]), None, None)
+                alone._host._step(LogitsInput(x[i : i + 1]), alone._host._make_batch([there[row]]), None, None)
                 for i, row in enumerate(named)
             ]
             with monkeypatch.context() as only:
@@ -340,7 +340,7 @@ def test_nothing_changes_when_the_arguments_are_wrong(wrong):
         ([Gumbel(0)], {}, TypeError, "a tuple of stages"),
         ({}, {}, TypeError, "a tuple of stages"),
         ((Gumbel(0), TopK(1)), {}, ValueError, "one draw, its last stage"),
-        ((Logprobs(1), Logprobs(2)), {}, ValueError, "at one place"),
+        ((Logprobs(1), Logprobs(2)), {}, ValueError, "at most one Tap"),
         ((LogitBias({V: 1.0}), Gumbel(0)), {}, ParameterError, f"names token {V}"),
         ((BadWords(((1, V),)), Gumbel(0)), {}, ParameterError, f"names token {V}"),
         ((Dry(1.0, breakers=((V,),)), Gumbel(0)), {}, ParameterError, f"names token {V}"),

@@ -256,10 +256,10 @@ def test_rings_grow_with_what_is_said_and_no_more(monkeypatch: pytest.MonkeyPatc
     loop = sampler.loop(lambda tokens_R, active_R: table_VV[tokens_R], [2, 11], steps=5, stop_ids=[10])
     said = torch.cat([loop() for _ in range(9)], 1).tolist()
     assert said[0] == [*range(3, 11), *[-1] * 37]
-    assert sampler._device._state._slots.ring == 16
+    assert sampler._device._state._slots.ring_size == 16
     for token in range(20):
         sampler.accept(0, token)
-    assert sampler._device._state._slots.ring == 32
+    assert sampler._device._state._slots.ring_size == 32
     assert sampler.output_ids(0) == (*range(3, 11), *range(20))
 
 
