@@ -92,7 +92,7 @@ def ours(case: Case) -> Call:
     (rows, size), said = case.logits_RV.shape, case.said_RS.tolist() if case.penalised else ()
     stages = nc.SamplingParams(**case.params, seed=0).pipeline()
     held, part = rows_of([stages] * rows, range(rows), size, str(case.logits_RV.device), said)
-    return Call(lambda: held.draw(part, case.logits_RV))
+    return Call(lambda: held.sample(part, case.logits_RV))
 
 
 def read(case: Case) -> Call:

@@ -67,7 +67,7 @@ def law(size: int, rows: int, device: str) -> Iterator[tuple[str, int, int]]:
         params = nc.SamplingParams(**gpu_chains.CHAINS[chain], seed=0)
         p_V = nc.probabilities(case.logits_RV.cpu().numpy(), params, backend="reference")[0]
         held, part = gpu_chains.rows_of([params.pipeline()] * rows, range(rows), size, device)
-        found = held.draw(part, case.logits_RV.expand(rows, -1)).cpu().numpy()
+        found = held.sample(part, case.logits_RV.expand(rows, -1)).cpu().numpy()
         bins = min(60, rows // 15)
         bins_V = np.minimum((p_V.cumsum() * bins).astype(int), bins - 1)
         expected = np.bincount(bins_V, p_V, bins) * rows
@@ -85,7 +85,7 @@ def near_tied(count: int, device: str) -> Iterator[tuple[str, int, int]]:
             continue
         held, part = gpu_chains.rows_of([case.stages], [case.seed], len(case.logits), device)
         held._slots.columns[STEP].fill_(case.step)  # noqa: SLF001
-        found = held.draw(part, torch.from_numpy(case.logits[None]).to(device)).item()
+        found = held.sample(part, torch.from_numpy(case.logits[None]).to(device)).item()
         wrong += found != reference.draw(case.logits, case.stages, case.seed, case.step)
         rows += 1
     yield "near ties", wrong, rows

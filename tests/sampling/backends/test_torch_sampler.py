@@ -38,7 +38,7 @@ import sampler_scenarios as played  # noqa: E402
 from nucleate.sampling.backends.torch import batch_state as on_device  # noqa: E402
 from nucleate.sampling.backends.torch import decode_loop as loops  # noqa: E402
 from nucleate.sampling.backends.torch.lazy import LazyDict, LazyList  # noqa: E402
-from nucleate.sampling.backends.torch.torch_device import kernels_on  # noqa: E402
+from nucleate.sampling.backends.torch.torch_device import select_kernels  # noqa: E402
 
 
 def told(story: list[Any], other: list[Any]) -> None:
@@ -381,13 +381,13 @@ def test_a_device_that_is_not_there_and_a_backend_that_cannot_run_there(monkeypa
 
 def test_kernels_run_on_cuda_where_triton_is(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda, mps = torch.device("cuda", 0), torch.device("mps")
-    assert kernels_on(mps, "auto") == "torch"
+    assert select_kernels(mps, "auto") == "torch"
     for there, hip, expected in ((None, None, "torch"), ("", "6.2", "torch"), ("", None, "triton")):
         monkeypatch.setattr("importlib.util.find_spec", lambda name, there=there: there)
         monkeypatch.setattr(torch.version, "hip", hip)
-        assert kernels_on(cuda, "auto") == expected
-        assert kernels_on(cuda, "torch") == "torch"
-    assert kernels_on(cuda, "triton") == "triton"
+        assert select_kernels(cuda, "auto") == expected
+        assert select_kernels(cuda, "torch") == "torch"
+    assert select_kernels(cuda, "triton") == "triton"
 
 
 def test_what_comes_later_is_made_once() -> None:
