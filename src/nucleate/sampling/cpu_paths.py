@@ -33,9 +33,9 @@ def runner(fast: bool) -> Callable[..., reference.RowResult]:
     return _composed().run if fast else reference.run
 
 
-def report(logits_V: NDArray[Any], token: int, wanted: tuple[int, tuple[int, ...]]) -> StepLogprobs:
+def report(logits_V: NDArray[Any], token: int, request: tuple[int, tuple[int, ...]]) -> StepLogprobs:
     """The logprobs of a row of logits from which a token was sampled on the CPU."""
-    found: StepLogprobs = _composed().report(logits_V, token, wanted)
+    found: StepLogprobs = _composed().report(logits_V, token, request)
     return found
 
 

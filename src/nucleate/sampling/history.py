@@ -50,8 +50,8 @@ class History(NamedTuple):
 
     def counts(self, window: int | None) -> TokenCounts:
         prompt, output = self.last(window)
-        ids_K, place = np.unique(np.concatenate((prompt, output)), return_inverse=True)
-        both = place[: len(prompt)], place[len(prompt) :]
+        ids_K, index = np.unique(np.concatenate((prompt, output)), return_inverse=True)
+        both = index[: len(prompt)], index[len(prompt) :]
         return TokenCounts(ids_K, *(np.bincount(part, minlength=len(ids_K)) for part in both))
 
     def listing(self, stage: Any) -> Mapping[int, float]:

@@ -71,13 +71,13 @@ PIPELINE_PARAMETERS = (
 
 def check_order(order: str | tuple[str, ...]) -> None:
     """Raise ParameterError for an unknown or repeated name, and for a stage whose position is fixed."""
-    for place, name in enumerate(() if isinstance(order, str) else order):
+    for position, name in enumerate(() if isinstance(order, str) else order):
         if name not in STAGES:
             raise ParameterError("order", str(unknown(name, REQUESTABLE, "stage in order")))
         if name not in REQUESTABLE:
-            why = "the draw is last, logprobs_mode places logprobs, and a mask comes with each step"
+            why = "the draw is last, logprobs_mode by_name logprobs, and a mask comes with each step"
             raise ParameterError("order", f"order does not name {name}: {why}")
-        if name in order[:place]:
+        if name in order[:position]:
             raise ParameterError("order", f"order has {name} twice")
 
 
@@ -92,12 +92,12 @@ def build(chosen: tuple[Any, ...], ends: tuple[int, ...] = ()) -> Pipeline:
     values = dict(zip(PIPELINE_PARAMETERS, chosen, strict=True))
     order = values["order"]
     check_order(order)
-    places = {entry if isinstance(entry, str) else entry[0]: entry for entry in _entries(order)}
+    by_name = {entry if isinstance(entry, str) else entry[0]: entry for entry in _entries(order)}
     for name in REQUESTABLE:
-        if name not in places and not _stage(name, values, {}).neutral:
+        if name not in by_name and not _stage(name, values, {}).neutral:
             raise ParameterError("order", f"order {order!r} does not include {name}, which this request enables")
     own = {"ends": ends}
-    stages = [_stage(name, values, own if isinstance(entry, str) else entry[1]) for name, entry in places.items()]
+    stages = [_stage(name, values, own if isinstance(entry, str) else entry[1]) for name, entry in by_name.items()]
     stages = [stage for stage in stages if not stage.neutral]
     greedy = next((stage for stage in (*stages, STAGES[values["draw"]]()) if stage.greedy), None)
     if greedy is not None:

@@ -195,7 +195,7 @@ def near_ties_drawn(kernels: Interpreted, cases: list[near_ties.Case]) -> list[i
     """The tokens of near ties as one batch; rows are as long as the longest."""
     size = max(len(case.logits) for case in cases)
     x_RV = np.stack([np.pad(case.logits, (0, size - len(case.logits)), constant_values=-np.inf) for case in cases])
-    numbers = [list(to_fused_pipeline(simplify(case.stages)).numbers) for case in cases]
+    numbers = [list(to_fused_pipeline(simplify(case.stages)).params) for case in cases]
     seeds = np.array([case.seed for case in cases], np.uint64).view(np.int64)
     return kernels.call("sample", x_RV, numbers, seeds, np.array([case.step for case in cases]))["tokens"].tolist()
 

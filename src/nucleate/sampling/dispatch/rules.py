@@ -151,10 +151,10 @@ def _trace_rule(stage: Stage, rule: str) -> RuleInputs:
 
 def _same_code(rule: Any, other: Any) -> bool:
     """Whether two rules have the same code and the same globals."""
-    code, wanted = rule.__code__, other.__code__
-    names = {name: value for name, value in other.__globals__.items() if name in wanted.co_names}
+    code, expected = rule.__code__, other.__code__
+    names = {name: value for name, value in other.__globals__.items() if name in expected.co_names}
     return (
-        (code.co_code, code.co_names, code.co_consts) == (wanted.co_code, wanted.co_names, wanted.co_consts)
+        (code.co_code, code.co_names, code.co_consts) == (expected.co_code, expected.co_names, expected.co_consts)
         and not rule.__closure__
         and all(name in rule.__globals__ and rule.__globals__[name] == value for name, value in names.items())
     )

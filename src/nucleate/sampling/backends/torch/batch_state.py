@@ -248,7 +248,7 @@ class BatchState:
             return TensorLogprobs(*(column_R.index_select(0, view.reporting_N)[:, None] for column_R in columns))
         logits_NV, tokens_N = logits_RV, tokens_R
         if len(view.reporting) < len(view.rows):
-            logits_NV, tokens_N = (whole.index_select(0, view.reporting_N) for whole in (logits_RV, tokens_R))
+            logits_NV, tokens_N = (rows.index_select(0, view.reporting_N) for rows in (logits_RV, tokens_R))
         with device_guard(self.device):
             most = max(top for top, _ in view.requests)
             return compute_logprobs(logits_NV.to(torch.float32), tokens_N, view.requested_NA, most, self.floats)

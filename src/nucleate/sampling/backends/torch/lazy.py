@@ -21,8 +21,8 @@ class LazyList(UserList[Any]):
     def __len__(self) -> int:
         return self._length
 
-    def __getitem__(self, place: Any) -> Any:
-        return self.data[place]
+    def __getitem__(self, index: Any) -> Any:
+        return self.data[index]
 
 
 class LazyDict(UserDict[int, Any]):

@@ -81,9 +81,9 @@ class RankedTokens:
         keep_RN = self.below_RN >= self.cut_floor_R1
         if not self.floor_below_top:
             keep_RN = keep_RN | self.constants.first_N
-        return self.filtered(
-            keep_RN if self.cut_last_R1 is None else keep_RN & (self.constants.position_N <= self.cut_last_R1)
-        )
+        if self.cut_last_R1 is not None:
+            keep_RN = keep_RN & (self.constants.position_N <= self.cut_last_R1)
+        return self.filtered(keep_RN)
 
     def filtered(self, keep_RN: Any, *, is_sorted: bool = True) -> RankedTokens:
         """Keep the tokens of a mask. is_sorted: they are a prefix of the survivors."""

@@ -53,9 +53,8 @@ def _apply_prefix(tokens: RankedTokens, stage: BoundStage) -> RankedTokens:
     if weight.is_one and not reorders:
         if stage.rules["target"].row - {"top"}:
             tokens = tokens.apply_cuts()
-        last_R1 = stage.cached(
-            "target", lambda: (target().ceil() if inclusive else target().floor()).clamp(min=1.0) - 1.0
-        )
+        rounded = torch.ceil if inclusive else torch.floor
+        last_R1 = stage.cached("target", lambda: rounded(target()).clamp(min=1.0) - 1.0)
         return _with_ties(tokens, constants.position_N <= last_R1) if ties else tokens.with_cut(last=last_R1)
     tokens = tokens.apply_cuts()
     if weight.is_softmax_weight and inclusive and not reorders and not ties:  # cumulative sums are sorted

@@ -10,6 +10,7 @@ from __future__ import annotations
 import triton.language as tl
 from triton import jit
 
+from nucleate.sampling.backends.triton import device_memory as memory
 from nucleate.sampling.backends.triton import histogram
 from nucleate.sampling.backends.triton.block_stats import GROUP_SIZE
 from nucleate.sampling.backends.triton.candidate_pool import (
@@ -23,21 +24,12 @@ from nucleate.sampling.backends.triton.candidate_pool import (
     row_scratch,
     select_prefix,
 )
-from nucleate.sampling.backends.triton.device_memory import (
-    PendingRows,
-    load_params,
-    load_scores,
-    row_source,
-    state_address,
-)
 from nucleate.sampling.backends.triton.float_bits import INFINITY, fixed_weight, from_ordered, to_ordered
 from nucleate.sampling.backends.triton.histogram import BINS, HistogramView
 
-PENDING, POOLED, LOW, HIGH, NUM_FLAGS = (tl.constexpr(place) for place in range(5))
+PENDING, POOLED, LOW, HIGH, NUM_FLAGS = map(tl.constexpr, range(5))
 """int32 flags of a row: whether it is pending; number of pooled tokens; lowest, highest candidate (``to_ordered``)."""
-VIEW_ORIGIN, VIEW_SCALE, WEIGHT_UNIT, VIEW_LOWEST, VIEW_HIGHEST, NUM_VIEW_VALUES = (
-    tl.constexpr(place) for place in range(6)
-)
+VIEW_ORIGIN, VIEW_SCALE, WEIGHT_UNIT, VIEW_LOWEST, VIEW_HIGHEST, NUM_VIEW_VALUES = map(tl.constexpr, range(6))
 """float64 values of a row: the fields of its ``HistogramView``, and the fixed-point value of the weight 1."""
 
 CHUNK = tl.constexpr(1024)
@@ -48,15 +40,15 @@ CHUNK = tl.constexpr(1024)
 def tally(source, state, sums, pending, tiles, width: tl.constexpr):
     """Grid: parts of ``tiles`` tiles of 2048 tokens; rows. The first histogram of a pending row must be zero."""
     row = tl.program_id(1).to(tl.int64)
-    source, pending = row_source(source, row), row_pending(pending, row)
+    source, pending = memory.row_source(source, row), row_pending(pending, row)
     if tl.load(pending.flags + PENDING) != 0:
-        t = load_params(state_address(state, row)).t
+        t = memory.load_params(memory.state_address(state, row)).t
         view, unit = load_view(pending.views), tl.load(pending.views + WEIGHT_UNIT)
         for i in range(tiles):
             tile = tl.program_id(0) * tiles + i
             if tile_has_candidates(sums.tops + row * width, tile, view.lowest, source.size):
                 ids = tile * TILE + tl.arange(0, TILE)
-                x = load_scores(source, ids)
+                x = memory.load_scores(source, ids)
                 chosen = histogram.in_view(x, view)
                 histogram.add(pending.counts, pending.weights, x, chosen, view, view.highest, t, unit)
 
@@ -65,18 +57,18 @@ def tally(source, state, sums, pending, tiles, width: tl.constexpr):
 def collect(source, state, sums, pending, scratch, tiles, width: tl.constexpr):
     """Grid and arguments as in ``tally``; scratch: see ``PoolScratch``."""
     row = tl.program_id(1).to(tl.int64)
-    source, pending, scratch = row_source(source, row), row_pending(pending, row), row_scratch(scratch, row, width)
-    flags = pending.flags
+    source, pending = memory.row_source(source, row), row_pending(pending, row)
+    scratch, flags = row_scratch(scratch, row, width), pending.flags
     if tl.load(flags + PENDING) != 0:
         view = load_view(pending.views)
-        params = load_params(state_address(state, row))
+        params = memory.load_params(memory.state_address(state, row))
         choice = histogram.choose_bins(histogram.load(pending.counts, pending.weights), params)
         counted_bin = tl.where(choice.k_bin < 0, choice.p_first, choice.k_bin)
         for i in range(tiles):
             tile = tl.program_id(0) * tiles + i
             if tile_has_candidates(sums.tops + row * width, tile, view.lowest, source.size):
                 ids = tile * TILE + tl.arange(0, TILE)
-                x = load_scores(source, ids)
+                x = memory.load_scores(source, ids)
                 bins = tl.where(histogram.in_view(x, view), histogram.bin_of(x, view), -1)
                 if choice.n <= TILE:
                     here = (bins >= 0) & histogram.is_chosen(bins, choice)
@@ -93,7 +85,7 @@ def row_pending(pending, row):
     """The addresses of one row."""
     bins = 2 * row * BINS
     flags, views = pending.flags + row * NUM_FLAGS, pending.views + row * NUM_VIEW_VALUES
-    return PendingRows(flags, views, pending.counts + bins, pending.weights + bins)
+    return memory.PendingRows(flags, views, pending.counts + bins, pending.weights + bins)
 
 
 @jit
@@ -175,7 +167,7 @@ def select_in_bin(
             tl.debug_barrier()
             for i in range(tl.cdiv(source.size, CHUNK)):
                 ids = i * CHUNK + tl.arange(0, CHUNK)
-                x = load_scores(source, ids)
+                x = memory.load_scores(source, ids)
                 chosen = histogram.in_view(x, finer) & is_kept(x, ids, kept)
                 histogram.add(counts, weights, x, chosen, finer, top, t, unit)
             tl.debug_barrier()
@@ -210,7 +202,7 @@ def gather_bin(source, scratch, view, bin_index, kept, width: tl.constexpr):
     tl.debug_barrier()  # other threads may still read the previous pool
     for i in range(tl.cdiv(source.size, CHUNK)):
         ids = i * CHUNK + tl.arange(0, CHUNK)
-        x = load_scores(source, ids)
+        x = memory.load_scores(source, ids)
         here = histogram.in_view(x, view) & (histogram.bin_of(x, view) == bin_index) & is_kept(x, ids, kept)
         own_low, own_high = count_by_group(scratch, i, x, here, width)
         low, high = tl.minimum(low, own_low), tl.maximum(high, own_high)
@@ -230,5 +222,5 @@ def nth_equal_id(source, scratch, threshold, kept, need, width: tl.constexpr):
     group = tl.min(tl.where(through_G >= need, group_G, width), 0)
     need -= tl.sum(tl.where(group_G < group, n_G, 0), 0)
     ids = group * GROUP_SIZE + tl.arange(0, GROUP_SIZE)
-    here = (load_scores(source, ids) == threshold) & (ids <= kept.last_id)
+    here = (memory.load_scores(source, ids) == threshold) & (ids <= kept.last_id)
     return tl.min(tl.where(tl.cumsum(here.to(tl.int32), 0) >= need, ids, MAX_ID), 0)

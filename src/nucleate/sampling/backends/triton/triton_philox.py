@@ -54,10 +54,10 @@ BLOCK = 256
 def uniforms(seeds, steps, index, stride, stream, count, out, block: tl.constexpr):
     """Grid: parts of ``block`` numbers; rows. seeds, steps: int64 [R]. index: int64, with ``stride`` between rows."""
     row = tl.program_id(1).to(tl.int64)
-    place = tl.program_id(0) * block + tl.arange(0, block)
-    ids = tl.load(index + row * stride + place, mask=place < count, other=0)
+    offset = tl.program_id(0) * block + tl.arange(0, block)
+    ids = tl.load(index + row * stride + offset, mask=offset < count, other=0)
     u = uniform(tl.load(seeds + row), tl.load(steps + row), stream, ids)
-    tl.store(out + row * count + place, u, mask=place < count)
+    tl.store(out + row * count + offset, u, mask=offset < count)
 
 
 def launch_uniform(seeds_R: torch.Tensor, steps_R1: torch.Tensor, stream: int, index: torch.Tensor) -> torch.Tensor:
