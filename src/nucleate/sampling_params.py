@@ -243,16 +243,16 @@ class SamplingParams(RequestParams, Fields):
             raise ParameterError("params", f"params must be a JSON object, got {text[:60]!r}")
         return cls(**values)
 
-    def pipeline(self, end_ids: tuple[int, ...] = (), speller: TextEncoder | None = None) -> Pipeline:
-        """The stages that these parameters stand for, in order; the last one draws.
+    def pipeline(self, end_ids: tuple[int, ...] = (), tokenizer: TextEncoder | None = None) -> Pipeline:
+        """The stages that these parameters describe, in order; the last one is a Draw.
 
-        end_ids: the model's EOS ids, which ``min_tokens`` bans along with ``stop_token_ids``. speller: the tokenizer,
+        end_ids: the model's EOS ids, which ``min_tokens`` bans along with ``stop_token_ids``. tokenizer: needed
         for parameters that contain text.
         """
         ends = tuple(sorted({*(() if self.ignore_eos else end_ids), *self.stop_token_ids}))
         stages = self._stages(ends)
-        if speller is not None:
-            stages = tuple([stage.encode_text(speller) for stage in stages])
+        if tokenizer is not None:
+            stages = tuple([stage.encode_text(tokenizer) for stage in stages])
         kind = STAGES[self.draw]
         pipeline = (*stages, kind(*(self._values[p.name] for p in kind.parameters.values())))
         tap = Logprobs(self.logprobs, self.logprob_token_ids)

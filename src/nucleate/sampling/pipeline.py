@@ -19,7 +19,7 @@ class RequestParams(ABC):
     seed: int | None
 
     @abstractmethod
-    def pipeline(self, end_ids: tuple[int, ...] = (), speller: TextEncoder | None = None) -> Pipeline:
+    def pipeline(self, end_ids: tuple[int, ...] = (), tokenizer: TextEncoder | None = None) -> Pipeline:
         """The stages that the parameters describe. end_ids: the token ids that end the output."""
 
     @abstractmethod

@@ -141,8 +141,8 @@ def _convert_shift(shift: Shift) -> DeviceShift | str:
             converted = make_device_shift(shift, NGRAM, (n,))
         case BadWords(words):  # text has been encoded; otherwise reading the list raises
             converted = make_device_shift(shift, BAD_WORDS, words=words)
-        case Dry(multiplier, base, allowed_ids, breakers, last_n):
-            list_params = multiplier, base, shift.max_exponent, allowed_ids, last_n
+        case Dry(multiplier, base, allowed_length, breakers, last_n):
+            list_params = multiplier, base, shift.max_exponent, allowed_length, last_n
             converted = make_device_shift(shift, DRY, list_params, words=breakers or ())
         case _ if shift.touches in ("seen", "output"):
             converted = make_device_shift(shift)

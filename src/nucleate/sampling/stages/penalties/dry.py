@@ -44,14 +44,14 @@ class Dry(Shift):
     )
 
     def encode_text(self, tokenizer: TextEncoder) -> Self:
-        spelled: list[tuple[int, ...]] = []
+        encoded: list[tuple[int, ...]] = []
         for breaker in DEFAULT_BREAKERS if self.breakers is None else self.breakers:
             if isinstance(breaker, str):
-                spelled += [(token,) for token in tokenizer.containing(breaker)]
-                spelled += [ids for ids in tokenizer.spellings(breaker) if len(ids) > 1]
+                encoded += [(token,) for token in tokenizer.containing(breaker)]
+                encoded += [ids for ids in tokenizer.spellings(breaker) if len(ids) > 1]
             else:
-                spelled.append(breaker)
-        return replace(self, breakers=tuple(dict.fromkeys(spelled)))
+                encoded.append(breaker)
+        return replace(self, breakers=tuple(dict.fromkeys(encoded)))
 
     def apply(self, x: Any, token: TokenInfo) -> Any:
         return x + token.listed
