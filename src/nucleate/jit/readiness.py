@@ -34,7 +34,7 @@ class KernelReadiness:
     def missed(self, scores: int) -> None:
         """So many scores are to be drawn from without them."""
         for library in self.libraries:
-            library.missed(scores * PACE)
+            library.record_fallback(scores * PACE)
 
 
 KERNELS = KernelReadiness(SAMPLER)

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from nucleate.models.paged.kv_pool import NO_SINKS, AttentionRule
+from nucleate.models.paged.kv_cache import NO_SINKS, AttentionRule
 from nucleate.models.runner import ModelInput
-from nucleate.models.transformers.attention_interface import NAME, PROBE, WANTED, implement
+from nucleate.models.transformers.attention_interface import MASKS, NAME, PROBE, implement
 from nucleate.models.transformers.ragged_attention import AttentionLayer, IncompatibleModelError
 
 HARMLESS = {"dropout", "position_ids", "use_cache", "is_causal", "output_attentions", "output_hidden_states"}
@@ -56,15 +56,15 @@ def layers_of(model: Any) -> list[AttentionLayer]:
     """The attention layers of a model copy, in call order. Raises IncompatibleModelError."""
     if reason := why_not(model):
         raise IncompatibleModelError(reason)
-    probe, wanted = Probe(), WANTED.set([])
+    probe, token = Probe(), MASKS.set([])
     implement(model, PROBE)
     try:
         with torch.inference_mode():
             ids = torch.zeros((1, 1), dtype=torch.int64, device=model.device)
             model(input_ids=ids, position_ids=ids, use_cache=False, nucleate=probe)
-        masks = WANTED.get()
+        masks = MASKS.get()
     finally:
-        WANTED.reset(wanted)
+        MASKS.reset(token)
         implement(model, NAME)
     layers, config = probe.layers, model.config.get_text_config()
     count = config.num_hidden_layers

@@ -17,8 +17,8 @@ from transformers.modeling_layers import MtpModel
 
 from nucleate.models.protocol import ModelError
 from nucleate.models.runner import BLOCK, ModelInput
-from nucleate.models.transformers.attention_interface import NAME, PROBE, WANTED, implement, twin
-from nucleate.models.transformers.batched_model import has_kernel, new_pool_of
+from nucleate.models.transformers.attention_interface import MASKS, NAME, PROBE, implement, paged_copy
+from nucleate.models.transformers.batched_model import has_kernel, new_layer_cache
 from nucleate.models.transformers.compatibility import LENGTH, TOLERANCE, WINDOW, Probe
 from nucleate.models.transformers.hidden_state_capture import HiddenStateCapture, decoder_layers
 from nucleate.models.transformers.ragged_attention import (
@@ -40,12 +40,12 @@ class MtpModules:
 
     def __init__(self, model: TransformersModel, modules: Any) -> None:
         self.count: int = len(modules.layers)
-        self.depth = len(decoder_layers(model.model))  #: the layer to pass to ``Runner.watch``
+        self.depth = len(decoder_layers(model.model))  #: the layer to pass to ``Runner.capture_hidden_states``
         self.device, self.dtype = model.model.device, model.model.dtype
         self.compiled = has_kernel(self.device, self.dtype)
         try:
             self._norm = model.model.get_decoder().norm
-            self._model = twin(modules.eval())
+            self._model = paged_copy(modules.eval())
             with torch.inference_mode():
                 self.layers = [self._probe(place) for place in range(self.count)]
                 _compare(self, modules, model)
@@ -57,7 +57,7 @@ class MtpModules:
 
     def new_pools(self, blocks: int) -> list[LayerCache]:
         """Create the KV cache of each module, in blocks of BLOCK tokens."""
-        return [new_pool_of(layer, blocks, BLOCK, self.device, self.dtype) for layer in self.layers]
+        return [new_layer_cache(layer, blocks, BLOCK, self.device, self.dtype) for layer in self.layers]
 
     def own(self, watched_TX: Any) -> Any:
         """A copy of a runner's hidden states, on the device and in the dtype of the modules."""
@@ -85,7 +85,7 @@ class MtpModules:
             counts = [part.stop - part.start for part in parts]
             shift_T = torch.from_numpy(np.repeat(np.asarray(bases, np.int64) + place + 1, counts)).to(self.device)
             out_TX = self._call(place, x_TX, plan.ids_T, plan.positions_T + shift_T, plan)
-            return out_TX, out_TX[plan.kept_L]
+            return out_TX, out_TX[plan.logits_indices]
 
     def logits(self, x_RX: Any) -> Any:
         """Float32 NumPy [R, V] of what a module gave."""
@@ -98,16 +98,16 @@ class MtpModules:
 
     def _probe(self, place: int) -> AttentionLayer:
         """The attention settings of a module."""
-        probe, wanted = Probe(), WANTED.set([])
+        probe, token = Probe(), MASKS.set([])
         implement(self._model, PROBE)
         try:
             x_TX = torch.zeros((1, self._model.config.hidden_size), dtype=self.dtype, device=self.device)
             id_T = torch.zeros(1, dtype=torch.int64, device=self.device)
             self._call(place, x_TX, id_T, id_T, probe)
-            if any(own for own, _ in WANTED.get()):
+            if any(own for own, _ in MASKS.get()):
                 raise IncompatibleModelError("their attention has a custom mask")
         finally:
-            WANTED.reset(wanted)
+            MASKS.reset(token)
             implement(self._model, NAME)
         if len(probe.layers) != 1:
             raise IncompatibleModelError(f"a module attends {len(probe.layers)} times")
