@@ -89,11 +89,11 @@ ONE_BY_ONE = {
         "its attention cannot be replaced",
     ),
     "bamba": ("BambaConfig", dict(SMALL, attn_layer_indices=[1], **MAMBA), "its attention cannot be replaced"),
-    "lfm2": ("Lfm2Config", dict(SMALL, layer_types=["conv", "full_attention", "conv"]), "it has layers of conv"),
+    "lfm2": ("Lfm2Config", dict(SMALL, layer_types=["conv", "full_attention", "conv"]), "it has layers of type conv"),
     "llama4": (
         "Llama4TextConfig",
         dict(SMALL, head_dim=16, num_local_experts=2, intermediate_size_mlp=96, attention_chunk_size=8),
-        "it has layers of chunked_attention",
+        "it has layers of type chunked_attention",
     ),
     "bloom": (
         "BloomConfig",
@@ -328,7 +328,7 @@ def test_wrong_numbers_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "decode_attention", wrong)
     runner = runner_of(model_of(*PACKED["llama"]), MEMORY)
     assert not runner.paged
-    assert re.fullmatch(r"packed, its logits are \d+\.\d% off", runner.unbatched_reason)
+    assert re.fullmatch(r"its batched logits differ by \d+\.\d%", runner.unbatched_reason)
 
 
 @pytest.mark.parametrize("name", ["_decode", "_chunk"])
@@ -340,7 +340,7 @@ def test_wrong_numbers_are_noticed_in_short_types(name: str, dtype: str, monkeyp
     monkeypatch.setattr(AttentionPlan, name, lambda *given: 0.5 * right(*given))
     runner = runner_of(model_of(*PACKED["llama"], dtype=dtype), MEMORY)
     assert not runner.paged
-    assert "% off" in runner.unbatched_reason
+    assert "batched logits differ by" in runner.unbatched_reason
 
 
 def change(name: str, value: Any) -> Callable[[TransformersModel], None]:
@@ -358,10 +358,10 @@ def change(name: str, value: Any) -> Callable[[TransformersModel], None]:
         ("gemma2", change("sliding_window", None), "its attention has the window none, its mask has 11"),
         ("gemma2", change("sliding_window", 5000), "its attention has the window 5000, its mask has 11"),
         ("gpt-oss", change("sliding_window", 4000), "its attention has the window 4000, its mask has 11"),
-        ("llama", change("is_causal", False), "its attention looks ahead"),
-        ("llama", lambda model: model.model.model.layers.pop(1), "it cannot be called so: .*|2 of its 3 layers .*"),
-        ("llama", lambda model: setattr(model.model.config, "attention_chunk_size", 99), "it attends within chunks"),
-        ("llama", lambda model: setattr(model.model.config, "is_encoder_decoder", True), "it is an encoder .*"),
+        ("llama", change("is_causal", False), "its attention is not causal"),
+        ("llama", lambda model: model.model.model.layers.pop(1), "a batched call raises .*|2 of its 3 layers .*"),
+        ("llama", lambda model: setattr(model.model.config, "attention_chunk_size", 99), "its attention is chunked"),
+        ("llama", lambda model: setattr(model.model.config, "is_encoder_decoder", True), "it is an encoder-decoder .*"),
     ],
 )
 def test_a_model_that_is_not_as_it_says_is_not_packed(name: str, apply: Any, why: str) -> None:
@@ -376,13 +376,13 @@ def test_a_model_of_another_kind_is_read_one_by_one() -> None:
     toy = Toy(lambda seen: np.eye(9, dtype=np.float32)[sum(seen) % 9], 9)
     runner = runner_of(toy, 1 << 20)
     assert (runner.paged, runner.blocks, runner.unbatched_reason) == (False, 64, "Toy supports one sequence at a time")
-    with pytest.raises(ModelError, match="5 bytes for keys and values hold no block"):
+    with pytest.raises(ModelError, match=r"the KV cache needs at least 16384 bytes \(one block\), got 5"):
         runner_of(toy, 5)
 
 
 def test_a_model_that_hides_its_state_is_refused() -> None:
     model = model_of("RecurrentGemmaConfig", dict(SMALL, lru_width=64, attention_window_size=8))
-    with pytest.raises(ModelError, match="RecurrentGemmaForCausalLM keeps what it has read to itself"):
+    with pytest.raises(ModelError, match="RecurrentGemmaForCausalLM does not return its cache"):
         model.begin().forward([1, 2])
 
 

@@ -159,7 +159,7 @@ def test_short_types_are_told_as_float32() -> None:
 @pytest.mark.parametrize("layers", [(4,), (-1,), (0, 9)])
 def test_there_are_no_other_layers(layers: tuple[int, ...]) -> None:
     runner = runner_of(model_of("llama"), MEMORY)
-    with pytest.raises(ValueError, match=r"watch takes places in 0\.\.3, got (4|-1|9)"):
+    with pytest.raises(ValueError, match=r"the layers must be in 0\.\.3, got"):
         runner.capture_hidden_states(layers)
     assert runner.hidden_states.size == 0
 
@@ -168,11 +168,11 @@ def test_a_model_whose_layers_cannot_be_found_says_so() -> None:
     runner = runner_of(model_of("llama"), MEMORY)
     decoder = runner.model.get_decoder()
     decoder.again = torch.nn.ModuleList([*decoder.layers])
-    with pytest.raises(ModelError, match=r"which of its modules are its 3 layers\? \(layers, again\)"):
+    with pytest.raises(ModelError, match=r"its 3 layers cannot be identified \(candidates: layers, again\)"):
         runner.capture_hidden_states((1,))
     del decoder.again
     runner.model.config.num_hidden_layers = 5
-    with pytest.raises(ModelError, match=r"which of its modules are its 5 layers\? \(none is\)"):
+    with pytest.raises(ModelError, match=r"its 5 layers cannot be identified \(candidates: none\)"):
         runner.capture_hidden_states((1,))
 
 
@@ -210,9 +210,9 @@ def test_a_layer_that_reads_something_else_says_so() -> None:
     watcher = HiddenStateCapture(model, (2, 0))
     model(torch.zeros(1, 4, 3))
     np.testing.assert_array_equal(watcher.take().numpy(), [[2, 2, 2, 0, 0, 0]] * 4)
-    with pytest.raises(ModelError, match=r"layer 2 reads no row of states, but \(\)"):
+    with pytest.raises(ModelError, match=r"layer 2 has an input of shape \(\)"):
         watcher.take()  # nothing was seen since
     for shape in ((1, 4, 2, 3), (2, 4, 3)):
         model(torch.zeros(shape))
-        with pytest.raises(ModelError, match=f"layer 2 reads no row of states, but {re.escape(str(shape))}"):
+        with pytest.raises(ModelError, match=f"layer 2 has an input of shape {re.escape(str(shape))}"):
             watcher.take()

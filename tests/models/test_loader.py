@@ -66,7 +66,7 @@ def test_auto_chooses_torch_where_numpy_has_no_such_type(device: str, dtype: str
 
 @pytest.mark.parametrize(("device", "dtype"), [("cuda", "auto"), ("auto", "float16")])
 def test_numpy_refuses_what_it_has_not(device: str, dtype: str) -> None:
-    with pytest.raises(ModelError, match="device .cpu. and dtype .float32. only"):
+    with pytest.raises(ModelError, match=r"device .cpu. and dtype .float32. only"):
         load(EMBEDDED, device, dtype, runtime="numpy")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -102,7 +103,7 @@ def decode_attention(
     count = min(cores(), threads or cores()) if layout.total_keys * kv_heads * size * 4 >= MIN_BYTES else 1
     bounds = layout.split(kv_heads, rule.window, 2 * count if count > 1 else 1)
     batch = layout.short, layout.blocks, layout.tree_links_T2
-    arguments = (query_THD, key_TKD, value_TKE, *cache, *batch, *rule, out_THE)
+    arguments: Any = (query_THD, key_TKD, value_TKE, *cache, *batch, *rule, out_THE)
     workspace = partial(_workspace, query_THD.shape[1] // kv_heads, cache, layout.max_keys)
     jobs = [
         (thread_pool().submit(MODELS.attend, begin, end, *workspace(), *arguments), begin, end)
@@ -119,7 +120,7 @@ def decode_attention(
                 job.result()
 
 
-def _workspace(group: int, cache: KVCache, max_keys: int) -> tuple[NDArray[np.int64], Floats, Floats, Floats]:
+def _workspace(group: int, cache: KVCache, max_keys: int) -> tuple[Any, ...]:
     """Buffers for one thread: the tokens of a tree; queries, scores and outputs of the heads that share a key head."""
     _, _, key_size, block_size = cache[0].shape
     query_GD = np.empty((group, key_size), np.float32)

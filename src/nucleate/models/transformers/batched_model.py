@@ -52,9 +52,7 @@ class BatchedTransformers:
         except IncompatibleModelError:
             raise
         except Exception as error:  # the model's code may raise anything
-            raise IncompatibleModelError(
-                f"it cannot be called so: {type(error).__name__}: {one_line(error)}"
-            ) from error
+            raise IncompatibleModelError(f"a batched call raises {type(error).__name__}: {one_line(error)}") from error
         size = self.block_bytes
         if memory < size:
             raise ModelError(f"the KV cache needs at least {size} bytes (one block), got {memory}")
