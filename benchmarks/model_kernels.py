@@ -1,7 +1,8 @@
 """What each kernel of the NumPy Llama gains: the embedded model with all kernels, and with one replaced by NumPy.
 
-The variants run in turn in one process: a few decode steps of each, many times. Prints tokens per second (medians), the
-gain in throughput (the median of the ratios within a turn), and microseconds per call of the kernel and of NumPy.
+The variants run in turn in one process, on one thread: a few decode steps of each, many times. Prints tokens per second
+of CPU time (medians), the gain of the kernel (the median of the ratios within a turn), and microseconds per call of the
+kernel and of NumPy. CPU time, because other processes affect it little; "control" is all kernels again.
 
     python benchmarks/model_kernels.py [--batch 1 8 32] [--turns 60]
 """
@@ -9,6 +10,7 @@ gain in throughput (the median of the ratios within a turn), and microseconds pe
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -16,6 +18,8 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+
+os.environ["NUCLEATE_THREADS"] = "1"
 
 import nucleate as nc
 from nucleate.engine.engine import Engine
@@ -26,23 +30,25 @@ from nucleate.models.paged.kv_cache import AttentionRule, allocate_kv_cache
 from nucleate.models.runner import ModelInput
 
 STEPS = 8
-"""Decode steps per turn."""
+"""Decode steps of a variant per turn."""
+TOKENS = 900
+"""Tokens per sequence, after which new sequences start."""
 CONTEXT = 256
 """Tokens per sequence when the attention kernel is measured alone."""
-PARAMS = nc.SamplingParams(temperature=0.8, top_p=0.95, seed=1, ignore_eos=True, max_tokens=900)
+PARAMS = nc.SamplingParams(temperature=0.8, top_p=0.95, seed=1, ignore_eos=True, max_tokens=1000)
 
 
 def seconds(work: Callable[[], object], count: int) -> float:
-    start = time.perf_counter()
+    """CPU seconds of this process."""
+    start = time.process_time()
     for _ in range(count):
         work()
-    return time.perf_counter() - start
+    return time.process_time() - start
 
 
-def new_engine(llm: nc.LLM, kernels: LlamaKernels, batch: int) -> Engine:
+def new_engine(llm: nc.LLM, batch: int) -> Engine:
+    """An engine that decodes ``batch`` sequences."""
     engine = llm.new_engine(max_num_seqs=batch)
-    runner: Any = engine.runner
-    runner.kernels = kernels
     for row in range(batch):
         engine.add(nc.Request([5 + row, 6, 7], PARAMS))
     while engine.step() == []:
@@ -51,13 +57,21 @@ def new_engine(llm: nc.LLM, kernels: LlamaKernels, batch: int) -> Engine:
 
 
 def throughput(llm: nc.LLM, variants: dict[str, LlamaKernels], batch: int, turns: int) -> dict[str, list[float]]:
-    """Tokens per second of each variant, by turn."""
-    engines = {name: new_engine(llm, kernels, batch) for name, kernels in variants.items()}
-    rates: dict[str, list[float]] = {name: [] for name in engines}
+    """Tokens per second of CPU time, by variant and turn. Each turn starts with the next variant.
+
+    The variants continue the same sequences, with the same KV cache.
+    """
+    rates: dict[str, list[float]] = {name: [] for name in variants}
+    names, steps = list(variants), TOKENS
     for turn in range(turns):
-        names = list(engines)[:: 1 if turn % 2 else -1]
-        for name in names:
-            rates[name].append(STEPS * batch / seconds(engines[name].step, STEPS))
+        if steps + STEPS * len(names) > TOKENS:
+            engine, steps = new_engine(llm, batch), 0
+            runner: Any = engine.runner
+        first = turn % len(names)
+        for name in names[first:] + names[:first]:
+            runner.kernels = variants[name]
+            rates[name].append(STEPS * batch / seconds(engine.step, STEPS))
+        steps += STEPS * len(names)
     return rates
 
 
@@ -89,7 +103,7 @@ def calls(model: Any, batch: int) -> dict[str, tuple[Any, ...]]:
 
 
 def microseconds(functions: Sequence[Callable[[], object]], turns: int) -> list[float]:
-    """The median duration of each function, which run in turn."""
+    """The median duration of a call of each function. The functions take turns."""
     times: list[list[float]] = [[] for _ in functions]
     for _ in range(turns):
         for function, found in zip(functions, times, strict=True):
@@ -99,13 +113,14 @@ def microseconds(functions: Sequence[Callable[[], object]], turns: int) -> list[
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32])
-    parser.add_argument("--turns", type=int, default=60)
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32], help="batch sizes [default 1 8 32]")
+    parser.add_argument("--turns", type=int, default=60, help="turns per batch size [default 60]")
     options = parser.parse_args()
     nc.warm()
     llm, kernels = nc.LLM(), compiled()
     variants = {"all kernels": kernels}
     variants |= {name: kernels._replace(**{name: getattr(NUMPY, name)}) for name in LlamaKernels._fields}
+    variants["control"] = kernels
     variants["NumPy only"] = NUMPY._replace(attend=partial(NUMPY.attend))  # not NUMPY itself, which would be replaced
     for batch in options.batch:
         rates = throughput(llm, variants, batch, options.turns)

@@ -147,7 +147,7 @@ def test_small_calls_add_up(unmade, monkeypatch):
     while not found:
         nc.sample(row, PARAMS)
         calls += 1
-    assert calls == pytest.approx(native_library.LOAD_AFTER / readiness.PACE / 1000, abs=1)
+    assert calls == pytest.approx(native_library.LOAD_AFTER / readiness.SECONDS_PER_LOGIT / 1000, abs=1)
 
 
 def test_a_compiler_that_fails_is_logged_and_holds_up_nobody(unmade, monkeypatch, caplog):
