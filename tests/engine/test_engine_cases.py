@@ -219,7 +219,7 @@ def test_one_that_is_preempted_keeps_its_state(llm: nc.LLM) -> None:
         (lambda: Request([1], nc.SamplingParams(logit_bias={SIZE: 1.0})), "logit_bias", "names token 4096"),
         (lambda: Request([1], nc.SamplingParams(stop_token_ids=[SIZE])), "stop_token_ids", "names token 4096"),
         (lambda: Request([1], nc.SamplingParams(min_tokens=41)), "min_tokens", "room for 39 tokens"),
-        (lambda: Request([1], nc.SamplingParams(stop_regex="(")), "stop_regex", "not a pattern"),
+        (lambda: Request([1], nc.SamplingParams(stop_regex="(")), "stop_regex", "invalid pattern"),
         (lambda: Request([1], id="here"), "id", "there is a request 'here' already"),
     ],
 )

@@ -6,7 +6,7 @@ import importlib.util
 import re
 from typing import NamedTuple
 
-from nucleate.jit.readiness import why_not
+from nucleate.jit.readiness import fallback_reason
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling.dispatch.device_row import DeviceRowSpec, device_row_spec
 from nucleate.sampling.dispatch.fused_pipeline import FusedPipeline
@@ -61,7 +61,7 @@ def dispatch(
 
 def _cpu_route(fused: FusedPipeline | str, vocab_size: int | None, rows: int, backend: str) -> Route:
     """The code path of a row on the CPU."""
-    why = why_not(backend, rows * (vocab_size or 1))
+    why = fallback_reason(backend, rows * (vocab_size or 1))
     if why:
         return Route("reference", REFERENCE, why)
     return Route("cpu", COMPOSED, fused) if isinstance(fused, str) else Route("cpu", FUSED, "")
