@@ -268,7 +268,7 @@ def test_a_loop_refuses_rows_that_need_the_host() -> None:
     logprobs = Logprobs(1)
     for stages in ((), (Temperature(0.5), Suppress((1,))), (logprobs,), (Typical(0.5), logprobs)):
         sampler.add((*stages, Gumbel(1)))
-    wants = "it wants logprobs"
+    wants = "it reports logprobs"
     for rows, what in (
         ([1], "row 1 .* it runs on the CPU"),
         ([0, 2], f"row 2 .* {wants}"),
@@ -366,7 +366,7 @@ def test_the_host_runs_what_the_device_cannot_and_says_so_once(caplog: pytest.Lo
 
 def test_a_device_that_is_not_there_and_a_backend_that_cannot_run_there(monkeypatch: pytest.MonkeyPatch) -> None:
     for device in ("tpu", "cuda:77", "meta", 3.5, None):
-        with pytest.raises(ParameterError, match="device must be one that"):
+        with pytest.raises(ParameterError, match="device must "):
             nc.Sampler(5, device=device)
     with pytest.raises(ParameterError, match="backend 'triton' needs"):
         nc.Sampler(5, "triton")
