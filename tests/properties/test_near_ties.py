@@ -45,7 +45,7 @@ def chain_draws(case: near_ties.Case, rows: int) -> int | None:
         return None
     table = RowTable()
     for row in range(rows):
-        table.add(row, chain.numbers, (0, 0), (case.seed + rows - 1 - row) % 2**64, case.step)
+        table.add(row, chain.params, (0, 0), (case.seed + rows - 1 - row) % 2**64, case.step)
     part = table.part(table.rows)
     logits = np.broadcast_to(case.logits, (rows, len(case.logits)))
     chains(len(case.logits)).draw(LogitsInput(logits).lying(), rows, part.at)

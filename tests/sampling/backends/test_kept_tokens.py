@@ -57,7 +57,7 @@ def survey(count: int, seed: int, sizes: tuple[int, ...] = ()) -> Counter[str]:
         found["rows"] += 1
         found["tight"] += tight
         kept = reference.survivors(x, stages)
-        assert agrees(x, chain.numbers, kept.ids_N.tolist()), what
+        assert agrees(x, chain.params, kept.ids_N.tolist()), what
         keys = numbers.integers(2**63, size=SEEDS).tolist()
         steps = numbers.integers(2**40, size=SEEDS).tolist()
         batch = [edges.pipeline(asked, key) for key in keys]
@@ -175,7 +175,7 @@ def test_a_temperature_after_a_cut_does_not_move_the_cut(t: float) -> None:
             kept = reference.survivors(x, stages)
             chain = to_fused_pipeline(stages)
             if not isinstance(chain, str):
-                assert agrees(x, chain.numbers, kept.ids_N.tolist())
+                assert agrees(x, chain.params, kept.ids_N.tolist())
             for seed in range(20):
                 token = int(nc.sample(x[None], (*stages[:-1], Gumbel(seed)), backend="cpu")[0])
                 assert token == reference.pick(stages[-1], kept, seed, 0)
@@ -202,7 +202,7 @@ def test_any_order_that_the_chain_takes_leaves_what_the_reference_leaves() -> No
             continue
         taken[" ".join(type(stage).__name__ for stage in stages[:-1])] += 1
         kept = reference.survivors(x, stages)
-        assert agrees(x, chain.numbers, kept.ids_N.tolist()), (turn, kind, stages)
+        assert agrees(x, chain.params, kept.ids_N.tolist()), (turn, kind, stages)
         token = int(nc.sample(x[None], (*chosen, Gumbel(turn)), backend="cpu")[0])
         assert token == reference.pick(stages[-1], kept, turn, 0), (turn, kind, stages)
     assert len(taken) > 40

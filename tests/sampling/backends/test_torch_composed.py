@@ -215,7 +215,7 @@ def test_explain_says_which_way_it_goes() -> None:
 def test_rows_share_a_structure_whatever_their_numbers_are() -> None:
     one, other = (signature.pipeline_signature((Temperature(t), Typical(0.9), Gumbel(int(t)))) for t in (0.5, 2.0))
     assert one.signatures == other.signatures
-    assert one.params != other.numbers
+    assert one.params != other.params
     one, other = (signature.pipeline_signature((TopP(0.5, of_full_mass=whole), Gumbel(1))) for whole in (False, True))
     assert one.signatures != other.signatures
 
