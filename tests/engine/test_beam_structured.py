@@ -43,11 +43,11 @@ def allowed_by(form: CompiledGrammar, *, ignore_eos: bool) -> Callable[[tuple[in
     def allowed(ids: tuple[int, ...]) -> set[int]:
         matcher = form.matcher(ignore_eos=ignore_eos)
         for token in ids:
-            matcher.push(token)
-        if ids and matcher.stopped:
+            matcher.accept_token(token)
+        if ids and matcher.terminated:
             return set()
-        mask_W = np.empty(form.words, np.int32)
-        matcher.fill(mask_W)
+        mask_W = np.empty(form.num_words, np.int32)
+        matcher.fill_bitmask(mask_W)
         return set(np.flatnonzero(np.unpackbits(mask_W.view(np.uint8), bitorder="little")).tolist())
 
     return allowed

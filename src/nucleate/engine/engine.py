@@ -37,7 +37,7 @@ from nucleate.sampling.inputs import check_count
 from nucleate.sampling.noise import fresh_seed
 from nucleate.sampling.sampler import Sampler
 from nucleate.speculative.config import Speculation
-from nucleate.structured_output import GrammarLimits, skippable
+from nucleate.structured_output import GrammarLimits, can_jump_forward
 from nucleate.structured_output.grammar_manager import GrammarManager
 from nucleate.tokenization.tokenizer import Tokenizer
 
@@ -145,7 +145,7 @@ class Engine:
         params = request.params
         rules = admit(self, self.tokenizer, request.prompt_ids, params, self._regex_seconds)
         stages = self._stages(params)
-        return ValidatedRequest(request, stages, rules, self._grammars.form(params.structured_outputs))
+        return ValidatedRequest(request, stages, rules, self._grammars.compile(params.structured_outputs))
 
     def add(self, request: AnyRequest) -> str:
         """Admit a request and return its id. Raises ParameterError, without any effect."""
@@ -248,7 +248,7 @@ class Engine:
         request, stages, rules, grammar = validated
         seed = fresh_seed() if request.params.seed is None else request.params.seed
         limit = len(request.prompt_ids) + (rules.max_tokens or 0)  # admit sets max_tokens
-        skips = grammar is not None and skippable(stages)
+        skips = grammar is not None and can_jump_forward(stages)
         return RunningRequest(
             request, request_id, seed, stages, rules, grammar, limit, self._num_arrivals, jump_forward=skips
         )

@@ -38,8 +38,8 @@ def _allowed_length(draft: Draft, guide: Guide) -> int:
     except (ValueError, MatcherError):
         return 0
     try:
-        while place < count and not matcher.stopped:
-            matcher.push(draft.tokens[place])
+        while place < count and not matcher.terminated:
+            matcher.accept_token(draft.tokens[place])
             place += 1
     except (ValueError, MatcherError):
         return min(place + more, count)
@@ -55,11 +55,11 @@ def _allowed_tree(draft: Draft, guide: Guide) -> Draft:
         return draft.prefix(0)
     for place, parent in enumerate(draft.before()):
         before = matchers.get(parent)
-        if before is None or before.stopped:
+        if before is None or before.terminated:
             continue
         try:
             after = before.copy()
-            after.push(draft.tokens[place])
+            after.accept_token(draft.tokens[place])
             matchers[place] = after
         except (ValueError, MatcherError):
             if draft.distributions is None:

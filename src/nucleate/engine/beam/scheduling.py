@@ -29,7 +29,7 @@ from nucleate.sampling.inputs import LogitsInput
 from nucleate.sampling.token_logprobs import logprobs
 from nucleate.sampling_params import SamplingParams
 from nucleate.stopping.stop_matcher import StopRules
-from nucleate.structured_output import CompiledGrammar, Guide, MatcherError, why
+from nucleate.structured_output import CompiledGrammar, Guide, MatcherError, error_message
 from nucleate.structured_output.grammar_manager import GrammarManager
 from nucleate.structured_output.guide import CONSTRAINT_FAILED
 from nucleate.tokenization.detokenizer import Detokenizer
@@ -55,9 +55,9 @@ class GuideConstraint:
         self.guide, self._ignore_eos = guide, ignore_eos
 
     def after(self, token: int) -> tuple[GuideConstraint, bool]:
-        guide = Guide(self.guide.form, ignore_eos=self._ignore_eos)
+        guide = Guide(self.guide.grammar, ignore_eos=self._ignore_eos)
         guide.matcher = self.guide.matcher.copy()
-        return GuideConstraint(guide, ignore_eos=self._ignore_eos), guide.push(token)
+        return GuideConstraint(guide, ignore_eos=self._ignore_eos), guide.accept_token(token)
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -126,7 +126,7 @@ class BeamScheduler:
         )
         rules = admit(limits, self._tokenizer, request.prompt_ids, same)
         params.check(rules.max_tokens or 0)
-        return ValidatedBeamRequest(request, rules, self._grammars.form(params.structured_outputs))
+        return ValidatedBeamRequest(request, rules, self._grammars.compile(params.structured_outputs))
 
     def start(self, validated: ValidatedBeamRequest, request_id: str, arrival: int) -> None:
         """Add a search to the scheduler."""
@@ -179,7 +179,7 @@ class BeamScheduler:
             children = running.search.step(np.stack(rows), masks, None if top is None else raw_logprobs)
             self._continue(running, children)
         except SearchError as error:
-            return self.end(running, Finish("error", why(error.reason, guides[error.place])))
+            return self.end(running, Finish("error", error_message(error.reason, guides[error.place])))
         except _CopyError as error:
             return self.end(running, Finish("error", str(error)))
         except MatcherError as error:
@@ -243,7 +243,7 @@ class BeamScheduler:
         eos = tokens[-1] in rules.eos_token_ids and not params.ignore_eos
         finish = Finish("stop", tokens[-1] if stopped and not eos else None) if beam.ended else Finish("length")
         collected = tuple(step.logprobs for step in steps if step.logprobs is not None)
-        validation = None if running.grammar is None else Guide(running.grammar).read(text, finish)
+        validation = None if running.grammar is None else Guide(running.grammar).add_text(text, finish)
         return BeamPiece(
             text,
             tokens,
