@@ -63,7 +63,7 @@ def test_a_chain_within_a_form(
         laws = (LAW,) * len(tokens) if drawn else None
         assert allowed(Draft(tokens, parents, laws), SIZE, guide).tokens == wanted
     before = guide.mask()  # of the form nothing was taken
-    np.testing.assert_array_equal(before, Guide(guide.form).mask())
+    np.testing.assert_array_equal(before, Guide(guide.grammar).mask())
 
 
 @pytest.mark.parametrize("tree", [False, True])
@@ -99,7 +99,7 @@ def test_a_tree_within_a_form(llm: nc.LLM, grammars: GrammarCompiler, abc: list[
         assert found.distributions == (LAW,) * 5
     else:
         assert (found.tokens, found.parents) == ((a, c, b, a), (ROOT, 0, 0, 2))
-    np.testing.assert_array_equal(guide.mask(), Guide(guide.form).mask())
+    np.testing.assert_array_equal(guide.mask(), Guide(guide.grammar).mask())
 
 
 @pytest.mark.parametrize("parents", [None, (ROOT, 0, 1, 2, 3)])
