@@ -66,8 +66,8 @@ class Speculation:
         _check_name("acceptance_rule", self.acceptance_rule, ACCEPTANCE_RULES)
         for name in ("num_speculative_tokens", "tree_width"):
             number = getattr(self, name)
-            whole = isinstance(number, int | np.integer) and not isinstance(number, bool)
-            if not whole or not 1 <= number <= MAX_DRAFT_TOKENS:
+            is_integer = isinstance(number, int | np.integer) and not isinstance(number, bool)
+            if not is_integer or not 1 <= number <= MAX_DRAFT_TOKENS:
                 message = f"{name} must be an integer in 1..{MAX_DRAFT_TOKENS}, got {shown(number)}"
                 raise ParameterError(FIELD, message)
         if self.tree_width > 1 and not callable(self.method) and self.method not in TREE_METHODS:
@@ -101,28 +101,28 @@ class Speculation:
             raise ParameterError(FIELD, message)
         return cls(value)
 
-    def on(self, model: Any) -> Speculation:
+    def bind_model(self, model: Any) -> Speculation:
         """The same for one model: trained methods load its draft weights. Raises ModelError if it has none."""
         if callable(self.method) or self.method in TOKEN_METHODS:
             return self
         from nucleate.speculative.proposers.neural import load
 
-        name, width = self.method, self.effective_tree_width
-        load(name, model, width)  # now, not with the first request
-        return replace(self, method=lambda: load(name, model, width))
+        name, tree_width_ = self.method, self.effective_tree_width
+        load(name, model, tree_width_)  # now, not with the first request
+        return replace(self, method=lambda: load(name, model, tree_width_))
 
-    def make(self) -> Proposer:
+    def create_proposer(self) -> Proposer:
         """Create a proposer. Raises ParameterError for a trained method that ``on`` has not bound to a model."""
-        width = self.effective_tree_width
+        tree_width_ = self.effective_tree_width
         if callable(self.method):
-            made = self.method()
-            if not hasattr(made, "layers"):
-                raise ParameterError(FIELD, f"a proposer has layers and the methods of Proposer, got {shown(made)}")
+            proposer = self.method()
+            if not hasattr(proposer, "layers"):
+                raise ParameterError(FIELD, f"a proposer has layers and the methods of Proposer, got {shown(proposer)}")
         elif self.method in TOKEN_METHODS:
-            made = SuffixProposer(tree_width=width) if self.method == "suffix" else TOKEN_METHODS[self.method]()
+            proposer = SuffixProposer(tree_width=tree_width_) if self.method == "suffix" else TOKEN_METHODS[self.method]()
         else:
             raise ParameterError(FIELD, f"the method {self.method!r} needs the weights of a model: pass it to LLM")
-        return AdaptiveProposer(made, trees=width > 1) if self.adaptive else made
+        return AdaptiveProposer(proposer, trees=tree_width_ > 1) if self.adaptive else proposer
 
 
 def _check_name(field: str, value: object, names: tuple[str, ...]) -> None:

@@ -14,7 +14,7 @@ from nucleate.speculative.draft_distribution import Distribution
 ROOT = -1
 """The index of the node before a draft: the last token of the sequence."""
 
-PACE = 4096
+INDEX_CHUNK_SIZE = 4096
 """Tokens of a sequence that one call of ``propose`` indexes, so that a long prompt does not stall the others. Tokens
 that are not indexed yet are matched against those that are.
 """
@@ -38,27 +38,27 @@ class Draft:
     distributions: tuple[Distribution | None, ...] | None = None
 
     def __post_init__(self) -> None:
-        for name, given in (("parents", self.parents), ("distributions", self.distributions)):
-            if given is not None and len(given) != len(self.tokens):
-                raise ValueError(f"a draft of {len(self.tokens)} tokens has {len(given)} {name}")
-        for place, parent in enumerate(self.parents or ()):
-            if not ROOT <= parent < place:
-                raise ValueError(f"parent of the token at {place} must be in {ROOT}..{place - 1}, got {parent}")
+        for name, values in (("parents", self.parents), ("distributions", self.distributions)):
+            if values is not None and len(values) != len(self.tokens):
+                raise ValueError(f"a draft of {len(self.tokens)} tokens has {len(values)} {name}")
+        for index, parent in enumerate(self.parents or ()):
+            if not ROOT <= parent < index:
+                raise ValueError(f"parent of the token at {index} must be in {ROOT}..{index - 1}, got {parent}")
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     @property
-    def chain(self) -> bool:
+    def is_chain(self) -> bool:
         """Whether it is a chain: each token follows the one before it."""
-        return self.parents is None or all(parent == place - 1 for place, parent in enumerate(self.parents))
+        return self.parents is None or all(parent == index - 1 for index, parent in enumerate(self.parents))
 
     @property
     def depth(self) -> int:
         """The number of tokens in the longest branch."""
         return len(self.tokens) if self.parents is None else max(self.depths(), default=-1) + 1
 
-    def before(self) -> Sequence[int]:
+    def parent_indices(self) -> Sequence[int]:
         """The parents, also of a chain."""
         return range(ROOT, len(self.tokens) + ROOT) if self.parents is None else self.parents
 
@@ -66,31 +66,31 @@ class Draft:
         """For each token the number of its draft ancestors."""
         if self.parents is None:
             return range(len(self.tokens))
-        found: list[int] = []
+        result: list[int] = []
         for parent in self.parents:
-            found.append(0 if parent == ROOT else found[parent] + 1)
-        return found
+            result.append(0 if parent == ROOT else result[parent] + 1)
+        return result
 
-    def path(self, place: int) -> list[int]:
+    def path(self, index: int) -> list[int]:
         """The indices from the root to a token, itself included; none for ROOT."""
-        path, before = [], self.before()
-        while place != ROOT:
-            path.append(place)
-            place = before[place]
+        path, parent_indices = [], self.parent_indices()
+        while index != ROOT:
+            path.append(index)
+            index = parent_indices[index]
         return path[::-1]
 
-    def distribution(self, place: int) -> Distribution | None:
+    def distribution(self, index: int) -> Distribution | None:
         """The distribution that a token was sampled from, if it has one."""
-        return None if self.distributions is None else self.distributions[place]
+        return None if self.distributions is None else self.distributions[index]
 
     def children(self) -> dict[int, list[int]]:
         """The children of each node that has any, ROOT included, in order."""
         if self.parents is None:
-            return {place - 1: [place] for place in range(len(self.tokens))}
-        found: dict[int, list[int]] = {}
-        for place, parent in enumerate(self.parents):
-            found.setdefault(parent, []).append(place)
-        return found
+            return {index - 1: [index] for index in range(len(self.tokens))}
+        result: dict[int, list[int]] = {}
+        for index, parent in enumerate(self.parents):
+            result.setdefault(parent, []).append(index)
+        return result
 
     def prefix(self, count: int) -> Draft:
         """The first ``count`` tokens, which are a draft too."""
@@ -109,10 +109,10 @@ class DraftContext(NamedTuple):
 
     key: int  #: of the sequence; unique
     token_ids: Sequence[int]  #: prompt and output
-    prompt: int = 0  #: number of prompt tokens
+    num_prompt_tokens: int = 0  #: number of prompt tokens
     seed: int = 0  #: of its noise: (seed, position) gives the noise that the target will sample with
     temperature: float = 1.0  #: of the target; 0: greedy
-    shared: bool = True
+    shared_noise: bool = True
     """Whether to sample with the target's noise, so that both agree more often (coupled); distributions are then not
     needed. Otherwise sampled tokens use noise of the stream ``noise.DRAFT``, and the draft has their distributions.
     """
@@ -120,7 +120,7 @@ class DraftContext(NamedTuple):
     @property
     def position(self) -> int:
         """The output position of the next token, which is the step of its noise."""
-        return len(self.token_ids) - self.prompt
+        return len(self.token_ids) - self.num_prompt_tokens
 
 
 class TargetOutput(NamedTuple):
@@ -134,7 +134,7 @@ class TargetOutput(NamedTuple):
     key: int
     start: int  #: the position of the first of these tokens in the sequence
     token_ids: Sequence[int]  #: T tokens
-    features_TF: NDArray[np.float32]  #: their hidden states, of the layers that the proposer reads
+    hidden_states_TF: NDArray[np.float32]  #: their hidden states, of the layers that the proposer reads
 
 
 class Proposer(Protocol):
@@ -146,14 +146,14 @@ class Proposer(Protocol):
     layers: tuple[int, ...] = ()
     """The layers of the target whose hidden states it reads, see ``Runner.watch``; most read none."""
 
-    def propose(self, states: Sequence[DraftContext], counts: Sequence[int]) -> list[Draft]:
+    def propose(self, contexts: Sequence[DraftContext], max_tokens: Sequence[int]) -> list[Draft]:
         """Draft at most so many tokens for each sequence; in a tree, in all branches together.
 
         The draft is empty if there is nothing to propose, or the count is 0.
         """
         raise NotImplementedError
 
-    def read(self, readings: Sequence[TargetOutput]) -> None:
+    def observe(self, outputs: Sequence[TargetOutput]) -> None:
         """Receive the target's hidden states of a step; never called if ``layers`` is empty."""
         return
 

@@ -21,44 +21,44 @@ class CountingAutomaton(SuffixAutomaton):
     def __init__(self, depth: int) -> None:
         super().__init__()
         self.depth, self.size = depth, 0
-        self._count, self._followed = [0], [0]  # occurrences, and those with a next symbol
-        self._best = [NOTHING]  # the most frequent next symbol; ties: the latest
-        self._mark = ROOT  # the state of the last ``depth`` symbols
+        self._count, self._continued = [0], [0]  # occurrences, and those with a next symbol
+        self._top_next = [NOTHING]  # the most frequent next symbol; ties: the latest
+        self._suffix_state = ROOT  # the state of the last ``depth`` symbols
 
     @property
-    def states(self) -> int:
+    def num_states(self) -> int:
         """The number of symbols."""
         return len(self._link)
 
     def push(self, symbol: int) -> None:
         """Append a symbol."""
         super().push(symbol)
-        before = self._mark
+        previous = self._suffix_state
         self.size += 1
-        self._mark = self._shortened(self._next[before][symbol], min(self.depth, self.size))
-        self._tally(before, symbol)
+        self._suffix_state = self._shortened(self._next[previous][symbol], min(self.depth, self.size))
+        self._count_suffixes(previous, symbol)
 
-    def _tally(self, before: int, symbol: int) -> None:
+    def _count_suffixes(self, previous: int, symbol: int) -> None:
         """Count the suffixes of the text, and the symbol as what followed those it had before."""
-        count, followed, best, link = self._count, self._followed, self._best, self._link
-        state = self._mark
+        count, followed, best, link = self._count, self._continued, self._top_next, self._link
+        state = self._suffix_state
         while state != NOTHING:
             count[state] += 1
             state = link[state]
-        state = before
+        state = previous
         while state != NOTHING:
             followed[state] += 1
-            favourite = best[state]
-            if favourite != symbol:
-                follows = self._next[state]
-                if favourite not in follows or count[follows[symbol]] >= count[follows[favourite]]:
+            top = best[state]
+            if top != symbol:
+                transitions = self._next[state]
+                if top not in transitions or count[transitions[symbol]] >= count[transitions[top]]:
                     best[state] = symbol
             state = link[state]
 
-    def _add(self, follows: dict[int, int], link: int, length: int, like: int) -> int:
-        for numbers, at_first in ((self._count, 0), (self._followed, 0), (self._best, NOTHING)):
-            numbers.append(at_first if like == NOTHING else numbers[like])
-        return super()._add(follows, link, length, like)
+    def _add(self, transitions: dict[int, int], link: int, length: int, template: int) -> int:
+        for values, initial in ((self._count, 0), (self._continued, 0), (self._top_next, NOTHING)):
+            values.append(initial if template == NOTHING else values[template])
+        return super()._add(transitions, link, length, template)
 
     def matches(self, symbols: Iterable[int]) -> Iterator[tuple[int, int]]:
         """The ends of some symbols that are in the text: (state, length), the longest first.
@@ -77,34 +77,34 @@ class CountingAutomaton(SuffixAutomaton):
             state = self._link[state]
             length = self._length[state]
 
-    def continuation(self, state: int, most: int, least: float) -> tuple[list[int], float]:
+    def continuation(self, state: int, max_length: int, min_probability: float) -> tuple[list[int], float]:
         """The symbols that follow most often, one after the other, and the sum of their chances.
 
         Up to ``most``, as long as the chance of all of them is at least ``least``.
         """
         symbols: list[int] = []
-        score, chance = 0.0, 1.0
-        while len(symbols) < most and (symbol := self._best[state]) != NOTHING:
+        score, probability = 0.0, 1.0
+        while len(symbols) < max_length and (symbol := self._top_next[state]) != NOTHING:
             after = self._next[state][symbol]
-            chance *= self._count[after] / self._followed[state]
-            if chance < least:
+            probability *= self._count[after] / self._continued[state]
+            if probability < min_probability:
                 break
             symbols.append(symbol)
-            score += chance
+            score += probability
             state = after
         return symbols, score
 
-    def followers(self, state: int, most: int) -> list[tuple[int, float, int]]:
+    def next_symbols(self, state: int, max_length: int) -> list[tuple[int, float, int]]:
         """The most frequent next symbols, at most so many: (symbol, probability, state after it)."""
-        follows, count, favourite = self._next[state], self._count, self._best[state]
-        found = heapq.nlargest(
-            most, ((count[after], symbol == favourite, symbol, after) for symbol, after in follows.items())
+        transitions, count, top = self._next[state], self._count, self._top_next[state]
+        top_symbols = heapq.nlargest(
+            max_length, ((count[after], symbol == top, symbol, after) for symbol, after in transitions.items())
         )
-        all_of = self._followed[state]
-        return [(symbol, often / all_of, after) for often, _, symbol, after in found if symbol != NOTHING]
+        total = self._continued[state]
+        return [(symbol, occurrences / total, after) for occurrences, _, symbol, after in top_symbols if symbol != NOTHING]
 
 
 def extend(automaton: CountingAutomaton, symbols: Sequence[int], start: int, stop: int) -> None:
     """Push those from a place to another, or to the end."""
-    for place in range(start, min(stop, len(symbols))):
-        automaton.push(int(symbols[place]))
+    for position in range(start, min(stop, len(symbols))):
+        automaton.push(int(symbols[position]))

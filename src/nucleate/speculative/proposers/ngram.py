@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nucleate.speculative.draft import PACE, Draft, DraftContext, Proposer
+from nucleate.speculative.draft import INDEX_CHUNK_SIZE, Draft, DraftContext, Proposer
 
 
 class NgramProposer(Proposer):
@@ -18,28 +18,28 @@ class NgramProposer(Proposer):
     costs the same however long the sequence is, in time and in memory. pace: see ``PACE``. Raises ValueError.
     """
 
-    def __init__(self, longest: int = 4, shortest: int = 2, pace: int = 4 * PACE) -> None:
-        if not 1 <= shortest <= longest or pace < 1:
-            message = f"1 <= shortest <= longest and pace >= 1 must hold, got {shortest}, {longest} and {pace}"
+    def __init__(self, prompt_lookup_max: int = 4, prompt_lookup_min: int = 2, index_chunk_size: int = 4 * INDEX_CHUNK_SIZE) -> None:
+        if not 1 <= prompt_lookup_min <= prompt_lookup_max or index_chunk_size < 1:
+            message = f"1 <= shortest <= longest and pace >= 1 must hold, got {prompt_lookup_min}, {prompt_lookup_max} and {index_chunk_size}"
             raise ValueError(message)
-        self.longest, self.shortest, self.pace = longest, shortest, pace
-        self._indices: dict[int, _Index] = {}
+        self.prompt_lookup_max, self.prompt_lookup_min, self.index_chunk_size = prompt_lookup_max, prompt_lookup_min, index_chunk_size
+        self._indices: dict[int, _NgramIndex] = {}
 
-    def propose(self, states: Sequence[DraftContext], counts: Sequence[int]) -> list[Draft]:
+    def propose(self, contexts: Sequence[DraftContext], max_tokens: Sequence[int]) -> list[Draft]:
         """See ``Proposer.propose``."""
-        return [self._propose(state, k) for state, k in zip(states, counts, strict=True)]
+        return [self._propose(context, k) for context, k in zip(contexts, max_tokens, strict=True)]
 
-    def _propose(self, state: DraftContext, k: int) -> Draft:
-        index, ids = self._indices.get(state.key), state.token_ids
-        if index is None or index.read > len(ids):
-            index = self._indices[state.key] = _Index(range(self.shortest, self.longest + 1))
-        index.read_on(ids, min(len(ids), index.read + self.pace))
-        start = index.find(ids)
+    def _propose(self, context: DraftContext, k: int) -> Draft:
+        index, ids = self._indices.get(context.key), context.token_ids
+        if index is None or index.num_indexed > len(ids):
+            index = self._indices[context.key] = _NgramIndex(range(self.prompt_lookup_min, self.prompt_lookup_max + 1))
+        index.index_tokens(ids, min(len(ids), index.num_indexed + self.index_chunk_size))
+        start = index.find_continuation(ids)
         if start is None:
             return Draft()
         tokens: list[int] = []
-        for place in range(start, start + k):
-            tokens.append(int(ids[place]) if place < len(ids) else tokens[place - len(ids)])
+        for position in range(start, start + k):
+            tokens.append(int(ids[position]) if position < len(ids) else tokens[position - len(ids)])
         return Draft(tuple(tokens))
 
     def forget(self, key: int, output_ids: Sequence[int] = ()) -> None:
@@ -47,30 +47,30 @@ class NgramProposer(Proposer):
         self._indices.pop(key, None)
 
 
-class _Index:
+class _NgramIndex:
     """Where the n-grams of a sequence were continued last."""
 
     def __init__(self, sizes: range) -> None:
-        self.read = 0  # tokens
+        self.num_indexed = 0  # tokens
         self._sizes = sizes
-        self._after: dict[tuple[int, ...], int] = {}
+        self._continuations: dict[tuple[int, ...], int] = {}
 
-    def read_on(self, ids: Sequence[int], stop: int) -> None:
+    def index_tokens(self, ids: Sequence[int], stop: int) -> None:
         """Up to ``stop``, exclusive: each token is what continues the n-grams before it."""
-        after, sizes = self._after, self._sizes
-        for place in range(self.read, stop):
+        continuations, sizes = self._continuations, self._sizes
+        for position in range(self.num_indexed, stop):
             for size in sizes:
-                if size > place:
+                if size > position:
                     break
-                after[tuple(ids[place - size : place])] = place
-        self.read = stop
+                continuations[tuple(ids[position - size : position])] = position
+        self.num_indexed = stop
 
-    def find(self, ids: Sequence[int]) -> int | None:
+    def find_continuation(self, ids: Sequence[int]) -> int | None:
         """The place after the last of the longest n-grams that equals the end."""
         found = None
         for size in self._sizes:  # where a shorter one was never continued, no longer one was
-            place = self._after.get(tuple(ids[-size:])) if size <= len(ids) else None
-            if place is None:
+            position = self._continuations.get(tuple(ids[-size:])) if size <= len(ids) else None
+            if position is None:
                 break
-            found = place
+            found = position
         return found
