@@ -91,7 +91,7 @@ class Loop:
     def _step(self, texts: list[Text], drafts: list[Draft]) -> None:
         parts = []
         for text, draft in zip(texts, drafts, strict=True):
-            ids, parents = [*text.ids, *draft.tokens], None if draft.chain else draft.parents
+            ids, parents = [*text.ids, *draft.tokens], None if draft.is_chain else draft.parents
             parts.append(ModelInput(text.key, ids, text.read, len(ids), text.blocks, len(draft) + 1, parents))
         logits_LV = self.runner.forward(parts)
         firsts = np.cumsum([0, *(part.num_logits for part in parts)])
@@ -113,13 +113,13 @@ class Loop:
                 moves.append(Move(text.key, text.blocks, [length + place for place in path], length))
             if self.proposer.layers:
                 places = [*range(before, length), *(length + place for place in path)]
-                features_TF = self.runner.features[np.array(places) - before + start]
-                readings.append(TargetOutput(text.key, before, text.ids[before : text.read], features_TF))
+                hidden_states_TF = self.runner.features[np.array(places) - before + start]
+                readings.append(TargetOutput(text.key, before, text.ids[before : text.read], hidden_states_TF))
             start += part.stop - part.start
         self.runner.move(moves)
         if readings:
             begin = time.perf_counter()
-            self.proposer.read(readings)
+            self.proposer.observe(readings)
             self.seconds += time.perf_counter() - begin
 
     def _coupled(

@@ -60,7 +60,7 @@ class Reader:
 
     def told(self, key: int, ids: list[int], start: int = 0) -> None:
         """All but the last token have been read, the proposer learns of those from a place on."""
-        self.proposer.read([TargetOutput(key, start, ids[start:-1], self.hidden(ids[:-1])[start:])])
+        self.proposer.observe([TargetOutput(key, start, ids[start:-1], self.hidden(ids[:-1])[start:])])
 
     def drafts(self, texts: dict[int, list[int]], count: int) -> list[tuple[int, ...]]:
         states = [DraftContext(key, ids, temperature=0.0) for key, ids in texts.items()]
@@ -170,9 +170,9 @@ def test_positions_are_those_in_the_text() -> None:
 def test_where_tokens_are_missing_it_begins_anew() -> None:
     reader, ids = Reader("deepseek_v3, 3"), some(50)
     hidden_TX = reader.hidden(ids[:-1])
-    reader.proposer.read([TargetOutput(0, 0, ids[:10], hidden_TX[:10])])
+    reader.proposer.observe([TargetOutput(0, 0, ids[:10], hidden_TX[:10])])
     reader.drafts({0: ids[:11]}, 4)
-    reader.proposer.read([TargetOutput(0, 30, ids[30:49], hidden_TX[30:49])])
+    reader.proposer.observe([TargetOutput(0, 30, ids[30:49], hidden_TX[30:49])])
     reader.assert_right({0: ids}, 4, {0: 30})
 
 
@@ -181,7 +181,7 @@ def test_what_is_told_again_changes_nothing(family: str) -> None:
     reader, ids = Reader(family), some(50)
     hidden_TX = reader.hidden(ids[:-1])
     for start, stop in ((0, 20), (5, 20), (0, 33), (33, 33), (16, 49), (48, 49)):
-        reader.proposer.read([TargetOutput(0, start, ids[start:stop], hidden_TX[start:stop])])
+        reader.proposer.observe([TargetOutput(0, start, ids[start:stop], hidden_TX[start:stop])])
         reader.assert_right({0: ids[: stop + 1]}, 3)
     reader.assert_right({0: ids}, 4)
 
@@ -190,10 +190,10 @@ def test_without_the_last_hidden_state_there_is_no_draft() -> None:
     reader, ids = Reader("glm4_moe"), some(30)
     hidden_TX = reader.hidden(ids)
     assert reader.drafts({0: ids}, 4) == [()]
-    reader.proposer.read([TargetOutput(0, 0, ids[:25], hidden_TX[:25])])
+    reader.proposer.observe([TargetOutput(0, 0, ids[:25], hidden_TX[:25])])
     assert reader.drafts({0: ids}, 4) == [()]
     assert reader.drafts({0: ids[:20]}, 4) == [()]
-    reader.proposer.read([TargetOutput(0, 25, ids[25:29], hidden_TX[25:29])])
+    reader.proposer.observe([TargetOutput(0, 25, ids[25:29], hidden_TX[25:29])])
     reader.assert_right({0: ids}, 4)
     assert reader.proposer.propose([], []) == []
     assert reader.drafts({0: ids}, 0) == [()]
@@ -203,7 +203,7 @@ def test_without_the_last_hidden_state_there_is_no_draft() -> None:
 def test_hidden_states_are_the_proposers_own() -> None:
     reader, ids = Reader("glm4_moe"), some(30)
     hidden_TX = reader.hidden(ids[:-1])
-    reader.proposer.read([TargetOutput(0, 0, ids[:-1], hidden_TX)])
+    reader.proposer.observe([TargetOutput(0, 0, ids[:-1], hidden_TX)])
     hidden_TX[:] = np.nan
     reader.assert_right({0: ids}, 3)
 
@@ -214,8 +214,8 @@ def test_hidden_states_that_are_no_numbers_give_no_draft(family: str, shared: bo
     reader, ids = Reader(family), some(12)
     reader.told(0, ids)
     reader.told(1, ids)
-    reader.proposer.read([TargetOutput(1, 11, ids[-1:], np.full((1, 64), np.nan, np.float32))])
-    states = [DraftContext(0, ids, 5, 3, shared=shared), DraftContext(1, [*ids, 8], 5, 3, shared=shared)]
+    reader.proposer.observe([TargetOutput(1, 11, ids[-1:], np.full((1, 64), np.nan, np.float32))])
+    states = [DraftContext(0, ids, 5, 3, shared_noise=shared), DraftContext(1, [*ids, 8], 5, 3, shared_noise=shared)]
     one, other = reader.proposer.propose(states, [5, 5])
     assert len(one) == 5
     assert not other.tokens
@@ -238,7 +238,7 @@ def test_drawn_tokens_have_the_noise_and_the_laws_of_all_proposers() -> None:
         patch.setattr(mtp, "draw", peeking)
         reader.told(0, ids)
         [coupled] = reader.proposer.propose([DraftContext(0, ids, 5, 3, 0.9)], [3])
-        [drawn] = reader.proposer.propose([DraftContext(0, ids, 5, 3, 0.9, shared=False)], [3])
+        [drawn] = reader.proposer.propose([DraftContext(0, ids, 5, 3, 0.9, shared_noise=False)], [3])
     assert [places for _, places in seen] == [[0], [1], [2]] * 2
     assert coupled.distributions is None
     assert drawn.distributions is not None
@@ -268,7 +268,7 @@ def test_who_is_not_asked_keeps_only_what_came_last() -> None:
     reader, rng = Reader("glm4_moe"), np.random.default_rng(1)
     for start in range(0, 5000, 100):
         hidden_TX = rng.standard_normal((100, 64)).astype(np.float32)
-        reader.proposer.read([TargetOutput(0, start, [7] * 100, hidden_TX)])
+        reader.proposer.observe([TargetOutput(0, start, [7] * 100, hidden_TX)])
         heard = reader.proposer._heard[0]
         assert sum(map(len, heard._pieces)) <= PENDING
         assert heard.stop == start + 100
@@ -334,7 +334,7 @@ def test_in_short_types(dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert {weight.dtype for weight in brought(model)._model.parameters()} == {getattr(torch, dtype)}
     for key in range(8):
         ids = some(20, key)
-        proposer.read([TargetOutput(key, 0, ids[:-1], reader.hidden(ids[:-1]))])
+        proposer.observe([TargetOutput(key, 0, ids[:-1], reader.hidden(ids[:-1]))])
         [draft] = proposer.propose([DraftContext(key, ids, temperature=0.0)], [3])
         assert len(draft) == 3
         agree += draft.tokens[0] == slow_draft(reader.stock, ids, 1)[0][0]

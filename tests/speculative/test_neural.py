@@ -61,7 +61,7 @@ def features(model: Llama, layers: tuple[int, ...], ids: list[int]) -> np.ndarra
 def told(proposer: Proposer, model: Llama, key: int, ids: list[int], start: int = 0) -> None:
     """All but the last token have been read, the proposer learns of those from a place on."""
     if proposer.layers:
-        proposer.read([TargetOutput(key, start, ids[start:-1], features(model, proposer.layers, ids[:-1])[start:])])
+        proposer.observe([TargetOutput(key, start, ids[start:-1], features(model, proposer.layers, ids[:-1])[start:])])
 
 
 def fresh(name: str, model: Llama, ids: list[int], count: int = 4, **state: Any) -> Draft:
@@ -106,7 +106,7 @@ def test_the_noise_of_the_target_makes_more_of_a_draft_stay(name: str, model: Ll
         """Draws its drafts with the noise of others."""
 
         def __init__(self, proposer: Proposer) -> None:
-            self.proposer, self.layers, self.read = proposer, proposer.layers, proposer.read
+            self.proposer, self.layers, self.observe = proposer, proposer.layers, proposer.observe
 
         def propose(self, states: list[DraftContext], counts: list[int]) -> list[Draft]:
             return self.proposer.propose([state._replace(seed=state.seed + 77) for state in states], counts)
@@ -187,7 +187,13 @@ def test_a_draft_does_not_depend_on_others_in_the_batch(name: str, model: Llama,
         for state, count, draft in zip(states, counts, drafts, strict=True):
             assert len(draft) == count
             alone = fresh(
-                name, model, [*state.token_ids], count, prompt=8, seed=state.seed, temperature=state.temperature
+                name,
+                model,
+                [*state.token_ids],
+                count,
+                num_prompt_tokens=8,
+                seed=state.seed,
+                temperature=state.temperature,
             )
             assert alone.tokens == draft.tokens
             assert draft.distributions is None
@@ -197,7 +203,7 @@ def test_a_draft_does_not_depend_on_others_in_the_batch(name: str, model: Llama,
 def test_a_greedy_draft_ignores_seed_and_kind_of_noise(name: str, model: Llama, texts: list[list[int]]) -> None:
     ids = texts[0][:40]
     drafts = [
-        fresh(name, model, ids, temperature=0.0, seed=seed, shared=shared)
+        fresh(name, model, ids, temperature=0.0, seed=seed, shared_noise=shared)
         for seed in (1, 2)
         for shared in (True, False)
     ]
@@ -225,8 +231,8 @@ def test_a_context_that_begins_late_is_enough(name: str, model: Llama, texts: li
 def test_where_tokens_are_missing_it_begins_anew(name: str, model: Llama, texts: list[list[int]]) -> None:
     ids, proposer = texts[1][:50], load(name, model)
     state_TF = features(model, proposer.layers, ids[:-1])
-    proposer.read([TargetOutput(0, 0, ids[:10], state_TF[:10])])
-    proposer.read([TargetOutput(0, 30, ids[30:49], state_TF[30:49])])
+    proposer.observe([TargetOutput(0, 0, ids[:10], state_TF[:10])])
+    proposer.observe([TargetOutput(0, 30, ids[30:49], state_TF[30:49])])
     late = load(name, model)
     told(late, model, 0, ids, start=30)
     state = DraftContext(0, ids, temperature=0.0)
@@ -239,7 +245,7 @@ def test_what_is_told_again_changes_nothing(name: str, model: Llama, texts: list
     ids, proposer = texts[2][:50], load(name, model)
     state_TF = features(model, proposer.layers, ids[:-1])
     for start, stop in ((0, 20), (5, 20), (0, 33), (33, 33), (16, 49), (48, 49)):
-        proposer.read([TargetOutput(0, start, ids[start:stop], state_TF[start:stop])])
+        proposer.observe([TargetOutput(0, start, ids[start:stop], state_TF[start:stop])])
         proposer.propose([DraftContext(0, ids[: stop + 1], temperature=0.0)], [3])
     assert (
         proposer.propose([DraftContext(0, ids, temperature=0.0)], [4])[0].tokens
@@ -253,10 +259,10 @@ def test_without_the_last_hidden_state_there_is_no_draft(name: str, model: Llama
     state = DraftContext(0, ids, temperature=0.0)
     assert proposer.propose([state], [4]) == [Draft()] or not proposer.propose([state], [4])[0].tokens
     state_TF = features(model, proposer.layers, ids)
-    proposer.read([TargetOutput(0, 0, ids[:25], state_TF[:25])])
+    proposer.observe([TargetOutput(0, 0, ids[:25], state_TF[:25])])
     assert not proposer.propose([state], [4])[0].tokens
     assert not proposer.propose([state._replace(token_ids=ids[:20])], [4])[0].tokens
-    proposer.read([TargetOutput(0, 25, ids[25:29], state_TF[25:29])])
+    proposer.observe([TargetOutput(0, 25, ids[25:29], state_TF[25:29])])
     assert len(proposer.propose([state], [4])[0]) == 4
 
 
@@ -265,7 +271,7 @@ def test_who_is_not_asked_keeps_only_what_came_last(name: str, model: Llama) -> 
     proposer: Any = load(name, model)
     random = np.random.default_rng(1)
     for start in range(0, 5000, 100):
-        proposer.read([TargetOutput(0, start, [7] * 100, random.standard_normal((100, 576)).astype(np.float32))])
+        proposer.observe([TargetOutput(0, start, [7] * 100, random.standard_normal((100, 576)).astype(np.float32))])
         known = proposer._followed._heard[0]
         assert known.count - known.taken <= PENDING
         assert known.stop == start + 100

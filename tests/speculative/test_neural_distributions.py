@@ -30,7 +30,7 @@ def told(proposer: Proposer, model: Llama, keys: range) -> None:
         runner = BatchedLlama(model, 8 << 20)
         runner.watch(proposer.layers)
         runner.forward([ModelInput(0, TEXT, 0, len(TEXT) - 1, [0], 1)])
-        proposer.read([TargetOutput(key, 0, TEXT[:-1], runner.features) for key in keys])
+        proposer.observe([TargetOutput(key, 0, TEXT[:-1], runner.features) for key in keys])
 
 
 def drafts_of(name: str, model: Llama, count: int, tokens: int, temperature: float = 1.0) -> list[Draft]:
@@ -40,7 +40,7 @@ def drafts_of(name: str, model: Llama, count: int, tokens: int, temperature: flo
     for start in range(0, count, 250):
         keys = range(start, start + 250)
         told(proposer, model, keys)
-        states = [DraftContext(key, TEXT, 5, 1000 + key, temperature, shared=False) for key in keys]
+        states = [DraftContext(key, TEXT, 5, 1000 + key, temperature, shared_noise=False) for key in keys]
         found += proposer.propose(states, [tokens] * 250)
         for key in keys:
             proposer.forget(key)
@@ -125,7 +125,7 @@ def test_shared_noise_draws_as_the_target(size: int) -> None:
 
 def test_noise_of_its_own_is_of_its_own_stream() -> None:
     logits_RV = rows(4)
-    states = [DraftContext(0, [1] * 9, 4, 5, 0.8, shared=False)] * 4
+    states = [DraftContext(0, [1] * 9, 4, 5, 0.8, shared_noise=False)] * 4
     drawn = draw(logits_RV, states, range(4))
     for place, one in enumerate(drawn):
         x_V = logits_RV[place].astype(np.float64) / 0.8
@@ -158,7 +158,7 @@ def test_hidden_states_that_are_no_numbers_give_no_draft(name: str, model: Llama
     proposer = load(name, model)
     told(proposer, model, range(2))
     width = 192 * len(proposer.layers)
-    proposer.read([TargetOutput(1, len(TEXT) - 1, TEXT[-1:], np.full((1, width), np.nan, np.float32))])
+    proposer.observe([TargetOutput(1, len(TEXT) - 1, TEXT[-1:], np.full((1, width), np.nan, np.float32))])
     states = [DraftContext(0, TEXT, 5, 3), DraftContext(1, [*TEXT, 8], 5, 3)]
     one, other = proposer.propose(states, [3, 3])
     assert len(one) == 3

@@ -138,8 +138,8 @@ def scores_of(name: str, model: Llama, monkeypatch: pytest.MonkeyPatch, start: i
         monkeypatch.setattr(module, "draw", peeking)
     proposer = load(name, model)
     if proposer.layers:
-        features_TF = read_by(model, proposer.layers)[:-1]
-        proposer.read([TargetOutput(0, start, IDS[start:-1], features_TF[start:])])
+        hidden_states_TF = read_by(model, proposer.layers)[:-1]
+        proposer.observe([TargetOutput(0, start, IDS[start:-1], hidden_states_TF[start:])])
     [draft] = proposer.propose([DraftContext(0, IDS, temperature=0.0)], [count])
     scores_NV = np.concatenate(seen)
     assert scores_NV.shape == (count, 4096)

@@ -67,7 +67,7 @@ class Trees(Silent):
         self.make, self.told, self.more = make, told, more
 
     def draft(self, state: DraftContext, count: int) -> Draft:
-        assert not state.shared
+        assert not state.shared_noise
         before, laws_VV = state.token_ids[-1], DRAFTED[3]
         if self.make is guessed_tree:
             return guessed_tree(before, count, laws_VV)

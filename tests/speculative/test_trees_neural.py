@@ -102,7 +102,7 @@ def test_siblings_without_noise_and_those_from_laws() -> None:
     assert [sibling.chance for sibling in best] == pytest.approx(law[[sibling.token for sibling in best]] / law.sum())
     assert len(few) == 5
     assert none == []
-    warm = cold._replace(temperature=0.7, shared=False)
+    warm = cold._replace(temperature=0.7, shared_noise=False)
     [drawn] = draw_some(logits_RV[:1], [DraftQuery(warm, 2, 4, 3)])
     assert drawn[0].token == draw(logits_RV[:1], [warm], [4])[0].token
     left = np.exp(logits_RV[0].astype(np.float64) / 0.7)
@@ -159,7 +159,7 @@ def test_a_tree_does_not_depend_on_others_nor_on_what_was_before(
         given = {key: value for key, value in state._asdict().items() if key not in ("key", "token_ids")}
         alone = wide(name, model, state.token_ids, count, 3, **given)
         assert (draft.tokens, draft.parents) == (alone.tokens, alone.parents)
-        assert (draft.distributions is None) == (state.shared or not state.temperature)
+        assert (draft.distributions is None) == (state.shared_noise or not state.temperature)
 
 
 def test_the_eagle_head_says_along_a_branch_what_it_says_in_a_chain(
@@ -196,7 +196,7 @@ def test_siblings_have_the_laws_that_are_told(name: str, model: Llama) -> None:
         keys = range(start, start + 250)
         told_many(proposer, model, keys)
         drafts += proposer.propose(
-            [DraftContext(key, TEXT, 5, 1000 + key, 1.0, shared=False) for key in keys], [5] * 250
+            [DraftContext(key, TEXT, 5, 1000 + key, 1.0, shared_noise=False) for key in keys], [5] * 250
         )
         for key in keys:
             proposer.forget(key)

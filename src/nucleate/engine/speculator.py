@@ -25,7 +25,7 @@ from nucleate.sampling.stages.selection.greedy import Greedy
 from nucleate.speculative.adaptive.controller import AdaptiveProposer
 from nucleate.speculative.config import COUPLED, FIELD, Speculation
 from nucleate.speculative.draft import NO_DRAFT, Draft, DraftContext, TargetOutput
-from nucleate.speculative.grammar_filter import allowed
+from nucleate.speculative.grammar_filter import filter_draft
 from nucleate.speculative.tree import truncate
 
 logger = logging.getLogger("nucleate")
@@ -41,7 +41,7 @@ class Speculator:
         if not runner.paged:
             why = f": {runner.why}" if runner.why else ""
             raise ParameterError(FIELD, f"speculative decoding needs a model that runs batched{why}")
-        self.config, self.proposer = config, config.make()
+        self.config, self.proposer = config, config.create_proposer()
         self._adaptive = self.proposer if isinstance(self.proposer, AdaptiveProposer) else None
         self.layers = tuple(self.proposer.layers)
         if self.layers:
@@ -133,7 +133,7 @@ class Speculator:
         """Add as much of a draft as fits and as the grammar allows."""
         sequence: RunningSequence = one.sequence
         draft = truncate(draft, self._tree_width, _max_depth(sequence), count)
-        draft = allowed(draft, self._runner.vocab_size, sequence.processor.guide)
+        draft = filter_draft(draft, self._runner.vocab_size, sequence.processor.guide)
         draft = draft.prefix(self._scheduler.reserve(sequence, len(draft)))
         if not draft:
             self._guarded(self.proposer.accepted, sequence.key, 0)
@@ -185,7 +185,7 @@ class Speculator:
         """Move the keys and values of the accepted path of each tree to where those of a chain would be."""
         moves = []
         for one, path in zip(ready, paths, strict=True):
-            if one.sequence.finished or one.draft.chain:
+            if one.sequence.finished or one.draft.is_chain:
                 continue
             if self.layers:
                 self._paths[one.sequence.key] = path
@@ -224,7 +224,7 @@ class Speculator:
         """The hidden states of a forward pass, if the proposer needs them now."""
         if not self.layers:
             return None
-        if self._adaptive is not None and self._adaptive.resting(joining=not all(map(_only_decodes, scheduled))):
+        if self._adaptive is not None and self._adaptive.is_idle(new_sequence=not all(map(_only_decodes, scheduled))):
             return None
         return self._runner.features
 
@@ -238,14 +238,14 @@ class Speculator:
             if isinstance(sequence, RunningSequence) and not sequence.finished:
                 ids = sequence.token_ids[one.start : sequence.num_computed]
                 places: Any = slice(start, start + len(ids))
-                if not draft.chain:
+                if not draft.is_chain:
                     first = start + one.stop - one.start
                     path = self._paths.get(sequence.key, ())
                     places = [*range(start, first), *[first + place for place in path]]
                 observed.append(TargetOutput(sequence.key, one.start, ids, states_TF[places]))
         self._paths.clear()
         if observed:
-            self._guarded(self.proposer.read, observed)
+            self._guarded(self.proposer.observe, observed)
         self._seconds += perf_counter() - begin
 
     def end_step(self, scheduled: Sequence[ScheduledSequence], computed_tokens: int, seconds: float) -> None:
@@ -255,7 +255,7 @@ class Speculator:
         if all(map(_only_decodes, scheduled)):
             self._adaptive.end_step(len(scheduled), computed_tokens, seconds)
         else:
-            self._adaptive.joined()
+            self._adaptive.sequence_started()
 
     def forget(self, sequence: RunningSequence) -> None:
         """A sequence has finished."""

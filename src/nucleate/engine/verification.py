@@ -96,7 +96,7 @@ class DraftMasks:
     """The grammar mask at the start of a draft (line 0) and after each of its tokens, int32 [W], computed lazily."""
 
     def __init__(self, guide: Guide, draft: Draft) -> None:
-        self._draft, self._parents, self._words = draft, draft.before(), guide.grammar.num_words
+        self._draft, self._parents, self._words = draft, draft.parent_indices(), guide.grammar.num_words
         self._guides = {0: _copy(guide)}
         self._masks: dict[int, NDArray[np.int32]] = {}
 

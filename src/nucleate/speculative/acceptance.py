@@ -1,11 +1,11 @@
 """Acceptance rules of speculative decoding: which draft tokens are accepted, and the token after them.
 
-The rules are functions of numbers. Their target distribution is the one that a token is finally sampled from: after the
-whole pipeline, with the history at each position of the draft, grammar mask included.
+The target distribution is the one that tokens are sampled from: after all stages of the pipeline, with the history at
+each position of the draft and the grammar mask.
 
 ``coupled`` gives, token for token, what would have been sampled without drafts. ``rejection`` and ``block`` sample from
-the same distribution, ``typical`` does not. All of them read rows of the target lazily, so that an invalid row is an
-error only if it is reached; the tokens before it stay.
+the same distribution, ``typical`` does not. All of them read rows of the target lazily: an invalid row is an error
+only if it is reached, and the tokens before it stay.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from nucleate.sampling import noise
 from nucleate.speculative.draft import ROOT, Draft
-from nucleate.speculative.draft_distribution import Distribution, sample_inverse_cdf, normalize
+from nucleate.speculative.draft_distribution import Distribution, normalize, sample_inverse_cdf
 
 
 class Rows(Protocol):
@@ -65,9 +65,9 @@ def coupled(
 ) -> list[AcceptanceResult]:
     """Shared-noise verification: sample as without drafts, while the samples equal draft tokens (arXiv 2408.07978).
 
-    draw(sequences, places): samples the next token of some sequences, each after the draft token at a place of its
-    draft (or ROOT), with the noise and history of that sequence, and appends it there; -1 if it cannot be sampled.
-    ended(sequence, token): whether the sampled token is the sequence's last one.
+    sample(sequences, nodes): samples the next token of some sequences, each after one node of its draft (or ROOT), with
+    the noise and history of that sequence, and appends it to the sequence; -1 if no token can be sampled.
+    is_finished(sequence, token): whether the sampled token is the last one of the sequence.
     """
     paths: list[list[int]] = [[] for _ in drafts]
     results = [AcceptanceResult((), -1) for _ in drafts]
@@ -92,11 +92,12 @@ def coupled(
 def rejection(p: Rows, draft: Draft, u_N: Uniforms, u: float) -> AcceptanceResult:
     """Rejection sampling: accept with probability min(1, p / q), or sample the residual (arXiv 2211.17192, 2302.01318).
 
-    The residual is max(p - q, 0). Siblings are tried in order, each against what the ones before it left (Miao et al.,
-    SpecInfer, arXiv 2305.09781). A token without a distribution is accepted with probability p. u_N: numbers in [0, 1),
-    one per draft token; u: the one that samples the token that follows. If the distribution of a token is invalid, or
-    gives the token no probability, the draft ends before it.
-    Raises ValueError for tokens and distributions of another vocabulary.
+    The residual is max(p - q, 0). Siblings are tried in order, each against the residual of the ones before it
+    (SpecInfer, arXiv 2305.09781). A token without a distribution is accepted with probability p. If the distribution of
+    a token is invalid, or gives the token no probability, the draft ends before it.
+
+    u_N: uniform numbers in [0, 1), one per draft token; u: the number that samples the token after the accepted ones.
+    Raises ValueError for tokens or distributions of another vocabulary size.
     """
     children, node = draft.children(), ROOT
     path: list[int] = []
@@ -143,15 +144,15 @@ def block(p: Rows, draft: Draft, u_N: Uniforms, u: float) -> AcceptanceResult:
         weights.append(1.0 if target >= draft_probability else float(target / draft_probability))
         if not target:  # neither it nor what follows it can be accepted
             break
-    num_accepted = len(distributions)
-    while num_accepted and not u_N[num_accepted - 1] < _acceptance_probability(rows, distributions, weights, num_accepted):
-        num_accepted -= 1
-    if num_accepted == len(rows):
-        return _invalid(range(num_accepted))
-    residual_V = rows[num_accepted]
-    if num_accepted < len(distributions):
-        residual_V = _residual(weights[num_accepted] * rows[num_accepted], distributions[num_accepted], rows[num_accepted])
-    return AcceptanceResult(tuple(range(num_accepted)), sample_inverse_cdf(residual_V, u))
+    n = len(distributions)  # the number of accepted tokens
+    while n and not u_N[n - 1] < _acceptance_probability(rows, distributions, weights, n):
+        n -= 1
+    if n == len(rows):
+        return _invalid(range(n))
+    residual_V = rows[n]
+    if n < len(distributions):
+        residual_V = _residual(weights[n] * rows[n], distributions[n], rows[n])
+    return AcceptanceResult(tuple(range(n)), sample_inverse_cdf(residual_V, u))
 
 
 def typical(
@@ -159,8 +160,8 @@ def typical(
 ) -> AcceptanceResult:
     """Typical acceptance: accepts the longest branch of likely tokens (Medusa, arXiv 2401.10774). Not exact.
 
-    A token is likely if p > min(limit, factor * exp(-entropy)). Accepted tokens are not samples of p: the output
-    depends on the draft method. u_N and the draft distributions are not used.
+    A token is likely if p > min(posterior_threshold, posterior_alpha * exp(-entropy)). Accepted tokens are not samples
+    of p: the output depends on the draft method. u_N and the draft distributions are not used.
     """
     rows: dict[int, tuple[Distribution, float] | None] = {}
     depths, parent_indices = {ROOT: 0}, draft.parent_indices()
@@ -206,8 +207,8 @@ def _distribution(draft: Draft, node: int, vocab_size: int) -> Distribution | No
         return one_V
     distribution = normalize(draft_distribution)
     if len(draft_distribution) != vocab_size:
-        message = f"a draft distribution has {len(draft_distribution)} probabilities, but the vocabulary of the target {vocab_size}"
-        raise ValueError(message)
+        message = f"a draft distribution has {len(draft_distribution)} probabilities, but the vocabulary of the target"
+        raise ValueError(f"{message} {vocab_size}")
     return distribution if distribution is not None and distribution[token] > 0 else None
 
 
@@ -218,7 +219,7 @@ def _token(token: int, vocab_size: int) -> bool:
 
 
 def _residual(p_V: Distribution, q_V: Distribution, fallback: Distribution) -> Distribution:
-    """The normalized residual max(p - q, 0). If it is zero, which only rounding can lead to, ``otherwise``."""
+    """The normalized residual max(p - q, 0); ``fallback`` if rounding makes it zero."""
     residual = normalize(_positive(p_V - q_V))
     return fallback if residual is None else residual
 
@@ -230,7 +231,7 @@ def _positive(x_V: Distribution) -> Distribution:
 def _acceptance_probability(
     rows: list[Distribution], distributions: list[Distribution], weights: list[float], num_accepted: int
 ) -> float:
-    """The probability that exactly so many tokens are accepted, if no more are."""
+    """The probability that exactly ``num_accepted`` tokens are accepted, if no more are."""
     weight = weights[num_accepted]
     if weight >= 1.0 or num_accepted == len(distributions):
         return weight

@@ -41,10 +41,12 @@ def exclude_token(p_V: Distribution, token: int) -> Distribution | None:
     return normalize(weights_V)
 
 
-def sample_without_replacement(p_V: Distribution, uniforms: Iterable[float]) -> tuple[tuple[int, ...], tuple[Distribution, ...]]:
-    """Sample tokens without replacement, one per uniform number, with the distribution that each was sampled from.
+def sample_without_replacement(
+    p_V: Distribution, uniforms: Iterable[float]
+) -> tuple[tuple[int, ...], tuple[Distribution, ...]]:
+    """Sample tokens without replacement, one per uniform number: the tokens, and the distribution of each.
 
-    Fewer if no more tokens have a probability.
+    There are fewer if no other token has a probability above 0.
     """
     tokens: list[int] = []
     distributions: list[Distribution] = []

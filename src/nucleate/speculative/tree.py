@@ -10,22 +10,24 @@ from nucleate.speculative.draft import ROOT, Draft
 
 
 class Candidate(NamedTuple):
-    """A candidate token with its probability, as a draft method sees it."""
+    """A candidate token with its probability, estimated by a draft method."""
 
     token: int
     probability: float
     state: Any = None  #: of the draft method, after this token
 
 
-def best_first(candidates: Callable[[Any, int], Iterable[Candidate]], state: Any, max_tokens: int, min_probability: float = 0.0) -> list[Node]:
-    """The ``count`` most likely nodes of a tree, each at least as likely as ``least``; parents come before children.
+def best_first(
+    candidates: Callable[[Any, int], Iterable[Candidate]], state: Any, max_tokens: int, min_probability: float = 0.0
+) -> list[Node]:
+    """The ``max_tokens`` most likely nodes of a tree, of at least ``min_probability``; parents come before children.
 
-    offers(state, depth): the candidates after a node of that depth, most likely first; ``state`` and depth 0 are those
-    of the root. The probability of a node is the product of those on its path.
+    candidates(state, depth): the candidates after a node of that depth, most likely first; ``state`` and depth 0 are
+    those of the root. The probability of a node is the product of the probabilities on its path.
     """
     nodes: list[Node] = []
     heap: list[tuple[float, int, int, int, Any, int]] = []
-    counter = 0  # ties: the first one found
+    counter = 0  # breaks ties: the first one found wins
 
     def expand(state: Any, depth: int, index: int, probability: float) -> None:
         nonlocal counter
@@ -52,13 +54,13 @@ class Node(NamedTuple):
 
 
 def draft_from_nodes(nodes: Sequence[Node]) -> Draft:
-    """The draft of some nodes, without distributions."""
+    """Build a draft from nodes, without distributions."""
     draft = Draft(tuple(node.token for node in nodes), tuple(node.parent for node in nodes))
     return Draft(draft.tokens) if draft.is_chain else draft
 
 
 def select_nodes(draft: Draft, indices: Sequence[int]) -> Draft:
-    """Some tokens of a draft, in order, whose parents are among them; parents are None if the result is a chain."""
+    """The sub-draft of some nodes, in order, whose parents are among them; ``parents`` is None if it is a chain."""
     if len(indices) == len(draft):
         return Draft(draft.tokens, None, draft.distributions) if draft.parents is not None and draft.is_chain else draft
     new_index = {ROOT: ROOT} | {index: new for new, index in enumerate(indices)}
@@ -71,7 +73,7 @@ def select_nodes(draft: Draft, indices: Sequence[int]) -> Draft:
 
 
 def truncate(draft: Draft, tree_width: int, depth: int, max_tokens: int) -> Draft:
-    """Limit a draft to ``tree_width`` siblings per token, to a depth, and to ``count`` tokens; the first ones stay.
+    """Limit a draft to ``tree_width`` children per node, to a depth, and to ``max_tokens``; the first ones stay.
 
     A width of 1 keeps the first branch.
     """

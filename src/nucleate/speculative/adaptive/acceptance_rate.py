@@ -48,9 +48,9 @@ class AcceptanceRates:
         self._counts, self._shared_counts = AcceptanceCounts(0.9), shared
 
     def best_length(self, max_tokens: int, token_cost: float, fixed_cost: float = 0.0) -> tuple[int, float]:
-        """The number of tokens to draft, and how many of them are accepted on average.
+        """The number of tokens to draft, and the expected number of accepted ones.
 
-        price: the cost of each token; fixed: the cost of having a draft at all; both in tokens.
+        token_cost: the cost of each draft token; fixed_cost: the cost of having a draft at all; both in tokens.
         """
         length, expected, rate, probability = 0, 0.0, PRIOR_RATE, 1.0  # of the last token, and of all tokens up to it
         while length < max_tokens:
@@ -67,7 +67,7 @@ class AcceptanceRates:
         self._counts.add(drafted, accepted)
 
     def compare(self, token_ids: Sequence[int]) -> None:
-        """Compare the shadow draft with the tokens of the sequence, if enough have come since."""
+        """Compare the shadow draft with the tokens of the sequence, if enough have been generated since."""
         if not self.shadow_draft:
             return
         num_matched = num_matching_tokens(self.shadow_draft, token_ids, self.shadow_start)
@@ -76,14 +76,14 @@ class AcceptanceRates:
             self.shadow_draft = NO_DRAFT
 
 
-def num_matching_tokens(draft: Draft, token_ids: Sequence[int], shadow_start: int) -> int:
-    """How many tokens of a sequence, from a position on, a draft predicted."""
+def num_matching_tokens(draft: Draft, token_ids: Sequence[int], start: int) -> int:
+    """The number of tokens of a sequence, from ``start`` on, that a draft predicted."""
     children = draft.children()
-    position, num_matched = ROOT, 0
-    while shadow_start + num_matched < len(token_ids):
-        token = token_ids[shadow_start + num_matched]
-        position = next((child for child in children.get(position, ()) if draft.tokens[child] == token), ROOT)
-        if position == ROOT:
+    node, num_matched = ROOT, 0
+    while start + num_matched < len(token_ids):
+        token = token_ids[start + num_matched]
+        node = next((child for child in children.get(node, ()) if draft.tokens[child] == token), ROOT)
+        if node == ROOT:
             break
         num_matched += 1
     return num_matched

@@ -5,7 +5,8 @@ probability is higher than the number of tokens that the engine generates in tha
 (Dinkelbach, On nonlinear fractional programming, 1967).
 
 Where drafts do not pay, or where that is unknown, *shadow drafts* are made now and then: they are not verified, but
-compared with the tokens that come. They cost only the time of the draft method, which is limited to a small share.
+compared with the tokens that are generated. They cost only the time of the draft method, which is limited to a small
+share.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Sequence
 from time import perf_counter
 from typing import NamedTuple
 
-from nucleate.speculative.adaptive.acceptance_rate import AcceptanceRates, AcceptanceCounts
+from nucleate.speculative.adaptive.acceptance_rate import AcceptanceCounts, AcceptanceRates
 from nucleate.speculative.adaptive.costs import BASELINE_INTERVAL, StepCosts
 from nucleate.speculative.draft import NO_DRAFT, Draft, DraftContext, Proposer, TargetOutput
 from nucleate.speculative.tree import truncate
@@ -26,10 +27,10 @@ MAX_SHADOW_TOKENS = 4
 """The most tokens of a shadow draft."""
 
 MAX_CREDIT_STEPS, MAX_DEBT_STEPS = 8, 1000
-"""Steps for which unused time for shadow drafts is saved, and for which overspent time is owed."""
+"""Steps for which unused time for shadow drafts is saved, and for which overspent time is carried over."""
 
 WARMUP_STEPS = 32
-"""Steps before a shadow draft from which on a proposer receives hidden states again, which takes time, too."""
+"""Number of steps before a shadow draft in which the proposer receives hidden states, which takes time, too."""
 
 WIDTH_EMA_WEIGHT = 0.1
 """Weight of one tree in the moving average of the width of trees."""
@@ -38,21 +39,21 @@ ITERATIONS = 3
 """Iterations of the fixed point between draft lengths and throughput."""
 
 MARGIN = 1.15, 0.01
-"""Safety margin: a token must bring so many times its price, and so much more, as prices are estimates."""
+"""Safety margin on the estimated cost of a token: a factor and a summand."""
 
 
 class _DraftRequest(NamedTuple):
-    """A draft to ask the proposer for."""
+    """A draft to request from the proposer."""
 
-    index: int  #: index of its sequence
-    tokens: int  #: number of tokens to draft
+    sequence: int  #: index of its sequence
+    num_tokens: int  #: number of tokens to draft
     rates: AcceptanceRates
     best_length: int  #: how many of them to verify; of a tree, its depth; 0 for a shadow draft
     charge_budget: bool  #: whether it counts against the time for shadow drafts
 
 
 class AdaptiveProposer(Proposer):
-    """Wraps a proposer, and drafts only as many tokens as pay.
+    """Wraps a proposer, and drafts only as many tokens as save time.
 
     The engine reports every step without prompts (``end_step``) and every verified draft (``accepted``).
 
@@ -75,12 +76,12 @@ class AdaptiveProposer(Proposer):
         self._num_drafted = 1  # how many sequences had a draft to verify in the last step
 
     def active(self) -> bool:
-        """Whether ``propose`` may ask for any draft, as far as that is known without the sequences."""
+        """Whether ``propose`` may return a draft, as far as that is known without the sequences."""
         return self._shadow_due or (self._num_drafted > 0 and self.costs.steps_since_baseline < BASELINE_INTERVAL)
 
     @property
     def _shadow_due(self) -> bool:
-        """Whether there is time for shadow drafts."""
+        """Whether the time budget allows shadow drafts."""
         return self._shadow_seconds >= 0 and self._steps_observed >= self._warmup_steps
 
     def propose(self, contexts: Sequence[DraftContext], max_tokens: Sequence[int]) -> list[Draft]:
@@ -91,11 +92,12 @@ class AdaptiveProposer(Proposer):
         requests = self._requests(contexts, max_tokens)
         drafts = [NO_DRAFT] * len(contexts)
         if requests:
-            proposed = self._proposer.propose([contexts[one.index] for one in requests], [one.tokens for one in requests])
-            for one, draft in zip(requests, proposed, strict=True):
-                drafts[one.index] = self._select_draft(one, contexts[one.index], draft)
+            selected = [contexts[request.sequence] for request in requests]
+            proposed = self._proposer.propose(selected, [request.num_tokens for request in requests])
+            for request, context, draft in zip(requests, selected, proposed, strict=True):
+                drafts[request.sequence] = self._select_draft(request, context, draft)
         self._num_drafted = sum(map(bool, drafts))
-        share = 1 - sum([not one.charge_budget for one in requests]) / max(len(contexts), 1)
+        share = 1 - sum([not request.charge_budget for request in requests]) / max(len(contexts), 1)
         self._shadow_seconds -= (perf_counter() - begin) * share
         if requests:
             self._shadow_seconds, self._observe_seconds = self._shadow_seconds - self._observe_seconds, 0.0
@@ -104,7 +106,7 @@ class AdaptiveProposer(Proposer):
         return drafts
 
     def _requests(self, contexts: Sequence[DraftContext], max_tokens: Sequence[int]) -> list[_DraftRequest]:
-        """The drafts to ask for: those that pay, and shadow drafts, if there is time for them."""
+        """The drafts to request: those that save time, and shadow drafts if the time budget allows them."""
         shadow_due, found = self._shadow_due, []
         for index, (context, count) in enumerate(zip(contexts, max_tokens, strict=True)):
             if count < 1:
@@ -119,8 +121,8 @@ class AdaptiveProposer(Proposer):
         for (index, count, rates), best_length in zip(found, lengths, strict=True):
             verify = best_length > 0 and not rates.no_proposal
             if verify or (shadow_due and not rates.shadow_draft):
-                wanted = (count if self._trees else best_length) if best_length else min(count, MAX_SHADOW_TOKENS)
-                requests.append(_DraftRequest(index, wanted, rates, best_length, charge_budget=not verify))
+                num_tokens = (count if self._trees else best_length) if best_length else min(count, MAX_SHADOW_TOKENS)
+                requests.append(_DraftRequest(index, num_tokens, rates, best_length, charge_budget=not verify))
         return requests
 
     def _best_lengths(self, found: Sequence[tuple[AcceptanceRates, int]], sequences: int) -> list[int]:
@@ -133,11 +135,12 @@ class AdaptiveProposer(Proposer):
         lengths = [0] * len(found)
         for _ in range(ITERATIONS):
             worth = times * rate
-            lengths_and_gains = [sequence_rates.best_length(min(most, self._max_length), worth * token_cost + more, worth * fixed_cost) for sequence_rates, most in found]
-            if not any(count for count, _ in lengths_and_gains):
+            prices = worth * token_cost + more, worth * fixed_cost
+            best = [rates.best_length(min(count, self._max_length), *prices) for rates, count in found]
+            if not any(length for length, _ in best):
                 break
-            lengths, times, more = [count for count, _ in lengths_and_gains], 1.0, 0.0
-            generated = sequences + sum([gain for _, gain in lengths_and_gains])
+            lengths, times, more = [length for length, _ in best], 1.0, 0.0
+            generated = sequences + sum([accepted for _, accepted in best])
             rate = max(rate, generated / (sequences * (1 + fixed_cost) + token_cost * sum(lengths)))
         return lengths
 
@@ -162,18 +165,22 @@ class AdaptiveProposer(Proposer):
     def is_idle(self, *, new_sequence: bool = False) -> bool:
         """Whether no draft is expected soon, so that hidden states are not needed.
 
-        joining: whether a new sequence starts, of which only the shared acceptance rates are known.
+        new_sequence: whether a new sequence starts, for which only the shared acceptance rates are known.
         """
         token_cost = MARGIN[0] * self.costs.token_cost(1) * self._tokens_per_depth + MARGIN[1]
-        lengths_and_gains = new_sequence and self._new_sequence_rates.best_length(MAX_SHADOW_TOKENS, token_cost, self.costs.fixed_cost)[0] > 0
-        return self._shadow_seconds < 0 and not self._num_drafted and not lengths_and_gains
+        if self._shadow_seconds >= 0 or self._num_drafted:
+            return False
+        return (
+            not new_sequence
+            or not self._new_sequence_rates.best_length(MAX_SHADOW_TOKENS, token_cost, self.costs.fixed_cost)[0]
+        )
 
     def sequence_started(self) -> None:
-        """A sequence starts: ask for drafts again."""
+        """Request drafts again, because a sequence has started."""
         self._num_drafted = max(1, self._num_drafted)
 
     def observe(self, outputs: Sequence[TargetOutput]) -> None:
-        """See ``Proposer.read``."""
+        """See ``Proposer.observe``."""
         begin = perf_counter()
         self._proposer.observe(outputs)
         self._steps_observed += 1

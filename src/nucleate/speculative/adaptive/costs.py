@@ -40,7 +40,7 @@ class StepCosts:
     baseline: dict[int, float] = field(default_factory=dict)
     """Seconds of a step without drafts, by the number of sequences."""
     steps_since_baseline: int = 0  #: steps since the last one without drafts
-    first_step_seen: bool = False  #: whether there was a step with drafts; the first one is ignored, as it may load kernels
+    first_step_seen: bool = False  #: whether there was a step with drafts; the first one may load kernels: ignored
     weight: float = 1.0  #: of the steps with drafts; initially one with x = y = 0
     x: float = 0.0  #: moving averages of x, y, x * x and x * y
     y: float = 0.0
@@ -48,7 +48,7 @@ class StepCosts:
     xy: float = 0.0
 
     def capped_seconds(self, sequences: int, computed: int, seconds: float) -> float:
-        """The duration of a step, capped by LATE."""
+        """The duration of a step, capped by MAX_SLOWDOWN."""
         baseline = self.baseline.get(sequences)
         return seconds if baseline is None else min(seconds, MAX_SLOWDOWN * baseline * computed / sequences)
 
@@ -77,7 +77,8 @@ class StepCosts:
 
     @property
     def _slope(self) -> float:
-        return max(0.0, (self.xy - self.x * self.y + SLOPE_PRIOR_WEIGHT) / (self.xx - self.x * self.x + SLOPE_PRIOR_WEIGHT))
+        covariance, variance = self.xy - self.x * self.y, self.xx - self.x * self.x
+        return max(0.0, (covariance + SLOPE_PRIOR_WEIGHT) / (variance + SLOPE_PRIOR_WEIGHT))
 
     def token_cost(self, sequences: int) -> float:
         """The cost of one more draft token, in tokens that are generated in that time without drafts; at most 1."""

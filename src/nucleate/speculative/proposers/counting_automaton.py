@@ -12,10 +12,10 @@ from nucleate.sampling.suffix_automaton import NOTHING, ROOT, SuffixAutomaton
 
 
 class CountingAutomaton(SuffixAutomaton):
-    """A growing text. The symbol NOTHING is never drafted: it may be pushed between texts.
+    """A suffix automaton with counts. The symbol NOTHING separates texts and is never drafted.
 
-    depth: pieces of up to so many symbols are counted. ``push`` costs what the suffixes of up to ``depth`` symbols are
-    in different states: a few in most texts, ``depth`` at worst.
+    depth: maximum length of the counted substrings. ``push`` takes time in the number of states of the suffixes of up
+    to ``depth`` symbols: a few in most texts, at most ``depth``.
     """
 
     def __init__(self, depth: int) -> None:
@@ -27,7 +27,7 @@ class CountingAutomaton(SuffixAutomaton):
 
     @property
     def num_states(self) -> int:
-        """The number of symbols."""
+        """The number of states."""
         return len(self._link)
 
     def push(self, symbol: int) -> None:
@@ -39,7 +39,7 @@ class CountingAutomaton(SuffixAutomaton):
         self._count_suffixes(previous, symbol)
 
     def _count_suffixes(self, previous: int, symbol: int) -> None:
-        """Count the suffixes of the text, and the symbol as what followed those it had before."""
+        """Count the suffixes of the text, and the symbol as the continuation of the previous ones."""
         count, followed, best, link = self._count, self._continued, self._top_next, self._link
         state = self._suffix_state
         while state != NOTHING:
@@ -61,9 +61,9 @@ class CountingAutomaton(SuffixAutomaton):
         return super()._add(transitions, link, length, template)
 
     def matches(self, symbols: Iterable[int]) -> Iterator[tuple[int, int]]:
-        """The ends of some symbols that are in the text: (state, length), the longest first.
+        """The suffixes of ``symbols`` that occur in the text, the longest first: (state, length).
 
-        Of those that were at the same places the longest only.
+        Of suffixes that end at the same positions in the text, only the longest.
         """
         state = length = ROOT
         for symbol in symbols:
@@ -78,9 +78,9 @@ class CountingAutomaton(SuffixAutomaton):
             length = self._length[state]
 
     def continuation(self, state: int, max_length: int, min_probability: float) -> tuple[list[int], float]:
-        """The symbols that follow most often, one after the other, and the sum of their chances.
+        """The most frequent continuation of a state, and its expected number of accepted symbols.
 
-        Up to ``most``, as long as the chance of all of them is at least ``least``.
+        It has at most ``max_length`` symbols, and an estimated probability of at least ``min_probability``.
         """
         symbols: list[int] = []
         score, probability = 0.0, 1.0
@@ -94,17 +94,16 @@ class CountingAutomaton(SuffixAutomaton):
             state = after
         return symbols, score
 
-    def next_symbols(self, state: int, max_length: int) -> list[tuple[int, float, int]]:
-        """The most frequent next symbols, at most so many: (symbol, probability, state after it)."""
-        transitions, count, top = self._next[state], self._count, self._top_next[state]
-        top_symbols = heapq.nlargest(
-            max_length, ((count[after], symbol == top, symbol, after) for symbol, after in transitions.items())
-        )
-        total = self._continued[state]
-        return [(symbol, occurrences / total, after) for occurrences, _, symbol, after in top_symbols if symbol != NOTHING]
+    def next_symbols(self, state: int, count: int) -> list[tuple[int, float, int]]:
+        """The ``count`` most frequent next symbols: (symbol, probability, state after it)."""
+        top, total = self._top_next[state], self._continued[state]
+        transitions = self._next[state].items()
+        ranked = ((self._count[after], symbol == top, symbol, after) for symbol, after in transitions)
+        best = heapq.nlargest(count, ranked)
+        return [(symbol, occurrences / total, after) for occurrences, _, symbol, after in best if symbol != NOTHING]
 
 
 def extend(automaton: CountingAutomaton, symbols: Sequence[int], start: int, stop: int) -> None:
-    """Push those from a place to another, or to the end."""
+    """Push ``symbols[start:stop]``."""
     for position in range(start, min(stop, len(symbols))):
         automaton.push(int(symbols[position]))

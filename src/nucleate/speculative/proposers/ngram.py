@@ -1,7 +1,7 @@
-"""N-gram drafts (prompt lookup): what followed the last tokens where they occurred before in the sequence.
+"""N-gram drafts (prompt lookup decoding, Saxena 2023): the continuation of the last n tokens earlier in the sequence.
 
-The method is that of Saxena, Prompt Lookup Decoding (2023). Of the places where the longest n-gram was, the most recent
-one is continued: a text that is being edited repeats its latest version.
+If the longest matching n-gram occurs several times, the most recent occurrence is continued: a text that is being
+edited repeats its latest version.
 """
 
 from __future__ import annotations
@@ -12,17 +12,26 @@ from nucleate.speculative.draft import INDEX_CHUNK_SIZE, Draft, DraftContext, Pr
 
 
 class NgramProposer(Proposer):
-    """Continues the most recent n-gram that equals the last n tokens, for the highest n of ``shortest`` to ``longest``.
+    """Continues the most recent n-gram that equals the last n tokens.
 
-    A continuation that comes to the end of the sequence goes on with itself, so that a period is repeated. A token
-    costs the same however long the sequence is, in time and in memory. pace: see ``PACE``. Raises ValueError.
+    n is the highest of ``prompt_lookup_min`` to ``prompt_lookup_max`` with a match. A continuation that reaches the end
+    of the sequence repeats itself. Time and memory per token do not depend on the length of the sequence.
+    index_chunk_size: see ``INDEX_CHUNK_SIZE``. Raises ValueError.
     """
 
-    def __init__(self, prompt_lookup_max: int = 4, prompt_lookup_min: int = 2, index_chunk_size: int = 4 * INDEX_CHUNK_SIZE) -> None:
-        if not 1 <= prompt_lookup_min <= prompt_lookup_max or index_chunk_size < 1:
-            message = f"1 <= shortest <= longest and pace >= 1 must hold, got {prompt_lookup_min}, {prompt_lookup_max} and {index_chunk_size}"
-            raise ValueError(message)
-        self.prompt_lookup_max, self.prompt_lookup_min, self.index_chunk_size = prompt_lookup_max, prompt_lookup_min, index_chunk_size
+    def __init__(
+        self,
+        prompt_lookup_max: int = 4,
+        prompt_lookup_min: int = 2,
+        index_chunk_size: int = 4 * INDEX_CHUNK_SIZE,
+    ) -> None:
+        if not 1 <= prompt_lookup_min <= prompt_lookup_max:
+            message = "prompt_lookup_min must be in 1..prompt_lookup_max, got"
+            raise ValueError(f"{message} {prompt_lookup_min} with prompt_lookup_max = {prompt_lookup_max}")
+        if index_chunk_size < 1:
+            raise ValueError(f"index_chunk_size must be >= 1, got {index_chunk_size}")
+        self.prompt_lookup_max, self.prompt_lookup_min = prompt_lookup_max, prompt_lookup_min
+        self.index_chunk_size = index_chunk_size
         self._indices: dict[int, _NgramIndex] = {}
 
     def propose(self, contexts: Sequence[DraftContext], max_tokens: Sequence[int]) -> list[Draft]:
@@ -43,12 +52,12 @@ class NgramProposer(Proposer):
         return Draft(tuple(tokens))
 
     def forget(self, key: int, output_ids: Sequence[int] = ()) -> None:
-        """See ``Proposer.forget``. Nothing is learned."""
+        """See ``Proposer.forget``."""
         self._indices.pop(key, None)
 
 
 class _NgramIndex:
-    """Where the n-grams of a sequence were continued last."""
+    """Maps each n-gram of a sequence to the position after its last occurrence."""
 
     def __init__(self, sizes: range) -> None:
         self.num_indexed = 0  # tokens
@@ -56,7 +65,7 @@ class _NgramIndex:
         self._continuations: dict[tuple[int, ...], int] = {}
 
     def index_tokens(self, ids: Sequence[int], stop: int) -> None:
-        """Up to ``stop``, exclusive: each token is what continues the n-grams before it."""
+        """Index the n-grams before each of the tokens up to ``stop`` (exclusive)."""
         continuations, sizes = self._continuations, self._sizes
         for position in range(self.num_indexed, stop):
             for size in sizes:
@@ -66,9 +75,9 @@ class _NgramIndex:
         self.num_indexed = stop
 
     def find_continuation(self, ids: Sequence[int]) -> int | None:
-        """The place after the last of the longest n-grams that equals the end."""
+        """The position after the last occurrence of the longest n-gram that ends the sequence; None without a match."""
         found = None
-        for size in self._sizes:  # where a shorter one was never continued, no longer one was
+        for size in self._sizes:  # without a match of a shorter n-gram, there is none of a longer one
             position = self._continuations.get(tuple(ids[-size:])) if size <= len(ids) else None
             if position is None:
                 break

@@ -94,7 +94,9 @@ class SuffixProposer(Proposer):
         return draft_from_nodes(best)
 
     def _candidates(self, automaton: CountingAutomaton, max_depth: int, state: int, depth: int) -> list[Candidate]:
-        return [] if depth >= max_depth else [Candidate(*each) for each in automaton.next_symbols(state, self.tree_width)]
+        if depth >= max_depth:
+            return []
+        return [Candidate(*candidate) for candidate in automaton.next_symbols(state, self.tree_width)]
 
     def forget(self, key: int, output_ids: Sequence[int] = ()) -> None:
         """See ``Proposer.forget``."""
@@ -117,7 +119,7 @@ class RecentOutputs:
         self.automata: tuple[CountingAutomaton, ...] = ()  #: the newer one first
 
     def add(self, symbols: Sequence[int]) -> None:
-        """Add a text; only the end of one that is too long."""
+        """Add a text; if it is too long, only its end."""
         symbols = symbols[max(0, len(symbols) - self._half + 1) :]
         if not len(symbols) or self._half < 2:
             return

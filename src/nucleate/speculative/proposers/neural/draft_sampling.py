@@ -12,7 +12,12 @@ from nucleate.jit.kernel_libraries import DRAFTS
 from nucleate.models.llama.numpy_llama import Floats
 from nucleate.sampling import noise
 from nucleate.speculative.draft import DraftContext
-from nucleate.speculative.draft_distribution import Distribution, choose, normalize, siblings
+from nucleate.speculative.draft_distribution import (
+    Distribution,
+    normalize,
+    sample_inverse_cdf,
+    sample_without_replacement,
+)
 
 COLDEST = 1e-3
 """A temperature below this is 0: the scores of tokens, divided by it, would leave nothing to noise."""
@@ -38,14 +43,14 @@ def draw(logits_RV: Floats, states: Sequence[DraftContext], places: Sequence[int
     if lost_R.any():
         drawn = [SampledDrafts(-1, None) if lost else one for one, lost in zip(drawn, lost_R, strict=True)]
     warm = [row for row, state in enumerate(states) if state.temperature >= COLDEST and drawn[row].token >= 0]
-    together = [row for row in warm if states[row].shared]
+    together = [row for row in warm if states[row].shared_noise]
     if together:
         steps = [states[row].position + places[row] for row in together]
         tokens_R1, _ = _shared(logits_RV[together], [states[row] for row in together], steps)
         for row, [token] in zip(together, tokens_R1.tolist(), strict=True):
             drawn[row] = SampledDrafts(token, None)
     for row in warm:
-        if not states[row].shared:
+        if not states[row].shared_noise:
             drawn[row] = _alone(logits_RV[row], states[row], places[row])
     return drawn
 
@@ -72,7 +77,7 @@ def draw_some(logits_RV: Floats, asked: Sequence[DraftQuery]) -> list[list[Sampl
             found.append([])
         elif one.state.temperature < COLDEST:
             found.append(_best(logits_V, one.most))
-        elif one.state.shared:
+        elif one.state.shared_noise:
             found.append(_raced(logits_V, one))
         else:
             found.append(_drawn(logits_V, one))
@@ -101,7 +106,7 @@ def _drawn(logits_V: Floats, one: DraftQuery) -> list[SampledDrafts]:
     distribution = _distribution(logits_V, one.state)
     if distribution is None:
         return []
-    tokens, distributions = siblings(distribution, _uniform(one.state, one.number, one.most))
+    tokens, distributions = sample_without_replacement(distribution, _uniform(one.state, one.number, one.most))
     pairs = zip(tokens, distributions, strict=True)
     return [SampledDrafts(token, each, float(distribution[token])) for token, each in pairs]
 
@@ -123,7 +128,7 @@ def _alone(logits_V: Floats, state: DraftContext, place: int) -> SampledDrafts:
     distribution = _distribution(logits_V, state)
     if distribution is None:
         return SampledDrafts(-1, None)
-    return SampledDrafts(choose(distribution, _uniform(state, place, 1)[0]), distribution)
+    return SampledDrafts(sample_inverse_cdf(distribution, _uniform(state, place, 1)[0]), distribution)
 
 
 def _distribution(logits_V: Floats, state: DraftContext) -> Distribution | None:

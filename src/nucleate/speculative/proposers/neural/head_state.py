@@ -24,8 +24,8 @@ class Followed:
     def __len__(self) -> int:
         return len(self._heard)
 
-    def read(self, readings: Sequence[TargetOutput]) -> None:
-        """See ``Proposer.read``."""
+    def observe(self, readings: Sequence[TargetOutput]) -> None:
+        """See ``Proposer.observe``."""
         for read in readings:
             self._heard.setdefault(read.key, CapturedHiddenStates()).add(read)
 
@@ -72,9 +72,9 @@ class DraftHead(Proposer):
     def __init__(self, target: Llama, tokens: int) -> None:
         self._target, self._followed = target, Followed(tokens // BLOCK, BLOCK)
 
-    def read(self, readings: Sequence[TargetOutput]) -> None:
-        """See ``Proposer.read``."""
-        self._followed.read(readings)
+    def observe(self, readings: Sequence[TargetOutput]) -> None:
+        """See ``Proposer.observe``."""
+        self._followed.observe(readings)
 
     def forget(self, key: int, output_ids: Sequence[int] = ()) -> None:
         """See ``Proposer.forget``. Nothing is learned."""

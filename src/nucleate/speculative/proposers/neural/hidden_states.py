@@ -37,7 +37,7 @@ class CapturedHiddenStates:
     def add(self, read: TargetOutput) -> None:
         """The target has read some tokens. Where some are missing, it is as if the sequence began after them."""
         known = self.stop - read.start if self.count else -1
-        new_TX = read.features_TF[max(0, known) :]
+        new_TX = read.hidden_states_TF[max(0, known) :]
         if not len(new_TX):
             return
         if known < 0:

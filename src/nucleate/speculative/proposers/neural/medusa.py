@@ -16,7 +16,7 @@ from nucleate.speculative.draft import ROOT, Draft, DraftContext, Proposer, Targ
 from nucleate.speculative.proposers.neural.chain_builder import ChainBuilder, drafts_of
 from nucleate.speculative.proposers.neural.draft_sampling import DraftQuery, SampledDrafts, draw, draw_some
 from nucleate.speculative.proposers.neural.weights import Weights
-from nucleate.speculative.tree import Node, Offer, best_first, keep
+from nucleate.speculative.tree import Candidate, Node, best_first, select_nodes
 
 CHANCES = (
     (0.525, 0.149, 0.068, 0.053, 0.025, 0.021, 0.014, 0.012),
@@ -106,11 +106,11 @@ class Medusa(Proposer):
             guesses.append(y_RX)
         return product(np.stack(guesses, axis=1).reshape(len(going) * count, -1), target.unembedding)
 
-    def read(self, readings: Sequence[TargetOutput]) -> None:
-        """See ``Proposer.read``. Only the last token counts."""
+    def observe(self, readings: Sequence[TargetOutput]) -> None:
+        """See ``Proposer.observe``. Only the last token counts."""
         for read in readings:
-            if len(read.features_TF):
-                self._last[read.key] = read.start + len(read.features_TF) - 1, read.features_TF[-1].copy()
+            if len(read.hidden_states_TF):
+                self._last[read.key] = read.start + len(read.hidden_states_TF) - 1, read.hidden_states_TF[-1].copy()
 
     def forget(self, key: int, output_ids: Sequence[int] = ()) -> None:
         """See ``Proposer.forget``. Nothing is learned."""
@@ -121,11 +121,11 @@ class Medusa(Proposer):
 def form(count: int, tree_width: int, heads: int) -> tuple[tuple[Node, ...], tuple[int, ...]]:
     """The likeliest combinations of guesses, which are the tokens of these nodes, and their depths."""
 
-    def offers(state: None, depth: int) -> list[Offer]:
+    def candidates(state: None, depth: int) -> list[Candidate]:
         chances = CHANCES[depth][:tree_width] if depth < min(heads, len(CHANCES)) else ()
-        return [Offer(guess, chance) for guess, chance in enumerate(chances)]
+        return [Candidate(guess, chance) for guess, chance in enumerate(chances)]
 
-    nodes = tuple(best_first(offers, None, count))
+    nodes = tuple(best_first(candidates, None, count))
     draft = Draft(tuple(node.token for node in nodes), tuple(node.parent for node in nodes))
     return nodes, tuple(draft.depths())
 
@@ -145,4 +145,6 @@ def put_together(nodes: Sequence[Node], depths: Sequence[int], found: Sequence[S
     ]
     sampled = any(one.distribution is not None for one in named)
     distributions = tuple(one.distribution for one in named) if sampled else None
-    return keep(Draft(tuple(one.token for one in named), tuple(node.parent for node in nodes), distributions), places)
+    return select_nodes(
+        Draft(tuple(one.token for one in named), tuple(node.parent for node in nodes), distributions), places
+    )

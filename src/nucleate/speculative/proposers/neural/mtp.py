@@ -103,8 +103,8 @@ class Mtp(Proposer):
             if one.token < 0:
                 chain.count = len(chain.tokens)  # nothing can follow
 
-    def read(self, readings: Sequence[TargetOutput]) -> None:
-        """See ``Proposer.read``."""
+    def observe(self, readings: Sequence[TargetOutput]) -> None:
+        """See ``Proposer.observe``."""
         for read in readings:
             self._heard.setdefault(read.key, CapturedHiddenStates(self._modules.own, self._modules.joined)).add(read)
 

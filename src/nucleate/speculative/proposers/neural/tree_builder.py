@@ -11,7 +11,7 @@ from nucleate.models.llama.numpy_llama import Floats
 from nucleate.speculative.draft import ROOT, Draft
 from nucleate.speculative.proposers.neural.chain_builder import ChainBuilder
 from nucleate.speculative.proposers.neural.draft_sampling import COLDEST, DraftQuery, SampledDrafts
-from nucleate.speculative.tree import keep
+from nucleate.speculative.tree import select_nodes
 
 DEEPEST = 8
 """Maximum depth."""
@@ -37,7 +37,7 @@ class TreeBuilder:
     @property
     def drawn(self) -> bool:
         """Whether tokens are sampled, with their distributions."""
-        return self.chain.state.temperature >= COLDEST and not self.chain.state.shared
+        return self.chain.state.temperature >= COLDEST and not self.chain.state.shared_noise
 
     def asked(self, place: int) -> DraftQuery:
         """What is wanted after a token."""
@@ -81,7 +81,7 @@ class TreeBuilder:
         """What became of it."""
         distributions = tuple(self.chain.distributions) if self.drawn and self.chain.distributions else None
         draft = Draft(tuple(self.chain.tokens), tuple(self.parents), distributions)
-        return keep(draft, sorted(sorted(range(len(draft)), key=self._order)[: max(0, self.chain.count)]))
+        return select_nodes(draft, sorted(sorted(range(len(draft)), key=self._order)[: max(0, self.chain.count)]))
 
     def _depth(self, place: int) -> int:
         """Of what follows a token."""
