@@ -32,7 +32,7 @@ from nucleate.sampling_params import SamplingParams
 from nucleate.speculative import acceptance
 from nucleate.speculative.config import COUPLED, TOKEN_METHODS, TREE_METHODS
 from nucleate.speculative.draft import ROOT, Draft, DraftContext, Proposer, TargetOutput
-from nucleate.speculative.proposers.neural import NAMES, load
+from nucleate.speculative.proposers.neural import EMBEDDED_METHODS, load
 from nucleate.speculative.proposers.suffix import SuffixProposer
 
 ENDS = (0, 4)
@@ -182,7 +182,7 @@ def cases(options: argparse.Namespace) -> Iterator[tuple[str, float, int, int, s
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("corpus", type=Path)
-    parser.add_argument("parts", nargs="+", choices=(*TOKEN_METHODS, *NAMES))
+    parser.add_argument("parts", nargs="+", choices=(*TOKEN_METHODS, *EMBEDDED_METHODS))
     parser.add_argument("--tokens", type=int, nargs="+", default=[4])
     parser.add_argument("--branches", type=int, nargs="+", default=[1])
     parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 1.0])

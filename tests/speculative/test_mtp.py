@@ -19,7 +19,7 @@ from nucleate.models.runner import BLOCK
 from nucleate.models.transformers.transformers_model import TransformersModel
 from nucleate.speculative.draft import DraftContext, TargetOutput
 from nucleate.speculative.proposers.neural import load
-from nucleate.speculative.proposers.neural.hidden_states import PENDING
+from nucleate.speculative.proposers.neural.hidden_states import MAX_PENDING
 
 torch = pytest.importorskip("torch", reason="needs the extra 'torch'")
 transformers = pytest.importorskip("transformers", reason="needs the extra 'torch'")
@@ -225,17 +225,17 @@ def test_hidden_states_that_are_no_numbers_give_no_draft(family: str, shared: bo
 def test_drawn_tokens_have_the_noise_and_the_laws_of_all_proposers() -> None:
     """Coupled, a token is what the target would draw from the scores; else it comes with the law of these scores."""
     from nucleate.speculative.proposers.neural import mtp
-    from nucleate.speculative.proposers.neural.draft_sampling import draw
+    from nucleate.speculative.proposers.neural.draft_sampling import sample_tokens
 
     reader, ids = Reader("glm4_moe"), some(20)
     seen: list[Any] = []
 
     def peeking(logits_RV: np.ndarray, states: list[DraftContext], places: list[int]) -> Any:
         seen.append((logits_RV, list(places)))
-        return draw(logits_RV, states, places)
+        return sample_tokens(logits_RV, states, places)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mtp, "draw", peeking)
+        patch.setattr(mtp, "sample_tokens", peeking)
         reader.told(0, ids)
         [coupled] = reader.proposer.propose([DraftContext(0, ids, 5, 3, 0.9)], [3])
         [drawn] = reader.proposer.propose([DraftContext(0, ids, 5, 3, 0.9, shared_noise=False)], [3])
@@ -259,9 +259,9 @@ def test_what_is_forgotten_takes_no_memory() -> None:
         reader.proposer.accepted(key, 1)
         reader.proposer.forget(key, [1, 2])
         reader.proposer.forget(key)
-    assert not reader.proposer._heard
-    assert not reader.proposer._rooms.tables
-    assert sorted(reader.proposer._rooms.free) == [*range(len(reader.proposer._rooms.free))]
+    assert not reader.proposer._captured
+    assert not reader.proposer._kv_slots.tables
+    assert sorted(reader.proposer._kv_slots.free) == [*range(len(reader.proposer._kv_slots.free))]
 
 
 def test_who_is_not_asked_keeps_only_what_came_last() -> None:
@@ -269,17 +269,17 @@ def test_who_is_not_asked_keeps_only_what_came_last() -> None:
     for start in range(0, 5000, 100):
         hidden_TX = rng.standard_normal((100, 64)).astype(np.float32)
         reader.proposer.observe([TargetOutput(0, start, [7] * 100, hidden_TX)])
-        heard = reader.proposer._heard[0]
-        assert sum(map(len, heard._pieces)) <= PENDING
+        heard = reader.proposer._captured[0]
+        assert sum(map(len, heard._chunks)) <= MAX_PENDING
         assert heard.stop == start + 100
     assert len(reader.drafts({0: [7] * 5001}, 4)[0]) == 4
-    assert sum(map(len, heard._pieces)) == 1  # what was taken in is kept as keys and values
+    assert sum(map(len, heard._chunks)) == 1  # what was taken in is kept as keys and values
 
 
 def test_when_room_is_short_others_make_it() -> None:
     per_block = sum(pool.size for pool in Reader("glm4_moe").modules.new_pools(1))
     reader = Reader("glm4_moe", memory=8 * per_block + 1)
-    assert len(reader.proposer._rooms.free) == 8
+    assert len(reader.proposer._kv_slots.free) == 8
     texts = {key: some(50, key) for key in range(4)}
     for key, ids in texts.items():
         reader.told(key, ids)
@@ -344,19 +344,19 @@ def test_in_short_types(dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_model_of_another_kind_brings_none() -> None:
     for model in (Llama(EMBEDDED), Toy(lambda _: np.zeros(9, np.float32), 9)):
         with pytest.raises(
-            ModelError, match=r"brings no modules .* num_mtp_layers in their config, such as deepseek_v3"
+            ModelError, match=r"no multi-token prediction .* num_mtp_layers in its config, such as deepseek_v3"
         ):
             load("mtp", model)
 
 
 def test_most_models_of_transformers_bring_none() -> None:
-    with pytest.raises(ModelError, match="the model brings no modules for multi-token prediction"):
+    with pytest.raises(ModelError, match="the model has no multi-token prediction"):
         load("mtp", TransformersModel(EMBEDDED, "cpu", "auto"))
     none = transformers.Glm4MoeConfig(**{**FAMILIES["glm4_moe"][1], "num_mtp_layers": 0})
     model = TransformersModel.of(transformers.AutoModelForCausalLM.from_config(none))
-    with pytest.raises(ModelError, match="the model brings no modules for multi-token prediction"):
+    with pytest.raises(ModelError, match="the model has no multi-token prediction"):
         load("mtp", model)
-    with pytest.raises(ModelError, match="the model brings no modules for multi-token prediction"):
+    with pytest.raises(ModelError, match="the model has no multi-token prediction"):
         nc.LLM(speculative_config="mtp")
 
 

@@ -15,8 +15,8 @@ from nucleate.models.llama.numpy_llama import Llama
 from nucleate.models.loader import EMBEDDED
 from nucleate.models.runner import ModelInput
 from nucleate.speculative.draft import Draft, DraftContext, Proposer, TargetOutput
-from nucleate.speculative.proposers.neural import NAMES, load
-from nucleate.speculative.proposers.neural.hidden_states import PENDING
+from nucleate.speculative.proposers.neural import EMBEDDED_METHODS, load
+from nucleate.speculative.proposers.neural.hidden_states import MAX_PENDING
 
 HEADS = ("medusa", "eagle", "dflash")
 BEGINNINGS = (
@@ -86,7 +86,7 @@ def test_a_forward_gives_more_than_a_token(name: str, least: float, model: Llama
 
 
 @pytest.mark.fast_cases(2)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EMBEDDED_METHODS)
 def test_drawn_text_is_that_without_drafts(name: str, model: Llama, prompts: list[list[int]]) -> None:
     plain, loop = Loop(model), Loop(model, load(name, model))
     for seed, ids in enumerate(prompts):
@@ -100,7 +100,7 @@ def test_drawn_text_is_that_without_drafts(name: str, model: Llama, prompts: lis
 
 
 @pytest.mark.fast_cases(1)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EMBEDDED_METHODS)
 def test_the_noise_of_the_target_makes_more_of_a_draft_stay(name: str, model: Llama, prompts: list[list[int]]) -> None:
     class Deaf:
         """Draws its drafts with the noise of others."""
@@ -122,7 +122,7 @@ def test_the_noise_of_the_target_makes_more_of_a_draft_stay(name: str, model: Ll
 
 
 @pytest.mark.fast_cases(2)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EMBEDDED_METHODS)
 def test_after_rejections_a_draft_is_that_of_one_who_saw_none(
     name: str, model: Llama, prompts: list[list[int]]
 ) -> None:
@@ -161,10 +161,10 @@ def test_what_is_kept_after_rejections_is_what_one_keeps_who_saw_none(
 def kept(proposer: Any, key: int, count: int) -> list[np.ndarray]:
     """Keys and values of the tokens of a sequence, of all layers."""
     if hasattr(proposer, "runner"):
-        pools, rooms = proposer.runner.pools, proposer._rooms
+        pools, rooms = proposer.runner.pools, proposer._kv_slots
     else:
         layers = getattr(proposer, "_layers", None) or [proposer._layer]
-        pools, rooms = [layer.pool for layer in layers], proposer._followed._rooms
+        pools, rooms = [layer.pool for layer in layers], proposer._sequences._kv_slots
     table = rooms.tables[key]
     found = []
     for keys, values in pools:
@@ -173,7 +173,7 @@ def kept(proposer: Any, key: int, count: int) -> list[np.ndarray]:
     return found
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EMBEDDED_METHODS)
 def test_a_draft_does_not_depend_on_others_in_the_batch(name: str, model: Llama, texts: list[list[int]]) -> None:
     proposer = load(name, model)
     cuts = [text[: 20 + 9 * row] for row, text in enumerate(texts)]
@@ -199,7 +199,7 @@ def test_a_draft_does_not_depend_on_others_in_the_batch(name: str, model: Llama,
             assert draft.distributions is None
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EMBEDDED_METHODS)
 def test_a_greedy_draft_ignores_seed_and_kind_of_noise(name: str, model: Llama, texts: list[list[int]]) -> None:
     ids = texts[0][:40]
     drafts = [
@@ -272,13 +272,13 @@ def test_who_is_not_asked_keeps_only_what_came_last(name: str, model: Llama) -> 
     random = np.random.default_rng(1)
     for start in range(0, 5000, 100):
         proposer.observe([TargetOutput(0, start, [7] * 100, random.standard_normal((100, 576)).astype(np.float32))])
-        known = proposer._followed._heard[0]
-        assert known.count - known.taken <= PENDING
+        known = proposer._sequences._captured[0]
+        assert known.count - known.num_processed <= MAX_PENDING
         assert known.stop == start + 100
     assert len(proposer.propose([DraftContext(0, [7] * 5001)], [4])[0]) == 4
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EMBEDDED_METHODS)
 def test_counts_at_the_edges(name: str, model: Llama, texts: list[list[int]]) -> None:
     ids, proposer = texts[4][:30], load(name, model)
     told(proposer, model, 0, ids)
@@ -310,7 +310,7 @@ def test_the_draft_model_ends_with_its_context(model: Llama) -> None:
         assert len(proposer.propose([DraftContext(length, ids[:length], temperature=0.0)], [4])[0]) == count
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EMBEDDED_METHODS)
 def test_what_is_forgotten_takes_no_memory(name: str, model: Llama, texts: list[list[int]]) -> None:
     proposer: Any = load(name, model)
     for key, ids in enumerate(texts):
@@ -320,11 +320,11 @@ def test_what_is_forgotten_takes_no_memory(name: str, model: Llama, texts: list[
         proposer.accepted(key, 1)
         proposer.forget(key, [1, 2])
         proposer.forget(key)
-    held = getattr(proposer, "_followed", proposer)
-    assert not getattr(held, "_heard", None)
+    held = getattr(proposer, "_sequences", proposer)
+    assert not getattr(held, "_captured", None)
     assert not getattr(held, "_last", None)
     assert not getattr(held, "_readers", None)
-    if rooms := getattr(held, "_rooms", None):
+    if rooms := getattr(held, "_kv_slots", None):
         assert not rooms.tables
         assert sorted(rooms.free) == list(range(4096 if name != "draft" else proposer.runner.blocks))
 
