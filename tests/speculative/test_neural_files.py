@@ -72,7 +72,7 @@ def test_a_model_in_memory_is_another(name: str) -> None:
     settings = json.loads((EMBEDDED / "config.json").read_text("utf-8"))
     with pytest.raises(ModelError, match=f"'{name}' are for the embedded model; the model in memory is a different"):
         load(name, Llama.of(settings, read(EMBEDDED / "model.safetensors")))
-    with pytest.raises(ModelError, match="for the embedded model on the numpy runtime, not for one on object"):
+    with pytest.raises(ModelError, match="for the embedded model on the numpy runtime, not on object"):
         load(name, object())
 
 

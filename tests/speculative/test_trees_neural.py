@@ -134,7 +134,7 @@ def test_a_tree_begins_with_what_a_chain_says(
     name: str, temperature: float, model: Llama, texts: list[list[int]]
 ) -> None:
     for seed, ids in enumerate(texts[:2]):
-        state = {"temperature": temperature, "seed": seed, "prompt": 4}
+        state = {"temperature": temperature, "seed": seed, "num_prompt_tokens": 4}
         chain = fresh(name, model, ids, 4, **state).tokens
         for count, branches in ((1, 4), (8, 2), (16, 3)):
             tree = wide(name, model, ids, count, branches, **state)

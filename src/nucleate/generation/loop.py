@@ -1,4 +1,4 @@
-"""START HERE: the whole loop, for one sequence: prefill, sample, detokenize, stop, stream. No batch, no tricks."""
+"""START HERE: the generation loop for one sequence: prefill, sample, detokenize, stop, stream. It does not batch."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def run(
     grammar: CompiledGrammar | None,
     index: int,
 ) -> Iterator[CompletionChunk]:
-    """The loop itself."""
+    """The loop of ``generate``, with validated arguments."""
     detokenizer = Detokenizer(tokenizer, prompt_ids, skip_special_tokens=params.skip_special_tokens)
     matcher = StopMatcher(rules)
     guide = Guide(grammar, ignore_eos=params.ignore_eos) if grammar is not None else None
