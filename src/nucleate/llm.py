@@ -66,7 +66,7 @@ class LLM:
             raise ModelError(f"{self.folder / 'generation_config.json'}: {error}") from None
         self.model = load(self.folder, device, dtype, runtime)
         self.tokenizer = _tokenizer(self.folder, self.model.vocab_size)
-        self.speculative_config = None if asked is None else asked.on(self.model)
+        self.speculative_config = None if asked is None else asked.bind_model(self.model)
         self._calls = SharedEngine(self.new_engine)
 
     def generate(
@@ -179,7 +179,7 @@ class LLM:
         count = max(sequences, 1) if isinstance(sequences, int) else 1  # the engine says what it may be
         tokens = count * self.model.context_length
         asked = Speculation.of(options.pop("speculative_config", self.speculative_config))
-        options["speculative_config"] = None if asked is None else asked.on(self.model)
+        options["speculative_config"] = None if asked is None else asked.bind_model(self.model)
         return Engine(runner_of(self.model, kv_cache_memory, tokens), self.tokenizer, **options)
 
     def encode(self, prompt: Prompt | Sequence[object]) -> list[int]:

@@ -321,14 +321,14 @@ class TestBeside:
         events = engine.step()
         [branch] = engine._requests[dies].sequences.values()
         refusing = branch.processor.guide.matcher
-        plain = type(refusing).push
+        plain = type(refusing).accept_token
 
         def push(matcher: Any, token: int) -> None:
             if matcher is refusing:
                 raise ValueError("not allowed here")
             plain(matcher, token)
 
-        monkeypatch.setattr(type(refusing), "push", push)
+        monkeypatch.setattr(type(refusing), "accept_token", push)
         while len(engine):
             events += engine.step()
         of = {number: [event for event in events if event.request_id == number] for number in (dies, lives)}
@@ -358,8 +358,8 @@ class TestBeside:
 def test_slow_masks_end_their_answer_alone(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("grammar_matcher", "time_budget", "llguidance_engine"):  # as if each took so much longer
         monkeypatch.setattr(f"nucleate.structured_output.{module}.FREE_SECONDS", -0.05)
-    monkeypatch.setattr("nucleate.structured_output.compiler.SLOW_SECONDS", -1.0)
-    engine = engine_of(llm, structured_limits=GrammarLimits(seconds=0.4))
+    monkeypatch.setattr("nucleate.structured_output.compiler.SLOW_STEP_SECONDS", -1.0)
+    engine = engine_of(llm, structured_limits=GrammarLimits(mask_budget_seconds=0.4))
     params = nc.SamplingParams(structured_outputs={"regex": "[0-9]{3,30}"}, logprobs=0, ignore_eos=True, seed=1)
     other = params.replace(
         structured_outputs={"regex": "[0-9]{3,31}"}, max_tokens=3

@@ -149,8 +149,8 @@ def begins(grammars: GrammarCompiler, structured_outputs: dict[str, Any], tokens
     """Whether tokens are the beginning of a text under a form that goes on."""
     matcher = grammars.compile(StructuredOutputs(**structured_outputs)).matcher()
     for token in tokens:
-        matcher.push(token)
-    return not matcher.stopped
+        matcher.accept_token(token)
+    return not matcher.terminated
 
 
 def test_answers_match_their_expression(llm: nc.LLM) -> None:

@@ -112,10 +112,10 @@ def holds(grammars: GrammarCompiler, params: nc.SamplingParams, pieces: list[Com
     matcher = grammars.compile(params.structured_outputs).matcher(ignore_eos=params.ignore_eos)
     tokens = [token for piece in pieces for token in piece.token_ids]
     for place, token in enumerate(tokens):
-        assert place == 0 or not matcher.stopped
-        matcher.push(token)
+        assert place == 0 or not matcher.terminated
+        matcher.accept_token(token)
     reason, detail = pieces[-1].finish_reason, pieces[-1].stop_reason
-    if matcher.stopped:
+    if matcher.terminated:
         return reason == "stop"
     return (reason, detail) != ("stop", None) or params.stop_json
 

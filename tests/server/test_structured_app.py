@@ -239,7 +239,7 @@ def test_slow_masks_end_their_answer_alone(llm: nc.LLM, monkeypatch: pytest.Monk
         assert after == before
 
     TEXT = {"prompt": [1, 2], "seed": 1}
-    serve(llm, use, engine={"structured_limits": FormLimits(seconds=0.4)})
+    serve(llm, use, engine={"structured_limits": FormLimits(mask_budget_seconds=0.4)})
 
 
 def _slow_down(monkeypatch: pytest.MonkeyPatch) -> None:

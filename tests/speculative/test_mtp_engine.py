@@ -185,7 +185,7 @@ def test_a_model_that_is_watched_leaves_tensors_where_logits_are() -> None:
         proposer = Mtp(modules)
         runner.forward([ModelInput(0, ids, 0, 6, [0], 1)])
         assert isinstance(runner.hidden_states, torch.Tensor if runner.asynchronous else np.ndarray)
-        proposer.read([TargetOutput(0, 0, ids[:6], runner.hidden_states)])
+        proposer.observe([TargetOutput(0, 0, ids[:6], runner.hidden_states)])
         drafts.append(proposer.propose([DraftContext(0, ids, temperature=0.0)], [4])[0].tokens)
     assert len(drafts[0]) == 4
     assert drafts[0] == drafts[1]

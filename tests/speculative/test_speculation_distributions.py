@@ -35,7 +35,7 @@ from nucleate.speculative import acceptance
 from nucleate.speculative.acceptance import RULES, AcceptanceResult, acceptance_uniforms, residual_uniform
 from nucleate.speculative.config import Speculation
 from nucleate.speculative.draft import Draft, DraftContext
-from nucleate.speculative.draft_distribution import choose
+from nucleate.speculative.draft_distribution import sample_inverse_cdf
 
 SIZE = 37
 COINLESS = [name for name, params in PARAMS.items() if supports_rejection_sampling(params.pipeline())]
@@ -187,7 +187,7 @@ def chain(before: int, count: int, seed: int, step: int, laws_VV: np.ndarray, st
     laws: list[np.ndarray] = []
     while len(tokens) < count and 2 not in tokens:
         laws.append(laws_VV[tokens[-1] if tokens else before])
-        tokens.append(choose(laws[-1], pick(seed, step, len(tokens), stream)))
+        tokens.append(sample_inverse_cdf(laws[-1], pick(seed, step, len(tokens), stream)))
     return Draft(tuple(tokens), distributions=tuple(laws))
 
 
@@ -233,7 +233,7 @@ def test_texts_have_the_law_of_the_target(name: str, rule: str) -> None:
 
 
 def keeps_all(p: Any, draft: Draft, coins_N: Any, coin: float) -> AcceptanceResult:
-    return AcceptanceResult(tuple(range(len(draft))), choose(p[len(draft)], coin))
+    return AcceptanceResult(tuple(range(len(draft))), sample_inverse_cdf(p[len(draft)], coin))
 
 
 @pytest.mark.fast_cases(1)
@@ -284,7 +284,7 @@ class Drawing(Silent):
         self.laws_VV, self.stream, self.told = laws_VV, stream, told
 
     def draft(self, state: DraftContext, count: int) -> Draft:
-        assert not state.shared
+        assert not state.shared_noise
         draft = chain(state.token_ids[-1], count, state.seed, state.position, self.laws_VV, self.stream)
         return Draft(draft.tokens, distributions=self.told(draft.distributions))
 

@@ -94,9 +94,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def mask_of(llm: LLM, params: SamplingParams) -> NDArray[np.int32] | None:
     """Return the mask [W] of the structured-output constraint; None without one."""
-    from nucleate.structured_output import GrammarCompiler, Guide, form_of
+    from nucleate.structured_output import GrammarCompiler, Guide, compile_grammar
 
-    grammar = form_of(params.structured_outputs, lambda: GrammarCompiler(llm.tokenizer, llm.model.vocab_size))
+    grammar = compile_grammar(params.structured_outputs, lambda: GrammarCompiler(llm.tokenizer, llm.model.vocab_size))
     return None if grammar is None else Guide(grammar, ignore_eos=params.ignore_eos).mask()[0]
 
 
