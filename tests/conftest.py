@@ -55,7 +55,7 @@ class Held(readiness.KernelReadiness):
 
     ready = False
 
-    def missed(self, scores: int) -> None:
+    def record_fallback(self, logits: int) -> None:
         """Nobody gets them."""
 
 

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from nucleate.models.kernels.matmul import compiled_product as product
-from nucleate.models.llama.numpy_llama import Floats, Llama, one_thread
+from nucleate.models.llama.numpy_llama import Floats, Llama
+from nucleate.models.matmul import compiled_matmul as product
+from nucleate.models.matmul import one_thread
+from nucleate.models.paged.attention import attend_sequence, store
 from nucleate.models.paged.batch_layout import BatchLayout
-from nucleate.models.paged.block_attention import mix, store
 from nucleate.models.runner import BLOCK
 from nucleate.speculative.draft import Draft, DraftContext
 from nucleate.speculative.proposers.neural.chain_builder import ChainBuilder, build_drafts
@@ -104,8 +105,8 @@ class DFlash(DraftHead):
         query_THD = layer.query(normal_TX, rotary)
         store(layer.pool, layout, *layer.key_value(normal_TX, rotary))
         out_THD = np.empty_like(query_THD)
-        for first, start, stop, table in layout.parts.tolist():
+        for first, start, stop, table in layout.inputs.tolist():
             blocks = layout.blocks[table : table + -(-stop // layout.block_size)]
             tokens = slice(first, first + stop - start)
-            out_THD[tokens] = mix(query_THD[tokens], layer.pool, blocks, stop, layer.rule.scaling)
+            out_THD[tokens] = attend_sequence(query_THD[tokens], layer.pool, blocks, stop, layer.rule.scaling)
         return out_THD

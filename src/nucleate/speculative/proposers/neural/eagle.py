@@ -11,11 +11,11 @@ from itertools import groupby
 
 import numpy as np
 
-from nucleate.models.kernels.matmul import compiled_product as product
-from nucleate.models.kernels.paged_attention import decode
-from nucleate.models.llama.numpy_llama import Floats, Llama, one_thread
+from nucleate.models.llama.numpy_llama import Floats, Llama
+from nucleate.models.matmul import compiled_matmul as product
+from nucleate.models.matmul import one_thread
+from nucleate.models.paged.attention import attend_compiled, store
 from nucleate.models.paged.batch_layout import BatchLayout
-from nucleate.models.paged.block_attention import attend, store
 from nucleate.models.runner import BLOCK
 from nucleate.speculative.draft import ROOT, Draft, DraftContext
 from nucleate.speculative.proposers.neural.chain_builder import ChainBuilder, build_drafts
@@ -114,18 +114,15 @@ class Eagle(DraftHead):
             one.mark_processed()
         stops = [one.num_processed for one in found]
         last = [sequences.model_input(chain, stop - 1, stop, 1) for chain, stop in zip(active, stops, strict=True)]
-        return self._run_layer(input_TY[layout.kept_L], context_TX[layout.kept_L], BatchLayout(last, BLOCK))
+        return self._run_layer(
+            input_TY[layout.logits_indices], context_TX[layout.logits_indices], BatchLayout(last, BLOCK)
+        )
 
     def _step(self, active: list[ChainBuilder], x_RX: Floats, depth: int) -> Floats:
         """The output of the layer for the last draft token of each chain."""
         starts = [self._sequences.captured(chain).num_processed + depth for chain in active]
-        layout = BatchLayout(
-            [
-                self._sequences.model_input(chain, start, start + 1, 1)
-                for chain, start in zip(active, starts, strict=True)
-            ],
-            BLOCK,
-        )
+        inputs = [self._sequences.model_input(chain, at, at + 1, 1) for chain, at in zip(active, starts, strict=True)]
+        layout = BatchLayout(inputs, BLOCK)
         return self._run_layer(self._layer_input(layout, x_RX), x_RX, layout)
 
     def _layer_input(self, layout: BatchLayout, x_TX: Floats) -> Floats:
@@ -136,5 +133,5 @@ class Eagle(DraftHead):
     def _run_layer(self, input_TY: Floats, x_TX: Floats, layout: BatchLayout) -> Floats:
         rotary, layer = rotary_tables(layout.positions_T, self._target), self._layer
         new = layer.query(input_TY, rotary), *layer.key_value(input_TY, rotary)
-        heads_THD = attend(*new, layer.pool, layout, layer.rule, decode)
+        heads_THD = attend_compiled(*new, layer.pool, layout, layer.rule)
         return layer.output(x_TX, heads_THD)
