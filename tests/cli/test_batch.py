@@ -32,8 +32,8 @@ from nucleate.cli.batch_records import has_failed, read_line
 from nucleate.cli.jsonl import MAX_LINE_BYTES, JsonLine, lines
 from nucleate.cli.main import main
 from nucleate.engine.engine import Engine
-from nucleate.server.openai.requests import CHAT as CHAT_ENDPOINT
-from nucleate.server.openai.requests import COMPLETIONS
+from nucleate.server.openai.endpoints import CHAT as CHAT_ENDPOINT
+from nucleate.server.openai.endpoints import COMPLETIONS
 
 Records = list[dict[str, Any]]
 

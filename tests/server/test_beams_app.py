@@ -16,7 +16,8 @@ from nucleate.generation.beam_search import beam_search
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling_params import FIELDS
 from nucleate.server.openai.beam_search import FIELDS_OF_BEAMS
-from nucleate.server.openai.requests import CHAT, COMPLETIONS, read_body
+from nucleate.server.openai.endpoints import CHAT, COMPLETIONS
+from nucleate.server.openai.requests import read_body
 from nucleate.server.service import Service
 
 PATH, CHAT_PATH = "/v1/completions", "/v1/chat/completions"

@@ -18,7 +18,8 @@ from nucleate.sampling_params import FIELDS
 from nucleate.server import limits as module
 from nucleate.server.limits import NUMBERS, ServerLimits
 from nucleate.server.openai import messages
-from nucleate.server.openai.requests import CHAT, COMPLETIONS, ENDPOINTS, Endpoint, ParsedRequest, read_body
+from nucleate.server.openai.endpoints import CHAT, COMPLETIONS, ENDPOINTS, Endpoint
+from nucleate.server.openai.requests import ParsedRequest, read_body
 
 DEFAULTS = nc.SamplingParams()
 VOCABULARY = 50

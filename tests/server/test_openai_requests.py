@@ -17,7 +17,8 @@ from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError, read_json
 from nucleate.sampling_params import FIELDS
 from nucleate.server.http_errors import http_error
-from nucleate.server.openai.requests import CHAT, COMPLETIONS, PLAIN, Endpoint, ParsedRequest, read_body
+from nucleate.server.openai.endpoints import CHAT, COMPLETIONS, PLAIN, Endpoint
+from nucleate.server.openai.requests import ParsedRequest, read_body
 from nucleate.server.openai.responses import error_body
 from nucleate.server.openai.tokenize import DETOKENIZE, TOKENIZE, read_detokenize, read_tokenize
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 import nucleate as nc
 from nucleate.outputs import Completion, CompletionOutput, FinishReason, StepLogprobs, TokenLogprob, Usage, Validation
-from nucleate.server.openai.requests import CHAT, COMPLETIONS, ParsedRequest, read_body
+from nucleate.server.openai.endpoints import CHAT, COMPLETIONS
+from nucleate.server.openai.requests import ParsedRequest, read_body
 from nucleate.server.openai.responses import ResponseHead, chat_body, completion_body, failure_message, select
 
 HEAD = ResponseHead("x-1", 1700000000, "tiny")

@@ -20,7 +20,8 @@ from nucleate.sampling.presets import REQUESTABLE
 from nucleate.sampling_params import FIELDS
 from nucleate.server.limits import MAX_CHARACTERS, NUMBERS, ServerLimits
 from nucleate.server.openai.beam_search import FIELDS_OF_BEAMS
-from nucleate.server.openai.requests import CHAT, COMPLETIONS, Endpoint, read_body
+from nucleate.server.openai.endpoints import CHAT, COMPLETIONS, Endpoint
+from nucleate.server.openai.requests import read_body
 from nucleate.server.openai.responses import error_body
 from nucleate.server.openai.tokenize import DETOKENIZE, TOKENIZE, read_detokenize, read_tokenize
 from nucleate.server.openapi_document import document

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 import nucleate as nc
 from nucleate.engine.request import Request
 from nucleate.parameters.parameter import ParameterError, read_json
-from nucleate.server.openai.requests import CHAT, COMPLETIONS, PLAIN, Endpoint, ParsedRequest, read_body
+from nucleate.server.openai.endpoints import CHAT, COMPLETIONS, PLAIN, Endpoint
+from nucleate.server.openai.requests import ParsedRequest, read_body
 from nucleate.server.openai.response_format import FORMAT_FIELDS, OUTPUTS, RESPONSE, RequestedFormat, named, read_format
 from nucleate.structured_output.spec import KINDS, StructuredOutputs
 

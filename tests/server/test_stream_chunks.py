@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 import nucleate as nc
 from nucleate.outputs import Completion, CompletionChunk, StepLogprobs, TokenLogprob, Usage, Validation
-from nucleate.server.openai.requests import CHAT, COMPLETIONS, ParsedRequest, read_body
+from nucleate.server.openai.endpoints import CHAT, COMPLETIONS
+from nucleate.server.openai.requests import ParsedRequest, read_body
 from nucleate.server.openai.responses import ResponseHead, chat_body, completion_body, error_body
 from nucleate.server.openai.stream_chunks import (
     DONE,

@@ -15,7 +15,8 @@ from nucleate.cli.output_text import plain
 from nucleate.outputs import Completion, CompletionOutput
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError, read_json, unknown
-from nucleate.server.openai.requests import CHAT, ENDPOINTS, PLAIN, Endpoint, ParsedRequest
+from nucleate.server.openai.endpoints import CHAT, ENDPOINTS, PLAIN, Endpoint
+from nucleate.server.openai.requests import ParsedRequest
 from nucleate.server.openai.responses import ResponseHead, chat_body, completion_body, error_body, usage_body
 from nucleate.tokenization.tokenizer import Tokenizer
 

@@ -19,7 +19,8 @@ from nucleate.outputs import Completion, CompletionChunk
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError
 from nucleate.server.http_errors import generation_failed
-from nucleate.server.openai.requests import CHAT, COMPLETIONS, PLAIN, ParsedRequest, read_body
+from nucleate.server.openai.endpoints import CHAT, COMPLETIONS, PLAIN
+from nucleate.server.openai.requests import ParsedRequest, read_body
 from nucleate.server.openai.response_format import named
 
 PROGRESS_SECONDS = 0.2  # between updates of the progress bar

@@ -13,7 +13,8 @@ from typing import Any, ClassVar
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import Parameter, ParameterError, param, with_parameters
 from nucleate.sampling_params import FIELDS
-from nucleate.server.openai.requests import Endpoint, ParsedRequest
+from nucleate.server.openai.endpoints import Endpoint
+from nucleate.server.openai.requests import ParsedRequest
 
 MAX_INT = 2**31 - 1
 MAX_ENTRIES = 1024

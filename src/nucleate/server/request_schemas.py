@@ -17,8 +17,8 @@ from nucleate.sampling.presets import REQUESTABLE
 from nucleate.sampling_params import FIELDS
 from nucleate.server.limits import MAX_CHARACTERS, MAX_ENTRIES, ServerLimits, max_entries
 from nucleate.server.openai.beam_search import FIELDS_OF_BEAMS, SWITCH
+from nucleate.server.openai.endpoints import Endpoint
 from nucleate.server.openai.messages import MAX_MESSAGES
-from nucleate.server.openai.requests import Endpoint
 from nucleate.server.openai.response_format import RESPONSE
 
 Schema = dict[str, Any]

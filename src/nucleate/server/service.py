@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import TypeVar
 from uuid import uuid4
@@ -26,7 +26,8 @@ from nucleate.parameters.parameter import ParameterError, read_json
 from nucleate.sampling_params import SamplingParams
 from nucleate.server.http_errors import HTTPError, at_capacity, model_not_found, shutting_down, timed_out, too_long
 from nucleate.server.limits import ServerLimits
-from nucleate.server.openai.requests import CHAT, ENDPOINTS, ParsedRequest, read_body
+from nucleate.server.openai.endpoints import CHAT, ENDPOINTS
+from nucleate.server.openai.requests import ParsedRequest, read_body
 from nucleate.server.openai.response_format import named
 from nucleate.server.openai.responses import ResponseHead
 from nucleate.structured_output.spec import StructuredOutputs
@@ -184,7 +185,7 @@ class Service:
 
     def prepare(self, call: EngineCall) -> EngineCall:
         """Validate the requests of a call and compile its grammar, which may take a second. Raises ParameterError."""
-        with named(call.parsed.format):
+        with nullcontext() if call.constraint is None else named(call.parsed.format):
             return replace(call, prepared=[self.engine.prepare(request) for request in call.requests])
 
     def read(self, data: bytes) -> object:

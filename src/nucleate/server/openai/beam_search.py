@@ -26,6 +26,7 @@ FIELDS_OF_BEAMS: Mapping[str, str] = MappingProxyType(
     }
 )
 """Body fields that need ``use_beam_search``, and the fields of ``BeamParams``."""
+BODY_FIELDS = (SWITCH, *FIELDS_OF_BEAMS)
 
 _SHARED = ("max_tokens", "structured_outputs", "stop_token_ids", "ignore_eos", "logprobs", "skip_special_tokens")
 _IDLE = ("n", "seed")

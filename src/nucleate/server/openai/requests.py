@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from types import MappingProxyType
 from typing import Any
 
 from nucleate.engine.beam.params import BeamParams, BeamRequest
@@ -17,78 +16,20 @@ from nucleate.engine.request import Request
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling_params import FIELDS, SamplingParams
-from nucleate.server.openai.beam_search import FIELDS_OF_BEAMS as SEARCHING
-from nucleate.server.openai.beam_search import SWITCH, read_beams
+from nucleate.server.openai.beam_search import BODY_FIELDS as BEAM_FIELDS
+from nucleate.server.openai.beam_search import read_beams
+from nucleate.server.openai.endpoints import Endpoint
 from nucleate.server.openai.fields import are_ids, guarded, read_model, read_switch, same, unknown_field, wrong
 from nucleate.server.openai.messages import read_messages, read_template
 from nucleate.server.openai.response_format import (
+    FORMAT_FIELDS,
     RENAMED,
-    RESPONSE,
     UNCONSTRAINED,
     RequestedFormat,
     read_format,
 )
 
 Prompt = str | tuple[int, ...]
-
-_NO_TOOLS = ("none", "auto")  # accepted values without tools
-_IGNORED = frozenset(  # for OpenAI's accounting, caches and queues
-    ["user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"]
-)
-
-
-@dataclass(frozen=True)
-class Endpoint:
-    """A kind of request body: its fields besides those of SamplingParams."""
-
-    url: str
-    subject: tuple[str, ...]  #: the prompt: one of these fields
-    max_tokens: int | None = None  #: default if neither body nor flags set it; None: up to the context length
-    own: frozenset[str] = frozenset()  #: OpenAI fields that are supported
-    ignored: frozenset[str] = frozenset()  #: fields without effect
-    unsupported: Mapping[str, tuple[Any, ...]] = field(default_factory=dict, hash=False)
-    """Unsupported fields, and their values without effect, which are accepted."""
-
-    @cached_property
-    def known(self) -> frozenset[str]:
-        """The names of all fields of a body."""
-        return frozenset({*FIELDS, *self.subject, *self.own, *self.ignored, *self.unsupported})
-
-
-COMPLETIONS = Endpoint(
-    "/v1/completions",
-    ("prompt",),
-    max_tokens=16,
-    own=frozenset({"model", "stream", "stream_options", "best_of", "echo", RESPONSE, SWITCH, *SEARCHING}),
-    ignored=_IGNORED,
-    unsupported=MappingProxyType({"suffix": ("",)}),
-)
-CHAT = Endpoint(
-    "/v1/chat/completions",
-    ("messages",),
-    own=frozenset(
-        [
-            *("model", "stream", "stream_options", "max_completion_tokens", "top_logprobs", "chat_template_kwargs"),
-            *(RESPONSE, SWITCH, *SEARCHING),
-        ]
-    ),
-    ignored=_IGNORED | {"parallel_tool_calls"},
-    unsupported=MappingProxyType(
-        {
-            "tools": ([],),
-            "tool_choice": _NO_TOOLS,
-            "functions": ([],),
-            "function_call": _NO_TOOLS,
-            "modalities": (["text"],),
-            **dict.fromkeys(("audio", "prediction", "reasoning_effort", "verbosity", "web_search_options"), ()),
-        }
-    ),
-)
-PLAIN = Endpoint("", ("prompt", "messages"))
-"""A plain line of a batch: one prompt or chat, and fields of SamplingParams."""
-
-ENDPOINTS: Mapping[str, Endpoint] = {endpoint.url: endpoint for endpoint in (COMPLETIONS, CHAT)}
-"""OpenAI's endpoints by path."""
 
 
 @dataclass(frozen=True)
@@ -151,10 +92,11 @@ def read_body(endpoint: Endpoint, body: Any, defaults: SamplingParams) -> Parsed
         if value is not None and accepted is not None and not any(same(value, one) for one in accepted):
             raise ParameterError(name, f"{name} is not supported, got {shown(value)}")
     given = {name: value for name, value in body.items() if value is not None}
-    echo, prompt_only = read_switch(given, "echo"), same(given.get("max_tokens"), 0) and "echo" in endpoint.own
+    echo = read_switch(given, "echo")
+    prompt_only = "echo" in endpoint.own and same(given.get("max_tokens"), 0)
     if prompt_only:
         given["max_tokens"] = _one_hidden_token(given, echo, defaults)
-    requested = read_format(given)
+    requested = read_format(given) if any(name in given for name in FORMAT_FIELDS) else None
     params = defaults.override(**_values(endpoint, given, defaults, requested))
     stream, include_usage = _stream(given)
     prompts, messages = _subject(endpoint, given)
@@ -169,9 +111,13 @@ def read_body(endpoint: Endpoint, body: Any, defaults: SamplingParams) -> Parsed
         echo=echo,
         best_of=best_of,
         prompt_only=prompt_only,
-        template=read_template(given.get("chat_template_kwargs", {})),
+        template=read_template(given["chat_template_kwargs"]) if "chat_template_kwargs" in given else {},
         format=requested or UNCONSTRAINED,
-        beams=read_beams(given, params, best_of=best_of, stream=stream, echo=echo),
+        beams=(
+            read_beams(given, params, best_of=best_of, stream=stream, echo=echo)
+            if any(name in given for name in BEAM_FIELDS)
+            else None
+        ),
     )
 
 

@@ -41,10 +41,11 @@ def completion_body(
     choices: list[JSON] = []
     returned = [select(request, completion) for completion in completions]
     for index, completion in enumerate(returned):
-        echo = Echo(request, index, completion.prompt_token_ids, tokenizer)
+        echo = Echo(request, index, completion.prompt_token_ids, tokenizer) if request.echo else None
+        prefix = "" if echo is None else echo.text
         for output in completion.outputs:
             logprobs = _columns(request, echo, completion, output, tokenizer) if request.returns_logprobs else None
-            choices.append({"index": len(choices), "text": echo.text + output.text, **_choice(output, logprobs)})
+            choices.append({"index": len(choices), "text": prefix + output.text, **_choice(output, logprobs)})
             choices[-1] |= _prompt_logprobs(request, completion, output, tokenizer)
     prompt_tokens = sum(completion.usage.prompt_tokens for completion in returned)
     usage = Usage(prompt_tokens, sum(completion.usage.completion_tokens for completion in returned))
@@ -102,11 +103,9 @@ def error_body(
     return {"error": {"message": _cut(message, MAX_MESSAGE), "type": kind, "param": named, "code": code}}
 
 
-def validation_body(validation: Validation | None) -> JSON:
-    """Return the field ``validation`` of a choice, if keywords of its schema were ignored."""
-    if validation is None:
-        return {}
-    return {"validation": {name: _first(texts) for name, texts in validation._asdict().items()}}
+def validation_body(validation: Validation) -> JSON:
+    """Return the field ``validation`` of a choice: keywords of its schema were ignored."""
+    return {name: _first(texts) for name, texts in validation._asdict().items()}
 
 
 def _first(texts: Sequence[str]) -> list[str]:
@@ -129,14 +128,16 @@ def _body(head: ResponseHead, kind: str, choices: list[JSON], usage: Usage) -> J
 
 
 def _choice(output: CompletionOutput, logprobs: JSON | None) -> JSON:
-    return {
+    made: JSON = {
         "logprobs": logprobs,
         "finish_reason": output.finish_reason,
         "stop_reason": output.stop_reason,
         "seed": output.seed,
         "token_ids": list(output.token_ids),
-        **validation_body(output.validation),
     }
+    if output.validation is not None:
+        made["validation"] = validation_body(output.validation)
+    return made
 
 
 def _prompt_logprobs(
@@ -150,12 +151,13 @@ def _prompt_logprobs(
 
 
 def _columns(
-    request: ParsedRequest, echo: Echo, completion: Completion, output: CompletionOutput, tokenizer: Tokenizer
+    request: ParsedRequest, echo: Echo | None, completion: Completion, output: CompletionOutput, tokenizer: Tokenizer
 ) -> JSON:
     offsets, end = Offsets(request, completion.prompt_token_ids, tokenizer), len(output.text)
-    starts = [len(echo.text) + min(offsets.push(token), end) for token in output.token_ids]
+    first = 0 if echo is None else len(echo.text)
+    starts = [first + min(offsets.push(token), end) for token in output.token_ids]
     own = columns(request, output.token_ids, output.logprobs or (), starts, tokenizer)
-    return echo.before(own, completion.prompt_logprobs)
+    return own if echo is None else echo.before(own, completion.prompt_logprobs)
 
 
 def _mean_logprob(output: CompletionOutput) -> float:

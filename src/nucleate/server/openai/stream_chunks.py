@@ -145,7 +145,9 @@ class ResponseStream(ABC):
             "token_ids": choice.token_ids[:count],
         }
         if last:
-            made |= {"stop_reason": choice.stop_reason, **validation_body(choice.validation)}
+            made["stop_reason"] = choice.stop_reason
+            if choice.validation is not None:
+                made["validation"] = validation_body(choice.validation)
         logprobs_of_prompt, top = self._prompt_logprobs[choice.prompt], self._request.params.prompt_logprobs
         if choice.first and not choice.started and logprobs_of_prompt is not None and top is not None:
             made["prompt_logprobs"] = prompt_body(logprobs_of_prompt, top, self._tokenizer)
@@ -180,18 +182,16 @@ class CompletionStream(ResponseStream):
         self, head: ResponseHead, request: ParsedRequest, prompts: Sequence[Sequence[int]], tokenizer: Tokenizer
     ) -> None:
         super().__init__(head, request, prompts, tokenizer)
-        self._echoes = [Echo(request, index, ids, tokenizer) for index, ids in enumerate(prompts)]
+        self._echoes = [Echo(request, index, ids, tokenizer) for index, ids in enumerate(prompts) if request.echo]
 
     def _offsets(self, prompt_ids: Sequence[int]) -> Offsets | None:
         return Offsets(self._request, prompt_ids, self._tokenizer) if self._request.returns_logprobs else None
 
     def _flush(self, choice: StreamChoice) -> Iterator[JSON]:
-        echo, last, with_logprobs = (
-            self._echoes[choice.prompt],
-            choice.finish_reason is not None,
-            self._request.returns_logprobs,
-        )
-        text = choice.text if choice.started else echo.text + choice.text
+        last, with_logprobs = choice.finish_reason is not None, self._request.returns_logprobs
+        echo = self._echoes[choice.prompt] if self._echoes else None
+        prefix = "" if echo is None else echo.text
+        text = choice.text if choice.started else prefix + choice.text
         end = choice.sent + len(choice.text)
         # A token beyond the final text may still turn out to start at its end, so it is not sent yet.
         count = bisect_right(choice.starts, end) if with_logprobs and not last else len(choice.token_ids)
@@ -199,9 +199,9 @@ class CompletionStream(ResponseStream):
             return
         logprobs = None
         if with_logprobs and (count or not choice.started):
-            starts = [len(echo.text) + min(start, end) for start in choice.starts[:count]]
+            starts = [len(prefix) + min(start, end) for start in choice.starts[:count]]
             logprobs = columns(self._request, choice.token_ids[:count], choice.steps[:count], starts, self._tokenizer)
-            if not choice.started:
+            if echo is not None and not choice.started:
                 logprobs = echo.before(logprobs, self._prompt_logprobs[choice.prompt])
         yield self._choice(choice, {"text": text}, count, logprobs, last=last)
         choice.clear(count)
