@@ -43,7 +43,7 @@ class Ours:
         pieces: list[list[Any]] = [[] for _ in prompts]
         while len(self.engine):
             for event in self.engine.step():
-                pieces[places[event.request_id]].append(event.piece)
+                pieces[places[event.request_id]].append(event.chunk)
         found = [BeamCompletion.of(ids, own) for ids, own in zip(prompts, pieces, strict=True)]
         return [[beam.token_ids for beam in one.outputs] for one in found]
 

@@ -32,7 +32,7 @@ def run(engine: Engine, asked: list[Asked], at_once: int) -> dict[str, Any]:
         if not places:
             break
         for event in engine.step():
-            token_ids[places[event.request_id]] += event.piece.token_ids
+            token_ids[places[event.request_id]] += event.chunk.token_ids
             if event.last:
                 del places[event.request_id]
     return {"seconds": perf_counter() - start, "cpu seconds": _cpu() - cpu, "token ids": token_ids}

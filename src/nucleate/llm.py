@@ -95,7 +95,7 @@ class LLM:
         requests = [Request(self.encode(prompt), one) for prompt, one in zip(given, chosen, strict=True)]
         chunks: list[list[CompletionChunk]] = [[] for _ in requests]
         for place, event in _shown(self._calls.run(requests), len(requests), use_tqdm):
-            chunks[place].append(event.piece)
+            chunks[place].append(event.chunk)
         return [
             Completion.of(request.prompt_ids, own, prompt if isinstance(prompt, str) else None)
             for request, own, prompt in zip(requests, chunks, given, strict=True)
@@ -117,7 +117,7 @@ class LLM:
         requests = [BeamRequest(self.encode(prompt), chosen) for prompt in _prompts(prompts)]
         pieces: list[list[CompletionChunk]] = [[] for _ in requests]
         for place, event in _shown(self._calls.run(requests), len(requests), progress):
-            pieces[place].append(event.piece)
+            pieces[place].append(event.chunk)
         return [BeamCompletion.of(request.prompt_ids, own) for request, own in zip(requests, pieces, strict=True)]
 
     def stream(
@@ -153,7 +153,7 @@ class LLM:
         requests = [Request(self._encode_rendered(text), params) for text in texts]
         chunks: list[list[CompletionChunk]] = [[] for _ in requests]
         for place, event in self._calls.run(requests):
-            chunks[place].append(event.piece)
+            chunks[place].append(event.chunk)
         found = [
             Completion.of(request.prompt_ids, own, text)
             for request, own, text in zip(requests, chunks, texts, strict=True)
@@ -223,7 +223,7 @@ class LLM:
     def _stream(self, prompt_ids: Sequence[int], params: SamplingParams) -> Iterator[CompletionChunk]:
         request = Request(prompt_ids, params)
         self._calls.check(request)  # now, not when the first chunk is taken
-        return _in_order(event.piece for _, event in self._calls.run([request]))
+        return _in_order(event.chunk for _, event in self._calls.run([request]))
 
 
 def _prompts(prompts: Any) -> list[Any]:
@@ -271,7 +271,7 @@ def _shown(
     tokens, start = 0, time.perf_counter()
     with progress_bar(total=total, unit="prompt", shown=progress) as shown:
         for place, event in events:
-            tokens += len(event.piece.token_ids)
+            tokens += len(event.chunk.token_ids)
             if event.last:
                 shown.set_postfix_str(f"{tokens / (time.perf_counter() - start):.0f} tokens/s", refresh=False)
                 shown.update()

@@ -143,7 +143,7 @@ class EngineOutput:
     """What an engine step adds to one output of a request."""
 
     request_id: str
-    piece: CompletionChunk
+    chunk: CompletionChunk
     usage: Usage | None = None  #: on the last one of a request
 
     @property

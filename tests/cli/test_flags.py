@@ -234,18 +234,20 @@ def drafts(*arguments: str) -> Any:
 def test_drafts_on_a_command_line() -> None:
     assert drafts() is None
     assert drafts("--speculative", "ngram") == Speculation("ngram")
-    asked = drafts("--speculative", "suffix", "--speculative-tokens", "7", "--speculative-rule", "block")
-    assert asked == Speculation("suffix", 7, "block")
-    asked = drafts("--speculative", "medusa", "--speculative-tokens", "16", "--speculative-branches", "3")
-    assert asked == Speculation("medusa", 16, tree_width=3)
-    with pytest.raises(nc.ParameterError, match="--speculative-tokens needs --speculative"):
-        drafts("--speculative-tokens", "3")
-    with pytest.raises(nc.ParameterError, match="--speculative-branches needs --speculative"):
-        drafts("--speculative-branches", "3")
+    config = drafts(
+        "--speculative", "suffix", "--num-speculative-tokens", "7", "--speculative-acceptance-rule", "block"
+    )
+    assert config == Speculation("suffix", 7, "block")
+    config = drafts("--speculative", "medusa", "--num-speculative-tokens", "16", "--speculative-tree-width", "3")
+    assert config == Speculation("medusa", 16, tree_width=3)
+    with pytest.raises(nc.ParameterError, match="--num-speculative-tokens needs --speculative"):
+        drafts("--num-speculative-tokens", "3")
+    with pytest.raises(nc.ParameterError, match="--speculative-tree-width needs --speculative"):
+        drafts("--speculative-tree-width", "3")
     with pytest.raises(nc.ParameterError, match="tree_width must be 1 for the method 'ngram', got 2"):
-        drafts("--speculative", "ngram", "--speculative-branches", "2")
+        drafts("--speculative", "ngram", "--speculative-tree-width", "2")
     with pytest.raises(nc.ParameterError, match=r"must be an integer in 1\.\.64, got 0"):
-        drafts("--speculative", "ngram", "--speculative-tokens", "0")
+        drafts("--speculative", "ngram", "--num-speculative-tokens", "0")
     with pytest.raises(argparse.ArgumentError, match="medusa"):
         drafts("--speculative", "nobody")
 

@@ -157,7 +157,7 @@ def test_abort_by_id_brings_the_last_event(llm: nc.LLM) -> None:
             events.append(event)
             if len(events) == 3:
                 running.abort("mine")
-        assert [event.piece.finish_reason for event in events if event.piece.finish_reason] == ["abort"] * 2
+        assert [event.chunk.finish_reason for event in events if event.chunk.finish_reason] == ["abort"] * 2
         assert events[-1].last
 
     assert is_empty(with_engine(llm, use, rule=slow_rule))
@@ -296,7 +296,7 @@ def test_all_requests_can_be_ended_at_once(llm: nc.LLM) -> None:
         running.abort_all()
         for task in tasks:
             for events in await task:
-                assert events[-1].piece.finish_reason == "abort"
+                assert events[-1].chunk.finish_reason == "abort"
 
     assert is_empty(with_engine(llm, use, rule=slow_rule))
 
@@ -312,7 +312,7 @@ def test_requests_that_the_engine_has_not_taken_yet_are_ended_too(llm: nc.LLM) -
         later = asyncio.create_task(take(running, SHORT))
         for task in (first, *others):
             for events in await task:
-                assert events[-1].piece.finish_reason == "abort"
+                assert events[-1].chunk.finish_reason == "abort"
         assert len(await later) == 5
 
     engine = with_engine(llm, use, rule=slow_rule)

@@ -102,8 +102,8 @@ def test_without_a_length_the_context_is_the_limit(llm: nc.LLM) -> None:
     request = BeamRequest([1, 2, 3], BeamParams(num_beams=2, ignore_eos=True))
     [events] = drive(engine, [request])
     assert found(events) == wanted(model, request, ())
-    assert {len(event.piece.token_ids) for event in events} == {17}
-    assert {event.piece.finish_reason for event in events} == {"length"}
+    assert {len(event.chunk.token_ids) for event in events} == {17}
+    assert {event.chunk.finish_reason for event in events} == {"length"}
 
 
 def test_what_ended_an_answer_is_told_and_not_shown(llm: nc.LLM) -> None:
@@ -115,7 +115,7 @@ def test_what_ended_an_answer_is_told_and_not_shown(llm: nc.LLM) -> None:
     engine = Engine(runner("paged", toy(of=ends)), llm.tokenizer, backend="reference")
     params = BeamParams(num_beams=4, max_tokens=1, stop_token_ids=(301, 302), skip_special_tokens=False)
     [events] = drive(engine, [BeamRequest([260, 261], params)])
-    told = {e.piece.token_ids: (e.piece.text, e.piece.finish_reason, e.piece.stop_reason) for e in events}
+    told = {e.chunk.token_ids: (e.chunk.text, e.chunk.finish_reason, e.chunk.stop_reason) for e in events}
     shown = llm.tokenizer.decode([260, 261, 300]).removeprefix(llm.tokenizer.decode([260, 261]))
     assert told == {
         (300,): (shown, "length", None),
@@ -125,7 +125,7 @@ def test_what_ended_an_answer_is_told_and_not_shown(llm: nc.LLM) -> None:
     }
     kept = BeamParams(num_beams=4, max_tokens=1, ignore_eos=True, stop_token_ids=(0,))
     [events] = drive(engine, [BeamRequest([260, 261], kept)])
-    assert {e.piece.stop_reason for e in events if e.piece.token_ids == (0,)} == {0}
+    assert {e.chunk.stop_reason for e in events if e.chunk.token_ids == (0,)} == {0}
 
 
 def test_logprobs_are_those_of_every_token(llm: nc.LLM) -> None:
@@ -177,7 +177,7 @@ def test_a_call_takes_a_value_or_its_fields(llm: nc.LLM, capsys: pytest.CaptureF
 def test_a_search_that_failed_is_a_completion_that_says_why(llm: nc.LLM) -> None:
     engine = Engine(runner("paged", toy(of=lambda ids: np.full(SIZE, np.nan, np.float32))), llm.tokenizer)
     [events] = drive(engine, [BeamRequest([1, 2])])
-    completion = BeamCompletion.of([1, 2], [event.piece for event in events])
+    completion = BeamCompletion.of([1, 2], [event.chunk for event in events])
     [beam] = completion.outputs
     assert (beam.finish_reason, beam.token_ids, completion.text) == ("error", (), "")
     assert beam.stop_reason == "invalid logits: NaN at token 0"
@@ -205,7 +205,7 @@ def test_a_worker_runs_searches_beside_requests(llm: nc.LLM) -> None:
     told = asyncio.run(main())
     assert found(told[0]) == found(told[2]) == wanted(model, search, llm.tokenizer.eos_token_ids)
     assert told[1][-1].last
-    assert all(isinstance(event.piece, BeamPiece) for event in told[0])
+    assert all(isinstance(event.chunk, BeamPiece) for event in told[0])
 
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16"])

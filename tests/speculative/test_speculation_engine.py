@@ -147,8 +147,8 @@ def test_beams_beside_answers_that_draft(llm: nc.LLM) -> None:
     for request, own, events in zip(asked, wanted, found, strict=True):
         assert answers(events, request.params.n) == own
     plain = Engine(runner("paged", toy(), 64), llm.tokenizer, backend="reference")
-    assert [[event.piece for event in beams]] == [
-        [event.piece for event in events] for events in drive(plain, [search])
+    assert [[event.chunk for event in beams]] == [
+        [event.chunk for event in events] for events in drive(plain, [search])
     ]
     assert engine.stats.speculative.accepted_tokens > 0
     assert is_empty(engine)

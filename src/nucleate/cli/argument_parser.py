@@ -23,7 +23,7 @@ SYNONYMS: Mapping[str, str] = MappingProxyType(
         "--max-num-batched-token": "--max-num-batched-tokens",
         "--gpu-memory-utilization": "--kv-cache-memory",
         "--speculative-config": "--speculative",
-        "--num-speculative-tokens": "--speculative-tokens",
+        "--speculative-num-draft-tokens": "--num-speculative-tokens",
         "--guided-json": "--json-schema",
         "--guided-regex": "--regex",
         "--guided-choice": "--choice",

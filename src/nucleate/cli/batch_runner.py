@@ -85,8 +85,8 @@ class BatchRun:
         """Run one engine step, and write the records of finished lines."""
         for output in self.engine.step():
             job, index = self._running[output.request_id]
-            job.chunks[index].append(output.piece)
-            self.tokens += len(output.piece.token_ids)
+            job.chunks[index].append(output.chunk)
+            self.tokens += len(output.chunk.token_ids)
             if output.last:
                 del self._running[output.request_id]
                 job.left -= 1

@@ -146,14 +146,14 @@ def add_speculation(parser: argparse.ArgumentParser) -> None:
     text = f"Speculative decoding method: {', '.join(METHODS)} (default: off)."
     group.add_argument("--speculative", choices=METHODS, metavar="METHOD", help=text)
     text = "Maximum number of draft tokens per step (default: 4)."
-    group.add_argument("--speculative-tokens", type=int, metavar="N", help=text)
+    group.add_argument("--num-speculative-tokens", type=int, metavar="N", help=text)
     text = f"Maximum children of a node in the draft tree; more than 1 needs {', '.join(TREE_METHODS)} (default: 1)."
-    group.add_argument("--speculative-branches", type=int, metavar="N", help=text)
+    group.add_argument("--speculative-tree-width", type=int, metavar="N", help=text)
     text = (
         "Acceptance rule: coupled (same tokens as without speculation), rejection or block (same distribution) or "
         "typical (lossy) (default: coupled)."
     )
-    group.add_argument("--speculative-rule", choices=ACCEPTANCE_RULES, metavar="RULE", help=text)
+    group.add_argument("--speculative-acceptance-rule", choices=ACCEPTANCE_RULES, metavar="RULE", help=text)
 
 
 def model_options(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -164,17 +164,22 @@ def model_options(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _speculation(arguments: argparse.Namespace) -> Speculation | None:
-    options = {name: getattr(arguments, f"speculative_{name}") for name in _SPECULATIVE}
-    options = {name: value for name, value in options.items() if value is not None}
-    if arguments.speculative is None:
-        if options:
-            name = next(iter(options))
-            raise ParameterError(f"speculative_{name}", f"--speculative-{name} needs --speculative")
-        return None
-    return Speculation(arguments.speculative, **{_SPECULATIVE[name]: value for name, value in options.items()})
+    options = {field: getattr(arguments, name) for name, field in _SPECULATION_FIELDS.items()}
+    options = {field: value for field, value in options.items() if value is not None}
+    if arguments.speculative is not None:
+        return Speculation(arguments.speculative, **options)
+    for name, field in _SPECULATION_FIELDS.items():
+        if field in options:
+            raise ParameterError(name, f"--{name.replace('_', '-')} needs --speculative")
+    return None
 
 
-_SPECULATIVE = {"tokens": "num_speculative_tokens", "branches": "tree_width", "rule": "acceptance_rule"}
+_SPECULATION_FIELDS = {
+    "num_speculative_tokens": "num_speculative_tokens",
+    "speculative_tree_width": "tree_width",
+    "speculative_acceptance_rule": "acceptance_rule",
+}
+"""The fields of ``Speculation`` by argument."""
 
 
 def given(arguments: argparse.Namespace, parameters: Mapping[str, Parameter] = FIELDS) -> dict[str, Any]:

@@ -92,7 +92,7 @@ class GenerationEndpoint:
             if failure is not None:
                 raise failure
             for prompt, output in batch:
-                chunks[prompt].append(output.piece)
+                chunks[prompt].append(output.chunk)
         await context.reply(200, await self._service.run_in_thread(partial(self._body, call, chunks)))
 
     def _body(self, call: EngineCall, chunks: Sequence[Sequence[CompletionChunk]]) -> bytes:
@@ -109,10 +109,10 @@ async def _stream(context: RequestContext, stream: ResponseStream, batches: Batc
         good, failure = recorder(batch)
         if len(good) == 1:
             prompt, output = good[0]
-            frames = stream.pieces(prompt, [output.piece])
+            frames = stream.pieces(prompt, [output.chunk])
         elif good:
             groups = groupby(good, itemgetter(0))
-            frames = b"".join([stream.pieces(prompt, [output.piece for _, output in own]) for prompt, own in groups])
+            frames = b"".join([stream.pieces(prompt, [output.chunk for _, output in own]) for prompt, own in groups])
         else:
             frames = b"" if batch else KEEP_ALIVE
         if frames:
@@ -144,7 +144,7 @@ class _Recorder:
         """Return the whole batch and None; or the outputs before a failed one, and the error."""
         now, last = perf_counter(), self._last
         for number, (prompt, output) in enumerate(batch):
-            piece = output.piece
+            piece = output.chunk
             key = prompt, piece.index
             if key in last:
                 self._metrics.token(now - last[key])

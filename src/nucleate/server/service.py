@@ -215,8 +215,8 @@ def _warm_up(engine: Engine) -> None:
     engine.add(Request(_shortest(engine), params))
     while len(engine):
         for output in engine.step():
-            if output.piece.finish_reason == "error":
-                raise ModelError(f"the model cannot be run: {output.piece.stop_reason}")
+            if output.chunk.finish_reason == "error":
+                raise ModelError(f"the model cannot be run: {output.chunk.stop_reason}")
 
 
 def _warm_up_grammars(engine: Engine, defaults: SamplingParams) -> None:
