@@ -185,7 +185,7 @@ def test_logprobs_are_those_of_the_models_logits_or_of_the_draw(llm: nc.LLM, mod
         order = [int(i) for i in np.argsort(-p_V, kind="stable") if p_V[i] > 0]
         assert told.chosen.token_id == output.token_ids[step]
         assert [one.token_id for one in told.top] == order[:3]
-        for one in (told.chosen, *told.top, *told.asked):
+        for one in (told.chosen, *told.top, *told.requested):
             with np.errstate(divide="ignore"):
                 # the engine reads the model packed: sums of float32 in another order
                 assert one.logprob == pytest.approx(np.log(p_V[one.token_id]), rel=2e-6, abs=1e-5)

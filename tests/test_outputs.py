@@ -43,5 +43,5 @@ def test_the_logprob_of_an_answer_is_the_exact_sum_of_its_tokens():
 def test_a_step_names_its_parts():
     out = TokenLogprob(3, -math.inf, None)
     step = StepLogprobs(TokenLogprob(1, -0.25, 1), (TokenLogprob(1, -0.25, 1),), (out,))
-    assert (step.chosen.token_id, step.top[0].rank, step.asked[0].rank) == (1, 1, None)
+    assert (step.chosen.token_id, step.top[0].rank, step.requested[0].rank) == (1, 1, None)
     assert hash(step) == hash(pickle.loads(pickle.dumps(step)))

@@ -44,7 +44,7 @@ class StepLogprobs(NamedTuple):
 
     chosen: TokenLogprob
     top: tuple[TokenLogprob, ...]
-    asked: tuple[TokenLogprob, ...]
+    requested: tuple[TokenLogprob, ...]
 
 
 PromptLogprobs = tuple[StepLogprobs | None, ...]

@@ -15,7 +15,7 @@ import nucleate as nc
 from nucleate.generation.beam_search import beam_search
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling_params import FIELDS
-from nucleate.server.openai.beam_search import FIELDS_OF_BEAMS
+from nucleate.server.openai.beam_search import PARAMETER_FIELDS
 from nucleate.server.openai.endpoints import CHAT, COMPLETIONS
 from nucleate.server.openai.requests import read_body
 from nucleate.server.service import Service
@@ -165,7 +165,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
             "include_stop_str_in_output": True,
         }.items()
     ),
-    *(({"use_beam_search": False, name: 1}, name) for name in FIELDS_OF_BEAMS),
+    *(({"use_beam_search": False, name: 1}, name) for name in PARAMETER_FIELDS),
 ]
 
 
@@ -181,7 +181,7 @@ def test_what_does_not_go_together_is_refused_by_name(llm: nc.LLM) -> None:
 def test_every_parameter_is_taken_over_or_refused(endpoint: Any) -> None:
     """None is dropped: what a search does not know is refused when it says something."""
     subject = {"prompt": "x"} if endpoint is COMPLETIONS else {"messages": HELLO}
-    plain = read_body(endpoint, {**subject, "use_beam_search": True}, nc.SamplingParams()).beams
+    plain = read_body(endpoint, {**subject, "use_beam_search": True}, nc.SamplingParams()).beam_params
     for name, parameter in FIELDS.items():
         other = {"bool": not parameter.default, "float": 0.5, "int": 3}.get(parameter.kind)
         if other is None or name in ("n", "seed", "logprobs"):
@@ -194,11 +194,11 @@ def test_every_parameter_is_taken_over_or_refused(endpoint: Any) -> None:
         if asked is None:
             assert (name.rpartition("_")[0] or name) in str(refused)
         else:
-            assert asked.beams != plain, name
+            assert asked.beam_params != plain, name
 
 
 def test_what_a_model_recommends_for_drawing_does_not_matter() -> None:
     defaults = nc.SamplingParams(temperature=0.7, top_p=0.9, max_tokens=9)
     asked = read_body(COMPLETIONS, {"prompt": "x", "use_beam_search": True}, defaults)
-    assert asked.beams is not None
-    assert (asked.beams.max_tokens, asked.beams.num_beams) == (9, 1)
+    assert asked.beam_params is not None
+    assert (asked.beam_params.max_tokens, asked.beam_params.num_beams) == (9, 1)

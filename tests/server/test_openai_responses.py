@@ -16,7 +16,7 @@ import nucleate as nc
 from nucleate.outputs import Completion, CompletionOutput, FinishReason, StepLogprobs, TokenLogprob, Usage, Validation
 from nucleate.server.openai.endpoints import CHAT, COMPLETIONS
 from nucleate.server.openai.requests import ParsedRequest, read_body
-from nucleate.server.openai.responses import ResponseHead, chat_body, completion_body, failure_message, select
+from nucleate.server.openai.responses import ResponseHead, chat_body, completion_body, failure_message, select_outputs
 
 HEAD = ResponseHead("x-1", 1700000000, "tiny")
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -290,7 +290,7 @@ def test_the_best_are_those_with_the_highest_mean(answers: list[list[float]], n:
     )  # fmt: skip
     usage = Usage(3, sum(map(len, answers)))
     request = asked("Once", n=n, best_of=len(answers), **({"logprobs": 0} if tells else {}))
-    found = select(request, Completion((1, 2, 3), outputs, usage))
+    found = select_outputs(request, Completion((1, 2, 3), outputs, usage))
     assert found.usage == usage
     assert [output.index for output in found.outputs] == list(range(n))
     places = sorted(
@@ -299,7 +299,7 @@ def test_the_best_are_those_with_the_highest_mean(answers: list[list[float]], n:
     expected = places[:n] if len(answers) > n else range(n)
     assert [output.seed - 5 for output in found.outputs] == list(expected)
     assert all((output.logprobs is not None) == (tells and bool(output.token_ids)) for output in found.outputs)
-    assert select(request, found) == found
+    assert select_outputs(request, found) == found
 
 
 def test_the_best_of_some_answers(llm: nc.LLM) -> None:

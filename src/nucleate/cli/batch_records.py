@@ -149,7 +149,7 @@ def _plain_head(entry: BatchRecord) -> Record:
 def _plain(entry: BatchRecord, completion: Completion) -> Record:
     outputs = [_output(output) for output in completion.outputs]
     result = outputs[0] if len(outputs) == 1 else {"outputs": outputs}
-    subject = {name: entry.body[name] for name in PLAIN.subject if entry.body.get(name) is not None}
+    subject = {name: entry.body[name] for name in PLAIN.prompt_fields if entry.body.get(name) is not None}
     logprobs = completion.prompt_logprobs
     prompt_logprobs = {} if logprobs is None else {"prompt_logprobs": plain(logprobs)}
     usage = usage_body(completion.usage)

@@ -21,7 +21,7 @@ from nucleate.parameters.parameter import ParameterError
 from nucleate.server.http_errors import generation_failed
 from nucleate.server.openai.endpoints import CHAT, COMPLETIONS, PLAIN
 from nucleate.server.openai.requests import ParsedRequest, read_body
-from nucleate.server.openai.response_format import named
+from nucleate.server.openai.response_format import translate_errors
 
 PROGRESS_SECONDS = 0.2  # between updates of the progress bar
 
@@ -116,10 +116,10 @@ class BatchRun:
                 message = f"the model {shown(parsed.model)} does not exist; this batch uses {served}"
                 return RecordError(message, "model_not_found", "model", 404)
             if parsed.messages is not None:
-                prompts = [self.llm.encode_chat(parsed.messages, parsed.template)]
+                prompts = [self.llm.encode_chat(parsed.messages, parsed.chat_template_kwargs)]
             else:
                 prompts = [self.llm.encode(prompt) for prompt in parsed.prompts]
-            with named(parsed.format):
+            with translate_errors(parsed.requested_format):
                 self._add(BatchJob(entry, parsed, prompts, [[] for _ in prompts], len(prompts)))
         except (ParameterError, ModelError) as error:
             return RecordError(" ".join(str(error).split()), param=getattr(error, "field", None), status=400)
@@ -130,7 +130,7 @@ class BatchRun:
         numbers: list[str] = []
         try:
             for prompt_ids in job.prompts:
-                numbers.append(self.engine.add(job.parsed.request(prompt_ids)))
+                numbers.append(self.engine.add(job.parsed.engine_request(prompt_ids)))
         except ParameterError:
             for number in numbers:
                 self.engine.abort(number)
@@ -141,7 +141,7 @@ class BatchRun:
         completions = [Completion.of(ids, pieces) for ids, pieces in zip(job.prompts, job.chunks, strict=True)]
         for output in (output for completion in completions for output in completion.outputs):
             if output.finish_reason == "error":
-                field = None if job.parsed.params.structured_outputs is None else job.parsed.format.field
+                field = None if job.parsed.params.structured_outputs is None else job.parsed.requested_format.field
                 failure = generation_failed(str(output.stop_reason), field)
                 body = failure.body["error"]
                 self._fail(job.entry, RecordError(body["message"], body["code"], body["param"], failure.status))

@@ -7,7 +7,6 @@ import json
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from nucleate.cli import flags
@@ -20,13 +19,12 @@ from nucleate.server.openai import beam_search
 if TYPE_CHECKING:
     from nucleate.llm import LLM
 
-_FIELDS = {"num_beams": "num_beams", **beam_search.FIELDS_OF_BEAMS}
 PARAMETERS = {
-    name: replace(BeamParams.PARAMETERS[field], name=name)
-    for name, field in _FIELDS.items()
-    if field in BeamParams.PARAMETERS
+    name: BeamParams.PARAMETERS[name]
+    for name in ("num_beams", *beam_search.PARAMETER_FIELDS)
+    if name in BeamParams.PARAMETERS
 }
-"""The parameters by flag, under the names of HTTP requests."""
+"""The parameters with a generated flag."""
 
 
 def add_beams(parser: argparse.ArgumentParser) -> None:
@@ -51,7 +49,7 @@ def read_beams(arguments: argparse.Namespace, values: Mapping[str, Any]) -> Beam
         return None
     if "num_beams" not in given:
         raise UsageError(f"{next(iter(given))} needs --num-beams")
-    num_beams, body = given.pop("num_beams"), {**values, **given, beam_search.SWITCH: True}
+    num_beams, body = given.pop("num_beams"), {**values, **given, beam_search.USE_BEAM_SEARCH: True}
     return beam_search.read_beams(body, SamplingParams(**values), best_of=num_beams, stream=False, echo=False)
 
 

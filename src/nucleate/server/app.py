@@ -77,7 +77,7 @@ class InfoRoutes:
         return {**own, "max_model_len": service.max_model_len}
 
     async def health(self, context: RequestContext) -> None:
-        self._service.check()
+        self._service.check_available()
         await context.reply(200, {"status": "ok"})
 
     async def version(self, context: RequestContext) -> None:

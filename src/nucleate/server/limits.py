@@ -85,9 +85,9 @@ class ServerLimits:
 
     def maximum(self, field: str) -> int | None:
         """Return the maximum value of a body field, or None if the server does not limit it."""
-        return getattr(self, NUMBERS[field]) if field in NUMBERS else None
+        return getattr(self, LIMITED_FIELDS[field]) if field in LIMITED_FIELDS else None
 
-    def endpoint(self, endpoint: Endpoint) -> Endpoint:
+    def cap_max_tokens(self, endpoint: Endpoint) -> Endpoint:
         """Return the endpoint with the default of ``max_tokens`` capped."""
         caps = [cap for cap in (endpoint.max_tokens, self.max_completion_tokens) if cap is not None]
         return dataclasses.replace(endpoint, max_tokens=min(caps, default=None))
@@ -99,13 +99,13 @@ class ServerLimits:
         ParameterError, which names the field.
         """
         given = body if isinstance(body, Mapping) else {}
-        for field in filter(given.__contains__, (*FIELDS, *NUMBERS)):
+        for field in filter(given.__contains__, (*FIELDS, *LIMITED_FIELDS)):
             self._check_field(field, given[field], vocab_size)
         prompts = given.get("prompt")
         if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int):
             _check_count("prompt", len(prompts), self.max_choices_per_request, "prompts")
 
-    def check(self, request: ParsedRequest, prompts: Sequence[Sequence[int]], context_length: int) -> None:
+    def check_request(self, request: ParsedRequest, prompts: Sequence[Sequence[int]], context_length: int) -> None:
         """Check the number of choices and of logprobs of a parsed request. Raises ParameterError.
 
         prompts: the token ids of each prompt. context_length: maximum tokens of prompt and completion.
@@ -161,7 +161,7 @@ def _check_count(field: str, count: int, allowed: int, noun: str, verb: str = "h
         raise ParameterError(field, f"{field} {verb} {count} {noun}, but this server allows at most {allowed} {noun}")
 
 
-NUMBERS: Mapping[str, str] = {
+LIMITED_FIELDS: Mapping[str, str] = {
     "max_tokens": "max_completion_tokens",
     "max_completion_tokens": "max_completion_tokens",
     "n": "max_choices_per_request",

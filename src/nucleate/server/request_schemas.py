@@ -16,10 +16,10 @@ from nucleate.parameters.parameter import Parameter
 from nucleate.sampling.presets import REQUESTABLE
 from nucleate.sampling_params import FIELDS
 from nucleate.server.limits import MAX_CHARACTERS, MAX_ENTRIES, ServerLimits, max_entries
-from nucleate.server.openai.beam_search import FIELDS_OF_BEAMS, SWITCH
+from nucleate.server.openai.beam_search import PARAMETER_FIELDS, USE_BEAM_SEARCH
 from nucleate.server.openai.endpoints import Endpoint
 from nucleate.server.openai.messages import MAX_MESSAGES
-from nucleate.server.openai.response_format import RESPONSE
+from nucleate.server.openai.response_format import RESPONSE_FORMAT
 
 Schema = dict[str, Any]
 
@@ -34,15 +34,15 @@ IDS: Schema = {"type": "array", "items": {"type": "integer", "minimum": 0}}
 def body_schema(endpoint: Endpoint, limits: ServerLimits) -> Schema:
     """Return the schema of a body of an OpenAI endpoint, with all of its fields."""
     known, fields = _own(limits), {name: field_schema(parameter, limits) for name, parameter in FIELDS.items()}
-    fields["max_tokens"]["default"] = limits.endpoint(endpoint).max_tokens
-    if "echo" in endpoint.own:
+    fields["max_tokens"]["default"] = limits.cap_max_tokens(endpoint).max_tokens
+    if "echo" in endpoint.supported:
         fields["max_tokens"] |= {"minimum": 0, "description": f"{FIELDS['max_tokens'].help}; 0 only with echo"}
-    own = [*endpoint.subject, *sorted(endpoint.own)] + ["logprobs"] * ("top_logprobs" in endpoint.own)
+    own = [*endpoint.prompt_fields, *sorted(endpoint.supported)] + ["logprobs"] * ("top_logprobs" in endpoint.supported)
     made = {**fields, **{name: known[name] for name in own}}
     made |= {name: {"description": "No effect."} for name in sorted(endpoint.ignored)}
     for name, accepted in sorted(endpoint.unsupported.items()):
         made[name] = {"enum": [None, *accepted], "description": "Not supported."}
-    return _closed(made, *endpoint.subject)
+    return _closed(made, *endpoint.prompt_fields)
 
 
 def tokenize_schema(limits: ServerLimits) -> Schema:
@@ -113,7 +113,7 @@ def _own(limits: ServerLimits) -> dict[str, Schema]:
     messages = _list({**OBJECT, "properties": message, "required": ["role", "content"]}, MAX_MESSAGES)
     several = ({**_list(one, limits.max_choices_per_request), "minItems": 1} for one in (TEXT, IDS))
     prompt = {"anyOf": [TEXT, {**IDS, "minItems": 1}, *several]}
-    declared = {name: BeamParams.PARAMETERS.get(field) for name, field in FIELDS_OF_BEAMS.items()}
+    declared = {name: BeamParams.PARAMETERS.get(name) for name in PARAMETER_FIELDS}
     searching = {
         name: _nullable(_number(parameter, limits), f"With use_beam_search: {parameter.help}")
         for name, parameter in declared.items()
@@ -136,8 +136,8 @@ def _own(limits: ServerLimits) -> dict[str, Schema]:
         "stream_options": _nullable(OBJECT, "With stream: include_usage; include_obfuscation has no effect."),
         "chat_template_kwargs": _nullable(OBJECT, "Additional variables for the chat template."),
         "model": _nullable(NAME, "The model name."),
-        RESPONSE: _nullable(OBJECT, "Structured output as in OpenAI's API; strict by default."),
-        SWITCH: _nullable(BOOLEAN, "Use beam search with best_of (or n) beams instead of sampling."),
+        RESPONSE_FORMAT: _nullable(OBJECT, "Structured output as in OpenAI's API; strict by default."),
+        USE_BEAM_SEARCH: _nullable(BOOLEAN, "Use beam search with best_of (or n) beams instead of sampling."),
         "early_stopping": {"enum": [False, True, "never", None], "description": "With use_beam_search: when to stop."},
         **searching,
     }

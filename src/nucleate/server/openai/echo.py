@@ -25,7 +25,7 @@ class Echo:
         self._offsets = list(self._token_offsets(prompt)) if request.returns_logprobs else []
         self._columns: JSON | None = None
 
-    def before(self, own: JSON, logprobs: PromptLogprobs | None) -> JSON:
+    def prepend_logprobs(self, own: JSON, logprobs: PromptLogprobs | None) -> JSON:
         """Return the logprobs of a completion after those of its prompt."""
         if not self._offsets:
             return own

@@ -10,7 +10,7 @@ from typing import Any
 
 from nucleate.sampling_params import FIELDS
 from nucleate.server.openai.beam_search import BODY_FIELDS as BEAM_FIELDS
-from nucleate.server.openai.response_format import RESPONSE
+from nucleate.server.openai.response_format import RESPONSE_FORMAT
 
 _NO_TOOLS = ("none", "auto")  # accepted values without tools
 _IGNORED = frozenset(  # for OpenAI's accounting, caches and queues
@@ -23,34 +23,34 @@ class Endpoint:
     """A kind of request body: its fields besides those of SamplingParams."""
 
     url: str
-    subject: tuple[str, ...]  #: the prompt: one of these fields
+    prompt_fields: tuple[str, ...]  #: the prompt: one of these fields
     max_tokens: int | None = None  #: default if neither body nor flags set it; None: up to the context length
-    own: frozenset[str] = frozenset()  #: OpenAI fields that are supported
+    supported: frozenset[str] = frozenset()  #: OpenAI fields that are supported
     ignored: frozenset[str] = frozenset()  #: fields without effect
     unsupported: Mapping[str, tuple[Any, ...]] = field(default_factory=dict, hash=False)
     """Unsupported fields, and their values without effect, which are accepted."""
 
     @cached_property
-    def known(self) -> frozenset[str]:
+    def field_names(self) -> frozenset[str]:
         """The names of all fields of a body."""
-        return frozenset({*FIELDS, *self.subject, *self.own, *self.ignored, *self.unsupported})
+        return frozenset({*FIELDS, *self.prompt_fields, *self.supported, *self.ignored, *self.unsupported})
 
 
 COMPLETIONS = Endpoint(
     "/v1/completions",
     ("prompt",),
     max_tokens=16,
-    own=frozenset({"model", "stream", "stream_options", "best_of", "echo", RESPONSE, *BEAM_FIELDS}),
+    supported=frozenset({"model", "stream", "stream_options", "best_of", "echo", RESPONSE_FORMAT, *BEAM_FIELDS}),
     ignored=_IGNORED,
     unsupported=MappingProxyType({"suffix": ("",)}),
 )
 CHAT = Endpoint(
     "/v1/chat/completions",
     ("messages",),
-    own=frozenset(
+    supported=frozenset(
         [
             *("model", "stream", "stream_options", "max_completion_tokens", "top_logprobs", "chat_template_kwargs"),
-            *(RESPONSE, *BEAM_FIELDS),
+            *(RESPONSE_FORMAT, *BEAM_FIELDS),
         ]
     ),
     ignored=_IGNORED | {"parallel_tool_calls"},
