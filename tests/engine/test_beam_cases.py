@@ -158,7 +158,7 @@ def test_texts_are_the_tokens_decoded_after_the_prompt(llm: nc.LLM) -> None:
 def test_a_call_takes_a_value_or_its_fields(llm: nc.LLM, capsys: pytest.CaptureFixture[str]) -> None:
     one = llm.beam_search("Tom", BeamParams(num_beams=2, max_tokens=4))
     assert llm.beam_search("Tom", num_beams=2, max_tokens=4) == one
-    assert llm.beam_search(["Tom"], num_beams=2, max_tokens=4, progress=True) == one
+    assert llm.beam_search(["Tom"], num_beams=2, max_tokens=4, use_tqdm=True) == one
     assert "1/1" in capsys.readouterr().err
     assert llm.beam_search([]) == []
     with pytest.raises(nc.ParameterError, match="unknown parameter 'num_beans'; did you mean num_beams") as error:
