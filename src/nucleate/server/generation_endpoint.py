@@ -42,7 +42,7 @@ class GenerationEndpoint:
         self._url, self._service, self._metrics = url, service, metrics
 
     async def __call__(self, context: RequestContext) -> None:
-        """Handle a request within its timeout. Raises what ``http_error`` knows, unless a stream has started."""
+        """Handle a request within its timeout. Errors after the start of a stream end the stream instead of raising."""
         limits = self._service.limits
         with self._service.request_slot():
             try:

@@ -1,4 +1,4 @@
-"""Limits of requests, so that no client can cost the others much.
+"""Limits on requests, so that no client can take much of the server's time or memory.
 
 Limits that operators set are declared as parameters, each with a range, a help text and a flag. The others are
 constants. The OpenAPI document is generated from both.

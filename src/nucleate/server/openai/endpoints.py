@@ -23,9 +23,9 @@ class Endpoint:
     """A kind of request body: its fields besides those of SamplingParams."""
 
     url: str
-    prompt_fields: tuple[str, ...]  #: the prompt: one of these fields
+    prompt_fields: tuple[str, ...]  #: a body has one of these
     max_tokens: int | None = None  #: default if neither body nor flags set it; None: up to the context length
-    supported: frozenset[str] = frozenset()  #: OpenAI fields that are supported
+    supported: frozenset[str] = frozenset()  #: supported fields of OpenAI's API
     ignored: frozenset[str] = frozenset()  #: fields without effect
     unsupported: Mapping[str, tuple[Any, ...]] = field(default_factory=dict, hash=False)
     """Unsupported fields, and their values without effect, which are accepted."""
@@ -66,7 +66,7 @@ CHAT = Endpoint(
     ),
 )
 PLAIN = Endpoint("", ("prompt", "messages"))
-"""A plain line of a batch: one prompt or chat, and fields of SamplingParams."""
+"""A batch line without a URL: one prompt or chat, and fields of SamplingParams."""
 
 ENDPOINTS: Mapping[str, Endpoint] = {endpoint.url: endpoint for endpoint in (COMPLETIONS, CHAT)}
 """OpenAI's endpoints by path."""

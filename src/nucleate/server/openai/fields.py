@@ -14,7 +14,7 @@ Value = TypeVar("Value")
 
 
 def reject_deep_nesting(read: Callable[Arguments, Value]) -> Callable[Arguments, Value]:
-    """Decorate a reader to raise ParameterError instead of RecursionError."""
+    """Decorate a parser: it raises ParameterError instead of RecursionError for a deeply nested body."""
 
     @wraps(read)
     def wrapper(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Value:
@@ -48,7 +48,7 @@ def are_token_ids(value: Sequence[Any]) -> bool:
 
 
 def json_equal(value: Any, other: Any) -> bool:
-    """Return whether two JSON values are equal; unlike in Python, 1 is not true."""
+    """Return whether two JSON values are equal; unlike in Python, 1 and true differ."""
     return type(value) is type(other) and value == other
 
 

@@ -49,7 +49,7 @@ MAX_CACHED_CHARACTERS = 1024
 class ParsedRequest:
     """A parsed request body: prompts or chat messages, and parameters.
 
-    The engine may generate more than the response contains: it gets ``engine_params``, the response follows ``params``.
+    The response follows ``params``. The engine gets ``engine_params``, with which it may generate more than that.
     """
 
     prompts: tuple[Prompt, ...]  #: text or token ids; empty for a chat
@@ -75,11 +75,9 @@ class ParsedRequest:
 
     def engine_request(self, prompt_ids: Sequence[int]) -> Request | BeamRequest:
         """Return the engine request of a prompt."""
-        return (
-            Request(prompt_ids, self.engine_params)
-            if self.beam_params is None
-            else BeamRequest(prompt_ids, self.beam_params)
-        )
+        if self.beam_params is not None:
+            return BeamRequest(prompt_ids, self.beam_params)
+        return Request(prompt_ids, self.engine_params)
 
     @cached_property
     def engine_params(self) -> SamplingParams:
@@ -117,26 +115,25 @@ def read_body(endpoint: Endpoint, body: Any, defaults: SamplingParams) -> Parsed
     params = _params(defaults, _values(endpoint, given, defaults, requested))
     stream, include_usage = _stream(given)
     prompts, messages = _prompts_or_messages(endpoint, given)
-    best_of = _best_of(given, params.n, stream)
+    best_of, model = _best_of(given, params.n, stream), read_model(given)
+    variables, beam_params = dict[str, Any](), None
+    if "chat_template_kwargs" in given:
+        variables = read_chat_template_kwargs(given["chat_template_kwargs"])
+    if any(name in given for name in BEAM_FIELDS):
+        beam_params = read_beams(given, params, best_of=best_of, stream=stream, echo=echo)
     return ParsedRequest(
         prompts,
         messages,
         params,
-        read_model(given),
+        model,
         stream,
         include_usage,
         echo=echo,
         best_of=best_of,
         prompt_only=prompt_only,
-        chat_template_kwargs=read_chat_template_kwargs(given["chat_template_kwargs"])
-        if "chat_template_kwargs" in given
-        else {},
+        chat_template_kwargs=variables,
         requested_format=requested or UNCONSTRAINED,
-        beam_params=(
-            read_beams(given, params, best_of=best_of, stream=stream, echo=echo)
-            if any(name in given for name in BEAM_FIELDS)
-            else None
-        ),
+        beam_params=beam_params,
     )
 
 
@@ -214,7 +211,7 @@ def _params(defaults: SamplingParams, values: Mapping[str, Any]) -> SamplingPara
 
 @lru_cache(256)
 def _cached_params(defaults: SamplingParams, values: str) -> SamplingParams:
-    """Return the parameters of a request. values: as JSON, which unlike a dict tells 1 from true and 1.0."""
+    """Return the parameters of a request. values: as JSON, which unlike a dict distinguishes 1, 1.0 and true."""
     return defaults.override(**json.loads(values))
 
 

@@ -69,7 +69,7 @@ def read_format(given: Mapping[str, Any]) -> RequestedFormat | None:
 
 @contextmanager
 def translate_errors(requested: RequestedFormat) -> Iterator[None]:
-    """Within this context, errors about the constraint name its field and place in the body."""
+    """Within this context, change errors of ``StructuredOutputs`` to name the field and path in the body."""
     try:
         yield
     except ParameterError as error:
