@@ -26,7 +26,7 @@ def params(*arguments: str) -> nc.SamplingParams:
     """What a command line says."""
     parser = argparse.ArgumentParser(exit_on_error=False)
     flags.add_sampling(parser)
-    return nc.SamplingParams(**flags.given(parser.parse_args([*arguments])))
+    return nc.SamplingParams(**flags.read_values(parser.parse_args([*arguments])))
 
 
 def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def chat_params(*arguments: str) -> nc.SamplingParams:
     """The same by /set."""
     made = nc.SamplingParams()
     for flag, value in zip(arguments[::2], arguments[1::2], strict=True):
-        made = flags.assign(made, flag.removeprefix("--"), value)
+        made = flags.set_parameter(made, flag.removeprefix("--"), value)
     return made
 
 
@@ -113,7 +113,7 @@ def chat_params(*arguments: str) -> nc.SamplingParams:
     ],
 )
 def test_set_reads_every_kind(name: str, text: str, value: object) -> None:
-    assert getattr(flags.assign(nc.SamplingParams(), name, text), name.replace("-", "_")) == value
+    assert getattr(flags.set_parameter(nc.SamplingParams(), name, text), name.replace("-", "_")) == value
 
 
 def test_a_chat_with_the_newer_parameters(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

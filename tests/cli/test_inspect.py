@@ -10,7 +10,7 @@ import sys
 import pytest
 
 import nucleate as nc
-from nucleate.cli.inspect import bar, percent, spelled
+from nucleate.cli.inspect import bar, percent, token_text
 from nucleate.cli.main import COMMANDS, main
 
 PROMPT = "The cat sat on the"
@@ -92,7 +92,7 @@ def test_json_names_every_token_it_mentions(llm: nc.LLM, capsys: pytest.CaptureF
 
 
 def test_a_token_is_shown_on_one_line(llm: nc.LLM, capsys: pytest.CaptureFixture[str]) -> None:
-    assert [spelled(llm.tokenizer, token) for token in llm.encode("a\n")[-1:]] == ["\n"]
+    assert [token_text(llm.tokenizer, token) for token in llm.encode("a\n")[-1:]] == ["\n"]
     text = shown(capsys, "a\nb", "--seed", "1")
     assert r'"\n"' in text.splitlines()[0]
 

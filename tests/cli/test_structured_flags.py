@@ -32,7 +32,7 @@ def params(*arguments: str) -> nc.SamplingParams:
     """What a command line says."""
     parser = argparse.ArgumentParser(exit_on_error=False)
     flags.add_sampling(parser)
-    return nc.SamplingParams(**flags.given(parser.parse_args([*arguments])))
+    return nc.SamplingParams(**flags.read_values(parser.parse_args([*arguments])))
 
 
 def form(*arguments: str) -> nc.StructuredOutputs | None:
@@ -162,10 +162,10 @@ def test_commands_that_sample_have_the_flags(command: str, capsys: pytest.Captur
     module.add_arguments(parser)  # would raise if two flags had one name
     if samples:
         subject = ["in", "out"] if command == "batch" else []
-        assert flags.given(parser.parse_args([*subject, "--regex", "a"])) == {
+        assert flags.read_values(parser.parse_args([*subject, "--regex", "a"])) == {
             "structured_outputs": nc.StructuredOutputs(regex="a")
         }
-        assert flags.given(parser.parse_args(subject)) == {}
+        assert flags.read_values(parser.parse_args(subject)) == {}
 
 
 # ---- /set
@@ -186,7 +186,7 @@ def test_commands_that_sample_have_the_flags(command: str, capsys: pytest.Captur
 )
 def test_set_takes_json(text: str, expected: dict[str, Any] | None) -> None:
     before = nc.SamplingParams(structured_outputs={"regex": "x"}, top_k=3)
-    after = flags.assign(before, "structured_outputs", text)
+    after = flags.set_parameter(before, "structured_outputs", text)
     assert after == before.replace(structured_outputs=expected)
     assert after.structured_outputs == (None if expected is None else nc.StructuredOutputs(**expected))
 
@@ -204,7 +204,7 @@ def test_set_takes_json(text: str, expected: dict[str, Any] | None) -> None:
 )
 def test_set_refuses_what_is_no_form(text: str, field: str, words: str) -> None:
     with pytest.raises(nc.ParameterError, match=re.escape(words)) as caught:
-        flags.assign(nc.SamplingParams(), "structured_outputs", text)
+        flags.set_parameter(nc.SamplingParams(), "structured_outputs", text)
     assert caught.value.field == field
 
 

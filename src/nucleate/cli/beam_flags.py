@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from nucleate.cli import flags
 from nucleate.cli.argument_parser import UsageError
-from nucleate.cli.output_text import plain, validation_text
+from nucleate.cli.output_text import to_json, validation_text
 from nucleate.engine.beam.params import BeamCompletion, BeamParams
 from nucleate.sampling_params import SamplingParams
 from nucleate.server.openai import beam_search
@@ -41,7 +41,7 @@ def read_beams(arguments: argparse.Namespace, values: Mapping[str, Any]) -> Beam
 
     Raises UsageError, and ParameterError, also for sampling parameters that beam search does not support.
     """
-    given = flags.given(arguments, PARAMETERS)
+    given = flags.read_values(arguments, PARAMETERS)
     if arguments.early_stopping is not None:
         early = arguments.early_stopping.lower()
         given["early_stopping"] = {"true": True, "false": False}.get(early, early)
@@ -59,7 +59,7 @@ def search(llm: LLM, prompt: str, params: BeamParams, *, echo: str, as_json: boo
     [found] = llm.beam_search([prompt], params)
     seconds = time.perf_counter() - start
     if as_json:
-        print(json.dumps({"prompt": prompt, **plain(found), "params": plain(params)}, allow_nan=False))
+        print(json.dumps({"prompt": prompt, **to_json(found), "params": to_json(params)}, allow_nan=False))
     else:
         _show(found, echo)
         tokens = found.usage.completion_tokens

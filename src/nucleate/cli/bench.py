@@ -1,6 +1,6 @@
 """Measure the time to sample a token on this machine, compared with NumPy's max over the same logits.
 
-Prints medians. The two alternate, a few calls each, so that both see the same load of the machine.
+Prints medians. The two are called alternately, so that other load on the machine affects both.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def logits(kind: str, rows: int, size: int) -> NDArray[np.float32]:
 
 
 def history(params: Mapping[str, Any], size: int) -> list[int]:
-    """Return as many random tokens as the penalties of a row look back on."""
+    """Return random tokens, as many as ``penalty_last_n``."""
     tokens: list[int] = np.random.default_rng(1).integers(0, size, params.get("penalty_last_n", 0)).tolist()
     return tokens
 
@@ -124,7 +124,7 @@ def ours(x_BV: NDArray[np.float32], params: Mapping[str, Any]) -> Call:
 def renewed(make: Callable[[], Call], calls: int = 16) -> Call:
     """Return a function that recreates the sampler every so many calls.
 
-    With the same logits at every step the sampled tokens repeat, so that the penalties would soon see only a few
+    With the same logits at every step the sampled tokens repeat, so that the history would soon have only a few
     different ones. The calls that recreate it are too few to change the median.
     """
     call, done = make(), 0

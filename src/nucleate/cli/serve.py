@@ -113,8 +113,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     if not 0 <= arguments.port < 2**16:
         raise UsageError(f"--port must be an integer >= 0 and < 65536, got {arguments.port}")
-    limits = ServerLimits(**flags.given(arguments, ServerLimits.PARAMETERS))
-    values = flags.given(arguments)
+    limits = ServerLimits(**flags.read_values(arguments, ServerLimits.PARAMETERS))
+    values = flags.read_values(arguments)
     keys = read_keys(arguments.api_key, arguments.api_key_file, os.environ.get(VARIABLE))
     log_format: LogFormat = arguments.log_format or ("text" if sys.stderr.isatty() else "json")
     with (
