@@ -33,7 +33,7 @@ def run(engine: Engine, asked: list[Asked], at_once: int) -> dict[str, Any]:
             break
         for event in engine.step():
             token_ids[places[event.request_id]] += event.chunk.token_ids
-            if event.last:
+            if event.finished:
                 del places[event.request_id]
     return {"seconds": perf_counter() - start, "cpu seconds": _cpu() - cpu, "token ids": token_ids}
 

@@ -271,7 +271,7 @@ def _with_progress(
     with progress_bar(total=total, unit="prompt", shown=use_tqdm) as bar:
         for index, output in outputs:
             tokens += len(output.chunk.token_ids)
-            if output.last:
+            if output.finished:
                 bar.set_postfix_str(f"{tokens / (time.perf_counter() - start):.0f} tokens/s", refresh=False)
                 bar.update()
             yield index, output

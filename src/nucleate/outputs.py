@@ -147,6 +147,6 @@ class EngineOutput:
     usage: Usage | None = None  #: on the last one of a request
 
     @property
-    def last(self) -> bool:
+    def finished(self) -> bool:
         """Whether the request has finished: all its outputs have."""
         return self.usage is not None

@@ -204,7 +204,7 @@ def test_a_worker_runs_searches_beside_requests(llm: nc.LLM) -> None:
 
     told = asyncio.run(main())
     assert found(told[0]) == found(told[2]) == wanted(model, search, llm.tokenizer.eos_token_ids)
-    assert told[1][-1].last
+    assert told[1][-1].finished
     assert all(isinstance(event.chunk, BeamPiece) for event in told[0])
 
 
@@ -226,7 +226,7 @@ def test_logits_may_be_tensors(llm: nc.LLM, kind: str) -> None:
     *events, greedy = drive(engine, [*requests, sampled])
     for request, own in zip(requests, events, strict=True):
         assert found(own) == wanted(model, request, llm.tokenizer.eos_token_ids)
-    assert greedy[-1].last
+    assert greedy[-1].finished
 
 
 def test_better_priorities_come_first(llm: nc.LLM) -> None:
@@ -237,5 +237,5 @@ def test_better_priorities_come_first(llm: nc.LLM) -> None:
     sooner = engine.add(BeamRequest([4, 5, 6], params))
     order = []
     while len(engine):
-        order += [event.request_id for event in engine.step() if event.last]
+        order += [event.request_id for event in engine.step() if event.finished]
     assert order == [sooner, later]

@@ -153,7 +153,7 @@ def test_a_search_that_is_aborted_says_so_once(llm: nc.LLM, kind: str) -> None:
         for _ in range(steps):
             assert engine.step() == []
         [event] = engine.abort(number)
-        assert (event.chunk.finish_reason, event.chunk.token_ids, event.last) == ("abort", (), True)
+        assert (event.chunk.finish_reason, event.chunk.token_ids, event.finished) == ("abort", (), True)
         assert event.usage == Usage(3, 0)
         assert engine.abort(number) == []
         engine.pause(number)
@@ -206,7 +206,7 @@ def test_bad_logits_end_the_search_alone(llm: nc.LLM, kind: str) -> None:
     other = BeamRequest([4, 5], BeamParams(num_beams=2, max_tokens=9))
     sampled = Request([4, 5], nc.SamplingParams(seed=3, max_tokens=9))
     bad, good, drawn = drive(engine, [request, other, sampled])
-    assert [(e.chunk.finish_reason, e.chunk.stop_reason, e.last) for e in bad] == [
+    assert [(e.chunk.finish_reason, e.chunk.stop_reason, e.finished) for e in bad] == [
         ("error", "invalid logits: NaN at token 5", True)
     ]
     assert not isinstance(bad[0].chunk, BeamPiece)
@@ -244,7 +244,7 @@ def test_a_model_that_fails_for_a_beam_ends_its_search_alone(llm: nc.LLM, kind: 
         engine = Engine(Failing(runner(kind, model), cursed=first[rank][0][0]), llm.tokenizer, backend="reference")
         other = BeamRequest([4, 5], BeamParams(num_beams=2, max_tokens=3))
         bad, good = drive(engine, [request, other])
-        assert [(e.chunk.finish_reason, e.chunk.stop_reason, e.last) for e in bad] == [
+        assert [(e.chunk.finish_reason, e.chunk.stop_reason, e.finished) for e in bad] == [
             ("error", "the model failed: out of memory in a kernel", True)
         ]
         assert found(good) == wanted(model, other, llm.tokenizer.eos_token_ids)
@@ -313,7 +313,7 @@ def storm(llm: nc.LLM, kind: str, seed: int, steps: int) -> None:
         for event in events:
             request, own = live[event.request_id]
             own.append(event)
-            if not event.last:
+            if not event.finished:
                 continue
             del live[event.request_id]
             reason = own[-1].chunk.finish_reason

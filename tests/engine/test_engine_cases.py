@@ -34,7 +34,7 @@ def test_n_answers_read_the_prompt_once(llm: nc.LLM) -> None:
     assert begins == {first: 0, **dict.fromkeys(others, 20)}  # blocks of 4: the last two tokens of 22 are read again
     assert engine.stats.prefix_cache_hit_tokens == 4 * 20
     assert events[-1].usage == Usage(22, 30)
-    assert [event.last for event in events].count(True) == 1
+    assert [event.finished for event in events].count(True) == 1
 
 
 def test_the_other_answers_wait_for_the_prompt(llm: nc.LLM) -> None:
@@ -66,7 +66,7 @@ def test_a_better_priority_goes_first(llm: nc.LLM) -> None:
     ids = [engine.add(Request([1, 2], GREEDY, priority=priority)) for priority in (5, 5, -1, 0)]
     ended = []
     while len(engine):
-        ended += [event.request_id for event in engine.step() if event.last]
+        ended += [event.request_id for event in engine.step() if event.finished]
     assert ended == [ids[2], ids[3], ids[0], ids[1]]
 
 
@@ -120,7 +120,7 @@ def test_an_abort_in_every_state(llm: nc.LLM, kind: str, steps: int) -> None:
     seen = [event for _ in range(steps) for event in engine.step()]
     events = engine.abort(number)
     assert reasons(events) == [("abort", None)] * 3
-    assert [event.last for event in events] == [False, False, True]
+    assert [event.finished for event in events] == [False, False, True]
     told = [event for event in [*seen, *events] if event.request_id == number]
     assert events[-1].usage == Usage(8, sum(len(event.chunk.token_ids) for event in told))
     assert engine.abort(number) == engine.abort("nobody") == []
@@ -180,7 +180,7 @@ def test_a_paused_request_stands_still(llm: nc.LLM) -> None:
     engine.pause(number)
     for _ in range(20):
         events += engine.step()
-    assert [event.request_id for event in events if event.last] == [other]
+    assert [event.request_id for event in events if event.finished] == [other]
     assert engine.step() == []
     engine.pause(number, paused=False)
     engine.pause("nobody")

@@ -59,7 +59,7 @@ class Watched:
 
     @property
     def over(self) -> bool:
-        return bool(self.events) and self.events[-1].last
+        return bool(self.events) and self.events[-1].finished
 
     def pieces(self, index: int) -> list[CompletionChunk]:
         return [event.chunk for event in self.events if event.chunk.index == index]
@@ -101,7 +101,7 @@ def storm(llm: nc.LLM, kind: str, seed: int, steps: int, **options: Any) -> None
     def take(events: list[EngineOutput]) -> None:
         for event in events:
             live[event.request_id].take(event)
-            if event.last:
+            if event.finished:
                 done.append(live.pop(event.request_id))
 
     for _ in range(steps):

@@ -87,7 +87,7 @@ class BatchRun:
             job, index = self._running[output.request_id]
             job.chunks[index].append(output.chunk)
             self.tokens += len(output.chunk.token_ids)
-            if output.last:
+            if output.finished:
                 del self._running[output.request_id]
                 job.unfinished -= 1
                 if not job.unfinished:
