@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families as read_text
 
 from nucleate.engine.stats import EngineStats, SpeculativeStats
 from nucleate.outputs import FinishReason
-from nucleate.server.metrics import BUCKETS, GENERATING, OTHER, ROUTES, ErrorKind, Metrics
+from nucleate.server.metrics import BUCKETS, GENERATION_ROUTES, OTHER, ROUTES, ErrorKind, Metrics
 from nucleate.structured_output.spec import KINDS
 
 STATS = EngineStats(
@@ -50,8 +50,8 @@ def value(made: Metrics, name: str, **labels: str) -> float | None:
 def used() -> Metrics:
     """Some figures of every kind."""
     made = metrics()
-    made.request(GENERATING[0], 200, 0.5)
-    made.request(GENERATING[1], 503, 0.5, error="queue_full")
+    made.request(GENERATION_ROUTES[0], 200, 0.5)
+    made.request(GENERATION_ROUTES[1], 503, 0.5, error="queue_full")
     made.request("/nothing", 404, 0.0001, disconnected=True)
     made.prompt(3)
     made.first_token(0.02)
@@ -196,16 +196,16 @@ def test_requests_by_route_and_status() -> None:
 
 def test_errors_and_clients_that_left() -> None:
     made = metrics()
-    made.request(GENERATING[0], 500, 0.1)
-    made.request(GENERATING[0], 503, 0.1, error="queue_full")
-    made.request(GENERATING[0], 200, 0.1, error="model")  # in mid-stream
-    made.request(GENERATING[0], 200, 0.1, disconnected=True)
-    made.request(GENERATING[0], 404, 0.1)
+    made.request(GENERATION_ROUTES[0], 500, 0.1)
+    made.request(GENERATION_ROUTES[0], 503, 0.1, error="queue_full")
+    made.request(GENERATION_ROUTES[0], 200, 0.1, error="model")  # in mid-stream
+    made.request(GENERATION_ROUTES[0], 200, 0.1, disconnected=True)
+    made.request(GENERATION_ROUTES[0], 404, 0.1)
     told = {kind: value(made, "nucleate_request_errors_total", kind=kind) for kind in get_args(ErrorKind)}
     assert told == {**dict.fromkeys(get_args(ErrorKind), 0), "internal": 1, "queue_full": 1, "model": 1}
     assert value(made, "nucleate_client_disconnects_total") == 1
-    assert value(made, "nucleate_http_request_duration_seconds_count", route=GENERATING[0]) is None
-    assert value(made, "nucleate_http_requests_total", route=GENERATING[0], status="200") == 2
+    assert value(made, "nucleate_http_request_duration_seconds_count", route=GENERATION_ROUTES[0]) is None
+    assert value(made, "nucleate_http_requests_total", route=GENERATION_ROUTES[0], status="200") == 2
 
 
 def test_prompts_and_answers() -> None:

@@ -37,8 +37,8 @@ class APIKeyMiddleware:
         self._digests = tuple(sha256(_checked(key, "api_key", "an API key").encode()).digest() for key in keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        free = not self._digests or scope["type"] == "lifespan"
-        if free or self._is_open(scope) or self._has_key(scope):
+        unprotected = not self._digests or scope["type"] == "lifespan"
+        if unprotected or self._is_open(scope) or self._has_key(scope):
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008, "reason": "no valid API key"})
@@ -50,7 +50,7 @@ class APIKeyMiddleware:
         """Return whether the route that the router will choose, the first full match, is open."""
         copied = dict(scope)  # matching may modify it
         chosen = next((route for route in self._router.routes if route.matches(copied)[0] is Match.FULL), None)
-        return isinstance(chosen, Route) and chosen.name in self._open  # a mount has more paths than its name says
+        return isinstance(chosen, Route) and chosen.name in self._open  # a mount has many paths
 
     def _has_key(self, scope: Scope) -> bool:
         """Return whether the request has a valid key, in constant time."""

@@ -117,19 +117,18 @@ class ServerLimits:
             allowed = f"this server allows at most {self.max_choices_per_request} choices"
             raise ParameterError(field, f"{field} requests {counted}, but {allowed}")
         params, prompt_tokens = request.engine_params, sum(map(len, prompts))
-        more = len(params.logprob_token_ids)
-        of_prompt = 0 if params.prompt_logprobs is None else 1 + params.prompt_logprobs + more
-        per_token = 0 if params.logprobs is None and not more else 1 + (params.logprobs or 0) + more
-        rooms = (context_length - len(prompt) for prompt in prompts)
-        most = context_length if params.max_tokens is None else params.max_tokens
-        generated = params.n * sum(max(0, min(most, room)) for room in rooms)
+        requested = len(params.logprob_token_ids)
+        per_prompt_token = 0 if params.prompt_logprobs is None else 1 + params.prompt_logprobs + requested
+        per_generated_token = 0 if params.logprobs is None and not requested else 1 + (params.logprobs or 0) + requested
+        max_tokens = context_length if params.max_tokens is None else params.max_tokens
+        generated = params.n * sum(max(0, min(max_tokens, context_length - len(prompt))) for prompt in prompts)
         total = (
-            prompt_tokens * (max(of_prompt, 1) * request.params.n if request.echo else of_prompt)
-            + generated * per_token
+            prompt_tokens * (max(per_prompt_token, 1) * request.params.n if request.echo else per_prompt_token)
+            + generated * per_generated_token
         )
         causes = {
             "echo": request.echo,
-            "prompt_logprobs": of_prompt,
+            "prompt_logprobs": per_prompt_token,
             "logprobs": request.returns_logprobs,
             "best_of": True,
         }

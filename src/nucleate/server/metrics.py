@@ -18,9 +18,9 @@ from nucleate.server.http_errors import ErrorKind
 from nucleate.server.openai.response_format import FORMAT_FIELDS
 from nucleate.structured_output.spec import KINDS
 
-GENERATING = ("/v1/completions", "/v1/chat/completions")
+GENERATION_ROUTES = ("/v1/completions", "/v1/chat/completions")
 ROUTES = (
-    *GENERATING,
+    *GENERATION_ROUTES,
     "/v1/models",
     "/v1/models/{model:path}",
     "/tokenize",
@@ -142,7 +142,7 @@ class Metrics:
             self._disconnects.inc()
         if error is None and not disconnected and status < 400:
             self._durations.labels(name).observe(seconds)
-            if name in GENERATING:
+            if name in GENERATION_ROUTES:
                 self._latencies.observe(seconds)
 
     def prompt(self, tokens: int) -> None:

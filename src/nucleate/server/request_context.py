@@ -96,15 +96,15 @@ class RequestContext:
 
     async def until_disconnect(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine; cancel it as soon as the client disconnects."""
-        task, gone = asyncio.ensure_future(work), asyncio.ensure_future(self._disconnect())
+        task, disconnect = asyncio.ensure_future(work), asyncio.ensure_future(self._disconnect())
         try:
-            await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({task, disconnect}, return_when=asyncio.FIRST_COMPLETED)
             if task.done():
                 task.result()
             else:
                 self.disconnected = True
         finally:
-            gone.cancel()
+            disconnect.cancel()
             if not task.done():
                 task.cancel()
                 with suppress(asyncio.CancelledError):

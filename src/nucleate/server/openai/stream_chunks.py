@@ -39,7 +39,7 @@ class StreamChoice:
 
     number: int  #: index in the response
     prompt: int  #: index of its prompt
-    first: bool  #: first choice of its prompt
+    first: bool  #: whether it is the first choice of its prompt
     offset_counter: TextOffsets | None = None  #: if the token offsets are needed
     seed: int = 0
     started: bool = False  #: a frame was sent
@@ -100,7 +100,7 @@ class ResponseStream(ABC):
 
     @abstractmethod
     def _offset_counter(self, prompt_ids: Sequence[int]) -> TextOffsets | None:
-        """Return what computes token offsets, if the response has them."""
+        """Return a counter of text offsets, if the response has them."""
 
     @abstractmethod
     def _flush(self, choice: StreamChoice) -> Iterator[JSON]:
