@@ -50,7 +50,7 @@ def serve(llm: nc.LLM, use: Use, of: Any = rule, limits: ServerLimits | None = N
     async def main() -> None:
         async with alive(application(service, RequestLog(), **options)) as app:
             await asyncio.wait_for(use(app, service), 60)
-            assert service.in_flight == service.sequences == 0
+            assert service.num_requests == service.num_sequences == 0
             for _ in range(2000):
                 if not len(engine):
                     break

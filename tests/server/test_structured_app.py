@@ -345,7 +345,7 @@ def test_a_compile_whose_caller_has_gone_harms_nobody(llm: nc.LLM, monkeypatch: 
         for call in waiting:
             check_error(call, 504, code="timeout", type="server_error")
         assert not leaver.status
-        assert service.in_flight == 0
+        assert service.num_requests == 0
         gate.set()
         last = asking("again")
         await last.task

@@ -88,7 +88,7 @@ class GenerationEndpoint:
     async def _respond(self, context: RequestContext, call: EngineCall, batches: Batches, recorder: _Recorder) -> None:
         chunks: list[list[CompletionChunk]] = [[] for _ in call.prepared]
         async for batch in batches:
-            _, failure = recorder(batch)
+            _, failure = recorder.record(batch)
             if failure is not None:
                 raise failure
             for prompt, output in batch:
@@ -106,7 +106,7 @@ class GenerationEndpoint:
 
 async def _stream(context: RequestContext, stream: ResponseStream, batches: Batches, recorder: _Recorder) -> None:
     async for batch in batches:
-        outputs, failure = recorder(batch)
+        outputs, failure = recorder.record(batch)
         if len(outputs) == 1:
             prompt, output = outputs[0]
             frames = stream.frames(prompt, [output.chunk])
@@ -138,11 +138,11 @@ class _Recorder:
         self.usage = Usage(0, 0)
         self._log, self._start, self._metrics = context.log, context.start_time, metrics
         self._release, self._service, self._call = release, service, call
-        self._last: dict[tuple[int, int], float] = {}  # by sequence: the time of its last token
+        self._last_token_times: dict[tuple[int, int], float] = {}  # by prompt and index of the output
 
-    def __call__(self, batch: Batch) -> tuple[Batch, HTTPError | None]:
-        """Return the whole batch and None; or the outputs before a failed one, and the error."""
-        now, last = perf_counter(), self._last
+    def record(self, batch: Batch) -> tuple[Batch, HTTPError | None]:
+        """Record outputs. Returns all of them and None; or those before the first failed one, and its error."""
+        now, last = perf_counter(), self._last_token_times
         for number, (prompt, output) in enumerate(batch):
             chunk = output.chunk
             key = prompt, chunk.index
@@ -175,7 +175,7 @@ class _Recorder:
 
 
 async def _end_with_error(context: RequestContext, error: Exception) -> None:
-    """Raise the error; or, if a stream has started, end the stream with it."""
+    """Raise the error; if the response has started, send it as the last frame of the stream instead."""
     if not context.status:
         raise error
     context.error = error if isinstance(error, HTTPError) else internal_error(context.id)

@@ -105,7 +105,7 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._service.drain()
         timeout = self._service.limits.shutdown_timeout_seconds
-        self._log.event("shutting down", requests_in_flight=self._service.in_flight, timeout_seconds=timeout)
+        self._log.event("shutting down", requests_in_flight=self._service.num_requests, timeout_seconds=timeout)
         timer = asyncio.get_running_loop().call_later(timeout, self._service.abort)
         try:
             await super().shutdown(sockets)

@@ -80,8 +80,8 @@ class Service:
         self.created = int(time.time())
         self.draining = False  #: new requests are rejected
         self.aborted = False  #: requests in flight were aborted
-        self.in_flight = 0  #: requests
-        self.sequences = 0  #: running and queued
+        self.num_requests = 0  #: in flight
+        self.num_sequences = 0  #: running and queued
         self._defaults = defaults
         self._endpoints = {url: limits.cap_max_tokens(endpoint) for url, endpoint in ENDPOINTS.items()}
         limits.check_body(defaults.to_dict(), self.vocab_size)
@@ -119,13 +119,13 @@ class Service:
     def request_slot(self) -> Iterator[None]:
         """Count a request as in flight within this context. Raises HTTPError if there are too many."""
         self.check_available()
-        if self.in_flight >= self.limits.max_concurrent_requests:
+        if self.num_requests >= self.limits.max_concurrent_requests:
             raise self._at_capacity("too_many_requests")
-        self.in_flight += 1
+        self.num_requests += 1
         try:
             yield
         finally:
-            self.in_flight -= 1
+            self.num_requests -= 1
 
     @contextmanager
     def queue_slots(self, counts: Sequence[int]) -> Iterator[Callable[[int], None]]:
@@ -135,22 +135,22 @@ class Service:
         """
         self.check_available()
         count = sum(counts)
-        if self.sequences and self.sequences + count > self._max_num_seqs + self.limits.max_queued_seqs:
+        if self.num_sequences and self.num_sequences + count > self._max_num_seqs + self.limits.max_queued_seqs:
             raise self._at_capacity("queue_full")
         left = dict(enumerate(counts))
-        self.sequences += count
+        self.num_sequences += count
 
         def release(prompt: int) -> None:
-            self.sequences -= left.pop(prompt)
+            self.num_sequences -= left.pop(prompt)
 
         try:
             yield release
         finally:
-            self.sequences -= sum(left.values())
+            self.num_sequences -= sum(left.values())
 
     def _at_capacity(self, code: str) -> HTTPError:
-        running = min(self.sequences, self._max_num_seqs)
-        return at_capacity(running, self.sequences - running, code)
+        running = min(self.num_sequences, self._max_num_seqs)
+        return at_capacity(running, self.num_sequences - running, code)
 
     async def run_in_thread(self, work: Callable[[], T], *, compiling: bool = False) -> T:
         """Run a function on a worker thread, or on the grammar thread. Raises HTTPError if it takes too long."""
