@@ -164,7 +164,7 @@ def test_an_error_of_ours_is_a_500_that_tells_nothing(
     llm: nc.LLM, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     async def use(app: Any, service: Service) -> None:
-        monkeypatch.setattr(service, "call", lambda *_: {}["/secret"])
+        monkeypatch.setattr(service, "parse", lambda *_: {}["/secret"])
         call = await ask(app, "/v1/completions", TEXT)
         check_error(call, 500, type="server_error", param=None)
         assert call.headers["x-request-id"] in call.json["error"]["message"]
@@ -187,7 +187,7 @@ def test_an_error_of_ours_in_the_middle_of_a_stream(llm: nc.LLM, monkeypatch: py
         call = begin(app, "/v1/completions", {**TEXT, "max_tokens": 200, "stream": True})
         while not call.data:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
-        monkeypatch.setattr(stream_chunks.CompletionStream, "pieces", fails)
+        monkeypatch.setattr(stream_chunks.CompletionStream, "frames", fails)
         await call.task
         assert call.over
         assert call.frames[-2]["error"]["type"] == "server_error"
