@@ -136,11 +136,11 @@ def test_json_has_logprobs_as_objects(capsys: pytest.CaptureFixture[str]) -> Non
     for output in told["outputs"]:
         assert len(output["logprobs"]) == len(output["token_ids"]) == 6
         for token, step in zip(output["token_ids"], output["logprobs"], strict=True):
-            assert step.keys() == {"chosen", "top", "asked"}
+            assert step.keys() == {"chosen", "top", "requested"}
             assert step["chosen"].keys() == {"token_id", "logprob", "rank"}
             assert step["chosen"]["token_id"] == token
             assert [one["rank"] for one in step["top"]] == [1, 2]
-            assert [one["token_id"] for one in step["asked"]] == [16, 5]
+            assert [one["token_id"] for one in step["requested"]] == [16, 5]
         total = math.fsum(step["chosen"]["logprob"] for step in output["logprobs"])
         assert output["cumulative_logprob"] == pytest.approx(total)
 
@@ -148,7 +148,7 @@ def test_json_has_logprobs_as_objects(capsys: pytest.CaptureFixture[str]) -> Non
 def test_json_has_null_where_a_token_was_out(capsys: pytest.CaptureFixture[str]) -> None:
     told = answer(capsys, "--logprobs", "3", "--logprobs-mode", "processed", "--top-k", "2", "--logprob-token-ids", "5")
     steps = told["outputs"][0]["logprobs"]
-    assert [step["asked"][0] for step in steps] == [{"token_id": 5, "logprob": None, "rank": None}] * 6
+    assert [step["requested"][0] for step in steps] == [{"token_id": 5, "logprob": None, "rank": None}] * 6
     assert all(1 <= len(step["top"]) <= 2 for step in steps)
 
 
