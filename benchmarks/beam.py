@@ -44,7 +44,7 @@ class Ours:
         while len(self.engine):
             for event in self.engine.step():
                 pieces[places[event.request_id]].append(event.chunk)
-        found = [BeamCompletion.of(ids, own) for ids, own in zip(prompts, pieces, strict=True)]
+        found = [BeamCompletion.from_chunks(ids, own) for ids, own in zip(prompts, pieces, strict=True)]
         return [[beam.token_ids for beam in one.outputs] for one in found]
 
 

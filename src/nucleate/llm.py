@@ -96,7 +96,7 @@ class LLM:
         for index, output in _with_progress(self._engine.run(requests), len(requests), use_tqdm):
             chunks[index].append(output.chunk)
         return [
-            Completion.of(request.prompt_ids, own, prompt if isinstance(prompt, str) else None)
+            Completion.from_chunks(request.prompt_ids, own, prompt if isinstance(prompt, str) else None)
             for request, own, prompt in zip(requests, chunks, given, strict=True)
         ]
 
@@ -117,7 +117,9 @@ class LLM:
         chunks: list[list[CompletionChunk]] = [[] for _ in requests]
         for index, output in _with_progress(self._engine.run(requests), len(requests), use_tqdm):
             chunks[index].append(output.chunk)
-        return [BeamCompletion.of(request.prompt_ids, own) for request, own in zip(requests, chunks, strict=True)]
+        return [
+            BeamCompletion.from_chunks(request.prompt_ids, own) for request, own in zip(requests, chunks, strict=True)
+        ]
 
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None, **values: Any
@@ -154,7 +156,7 @@ class LLM:
         for index, output in self._engine.run(requests):
             chunks[index].append(output.chunk)
         found = [
-            Completion.of(request.prompt_ids, own, text)
+            Completion.from_chunks(request.prompt_ids, own, text)
             for request, own, text in zip(requests, chunks, texts, strict=True)
         ]
         return found if several else found[0]

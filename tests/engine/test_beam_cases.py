@@ -177,7 +177,7 @@ def test_a_call_takes_a_value_or_its_fields(llm: nc.LLM, capsys: pytest.CaptureF
 def test_a_search_that_failed_is_a_completion_that_says_why(llm: nc.LLM) -> None:
     engine = Engine(runner("paged", toy(of=lambda ids: np.full(SIZE, np.nan, np.float32))), llm.tokenizer)
     [events] = drive(engine, [BeamRequest([1, 2])])
-    completion = BeamCompletion.of([1, 2], [event.chunk for event in events])
+    completion = BeamCompletion.from_chunks([1, 2], [event.chunk for event in events])
     [beam] = completion.outputs
     assert (beam.finish_reason, beam.token_ids, completion.text) == ("error", (), "")
     assert beam.stop_reason == "invalid logits: NaN at token 0"

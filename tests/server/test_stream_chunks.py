@@ -381,7 +381,7 @@ def test_chunks_put_together_are_the_whole_body(llm: nc.LLM, kind: type[Response
             stream += chunks.frames(place, queue[:size])
             del queue[:size]
     completions = [
-        Completion.of(prompt_ids, [piece for own in answer for piece in own])
+        Completion.from_chunks(prompt_ids, [piece for own in answer for piece in own])
         for prompt_ids, answer in zip(ids, whole, strict=True)
     ]
     usage = Usage(sum(one.usage.prompt_tokens for one in completions),
@@ -409,7 +409,7 @@ def test_what_an_engine_says_as_a_stream(llm: nc.LLM, fields: dict[str, Any], lo
     for place, own in enumerate(ids):
         pieces.append(list(llm.stream(own, request.engine_params)))
         data += b"".join(chunks.frames(place, [piece]) for piece in pieces[-1])
-    completions = [Completion.of(own, said) for own, said in zip(ids, pieces, strict=True)]
+    completions = [Completion.from_chunks(own, said) for own, said in zip(ids, pieces, strict=True)]
     body = completion_body(HEAD, request, completions, llm.tokenizer)
     read, made = (sum(getattr(one.usage, f"{name}_tokens") for one in completions) for name in ("prompt", "completion"))
     data += chunks.end(Usage(read, made))
@@ -440,7 +440,7 @@ def test_the_types_are_openais(llm: nc.LLM) -> None:
                         choice["finish_reason"] = choice["finish_reason"] or "stop"
                 found = model.model_validate(chunk, strict=True)
                 assert found.model_dump(exclude_unset=True) == chunk
-            completion = Completion.of(PROMPT, pieces)
+            completion = Completion.from_chunks(PROMPT, pieces)
             if kind is ChatStream:
                 body = chat_body(HEAD, request, completion, llm.tokenizer)
                 assert chat.ChatCompletion.model_validate(body, strict=True)

@@ -138,7 +138,7 @@ class BatchRun:
         self._running |= {number: (job, index) for index, number in enumerate(numbers)}
 
     def _finish(self, job: BatchJob) -> None:
-        completions = [Completion.of(ids, own) for ids, own in zip(job.prompts, job.chunks, strict=True)]
+        completions = [Completion.from_chunks(ids, own) for ids, own in zip(job.prompts, job.chunks, strict=True)]
         for output in (output for completion in completions for output in completion.outputs):
             if output.finish_reason == "error":
                 field = None if job.parsed.params.structured_outputs is None else job.parsed.requested_format.field

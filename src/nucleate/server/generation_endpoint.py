@@ -98,7 +98,7 @@ class GenerationEndpoint:
     def _body(self, call: EngineCall, chunks: Sequence[Sequence[CompletionChunk]]) -> bytes:
         """Build the response body. Runs on a worker thread."""
         tokenizer = self._service.llm.tokenizer
-        completions = [Completion.of(ids, own) for ids, own in zip(call.prompt_token_ids, chunks, strict=True)]
+        completions = [Completion.from_chunks(ids, own) for ids, own in zip(call.prompt_token_ids, chunks, strict=True)]
         if call.parsed.messages is not None:
             return encode_json(chat_body(call.head, call.parsed, completions[0], tokenizer))
         return encode_json(completion_body(call.head, call.parsed, completions, tokenizer))
