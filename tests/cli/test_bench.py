@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import nucleate as nc
-from nucleate.cli.bench import CHAINS, KINDS, history, logits, medians, ours, renewed
+from nucleate.cli.bench import CHAINS, KINDS, history, logits, medians, recreate_every, sampler_call
 from nucleate.cli.main import main
 from nucleate.jit.kernel_libraries import ALL
 
@@ -70,7 +70,7 @@ def test_contenders_take_turns() -> None:
 
 
 def test_a_slow_contender_is_called_once_per_turn_and_three_times_at_least(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nucleate.cli.bench.SLOW", 0.1)
+    monkeypatch.setattr("nucleate.cli.bench.SLOW_SECONDS", 0.1)
     calls: list[str] = []
 
     def slow() -> None:
@@ -90,7 +90,7 @@ def test_what_is_renewed_is_made_again_after_so_many_calls() -> None:
         made.append([])
         return lambda: made[-1].append(1)
 
-    call = renewed(make, 3)  # type: ignore[arg-type]
+    call = recreate_every(make, 3)  # type: ignore[arg-type]
     for _ in range(7):
         call()
     assert list(map(len, made)) == [3, 3, 1]
@@ -116,8 +116,8 @@ def test_penalties_look_back_on_as_many_tokens_as_the_chain_says() -> None:
 
 def test_our_call_gives_a_token_per_row() -> None:
     x = logits("peaked", 3, 500)
-    assert ours(x, CHAINS["greedy"])().tolist() == x.argmax(1).tolist()  # type: ignore[attr-defined]
-    tokens = [ours(x, CHAINS["repetition over 64, the same"])() for _ in range(2)]
+    assert sampler_call(x, CHAINS["greedy"])().tolist() == x.argmax(1).tolist()  # type: ignore[attr-defined]
+    tokens = [sampler_call(x, CHAINS["repetition over 64, the same"])() for _ in range(2)]
     assert np.array_equal(*tokens)
 
 
