@@ -61,14 +61,14 @@ class GenerationEndpoint:
             if call.structured_output_kind is not None:
                 call = await service.run_in_thread(partial(service.prepare, call), compiling=True)
         except ParameterError as error:
-            self._metrics.rejected(error.field)
+            self._metrics.count_rejected(error.field)
             raise
         if call.structured_output_kind is not None:
             log.structured_outputs = call.structured_output_kind
-            self._metrics.structured_output(call.structured_output_kind)
+            self._metrics.count_structured_output(call.structured_output_kind)
         log.stream, log.prompt = call.parsed.stream, call.parsed.messages or call.parsed.prompts
         log.prompt_tokens = sum(map(len, call.prompt_token_ids))
-        self._metrics.prompt(log.prompt_tokens)
+        self._metrics.count_prompt_tokens(log.prompt_tokens)
         with service.queue_slots([call.parsed.best_of] * len(call.prepared)) as release:
             async with aclosing(service.engine.run_all(call.prepared, heartbeat_seconds=KEEP_ALIVE_SECONDS)) as batches:
                 recorder = _Recorder(context, self._metrics, release, service, call)
@@ -147,10 +147,10 @@ class _Recorder:
             chunk = output.chunk
             key = prompt, chunk.index
             if key in last:
-                self._metrics.token(now - last[key])
+                self._metrics.observe_token(now - last[key])
             elif self._log.time_to_first_token_seconds is None:
                 self._log.time_to_first_token_seconds = now - self._start
-                self._metrics.first_token(now - self._start)
+                self._metrics.observe_first_token(now - self._start)
             last[key] = now
             if chunk.finish_reason is not None:
                 failure = self._finish(chunk.finish_reason, chunk.stop_reason)
@@ -166,7 +166,7 @@ class _Recorder:
         return batch, None
 
     def _finish(self, reason: FinishReason, detail: str | int | None) -> HTTPError | None:
-        self._metrics.finish(reason)
+        self._metrics.count_finished_sequence(reason)
         self._log.finish_reasons.append(reason)
         if reason == "error":
             field = None if self._call.structured_output_kind is None else self._call.parsed.requested_format.field

@@ -185,7 +185,7 @@ class RequestMiddleware:
         """Add a finished request to the metrics and the log. error: an unexpected exception."""
         fields, scope = context.log, context.scope
         kind = context.error.kind if context.error is not None else None if error is None else "internal"
-        self._metrics.request(
+        self._metrics.count_request(
             context.route, context.status, context.seconds, error=kind, disconnected=context.disconnected
         )
         client = scope.get("client")

@@ -105,10 +105,10 @@ def error_body(
 
 def validation_body(validation: Validation) -> JSON:
     """Return the field ``validation`` of a choice: keywords of its schema were ignored."""
-    return {name: _first(texts) for name, texts in validation._asdict().items()}
+    return {name: _first_entries(texts) for name, texts in validation._asdict().items()}
 
 
-def _first(texts: Sequence[str]) -> list[str]:
+def _first_entries(texts: Sequence[str]) -> list[str]:
     more = [f"and {len(texts) - MAX_VALIDATION_ENTRIES} more"] if len(texts) > MAX_VALIDATION_ENTRIES else []
     return [*(_truncate(text, MAX_MESSAGE) for text in texts[:MAX_VALIDATION_ENTRIES]), *more]
 
