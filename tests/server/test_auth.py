@@ -232,9 +232,9 @@ def test_what_is_open() -> None:
     assert status(guarded(), "/health", method="HEAD") == 200
     assert status(guarded(), "/v1/models", method="HEAD") == 401
     assert status(guarded(), "/api/health", root_path="/api") == 200
-    assert status(guarded(open=frozenset()), "/health") == 401
-    assert status(guarded(open=frozenset({"models"})), "/health") == 401
-    assert status(guarded(open=frozenset({"models"})), "/v1/models") == 200
+    assert status(guarded(open_routes=frozenset()), "/health") == 401
+    assert status(guarded(open_routes=frozenset({"models"})), "/health") == 401
+    assert status(guarded(open_routes=frozenset({"models"})), "/v1/models") == 200
 
 
 @pytest.mark.parametrize(
