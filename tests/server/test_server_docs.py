@@ -65,7 +65,7 @@ def test_what_the_page_says_of_validation_is_so(server: Server) -> None:
 
 
 def test_the_page_lists_all_metrics_and_limits() -> None:
-    stats = EngineStats(*(0,) * 12, 0)
+    stats = EngineStats(*(0,) * 14)
     names = {family.name for family in Metrics("x", lambda: stats).collect()}
     written = {name.removesuffix("_total") for name in re.findall(r"`(nucleate_\w+)`", PAGE)}
     assert written == {name for name in names if name.startswith("nucleate_")}
