@@ -1,4 +1,4 @@
-"""Flags of every kind, on a command line and in a chat; what --json says of logprobs; the table of stages."""
+"""Flags of every kind, on a command line and in a chat; logprobs in --json; the table of stages."""
 
 from __future__ import annotations
 
@@ -252,7 +252,7 @@ def test_drafts_on_a_command_line() -> None:
         drafts("--speculative", "nobody")
 
 
-def test_drafts_change_nothing_that_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_speculation_does_not_change_the_output(capsys: pytest.CaptureFixture[str]) -> None:
     plain = answer(capsys, "--max-tokens", "30", "--stop", "girl")
     for name in ("ngram", "suffix"):
         assert answer(capsys, "--max-tokens", "30", "--stop", "girl", "--speculative", name) == plain

@@ -1,4 +1,4 @@
-"""Beam search over the application: the answers that ``LLM.beam_search`` gives, and what cannot be asked beside it."""
+"""Beam search over the application: same results as ``LLM.beam_search``, and unsupported fields."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_several_prompts_echo_and_logprobs(llm: nc.LLM) -> None:
     serve(llm, use)
 
 
-def test_a_chat_of_some_form(llm: nc.LLM) -> None:
+def test_structured_output_in_a_chat(llm: nc.LLM) -> None:
     async def use(app: Any, service: Service) -> None:
         body = {"messages": HELLO, "use_beam_search": True, "n": 3, "structured_outputs": {"regex": "[0-9]{2}-[a-c]"}}
         call = await ask(app, CHAT_PATH, {**body, "logprobs": True, "top_logprobs": 1})
@@ -93,7 +93,7 @@ def test_a_chat_of_some_form(llm: nc.LLM) -> None:
     serve(llm, use)
 
 
-def test_beside_others_their_answers_stay_what_they_are(llm: nc.LLM) -> None:
+def test_beam_search_does_not_change_other_requests(llm: nc.LLM) -> None:
     async def use(app: Any, service: Service) -> None:
         drawn = {"prompt": [1, 2, 3], "max_tokens": 30, "seed": 4, "ignore_eos": True, "n": 3}
         alone = (await ask(app, PATH, drawn)).json["choices"]

@@ -1,4 +1,4 @@
-"""Limits: one more than allowed is refused with both numbers, what is allowed is not, and refusing takes no time."""
+"""Limits: a value above a limit is rejected with both numbers, quickly; a value at the limit is accepted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics: the figures are right, the text is what scrapers can read, and clients cannot make it grow."""
+"""Metrics: values, text format, and a bounded number of labels."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def used() -> Metrics:
     return made
 
 
-def test_the_engine_in_figures() -> None:
+def test_engine_metrics() -> None:
     made = metrics()
     told = {sample.name: sample.value for family in families(made).values() for sample in family.samples}
     expected = {
@@ -230,7 +230,7 @@ REASONS = get_args(FinishReason)
 
 @settings(max_examples=30)
 @given(st.lists(st.text(max_size=20), max_size=50))
-def test_clients_cannot_make_up_labels(paths: list[str]) -> None:
+def test_clients_cannot_create_labels(paths: list[str]) -> None:
     made = metrics()
     for path in [*paths, "/v1/models/", "//v1/models", "/v1/models?x", "/V1/models"]:
         made.count_request(path, 404, 0.1)

@@ -1,4 +1,4 @@
-"""The wire: what the bodies of requests mean to us."""
+"""Parsing of request bodies in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_an_unknown_field_is_named_whatever_it_says(kind: Endpoint, name: str, v
 
 
 @KINDS
-def test_a_near_miss_is_told_what_was_meant(kind: Endpoint) -> None:
+def test_a_misspelled_field_gets_a_suggestion(kind: Endpoint) -> None:
     assert "did you mean temperature" in str(refusal(kind, body(kind, temprature=1)))
 
 

@@ -1,4 +1,4 @@
-"""The OpenAPI document: it is one, it has every field, and what it says of a value is what happens to the value."""
+"""The OpenAPI document: it is valid, has every field, and agrees with the server on every value."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_every_route_says_what_it_answers() -> None:
     assert len({operation["summary"] for operation in operations}) == len(operations) == 11
 
 
-def test_a_key_is_asked_for_where_there_are_keys() -> None:
+def test_a_key_is_required_if_keys_are_set() -> None:
     open_, closed = (document("tiny", "1.2.3", LIMITS, needs_key=keys) for keys in (False, True))
     assert closed["security"] == [{"key": []}]
     assert closed["components"]["securitySchemes"]["key"] == {"type": "http", "scheme": "bearer"}

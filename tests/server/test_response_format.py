@@ -101,7 +101,7 @@ MEANINGS: list[tuple[dict[str, Any], StructuredOutputs | None]] = [
 
 @BOTH
 @pytest.mark.parametrize(("fields", "meant"), MEANINGS, ids=lambda value: json.dumps(value, default=str)[:60])
-def test_each_way_to_say_a_form_means_the_same(
+def test_both_fields_set_the_same_constraint(
     kind: Endpoint, fields: dict[str, Any], meant: StructuredOutputs | None
 ) -> None:
     read = asked(kind, **fields)
@@ -196,7 +196,7 @@ def test_an_error_names_the_field_and_the_place(kind: Endpoint, fields: dict[str
 
 
 @BOTH
-def test_a_form_is_said_once(kind: Endpoint) -> None:
+def test_only_one_constraint_is_allowed(kind: Endpoint) -> None:
     said = {RESPONSE_FORMAT: {"type": "json_object"}, STRUCTURED_OUTPUTS: {"regex": "a"}}
     assert said.keys() == set(FORMAT_FIELDS)
     for fields in (said, dict(reversed(said.items()))):
@@ -217,7 +217,7 @@ def test_what_vllm_called_it_once_is_told_by_its_new_name(kind: Endpoint, name: 
 
 @settings(max_examples=tiers.count(75, 300))
 @given(data=st.data())
-def test_any_value_is_a_form_or_an_error_that_names_its_field(data: st.DataObject) -> None:
+def test_any_value_is_a_constraint_or_an_error_that_names_its_field(data: st.DataObject) -> None:
     keys = (
         "type",
         "json_schema",

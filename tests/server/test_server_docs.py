@@ -1,4 +1,4 @@
-"""The commands in docs/server.md, as they are there, against a server: each is answered, with the form it asks for."""
+"""The commands in docs/server.md, run against a server."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def commands() -> list[tuple[str, Any]]:
     return found
 
 
-def test_there_are_examples_of_every_field_for_forms() -> None:
+def test_there_are_examples_of_every_structured_output_field() -> None:
     said = {name for _, body in commands() for name in body}
     assert {"response_format", "structured_outputs", "min_p", "stream"} <= said
     assert len(commands()) >= 7

@@ -1,4 +1,4 @@
-"""Streams: frames that OpenAI's clients understand, and that put together say what the whole body says."""
+"""Stream frames: OpenAI's format, and the same content as the body without streaming."""
 
 from __future__ import annotations
 
