@@ -40,7 +40,7 @@ def test_the_extra_is_what_is_needed(monkeypatch: pytest.MonkeyPatch, capsys: py
     lines = project["optional-dependencies"]["server"]
     extra = {re.split(r"[^\w-]", line)[0].replace("-", "_") for line in lines}
     assert extra - {"uvloop", "nucleate"} == set(serve.REQUIRED)
-    assert serve.missing() == []
+    assert serve.missing_packages() == []
     monkeypatch.setattr(serve, "REQUIRED", ("uvicorn", "no_such_package"))
     assert "needs no_such_package: pip install 'nucleate[server]'" in refused(capsys)
 

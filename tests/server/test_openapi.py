@@ -134,7 +134,7 @@ def test_every_parameter_has_its_range_its_help_and_its_default(kind: Endpoint) 
         if field.kind in ("float", "int") and not field.off:
             low = 0 if name == "max_tokens" and kind is COMPLETIONS else field.low
             assert schema["exclusiveMinimum" if field.open_low else "minimum"] == low
-            tightened = LIMITS.maximum(name) if name in LIMITED_FIELDS else None
+            tightened = LIMITS.max_value(name) if name in LIMITED_FIELDS else None
             assert schema.get("maximum") == (tightened or field.high or (LARGEST if field.kind == "float" else None))
 
 
@@ -224,7 +224,7 @@ def edges(field: str) -> list[Any]:
     }
     parameter = FIELDS.get(field)
     ends = [] if parameter is None else [parameter.low, parameter.high, *parameter.off, parameter.default]
-    ends += [LIMITS.maximum(field), LIMITS.max_choices_per_request]
+    ends += [LIMITS.max_value(field), LIMITS.max_choices_per_request]
     for end in (end for end in ends if isinstance(end, int | float) and not isinstance(end, bool)):
         near |= {end, end - 1, end + 1}
         if abs(end) < 2**53:

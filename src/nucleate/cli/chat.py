@@ -156,13 +156,13 @@ class ChatSession:
 
         A message that causes an error leaves the conversation unchanged.
         """
-        fitting = self.fitting(messages)
+        kept_messages = self.truncate(messages)
         stream, parts, params = StreamPrinter(1), [], self.params
         if params.seed is not None:  # each reply uses another seed
             params = params.replace(seed=(params.seed + self.replies) % 2**64)
-        chunks = self.llm.stream_chat(fitting, params)
+        chunks = self.llm.stream_chat(kept_messages, params)
         self.replies += 1
-        for _ in range((len(messages) - len(fitting)) // 2):
+        for _ in range((len(messages) - len(kept_messages)) // 2):
             print("(context nearly full: the oldest messages were removed)", file=sys.stderr)
         try:
             for chunk in chunks:
@@ -170,10 +170,10 @@ class ChatSession:
                 parts.append(chunk.text)
         except KeyboardInterrupt:
             pass
-        self.messages = [*fitting, {"role": "assistant", "content": "".join(parts)}]
+        self.messages = [*kept_messages, {"role": "assistant", "content": "".join(parts)}]
         return stream.end(self.llm.model.runtime)
 
-    def fitting(self, messages: list[dict[str, str]]) -> list[dict[str, str]]:
+    def truncate(self, messages: list[dict[str, str]]) -> list[dict[str, str]]:
         """Remove the oldest messages while the conversation fills more than 3/4 of the context."""
         limit = self.llm.model.context_length * 3 // 4
         while len(self.llm.encode_chat(messages)) > limit:

@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
     params = llm.default_params.override(**values)
     ids = llm.encode(prompt)
     admit(llm.model, llm.tokenizer, ids, params)
-    stages, mask = stages_of(params, llm.model.vocab_size, llm.tokenizer), mask_of(llm, params)
+    stages, mask = stages_of(params, llm.model.vocab_size, llm.tokenizer), grammar_mask(llm, params)
     result = trace(llm.model.begin().forward(ids), stages, prompt_ids=ids, mask=mask)
     if arguments.json:
         page = {
@@ -92,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if result.error is None else 1
 
 
-def mask_of(llm: LLM, params: SamplingParams) -> NDArray[np.int32] | None:
+def grammar_mask(llm: LLM, params: SamplingParams) -> NDArray[np.int32] | None:
     """Return the mask [W] of the structured-output constraint; None without one."""
     from nucleate.structured_output import GrammarCompiler, Guide, form_of
 

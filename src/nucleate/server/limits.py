@@ -83,7 +83,7 @@ class ServerLimits:
         for name, parameter in self.PARAMETERS.items():
             object.__setattr__(self, name, parameter.check(getattr(self, name)))
 
-    def maximum(self, field: str) -> int | None:
+    def max_value(self, field: str) -> int | None:
         """Return the maximum value of a body field, or None if the server does not limit it."""
         return getattr(self, LIMITED_FIELDS[field]) if field in LIMITED_FIELDS else None
 
@@ -136,7 +136,7 @@ class ServerLimits:
         _check_count(field, total, MAX_LOGPROBS_PER_RESPONSE, "logprobs and echoed tokens", "requests")
 
     def _check_field(self, field: str, value: Any, vocab_size: int) -> None:
-        maximum = self.maximum(field)
+        maximum = self.max_value(field)
         if maximum is not None and isinstance(value, int) and not isinstance(value, bool) and value > maximum:
             raise ParameterError(field, f"{field} must be at most {maximum} on this server, got {shown(value)}")
         if isinstance(value, list | tuple | Mapping):

@@ -100,7 +100,7 @@ def _number_schema(parameter: Parameter, limits: ServerLimits) -> Schema:
     is_int = "int" in parameter.kind
     low = parameter.low if is_int or parameter.low is not None else -MAX_FLOAT
     high = parameter.high if is_int or parameter.high is not None else MAX_FLOAT
-    highest = min((bound for bound in (high, limits.maximum(parameter.name)) if bound is not None), default=None)
+    highest = min((bound for bound in (high, limits.max_value(parameter.name)) if bound is not None), default=None)
     schema: Schema = {"type": "integer" if is_int else "number"}
     if low is not None:
         schema["exclusiveMinimum" if parameter.open_low else "minimum"] = low

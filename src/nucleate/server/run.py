@@ -41,7 +41,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 @contextmanager
-def interrupted_at_once() -> Iterator[None]:
+def default_sigint_handler() -> Iterator[None]:
     """While the server starts, SIGINT ends the process at once: KeyboardInterrupt would break imports on threads."""
     before = signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:

@@ -48,7 +48,7 @@ class DetokenizeRequest:
 @reject_deep_nesting
 def read_tokenize(body: Any) -> TokenizeRequest:
     """Parse a body of ``/tokenize``. Raises ParameterError, which names the field."""
-    given = _given(body, TOKENIZE)
+    given = _present_fields(body, TOKENIZE)
     prompt, messages = given.get("prompt"), given.get("messages")
     if (prompt is None) == (messages is None):
         raise ParameterError("prompt", "prompt or messages must be set, but not both")
@@ -69,14 +69,14 @@ def read_tokenize(body: Any) -> TokenizeRequest:
 @reject_deep_nesting
 def read_detokenize(body: Any) -> DetokenizeRequest:
     """Parse a body of ``/detokenize``. Raises ParameterError, which names the field."""
-    given = _given(body, DETOKENIZE)
+    given = _present_fields(body, DETOKENIZE)
     tokens = given.get("tokens")
     if not isinstance(tokens, list) or not are_token_ids(tokens) or (tokens and min(tokens) < 0):
         raise invalid_value("tokens", "a list of token ids", tokens)
     return DetokenizeRequest(tuple(tokens), read_model(given))
 
 
-def _given(body: Any, known: frozenset[str]) -> Mapping[str, Any]:
+def _present_fields(body: Any, known: frozenset[str]) -> Mapping[str, Any]:
     """Return the fields that are not null."""
     if not isinstance(body, Mapping):
         raise invalid_value("body", "a JSON object", body)
