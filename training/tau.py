@@ -33,7 +33,7 @@ from nucleate.sampling_params import SamplingParams
 from nucleate.speculative import acceptance
 from nucleate.speculative.config import COUPLED, TOKEN_METHODS, TREE_METHODS
 from nucleate.speculative.draft import ROOT, Draft, DraftContext, Proposer, TargetOutput
-from nucleate.speculative.proposers.neural import NAMES, load
+from nucleate.speculative.proposers.neural import EMBEDDED_METHODS, load
 from nucleate.speculative.proposers.suffix import SuffixProposer
 
 ENDS = (0, 4)
@@ -92,7 +92,7 @@ class Loop:
     def _step(self, texts: list[Text], drafts: list[Draft]) -> None:
         inputs = []
         for text, draft in zip(texts, drafts, strict=True):
-            ids, parents = [*text.ids, *draft.tokens], None if draft.chain else draft.parents
+            ids, parents = [*text.ids, *draft.tokens], None if draft.is_chain else draft.parents
             inputs.append(ModelInput(text.key, ids, text.computed, len(ids), text.blocks, len(draft) + 1, parents))
         logits_LV = self.runner.forward(inputs)
         offsets = np.cumsum([0, *(each.num_logits for each in inputs)])
@@ -114,13 +114,13 @@ class Loop:
                 moves.append(Move(text.key, text.blocks, [length + place for place in path], length))
             if self.proposer.layers:
                 indices = [*range(before, length), *(length + place for place in path)]
-                hidden_TF = self.runner.hidden_states[np.array(indices) - before + start]
-                outputs.append(TargetOutput(text.key, before, text.ids[before : text.computed], hidden_TF))
+                hidden_states_TF = self.runner.hidden_states[np.array(indices) - before + start]
+                outputs.append(TargetOutput(text.key, before, text.ids[before : text.computed], hidden_states_TF))
             start += each.stop - each.start
         self.runner.move(moves)
         if outputs:
             begin = time.perf_counter()
-            self.proposer.read(outputs)
+            self.proposer.observe(outputs)
             self.seconds += time.perf_counter() - begin
 
     def _coupled(
@@ -185,7 +185,7 @@ def cases(options: argparse.Namespace) -> Iterator[tuple[str, float, int, int, s
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("corpus", type=Path)
-    parser.add_argument("methods", nargs="+", choices=(*TOKEN_METHODS, *NAMES))
+    parser.add_argument("methods", nargs="+", choices=(*TOKEN_METHODS, *EMBEDDED_METHODS))
     parser.add_argument("--tokens", type=int, nargs="+", default=[4])
     parser.add_argument("--branches", type=int, nargs="+", default=[1])
     parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 1.0])
