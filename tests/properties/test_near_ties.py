@@ -9,8 +9,7 @@ import tiers
 
 import nucleate as nc
 from nucleate.sampling.backends import reference
-from nucleate.sampling.backends.numba.fused.fused_sampler import chains
-from nucleate.sampling.backends.numba.fused.row_table import NOT_DRAWN, RowTable
+from nucleate.sampling.backends.numba.fused.fused_sampler import NOT_DRAWN, RowTable, thread_sampler
 from nucleate.sampling.dispatch.fused_pipeline import FusedParams, chain_of
 from nucleate.sampling.inputs import LogitsInput
 from nucleate.sampling.pipeline import simplify
@@ -46,9 +45,9 @@ def chain_draws(case: near_ties.Case, rows: int) -> int | None:
     table = RowTable()
     for row in range(rows):
         table.add(row, chain.numbers, (0, 0), (case.seed + rows - 1 - row) % 2**64, case.step)
-    part = table.part(table.rows)
+    part = table.select(table.rows)
     logits = np.broadcast_to(case.logits, (rows, len(case.logits)))
-    chains(len(case.logits)).draw(LogitsInput(logits).lying(), rows, part.at)
+    thread_sampler(len(case.logits)).draw(LogitsInput(logits).layout(), rows, part.control)
     return int(part.tokens[-1])
 
 
@@ -99,8 +98,8 @@ def test_the_chain_leaves_hardly_another_row_to_others() -> None:
         table = RowTable()
         for row in range(rows):
             table.add(row, asked[row % len(asked)], (0, 0), row, 3)
-        part = table.part(table.rows)
-        chains(size).draw(LogitsInput(np.broadcast_to(logits, (rows, size))).lying(), rows, part.at)
+        part = table.select(table.rows)
+        thread_sampler(size).draw(LogitsInput(np.broadcast_to(logits, (rows, size))).layout(), rows, part.control)
         left += int((part.tokens == NOT_DRAWN).sum())
     assert left <= 1
 

@@ -61,7 +61,7 @@ class Cpu(Stages):
         except nc.LogitsError as error:
             raise reference.RowError(error.errors[0]) from error
         told = [stage for stage in stages if isinstance(stage, Tap) and not stage.neutral]
-        reports = [generic.report(rows[0], token, tap.wanted) for tap in told]
+        reports = [generic.step_logprobs(rows[0], token, tap.wanted) for tap in told]
         return reference.RowResult(token, reports[0] if reports else None, stages)
 
 

@@ -17,7 +17,7 @@ from nucleate.sampling.backends import reference
 def _fused() -> Callable[[int], Any]:
     from nucleate.sampling.backends.numba.fused import fused_sampler  # loads the kernels
 
-    return fused_sampler.chains
+    return fused_sampler.thread_sampler
 
 
 @cache
@@ -39,7 +39,7 @@ def runner(fast: bool) -> Callable[..., reference.RowResult]:
 
 def report(logits_V: NDArray[Any], token: int, wanted: tuple[int, tuple[int, ...]]) -> StepLogprobs:
     """The logprobs of a row of logits from which a token was sampled on the CPU."""
-    found: StepLogprobs = _composed().report(logits_V, token, wanted)
+    found: StepLogprobs = _composed().step_logprobs(logits_V, token, wanted)
     return found
 
 

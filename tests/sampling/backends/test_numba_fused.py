@@ -11,8 +11,7 @@ import tiers
 import nucleate as nc
 from nucleate.sampling.backends import reference
 from nucleate.sampling.backends.numba.composed import evaluation as generic
-from nucleate.sampling.backends.numba.fused.row_table import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
-from nucleate.sampling.backends.numba.row_loading import copy
+from nucleate.sampling.backends.numba.row_loading import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, convert_row
 from nucleate.sampling.dispatch.fused_pipeline import chain_of
 from nucleate.sampling.pipeline import simplify
 from nucleate.sampling.stages import Categorical, Greedy, Gumbel, MinP, Temperature, TopK, TopNSigma, TopP, Typical
@@ -308,7 +307,7 @@ def test_a_report_is_that_of_the_reference() -> None:
         x = row(numbers, size, kind)
         inside = np.flatnonzero(x > -np.inf)
         top, asked = int(numbers.choice([0, 1, 5, 20, 300, 10_000])), numbers.integers(size, size=turn % 4).tolist()
-        told = generic.report(x, int(numbers.choice(inside)), (top, tuple(asked)))
+        told = generic.step_logprobs(x, int(numbers.choice(inside)), (top, tuple(asked)))
         expected = logprobs(np.arange(size), x, told.chosen.token_id, top, tuple(asked))
         assert_told_alike([told], [expected])
         assert [one.token_id for one in told.top] == [one.token_id for one in expected.top]
@@ -319,9 +318,9 @@ def test_every_half_precision_number_is_read_as_what_it_is() -> None:
     for start, stop in ((0, 65536), (3, 65533), (7, 7), (5, 20), (65530, 65536)):
         part = bits[start:stop]
         wide = np.full(len(part) + 1, 5.0, np.float32)
-        copy(part.ctypes.data, FLOAT16, wide[:-1])
+        convert_row(part.ctypes.data, FLOAT16, wide[:-1])
         assert np.array_equal(wide[:-1], part.view(np.float16).astype(np.float32), equal_nan=True)
-        copy(part.ctypes.data, BFLOAT16, wide[:-1])
+        convert_row(part.ctypes.data, BFLOAT16, wide[:-1])
         assert np.array_equal(wide[:-1], (part.astype(np.uint32) << 16).view(np.float32), equal_nan=True)
         assert wide[-1] == 5.0
 
@@ -332,10 +331,10 @@ def test_wide_numbers_are_rounded_as_numpy_rounds_them() -> None:
     wide[:4000] = numbers.normal(size=4000) * 10.0 ** numbers.integers(-50, 45, size=4000)
     wide[4000:4003] = 1e39, -1e39, 3.4028235677973366e38
     narrow = np.empty(len(wide), np.float32)
-    copy(wide.ctypes.data, FLOAT64, narrow)
+    convert_row(wide.ctypes.data, FLOAT64, narrow)
     with np.errstate(all="ignore"):
         expected = wide.astype(np.float32)
     assert np.array_equal(narrow, expected, equal_nan=True)
     again = np.empty(len(wide), np.float32)
-    copy(narrow.ctypes.data, FLOAT32, again)
+    convert_row(narrow.ctypes.data, FLOAT32, again)
     assert np.array_equal(again.view(np.uint32), narrow.view(np.uint32))

@@ -15,51 +15,51 @@ from nucleate.sampling.noise import GROUP_SIZE
 
 LOWEST = np.finfo(np.float32).min
 NO_IDS, NO_SCORES = np.zeros(0, np.int64), np.zeros(0)
-KEPT = 16
+CACHED_WORKSPACES = 16
 """Threads and sizes of rows for which there is room."""
 
 
-class ScratchArrays:
+class RowWorkspace:
     """size: V. ``start`` before each row."""
 
     def __init__(self, size: int) -> None:
         self.size, self.groups = size, -(-size // GROUP_SIZE)
         self.keys = np.empty(self.groups * GROUP_SIZE, np.int64)
-        self.spare_G, self.scores_V = np.empty(self.groups), np.empty(size)
+        self.scratch_G, self.scratch_V = np.empty(self.groups), np.empty(size)
         self.ids = np.arange(size)  #: nobody writes to them
         self._rows: list[NDArray[np.float32]] = []
         self._used = 0
 
-    def start(self) -> None:
+    def reset(self) -> None:
         """All rows are free again."""
         self._used = 0
 
-    def row(self) -> NDArray[np.float32]:
+    def new_row(self) -> NDArray[np.float32]:
         """A row to write to."""
         if self._used == len(self._rows):
             self._rows.append(np.empty(self.size, np.float32))
         self._used += 1
         return self._rows[self._used - 1]
 
-    def plain(self, logits_V: NDArray[Any]) -> NDArray[np.float32]:
+    def as_float32(self, logits_V: NDArray[Any]) -> NDArray[np.float32]:
         """A row as the kernels take it: float32, contiguous, aligned, writeable; the row itself if it is."""
         row_V = np.asarray(logits_V, np.float32)
         flags = row_V.flags
         if flags.c_contiguous and flags.writeable and flags.aligned:
             return row_V
-        copy_V = self.row()
+        copy_V = self.new_row()
         copy_V[:] = row_V
         return copy_V
 
 
-def room(size: int) -> ScratchArrays:
+def thread_workspace(size: int) -> RowWorkspace:
     """The room of this thread for rows of a size; the last few are kept."""
-    return _room(size, threading.get_ident())
+    return _cached_workspace(size, threading.get_ident())
 
 
-@lru_cache(KEPT)
-def _room(size: int, thread: int) -> ScratchArrays:
-    return ScratchArrays(size)
+@lru_cache(CACHED_WORKSPACES)
+def _cached_workspace(size: int, thread: int) -> RowWorkspace:
+    return RowWorkspace(size)
 
 
 class EditedRow:
@@ -68,11 +68,11 @@ class EditedRow:
     """
 
     def __init__(
-        self, work: ScratchArrays, row_V: NDArray[np.float32], ids_K: Ids = NO_IDS, x_K: Floats = NO_SCORES
+        self, work: RowWorkspace, row_V: NDArray[np.float32], ids_K: Ids = NO_IDS, x_K: Floats = NO_SCORES
     ) -> None:
         self.work, self.row_V, self.ids_K, self.x_K = work, row_V, ids_K, x_K
         self.tops_G, self._tail = np.empty(work.groups, np.float32), np.empty(GROUP_SIZE, np.float32)
-        top = float(GENERIC.group_tops(row_V, self._tail, self.tops_G))
+        top = float(GENERIC.group_maxima(row_V, self._tail, self.tops_G))
         self.top = max(top, float(x_K.max())) if len(x_K) else top  #: the highest score
         if not (-np.inf < self.top < np.inf and top < np.inf):
             raise UndecidedRow
@@ -89,7 +89,7 @@ class EditedRow:
             x_N = np.where(self.ids_K[place_N] == ids_N, self.x_K[place_N], x_N)
         return x_N
 
-    def weigh(self, slope: float, masses_G: Floats) -> Floats:
+    def mass_sums(self, slope: float, masses_G: Floats) -> Floats:
         """The sums of e and e * d over all tokens, and of e over each group, see ``row_kernels.group_masses``."""
         sums = np.empty(2)
         GENERIC.group_masses(self.row_V, self._tail, self.top, slope, masses_G, sums)
@@ -106,65 +106,65 @@ class EditedRow:
         GENERIC.moments(self.row_V, self._tail, self.work.groups, origin, sums)
         return int(sums[0]) + len(d_K), float(sums[1] + d_K.sum()), float(sums[2] + (d_K * d_K).sum())
 
-    def ranked(self, least: np.float32) -> tuple[Ids, Floats]:
+    def ranked(self, threshold: np.float32) -> tuple[Ids, Floats]:
         """The tokens at or above a score, in the order, and their scores. With the lowest float32, all tokens."""
-        work, least = self.work, max(least, LOWEST)
-        keys_N = work.keys[: GENERIC.keys_from(self.row_V, self._tail, self.tops_G, least, work.keys)]
+        work, threshold = self.work, max(threshold, LOWEST)
+        keys_N = work.keys[: GENERIC.ranking_keys(self.row_V, self._tail, self.tops_G, threshold, work.keys)]
         keys_N.sort()
         ids_N = keys_N & 0xFFFFFFFF
         x_N = self.row_V[ids_N].astype(np.float64)
         if not len(self.ids_K):
             return ids_N, x_N
-        high_K = self.x_K >= (least if least > LOWEST else -np.inf)
-        return merged(ids_N, x_N, self.ids_K[high_K], self.x_K[high_K])
+        high_K = self.x_K >= (threshold if threshold > LOWEST else -np.inf)
+        return merge_ranked(ids_N, x_N, self.ids_K[high_K], self.x_K[high_K])
 
-    def best(self, k: int) -> np.float32:
+    def kth_bound(self, k: int) -> np.float32:
         """A score that at least k tokens reach, or all that are in."""
         tops_G = (self.tops_G if k <= len(self.tops_G) // 2 else self.row_V).copy()
         tops_G.partition(len(tops_G) - k)
-        least: np.float32 = tops_G[len(tops_G) - k]
-        return least
+        threshold: np.float32 = tops_G[len(tops_G) - k]
+        return threshold
 
     def _not_in(self, ids_N: Ids) -> NDArray[np.bool_]:
         """Which edited tokens are not among some."""
         return np.isin(self.ids_K, ids_N, invert=True) if len(self.ids_K) else np.zeros(0, bool)
 
-    def without(self, dropped_N: Ids, least: np.float32 = LOWEST) -> EditedRow:
+    def without(self, dropped_N: Ids, threshold: np.float32 = LOWEST) -> EditedRow:
         """The row without some tokens, and without those of ``row_V`` that are below a score."""
-        row_V, stay_K = self.work.row(), self._not_in(dropped_N)
+        row_V, kept_K = self.work.new_row(), self._not_in(dropped_N)
         np.copyto(row_V, self.row_V)
-        if least > LOWEST:
-            row_V[row_V < least] = -np.inf
+        if threshold > LOWEST:
+            row_V[row_V < threshold] = -np.inf
         row_V[dropped_N] = -np.inf
-        return EditedRow(self.work, row_V, self.ids_K[stay_K], self.x_K[stay_K])
+        return EditedRow(self.work, row_V, self.ids_K[kept_K], self.x_K[kept_K])
 
-    def edited(self, ids_K: Ids, x_K: Floats) -> EditedRow:
+    def with_scores(self, ids_K: Ids, x_K: Floats) -> EditedRow:
         """The row with other scores for some tokens; -inf takes one out."""
-        row_V, stay_K, inside_K = self.work.row(), self._not_in(ids_K), x_K > -np.inf
+        row_V, kept_K, inside_K = self.work.new_row(), self._not_in(ids_K), x_K > -np.inf
         np.copyto(row_V, self.row_V)
         row_V[ids_K] = -np.inf
-        ids_K = np.concatenate((self.ids_K[stay_K], ids_K[inside_K]))
-        x_K = np.concatenate((self.x_K[stay_K], x_K[inside_K]))
+        ids_K = np.concatenate((self.ids_K[kept_K], ids_K[inside_K]))
+        x_K = np.concatenate((self.x_K[kept_K], x_K[inside_K]))
         order_K = np.argsort(ids_K)
         return EditedRow(self.work, row_V, ids_K[order_K], x_K[order_K])
 
-    def only(self, ids_K: Ids) -> EditedRow:
+    def keep_only(self, ids_K: Ids) -> EditedRow:
         """The row without the tokens that are not in a list."""
-        row_V, stay_K = self.work.row(), ~self._not_in(ids_K)
+        row_V, kept_K = self.work.new_row(), ~self._not_in(ids_K)
         row_V.fill(-np.inf)
         row_V[ids_K] = self.row_V[ids_K]
-        return EditedRow(self.work, row_V, self.ids_K[stay_K], self.x_K[stay_K])
+        return EditedRow(self.work, row_V, self.ids_K[kept_K], self.x_K[kept_K])
 
-    def masked(self, words_W: NDArray[np.int32]) -> EditedRow:
+    def with_mask(self, words_W: NDArray[np.int32]) -> EditedRow:
         """The row without the tokens whose bit is 0."""
-        row_V = self.work.row()
+        row_V = self.work.new_row()
         np.copyto(row_V, self.row_V)
-        GENERIC.forbid(row_V, words_W)
-        stay_K = (words_W[self.ids_K >> 5] >> (self.ids_K & 31)) & 1 == 1
-        return EditedRow(self.work, row_V, self.ids_K[stay_K], self.x_K[stay_K])
+        GENERIC.apply_token_bitmask(row_V, words_W)
+        kept_K = (words_W[self.ids_K >> 5] >> (self.ids_K & 31)) & 1 == 1
+        return EditedRow(self.work, row_V, self.ids_K[kept_K], self.x_K[kept_K])
 
 
-def merged(ids_N: Ids, x_N: Floats, ids_K: Ids, x_K: Floats) -> tuple[Ids, Floats]:
+def merge_ranked(ids_N: Ids, x_N: Floats, ids_K: Ids, x_K: Floats) -> tuple[Ids, Floats]:
     """Some tokens put among others that are in the order."""
     order_K = np.lexsort((ids_K, -x_K))
     ids_K, x_K = ids_K[order_K], x_K[order_K]

@@ -8,12 +8,12 @@ import numpy as np
 from numba import carray
 
 from nucleate.jit.compiler import inline, jit
-from nucleate.sampling.backends.numba.fused.row_table import MORE, NARROW, WIDE
-from nucleate.sampling.backends.numba.row_loading import fill_tail, floats_at, move
-from nucleate.sampling.backends.numba.vector_lanes import GROUP
+from nucleate.sampling.backends.numba.fused.fused_sampler import EXTRA, GROUP_ARRAYS, ROW_ARRAYS
+from nucleate.sampling.backends.numba.row_loading import copy_floats, floats_at, pad_tail
+from nucleate.sampling.backends.numba.vector_lanes import GROUP_SIZE
 
-NOBODY = -1
-EDITED, INEXACT, DOUBTED = range(3)
+NONE = -1
+EDIT_COUNT, INEXACT_COUNT, UNCERTAIN_COUNT = range(3)
 """Places in ``Workspace.state``."""
 
 
@@ -28,105 +28,107 @@ class Workspace(NamedTuple):
     ids: Any  #: int64 [P]: candidates, ascending
     weights: Any  #: float64 [P]: their weights, negative for doubtful ones
     scores: Any  #: float64 [P]
-    tokens: Any  #: int64 [P]: those that edits touch
-    values: Any  #: float64 [P]: the scores that these give them
-    earlier: Any  #: int64 [P]: the edit before of the same group
-    x: Any  #: float32 [P]: copies of groups
-    raw: Any  #: float32 [P]: the scores before the edits
-    at: Any  #: int64 [G]: addresses
+    edited_ids: Any  #: int64 [P]: those that edits touch
+    edited_scores: Any  #: float64 [P]: the scores that these give them
+    previous_edit: Any  #: int64 [P]: the edit before of the same group
+    copies: Any  #: float32 [P]: copies of groups
+    original_scores: Any  #: float32 [P]: the scores before the edits
+    addresses: Any  #: int64 [G]: addresses
     pending: Any  #: int64 [G]: not 0 where edits of a group are not in it yet
-    newest: Any  #: int64 [G]: the last edit of each group
-    groups: Any  #: int64 [G]
-    times: Any  #: float64 [G]
+    last_edit: Any  #: int64 [G]: the last edit of each group
+    selected_groups: Any  #: int64 [G]
+    race_times: Any  #: float64 [G]
     noise: Any  #: float64 [G + 264]
-    state: Any  #: int64: how many edits there are, how many of them float32 does not hold, and doubtful tokens
-    doubts: Any  #: int64 [DOUBTS]: tokens that may be in or not
-    sums: Any  #: float64 [8]
-    tops: Any  #: float32 [G]
-    masses: Any  #: float32 [G]
-    cuts: Any  #: float32 [8]
+    counters: Any  #: int64: how many edits there are, how many of them float32 does not hold, and doubtful tokens
+    uncertain_ids: Any  #: int64 [DOUBTS]: tokens that may be in or not
+    partial_sums: Any  #: float64 [8]
+    group_maxima: Any  #: float32 [G]
+    group_masses: Any  #: float32 [G]
+    thresholds: Any  #: float32 [8]
     tail: Any  #: float32 [256]: the last scores, padded with -inf
 
 
 @jit
-def carve(room: Any, size: Any) -> Any:
+def workspace_in(buffer: Any, size: Any) -> Any:
     """The parts of a block of float64 as a ``Workspace``, without a row."""
-    count = (size + GROUP - 1) // GROUP
-    padded, short = count * GROUP, count + MORE
-    wide = room[: WIDE * padded].reshape((WIDE, padded))
-    narrow = room[WIDE * padded : WIDE * padded + NARROW * short].reshape((NARROW, short))
-    floats = narrow[10].view(np.float32)
+    count = (size + GROUP_SIZE - 1) // GROUP_SIZE
+    row_length, group_length = count * GROUP_SIZE, count + EXTRA
+    row_arrays = buffer[: ROW_ARRAYS * row_length].reshape((ROW_ARRAYS, row_length))
+    group_arrays = buffer[ROW_ARRAYS * row_length : ROW_ARRAYS * row_length + GROUP_ARRAYS * group_length].reshape(
+        (GROUP_ARRAYS, group_length)
+    )
+    scalars = group_arrays[10].view(np.float32)
     return Workspace(
         size,
-        wide[0].view(np.int64),
-        wide[1],
-        wide[2],
-        wide[3].view(np.int64),
-        wide[4],
-        wide[5].view(np.int64),
-        wide[6].view(np.float32)[:padded],
-        wide[6].view(np.float32)[padded:],
-        narrow[0].view(np.int64)[:count],
-        narrow[1].view(np.int64)[:count],
-        narrow[2].view(np.int64)[:count],
-        narrow[3].view(np.int64),
-        narrow[4],
-        narrow[5],
-        narrow[6].view(np.int64),
-        narrow[7].view(np.int64),
-        narrow[8],
-        narrow[9].view(np.float32)[:count],
-        narrow[9].view(np.float32)[short : short + count],
-        floats[:8],
-        floats[short : short + GROUP],
+        row_arrays[0].view(np.int64),
+        row_arrays[1],
+        row_arrays[2],
+        row_arrays[3].view(np.int64),
+        row_arrays[4],
+        row_arrays[5].view(np.int64),
+        row_arrays[6].view(np.float32)[:row_length],
+        row_arrays[6].view(np.float32)[row_length:],
+        group_arrays[0].view(np.int64)[:count],
+        group_arrays[1].view(np.int64)[:count],
+        group_arrays[2].view(np.int64)[:count],
+        group_arrays[3].view(np.int64),
+        group_arrays[4],
+        group_arrays[5],
+        group_arrays[6].view(np.int64),
+        group_arrays[7].view(np.int64),
+        group_arrays[8],
+        group_arrays[9].view(np.float32)[:count],
+        group_arrays[9].view(np.float32)[group_length : group_length + count],
+        scalars[:8],
+        scalars[group_length : group_length + GROUP_SIZE],
     )
 
 
 @jit
-def lay(address: Any, work: Any) -> None:
+def set_row(address: Any, work: Any) -> None:
     """Take a float32 row, as it lies in memory, without edits."""
-    for group in range(work.at.size):
-        work.at[group] = address + 4 * GROUP * group
-    if work.size % GROUP != 0:
-        work.at[work.at.size - 1] = fill_tail(carray(floats_at(address), work.size), work.tail)
+    for group in range(work.addresses.size):
+        work.addresses[group] = address + 4 * GROUP_SIZE * group
+    if work.size % GROUP_SIZE != 0:
+        work.addresses[work.addresses.size - 1] = pad_tail(carray(floats_at(address), work.size), work.tail)
     work.pending[:] = 0
 
 
 @inline
 def score(work: Any, token: Any) -> Any:
     """A score as float32."""
-    return carray(floats_at(work.at[token >> 8]), GROUP)[token & 255]
+    return carray(floats_at(work.addresses[token >> 8]), GROUP_SIZE)[token & 255]
 
 
 @jit
-def edit_of(work: Any, token: Any) -> Any:
+def find_edit(work: Any, token: Any) -> Any:
     """The edit of a token; NOBODY if it has none."""
-    edit = work.newest[token >> 8]
-    while edit >= 0 and work.tokens[edit] != token:
-        edit = work.earlier[edit]
+    edit = work.last_edit[token >> 8]
+    while edit >= 0 and work.edited_ids[edit] != token:
+        edit = work.previous_edit[edit]
     return edit
 
 
 @jit
-def patch(group: Any, work: Any) -> None:
+def apply_pending_edits(group: Any, work: Any) -> None:
     """Copy a group, and edit it there."""
-    place = np.int64(work.x[group * GROUP :].ctypes.data)
-    if work.at[group] != place:
-        move(work.at[group], place, GROUP)
-        work.at[group] = place
-    edit = work.newest[group]
+    copy_address = np.int64(work.copies[group * GROUP_SIZE :].ctypes.data)
+    if work.addresses[group] != copy_address:
+        copy_floats(work.addresses[group], copy_address, GROUP_SIZE)
+        work.addresses[group] = copy_address
+    edit = work.last_edit[group]
     while edit >= 0:
-        work.x[work.tokens[edit]] = np.float32(work.values[edit])
-        edit = work.earlier[edit]
+        work.copies[work.edited_ids[edit]] = np.float32(work.edited_scores[edit])
+        edit = work.previous_edit[edit]
     work.pending[group] = 0
 
 
 @inline
-def address_of(group: Any, work: Any) -> Any:
+def edited_group_address(group: Any, work: Any) -> Any:
     """Where the scores of a group are, with its edits.
 
     Written into its callers: a ``Workspace`` is a lot to pass on.
     """
     if work.pending[group] != 0:
-        patch(group, work)
-    return work.at[group]
+        apply_pending_edits(group, work)
+    return work.addresses[group]
