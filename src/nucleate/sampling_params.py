@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from nucleate.jit.kernel_cache import say
 from nucleate.parameters.parameter import Parameter, ParameterError, declared, param, read_json, unknown
 from nucleate.sampling.pipeline import RequestParams
-from nucleate.sampling.presets import ORDER_PARAMETERS, build, check_order, with_mask
+from nucleate.sampling.presets import ORDER_PARAMETERS, PIPELINE_PARAMETERS, build, with_mask
 from nucleate.sampling.stage import Floor, Pipeline, Prefix, TextEncoder
 from nucleate.sampling.stages import STAGES
 from nucleate.sampling.stages.selection.logprobs import Logprobs
@@ -143,8 +143,9 @@ class SamplingParams(RequestParams, Fields):
     ParameterError, a ValueError that names the field, its value and what is allowed.
     """
 
-    __slots__ = ("_values",)
+    __slots__ = ("_hash", "_values")
     _values: dict[str, Any]
+    _hash: int
 
     if not TYPE_CHECKING:  # they see the fields themselves
 
@@ -154,11 +155,11 @@ class SamplingParams(RequestParams, Fields):
                     raise unknown(name, FIELDS, synonyms=SYNONYMS)
             checked = {name: f.check(values[name]) if name in values else f.default for name, f in FIELDS.items()}
             object.__setattr__(self, "_values", checked)
+            object.__setattr__(self, "_hash", hash(tuple(checked.values())))
             if checked["max_tokens"] is not None and checked["min_tokens"] > checked["max_tokens"]:
                 least, most = checked["min_tokens"], checked["max_tokens"]
                 raise ParameterError("min_tokens", f"min_tokens must be at most max_tokens ({most}), got {least}")
-            check_order(checked["order"])
-            build(checked)  # it refuses values that contradict each other
+            self._stages()  # raises for values that contradict each other
 
         def __getattr__(self, name: str) -> Any:
             try:
@@ -182,10 +183,13 @@ class SamplingParams(RequestParams, Fields):
         return isinstance(other, SamplingParams) and self._values == other._values
 
     def __hash__(self) -> int:
-        return hash(tuple(self._values.items()))
+        return self._hash
 
     def __repr__(self) -> str:
         return f"SamplingParams({', '.join(f'{name}={value!r}' for name, value in self._set())})"
+
+    def _stages(self, end_ids: tuple[int, ...] = ()) -> Pipeline:
+        return build(tuple([self._values[name] for name in PIPELINE_PARAMETERS]), end_ids)
 
     def _set(self) -> Iterator[tuple[str, Any]]:
         """The fields that differ from their default."""
@@ -246,9 +250,9 @@ class SamplingParams(RequestParams, Fields):
         for parameters that contain text.
         """
         ends = tuple(sorted({*(() if self.ignore_eos else end_ids), *self.stop_token_ids}))
-        stages = build(self._values, ends)
+        stages = self._stages(ends)
         if speller is not None:
-            stages = [stage.spell(speller) for stage in stages]
+            stages = tuple([stage.spell(speller) for stage in stages])
         kind = STAGES[self.draw]
         pipeline = (*stages, kind(*(self._values[p.name] for p in kind.parameters.values())))
         tap = Logprobs(self.logprobs, self.logprob_token_ids)

@@ -9,8 +9,7 @@ import pytest
 from toy_models import Toy
 
 import nucleate as nc
-from nucleate.engine.admission import read_prompt
-from nucleate.generation.loop import generate
+from nucleate.generation.loop import generate, read_prompt
 from nucleate.models.llama.numpy_llama import Llama
 from nucleate.models.loader import EMBEDDED
 

@@ -61,19 +61,19 @@ print({"numba", "llvmlite", "torch", "triton"} & sys.modules.keys(), file=sys.st
 def ran(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, str]]:
     """The paths that rows take, by the names that ``explain`` gives them."""
     seen: set[tuple[str, str]] = set()
-    runner, chains = cpu_paths.runner, cpu_paths.chains
+    runner, fused = cpu_paths.runner, cpu_paths.fused
 
     def watched_runner(fast: bool) -> Any:
         seen.add(("cpu", "composed stages") if fast else ("reference", "reference"))
         return runner(fast)
 
-    def watched_chains(size: int) -> Any:
+    def watched_fused() -> Any:
         seen.add(("cpu", "fused kernel"))
-        return chains(size)
+        return fused()
 
     for module in (host_batch, functional):
         monkeypatch.setattr(module, "runner", watched_runner)
-        monkeypatch.setattr(module, "chains", watched_chains)
+        monkeypatch.setattr(module, "fused", watched_fused)
     return seen
 
 

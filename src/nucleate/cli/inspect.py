@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
     if top < 1:
         raise UsageError(f"--top must be an integer >= 1, got {arguments.top!r}")
     prompt = read_prompt(arguments)
-    from nucleate.engine.admission import admit, stages_of
+    from nucleate.engine.request import admit, stages_of
     from nucleate.llm import LLM
     from nucleate.sampling.trace import trace
 

@@ -13,7 +13,6 @@ import functools
 from operator import attrgetter
 from time import perf_counter
 
-from nucleate.engine.admission import admit, stages_of
 from nucleate.engine.beam.params import BeamRequest
 from nucleate.engine.beam.scheduling import (
     AnyRequest,
@@ -24,7 +23,15 @@ from nucleate.engine.beam.scheduling import (
 )
 from nucleate.engine.kv_cache import KVCacheManager
 from nucleate.engine.model_executor import ForwardOutput, ModelExecutor
-from nucleate.engine.request import NO_ROW, Request, RunningRequest, RunningSequence, ValidatedRequest
+from nucleate.engine.request import (
+    NO_ROW,
+    Request,
+    RunningRequest,
+    RunningSequence,
+    ValidatedRequest,
+    admit,
+    stages_of,
+)
 from nucleate.engine.scheduler import Scheduler
 from nucleate.engine.speculator import Speculator
 from nucleate.engine.stats import EngineStats, SpeculativeStats
@@ -35,7 +42,9 @@ from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling.dispatch.route import TENSOR_BACKENDS
 from nucleate.sampling.inputs import check_count
 from nucleate.sampling.noise import fresh_seed
+from nucleate.sampling.pipeline import PreparedPipeline, prepared
 from nucleate.sampling.sampler import Sampler
+from nucleate.sampling_params import SamplingParams
 from nucleate.speculative.config import Speculation
 from nucleate.structured_output import GrammarLimits, skippable
 from nucleate.structured_output.grammar_manager import GrammarManager
@@ -98,7 +107,7 @@ class Engine:
         self._token_sampler = TokenSampler(self._sampler, self._grammars, self, deferred=runner.asynchronous)
         self._num_arrivals = self._prefix_cache_hit_tokens = 0
         self._beams = BeamScheduler(self._scheduler, runner, self._grammars, tokenizer, self._requests)
-        self._stages = functools.lru_cache(maxsize=256)(lambda params: stages_of(params, self.vocab_size, tokenizer))
+        self._pipeline = functools.lru_cache(maxsize=256)(self._prepare_pipeline)
         self._speculator: Speculator | None = None
         if (config := Speculation.of(speculative_config)) is not None:
             self._speculator = Speculator(config, runner, self._scheduler, self._sampler)
@@ -144,8 +153,12 @@ class Engine:
             return self._beams.prepare(self, request)
         params = request.params
         rules = admit(self, self.tokenizer, request.prompt_ids, params, self._regex_seconds)
-        stages = self._stages(params)
-        return ValidatedRequest(request, stages, rules, self._grammars.form(params.structured_outputs))
+        spec = params.structured_outputs
+        grammar = None if spec is None else self._grammars.form(spec)
+        return ValidatedRequest(request, self._pipeline(params), rules, grammar)
+
+    def _prepare_pipeline(self, params: SamplingParams) -> PreparedPipeline:
+        return prepared(stages_of(params, self.vocab_size, self.tokenizer))
 
     def add(self, request: AnyRequest) -> str:
         """Admit a request and return its id. Raises ParameterError, without any effect."""
@@ -245,12 +258,12 @@ class Engine:
         return request_id
 
     def _admit(self, validated: ValidatedRequest, request_id: str) -> RunningRequest:
-        request, stages, rules, grammar = validated
+        request, pipeline, rules, grammar = validated
         seed = fresh_seed() if request.params.seed is None else request.params.seed
         limit = len(request.prompt_ids) + (rules.max_tokens or 0)  # admit sets max_tokens
-        skips = grammar is not None and skippable(stages)
+        skips = grammar is not None and skippable(pipeline.given)
         return RunningRequest(
-            request, request_id, seed, stages, rules, grammar, limit, self._num_arrivals, jump_forward=skips
+            request, request_id, seed, pipeline, rules, grammar, limit, self._num_arrivals, jump_forward=skips
         )
 
     def _start_sequence(self, running: RunningRequest) -> None:
@@ -261,7 +274,8 @@ class Engine:
         """Sample the next token of every sequence whose last token was computed, and advance beam searches."""
         ready, beams = self._executor.ready(result)
         logits_LV, speculator = result.logits, self._speculator
-        outputs += self._beams.process(beams, logits_LV)
+        if beams:
+            outputs += self._beams.process(beams, logits_LV)
         if speculator is None or not speculator.has_drafts(ready):
             sequences, rows = [one.sequence for one in ready], [one.logits_row for one in ready]
             self._token_sampler.sample(sequences, rows, logits_LV, outputs)

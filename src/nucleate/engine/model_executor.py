@@ -46,7 +46,9 @@ class ModelExecutor:
         self.num_steps += 1
         if self._speculator is None or self._speculator.coupled:  # the other rules need masks along the draft
             ends = [one.sequence for one in scheduled if one.last and isinstance(one.sequence, RunningSequence)]
-            self._grammars.begin([sequence.processor.guide for sequence in ends])
+            guides = [sequence.processor.guide for sequence in ends]
+            if any(guides):
+                self._grammars.begin(guides)
         begin = perf_counter()
         try:
             results = [self._forward(scheduled)]

@@ -1,4 +1,4 @@
-"""Requests of an engine: what a caller passes in, and the state that is kept while its sequences run."""
+"""Requests of an engine: what a caller passes in, its validation, and the state while its sequences run."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ import numpy as np
 
 from nucleate.engine.output_processor import OutputProcessor
 from nucleate.engine.scheduler import ScheduledSequence, SchedulerEntry
+from nucleate.models.protocol import ModelLimits
 from nucleate.models.runner import ModelInput
 from nucleate.outputs import CompletionChunk, EngineOutput, StepLogprobs, Usage
 from nucleate.parameters.parameter import ParameterError
-from nucleate.sampling.inputs import LogitsInput
+from nucleate.sampling.inputs import LogitsInput, check_ids
+from nucleate.sampling.pipeline import PreparedPipeline
 from nucleate.sampling.stage import Pipeline
 from nucleate.sampling.token_logprobs import logprobs
 from nucleate.sampling_params import SamplingParams
@@ -60,11 +62,59 @@ class Request:
             raise ParameterError("priority", f"priority must be an integer, got {self.priority!r:.60}")
 
 
+def stages_of(params: SamplingParams, vocab_size: int, tokenizer: Tokenizer) -> Pipeline:
+    """The sampling pipeline of some parameters, for a model and its tokenizer."""
+    ends = tuple(token for token in tokenizer.eos_token_ids if token < vocab_size)  # others cannot be sampled
+    stages = params.pipeline(ends, tokenizer)
+    check_ids(stages, vocab_size)
+    return stages
+
+
+def admit(
+    model: ModelLimits,
+    tokenizer: Tokenizer,
+    prompt_ids: Sequence[int],
+    params: SamplingParams,
+    regex_seconds: float = 0.5,
+) -> StopRules:
+    """Validate a request against the model, and build its stop rules. Raises ParameterError."""
+    size, room = model.vocab_size, model.context_length - len(prompt_ids)
+    if not len(prompt_ids):
+        raise ParameterError("prompt", "the prompt is empty; it must have at least one token")
+    if not all(0 <= token < size for token in prompt_ids):
+        raise ParameterError("prompt", f"the prompt holds token ids outside the vocabulary (0..{size - 1})")
+    if room < 1:
+        raise ParameterError(
+            "prompt",
+            f"the prompt has {len(prompt_ids)} tokens, but the context holds {model.context_length}, output included",
+        )
+    if params.min_tokens > room:
+        message = f"min_tokens is {params.min_tokens}, but the context has room for {room} tokens after the prompt"
+        raise ParameterError("min_tokens", message)
+    for token in params.stop_token_ids:
+        if token >= size:
+            raise ParameterError(
+                "stop_token_ids", f"stop_token_ids names token {token}, but the vocabulary ends at {size - 1}"
+            )
+    return StopRules(
+        stop=params.stop,
+        stop_token_ids=frozenset(params.stop_token_ids),
+        eos_token_ids=frozenset(tokenizer.eos_token_ids),
+        stop_regex=params.stop_regex,
+        stop_json=params.stop_json,
+        include_stop_str_in_output=params.include_stop_str_in_output,
+        ignore_eos=params.ignore_eos,
+        max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
+        min_tokens=params.min_tokens,
+        regex_seconds=regex_seconds,
+    )
+
+
 class ValidatedRequest(NamedTuple):
     """A request that was checked against the model, with its pipeline, stop rules and grammar."""
 
     request: Request
-    stages: Pipeline
+    pipeline: PreparedPipeline
     rules: StopRules
     grammar: CompiledGrammar | None
 
@@ -76,7 +126,7 @@ class RunningRequest:
     request: Request
     id: str
     seed: int
-    stages: Pipeline
+    pipeline: PreparedPipeline
     rules: StopRules
     grammar: CompiledGrammar | None
     max_length: int  #: tokens of the prompt and of the longest output

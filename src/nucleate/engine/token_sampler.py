@@ -41,7 +41,8 @@ class TokenSampler:
         if not sequences:
             return []
         logits_RV = logits_LV if len(rows) == len(logits_LV) else logits_LV[rows]
-        mask = self._grammars.mask([sequence.processor.guide for sequence in sequences])
+        guides = [sequence.processor.guide for sequence in sequences]
+        mask = self._grammars.mask(guides) if any(guides) else None
         slots = [each.row if each.row != NO_ROW else self._new_row(each) for each in sequences]
         begin = perf_counter()
         out = self._sampler(logits_RV, slots, mask=mask)
@@ -88,7 +89,7 @@ class TokenSampler:
     def _new_row(self, sequence: RunningSequence) -> int:
         """Add a sequence to the sampler, with its first token."""
         running = sequence.running
-        sequence.row = self._sampler.add(running.stages, running.request.prompt_ids, seed=sequence.processor.seed)
+        sequence.row = self._sampler.add(running.pipeline, running.request.prompt_ids, seed=sequence.processor.seed)
         self._lifecycle.start_siblings(running)
         return sequence.row
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from nucleate.engine.admission import admit, read_prompt, stages_of
-from nucleate.models.protocol import Model
-from nucleate.outputs import CompletionChunk, Finish
+import numpy as np
+from numpy.typing import NDArray
+
+from nucleate.engine.request import admit, stages_of
+from nucleate.models.protocol import DecodingContext, Model
+from nucleate.outputs import CompletionChunk, Finish, PromptLogprobs, StepLogprobs
 from nucleate.sampling.sampler import Sampler
 from nucleate.sampling.stage import Pipeline
+from nucleate.sampling.token_logprobs import logprobs as token_logprobs
 from nucleate.sampling_params import SamplingParams
 from nucleate.stopping.stop_matcher import StopMatcher, StopRules
 from nucleate.structured_output import CompiledGrammar, GrammarCompiler, Guide, form_of, why
@@ -80,3 +84,23 @@ def run(
         if matcher.finish is not None:
             return
         logits_V = context.forward((token,))
+
+
+def read_prompt(
+    context: DecodingContext, prompt_ids: tuple[int, ...], params: SamplingParams, most: int = 1 << 26
+) -> tuple[NDArray[np.float32], PromptLogprobs]:
+    """The logits after the prompt, and the logprobs of each prompt token; None for the first.
+
+    The prompt is computed in chunks of at most ``most`` logits.
+    """
+    prompt_logprobs: list[StepLogprobs | None] = [None]
+    top, more = params.prompt_logprobs or 0, params.logprob_token_ids
+    logits_TV = context.forward_all(prompt_ids[:1])
+    ids_V = np.arange(logits_TV.shape[1])
+    size = max(1, most // len(ids_V))
+    for start in range(1, len(prompt_ids), size):
+        part = prompt_ids[start : start + size]
+        before_TV, logits_TV = logits_TV[-1:], context.forward_all(part)
+        for x_V, token in zip((*before_TV, *logits_TV[:-1]), part, strict=True):
+            prompt_logprobs.append(token_logprobs(ids_V, x_V, token, top, more) if np.isfinite(x_V.max()) else None)
+    return logits_TV[-1], tuple(prompt_logprobs)

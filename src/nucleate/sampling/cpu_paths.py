@@ -14,7 +14,8 @@ from nucleate.sampling.backends import reference
 
 
 @cache
-def _fused() -> Callable[[int], Any]:
+def fused() -> Callable[[int], Any]:
+    """A function that returns the fused CPU sampler for rows of a size. Each thread has its own."""
     from nucleate.sampling.backends.numba.fused import fused_sampler  # loads the kernels
 
     return fused_sampler.thread_sampler
@@ -25,11 +26,6 @@ def _composed() -> Any:
     from nucleate.sampling.backends.numba.composed import evaluation  # loads the kernels
 
     return evaluation
-
-
-def chains(size: int) -> Any:
-    """The fused CPU sampler for rows of a size. Each thread has its own."""
-    return _fused()(size)
 
 
 def runner(fast: bool) -> Callable[..., reference.RowResult]:

@@ -13,7 +13,7 @@ from nucleate.sampling import noise
 from nucleate.sampling.backends import reference
 from nucleate.sampling.backends.numba.fused.edit_program import EditProgram
 from nucleate.sampling.backends.numba.fused.fused_sampler import RowTable
-from nucleate.sampling.cpu_paths import chains, chances, runner
+from nucleate.sampling.cpu_paths import chances, fused, runner
 from nucleate.sampling.dispatch.fused_pipeline import FusedPipeline
 from nucleate.sampling.dispatch.route import HOT, dispatch
 from nucleate.sampling.history import History
@@ -79,7 +79,7 @@ def _sample_fused(batch: _Batch, seeds: list[int], steps: list[int], tokens_B: N
         table.add(row, chain.numbers, programs[-1].commands_at, seeds[row], steps[row])
     part = table.select(table.rows, table.rows)
     masks_B = mask_layout([past.mask for past in batch.histories])
-    chains(size).draw(batch.logits.layout(), len(table.rows), part.control, masks_B)
+    fused()(size).draw(batch.logits.layout(), len(table.rows), part.control, masks_B)
     tokens_B[table.rows] = part.tokens
 
 

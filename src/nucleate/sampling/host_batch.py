@@ -15,7 +15,7 @@ from nucleate.parameters.parameter import ParameterError, unknown
 from nucleate.sampling.backends import reference
 from nucleate.sampling.backends.numba.fused.edit_program import EditProgram
 from nucleate.sampling.backends.numba.fused.fused_sampler import NOT_DRAWN, RowSelection, RowTable
-from nucleate.sampling.cpu_paths import chains, report, runner
+from nucleate.sampling.cpu_paths import fused, report, runner
 from nucleate.sampling.dispatch.fused_pipeline import FusedPipeline
 from nucleate.sampling.incremental_history import IncrementalHistory
 from nucleate.sampling.inputs import LogitsInput, contiguous_layout, contiguous_mask_layout, like, mask_layout, masks
@@ -67,15 +67,17 @@ class HostBatch:
     """
 
     def __init__(self, size: int, backend: str, rows: Mapping[int, SamplerRow]) -> None:
-        compiled(backend, 0)  # raises for an unknown backend
+        self._compiled = compiled(backend, 0)  # raises for an unknown backend
         self._size, self._backend, self._rows = size, backend, rows
         self._table = RowTable()  # the rows that run through the fused kernel
         self._batch: RowBatch | None = None  # of the last step
         self._batches: dict[tuple[int, ...] | None, RowBatch] = {}
 
     def fast(self, scores: int) -> bool:
-        """Whether a call with so many scores runs what it can through compiled kernels."""
-        return compiled(self._backend, scores)
+        """Whether a call with so many scores uses compiled kernels. Once loaded, they stay loaded."""
+        if not self._compiled:
+            self._compiled = compiled(self._backend, scores)
+        return self._compiled
 
     def add(self, number: int, row: SamplerRow, chain: FusedPipeline) -> None:
         """Add a row of the fused kernel. Other rows need no entry."""
@@ -130,10 +132,10 @@ class HostBatch:
         memories, (count, size) = batch.memories, batch.shape
         layout = contiguous_layout(logits_RV, batch.shape) if memories else None
         bitmask = contiguous_mask_layout(mask, count, size) if memories else None
-        if not memories or layout is None or bitmask is None or not compiled(self._backend, count * size):
+        if not memories or layout is None or bitmask is None or not self.fast(count * size):
             return self._step(LogitsInput(logits_RV), batch, mask, None)
         part = batch.part
-        chains(size).draw(layout, count, part.control, bitmask)
+        fused()(size).draw(layout, count, part.control, bitmask)
         tokens_R = part.tokens.copy()
         tokens = tokens_R.tolist()
         if NOT_DRAWN in tokens:
@@ -175,7 +177,7 @@ class HostBatch:
         for row in batch.rows:
             if row.program is not None:
                 row.program.refresh()
-        chains(self._size).draw(logits.layout(), len(batch.places), batch.part.control, mask_layout(masks_R))
+        fused()(self._size).draw(logits.layout(), len(batch.places), batch.part.control, mask_layout(masks_R))
         tokens_R[batch.places] = batch.part.tokens
 
     def _draw_alone(

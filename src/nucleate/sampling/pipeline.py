@@ -73,8 +73,10 @@ class PreparedPipeline(NamedTuple):
     chain: FusedPipeline | str  #: for the fused kernel, or why that cannot run it
 
 
-def prepared(params: Params, end_ids: tuple[int, ...] = ()) -> PreparedPipeline:
+def prepared(params: Params | PreparedPipeline, end_ids: tuple[int, ...] = ()) -> PreparedPipeline:
     """Check and simplify the pipeline of parameters. end_ids: see ``SamplingParams.pipeline``."""
+    if isinstance(params, PreparedPipeline):
+        return params
     if isinstance(params, RequestParams):
         return _prepared(params, end_ids)
     given = as_pipeline(params)

@@ -6,6 +6,7 @@ A preset lists the stages in order. It may give a stage other default values tha
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from nucleate.parameters.parameter import Parameter, ParameterError, declared, param, unknown
@@ -61,6 +62,12 @@ class OrderParameters:
 ORDER_PARAMETERS: Mapping[str, Parameter] = declared(OrderParameters)
 """The parameters above by name."""
 
+PIPELINE_PARAMETERS = (
+    *ORDER_PARAMETERS,
+    *(p.name for name in REQUESTABLE for p in STAGES[name].parameters.values() if p.public),
+)
+"""The names of all parameters that ``build`` reads."""
+
 
 def check_order(order: str | tuple[str, ...]) -> None:
     """Raise ParameterError for an unknown or repeated name, and for a stage whose position is fixed."""
@@ -74,14 +81,17 @@ def check_order(order: str | tuple[str, ...]) -> None:
             raise ParameterError("order", f"order has {name} twice")
 
 
-def build(values: Mapping[str, Any], ends: tuple[int, ...] = ()) -> list[Stage]:
+@lru_cache(maxsize=1024)
+def build(chosen: tuple[Any, ...], ends: tuple[int, ...] = ()) -> Pipeline:
     """The stages that parameters stand for, in order, without logprobs and the draw.
 
-    values: by the public names of the parameters. ends: the token ids that end the output. A greedy request gets no
-    truncation stages, as none could change its token. Raises ParameterError if the order lacks a stage that the request
-    enables, and for contradicting values.
+    chosen: the values of PIPELINE_PARAMETERS, in that order. ends: the token ids that end the output. A greedy request
+    gets no truncation stages, as none could change its token. Raises ParameterError for an invalid order, one that
+    lacks a stage that the request enables, and contradicting values. Cached: servers receive the same values often.
     """
+    values = dict(zip(PIPELINE_PARAMETERS, chosen, strict=True))
     order = values["order"]
+    check_order(order)
     places = {entry if isinstance(entry, str) else entry[0]: entry for entry in _entries(order)}
     for name in REQUESTABLE:
         if name not in places and not _stage(name, values, {}).neutral:
@@ -96,7 +106,7 @@ def build(values: Mapping[str, Any], ends: tuple[int, ...] = ()) -> list[Stage]:
             message = f"mirostat_tau={tau:g} needs random sampling, but {greedy!r} is greedy: set only one of them"
             raise ParameterError("mirostat_tau", message)
         stages = [stage for stage in stages if stage.greedy or not isinstance(stage, Floor | Prefix | Ceiling)]
-    return stages
+    return tuple(stages)
 
 
 def _entries(order: str | tuple[str, ...]) -> Preset:
@@ -109,8 +119,8 @@ def _stage(name: str, values: Mapping[str, Any], given: Mapping[str, Any]) -> St
     made = {}
     for attribute, parameter in STAGES[name].parameters.items():
         value = values[parameter.name] if parameter.public else parameter.default
-        unsaid = value == parameter.default or value in parameter.off
-        made[attribute] = given.get(attribute, value) if unsaid else value
+        is_set = value != parameter.default and value not in parameter.off
+        made[attribute] = value if is_set else given.get(attribute, value)
     return STAGES[name](**made)
 
 

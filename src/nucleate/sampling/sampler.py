@@ -22,7 +22,7 @@ from nucleate.sampling.history import History
 from nucleate.sampling.host_batch import HostBatch, SamplerRow, known
 from nucleate.sampling.incremental_history import IncrementalHistory
 from nucleate.sampling.inputs import LogitsInput, check_count, check_ids, check_token, history, per_row
-from nucleate.sampling.pipeline import Params, RequestParams, prepared
+from nucleate.sampling.pipeline import Params, PreparedPipeline, RequestParams, prepared
 from nucleate.sampling.presets import with_mask, without_mask
 from nucleate.sampling.stage import DrawnToken, Pipeline, Tap
 
@@ -81,7 +81,7 @@ class Sampler:
 
     def add(
         self,
-        params: Params,
+        params: Params | PreparedPipeline,
         prompt_ids: Sequence[int] = (),
         *,
         output_ids: Sequence[int] = (),
@@ -103,8 +103,10 @@ class Sampler:
             raise ParameterError(
                 "eos_token_ids", "eos_token_ids is for SamplingParams: a pipeline says MinTokens(n, ids)"
             )
-        requested, stages, chain = prepared(params, ends)
-        check_ids(stages, self.vocab_size)
+        pipeline = params if isinstance(params, PreparedPipeline) else prepared(params, ends)
+        requested, stages, chain = pipeline
+        if params is not pipeline:
+            check_ids(stages, self.vocab_size)
         prompt = history(prompt_ids, self.vocab_size, "prompt_ids")
         output = history(output_ids, self.vocab_size, "output_ids")
         [answer] = per_row(index, 1, "index")

@@ -16,10 +16,9 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from nucleate.engine.admission import admit
 from nucleate.engine.beam.params import BeamPiece, BeamRequest
 from nucleate.engine.beam.search import BeamCandidate, BeamSearch, FinishedBeam, SearchError
-from nucleate.engine.request import NO_ROW, Request, RunningRequest, ValidatedRequest
+from nucleate.engine.request import NO_ROW, Request, RunningRequest, ValidatedRequest, admit
 from nucleate.engine.scheduler import ScheduledSequence, Scheduler, SchedulerEntry
 from nucleate.models.protocol import ModelLimits
 from nucleate.models.runner import Fork, ModelInput, Runner
