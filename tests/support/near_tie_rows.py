@@ -366,7 +366,7 @@ def measured(one: Case) -> dict[str, float]:
     gaps: dict[str, float] = dict.fromkeys(KINDS, np.inf)
     before = reference.all_tokens(one.logits)
     for stage, after in zip(
-        one.stages, reference.walk(before, len(one.logits), one.stages, History(), 1.0), strict=True
+        one.stages, reference.apply_stages(before, len(one.logits), one.stages, History(), 1.0), strict=True
     ):
         below, stats = reference.relative_scores(before)
         if isinstance(stage, Draw):

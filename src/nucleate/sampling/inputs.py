@@ -15,14 +15,14 @@ from nucleate.sampling.stage import Pipeline
 LOGITS_DTYPES = ("float32", "float16", "bfloat16", "float64")
 """The data types of logits that kernels read."""
 
-_DTYPE_CODES = {np.dtype(name): kind for kind, name in enumerate(LOGITS_DTYPES) if name != "bfloat16"}
+_DTYPE_CODES = {np.dtype(name): code for code, name in enumerate(LOGITS_DTYPES) if name != "bfloat16"}
 _FLOAT32, _INT32 = np.dtype(np.float32), np.dtype(np.int32)
 
 NO_ARRAY = np.zeros((1, 1), np.float32)
 
 LogitsLayout = tuple[NDArray[np.float32], int, int, int]
-"""Rows in memory: a contiguous array and 0, or NOTHING and the address of the first; how many bytes further the next
-is; and which of FLOATS they are. A kernel takes an array in a third of the time in which Python tells its address."""
+"""Rows in memory, as (array, address, row stride in bytes, index in LOGITS_DTYPES). A contiguous float32 array has
+address 0, other rows have NO_ARRAY and an address: passing an array to a kernel is faster than reading its address."""
 
 
 class LogitsInput:
@@ -68,7 +68,7 @@ class LogitsInput:
         return NO_ARRAY, address, row_stride, dtype
 
     def __iter__(self) -> Iterator[NDArray[np.float32]]:
-        return (self[place] for place in range(len(self)))
+        return (self[index] for index in range(len(self)))
 
 
 def checked_logits(logits: Any) -> Any:
@@ -104,7 +104,7 @@ def contiguous_layout(rows: Any, shape: tuple[int, int]) -> LogitsLayout | None:
 
 @cache
 def _torch_dtype_code(dtype: Any) -> int:
-    """The index in FLOATS of a torch data type; -1 for others."""
+    """The index of a torch data type in LOGITS_DTYPES; -1 for others."""
     name = str(dtype)[6:]
     return LOGITS_DTYPES.index(name) if name in LOGITS_DTYPES else -1
 
@@ -126,6 +126,14 @@ def masks(mask: Any, rows: int, size: int) -> Sequence[NDArray[np.int32] | None]
     checked = checked_mask(mask, rows, size)
     array: NDArray[Any] = checked.cpu().numpy() if hasattr(checked, "detach") else checked
     return list(np.ascontiguousarray(array.view(np.int32)))
+
+
+def masked_tokens(mask: NDArray[np.int32] | None, size: int) -> NDArray[np.bool_]:
+    """A bitmask as booleans [V]: True for tokens that are not allowed."""
+    if mask is None:
+        return np.zeros(size, bool)
+    bits = np.unpackbits(np.asarray(mask).astype("<i4").view(np.uint8), bitorder="little")
+    return np.asarray(bits[:size] == 0)
 
 
 def contiguous_mask_layout(mask: Any, rows: int, size: int) -> tuple[int, int] | None:
@@ -198,7 +206,7 @@ def ids_in(stages: Pipeline) -> Iterator[tuple[str, int]]:
     for stage in stages:
         for attribute, parameter in stage.parameters.items():
             value = getattr(stage, attribute)
-            if not isinstance(value, float | int | None):  # to ask whether a number is a mapping takes a microsecond
+            if not isinstance(value, float | int | None):  # isinstance(number, Mapping) takes a microsecond
                 for token in _ids(value):
                     yield parameter.name, token
 

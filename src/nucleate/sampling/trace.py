@@ -142,7 +142,7 @@ def _walk(
 ) -> Iterator[Survivors]:
     """The surviving tokens after each stage except the draw. fast: use the CPU backend for each prefix of stages."""
     if not fast:
-        yield from reference.walk(kept, len(logits_V), stages[:-1], past, u)
+        yield from reference.apply_stages(kept, len(logits_V), stages[:-1], past, u)
         return
     for count in range(1, len(stages)):
         yield survivors(fast)(logits_V, (*stages[:count], stages[-1]), past, u)

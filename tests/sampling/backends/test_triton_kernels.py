@@ -18,6 +18,7 @@ from triton_interpreter import Interpreted
 from nucleate.sampling import noise
 from nucleate.sampling.backends import reference
 from nucleate.sampling.dispatch.fused_pipeline import FusedParams, chain_of
+from nucleate.sampling.inputs import masked_tokens
 from nucleate.sampling.pipeline import simplify
 from nucleate.sampling.stages import Gumbel
 
@@ -308,7 +309,7 @@ def test_masks_are_those_of_the_reference(kernels: Interpreted) -> None:
     for size in (40, 257, 700):
         x_RV = np.stack([edges.row(numbers, size, kind) for kind in ("smooth", "grid", "holes", "peaked", "shifted")])
         masks_RW = numbers.integers(-(2**31), 2**31, (rows, -(-size // 32))).astype(np.int32)
-        allowed = [np.where(reference.masked_tokens(m, size), -np.inf, x) for x, m in zip(x_RV, masks_RW, strict=True)]
+        allowed = [np.where(masked_tokens(m, size), -np.inf, x) for x, m in zip(x_RV, masks_RW, strict=True)]
         asked = [
             FusedParams(t=0.7, p=0.9),
             FusedParams(k=5),

@@ -1,7 +1,4 @@
-"""Reference backend: defines the result of a pipeline, in NumPy float64, one row at a time.
-
-Every other backend must return the same tokens.
-"""
+"""Reference backend: defines the result of a pipeline, in NumPy float64, row by row. All backends return its tokens."""
 
 from __future__ import annotations
 
@@ -16,6 +13,7 @@ from nucleate.outputs import StepLogprobs
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling import noise
 from nucleate.sampling.history import History, HistoryView
+from nucleate.sampling.inputs import masked_tokens
 from nucleate.sampling.stage import (
     Ceiling,
     Draw,
@@ -78,8 +76,8 @@ def accept(
 
 def survivors_per_stage(logits_V: NDArray[Any], stages: Pipeline, past: HistoryView, u: float) -> list[Survivors]:
     """The surviving tokens before the first stage, and after each stage."""
-    per_stage = [before := all_tokens(logits_V)]
-    return per_stage + [before := after for after in walk(before, len(logits_V), stages, past, u)]
+    before = all_tokens(logits_V)
+    return [before, *apply_stages(before, len(logits_V), stages, past, u)]
 
 
 def row_result(per_stage: list[Survivors], stages: Pipeline, token: int) -> RowResult:
@@ -88,12 +86,9 @@ def row_result(per_stage: list[Survivors], stages: Pipeline, token: int) -> RowR
     for stage, before, after in zip(stages, per_stage[:-1], per_stage[1:], strict=True):
         if isinstance(stage, Tap) and not stage.neutral:
             row_logprobs = logprobs(before.ids_N, before.x_N, token, *stage.wanted)
-        is_stateful = type(stage).after is not Stage.after and not stage.neutral
-        updated.append(
-            stage.after(DrawnToken(token, token_logprob(before, token), token_logprob(after, token)))
-            if is_stateful
-            else stage
-        )
+        updated.append(stage)
+        if type(stage).after is not Stage.after and not stage.neutral:
+            updated[-1] = stage.after(DrawnToken(token, token_logprob(before, token), token_logprob(after, token)))
     return RowResult(token, row_logprobs, tuple(updated))
 
 
@@ -103,15 +98,11 @@ def draw(logits_V: NDArray[Any], stages: Pipeline, seed: int, step: int, past: H
 
 
 def survivors(logits_V: NDArray[Any], stages: Pipeline, past: HistoryView = History(), u: float = 1.0) -> Survivors:
-    """The tokens that survive all stages except the draw, with their final scores.
+    """The tokens that survive all stages except the draw, with their final scores. u: the random number of XTC.
 
-    logits_V: raw logits. u: the coin of the step. Raises RowError for a NaN, a +inf, or no finite score, as given or
-    after a stage.
+    Raises RowError for a NaN, a +inf, or no finite score, in the logits or after a stage.
     """
-    kept = all_tokens(logits_V)
-    for after in walk(kept, len(logits_V), stages, past, u):
-        kept = after
-    return kept
+    return survivors_per_stage(logits_V, stages, past, u)[-1]
 
 
 def all_tokens(logits_V: NDArray[Any]) -> Survivors:
@@ -121,18 +112,16 @@ def all_tokens(logits_V: NDArray[Any]) -> Survivors:
     return untruncated(*ranked(ids_V, check_scores(ids_V, x_V)))
 
 
-def walk(kept: Survivors, size: int, stages: Pipeline, past: HistoryView, u: float) -> Iterator[Survivors]:
+def apply_stages(kept: Survivors, size: int, stages: Pipeline, past: HistoryView, u: float) -> Iterator[Survivors]:
     """The surviving tokens after each stage."""
     for stage in stages:
-        with np.errstate(all="ignore"):  # check reports what overflows, for its row
+        with np.errstate(all="ignore"):  # check_scores raises RowError on overflow
             if stage.greedy:
                 kept = Survivors(kept.ids_N[:1], kept.x_N[:1], kept.total)
+            elif isinstance(stage, Shift) and not stage.neutral:
+                kept = apply_shift(kept, stage, past, size)
             elif not stage.neutral:
-                kept = (
-                    apply_shift(kept, stage, past, size)
-                    if isinstance(stage, Shift)
-                    else apply_row_stage(kept, stage, u)
-                )
+                kept = apply_row_stage(kept, stage, u)
         yield kept
 
 
@@ -184,22 +173,14 @@ def apply_shift(kept: Survivors, stage: Shift, past: HistoryView, size: int) -> 
     return untruncated(*ranked(ids_V, x_V))
 
 
-def masked_tokens(mask: NDArray[np.int32] | None, size: int) -> NDArray[np.bool_]:
-    """A bitmask as booleans [V]: True for tokens that are not allowed."""
-    if mask is None:
-        return np.zeros(size, bool)
-    bits = np.unpackbits(np.asarray(mask).astype("<i4").view(np.uint8), bitorder="little")
-    return np.asarray(bits[:size] == 0)
-
-
 def apply_row_stage(kept: Survivors, stage: Any, u: float) -> Survivors:
-    """Apply a stage that looks at the row as a whole. The first token of the order stays, or of the stage's own one."""
+    """Apply a Scale or a truncation stage. The first token, in rank order or in the stage's own order, survives."""
     (ids_N, x_N, total), (relative_N, row) = kept, relative_scores(kept)
     match stage:
         case Scale():
             x_N = check_scores(ids_N, stage.apply(relative_N, row), f" after {stage.name}")
             if not stage.monotone:
-                by_id_N = np.argsort(ids_N)  # of equal ones the lowest id comes first
+                by_id_N = np.argsort(ids_N)  # ties: lowest id first
                 ids_N, x_N = ids_N[by_id_N], x_N[by_id_N]
             return untruncated(*ranked(ids_N, x_N))
         case Floor():
@@ -211,17 +192,17 @@ def apply_row_stage(kept: Survivors, stage: Any, u: float) -> Survivors:
                 keep_N |= x_N >= x_N[keep_N].min()
         case Ceiling():
             above_N = relative_N >= stage.ceiling(row)
-            last = np.count_nonzero(above_N) - 1  # in order, so that they are the first ones
+            last = np.count_nonzero(above_N) - 1
             keep_N = ~above_N | (u >= stage.chance) | (np.arange(len(x_N)) == last) | np.isin(ids_N, stage.spared)
         case Draw() | Tap():
             return kept
         case _:
-            raise TypeError(f"the reference backend knows no shape for {stage!r}")
+            raise TypeError(f"{stage!r} has no shape that the reference backend supports")
     return Survivors(ids_N[keep_N], x_N[keep_N], total)
 
 
 def relative_scores(kept: Survivors) -> tuple[Floats, RowStats]:
-    """The arguments of a rule: scores relative to the maximum, for precision, and their statistics."""
+    """The arguments of a rule: scores relative to the maximum, and their statistics."""
     top = kept.x_N.max()
     return kept.x_N - top, statistics(kept.x_N - top, TotalMass(kept.total.top - top, kept.total.mass))
 
@@ -241,14 +222,12 @@ def prefix_mask(stage: Prefix, x_N: Floats, row: RowStats) -> NDArray[np.bool_]:
 def statistics(x_N: Floats, total: TotalMass | None = None) -> RowStats:
     """The statistics of the scores of surviving tokens; none may be -inf."""
     top = x_N.max()
-    relative_N = np.maximum(x_N - top, np.finfo(np.float64).min)  # from the top, because large scores would cancel
-    e_N = np.exp(relative_N)
+    d_N = np.maximum(x_N - top, np.finfo(np.float64).min)  # relative, because large scores would cancel
+    e_N = np.exp(d_N)
     mass = e_N.sum()
-    entropy = np.log(mass) - (e_N * relative_N).sum() / mass
-    all_mass = mass if total is None else max(total.mass * np.exp(total.top - top), mass)
-    return RowStats(
-        len(x_N), top, mass, (e_N * e_N).sum(), entropy, top + relative_N.mean(), relative_N.var(), all_mass
-    )
+    entropy = np.log(mass) - (e_N * d_N).sum() / mass
+    total_mass = mass if total is None else max(total.mass * np.exp(total.top - top), mass)
+    return RowStats(len(x_N), top, mass, (e_N * e_N).sum(), entropy, top + d_N.mean(), d_N.var(), total_mass)
 
 
 def exclusive_cumsum(weight_N: Floats) -> Floats:
@@ -263,19 +242,13 @@ def token_logprob(kept: Survivors, token: int) -> float:
 
 
 def probabilities(
-    logits_V: NDArray[Any],
-    stages: Pipeline,
-    past: HistoryView = History(),
-    survivors_of: Callable[..., Survivors] = survivors,
+    logits_V: NDArray[Any], stages: Pipeline, past: HistoryView = History(), find: Callable[..., Survivors] = survivors
 ) -> Floats:
-    """The distribution the draw draws from, float64 [V], over all coins. A draw without noise puts all on one token.
-
-    left: what tells the survivors; each backend has its own.
-    """
+    """The distribution of the sampled token, float64 [V], averaged over XTC. find: the backend's ``survivors``."""
     chances = sorted({0.0, 1.0, *(float(stage.chance) for stage in stages if isinstance(stage, Ceiling))})
     p_V = np.zeros(len(logits_V))
-    for low, high in pairwise(chances):  # between two of them every coin falls the same way
-        ids_N, x_N, _ = survivors_of(logits_V, stages, past, (low + high) / 2)
+    for low, high in pairwise(chances):  # same survivors for all u between two thresholds
+        ids_N, x_N, _ = find(logits_V, stages, past, (low + high) / 2)
         with np.errstate(all="ignore"):
             if isinstance(stages[-1], Draw) and stages[-1].uniforms == "none":
                 p_V[highest_scoring(stages[-1], ids_N, x_N, np.zeros(len(x_N)))] += high - low
@@ -294,8 +267,8 @@ def xtc_uniform(stages: Pipeline, seed: int, step: int) -> float:
 def select_token(stage: Any, kept: Survivors, seed: int, step: int) -> int:
     """The token that a Draw selects among the survivors."""
     if not isinstance(stage, Draw):
-        raise TypeError(f"a pipeline that draws ends with a Draw, not with {stage!r}")
-    ids_N, x_N = kept.ids_N, kept.x_N - kept.x_N.max()  # from the top, because noise vanishes in large scores
+        raise TypeError(f"the last stage of a pipeline must be a Draw to sample, got {stage!r}")
+    ids_N, x_N = kept.ids_N, kept.x_N - kept.x_N.max()  # relative, because noise vanishes in large scores
     with np.errstate(all="ignore"):
         if stage.uniforms == "one":
             row = statistics(x_N)

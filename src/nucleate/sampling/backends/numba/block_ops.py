@@ -21,16 +21,16 @@ _F, _D, _I = types.float32, types.float64, types.int64
 
 @vector_lanes.vector_function(_F, _I)
 def maximum(b: Any, address: Any) -> Any:
-    """The highest of 256 scores; NaN if one of them is."""
+    """The maximum of 256 scores; NaN if one of them is NaN."""
 
     def larger(first: Any, second: Any) -> Any:
         return b.select(b.fcmp_ordered(">", first, second), first, second)
 
     scores = vector_lanes.load(b, address)
-    maxima = list(scores[:4])  # four at a time, so that none waits for another
+    maxima = list(scores[:4])  # four independent chains
     for i, score in enumerate(scores[4:]):
         maxima[i % 4] = larger(score, maxima[i % 4])
-    nan_masks = [b.fcmp_unordered("uno", *scores[i : i + 2]) for i in range(0, len(scores), 2)]  # one of two is NaN
+    nan_masks = [b.fcmp_unordered("uno", *scores[i : i + 2]) for i in range(0, len(scores), 2)]
     any_nan = b.bitcast(functools.reduce(b.or_, nan_masks), vector_lanes.LANE_MASK)
     has_nan = b.icmp_unsigned("!=", any_nan, ir.Constant(vector_lanes.LANE_MASK, 0))
     return b.select(has_nan, ir.Constant(vector_lanes.FLOAT, float("nan")), vector_lanes.reduce(b, maxima, larger))
@@ -38,8 +38,10 @@ def maximum(b: Any, address: Any) -> Any:
 
 @vector_lanes.vector_function(_F, _I, _F, _F, _F, _F, _F)
 def mass_above(b: Any, address: Any, *arguments: Any) -> Any:
-    """The sum of exp((x - best) / t) of those of 256 scores at or above a cut. numbers: best, high, low, least, cut;
-    high + low = log2(e) / t, least = -126 / high."""
+    """The sum of exp((x - max) / t) over those of 256 scores that are at or above a threshold.
+
+    arguments: max_score, high, low, least, threshold; high + low = log2(e) / t, least = -126 / high.
+    """
     max_score, high, low, least, threshold = (vector_lanes.broadcast(b, argument) for argument in arguments)
 
     def step(sums: Any, scores: Any) -> Any:
@@ -53,9 +55,9 @@ def mass_above(b: Any, address: Any, *arguments: Any) -> Any:
 
 @vector_lanes.vector_function(types.void, _I, _F, _F, _F, _F, _I, _I)
 def masses_above(b: Any, address: Any, *arguments: Any) -> None:
-    """Add to each of eight sums the weights of those of 256 scores that are at or above each of eight cuts.
+    """``mass_above`` for eight thresholds; adds the results to eight float64 sums.
 
-    given: as of ``mass_above``, and in place of one cut the addresses of cuts and sums.
+    arguments: as for ``mass_above``, with the addresses of thresholds and sums in place of one threshold.
     """
     max_score, high, low, least = (vector_lanes.broadcast(b, argument) for argument in arguments[:4])
     first = b.inttoptr(arguments[4], vector_lanes.FLOAT.as_pointer())
@@ -76,7 +78,7 @@ def masses_above(b: Any, address: Any, *arguments: Any) -> None:
 
 @vector_lanes.vector_function(types.void, _I, _F, _I)
 def moments(b: Any, address: Any, top: Any, sums: Any) -> None:
-    """Add the number of 256 scores that are in, the sum of their x - top, and of its square, to three float64."""
+    """Add the number of finite scores of 256, the sum of x - top, and the sum of its square, to three float64."""
     one, zero = vector_lanes.constant(1.0, vector_lanes.DOUBLES), vector_lanes.constant(0.0, vector_lanes.DOUBLES)
     top = vector_lanes.broadcast(b, b.fpext(top, vector_lanes.DOUBLE))
 
@@ -94,15 +96,10 @@ def moments(b: Any, address: Any, top: Any, sums: Any) -> None:
 
 @vector_lanes.vector_function(_D, _I, _D, _D, _I)
 def mass_and_weighted_sum(b: Any, address: Any, top: Any, slope: Any, total_address: Any) -> Any:
-    """The sum of e = exp(d) over 256 scores, d = (x - top) * slope, in float64; adds that of e * d to one number."""
-    top, slope, zero = (
-        vector_lanes.broadcast(b, top),
-        vector_lanes.broadcast(b, slope),
-        vector_lanes.constant(0.0, vector_lanes.DOUBLES),
-    )
-    high, low, least = (
-        vector_lanes.constant(number, vector_lanes.DOUBLES) for number in (LOG2_E, LOG2_E_LOW, MIN_EXPONENT)
-    )
+    """The float64 sum of e = exp(d) over 256 scores, d = (x - top) * slope; adds the sum of e * d at an address."""
+    top, slope = vector_lanes.broadcast(b, top), vector_lanes.broadcast(b, slope)
+    numbers = (0.0, LOG2_E, LOG2_E_LOW, MIN_EXPONENT)
+    zero, high, low, least = (vector_lanes.constant(number, vector_lanes.DOUBLES) for number in numbers)
 
     def step(sums: Any, scores: Any) -> Any:
         masses, weighted = list(sums[:4]), list(sums[4:])
@@ -120,7 +117,7 @@ def mass_and_weighted_sum(b: Any, address: Any, top: Any, slope: Any, total_addr
 
 @vector_lanes.vector_function(_I, _I, _F)
 def bitmask_at_least(b: Any, address: Any, threshold: Any) -> Any:
-    """Which of 64 scores are at or above a cut, as bits."""
+    """A bitmask of which of 64 scores are at or above a threshold."""
     threshold, bits = vector_lanes.broadcast(b, threshold), vector_lanes.LONG(0)
     for i, scores in enumerate(vector_lanes.load(b, address, WORD_BITS)):
         found = b.zext(b.bitcast(b.fcmp_ordered(">=", scores, threshold), vector_lanes.LANE_MASK), vector_lanes.LONG)
@@ -130,17 +127,17 @@ def bitmask_at_least(b: Any, address: Any, threshold: Any) -> Any:
 
 @vector_lanes.vector_function(_I, _I)
 def popcount(b: Any, bits: Any) -> Any:
-    """How many of 64 bits are set."""
+    """The number of bits set."""
     return b.ctpop(bits)
 
 
 @vector_lanes.vector_function(_I, _I)
 def trailing_zeros(b: Any, bits: Any) -> Any:
-    """The place of the lowest of 64 bits that is set; 64 if none is."""
+    """The index of the lowest bit set; 64 if there is none."""
     return b.cttz(bits, ir.Constant(ir.IntType(1), 0))
 
 
 @vector_lanes.vector_function(_F, types.uint16)
 def float16_to_float32(b: Any, bits: Any) -> Any:
-    """The float16 of some bits."""
+    """Convert the bits of a float16."""
     return b.fpext(b.bitcast(bits, ir.HalfType()), vector_lanes.FLOAT)

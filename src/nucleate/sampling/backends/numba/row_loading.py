@@ -17,7 +17,7 @@ FLOAT32, FLOAT16, BFLOAT16, FLOAT64 = range(4)
 
 
 def pointer(dtype: Any) -> Any:
-    """A function that takes an address, and returns a pointer to numbers of a type there."""
+    """A kernel function that turns an address into a pointer to numbers of a type."""
 
     @intrinsic
     def pointer(typing: Any, address: Any) -> Any:
@@ -35,20 +35,20 @@ words_at, halves_at = pointer(types.int32), pointer(types.uint16)
 
 @vector_function(types.int64, types.int64)
 def fetch_add_one(b: Any, address: Any) -> Any:
-    """Add 1 to the integer at an address, which others may do at the same time; returns what was there before."""
+    """Atomically add 1 to the integer at an address. Returns the value before."""
     return b.atomic_rmw("add", b.inttoptr(address, LONG.as_pointer()), LONG(1), "monotonic")
 
 
 @vector_function(types.void, types.int64, types.int64, types.int64)
 def copy_floats(b: Any, source: Any, target: Any, count: Any) -> None:
-    """Copy so many float32 from one address to another."""
+    """Copy ``count`` float32 between addresses."""
     source, target = (b.inttoptr(address, FLOAT.as_pointer()) for address in (source, target))
     cgutils.raw_memcpy(b, target, source, count, 4)
 
 
 @jit
 def pad_tail(x: Any, tail: Any) -> Any:
-    """Copy what is left after the last whole group, padded with -inf; returns its address."""
+    """Copy the scores after the last full group to ``tail``, padded with -inf. Returns its address."""
     whole = x.size - x.size % GROUP_SIZE
     for i in range(GROUP_SIZE):
         tail[i] = x[whole + i] if whole + i < x.size else np.float32(-np.inf)
@@ -57,17 +57,14 @@ def pad_tail(x: Any, tail: Any) -> Any:
 
 @inline
 def group_address(x: Any, tail: Any, group: Any) -> Any:
-    """Where the scores of a group are."""
-    return (
-        np.int64(x.ctypes.data) + 4 * GROUP_SIZE * group
-        if (group + 1) * GROUP_SIZE <= x.size
-        else np.int64(tail.ctypes.data)
-    )
+    """The address of a group's scores: in x, or in the tail."""
+    in_row, in_tail = np.int64(x.ctypes.data) + 4 * GROUP_SIZE * group, np.int64(tail.ctypes.data)
+    return in_row if (group + 1) * GROUP_SIZE <= x.size else in_tail
 
 
 @jit
 def convert_row(address: Any, dtype: Any, x: Any) -> None:
-    """The scores at an address as float32, of which ``x`` has as many as there are."""
+    """Read ``x.size`` scores at an address into x, as float32."""
     halves, doubles = carray(halves_at(address), x.size), carray(doubles_at(address), x.size)
     if dtype == FLOAT32:
         copy_floats(address, np.int64(x.ctypes.data), x.size)
@@ -84,7 +81,7 @@ def convert_row(address: Any, dtype: Any, x: Any) -> None:
 
 @kernel("void(float32[::1], int32[::1])")
 def apply_token_bitmask(x: Any, words: Any) -> None:
-    """Take out the tokens whose bit is 0. words: int32 [V / 32 or more]."""
+    """Set the scores of tokens whose bit is 0 to -inf. words: int32 [at least V / 32]."""
     for word in range((x.size + 31) // 32):
         bits, start = words[word], word * 32
         if bits != -1:

@@ -1,6 +1,6 @@
 """LLVM vectors of 16 lanes: load scores, exponentiate, reduce.
 
-``b`` builds instructions, one after the other. LLVM splits vectors on machines that have narrower ones.
+``b`` is an LLVM IR builder. LLVM splits the vectors on machines with narrower ones.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from nucleate.jit.compiler import intrinsic
 from nucleate.sampling.backends.numba.float64 import POLYNOMIAL as DOUBLE_POLYNOMIAL
 
 GROUP_SIZE = 256
-"""Scores that a kernel takes at a time."""
+"""Scores per group, the unit in which kernels read a row."""
 LANES = 16
 
 FLOAT, DOUBLE, INT, LONG = ir.FloatType(), ir.DoubleType(), ir.IntType(32), ir.IntType(64)
@@ -28,17 +28,17 @@ POLYNOMIAL = (
     *(1.0, 0.693147202855083, 0.2402264791362671, 0.055503324710991495, 0.00961843735779002),
     *(0.0013398874422620895, 0.00015353361899616592),
 )
-"""2 ** x on -0.5..0.5: least largest relative error, 2e-9, with f(0) = 1; 8e-8 in float32."""
+"""Minimax polynomial of 2 ** x on -0.5..0.5 with f(0) = 1: relative error 2e-9, in float32 8e-8."""
 
 EXP2_TABLES = {
     "float": (POLYNOMIAL, INT, 23),
     "double": (tuple(factor * math.log(2.0) ** n for n, factor in enumerate(DOUBLE_POLYNOMIAL)), LONG, 52),
 }
-"""Of each kind of number: 2 ** x as a polynomial, its bits as an integer, and where in these the exponent begins."""
+"""Per element type: the polynomial of 2 ** x, the integer type of its width, and the number of mantissa bits."""
 
 
 def vector_function(result: Any, *argument_types: Any) -> Callable[[Callable[..., Any]], Any]:
-    """Declare a function of numbers of these types that says its own instructions."""
+    """Declare a kernel function whose body emits LLVM instructions."""
 
     def declare(emit: Callable[..., Any]) -> Any:
         def codegen(typing: Any, *types: Any) -> Any:
@@ -56,18 +56,18 @@ def vector_function(result: Any, *argument_types: Any) -> Callable[[Callable[...
 
 
 def constant(value: float, kind: ir.VectorType = FLOATS) -> ir.Constant:
-    """A vector of one number that is known now."""
+    """A vector with a compile-time constant in all lanes."""
     return ir.Constant(kind, [value] * LANES)
 
 
 def broadcast(b: Any, value: Any) -> Any:
-    """A vector of one number."""
+    """A vector with a value in all lanes."""
     undefined = ir.Constant(ir.VectorType(value.type, LANES), ir.Undefined)
     return b.shuffle_vector(b.insert_element(undefined, value, ir.Constant(INT, 0)), undefined, constant(0, INTS))
 
 
 def load(b: Any, address: Any, count: int = GROUP_SIZE) -> list[Any]:
-    """The scores at an address, as vectors."""
+    """Load scores at an address, as vectors."""
     first = b.inttoptr(address, FLOATS.as_pointer())
     scores = [b.load(b.gep(first, [ir.Constant(INT, i)])) for i in range(count // LANES)]
     for vector in scores:
@@ -76,9 +76,9 @@ def load(b: Any, address: Any, count: int = GROUP_SIZE) -> list[Any]:
 
 
 def accumulate(b: Any, address: Any, sums: Sequence[Any], step: Callable[..., Sequence[Any]]) -> list[Any]:
-    """Take 256 scores into some sums, four vectors at a time: ``step`` says how, from the sums and the vectors.
+    """Accumulate 256 scores, four vectors at a time. ``step`` returns the new sums from the sums and the vectors.
 
-    A loop, because what is written out 16 times takes the compiler 16 times as long and runs no faster.
+    Emits a loop: unrolled code takes 16 times as long to compile and runs no faster.
     """
     totals = [cgutils.alloca_once_value(b, total) for total in sums]
     with cgutils.for_range_slice(b, LONG(0), LONG(4 * GROUP_SIZE), LONG(16 * LANES)) as (offset, _):
@@ -89,7 +89,7 @@ def accumulate(b: Any, address: Any, sums: Sequence[Any], step: Callable[..., Se
 
 
 def reduce(b: Any, inputs: Sequence[Any], combine: Callable[[Any, Any], Any]) -> Any:
-    """All lanes of some vectors joined into one number, in a fixed order."""
+    """Reduce all lanes of some vectors to one number, in a fixed order."""
     vectors = list(inputs)
     while len(vectors) > 1:
         vectors = [combine(vectors[i], vectors[i + 1]) for i in range(0, len(vectors), 2)]
@@ -102,7 +102,7 @@ def reduce(b: Any, inputs: Sequence[Any], combine: Callable[[Any, Any], Any]) ->
 
 
 def add_at(b: Any, address: Any, index: int, value: Any) -> None:
-    """Add to one of some float64 at an address."""
+    """Add to element ``index`` of the float64 at an address."""
     slot = b.gep(b.inttoptr(address, DOUBLE.as_pointer()), [ir.Constant(INT, index)])
     b.store(b.fadd(b.load(slot), value), slot)
 
@@ -114,14 +114,11 @@ def fma(b: Any, x: Any, y: Any, z: Any) -> Any:
 
 
 def exp(b: Any, x: Any, high: Any, low: Any, least: Any) -> Any:
-    """2 ** (below * (high + low)), with a relative error below 2e-7, of float64 5e-16, and as much as rounding
-    ``below`` makes; it is taken as at least ``least``."""
+    """2 ** (x * (high + low)), x clamped at ``least``; relative error below 2e-7, in float64 5e-16."""
     kind = x.type
     polynomial, bits_type, mantissa = EXP2_TABLES[str(kind.element)]
-    bits_vector, magic = (
-        ir.VectorType(bits_type, LANES),
-        constant(1.5 * 2.0**mantissa, kind),
-    )  # leaves an integer in low bits
+    bits_vector = ir.VectorType(bits_type, LANES)
+    magic = constant(1.5 * 2.0**mantissa, kind)  # adding it leaves the nearest integer in the low bits
     x = b.select(b.fcmp_ordered(">", x, least), x, least)
     rounded = fma(b, x, high, magic)
     whole = b.fsub(rounded, magic)

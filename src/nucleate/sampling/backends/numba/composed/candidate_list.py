@@ -1,4 +1,4 @@
-"""A list of surviving tokens, on which the rules of stages are evaluated directly, as in the reference."""
+"""A list of surviving tokens; stage rules are evaluated on it directly, as in the reference."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ Floats = NDArray[np.float64]
 Ids = NDArray[np.int64]
 
 TIE_TOLERANCE = 1e-9
-"""A decision that rests on sums of ``kernels`` and is closer than this is left to the reference. These sums are right
-to 1e-12, and no rule of ours magnifies that a hundredfold; float32 scores of a real row are hardly ever so close."""
+"""Closer decisions that depend on sums of ``row_kernels`` are left to the reference. The sums are exact to 1e-12, and
+no built-in rule magnifies their error a hundredfold; scores of real rows are hardly ever this close."""
 
 MIN_FLOAT64 = np.finfo(np.float64).min
 
 BLOCK_SIZE = 8192
-"""Scores that a rule is evaluated on at a time."""
+"""Scores per evaluation of a rule: what it allocates stays in the cache."""
 
 
-class UndecidedRow(Exception):  # noqa: N818  # it is not an error
-    """The reference has to run this row: a decision is too close, or the row is one that it refuses."""
+class UndecidedRow(Exception):  # noqa: N818  # control flow, not an error
+    """The row is left to the reference: a decision is too close, or the row is invalid."""
 
 
 class CandidateList:
-    """Tokens in the order (score descending, then id ascending), float64 scores.
+    """Tokens and float64 scores, in rank order: score descending, then id ascending.
 
-    whole: see ``reference.TotalMass``; None where nothing has been cut since the last Shift or Scale, or nobody asks.
-    inexact: the scores went through a statistic of ``kernels``, so that decisions may be close. ranked: False if the
-    tokens are in ascending order of ids instead.
+    total: see ``reference.TotalMass``; None if there was no truncation since the last Shift or Scale, or no rule needs
+    it. inexact: the scores depend on a sum of ``row_kernels``. ranked: False if the tokens are in ascending order of
+    ids instead.
     """
 
     __slots__ = ("_mass", "_top", "ids_N", "inexact", "ranked", "total", "x_N")
@@ -61,7 +61,7 @@ class CandidateList:
         return self._top
 
     def relative_scores(self) -> Floats:
-        """The scores as rules see them: from the top."""
+        """The scores relative to the maximum, as rules take them."""
         relative_N: Floats = self.x_N - self.top
         return relative_N
 
@@ -73,12 +73,12 @@ class CandidateList:
         return CandidateList(ids_N, x_N, self.total, inexact=self.inexact)
 
     def survivors(self) -> Survivors:
-        """As the reference has them."""
+        """The tokens as ``reference.Survivors``."""
         kept = self.ranked_list()
         return Survivors(kept.ids_N, kept.x_N, kept.total_mass)
 
     def statistics(self, names: frozenset[str]) -> RowStats:
-        """The row statistics of these names, as ``reference.statistics``; the others may be missing."""
+        """The named row statistics, as in ``reference.statistics``; others may be NaN."""
         n, zero, missing = len(self.x_N), np.float64(0.0), np.nan
         if not names - {"n", "top"}:
             return RowStats(n, zero, missing, missing, missing, missing, missing, missing)
@@ -110,20 +110,17 @@ class CandidateList:
     def with_total(self, total: TotalMass | None) -> CandidateList:
         return CandidateList(self.ids_N, self.x_N, total, inexact=self.inexact, ranked=self.ranked)
 
-    # the shapes
-
     def shift(self, step: PipelineStep, past: HistoryView, size: int) -> CandidateList:
-        """Rules of Shifts after a scale or a cut are evaluated by the reference, on all tokens. size: V."""
+        """Apply a Shift after a Scale or a truncation, as the reference does, on all tokens. size: V."""
         before = self.survivors()
         after = reference.apply_shift(before, step.stage, past, size)
         return self if after is before else CandidateList(after.ids_N, after.x_N, None, inexact=self.inexact)
 
     def scale(self, step: PipelineStep) -> CandidateList:
         kept, stage = self.ranked_list(), step.stage
-        ids_N, x_N = finite_tokens(
-            kept.ids_N, evaluate_rule(stage.apply, kept.relative_scores(), kept.statistics(step.kind.names))
-        )
-        if not stage.monotone:  # a draw needs no order, and others will ask for it
+        x_N = evaluate_rule(stage.apply, kept.relative_scores(), kept.statistics(step.kind.names))
+        ids_N, x_N = finite_tokens(kept.ids_N, x_N)
+        if not stage.monotone:  # ranked later if a stage needs it
             by_id_N = np.argsort(ids_N)
             return CandidateList(ids_N[by_id_N], x_N[by_id_N], inexact=self.inexact, ranked=False)
         if not (x_N[1:] <= x_N[:-1]).all():
@@ -136,11 +133,11 @@ class CandidateList:
         return kept.above(threshold, total, inexact=self.inexact)
 
     def above(self, threshold: float, total: TotalMass | None, *, inexact: bool) -> CandidateList:
-        """The tokens at or above a threshold, from the top, and the first one in any case."""
+        """The tokens at or above a relative threshold, and always the first one."""
         return self.select(slice(self.count_at_least(threshold, inexact=inexact) or 1), total)
 
     def count_at_least(self, threshold: float, *, inexact: bool) -> int:
-        """How many tokens are at or above a threshold, from the top."""
+        """The number of tokens at or above a relative threshold."""
         relative_N = self.relative_scores()
         count = int(np.count_nonzero(relative_N >= threshold))
         if inexact and any(
@@ -158,9 +155,9 @@ class CandidateList:
     def prefix_mask(
         self, step: PipelineStep, row: RowStats, *, inexact: bool
     ) -> tuple[NDArray[np.bool_] | slice, bool]:
-        """Which tokens a Prefix keeps, and whether their weights reach its target (else more tokens may be kept).
+        """The tokens that a Prefix keeps, and whether their weights reach its target (else more tokens may be kept).
 
-        As ``reference.prefix``. row: the statistics that its rules read, of which these tokens may be the top only.
+        As ``reference.prefix_mask``. row: statistics of all tokens, of which these may be only the highest-ranked.
         """
         stage, kind, relative_N, order_N = step.stage, step.kind, self.relative_scores(), None
         weight_N = evaluate_rule(stage.weight, relative_N, row)
@@ -169,9 +166,9 @@ class CandidateList:
             order_N = key_N.argsort(kind="stable")
             weight_N = weight_N[order_N]
         target, sums_N = float(stage.target(row)), weight_N.cumsum()
-        if not weight_N.min() >= 0.0 or target != target:  # noqa: PLR0124  # NaN; or sums that do not ascend
+        if not weight_N.min() >= 0.0 or target != target:  # noqa: PLR0124  # negative weights or NaN
             raise UndecidedRow
-        if stage.reaches:  # the sum before a token is below the goal
+        if stage.reaches:  # keep tokens whose preceding sum is below the target
             count = int(sums_N.searchsorted(target)) + 1
             reached = count <= len(sums_N)
         else:
@@ -204,15 +201,13 @@ class CandidateList:
         return kept.select(~kept.ceiling_mask(step.stage, threshold, inexact=self.inexact), total)
 
     def ceiling_mask(self, stage: Any, threshold: float, *, inexact: bool) -> NDArray[np.bool_]:
-        """Which tokens a Ceiling drops: those at or above a threshold, but not the last of them nor exempt ones."""
+        """The tokens that a Ceiling drops: those at or above a threshold, except the last of them and exempt ones."""
         above_N, count = np.zeros(len(self.ids_N), bool), self.count_at_least(threshold, inexact=inexact)
         above_N[: max(count - 1, 0)] = True
         return above_N & ~np.isin(self.ids_N, stage.spared) if stage.spared else above_N
 
-    # what comes of the token drawn
-
     def logprob(self, token: int) -> float:
-        """The log-probability of a token that is in."""
+        """The log-probability of a surviving token."""
         if self._mass is None:
             self._mass = np.exp(self.relative_scores()).sum()
         index = (self.ids_N == token).argmax() if self.ranked else self.ids_N.searchsorted(token)
@@ -221,10 +216,8 @@ class CandidateList:
     def step_logprobs(self, token: int, request: tuple[int, tuple[int, ...]]) -> StepLogprobs:
         return logprobs(self.ids_N, self.x_N, token, *request)
 
-    # the draw
-
     def draw(self, step: PipelineStep, seed: int, step_index: int) -> int:
-        """The token that a Draw takes. As ``reference.pick``. place: the step of the noise."""
+        """The token that a Draw selects, as in ``reference.select_token``. step_index: step of the noise."""
         stage = step.stage
         if stage.uniforms == "one":
             kept = CandidateList(self.ids_N, self.x_N, ranked=self.ranked).ranked_list()
@@ -232,26 +225,23 @@ class CandidateList:
             return kept.draw_by_cdf(stage, kept.statistics(step.kind.names), u, inexact=self.inexact)[0]
         if stage.uniforms == "none":
             return reference.highest_scoring(stage, self.ids_N, self.relative_scores(), np.zeros(len(self.ids_N)))
-        if type(stage).score is not Gumbel.score:  # a rule of one's own
+        if type(stage).score is not Gumbel.score:  # custom rule
             if self.inexact:
                 raise UndecidedRow
             return reference.select_token(stage, self.survivors(), seed, step_index)
         count = (int(self.ids_N.max() if self.ranked else self.ids_N[-1]) // GROUP_SIZE) + 1
         groups_G, mass_G = np.empty(count + GROUP_SIZE, np.int64), np.empty(count + GROUP_SIZE)
-        token = GENERIC.gumbel_sample(
-            self.ids_N, self.x_N, self.top, groups_G, mass_G, np.uint64(seed), np.uint64(step_index)
-        )
+        key, counter = np.uint64(seed), np.uint64(step_index)
+        token = GENERIC.gumbel_sample(self.ids_N, self.x_N, self.top, groups_G, mass_G, key, counter)
         if token < 0:
             raise UndecidedRow
         self._mass = mass_G[:count].sum()
         return int(token)
 
     def draw_by_cdf(self, stage: Any, row: RowStats, u: float, *, inexact: bool) -> tuple[int, bool]:
-        """The last token before which the weights have not summed up to the target; whether they do at it."""
-        target, sums_N = (
-            float(stage.target(row, u)),
-            np.cumsum(evaluate_rule(stage.weight, self.relative_scores(), row)),
-        )
+        """The first token at which the cumulative weight reaches the target, and whether it does."""
+        target = float(stage.target(row, u))
+        sums_N = np.cumsum(evaluate_rule(stage.weight, self.relative_scores(), row))
         if not target > 0.0 or target != target:  # noqa: PLR0124  # NaN
             raise UndecidedRow
         index = int(np.searchsorted(sums_N, target))
@@ -261,7 +251,7 @@ class CandidateList:
 
 
 def finite_tokens(ids_N: Ids, x_N: Floats) -> tuple[Ids, Floats]:
-    """The tokens that are not at -inf. Raises Undecided for a NaN, a +inf, or no token at all."""
+    """The tokens that are not at -inf. Raises UndecidedRow for a NaN, a +inf, or no finite score."""
     if np.isfinite(x_N.sum()):
         return ids_N, x_N
     if not -np.inf < x_N.max() < np.inf:
@@ -273,10 +263,7 @@ def finite_tokens(ids_N: Ids, x_N: Floats) -> tuple[Ids, Floats]:
 def evaluate_rule(
     rule: Callable[[Any, Any], Any], relative_N: NDArray[Any], row: RowStats, out_N: Floats | None = None
 ) -> Floats:
-    """What a rule says of each score; part by part, so that what it computes on the way stays in the cache.
-
-    room_N: to write it to, if they are many.
-    """
+    """Evaluate a rule on scores, in blocks. out_N: buffer for the result of more than one block."""
     if len(relative_N) <= BLOCK_SIZE:
         result_N = np.asarray(rule(relative_N, row), np.float64)
         return result_N if result_N.shape == relative_N.shape else np.full(relative_N.shape, result_N)

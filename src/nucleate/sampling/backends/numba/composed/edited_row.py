@@ -1,4 +1,4 @@
-"""A row of float32 scores in memory, with edited float64 scores of some tokens on top."""
+"""A row of float32 scores in memory, and edited float64 scores of some tokens."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from nucleate.sampling.noise import GROUP_SIZE
 LOWEST = np.finfo(np.float32).min
 NO_IDS, NO_SCORES = np.zeros(0, np.int64), np.zeros(0)
 CACHED_WORKSPACES = 16
-"""Threads and sizes of rows for which there is room."""
+"""Maximum number of cached workspaces, one per thread and vocabulary size."""
 
 
 class RowWorkspace:
-    """size: V. ``start`` before each row."""
+    """Reusable buffers for rows of one size V. Call ``reset`` before each row."""
 
     def __init__(self, size: int) -> None:
         self.size, self.groups = size, -(-size // GROUP_SIZE)
         self.keys = np.empty(self.groups * GROUP_SIZE, np.int64)
         self.scratch_G, self.scratch_V = np.empty(self.groups), np.empty(size)
-        self.ids = np.arange(size)  #: nobody writes to them
+        self.ids = np.arange(size)  #: read-only
         self._rows: list[NDArray[np.float32]] = []
         self._used = 0
 
     def reset(self) -> None:
-        """All rows are free again."""
+        """Make all row buffers available again."""
         self._used = 0
 
     def new_row(self) -> NDArray[np.float32]:
-        """A row to write to."""
+        """An unused row buffer."""
         if self._used == len(self._rows):
             self._rows.append(np.empty(self.size, np.float32))
         self._used += 1
         return self._rows[self._used - 1]
 
     def as_float32(self, logits_V: NDArray[Any]) -> NDArray[np.float32]:
-        """A row as the kernels take it: float32, contiguous, aligned, writeable; the row itself if it is."""
+        """The row as float32, contiguous, aligned and writeable; a copy only if needed."""
         row_V = np.asarray(logits_V, np.float32)
         flags = row_V.flags
         if flags.c_contiguous and flags.writeable and flags.aligned:
@@ -53,7 +53,7 @@ class RowWorkspace:
 
 
 def thread_workspace(size: int) -> RowWorkspace:
-    """The room of this thread for rows of a size; the last few are kept."""
+    """The cached workspace of the calling thread for rows of a size."""
     return _cached_workspace(size, threading.get_ident())
 
 
@@ -63,22 +63,24 @@ def _cached_workspace(size: int, thread: int) -> RowWorkspace:
 
 
 class EditedRow:
-    """row_V: float32, contiguous, aligned, writeable; edited tokens are at -inf there. ids_K, x_K: the edited tokens
-    that are in, in ascending order of ids, and their scores. Raises Undecided if no token can be drawn.
+    """A row with edits. Raises UndecidedRow if no token can be sampled.
+
+    row_V: float32, contiguous, aligned, writeable, with edited tokens at -inf. ids_K, x_K: edited tokens with finite
+    scores, in ascending order of ids.
     """
 
     def __init__(
         self, work: RowWorkspace, row_V: NDArray[np.float32], ids_K: Ids = NO_IDS, x_K: Floats = NO_SCORES
     ) -> None:
         self.work, self.row_V, self.ids_K, self.x_K = work, row_V, ids_K, x_K
-        self.tops_G, self._tail = np.empty(work.groups, np.float32), np.empty(GROUP_SIZE, np.float32)
-        top = float(GENERIC.group_maxima(row_V, self._tail, self.tops_G))
-        self.top = max(top, float(x_K.max())) if len(x_K) else top  #: the highest score
+        self.maxima_G, self._tail = np.empty(work.groups, np.float32), np.empty(GROUP_SIZE, np.float32)
+        top = float(GENERIC.group_maxima(row_V, self._tail, self.maxima_G))
+        self.top = max(top, float(x_K.max())) if len(x_K) else top  #: the maximum score
         if not (-np.inf < self.top < np.inf and top < np.inf):
             raise UndecidedRow
 
     def equals(self, other: EditedRow) -> bool:
-        """Whether no score differs."""
+        """Whether all scores are equal."""
         return np.array_equal(self.row_V, other.row_V) and np.array_equal(self.x_K, other.x_K)
 
     def scores(self, ids_N: Ids) -> Floats:
@@ -90,7 +92,7 @@ class EditedRow:
         return x_N
 
     def mass_sums(self, slope: float, masses_G: Floats) -> Floats:
-        """The sums of e and e * d over all tokens, and of e over each group, see ``row_kernels.group_masses``."""
+        """Sums of e and e * d over the row; fills masses_G with sums of e. See ``row_kernels.group_masses``."""
         sums = np.empty(2)
         GENERIC.group_masses(self.row_V, self._tail, self.top, slope, masses_G, sums)
         if len(self.ids_K):
@@ -101,15 +103,15 @@ class EditedRow:
         return sums
 
     def moments(self, origin: np.float32) -> tuple[int, float, float]:
-        """How many tokens are in, and the sums of x - origin and of its square."""
+        """The number of finite scores, and the sums of x - origin and of its square."""
         sums, d_K = np.empty(3), self.x_K - origin
         GENERIC.moments(self.row_V, self._tail, self.work.groups, origin, sums)
         return int(sums[0]) + len(d_K), float(sums[1] + d_K.sum()), float(sums[2] + (d_K * d_K).sum())
 
     def ranked(self, threshold: np.float32) -> tuple[Ids, Floats]:
-        """The tokens at or above a score, in the order, and their scores. With the lowest float32, all tokens."""
+        """The tokens at or above a score, ranked, and their scores. LOWEST selects all finite ones."""
         work, threshold = self.work, max(threshold, LOWEST)
-        keys_N = work.keys[: GENERIC.ranking_keys(self.row_V, self._tail, self.tops_G, threshold, work.keys)]
+        keys_N = work.keys[: GENERIC.ranking_keys(self.row_V, self._tail, self.maxima_G, threshold, work.keys)]
         keys_N.sort()
         ids_N = keys_N & 0xFFFFFFFF
         x_N = self.row_V[ids_N].astype(np.float64)
@@ -119,18 +121,18 @@ class EditedRow:
         return merge_ranked(ids_N, x_N, self.ids_K[high_K], self.x_K[high_K])
 
     def kth_bound(self, k: int) -> np.float32:
-        """A score that at least k tokens reach, or all that are in."""
-        tops_G = (self.tops_G if k <= len(self.tops_G) // 2 else self.row_V).copy()
-        tops_G.partition(len(tops_G) - k)
-        threshold: np.float32 = tops_G[len(tops_G) - k]
+        """A score that at least k tokens reach, or all finite ones."""
+        maxima_G = (self.maxima_G if k <= len(self.maxima_G) // 2 else self.row_V).copy()
+        maxima_G.partition(len(maxima_G) - k)
+        threshold: np.float32 = maxima_G[len(maxima_G) - k]
         return threshold
 
     def _not_in(self, ids_N: Ids) -> NDArray[np.bool_]:
-        """Which edited tokens are not among some."""
+        """A mask of the edited tokens that are not in a list."""
         return np.isin(self.ids_K, ids_N, invert=True) if len(self.ids_K) else np.zeros(0, bool)
 
     def without(self, dropped_N: Ids, threshold: np.float32 = LOWEST) -> EditedRow:
-        """The row without some tokens, and without those of ``row_V`` that are below a score."""
+        """The row without some tokens, and without those of ``row_V`` below a threshold."""
         row_V, kept_K = self.work.new_row(), self._not_in(dropped_N)
         np.copyto(row_V, self.row_V)
         if threshold > LOWEST:
@@ -139,7 +141,7 @@ class EditedRow:
         return EditedRow(self.work, row_V, self.ids_K[kept_K], self.x_K[kept_K])
 
     def with_scores(self, ids_K: Ids, x_K: Floats) -> EditedRow:
-        """The row with other scores for some tokens; -inf takes one out."""
+        """The row with new scores for some tokens; -inf removes a token."""
         row_V, kept_K, inside_K = self.work.new_row(), self._not_in(ids_K), x_K > -np.inf
         np.copyto(row_V, self.row_V)
         row_V[ids_K] = -np.inf
@@ -149,7 +151,7 @@ class EditedRow:
         return EditedRow(self.work, row_V, ids_K[order_K], x_K[order_K])
 
     def keep_only(self, ids_K: Ids) -> EditedRow:
-        """The row without the tokens that are not in a list."""
+        """The row with only the listed tokens."""
         row_V, kept_K = self.work.new_row(), ~self._not_in(ids_K)
         row_V.fill(-np.inf)
         row_V[ids_K] = self.row_V[ids_K]
@@ -165,7 +167,7 @@ class EditedRow:
 
 
 def merge_ranked(ids_N: Ids, x_N: Floats, ids_K: Ids, x_K: Floats) -> tuple[Ids, Floats]:
-    """Some tokens put among others that are in the order."""
+    """Merge tokens (ids_K, x_K) into a ranked list (ids_N, x_N)."""
     order_K = np.lexsort((ids_K, -x_K))
     ids_K, x_K = ids_K[order_K], x_K[order_K]
     at_K, end_K = np.searchsorted(-x_N, -x_K), np.searchsorted(-x_N, -x_K, side="right")

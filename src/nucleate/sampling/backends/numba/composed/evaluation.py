@@ -1,10 +1,9 @@
-"""Any pipeline on the CPU. Equal to ``reference.run``, token for token.
+"""Runs any pipeline on the CPU. Returns the same tokens as ``reference.run``.
 
-Stages' rules are evaluated as they are, by NumPy, on the few tokens that matter; nothing is compiled for a stage. A row
-starts as ``full_row.FullRow``, which is never written down: passes over it, compiled once for all stages, give the
-statistics that a rule reads. A stage that cuts gets the top of the ranking as a list, as far down as its decision needs
-it, and leaves a ``candidate_list.CandidateList``. What rests on sums that are not the reference's to the bit, and is
-too close to call, and every row that cannot be drawn, is left to the reference."""
+NumPy evaluates the rules of stages on the few tokens that matter; nothing is compiled per stage. A row starts as a
+lazy ``full_row.FullRow``: kernels compute the statistics that a rule reads in passes over the row. A truncation stage
+gets the top of the ranking as a list, as long as its decision needs, and returns a ``candidate_list.CandidateList``.
+Invalid rows, and decisions closer than the error of the kernels' sums, are left to the reference."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ Tokens = FullRow | CandidateList
 def run(
     logits_V: NDArray[Any], stages: Pipeline, seed: int, step: int, past: HistoryView = History()
 ) -> reference.RowResult:
-    """Draw a token, report what a Tap asks for, and let the stages learn from it. As ``reference.run``."""
+    """Sample a token, report logprobs, and update stateful stages. As ``reference.run``."""
     try:
         with np.errstate(all="ignore"):
             return _run(logits_V, steps_of(stages), seed, step, past)
@@ -45,7 +44,7 @@ def run(
 def survivors(
     logits_V: NDArray[Any], stages: Pipeline, past: HistoryView = History(), u: float = 1.0
 ) -> reference.Survivors:
-    """The tokens left by every stage but the draw, ranked, with their final scores. As ``reference.survivors``."""
+    """The tokens that survive all stages except the draw, ranked. As ``reference.survivors``."""
     try:
         with np.errstate(all="ignore"):
             kept, _ = _apply_stages(logits_V, steps_of(stages).steps, past, u, needs_total=True)
@@ -55,12 +54,12 @@ def survivors(
 
 
 def probabilities(logits_V: NDArray[Any], stages: Pipeline, past: HistoryView = History()) -> Floats:
-    """The distribution the draw draws from, float64 [V], over all coins. As ``reference.probabilities``."""
+    """The distribution that the draw samples from, float64 [V]. As ``reference.probabilities``."""
     return reference.probabilities(logits_V, stages, past, survivors)
 
 
 def step_logprobs(logits_V: NDArray[Any], token: int, request: tuple[int, tuple[int, ...]]) -> StepLogprobs:
-    """What a Tap at the beginning asks for, of a row from which a token was drawn."""
+    """The logprobs of a sampled token for a Tap before all other stages. request: ``Tap.wanted``."""
     with np.errstate(all="ignore"):
         return _full_row(logits_V).step_logprobs(token, request)
 
@@ -93,9 +92,9 @@ def _run(
 def _apply_stages(
     logits_V: NDArray[Any], steps: tuple[PipelineStep, ...], past: HistoryView, u: float, needs_total: bool
 ) -> tuple[Tokens, dict[int, tuple[Tokens, Tokens]]]:
-    """The tokens left by all stages; and, by place, those before and after the stages that watch the draw.
+    """The surviving tokens; and, by index, the tokens before and after each stage that observes the sampled token.
 
-    whole: somebody asks for the mass before the first cut.
+    needs_total: a rule reads the mass before the first truncation.
     """
     kept: Tokens = _full_row(logits_V)
     observed = {}
@@ -113,7 +112,7 @@ def _apply_stages(
 
 
 def _apply_stage(kept: Tokens, step: PipelineStep, past: HistoryView, u: float, needs_total: bool, size: int) -> Tokens:
-    """The tokens left by one stage."""
+    """The tokens that survive one stage."""
     shape = step.kind.shape
     if shape in ("Draw", "Tap"):
         return kept

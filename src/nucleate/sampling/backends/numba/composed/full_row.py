@@ -1,7 +1,6 @@
-"""A whole row of which nothing is written down: its tokens are looked at when a stage needs them, the best ones first.
+"""A whole row, evaluated lazily: linear Scales are recorded instead of applied, and statistics come from row kernels.
 
-Scales that are lines are remembered instead of applied. Statistics come from passes over the row; a stage that cuts
-gets the top of the ranking as a list, as far down as its decision needs it.
+A truncation stage gets the top of the ranking as a list, as long as its decision needs.
 """
 
 from __future__ import annotations
@@ -35,50 +34,41 @@ from nucleate.sampling.stage import RowStats, Scale
 from nucleate.sampling.stages.selection.gumbel import Gumbel
 
 MIN_GROUPS = 8
-"""Rows of so few groups are always listed."""
+"""Rows with at most this many groups are always listed."""
 
 MIN_SLOPE, MAX_SLOPE = 1e-200, 1e200
-"""Beyond these slopes scores might become infinite, or lose digits."""
+"""Steeper or flatter scales are applied at once: scores could overflow or lose digits."""
 
 MIN_WEIGHTED_SUM, MIN_RELATIVE_SCORE = 1e-280, -750.0
-"""Weights below the first are not told apart by ``row_kernels.group_masses``; a token this far below the top has none.
-"""
+"""Sums below the first are too inexact in ``row_kernels.group_masses``; tokens below the second have weight 0."""
 
 LINE_SPAN = 2.0**20
 LINE_PROBE, BENT_PROBE = np.array([0.0, -LINE_SPAN]), np.array([-LINE_SPAN, -2.0 * LINE_SPAN])
-"""Two scores, from the top, that show the slope of a line; and two that show where the absolute value of one is 0."""
+"""Relative scores at which the slope of a linear rule, and the centre of a bent one, |x - c|, are measured."""
 
 TAIL_FRACTIONS = 0.3, 0.03, 0.001
-"""Parts of the mass that the tokens looked at leave out, one try after the other; then all are looked at."""
+"""Fractions of the mass left out of successive candidate lists; the last list has all tokens."""
 
 NEGATIVE_WEIGHT_PROBE = -(2.0 ** np.arange(-4, 24))
-"""Scores at which a weight that is negative anywhere below the tokens looked at should show."""
+"""Relative scores at which weights are checked for being negative below the candidates."""
 
 Scales = tuple[tuple[Scale, RowStats, float], ...]
-"""With the statistics and the top that each of them saw."""
+"""Scales, each with the statistics and the maximum that it is applied with."""
 
 
 class FullRow:
-    """All tokens of a row, as some scales leave them."""
+    """All tokens of a row, after some Scales."""
 
     total: TotalMass | None = None  #: see ``CandidateList``
 
     def __init__(
-        self,
-        row: EditedRow,
-        scales: Scales = (),
-        slope: float = 1.0,
-        score_error: float = 0.0,
-        *,
-        inexact: bool = False,
+        self, row: EditedRow, scales: Scales = (), slope: float = 1.0, error: float = 0.0, *, inexact: bool = False
     ) -> None:
-        """slope: of all scales together. blur: how far off they may be. inexact: a statistic of ``kernels`` is in."""
-        self.row, self.scales, self.slope, self._score_error, self.inexact = row, scales, slope, score_error, inexact
-        self.top = row.top  #: the highest score after the scales
+        """slope: product of the scales. error: rounding error of scores. inexact: see ``CandidateList``."""
+        self.row, self.scales, self.slope, self._error, self.inexact = row, scales, slope, error, inexact
+        self.top = row.top  #: the maximum score after the scales
         self._sums: Floats | None = None
         self._masses_G = np.empty(row.work.groups)
-
-    # statistics
 
     def statistics(self, names: frozenset[str]) -> RowStats:
         """As ``CandidateList.statistics``."""
@@ -93,21 +83,20 @@ class FullRow:
         elif "n" in names:
             n = self.row.moments(np.float32(self.row.top))[0]
         total = mass if self.total is None else max(self.total.mass * np.exp(self.total.top - self.top), mass)
-        return RowStats(*map(np.float64, (n, 0.0, mass, square, entropy, mean, var, total)))  # as NumPy divides by 0
+        values = n, 0.0, mass, square, entropy, mean, var, total
+        return RowStats(*map(np.float64, values))  # NumPy floats: division by 0 raises nothing
 
     def _mass_sums(self) -> Floats:
-        """The sums of ``EditedRow.weigh`` after the scales."""
+        """``EditedRow.mass_sums`` after the scales."""
         if self._sums is None:
             self._sums = self.row.mass_sums(self.slope, self._masses_G)
-            if (
-                -self._sums[1] < MIN_WEIGHTED_SUM
-            ):  # beside the best tokens, there are at most some that are too light for vectors
+            if -self._sums[1] < MIN_WEIGHTED_SUM:  # all but the top tokens underflow in the kernel
                 row = self.list_above(MIN_RELATIVE_SCORE).statistics(frozenset(("mass", "entropy")))
                 self._sums[:] = row.mass, (np.log(row.mass) - row.entropy) * row.mass
         return self._sums
 
     def _moments(self) -> tuple[int, float, float]:
-        """Number, mean and variance; in two passes, because from the top large means would cancel."""
+        """Count, mean and variance, in two passes: relative to the maximum, large means would cancel."""
         origin = np.float32(self.row.top)
         for _ in range(2):
             n, total, squares = self.row.moments(origin)
@@ -118,10 +107,8 @@ class FullRow:
             raise UndecidedRow
         return n, (mean - self.row.top) * self.slope, var * self.slope * self.slope
 
-    # tokens
-
     def list_above(self, threshold: float) -> CandidateList:
-        """The tokens at or above a threshold, from the top, and maybe a few more."""
+        """The tokens at or above a relative threshold, and possibly a few more."""
         return self._list_raw(self._raw_bound(threshold))
 
     def ranked_list(self) -> CandidateList:
@@ -132,9 +119,9 @@ class FullRow:
         return Survivors(kept.ids_N, kept.x_N, self.total_mass)
 
     def _raw_bound(self, threshold: float, side: float = -1.0) -> np.float32:
-        """A score of the row that is surely below a threshold, whatever roundings do; with side 1, above it."""
+        """A raw score certainly below a relative threshold despite rounding; with side 1, above it."""
         relative = threshold / self.slope
-        score = self.row.top + relative + side * (self._score_error + 1e-6 * (abs(self.row.top) + abs(relative)))
+        score = self.row.top + relative + side * (self._error + 1e-6 * (abs(self.row.top) + abs(relative)))
         return np.nextafter(np.float32(max(score, float(LOWEST))), np.float32(side * np.inf))  # type: ignore[no-any-return]
 
     def _list_raw(self, lowest: np.float32) -> CandidateList:
@@ -147,13 +134,13 @@ class FullRow:
         return CandidateList(ids_N, x_N, inexact=self.inexact)
 
     def _apply_scales(self, x_N: Floats) -> Floats:
-        """What the scales make of scores of the row."""
+        """The scores after the scales."""
         for stage, row, top in self.scales:
             x_N = evaluate_rule(stage.apply, x_N - top, row)
         return x_N
 
     def _relative_scores(self, ids_N: Ids) -> Floats:
-        """The scores of some tokens, from the top."""
+        """The scores of some tokens relative to the maximum."""
         return self._apply_scales(self.row.scores(ids_N)) - self.top
 
     @property
@@ -181,14 +168,14 @@ class FullRow:
         if step.kind.form == "line":
             top, far_score = np.asarray(stage.apply(LINE_PROBE, row)).tolist()
             if MIN_SLOPE < (slope := self.slope * (top - far_score) / LINE_SPAN) < MAX_SLOPE:
-                score_error, inexact = self._score_error + 1e-15 * abs(top) / slope, self.inexact or step.kind.inexact
-                scaled = FullRow(self.row, (*self.scales, (stage, row, self.top)), slope, score_error, inexact=inexact)
+                error, inexact = self._error + 1e-15 * abs(top) / slope, self.inexact or step.kind.inexact
+                scaled = FullRow(self.row, (*self.scales, (stage, row, self.top)), slope, error, inexact=inexact)
                 scaled.top = top
                 return scaled
         return self.ranked_list().with_total(None).scale(step)
 
     def _scale_unranked(self, step: PipelineStep, row: RowStats) -> CandidateList:
-        """All tokens after a scale, in ascending order of ids: a draw needs no other one."""
+        """All tokens after a Scale, in ascending order of ids; ranked later if a stage needs it."""
 
         def apply(x_N: Floats, _: RowStats) -> Floats:
             x_N = self._apply_scales(x_N.astype(np.float64)) if self.scales else x_N
@@ -208,23 +195,22 @@ class FullRow:
             return self.first_token(total)
         if threshold == -np.inf:
             return self.with_total(total)
-        inexact, lowest, tops_G = self.inexact or step.kind.inexact, self._raw_bound(threshold), self.row.tops_G
-        if not 2 * np.count_nonzero(tops_G >= lowest) > len(tops_G) > MIN_GROUPS:
+        inexact, lowest, maxima_G = self.inexact or step.kind.inexact, self._raw_bound(threshold), self.row.maxima_G
+        if not 2 * np.count_nonzero(maxima_G >= lowest) > len(maxima_G) > MIN_GROUPS:
             return self._list_raw(lowest).above(threshold, total, inexact=inexact)
         highest, row_V = self._raw_bound(threshold, 1.0), self.row.row_V
-        if row_V.min() > highest:  # all are in
+        if row_V.min() > highest:  # all survive
             return self.with_total(total)
-        # too many tokens to list: the row without the others
-        undecided_N = np.flatnonzero((row_V >= lowest) & (row_V <= highest))
-        undecided_N = np.concatenate((undecided_N, self.row.ids_K))
+        # too many tokens to list: remove the others from the row
+        undecided_N = np.concatenate((np.flatnonzero((row_V >= lowest) & (row_V <= highest)), self.row.ids_K))
         relative_N = self._relative_scores(undecided_N)
         if inexact and (np.abs(relative_N - threshold) <= TIE_TOLERANCE * (1.0 + abs(threshold))).any():
             raise UndecidedRow
         return self._with_row(self.row.without(undecided_N[relative_N < threshold], lowest), total)
 
     def _with_row(self, row: EditedRow, total: TotalMass | None) -> FullRow:
-        """The tokens that are left of the row."""
-        left = FullRow(row, self.scales, self.slope, self._score_error, inexact=self.inexact)
+        """The same scales on a row with fewer tokens."""
+        left = FullRow(row, self.scales, self.slope, self._error, inexact=self.inexact)
         left.total, left.top = total, float(self._apply_scales(np.array([row.top]))[0])
         return left
 
@@ -237,11 +223,11 @@ class FullRow:
         return kept.select(keep_N, total)
 
     def _candidates(self, step: PipelineStep, row: RowStats) -> Iterator[CandidateList]:
-        """Longer and longer tops of the ranking among which a Prefix finds its tokens; the last one has all."""
+        """Longer and longer tops of the ranking for a Prefix; the last one has all tokens."""
         stage, kind, target = step.stage, step.kind, float(step.stage.target(row))
         if kind.softmax_weights and (kind.form == "bent" or not kind.has_order):
             threshold = self._mass_threshold(0.99 * (self._mass_sums()[0] - target))
-            if kind.form == "bent":  # nearest to a centre first: all that are as near as those above the threshold
+            if kind.form == "bent":  # ordered by |x - centre|: reflect the threshold
                 near, far_score = np.asarray(stage.order(BENT_PROBE, row)).tolist()
                 centre = near * LINE_SPAN / (far_score - near) - LINE_SPAN if far_score > near else -np.inf
                 threshold = min(threshold, 2.0 * centre) if -LINE_SPAN / 2.0 < centre < LINE_SPAN else -np.inf
@@ -256,7 +242,7 @@ class FullRow:
         yield self.ranked_list()
 
     def _mass_threshold(self, rest: float) -> float:
-        """A threshold, from the top, below which all tokens together weigh at most ``rest``."""
+        """A relative threshold below which all tokens together weigh at most ``rest``."""
         mass = self._mass_sums()[0]
         return float(GENERIC.threshold_by_mass(self._masses_G, rest)) if rest > TIE_TOLERANCE * mass else -np.inf
 
@@ -264,49 +250,40 @@ class FullRow:
         threshold = float(step.stage.ceiling(self.statistics(step.kind.names)))
         kept = self.list_above(min(threshold, 0.0))
         dropped_N = kept.ceiling_mask(step.stage, threshold, inexact=self.inexact or step.kind.inexact)
-        return (
-            self._with_row(self.row.without(kept.ids_N[dropped_N]), total)
-            if dropped_N.any()
-            else self.with_total(total)
-        )
-
-    # what comes of the token drawn
+        if not dropped_N.any():
+            return self.with_total(total)
+        return self._with_row(self.row.without(kept.ids_N[dropped_N]), total)
 
     def logprob(self, token: int) -> float:
-        """The log-probability of a token that is in."""
+        """The log-probability of a surviving token."""
         return float(self._relative_scores(np.array([token]))[0] - math.log(self._mass_sums()[0]))
 
     def step_logprobs(self, token: int, request: tuple[int, tuple[int, ...]]) -> StepLogprobs:
-        """What a Tap asks for."""
+        """The logprobs for a Tap. request: ``Tap.wanted``."""
         count, requested = request
         reported_ids = [one for one in (token, *requested) if 0 <= one < self.row.work.size]
         scores_N = self.row.scores(np.array(reported_ids))
         lowest = float(scores_N[scores_N > -np.inf].min())
         if count:
             lowest = min(lowest, float(self.row.kth_bound(min(count, self.row.work.size))))
-        kept = self._list_raw(
-            np.nextafter(np.float32(max(lowest, float(LOWEST))), np.float32(-np.inf))
-        )  # and all before
-        result, offset = (
-            kept.step_logprobs(token, request),
-            math.log(np.exp(kept.relative_scores()).sum() / self._mass_sums()[0]),
-        )
-        shifted_logprobs = [
-            [one._replace(logprob=one.logprob + offset) for one in some] for some in ((result.chosen,), *result[1:])
-        ]
-        return StepLogprobs(shifted_logprobs[0][0], *map(tuple, shifted_logprobs[1:]))
+        kept = self._list_raw(np.nextafter(np.float32(max(lowest, float(LOWEST))), np.float32(-np.inf)))
+        result = kept.step_logprobs(token, request)  # relative to the mass of the list
+        offset = math.log(np.exp(kept.relative_scores()).sum() / self._mass_sums()[0])
+        parts = [[one._replace(logprob=one.logprob + offset) for one in some] for some in ((result[0],), *result[1:])]
+        return StepLogprobs(parts[0][0], *map(tuple, parts[1:]))
 
     def draw(self, step: PipelineStep, seed: int, step_index: int) -> int:
         """As ``CandidateList.draw``."""
-        stage, (key, at) = step.stage, map(np.uint64, (seed, step_index))
+        stage, (key, counter) = step.stage, map(np.uint64, (seed, step_index))
         if stage.uniforms == "one":
             return self._draw_by_cdf(step, uniform(seed, step_index, noise.TOKEN))
         if stage.uniforms == "none" or type(stage).score is not Gumbel.score:
             return self.ranked_list().draw(step, seed, step_index)
         self._mass_sums()
-        winner = GENERIC.gumbel_race(self.row.work.ids[: len(self._masses_G)], self._masses_G, key, at, noise.GROUP)
-        ids_N = self.row.work.ids[max(winner, 0) * GROUP_SIZE : (winner + 1) * GROUP_SIZE]
-        token = GENERIC.gumbel_race(ids_N, np.exp(self._relative_scores(ids_N)), key, at, noise.TOKEN)
+        ids_V, masses_G = self.row.work.ids, self._masses_G
+        winner = GENERIC.gumbel_race(ids_V[: len(masses_G)], masses_G, key, counter, noise.GROUP)
+        ids_N = ids_V[max(winner, 0) * GROUP_SIZE : (winner + 1) * GROUP_SIZE]
+        token = GENERIC.gumbel_race(ids_N, np.exp(self._relative_scores(ids_N)), key, counter, noise.TOKEN)
         if token < 0:
             raise UndecidedRow
         return int(token)

@@ -1,4 +1,4 @@
-"""Applies Shifts to a row: the rule of each stage on the tokens that it touches."""
+"""Applies Shifts to a row: evaluates their rules on the tokens that they touch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nucleate.sampling.stage import Shift, TokenInfo
 
 
 def apply_shift(row: EditedRow, stage: Shift, past: HistoryView) -> EditedRow:
-    """The row after a Shift; the same one if no score changes. Raises Undecided if the reference has to run it."""
+    """The row after a Shift; the same object if no score changes. Raises UndecidedRow."""
     match stage.touches:
         case "seen" | "output":
             counts = past.counts(stage.window)
@@ -31,7 +31,7 @@ def apply_shift(row: EditedRow, stage: Shift, past: HistoryView) -> EditedRow:
             return row
         case "masked" if bans(stage):
             return row.with_mask(np.ascontiguousarray(past.mask, np.int32))
-    raise UndecidedRow  # another rule over most of the vocabulary
+    raise UndecidedRow  # a custom rule over most of the vocabulary
 
 
 def _apply_rule(row: EditedRow, stage: Shift, ids_K: Ids, prompt_K: Any, output_K: Any, listed_K: Any) -> EditedRow:
@@ -47,7 +47,7 @@ def _apply_rule(row: EditedRow, stage: Shift, ids_K: Ids, prompt_K: Any, output_
 
 
 def _listing_arrays(listing: Mapping[int, float], size: int) -> tuple[Ids, Floats]:
-    """A list as arrays. The reference says which token is not in the vocabulary."""
+    """A listing as arrays. Raises UndecidedRow for ids outside the vocabulary: the reference reports them."""
     ids_K = np.fromiter(listing, np.int64, len(listing))
     if len(ids_K) and not 0 <= ids_K.min() <= ids_K.max() < size:
         raise UndecidedRow
@@ -55,7 +55,7 @@ def _listing_arrays(listing: Mapping[int, float], size: int) -> tuple[Ids, Float
 
 
 def _listed_counts(past: HistoryView, stage: Shift, ids_K: Ids) -> tuple[Any, Any]:
-    """How often listed tokens occurred, for a rule that reads it."""
+    """Prompt and output counts of listed tokens; zeros unless the rule reads them."""
     if not {"prompt_count", "output_count"} & set(type(stage).apply.__code__.co_names):
         return 0.0, 0.0
     counts = past.counts(stage.window)

@@ -1,4 +1,4 @@
-"""Properties of a pipeline that every step needs, computed once."""
+"""Properties of a pipeline's stages, computed once and cached."""
 
 from __future__ import annotations
 
@@ -8,39 +8,39 @@ from nucleate.sampling.dispatch.rules import rules_of, settings
 from nucleate.sampling.stage import Pipeline, Stage, Tap, shape_of
 
 CACHED_PIPELINES = 256
-"""Pipelines that are remembered."""
+"""Maximum number of cached pipelines."""
 
 
 class StageKind(NamedTuple):
-    """What the rules of a stage read. Stages of equal ``settings`` share it."""
+    """Properties of a stage's rules, shared by stages with equal ``settings``."""
 
     shape: str  #: see ``shape_of``
-    names: frozenset[str]  #: row statistics that its rules read
-    inexact: bool  #: these are more than the top, so that they come from sums
-    form: str  #: of the ``apply`` of a Scale, or the ``order`` of a Prefix, see ``rules.form``
-    has_order: bool  #: a Prefix with an order of its own
+    names: frozenset[str]  #: row statistics that the rules read
+    inexact: bool  #: the rules read statistics that are sums
+    form: str  #: of ``Scale.apply`` or ``Prefix.order``, see ``rules.form``
+    has_order: bool  #: a Prefix with its own order
     unit_weights: bool  #: a Prefix whose weights are 1
-    softmax_weights: bool  #: its weights are exp(x - row.top), which sum to the mass
-    reads_total: bool  #: a rule reads the mass before the first cut
+    softmax_weights: bool  #: the weights are exp(x - row.top)
+    reads_total: bool  #: a rule reads the mass before the first truncation
 
 
 class PipelineStep(NamedTuple):
-    """A stage, and what it is."""
+    """A stage with its properties."""
 
     stage: Any
     kind: StageKind
-    is_neutral: bool  #: it does nothing
+    is_neutral: bool  #: has no effect
     greedy: bool
-    observes_token: bool  #: it is told of the token that is drawn
+    observes_token: bool  #: a Tap, or a stateful stage
 
 
 class PipelineSteps(NamedTuple):
-    """A pipeline, step by step."""
+    """A pipeline with the properties of its stages."""
 
     stages: Pipeline
     steps: tuple[PipelineStep, ...]
-    needs_total: bool  #: a rule reads the mass before the first cut
-    has_ceiling: bool  #: there is a Ceiling
+    needs_total: bool  #: a rule reads the mass before the first truncation
+    has_ceiling: bool
 
 
 _pipelines: dict[int, PipelineSteps] = {}
@@ -48,7 +48,7 @@ _kinds: dict[Any, StageKind] = {}
 
 
 def steps_of(stages: Pipeline) -> PipelineSteps:
-    """Looked up by identity: a batch passes the same tuple in each step."""
+    """The cached properties of a pipeline. Looked up by identity: a batch passes the same tuple in each step."""
     entry = _pipelines.get(id(stages))
     if entry is None or entry.stages is not stages:
         entry = _cached(stages, tuple(map(_step, stages)))
@@ -56,16 +56,14 @@ def steps_of(stages: Pipeline) -> PipelineSteps:
 
 
 def updated_stages(pipeline: PipelineSteps, stages: Pipeline) -> Pipeline:
-    """The same pipeline after some of its stages have learned: of these alone anything is found out again."""
+    """Cache the pipeline with updated stages; recomputes the properties of the changed ones only."""
     pairs = zip(stages, pipeline.steps, strict=True)
     return _cached(stages, tuple(step if step.stage is stage else _step(stage) for stage, step in pairs)).stages
 
 
 def _cached(stages: Pipeline, steps: tuple[PipelineStep, ...]) -> PipelineSteps:
-    needs_total, has_ceiling = (
-        any(step.kind.reads_total for step in steps),
-        any(step.kind.shape == "Ceiling" for step in steps),
-    )
+    needs_total = any(step.kind.reads_total for step in steps)
+    has_ceiling = any(step.kind.shape == "Ceiling" for step in steps)
     if len(_pipelines) >= CACHED_PIPELINES:
         _pipelines.clear()
     entry = _pipelines[id(stages)] = PipelineSteps(stages, steps, needs_total, has_ceiling)

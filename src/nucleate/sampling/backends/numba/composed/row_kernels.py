@@ -1,7 +1,7 @@
-"""The passes over a whole row, compiled once for all stages. They know no stage and no rule.
+"""Passes over a whole row, shared by all stages.
 
 x: the row, float32 [V], contiguous and writeable; tail: float32 [256], its last partial group, padded with -inf;
-tops: float32 [G], the maximum of each group of 256 tokens.
+maxima: float32 [G], the maximum of each group of 256 tokens.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from nucleate.sampling.noise import GROUP as GROUP_STREAM
 from nucleate.sampling.noise import TOKEN as TOKEN_STREAM
 
 TIE_TOLERANCE = 1e-8
-"""Two times that are closer, relative, are left to the reference: sums of weights are right to 1e-12."""
+"""Race times with a smaller relative difference are left to the reference. Sums of weights are exact to 1e-12."""
 
 
 @kernel("float32(float32[::1], float32[::1], float32[::1])")
 def group_maxima(x: Any, tail: Any, maxima: Any) -> Any:
-    """Fill in tops and tail. Returns the maximum of the row: NaN if there is a NaN, or +inf."""
+    """Fill in maxima and tail. Returns the maximum of the row; NaN if it has a NaN or +inf."""
     top, invalid = np.float32(-np.inf), False
     pad_tail(x, tail)
     for group in range(maxima.size):
@@ -38,10 +38,9 @@ def group_maxima(x: Any, tail: Any, maxima: Any) -> Any:
 
 @kernel("void(float32[::1], float32[::1], float64, float64, float64[::1], float64[::1])")
 def group_masses(x: Any, tail: Any, top: Any, slope: Any, masses: Any, sums: Any) -> None:
-    """The sum of e = exp(d) in each group, d = (x - top) * slope, and in sums those of e and of e * d over the row.
+    """masses: sum of e = exp(d) per group, d = (x - top) * slope. sums: of e, and of e * d, over the row. All float64.
 
-    All float64. The relative error of a sum is below 1e-12: 5e-16 for each exp, 1e-16 for each of at most V / 256 + 8
-    additions that a term goes through.
+    Relative error below 1e-12: 5e-16 per exp, and 1e-16 for each of at most V / 256 + 8 additions per term.
     """
     sums[0], sums[1] = 0.0, 0.0
     for group in range(masses.size):
@@ -53,7 +52,7 @@ def group_masses(x: Any, tail: Any, top: Any, slope: Any, masses: Any, sums: Any
 
 @kernel("void(float32[::1], float32[::1], int64, float32, float64[::1])")
 def moments(x: Any, tail: Any, groups: Any, origin: Any, sums: Any) -> None:
-    """How many scores are finite, and the sums of x - origin and of its square. origin: float32; sums: float64 [3]."""
+    """sums: the number of finite scores, and the sums of x - origin and of its square. origin: float32."""
     sums[:] = 0.0
     for group in range(groups):
         block_ops.moments(group_address(x, tail, group), origin, np.int64(sums.ctypes.data))
@@ -61,9 +60,9 @@ def moments(x: Any, tail: Any, groups: Any, origin: Any, sums: Any) -> None:
 
 @kernel("float64(float64[::1], float64)")
 def threshold_by_mass(masses: Any, max_mass: Any) -> Any:
-    """A d (see ``group_masses``) below which all tokens together weigh at most ``rest``; -inf if none is found.
+    """A d (see ``group_masses``) below which all tokens together weigh at most ``max_mass``; -inf if none is found.
 
-    The tokens of a group that are below d weigh at most 256 * exp(d), and at most as much as the group.
+    The tokens of a group below d weigh at most 256 * exp(d), and at most the mass of the group.
     """
     low, high = -700.0, 0.0
     for _ in range(16):
@@ -107,7 +106,7 @@ def uniform(seed: Any, step: Any, stream: Any, index: Any) -> Any:
 
 @kernel("int64(int64[::1], float64[::1], uint64, uint64, int64)")
 def gumbel_race(ids: Any, weights: Any, seed: Any, step: Any, stream: Any) -> Any:
-    """The id of the highest log(weight) + Gumbel noise, as the least time; -1 where two are too close."""
+    """The id with the highest log(weight) + Gumbel noise, by exponential race; -1 if two are too close."""
     best_time, second_time, winner = np.inf, np.inf, np.int64(-1)
     for i in range(ids.size):
         u = philox.uniform(seed, step, stream, ids[i])
@@ -122,9 +121,9 @@ def gumbel_race(ids: Any, weights: Any, seed: Any, step: Any, stream: Any) -> An
 
 @kernel("int64(int64[::1], float64[::1], float64, int64[::1], float64[::1], uint64, uint64)")
 def gumbel_sample(ids: Any, x: Any, top: Any, groups: Any, masses: Any, seed: Any, step: Any) -> Any:
-    """The token that the Gumbel draw takes, groups first; -1 where two are too close.
+    """Two-level Gumbel draw from listed tokens; -1 if two are too close.
 
-    top: of the scores x. groups, masses: [G + 256], to work in; masses of what the tokens of each group weigh.
+    top: maximum of x. groups: scratch [G + 256]. masses: [G + 256]; on return, the first G are the group masses.
     """
     count = masses.size - GROUP_SIZE
     weights_of_group, ids_of_group = masses[count:], groups[count:]

@@ -1,6 +1,6 @@
 """Compiles the Shifts of a row to logit edits for the kernel: a list of commands, four integers each.
 
-Orders point into memory: a program lives as long as its row, and holds what it points to.
+Commands hold addresses; the program keeps the buffers alive that they point to.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from nucleate.sampling.incremental_history import IncrementalHistory
 from nucleate.sampling.stage import Shift
 
 PENALISE, ADD, ALLOW = range(3)
-"""Orders: penalties of tokens that occurred (table, rules, how many rules); numbers to add to tokens (ids, numbers, how
-many); a bitmask of the tokens that stay (words)."""
+"""Commands: PENALISE tokens that occurred (table, rules, number of rules); ADD to scores (ids, values, number of ids);
+ALLOW only the tokens of a bitmask (words)."""
 
 INVALID_IDS = np.array([-1], np.int64)
-"""A list that a kernel refuses: whoever runs the row instead says what is wrong."""
+"""An id list that the kernel rejects; the fallback path then raises the error."""
 
 
 class EditProgram:
-    """The edits of a row. ``orders``: int64 [K, 4]; ``refresh`` before each step."""
+    """The edits of a row. ``commands``: int64 [K, 4]. Call ``refresh`` before each step."""
 
     def __init__(self, edits: Sequence[Edit], past: HistoryView, size: int) -> None:
         self.commands = np.zeros((len(edits), 4), np.int64)
@@ -45,11 +45,11 @@ class EditProgram:
 
     @property
     def is_dynamic(self) -> bool:
-        """Whether ``refresh`` has anything to do."""
+        """Whether some token list depends on the history."""
         return bool(self._dynamic)
 
     def refresh(self) -> None:
-        """Ask Shifts whose lists depend on what was said for the lists of this step."""
+        """Update the token lists that depend on the history."""
         for index, stage in self._dynamic:
             self._set_listing(index, stage)
 
@@ -58,7 +58,7 @@ class EditProgram:
             listing = self._past.listing(stage)
             ids = np.fromiter(listing, np.int64, len(listing))
             values = np.fromiter(listing.values(), np.float64, len(listing))
-        except Exception:  # noqa: BLE001  # a stage of one's own may raise anything
+        except Exception:  # noqa: BLE001  # custom stages may raise anything
             ids = INVALID_IDS
         if len(ids) and not 0 <= ids.min() <= ids.max() < self._size:
             self._set_command(index, ADD, INVALID_IDS, np.zeros(1), 1)
@@ -76,7 +76,7 @@ class EditProgram:
 
 
 def count_table(past: HistoryView, window: int | None) -> tuple[NDArray[np.int64], Any]:
-    """Where counts are, see ``Tally.table``, and what holds them there."""
+    """The addresses of token counts, see ``IncrementalHistory.table``, and the object that owns them."""
     if isinstance(past, IncrementalHistory):
         return past.table(window), past
     columns = np.array(past.counts(window), np.int64)

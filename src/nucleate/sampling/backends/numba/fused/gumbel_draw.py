@@ -1,9 +1,9 @@
-"""The two-level Gumbel draw, as a race: the highest log m + gumbel(u) is the least time e / m with e = -log1p(-u).
+"""The two-level Gumbel draw as an exponential race: argmax of log m + gumbel(u) is argmin of e / m, e = -log1p(-u).
 
-As e is at least u, most are out of the race before a logarithm is taken, and most groups of a row before their mass is:
-256 times the weight of its best token is a bound. Whoever wins must do so by more than the error of the times, else the
-row is TIED. Of float32 masses that is ``token_weights.ERROR``. In float64 a time is made of ten operations on numbers
-below 64 and a sum of 256, here and in the reference: together less than 1300 units of 2^-53. SURE is 9000."""
+Since e >= u, most entries lose before a logarithm is computed, and most groups before their mass is: 256 times the
+weight of the group maximum bounds it. The winner must lead by more than the error of the times, else the row is TIED.
+For float32 masses that error is ``token_weights.FLOAT32_ERROR``. In float64, a time takes ten operations on numbers
+below 64 and a sum of 256, here and in the reference: an error below 1300 units of 2^-53. TIME_ERROR is 9000 units."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TIME_ERROR = 1e-12
 
 @jit
 def uncertain_mass(group: Any, exact_max: Any, t: Any, work: Any) -> Any:
-    """The weight of those tokens of a group that may be in or not."""
+    """The weight of a group's uncertain tokens."""
     mass = 0.0
     for i in range(work.counters[UNCERTAIN_COUNT]):
         if work.uncertain_ids[i] >> 8 == group:
@@ -45,16 +45,13 @@ def uncertain_mass(group: Any, exact_max: Any, t: Any, work: Any) -> Any:
 
 @jit
 def race_groups(kept: Any, max_score: Any, exact_max: Any, t: Any, seed: Any, step: Any, work: Any) -> Any:
-    """The token drawn from all that are left. top, best: as of ``cutoffs.narrow``."""
-    exponent, relative_error = weight_exponent(max_score, t), weight_error(max_score, t, work)
+    """Draw from surviving tokens that are not listed. max_score, exact_max: see ``cutoffs.truncate``."""
+    exponent, error = weight_exponent(max_score, t), weight_error(max_score, t, work)
     groups, times = work.group_maxima.size, work.race_times
     uniforms(work.noise, groups, seed, step, GROUP_STREAM, 0)
-    for group in range(groups):  # no group is faster than this
-        times[group] = (
-            work.noise[group]
-            * (1.0 - 2.0 * relative_error)
-            / (GROUP_SIZE * exp((np.float64(work.group_maxima[group]) - exact_max) / t))
-        )
+    for group in range(groups):  # lower bounds
+        e = work.noise[group] * (1.0 - 2.0 * error)
+        times[group] = e / (GROUP_SIZE * exp((np.float64(work.group_maxima[group]) - exact_max) / t))
     first = 0
     for group in range(groups):
         if work.group_maxima[group] < kept.threshold:
@@ -70,13 +67,12 @@ def race_groups(kept: Any, max_score: Any, exact_max: Any, t: Any, seed: Any, st
         if start <= kept.last_id < start + GROUP_SIZE:
             mass = weigh_group(kept, group, exact_max, t, work)
         else:
-            mass = group_mass(
-                group, next_up(kept.threshold) if start > kept.last_id else kept.threshold, exponent, work
-            )
-        e, min_mass = -math.log1p(-work.noise[group]), mass * (1.0 - relative_error)
+            threshold = next_up(kept.threshold) if start > kept.last_id else kept.threshold
+            mass = group_mass(group, threshold, exponent, work)
+        e, min_mass = -math.log1p(-work.noise[group]), mass * (1.0 - error)
         if work.counters[UNCERTAIN_COUNT] > 0:
             min_mass -= uncertain_mass(group, exact_max, t, work)
-        earliest = e / (mass * (1.0 + relative_error)) if mass > 0.0 else np.inf
+        earliest = e / (mass * (1.0 + error)) if mass > 0.0 else np.inf
         if earliest < best_time:
             winner, best_time, second_time = group, earliest, best_time
             best_latest = e / min_mass if min_mass > 0.0 else np.inf
@@ -87,7 +83,7 @@ def race_groups(kept: Any, max_score: Any, exact_max: Any, t: Any, seed: Any, st
 
 @jit
 def race_in_group(kept: Any, group: Any, exact_max: Any, t: Any, seed: Any, step: Any, work: Any) -> Any:
-    """The token of a group that wins."""
+    """Draw a token of the winning group."""
     start = group * GROUP_SIZE
     weigh_group(kept, group, exact_max, t, work)
     uniforms(work.noise, GROUP_SIZE, seed, step, TOKEN_STREAM, start)
@@ -101,7 +97,7 @@ def race_in_group(kept: Any, group: Any, exact_max: Any, t: Any, seed: Any, step
 
 @jit
 def race_candidates(n: Any, seed: Any, step: Any, work: Any) -> Any:
-    """The draw among n candidates, by ascending id. A negative weight is that of a token that may be in or not."""
+    """Draw from n candidates in ascending order of ids. Uncertain tokens have negative weights."""
     ids, weights = work.ids, work.weights
     best_time, best_latest, second_time, best_start, best_end, i = np.inf, np.inf, np.inf, 0, 0, 0
     while i < n:
@@ -128,7 +124,7 @@ def race_candidates(n: Any, seed: Any, step: Any, work: Any) -> Any:
 
 @jit
 def race_tokens(first: Any, end: Any, work: Any) -> Any:
-    """The draw among candidates of one group, with their noise."""
+    """Draw from the candidates first..end, all of one group, with the noise in ``work.noise``."""
     winner: Any = np.int64(TIED)
     best_time, second_time = np.inf, np.inf
     for i in range(first, end):

@@ -9,16 +9,9 @@ from numba import carray, from_dtype
 from numba.np.unsafe.ndarray import to_fixed_tuple
 
 from nucleate.jit.compiler import jit, kernel
+from nucleate.sampling.backends.numba.fused import fused_sampler
 from nucleate.sampling.backends.numba.fused.cutoffs import TIED, argmax, truncate
-from nucleate.sampling.backends.numba.fused.fused_sampler import (
-    ENTRIES,
-    ENTRY,
-    NOT_DRAWN,
-    POSITIONS,
-    SLOTS,
-    TOKENS,
-    workspace_size,
-)
+from nucleate.sampling.backends.numba.fused.fused_sampler import ENTRIES, ENTRY, NOT_DRAWN, POSITIONS, SLOTS, TOKENS
 from nucleate.sampling.backends.numba.fused.gumbel_draw import race_candidates, race_groups
 from nucleate.sampling.backends.numba.fused.logit_edits import load_row
 from nucleate.sampling.backends.numba.fused.workspace import workspace_in
@@ -27,12 +20,12 @@ from nucleate.sampling.dispatch.fused_pipeline import FusedParams
 
 PARAM_COUNT = len(FusedParams._fields)
 
-entries_at, workspace_floats = pointer(from_dtype(ENTRY)), jit(workspace_size)
+entries_at, workspace_floats = pointer(from_dtype(ENTRY)), jit(fused_sampler.workspace_size)
 
 
 @jit
 def sample_row(max_score: Any, params: Any, seed: Any, step: Any, work: Any) -> Any:
-    """The token drawn from a row that was taken; NOT_DRAWN where it has NaN, +inf or no finite score, or is tied."""
+    """Sample from a loaded row. NOT_DRAWN if it has NaN, +inf or no finite score, or a decision is tied."""
     if not -np.inf < max_score < np.inf:
         return np.int64(NOT_DRAWN)
     token, exact_max = argmax(max_score, work)
@@ -51,13 +44,12 @@ def draw_rows(
     x: Any, address: Any, row_stride: Any, dtype: Any, size: Any, mask_address: Any, mask_stride: Any, count: Any,
     next_row: Any, control: Any, workspace: Any,
 ) -> Any:  # fmt: skip
-    """Draw from rows, and move their steps on; returns how many. All but the first are integers.
+    """Sample rows and advance their steps. Returns how many rows this call sampled; concurrent calls share the rows.
 
-    x, start, between: where the first row of a batch is in memory, in an array or, if not 0, at an address, and how
-    many bytes further the next. kind: of its ``size`` floats (see ``load``). mask, words: the same of bitmasks; 0 for
-    none. count: of the rows. begun: the address of how many of them somebody has begun with; each call that is given it
-    takes the next one, until there is none. control: the address of that of a ``row_table.Part``. space: that of as
-    many float64 as ``row_table.room_for`` says."""
+    x, address, row_stride, dtype: see ``inputs.LogitsLayout``; x is used if address is 0. size: scores per row.
+    mask_address, mask_stride: of the rows' bitmasks, in bytes; 0, 0 for none. count: number of rows. next_row: address
+    of the atomic counter from which calls take rows. control: ``RowSelection.control``. workspace: address of
+    ``workspace_size(size)`` float64."""
     address = address or np.int64(x.ctypes.data)
     work = workspace_in(carray(doubles_at(workspace), workspace_floats(size)), size)
     arrays = carray(longs_at(control), 4)
@@ -67,12 +59,10 @@ def draw_rows(
         position, slot = positions[i], slots[i]
         entry = carray(entries_at(arrays[ENTRIES]), slot + 1)[slot]
         allowed = mask_address + position * mask_stride if mask_address else mask_address
-        max_score = load_row(
-            address + position * row_stride, dtype, size, entry.commands, entry.command_count, allowed, work
-        )
-        token = sample_row(
-            max_score, FusedParams(*to_fixed_tuple(entry.params, PARAM_COUNT)), entry.seed, entry.step, work
-        )
+        row = address + position * row_stride
+        max_score = load_row(row, dtype, size, entry.commands, entry.command_count, allowed, work)
+        params = FusedParams(*to_fixed_tuple(entry.params, PARAM_COUNT))
+        token = sample_row(max_score, params, entry.seed, entry.step, work)
         tokens[i] = token
         if token != NOT_DRAWN:
             entry.step += np.uint64(1)

@@ -36,10 +36,9 @@ from nucleate.sampling.dispatch.fused_pipeline import EACH_TIME, SCALE
 
 @jit
 def load_row(address: Any, dtype: Any, size: Any, commands: Any, command_count: Any, mask: Any, work: Any) -> Any:
-    """Take a row, find the highest score of each group, and apply its edits; returns the highest of all.
+    """Load a row, compute its group maxima, and apply its edits. Returns the maximum; NaN for an invalid row or edit.
 
-    NaN for a row from which nothing can be drawn, or whose program names a token that is not there. Arguments as of
-    ``kernel.draw_rows``.
+    commands, command_count: ``EditProgram.commands_at``. mask: address of the row's bitmask, or 0.
     """
     command_list = carray(longs_at(commands), (command_count, 4))
     masked = mask != 0
@@ -51,7 +50,7 @@ def load_row(address: Any, dtype: Any, size: Any, commands: Any, command_count: 
     else:
         convert_row(address, dtype, work.copies[:size])
         set_row(np.int64(work.copies.ctypes.data), work)
-    top = find_group_maxima(work)  # before the edits, as it brings the row into the caches
+    top = find_group_maxima(work)  # before the edits: brings the row into the caches
     if command_count > 0:
         work.last_edit[:] = NONE
     valid = top < np.inf
@@ -72,7 +71,7 @@ def load_row(address: Any, dtype: Any, size: Any, commands: Any, command_count: 
 
 @jit
 def find_group_maxima(work: Any) -> Any:
-    """The highest score of each group; returns the highest of all, NaN if there is one, or +inf."""
+    """Compute the maximum of each group. Returns the maximum of the row; NaN if it has a NaN or +inf."""
     top, invalid = np.float32(-np.inf), False
     for group in range(work.group_maxima.size):
         group_max = block_ops.maximum(work.addresses[group])
@@ -84,7 +83,7 @@ def find_group_maxima(work: Any) -> Any:
 
 @inline
 def store_edit(edit: Any, token: Any, x: Any, count: Any, work: Any) -> Any:
-    """Hold the score that an edit gives a token; returns how many edits there are then. edit: its last, or NOBODY."""
+    """Store the edited score x of a token. edit: the token's edit so far, or NONE. Returns the new number of edits."""
     if edit < 0:
         edit, group = count, token >> 8
         count += 1
@@ -96,7 +95,7 @@ def store_edit(edit: Any, token: Any, x: Any, count: Any, work: Any) -> Any:
 
 @jit
 def apply_penalties(table: Any, rules: Any, work: Any) -> None:
-    """Penalties one after the other, for each token that occurred. table: see ``Tally.table``."""
+    """Apply penalties in order to each token that occurred. table: see ``IncrementalHistory.table``."""
     n, edits_before = table[3], work.counters[EDIT_COUNT]
     ids, output, x, count = carray(longs_at(table[0]), n), carray(longs_at(table[2]), n), work.scores[:n], edits_before
     for i in range(n):
@@ -111,7 +110,7 @@ def apply_penalties(table: Any, rules: Any, work: Any) -> None:
 
 @jit
 def apply_penalty(x: Any, output: Any, kind: Any, penalty: Any) -> None:
-    """One penalty. Loops of their own, so that they become vectors."""
+    """Apply one penalty. Separate loops, so that LLVM vectorises them."""
     if kind == SCALE:
         for i in range(x.size):
             x[i] = x[i] / penalty if x[i] > 0.0 else x[i] * penalty
@@ -125,7 +124,7 @@ def apply_penalty(x: Any, output: Any, kind: Any, penalty: Any) -> None:
 
 @jit
 def apply_additions(ids: Any, values: Any, n: Any, work: Any) -> Any:
-    """Add to the scores of a list of tokens. False if one is not there."""
+    """Add values to the scores of n tokens. Returns False if an id is not in the vocabulary."""
     tokens, additions, count = carray(longs_at(ids), n), carray(doubles_at(values), n), work.counters[EDIT_COUNT]
     for i in range(n):
         token = tokens[i]
@@ -140,7 +139,7 @@ def apply_additions(ids: Any, values: Any, n: Any, work: Any) -> Any:
 
 @jit
 def apply_mask(address: Any, work: Any) -> Any:
-    """Take out the tokens whose bit is 0, edited ones too. False if an edit has made one of these NaN or +inf."""
+    """Remove the tokens whose bit is 0. Returns False if an edit has made one of them NaN or +inf."""
     words, valid = carray(words_at(address), (work.size + 31) // 32), True
     apply_token_bitmask(work.copies[: work.size], words)
     set_row(np.int64(work.copies.ctypes.data), work)  # the last group is a copy
@@ -154,21 +153,18 @@ def apply_mask(address: Any, work: Any) -> Any:
 
 @jit
 def update_group_maxima(top: Any, work: Any) -> Any:
-    """The highest score of each group, and of all, with edits; NaN if one of them is none."""
+    """Update the group maxima after edits. Returns the maximum; NaN if an edited score is NaN or +inf."""
     invalid = not top < np.inf
     for edit in range(work.counters[EDIT_COUNT]):
-        x, original, group = (
-            np.float32(work.edited_scores[edit]),
-            work.original_scores[edit],
-            work.edited_ids[edit] >> 8,
-        )
+        x, original = np.float32(work.edited_scores[edit]), work.original_scores[edit]
+        group = work.edited_ids[edit] >> 8
         invalid |= not x < np.inf
         work.counters[INEXACT_COUNT] += np.float64(x) != work.edited_scores[edit]
         work.pending[group] |= 2 if original == work.group_maxima[group] and x < original else 1
         work.group_maxima[group] = max(work.group_maxima[group], x)
     top = np.float32(-np.inf)
     for group in range(work.group_maxima.size):
-        if work.pending[group] > 1:  # its highest score may be lower now
+        if work.pending[group] > 1:  # the group maximum may be lower now
             work.group_maxima[group] = block_ops.maximum(edited_group_address(group, work))
         top = max(top, work.group_maxima[group])
     return np.float32(np.nan) if invalid else top

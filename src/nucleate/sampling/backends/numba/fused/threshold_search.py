@@ -23,39 +23,31 @@ from nucleate.sampling.backends.numba.fused.workspace import edited_group_addres
 from nucleate.sampling.backends.numba.vector_lanes import GROUP_SIZE, LANES
 
 THRESHOLDS = 8
-"""Scores that one pass looks at."""
+"""Thresholds per pass."""
 
 MAX_LISTED = 4096
-"""More candidates than this are narrowed down by passes over the row, not one by one."""
+"""Maximum number of candidates that are listed; more are narrowed down by passes over the row."""
 
 MAX_PASSES = 7
-"""Passes at most."""
+"""Maximum number of passes."""
 
 SAMPLED_GROUPS = 32
-"""Groups of which some scores say where to look first."""
+"""Groups sampled for the first guess."""
 
 
 @jit
 def narrow_interval(
-    lower: Any,
-    mass_at_upper: Any,
-    upper: Any,
-    mass_at_lower: Any,
-    min_target: Any,
-    target: Any,
-    exponent: Any,
+    lower: Any, mass_at_upper: Any, upper: Any, mass_at_lower: Any, min_target: Any, target: Any, exponent: Any,
     work: Any,
-) -> Any:
-    """Between which of some cuts the goal is reached: (the lower, the weight above the upper, it, the lower's)."""
+) -> Any:  # fmt: skip
+    """One pass: the thresholds around the target, as (lower, mass_at_upper, upper, mass_at_lower)."""
     thresholds, sums = work.thresholds, work.partial_sums
     sums[:] = 0.0
     max_score, high, low, underflow = exponent
     for group in range(work.group_maxima.size):
         if work.group_maxima[group] >= thresholds[THRESHOLDS - 1]:
-            address = edited_group_address(group, work)
-            block_ops.masses_above(
-                address, max_score, high, low, underflow, np.int64(thresholds.ctypes.data), np.int64(sums.ctypes.data)
-            )
+            address, thresholds_at = edited_group_address(group, work), np.int64(thresholds.ctypes.data)
+            block_ops.masses_above(address, max_score, high, low, underflow, thresholds_at, np.int64(sums.ctypes.data))
     for i in range(THRESHOLDS):
         if sums[i] >= target:
             if thresholds[i] > lower:
@@ -68,9 +60,9 @@ def narrow_interval(
 
 @jit
 def gather_around_target(lower: Any, mass_at_lower: Any, min_target: Any, target: Any, exponent: Any, work: Any) -> Any:
-    """Gather the tokens around that at which a goal is reached: (how many, the weight of those above).
+    """Gather the tokens around the one that reaches the target: (their number, the weight of higher-ranked tokens).
 
-    cut: it is not below, where ``reached`` is reached. least: the goal may be as low.
+    lower, mass_at_lower: a lower bound of its score, and the weight there. min_target: the target less its error.
     """
     mass_at_upper, upper = 0.0, UNBOUNDED
     for pass_index in range(MAX_PASSES):
@@ -94,7 +86,7 @@ def gather_around_target(lower: Any, mass_at_lower: Any, min_target: Any, target
 
 @jit
 def sampled_quantile(fraction: Any, low: Any, high: Any, exponent: Any, work: Any) -> Any:
-    """About where a part of the weight of all scores from a cut on is reached, by some of them."""
+    """An estimate, from a sample, of the score at which a fraction of the weight above ``low`` is reached."""
     n, step, scale = 0, max(1, work.group_maxima.size // SAMPLED_GROUPS), exponent.high * math.log(2.0)
     for group in range(0, work.group_maxima.size, step):
         for i in range(LANES):
@@ -114,7 +106,7 @@ def sampled_quantile(fraction: Any, low: Any, high: Any, exponent: Any, work: An
 
 @jit
 def place_thresholds(thresholds: Any, low: Any, high: Any, guess: Any, near: Any) -> None:
-    """Cuts between two, from above: at equal distances, or close around where the weight should be."""
+    """Set thresholds between low and high, in descending order: evenly spaced, or close around a guess (near)."""
     step, middle = (high - low) / 64, (THRESHOLDS - 1) / 2
     for i in range(THRESHOLDS):
         if near:

@@ -1,4 +1,4 @@
-"""Scratch memory for one row at a time, and access to the row by groups of 256 scores."""
+"""Scratch memory for one row, and access to the row by groups of 256 scores."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from nucleate.sampling.backends.numba.vector_lanes import GROUP_SIZE
 
 NONE = -1
 EDIT_COUNT, INEXACT_COUNT, UNCERTAIN_COUNT = range(3)
-"""Places in ``Workspace.state``."""
+"""Indices of ``Workspace.counters``."""
 
 
 class Workspace(NamedTuple):
-    """A row of ``size`` scores in G groups, P = 256 G, and arrays for it. Nothing in them outlives a row.
+    """A row of ``size`` scores in G groups, P = 256 G, and arrays that are reused for every row.
 
-    Groups are read where they lie in memory. Of a row with edits only the tokens that these touch are held, as
-    float64; a group that has some is copied, and edited there, when it is first looked at (``address_of``).
+    Groups are read in place. A group with edits is copied, and edited there, when it is first read
+    (``edited_group_address``); the exact edited scores are stored separately, as float64.
     """
 
     size: Any
     ids: Any  #: int64 [P]: candidates, ascending
-    weights: Any  #: float64 [P]: their weights, negative for doubtful ones
+    weights: Any  #: float64 [P]: their weights, negative for uncertain ones
     scores: Any  #: float64 [P]
-    edited_ids: Any  #: int64 [P]: those that edits touch
-    edited_scores: Any  #: float64 [P]: the scores that these give them
-    previous_edit: Any  #: int64 [P]: the edit before of the same group
-    copies: Any  #: float32 [P]: copies of groups
-    original_scores: Any  #: float32 [P]: the scores before the edits
-    addresses: Any  #: int64 [G]: addresses
-    pending: Any  #: int64 [G]: not 0 where edits of a group are not in it yet
+    edited_ids: Any  #: int64 [P]: tokens with an edit
+    edited_scores: Any  #: float64 [P]: their edited scores
+    previous_edit: Any  #: int64 [P]: linked list: the previous edit of the same group
+    copies: Any  #: float32 [P]: copies of groups, or the converted row
+    original_scores: Any  #: float32 [P]: their scores before the edits
+    addresses: Any  #: int64 [G]: address of each group
+    pending: Any  #: int64 [G]: not 0 if a group has edits that are not applied yet
     last_edit: Any  #: int64 [G]: the last edit of each group
     selected_groups: Any  #: int64 [G]
     race_times: Any  #: float64 [G]
     noise: Any  #: float64 [G + 264]
-    counters: Any  #: int64: how many edits there are, how many of them float32 does not hold, and doubtful tokens
-    uncertain_ids: Any  #: int64 [DOUBTS]: tokens that may be in or not
+    counters: Any  #: int64: edits, edits that float32 cannot represent, uncertain tokens
+    uncertain_ids: Any  #: int64 [MAX_UNCERTAIN]: tokens that may or may not survive
     partial_sums: Any  #: float64 [8]
     group_maxima: Any  #: float32 [G]
     group_masses: Any  #: float32 [G]
@@ -50,13 +50,12 @@ class Workspace(NamedTuple):
 
 @jit
 def workspace_in(buffer: Any, size: Any) -> Any:
-    """The parts of a block of float64 as a ``Workspace``, without a row."""
+    """A ``Workspace`` in a buffer of float64; ``set_row`` sets its row."""
     count = (size + GROUP_SIZE - 1) // GROUP_SIZE
     row_length, group_length = count * GROUP_SIZE, count + EXTRA
     row_arrays = buffer[: ROW_ARRAYS * row_length].reshape((ROW_ARRAYS, row_length))
-    group_arrays = buffer[ROW_ARRAYS * row_length : ROW_ARRAYS * row_length + GROUP_ARRAYS * group_length].reshape(
-        (GROUP_ARRAYS, group_length)
-    )
+    group_buffer = buffer[ROW_ARRAYS * row_length : ROW_ARRAYS * row_length + GROUP_ARRAYS * group_length]
+    group_arrays = group_buffer.reshape((GROUP_ARRAYS, group_length))
     scalars = group_arrays[10].view(np.float32)
     return Workspace(
         size,
@@ -86,7 +85,7 @@ def workspace_in(buffer: Any, size: Any) -> Any:
 
 @jit
 def set_row(address: Any, work: Any) -> None:
-    """Take a float32 row, as it lies in memory, without edits."""
+    """Set the float32 row at an address, without a copy and without edits."""
     for group in range(work.addresses.size):
         work.addresses[group] = address + 4 * GROUP_SIZE * group
     if work.size % GROUP_SIZE != 0:
@@ -102,7 +101,7 @@ def score(work: Any, token: Any) -> Any:
 
 @jit
 def find_edit(work: Any, token: Any) -> Any:
-    """The edit of a token; NOBODY if it has none."""
+    """The edit of a token; NONE if it has none."""
     edit = work.last_edit[token >> 8]
     while edit >= 0 and work.edited_ids[edit] != token:
         edit = work.previous_edit[edit]
@@ -111,7 +110,7 @@ def find_edit(work: Any, token: Any) -> Any:
 
 @jit
 def apply_pending_edits(group: Any, work: Any) -> None:
-    """Copy a group, and edit it there."""
+    """Copy a group, and write its edited scores to the copy."""
     copy_address = np.int64(work.copies[group * GROUP_SIZE :].ctypes.data)
     if work.addresses[group] != copy_address:
         copy_floats(work.addresses[group], copy_address, GROUP_SIZE)
@@ -125,10 +124,7 @@ def apply_pending_edits(group: Any, work: Any) -> None:
 
 @inline
 def edited_group_address(group: Any, work: Any) -> Any:
-    """Where the scores of a group are, with its edits.
-
-    Written into its callers: a ``Workspace`` is a lot to pass on.
-    """
+    """The address of a group's scores, with edits applied. Inlined, because passing a ``Workspace`` is slow."""
     if work.pending[group] != 0:
         apply_pending_edits(group, work)
     return work.addresses[group]
