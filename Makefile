@@ -1,20 +1,23 @@
-# make demo   a story, streamed by the embedded model (creates .venv and installs on the first run)
-# make test   the fast tests, in two processes: a few minutes (creates .venv and installs what is missing)
-# make test-all  the slow tests too, with more examples: what continuous integration runs
-# make test-exhaustive  the longest comparisons with oracles: run it weekly, and after changes of the sampling backends
-# make lint   ruff, mypy             make docs    docs/stages.md from the stages; checks links
-# make bench  the benchmarks, in a minute    make setup   only create .venv with everything for development
-# make bench-page  docs/benchmarks.md, measured: a quarter of an hour on an idle machine, with all of '.[torch,bench]'
-# make test-clients  the server with litellm, langchain, llm, lm-eval, schemathesis (litellm without its dependencies: they contradict ours)
-# make bench-server  the server under load, and what stalls a stream: ten minutes   make bench-engine  the engine beside Transformers: ten minutes
-# make bench-gpu  the kernels on a GPU, checked and timed: ten minutes; where there is none it says so
-# make bench-structured  what answers of a form cost: masks, compiling, drawing; five minutes
+# make demo              generate a story with the embedded model (the first run creates .venv and installs nucleate)
+# make setup             create .venv with all development dependencies
+# make test              the fast tests, in two processes: a few minutes
+# make test-all          also the slow tests, with more examples: what continuous integration runs
+# make test-exhaustive   all tests with all examples: an hour; run weekly, and after changes to the sampling backends
+# make test-clients      the server with litellm, langchain, llm, lm-eval and schemathesis
+# make lint              ruff and mypy
+# make docs              generate docs/stages.md from the stages, and check links; make docs-check only checks
+# make bench             quick benchmarks of the sampler: one minute
+# make bench-page        all benchmarks of docs/benchmarks.md: 15 minutes on an idle machine
+# make bench-engine      engine throughput compared with Transformers: 10 minutes
+# make bench-server      server latency under load, and stalls of streams: 10 minutes
+# make bench-structured  cost of structured output: grammar masks, compilation, sampling: 5 minutes
+# make bench-gpu         GPU kernels, checked and timed: 10 minutes; needs a GPU
 
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 SOURCES := pyproject.toml constraints.txt
-SIDE_BY_SIDE := -n 2 --dist worksteal
+PARALLEL := -n 2 --dist worksteal
 
 .PHONY: setup demo test test-all test-exhaustive test-clients lint docs docs-check bench bench-page bench-engine bench-server bench-structured bench-gpu clean
 
@@ -29,7 +32,7 @@ SIDE_BY_SIDE := -n 2 --dist worksteal
 	@touch $@
 
 .venv/dev: .venv/python $(SOURCES)
-	@echo "installing nucleate with its tests' packages (torch, transformers, starlette) into .venv ..."
+	@echo "installing nucleate with its development dependencies (torch, transformers, starlette) into .venv ..."
 	@$(PIP) -e '.[dev,torch,server,structured]'
 	@touch $@ .venv/demo
 
@@ -39,17 +42,17 @@ demo: .venv/demo
 	@$(BIN)/nucleate generate --echo --repetition-penalty 1.1 "Once upon a time"
 
 test: .venv/dev
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
+	$(BIN)/python -m pytest $(PARALLEL)
 
 test-all: .venv/dev
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not exhaustive"
+	$(BIN)/python -m pytest $(PARALLEL) -m "not exhaustive"
 
 test-exhaustive: .venv/dev
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m exhaustive
+	$(BIN)/python -m pytest $(PARALLEL) -m ""
 
 test-clients: .venv/dev
 	@$(PIP) -e '.[dev,torch,server,clients]'
-	@$(PIP) --no-deps litellm==1.109.1
+	@$(PIP) --no-deps litellm==1.109.1  # its dependencies conflict with ours
 	$(BIN)/python -m pytest -m slow tests/server/test_clients.py
 
 lint: .venv/dev

@@ -1,7 +1,7 @@
-"""One answer at a time from the embedded model, in a fresh process: before and after it has got its kernels.
+"""Single-request throughput of the embedded model in a fresh process, before and after its kernels are loaded.
 
-Each line is one answer of 100 tokens: tokens per second of the process's time. Kernels are read from disk before the
-first; where none are kept they are compiled by another process, some seconds later, see ``jit/native_library.py``.
+Each line is one output of 100 tokens: tokens per second of CPU time of the process. Kernels are loaded from the cache
+before the first output. Without a cache, a background process compiles them within seconds (``jit/native_library.py``).
 
     python benchmarks/alone.py
 """

@@ -1,7 +1,7 @@
-"""Beam search on the engine beside ``generate(num_beams=...)`` of Transformers, in turn in one process.
+"""Beam search on the engine compared with ``generate(num_beams=...)`` of Transformers, in turn in one process.
 
-The same weights, prompts and searches, one prompt at a time and several at once (Transformers: a batch). Both run on
-torch and CPU; the embedded model's own runtime is measured beside them. The answers are compared, too.
+Same weights, prompts and searches; one prompt at a time, and several at once (Transformers: a batch). Both run on torch
+and CPU; the embedded model is also measured on the NumPy runtime. The outputs are compared.
 
     python benchmarks/beam.py [--rounds 5] [--out benchmarks/results/beam.json]
 """
@@ -28,16 +28,16 @@ from nucleate.models.loader import EMBEDDED
 PROMPTS = ("Once upon a time", "Lily had a red ball", "Tom went to the park", "The little dog was sad")
 WIDTH, TOKENS = 4, 24
 
-Answers = list[list[tuple[int, ...]]]
+Outputs = list[list[tuple[int, ...]]]
 
 
-class Ours:
+class NucleateSearch:
     """Searches on an engine of an LLM."""
 
     def __init__(self, llm: nc.LLM) -> None:
         self.llm, self.engine = llm, llm.new_engine()
 
-    def __call__(self, prompts: list[list[int]]) -> Answers:
+    def __call__(self, prompts: list[list[int]]) -> Outputs:
         params = nc.BeamParams(num_beams=WIDTH, max_tokens=TOKENS)
         places = {self.engine.add(nc.BeamRequest(ids, params)): at for at, ids in enumerate(prompts)}
         pieces: list[list[Any]] = [[] for _ in prompts]
@@ -48,13 +48,13 @@ class Ours:
         return [[beam.token_ids for beam in one.outputs] for one in found]
 
 
-class Theirs:
+class TransformersSearch:
     """``generate`` of Transformers; prompts of a batch are padded on the left."""
 
     def __init__(self, model: Any, ends: list[int]) -> None:
         self.model, self.ends = model, ends
 
-    def __call__(self, prompts: list[list[int]]) -> Answers:
+    def __call__(self, prompts: list[list[int]]) -> Outputs:
         longest = max(map(len, prompts))
         ids = torch.tensor([[0] * (longest - len(one)) + one for one in prompts])
         mask = torch.tensor([[0] * (longest - len(one)) + [1] * len(one) for one in prompts])
@@ -68,9 +68,9 @@ class Theirs:
         return [texts[at : at + WIDTH] for at in range(0, len(texts), WIDTH)]
 
 
-def measure(run: Callable[[list[list[int]]], Answers], batches: list[list[list[int]]]) -> tuple[float, Answers]:
+def measure(run: Callable[[list[list[int]]], Outputs], batches: list[list[list[int]]]) -> tuple[float, Outputs]:
     begin = perf_counter()
-    found = [answer for batch in batches for answer in run(batch)]
+    found = [output for batch in batches for output in run(batch)]
     return perf_counter() - begin, found
 
 
@@ -78,30 +78,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", type=Path)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     native, packed = nc.LLM(), nc.LLM(EMBEDDED, runtime="torch", device="cpu")
     model = transformers.AutoModelForCausalLM.from_pretrained(EMBEDDED, dtype=torch.float32).eval()
-    model.generation_config = transformers.GenerationConfig()  # the model's own would make it draw
-    runs: dict[str, Callable[[list[list[int]]], Answers]] = {
-        "engine, numpy": Ours(native),
-        "engine, torch": Ours(packed),
-        "transformers": Theirs(model, sorted(native.tokenizer.eos_token_ids)),
+    model.generation_config = transformers.GenerationConfig()  # the model's own would make it sample
+    runs: dict[str, Callable[[list[list[int]]], Outputs]] = {
+        "engine, numpy": NucleateSearch(native),
+        "engine, torch": NucleateSearch(packed),
+        "transformers": TransformersSearch(model, sorted(native.tokenizer.eos_token_ids)),
     }
     prompts = [native.encode(prompt) for prompt in PROMPTS]
     ways = {"one prompt at a time": [[prompt] for prompt in prompts], "all prompts at once": [prompts]}
     seconds: dict[str, dict[str, list[float]]] = {way: {name: [] for name in runs} for way in ways}
-    answers: dict[str, dict[str, Answers]] = {way: {} for way in ways}
-    for turn in range(asked.rounds + 1):  # the first one warms up
+    outputs: dict[str, dict[str, Outputs]] = {way: {} for way in ways}
+    for turn in range(options.rounds + 1):  # the first one warms up
         for way, batches in ways.items():
             for name, run in runs.items():
-                taken, answers[way][name] = measure(run, batches)
+                taken, outputs[way][name] = measure(run, batches)
                 if turn:
                     seconds[way][name].append(taken)
-    report(seconds, answers, asked.out)
+    report(seconds, outputs, options.out)
 
 
 def report(
-    seconds: dict[str, dict[str, list[float]]], answers: dict[str, dict[str, Answers]], out: Path | None
+    seconds: dict[str, dict[str, list[float]]], outputs: dict[str, dict[str, Outputs]], out: Path | None
 ) -> None:
     result: dict[str, Any] = {
         "what": f"{len(PROMPTS)} prompts, num_beams {WIDTH}, {TOKENS} tokens, the embedded model, float32",
@@ -111,14 +111,14 @@ def report(
     for way, taken in seconds.items():
         least = {name: min(times) for name, times in taken.items()}
         middle = {name: statistics.median(times) for name, times in taken.items()}
-        theirs = answers[way]["transformers"]
-        equal = {name: [a == b for a, b in zip(own, theirs, strict=True)] for name, own in answers[way].items()}
+        expected = outputs[way]["transformers"]
+        equal = {name: [a == b for a, b in zip(own, expected, strict=True)] for name, own in outputs[way].items()}
         result[way] = {
             name: {
                 "seconds, least": round(least[name], 4),
                 "seconds, median": round(middle[name], 4),
                 "times as fast as transformers": round(middle["transformers"] / middle[name], 2),
-                "answers equal": f"{sum(equal[name])} of {len(theirs)}",
+                "answers equal": f"{sum(equal[name])} of {len(expected)}",
             }
             for name in taken
         }

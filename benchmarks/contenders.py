@@ -1,7 +1,7 @@
-"""The peers: each runs the stages of a pipeline as one who uses it would, or says that it cannot.
+"""The other samplers in the benchmarks. Each runs the stages of a pipeline as its users would, or reports no support.
 
-A contender is made from the logits, the stages in their order, and what every row has said before. It is a call that
-draws one token per row. No contender that takes part is built or installed here.
+A contender is built from the logits, the stages in order, and the output so far of every row. It is a callable that
+samples one token per row. Nothing is built or installed here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Maker = Callable[[NDArray[np.float32], Pipeline, Sequence[int]], Call | None]
 
 
 def by_torch(x_BV: NDArray[np.float32], stages: Pipeline, before: Sequence[int]) -> Call | None:
-    """What one writes by hand: topk or sort, softmax, cumsum, multinomial."""
+    """Handwritten torch: topk or sort, softmax, cumsum, multinomial."""
     import torch
 
     known = (Repetition, Frequency, Temperature, TopK, MinP, TopP, TopNSigma, Gumbel)
@@ -50,7 +50,7 @@ def by_torch(x_BV: NDArray[np.float32], stages: Pipeline, before: Sequence[int])
 
 
 def by_hand(x: Any, stage: Stage, seen: Any) -> Any:
-    """A stage over torch's scores [rows, V or fewer]; to top-p they are given in descending order."""
+    """A stage over torch logits [rows, V or fewer]; for top-p, in descending order."""
     import torch
 
     match stage:
@@ -73,7 +73,7 @@ def by_hand(x: Any, stage: Stage, seen: Any) -> Any:
 
 
 def by_transformers(x_BV: NDArray[np.float32], stages: Pipeline, before: Sequence[int]) -> Call | None:
-    """Its processors, as generate runs them, and its draw. Its greedy search is torch's argmax."""
+    """The logits processors of Transformers as in ``generate``, and its sampling. Greedy is torch's argmax."""
     import torch
     import transformers as hf
 
@@ -93,7 +93,7 @@ def by_transformers(x_BV: NDArray[np.float32], stages: Pipeline, before: Sequenc
 
 
 def by_llama_cpp(x_BV: NDArray[np.float32], stages: Pipeline, before: Sequence[int]) -> Call | None:
-    """Its sampler chain: per row, fill the array of candidates, apply, accept."""
+    """The sampler chain of llama.cpp: for each row, fill the array of candidates, apply, accept."""
     import llama_chain
 
     return llama_chain.contender(x_BV, stages, before)
@@ -104,11 +104,11 @@ PEERS: dict[str, tuple[Maker, str, str]] = {
     "torch": (by_torch, "torch", "torch"),
     "Transformers": (by_transformers, "transformers", "transformers"),
 }
-"""Who takes part, if it can be imported: how it is made, its module, its package."""
+"""Each contender: its factory, its module, its package."""
 
 
 def present() -> tuple[dict[str, Maker], list[str]]:
-    """The peers that can be imported, on one thread and quiet; the packages of those that cannot."""
+    """The contenders that can be imported, on one thread and without logging; the packages of the others."""
     makers, missing = {}, []
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     for name, (maker, module, package) in PEERS.items():
@@ -126,9 +126,9 @@ def present() -> tuple[dict[str, Maker], list[str]]:
 
 
 def check(makers: dict[str, Maker]) -> None:
-    """See that every contender runs the same chains: what it draws must be possible.
+    """Check that every contender runs the same pipelines: its tokens must have a nonzero probability.
 
-    Raises RuntimeError for a token that has no chance. Peaked logits have no ties, which peers cut in their own ways.
+    Raises RuntimeError for a token of probability 0. Peaked logits have no ties, which contenders treat differently.
     """
     x_BV = logits("peaked", 16, 8192)
     for chain, params in CHAINS.items():
@@ -143,7 +143,7 @@ def check(makers: dict[str, Maker]) -> None:
 
 
 def fills(sizes: Sequence[int]) -> dict[str, float]:
-    """Microseconds per row that llama.cpp's candidates take to be filled in, by vocabulary."""
+    """Microseconds per row to fill llama.cpp's candidate array, by vocabulary size."""
     import llama_chain
 
     return {str(size): medians({"fill": llama_chain.filling(logits("peaked", 1, size))}, 0.2)["fill"] for size in sizes}

@@ -1,15 +1,14 @@
-"""What a draft model saves where the target is large beside it: 8 layers of width 512, about 25 million parameters.
+"""Speculative decoding with a draft model and a much larger target: 8 layers of width 512, about 25 million parameters.
 
-With --target it is one that has learned, with all of its weights, to say what the embedded model says, as
-``training/deeper.py`` makes it: drafts are as good as the draft model, made for the embedded one, guesses what it says.
+With --target, the target was trained to predict what the embedded model predicts (``training/deeper.py``). The
+acceptance rate is that of a draft model made for the embedded model.
 
-Without, it is the embedded model inside a wider and deeper one: it says the same, and costs what one of its size costs.
-(Width and layers that it does not need hold zeros, which take as long to multiply as any numbers.) So drafts are as
-good as they are for the embedded model, and only the price of verifying them is that of a deeper one.
+Without --target, the target is the embedded model padded with zeros to the larger size: same output, cost of the larger
+model. The acceptance rate is that of the embedded model; only verification costs more.
 
     python benchmarks/deeper.py [--target FOLDER] [--repeat 5] [--tokens 64] [--drafted 4]
 
-Plain answers and those with drafts take turns. Gains are ratios of medians over the rounds, and of minima.
+Runs with and without speculation alternate. Speedups are ratios of medians over the rounds, and of minima.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from nucleate.tokenization.tokenizer import Tokenizer
 
 WIDTH, LAYERS, HEADS, KV_HEADS, INNER = 512, 8, 16, 4, 1408
 MEMORY = 64 << 20
-"""Bytes of keys and values."""
+"""Bytes of KV cache."""
 PROMPTS = (
     "Once upon a time, there was a little girl named Lily. She loved",
     "Tom and his dog Max went to the lake. They saw a big boat",
@@ -47,18 +46,18 @@ PROMPTS = (
 
 
 def padded(array: Floats, *shape: int) -> Floats:
-    """With zeros after what is there."""
+    """Padded with zeros at the end."""
     return np.pad(array, [(0, wanted - size) for wanted, size in zip(shape, array.shape, strict=True)])
 
 
 def spread(rows: Floats, groups: int, size: int, *, width: int) -> Floats:
-    """Rows of heads that share keys in groups, each group made larger: [groups * size, width]."""
+    """The rows of grouped-query heads, with each group padded to ``size``: [groups * size, width]."""
     parts = np.split(rows, groups)
     return np.concatenate([padded(part, size, width) for part in parts])
 
 
 def deeper() -> Llama:
-    """The embedded model, wider and deeper, and in what it says the same."""
+    """The embedded model in a larger size with the same output."""
     small, tensors = Llama(EMBEDDED), read(EMBEDDED / "model.safetensors")
     part = small.hidden_size / WIDTH
     group, size = HEADS // KV_HEADS * small.head_size, small.head_size
@@ -97,7 +96,7 @@ def deeper() -> Llama:
 def seconds_of(
     engine: Engine, prompts: list[list[int]], params: nc.SamplingParams, rows: int
 ) -> tuple[float, list[Any]]:
-    """The time of all answers, so many at once, and their tokens."""
+    """The time of all outputs at this concurrency, and their tokens."""
     begin, said = time.perf_counter(), []
     for start in range(0, len(prompts), rows):
         asked = [
@@ -116,8 +115,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--drafted", type=int, default=4, help="tokens of a draft")
-    parser.add_argument("--target", type=Path, help="the folder of a Llama with the embedded model's vocabulary")
+    parser.add_argument("--drafted", type=int, default=4, help="draft tokens per step [default 4]")
+    parser.add_argument("--target", type=Path, help="folder of a Llama with the vocabulary of the embedded model")
     options = parser.parse_args()
     small, tokenizer = Llama(EMBEDDED), Tokenizer(EMBEDDED)
     large = Llama(options.target) if options.target else deeper()
@@ -131,18 +130,18 @@ def main() -> None:
     }
     for rows, temperature in ((1, 0.0), (1, 0.7), (8, 0.0)):
         params = nc.SamplingParams(temperature=temperature, max_tokens=options.tokens, ignore_eos=True)
-        engines = {  # each with blocks of its own: what one has read there is not what another wrote
+        engines = {  # each with its own KV cache
             name: Engine(runner_of(large, MEMORY), tokenizer, speculative_config=one)
             for name, one in speculations.items()
         }
         for engine in engines.values():
-            seconds_of(engine, prompts, params.replace(max_tokens=2), len(prompts))  # a batch has the kernels compiled
+            seconds_of(engine, prompts, params.replace(max_tokens=2), len(prompts))  # warm-up: compile the kernels
         times: dict[str, list[float]] = {name: [] for name in engines}
         said = {}
         for turn in range(options.repeat + 1):
             for name, engine in engines.items():
                 seconds, said[name] = seconds_of(engine, prompts, params, rows)
-                if turn:  # in the first one drafts begin
+                if turn:  # the first turn is a warm-up
                     times[name].append(seconds)
         plain, fastest = statistics.median(times["plain"]), min(times["plain"])
         print(

@@ -1,8 +1,8 @@
-"""Requests of mixed lengths that arrive together: the engine beside Transformers' static and continuous batches.
+"""Engine throughput compared with static and continuous batching of Transformers.
 
-All contenders run the same model in the same process, in turn, with greedy draws; tokens per second count the tokens
-that were asked for. A static batch runs to the longest answer in it. Then, of the engine alone, what it costs outside
-the forward of the model.
+Requests of mixed lengths arrive together. All contenders run the same model in the same process, in turn, greedily.
+Tokens per second count the requested tokens; a static batch runs to its longest output. Also measures the engine's
+overhead, the time outside the forward pass.
 
     python benchmarks/engine.py [--json FILE] [--repeat 3] [--requests 64]
 """
@@ -28,30 +28,31 @@ from nucleate.models.runner import ModelInput, Runner
 from nucleate.models.transformers.transformers_model import TransformersModel, libraries
 from nucleate.tokenization.tokenizer import Tokenizer
 
-torch, transformers = libraries()  # whose threads sleep soon after their work, for all contenders
+torch, transformers = libraries()  # for all contenders, idle torch threads sleep early
 ROWS = 32
 MEMORY = 256 << 20
 SAMPLED = nc.SamplingParams(temperature=0.8, top_k=40, top_p=0.9, ignore_eos=True)
 GREEDY = nc.SamplingParams(temperature=0.0, ignore_eos=True)
 
 
-class Asked(NamedTuple):
-    """A prompt, and how many tokens are to follow."""
+class LoadRequest(NamedTuple):
+    """A prompt, and the number of output tokens."""
 
     prompt_ids: list[int]
     tokens: int
 
 
-def workload(count: int, size: int, seed: int = 0) -> list[Asked]:
-    """Prompts and answers of 16 to 256 tokens."""
+def workload(count: int, size: int, seed: int = 0) -> list[LoadRequest]:
+    """Prompts and outputs of 16 to 256 tokens."""
     rng = random.Random(seed)
     return [
-        Asked([rng.randrange(1, size) for _ in range(rng.randint(16, 256))], rng.randint(16, 256)) for _ in range(count)
+        LoadRequest([rng.randrange(1, size) for _ in range(rng.randint(16, 256))], rng.randint(16, 256))
+        for _ in range(count)
     ]
 
 
-class Timed:
-    """A runner that keeps the time of its forwards."""
+class TimedRunner:
+    """A runner that measures its forward passes."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner, self.seconds, self.forwards = runner, 0.0, 0
@@ -69,11 +70,15 @@ class Timed:
 
 
 def by_engine(
-    runner: Runner, tokenizer: Tokenizer, asked: Sequence[Asked], params: nc.SamplingParams, rows: int = 2 * ROWS
+    runner: Runner,
+    tokenizer: Tokenizer,
+    requests: Sequence[LoadRequest],
+    params: nc.SamplingParams,
+    rows: int = 2 * ROWS,
 ) -> list[list[int]]:
-    """All requests through one engine; the tokens of each."""
+    """Run all requests on one engine. Returns the tokens of each."""
     engine = Engine(runner, tokenizer, max_num_seqs=rows)
-    ids = [engine.add(Request(one.prompt_ids, params.replace(max_tokens=one.tokens))) for one in asked]
+    ids = [engine.add(Request(one.prompt_ids, params.replace(max_tokens=one.tokens))) for one in requests]
     tokens: dict[str, list[int]] = {number: [] for number in ids}
     while len(engine):
         for event in engine.step():
@@ -81,11 +86,11 @@ def by_engine(
     return list(tokens.values())
 
 
-def by_generate(model: Any, asked: Sequence[Asked], rows: int) -> list[list[int]]:
+def by_generate(model: Any, requests: Sequence[LoadRequest], rows: int) -> list[list[int]]:
     """Static batches in the order of arrival, prompts padded on the left."""
     out = []
-    for start in range(0, len(asked), rows):
-        batch = asked[start : start + rows]
+    for start in range(0, len(requests), rows):
+        batch = requests[start : start + rows]
         longest = max(len(one.prompt_ids) for one in batch)
         ids = torch.tensor([[0] * (longest - len(one.prompt_ids)) + one.prompt_ids for one in batch])
         mask = torch.tensor([[0] * (longest - len(one.prompt_ids)) + [1] * len(one.prompt_ids) for one in batch])
@@ -102,23 +107,23 @@ def by_generate(model: Any, asked: Sequence[Asked], rows: int) -> list[list[int]
     return out
 
 
-def by_generate_batch(model: Any, asked: Sequence[Asked]) -> list[list[int]]:
-    """Transformers' continuous batching, each request with its own length."""
+def by_generate_batch(model: Any, requests: Sequence[LoadRequest]) -> list[list[int]]:
+    """Continuous batching of Transformers, each request with its own length."""
     from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
     config = transformers.GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0, max_new_tokens=256)
     longest = ContinuousBatchingConfig(max_batch_tokens=1024)
     found: dict[str, list[int]] = {}
     with model.continuous_batching_context_manager(generation_config=config, continuous_batching_config=longest) as run:
-        for place, one in enumerate(asked):
+        for place, one in enumerate(requests):
             run.add_request(one.prompt_ids, request_id=str(place), max_new_tokens=one.tokens, eos_token_id=-1)
-        while len(found) < len(asked):
+        while len(found) < len(requests):
             result = run.get_result(timeout=1)
             if result is not None and result.is_finished():
                 found[result.request_id] = result.generated_tokens
             elif result is None and not run.is_running():
                 raise RuntimeError("Transformers' continuous batching has stopped")
-    return [found[str(place)] for place in range(len(asked))]
+    return [found[str(place)] for place in range(len(requests))]
 
 
 def random_llama() -> TransformersModel:
@@ -138,20 +143,20 @@ def random_llama() -> TransformersModel:
 
 
 def compare(name: str, ours: Model, theirs: TransformersModel, count: int, repeat: int) -> dict[str, Any]:
-    """All contenders, in turn; medians. Prints a table."""
+    """Run all contenders in turn, and print a table of medians."""
     tokenizer = Tokenizer(EMBEDDED, padded_size=ours.vocab_size)
-    asked = workload(count, min(ours.vocab_size, 4000))
-    total = sum(one.tokens for one in asked)
+    requests = workload(count, min(ours.vocab_size, 4000))
+    total = sum(one.tokens for one in requests)
     runner = runner_of(ours, MEMORY)
     contenders: dict[str, Callable[[], list[list[int]]]] = {
-        "nucleate": lambda: by_engine(runner, tokenizer, asked, GREEDY),
-        f"nucleate, {ROWS} rows": lambda: by_engine(runner, tokenizer, asked, GREEDY, ROWS),
-        "nucleate, sampled": lambda: by_engine(runner, tokenizer, asked, SAMPLED),
-        f"generate, batches of {ROWS}": lambda: by_generate(theirs.model, asked, ROWS),
-        f"generate, batches of {2 * ROWS}": lambda: by_generate(theirs.model, asked, 2 * ROWS),
-        "generate_batch": lambda: by_generate_batch(theirs.model, asked),
+        "nucleate": lambda: by_engine(runner, tokenizer, requests, GREEDY),
+        f"nucleate, {ROWS} rows": lambda: by_engine(runner, tokenizer, requests, GREEDY, ROWS),
+        "nucleate, sampled": lambda: by_engine(runner, tokenizer, requests, SAMPLED),
+        f"generate, batches of {ROWS}": lambda: by_generate(theirs.model, requests, ROWS),
+        f"generate, batches of {2 * ROWS}": lambda: by_generate(theirs.model, requests, 2 * ROWS),
+        "generate_batch": lambda: by_generate_batch(theirs.model, requests),
     }
-    by_engine(runner, tokenizer, asked[:4], SAMPLED)  # what is compiled is compiled now
+    by_engine(runner, tokenizer, requests[:4], SAMPLED)  # warm-up: compile the kernels
     seconds: dict[str, list[float]] = {contender: [] for contender in contenders}
     tokens = {}
     for _ in range(repeat):
@@ -174,20 +179,20 @@ def _same(ours: list[list[int]], theirs: list[list[int]]) -> float:
 
 
 def overhead(runner: Runner, tokenizer: Tokenizer) -> dict[str, Any]:
-    """32 answers of 200 tokens: the share of the time that is not the model's forward, greedy and sampled."""
+    """The share of time outside the forward pass, for 32 outputs of 200 tokens, greedy and sampled."""
     found = {}
-    asked = [Asked(one.prompt_ids, 200) for one in workload(ROWS, 4000, seed=1)]
+    requests = [LoadRequest(one.prompt_ids, 200) for one in workload(ROWS, 4000, seed=1)]
     for name, params in (("greedy", GREEDY), ("sampled", SAMPLED)):
         shares = []
         for _ in range(3):
-            timed = Timed(runner)
+            timed = TimedRunner(runner)
             start = time.perf_counter()
-            by_engine(timed, tokenizer, asked, params, ROWS)
+            by_engine(timed, tokenizer, requests, params, ROWS)
             seconds = time.perf_counter() - start
             shares.append(((seconds - timed.seconds) / seconds, (seconds - timed.seconds) / (ROWS * 200) * 1e6))
         share, each = statistics.median(shares)  # by the share
         found[name] = {"share": share, "microseconds per token": each}
-        print(f"  outside the model's forward at {ROWS} rows, {name:8}{share:6.1%}, {each:.1f} us per token")
+        print(f"  outside the forward pass at {ROWS} sequences, {name:8}{share:6.1%}, {each:.1f} us per token")
     return found
 
 

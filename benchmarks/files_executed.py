@@ -1,7 +1,6 @@
-"""Counts the source files of nucleate that execute: for ``LLM.generate``, for one engine step, for an HTTP stream.
+"""Counts the source files of nucleate that execute in ``LLM.generate``, in one engine step, and in an HTTP stream.
 
-A newcomer who follows a request reads these files. Functions are counted that run after everything has been imported
-and called once, on any thread.
+It counts functions that run after all modules have been imported and the call has been made once, on any thread.
 
     python benchmarks/files_executed.py [--list]
 """
@@ -31,7 +30,7 @@ BODY = {"model": "nucleate-tiny", "prompt": "Once", "max_tokens": 4, "stream": T
 
 @contextmanager
 def executed() -> Iterator[set[str]]:
-    """The files of which a function runs meanwhile."""
+    """The files in which a function runs in this context."""
     found: set[str] = set()
 
     def note(frame: Any, event: str, _: Any) -> None:
@@ -46,7 +45,7 @@ def executed() -> Iterator[set[str]]:
 
 
 def profile_all(function: Any) -> None:
-    """For this thread and those that start from now on; from Python 3.12 on, for all that run."""
+    """Set the profile function of this thread and of new threads; from Python 3.12 on, of all threads."""
     sys.setprofile(function)
     getattr(threading, "setprofile_all_threads", threading.setprofile)(function)
 
@@ -94,7 +93,7 @@ async def _stream(app: Any) -> bytes:
 
 
 def of_http() -> set[str]:
-    """A streamed completion. The engine's thread is begun meanwhile, so that its functions are seen."""
+    """A streamed completion. The engine's thread starts within, so that its functions are counted."""
     llm = nc.LLM()
 
     async def run() -> set[str]:
@@ -110,7 +109,7 @@ def of_http() -> set[str]:
             events.put_nowait({"type": "lifespan.startup"})
             await started.wait()
             if b"[DONE]" not in await _stream(app):
-                raise RuntimeError("the stream has no end")
+                raise RuntimeError("the stream is incomplete")
             begun.clear()
             await _stream(app)
             files = set(begun)
@@ -123,7 +122,7 @@ def of_http() -> set[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--list", action="store_true", help="print the files as well")
+    parser.add_argument("--list", action="store_true", help="also print the files")
     listed = parser.parse_args().list
     measures: dict[str, Callable[[], set[str]]] = dict(zip(TARGETS, (of_generate, of_step, of_http), strict=True))
     for name, measure in measures.items():

@@ -1,13 +1,13 @@
-"""Our kernels on a GPU: checked against float64, then timed beside one read of the logits, torch, FlashInfer and vLLM.
+"""GPU kernels: checked against float64, then timed next to torch, FlashInfer, vLLM and one read of the logits.
 
 Run: make bench-gpu, or python benchmarks/gpu.py --csv benchmarks/results/gpu.csv --plot benchmarks/results/gpu.svg
 
-Without a GPU it can only check, in Triton's interpreter and at small sizes: python benchmarks/gpu.py --check-only
-(a minute). Ours is a whole step of rows as a Sampler keeps them, with penalties and with what follows a draw. Peers
-take part if they can be imported. Every call is captured as a CUDA graph where that is possible, so that what is timed
-is the GPU's work. Cold: 256 MiB are written between calls, which no L2 cache holds; a call is timed by itself. Warm: 20
-calls in a row. Figures are medians, in microseconds. The floor is the time in which the logits could be read once, at
-the bandwidth of a copy measured in the same run. Cases that no time is left for are left out, and said.
+Without a GPU, only the checks run, in Triton's interpreter and at small sizes: python benchmarks/gpu.py --check-only (a
+minute). For nucleate, a call is a whole sampling step, with penalties and state updates. Other libraries are measured
+if they can be imported. Calls are captured as CUDA graphs where possible, so that only GPU work is timed. Cold: single
+calls; before each, 256 MiB are written, more than any L2 cache holds. Warm: 20 calls in a row. Results are medians in
+microseconds. The floor is the time to read the logits once at the bandwidth of a copy, measured in the same run. Cases
+that exceed the time limit are skipped and counted.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ import torch
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are imported
-    warnings.simplefilter("ignore", RuntimeWarning)  # of NumPy, about what a GPU does without a word
+    warnings.simplefilter("ignore", RuntimeWarning)  # NumPy warns about operations that are silent on a GPU
 
 import gpu_chains  # noqa: E402
 import gpu_check  # noqa: E402
 
 ROWS = 128, 8, 1024, 1, 32, 512, 256
 SIZES = 128_256, 32_000, 256_000, 151_936
-"""What says most comes first, as time may run out."""
+"""The most important cases come first, because of the time limit."""
 AT_ONCE, FLUSHED = 20, 256 * 2**20
 LONGEST = 20_000.0
-"""Microseconds: a peer that needs more is not asked for more rows."""
+"""Microseconds: a contender that is slower is not measured with more rows."""
 COLUMNS = "device", "torch", "triton", "dtype", "vocabulary", "rows", "chain", "contender", "cold", "warm", "floor"
 
 
@@ -52,7 +52,7 @@ def cases() -> Iterator[tuple[int, int, str]]:
 
 
 def elapsed(run: Callable[[], object], times: int = 1) -> float:
-    """Microseconds of a call on the GPU, of ``times`` in a row."""
+    """Microseconds per call on the GPU, for ``times`` calls in a row."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
     for _ in range(times):
@@ -71,7 +71,7 @@ def bandwidth() -> float:
 
 
 def captured(run: Callable[[], object]) -> Callable[[], object]:
-    """The same as a graph, if it can be one."""
+    """The call as a CUDA graph if it can be captured, else unchanged."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -82,7 +82,7 @@ def captured(run: Callable[[], object]) -> Callable[[], object]:
     try:
         with torch.cuda.graph(graph):
             run()
-    except Exception:  # noqa: BLE001  # what it is depends on the peer
+    except Exception:  # noqa: BLE001  # the type depends on the contender
         torch.cuda.synchronize()
         return run
     return graph.replay
@@ -105,7 +105,7 @@ def timed(call: gpu_chains.Call, flush: torch.Tensor) -> tuple[float, float]:
 
 
 def compete(dtype: torch.dtype, until: float) -> Iterator[dict[str, Any]]:
-    """A line for each contender in each case, while there is time."""
+    """Measure each contender in each case until the time limit. Yields a CSV row for each."""
     bytes_per_us, flush = bandwidth(), torch.empty(FLUSHED, dtype=torch.uint8, device=DEVICE)
     print(f"a copy moves {bytes_per_us / 1e6:.2f} TB/s")
     known = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": metadata.version("triton")}
@@ -130,7 +130,7 @@ def compete(dtype: torch.dtype, until: float) -> Iterator[dict[str, Any]]:
             yield known | found | dict(cold=round(cold, 2), warm=round(warm, 2), floor=round(floor, 3))
         del case
     if left_out:
-        print(f"no time was left for {left_out} cases")
+        print(f"skipped {left_out} cases because of the time limit")
 
 
 def present() -> list[str]:
@@ -155,30 +155,30 @@ def write(lines: list[dict[str, Any]], path: Path) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check-only", action="store_true", help="time nothing")
+    parser.add_argument("--check-only", action="store_true", help="run the checks, do not measure")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
-    parser.add_argument("--minutes", type=float, default=8.0, help="after which no case is begun [default 8]")
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="keep the figures there")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw them there, as SVG; it needs matplotlib")
-    asked = parser.parse_args()
-    until = time.perf_counter() + 60 * asked.minutes
-    if not asked.check_only and DEVICE == "cpu":
+    parser.add_argument("--minutes", type=float, default=8.0, help="time limit: no case starts later [default 8]")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the results")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="write an SVG plot; needs matplotlib")
+    options = parser.parse_args()
+    until = time.perf_counter() + 60 * options.minutes
+    if not options.check_only and DEVICE == "cpu":
         print(
-            "there is no GPU here, so that nothing can be timed; with --check-only the kernels are checked", flush=True
+            "no GPU found, so nothing can be measured; --check-only checks the kernels in the interpreter", flush=True
         )
         return 2
     print(f"on {torch.cuda.get_device_name() if DEVICE == 'cuda' else 'the CPU, in the interpreter'}")
     if not gpu_check.run(DEVICE):
         return 1
-    if not asked.check_only:
-        dtype = getattr(torch, asked.dtype)
+    if not options.check_only:
+        dtype = getattr(torch, options.dtype)
         lines = [*compete(dtype, until)]
-        if asked.csv:
-            write(lines, asked.csv)
-        if asked.plot:
+        if options.csv:
+            write(lines, options.csv)
+        if options.plot:
             import gpu_plot
 
-            gpu_plot.draw(lines, asked.plot)
+            gpu_plot.draw(lines, options.plot)
     return 0
 
 

@@ -1,6 +1,6 @@
-"""What is timed on a GPU: our kernels, plain torch, and FlashInfer and vLLM's kernels if they can be imported.
+"""The samplers that are timed on a GPU: nucleate, plain torch, and the kernels of FlashInfer and vLLM if installed.
 
-A contender is asked for a chain and gives a call, or None where it has no such chain. Knows no clock.
+A contender returns a callable for a pipeline, or None if it does not support the pipeline.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ CHAINS: Mapping[str, Mapping[str, Any]] = {
     "penalties, repeats": {**ALL, **PENALTIES, **dict(dry_multiplier=0.8, no_repeat_ngram_size=4, bad_words=WORDS)},
 }
 STEPS = 4000
-"""Tokens for which rows have room."""
+"""Capacity of a row in tokens."""
 SEEN = 512
-"""So many tokens were said before, where there are penalties."""
+"""Number of previous output tokens in pipelines with penalties."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """What is timed; ``before`` is not, and gives back what it spoiled."""
+    """The call that is timed; ``before`` is not timed and restores its inputs."""
 
     run: Callable[[], object]
     before: Callable[[], object] | None = None
@@ -52,7 +52,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Case:
-    """Rows of logits and what was said before them."""
+    """Rows of logits and their previous output."""
 
     logits_RV: torch.Tensor
     said_RS: np.ndarray  #: int64 [R, SEEN]: the output of each row
@@ -64,7 +64,7 @@ class Case:
 
 
 def made(rows: int, size: int, chain: str, dtype: torch.dtype, device: str) -> Case:
-    """Noise with a peaked head, as a model that knows gives it; the same for the same arguments."""
+    """Noise with a peaked head, like the logits of a confident model. Deterministic in its arguments."""
     numbers = torch.Generator(device).manual_seed(rows * size)
     x_RV = torch.randn(rows, size, generator=numbers, device=device) * 2.5
     head_R = torch.randint(size, (rows, 40), generator=numbers, device=device)
@@ -76,11 +76,11 @@ def made(rows: int, size: int, chain: str, dtype: torch.dtype, device: str) -> C
 def rows_of(
     pipelines: Sequence[Pipeline], seeds: Sequence[int], size: int, device: str, said: Sequence[list[int]] = ()
 ) -> tuple[BatchState, BatchView]:
-    """Rows as a Sampler keeps them, whose tokens kernels draw. said: the output of each."""
+    """Rows as a Sampler stores them for the kernels. said: the output of each."""
     rows = BatchState(size, torch.empty(0, device=device).device, "triton", lambda *_: None)
     for number, (stages, seed) in enumerate(zip(pipelines, seeds, strict=True)):
         row = device_row(simplify(stages), size)
-        assert isinstance(row, DeviceRowSpec), row  # noqa: S101  # a device runs the chains above
+        assert isinstance(row, DeviceRowSpec), row  # noqa: S101  # all pipelines above run on a device
         rows.add(number, row, seed, [], said[number] if said else [])
     part = rows.part(range(len(pipelines)))
     rows.reserve(part, STEPS)
@@ -88,7 +88,7 @@ def rows_of(
 
 
 def ours(case: Case) -> Call:
-    """A step of such rows: Shifts as tensors, then the Triton kernels, and what follows a draw."""
+    """A sampling step: logit adjustments as tensors, the Triton kernels, and the state updates."""
     (rows, size), said = case.logits_RV.shape, case.said_RS.tolist() if case.penalised else ()
     stages = nc.SamplingParams(**case.params, seed=0).pipeline()
     held, part = rows_of([stages] * rows, range(rows), size, str(case.logits_RV.device), said)
@@ -96,17 +96,17 @@ def ours(case: Case) -> Call:
 
 
 def read(case: Case) -> Call:
-    """One read of the logits by torch, which decides on nothing."""
+    """One read of the logits with torch, without sampling."""
     return Call(lambda: case.logits_RV.amax(1))
 
 
 def race(p_RV: torch.Tensor) -> torch.Tensor:
-    """A draw: the least exponential number over a chance wins."""
+    """Sample by an exponential race: the smallest exponential variate divided by the probability wins."""
     return (p_RV / torch.empty_like(p_RV).exponential_()).argmax(1)
 
 
 def of_torch(case: Case) -> Call | None:
-    """Plain torch, by topk where that is enough, and else by sorting; it has no repeats."""
+    """Plain torch: topk where that suffices, else sorting; no repetition penalties."""
     if "dry_multiplier" in case.params:
         return None
     params, logits_RV = case.params, case.logits_RV
@@ -136,14 +136,14 @@ def of_torch(case: Case) -> Call | None:
 
 
 def counted(case: Case) -> torch.Tensor:
-    """How often each token was said, dense."""
+    """The count of each token in the output, dense."""
     said_RS = torch.from_numpy(case.said_RS).to(case.logits_RV.device)
     counts_RV = torch.zeros(case.logits_RV.shape, device=said_RS.device)
     return counts_RV.scatter_add_(1, said_RS, torch.ones(said_RS.shape, device=said_RS.device))
 
 
 def of_flashinfer(case: Case) -> Call | None:
-    """Its kernels take float32; it has neither min-p beside top-p nor penalties."""
+    """FlashInfer: float32 only, no min-p together with top-p, no penalties."""
     sampling, x_RV, params = import_module("flashinfer.sampling"), case.logits_RV.float(), dict(case.params)
     if case.penalised or params.get("temperature") == 0:
         return None
@@ -161,7 +161,7 @@ def of_flashinfer(case: Case) -> Call | None:
 
 
 def of_vllm(case: Case) -> Call | None:
-    """Its Triton kernel masks logits where they lie; they are given back before each call, which is not timed."""
+    """vLLM's Triton kernel masks the logits in place; they are restored before each call, untimed."""
     mask = import_module("vllm.v1.sample.ops.topk_topp_triton").apply_top_k_top_p_triton
     params = case.params
     if case.penalised or not {"top_k", "top_p"} & params.keys():

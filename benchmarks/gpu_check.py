@@ -1,7 +1,6 @@
-"""Checks of the kernels where they run: tokens against the reference in float64, near ties too, and draws against
-their law.
+"""Checks of the GPU kernels: tokens against the float64 reference, including near ties, and sampled frequencies.
 
-Each check tells how many rows were wrong. On a GPU they run at full sizes; in Triton's interpreter at small ones.
+Each check returns the number of wrong rows. It runs at full sizes on a GPU, and at small sizes in Triton's interpreter.
 """
 
 from __future__ import annotations
@@ -25,24 +24,24 @@ sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
 import near_tie_rows as near_ties
 
 FULL, SMALL, FLAT = (32_000, 128_256, 151_936, 256_000), (600,), 4000
-"""Sizes on a GPU, and in the interpreter, where flat rows have more tokens, as fewer fit a pool."""
+"""Vocabulary sizes on a GPU and in the interpreter."""
 STEPS = 2
 TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 SHORT = 128_256, 600
-"""Sizes at which the second type is checked: each takes kernels of its own, which are compiled first."""
+"""Sizes for the second dtype, fewer because each compiles new kernels."""
 EDGES = 1e-3
 """Of so many rows with penalties the token may be another: edited scores are rounded to float32."""
 
 
 def mixed(case: gpu_chains.Case) -> gpu_chains.Case:
-    """Every second row flatter, so that much is left of it."""
+    """Every second row is flatter, so that many tokens survive truncation."""
     scale_R1 = torch.ones(len(case.logits_RV), 1, device=case.logits_RV.device)
     scale_R1[1::2] = 0.25
     return replace(case, logits_RV=(case.logits_RV * scale_R1).to(case.logits_RV.dtype))
 
 
 def tokens(size: int, rows: int, device: str) -> Iterator[tuple[str, int, int]]:
-    """Every chain: (what, rows that are wrong, rows), some steps of each."""
+    """Check some steps of every pipeline. Yields (name, wrong rows, rows)."""
     for chain, params in gpu_chains.CHAINS.items():
         if size == FLAT and not chain.startswith("flat"):
             continue
@@ -60,10 +59,10 @@ def tokens(size: int, rows: int, device: str) -> Iterator[tuple[str, int, int]]:
 
 
 def law(size: int, rows: int, device: str) -> Iterator[tuple[str, int, int]]:
-    """Draws of one row at many seeds: the chi-square of some bins, hardly ever beyond 6 deviations by chance."""
+    """Sample one row with many seeds. The chi-square statistic of some bins exceeds 6 deviations almost never."""
     for chain in ("temperature", "top_p .9"):
         case = mixed(gpu_chains.made(2, size, chain, torch.float32, device))
-        case = replace(case, logits_RV=case.logits_RV[1:] / 4)  # next to flat
+        case = replace(case, logits_RV=case.logits_RV[1:] / 4)  # almost flat
         params = nc.SamplingParams(**gpu_chains.CHAINS[chain], seed=0)
         p_V = nc.probabilities(case.logits_RV.cpu().numpy(), params, backend="reference")[0]
         held, part = gpu_chains.rows_of([params.pipeline()] * rows, range(rows), size, device)
@@ -78,7 +77,7 @@ def law(size: int, rows: int, device: str) -> Iterator[tuple[str, int, int]]:
 
 
 def near_tied(count: int, device: str) -> Iterator[tuple[str, int, int]]:
-    """Rows on which a race or a cut is nearly tied, by 1e-14 to 1e-5: the reference's token, row by row."""
+    """Rows with near ties (1e-14 to 1e-5) in sampling or truncation. Expects the reference's token in each row."""
     wrong = rows = 0
     for case in map(near_ties.case, range(count)):
         if isinstance(numbers_of(case.stages), str):
@@ -92,13 +91,13 @@ def near_tied(count: int, device: str) -> Iterator[tuple[str, int, int]]:
 
 
 def graphs(size: int, rows: int, device: str) -> Iterator[tuple[str, int, int]]:
-    """A captured call, replayed: the tokens of the next steps."""
+    """Replay a captured CUDA graph. Expects the tokens of the next steps."""
     if device != "cuda":
         return
     case = gpu_chains.made(rows, size, "all", torch.float32, device)
     plain, replayed = gpu_chains.ours(case), gpu_chains.ours(case)
     expected = [plain.run().tolist() for _ in range(6)]
-    replayed.run()  # compiled before it is captured
+    replayed.run()  # compile before the capture
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         tokens_R = replayed.run()
@@ -110,7 +109,7 @@ def graphs(size: int, rows: int, device: str) -> Iterator[tuple[str, int, int]]:
 
 
 def run(device: str) -> bool:
-    """All of them; whether nothing is wrong."""
+    """Run all checks. Returns whether all passed."""
     full = device == "cuda"
     well = True
     checks: list[Iterator[tuple[str, int, int]]] = [near_tied(2000 if full else 30, device)]

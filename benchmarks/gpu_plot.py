@@ -1,4 +1,4 @@
-"""The plot of the figures of a GPU: how many times the floor a call takes, by rows, a panel per chain. Times nothing.
+"""Plots the GPU results: time as a multiple of the floor by number of rows, one panel per pipeline.
 
 Run: python benchmarks/gpu_plot.py benchmarks/results/gpu.csv benchmarks/results/gpu.svg
 """
@@ -25,12 +25,12 @@ STYLES: Mapping[str, tuple[str, str]] = {
     "FlashInfer": ("#0072b2", "s"),
     "vLLM Triton": ("#aa4499", "^"),
 }
-"""Colours that are told apart with any sight, and shapes for who sees none."""
+"""Colours that are distinguishable with colour blindness, and marker shapes."""
 Line = Mapping[str, Any]
 
 
 def draw(lines: Sequence[Line], path: Path) -> None:
-    """Write the plot for the vocabulary of most interest. The same lines give the same bytes."""
+    """Write the plot for one vocabulary size. Deterministic."""
     shown = [line for line in lines if int(line["vocabulary"]) == SIZE and line.get("floor")]
     chains = list(dict.fromkeys(line["chain"] for line in shown))
     settings = {"svg.hashsalt": "nucleate", "font.family": "DejaVu Sans", "font.size": 9}
@@ -55,7 +55,7 @@ def draw(lines: Sequence[Line], path: Path) -> None:
 
 
 def panel(axes: Axes, chain: str, lines: Sequence[Line]) -> None:
-    """One chain."""
+    """Draw the panel of one pipeline."""
     axes.set_title(chain, size=9)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")

@@ -1,8 +1,8 @@
-"""What a row's history costs per token, by its length: pushing a token and asking each stage for its list.
+"""The cost of token history per token and length: appending a token, and reading the table of each stage.
 
-The slow twin works the list out from the whole history; its figure stands beside it, from the same run. The text is
-random words in Zipf's proportions, so that short repeats are as common as in prose; "one token" is a prompt of a
-single repeated token, the worst there is.
+The reference computes the table from the whole history; it is measured in the same run. The text is random words in
+Zipf's proportions, so that short repeats are as common as in prose; "one token" is a prompt of one repeated token, the
+worst case.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def microseconds(work: Callable[[int], object], tokens: list[int]) -> float:
 
 
 def main() -> None:
-    print(f"{'stage':42}{'history':>16}{'admit, ms':>11}{'per token, us':>15}{'slow twin, us':>15}")
+    print(f"{'stage':42}{'history':>16}{'admit, ms':>11}{'per token, us':>15}{'reference, us':>15}")
     for stage in STAGES:
         for kind, length in (("prose", 1_000), ("prose", 100_000), ("one token", 100_000)):
             prompt, more = text(kind, length), text("prose", 300)

@@ -41,14 +41,14 @@ void fill(struct candidate *all, const float *x, int32_t size) {
     for (int32_t token = 0; token < size; token++) all[token] = (struct candidate){token, x[token], 0.0f};
 }
 """
-"""What every program that uses it does before it can sample. NumPy's strided copies, which its users in Python have,
-take half as long again; Numba's loop, with AVX-512, half as long."""
+"""Every program has to fill the candidate array before it can sample. NumPy's strided copies, which Python programs
+use, take 1.5 times as long; Numba's loop, with AVX-512, half as long."""
 
 
 def compiled() -> Callable[[int, int, int], None]:
-    """The loop, by the compiler that built llama.cpp. Raises ImportError without one."""
+    """Compile the loop with the system's C compiler. Raises ImportError without one."""
     if (compiler := shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")) is None:
-        raise ImportError("a C compiler fills in the candidates")
+        raise ImportError("needs a C compiler")
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder) / "fill.so"
         options = ["-O3", "-shared", "-fPIC", "-x", "c", "-", "-o", str(library)]
@@ -62,11 +62,11 @@ fill = compiled()
 
 
 Handle = int | None
-"""A pointer to one of its samplers."""
+"""A pointer to a llama.cpp sampler."""
 
 
 class Chain:
-    """One row's samplers, with the state they keep, and room for its candidates."""
+    """The samplers of one row, with their state, and its candidate array."""
 
     def __init__(self, samplers: list[Handle], candidates: NDArray[np.void], before: Sequence[int]) -> None:
         self.chain = llama_cpp.llama_sampler_chain_init(llama_cpp.llama_sampler_chain_default_params())
@@ -81,7 +81,7 @@ class Chain:
         self.pointer = ctypes.byref(self.array)
 
     def draw(self, scores: int) -> int:
-        """The next token; scores: where they begin."""
+        """The next token. scores: the address of the logits."""
         array = self.array
         fill(self.start, scores, self.size)
         array.size, array.selected, array.sorted = self.size, -1, False
@@ -104,21 +104,21 @@ MADE: dict[type, Callable[[Any, int], Handle]] = {
 
 
 def samplers_of(stages: Pipeline, size: int, seed: int) -> list[Handle]:
-    """Its samplers that mean the same, in this order."""
+    """The equivalent llama.cpp samplers, in order."""
     if stages[0] == Temperature(0):
         return [llama_cpp.llama_sampler_init_greedy()]
     found, rest = [], stages
     if penalties := {stage.name: stage for stage in stages if isinstance(stage, Repetition | Frequency)}:
         repetition, frequency = penalties.get("repetition", Repetition()), penalties.get("frequency", Frequency())
-        last_n, rest = stages[0].last_n, stages[len(penalties) :]  # one sampler for all of them
+        last_n, rest = stages[0].last_n, stages[len(penalties) :]  # one sampler for all penalties
         found.append(llama_cpp.llama_sampler_init_penalties(size, last_n, repetition.r, frequency.f, 0.0))
     if isinstance(rest[-2], Mirostat):
-        rest = rest[:-1]  # it draws, too
+        rest = rest[:-1]  # it also samples
     return [*found, *(MADE[type(stage)](stage, seed) for stage in rest)]
 
 
 def contender(x_BV: NDArray[np.float32], stages: Pipeline, before: Sequence[int]) -> Call | None:
-    """A call that draws a token for each row, one after another: there is no call for more than one."""
+    """A callable that samples the rows one after another: llama.cpp has no batched call."""
     rows, size = x_BV.shape
     candidates = np.zeros(size, CANDIDATE)
     if not all(type(stage) in (*MADE, Repetition, Frequency) for stage in stages):
@@ -137,6 +137,6 @@ def contender(x_BV: NDArray[np.float32], stages: Pipeline, before: Sequence[int]
 
 
 def filling(x_BV: NDArray[np.float32]) -> Call:
-    """A call that only fills the array, with the first row."""
+    """A callable that only fills the candidate array of the first row."""
     candidates = np.zeros(x_BV.shape[1], CANDIDATE)
     return lambda: fill(candidates.ctypes.data, x_BV.ctypes.data, x_BV.shape[1])

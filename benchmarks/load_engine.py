@@ -1,6 +1,6 @@
-"""The engine without a server: the same requests as the client sends (``load_client.py``), stepped in a loop.
+"""The engine without a server, with the same requests as the client (``load_client.py``), stepped in a loop.
 
-A process of its own, told what to do by JSON lines on stdin, so that it runs in turn with a server. Knows no HTTP.
+Runs as a separate process and reads jobs as JSON lines from stdin, so that it can alternate with a server.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ import sys
 from time import perf_counter
 from typing import Any
 
-from load_client import SAMPLED, Asked
+from load_client import SAMPLED, LoadRequest
 
 import nucleate as nc
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
 
 
-def run(engine: Engine, asked: list[Asked], at_once: int) -> dict[str, Any]:
-    """All requests, at most so many at a time."""
-    waiting = iter(enumerate(asked))
+def run(engine: Engine, requests: list[LoadRequest], at_once: int) -> dict[str, Any]:
+    """Run all requests, with limited concurrency."""
+    waiting = iter(enumerate(requests))
     places: dict[str, int] = {}
-    token_ids: list[list[int]] = [[] for _ in asked]
+    token_ids: list[list[int]] = [[] for _ in requests]
     start, cpu = perf_counter(), _cpu()
     while True:
         while len(places) < at_once and (after := next(waiting, None)) is not None:
@@ -38,10 +38,10 @@ def run(engine: Engine, asked: list[Asked], at_once: int) -> dict[str, Any]:
     return {"seconds": perf_counter() - start, "cpu seconds": _cpu() - cpu, "token ids": token_ids}
 
 
-def first(llm: nc.LLM, asked: list[Asked]) -> dict[str, Any]:
-    """Requests one after the other: the median time until there is text."""
+def first(llm: nc.LLM, requests: list[LoadRequest]) -> dict[str, Any]:
+    """Run requests one after the other. Returns the median time to first token."""
     seconds = []
-    for one in asked:
+    for one in requests:
         start = perf_counter()
         for piece in llm.stream(one.prompt_ids, _params(one)):
             if piece.text:
@@ -50,7 +50,7 @@ def first(llm: nc.LLM, asked: list[Asked]) -> dict[str, Any]:
     return {"first token": statistics.median(seconds)}
 
 
-def _params(one: Asked) -> nc.SamplingParams:
+def _params(one: LoadRequest) -> nc.SamplingParams:
     return nc.SamplingParams(max_tokens=one.tokens, seed=one.seed, **SAMPLED)  # type: ignore[arg-type]
 
 
@@ -64,9 +64,9 @@ def main() -> None:
     engine = llm.new_engine()
     for line in sys.stdin:
         job = json.loads(line)
-        asked = [Asked(*one) for one in job["asked"]]
-        told = first(llm, asked) if job["first"] else run(engine, asked, job["at_once"])
-        print(json.dumps(told), flush=True)
+        requests = [LoadRequest(*one) for one in job["requests"]]
+        result = first(llm, requests) if job["first"] else run(engine, requests, job["at_once"])
+        print(json.dumps(result), flush=True)
 
 
 if __name__ == "__main__":

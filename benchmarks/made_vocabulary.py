@@ -1,7 +1,7 @@
-"""A vocabulary of any size that looks like a large model's: byte-level BPE of source code, English and made words.
+"""A synthetic tokenizer of any size, similar to that of a large model: byte-level BPE of source code and English.
 
-Nothing is downloaded. The text is Python's own standard library, code with its comments; as that has too few words for
-128k tokens, as much again is made of syllables, in Zipf's proportions, with numbers and signs between the words.
+Nothing is downloaded. The text is Python's standard library; as it has too few words for 128k tokens, it is extended
+with words of random syllables, in Zipf's proportions, with numbers and punctuation.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ _BETWEEN = (" ", " ", " ", " ", " ", ", ", ". ", "\n", '": "', "', '", " = ", "(
 
 
 def vocabulary(size: int, kept: Path | None = None) -> Tokenizer:
-    """So many tokens; id 0 ends a text. Half a minute for 128256, unless they are kept in a file."""
+    """A tokenizer with ``size`` tokens; id 0 is EOS. Takes half a minute for 128256, unless cached in a file."""
     if kept is not None and kept.exists():
         return Tokenizer(tokenizers.Tokenizer.from_file(str(kept)), eos_token_ids=[0])
     made = tokenizers.Tokenizer(models.BPE())
-    # As in Llama 3: words with the space before them, and at most three digits.
+    # As in Llama 3: words with the preceding space, and at most three digits.
     words = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     split = pre_tokenizers.Split(tokenizers.Regex(words), "isolated")
     made.pre_tokenizer = pre_tokenizers.Sequence(
@@ -68,7 +68,7 @@ def vocabulary(size: int, kept: Path | None = None) -> Tokenizer:
     )
     made.train_from_iterator(_texts(), trainer)
     if made.get_vocab_size() != size:
-        raise RuntimeError(f"there is text for {made.get_vocab_size()} tokens only, not for {size}")
+        raise RuntimeError(f"the text is sufficient for {made.get_vocab_size()} tokens only, not for {size}")
     if kept is not None:
         made.save(str(kept))
     return Tokenizer(made, eos_token_ids=[0])

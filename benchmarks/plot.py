@@ -1,4 +1,4 @@
-"""The plot of the benchmarks: what a token costs by chain, on a logarithmic scale, one mark per contender."""
+"""Plots the benchmarks: microseconds per token by pipeline, on a logarithmic scale, one mark per contender."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ STYLES: Mapping[str, tuple[str, str]] = {
     "torch": ("#009e73", "D"),
     "Transformers": ("#aa4499", "^"),
 }
-"""Colours that are told apart with any sight, and shapes for who sees none."""
+"""Colours that are distinguishable with colour blindness, and marker shapes."""
 INK, PALE, FLOOR = "#24292f", "#e4e7eb", "#6e7781"
 
 
 def draw(results: Mapping[str, Any], path: Path) -> None:
-    """Write the plot of peaked logits, one row. The same results give the same bytes."""
+    """Write the plot for peaked logits and one row. Deterministic."""
     cases = [c for c in results["cases"] if (c["vocabulary"], c["rows"], c["logits"]) == (SIZE, 1, "peaked")]
     settings = {"svg.hashsalt": "nucleate", "font.family": "DejaVu Sans", "font.size": 10, "text.color": INK}
     with mpl.rc_context(settings):
@@ -37,19 +37,19 @@ def draw(results: Mapping[str, Any], path: Path) -> None:
         axes.axvline(floor, color=FLOOR, lw=1.3, ls=(0, (4, 3)), zorder=1)
         axes.text(floor * 1.05, len(cases) - 0.35, f"NumPy's max: {floor:.1f} µs", color=FLOOR, va="center", size=9)
         frame(axes, [case["chain"] for case in cases], floor)
-        figure.savefig(path, metadata={"Date": None, "Title": "Microseconds per token by chain"})
+        figure.savefig(path, metadata={"Date": None, "Title": "Microseconds per token by pipeline"})
         plt.close(figure)
 
 
 def chain(axes: Axes, y: int, times: Mapping[str, float]) -> None:
-    """One line: a mark per contender, and nucleate's figure beside its own."""
+    """Draw one pipeline: a mark per contender, and nucleate's time as text."""
     found = {name: times[name] for name in STYLES if name in times}
     axes.plot([min(found.values()), max(found.values())], [y, y], color=PALE, lw=5, solid_capstyle="round", zorder=1)
     for name, taken in found.items():
         colour, marker = STYLES[name]
         own = name == "nucleate"
         axes.plot(taken, y, marker, color=colour, ms=9 if own else 7, mec="white", mew=0.8, zorder=4 if own else 3)
-    own = found["nucleate"]  # beside the fastest mark, which is most often its own
+    own = found["nucleate"]  # next to the fastest mark, usually nucleate's
     axes.annotate(
         f"{own:.0f}",
         (min(found.values()), y),
@@ -64,7 +64,7 @@ def chain(axes: Axes, y: int, times: Mapping[str, float]) -> None:
 
 
 def frame(axes: Axes, chains: list[str], floor: float) -> None:
-    """Scales, names, the legend."""
+    """Draw scales, names and the legend."""
     axes.set_xscale("log")
     axes.set_xlim(left=floor * 0.78, right=axes.get_xlim()[1] * 1.3)
     axes.set_ylim(len(chains), -0.6)
@@ -77,7 +77,7 @@ def frame(axes: Axes, chains: list[str], floor: float) -> None:
     axes.spines[:].set_visible(False)
     axes.set_xlabel("microseconds per token, logarithmic: further left is faster", color=INK)
     axes.set_title(
-        f"One token of {SIZE:,} scores, one row, one thread", loc="left", weight="bold", size=13, color=INK, pad=30
+        f"Vocabulary of {SIZE:,} tokens, one row, one thread", loc="left", weight="bold", size=13, color=INK, pad=30
     )
     for name, (colour, marker) in STYLES.items():
         axes.plot([], [], marker, color=colour, ms=8, mec="white", label=name)

@@ -1,7 +1,7 @@
-"""What the reference backend and the text stages cost, beside NumPy's max over the same logits, in one run.
+"""The cost of the reference backend and of the text stages, compared with NumPy's max over the same logits.
 
-Run: make bench. Prints microseconds (the least of several runs) and ratios. The reference is the meaning, not the fast
-path: these are the figures that compiled backends are to be compared with.
+Run: make bench. Prints microseconds (minimum of several runs) and ratios. The reference backend defines the results and
+is not optimised; these numbers are the baseline of the compiled backends.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CHAINS = {
 
 
 def least(function: Callable[[], object], runs: int = 7) -> float:
-    """The least time of several runs, in microseconds."""
+    """The minimum time of several runs, in microseconds."""
     best = float("inf")
     for _ in range(runs):
         start = time.perf_counter()
@@ -36,7 +36,7 @@ def least(function: Callable[[], object], runs: int = 7) -> float:
 
 
 def sampling() -> None:
-    print(f"{'vocabulary':>10}  {'chain':32}{'us/token':>12}{'x max':>9}")
+    print(f"{'vocabulary':>10}  {'pipeline':32}{'us/token':>12}{'x max':>9}")
     for size in (4096, 32000, 128256):
         logits_V = np.random.default_rng(0).normal(0, 2.5, size).astype(np.float32)
         logits_V[:16] += 12

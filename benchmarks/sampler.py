@@ -1,11 +1,11 @@
-"""What one token costs, through the public ``Sampler`` call, beside NumPy's max over the same rows and the peers.
+"""Sampling time per token with the public ``Sampler``, compared with NumPy's max over the rows and other samplers.
 
-Run: python benchmarks/sampler.py --quick, or, for the results and the page that are kept:
+Run: python benchmarks/sampler.py --quick, or, to update the committed results and the docs page:
 python benchmarks/sampler.py --json benchmarks/results/sampler.json --docs docs
 
-All figures are medians of one run on one thread; the contenders take turns, a few calls each, so that a slow moment of
-the machine hits all alike. torch, Transformers and llama.cpp (contenders.py) and the plot take part if their packages
-are installed. A peer is not asked where a call would take longer than 1.5 seconds.
+All results are medians of one run on one thread. The contenders alternate, a few calls each, so that a slow moment of
+the machine affects all alike. torch, Transformers, llama.cpp (contenders.py) and the plot are included if their
+packages are installed. A contender is skipped where a call would take longer than 1.5 seconds.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from nucleate.cli.bench import CHAINS, KINDS, Call, history, logits, medians, ou
 SIZES = (32_000, 128_256, 151_936, 256_000)
 MORE_ROWS = (8, 32, 256)
 LONGEST = 1.5e6
-"""Microseconds of a call that a peer is not asked for."""
+"""Microseconds: contenders with slower calls are skipped."""
 PACKAGES = ("numpy", "numba", "torch", "transformers", "llama-cpp-python")
 
 Case = dict[str, Any]
 
 
 def cases(quick: bool) -> Iterator[tuple[str, int, int]]:
-    """Which logits, how many, in how many rows: fewer rows first."""
+    """The cases (kind of logits, vocabulary size, rows), fewer rows first."""
     for size in (128_256,) if quick else SIZES:
         for kind in ("peaked", "flat") if quick else KINDS:
             yield kind, size, 1
@@ -46,10 +46,10 @@ def cases(quick: bool) -> Iterator[tuple[str, int, int]]:
 
 
 def compete(makers: dict[str, contenders.Maker], quick: bool, seconds: float) -> list[Case]:
-    """Measure every chain in every case; print a line for each."""
+    """Measure every pipeline in every case, and print a line for each."""
     found: list[Case] = []
     names = ["numpy max", "nucleate", *makers]
-    print(f"{'microseconds per call; beside it, times nucleate':62}" + "".join(f"{name:>19}" for name in names))
+    print(f"{'microseconds per call (multiple of nucleate)':62}" + "".join(f"{name:>19}" for name in names))
     for kind, size, rows in cases(quick):
         x_BV = logits(kind, rows, size)
         for chain, params in CHAINS.items():
@@ -66,7 +66,7 @@ def compete(makers: dict[str, contenders.Maker], quick: bool, seconds: float) ->
 
 
 def expected(found: list[Case], kind: str, size: int, rows: int, chain: str, name: str) -> float:
-    """Microseconds that a call will take, by what fewer rows took; a peer that was not asked then is not asked now."""
+    """The expected microseconds of a call, from those of fewer rows; infinite if that was skipped."""
     for case in reversed(found):
         if (case["logits"], case["vocabulary"], case["chain"]) == (kind, size, chain):
             return float(case["microseconds"].get(name, LONGEST)) * rows / case["rows"]
@@ -74,7 +74,7 @@ def expected(found: list[Case], kind: str, size: int, rows: int, chain: str, nam
 
 
 def versions() -> dict[str, str]:
-    """Of everything that takes part."""
+    """The versions of all contenders."""
     known = {"nucleate": nc.__version__, "Python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -85,7 +85,7 @@ def versions() -> dict[str, str]:
 
 
 def machine() -> str:
-    """The processor, by its own name where the system tells it."""
+    """The name of the processor, if the system provides it."""
     told = Path("/proc/cpuinfo").read_text("utf-8") if Path("/proc/cpuinfo").exists() else ""
     facts = dict(line.split(":", 1) for line in told.splitlines() if ":" in line)
     lines = {name.strip(): value.strip() for name, value in facts.items()}
@@ -97,25 +97,27 @@ def machine() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one vocabulary, one row, peaked and flat")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="keep the results there")
-    parser.add_argument("--docs", type=Path, metavar="FOLDER", help="write benchmarks.md and benchmarks.svg there")
-    parser.add_argument("--seconds", type=float, default=0.5, help="per chain and case [default 0.5]")
-    asked = parser.parse_args()
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results")
+    parser.add_argument(
+        "--docs", type=Path, metavar="FOLDER", help="write benchmarks.md and benchmarks.svg to this folder"
+    )
+    parser.add_argument("--seconds", type=float, default=0.5, help="time per pipeline and case [default 0.5]")
+    options = parser.parse_args()
     start, os.environ["NUCLEATE_THREADS"] = time.perf_counter(), "1"
     makers, missing = contenders.present()
     for package in missing:
         print(f"without {package}, which is not installed: pip install -c constraints.txt -e '.[torch,bench]'")
     contenders.check(makers)
     results: dict[str, Any] = dict(machine=machine(), versions=versions())
-    results["fill"] = contenders.fills([128_256] if asked.quick else SIZES) if "llama.cpp" in makers else {}
-    results["cases"] = compete(makers, asked.quick, asked.seconds)
-    results["two threads"] = {} if asked.quick else threads.compare(SIZES)
+    results["fill"] = contenders.fills([128_256] if options.quick else SIZES) if "llama.cpp" in makers else {}
+    results["cases"] = compete(makers, options.quick, options.seconds)
+    results["two threads"] = {} if options.quick else threads.compare(SIZES)
     print("", page.summary(results), "", *page.misses(results), sep="\n")
     print(f"{time.perf_counter() - start:.0f} s")
-    if asked.json:
-        asked.json.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
-    if asked.docs:
-        page.write(results, asked.docs)
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+    if options.docs:
+        page.write(results, options.docs)
 
 
 if __name__ == "__main__":

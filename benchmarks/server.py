@@ -1,7 +1,7 @@
-"""The server under load, beside the engine without a server: latencies, what HTTP costs per token, clients that leave.
+"""The server under load, compared with the engine alone: latency, HTTP cost per token, client disconnects.
 
-The server, its clients and the engine are processes of their own; the server and the engine run the same requests in
-turn, and must give the same tokens.
+The server, its clients and the engine are separate processes. The server and the engine run the same requests in turn,
+and must return the same tokens.
 
     python benchmarks/server.py [--json FILE] [--repeat 5] [--requests 192] [--seconds 60] [--quick]
 """
@@ -29,19 +29,19 @@ from sampler import machine
 
 HERE = Path(__file__).parent
 PACKAGES = ("nucleate", "starlette", "uvicorn", "httptools", "uvloop")
-SIZE = 4000  # of the vocabulary, from which prompts are
+SIZE = 4000  # vocabulary size of random prompts
 AT_ONCE = 64
 TARGET = 1.15
-"""How many times as long as the engine alone the server may take for a token."""
+"""Target: time per token of the server, as a multiple of the engine alone."""
 
 
 class Worker:
-    """A process that does jobs, each a line of JSON, one at a time."""
+    """A process that runs jobs, given as lines of JSON, one at a time."""
 
     def __init__(self, program: str) -> None:
         command = [sys.executable, str(HERE / program)]
         pipe = subprocess.PIPE
-        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)  # noqa: S603  # ours
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)  # noqa: S603
 
     def __enter__(self) -> Self:
         return self
@@ -62,7 +62,7 @@ class Worker:
 
 
 class Server:
-    """``nucleate serve``, with the embedded model and whatever flags are given."""
+    """``nucleate serve`` with the embedded model and the given flags."""
 
     host = "127.0.0.1"
 
@@ -90,7 +90,7 @@ class Server:
 
     @property
     def cpu(self) -> float:
-        """Seconds of all cores."""
+        """CPU seconds."""
         return sum(self._process.cpu_times()[:2])
 
     @property
@@ -99,7 +99,7 @@ class Server:
         return int(self._process.memory_info().rss)
 
     def metric(self, name: str) -> float:
-        """A figure of /metrics."""
+        """The value of a metric."""
         connection = http.client.HTTPConnection(self.host, self.port, timeout=30)
         connection.request("GET", "/metrics")
         text = connection.getresponse().read().decode()
@@ -108,7 +108,7 @@ class Server:
 
     @property
     def answers(self) -> float:
-        """At work or waiting."""
+        """Running or queued requests."""
         return self.metric("nucleate_num_requests_running") + self.metric("nucleate_num_requests_waiting")
 
 
@@ -119,51 +119,51 @@ class Benchmark:
         self._server, self._engine, self._client = server, engine, client
 
     def load(self, **job: Any) -> Any:
-        """Requests to the server, with what they cost it."""
+        """Send requests to the server. Returns the results with the server's CPU time."""
         before = self._server.cpu
-        told = self._client(host=self._server.host, port=self._server.port, **job)
-        return {**told, "cpu seconds": self._server.cpu - before}
+        result = self._client(host=self._server.host, port=self._server.port, **job)
+        return {**result, "cpu seconds": self._server.cpu - before}
 
     def held(self, seconds: float) -> dict[str, Any]:
-        """So many streams all the time: each that ends is replaced by another."""
+        """Keep a constant number of streams open: a new one replaces each that ends."""
         before = self._server.memory
-        told = self.load(asked=workload(64 * int(seconds), SIZE, seed=1), at_once=AT_ONCE, seconds=seconds)
-        told["tokens per second"] = told["tokens"] / told["seconds"]
-        told["memory grown, MiB"] = (self._server.memory - before) / 2**20
-        _show(f"{AT_ONCE} streams, {told['seconds']:.0f} s, {told['errors']} errors", told["tokens per second"])
+        result = self.load(requests=workload(64 * int(seconds), SIZE, seed=1), at_once=AT_ONCE, seconds=seconds)
+        result["tokens per second"] = result["tokens"] / result["seconds"]
+        result["memory grown, MiB"] = (self._server.memory - before) / 2**20
+        _show(f"{AT_ONCE} streams, {result['seconds']:.0f} s, {result['errors']} errors", result["tokens per second"])
         for name in ("first token", "between tokens"):
-            cuts = ", ".join(f"{cut} {1e3 * value:.1f} ms" for cut, value in told[name].items())
+            cuts = ", ".join(f"{cut} {1e3 * value:.1f} ms" for cut, value in result[name].items())
             print(f"  {name:24}{cuts}")
-        shares = [told[name] / told["seconds"] for name in ("cpu seconds", "client cpu seconds")]
+        shares = [result[name] / result["seconds"] for name in ("cpu seconds", "client cpu seconds")]
         print(f"  cores in use            server {shares[0]:.2f}, clients {shares[1]:.2f}")
-        return told
+        return result
 
-    def overhead(self, requests: int, repeat: int) -> dict[str, Any]:
-        """The same requests through the engine, as streams, and as whole answers, in turn."""
+    def overhead(self, count: int, repeat: int) -> dict[str, Any]:
+        """Run the same requests on the engine, as streams, and without streaming, in turn."""
         kinds = ("engine", "streams", "whole")
         found: dict[str, list[Any]] = {kind: [] for kind in kinds}
         for turn in range(repeat):
-            asked = workload(requests, SIZE, seed=100 + turn)  # of their own: what is kept of prompts helps nobody
+            requests = workload(count, SIZE, seed=100 + turn)  # new prompts: no prefix cache hits
             for place in range(3):
                 kind = kinds[(turn + place) % 3]
-                found[kind].append(self._once(kind, asked))
+                found[kind].append(self._once(kind, requests))
             ids = [runs[-1].pop("token ids") for runs in found.values()]
             if not ids[0] == ids[1] == ids[2]:
-                raise RuntimeError("the server's tokens are not the engine's")
+                raise RuntimeError("the tokens of the server and the engine differ")
         return self._compare(found)
 
-    def _once(self, kind: str, asked: list[Any]) -> Any:
+    def _once(self, kind: str, requests: list[Any]) -> Any:
         if kind == "engine":
-            told = self._engine(asked=asked, at_once=AT_ONCE, first=False)
+            result = self._engine(requests=requests, at_once=AT_ONCE, first=False)
         else:
-            told = self.load(asked=asked, at_once=AT_ONCE, keep=True, stream=kind == "streams")
-            if told["errors"]:
-                raise RuntimeError(f"{told['errors']} errors, such as {told['first errors']}")
-        tokens = sum(one.tokens for one in asked)
-        return told | {"wall": told["seconds"] / tokens, "cpu": told["cpu seconds"] / tokens}
+            result = self.load(requests=requests, at_once=AT_ONCE, keep=True, stream=kind == "streams")
+            if result["errors"]:
+                raise RuntimeError(f"{result['errors']} errors, such as {result['first errors']}")
+        tokens = sum(one.tokens for one in requests)
+        return result | {"wall": result["seconds"] / tokens, "cpu": result["cpu seconds"] / tokens}
 
     def _compare(self, found: dict[str, list[Any]]) -> dict[str, Any]:
-        """Ratios are those of one turn, medians of all turns."""
+        """Medians of the ratios within each turn."""
         results: dict[str, Any] = {}
         for kind, runs in found.items():
             own = {
@@ -184,26 +184,28 @@ class Benchmark:
         return results
 
     def leaving(self, clients: int, seconds: float) -> dict[str, Any]:
-        """Clients that go at random moments: what is left of their requests, and for how long."""
-        asked = [one._replace(tokens=700) for one in workload(clients, SIZE, seed=2)]
-        told: dict[str, Any] = self._client(host=self._server.host, port=self._server.port, asked=asked, leave=seconds)
+        """Clients that disconnect at random times: how long their requests remain in the engine."""
+        requests = [one._replace(tokens=700) for one in workload(clients, SIZE, seed=2)]
+        result: dict[str, Any] = self._client(
+            host=self._server.host, port=self._server.port, requests=requests, leave=seconds
+        )
         start = time.perf_counter()
         while self._server.answers and time.perf_counter() - start < 30:
             time.sleep(0.005)
-        told["seconds until none ran"] = time.perf_counter() - start
-        told["answers left"] = self._server.answers
-        print(f"{clients} clients left, {told['of them in mid-stream']} of them in mid-stream")
-        after = f"{told['seconds until none ran']:.3f} s after the last one"
-        print(f"  answers that were left  {told['answers left']:.0f}, {after}")
-        return told
+        result["seconds until none ran"] = time.perf_counter() - start
+        result["answers left"] = self._server.answers
+        print(f"{clients} clients disconnected, {result['of them in mid-stream']} of them during a stream")
+        after = f"{result['seconds until none ran']:.3f} s after the last one"
+        print(f"  unfinished requests     {result['answers left']:.0f}, {after}")
+        return result
 
-    def first_token(self, requests: int) -> dict[str, Any]:
-        """Of one request at a time, on a server that has nothing else to do, and without a server."""
-        asked = [one._replace(tokens=4) for one in workload(requests, SIZE, seed=3)]
-        own = self._engine(asked=asked, at_once=1, first=True)["first token"]
-        told = self.load(asked=asked, at_once=1)["first token"]["p50"]
-        print(f"first token of a single request   {1e3 * told:.2f} ms, without a server {1e3 * own:.2f} ms")
-        return {"server": told, "LLM.stream": own}
+    def first_token(self, count: int) -> dict[str, Any]:
+        """Time to first token of single requests, with and without a server."""
+        requests = [one._replace(tokens=4) for one in workload(count, SIZE, seed=3)]
+        own = self._engine(requests=requests, at_once=1, first=True)["first token"]
+        result = self.load(requests=requests, at_once=1)["first token"]["p50"]
+        print(f"time to first token, idle server   {1e3 * result:.2f} ms, without a server {1e3 * own:.2f} ms")
+        return {"server": result, "LLM.stream": own}
 
 
 def _show(name: str, speed: float, more: str = "") -> None:
@@ -212,25 +214,25 @@ def _show(name: str, speed: float, more: str = "") -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="only see that all of it works, in some ten seconds")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="keep the results there")
+    parser.add_argument("--quick", action="store_true", help="smoke test: about ten seconds")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results")
     parser.add_argument("--repeat", type=int, default=5, help="turns of the engine and the server [default 5]")
-    parser.add_argument("--requests", type=int, default=192, help="of each turn [default 192]")
-    parser.add_argument("--seconds", type=float, default=60.0, help="that the streams are held for [default 60]")
-    parser.add_argument("flags", nargs="*", help="flags for nucleate serve, after --")
-    asked = parser.parse_args()
-    if asked.quick:
-        asked.repeat, asked.requests, asked.seconds = 1, 32, 1.0
+    parser.add_argument("--requests", type=int, default=192, help="requests per turn [default 192]")
+    parser.add_argument("--seconds", type=float, default=60.0, help="duration of the streaming test [default 60]")
+    parser.add_argument("flags", nargs="*", help="flags of nucleate serve, after --")
+    options = parser.parse_args()
+    if options.quick:
+        options.repeat, options.requests, options.seconds = 1, 32, 1.0
     results: dict[str, Any] = {"machine": machine(), "versions": {name: version(name) for name in PACKAGES}}
     print(f"{results['machine']}; load {os.getloadavg()[0]:.1f}; {results['versions']}")
-    with Worker("load_engine.py") as engine, Worker("load_client.py") as client, Server(asked.flags) as server:
+    with Worker("load_engine.py") as engine, Worker("load_client.py") as client, Server(options.flags) as server:
         benchmark = Benchmark(server, engine, client)
-        results["first token"] = benchmark.first_token(10 if asked.quick else 100)
-        results["overhead"] = benchmark.overhead(asked.requests, asked.repeat)
-        results["held"] = benchmark.held(asked.seconds)
-        results["leaving"] = benchmark.leaving(*(50, 0.5) if asked.quick else (200, 2.0))
-    if asked.json:
-        asked.json.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+        results["first token"] = benchmark.first_token(10 if options.quick else 100)
+        results["overhead"] = benchmark.overhead(options.requests, options.repeat)
+        results["held"] = benchmark.held(options.seconds)
+        results["leaving"] = benchmark.leaving(*(50, 0.5) if options.quick else (200, 2.0))
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
-"""Engines that draft beside one that does not: the same requests, in turn in one process, with the embedded model.
+"""Speculative decoding compared with normal decoding: the same requests, in turn in one process, embedded model.
 
-Each kind of work is done by one answer at a time and by eight at once, others waiting, at temperature 0 and 0.8. The
-engines take turns of some steps, so that whatever else a machine does befalls all of them alike; a ratio is all seconds
-without drafts by all seconds with. Answers are compared, too: they are the same but where two tokens are as likely but
-for the rounding of float32, which a forward of more tokens does in another order.
+Each workload runs with one sequence at a time, and with eight at once and a queue, at temperatures 0 and 0.8. The
+engines alternate every few steps, so that other load on the machine affects all alike. A ratio is the total time
+without speculation divided by the total time with it. Outputs are compared: they are equal except for near ties, as a
+forward pass of several tokens rounds differently.
 
-- repeats: prompts after which the embedded model repeats itself, as far as it does (it does not copy what it is shown:
-  JSON records and texts to edit, where other models profit, it turns into stories)
-- again: requests that were answered once before the clock starts, and come again
-- stories: ordinary prompts, where there is little to guess
+- repeats: prompts after which the embedded model repeats itself (it does not copy from its prompt, unlike models that
+  can edit text or continue JSON records)
+- again: requests that have been answered before, outside the measurement
+- stories: ordinary prompts with little repetition
 
     python benchmarks/speculation.py [--rounds 5] [--out benchmarks/results/speculation.json]
 """
@@ -34,7 +34,7 @@ from nucleate.speculative.config import Speculation
 
 TOKENS = 120
 STEPS = 8
-"""Of a turn."""
+"""Steps per turn."""
 
 NAMES = ("Tom", "Lily", "Ben", "Mia")
 
@@ -70,7 +70,7 @@ WAYS = {
 
 
 class Work:
-    """Some requests to an engine: all of them are asked for at once, and wait until the engine has room."""
+    """Some requests to an engine, all submitted at once; the engine queues them."""
 
     def __init__(self, engine: Engine, requests: Sequence[Request]) -> None:
         self.engine, self.seconds = engine, 0.0
@@ -78,7 +78,7 @@ class Work:
         self.said: list[list[int]] = [[] for _ in requests]
 
     def turn(self) -> bool:
-        """Some steps; whether anything is left to do."""
+        """Run some steps. Returns whether requests remain."""
         begin, events = perf_counter(), []
         for _ in range(STEPS):
             events += self.engine.step()
@@ -89,7 +89,7 @@ class Work:
 
 
 def requests_of(llm: nc.LLM, kind: str, temperature: float, at_once: int, turn: int) -> list[Request]:
-    """Those of a turn: with noise of their own, unless they are to be the same again; four times as many as at once."""
+    """The requests of a round: four times the concurrency, with new seeds except in "again"."""
     turn = 0 if kind == "again" else turn
     params = nc.SamplingParams(temperature=temperature, max_tokens=TOKENS, ignore_eos=True)
     return [
@@ -99,14 +99,14 @@ def requests_of(llm: nc.LLM, kind: str, temperature: float, at_once: int, turn: 
 
 
 def new_engine(llm: nc.LLM, name: str, at_once: int) -> Engine:
-    """An engine that knows no request of before. One answer alone would be read without kernels: a draft loads them."""
+    """A new engine, with kernels loaded: without speculation, a single sequence would not load them."""
     engine = llm.new_engine(speculative_config=WAYS.get(name), max_num_seqs=at_once)
     engine.runner.forward([ModelInput(-1, [1, 2], 0, 2, [0], 2)])
     return engine
 
 
 def measure(llm: nc.LLM, kind: str, temperature: float, at_once: int, rounds: int) -> dict[str, Any]:
-    """Each round has engines of its own; but what is asked for again was answered before the clock starts."""
+    """Each round has new engines; for "again", the requests are first answered outside the measurement."""
     names = ("plain", *WAYS)
     engines = {name: new_engine(llm, name, at_once) for name in names}
     seconds, equal = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0)
@@ -114,11 +114,11 @@ def measure(llm: nc.LLM, kind: str, temperature: float, at_once: int, rounds: in
     for turn in range(rounds + 1):  # the first one warms up
         if turn and kind != "again":
             engines = {name: new_engine(llm, name, at_once) for name in names}
-        asked = requests_of(llm, kind, temperature, at_once, turn)
-        works = {name: Work(engines[name], asked) for name in names}
+        requests = requests_of(llm, kind, temperature, at_once, turn)
+        works = {name: Work(engines[name], requests) for name in names}
         going = deque(names)
         while going:
-            going.rotate(1)  # nobody always comes after the same
+            going.rotate(1)  # vary the order
             going = deque([name for name in going if works[name].turn()])
         for name, work in works.items() if turn else ():
             seconds[name] += work.seconds
@@ -126,10 +126,10 @@ def measure(llm: nc.LLM, kind: str, temperature: float, at_once: int, rounds: in
             taus[name] = engines[name].stats.speculative.mean_acceptance_length
     result: dict[str, Any] = {}
     for name in names:
-        rate = rounds * len(asked) * TOKENS / seconds[name]
+        rate = rounds * len(requests) * TOKENS / seconds[name]
         result[name] = {"tokens/s": round(rate), "ratio": round(seconds["plain"] / seconds[name], 2)}
         if name != "plain":
-            result[name] |= {"tau": round(taus[name], 2), "equal": f"{equal[name]} of {rounds * len(asked)}"}
+            result[name] |= {"tau": round(taus[name], 2), "equal": f"{equal[name]} of {rounds * len(requests)}"}
     return result
 
 
@@ -137,7 +137,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", type=Path)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     warm()
     llm = nc.LLM()
     result: dict[str, Any] = {
@@ -149,10 +149,10 @@ def main() -> None:
         for temperature in (0.0, 0.8):
             for at_once in (1, 8):
                 case = f"{kind}, temperature {temperature:g}, {at_once} at once"
-                result[case] = measure(llm, kind, temperature, at_once, asked.rounds)
+                result[case] = measure(llm, kind, temperature, at_once, options.rounds)
                 print(case, json.dumps(result[case]), flush=True)
-    if asked.out is not None:
-        asked.out.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+    if options.out is not None:
+        options.out.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

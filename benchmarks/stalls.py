@@ -1,8 +1,8 @@
-"""What a stream notices of other requests: the longest gap between two of its tokens, alone and beside all there is.
+"""Stalls of a stream: the longest gap between two tokens, alone and while other requests run.
 
-A server with no compiled kernels, and one with all of them, each answer one seeded request again and again. Meanwhile
-another process asks for every stage, every pair of stages and every preset. The text must stay the same, and no gap may
-be much longer than those of the stream alone.
+A server without compiled kernels, and one with them, each stream one seeded request again and again. Meanwhile another
+process requests every stage, every pair of stages and every preset. The text must not change, and no gap may be much
+longer than those of the stream alone.
 
     python benchmarks/stalls.py [--json FILE] [--at-once 4] [--seconds 120] [--quick]
 """
@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 TARGET = 0.1
-"""Seconds by which a gap may be longer beside other requests."""
+"""Target: additional seconds of the longest gap while other requests run."""
 ALONE = 8.0
-"""Seconds that the stream is measured alone, with kernels."""
+"""Seconds of measurement of the stream alone, with kernels."""
 TOKENS = 400
 
 STAGES: Mapping[str, Mapping[str, Any]] = {
@@ -57,13 +57,13 @@ STAGES: Mapping[str, Mapping[str, Any]] = {
     "xtc": {"xtc_probability": 0.5},
     "adaptive_p": {"adaptive_p_target": 0.5},
 }
-"""Fields of a request that switch each stage on; a test holds that none is missing."""
+"""Request fields that enable each stage; a test checks that none is missing."""
 PRESETS = ("canonical", "vllm", "hf", "llama.cpp", "akunu")
 DRAWS = ("gumbel", "categorical", "greedy")
 
 
 def bodies(*, quick: bool) -> list[dict[str, Any]]:
-    """Every stage alone, every draw, every pair, every preset with all that it knows; quick: a few of the pairs."""
+    """All stages, selections, pairs and presets with all of their fields. quick: only a few of the pairs."""
     alone = [dict(fields) for fields in STAGES.values()]
     draws = [{"draw": draw} for draw in DRAWS]
     pairs = [{**one, **other} for one, other in itertools.combinations(STAGES.values(), 2)]
@@ -72,7 +72,7 @@ def bodies(*, quick: bool) -> list[dict[str, Any]]:
     return [*alone, *draws, *orders, *(pairs[::17] if quick else pairs)]
 
 
-class Seen(NamedTuple):
+class StreamResult(NamedTuple):
     """One answer to the seeded request."""
 
     text: str
@@ -80,32 +80,32 @@ class Seen(NamedTuple):
 
 
 class Phase(NamedTuple):
-    """What became of a stream."""
+    """The results of a phase."""
 
     streams: int
     longest: float
     texts: int  #: how many different ones there were; one, if all is well
 
     @classmethod
-    def of(cls, seen: list[Seen]) -> Phase:
+    def of(cls, seen: list[StreamResult]) -> Phase:
         return cls(len(seen), max(max(one.gaps) for one in seen), len({one.text for one in seen}))
 
 
 class Server:
-    """``nucleate serve`` with kernels in a folder."""
+    """``nucleate serve`` with a kernel cache in a folder."""
 
     def __init__(self, cache: Path) -> None:
         self.lines: list[str] = []
         self.url, self._up = "", threading.Event()
         command = [sys.executable, "-m", "nucleate", "serve", "--host", "127.0.0.1", "--port", "0"]
-        self._process = subprocess.Popen(  # noqa: S603  # ours
+        self._process = subprocess.Popen(  # noqa: S603
             command, env={**os.environ, "NUCLEATE_CACHE": str(cache)}, stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         threading.Thread(target=self._read, daemon=True).start()
         if not self._up.wait(60) or not self.url:
             self._process.kill()
-            raise RuntimeError("the server did not come up:\n" + "".join(self.lines[-20:]))
+            raise RuntimeError("the server did not start:\n" + "".join(self.lines[-20:]))
 
     def _read(self) -> None:
         for line in self._process.stderr or ():
@@ -117,7 +117,7 @@ class Server:
 
     @property
     def ready(self) -> bool:
-        """Its kernels are there."""
+        """Whether its kernels are loaded."""
         return any("kernels ready" in line for line in self.lines)
 
     def __enter__(self) -> Self:
@@ -133,14 +133,14 @@ class Server:
 
 
 def ask(url: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The parts of a streamed answer. Raises RuntimeError for one that is refused."""
+    """The chunks of a stream. Raises RuntimeError for an error response."""
     connection = http.client.HTTPConnection(url, timeout=120)
-    given = json.dumps({"prompt": "Once upon a time", "stream": True, "ignore_eos": True, **body})
+    request_body = json.dumps({"prompt": "Once upon a time", "stream": True, "ignore_eos": True, **body})
     try:
-        connection.request("POST", "/v1/completions", given, {"content-type": "application/json"})
+        connection.request("POST", "/v1/completions", request_body, {"content-type": "application/json"})
         answer = connection.getresponse()
         if answer.status != 200:
-            raise RuntimeError(f"{answer.status} for {given}: {answer.read()[:300]!r}")
+            raise RuntimeError(f"{answer.status} for {request_body}: {answer.read()[:300]!r}")
         for line in answer:
             if line.startswith(b"data: {"):
                 yield json.loads(line[6:])
@@ -148,7 +148,7 @@ def ask(url: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         connection.close()
 
 
-def stream(url: str) -> Seen:
+def stream(url: str) -> StreamResult:
     """The seeded request, once."""
     text, gaps, last = [], [], None
     for part in ask(url, {"seed": 7, "temperature": 0.8, "top_p": 0.95, "max_tokens": TOKENS}):
@@ -157,28 +157,28 @@ def stream(url: str) -> Seen:
             gaps.append(now - last)
         last = now
         text.append("".join(choice["text"] for choice in part["choices"]))
-    return Seen("".join(text), gaps)
+    return StreamResult("".join(text), gaps)
 
 
-class Others:
-    """A process that asks for all of ``bodies``, once."""
+class LoadProcess:
+    """A process that sends all of ``bodies`` once."""
 
     def __init__(self, url: str, at_once: int, *, quick: bool) -> None:
         command = [sys.executable, __file__, "--ask", url, "--at-once", str(at_once), *(["--quick"] if quick else [])]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)  # noqa: S603  # ours
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)  # noqa: S603
 
     @property
     def done(self) -> bool:
         return self._process.poll() is not None
 
     def end(self) -> str:
-        """What it says of its requests: how many were answered, and the first that was not."""
+        """Its summary: the number of completed requests, and the first failed one."""
         self._process.terminate() if not self.done else None
         return (self._process.communicate()[0] or "cut off").strip()
 
 
 def ask_all(url: str, at_once: int, *, quick: bool) -> None:
-    """Send all of ``bodies``, some at a time, and say how many were answered."""
+    """Send all of ``bodies`` with limited concurrency, and print how many were completed."""
     waiting, lock, failed, answered = bodies(quick=quick), threading.Lock(), [], [0]
 
     def work() -> None:
@@ -199,13 +199,13 @@ def ask_all(url: str, at_once: int, *, quick: bool) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    print(f"{answered[0]} answered, {len(failed)} failed {failed[:1] or ''}".strip())
+    print(f"{answered[0]} completed, {len(failed)} failed {failed[:1] or ''}".strip())
 
 
 def run(cache: Path, at_once: int, seconds: float, *, quick: bool) -> dict[str, Any]:
-    """One server: the stream beside all others from the start; then, with kernels, alone and beside them again."""
+    """One server: the stream under load from the start; then, with kernels, alone and under load again."""
     with Server(cache) as server:
-        others, beside, end = Others(server.url, at_once, quick=quick), [], time.perf_counter() + seconds
+        others, beside, end = LoadProcess(server.url, at_once, quick=quick), [], time.perf_counter() + seconds
         while not others.done and time.perf_counter() < end:
             beside.append(stream(server.url))
         said = others.end()
@@ -218,7 +218,7 @@ def run(cache: Path, at_once: int, seconds: float, *, quick: bool) -> dict[str, 
         alone, until = [], time.perf_counter() + (ALONE / 4 if quick else ALONE)
         while time.perf_counter() < until:
             alone.append(stream(server.url))
-        others, ready, end = Others(server.url, at_once, quick=quick), [], time.perf_counter() + seconds
+        others, ready, end = LoadProcess(server.url, at_once, quick=quick), [], time.perf_counter() + seconds
         while not others.done and time.perf_counter() < end:
             ready.append(stream(server.url))
         said_then = others.end()
@@ -232,19 +232,19 @@ def run(cache: Path, at_once: int, seconds: float, *, quick: bool) -> dict[str, 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to a file")
-    parser.add_argument("--at-once", type=int, default=4, help="other requests at a time [4]")
-    parser.add_argument("--seconds", type=float, default=120.0, help="for all other requests, at most [120]")
-    parser.add_argument("--quick", action="store_true", help="a few of the pairs only")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results")
+    parser.add_argument("--at-once", type=int, default=4, help="concurrent other requests [default 4]")
+    parser.add_argument("--seconds", type=float, default=120.0, help="time limit for all other requests [default 120]")
+    parser.add_argument("--quick", action="store_true", help="only a few of the pairs")
     parser.add_argument("--ask", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.ask:
-        ask_all(given.ask, given.at_once, quick=given.quick)
+    options = parser.parse_args()
+    if options.ask:
+        ask_all(options.ask, options.at_once, quick=options.quick)
         return 0
     with tempfile.TemporaryDirectory() as folder:
         found: dict[str, Any] = {"cores": os.cpu_count(), "load before": round(os.getloadavg()[0], 1)}
         for name in ("cold", "warm"):
-            found[name] = one = run(Path(folder), given.at_once, given.seconds, quick=given.quick)
+            found[name] = one = run(Path(folder), options.at_once, options.seconds, quick=options.quick)
             alone = one["alone"]["longest"]
             for phase in ("alone", "from the start", "kernels ready"):
                 figures = one[phase]
@@ -254,14 +254,14 @@ def main() -> int:
                     f"{name}, {phase}: longest gap {1e3 * figures['longest']:.0f} ms of {figures['streams']}{verdict}"
                 )
             print(f"{name}: the text is {'unchanged' if one['unchanged'] else 'CHANGED'}", flush=True)
-    if given.json:
-        given.json.write_text(json.dumps(found, indent=1) + "\n")
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
     good = all(
         one["unchanged"] and one[phase]["longest"] <= one["alone"]["longest"] + TARGET
         for one in (found["cold"], found["warm"])
         for phase in ("from the start", "kernels ready")
     )
-    print(f"target, at most {1e3 * TARGET:.0f} ms longer and the same text: {'held' if good else 'MISSED'}")
+    print(f"target, at most {1e3 * TARGET:.0f} ms longer and the same text: {'reached' if good else 'MISSED'}")
     return 0 if good else 1
 
 

@@ -1,12 +1,11 @@
-"""What answers of a form cost: masks beside the forward and the step, compiling, and drawing under a mask.
+"""The cost of structured output: grammar masks relative to the forward pass and the step, compilation, masked sampling.
 
-1. The embedded model writes answers, always as many at a time: without a form, under one, under one whose masks are
-   made after the forward and never during it, and under one whose forced tokens are drawn like all others. They take
-   turns.
-2. The masks alone, for its vocabulary of 4096 tokens and for one of 128256 (``made_vocabulary``), along texts that
-   the embedded model has written under the same forms.
-3. Compiling the fifty schemas of the tests, for both.
-4. Drawing from 32 rows of 128256 logits, with masks and without.
+1. The embedded model generates with a constant number of sequences: unconstrained, with a grammar, with masks computed
+   after the forward pass instead of during it, and with forced tokens sampled like others. The variants alternate.
+2. Masks alone, for its vocabulary of 4096 tokens and for one of 128256 (``made_vocabulary``), along texts that the
+   embedded model has generated with the same grammars.
+3. Compilation of the fifty schemas of the tests, for both vocabularies.
+4. Sampling 32 rows of 128256 logits, with and without masks.
 
     python benchmarks/structured.py [--json FILE] [--seconds 0.7] [--repeat 5]
 """
@@ -41,10 +40,10 @@ from nucleate.tokenization.tokenizer import Tokenizer
 ROWS = (1, 8, 32)
 LARGE = 128_256
 TARGET = 0.10
-"""The share of a step that masks may take at 32 rows of the embedded model."""
+"""Target: share of masks in the time of a step, for 32 sequences of the embedded model."""
 SAMPLED: Mapping[str, Any] = dict(temperature=0.8, top_k=40, top_p=0.9)
 UNUSED = 1
-"""A special token, which no form here allows: to ban it changes nothing but that forced tokens are drawn."""
+"""A special token that no grammar here allows. Banning it only disables jump-forward tokens."""
 
 _RECORD = closed(
     ("tags", "born"),
@@ -70,8 +69,8 @@ FORMS: dict[str, StructuredOutputs] = {
 }
 
 
-class Writing:
-    """The embedded model with a number of answers at work, one after the other, and what they cost so far."""
+class GenerationLoad:
+    """The embedded model with a constant number of running sequences, and their total cost."""
 
     def __init__(self, llm: nc.LLM, rows: int, params: nc.SamplingParams, *, beside: bool = True) -> None:
         prompt = llm.encode("Once upon a time")
@@ -79,7 +78,7 @@ class Writing:
         if not beside:
             self._engine._grammars.begin = lambda _: None  # type: ignore[method-assign]  # noqa: SLF001
         self._rows = rows
-        self._asked = itertools.cycle(
+        self._requests = itertools.cycle(
             [self._engine.prepare(Request(prompt, params.replace(seed=i))) for i in range(97)]
         )
         self._holding, sampler = 0.0, self._engine._token_sampler  # noqa: SLF001
@@ -99,12 +98,12 @@ class Writing:
         return timed
 
     def run(self, seconds: float, steps: int = 0) -> None:
-        """Go on for so long, and for so many steps at least."""
+        """Run for some seconds, and a minimum number of steps."""
         engine, before, held = self._engine, self._engine.stats, self._holding
         start = perf_counter()
         while perf_counter() - start < seconds or engine.num_steps - before.num_steps < steps:
             while len(engine) < self._rows:
-                engine.add(next(self._asked))
+                engine.add(next(self._requests))
             engine.step()
         took, after = perf_counter() - start, engine.stats
         forced = after.jump_forward_tokens - before.jump_forward_tokens
@@ -117,7 +116,7 @@ class Writing:
             self.sums[name] += more
 
     @property
-    def told(self) -> dict[str, float]:
+    def result(self) -> dict[str, float]:
         sums = self.sums
         shares = {
             f"share of {name}": sums[name] / sums["seconds"]
@@ -133,45 +132,49 @@ class Writing:
 
 
 def writing(llm: nc.LLM, seconds: float, repeat: int) -> list[dict[str, Any]]:
-    """Part 1."""
+    """Part 1: generation."""
     found = []
     for (name, form), rows in itertools.product(FORMS.items(), ROWS):
         under = nc.SamplingParams(**SAMPLED, structured_outputs=form)
         length = statistics.mean(len(one.outputs[0].token_ids) for one in answers(llm, form, 32))
         contenders = {
-            "no form": Writing(llm, rows, nc.SamplingParams(**SAMPLED, ignore_eos=True, max_tokens=round(length))),
-            "form": Writing(llm, rows, under),
-            "form, masks after the forward": Writing(llm, rows, under, beside=False),
-            "form, all tokens drawn": Writing(llm, rows, under.replace(suppress_token_ids=[UNUSED])),
+            "no form": GenerationLoad(
+                llm, rows, nc.SamplingParams(**SAMPLED, ignore_eos=True, max_tokens=round(length))
+            ),
+            "form": GenerationLoad(llm, rows, under),
+            "form, masks after the forward": GenerationLoad(llm, rows, under, beside=False),
+            "form, all tokens drawn": GenerationLoad(llm, rows, under.replace(suppress_token_ids=[UNUSED])),
         }
         for _ in range(repeat):
             for contender in contenders.values():
                 contender.run(seconds)
-        told = {contender: one.told for contender, one in contenders.items()}
-        print(f"{name:36}{rows:>3} rows: {_line(told)}", flush=True)
-        found.append({"what": name, "rows": rows, "tokens of an answer": length, **told})
+        result = {contender: one.result for contender, one in contenders.items()}
+        print(f"{name:36}{rows:>3} rows: {_line(result)}", flush=True)
+        found.append({"what": name, "rows": rows, "tokens of an answer": length, **result})
     return found
 
 
-def _line(told: Mapping[str, Mapping[str, float]]) -> str:
-    own, after = told["form"], told["form, masks after the forward"]
+def _line(result: Mapping[str, Mapping[str, float]]) -> str:
+    own, after = result["form"], result["form, masks after the forward"]
     shares = ", ".join(
         f"{part} {own[f'share of {part}']:.1%}" for part in ("forward", "sampler", "masks", "taking tokens")
     )
     speed = own["tokens per second"]
-    ratios = ", ".join(f"{speed / told[other]['tokens per second']:.2f} x {other}" for other in told if other != "form")
+    ratios = ", ".join(
+        f"{speed / result[other]['tokens per second']:.2f} x {other}" for other in result if other != "form"
+    )
     forced = f"{own['share of tokens that are forced']:.0%} forced"
     return f"{shares} (after the forward {after['share of masks']:.1%}); {speed:.0f} tokens/s, {ratios}; {forced}"
 
 
 def answers(llm: nc.LLM, form: StructuredOutputs, count: int) -> list[nc.Completion]:
-    """Texts that the embedded model writes under a form."""
-    asked = [nc.SamplingParams(**SAMPLED, structured_outputs=form, seed=seed, max_tokens=700) for seed in range(count)]
-    return llm.generate(["Once upon a time"] * count, asked)
+    """Texts that the embedded model generates with a grammar."""
+    params = [nc.SamplingParams(**SAMPLED, structured_outputs=form, seed=seed, max_tokens=700) for seed in range(count)]
+    return llm.generate(["Once upon a time"] * count, params)
 
 
 def walk(form: CompiledGrammar, tokens_of: Mapping[bytes, int], written: bytes) -> list[int]:
-    """A text in the longest tokens that its form allows."""
+    """A text in the longest tokens that its grammar allows."""
     matcher, mask_W, tokens, place = form.matcher(), np.empty(form.words, np.int32), [], 0
     while place < len(written) and not matcher.stopped:
         matcher.fill(mask_W)
@@ -180,15 +183,15 @@ def walk(form: CompiledGrammar, tokens_of: Mapping[bytes, int], written: bytes) 
             if token >= 0 and mask_W[token // 32] >> (token % 32) & 1:
                 break
         else:
-            break  # the end of an answer that had no room
+            break  # the end of a truncated text
         matcher.push(token)
         tokens.append(token)
         place = end
     return tokens
 
 
-class Walking:
-    """Guides under one form on their ways through texts, each somewhere else."""
+class GuideWalk:
+    """Guides of one grammar that advance through texts, at different positions."""
 
     def __init__(self, form: CompiledGrammar, walks: Sequence[Sequence[int]]) -> None:
         self._form, self._walks = form, walks
@@ -213,12 +216,12 @@ class Walking:
 def filling(
     name: str, grammars: GrammarCompiler, walks: Mapping[str, list[list[int]]], steps: int
 ) -> list[dict[str, Any]]:
-    """Part 2, for one vocabulary."""
+    """Part 2, for one vocabulary: masks."""
     found = []
     for (form, structured_outputs), rows in itertools.product(FORMS.items(), ROWS):
         compiled = grammars.compile(structured_outputs)
         own = walks[form]
-        walking = [Walking(compiled, own[row % len(own) :] + own[: row % len(own)]) for row in range(rows)]
+        walking = [GuideWalk(compiled, own[row % len(own) :] + own[: row % len(own)]) for row in range(rows)]
         masks_RW = np.empty((rows, grammars.words), np.int32)
         times: dict[str, list[float]] = {"fill": [], "push": [], "forced": []}
         for _ in range(steps):
@@ -233,22 +236,22 @@ def filling(
             clock.append(perf_counter())
             for (_, kept), (begin, end) in zip(times.items(), itertools.pairwise(clock), strict=True):
                 kept.append((end - begin) * 1e6)
-        told = {
+        result = {
             what: {"median": statistics.median(kept), "mean": statistics.mean(kept), "max": max(kept)}
             for what, kept in times.items()
         }
-        told["fill"]["p99"] = sorted(times["fill"])[int(0.99 * len(times["fill"]))]
-        each = {what: f"{numbers['median']:.0f}" for what, numbers in told.items()}
+        result["fill"]["p99"] = sorted(times["fill"])[int(0.99 * len(times["fill"]))]
+        each = {what: f"{numbers['median']:.0f}" for what, numbers in result.items()}
         print(
-            f"{name:>9} {form:36}{rows:>3} rows: us of a step, median: {each}, fill p99 {told['fill']['p99']:.0f}",
+            f"{name:>9} {form:36}{rows:>3} rows: us of a step, median: {each}, fill p99 {result['fill']['p99']:.0f}",
             flush=True,
         )
-        found.append({"vocabulary": name, "form": form, "rows": rows, "microseconds of a step": told})
+        found.append({"vocabulary": name, "form": form, "rows": rows, "microseconds of a step": result})
     return found
 
 
 def compiling(tokenizer: Tokenizer, size: int, repeat: int) -> dict[str, float]:
-    """Part 3, for one vocabulary: milliseconds."""
+    """Part 3, for one vocabulary: compilation, in milliseconds."""
     start = perf_counter()
     grammars = GrammarCompiler(tokenizer, size, cache_bytes=0)
     made = perf_counter() - start
@@ -268,7 +271,7 @@ def compiling(tokenizer: Tokenizer, size: int, repeat: int) -> dict[str, float]:
 
 
 def applying(masks: Mapping[str, Any], rows: int, seconds: float) -> list[dict[str, Any]]:
-    """Part 4."""
+    """Part 4: sampling with masks."""
     x_RV = logits("peaked", rows, LARGE)
     found = []
     for chain in ("greedy", "T .8, top_k 40, min_p .05, top_p .95", "T .7, top_p .9"):
@@ -290,13 +293,13 @@ def applying(masks: Mapping[str, Any], rows: int, seconds: float) -> list[dict[s
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--seconds", type=float, default=0.7, help="of a turn [default 0.7]")
-    parser.add_argument("--repeat", type=int, default=5, help="turns [default 5]")
-    parser.add_argument("--vocabulary", type=Path, metavar="FILE", help="where the large one is kept, if it is to be")
-    asked = parser.parse_args()
+    parser.add_argument("--seconds", type=float, default=0.7, help="duration of a turn [default 0.7]")
+    parser.add_argument("--repeat", type=int, default=5, help="number of turns [default 5]")
+    parser.add_argument("--vocabulary", type=Path, metavar="FILE", help="cache file of the large vocabulary")
+    options = parser.parse_args()
     llm, start = nc.LLM(), perf_counter()
     results: dict[str, Any] = {"machine": machine(), "versions": versions()}
-    results["writing"] = writing(llm, asked.seconds, asked.repeat)
+    results["writing"] = writing(llm, options.seconds, options.repeat)
     full = [case for case in results["writing"] if case["rows"] == max(ROWS)]
     for kind in ("form", "form, masks after the forward"):
         worst = max(case[kind]["share of masks"] for case in full)
@@ -304,7 +307,7 @@ def main() -> None:
     texts = {name: [one.text.encode() for one in answers(llm, form, 8)] for name, form in FORMS.items()}
     vocabularies = {
         "embedded": (llm.tokenizer, llm.model.vocab_size),
-        "made": (vocabulary(LARGE, asked.vocabulary), LARGE),
+        "made": (vocabulary(LARGE, options.vocabulary), LARGE),
     }
     results["filling"], results["compiling, ms"], masks = [], {}, {}
     for name, (tokenizer, size) in vocabularies.items():
@@ -318,14 +321,14 @@ def main() -> None:
         }
         results["filling"] += filling(name, grammars, walks, 400)
         masks = first_masks(grammars, 32)
-    results["applying"] = applying(masks, 32, 5 * asked.seconds)
+    results["applying"] = applying(masks, 32, 5 * options.seconds)
     print(f"{perf_counter() - start:.0f} s")
-    if asked.json:
-        asked.json.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
 
 
 def first_masks(grammars: GrammarCompiler, rows: int) -> dict[str, Any]:
-    """Masks that allow little, and much."""
+    """Masks that allow few and many tokens."""
     forms = {"few tokens": StructuredOutputs(regex="[0-9]{9}"), "most tokens": StructuredOutputs(regex="(?s).{9,999}")}
     masks = {"all tokens": np.full((rows, grammars.words), -1, np.int32)}
     for name, form in forms.items():

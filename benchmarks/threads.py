@@ -1,6 +1,6 @@
-"""What a second thread brings to a batch of 256 rows, and to reading them: there are more of them than the caches hold.
+"""The speedup of a second thread for a batch of 256 rows, which exceeds the caches, and for reading the rows alone.
 
-A process reads NUCLEATE_THREADS once, so each count has one of its own.
+A process reads NUCLEATE_THREADS once, so each thread count runs in its own process.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ SHOWN = ("T .8", "T .8, top_k 40, min_p .05, top_p .95", "T .7, top_p .9", "top_
 
 
 def compare(sizes: Sequence[int]) -> dict[str, dict[str, float]]:
-    """The time on two threads, over that on one, by vocabulary and chain."""
+    """The time with two threads divided by that with one, by vocabulary size and pipeline."""
     one, two = (_measured(sizes, count) for count in ("1", "2"))
     return {size: {name: two[size][name] / one[size][name] for name in one[size]} for size in one}
 
 
 def _measured(sizes: Sequence[int], count: str) -> dict[str, dict[str, float]]:
     script = [sys.executable, __file__, *map(str, sizes)]
-    run = subprocess.run(  # noqa: S603  # it runs itself
+    run = subprocess.run(  # noqa: S603
         script, env={**os.environ, "NUCLEATE_THREADS": count}, stdout=subprocess.PIPE, text=True, check=True
     )
     found: dict[str, dict[str, float]] = json.loads(run.stdout)
@@ -39,7 +39,7 @@ def _measured(sizes: Sequence[int], count: str) -> dict[str, dict[str, float]]:
 
 
 def reading(x_BV: NDArray[np.float32], pool: ThreadPoolExecutor, threads: int) -> Callable[[], object]:
-    """NumPy's max over each row, on as many threads."""
+    """NumPy's max over each row, with the same number of threads."""
     parts = np.array_split(x_BV, threads)
     return lambda: list(pool.map(lambda part: part.max(axis=1), parts))
 

@@ -1,4 +1,4 @@
-"""What all tests share: the tier (`make test` or `make test-all`), the compiled kernels and the embedded model."""
+"""What all tests share: the tier (see `tests/support/tiers.py`), the compiled kernels and the embedded model."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from nucleate.jit import readiness
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Reduce the numbers of examples in a run that leaves out the slow tests."""
-    tiers.choose(full="not slow" not in config.option.markexpr)
+    """Reduce the numbers of examples in a run that leaves out slow or exhaustive tests."""
+    tiers.choose(config.option.markexpr)
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by markers
@@ -55,7 +55,7 @@ class Held(readiness.KernelReadiness):
 
     ready = False
 
-    def missed(self, scores: int) -> None:
+    def record_fallback(self, logits: int) -> None:
         """Nobody gets them."""
 
 

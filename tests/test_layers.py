@@ -50,7 +50,7 @@ ONLY_IN = {
     "transformers": {"models/transformers"},
     "huggingface_hub": {"models/loader.py"},
     "safetensors": {"models/llama/numpy_llama.py"},
-    "threadpoolctl": {"models/llama/numpy_llama.py"},
+    "threadpoolctl": {"models/matmul.py"},
     "tokenizers": {"tokenization"},
     "llguidance": {"structured_output"},
     "jsonschema": {"structured_output/validation.py"},

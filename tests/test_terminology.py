@@ -86,5 +86,5 @@ def test_parameters_and_stages() -> None:
 def test_metrics() -> None:
     metrics = Metrics("tiny", lambda: EngineStats(*range(len(EngineStats._fields) - 1)))
     text, _ = metrics.render()
-    assert b"nucleate_prefix_cache_hit_tokens_total" in text
+    assert b"nucleate_prefix_cache_hits_total" in text
     assert found(text.decode()) == {}

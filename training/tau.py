@@ -67,7 +67,7 @@ class Loop:
 
     def __init__(self, model: Llama, proposer: Proposer, rule: str, tokens: int) -> None:
         self.runner, self.proposer, self.rule, self.tokens = BatchedLlama(model, 1 << 28), proposer, rule, tokens
-        self.runner.watch(proposer.layers)
+        self.runner.capture_hidden_states(proposer.layers)
         self.seconds = 0.0
 
     def run(self, prompts: Sequence[Sequence[int]], most: int, params: SamplingParams) -> list[Text]:
@@ -113,7 +113,7 @@ class Loop:
                 moves.append(Move(text.key, text.blocks, [length + place for place in path], length))
             if self.proposer.layers:
                 places = [*range(before, length), *(length + place for place in path)]
-                features_TF = self.runner.features[np.array(places) - before + start]
+                features_TF = self.runner.hidden_states[np.array(places) - before + start]
                 readings.append(TargetOutput(text.key, before, text.ids[before : text.read], features_TF))
             start += part.stop - part.start
         self.runner.move(moves)

@@ -18,7 +18,7 @@ from nucleate.engine.engine import MAX_NUM_SEQS, Engine
 from nucleate.engine.request import Request
 from nucleate.engine.shared_engine import SharedEngine
 from nucleate.jit.kernel_libraries import MODELS, SAMPLER
-from nucleate.jit.native_library import begin
+from nucleate.jit.native_library import load_in_background
 from nucleate.models.loader import load, recommended, resolve, runner_of
 from nucleate.models.protocol import ModelError
 from nucleate.outputs import Completion, CompletionChunk, EngineOutput
@@ -57,7 +57,7 @@ class LLM:
         runtime: str = "auto",
         speculative_config: str | Speculation | None = None,
     ) -> None:
-        begin((*SAMPLER, MODELS), compiling=False)  # beside what follows
+        load_in_background((*SAMPLER, MODELS), compiling=False)  # beside what follows
         asked = Speculation.of(speculative_config)
         self.folder = resolve(model)
         try:

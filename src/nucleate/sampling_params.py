@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from nucleate.jit.kernel_cache import say
+from nucleate.jit.kernel_cache import warn_once
 from nucleate.parameters.parameter import Parameter, ParameterError, declared, param, read_json, unknown
 from nucleate.sampling.pipeline import RequestParams
 from nucleate.sampling.presets import ORDER_PARAMETERS, PIPELINE_PARAMETERS, build, with_mask
@@ -214,7 +214,7 @@ class SamplingParams(RequestParams, Fields):
             losers = {"mirostat_tau"} if any(values.get(name) == value for name, value in GREEDY.items()) else set()
         gone = {name for name, value in self._set() if name in losers and name not in values}
         if gone:
-            say(f"{winner} replaces the default {', '.join(f'{n}={self._values[n]!r}' for n in sorted(gone))}")
+            warn_once(f"{winner} replaces the default {', '.join(f'{n}={self._values[n]!r}' for n in sorted(gone))}")
         return self.replace(**{name: FIELDS[name].default for name in gone}, **values)
 
     def check_for_sampler(self, end_ids: tuple[int, ...] = ()) -> None:

@@ -108,7 +108,7 @@ def test_a_text_that_can_be_no_path_is_a_text(text: str) -> None:
     [
         (("--json-schema", "{"), "json_schema", "json_schema must be JSON: "),
         (("--json-schema", "[]"), "json_schema", "json_schema must be a JSON object or its text, got"),
-        (("--json-schema", '{"a": 1, "a": 2}'), "json_schema", "'a' is there twice"),
+        (("--json-schema", '{"a": 1, "a": 2}'), "json_schema", "duplicate name 'a'"),
         (("--regex", ""), "regex", "regex must be a non-empty string, got ''"),
         (("--choice", "a", "--choice", ""), "choice", "choice must be a non-empty list of non-empty strings"),
         (("--grammar", "\udc80"), "grammar", "grammar is not valid Unicode"),
@@ -199,7 +199,7 @@ def test_set_takes_json(text: str, expected: dict[str, Any] | None) -> None:
         ("{}", "structured_outputs", "structured_outputs must have exactly one of"),
         ('{"regexp": "a"}', "regexp", "unknown field 'regexp'; did you mean regex"),
         ('{"regex": 5}', "regex", "regex must be a non-empty string, got 5"),
-        ('{"regex": "a", "regex": "b"}', "structured_outputs", "'regex' is there twice"),
+        ('{"regex": "a", "regex": "b"}', "structured_outputs", "duplicate name 'regex'"),
     ],
 )
 def test_set_refuses_what_is_no_form(text: str, field: str, words: str) -> None:

@@ -32,7 +32,8 @@ def test_n_answers_read_the_prompt_once(llm: nc.LLM) -> None:
     first, *others = sorted({key for forward in engine.runner.forwards for key, _, _ in forward})
     begins = {key: start for forward in reversed(engine.runner.forwards) for key, start, _ in forward}
     assert begins == {first: 0, **dict.fromkeys(others, 20)}  # blocks of 4: the last two tokens of 22 are read again
-    assert engine.stats.prefix_cache_hit_tokens == 4 * 20
+    assert (engine.stats.prefix_cache_queries, engine.stats.prefix_cache_hits) == (5 * 22, 4 * 20)
+    assert engine.stats.prefix_cache_hit_rate == 80 / 110
     assert events[-1].usage == Usage(22, 30)
     assert [event.last for event in events].count(True) == 1
 
@@ -218,7 +219,7 @@ def test_one_that_is_preempted_keeps_its_state(llm: nc.LLM) -> None:
         (lambda: Request([1], nc.SamplingParams(logit_bias={SIZE: 1.0})), "logit_bias", "names token 4096"),
         (lambda: Request([1], nc.SamplingParams(stop_token_ids=[SIZE])), "stop_token_ids", "names token 4096"),
         (lambda: Request([1], nc.SamplingParams(min_tokens=41)), "min_tokens", "room for 39 tokens"),
-        (lambda: Request([1], nc.SamplingParams(stop_regex="(")), "stop_regex", "not a pattern"),
+        (lambda: Request([1], nc.SamplingParams(stop_regex="(")), "stop_regex", "invalid pattern"),
         (lambda: Request([1], id="here"), "id", "there is a request 'here' already"),
     ],
 )
@@ -283,5 +284,5 @@ def test_a_runner_is_asked_for_no_more_logits_than_are_used(llm: nc.LLM) -> None
 def test_an_idle_engine_does_nothing(llm: nc.LLM) -> None:
     engine = engine_of(llm)
     assert engine.step() == []
-    assert engine.stats == (0, 0, 100, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0, SpeculativeStats())
+    assert engine.stats == (0, 0, 100, 0, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0, SpeculativeStats())
     assert TABLE.shape[1] == engine.vocab_size

@@ -28,9 +28,9 @@ def unmade(monkeypatch, tmp_path):
     monkeypatch.setenv("NUCLEATE_CACHE", str(tmp_path))
     monkeypatch.setattr(readiness, "KERNELS", readiness.KernelReadiness((library,)))
 
-    def compile_(one, told, *, behind):
+    def compile_(one, told, *, background):
         assert one is library
-        assert behind
+        assert background
         go.wait(30)
         one.ready = True
 
@@ -48,7 +48,7 @@ def who_drew(monkeypatch, backend="auto"):
 
 def test_the_reference_answers_meanwhile_and_kernels_afterwards(unmade, monkeypatch):
     library, go = unmade
-    thread = native_library.begin([library])
+    thread = native_library.load_in_background([library])
     meanwhile, by_reference = who_drew(monkeypatch)
     assert by_reference == 2
     go.set()
@@ -60,7 +60,7 @@ def test_the_reference_answers_meanwhile_and_kernels_afterwards(unmade, monkeypa
 
 def test_a_sampler_moves_over_in_the_middle_of_its_answers(unmade):
     library, go = unmade
-    thread = native_library.begin([library])
+    thread = native_library.load_in_background([library])
     sampler, fixed = nc.Sampler(20_000), nc.Sampler(20_000, backend="reference")
     params = PARAMS.replace(repetition_penalty=1.3, frequency_penalty=0.5, logprobs=2)
     for one in (sampler, fixed):
@@ -89,7 +89,9 @@ def begun(monkeypatch):
     """What is begun in the background from now on: (names, whether to compile)."""
     found = []
     monkeypatch.setattr(
-        native_library, "begin", lambda some, *, compiling: found.append(([one.name for one in some], compiling))
+        native_library,
+        "load_in_background",
+        lambda some, *, compiling: found.append(([one.name for one in some], compiling)),
     )
     return found
 
@@ -97,24 +99,24 @@ def begun(monkeypatch):
 def test_kernels_are_read_as_soon_as_that_is_worth_it_and_compiled_much_later(monkeypatch, tmp_path):
     monkeypatch.setenv("NUCLEATE_CACHE", str(tmp_path))
     library, found = KernelLibrary("unmade", (), ()), begun(monkeypatch)
-    library.missed(native_library.SOON / 2)
+    library.record_fallback(native_library.LOAD_AFTER / 2)
     assert found == []
-    library.missed(native_library.SOON / 2)
+    library.record_fallback(native_library.LOAD_AFTER / 2)
     assert found == [(["unmade"], False)]
-    library.expected(compiling=False)  # as that thread would
+    library.mark_started(compiling=False)  # as that thread would
     assert not library.load()
-    library.missed(native_library.LATE / 2)
+    library.record_fallback(native_library.COMPILE_AFTER / 2)
     assert len(found) == 1
-    library.missed(native_library.LATE / 2)
+    library.record_fallback(native_library.COMPILE_AFTER / 2)
     assert found[1:] == [(["unmade"], True)]
 
 
 def test_what_is_being_got_is_not_begun_with_again(monkeypatch):
     library, found = KernelLibrary("unmade", (), ()), begun(monkeypatch)
-    library.expected(compiling=True)
-    library.expected(compiling=False)  # by another thread
+    library.mark_started(compiling=True)
+    library.mark_started(compiling=False)  # by another thread
     assert not library.load()
-    library.missed(100 * native_library.LATE)
+    library.record_fallback(100 * native_library.COMPILE_AFTER)
     assert found == []
 
 
@@ -124,15 +126,15 @@ def test_two_threads_compile_once(unmade, monkeypatch, tmp_path):
     monkeypatch.setenv("NUCLEATE_CACHE", str(tmp_path))
     ran = []
 
-    def run(one, told, *, behind):
-        ran.append(behind)
+    def run(one, told, *, background):
+        ran.append(background)
         go.wait(30)
         one.ready = True
 
     monkeypatch.setattr(native_library, "_run", run)
-    threads = [native_library.begin([library]), native_library.begin([library])]
+    threads = [native_library.load_in_background([library]), native_library.load_in_background([library])]
     go.set()
-    native_library.get([library])
+    native_library.ensure_loaded([library])
     for thread in threads:
         thread.join(30)
     assert len(ran) == 1
@@ -145,20 +147,20 @@ def test_small_calls_add_up(unmade, monkeypatch):
     while not found:
         nc.sample(row, PARAMS)
         calls += 1
-    assert calls == pytest.approx(native_library.SOON / readiness.PACE / 1000, abs=1)
+    assert calls == pytest.approx(native_library.LOAD_AFTER / readiness.SECONDS_PER_LOGIT / 1000, abs=1)
 
 
 def test_a_compiler_that_fails_is_logged_and_holds_up_nobody(unmade, monkeypatch, caplog):
-    def fail(library, told, *, behind):
+    def fail(library, told, *, background):
         raise KernelError("no such register")
 
     monkeypatch.setattr(native_library, "_compile", fail)
     library, _ = unmade
-    native_library.begin([library]).join(30)
+    native_library.load_in_background([library]).join(30)
     assert "no such register" in caplog.text
     assert not readiness.compiled("auto", 10**6)
     with pytest.raises(KernelError, match="no such register"):
-        native_library.get([library])
+        native_library.ensure_loaded([library])
 
 
 @pytest.mark.parametrize("background", [False, True])

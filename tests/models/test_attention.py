@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nucleate.jit.kernel_libraries import MODELS
-from nucleate.models.kernels import elementwise, paged_attention
+from nucleate.models.kernels import elementwise
+from nucleate.models.paged import attention
 from nucleate.models.paged.batch_layout import BatchLayout
-from nucleate.models.paged.kv_pool import NO_SINKS, AttentionRule, by_token, new_pool
+from nucleate.models.paged.kv_cache import NO_SINKS, AttentionRule, allocate_kv_cache, token_major
 from nucleate.models.runner import ModelInput
 
 
@@ -59,10 +60,10 @@ def run(rule, kv_heads, heads, size, value_size, block_size, lengths, new, threa
     random = np.random.default_rng(seed)
     blocks = sum(-(-length // block_size) for length in lengths) + 2
     free = random.permutation(blocks).tolist()
-    pool = new_pool(blocks, block_size, kv_heads, size, value_size)
+    pool = allocate_kv_cache(blocks, block_size, kv_heads, size, value_size)
     for array in pool:
         array[:] = dirt
-    keys, values = by_token(pool, value_size)
+    keys, values = token_major(pool, value_size)
     parts, olds = [], []
     for key, length in enumerate(lengths):
         start = max(0, length - new)
@@ -80,10 +81,10 @@ def run(rule, kv_heads, heads, size, value_size, block_size, lengths, new, threa
     )
     out = np.full((packing.size, heads, value_size), 7, np.float32)
     strided = np.asfortranarray(queries) if seed % 2 else queries
-    paged_attention.decode(strided, new_keys, new_values, pool, packing, rule, out, threads)
+    attention.decode_attention(strided, new_keys, new_values, pool, packing, rule, out, threads)
     rows = [
         attended(queries[first + place - part.start], *old, rule, place + 1)
-        for part, old, first in zip(parts, olds, packing.parts[:, 0], strict=True)
+        for part, old, first in zip(parts, olds, packing.inputs[:, 0], strict=True)
         for place in range(part.start, part.stop)
     ]
     return out, np.stack(rows), (parts, pool, olds)
@@ -92,11 +93,11 @@ def run(rule, kv_heads, heads, size, value_size, block_size, lengths, new, threa
 @given(cases())
 @settings(max_examples=tiers.count(37, 150))
 def test_the_kernel_is_attention(case) -> None:
-    before, paged_attention.LARGE = paged_attention.LARGE, 0  # also small work is shared out among threads
+    before, attention.MIN_BYTES = attention.MIN_BYTES, 0  # also small work is shared out among threads
     try:
         ours, right, _ = run(**case)
     finally:
-        paged_attention.LARGE = before
+        attention.MIN_BYTES = before
     np.testing.assert_allclose(ours, right, atol=3e-5, rtol=1e-4)
 
 
@@ -110,12 +111,12 @@ def test_new_keys_and_values_are_stored_and_nothing_else_is_touched() -> None:
     _, _, (parts, pool, olds) = run(**{**PLAIN, "new": 3})
     written = np.zeros(len(pool[0]) * 16, bool)
     for part, old in zip(parts, olds, strict=True):
-        for array, values in zip(by_token(pool, 16), old, strict=True):
+        for array, values in zip(token_major(pool, 16), old, strict=True):
             for place in range(part.stop):
                 block = part.block_ids[place // 16]
                 np.testing.assert_array_equal(array[block, :, place % 16], values[place])
                 written[block * 16 + place % 16] = True
-    for array in by_token(pool, 16):
+    for array in token_major(pool, 16):
         assert np.isnan(array.swapaxes(1, 2).reshape(len(written), -1)[~written]).all()
 
 
@@ -131,13 +132,13 @@ def test_what_is_not_finite_stays_within_its_sequence(value: float, place: int) 
     keys_RLKD, values_RLKD = random.standard_normal((2, 3, 21, 2, 16)).astype(np.float32)
     keys_RLKD[1, place, 0, 3] = value
     queries_RHD = random.standard_normal((3, 4, 16)).astype(np.float32)
-    pool = new_pool(6, 16, 2, 16, 16)
+    pool = allocate_kv_cache(6, 16, 2, 16, 16)
     parts = [ModelInput(i, [0] * 21, 20, 21, [i, 3 + i], 1) for i in range(3)]
-    for stored, rows in zip(by_token(pool, 16), (keys_RLKD, values_RLKD), strict=True):
+    for stored, rows in zip(token_major(pool, 16), (keys_RLKD, values_RLKD), strict=True):
         stored[:3] = rows[:, :16].swapaxes(1, 2)
         stored[3:, :, :4] = rows[:, 16:20].swapaxes(1, 2)
     out = np.empty((3, 4, 16), np.float32)
-    paged_attention.decode(
+    attention.decode_attention(
         queries_RHD, keys_RLKD[:, 20], values_RLKD[:, 20], pool, BatchLayout(parts, 16), AttentionRule(1.0), out
     )
     with np.errstate(invalid="ignore"):
@@ -148,14 +149,14 @@ def test_what_is_not_finite_stays_within_its_sequence(value: float, place: int) 
 
 
 def test_blocks_are_of_whole_vectors() -> None:
-    with pytest.raises(ValueError, match="blocks of a multiple of 16 tokens, got 8"):
-        new_pool(1, 8, 1, 16, 16)
+    with pytest.raises(ValueError, match="block_size must be a multiple of 16, got 8"):
+        allocate_kv_cache(1, 8, 1, 16, 16)
 
 
 @given(st.lists(st.integers(1, 3000), min_size=1, max_size=40), st.integers(1, 8), st.sampled_from([0, 5]))
 def test_work_is_cut_evenly(lengths: list[int], count: int, window: int) -> None:
     packing = BatchLayout([ModelInput(i, [0] * n, n - 1, n, [0] * n, 1) for i, n in enumerate(lengths)], 1)
-    cuts = packing.cuts(3, window, count)
+    cuts = packing.split(3, window, count)
     work = np.repeat([min(n, window) if window else n for n in lengths], 3)
     assert (cuts[0], cuts[-1], len(cuts)) == (0, len(work), count + 1)
     assert cuts == sorted(cuts)
@@ -183,14 +184,14 @@ def test_a_packing_says_where_every_token_is(given_parts, seed: int) -> None:
     assert packing.ids_T.tolist() == list(ids)
     assert packing.positions_T.tolist() == list(positions)
     assert packing.slots.tolist() == list(slots)
-    assert packing.kept_L.tolist() == np.flatnonzero(kept).tolist()
-    for array in (packing.ids_T, packing.positions_T, packing.slots, packing.kept_L):
+    assert packing.logits_indices.tolist() == np.flatnonzero(kept).tolist()
+    for array in (packing.ids_T, packing.positions_T, packing.slots, packing.logits_indices):
         assert array.dtype == np.int64
     both = np.concatenate((packing.short, packing.long))
-    assert sorted(map(tuple, both.tolist())) == sorted(map(tuple, packing.parts.tolist()))
+    assert sorted(map(tuple, both.tolist())) == sorted(map(tuple, packing.inputs.tolist()))
     assert (packing.short[:, 2] - packing.short[:, 1] <= 8).all()
     assert (packing.long[:, 2] - packing.long[:, 1] > 8).all()
-    for part, (_, _, stop, table) in zip(parts, packing.parts, strict=True):
+    for part, (_, _, stop, table) in zip(parts, packing.inputs, strict=True):
         assert packing.blocks[table : table + len(part.block_ids)].tolist() == part.block_ids
         assert part.stop == stop
 

@@ -89,11 +89,11 @@ ONE_BY_ONE = {
         "its attention cannot be replaced",
     ),
     "bamba": ("BambaConfig", dict(SMALL, attn_layer_indices=[1], **MAMBA), "its attention cannot be replaced"),
-    "lfm2": ("Lfm2Config", dict(SMALL, layer_types=["conv", "full_attention", "conv"]), "it has layers of conv"),
+    "lfm2": ("Lfm2Config", dict(SMALL, layer_types=["conv", "full_attention", "conv"]), "it has layers of type conv"),
     "llama4": (
         "Llama4TextConfig",
         dict(SMALL, head_dim=16, num_local_experts=2, intermediate_size_mlp=96, attention_chunk_size=8),
-        "it has layers of chunked_attention",
+        "it has layers of type chunked_attention",
     ),
     "bloom": (
         "BloomConfig",
@@ -167,7 +167,7 @@ def test_many_at_once_say_what_generate_says(name: str) -> None:
     model = model_of(*PACKED[name])
     stock = model.model.config._attn_implementation
     runner = runner_of(model, MEMORY)
-    assert runner.paged, runner.why
+    assert runner.paged, runner.unbatched_reason
     driver = Driver(runner, seed=1)
     for ids in prompts(1, 3, 16, 17, 41, 60):
         driver.add(ids)
@@ -182,7 +182,7 @@ def test_what_cannot_be_packed_is_read_one_by_one_and_says_why(name: str) -> Non
     model = model_of(config, settings)
     runner = runner_of(model, MEMORY)
     assert isinstance(runner, SequentialRunner)
-    assert re.search(why, runner.why)
+    assert re.search(why, runner.unbatched_reason)
     driver = Driver(runner, seed=1)
     for ids in prompts(1, 9, 20):
         driver.add(ids)
@@ -196,7 +196,7 @@ def test_without_the_kernel_it_is_the_same(name: str, monkeypatch: pytest.Monkey
     monkeypatch.setattr("nucleate.models.transformers.batched_model.has_kernel", lambda device, dtype: False)
     model = model_of(*PACKED[name])
     runner = runner_of(model, MEMORY)
-    assert runner.paged, runner.why
+    assert runner.paged, runner.unbatched_reason
     driver = Driver(runner, seed=2)
     for ids in prompts(2, 5, 30, 47):
         driver.add(ids)
@@ -209,7 +209,7 @@ def test_without_the_kernel_it_is_the_same(name: str, monkeypatch: pytest.Monkey
 def test_half_precision_is_within_its_rounding(name: str, dtype: str) -> None:
     model = model_of(*PACKED[name], dtype=dtype)
     runner = runner_of(model, MEMORY)
-    assert runner.paged, runner.why
+    assert runner.paged, runner.unbatched_reason
     rows = prompts(33, 20)
     blocks = [[7, 3, 9], [4, 1]]
     runner.forward([ModelInput(i, ids, 0, 18, blocks[i], 0) for i, ids in enumerate(rows)])
@@ -239,7 +239,7 @@ def test_a_prefix_is_read_once_for_many(dtype: str) -> None:
 def test_what_lies_in_unused_places_does_no_harm(dtype: str) -> None:
     model = model_of(*PACKED["gemma2"], dtype=dtype)
     runner = runner_of(model, 2 * MEMORY)
-    for pool in runner.pools:
+    for pool in runner.caches:
         pool.keys.fill_(torch.nan)
         pool.values.fill_(torch.nan)
     driver = Driver(runner, seed=4)
@@ -311,24 +311,24 @@ def test_memory_is_what_was_given() -> None:
     model = model_of(*PACKED["llama"])
     block = 3 * 2 * 2 * 16 * 16 * 4  # layers, keys and values, heads, tokens, size, bytes
     assert runner_of(model, 10 * block).blocks == runner_of(model, 11 * block - 1).blocks == 10
-    with pytest.raises(ModelError, match=f"{block - 1} bytes for keys and values hold no block of {block}: give more"):
+    with pytest.raises(ModelError, match=f"needs at least {block} bytes"):
         runner_of(model, block - 1)
     half = runner_of(model_of(*PACKED["llama"], dtype="bfloat16"), 10 * block)
     assert half.blocks == 20
 
 
 def test_wrong_numbers_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    from nucleate.models.kernels import paged_attention
+    from nucleate.models.paged import attention
 
-    right = paged_attention.decode
+    right = attention.decode_attention
 
     def wrong(*given: Any) -> None:
         right(*given[:5], given[5]._replace(scaling=given[5].scaling * 1.1), *given[6:])
 
-    monkeypatch.setattr(paged_attention, "decode", wrong)
+    monkeypatch.setattr(attention, "decode_attention", wrong)
     runner = runner_of(model_of(*PACKED["llama"]), MEMORY)
     assert not runner.paged
-    assert re.fullmatch(r"packed, its logits are \d+\.\d% off", runner.why)
+    assert re.fullmatch(r"its batched logits differ by \d+\.\d%", runner.unbatched_reason)
 
 
 @pytest.mark.parametrize("name", ["_decode", "_chunk"])
@@ -340,7 +340,7 @@ def test_wrong_numbers_are_noticed_in_short_types(name: str, dtype: str, monkeyp
     monkeypatch.setattr(AttentionPlan, name, lambda *given: 0.5 * right(*given))
     runner = runner_of(model_of(*PACKED["llama"], dtype=dtype), MEMORY)
     assert not runner.paged
-    assert "% off" in runner.why
+    assert "batched logits differ by" in runner.unbatched_reason
 
 
 def change(name: str, value: Any) -> Callable[[TransformersModel], None]:
@@ -358,10 +358,10 @@ def change(name: str, value: Any) -> Callable[[TransformersModel], None]:
         ("gemma2", change("sliding_window", None), "its attention has the window none, its mask has 11"),
         ("gemma2", change("sliding_window", 5000), "its attention has the window 5000, its mask has 11"),
         ("gpt-oss", change("sliding_window", 4000), "its attention has the window 4000, its mask has 11"),
-        ("llama", change("is_causal", False), "its attention looks ahead"),
-        ("llama", lambda model: model.model.model.layers.pop(1), "it cannot be called so: .*|2 of its 3 layers .*"),
-        ("llama", lambda model: setattr(model.model.config, "attention_chunk_size", 99), "it attends within chunks"),
-        ("llama", lambda model: setattr(model.model.config, "is_encoder_decoder", True), "it is an encoder .*"),
+        ("llama", change("is_causal", False), "its attention is not causal"),
+        ("llama", lambda model: model.model.model.layers.pop(1), "a batched call raises .*|2 of its 3 layers .*"),
+        ("llama", lambda model: setattr(model.model.config, "attention_chunk_size", 99), "its attention is chunked"),
+        ("llama", lambda model: setattr(model.model.config, "is_encoder_decoder", True), "it is an encoder-decoder .*"),
     ],
 )
 def test_a_model_that_is_not_as_it_says_is_not_packed(name: str, apply: Any, why: str) -> None:
@@ -369,20 +369,20 @@ def test_a_model_that_is_not_as_it_says_is_not_packed(name: str, apply: Any, why
     apply(model)
     runner = runner_of(model, MEMORY)
     assert not runner.paged
-    assert re.fullmatch(why, runner.why)
+    assert re.fullmatch(why, runner.unbatched_reason)
 
 
 def test_a_model_of_another_kind_is_read_one_by_one() -> None:
     toy = Toy(lambda seen: np.eye(9, dtype=np.float32)[sum(seen) % 9], 9)
     runner = runner_of(toy, 1 << 20)
-    assert (runner.paged, runner.blocks, runner.why) == (False, 64, "Toy reads one sequence at a time")
-    with pytest.raises(ModelError, match="5 bytes for keys and values hold no block"):
+    assert (runner.paged, runner.blocks, runner.unbatched_reason) == (False, 64, "Toy supports one sequence at a time")
+    with pytest.raises(ModelError, match=r"the KV cache needs at least 16384 bytes \(one block\), got 5"):
         runner_of(toy, 5)
 
 
 def test_a_model_that_hides_its_state_is_refused() -> None:
     model = model_of("RecurrentGemmaConfig", dict(SMALL, lru_width=64, attention_window_size=8))
-    with pytest.raises(ModelError, match="RecurrentGemmaForCausalLM keeps what it has read to itself"):
+    with pytest.raises(ModelError, match="RecurrentGemmaForCausalLM does not return its cache"):
         model.begin().forward([1, 2])
 
 

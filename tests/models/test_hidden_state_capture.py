@@ -27,7 +27,7 @@ class Peeking(LlamaContext):
     def hidden(self, layer: int, ids: list[int]) -> np.ndarray:
         short = object.__new__(Llama)
         short.__dict__.update(self.model.__dict__, layers=self.model.layers[:layer])
-        return LlamaContext(short)._read(ids)
+        return LlamaContext(short)._forward(ids)
 
 
 def some(length: int, seed: int = 0) -> list[int]:
@@ -38,7 +38,7 @@ def some(length: int, seed: int = 0) -> list[int]:
 @pytest.mark.parametrize("layers", [(0,), (6,), (2, 4, 6), (5, 1, 5), (0, 1, 2, 3, 4, 5, 6)])
 def test_they_are_those_of_the_slow_twin(layers: tuple[int, ...], model: Llama) -> None:
     runner = BatchedLlama(model, MEMORY)
-    runner.watch(layers)
+    runner.capture_hidden_states(layers)
     texts = [some(length) for length in (1, 5, 17, 40)]
     reads = [(0, 1), (0, 5), (0, 17), (0, 30)], [(30, 40)], []
     for read in reads:
@@ -53,19 +53,19 @@ def test_they_are_those_of_the_slow_twin(layers: tuple[int, ...], model: Llama) 
             )
             for part in parts
         ]
-        assert runner.features.dtype == np.float32
-        assert runner.features.shape == (sum(stop - start for start, stop in read), 192 * len(layers))
+        assert runner.hidden_states.dtype == np.float32
+        assert runner.hidden_states.shape == (sum(stop - start for start, stop in read), 192 * len(layers))
         if read and read[0][0] == 0:
-            np.testing.assert_allclose(runner.features, np.concatenate(wanted), atol=1e-4, rtol=1e-4)
+            np.testing.assert_allclose(runner.hidden_states, np.concatenate(wanted), atol=1e-4, rtol=1e-4)
 
 
 def test_a_part_that_goes_on(model: Llama) -> None:
     runner, [text] = BatchedLlama(model, MEMORY), [some(40)]
-    runner.watch((3, 6))
+    runner.capture_hidden_states((3, 6))
     got = []
     for start, stop in ((0, 7), (7, 8), (8, 31), (31, 40)):
         runner.forward([ModelInput(0, text, start, stop, [5, 1, 9], 1)])
-        got.append(runner.features)
+        got.append(runner.hidden_states)
     twin = Peeking(model)
     wanted = np.concatenate([twin.hidden(3, text), twin.hidden(6, text)], 1)
     np.testing.assert_allclose(np.concatenate(got), wanted, atol=1e-4, rtol=1e-4)
@@ -73,50 +73,50 @@ def test_a_part_that_goes_on(model: Llama) -> None:
 
 def test_logits_are_the_same_bits_watched_or_not(model: Llama) -> None:
     one, two = BatchedLlama(model, MEMORY), BatchedLlama(model, MEMORY)
-    two.watch((2, 4, 6))
+    two.capture_hidden_states((2, 4, 6))
     parts = [ModelInput(0, some(9), 0, 9, [0], 3), ModelInput(1, some(33), 0, 33, [1, 2, 3], 1)]
     np.testing.assert_array_equal(one.forward(parts), two.forward(parts))
-    assert one.features.shape == (0, 0)
-    assert two.features.shape == (42, 576)
-    two.watch(())
+    assert one.hidden_states.shape == (0, 0)
+    assert two.hidden_states.shape == (42, 576)
+    two.capture_hidden_states(())
     two.forward(parts)
-    assert two.features.shape == (0, 0)
+    assert two.hidden_states.shape == (0, 0)
 
 
 def test_features_belong_to_the_caller(model: Llama) -> None:
     runner = BatchedLlama(model, MEMORY)
-    runner.watch((0, 6))
+    runner.capture_hidden_states((0, 6))
     runner.forward([ModelInput(0, some(9), 0, 9, [0], 1)])
-    before, copy = runner.features, runner.features.copy()
+    before, copy = runner.hidden_states, runner.hidden_states.copy()
     runner.forward([ModelInput(0, some(20), 0, 9, [0], 1)])
     np.testing.assert_array_equal(before, copy)
 
 
 @pytest.mark.parametrize("layers", [(7,), (-1,), (0, 9)])
 def test_there_are_no_other_layers(layers: tuple[int, ...], model: Llama) -> None:
-    with pytest.raises(ValueError, match=r"watch takes places in 0\.\.6, got"):
-        BatchedLlama(model, MEMORY).watch(layers)
+    with pytest.raises(ValueError, match=r"the layers must be in 0\.\.6, got"):
+        BatchedLlama(model, MEMORY).capture_hidden_states(layers)
 
 
 def test_who_cannot_be_watched_says_so(model: Llama) -> None:
     runner = SequentialRunner(model, 10)
-    runner.watch(())
+    runner.capture_hidden_states(())
     with pytest.raises(ModelError, match="from a model that runs batched"):
-        runner.watch((1,))
-    assert runner.features.size == 0
+        runner.capture_hidden_states((1,))
+    assert runner.hidden_states.size == 0
 
 
 def test_a_toy_gives_places_and_ids() -> None:
     runner = PagedToy(Toy(lambda _: np.zeros(9, np.float32), 9), 4)
-    runner.watch((3, 1))
+    runner.capture_hidden_states((3, 1))
     runner.forward([ModelInput(0, [5, 6, 7, 8], 1, 3, [0], 0), ModelInput(1, [4], 0, 1, [1], 1)])
-    np.testing.assert_array_equal(runner.features, [[1, 6, 1, 6], [2, 7, 2, 7], [0, 4, 0, 4]])
+    np.testing.assert_array_equal(runner.hidden_states, [[1, 6, 1, 6], [2, 7, 2, 7], [0, 4, 0, 4]])
 
 
 def test_a_driver_may_watch(model: Llama) -> None:
     driver = Driver(runner_of(model, MEMORY), 7)
-    driver.runner.watch((6,))
+    driver.runner.capture_hidden_states((6,))
     driver.add(some(12))
     driver.add(some(30))
     driver.run(5)
-    assert driver.runner.features.shape[1] == 192
+    assert driver.runner.hidden_states.shape[1] == 192

@@ -84,10 +84,10 @@ def final_norm(model: TransformersModel, x_TX: np.ndarray) -> np.ndarray:
 def test_they_are_those_of_transformers(name: str) -> None:
     model = model_of(name)
     runner = runner_of(model, MEMORY)
-    assert runner.paged, runner.why
+    assert runner.paged, runner.unbatched_reason
     layers = (2, 0, 3, 1, 2)
-    runner.watch(layers)
-    assert runner.features.shape == (0, 64 * 5)
+    runner.capture_hidden_states(layers)
+    assert runner.hidden_states.shape == (0, 64 * 5)
     texts = [some(length) for length in (1, 5, 17, 40)]
     wanted = [stock(model, text) for text in texts]
     got: list[list[np.ndarray]] = [[] for _ in texts]
@@ -97,14 +97,14 @@ def test_they_are_those_of_transformers(name: str) -> None:
             ModelInput(i, texts[i], *span, [3 * i, 3 * i + 1, 3 * i + 2], i % 2) for i, span in enumerate(reads, first)
         ]
         runner.forward(parts)
-        assert isinstance(runner.features, np.ndarray)
-        assert runner.features.dtype == np.float32
+        assert isinstance(runner.hidden_states, np.ndarray)
+        assert runner.hidden_states.dtype == np.float32
         begin = 0
         for part in parts:
             end = begin + part.stop - part.start
-            got[part.key].append(runner.features[begin:end])
+            got[part.key].append(runner.hidden_states[begin:end])
             begin = end
-        assert begin == len(runner.features)
+        assert begin == len(runner.hidden_states)
     for pieces, told in zip(got, wanted, strict=True):
         ours = np.split(np.concatenate(pieces), 5, axis=1)
         last = max(np.abs(told[2]).max(), 1.0)
@@ -118,22 +118,22 @@ def test_they_are_those_of_transformers(name: str) -> None:
 def test_logits_are_the_same_bits_watched_or_not() -> None:
     model = model_of("qwen3")
     one, two = runner_of(model, MEMORY), runner_of(model, MEMORY)
-    two.watch((1, 3))
+    two.capture_hidden_states((1, 3))
     parts = [ModelInput(0, some(9), 0, 9, [0], 3), ModelInput(1, some(33), 0, 33, [1, 2, 3], 1)]
     np.testing.assert_array_equal(one.forward(parts), two.forward(parts))
-    assert one.features.shape == (0, 0)
-    assert two.features.shape == (42, 128)
-    before, copy = two.features, two.features.copy()
+    assert one.hidden_states.shape == (0, 0)
+    assert two.hidden_states.shape == (42, 128)
+    before, copy = two.hidden_states, two.hidden_states.copy()
     two.forward([ModelInput(0, some(20), 0, 9, [0], 1)])
     np.testing.assert_array_equal(before, copy)  # they belong to the caller
     two.forward([])
-    assert two.features.shape == (0, 128)
-    two.watch((2,))
+    assert two.hidden_states.shape == (0, 128)
+    two.capture_hidden_states((2,))
     two.forward(parts)
-    assert two.features.shape == (42, 64)
-    two.watch(())
+    assert two.hidden_states.shape == (42, 64)
+    two.capture_hidden_states(())
     two.forward(parts)
-    assert two.features.shape == (0, 0)
+    assert two.hidden_states.shape == (0, 0)
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in two.model.modules())
 
 
@@ -141,37 +141,39 @@ def test_to_be_watched_anew_harms_nothing_that_was_read() -> None:
     model = model_of("gemma3")
     ids, runner = some(30), runner_of(model, MEMORY)
     runner.forward([ModelInput(0, ids, 0, 20, [0, 1], 0)])
-    runner.watch((1,))
+    runner.capture_hidden_states((1,))
     [logits_V] = runner.forward([ModelInput(0, ids, 20, 30, [0, 1], 1)])
     np.testing.assert_allclose(logits_V, model.begin().forward(ids), atol=1e-3)
 
 
 def test_short_types_are_told_as_float32() -> None:
     runner = runner_of(model_of("llama", "bfloat16"), MEMORY)
-    runner.watch((0, 3))
+    runner.capture_hidden_states((0, 3))
     runner.forward([ModelInput(0, some(9), 0, 9, [0], 1)])
-    assert runner.features.dtype == np.float32
-    np.testing.assert_array_equal(runner.features, torch.from_numpy(runner.features).to(torch.bfloat16).float().numpy())
+    assert runner.hidden_states.dtype == np.float32
+    np.testing.assert_array_equal(
+        runner.hidden_states, torch.from_numpy(runner.hidden_states).to(torch.bfloat16).float().numpy()
+    )
 
 
 @pytest.mark.parametrize("layers", [(4,), (-1,), (0, 9)])
 def test_there_are_no_other_layers(layers: tuple[int, ...]) -> None:
     runner = runner_of(model_of("llama"), MEMORY)
-    with pytest.raises(ValueError, match=r"watch takes places in 0\.\.3, got (4|-1|9)"):
-        runner.watch(layers)
-    assert runner.features.size == 0
+    with pytest.raises(ValueError, match=r"the layers must be in 0\.\.3, got"):
+        runner.capture_hidden_states(layers)
+    assert runner.hidden_states.size == 0
 
 
 def test_a_model_whose_layers_cannot_be_found_says_so() -> None:
     runner = runner_of(model_of("llama"), MEMORY)
     decoder = runner.model.get_decoder()
     decoder.again = torch.nn.ModuleList([*decoder.layers])
-    with pytest.raises(ModelError, match=r"which of its modules are its 3 layers\? \(layers, again\)"):
-        runner.watch((1,))
+    with pytest.raises(ModelError, match=r"its 3 layers cannot be identified \(candidates: layers, again\)"):
+        runner.capture_hidden_states((1,))
     del decoder.again
     runner.model.config.num_hidden_layers = 5
-    with pytest.raises(ModelError, match=r"which of its modules are its 5 layers\? \(none is\)"):
-        runner.watch((1,))
+    with pytest.raises(ModelError, match=r"its 5 layers cannot be identified \(candidates: none\)"):
+        runner.capture_hidden_states((1,))
 
 
 class Odd(torch.nn.Module):  # type: ignore[misc, name-defined]
@@ -208,9 +210,9 @@ def test_a_layer_that_reads_something_else_says_so() -> None:
     watcher = HiddenStateCapture(model, (2, 0))
     model(torch.zeros(1, 4, 3))
     np.testing.assert_array_equal(watcher.take().numpy(), [[2, 2, 2, 0, 0, 0]] * 4)
-    with pytest.raises(ModelError, match=r"layer 2 reads no row of states, but \(\)"):
+    with pytest.raises(ModelError, match=r"layer 2 has an input of shape \(\)"):
         watcher.take()  # nothing was seen since
     for shape in ((1, 4, 2, 3), (2, 4, 3)):
         model(torch.zeros(shape))
-        with pytest.raises(ModelError, match=f"layer 2 reads no row of states, but {re.escape(str(shape))}"):
+        with pytest.raises(ModelError, match=f"layer 2 has an input of shape {re.escape(str(shape))}"):
             watcher.take()

@@ -22,12 +22,12 @@ def test_none_is_the_embedded_model_and_a_folder_is_itself(tmp_path: Path) -> No
 @pytest.mark.parametrize("name", ["missing", "./missing", "/missing/folder", "a/b/c", "../x", ""])
 def test_a_missing_folder_is_said_so(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ModelError, match=r"no model folder|no config\.json"):
+    with pytest.raises(ModelError, match=r"not a model folder|no model folder|no config\.json"):
         resolve(name)
 
 
 def test_a_folder_without_config_is_said_so(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"is no model folder: it has no config\.json"):
+    with pytest.raises(ModelError, match=r"is not a model folder: it has no config\.json"):
         resolve(tmp_path)
 
 
@@ -43,13 +43,13 @@ def test_what_cannot_be_a_folder_is_said_so_and_not_looked_for_on_the_hub(
     name: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(EMBEDDED.parent)
-    with pytest.raises(ModelError, match=f"is no model folder: .*{message}"):
+    with pytest.raises(ModelError, match=f"is not a model folder: .*{message}"):
         resolve(name)
 
 
 def test_an_id_that_cannot_be_downloaded_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(ModelError, match="no folder 'owner/name', and it cannot be had from the hub"):
+    with pytest.raises(ModelError, match="no folder 'owner/name', and the download from the hub failed"):
         resolve("owner/name")
 
 
@@ -66,7 +66,7 @@ def test_auto_chooses_torch_where_numpy_has_no_such_type(device: str, dtype: str
 
 @pytest.mark.parametrize(("device", "dtype"), [("cuda", "auto"), ("auto", "float16")])
 def test_numpy_refuses_what_it_has_not(device: str, dtype: str) -> None:
-    with pytest.raises(ModelError, match="device 'cpu' and dtype 'float32' only"):
+    with pytest.raises(ModelError, match=r"device .cpu. and dtype .float32. only"):
         load(EMBEDDED, device, dtype, runtime="numpy")
 
 
@@ -97,7 +97,7 @@ def test_recommended_parameters_are_those_of_the_folder(tmp_path: Path) -> None:
 def test_a_file_that_holds_no_json_object_is_one_clear_error(name: str, content: bytes, tmp_path: Path) -> None:
     shutil.copytree(EMBEDDED, tmp_path, dirs_exist_ok=True)
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(ModelError, match=rf"/{name} (is not valid JSON|must hold a JSON object)"):
+    with pytest.raises(ModelError, match=rf"/{name} (is not valid JSON|must contain a JSON object)"):
         (load if name == "config.json" else recommended)(tmp_path)
 
 

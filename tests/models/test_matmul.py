@@ -7,8 +7,8 @@ from concurrent.futures import Future
 import numpy as np
 import pytest
 
-from nucleate.models.kernels import matmul as module
-from nucleate.models.kernels.matmul import product
+from nucleate.models import matmul as module
+from nucleate.models.matmul import matmul
 
 
 def some(*shape: int) -> np.ndarray:
@@ -18,13 +18,13 @@ def some(*shape: int) -> np.ndarray:
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 7, 64])
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_it_is_the_product(count: int, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LARGE", 100)
+    monkeypatch.setattr(module, "MULTIPLICATIONS_PER_THREAD", 100)
     monkeypatch.setattr(module, "cores", lambda: threads)
     x, weight = some(count, 20), some(20, 30)
     out = np.full((count, 30), np.nan, np.float32)
-    assert product(x, weight, out) is out
+    assert matmul(x, weight, out) is out
     assert out == pytest.approx(x @ weight, abs=1e-4)
-    assert product(x, weight) == pytest.approx(x @ weight, abs=1e-4)
+    assert matmul(x, weight) == pytest.approx(x @ weight, abs=1e-4)
 
 
 def test_parts_that_nobody_begins_are_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,8 +32,8 @@ def test_parts_that_nobody_begins_are_taken_back(monkeypatch: pytest.MonkeyPatch
         def submit(self, *_: object, **__: object) -> Future[None]:
             return Future()
 
-    monkeypatch.setattr(module, "LARGE", 100)
+    monkeypatch.setattr(module, "MULTIPLICATIONS_PER_THREAD", 100)
     monkeypatch.setattr(module, "cores", lambda: 3)
-    monkeypatch.setattr(module, "workers", Busy)
+    monkeypatch.setattr(module, "thread_pool", Busy)
     x, weight = some(9, 20), some(20, 30)
-    assert product(x, weight) == pytest.approx(x @ weight, abs=1e-4)
+    assert matmul(x, weight) == pytest.approx(x @ weight, abs=1e-4)

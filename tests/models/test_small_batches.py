@@ -6,25 +6,24 @@ import numpy as np
 import pytest
 
 from nucleate.jit.kernel_libraries import MODELS
-from nucleate.models.kernels.matmul import FEW
-from nucleate.models.kernels.matmul import compiled_product as product
+from nucleate.models.matmul import MAX_KERNEL_ROWS, compiled_matmul
 
 
 def some(*shape: int) -> np.ndarray:
     return np.random.default_rng(shape).standard_normal(shape).astype(np.float32)
 
 
-@pytest.mark.parametrize("count", [0, *range(1, FEW + 3), 40])
+@pytest.mark.parametrize("count", [0, *range(1, MAX_KERNEL_ROWS + 3), 40])
 @pytest.mark.parametrize(("size", "columns"), [(192, 1152), (512, 16), (4, 4096), (100, 48), (7, 32), (12, 30), (1, 1)])
 def test_it_is_the_product(count: int, size: int, columns: int) -> None:
     x, weight = some(count, size), some(size, columns)
     out = np.full((count, columns), np.nan, np.float32)
-    assert product(x, weight, out) is out
+    assert compiled_matmul(x, weight, out) is out
     np.testing.assert_allclose(out, x @ weight, atol=2e-4)
-    np.testing.assert_allclose(product(x, weight), x @ weight, atol=2e-4)
+    np.testing.assert_allclose(compiled_matmul(x, weight), x @ weight, atol=2e-4)
 
 
-@pytest.mark.parametrize("count", range(1, FEW + 6))
+@pytest.mark.parametrize("count", range(1, MAX_KERNEL_ROWS + 6))
 def test_the_kernel_takes_any_number_of_rows(count: int) -> None:
     x, weight, out = some(count, 8), some(8, 32), np.full((count, 32), np.nan, np.float32)
     MODELS.multiply(x, weight, out)
@@ -33,21 +32,21 @@ def test_the_kernel_takes_any_number_of_rows(count: int) -> None:
 
 def test_rows_that_do_not_lie_together() -> None:
     wide, weight = some(6, 400), some(192, 64)
-    np.testing.assert_allclose(product(wide[::2, 8:200], weight), wide[::2, 8:200] @ weight, atol=2e-4)
+    np.testing.assert_allclose(compiled_matmul(wide[::2, 8:200], weight), wide[::2, 8:200] @ weight, atol=2e-4)
 
 
 def test_what_is_no_number_stays_in_its_row() -> None:
     x, weight = some(5, 64), some(64, 32)
     x[1, 3], x[2, 7] = np.nan, np.inf
-    out = product(x, weight)
+    out = compiled_matmul(x, weight)
     assert np.isnan(out[1]).all()
     assert not np.isfinite(out[2]).any()
     np.testing.assert_allclose(out[[0, 3, 4]], (x @ weight)[[0, 3, 4]], atol=2e-4)
 
 
-@pytest.mark.parametrize("count", range(2, FEW + 1))
+@pytest.mark.parametrize("count", range(2, MAX_KERNEL_ROWS + 1))
 def test_a_row_comes_out_the_same_alone(count: int) -> None:
     x, weight = some(count, 192), some(192, 320)
-    together = product(x, weight)
+    together = compiled_matmul(x, weight)
     for row in range(count):
-        np.testing.assert_array_equal(product(x[row : row + 1], weight)[0], together[row])
+        np.testing.assert_array_equal(compiled_matmul(x[row : row + 1], weight)[0], together[row])

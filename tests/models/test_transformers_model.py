@@ -73,7 +73,7 @@ def test_weights_that_are_not_there_are_an_error_not_random_numbers(tmp_path: Pa
     folder = folder_of(tmp_path, CONFIGS["qwen2"]())
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3, "layer_types": None}))
-    with pytest.raises(nc.ModelError, match=r"weights are not there, such as model\.layers\.2\."):
+    with pytest.raises(nc.ModelError, match=r"weights are missing, such as model\.layers\.2\."):
         nc.LLM(folder)
 
 

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from test_attention import attended
 from toy_models import PagedToy, Toy
 
-from nucleate.models.kernels import paged_attention
 from nucleate.models.llama.batched_llama import BatchedLlama, compiled
 from nucleate.models.llama.numpy_llama import Llama
 from nucleate.models.loader import EMBEDDED, runner_of
+from nucleate.models.paged import attention
 from nucleate.models.paged.batch_layout import BatchLayout, slots_of
-from nucleate.models.paged.kv_pool import NO_SINKS, AttentionRule, by_token, copy_places, new_pool
-from nucleate.models.paged.tree_mask import MOST, TreeMask
+from nucleate.models.paged.kv_cache import NO_SINKS, AttentionRule, allocate_kv_cache, copy_slots, token_major
+from nucleate.models.paged.tree_mask import MAX_TREE_TOKENS, TreeMask
 from nucleate.models.runner import ModelInput, Move, Runner
 
 
@@ -68,10 +68,10 @@ def test_the_kernel_attends_along_branches(case: dict[str, Any]) -> None:
     random, size = np.random.default_rng(case["seed"]), 16
     rule, kv_heads, heads, block_size = case["rule"], case["kv_heads"], case["heads"], case["block_size"]
     free = random.permutation(40).tolist()
-    pool = new_pool(40, block_size, kv_heads, size, size)
+    pool = allocate_kv_cache(40, block_size, kv_heads, size, size)
     for array in pool:
         array[:] = np.nan
-    keys, values = by_token(pool, size)
+    keys, values = token_major(pool, size)
     parts, olds = [], []
     for key, (length, own, nodes) in enumerate(case["texts"]):
         start, stop = max(0, length - own), length + nodes
@@ -90,11 +90,11 @@ def test_the_kernel_attends_along_branches(case: dict[str, Any]) -> None:
     queries = random.standard_normal((packing.size, heads, size), np.float32)
     new = [np.concatenate([old[i][part.start :] for old, part in zip(olds, parts, strict=True)]) for i in (0, 1)]
     out = np.full((packing.size, heads, size), 7, np.float32)
-    before, paged_attention.LARGE = paged_attention.LARGE, 0
+    before, attention.MIN_BYTES = attention.MIN_BYTES, 0
     try:
-        paged_attention.decode(queries, *new, pool, packing, rule, out, case["threads"])
+        attention.decode_attention(queries, *new, pool, packing, rule, out, case["threads"])
     finally:
-        paged_attention.LARGE = before
+        attention.MIN_BYTES = before
     at = 0
     for part, (old_keys, old_values) in zip(parts, olds, strict=True):
         parents, base = part.parents or [], part.stop - len(part.parents or [])
@@ -119,18 +119,18 @@ def test_what_is_seen_is_what_leads_there(length: int, nodes: int, seed: int, wi
     for place in range(start, length + nodes):
         seen = [*range(min(place + 1, length)), *[length + one for one in path_to(parents, place - length)]]
         wanted[place - start, seen[-window:] if window else seen] = True
-    np.testing.assert_array_equal(tree.seen(start, window), wanted)
+    np.testing.assert_array_equal(tree.mask(start, window), wanted)
 
 
 def test_chains_have_no_trees() -> None:
     parts = [ModelInput(0, [1, 2, 3], 0, 3, [0], 3), ModelInput(1, [1, 2], 1, 2, [1], 1)]
     packing = BatchLayout(parts, 16)
-    assert packing.followed_T2.shape == (0, 2)
-    assert packing.positions_T is packing._places_T
+    assert packing.tree_links_T2.shape == (0, 2)
+    assert packing.positions_T is packing._indices_T
     large = ModelInput(2, [0] * 100, 9, 100, [*range(2, 9)], 1, [-1] * 90)
     mixed = BatchLayout([*parts, large], 16)
     assert len(mixed.long) == 1
-    assert MOST < 91
+    assert MAX_TREE_TOKENS < 91
     seen_before = ModelInput(3, [0] * 9, 8, 9, [2], 1, [-1, -1, 0])
     assert len(BatchLayout([seen_before], 16).long) == 1
 
@@ -205,9 +205,9 @@ def test_a_chain_that_is_told_as_a_tree(count: int, model: Llama) -> None:
     found = []
     for parents in (None, range(-1, count - 1)):
         runner = BatchedLlama(model, 8 << 20)
-        runner.watch((2, 6))
+        runner.capture_hidden_states((2, 6))
         logits(runner, ids[:19], 0, 0)
-        found.append((logits(runner, ids, 19, count + 1, parents), runner.features))
+        found.append((logits(runner, ids, 19, count + 1, parents), runner.hidden_states))
     for chain, tree in zip(*found, strict=True):
         np.testing.assert_array_equal(chain, tree)
 
@@ -248,7 +248,7 @@ def test_a_context_that_is_full_counts_depths(model: Llama) -> None:
     runner, ids = BatchedLlama(model, 16 << 20), [5] * 1028
     blocks = [*range(65)]
     assert runner.forward([ModelInput(0, ids[:1027], 1022, 1027, blocks, 1, [-1] * 4)]).shape == (1, 4096)
-    with pytest.raises(ValueError, match="1025 tokens do not fit the context of 1024"):
+    with pytest.raises(ValueError, match="1025 tokens exceed the context length 1024"):
         runner.forward([ModelInput(0, ids[:1026], 1022, 1026, blocks, 1, [-1, 0, -1])])
 
 
@@ -313,7 +313,7 @@ def test_models_of_transformers(name: str, compiled: bool, monkeypatch: pytest.M
     if not compiled:
         monkeypatch.setattr("nucleate.models.transformers.batched_model.has_kernel", lambda device, dtype: False)
     runner = runner_of(of_transformers(name), 8 << 20)
-    assert runner.paged, runner.why
+    assert runner.paged, runner.unbatched_reason
     assert runner.tree_attention
     for seed, (nodes, chunk) in enumerate([(6, 1), (3, 9), (5, 0)]):
         ours, alone = tree_and_branches(lambda: runner, 199, seed, nodes, chunk)
@@ -324,10 +324,10 @@ def test_models_of_transformers(name: str, compiled: bool, monkeypatch: pytest.M
 @settings(max_examples=30)
 def test_moves_read_before_they_write(seed: int) -> None:
     random = np.random.default_rng(seed)
-    pool, blocks = new_pool(9, 16, 2, 8, 8), random.permutation(9).tolist()
+    pool, blocks = allocate_kv_cache(9, 16, 2, 8, 8), random.permutation(9).tolist()
     for array in pool:
         array[:] = random.standard_normal(array.shape)
-    before = [array.copy() for array in by_token(pool, 16)]
+    before = [array.copy() for array in token_major(pool, 16)]
     moves, wanted = [], [array.copy() for array in before]
     for key in range(2):
         table, start = blocks[key * 4 : key * 4 + 4], int(random.integers(0, 40))
@@ -337,6 +337,6 @@ def test_moves_read_before_they_write(seed: int) -> None:
         for target, source in enumerate(sources, start):
             for array, old in zip(wanted, before, strict=True):
                 array[table[target // 16], :, target % 16] = old[table[source // 16], :, source % 16]
-    copy_places(pool, *slots_of(moves, 16))
-    for array, right in zip(by_token(pool, 16), wanted, strict=True):
+    copy_slots(pool, *slots_of(moves, 16))
+    for array, right in zip(token_major(pool, 16), wanted, strict=True):
         np.testing.assert_array_equal(array, right)

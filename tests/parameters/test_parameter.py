@@ -196,6 +196,6 @@ def test_hostile_json_is_a_parameter_error(text):
         read_json(text, "params")
 
 
-def test_json_says_which_name_is_there_twice():
-    with pytest.raises(ParameterError, match="'b' is there twice"):
+def test_duplicate_json_names_are_errors():
+    with pytest.raises(ParameterError, match="duplicate name 'b'"):
         read_json('{"a": 1, "b": 1, "b": 1}', "params")

@@ -21,7 +21,7 @@ from nucleate.server.metrics import BUCKETS, GENERATING, OTHER, ROUTES, ErrorKin
 from nucleate.structured_output.spec import KINDS
 
 STATS = EngineStats(
-    3, 5, 40, 10, 70, 900, 80, 600, 2, 1.5, 0.25, 0.125, 77, SpeculativeStats(40, 90, 60, (40, 30), (35, 25), 0.5)
+    3, 5, 40, 10, 70, 900, 160, 80, 600, 2, 1.5, 0.25, 0.125, 77, SpeculativeStats(40, 90, 60, (40, 30), (35, 25), 0.5)
 )
 MODEL = {"model_name": "tiny"}
 SECONDS = st.one_of(
@@ -72,7 +72,8 @@ def test_the_engine_in_figures() -> None:
         "kv_cache_blocks_used": 10,
         "kv_cache_usage_perc": 0.25,
         "forward_tokens_total": 900,
-        "prefix_cache_hit_tokens_total": 80,
+        "prefix_cache_queries_total": 160,
+        "prefix_cache_hits_total": 80,
         "generation_tokens_total": 677,
         "sampled_tokens_total": 600,
         "jump_forward_tokens_total": 77,
@@ -92,6 +93,8 @@ def test_the_engine_in_figures() -> None:
         "num_requests_running": 3,
         "num_requests_waiting": 5,
         "kv_cache_usage_perc": 0.25,
+        "prefix_cache_queries_total": 160,
+        "prefix_cache_hits_total": 80,
         "generation_tokens_total": 677,
         "spec_decode_num_draft_tokens_total": 90,
         "spec_decode_num_accepted_tokens_total": 60,

@@ -150,7 +150,7 @@ ERRORS: list[tuple[dict[str, Any], str]] = [
     ({"structured_outputs": {"json": False, "regex": "a"}}, "structured_outputs must have exactly one of "),
     ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs must have exactly one of "),
     ({"structured_outputs": {"json": 5}}, "structured_outputs.json must be a JSON object or its text, got 5"),
-    ({"structured_outputs": {"json": '{"a":1,"a":2}'}}, "structured_outputs.json must be JSON: 'a' is there twice"),
+    ({"structured_outputs": {"json": '{"a":1,"a":2}'}}, "structured_outputs.json must be JSON: duplicate name 'a'"),
     ({"structured_outputs": {"json_object": 1}}, "structured_outputs.json_object must be true or false"),
     ({"structured_outputs": {"choice": []}}, "structured_outputs.choice must be a non-empty list"),
     ({"structured_outputs": {"regex": "a", "disable_any_whitespace": True}}, "structured_outputs.disable_any_whitesp"),

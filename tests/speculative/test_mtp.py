@@ -362,17 +362,17 @@ def test_most_models_of_transformers_bring_none() -> None:
 
 def test_a_model_without_its_folder_has_none_to_load(tmp_path: Path) -> None:
     model, _ = stock_of("glm4_moe")
-    with pytest.raises(ModelError, match="are in the folder of a model, and this one has none"):
+    with pytest.raises(ModelError, match="MTP modules are loaded from the folder of a model"):
         load("mtp", TransformersModel.of(model))
     model.config.name_or_path = str(tmp_path / "gone")
-    with pytest.raises(ModelError, match="are in the folder of a model, and this one has none"):
+    with pytest.raises(ModelError, match="MTP modules are loaded from the folder of a model"):
         load("mtp", TransformersModel.of(model))
 
 
 def test_a_folder_in_which_they_are_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stock_of("mellum")[0].save_pretrained(tmp_path)
     with pytest.raises(
-        ModelError, match=r"cannot load the modules .* in .*: The following MtpModel weights are missing"
+        ModelError, match=r"cannot load the MTP modules in .*: The following MtpModel weights are missing"
     ):
         load("mtp", TransformersModel(tmp_path, "cpu", "auto"))
 
@@ -384,7 +384,7 @@ def test_what_they_give_is_compared() -> None:
     stock, right = stock_of("deepseek_v3, 3"), AttentionPlan.attend
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(AttentionPlan, "attend", lambda *given: 0.5 * right(*given))
-        with pytest.raises(ModelError, match=r"cannot be run: packed, what they give is \d+\.\d% off"):
+        with pytest.raises(ModelError, match=r"cannot be run: their batched output differs by \d+\.\d%"):
             modules_of(*stock)
     modules_of(*stock)
 
@@ -394,5 +394,5 @@ def test_a_final_norm_that_is_another_is_noticed() -> None:
     model.get_decoder().norm.register_forward_hook(lambda module, given, out: out * 1.1)
     modules_of(model, modules)  # it is asked like the model asks it
     del model.get_decoder()._modules["norm"]
-    with pytest.raises(ModelError, match="the modules that the model brings cannot be run"):
+    with pytest.raises(ModelError, match="the MTP modules of the model cannot be run"):
         modules_of(model, modules)

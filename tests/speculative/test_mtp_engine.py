@@ -176,7 +176,7 @@ def test_a_model_that_is_watched_leaves_tensors_where_logits_are() -> None:
     stock = alike_of("glm4_moe", 0.25)
     modules, ids = modules_of(*stock), [5, 6, 7, 8, 9, 3, 4]
     runner: Any = runner_of(TransformersModel.of(stock[0]), MEMORY)
-    runner.watch((2,))
+    runner.capture_hidden_states((2,))
     from nucleate.models.runner import ModelInput
     from nucleate.speculative.draft import TargetOutput
 
@@ -184,8 +184,8 @@ def test_a_model_that_is_watched_leaves_tensors_where_logits_are() -> None:
     for runner.asynchronous in (False, True):
         proposer = Mtp(modules)
         runner.forward([ModelInput(0, ids, 0, 6, [0], 1)])
-        assert isinstance(runner.features, torch.Tensor if runner.asynchronous else np.ndarray)
-        proposer.read([TargetOutput(0, 0, ids[:6], runner.features)])
+        assert isinstance(runner.hidden_states, torch.Tensor if runner.asynchronous else np.ndarray)
+        proposer.read([TargetOutput(0, 0, ids[:6], runner.hidden_states)])
         drafts.append(proposer.propose([DraftContext(0, ids, temperature=0.0)], [4])[0].tokens)
     assert len(drafts[0]) == 4
     assert drafts[0] == drafts[1]

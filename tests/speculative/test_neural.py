@@ -53,9 +53,9 @@ def texts(model: Llama, prompts: list[list[int]]) -> list[list[int]]:
 def features(model: Llama, layers: tuple[int, ...], ids: list[int]) -> np.ndarray:
     """What the target makes of all tokens, read at once."""
     runner = BatchedLlama(model, 8 << 20)
-    runner.watch(layers)
+    runner.capture_hidden_states(layers)
     runner.forward([ModelInput(0, ids, 0, len(ids), [*range(20)], 1)])
-    return runner.features
+    return runner.hidden_states
 
 
 def told(proposer: Proposer, model: Llama, key: int, ids: list[int], start: int = 0) -> None:

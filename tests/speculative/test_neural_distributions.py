@@ -28,9 +28,9 @@ def told(proposer: Proposer, model: Llama, keys: range) -> None:
     """Many sequences of the same text have been read up to the last token."""
     if proposer.layers:
         runner = BatchedLlama(model, 8 << 20)
-        runner.watch(proposer.layers)
+        runner.capture_hidden_states(proposer.layers)
         runner.forward([ModelInput(0, TEXT, 0, len(TEXT) - 1, [0], 1)])
-        proposer.read([TargetOutput(key, 0, TEXT[:-1], runner.features) for key in keys])
+        proposer.read([TargetOutput(key, 0, TEXT[:-1], runner.hidden_states) for key in keys])
 
 
 def drafts_of(name: str, model: Llama, count: int, tokens: int, temperature: float = 1.0) -> list[Draft]:

@@ -117,9 +117,9 @@ def trained(parts: ModuleType, name: str) -> Any:
 
 def read_by(model: Llama, layers: tuple[int, ...]) -> np.ndarray:
     runner = BatchedLlama(model, 8 << 20)
-    runner.watch(layers)
+    runner.capture_hidden_states(layers)
     runner.forward([ModelInput(0, IDS, 0, len(IDS), [0, 1], 1)])
-    return runner.features
+    return runner.hidden_states
 
 
 def scores_of(name: str, model: Llama, monkeypatch: pytest.MonkeyPatch, start: int = 0, count: int = 4) -> np.ndarray:

@@ -242,7 +242,7 @@ def test_what_was_refused_is_no_beginning_for_others(llm: nc.LLM) -> None:
         request = Request(prompt[:length], GREEDY)
         [events] = drive(engine, [request])
         assert answers(events, 1) == alone(toy(), llm.tokenizer, request)
-    assert engine.stats.prefix_cache_hit_tokens > 20
+    assert engine.stats.prefix_cache_hits > 20
 
 
 def test_what_is_drafted_counts_in_a_forward(llm: nc.LLM) -> None:

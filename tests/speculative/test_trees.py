@@ -375,7 +375,7 @@ def test_what_was_kept_is_a_beginning_for_others_and_what_was_refused_is_not(llm
         request = Request(prompt[:length], GREEDY)
         [events] = drive(engine, [request])
         assert answers(events, 1) == alone(toy(), llm.tokenizer, request)
-    assert engine.stats.prefix_cache_hit_tokens > 30
+    assert engine.stats.prefix_cache_hits > 30
 
 
 def test_a_model_that_fails_because_of_a_tree(llm: nc.LLM) -> None:

@@ -38,7 +38,7 @@ class Loop:
 
     def __init__(self, model: Llama, proposer: Proposer | None = None, tokens: int = 4) -> None:
         self.runner, self.proposer, self.tokens = BatchedLlama(model, 64 << 20), proposer, tokens
-        self.runner.watch(proposer.layers if proposer is not None else ())
+        self.runner.capture_hidden_states(proposer.layers if proposer is not None else ())
         self.texts: list[Text] = []
 
     def add(self, ids: Sequence[int], **params: float) -> Text:
@@ -75,7 +75,7 @@ class Loop:
             new, before, text.read = verdict.tokens(draft), text.read, len(text.ids) + len(verdict.path)
             text.ids = [*text.ids, *new]
             text.drafts.append(draft)
-            told_TF = self.runner.features[start : start + text.read - before]
+            told_TF = self.runner.hidden_states[start : start + text.read - before]
             readings.append(TargetOutput(text.key, before, text.ids[before : text.read], told_TF))
             start += part.stop - part.start
         if self.proposer is not None and self.proposer.layers:

@@ -1,7 +1,8 @@
-"""How many examples a test takes: few in `make test`, all in `make test-all`."""
+"""How many examples a test takes: few in `make test`, more in `make test-all`, all in `make test-exhaustive`."""
 
 from __future__ import annotations
 
+import math
 import random
 from collections import defaultdict
 from typing import Any
@@ -16,17 +17,23 @@ _COMMON: dict[str, Any] = {
     "database": None,
 }
 settings.register_profile("fast", max_examples=25, **_COMMON)
+settings.register_profile("more", max_examples=50, **_COMMON)
 settings.register_profile("full", max_examples=100, **_COMMON)
 
 
-def choose(full: bool) -> None:
-    """Choose the tier of this run. This comes before test modules are imported, as their decorators call `count`."""
-    settings.load_profile("full" if full else "fast")
+def choose(markers: str) -> None:
+    """Choose the tier of a run by its marker expression. Decorators in test modules call `count`: call this before."""
+    tier = "fast" if "not slow" in markers else "more" if "not exhaustive" in markers else "full"
+    settings.load_profile(tier)
 
 
 def count(fast: int, full: int) -> int:
-    """The number of examples, rows or trials in this run: `fast` in `make test`, `full` in `make test-all`."""
-    return fast if settings.get_current_profile_name() == "fast" else full
+    """The number of examples, rows or trials in this run.
+
+    `fast` in `make test`, `full` in `make test-exhaustive`, and their geometric mean in `make test-all`.
+    """
+    between = round(math.sqrt(fast * full))
+    return {"fast": fast, "more": between, "full": full}[settings.get_current_profile_name()]
 
 
 def mark_slow_cases(items: list[pytest.Item]) -> None:

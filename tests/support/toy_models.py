@@ -66,19 +66,19 @@ class PagedToy:
 
     paged = True
     tree_attention = True
-    why = ""
+    unbatched_reason = ""
 
     def __init__(self, model: Toy, blocks: int, block_size: int = 16, *, asynchronous: bool = False) -> None:
         self.model, self.blocks, self.block_size, self.asynchronous = model, blocks, block_size, asynchronous
         self.vocab_size, self.context_length, self.runtime = model.vocab_size, model.context_length, model.runtime
         self.forwards: list[list[tuple[int, int, int]]] = []  # key, start, stop
         self._held = np.full((blocks, block_size), -1, np.int64)
-        self.watch(())
+        self.capture_hidden_states(())
 
-    def watch(self, layers: Sequence[int]) -> None:
-        """See ``Runner.watch``."""
+    def capture_hidden_states(self, layers: Sequence[int]) -> None:
+        """See ``Runner.capture_hidden_states``."""
         self.watched = tuple(layers)
-        self.features = np.empty((0, 2 * len(self.watched)), np.float32)
+        self.hidden_states = np.empty((0, 2 * len(self.watched)), np.float32)
 
     def forward(self, parts: Sequence[ModelInput]) -> NDArray[np.float32]:
         """See ``Runner.forward``."""
@@ -93,7 +93,7 @@ class PagedToy:
                 for part in parts
                 for place, position in zip(range(part.start, part.stop), _positions(part), strict=True)
             ]
-            self.features = np.tile(np.array(read, np.float32).reshape(-1, 2), len(self.watched))
+            self.hidden_states = np.tile(np.array(read, np.float32).reshape(-1, 2), len(self.watched))
         rows = [
             self.model.rule(self._seen(part, place))
             for part in parts

@@ -105,7 +105,7 @@ class Engine:
         self._grammars = GrammarManager(tokenizer, runner.vocab_size, structured_limits)
         self._requests: dict[str, RunningRequest | RunningBeamSearch] = {}
         self._token_sampler = TokenSampler(self._sampler, self._grammars, self, deferred=runner.asynchronous)
-        self._num_arrivals = self._prefix_cache_hit_tokens = 0
+        self._num_arrivals = self._prefix_cache_queries = self._prefix_cache_hits = 0
         self._beams = BeamScheduler(self._scheduler, runner, self._grammars, tokenizer, self._requests)
         self._pipeline = functools.lru_cache(maxsize=256)(self._prepare_pipeline)
         self._speculator: Speculator | None = None
@@ -134,7 +134,8 @@ class Engine:
             cache.num_used_blocks,
             executor.num_steps,
             executor.computed_tokens,
-            self._prefix_cache_hit_tokens + beams.prefix_cache_hit_tokens,
+            self._prefix_cache_queries + beams.prefix_cache_queries,
+            self._prefix_cache_hits + beams.prefix_cache_hits,
             sampler.sampled_tokens + beams.sampled_tokens,
             scheduler.num_preemptions,
             executor.seconds,
@@ -228,7 +229,8 @@ class Engine:
         """See ``SequenceLifecycle``."""
         running = sequence.running
         self.start_siblings(running)
-        self._prefix_cache_hit_tokens += sequence.num_cached
+        self._prefix_cache_queries += len(running.request.prompt_ids)
+        self._prefix_cache_hits += sequence.num_cached
         self._scheduler.remove(sequence)
         self.runner.forget(sequence.key)
         if self._speculator is not None:

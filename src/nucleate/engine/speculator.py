@@ -16,7 +16,7 @@ from nucleate.engine.stats import SpeculativeStats
 from nucleate.engine.token_sampler import StepSampler
 from nucleate.engine.verification import InvalidDistributionError, Path, verify_by_rule, verify_coupled
 from nucleate.jit.kernel_libraries import DRAFTS
-from nucleate.jit.native_library import get
+from nucleate.jit.native_library import ensure_loaded
 from nucleate.models.runner import Move, Runner
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling.distributions import supports_rejection_sampling
@@ -39,16 +39,16 @@ class Speculator:
 
     def __init__(self, config: Speculation, runner: Runner, scheduler: Scheduler, sampler: Sampler) -> None:
         if not runner.paged:
-            why = f": {runner.why}" if runner.why else ""
+            why = f": {runner.unbatched_reason}" if runner.unbatched_reason else ""
             raise ParameterError(FIELD, f"speculative decoding needs a model that runs batched{why}")
         self.config, self.proposer = config, config.make()
         self._adaptive = self.proposer if isinstance(self.proposer, AdaptiveProposer) else None
         self.layers = tuple(self.proposer.layers)
         if self.layers:
-            runner.watch(self.layers)
+            runner.capture_hidden_states(self.layers)
         if (warm := getattr(runner, "warm", None)) is not None:
             warm()  # verification must compute the same bits as decoding, which only the kernels do: compile them first
-            get([DRAFTS])
+            ensure_loaded([DRAFTS])
         self._runner, self._scheduler, self._sampler = runner, scheduler, sampler
         self._tree_width = config.effective_tree_width if getattr(runner, "tree_attention", False) else 1
         self._paths: dict[int, Path] = {}  # accepted paths of the trees of this step, by key
@@ -226,7 +226,7 @@ class Speculator:
             return None
         if self._adaptive is not None and self._adaptive.resting(joining=not all(map(_only_decodes, scheduled))):
             return None
-        return self._runner.features
+        return self._runner.hidden_states
 
     def observe(self, scheduled: Sequence[ScheduledSequence], states_TF: Any) -> None:
         """Pass the hidden states of all tokens that stay to the proposer."""

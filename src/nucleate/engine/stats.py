@@ -36,7 +36,8 @@ class EngineStats(NamedTuple):
     num_used_kv_blocks: int
     num_steps: int  #: engine steps, with one forward pass each
     computed_tokens: int  #: tokens processed by the model: prompt, generated and draft tokens
-    prefix_cache_hit_tokens: int  #: prompt tokens served from the prefix cache
+    prefix_cache_queries: int  #: prompt tokens of all sequences that have finished
+    prefix_cache_hits: int  #: those of them that came from the prefix cache
     sampled_tokens: int
     num_preemptions: int
     forward_seconds: float
@@ -49,6 +50,11 @@ class EngineStats(NamedTuple):
     def generation_tokens(self) -> int:
         """All generated tokens."""
         return self.sampled_tokens + self.jump_forward_tokens
+
+    @property
+    def prefix_cache_hit_rate(self) -> float:
+        """Share of the prompt tokens that came from the prefix cache, 0 to 1."""
+        return self.prefix_cache_hits / self.prefix_cache_queries if self.prefix_cache_queries else 0.0
 
     @property
     def kv_cache_usage(self) -> float:

@@ -1,8 +1,8 @@
-"""Compiling the kernels of a library to one file of machine code, see ``native``; a program of its own.
+"""Compiles the kernels of a library to one file of machine code (see ``native_library``), in a process of its own.
 
-Numba compiles each function that a kernel calls as if it were called by others too: optimised alone, made machine code
-alone, and once more inside every caller. Here functions are only typed and lowered; LLVM optimises all of them
-together, once. What Python calls is an entry that we write ourselves (see ``entries``), as it is called without Numba.
+Numba would optimise and compile each function separately, and once more inlined in every caller. Here functions are
+only typed and lowered; LLVM optimises all of them together, once. Python calls a kernel without Numba, through an entry
+point (see ``entry_points``).
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from numba.core.runtime.context import NRTContext
 from nucleate.jit.entry_points import EntryPoints
 
 LOOSE = {"reassoc", "contract", "nsz"}
-"""Sums may be added in any order, and so in vectors. NaN and inf stay what they are."""
+"""LLVM fast-math flags: sums may be reordered, and so vectorised. NaN and inf are preserved."""
 
 _declared: list[_Kernel] = []
 
 
 class _Kernel(NamedTuple):
-    """A function that Python calls."""
+    """A kernel declaration."""
 
     function: Any
     signature: Any
@@ -48,9 +48,10 @@ class _Kernel(NamedTuple):
 
 
 def kernel(signature: str, *, loose: bool = False) -> Callable[[Callable[..., Any]], Any]:
-    """Declare a kernel: a function that Python calls, with arguments of these types, as Numba writes them.
+    """Declare a kernel: a function that Python calls. signature: its types in Numba's notation.
 
-    Callers get it from the ``Library`` that names its module. The function itself is for other kernels and for tests.
+    Callers use the attribute of the ``KernelLibrary`` that lists its module. The function that the decorator returns is
+    for other kernels and for tests. loose: compile with the fast-math flags ``LOOSE``.
     """
 
     def declare(function: Callable[..., Any]) -> Any:
@@ -61,37 +62,34 @@ def kernel(signature: str, *, loose: bool = False) -> Callable[[Callable[..., An
 
 
 def jit(function: Callable[..., Any]) -> Any:
-    """Compile a function that kernels call. There, float(x) of a float32 stays one: np.float64(x) is meant."""
+    """Compile a function that kernels call. In it, float(x) of a float32 stays float32; use np.float64(x)."""
     return _jit(function, loose=False)
 
 
 def loose(function: Callable[..., Any]) -> Any:
-    """The same, with ``LOOSE`` sums."""
+    """The same, with the fast-math flags ``LOOSE``."""
     return _jit(function, loose=True)
 
 
 def inline(function: Callable[..., Any]) -> Any:
-    """The same, written into its callers."""
+    """The same, inlined in its callers by Numba."""
     return numba.njit(inline="always")(function)
 
 
 def intrinsic(function: Callable[..., Any]) -> Any:
-    """A function that says its own instructions."""
+    """A function that emits LLVM IR."""
     return numba.extending.intrinsic(function)
 
 
 def _jit(function: Callable[..., Any], loose: bool) -> Any:
-    """No entries of Numba's: they would be a fifth of the time to compile, and nobody calls them."""
+    """Without Numba's C wrappers, which are never called and would take a fifth of the compile time."""
     return numba.njit(nogil=True, error_model="numpy", fastmath=LOOSE if loose else False, no_cfunc_wrapper=True)(
         function
     )
 
 
-class _Unfinished(JITCodeLibrary):  # type: ignore[misc]
-    """What a function is lowered to.
-
-    Nothing is optimised or run here: ``EntryPoints`` links all of them together, once.
-    """
+class _UnlinkedLibrary(JITCodeLibrary):  # type: ignore[misc]
+    """The lowered IR of a function. It is not optimised here: ``EntryPoints`` links all of them together, once."""
 
     def finalize(self) -> None:
         self._finalized = True
@@ -104,33 +102,32 @@ class _Unfinished(JITCodeLibrary):  # type: ignore[misc]
 
 
 class _Codegen(JITCPUCodegen):  # type: ignore[misc]
-    _library_class = _Unfinished
+    _library_class = _UnlinkedLibrary
 
     def set_env(self, env_name: str, env: Any) -> None:
         pass
 
 
 def machine_code(modules: list[str], on_progress: Callable[[str, float], None]) -> bytes:
-    """The kernels of some modules as a file, see ``native_library.packed``. on_progress: of each, and how many seconds
-    it took.
+    """The kernels of some modules as the content of a file, see ``native_library.packed``.
 
-    Changes what Numba does in this process for good.
+    on_progress: called with the name of each kernel and the seconds that it took. Patches Numba in this process.
     """
     typing, context = cpu_target.typing_context, cpu_target.target_context
     typing.refresh()
     context.refresh()
     context._internal_codegen, context.cached_internal_func = _Codegen("nucleate"), {}  # noqa: SLF001
-    context.get_executable = lambda *_: [].append  # any builtin, of which no two are equal: Numba finds functions by it
-    NRTContext.incref = NRTContext.decref = lambda *_: None  # kernels make no arrays of their own
-    called: Any = Dispatcher
-    template = called.get_call_template
-    called.get_call_template = lambda self, given, named: template(self, _types(self, given), named)
+    context.get_executable = lambda *_: [].append  # any unique callable: Numba uses it as a key
+    NRTContext.incref = NRTContext.decref = lambda *_: None  # kernels do not allocate arrays
+    dispatcher: Any = Dispatcher
+    template = dispatcher.get_call_template
+    dispatcher.get_call_template = lambda self, args, kws: template(self, _argument_types(self, args), kws)
     context.create_cpython_wrapper = lambda *_, **__: None
     for name in modules:
         importlib.import_module(name)
     with global_compiler_lock:
         entries = EntryPoints(context)
-        for each in (one for one in _declared if one.function.__module__ in modules):
+        for each in (declared for declared in _declared if declared.function.__module__ in modules):
             begin = time.perf_counter()
             arguments, result = sigutils.normalize_signature(each.signature)
             flags = Flags()
@@ -142,22 +139,22 @@ def machine_code(modules: list[str], on_progress: Callable[[str, float], None]) 
             on_progress(each.name, time.perf_counter() - begin)
         begin = time.perf_counter()
         code = entries.machine_code()
-        on_progress("machine code of all", time.perf_counter() - begin)
+        on_progress("machine code", time.perf_counter() - begin)
     return code
 
 
-def _types(called: Any, given: Sequence[Any]) -> list[Any]:
-    """The types of arguments: functions of ours are not compiled once more for each constant that they are given."""
-    ours = not called.py_func.__module__.startswith("numba.")
-    return [types.unliteral(one) if ours else one for one in given]
+def _argument_types(function: Any, args: Sequence[Any]) -> list[Any]:
+    """Argument types without literals, so that a function is not compiled again for each constant argument."""
+    is_numba = function.py_func.__module__.startswith("numba.")
+    return [arg if is_numba else types.unliteral(arg) for arg in args]
 
 
 def main(path: str, *modules: str) -> None:
-    """Compile the kernels of some modules to a file; a line for each on stdout."""
-    gc.disable()  # nothing that is made is garbage before the end, and it would be a tenth of the time
-    binding.ffi.lib._lock._cblist.clear()  # noqa: SLF001  # events that nobody listens to: another tenth
+    """Compile the kernels of some modules to a file, and print a line for each."""
+    gc.disable()  # saves a tenth of the time
+    binding.ffi.lib._lock._cblist.clear()  # noqa: SLF001 - unused callbacks: another tenth
     code = machine_code(list(modules), lambda name, seconds: print(f"{name}, {seconds:.1f} s", flush=True))
     target = Path(path)
-    new = target.with_suffix(f".{os.getpid()}")
-    new.write_bytes(code)
-    new.replace(target)
+    temporary = target.with_suffix(f".{os.getpid()}")
+    temporary.write_bytes(code)
+    temporary.replace(target)

@@ -1,4 +1,4 @@
-"""What Python calls of a kernel: entries in LLVM's own words, and what else Numba has its kernels call at run time."""
+"""Entry points of kernels in LLVM IR: C functions that Python calls, which convert and check the arguments."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _BYTE, _INT, _SIZE = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 _POINTER = _BYTE.as_pointer()
 _HEAD = ir.ArrayType(_BYTE, object.__basicsize__)
 _DTYPE = ir.LiteralStructType([_HEAD, _POINTER, _BYTE, _BYTE, _BYTE, _BYTE, _INT])
-"""The beginning of NumPy's PyArray_Descr: type object, kind, letter, byte order, flags, number."""
+"""The first fields of NumPy's PyArray_Descr: type object, kind, type character, byte order, flags, type number."""
 _ARRAY = ir.LiteralStructType(
     [_HEAD, _POINTER, _INT, _SIZE.as_pointer(), _SIZE.as_pointer(), _POINTER, _DTYPE.as_pointer(), _INT]
 )
-"""The beginning of NumPy's PyArrayObject: data, dimensions, shape, strides, base, dtype, flags."""
+"""The first fields of NumPy's PyArrayObject: data, dimensions, shape, strides, base, dtype, flags."""
 C_CONTIGUOUS, ALIGNED = 0x1, 0x100
 
 
 class EntryPoints:
-    """What Python calls: functions of the fast calling convention of C extensions, which convert and check arguments.
+    """The entry points of a library: functions with the METH_FASTCALL convention, which convert and check arguments.
 
-    They let the GIL go while the kernel runs. Objects of Python that they need are in a table, see ``native``.
+    They release the GIL while the kernel runs. The Python objects that they use are in a table (``OBJECTS``).
     """
 
     def __init__(self, context: Any) -> None:
@@ -40,49 +40,52 @@ class EntryPoints:
         self._names: list[str] = []
 
     def add(self, name: str, compiled: Any) -> None:
-        """The entry of a kernel."""
-        context, about = self._context, compiled.fndesc
+        """Add the entry point of a kernel."""
+        context, signature = self._context, compiled.fndesc
         self._library.add_linking_library(compiled.library)
         self._names.append(name)
-        native = context.call_conv.get_function_type(about.restype, about.argtypes)
-        native = ir.Function(self._module, native, about.llvm_func_name)
+        native = context.call_conv.get_function_type(signature.restype, signature.argtypes)
+        native = ir.Function(self._module, native, signature.llvm_func_name)
         kind = ir.FunctionType(_POINTER, [_POINTER, _POINTER.as_pointer(), _SIZE])
         entry = ir.Function(self._module, kind, f"nucleate.{name}")
         b = ir.IRBuilder(entry.append_basic_block())
-        _, given, count = entry.args
-        wanted = ir.Constant(_SIZE, len(about.argtypes))
-        self._refuse_if(b, b.icmp_signed("!=", count, wanted), f"{name}: it takes {len(about.argtypes)} arguments")
+        _, arguments, count = entry.args
+        expected = ir.Constant(_SIZE, len(signature.argtypes))
+        message = f"{name} takes {len(signature.argtypes)} arguments"
+        self._raise_if(b, b.icmp_signed("!=", count, expected), message)
         values = [
-            self._value(b, b.load(b.gep(given, [ir.Constant(_SIZE, i)])), type_, f"{name}: argument {i + 1}")
-            for i, type_ in enumerate(about.argtypes)
+            self._value(b, b.load(b.gep(arguments, [ir.Constant(_SIZE, i)])), type_, f"{name}: argument {i + 1}")
+            for i, type_ in enumerate(signature.argtypes)
         ]
         with cgutils.if_unlikely(b, cgutils.is_not_null(b, self._call(b, "PyErr_Occurred", _POINTER))):
             b.ret(_POINTER(None))
         thread = self._call(b, "PyEval_SaveThread", _POINTER)
-        status, result = context.call_conv.call_function(b, native, about.restype, about.argtypes, values)
+        status, result = context.call_conv.call_function(b, native, signature.restype, signature.argtypes, values)
         self._call(b, "PyEval_RestoreThread", ir.VoidType(), thread)
-        self._refuse_if(b, status.is_error, f"{name} has failed", "RuntimeError")
-        b.ret(self._object(b, result, about.restype))
+        self._raise_if(b, status.is_error, f"{name} failed", "RuntimeError")
+        b.ret(self._object(b, result, signature.restype))
 
-    def _value(self, b: Any, given: Any, type_: Any, what: str) -> Any:
-        """An argument as the kernel takes it."""
+    def _value(self, b: Any, argument: Any, type_: Any, what: str) -> Any:
+        """A Python argument, converted to the type that the kernel takes."""
         if isinstance(type_, types.Array):
-            return self._array(b, given, type_, f"{what} must be an array: {type_}")
+            return self._array(b, argument, type_, f"{what} must be an array: {type_}")
         if isinstance(type_, types.Float):
-            number = self._call(b, "PyFloat_AsDouble", ir.DoubleType(), given)
+            number = self._call(b, "PyFloat_AsDouble", ir.DoubleType(), argument)
             return number if type_.bitwidth == 64 else b.fptrunc(number, ir.FloatType())
         if isinstance(type_, types.Boolean):
-            return b.icmp_signed(">", self._call(b, "PyObject_IsTrue", _INT, given), ir.Constant(_INT, 0))
+            return b.icmp_signed(">", self._call(b, "PyObject_IsTrue", _INT, argument), ir.Constant(_INT, 0))
         convert = "PyLong_AsLongLong" if type_.signed else "PyLong_AsUnsignedLongLongMask"
-        number = self._call(b, convert, _SIZE, given)
+        number = self._call(b, convert, _SIZE, argument)
         return number if type_.bitwidth == 64 else b.trunc(number, ir.IntType(type_.bitwidth))
 
-    def _array(self, b: Any, given: Any, type_: Any, message: str) -> Any:
-        """The same, of an array."""
-        kind = b.load(b.bitcast(b.gep(given, [ir.Constant(_SIZE, object.__basicsize__ - 8)]), _POINTER.as_pointer()))
-        is_one = self._call(b, "PyType_IsSubtype", _INT, kind, self._known(b, "ndarray"))
-        self._refuse_if(b, b.icmp_signed("==", is_one, ir.Constant(_INT, 0)), message)
-        array = b.bitcast(given, _ARRAY.as_pointer())
+    def _array(self, b: Any, argument: Any, type_: Any, message: str) -> Any:
+        """The same, for an array."""
+        class_ = b.load(
+            b.bitcast(b.gep(argument, [ir.Constant(_SIZE, object.__basicsize__ - 8)]), _POINTER.as_pointer())
+        )
+        is_array = self._call(b, "PyType_IsSubtype", _INT, class_, self._python_object(b, "ndarray"))
+        self._raise_if(b, b.icmp_signed("==", is_array, ir.Constant(_INT, 0)), message)
+        array = b.bitcast(argument, _ARRAY.as_pointer())
         data, dimensions, shape, strides, _, dtype, flags = (
             b.load(cgutils.gep(b, array, 0, place)) for place in range(1, 8)
         )
@@ -95,10 +98,10 @@ class EntryPoints:
             b.icmp_signed("==", order, ir.Constant(_BYTE, swapped)),
             b.icmp_signed("!=", b.and_(flags, ir.Constant(_INT, needed)), ir.Constant(_INT, needed)),
         )
-        self._refuse_if(b, reduce(b.or_, wrong), message)
+        self._raise_if(b, reduce(b.or_, wrong), message)
         out = self._context.make_array(type_)(self._context, b)
         lengths, steps = (
-            [b.load(b.gep(at, [ir.Constant(_SIZE, i)])) for i in range(type_.ndim)] for at in (shape, strides)
+            [b.load(b.gep(start, [ir.Constant(_SIZE, i)])) for i in range(type_.ndim)] for start in (shape, strides)
         )
         items = ir.Constant(_SIZE, 1)
         for length in lengths:
@@ -110,7 +113,7 @@ class EntryPoints:
         return out._getvalue()  # noqa: SLF001
 
     def _object(self, b: Any, result: Any, type_: Any) -> Any:
-        """What the kernel returns, as an object of Python."""
+        """The result of a kernel, as a Python object."""
         if isinstance(type_, types.Float):
             number = result if type_.bitwidth == 64 else b.fpext(result, ir.DoubleType())
             return self._call(b, "PyFloat_FromDouble", _POINTER, number)
@@ -119,17 +122,17 @@ class EntryPoints:
             return self._call(b, "PyLong_FromLongLong", _POINTER, number)
         if isinstance(type_, types.Boolean):
             return self._call(b, "PyBool_FromLong", _POINTER, b.zext(result, _SIZE))
-        nothing = self._known(b, "None")
+        nothing = self._python_object(b, "None")
         self._call(b, "Py_IncRef", ir.VoidType(), nothing)
         return nothing
 
-    def _known(self, b: Any, name: str) -> Any:
+    def _python_object(self, b: Any, name: str) -> Any:
         return b.load(cgutils.gep(b, self._table, 0, [*OBJECTS].index(name)))
 
-    def _refuse_if(self, b: Any, wrong: Any, message: str, error: str = "TypeError") -> None:
+    def _raise_if(self, b: Any, wrong: Any, message: str, error: str = "TypeError") -> None:
         with cgutils.if_unlikely(b, wrong):
             text = self._context.insert_const_string(self._module, message)
-            self._call(b, "PyErr_SetString", ir.VoidType(), self._known(b, error), text)
+            self._call(b, "PyErr_SetString", ir.VoidType(), self._python_object(b, error), text)
             b.ret(_POINTER(None))
 
     def _call(self, b: Any, name: str, result: Any, *arguments: Any) -> Any:
@@ -137,7 +140,7 @@ class EntryPoints:
         return b.call(cgutils.get_or_insert_function(self._module, kind, name), arguments)
 
     def _reshape(self) -> None:
-        """What says the strides of a contiguous array in another shape. There are none for another array."""
+        """Define Numba's runtime function for ``reshape``: the strides of a contiguous array in another shape."""
         numbers = _SIZE.as_pointer()
         kind = ir.FunctionType(_INT, [_SIZE, numbers, numbers, _SIZE, numbers, numbers, _SIZE, _INT])
         function = ir.Function(self._module, kind, "numba_attempt_nocopy_reshape")
@@ -146,9 +149,9 @@ class EntryPoints:
         one, step = ir.Constant(_SIZE, 1), cgutils.alloca_once_value(b, item)
         with cgutils.for_range(b, before) as loop:
             place = b.sub(b.sub(before, loop.index), one)
-            length, stride = (b.load(b.gep(at, [place])) for at in (shape, strides))
-            apart = b.and_(b.icmp_signed("!=", length, one), b.icmp_signed("!=", stride, b.load(step)))
-            with cgutils.if_unlikely(b, apart):
+            length, stride = (b.load(b.gep(start, [place])) for start in (shape, strides))
+            not_contiguous = b.and_(b.icmp_signed("!=", length, one), b.icmp_signed("!=", stride, b.load(step)))
+            with cgutils.if_unlikely(b, not_contiguous):
                 b.ret(ir.Constant(_INT, 0))
             b.store(b.mul(b.load(step), length), step)
         b.store(item, step)
@@ -159,32 +162,33 @@ class EntryPoints:
         b.ret(ir.Constant(_INT, 1))
 
     def machine_code(self) -> bytes:
-        """All entries and what they call, as a file. Raises ValueError for kernels that need more of Numba."""
+        """The content of the file, see ``packed``. Raises ValueError if a kernel needs Numba at run time."""
         self._reshape()
         self._library.add_ir_module(self._module)
         codegen, entries = self._context.codegen(), {name: f"nucleate.{name}" for name in self._names}
         machine, final = codegen._tm, _linked(self._library)  # noqa: SLF001
-        for one in final.functions:
-            if not one.is_declaration and one.name not in entries.values():
-                one.linkage = "internal"
-        with binding.create_new_module_pass_manager() as left:
-            left.add_strip_dead_prototype_pass()  # what is still named is needed
+        for function in final.functions:
+            if not function.is_declaration and function.name not in entries.values():
+                function.linkage = "internal"
+        with binding.create_new_module_pass_manager() as cleanup:
+            cleanup.add_strip_dead_prototype_pass()  # then all remaining declarations are needed
             builder = codegen._pass_builder()  # noqa: SLF001
             builder.getModulePassManager().run(final, builder)
-            left.run(final, builder)
-        outside = [one.name for one in final.functions if one.is_declaration and not one.name.startswith("llvm.")]
-        if own := [name for name in outside if name.startswith(("NRT_", "numba_"))]:
-            raise ValueError(f"the kernels {self._names} need what only Numba has: {own}")
-        return packed(machine.emit_object(final), entries, outside)
+            cleanup.run(final, builder)
+        declared = [function.name for function in final.functions if function.is_declaration]
+        external = [name for name in declared if not name.startswith("llvm.")]
+        if missing := [name for name in external if name.startswith(("NRT_", "numba_"))]:
+            raise ValueError(f"the kernels {self._names} need functions of Numba at run time: {missing}")
+        return packed(machine.emit_object(final), entries, external)
 
 
 def _linked(library: Any) -> Any:
-    """A library with all that its functions call, and that these call."""
-    waiting, seen = [library], {library}
-    for one in waiting:
-        for other in one._linking_libraries:  # noqa: SLF001
-            if other not in seen:
-                seen.add(other)
-                waiting.append(other)
+    """The IR of a library, linked with all libraries that it depends on."""
+    pending, linked = [library], {library}
+    for each in pending:
+        for other in each._linking_libraries:  # noqa: SLF001
+            if other not in linked:
+                linked.add(other)
+                pending.append(other)
                 library._final_module.link_in(other._final_module)  # noqa: SLF001
     return library._final_module  # noqa: SLF001

@@ -1,4 +1,4 @@
-"""The cache of compiled kernels on disk. An entry is valid for its exact sources and versions only.
+"""The cache of compiled kernels on disk. An entry is valid only for its exact sources and versions.
 
 The folder is NUCLEATE_CACHE, or nucleate in XDG_CACHE_HOME, or ~/.cache/nucleate.
 """
@@ -16,22 +16,22 @@ logger = logging.getLogger("nucleate")
 
 
 def folder(versions: str, sources: Iterable[Path]) -> Path:
-    """Where the kernels made of these sources, by these versions of a compiler, are kept."""
+    """The cache folder of kernels with these sources, compiled by these versions."""
     base = os.environ.get("NUCLEATE_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "nucleate"
     digest = hashlib.sha256(versions.encode() + b"".join(path.read_bytes() for path in sources))
     return Path(base).expanduser() / digest.hexdigest()[:16]
 
 
-def writable(place: Path) -> bool:
-    """Whether kernels can be kept in a folder, which is made."""
+def writable(path: Path) -> bool:
+    """Whether files can be written to a folder, which is created if necessary."""
     try:
-        place.mkdir(parents=True, exist_ok=True)
+        path.mkdir(parents=True, exist_ok=True)
     except OSError:
         return False
-    return os.access(place, os.W_OK)
+    return os.access(path, os.W_OK)
 
 
 @cache
-def say(message: str) -> None:
-    """Log, once."""
+def warn_once(message: str) -> None:
+    """Log a warning, once per process."""
     logger.warning("%s", message)

@@ -1,4 +1,4 @@
-"""The kernels of the program: which modules have them, and which are compiled together. Knows modules by name only."""
+"""All kernel libraries: which modules declare their kernels, and which sources they depend on. Imports no kernel."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ _ROOT = Path(__file__).parents[1]
 
 
 def _sources(*names: str) -> list[Path]:
-    found = (path for name in names for path in _ROOT.glob(name))
-    return sorted(found)
+    return sorted(path for name in names for path in _ROOT.glob(name))
 
 
 _NUMBA = "sampling/backends/numba/**/*.py"
@@ -28,7 +27,7 @@ GENERIC = KernelLibrary(
 MODELS = KernelLibrary(
     "models",
     ("nucleate.models.kernels.elementwise", "nucleate.models.kernels.attention_kernel"),
-    _sources("models/kernels/*.py", "models/paged/kv_pool.py", "models/paged/tree_mask.py"),
+    _sources("models/kernels/*.py", "models/paged/kv_cache.py", "models/paged/tree_mask.py"),
 )
 DRAFTS = KernelLibrary(
     "drafts",
@@ -37,5 +36,5 @@ DRAFTS = KernelLibrary(
 )
 
 SAMPLER = (CHAIN, GENERIC)
-"""What backend "cpu" draws with."""
+"""The libraries of backend "cpu"."""
 ALL = (*SAMPLER, MODELS, DRAFTS)

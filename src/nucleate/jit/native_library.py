@@ -1,7 +1,7 @@
 """Libraries of compiled kernels: loading them from disk, and compiling them in a separate process.
 
-A library is one file of machine code. Loading takes 0.1 s, most of it for LLVM, and does not import Numba. A separate
-process compiles missing libraries, so sampling never waits for a compiler.
+A library is one file of machine code. Loading it takes 0.1 s, mostly for LLVM, and does not import Numba. Missing
+libraries are compiled by a separate process, so that sampling never waits for a compiler.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from nucleate.jit.thread_pool import cores
 logger = logging.getLogger("nucleate")
 
 ProgressCallback = Callable[[str], object]
-"""Called with a line about what has been compiled, or read."""
+"""Called with a line about each library that has been loaded and each kernel that has been compiled."""
 
-FORMAT = 1
-"""Of files, see ``packed``, and of ``OBJECTS``."""
+FORMAT = 2
+"""Version of the file format (``packed``) and of ``OBJECTS``."""
 TABLE = "nucleate.objects"
 OBJECTS = {"ndarray": np.ndarray, "None": None, "TypeError": TypeError, "RuntimeError": RuntimeError}
-"""What entries need of Python, in the order of the table that they read it from."""
+"""The Python objects that entry points use, in the order of the table that they read them from."""
 
-SOON, LATE = 0.02, 5.0
-"""Seconds of work without kernels after which they are read from disk, if they are there, and compiled if not."""
+LOAD_AFTER, COMPILE_AFTER = 0.02, 5.0
+"""Seconds of work without kernels after which they are loaded from the cache, and compiled if not cached."""
 PROGRAM = "import sys; from nucleate.jit.compiler import main; main(*sys.argv[1:])"
 PAUSE = 0.005
-"""Seconds between two libraries, in the background, for whoever waits for the interpreter."""
+"""Seconds between two libraries in background loading, so that other threads can take the GIL."""
 
 
 class KernelError(RuntimeError):
@@ -52,210 +52,205 @@ class KernelError(RuntimeError):
 
 
 class KernelLibrary:
-    """Kernels of some modules, by name: ``library.draw_rows(...)``. See ``libraries`` for all that there are.
+    """The kernels of some modules, as attributes: ``library.draw_rows(...)``. See ``kernel_libraries``.
 
-    sources: what the kernels are made of. ``ready``: they are in memory.
+    sources: all source files that the kernels depend on. ``ready``: whether the kernels are in memory.
     """
 
     def __init__(self, name: str, modules: Sequence[str], sources: Iterable[Path]) -> None:
         self.name, self.modules, self.ready = name, tuple(modules), False
         self._sources = tuple(sources)
-        self.getting = threading.RLock()  # for whoever reads or compiles them: nobody does so twice
-        self._lost, self._next = 0.0, SOON
-        self._made: Path | None = None  # where a process of this one wrote the file
-
+        self.lock = threading.RLock()  # held while loading or compiling
+        self._fallback_seconds, self._threshold = 0.0, LOAD_AFTER
+        self._compiled: Path | None = None  # the file that a subprocess of this process wrote
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._forked)
 
     def _forked(self) -> None:
-        """A fork has none of the threads of its parent: what they were to get is begun with again."""
-        self.getting, self._lost = threading.RLock(), 0.0
-        self._next = min(self._next, SOON)
+        """A forked process does not have the background threads of its parent: start again."""
+        self.lock, self._fallback_seconds = threading.RLock(), 0.0
+        self._threshold = min(self._threshold, LOAD_AFTER)
 
     def __getattr__(self, name: str) -> Any:
-        """A kernel. Waits for it, if it must be read or compiled first. Raises KernelError."""
+        """A kernel, loaded or compiled first if necessary. Raises KernelError."""
         if name.startswith("_") or self.ready:
             raise AttributeError(f"there is no kernel {name!r} in {self.modules}")
-        get([self])
+        ensure_loaded([self])
         return getattr(self, name)
 
-    def missed(self, seconds: float) -> None:
-        """So much time went by without kernels. As soon as it is worth their own, they are got in the background."""
-        self._lost += seconds
-        if self._lost >= self._next and not self.ready:
-            begin([self], compiling=self._next == LATE)
+    def record_fallback(self, seconds: float) -> None:
+        """Count time spent without kernels, and start to load or compile them in the background once it pays off."""
+        self._fallback_seconds += seconds
+        if self._fallback_seconds >= self._threshold and not self.ready:
+            load_in_background([self], compiling=self._threshold == COMPILE_AFTER)
 
-    def expected(self, *, compiling: bool) -> None:
-        """They are being read, or compiled if need be: nobody else is to begin with it."""
-        self._next = float("inf") if compiling else max(self._next, LATE)
+    def mark_started(self, *, compiling: bool) -> None:
+        """Loading, or compiling, has been started, so ``record_fallback`` does not start it again."""
+        self._threshold = float("inf") if compiling else max(self._threshold, COMPILE_AFTER)
 
     @property
     def folder(self) -> Path:
-        """Where the kernels of these sources are kept."""
+        """The cache folder of these sources."""
         return _folder(self._sources)
 
     @property
     def path(self) -> Path:
-        """Their file, for the processor that this is."""
+        """The cache file for this processor."""
         return self.folder / f"{self.name}-{_processor()}.kernels"
 
     def load(self) -> bool:
-        """Read the kernels from disk; whether they are there. Waits for another thread that compiles them."""
-        with self.getting:
+        """Load the kernels from the cache; returns whether that worked. Waits while another thread compiles them."""
+        with self.lock:
             if self.ready:
                 return True
             try:
-                data = (self._made or self.path).read_bytes()
+                data = (self._compiled or self.path).read_bytes()
             except OSError:
                 data = b""
             functions = _functions(data)
             if functions is None:
                 return False
             vars(self).update(functions)
-            self.ready = True  # last: nobody waits for it
+            self.ready = True  # last: it is read without the lock
             return True
 
-    def process(self, *, behind: bool) -> subprocess.Popen[str]:
-        """A process that compiles the kernels and says so, line by line. behind: others come first."""
-        place = self.path
-        if not kernel_cache.writable(place.parent):
-            place = Path(_own_folder()) / place.name
-        self._made = place
-        command = [sys.executable, "-c", PROGRAM, str(place), *self.modules]
+    def compiler(self, *, background: bool) -> subprocess.Popen[str]:
+        """Start a process that compiles the kernels and prints a line for each. background: at a low priority."""
+        target = self.path
+        if not kernel_cache.writable(target.parent):
+            target = Path(_process_folder()) / target.name
+        self._compiled = target
+        command = [sys.executable, "-c", PROGRAM, str(target), *self.modules]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        process = subprocess.Popen(  # noqa: S603  # ours
+        process = subprocess.Popen(  # noqa: S603
             command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             text=True,
         )  # fmt: skip
-        if behind and hasattr(os, "setpriority"):
-            os.setpriority(os.PRIO_PROCESS, process.pid, 15)  # with more it would never end beside a busy server
+        if background and hasattr(os, "setpriority"):
+            os.setpriority(os.PRIO_PROCESS, process.pid, 15)  # with 19 it would starve next to a busy server
         return process
 
 
-def get(
-    libraries: Sequence[KernelLibrary], on_progress: ProgressCallback | None = None, *, behind: bool = False
+def ensure_loaded(
+    libraries: Sequence[KernelLibrary], on_progress: ProgressCallback | None = None, *, background: bool = False
 ) -> None:
-    """Read the kernels of some libraries, compiling those that are not kept, several at a time. Raises KernelError.
+    """Load the kernels of some libraries, and compile those that are not cached, in parallel. Raises KernelError.
 
-    behind: in the background, at a low priority and with pauses.
+    background: one at a time, at a low priority and with pauses.
     """
     missing = []
     for library in libraries:
-        begun = time.perf_counter()
+        begin = time.perf_counter()
         if not library.load():
             missing.append(library)
         elif on_progress is not None:
-            on_progress(f"{library.name}: read in {time.perf_counter() - begun:.2f} s")
-        if behind:
+            on_progress(f"{library.name}: loaded in {time.perf_counter() - begin:.2f} s")
+        if background:
             time.sleep(PAUSE)
     if missing and on_progress is None:
         names = ", ".join(library.name for library in missing)
-        kernel_cache.say(
-            f"compiling the CPU kernels ({names}), once: about 25 seconds (kept in {missing[0].folder.parent})"
+        kernel_cache.warn_once(
+            f"compiling the CPU kernels ({names}), once: about 25 seconds (cached in {missing[0].folder.parent})"
         )
-    with ThreadPoolExecutor(1 if behind else cores(), "nucleate-compiling") as threads:
-        for job in [threads.submit(_compile, library, on_progress, behind=behind) for library in missing]:
+    with ThreadPoolExecutor(1 if background else cores(), "nucleate-compiling") as threads:
+        for job in [threads.submit(_compile, library, on_progress, background=background) for library in missing]:
             job.result()
 
 
-def _compile(library: KernelLibrary, on_progress: ProgressCallback | None, *, behind: bool) -> None:
-    """Unless another thread has done so meanwhile."""
-    with library.getting:
+def _compile(library: KernelLibrary, on_progress: ProgressCallback | None, *, background: bool) -> None:
+    """Compile and load a library, unless another thread has done so meanwhile."""
+    with library.lock:
         if not library.load():
-            _run(library, on_progress, behind=behind)
+            _run(library, on_progress, background=background)
 
 
-def _run(library: KernelLibrary, on_progress: ProgressCallback | None, *, behind: bool) -> None:
-    """Have a process compile the kernels, and read them."""
-    said = []
-    with library.process(behind=behind) as process:
+def _run(library: KernelLibrary, on_progress: ProgressCallback | None, *, background: bool) -> None:
+    """Compile a library in a subprocess, and load it."""
+    lines = []
+    with library.compiler(background=background) as process:
         atexit.register(process.kill)
         try:
             for line in process.stdout or ():
-                said.append(line)
+                lines.append(line)
                 if on_progress is not None:
                     on_progress(f"{library.name}: {line.rstrip()}")
         finally:
             atexit.unregister(process.kill)
     if process.returncode or not library.load():
-        raise KernelError(f"the kernels {library.name!r} could not be compiled: {''.join(said)[-2000:]}")
+        raise KernelError(f"the kernels {library.name!r} cannot be compiled: {''.join(lines)[-2000:]}")
 
 
-def begin(
+def load_in_background(
     libraries: Sequence[KernelLibrary],
     *,
     compiling: bool = True,
     on_progress: ProgressCallback | None = None,
     also: Callable[[], object] | None = None,
 ) -> threading.Thread:
-    """The same in a thread, which is returned. compiling: also what is not kept. also: what is called then."""
+    """Load libraries in a thread, which is returned. compiling: compile those not cached. also: called at the end."""
     for library in libraries:
-        library.expected(compiling=compiling)
+        library.mark_started(compiling=compiling)
 
     def work() -> None:
         try:
-            get(libraries, on_progress, behind=True) if compiling else [library.load() for library in libraries]
+            ensure_loaded(libraries, on_progress, background=True) if compiling else [each.load() for each in libraries]
             if also is not None:
                 also()
         except Exception:
-            logger.exception("the kernels could not be had: work goes on without them")
+            logger.exception("the kernels cannot be loaded; continuing without them")
 
     thread = threading.Thread(target=work, name="nucleate-kernels", daemon=True)
     thread.start()
     return thread
 
 
-def packed(code: bytes, functions: Mapping[str, str], outside: Sequence[str]) -> bytes:
-    """Machine code as a file: a line of JSON, then the code. functions: symbols by names. outside: what it calls."""
+def packed(code: bytes, functions: Mapping[str, str], external: Sequence[str]) -> bytes:
+    """The content of a kernel file: a line of JSON, then machine code.
+
+    functions: symbols by name. external: the symbols that the code calls.
+    """
     digest = hashlib.sha256(code).hexdigest()
-    head = {"functions": dict(functions), "outside": list(outside), "digest": digest}
-    return json.dumps(head).encode() + b"\n" + code
+    header = {"functions": dict(functions), "external": list(external), "digest": digest}
+    return json.dumps(header).encode() + b"\n" + code
 
 
-class _Method(ctypes.Structure):
-    """A PyMethodDef."""
-
+class _PyMethodDef(ctypes.Structure):
     _fields_ = [
-        ("name", ctypes.c_char_p),
-        ("function", ctypes.c_void_p),
-        ("flags", ctypes.c_int),
-        ("doc", ctypes.c_char_p),
-    ]
+        ("name", ctypes.c_char_p), ("function", ctypes.c_void_p), ("flags", ctypes.c_int), ("doc", ctypes.c_char_p)
+    ]  # fmt: skip
 
 
-FAST_CALLS = 0x80
-_forever: list[object] = []  # what functions need as long as the process lives
+METH_FASTCALL = 0x80
+_keep_alive: list[object] = []  # objects that kernels need until the process ends
 
 
 def _functions(data: bytes) -> dict[str, Callable[..., Any]] | None:
-    """What is in a file; None if it is not as it was written, or calls what is not there."""
+    """The kernels in a file; None if it is damaged, or calls a symbol that does not exist."""
     line, _, code = data.partition(b"\n")
     try:
-        head = json.loads(line)
-        whole = head["digest"] == hashlib.sha256(code).hexdigest()
+        header = json.loads(line)
+        if header["digest"] != hashlib.sha256(code).hexdigest():
+            return None
     except (ValueError, KeyError, TypeError):
         return None
     llvm = _llvm()
-    if not whole:
-        return None
     machine = llvm.Target.from_default_triple().create_target_machine(jit=True)
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
-    if not all(llvm.address_of_symbol(name) for name in head["outside"]):
+    if not all(llvm.address_of_symbol(name) for name in header["external"]):
         return None
     engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
     table = (ctypes.c_void_p * len(OBJECTS)).from_address(engine.get_global_value_address(TABLE))
-    for place, known in enumerate(OBJECTS.values()):
-        table[place] = id(known)
-    make = ctypes.pythonapi.PyCFunction_NewEx
-    make.restype, make.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
-    found = {}
-    for name, symbol in head["functions"].items():
-        method = _Method(name.encode(), engine.get_function_address(symbol), FAST_CALLS, None)
-        _forever.append(method)
-        found[name] = make(ctypes.addressof(method), None, None)
-    _forever.append(engine)
-    return found
+    table[:] = [id(each) for each in OBJECTS.values()]
+    new_function = ctypes.pythonapi.PyCFunction_NewEx
+    new_function.restype, new_function.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+    functions = {}
+    for name, symbol in header["functions"].items():
+        method = _PyMethodDef(name.encode(), engine.get_function_address(symbol), METH_FASTCALL, None)
+        _keep_alive.append(method)
+        functions[name] = new_function(ctypes.addressof(method), None, None)
+    _keep_alive.append(engine)
+    return functions
 
 
 @cache
@@ -271,33 +266,33 @@ def _llvm() -> Any:
 
 @cache
 def _processor() -> str:
-    """What this processor can do, in few letters."""
+    """A short hash of the processor model and its features."""
     llvm = _llvm()
-    said = f"{llvm.get_host_cpu_name()} {llvm.get_host_cpu_features().flatten()}"
-    return hashlib.sha256(said.encode()).hexdigest()[:8]
+    features = f"{llvm.get_host_cpu_name()} {llvm.get_host_cpu_features().flatten()}"
+    return hashlib.sha256(features.encode()).hexdigest()[:8]
 
 
 @cache
 def _versions() -> tuple[str, tuple[Path, ...]]:
-    """What makes machine code another one, beside its sources."""
-    found = []
+    """What machine code depends on besides its sources: versions, and the version files of the compiler packages."""
+    files = []
     for package in ("numba", "llvmlite"):
         spec = importlib.util.find_spec(package)
         if spec is None or spec.origin is None:
-            raise KernelError(f"kernels need {package}")
-        found.append(Path(spec.origin).with_name("_version.py"))
-    return f"{FORMAT} {sys.implementation.cache_tag} {sys.platform} {np.__version__}", tuple(found)
+            raise KernelError(f"the CPU kernels need the package {package}")
+        files.append(Path(spec.origin).with_name("_version.py"))
+    return f"{FORMAT} {sys.implementation.cache_tag} {sys.platform} {np.__version__}", tuple(files)
 
 
 def _folder(sources: tuple[Path, ...]) -> Path:
     versions, files = _versions()
-    own = (Path(__file__).with_name(name) for name in ("compiler.py", "entry_points.py"))
-    return kernel_cache.folder(versions, (*sources, *files, *own))
+    compiler = (Path(__file__).with_name(name) for name in ("compiler.py", "entry_points.py"))
+    return kernel_cache.folder(versions, (*sources, *files, *compiler))
 
 
 @cache
-def _own_folder() -> str:
-    """A folder of this process, for kernels that cannot be kept."""
+def _process_folder() -> str:
+    """A temporary folder of this process, used if the cache is not writable."""
     folder = tempfile.TemporaryDirectory(prefix="nucleate-")
-    _forever.append(folder)
+    _keep_alive.append(folder)
     return folder.name

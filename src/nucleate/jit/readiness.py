@@ -1,7 +1,7 @@
-"""Whether a call runs through compiled kernels. Nothing waits for them, but who asks for backend "cpu".
+"""Whether a call uses the compiled sampling kernels or the reference backend.
 
-While they are not in memory the reference answers, with the same tokens, and they are got in the background as soon as
-that is worth it, see ``native_library``.
+With backend "auto", no call waits for kernels: until they are loaded, the reference computes the same tokens, and its
+time counts towards loading or compiling them in the background (``KernelLibrary.record_fallback``).
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from nucleate.jit.native_library import KernelLibrary
 from nucleate.parameters.parameter import ParameterError
 
 BACKENDS = ("auto", "reference", "cpu")
-PACE = 1e-7
-"""Seconds that the reference takes for a score, or more."""
+SECONDS_PER_LOGIT = 1e-7
+"""A lower bound of the time that the reference takes per logit."""
 
 
 class KernelReadiness:
-    """What this process has of the kernels that draw tokens."""
+    """Whether the kernels of some libraries are loaded in this process."""
 
     def __init__(self, libraries: Sequence[KernelLibrary]) -> None:
         self.libraries = tuple(libraries)
@@ -26,34 +26,34 @@ class KernelReadiness:
 
     @property
     def ready(self) -> bool:
-        """All of them are in memory."""
+        """Whether all libraries are loaded."""
         if not self._ready:
             self._ready = all(library.ready for library in self.libraries)
         return self._ready
 
-    def missed(self, scores: int) -> None:
-        """So many scores are to be drawn from without them."""
+    def record_fallback(self, logits: int) -> None:
+        """Count a call of the reference with this number of logits."""
         for library in self.libraries:
-            library.missed(scores * PACE)
+            library.record_fallback(logits * SECONDS_PER_LOGIT)
 
 
 KERNELS = KernelReadiness(SAMPLER)
 
 
-def compiled(backend: str, scores: int) -> bool:
-    """Whether a call with so many scores runs what it can through compiled kernels. Raises ParameterError."""
+def compiled(backend: str, logits: int) -> bool:
+    """Whether a call with this number of logits uses compiled kernels where it can. Raises ParameterError."""
     if backend == "auto":
         if KERNELS.ready:
             return True
-        KERNELS.missed(scores)
+        KERNELS.record_fallback(logits)
         return False
     if backend not in BACKENDS:
         raise ParameterError("backend", f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
     return backend == "cpu"
 
 
-def why_not(backend: str, scores: int) -> str:
-    """Why the reference runs such a call, as of now; "" if compiled kernels do. Raises ParameterError."""
+def fallback_reason(backend: str, logits: int) -> str:
+    """Why such a call would use the reference now; "" if it would use compiled kernels. Raises ParameterError."""
     if backend == "auto":
         return "" if KERNELS.ready else "the kernels are not loaded yet"
-    return "" if compiled(backend, scores) else f"the backend is {backend!r}"
+    return "" if compiled(backend, logits) else f"the backend is {backend!r}"

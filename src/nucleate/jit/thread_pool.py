@@ -1,4 +1,4 @@
-"""The threads that run kernels: their number, and the pool."""
+"""The thread pool for kernels and matrix products."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from nucleate.parameters.parameter import ParameterError
 
 @cache
 def cores() -> int:
-    """How many threads work at most: as many as this process may run on, or NUCLEATE_THREADS."""
-    mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    wanted = os.environ.get("NUCLEATE_THREADS", "").strip()
-    if wanted and not (wanted.isdecimal() and int(wanted)):
-        raise ParameterError("NUCLEATE_THREADS", f"NUCLEATE_THREADS must be an integer >= 1, got {wanted!r:.40}")
-    return int(wanted) if wanted else mine
+    """The maximum number of threads: the number of cores that this process may use, or NUCLEATE_THREADS."""
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    setting = os.environ.get("NUCLEATE_THREADS", "").strip()
+    if setting and not (setting.isdecimal() and int(setting)):
+        raise ParameterError("NUCLEATE_THREADS", f"NUCLEATE_THREADS must be an integer >= 1, got {setting!r:.40}")
+    return int(setting) if setting else available
 
 
 def pool() -> ThreadPoolExecutor:
-    """The threads beside the caller's, of this process: a fork has none of its parent's."""
+    """The worker threads of this process, one fewer than ``cores()``. A forked process gets its own."""
     return _pool(os.getpid())
 
 

@@ -1,1 +1,1 @@
-"""The models, and how they are found. Everything above sees the two protocols of ``protocol.py`` only."""
+"""Models and model runners. The engine depends on the interfaces in ``protocol.py`` and ``runner.py`` only."""

@@ -6,8 +6,8 @@ import os
 import re
 from pathlib import Path
 
-UNKNOWN = 4 << 30
-"""Assumed if the system does not tell how much memory is free."""
+DEFAULT = 4 << 30
+"""Assumed if the free memory cannot be determined."""
 
 
 def free() -> int:
@@ -21,4 +21,4 @@ def free() -> int:
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
     except (AttributeError, ValueError, OSError):
-        return UNKNOWN
+        return DEFAULT

@@ -18,12 +18,12 @@ def read_config(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ModelError(f"{path} is not valid JSON: {error}") from None
     if not isinstance(value, dict):
-        raise ModelError(f"{path} must hold a JSON object, not {type(value).__name__}")
+        raise ModelError(f"{path} must contain a JSON object, not {type(value).__name__}")
     return value
 
 
 def positive(config: dict[str, Any], name: str, default: float | None = None) -> float:
-    """A number > 0 in config.json; ``default``, if there is one, where it is missing or null."""
+    """A number > 0 in config.json. ``default``, if given, replaces a missing or null value."""
     value = config.get(name)
     value = default if value is None else value
     if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
@@ -32,7 +32,7 @@ def positive(config: dict[str, Any], name: str, default: float | None = None) ->
 
 
 def positive_integer(config: dict[str, Any], name: str, default: int | None = None) -> int:
-    """An integer > 0 in config.json, as ``positive``."""
+    """The same for an integer > 0."""
     value = positive(config, name, default)
     if not isinstance(value, int):
         raise ModelError(f"config.json: {name} must be an integer, got {value!r:.60}")

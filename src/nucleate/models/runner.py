@@ -69,7 +69,7 @@ class Runner(Protocol):
         """A readable name of the runtime and device."""
 
     @property
-    def why(self) -> str:
+    def unbatched_reason(self) -> str:
         """Why sequences run one at a time; empty if they are batched."""
 
     @property
@@ -91,7 +91,7 @@ class Runner(Protocol):
     def asynchronous(self) -> bool:
         """Whether ``forward`` returns before the logits are computed, so that other work can overlap."""
 
-    def forward(self, parts: Sequence[ModelInput]) -> Any:
+    def forward(self, inputs: Sequence[ModelInput]) -> Any:
         """Compute inputs of different sequences. Returns the requested logits [L, V], input by input (NumPy or torch).
 
         Positions may be computed again, which replaces their keys and values. If it raises, no input counts as
@@ -105,18 +105,18 @@ class Runner(Protocol):
     def move(self, moves: Sequence[Move]) -> None:
         """Move the keys and values of accepted tree paths to where those of a chain would be."""
 
-    def watch(self, layers: Sequence[int]) -> None:
-        """Capture the hidden states that enter these layers in ``features`` from now on; () for none, the default.
+    def capture_hidden_states(self, layers: Sequence[int]) -> None:
+        """From now on, capture the inputs of these layers in ``hidden_states``; () for none, the default.
 
-        Layer 0 reads the embeddings; the number of layers stands for the input of the final normalization. Raises
+        The input of layer 0 is the embeddings; the number of layers means the input of the final norm. Raises
         ModelError for a model whose hidden states cannot be captured.
         """
 
     @property
-    def features(self) -> NDArray[np.float32]:
+    def hidden_states(self) -> NDArray[np.float32]:
         """Hidden states of all tokens of the last forward pass: [T, captured layers * hidden size].
 
-        Layers are in the order of ``watch``. The array belongs to the caller; it is a tensor if the logits are one.
+        Layers are in the order given to ``capture_hidden_states``. A tensor if the logits are one.
         """
 
     def fork(self, forks: Sequence[Fork]) -> None:
@@ -129,59 +129,59 @@ class Runner(Protocol):
         """Compile or load kernels now, on any thread. Optional: forward passes do not need it to have been called."""
 
 
-UNWATCHED = np.empty((0, 0), np.float32)
+NO_HIDDEN_STATES = np.empty((0, 0), np.float32)
 
 
 class SequentialRunner:
     """Runs any Model one sequence at a time, each with the model's own cache: slow, but it always works.
 
-    blocks: capacity for all sequences, in blocks of tokens. why: the reason why sequences are not batched.
+    blocks: capacity for all sequences, in blocks of tokens. unbatched_reason: why sequences are not batched.
     """
 
     paged = False
     asynchronous = False
     tree_attention = False
 
-    def __init__(self, model: Model, blocks: int, block_size: int = BLOCK, why: str = "") -> None:
-        self.model, self.blocks, self.block_size, self.why = model, blocks, block_size, why
+    def __init__(self, model: Model, blocks: int, block_size: int = BLOCK, unbatched_reason: str = "") -> None:
+        self.model, self.blocks, self.block_size, self.unbatched_reason = model, blocks, block_size, unbatched_reason
         self.vocab_size, self.context_length, self.runtime = model.vocab_size, model.context_length, model.runtime
         self._open: dict[int, tuple[DecodingContext, int]] = {}  # with the number of computed tokens
-        self.features = UNWATCHED
+        self.hidden_states = NO_HIDDEN_STATES
 
-    def watch(self, layers: Sequence[int]) -> None:
-        """See ``Runner.watch``."""
+    def capture_hidden_states(self, layers: Sequence[int]) -> None:
+        """See ``Runner.capture_hidden_states``. Only () is supported."""
         if layers:
             raise ModelError("hidden states can only be captured from a model that runs batched")
 
-    def forward(self, parts: Sequence[ModelInput]) -> NDArray[np.float32]:
+    def forward(self, inputs: Sequence[ModelInput]) -> NDArray[np.float32]:
         """See ``Runner.forward``."""
-        rows = [self._read(part) for part in parts]
+        rows = [self._forward(each) for each in inputs]
         return np.concatenate([row for row in rows if len(row)] or [np.empty((0, self.vocab_size), np.float32)])
 
-    def _read(self, part: ModelInput) -> NDArray[np.float32]:
-        context, length = self._open.pop(part.key, (None, 0))  # back when it has been read
-        if context is None or length != part.start:
+    def _forward(self, each: ModelInput) -> NDArray[np.float32]:
+        context, length = self._open.pop(each.key, (None, 0))  # removed, in case the forward pass raises
+        if context is None or length != each.start:
             context, length = self.model.begin(), 0
-        if length < part.start:
-            context.forward(part.token_ids[: part.start])
-        ids = part.token_ids[part.start : part.stop]
-        if part.num_logits <= 1:
-            logits_LV = context.forward(ids)[None][: part.num_logits]
+        if length < each.start:
+            context.forward(each.token_ids[: each.start])
+        ids = each.token_ids[each.start : each.stop]
+        if each.num_logits <= 1:
+            logits_LV = context.forward(ids)[None][: each.num_logits]
         else:
-            logits_LV = context.forward_all(ids)[-part.num_logits :]
-        self._open[part.key] = context, part.stop
+            logits_LV = context.forward_all(ids)[-each.num_logits :]
+        self._open[each.key] = context, each.stop
         return logits_LV
 
     def move(self, moves: Sequence[Move]) -> None:
-        """There are no trees."""
+        """Never called: trees are not supported."""
 
     def fork(self, forks: Sequence[Fork]) -> None:
         """See ``Runner.fork``. If a context cannot be copied, the child is computed from its start."""
-        weights = self.model, *getattr(self.model, "__dict__", {}).values()  # what is not copied
-        shared = {id(each): each for each in weights}
+        weights = self.model, *getattr(self.model, "__dict__", {}).values()
+        shared = {id(each): each for each in weights}  # not copied
         for key, child, _ in forks:
             if key in self._open:
-                with suppress(Exception):  # of the model, whatever it is
+                with suppress(Exception):  # the model's code may raise anything
                     self._open[child] = copy.deepcopy(self._open[key], shared.copy())
 
     def forget(self, key: int) -> None:
@@ -189,4 +189,4 @@ class SequentialRunner:
         self._open.pop(key, None)
 
     def warm(self) -> None:
-        """Nothing is compiled."""
+        """Nothing to do."""

@@ -1,4 +1,4 @@
-"""Values of parameters in their canonical types: a converter per kind, strict about types, silent about meaning."""
+"""Converters of parameter values to their canonical types, one per kind. They check types and ranges only."""
 
 from __future__ import annotations
 
@@ -40,21 +40,21 @@ class TokenTable(Mapping[int, float]):
 
 
 def shown(value: object) -> str:
-    """A value for a message: its repr, cut to 60 characters, at a cost that does not grow with the value."""
+    """The repr of a value, truncated to 60 characters, at a cost independent of the size of the value."""
     try:
-        text = repr(_begin(value))
+        text = repr(_prefix(value))
     except ValueError:  # Python does not print integers of more than 4300 digits
         text = f"a very large {type(value).__name__}"
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 def one_line(error: Exception) -> str:
-    """What an error says, for a message."""
+    """The message of an error on one line, at most 300 characters."""
     return " ".join(str(error).split())[:300] or type(error).__name__
 
 
-def _begin(value: Any, depth: int = 60) -> Any:
-    """As much of a value as its first 60 characters can be of: its own repr would be made whole."""
+def _prefix(value: Any, depth: int = 60) -> Any:
+    """As much of a value as its repr shows in the first 60 characters."""
     if isinstance(value, str | bytes):
         return value[:61]
     if type(value) not in (list, tuple, dict):
@@ -62,16 +62,15 @@ def _begin(value: Any, depth: int = 60) -> Any:
     if depth == 0:
         return ...
     if isinstance(value, dict):
-        return {_begin(key, depth): _begin(item, depth - 1) for key, item in islice(value.items(), 16)}
-    return type(value)(_begin(item, depth - 1) for item in islice(value, 31))
+        return {_prefix(key, depth): _prefix(item, depth - 1) for key, item in islice(value.items(), 16)}
+    return type(value)(_prefix(item, depth - 1) for item in islice(value, 31))
 
 
 def _number(value: Any, admits: Admits) -> float:
     if type(value) is not float and (isinstance(value, bool) or not isinstance(value, numbers.Real)):
         raise TypeError
-    number = float(value)  # first, because what is out of range may round into it, and the other way round
-    given: Any = value
-    rounded = isinstance(given, int) and abs(given) > sys.float_info.max  # just above the largest float, it becomes it
+    number = float(value)  # before the range check, as rounding may move it in or out of range
+    rounded = isinstance(value, int) and abs(value) > sys.float_info.max  # rounded to the largest float
     if not math.isfinite(number) or rounded or not admits(number):
         raise ValueError
     return number
@@ -99,7 +98,7 @@ def _strings(value: Any, admits: Admits) -> tuple[str, ...]:
     items = (value,) if isinstance(value, str) else tuple(value)
     if isinstance(value, bytes | Mapping) or not all(isinstance(item, str) and item for item in items):
         raise TypeError
-    return tuple(str.__str__(item) for item in items)  # of a subclass too, the plain string
+    return tuple(str.__str__(item) for item in items)  # a plain string, also from a subclass
 
 
 def _choice(value: Any, admits: Admits) -> str:
@@ -126,13 +125,13 @@ def _table(value: Any, admits: Admits) -> TokenTable:
     if not isinstance(value, Mapping):
         raise TypeError
     made = {_key(key): _number(bias, admits) for key, bias in value.items()}
-    if len(made) != len(value):  # "5" and 5 would be one token with two values
+    if len(made) != len(value):  # "5" and 5 are the same token
         raise ValueError
     return TokenTable(made)
 
 
 def _key(key: Any) -> int:
-    """A token id; JSON objects carry it as a string of digits."""
+    """A token id; as a key of a JSON object, a string of digits."""
     number = int(key) if isinstance(key, str) and key.isascii() and key.isdigit() else key
     if isinstance(number, bool) or not isinstance(number, numbers.Integral) or number < 0:
         raise TypeError
@@ -164,6 +163,6 @@ NOUNS = {
 
 
 def register(kind: type, convert: Callable[[Any], Any], noun: str) -> None:
-    """Let parameters be annotated with a class. convert: makes a value of it, or raises TypeError. noun: for errors."""
+    """Allow a class as the type of parameters. convert: to an instance, or TypeError. noun: description for errors."""
     CONVERT[kind.__name__] = lambda value, _: value if isinstance(value, kind) else convert(value)
     NOUNS[kind.__name__] = "", noun

@@ -1,4 +1,4 @@
-"""Declared parameters: a name, a type, a range and a help text. Validation, flags, JSON and docs follow from them."""
+"""Parameter declarations: name, type, range and help text. Validation, flags, JSON and docs are derived from them."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from nucleate.parameters.converters import CONVERT, NOUNS, TokenTable, shown
 
 Kind = TypeVar("Kind", bound=type)
 
-FEW = 12
-"""An error about an unknown name lists all names if they are no more than this."""
+MAX_LISTED = 12
+"""An error for an unknown name lists all known names if there are at most this many."""
 
 
 class ParameterError(ValueError):
     """A parameter is unknown or has a value that is not allowed. ``field`` is its public name."""
 
     def __init__(self, field: str, message: str) -> None:
-        super().__init__(field, message)  # both, so that it can be pickled
+        super().__init__(field, message)  # both arguments, for pickling
         self.field = field
 
     def __str__(self) -> str:
@@ -32,11 +32,11 @@ class ParameterError(ValueError):
 
 @dataclass(frozen=True)
 class Parameter:
-    """One declared parameter.
+    """A parameter declaration.
 
-    ``neutral`` is the value at which its stage does nothing (MISSING for a parameter that is no switch), ``off`` other
-    values that mean the same. ``low``/``high`` bound a number; ``open_low`` excludes the low end itself; ``choices``
-    are all the strings there are. ``public`` ones are fields of SamplingParams, flags and JSON fields.
+    ``neutral``: the value at which the stage is a no-op (MISSING if there is none). ``off``: other values with the same
+    meaning. ``low``, ``high``: bounds of a number; ``open_low`` excludes ``low``. ``choices``: the allowed strings.
+    ``public``: whether it is a field of SamplingParams, a flag and a JSON field.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Parameter:
 
     @property
     def allowed(self) -> str:
-        """The valid values in words, for messages and docs."""
+        """The allowed values in words, for messages and docs."""
         if self.kind == "bool":
             return "true or false"
         if self.choices:
@@ -71,7 +71,7 @@ class Parameter:
 
     @property
     def described(self) -> str:
-        """What it does, the valid values and the default, on one line."""
+        """The help text with the allowed values and the default, on one line."""
         default = "none" if self.default is None else str(self.default).lower() if self.kind == "bool" else self.default
         required = self.default is MISSING or self.default in ((), "")
         return f"{self.help} ({self.allowed}{'' if required else f'; default {default}'})."
@@ -80,7 +80,7 @@ class Parameter:
         return value == self.neutral or value in self.off
 
     def admits(self, number: Any) -> bool:
-        """Whether a number is in range, or one of those that mean off; of a string, whether it is a choice."""
+        """Whether a number is in range or an ``off`` value; whether a string is a choice."""
         if number in self.off or number in self.choices:
             return True
         if self.choices:
@@ -89,12 +89,12 @@ class Parameter:
         return above and (self.high is None or number <= self.high)
 
     def check(self, value: Any) -> Any:
-        """The value in its canonical type, or a ParameterError that names field, value and what is allowed."""
+        """The value in its canonical type. Raises ParameterError with the field, the value and what is allowed."""
         if value is None and self.optional:
             return None
         try:
             return CONVERT[self.kind](value, self.admits)
-        except ParameterError:  # of a part of the value: it says more
+        except ParameterError:  # from a part of the value, with a more specific message
             raise
         except (TypeError, ValueError, OverflowError):
             raise self.error(value) from None
@@ -123,10 +123,10 @@ def param(
 ) -> Any:
     """Declare a parameter in the body of a stage.
 
-    ``neutral`` (also the default, unless one is given) marks a switch: the stage is in a pipeline only if one of its
-    switches is set to something else. Without either, a value must be given. ``name`` is the public name; without it,
-    the stage's own name in snake case. ``public=False`` is for what a request does not say itself, such as the ids that
-    end it; its name is the attribute's.
+    ``neutral``, also the default unless ``default`` is given: a stage is in a pipeline only if one of its parameters
+    differs from its neutral value. Without either, a value is required. ``name``: the public name; by default the name
+    of the stage in snake case. ``public=False``: not set by requests directly, such as EOS ids; its name is that of the
+    attribute.
     """
     declared = dict(
         help=help,
@@ -148,7 +148,7 @@ def param(
 def declared(cls: type, prefix: str = "") -> dict[str, Parameter]:
     """The parameters in a class body, by attribute, in order.
 
-    ``prefix`` names the public ones that have no name of their own; without it, and else, the attribute does.
+    ``prefix`` is the name of public parameters declared without a name; the default is the attribute's name.
     """
     fields = {a: f for a, f in vars(cls).items() if isinstance(f, dataclasses.Field) and "param" in f.metadata}
     found = {}
@@ -159,20 +159,20 @@ def declared(cls: type, prefix: str = "") -> dict[str, Parameter]:
         found[attribute] = Parameter(kind=kind, optional=optional, **made)
     names = [parameter.name for parameter in found.values()]
     if len(set(names)) < len(names):
-        raise TypeError(f"{cls.__name__}: every parameter needs a name of its own, param(..., name=...), got {names}")
+        raise TypeError(f"{cls.__name__}: every parameter needs a unique name, param(..., name=...), got {names}")
     return found
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(param,))
 def with_parameters(kind: Kind) -> Kind:
-    """A frozen dataclass that keeps the declarations of its parameters, as ``PARAMETERS``."""
-    kind.PARAMETERS = declared(kind)  # type: ignore[attr-defined]  # before a dataclass takes them out of the class
+    """Make a class a frozen dataclass with the declarations of its parameters as ``PARAMETERS``."""
+    kind.PARAMETERS = declared(kind)  # type: ignore[attr-defined]  # before dataclass() removes them from the class
     made: Kind = dataclass(frozen=True, kw_only=True)(kind)  # type: ignore[assignment]
     return made
 
 
 def _kinds(cls: type, fields: Iterable[str]) -> dict[str, tuple[str, bool, tuple[str, ...]]]:
-    """What the annotations of some attributes say: (kind, whether None is allowed, choices)."""
+    """The types of attributes by their annotations: (kind, whether None is allowed, choices)."""
     own = {attribute: cls.__annotations__[attribute] for attribute in fields if attribute in cls.__annotations__}
     body = type(cls.__name__, (), {"__annotations__": own, "__module__": cls.__module__})
     found = {}
@@ -192,20 +192,20 @@ def _kinds(cls: type, fields: Iterable[str]) -> dict[str, tuple[str, bool, tuple
 def unknown(
     name: str, known: Iterable[str], what: str = "parameter", synonyms: Mapping[str, str] = MappingProxyType({})
 ) -> ParameterError:
-    """The error for a name that does not exist. It names the nearest ones, or all of them if they are few.
+    """The error for an unknown name. It suggests the closest names, and lists all names if they are few.
 
-    synonyms: names that other projects use, and ours.
+    synonyms: the names used by other projects, and the name here.
     """
     names = sorted(known)
     near = [synonyms[name]] if name in synonyms else difflib.get_close_matches(name, names, n=3)
     hint = f"; did you mean {' or '.join(near)}?" if near else ""
-    if len(names) <= FEW:
+    if len(names) <= MAX_LISTED:
         hint += f" (known: {', '.join(names)})"
     return ParameterError(name, f"unknown {what} {shown(name)}{hint}")
 
 
 def read_json(text: str, field: str) -> Any:
-    """What JSON text says. Raises ParameterError, also for NaN, a name that an object holds twice, and absurd depth."""
+    """Parse JSON. Raises ParameterError, also for NaN, duplicate names in an object, and excessive depth."""
     try:
         return json.loads(text, object_pairs_hook=_object, parse_constant=_constant)
     except (ValueError, TypeError, RecursionError) as error:
@@ -216,9 +216,9 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) < len(pairs):
         names = [name for name, _ in pairs]
-        raise ValueError(f"{shown(next(name for name in made if names.count(name) > 1))} is there twice")
+        raise ValueError(f"duplicate name {shown(next(name for name in made if names.count(name) > 1))}")
     return made
 
 
 def _constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number")
+    raise ValueError(f"{name} is not allowed")

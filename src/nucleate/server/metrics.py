@@ -47,6 +47,8 @@ VLLM_ALIASES = frozenset(
         "num_requests_running",
         "num_requests_waiting",
         "kv_cache_usage_perc",
+        "prefix_cache_queries",
+        "prefix_cache_hits",
         "prompt_tokens",
         "generation_tokens",
         "num_preemptions",
@@ -208,8 +210,9 @@ def _engine(stats: EngineStats) -> Iterator[Metric]:
     yield _gauge("kv_cache_blocks_used", "Blocks of the KV cache in use.", stats.num_used_kv_blocks)
     yield _gauge("kv_cache_usage_perc", "Fraction of the KV cache in use, 0 to 1.", stats.kv_cache_usage)
     yield _counter("forward_tokens", "Tokens processed in forward passes (prefill and decode).", stats.computed_tokens)
-    text = "Prompt tokens served from the prefix cache."
-    yield _counter("prefix_cache_hit_tokens", text, stats.prefix_cache_hit_tokens)
+    queries = "Prompt tokens looked up in the prefix cache (of each choice that has finished)."
+    yield _counter("prefix_cache_queries", queries, stats.prefix_cache_queries)
+    yield _counter("prefix_cache_hits", "Prompt tokens served from the prefix cache.", stats.prefix_cache_hits)
     yield _counter("generation_tokens", "Generated tokens.", stats.generation_tokens)
     yield _counter("sampled_tokens", "Generated tokens that were sampled.", stats.sampled_tokens)
     forced = "Generated tokens that a grammar determined (jump-forward decoding)."

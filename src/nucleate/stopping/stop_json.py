@@ -17,48 +17,48 @@ _CLOSING = {"{": "}", "[": "]"}
 
 
 class JsonSearch:
-    """The search in one text."""
+    """A search in one text."""
 
     def __init__(self) -> None:
-        self._closing: list[str] = []  # the brackets that are due, innermost last; empty before a value
+        self._closing: list[str] = []  # closing brackets still expected, innermost last; empty before a value
         self._parts: list[str] = []  # the value so far
         self._in_string = False
         self._escaped = False
         self._length = 0
 
     def push(self, text: str, ignore: bool = False) -> int | None:
-        """Read on; where the first complete value ends, in characters of all text so far, or None.
+        """Add text. Returns where the first complete value ends, in characters of all text so far, or None.
 
-        With ``ignore``, a value that is complete is passed over for good.
+        With ``ignore``, complete values are ignored for good.
         """
-        begin = place = 0  # the value's first character in ``text``, and the next character to read
-        while place < len(text):
+        begin = index = 0  # the first character of the value in ``text``, and the next character to read
+        while index < len(text):
             if not self._closing:
-                opening = _OPEN.search(text, place)
+                opening = _OPEN.search(text, index)
                 if opening is None:
                     break
-                begin, place = opening.start(), opening.end()
+                begin, index = opening.start(), opening.end()
                 self._closing.append(_CLOSING[opening[0]])
                 continue
-            place, closed = self._read(text, place)
+            index, closed = self._read(text, index)
             if closed:
-                self._parts.append(text[begin:place])
+                self._parts.append(text[begin:index])
                 complete = not self._closing and _is_json("".join(self._parts))
                 self._parts.clear()
                 self._closing.clear()
                 if complete and not ignore:
-                    return self._length + place
+                    return self._length + index
         if self._closing:
             self._parts.append(text[begin:])
         self._length += len(text)
         return None
 
-    def _read(self, text: str, place: int) -> tuple[int, bool]:
-        """Read to the next character that means something: the place after it, and whether the attempt is over."""
+    def _read(self, text: str, index: int) -> tuple[int, bool]:
+        """Read to the next bracket, quote or escape. Returns the index after it, and whether the value has ended."""
         if self._escaped:
             self._escaped = False
-            return place + 1, False
-        mark = (_IN_STRING if self._in_string else _MARK).search(text, place)
+            return index + 1, False
+        mark = (_IN_STRING if self._in_string else _MARK).search(text, index)
         if mark is None:
             return len(text), False
         character = mark[0]
@@ -78,9 +78,9 @@ class JsonSearch:
 
 def _is_json(text: str) -> bool:
     try:
-        json.loads(text, parse_int=str, parse_float=str)  # as strings, so that no number is too long
+        json.loads(text, parse_int=str, parse_float=str)  # numbers as strings: Python limits their length
     except ValueError:
         return False
     except RecursionError:
-        return True  # deeper than Python reads; its brackets match, and that must do
+        return True  # too deep for Python; accept it, as its brackets match
     return True

@@ -1,45 +1,90 @@
-"""When a sequence ends, and which of its text may be shown. A push machine; knows no tokenizer and no model.
+"""Stop criteria: when a sequence ends, and which part of its text may be shown already.
 
-Each push is one token: its id, and the text that became certain with it. After each, in this order:
+``StopMatcher.push`` takes one token: its id, and the text that it completed. After each token, in this order:
 
-1. *Stop tokens.* EOS (unless ``ignore_eos``) ends with detail None, one of ``stop_token_ids`` with the id. The token's
-   own text is neither shown nor searched, unless ``include_stop_str_in_output``: then it is shown.
-2. *Stop text.* The text is what a reader has before them: all text up to now. The sequence ends at the first token
-   after which it contains a stop string, a match of a pattern, or a complete JSON value (see ``json_stop``). Of what
-   the token completed, the match that starts earliest counts, of these the longest; of equals, strings go before
-   patterns, and patterns in their order. Text is cut before the match, or after it with
-   ``include_stop_str_in_output``. A JSON value counts at its end (ahead of a match that starts there), is always kept,
-   and has detail "json".
-3. *Length.* ``max_tokens`` tokens are out.
+1. *Stop tokens.* EOS (unless ``ignore_eos``) ends the sequence with detail None, one of ``stop_token_ids`` with the id.
+   The text of the stop token is not searched, and shown only with ``include_stop_str_in_output``.
+2. *Stop text.* The sequence ends at the first token after which its text contains a stop string, a match of a stop
+   regex, or a complete JSON value (see ``stop_json``). Of the matches that the token completed, the one that starts
+   earliest counts, of these the longest; on a tie, strings precede regexes, and regexes have their order. The text is
+   truncated before the match, or after it with ``include_stop_str_in_output``. A JSON value counts at its end (before
+   a match that starts there), is always included, and has detail "json".
+3. *Length.* There are ``max_tokens`` tokens.
 
-Until ``min_tokens`` tokens are out nothing of 1 and 2 counts: what completes before is passed over for good, what has
-begun may complete later. Text is held only while it is the beginning of a possible match, and is shown by ``close``
-however the sequence ends. Patterns may take ``regex_seconds`` for a sequence, and a hundredth of that comes back with
-each token; once they have taken more, the sequence ends with reason "error". What is held then is not shown, because
-nobody knows whether it matches.
+Until there are ``min_tokens`` tokens, 1 and 2 do not apply: a match completed before is ignored, a match that has only
+begun may complete later. Text is held back only while it is the beginning of a possible match; ``close`` releases it,
+however the sequence ended. Regexes have a time budget of ``regex_seconds`` per sequence, of which each token restores a
+hundredth. When it is exhausted, the sequence ends with reason "error", and the held text is discarded, because it may
+match.
 """
 
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
+from typing import Final
 
 from nucleate.outputs import Finish
+from nucleate.parameters.parameter import ParameterError
 from nucleate.stopping.stop_json import JsonSearch
-from nucleate.stopping.stop_regex import RegexSearch
-from nucleate.stopping.stop_rules import StopRules
+from nucleate.stopping.stop_regex import MAX_UNROLLED, RegexSearch, compiled, unrolled
 from nucleate.stopping.stop_strings import StringMatch, StringSearch
 
-__all__ = ["StopMatcher", "StopRules"]
+MAX_PATTERNS: Final = 16
+MAX_PATTERN_CHARACTERS: Final = 1024  # of one pattern
+RESTORED = 0.01
+"""The share of the time budget for regexes that each token restores."""
 
-_BACK = 0.01
-"""The share of the seconds for patterns that comes back with each token."""
+
+@dataclass(frozen=True, kw_only=True)
+class StopRules:
+    """The stop criteria of a sequence, with the values of ``SamplingParams``.
+
+    ``regex_seconds`` is the time budget of all regexes. Raises ParameterError for an invalid regex, one that matches
+    the empty string, and one that could take too much time or memory.
+    """
+
+    stop: tuple[str, ...] = ()
+    stop_token_ids: frozenset[int] = frozenset()
+    eos_token_ids: frozenset[int] = frozenset()
+    stop_regex: tuple[str, ...] = ()
+    stop_json: bool = False
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    regex_seconds: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not self.stop_regex:
+            return
+        if len(self.stop_regex) > MAX_PATTERNS:
+            raise _error(f"{len(self.stop_regex)} patterns", f"at most {MAX_PATTERNS} are allowed")
+        for pattern in self.stop_regex:
+            if len(pattern) > MAX_PATTERN_CHARACTERS:
+                raise _error(pattern, f"at most {MAX_PATTERN_CHARACTERS} characters are allowed, got {len(pattern)}")
+        if sum(map(unrolled, self.stop_regex)) > MAX_UNROLLED:
+            raise _error(self.stop_regex, "too many repetitions")
+        for pattern in self.stop_regex:
+            try:
+                matches_nothing = compiled(pattern).match("", timeout=0.1) is not None
+            except ValueError as error:
+                raise _error(pattern, f"invalid pattern: {error}") from None
+            except TimeoutError:
+                raise _error(pattern, "takes too long on the empty string") from None
+            if matches_nothing:
+                raise _error(pattern, "must not match the empty string")
+
+
+def _error(value: object, reason: str) -> ParameterError:
+    return ParameterError("stop_regex", f"stop_regex={value!r:.100}: {reason}")
 
 
 class StopMatcher:
-    """The stop rules applied to one sequence.
+    """Applies the stop criteria to one sequence.
 
     ``finish`` is None while the sequence runs. Call ``close`` once at the end, however it ended, and read ``finish``
-    after it: text that the detokenizer held to the end may complete a stop, and then that is why the sequence ended.
+    after that: the text that the detokenizer held until the end may complete a match, which then is the finish reason.
     """
 
     def __init__(self, rules: StopRules) -> None:
@@ -52,22 +97,22 @@ class StopMatcher:
         self._searches = bool(rules.stop or rules.stop_regex or rules.stop_json)
         self._held = ""
         self._shown = 0  # characters
-        self._seconds = rules.regex_seconds  # that patterns may take still
-        self._over = False  # the text is cut, or closed: nothing follows
+        self._seconds = rules.regex_seconds  # left of the time budget
+        self._closed = False  # the text is truncated or closed
 
     def is_stop_token(self, token_id: int) -> bool:
-        """Whether ``token_id`` as the next token ends the sequence; then its own text need not be made at all."""
+        """Whether ``token_id`` as the next token ends the sequence; then it need not be detokenized."""
         rules = self._rules
         if self._tokens + 1 < rules.min_tokens:
             return False
         return token_id in rules.stop_token_ids or (token_id in rules.eos_token_ids and not rules.ignore_eos)
 
     def push(self, token_id: int, text: str) -> tuple[str, ...]:
-        """One more token, and the text that became certain with it (may be empty): the text that may be shown now.
+        """Add a token and the text that it completed (may be empty). Returns the text that may be shown now.
 
         Raises RuntimeError after the sequence has ended.
         """
-        if self.finish is not None or self._over:
+        if self.finish is not None or self._closed:
             raise RuntimeError(f"token {token_id} was pushed after the sequence had ended: {self.finish}")
         rules = self._rules
         stops = self.is_stop_token(token_id)
@@ -82,17 +127,17 @@ class StopMatcher:
         return shown
 
     def complete(self) -> None:
-        """Nothing can follow the last token: that is why the sequence ended, unless a stop was found with it."""
+        """End the sequence because no token can follow (structured output), unless a stop match has ended it."""
         if self.finish is None or self.finish.reason == "length":
             self.finish = Finish("stop")
 
     def close(self, tail: str = "") -> tuple[str, ...]:
-        """The end: ``tail`` is the text the detokenizer held to the end. The text that is still to be shown."""
-        if self._over:
+        """End the text. ``tail``: the text that the detokenizer held until the end. Returns the text not yet shown."""
+        if self._closed:
             return ()
         shown = self._read(tail) if tail else ()
-        if not self._over:
-            self._over = True
+        if not self._closed:
+            self._closed = True
             shown = (*shown, self._held) if self._held else shown
             self._held = ""
         text = "".join(shown)
@@ -101,7 +146,7 @@ class StopMatcher:
     def _show_stop_token(self, text: str) -> tuple[str, ...]:
         if not text:
             return ()
-        # The token's text stands between what came before and the tail: no match reaches across it.
+        # No match may extend across the text of the stop token.
         self._searches = False
         text, self._held = self._held + text, ""
         return (text,)
@@ -113,10 +158,10 @@ class StopMatcher:
         try:
             cut = self._search(text)
         except TimeoutError:
-            self._over = True
+            self._closed = True
             return ()
         if cut is not None:
-            self._over = True
+            self._closed = True
             text = self._held[: cut - self._shown]
             return (text,) if text else ()
         held = self._strings.open if self._strings is not None else 0
@@ -128,12 +173,12 @@ class StopMatcher:
         return (text,) if text else ()
 
     def _search(self, text: str) -> int | None:
-        """Where the text is cut, in characters from its beginning, if a stop was completed by ``text``."""
+        """Where to truncate the text, in characters from its start, if ``text`` completes a match."""
         ignore = self._tokens < self._rules.min_tokens
         best = self._strings.push(text, ignore) if self._strings is not None else None
         if self._regexes:
-            found = self._search_patterns(text, ignore)
-            # min() keeps the first of equals: strings first, then the order of the patterns.
+            found = self._search_regexes(text, ignore)
+            # min() keeps the first of equals: strings precede regexes.
             found = [best, *found] if best is not None else found
             best = min(found, key=lambda match: (match.start, -match.end), default=None)
         end = self._json.push(text, ignore) if self._json is not None else None
@@ -145,8 +190,8 @@ class StopMatcher:
         self.finish = Finish("stop", best.detail)
         return best.end if self._rules.include_stop_str_in_output else best.start
 
-    def _search_patterns(self, text: str, ignore: bool) -> list[StringMatch]:
-        """The match of each pattern that has one. Raises TimeoutError, with the finish set, if one takes too long."""
+    def _search_regexes(self, text: str, ignore: bool) -> list[StringMatch]:
+        """The matches of the regexes. Sets ``finish`` and raises TimeoutError if they take too long."""
         limit, start = self._rules.regex_seconds, time.monotonic()
         deadline = start + self._seconds
         found = []
@@ -154,10 +199,10 @@ class StopMatcher:
             try:
                 match = search.push(text, max(deadline - time.monotonic(), 1e-3), ignore)
             except TimeoutError:
-                why = f"took longer than {limit:g} s, and {limit * _BACK:g} s per token"
-                self.finish = Finish("error", f"stop_regex {search.pattern!r:.200} {why}")
+                message = f"took longer than {limit:g} s, and {limit * RESTORED:g} s per token"
+                self.finish = Finish("error", f"stop_regex {search.pattern!r:.200} {message}")
                 raise
             if match is not None:
                 found.append(match)
-        self._seconds = min(limit, deadline - time.monotonic() + limit * _BACK)
+        self._seconds = min(limit, deadline - time.monotonic() + limit * RESTORED)
         return found

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 
 class StringMatch(NamedTuple):
-    """A stop in the text: characters ``start`` to ``end`` of all text so far, and the string or pattern."""
+    """A match: characters ``start`` to ``end`` of all text so far, and the stop string or regex."""
 
     start: int
     end: int
@@ -24,7 +24,7 @@ class StringAutomaton:
 
     def __init__(self, strings: tuple[str, ...]) -> None:
         self.follow: list[dict[str, int]] = [{}]
-        self.fail = [0]  # the state of the longest proper suffix that is a prefix too
+        self.fail = [0]  # the state of the longest proper suffix that is also a prefix
         self.longest: list[str | None] = [None]  # the longest string that ends in this state
         self.open = [0]  # length of the longest suffix of this state that is a proper prefix of a string
         for string in strings:
@@ -44,7 +44,7 @@ class StringAutomaton:
 
     def _link(self) -> None:
         queue = deque((state, 1) for state in self.follow[0].values())
-        while queue:  # by length, so that a suffix is done before the states it belongs to
+        while queue:  # breadth first: suffixes are shorter
             state, length = queue.popleft()
             suffix = self.fail[state]
             self.longest[state] = self.longest[state] or self.longest[suffix]
@@ -64,12 +64,12 @@ class StringAutomaton:
 
 @lru_cache(maxsize=16)
 def automaton(strings: tuple[str, ...]) -> StringAutomaton:
-    """The automaton of these strings, shared between requests: it does not change."""
+    """The automaton of these strings; it is immutable and shared between requests."""
     return StringAutomaton(strings)
 
 
 class StringSearch:
-    """The search in one text. ``open`` is how many characters at the end of the text may become a match."""
+    """A search in one text. ``open``: how many characters at the end of the text may be the beginning of a match."""
 
     def __init__(self, strings: tuple[str, ...]) -> None:
         self._automaton = automaton(strings)
@@ -78,18 +78,18 @@ class StringSearch:
         self.open = 0
 
     def push(self, text: str, ignore: bool = False) -> StringMatch | None:
-        """Read on. Of the strings that end in ``text``: the one that starts earliest, of these the longest.
+        """Add text. Returns the match that ends in ``text`` and starts earliest, of these the longest.
 
-        With ``ignore`` a match is passed over for good; one that has only begun is still open.
+        With ``ignore``, complete matches are ignored for good; a match that has only begun may complete later.
         """
         machine = self._automaton
         state, best = self._state, None
-        if not state and machine.first.isdisjoint(text):  # nothing begins here; most texts end with this line
+        if not state and machine.first.isdisjoint(text):  # no match begins here: the usual case
             self._length += len(text)
             return None
         follow, fail, longest = machine.follow, machine.fail, machine.longest
         for position, character in enumerate(text, self._length + 1):
-            following = follow[state].get(character)  # machine.step, written out: this loop is the cost of stop strings
+            following = follow[state].get(character)  # machine.step inlined: the hot loop
             while following is None and state:
                 state = fail[state]
                 following = follow[state].get(character)

@@ -37,38 +37,38 @@ def render(
     """The prompt for a conversation.
 
     ``messages`` are ``{"role": ..., "content": ...}``, with content a string, a list of parts, or None where a message
-    has ``tool_calls``; other keys go to the template as they are. ``add_generation_prompt`` ends the prompt with what
-    opens the model's answer. ``variables`` are what else the template asks for, such as ``bos_token`` and ``tools``.
+    has ``tool_calls``; other keys are passed to the template unchanged. ``add_generation_prompt`` appends the
+    header of the assistant's message. ``variables``: other template variables, such as ``bos_token`` and ``tools``.
 
-    Raises ParameterError with one line: for a message that is not of this form (index and field), a template that is
-    not valid, one that refuses the conversation, and one that exceeds the limits above.
+    Raises ParameterError with one line: for an invalid message (with index and field), an invalid template, one that
+    raises an error for the conversation, and one that exceeds the limits above.
     """
     _check(messages)
     if len(template) > MAX_TEMPLATE:
         raise ParameterError(
             "messages", f"the chat template has {len(template)} characters; allowed are {MAX_TEMPLATE}"
         )
-    given: dict[str, object] = {"tools": None, "documents": None, **variables}  # templates test these against None
+    context: dict[str, object] = {"tools": None, "documents": None, **variables}  # templates test these against None
     token = _deadline.set(time.monotonic() + MAX_SECONDS)
     try:
-        parts = _compiled(template).generate(messages=messages, add_generation_prompt=add_generation_prompt, **given)
+        parts = _compiled(template).generate(messages=messages, add_generation_prompt=add_generation_prompt, **context)
         return _joined(parts)
-    except Exception as error:  # noqa: BLE001 - a template can raise whatever an expression in it can
+    except Exception as error:  # noqa: BLE001 - a template can raise any exception
         raise ParameterError("messages", f"chat template: {_line(error)}") from None
     finally:
         _deadline.reset(token)
 
 
 def _joined(parts: Iterable[str]) -> str:
-    kept: list[str] = []
+    pieces: list[str] = []
     size = 0
     for part in parts:
         size += len(part)
         if size > MAX_PROMPT:
             raise ValueError(f"the prompt grew beyond {MAX_PROMPT} characters")
         _check_time()
-        kept.append(part)
-    return "".join(kept)
+        pieces.append(part)
+    return "".join(pieces)
 
 
 def _check_time() -> None:
@@ -116,9 +116,9 @@ def _environment() -> jinja2.Environment:
     import jinja2.sandbox
 
     class Generation(jinja2.ext.Extension):
-        """``{% generation %}`` marks the model's own words for training; here its content is simply content."""
+        """``{% generation %}`` marks assistant text for training; it has no effect here."""
 
-        tags = {"generation"}  # noqa: RUF012 - Jinja's own declaration
+        tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
 
         def parse(self, parser: Any) -> Any:
             number = next(parser.stream).lineno
@@ -139,13 +139,13 @@ def _environment() -> jinja2.Environment:
 
     environment = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols])
     environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _refuse
+    environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _now
     return environment
 
 
 def _check_operands(operator: str, left: object, right: object) -> None:
-    """Refuse what makes a huge value in one step: repeating text or lists, powers, and formats with a width."""
+    """Reject operations that create a huge value in one step: repeated text or lists, powers, formats with a width."""
     if operator == "*":
         length = next((len(side) for side in (left, right) if isinstance(side, (str, list, tuple))), 0)
         count = next((side for side in (left, right) if isinstance(side, int)), 0)
@@ -165,15 +165,15 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Jinja's own filter escapes <, > and & for HTML; a model must see them."""
+    """Without the HTML escapes for <, > and & of Jinja's filter."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-def _refuse(message: object) -> NoReturn:
+def _raise_exception(message: object) -> NoReturn:
     import jinja2
 
     raise jinja2.TemplateError(str(message))
 
 
-def _now(form: str) -> str:
-    return datetime.now().strftime(form)  # noqa: DTZ005 - templates mean the local date
+def _now(format_: str) -> str:
+    return datetime.now().strftime(format_)  # noqa: DTZ005 - templates expect the local date

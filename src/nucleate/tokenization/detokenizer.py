@@ -16,24 +16,24 @@ in the prompt) turns out invalid, returned characters stay, each in place of one
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final
-
-from nucleate.tokenization.token_joiners import ByteRuns, Joiner, Suffixes, Utf8, Whole
+from codecs import utf_8_decode
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
     from nucleate.tokenization.token_bytes import Pieces
     from nucleate.tokenization.tokenizer import Tokenizer
 
 HOLD_BYTES: Final = 128  # 42 Chinese characters or 32 emoji in a row, none of them in the vocabulary
+REPLACEMENT: Final = "\ufffd"
 
 
 class Detokenizer:
-    """A push machine from the token ids of one sequence to its text.
+    """Converts the token ids of one sequence to text, one token at a time.
 
-    ``prompt_ids`` come before the output; their text is not emitted, but it decides spaces and split characters.
+    ``prompt_ids`` precede the output; their text is not returned, but it affects spaces and split characters.
     ``skip_special_tokens`` leaves special tokens out, as in ``Tokenizer.decode``. Raises ValueError for an id that is
-    not in the vocabulary, in the prompt or pushed; the machine stays usable.
+    not in the vocabulary, in the prompt or pushed; the detokenizer remains usable.
     """
 
     def __init__(
@@ -50,13 +50,13 @@ class Detokenizer:
         self._skipped: frozenset[int] = tokenizer.special_ids if skip_special_tokens else frozenset()
         self._joiner = _joiner(self._pieces, hold_bytes)
         self._started = False
-        self._plain = False  # started, and nothing held: a piece of text can go out as it is
+        self._plain = False  # started, and no text held back: a piece of text is returned as it is
         for token_id in prompt_ids:
             self.push(token_id)
         self._joiner.settle()
 
     def push(self, token_id: int) -> tuple[str, ...]:
-        """The text that became certain with this token: nothing, or one non-empty string."""
+        """Add a token. Returns the text that is now final: nothing, or one non-empty string."""
         try:
             piece = self._table[token_id]
         except KeyError:
@@ -75,7 +75,7 @@ class Detokenizer:
         return (text,) if text else ()
 
     def close(self) -> tuple[str, ...]:
-        """The rest of the text; an unfinished character becomes U+FFFD. Closing again gives nothing."""
+        """The rest of the text; an incomplete character becomes U+FFFD. Closing again returns nothing."""
         self._table = {}
         text = self._joiner.close()
         return (text,) if text else ()
@@ -89,9 +89,184 @@ class Detokenizer:
 def _joiner(pieces: Pieces, hold_bytes: int | None) -> Joiner:
     joining = pieces.joining
     if joining.family == "utf8":
-        return Utf8()
+        return Utf8Joiner()
     if joining.family == "text":
-        return ByteRuns(*joining.strip, hold_bytes)
+        return ByteFallbackJoiner(*joining.strip, hold_bytes)
     if joining.family == "suffix":
-        return Suffixes(joining.suffix)
-    return Whole(pieces.decode_tokens)
+        return SuffixJoiner(joining.suffix)
+    return BufferingJoiner(pieces.decode_tokens)
+
+
+class Joiner(Protocol):
+    """Joins the pieces of consecutive tokens to text: a state machine per family of tokenizers, see ``token_bytes``."""
+
+    idle: bool  #: whether no text is held back
+
+    def push(self, piece: str | bytes) -> str:
+        """Add a piece. Returns the text that is now final, possibly empty."""
+
+    def settle(self) -> None:
+        """Mark everything pushed so far as the prompt."""
+
+    def close(self) -> str:
+        """The rest of the text."""
+
+
+def _is_surrogate_lead(partial: bytes) -> bool:
+    """Whether an incomplete sequence is the beginning of a surrogate, which is invalid but not yet to Python."""
+    return len(partial) > 1 and partial[0] == 0xED and partial[1] >= 0xA0
+
+
+class Utf8Joiner:
+    """The bytes of all tokens are UTF-8; each maximal invalid part becomes one U+FFFD."""
+
+    def __init__(self) -> None:
+        self.idle = True
+        self._partial = b""
+
+    def push(self, piece: str | bytes) -> str:
+        if isinstance(piece, str):
+            piece = piece.encode()  # it starts with a character, so that incomplete bytes before it are invalid
+        data = self._partial + piece
+        text, used, *_ = utf_8_decode(data, "replace", False)
+        partial = data[used:]
+        if _is_surrogate_lead(partial):
+            text, partial = text + REPLACEMENT * len(partial), b""
+        self._partial = partial
+        self.idle = not partial
+        return text
+
+    def settle(self) -> None:
+        """Nothing to do: incomplete bytes at the end belong to the output."""
+
+    def close(self) -> str:
+        partial, self._partial = self._partial, b""
+        return partial.decode(errors="replace")
+
+
+class ByteFallbackJoiner:
+    """Text, and runs of byte tokens, each valid or invalid as a whole; see the module docstring for what is held."""
+
+    def __init__(self, strip: str, strip_count: int, hold_bytes: int | None) -> None:
+        self._strip = strip
+        self._strip_left = strip_count
+        self._hold_bytes = hold_bytes
+        self.idle = not strip_count
+        self._clear()
+
+    def _clear(self) -> None:
+        self._length = 0  # bytes in the run
+        self._returned = 0  # characters of the run that have been returned
+        self._ready: list[str] = []  # complete characters, held because the run may still become invalid
+        self._partial = b""
+        self._invalid = False
+
+    def push(self, piece: str | bytes) -> str:
+        if isinstance(piece, bytes):
+            self.idle = False
+            return self._push_byte(piece)
+        text = self._end_run() + self._strip_start(piece)
+        self.idle = not self._strip_left
+        return text
+
+    def _push_byte(self, byte: bytes) -> str:
+        self._length += 1
+        if self._invalid:
+            return REPLACEMENT
+        data = self._partial + byte
+        try:
+            text, used, *_ = utf_8_decode(data, "strict", False)
+        except UnicodeDecodeError:
+            return self._invalidate()
+        self._partial = data[used:]
+        if _is_surrogate_lead(self._partial):
+            return self._invalidate()
+        if text:
+            self._ready.append(text)
+        if self._hold_bytes is not None and self._length > self._hold_bytes:
+            return self._release()
+        return ""
+
+    def _invalidate(self) -> str:
+        self._invalid = True
+        self._ready.clear()
+        self._partial = b""
+        self._strip_left = 0  # nothing to strip before U+FFFD
+        return REPLACEMENT * (self._length - self._returned)
+
+    def _release(self) -> str:
+        text = self._strip_start("".join(self._ready))
+        self._ready.clear()
+        self._returned += len(text)
+        return text
+
+    def _end_run(self) -> str:
+        if not self._length:
+            return ""
+        text = "" if self._invalid else self._invalidate() if self._partial else self._release()
+        self._clear()
+        return text
+
+    def _strip_start(self, text: str) -> str:
+        if not self._strip_left or not text:
+            return text
+        rest = text.lstrip(self._strip)
+        cut = min(self._strip_left, len(text) - len(rest))
+        self._strip_left = 0 if rest else self._strip_left - cut
+        return text[cut:]
+
+    def settle(self) -> None:
+        self._release()
+
+    def close(self) -> str:
+        return self._end_run()
+
+
+class SuffixJoiner:
+    """Text with a marker that stands for a space, except in the last token, where it is removed."""
+
+    def __init__(self, suffix: str) -> None:
+        self.idle = False
+        self._suffix = suffix
+        self._held = ""  # the last token from its first marker on
+        self._returned = 0  # characters of the held text that belong to the prompt
+
+    def push(self, piece: str | bytes) -> str:
+        token = str(piece)  # never bytes in this family
+        before = self._release(" ")
+        first = token.find(self._suffix)
+        self._held = token[first:] if first >= 0 else ""
+        return before + token.removesuffix(self._held)
+
+    def _release(self, marker: str) -> str:
+        text = self._held.replace(self._suffix, marker)[self._returned :]
+        self._held, self._returned = "", 0
+        return text
+
+    def settle(self) -> None:
+        self._returned = len(self._held.replace(self._suffix, ""))
+
+    def close(self) -> str:
+        return self._release("")
+
+
+class BufferingJoiner:
+    """A decoder that is not understood: any token may change all of the text, so all of it is held until the end."""
+
+    def __init__(self, decode: Callable[[list[str]], str]) -> None:
+        self.idle = False
+        self._decode = decode
+        self._tokens: list[str] = []
+        self._returned = 0
+
+    def push(self, piece: str | bytes) -> str:
+        self._tokens.append(str(piece))  # never bytes in this family
+        return ""
+
+    def settle(self) -> None:
+        self._returned = len(self._decode(self._tokens))
+
+    def close(self) -> str:
+        text = self._decode(self._tokens)[self._returned :]
+        self._tokens = []
+        return text

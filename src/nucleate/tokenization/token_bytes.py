@@ -1,16 +1,16 @@
-"""What each token id adds to the text, read from a tokenizer's own decoder description. Keeps no state.
+"""The text or bytes of each token id, read from the description of a tokenizer's decoder. Stateless.
 
-A Hugging Face ``tokenizers`` decoder is a list of steps over the list of token strings. Steps that look at one token at
-a time are applied here, once, for the whole vocabulary; what is left is how neighbours join, and there are four ways:
+A Hugging Face ``tokenizers`` decoder is a list of steps over the list of token strings. Steps that process one token at
+a time are applied here, once, for the whole vocabulary. How the results join depends on the family of the decoder:
 
 ========  ==================================================================================================
 family    how tokens join
 ========  ==================================================================================================
-utf8      the bytes of all tokens in a row are UTF-8, invalid parts become U+FFFD (byte-level BPE)
-text      every token is text; a run of byte tokens ``<0xNN>`` is one UTF-8 string, or wholly U+FFFD if it is invalid;
-          ``strip`` says what is cut from the start of the text (metaspace, byte fallback, WordPiece, no decoder)
-suffix    a marker that is a space, except in the last token, where it is nothing (``BPEDecoder``)
-whole     only the decoder knows (anything else): nothing is certain before the last token
+utf8      the concatenated bytes of all tokens are UTF-8; invalid parts become U+FFFD (byte-level BPE)
+text      every token is text; a run of byte tokens ``<0xNN>`` is one UTF-8 string, or all U+FFFD if it is invalid;
+          ``strip`` is removed from the start of the text (metaspace, byte fallback, WordPiece, no decoder)
+suffix    a marker stands for a space, except in the last token, where it is removed (``BPEDecoder``)
+whole     any other decoder, which must see all tokens: no text is final before the last token
 ========  ==================================================================================================
 """
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     import tokenizers
 
 Family = Literal["utf8", "text", "suffix", "whole"]
-Piece = str | bytes  # str: text that needs no neighbour; bytes: to be decoded together with the bytes around it
-Step = Callable[[str, bool], str]  # (token, is it the first of all tokens) -> token
+Piece = str | bytes  # str: complete text; bytes: to be decoded together with adjacent bytes
+Step = Callable[[str, bool], str]  # (token, whether it is the first of all tokens) -> token
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2}|\+[0-9A-Fa-f])>", re.ASCII)  # the library parses the digits with a sign
-# The order matters: these are applied one after another, to each token alone.
+# Applied in this order, to each token.
 _CLEANUP = (
     (" .", "."),
     (" ?", "?"),
@@ -47,7 +47,7 @@ _CLEANUP = (
 
 
 def _byte_characters() -> dict[str, int]:
-    """The characters that byte-level BPE writes for bytes: printable Latin-1 is itself, the rest is moved up."""
+    """The characters that stand for bytes in byte-level BPE: printable Latin-1 unchanged, the others from U+0100 on."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     moved = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(moved)}
@@ -60,16 +60,16 @@ _TO_LATIN_1 = str.maketrans({character: chr(byte) for character, byte in _BYTE_O
 
 @dataclass(frozen=True)
 class Joining:
-    """A decoder, taken apart: the steps that see one token at a time, and how the results join."""
+    """A parsed decoder: the steps that process one token at a time, and how the results join."""
 
     family: Family
     steps: tuple[Step, ...] = ()
-    bytes_tokens: bool = False  # whether <0xNN> is a byte
-    strip: tuple[str, int] = ("", 0)  # this character is cut from the start of the text, at most so often
+    bytes_tokens: bool = False  # whether <0xNN> stands for a byte
+    strip: tuple[str, int] = ("", 0)  # a character to remove from the start of the text, and how often at most
     suffix: str = ""
 
     def piece(self, token: str, first: bool) -> Piece:
-        """What ``token`` adds, as the first of all tokens or after others."""
+        """The piece of ``token``, as the first of all tokens or after others."""
         for step in self.steps:
             token = step(token, first)
         if self.family == "utf8":
@@ -80,7 +80,7 @@ class Joining:
 
 
 def _utf8_piece(token: str) -> Piece:
-    # One character outside the alphabet, and the whole token is taken as it is written (added tokens with spaces).
+    # A token with a character outside the alphabet is taken literally (added tokens with spaces).
     known = _BYTE_CHARACTERS.issuperset(token)
     data = token.translate(_TO_LATIN_1).encode("latin-1") if known else token.encode()
     try:
@@ -91,29 +91,29 @@ def _utf8_piece(token: str) -> Piece:
 
 @dataclass(frozen=True)
 class Pieces:
-    """The table of a vocabulary: ``table[token_id]`` is what the token adds after other tokens (see ``Piece``)."""
+    """The pieces of a vocabulary: ``table[token_id]`` is the piece of a token after other tokens."""
 
     joining: Joining
     tokens: Mapping[int, str]
     table: Mapping[int, Piece] = field(repr=False)
-    decode_tokens: Callable[[list[str]], str]  # the decoder itself, for the family "whole"
+    decode_tokens: Callable[[list[str]], str]  # the decoder, for the family "whole"
 
     @property
     def family(self) -> Family:
         return self.joining.family
 
     def first(self, token_id: int) -> Piece:
-        """What the token adds as the first of all tokens: some decoders drop the space before the first word."""
+        """The piece of a token that is the first of all: some decoders remove the space before the first word."""
         return self.joining.piece(self.tokens[token_id], first=True)
 
     def as_bytes(self, token_id: int) -> bytes:
-        """The bytes the token adds after other tokens; for the families "suffix" and "whole" the token as written."""
+        """The bytes of a token after other tokens; for the families "suffix" and "whole", of the token string."""
         piece = self.table[token_id]
         return piece if isinstance(piece, bytes) else piece.encode()
 
 
 def read_pieces(tokenizer: tokenizers.Tokenizer) -> Pieces:
-    """The table of a ``tokenizers.Tokenizer``; some milliseconds per ten thousand tokens, so keep it."""
+    """The pieces of a ``tokenizers.Tokenizer``. Takes some milliseconds per ten thousand tokens."""
     decoder = tokenizer.decoder
     joining = read_decoder(json.loads(decoder.__getstate__()) if decoder is not None else None)
     highest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
@@ -124,7 +124,7 @@ def read_pieces(tokenizer: tokenizers.Tokenizer) -> Pieces:
 
 
 def read_decoder(decoder: Mapping[str, Any] | None) -> Joining:
-    """Take a decoder's JSON apart. An order of steps that is not understood is the family "whole", not a guess."""
+    """Parse the JSON of a decoder. A sequence of steps that is not understood is the family "whole"."""
     if decoder is None:
         return Joining("text", (_join_with_space,))
     steps: list[Step] = []
@@ -160,7 +160,7 @@ def _flat(decoder: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
 
 
 def _step(link: Mapping[str, Any]) -> Step | None:
-    """A decoder step as a function of one token, or None if it needs more than one token or is not known."""
+    """A decoder step as a function of one token, or None if it needs more than one token or is unknown."""
     kind = link["type"]
     if kind == "Replace":
         return _replace(link["pattern"], link["content"])
@@ -181,7 +181,7 @@ def _replace(pattern: Mapping[str, str], content: str) -> Step | None:
     if "Regex" in pattern:
         import tokenizers
 
-        # The pattern is in the library's own regex dialect, so the library applies it.
+        # The pattern is in the regex dialect of the library, so the library applies it.
         decode = tokenizers.decoders.Replace(tokenizers.Regex(pattern["Regex"]), content).decode
         return lambda token, _first: decode([token])
     text = pattern["String"]

@@ -1,4 +1,4 @@
-"""Tokenizer: a ``tokenizers.Tokenizer`` with special token ids and the chat template.
+"""A ``tokenizers.Tokenizer`` with special token ids and the chat template.
 
 ``decode`` defines the result of the incremental detokenizer. Unlike the library, it raises an error for ids outside the
 vocabulary instead of skipping them.
@@ -19,17 +19,16 @@ from nucleate.tokenization.tokenizer_files import read_folder
 if TYPE_CHECKING:
     import tokenizers
 
-_LONG = 2000  # characters, from which on the library's call for batches is taken: it lets other threads run
+_LONG = 2000  # characters; longer texts use the batch API of the library, which releases the GIL
 
 
 class Tokenizer:
     """A tokenizer with its special ids and chat template.
 
-    ``source`` is a folder with a ``tokenizer.json`` (beside it, where present, ``tokenizer_config.json``,
-    ``special_tokens_map.json``, ``generation_config.json``, ``model_config.json``, ``chat_template.jinja``), or a ready
-    ``tokenizers.Tokenizer``. The keywords are for what the source does not say, and win over what it says.
-    ``padded_size`` is the length of the model's logits, where that is more than there are tokens: the ids between stand
-    for no text.
+    ``source`` is a folder with a ``tokenizer.json`` and optionally ``tokenizer_config.json``,
+    ``special_tokens_map.json``, ``generation_config.json``, ``config.json``, ``chat_template.jinja``; or a
+    ``tokenizers.Tokenizer``. The keyword arguments override the settings of the folder. ``padded_size``: the length of
+    the model's logits if it exceeds the vocabulary; ids in between are padding, without text.
 
     Raises FileNotFoundError if the folder or its tokenizer.json is missing, ValueError if a file cannot be read.
     """
@@ -70,25 +69,25 @@ class Tokenizer:
 
     @cached_property
     def pieces(self) -> Pieces:
-        """What each id adds to the text; built on first use, which takes a fraction of a second."""
+        """The text or bytes of each id; built on first use, in a fraction of a second."""
         return read_pieces(self.backend)
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
         """The ids that ``skip_special_tokens`` leaves out."""
-        # The library compares what a token says, so another id with the same content is left out too.
+        # The library compares the content of tokens, so another id with the same content is left out too.
         special = {token.content for token in self.backend.get_added_tokens_decoder().values() if token.special}
         return frozenset(token_id for token_id, token in self.pieces.tokens.items() if token in special)
 
     @cached_property
     def vocab_size(self) -> int:
-        """One more than the highest id, added tokens included. A model may have more logits than that."""
+        """The highest id plus one, added tokens included. A model may have more logits."""
         return max(self.backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """The ids of ``text``; ``add_special_tokens`` adds what the tokenizer puts around a text, such as BOS.
+        """The ids of ``text``. ``add_special_tokens`` adds the special tokens around a text, such as BOS.
 
-        Raises ParameterError for text that has no UTF-8 form (lone surrogates) or that the tokenizer cannot split.
+        Raises ParameterError for text that is not valid Unicode (lone surrogates) or that cannot be encoded.
         """
         if not isinstance(text, str):
             raise TypeError(f"text must be a str, not {type(text).__name__}")
@@ -115,15 +114,15 @@ class Tokenizer:
         return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def spellings(self, word: str) -> list[tuple[int, ...]]:
-        """The ids of a word as it begins a text and as it follows a space, without those that end with another one."""
+        """The ids of a word, at the start of a text and after a space, without those that end with another of them."""
         found = {tuple(self.encode(text, add_special_tokens=False)) for text in (word, f" {word}")} - {()}
         return sorted(ids for ids in found if not any(ids != end and ids[-len(end) :] == end for end in found))
 
     def containing(self, text: str) -> list[int]:
-        """Every id whose own text has this text in it."""
+        """All ids whose text contains this text."""
         if text not in self._containing:
-            self._containing[text] = [token for token, own in self._texts.items() if text in own]
-            if len(self._containing) > 64:  # requests may ask for anything
+            self._containing[text] = [token_id for token_id, own_text in self._texts.items() if text in own_text]
+            if len(self._containing) > 64:  # a bound, as requests choose the text
                 del self._containing[next(iter(self._containing))]
         return list(self._containing[text])
 
@@ -134,7 +133,7 @@ class Tokenizer:
         return dict(zip(ids, texts, strict=True))
 
     def is_padding(self, token_id: int) -> bool:
-        """Whether an id is one of the model's that stands for no token. Its text is empty."""
+        """Whether an id of the model is not a token of the vocabulary. Its text is empty."""
         return 0 <= token_id < self.padded_size and token_id not in self.pieces.tokens
 
     def unknown_id(self, token_id: int) -> ValueError:

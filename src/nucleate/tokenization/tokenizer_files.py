@@ -1,4 +1,4 @@
-"""What a model folder says about its tokenizer: the files beside tokenizer.json. Reads files, and nothing else."""
+"""Reads the tokenizer files of a model folder: tokenizer.json, special tokens, EOS ids and the chat template."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_t
 
 @dataclass(frozen=True)
 class FolderSettings:
-    """``special_tokens`` by role, the ids that end a text, and the chat template, as far as the folder has them."""
+    """``special_tokens`` by role, EOS ids and chat template of a folder."""
 
     special_tokens: Mapping[str, str]
     eos_token_ids: frozenset[int]
@@ -24,7 +24,7 @@ class FolderSettings:
 
 
 def read_folder(folder: Path) -> tuple[tokenizers.Tokenizer, FolderSettings]:
-    """Load a folder. Raises FileNotFoundError or ValueError with one line that names the path and what is wrong."""
+    """Load a folder. Raises FileNotFoundError or ValueError with the path and the problem, on one line."""
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: no such folder" if not folder.exists() else f"{folder}: not a folder")
     path = folder / "tokenizer.json"
@@ -40,7 +40,7 @@ def _read_tokenizer(path: Path) -> tokenizers.Tokenizer:
         tokenizer = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # noqa: BLE001 - the library raises nothing narrower
         raise ValueError(f"{path}: not a tokenizer file: {_line(error)}") from None
-    # A file may carry the settings of a training run; generation must see the whole text and nothing else.
+    # A file may contain truncation and padding settings of a training run.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
@@ -51,7 +51,7 @@ def _read_settings(folder: Path) -> FolderSettings:
     mapped = _read_json(folder / "special_tokens_map.json")
     tokens = {role: _content(config.get(role) or mapped.get(role)) for role in ROLES}
     special_tokens = {role: token for role, token in tokens.items() if token is not None}
-    # generation_config.json is what the model's makers say ends an answer; config.json is the older place for it.
+    # generation_config.json takes precedence; older models have it in config.json.
     eos = _read_json(folder / "generation_config.json").get("eos_token_id")
     if eos is None:
         eos = _read_json(folder / "config.json").get("eos_token_id")
@@ -66,7 +66,7 @@ def _read_template(folder: Path, config: Mapping[str, Any]) -> str | None:
     if path.is_file():
         return _read_text(path)
     template = config.get("chat_template") or _read_json(folder / "chat_template.json").get("chat_template")
-    if isinstance(template, list):  # several, by name
+    if isinstance(template, list):  # several templates, by name
         named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
         template = named.get("default")
     if template is None or isinstance(template, str):
@@ -75,7 +75,7 @@ def _read_template(folder: Path, config: Mapping[str, Any]) -> str | None:
 
 
 def _content(token: object) -> str | None:
-    """A special token is written as a string, or as an object with its content."""
+    """The content of a special token, which is a string or an object."""
     if isinstance(token, dict):
         token = token.get("content")
     return token if isinstance(token, str) else None
@@ -88,7 +88,7 @@ def _read_json(path: Path) -> Mapping[str, Any]:
         value = json.loads(_read_text(path))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: not valid JSON: {_line(error)}") from None
-    if not isinstance(value, dict):  # the file is wrong, not the caller
+    if not isinstance(value, dict):  # about the file, not an argument
         raise ValueError(f"{path}: expected a JSON object, found {type(value).__name__}")  # noqa: TRY004
     return value
 

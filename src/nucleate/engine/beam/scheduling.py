@@ -111,7 +111,7 @@ class BeamScheduler:
         tokenizer: Tokenizer,
         requests: dict[str, RunningRequest | RunningBeamSearch],
     ) -> None:
-        self.sampled_tokens = self.prefix_cache_hit_tokens = 0
+        self.sampled_tokens = self.prefix_cache_queries = self.prefix_cache_hits = 0
         self.seconds = 0.0
         self._scheduler, self._runner, self._grammars, self._tokenizer = scheduler, runner, grammars, tokenizer
         self._requests = requests
@@ -139,6 +139,7 @@ class BeamScheduler:
         beam = RunningBeam((*running.order, 0), ids, len(ids) + most, running=running, key=next(self._keys))
         running.beams = [beam]
         self._requests[request_id] = running
+        self.prefix_cache_queries += len(ids)
         self._scheduler.add(beam)
 
     def process(self, ready: Sequence[ScheduledSequence], logits_LV: Any) -> list[EngineOutput]:
@@ -220,7 +221,7 @@ class BeamScheduler:
 
     def _clear(self, beams: Iterable[RunningBeam]) -> None:
         for beam in beams:
-            self.prefix_cache_hit_tokens += beam.num_cached
+            self.prefix_cache_hits += beam.num_cached
             self._scheduler.remove(beam)
             self._runner.forget(beam.key)
 

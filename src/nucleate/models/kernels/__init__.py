@@ -1,1 +1,1 @@
-"""Compiled kernels of the NumPy models."""
+"""The kernels of the NumPy Llama, and their NumPy versions."""

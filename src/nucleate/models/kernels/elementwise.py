@@ -1,4 +1,4 @@
-"""Small kernels for models on CPU in float32, compiled by Numba. Knows no model."""
+"""Kernels of a Llama layer in float32, compiled by Numba: normalisation, rotary embedding, gate, matrix product."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def float_of(typing: Any, x: Any) -> Any:
 
 @loose
 def exp(x: Any) -> Any:
-    """e ** x for x <= 0 of float32, to 2e-7 of the result, in a form that loops do in vectors; 0 < e ** -87 below."""
+    """e ** x for x <= 0 in float32, with a relative error of 2e-7, vectorised by LLVM. Never 0."""
     power = max(x * np.float32(1.4426950408889634), np.float32(-126))
     whole = np.int32(power - np.float32(0.5))
     part = power - np.float32(whole)
@@ -49,12 +49,12 @@ def exp(x: Any) -> Any:
 
 
 @kernel("void(float32[:, ::1], float32[:, ::1], float32[::1], float32, float32[:, ::1])", loose=True)
-def add_and_normalise(x_TX: Any, more_TX: Any, weight_X: Any, epsilon: Any, out_TX: Any) -> None:
-    """x += more, in place; out: the root-mean-square normalisation of its rows."""
+def add_and_normalise(x_TX: Any, delta_TX: Any, weight_X: Any, epsilon: Any, out_TX: Any) -> None:
+    """x += delta, in place; out: the rows of x after RMSNorm."""
     for t in range(x_TX.shape[0]):
         square = np.float32(0)
         for i in range(x_TX.shape[1]):
-            x = x_TX[t, i] + more_TX[t, i]
+            x = x_TX[t, i] + delta_TX[t, i]
             x_TX[t, i] = x
             square += x * x
         scale = np.float32(1) / np.float32(math.sqrt(square / np.float32(x_TX.shape[1]) + epsilon))
@@ -64,7 +64,7 @@ def add_and_normalise(x_TX: Any, more_TX: Any, weight_X: Any, epsilon: Any, out_
 
 @kernel("void(float32[:, :, :], float32[:, ::1], float32[:, ::1])", loose=True)
 def rotate(heads_THD: Any, cos_TD: Any, sin_TD: Any) -> None:
-    """Rotary position embedding (Su et al., arXiv 2104.09864) in place, halves as pairs."""
+    """Rotary position embedding (Su et al., arXiv 2104.09864) in place. Element i is paired with i + half."""
     half = heads_THD.shape[2] // 2
     for t in range(heads_THD.shape[0]):
         for h in range(heads_THD.shape[1]):
@@ -75,23 +75,23 @@ def rotate(heads_THD: Any, cos_TD: Any, sin_TD: Any) -> None:
 
 
 @kernel("void(float32[:, ::1], float32[:, ::1])", loose=True)
-def gate(both_TY: Any, out_TX: Any) -> None:
-    """silu(gate) * up, where a row of ``both`` is gate and up."""
+def gate(gate_up_TY: Any, out_TX: Any) -> None:
+    """silu(gate) * up; a row of ``gate_up`` is gate and up, concatenated."""
     size = out_TX.shape[1]
     for t in range(out_TX.shape[0]):
         for i in range(size):
-            x = both_TY[t, i]
-            small = exp(-abs(x))  # the half of the sigmoid that cannot overflow
+            x = gate_up_TY[t, i]
+            small = exp(-abs(x))  # of the two forms of the sigmoid, the one that cannot overflow
             top = np.float32(1) if x >= np.float32(0) else small
-            out_TX[t, i] = x * both_TY[t, size + i] * top / (np.float32(1) + small)
+            out_TX[t, i] = x * gate_up_TY[t, size + i] * top / (np.float32(1) + small)
 
 
 @kernel("void(float32[:, ::1], float32[:, ::1], float32[:, ::1])", loose=True)
 def multiply(x_TX: Any, weight_XY: Any, out_TY: Any) -> None:
-    """``out = x @ weight``. The rows of weight are a multiple of eight: so many are taken at a time.
+    """``out = x @ weight``, for a weight with a multiple of eight rows, which are processed at a time.
 
-    The matrix is read once, from its beginning to its end. A row comes out the same, to the last bit, whatever the
-    others are and however many.
+    The matrix is read once, sequentially. A row of the result is bit-identical whatever the batch size (batch
+    invariance).
     """
     out_TY[:] = np.float32(0)
     for i in range(0, weight_XY.shape[0], 8):

@@ -5,16 +5,14 @@ only."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from threadpoolctl import ThreadpoolController
 
+from nucleate.models.matmul import one_thread
 from nucleate.models.model_config import positive, positive_integer, read_config
 from nucleate.models.protocol import ModelError
 
@@ -22,7 +20,7 @@ Floats = NDArray[np.float32]
 
 
 class LlamaLayer(NamedTuple):
-    """The weights of one layer; matrices are [in, out], those that read the same input stand side by side."""
+    """The weights of one layer; matrices are [in, out]; those with the same input are concatenated."""
 
     attention_norm: Floats
     query_key_value: Floats
@@ -32,31 +30,31 @@ class LlamaLayer(NamedTuple):
     down: Floats
 
 
-def why_not(folder: Path) -> str | None:
-    """Why this runtime cannot run the model in a folder; None if it can."""
+def unsupported_reason(folder: Path) -> str | None:
+    """The reason why the numpy runtime does not support the model in a folder; None if it does."""
     config = read_config(folder / "config.json")
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(rope, dict):
-        return f"config.json has rope_parameters that are no object: {rope!r:.60}"
+        return f"rope_parameters in config.json is not an object: {rope!r:.60}"
     if config.get("model_type") != "llama":
         return f"the architecture is {config.get('model_type')!r}, not 'llama'"
     if config.get("attention_bias") or config.get("mlp_bias") or config.get("hidden_act", "silu") != "silu":
-        return "it has biases or another activation than SiLU"
+        return "it has biases, or an activation other than SiLU"
     if rope.get("rope_type", rope.get("type", "default")) != "default":
-        return "its positions are scaled"
+        return "it uses RoPE scaling"
     if not (folder / "model.safetensors").is_file():
         return "its weights are not in one model.safetensors"
     return None
 
 
 class Llama:
-    """A Llama model in float32. Raises ModelError if ``why_not`` has a reason."""
+    """A Llama model in float32. Raises ModelError for a model that it does not support, see ``unsupported_reason``."""
 
     runtime = "numpy float32"
 
     def __init__(self, folder: Path) -> None:
-        if (reason := why_not(folder)) is not None:
-            raise ModelError(f"the numpy runtime cannot run the model in {folder}: {reason}")
+        if (reason := unsupported_reason(folder)) is not None:
+            raise ModelError(f"the numpy runtime does not support the model in {folder}: {reason}")
         self.folder: Path | None = folder
         config = read_config(folder / "config.json")
         try:
@@ -122,9 +120,9 @@ class Llama:
 
 
 class LlamaContext:
-    """One sequence: the keys and values of its tokens so far, [layers, 2, kv heads, context length, head size].
+    """One sequence, with its KV cache [layers, 2, kv heads, context length, head size].
 
-    They take memory as they are first written.
+    The system assigns memory when the cache is first written.
     """
 
     def __init__(self, model: Llama) -> None:
@@ -132,34 +130,34 @@ class LlamaContext:
         self.cache = np.empty((len(model.layers), 2, model.kv_heads, model.context_length, model.head_size), np.float32)
 
     def forward(self, token_ids: Sequence[int]) -> Floats:
-        """See ``DecodingContext.forward``. Raises ValueError for no token, invalid ids, or a full context."""
+        """See ``DecodingContext.forward``. Raises ValueError for no tokens, invalid ids, or a full context."""
         with one_thread():
-            return self._logits(self._read(token_ids)[-1])
+            return self._logits(self._forward(token_ids)[-1])
 
     def forward_all(self, token_ids: Sequence[int]) -> Floats:
-        """See ``DecodingContext.forward_all``. Token by token at the end, so that the bits are those of ``forward``."""
+        """See ``DecodingContext.forward_all``. The logits are computed row by row, bit-identical to ``forward``."""
         with one_thread():
-            return np.stack([self._logits(x) for x in self._read(token_ids)])
+            return np.stack([self._logits(x) for x in self._forward(token_ids)])
 
     def _logits(self, x: Floats) -> Floats:
         logits: Floats = self.model.normalise(x, self.model.norm) @ self.model.unembedding
         return logits
 
-    def _read(self, token_ids: Sequence[int]) -> Floats:
+    def _forward(self, token_ids: Sequence[int]) -> Floats:
         """The hidden states after the last layer, [tokens, hidden size]."""
         model, count = self.model, len(token_ids)
         ids = np.asarray(token_ids, np.int64)
         if not count or ids.min() < 0 or ids.max() >= model.vocab_size:
-            raise ValueError(f"forward takes one or more token ids in 0..{model.vocab_size - 1}")
+            raise ValueError(f"forward needs one or more token ids in 0..{model.vocab_size - 1}")
         if self.length + count > model.context_length:
-            raise ValueError(f"{self.length + count} tokens do not fit the context of {model.context_length}")
+            raise ValueError(f"{self.length + count} tokens exceed the context length {model.context_length}")
         angle = np.arange(self.length, self.length + count)[:, None] * model.frequencies
         rotation = np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
         x = model.embedding[ids]
         for index, layer in enumerate(model.layers):
             x = x + self._attend(index, model.normalise(x, layer.attention_norm) @ layer.query_key_value, rotation)
             gate, up = np.split(model.normalise(x, layer.mlp_norm) @ layer.gate_up, 2, axis=-1)
-            with np.errstate(over="ignore"):  # exp(-gate) = inf is right: the gate is shut
+            with np.errstate(over="ignore"):  # exp(-gate) = inf gives the correct result, 0
                 x = x + (gate / (1 + np.exp(-gate)) * up) @ layer.down
         self.length += count
         return x
@@ -172,7 +170,9 @@ class LlamaContext:
         self.cache[index, 0, :, start : start + count] = rotate(key, rotation)
         self.cache[index, 1, :, start : start + count] = value
         keys, values = self.cache[index, :, :, : start + count]
-        grouped = rotate(query, rotation).reshape(model.kv_heads, -1, model.head_size)  # heads that share keys
+        grouped = rotate(query, rotation).reshape(
+            model.kv_heads, -1, model.head_size
+        )  # query heads that share a key head
         scores = grouped @ keys.swapaxes(1, 2) / np.float32(np.sqrt(model.head_size))
         if count > 1:
             future = np.arange(start + count) > np.arange(start, start + count)[:, None]
@@ -184,30 +184,20 @@ class LlamaContext:
         return out
 
 
-@functools.cache
-def _blas() -> ThreadpoolController:
-    return ThreadpoolController()
-
-
-def one_thread() -> AbstractContextManager[object]:
-    """Products this small take longer to hand to several threads than to do: one thread is up to ten times as fast."""
-    return _blas().limit(limits=1, user_api="blas")  # type: ignore[no-any-return]
-
-
 def rotate(x: Floats, rotation: tuple[Floats, Floats]) -> Floats:
-    """Rotary position embedding (Su et al., arXiv 2104.09864) of [heads, tokens, head size], halves as pairs."""
+    """Rotary position embedding (arXiv 2104.09864) of [heads, tokens, head size]. Element i is paired with i + half."""
     cos, sin = rotation
     first, second = np.split(x, 2, axis=-1)
     return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
 
 
 def tensor(tensors: Mapping[str, Floats], name: str, *shape: int) -> Floats:
-    """A weight by name. Raises ModelError if it is missing or has not the shape that config.json says."""
+    """A weight by name. Raises ModelError if it is missing or does not have the shape given by config.json."""
     found = tensors.get(f"{name}.weight")
     if found is None:
-        raise ModelError(f"it is incomplete, {name}.weight is missing")
+        raise ModelError(f"{name}.weight is missing")
     if found.shape != shape:
-        raise ModelError(f"{name}.weight has the shape {found.shape}, but config.json means {shape}")
+        raise ModelError(f"{name}.weight has the shape {found.shape}, config.json gives {shape}")
     return found
 
 
@@ -218,7 +208,7 @@ def read(path: Path) -> dict[str, Floats]:
     try:
         entries: list[tuple[str, dict[str, Any]]] = deserialize(path.read_bytes())  # type: ignore[no-untyped-call]
     except SafetensorError as error:
-        raise ModelError(f"{path} is no safetensors file: {error}") from None
+        raise ModelError(f"{path} is not a valid safetensors file: {error}") from None
     found = {}
     for name, entry in entries:
         data, dtype = entry["data"], entry["dtype"]
@@ -227,6 +217,6 @@ def read(path: Path) -> dict[str, Floats]:
         elif dtype in ("F16", "F32"):
             array = np.frombuffer(data, dtype.replace("F16", "<f2").replace("F32", "<f4")).astype(np.float32)
         else:
-            raise ModelError(f"{path}: {name} has the type {dtype}; the numpy runtime reads BF16, F16 and F32")
+            raise ModelError(f"{path}: {name} has the type {dtype}; the numpy runtime supports BF16, F16 and F32")
         found[name] = array.reshape(entry["shape"])
     return found

@@ -1,1 +1,1 @@
-"""The paged KV cache: pool, batch layout, block tables."""
+"""The paged KV cache, the layout of a batch, and attention over it on CPU."""

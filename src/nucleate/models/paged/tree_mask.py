@@ -1,8 +1,7 @@
-"""A drafted tree among the tokens that a sequence reads: what each of them follows, and sees. Knows no attention.
+"""The attention mask and the positions of a draft tree.
 
-The tokens of a tree are read one after the other, as those of a chain are, and their keys and values lie in that order.
-But each follows its parent: it has the place in the sequence that its depth gives it, and sees of the tree itself and
-what leads to it.
+The tokens of a tree are computed one after the other, and their keys and values are stored in that order. But the
+position of a token is given by its depth, and of the tree it attends to its ancestors and itself only.
 """
 
 from __future__ import annotations
@@ -12,44 +11,44 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-MOST = 33
-"""Tokens of a part with a tree up to which each is attended for itself."""
+MAX_TREE_TOKENS = 33
+"""Maximum number of new tokens of an input with a tree that the attention kernel takes."""
 
 
 class TreeMask:
-    """The last tokens of a sequence of ``stop``: parents has for each the place in the tree of the one it follows.
+    """A draft tree in the last tokens of a sequence of ``stop`` tokens.
 
-    -1 is the token before the tree. Parents come before those that follow them.
+    parents: for each token of the tree, the index in the tree of its parent, an earlier one; -1 for the token before
+    the tree.
     """
 
     def __init__(self, parents: Sequence[int], stop: int) -> None:
-        count = len(parents)
-        self.parents, self.stop, self.base = parents, stop, stop - count
+        self.parents, self.stop = parents, stop
+        self.size, self.base = len(parents), stop - len(parents)  #: base: the index of the first token of the tree
         depths: list[int] = []
         for parent in parents:
             depths.append(depths[parent] + 1 if parent >= 0 else 0)
         self.depths = depths
-        self.size = count
 
     def positions(self, start: int) -> NDArray[np.int64]:
-        """Where the tokens of the tree from ``start`` on are in the sequence."""
+        """The positions of the tokens of the tree, from token ``start`` of the sequence on."""
         return np.array(self.depths[max(0, start - self.base) :], np.int64) + self.base
 
-    def seen(self, start: int, window: int = 0) -> NDArray[np.bool_]:
-        """What each token from ``start`` on sees, by where keys lie [stop - start, stop].
+    def mask(self, start: int, window: int = 0) -> NDArray[np.bool_]:
+        """Whether each token from ``start`` on attends to each token of the sequence, [stop - start, stop].
 
-        window: as in ``Rule``, counted along the branch; 0: all.
+        window: size of the sliding window, see ``AttentionRule``, counted in positions; 0: none.
         """
-        place_L = np.arange(self.stop)
-        position_L = place_L.copy()
+        index_L = np.arange(self.stop)
+        position_L = index_L.copy()
         position_L[self.base :] = self.positions(0)
-        seen_TL = (place_L < self.base) & (place_L <= position_L[start:, None])
-        own_NN = np.eye(self.size, dtype=np.bool_)
-        for place, parent in enumerate(self.parents):
+        mask_TL = (index_L < self.base) & (index_L <= position_L[start:, None])
+        tree_NN = np.eye(self.size, dtype=np.bool_)
+        for node, parent in enumerate(self.parents):
             if parent >= 0:
-                own_NN[place] |= own_NN[parent]
+                tree_NN[node] |= tree_NN[parent]
         first = max(0, start - self.base)
-        seen_TL[len(seen_TL) - self.size + first :, self.base :] = own_NN[first:]
+        mask_TL[len(mask_TL) - self.size + first :, self.base :] = tree_NN[first:]
         if window:
-            seen_TL &= position_L > position_L[start:, None] - window
-        return seen_TL
+            mask_TL &= position_L > position_L[start:, None] - window
+        return mask_TL

@@ -12,10 +12,10 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from nucleate.models.transformers.ragged_attention import AttentionPlan, IncompatibleModelError
 
 NAME, PROBE = "nucleate", "nucleate_probe"
-"""The attention implementations; to the second one, Transformers also says which masks a model wants."""
+"""The attention implementations. For the second one, Transformers also calls ``note_mask`` for each mask."""
 
 
-def twin(model: Any) -> Any:
+def paged_copy(model: Any) -> Any:
     """A copy of the model that shares its weights, has its own config, and attends with ``dispatch``."""
     weights = {id(tensor): tensor for tensor in chain(model.parameters(), model.buffers())}
     copied = copy.deepcopy(model, weights)
@@ -26,14 +26,14 @@ def twin(model: Any) -> Any:
 def implement(model: Any, name: str) -> None:
     """Set the attention implementation of all modules of a model copy."""
     for config in {id(c): c for module in model.modules() if (c := getattr(module, "config", None))}.values():
-        config._attn_implementation = name  # noqa: SLF001 - Transformers' own setter asks the hub for kernels
+        config._attn_implementation = name  # noqa: SLF001 - Transformers' setter looks for kernels on the hub
 
 
 def dispatch(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **settings: Any) -> Any:
     """The attention function that Transformers calls in every layer."""
     plan = settings.pop("nucleate", None)
     if plan is None:
-        raise IncompatibleModelError("it does not pass on the arguments of its attention")
+        raise IncompatibleModelError("it does not pass keyword arguments to its attention")
     if isinstance(plan, AttentionPlan):
         return plan.attend(module, query, key, value), None
     return plan.note(module, query, key, value, settings), None
@@ -41,10 +41,10 @@ def dispatch(module: Any, query: Any, key: Any, value: Any, attention_mask: Any,
 
 def note_mask(**settings: Any) -> None:
     """The mask function that Transformers calls. It returns no mask, and records the kind and window size requested."""
-    WANTED.get().append((bool(settings.get("use_vmap")), settings.get("local_size")))
+    MASKS.get().append((bool(settings.get("use_vmap")), settings.get("local_size")))
 
 
-WANTED: ContextVar[list[tuple[bool, int | None]]] = ContextVar("WANTED")
+MASKS: ContextVar[list[tuple[bool, int | None]]] = ContextVar("MASKS")
 for _name in (NAME, PROBE):
     AttentionInterface.register(_name, dispatch)
 AttentionMaskInterface.register(PROBE, note_mask)

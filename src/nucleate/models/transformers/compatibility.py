@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from nucleate.models.paged.kv_pool import NO_SINKS, AttentionRule
+from nucleate.models.paged.kv_cache import NO_SINKS, AttentionRule
 from nucleate.models.runner import ModelInput
-from nucleate.models.transformers.attention_interface import NAME, PROBE, WANTED, implement
+from nucleate.models.transformers.attention_interface import MASKS, NAME, PROBE, implement
 from nucleate.models.transformers.ragged_attention import AttentionLayer, IncompatibleModelError
 
 HARMLESS = {"dropout", "position_ids", "use_cache", "is_causal", "output_attentions", "output_hidden_states"}
@@ -21,7 +21,7 @@ TOLERANCE = {torch.float32: 2e-3, torch.float16: 0.05, torch.bfloat16: 0.15, tor
 """Tolerance: deviation of a token's logits from the stock ones, relative to their own deviation from the mean."""
 
 LENGTH, WINDOW = 24, 128
-"""Tokens of a sequence in the comparison: more where a sliding window of at most so many would not be left by them."""
+"""Tokens of a sequence in the comparison; longer, to exceed a sliding window, if that is at most WINDOW tokens."""
 
 
 class Probe:
@@ -32,13 +32,15 @@ class Probe:
 
     def note(self, module: Any, query: Any, key: Any, value: Any, settings: Mapping[str, Any]) -> Any:
         """See ``dispatch``. Returns the value: with one token, attention is the identity."""
-        if odd := sorted(name for name, given in settings.items() if given is not None and name not in HARMLESS):
-            raise IncompatibleModelError(f"its attention has unsupported arguments: {', '.join(odd)}")
+        if unsupported := sorted(
+            name for name, value in settings.items() if value is not None and name not in HARMLESS
+        ):
+            raise IncompatibleModelError(f"its attention has unsupported arguments: {', '.join(unsupported)}")
         causal = settings.get("is_causal")
         if not (getattr(module, "is_causal", True) if causal is None else causal):
-            raise IncompatibleModelError("its attention looks ahead")
+            raise IncompatibleModelError("its attention is not causal")
         if query.shape[1] % key.shape[1] or value.shape[1] != key.shape[1]:
-            raise IncompatibleModelError("its heads cannot be shared out among its keys")
+            raise IncompatibleModelError("its query heads cannot be grouped by key heads")
         scaling = settings.get("scaling")
         sinks = settings.get("s_aux")
         rule = AttentionRule(
@@ -56,21 +58,21 @@ def layers_of(model: Any) -> list[AttentionLayer]:
     """The attention layers of a model copy, in call order. Raises IncompatibleModelError."""
     if reason := why_not(model):
         raise IncompatibleModelError(reason)
-    probe, wanted = Probe(), WANTED.set([])
+    probe, token = Probe(), MASKS.set([])
     implement(model, PROBE)
     try:
         with torch.inference_mode():
             ids = torch.zeros((1, 1), dtype=torch.int64, device=model.device)
             model(input_ids=ids, position_ids=ids, use_cache=False, nucleate=probe)
-        masks = WANTED.get()
+        masks = MASKS.get()
     finally:
-        WANTED.reset(wanted)
+        MASKS.reset(token)
         implement(model, NAME)
     layers, config = probe.layers, model.config.get_text_config()
     count = config.num_hidden_layers
     if len(layers) != count or len({id(layer.module) for layer in layers}) != count:
-        raise IncompatibleModelError(f"{len(layers)} of its {count} layers attend to keys and values of their own")
-    if any(own for own, _ in masks):
+        raise IncompatibleModelError(f"{len(layers)} of its {count} layers have their own keys and values")
+    if any(custom for custom, _ in masks):
         raise IncompatibleModelError("its attention has a custom mask")
     kinds = getattr(config, "layer_types", None) or [None] * count
     windows = {size for _, size in masks if size is not None}
@@ -88,30 +90,30 @@ def why_not(model: Any) -> str | None:
     """The reason that a model's config gives against batching; None if there is none."""
     config = model.config.get_text_config()
     if model.config.is_encoder_decoder:
-        return "it is an encoder and a decoder"
+        return "it is an encoder-decoder model"
     if not getattr(model, "_supports_attention_backend", False):
         return "its attention cannot be replaced"
-    if others := set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}:
-        return f"it has layers of {', '.join(sorted(map(str, others)))}"
+    if unsupported := set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}:
+        return f"it has layers of type {', '.join(sorted(map(str, unsupported)))}"
     if getattr(config, "attention_chunk_size", None):
-        return "it attends within chunks"
+        return "its attention is chunked"
     for module in model.modules():
         kinds = getattr(module, "rope_type", None)
         for kind in kinds.values() if isinstance(kinds, dict) else (kinds,):
             if kind in ("dynamic", "longrope"):
-                return f"its positions ({kind}) depend on the longest sequence in a forward"
+                return f"its positions ({kind}) depend on the longest sequence in a batch"
     return None
 
 
 def compare(runner: Any, stock: Any) -> None:
     """Compare two sequences computed in a batch, in chunks, with the stock model. Raises IncompatibleModelError.
 
-    Fit only for a runner that nobody uses yet: its blocks are new ones afterwards.
+    It replaces the KV cache of the runner.
     """
     windows = [layer.rule.window for layer in runner.layers if 0 < layer.rule.window <= WINDOW]
     length = min(max([LENGTH, *(window + LENGTH for window in windows)]), runner.context_length)
     if length < 4:
-        raise IncompatibleModelError(f"its context of {length} tokens is too short to try it")
+        raise IncompatibleModelError(f"its context of {length} tokens is too short for the comparison")
     ids_2T = np.random.default_rng(0).integers(0, runner.vocab_size, (2, length))
     expected_2TV = stock(input_ids=torch.from_numpy(ids_2T).to(runner.device), use_cache=False).logits
     count = -(-length // runner.block_size)
@@ -125,18 +127,18 @@ def compare(runner: Any, stock: Any) -> None:
         ((0, length - 1, length),),
     )
     ids = ids_2T.tolist()
-    alone: list[float] = []
-    beside: list[float] = []  # how far off the tokens of parts of one token are, and those of longer parts
-    for parts in forwards:
-        given = [ModelInput(row, ids[row], start, stop, blocks[row], stop - start) for row, start, stop in parts]
-        ours_LV = torch.as_tensor(runner.forward(given), device=runner.device)
-        stock_LV = torch.cat([expected_2TV[row, start:stop] for row, start, stop in parts]).float()
+    decode: list[float] = []
+    prefill: list[float] = []  # deviations of the tokens of inputs of one token, and of longer inputs
+    for chunks in forwards:
+        inputs = [ModelInput(row, ids[row], start, stop, blocks[row], stop - start) for row, start, stop in chunks]
+        actual_LV = torch.as_tensor(runner.forward(inputs), device=runner.device)
+        stock_LV = torch.cat([expected_2TV[row, start:stop] for row, start, stop in chunks]).float()
         spread_L = (stock_LV - stock_LV.mean(-1, keepdim=True)).norm(dim=-1)
-        off = iter(((ours_LV - stock_LV).norm(dim=-1) / spread_L).tolist())
-        for _, start, stop in parts:
-            (alone if stop - start == 1 else beside).extend(next(off) for _ in range(start, stop))
-    # Rounding sends some tokens of short types to other experts, which changes much: of those, a quarter may be off.
+        deviations = iter(((actual_LV - stock_LV).norm(dim=-1) / spread_L).tolist())
+        for _, start, stop in chunks:
+            (decode if stop - start == 1 else prefill).extend(next(deviations) for _ in range(start, stop))
+    # In 16-bit types, rounding routes some tokens to other experts, which changes much: ignore the worst quarter.
     share = 0.75 if runner.dtype.itemsize == 2 else 1
-    worst = max(float(np.quantile(off, share, method="lower")) for off in (alone, beside))
+    worst = max(float(np.quantile(found, share, method="lower")) for found in (decode, prefill))
     if not worst <= TOLERANCE.get(runner.dtype, 0):
-        raise IncompatibleModelError(f"packed, its logits are {worst:.1%} off")
+        raise IncompatibleModelError(f"its batched logits differ by {worst:.1%}")

@@ -11,44 +11,44 @@ from nucleate.models.protocol import ModelError
 
 
 class HiddenStateCapture:
-    """Captures the hidden states of some layers until ``close``, see ``Runner.watch``.
+    """Captures the hidden states of some layers until ``close``, see ``Runner.capture_hidden_states``.
 
     Raises ModelError for a model whose layers cannot be found, ValueError for layers that it does not have.
     """
 
     def __init__(self, model: Any, layers: Sequence[int]) -> None:
         modules = decoder_layers(model)
-        if wrong := [layer for layer in layers if not 0 <= layer <= len(modules)]:
-            raise ValueError(f"watch takes places in 0..{len(modules)}, got {wrong[0]}")
+        if not all(0 <= layer <= len(modules) for layer in layers):
+            raise ValueError(f"the layers must be in 0..{len(modules)}, got {tuple(layers)}")
         self.layers = tuple(layers)
-        self._seen: dict[int, Any] = {}
+        self._captured: dict[int, Any] = {}
         self._hooks = [self._hook(modules, layer) for layer in {*layers}]
 
     def _hook(self, modules: Sequence[Any], layer: int) -> Any:
         if layer == len(modules):
 
-            def gave(module: Any, given: Any, out: Any) -> None:
-                self._seen[layer] = out[0] if isinstance(out, tuple) else out
+            def after(module: Any, args: Any, out: Any) -> None:
+                self._captured[layer] = out[0] if isinstance(out, tuple) else out
 
-            return modules[-1].register_forward_hook(gave)
+            return modules[-1].register_forward_hook(after)
 
-        def reads(module: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-            self._seen[layer] = given[0] if given else named.get("hidden_states")
+        def before(module: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+            self._captured[layer] = args[0] if args else named.get("hidden_states")
 
-        return modules[layer].register_forward_pre_hook(reads, with_kwargs=True)
+        return modules[layer].register_forward_pre_hook(before, with_kwargs=True)
 
     def take(self) -> Any:
         """The states of a forward pass of one row of T tokens: a new float32 tensor [T, layers * hidden size].
 
         Raises ModelError.
         """
-        seen: list[Any] = [self._seen.get(layer) for layer in self.layers]
-        self._seen.clear()
-        for layer, x_1TX in zip(self.layers, seen, strict=True):
+        captured: list[Any] = [self._captured.get(layer) for layer in self.layers]
+        self._captured.clear()
+        for layer, x_1TX in zip(self.layers, captured, strict=True):
             shape = tuple(getattr(x_1TX, "shape", ()))
             if len(shape) != 3 or shape[0] != 1:
-                raise ModelError(f"the model cannot be watched: layer {layer} reads no row of states, but {shape}")
-        return torch.cat([x_1TX[0] for x_1TX in seen], 1).to(torch.float32)
+                raise ModelError(f"cannot capture hidden states: layer {layer} has an input of shape {shape}")
+        return torch.cat([x_1TX[0] for x_1TX in captured], 1).to(torch.float32)
 
     def close(self) -> None:
         """Remove the hooks."""
@@ -65,6 +65,6 @@ def decoder_layers(model: Any) -> list[Any]:
         if isinstance(module, torch.nn.ModuleList) and len(module) == count and not inside:
             found[name] = module
     if len(found) != 1:
-        names = ", ".join(found) or "none is"
-        raise ModelError(f"the model cannot be watched: which of its modules are its {count} layers? ({names})")
+        names = ", ".join(found) or "none"
+        raise ModelError(f"cannot capture hidden states: its {count} layers cannot be identified (candidates: {names})")
     return [*next(iter(found.values()))]

@@ -1,6 +1,6 @@
-"""Paged attention of ragged batches in torch, for every device, dtype and attention setting.
+"""Paged attention of ragged batches in torch, on any device, in any dtype, with any attention setting.
 
-What a kernel is faster at, it hands to ``nucleate.models.kernels.paged_attention``.
+Inputs of few new tokens use the kernel (``decode_attention``) where it is faster.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
-from nucleate.models.kernels import paged_attention
-from nucleate.models.paged.batch_layout import SHORT, BatchLayout
-from nucleate.models.paged.kv_pool import AttentionRule
+from nucleate.models.paged import attention
+from nucleate.models.paged.batch_layout import MAX_DECODE_TOKENS, BatchLayout
+from nucleate.models.paged.kv_cache import AttentionRule
 from nucleate.models.paged.tree_mask import TreeMask
 from nucleate.models.protocol import ModelError
 from nucleate.models.runner import ModelInput
@@ -40,7 +40,7 @@ class LayerCache(NamedTuple):
 
     keys: Any  #: tensor [blocks, kv heads, block size, head size]
     values: Any
-    arrays: Any  #: the same memory in the kernel's layout, see ``kv_pool.new_pool``; None without a kernel
+    arrays: Any  #: the same memory in the kernel's layout, see ``allocate_kv_cache``; None without a kernel
     size: int  #: bytes
 
 
@@ -52,71 +52,71 @@ def threads() -> int:
 
 
 class AttentionPlan:
-    """What the layers of one forward pass share, computed once."""
+    """The batch layout of one forward pass, as tensors that all layers share."""
 
     def __init__(
         self,
-        parts: Sequence[ModelInput],
+        inputs: Sequence[ModelInput],
         size: int,
         layers: list[AttentionLayer],
-        pools: list[LayerCache],
+        caches: list[LayerCache],
         compiled: bool,
         device: Any,
     ) -> None:
-        self.size, self.layers, self.pools, self.compiled, self.done = size, layers, pools, compiled, 0
-        self.packing = packing = BatchLayout(parts, size, SHORT if compiled else 1)
-        self.long = packing.long.tolist()
+        self.size, self.layers, self.caches, self.compiled, self.done = size, layers, caches, compiled, 0
+        self.layout = layout = BatchLayout(inputs, size, MAX_DECODE_TOKENS if compiled else 1)
+        self.long = layout.long.tolist()
         self.stores = bool(self.long) or not self.compiled
-        rows = [packing.ids_T, packing.positions_T, packing.kept_L]
+        rows = [layout.ids_T, layout.positions_T, layout.logits_indices]
         if self.stores:
-            rows += [*np.divmod(packing.slots, size), packing.blocks]
+            rows += [*np.divmod(layout.slots, size), layout.blocks]
         if not self.compiled:
-            rows += [packing.short[:, 0], packing.short[:, 2], self._padded().ravel()]
+            rows += [layout.short[:, 0], layout.short[:, 2], self._block_table().ravel()]
         tensors = iter(_moved(rows, device))
-        self.ids_T, self.positions_T, self.kept_L = next(tensors), next(tensors), next(tensors)
+        self.ids_T, self.positions_T, self.logits_indices = next(tensors), next(tensors), next(tensors)
         if self.stores:
-            self.block_T, self.place_T, self.blocks = next(tensors), next(tensors), next(tensors)
+            self.block_T, self.offset_T, self.blocks = next(tensors), next(tensors), next(tensors)
         if not self.compiled:
             self.row_R, self.length_R, table = tensors
             self.table_RN = table.view(len(self.row_R), -1) if len(self.row_R) else table
         self.heads: dict[int, Any] = {}
         self.masks: dict[Any, Any] = {}
 
-    def _padded(self) -> Any:
-        """The block table of the decodes [R, N], padded with the last block."""
-        short = self.packing.short
+    def _block_table(self) -> Any:
+        """The block table of the inputs with one token [R, N], padded with the last block."""
+        short = self.layout.short
         count_R = -(-short[:, 2] // self.size)
         steps = np.minimum(np.arange(count_R.max(initial=0)), count_R[:, None] - 1)
-        return self.packing.blocks[short[:, 3][:, None] + steps]
+        return self.layout.blocks[short[:, 3][:, None] + steps]
 
     def attend(self, module: Any, query: Any, key: Any, value: Any) -> Any:
         """[1, heads, T, size] to [1, T, heads, size]: store the new keys and values, and attend."""
-        layer, pool = self.layers[self.done], self.pools[self.done]
+        layer, cache = self.layers[self.done], self.caches[self.done]
         if layer.module is not module:
-            raise IncompatibleModelError("its layers are not called in one fixed order")
+            raise IncompatibleModelError("the order of its attention calls changes")
         self.done += 1
         if self.stores:
-            pool.keys[self.block_T, :, self.place_T] = key[0].transpose(0, 1)
-            pool.values[self.block_T, :, self.place_T] = value[0].transpose(0, 1)
-        out, packing = query.new_empty((1, query.shape[2], query.shape[1], value.shape[3])), self.packing
-        if not len(packing.short):
+            cache.keys[self.block_T, :, self.offset_T] = key[0].transpose(0, 1)
+            cache.values[self.block_T, :, self.offset_T] = value[0].transpose(0, 1)
+        out, layout = query.new_empty((1, query.shape[2], query.shape[1], value.shape[3])), self.layout
+        if not len(layout.short):
             pass
         elif self.compiled:
             q, k, v = (x.numpy()[0].swapaxes(0, 1) for x in (query, key, value))
-            paged_attention.decode(q, k, v, pool.arrays, packing, layer.rule, out.numpy()[0], threads())
+            attention.decode_attention(q, k, v, cache.arrays, layout, layer.rule, out.numpy()[0], threads())
         else:
-            out[0, self.row_R] = self._decode(layer, pool, query)
+            out[0, self.row_R] = self._decode(layer, cache, query)
         for first, start, stop, table in self.long:
             end = first + stop - start
             new = query[:, :, first:end], key[:, :, first:end], value[:, :, first:end]
-            tree = packing.trees.get(first)
-            out[:, first:end] = self._chunk(layer, pool, new, (start, stop, table), tree).transpose(1, 2)
+            tree = layout.trees.get(first)
+            out[:, first:end] = self._chunk(layer, cache, new, (start, stop, table), tree).transpose(1, 2)
         return out
 
-    def _decode(self, layer: AttentionLayer, pool: LayerCache, query: Any) -> Any:
+    def _decode(self, layer: AttentionLayer, cache: LayerCache, query: Any) -> Any:
         """Attention [R, heads, size] of all inputs with one token, in one call."""
         visible = self._visible(layer.rule.window)
-        keys, values = (self._gathered(x, self.table_RN) for x in (pool.keys, pool.values))
+        keys, values = (self._gathered(x, self.table_RN) for x in (cache.keys, cache.values))
         hidden = ~visible.transpose(2, 3)  # unused memory, which may be NaN
         keys.masked_fill_(hidden, 0)
         values.masked_fill_(hidden, 0)
@@ -126,26 +126,26 @@ class AttentionPlan:
     def _visible(self, window: int) -> Any:
         """The mask of each decode over its padded blocks, bool [R, 1, 1, N * block size]."""
         if window not in self.masks:
-            place = torch.arange(self.table_RN.shape[1] * self.size, device=self.table_RN.device)
+            index = torch.arange(self.table_RN.shape[1] * self.size, device=self.table_RN.device)
             length = self.length_R[:, None]
-            seen = place < length
+            visible = index < length
             if window:
-                seen &= place >= length - window
-            self.masks[window] = seen[:, None, None]
+                visible &= index >= length - window
+            self.masks[window] = visible[:, None, None]
         return self.masks[window]
 
-    def _gathered(self, pool: Any, table: Any) -> Any:
+    def _gathered(self, blocks: Any, table: Any) -> Any:
         """Blocks [..., N] as [..., kv heads, N * block size, head size], in one copy."""
-        kv_heads = pool.shape[1]
+        kv_heads = blocks.shape[1]
         if kv_heads not in self.heads:
-            self.heads[kv_heads] = torch.arange(kv_heads, device=pool.device)[:, None]
+            self.heads[kv_heads] = torch.arange(kv_heads, device=blocks.device)[:, None]
         index = table[..., None, :] * kv_heads + self.heads[kv_heads]
-        return pool.flatten(0, 1)[index].flatten(-3, -2)
+        return blocks.flatten(0, 1)[index].flatten(-3, -2)
 
     def _chunk(
         self,
         layer: AttentionLayer,
-        pool: LayerCache,
+        cache: LayerCache,
         new: Any,
         place: tuple[int, int, int],
         tree: TreeMask | None = None,
@@ -158,18 +158,18 @@ class AttentionPlan:
         if start:
             blocks = self.blocks[table + base : table + -(-stop // self.size)]
             length = stop - base * self.size
-            keys, values = (self._gathered(x, blocks)[None, :, :length] for x in (pool.keys, pool.values))
+            keys, values = (self._gathered(x, blocks)[None, :, :length] for x in (cache.keys, cache.values))
         plain = not (window and stop > window) and not layer.rule.softcap and layer.sinks_H is None
         if not start and plain and tree is None:
             return sdpa(query, keys, values, is_causal=True, scale=layer.rule.scaling, enable_gqa=True)
         if (place, window) not in self.masks and tree is not None:
-            seen = tree.seen(start, window)[:, base * self.size :]
-            self.masks[place, window] = torch.from_numpy(seen).to(query.device)[None, None]
+            mask = tree.mask(start, window)[:, base * self.size :]
+            self.masks[place, window] = torch.from_numpy(mask).to(query.device)[None, None]
         elif (place, window) not in self.masks:
-            old = torch.arange(base * self.size, stop, device=query.device)
-            now = torch.arange(start, stop, device=query.device)[:, None]
-            seen = (old <= now) & (old > now - window) if window else old <= now
-            self.masks[place, window] = seen[None, None]
+            key_L = torch.arange(base * self.size, stop, device=query.device)
+            token_T = torch.arange(start, stop, device=query.device)[:, None]
+            mask = (key_L <= token_T) & (key_L > token_T - window) if window else key_L <= token_T
+            self.masks[place, window] = mask[None, None]
         return attend_all(query, keys, values, self.masks[place, window], layer)
 
 

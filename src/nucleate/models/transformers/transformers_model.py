@@ -18,14 +18,14 @@ from nucleate.models.free_memory import free
 from nucleate.models.protocol import ModelError
 from nucleate.parameters.converters import one_line
 
-NO_CACHE = "{} keeps what it has read to itself, so it cannot read one text after another"
+NO_CACHE = "{} does not return its cache, which decoding needs"
 
 
 class TransformersModel:
     """A model folder in the Transformers format.
 
-    device: "auto" (CUDA if there is one), "cpu", "cuda", "cuda:1"... dtype: "auto" (float32 on CPU, the folder's own
-    elsewhere), "float32", "bfloat16", "float16". Raises ModelError with one line if it cannot be loaded.
+    device: "auto" (CUDA if available), "cpu", "cuda", "cuda:1"... dtype: "auto" (float32 on CPU, else that of the
+    folder), "float32", "bfloat16", "float16". Raises ModelError with one line if it cannot be loaded.
     """
 
     def __init__(self, folder: Path, device: str, dtype: str) -> None:
@@ -39,9 +39,9 @@ class TransformersModel:
             model, found = transformers.AutoModelForCausalLM.from_pretrained(
                 folder, dtype=dtype, output_loading_info=True, trust_remote_code=False
             )
-            if missing := sorted(found["missing_keys"]):  # Transformers would go on with random numbers in their place
-                raise ModelError(f"{len(missing)} of its weights are not there, such as {missing[0]}")
-            self._take(model.to(device_), chosen)
+            if missing := sorted(found["missing_keys"]):  # which Transformers initialises at random
+                raise ModelError(f"{len(missing)} weights are missing, such as {missing[0]}")
+            self._wrap(model.to(device_), chosen)
         except Exception as error:  # of torch, transformers, safetensors or the hub
             raise ModelError(f"cannot load the model in {folder} on {chosen}: {one_line(error)}") from error
 
@@ -49,10 +49,10 @@ class TransformersModel:
     def of(cls, model: Any) -> TransformersModel:
         """Wrap a Transformers model that is in memory. Raises ModelError if it cannot be run."""
         made = cls.__new__(cls)
-        made._take(model, str(model.device))  # noqa: SLF001 - its own
+        made._wrap(model, str(model.device))  # noqa: SLF001
         return made
 
-    def _take(self, model: Any, device: str) -> None:
+    def _wrap(self, model: Any, device: str) -> None:
         self.model = model.eval()
         _signature(model.__class__)
         text = model.config.get_text_config()
@@ -90,23 +90,23 @@ class TransformersContext:
 
     def forward(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
         """See ``DecodingContext.forward``."""
-        logits: NDArray[np.float32] = self._read(token_ids, 1)[-1]
+        logits: NDArray[np.float32] = self._forward(token_ids, 1)[-1]
         return logits
 
     def forward_all(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
         """See ``DecodingContext.forward_all``."""
-        return self._read(token_ids, 0)
+        return self._forward(token_ids, 0)
 
-    def _read(self, token_ids: Sequence[int], keep: int) -> NDArray[np.float32]:
+    def _forward(self, token_ids: Sequence[int], keep: int) -> NDArray[np.float32]:
         """The logits of the last ``keep`` tokens, 0 for all."""
         torch, _ = libraries()
         if not len(token_ids):
-            raise ValueError("forward takes one or more token ids")
-        if self.stateful and self.length and len(token_ids) > 1:  # many of these read several tokens from empty only
-            return np.concatenate([self._read([token], 1) for token in token_ids])[-keep:]
+            raise ValueError("forward needs one or more token ids")
+        if self.stateful and self.length and len(token_ids) > 1:  # many allow several tokens at the start only
+            return np.concatenate([self._forward([token], 1) for token in token_ids])[-keep:]
         ids = torch.tensor([list(token_ids)], device=self.model.device)
         settings: dict[str, Any] = {self.cache_name: self.cache, "use_cache": True, "logits_to_keep": keep}
-        if self.stateful and self.takes_positions:  # some count wrongly themselves
+        if self.stateful and self.takes_positions:  # some count positions wrongly
             settings["position_ids"] = torch.arange(self.length, self.length + ids.shape[1], device=ids.device)[None]
         with torch.inference_mode():
             out = self.model(input_ids=ids, **settings)
@@ -127,17 +127,17 @@ def _signature(kind: Any) -> tuple[str, bool]:
     raise ModelError(NO_CACHE.format(kind.__name__))
 
 
-BRIEFLY = "2000"
-"""Spin count of torch's idle threads (GOMP_SPINCOUNT); the default of OpenMP is a hundred times as high."""
+SPIN_COUNT = "2000"
+"""GOMP_SPINCOUNT for torch's idle threads; OpenMP's default is a hundred times as high."""
 
 
 def libraries() -> tuple[Any, Any]:
-    """Import torch and transformers, or raise a ModelError that says how to install them.
+    """Import torch and transformers, or raise ModelError with the install command.
 
-    If torch is loaded here, its threads sleep soon after they have worked, so that they leave the cores to others.
+    If torch is loaded here, its idle threads sleep early, so that other threads can use the cores.
     """
     if "torch" not in sys.modules:
-        os.environ.setdefault("GOMP_SPINCOUNT", BRIEFLY)
+        os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
     try:
         import torch
         import transformers
@@ -154,7 +154,7 @@ def convert_tokenizer(folder: Path, out: Path) -> None:
     except (OSError, ValueError, ImportError, AttributeError) as error:
         raise ModelError(f"cannot load a tokenizer from {folder}: {one_line(error)}") from error
     if not (out / "tokenizer.json").is_file():
-        raise ModelError(f"the tokenizer in {folder} has no fast form (tokenizer.json)")
+        raise ModelError(f"the tokenizer in {folder} has no fast version (tokenizer.json)")
     for name in ("config.json", "generation_config.json"):  # they contain the EOS ids
         if (folder / name).is_file():
             shutil.copyfile(folder / name, out / name)

@@ -6,7 +6,7 @@ import importlib.util
 import re
 from typing import NamedTuple
 
-from nucleate.jit.readiness import why_not
+from nucleate.jit.readiness import fallback_reason
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling.dispatch.device_row import DeviceRowSpec, device_row
 from nucleate.sampling.dispatch.fused_pipeline import FusedPipeline
@@ -59,7 +59,7 @@ def dispatch(
 
 def _on_host(chain: FusedPipeline | str, vocab_size: int | None, rows: int, backend: str) -> Route:
     """The same for the CPU."""
-    why = why_not(backend, rows * (vocab_size or 1))
+    why = fallback_reason(backend, rows * (vocab_size or 1))
     if why:
         return Route("reference", REFERENCE, why)
     return Route("cpu", GENERIC, chain) if isinstance(chain, str) else Route("cpu", HOT, "")

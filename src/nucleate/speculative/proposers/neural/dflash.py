@@ -10,10 +10,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from nucleate.models.kernels.matmul import compiled_product as product
-from nucleate.models.llama.numpy_llama import Floats, Llama, one_thread
+from nucleate.models.llama.numpy_llama import Floats, Llama
+from nucleate.models.matmul import compiled_matmul as product
+from nucleate.models.matmul import one_thread
+from nucleate.models.paged.attention import attend_sequence, store
 from nucleate.models.paged.batch_layout import BatchLayout
-from nucleate.models.paged.block_attention import mix, store
 from nucleate.models.runner import BLOCK
 from nucleate.speculative.draft import Draft, DraftContext
 from nucleate.speculative.proposers.neural.chain_builder import ChainBuilder, drafts_of
@@ -91,8 +92,8 @@ class DFlash(DraftHead):
         query_THD = layer.queries(normal_TX, turn)
         store(layer.pool, packing, *layer.keys(normal_TX, turn))
         out_THD = np.empty_like(query_THD)
-        for first, start, stop, table in packing.parts.tolist():
+        for first, start, stop, table in packing.inputs.tolist():
             blocks = packing.blocks[table : table + -(-stop // packing.block_size)]
             tokens = slice(first, first + stop - start)
-            out_THD[tokens] = mix(query_THD[tokens], layer.pool, blocks, stop, layer.rule.scaling)
+            out_THD[tokens] = attend_sequence(query_THD[tokens], layer.pool, blocks, stop, layer.rule.scaling)
         return out_THD

@@ -11,11 +11,11 @@ from itertools import groupby
 
 import numpy as np
 
-from nucleate.models.kernels.matmul import compiled_product as product
-from nucleate.models.kernels.paged_attention import decode
-from nucleate.models.llama.numpy_llama import Floats, Llama, one_thread
+from nucleate.models.llama.numpy_llama import Floats, Llama
+from nucleate.models.matmul import compiled_matmul as product
+from nucleate.models.matmul import one_thread
+from nucleate.models.paged.attention import attend_compiled, store
 from nucleate.models.paged.batch_layout import BatchLayout
-from nucleate.models.paged.block_attention import attend, store
 from nucleate.models.runner import BLOCK
 from nucleate.speculative.draft import ROOT, Draft, DraftContext
 from nucleate.speculative.proposers.neural.chain_builder import ChainBuilder, drafts_of
@@ -116,7 +116,7 @@ class Eagle(DraftHead):
         last = BatchLayout(
             [followed.part(chain, one.taken - 1, one.taken, 1) for chain, one in zip(going, found, strict=True)], BLOCK
         )
-        return self._mixed(both_TY[packing.kept_L], context_TX[packing.kept_L], last)
+        return self._mixed(both_TY[packing.logits_indices], context_TX[packing.logits_indices], last)
 
     def _step(self, going: list[ChainBuilder], x_RX: Floats, place: int) -> Floats:
         """Its output after a drafted token."""
@@ -134,5 +134,5 @@ class Eagle(DraftHead):
     def _mixed(self, both_TY: Floats, x_TX: Floats, packing: BatchLayout) -> Floats:
         turn, layer = rotation(packing.positions_T, self._target), self._layer
         new = layer.queries(both_TY, turn), *layer.keys(both_TY, turn)
-        heads_THD = attend(*new, layer.pool, packing, layer.rule, decode)
+        heads_THD = attend_compiled(*new, layer.pool, packing, layer.rule)
         return layer.rest(x_TX, heads_THD)

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nucleate.models.kernels import numpy_fallback
-from nucleate.models.kernels.matmul import compiled_product as product
 from nucleate.models.llama.numpy_llama import Floats, Llama
-from nucleate.models.paged.kv_pool import AttentionRule, Pool, new_pool
+from nucleate.models.matmul import compiled_matmul as product
+from nucleate.models.paged.kv_cache import AttentionRule, KVCache, allocate_kv_cache
 from nucleate.models.runner import BLOCK
 from nucleate.speculative.proposers.neural.weights import Weights
 
@@ -47,7 +47,7 @@ class DraftLayer:
         self._key_value = weights.matrix(prefix + "key", prefix + "value")
         self._norm = weights[prefix + "mlp_norm.weight"]
         self._gate_up, self._down = weights.matrix(prefix + "gate", prefix + "up"), weights.matrix(prefix + "down")
-        self.pool: Pool = new_pool(blocks, BLOCK, target.kv_heads, target.head_size, target.head_size)
+        self.pool: KVCache = allocate_kv_cache(blocks, BLOCK, target.kv_heads, target.head_size, target.head_size)
         self.rule = AttentionRule(target.head_size**-0.5)
 
     def queries(self, x_TX: Floats, turn: tuple[Floats, Floats]) -> Floats:

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from nucleate.models.kernels.matmul import compiled_product as product
-from nucleate.models.llama.numpy_llama import Floats, Llama, one_thread
+from nucleate.models.llama.numpy_llama import Floats, Llama
+from nucleate.models.matmul import compiled_matmul as product
+from nucleate.models.matmul import one_thread
 from nucleate.speculative.draft import ROOT, Draft, DraftContext, Proposer, TargetOutput
 from nucleate.speculative.proposers.neural.chain_builder import ChainBuilder, drafts_of
 from nucleate.speculative.proposers.neural.draft_sampling import DraftQuery, SampledDrafts, draw, draw_some

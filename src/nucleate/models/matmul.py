@@ -1,0 +1,68 @@
+"""Matrix products in float32 on CPU: large ones on nucleate's threads, those of few rows with a kernel.
+
+BLAS is limited to one thread (``one_thread``): its threads spin between products, which slows down everything else on
+the machine, such as an event loop.
+"""
+
+from __future__ import annotations
+
+import functools
+from contextlib import AbstractContextManager
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+from threadpoolctl import ThreadpoolController
+
+from nucleate.jit.kernel_libraries import MODELS
+from nucleate.jit.thread_pool import cores
+from nucleate.jit.thread_pool import pool as thread_pool
+
+Floats = NDArray[np.float32]
+MAX_KERNEL_ROWS = 16
+"""Up to this many rows, the kernel is about as fast as BLAS or faster."""
+MULTIPLICATIONS_PER_THREAD = 1 << 25
+"""The work that justifies starting another thread."""
+
+
+def matmul(x_TX: Floats, weight_XY: Floats, out_TY: Floats | None = None) -> Floats:
+    """``x_TX @ weight_XY`` with BLAS, into ``out_TY`` if given."""
+    rows = len(x_TX)
+    out = np.empty((rows, weight_XY.shape[1]), np.float32) if out_TY is None else out_TY
+    threads = min(cores(), 1 + rows * weight_XY.size // MULTIPLICATIONS_PER_THREAD)
+    bounds = [rows * thread // threads for thread in range(threads + 1)]
+    jobs = [
+        (thread_pool().submit(np.matmul, x_TX[begin:end], weight_XY, out=out[begin:end]), begin, end)
+        for begin, end in pairwise(bounds[1:])
+    ]
+    np.matmul(x_TX[: bounds[1]], weight_XY, out=out[: bounds[1]])
+    for job, begin, end in reversed(jobs):
+        if job.cancel():  # not started: the other threads may not have been scheduled
+            np.matmul(x_TX[begin:end], weight_XY, out=out[begin:end])
+        else:
+            job.result()
+    return out
+
+
+def compiled_matmul(x_TX: Floats, weight_XY: Floats, out_TY: Floats | None = None) -> Floats:
+    """The same, with a kernel for few rows (a small batch, or the verification of draft tokens). Arrays are contiguous.
+
+    BLAS repacks the matrix before it multiplies, except for a single row. For few rows, that takes longer than the
+    product itself.
+    """
+    rows, (size, columns) = len(x_TX), weight_XY.shape
+    if not 0 < rows <= MAX_KERNEL_ROWS or size % 8:
+        return matmul(x_TX, weight_XY, out_TY)
+    out = np.empty((rows, columns), np.float32) if out_TY is None else out_TY
+    MODELS.multiply(np.ascontiguousarray(x_TX), weight_XY, out)
+    return out
+
+
+@functools.cache
+def _blas() -> ThreadpoolController:
+    return ThreadpoolController()
+
+
+def one_thread() -> AbstractContextManager[object]:
+    """Limits BLAS to one thread: on products this small, several threads are up to ten times slower than one."""
+    return _blas().limit(limits=1, user_api="blas")  # type: ignore[no-any-return]
