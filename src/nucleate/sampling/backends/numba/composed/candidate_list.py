@@ -13,15 +13,12 @@ from nucleate.outputs import StepLogprobs
 from nucleate.sampling import noise
 from nucleate.sampling.backends import reference
 from nucleate.sampling.backends.numba.composed.pipeline_steps import PipelineStep
-from nucleate.sampling.backends.reference import Survivors, TotalMass
+from nucleate.sampling.backends.reference import Floats, Ids, Survivors, TotalMass
 from nucleate.sampling.history import HistoryView
 from nucleate.sampling.noise import GROUP_SIZE
 from nucleate.sampling.stage import RowStats
 from nucleate.sampling.stages.selection.gumbel import Gumbel
 from nucleate.sampling.token_logprobs import logprobs
-
-Floats = NDArray[np.float64]
-Ids = NDArray[np.int64]
 
 TIE_TOLERANCE = 1e-9
 """Closer decisions that depend on sums of ``row_kernels`` are left to the reference. The sums are exact to 1e-12, and
@@ -40,9 +37,8 @@ class UndecidedRow(Exception):  # noqa: N818  # control flow, not an error
 class CandidateList:
     """Tokens and float64 scores, in rank order: score descending, then id ascending.
 
-    total: see ``reference.TotalMass``; None if there was no truncation since the last Shift or Scale, or no rule needs
-    it. inexact: the scores depend on a sum of ``row_kernels``. ranked: False if the tokens are in ascending order of
-    ids instead.
+    total: ``reference.TotalMass``; None before any truncation since the last Shift or Scale, or if no rule needs it.
+    inexact: scores depend on a sum of ``row_kernels``. ranked: False for tokens in ascending order of ids instead.
     """
 
     __slots__ = ("_mass", "_top", "ids_N", "inexact", "ranked", "total", "x_N")

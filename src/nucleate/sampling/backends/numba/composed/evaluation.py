@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from nucleate.outputs import StepLogprobs
 from nucleate.sampling import noise
 from nucleate.sampling.backends import reference
-from nucleate.sampling.backends.numba.composed.candidate_list import CandidateList, Floats, UndecidedRow, uniform
+from nucleate.sampling.backends.numba.composed.candidate_list import CandidateList, UndecidedRow, uniform
 from nucleate.sampling.backends.numba.composed.edited_row import EditedRow, thread_workspace
 from nucleate.sampling.backends.numba.composed.full_row import FullRow
 from nucleate.sampling.backends.numba.composed.pipeline_steps import (
@@ -53,7 +53,7 @@ def survivors(
         return reference.survivors(logits_V, stages, past, u)
 
 
-def probabilities(logits_V: NDArray[Any], stages: Pipeline, past: HistoryView = History()) -> Floats:
+def probabilities(logits_V: NDArray[Any], stages: Pipeline, past: HistoryView = History()) -> reference.Floats:
     """The distribution that the draw samples from, float64 [V]. As ``reference.probabilities``."""
     return reference.probabilities(logits_V, stages, past, survivors)
 
@@ -92,10 +92,7 @@ def _run(
 def _apply_stages(
     logits_V: NDArray[Any], steps: tuple[PipelineStep, ...], past: HistoryView, u: float, needs_total: bool
 ) -> tuple[Tokens, dict[int, tuple[Tokens, Tokens]]]:
-    """The surviving tokens; and, by index, the tokens before and after each stage that observes the sampled token.
-
-    needs_total: a rule reads the mass before the first truncation.
-    """
+    """The surviving tokens; and, by index, the tokens before and after each stage that observes the sampled token."""
     kept: Tokens = _full_row(logits_V)
     observed = {}
     for i, step in enumerate(steps):

@@ -17,17 +17,14 @@ from nucleate.sampling import noise
 from nucleate.sampling.backends.numba.composed.candidate_list import (
     TIE_TOLERANCE,
     CandidateList,
-    Floats,
-    Ids,
     UndecidedRow,
     evaluate_rule,
     finite_tokens,
     uniform,
 )
-from nucleate.sampling.backends.numba.composed.edited_row import LOWEST, EditedRow
-from nucleate.sampling.backends.numba.composed.logit_shifts import apply_shift
+from nucleate.sampling.backends.numba.composed.edited_row import LOWEST, EditedRow, apply_shift
 from nucleate.sampling.backends.numba.composed.pipeline_steps import PipelineStep
-from nucleate.sampling.backends.reference import Survivors, TotalMass
+from nucleate.sampling.backends.reference import Floats, Ids, Survivors, TotalMass
 from nucleate.sampling.history import HistoryView
 from nucleate.sampling.noise import GROUP_SIZE
 from nucleate.sampling.stage import RowStats, Scale
@@ -83,8 +80,7 @@ class FullRow:
         elif "n" in names:
             n = self.row.moments(np.float32(self.row.top))[0]
         total = mass if self.total is None else max(self.total.mass * np.exp(self.total.top - self.top), mass)
-        values = n, 0.0, mass, square, entropy, mean, var, total
-        return RowStats(*map(np.float64, values))  # NumPy floats: division by 0 raises nothing
+        return RowStats(*map(np.float64, (n, 0.0, mass, square, entropy, mean, var, total)))  # not floats: 1 / 0 is inf
 
     def _mass_sums(self) -> Floats:
         """``EditedRow.mass_sums`` after the scales."""
