@@ -96,7 +96,7 @@ def kept(logits: np.ndarray, stages: Pipeline) -> tuple[np.ndarray, np.ndarray]:
 
 
 def standing(ids: np.ndarray, x: np.ndarray, seed: int, step: int) -> Standing:
-    groups, masses = reference.masses(ids // noise.GROUP_SIZE, x)
+    groups, masses = reference.group_logsumexp(ids // noise.GROUP_SIZE, x)
     group_scores = masses + noise.gumbel(noise.uniform(seed, step, noise.GROUP, groups))
     group = int(groups[group_scores.argmax()])
     inside = ids // noise.GROUP_SIZE == group
@@ -219,7 +219,7 @@ def step_between(
     steps = numbers.integers(0, 64) + np.arange(STEPS)
     winners = []
     for ids in (with_it, without_it):
-        groups, masses = reference.masses(ids // noise.GROUP_SIZE, x_V[ids])
+        groups, masses = reference.group_logsumexp(ids // noise.GROUP_SIZE, x_V[ids])
         scores = masses + noise.gumbel(uniforms(seed, steps, noise.GROUP, groups))
         winners.append(groups[scores.argmax(axis=1)])
     for place in np.flatnonzero(winners[0] != winners[1])[:1]:
@@ -252,7 +252,7 @@ def top_p(numbers: np.random.Generator, gap: float) -> Any:
     ids, x = kept(logits, first)
     place = place_in(numbers, len(ids))
     weights = np.exp(x)
-    p = reference.before(weights)[place] * (1.0 + gap) / (weights.sum() * (1.0 - SLACK))
+    p = reference.exclusive_cumsum(weights)[place] * (1.0 + gap) / (weights.sum() * (1.0 - SLACK))
     if place == 0 or not 0.0 < p < 1.0:
         return None
     step = step_between(numbers, seed, full(len(logits), ids, x), ids[: place + 1], ids[:place])
@@ -283,7 +283,7 @@ def typical_mass(numbers: np.random.Generator, gap: float) -> Any:
     order = np.argsort(Typical(0.5).order(x, stats), kind="stable")
     weights = np.exp(x[order])
     place = place_in(numbers, len(ids))
-    p = reference.before(weights)[place] * (1.0 + gap) / (weights.sum() * (1.0 - SLACK))
+    p = reference.exclusive_cumsum(weights)[place] * (1.0 + gap) / (weights.sum() * (1.0 - SLACK))
     if place == 0 or not 0.0 < p < 1.0:
         return None
     x_V = full(len(logits), ids, x)
@@ -317,7 +317,7 @@ def typical_distance(numbers: np.random.Generator, gap: float) -> Any:
     if {int(order[place]), int(order[min(place + 1, len(order) - 1)])} != {int(i), int(j)}:
         return None
     weights = np.exp(x[order])
-    p = (reference.before(weights)[place] + weights[place] / 2) / weights.sum()
+    p = (reference.exclusive_cumsum(weights)[place] + weights[place] / 2) / weights.sum()
     others, x_V = ids[order[:place]], full(len(logits), ids, x)
     step = step_between(numbers, seed, x_V, np.append(others, ids[i]), np.append(others, ids[j]))
     return logits, (Temperature(float(t)), Typical(float(p))), seed, step
@@ -364,11 +364,11 @@ KINDS = tuple(MAKERS)
 def measured(one: Case) -> dict[str, float]:
     """How near each decision of the reference is to a tie, by kind."""
     gaps: dict[str, float] = dict.fromkeys(KINDS, np.inf)
-    before = reference.everything(one.logits)
+    before = reference.all_tokens(one.logits)
     for stage, after in zip(
-        one.stages, reference.walk(before, len(one.logits), one.stages, History(), 1.0), strict=True
+        one.stages, reference.apply_stages(before, len(one.logits), one.stages, History(), 1.0), strict=True
     ):
-        below, stats = reference.seen(before)
+        below, stats = reference.relative_scores(before)
         if isinstance(stage, Draw):
             at = standing(before.ids_N, below, one.seed, one.step)
             for kind, scores in (("group", at.group_scores), ("token", at.token_scores)):
@@ -381,7 +381,7 @@ def measured(one: Case) -> dict[str, float]:
         elif isinstance(stage, TopP | Typical):
             keys = stage.order(below, stats)
             order = np.argsort(keys, kind="stable")
-            sums = reference.before(stage.weight(below[order], stats))
+            sums = reference.exclusive_cumsum(stage.weight(below[order], stats))
             mass = smallest(sums[1:] / stage.target(stats) - 1.0)
             if isinstance(stage, TopP):
                 gaps["top_p"] = min(gaps["top_p"], mass)

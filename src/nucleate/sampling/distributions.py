@@ -38,9 +38,9 @@ def accept_sampled(logits_V: NDArray[Any], stages: Pipeline, token: int, past: H
     """
     bounds = sorted({0.0, 1.0, *(float(stage.act_probability) for stage in stages if isinstance(stage, Ceiling))})
     for u in (0.5, *((low + high) / 2 for low, high in pairwise(bounds))):
-        found = reference.spans(logits_V, stages, past, u)
+        found = reference.survivors_per_stage(logits_V, stages, past, u)
         if token in found[-1].ids_N:
-            return reference.settled(found, stages, token)
+            return reference.row_result(found, stages, token)
     raise ValueError(f"token {token} cannot be sampled: its probability is 0")
 
 
@@ -97,7 +97,7 @@ class TargetDistributions:
             mask_W, stages = None if self._masks is None else self._masks[parent], self._stages_at(parent)
             if self[parent][token] > 0:
                 masked = stages if mask_W is None else with_mask(stages)
-                updated = reference.take(self._logits[parent], masked, token, self._past(parent, mask_W)).stages
+                updated = reference.accept(self._logits[parent], masked, token, self._past(parent, mask_W)).stages
                 stages = updated if masked is stages else without_mask(updated)
             self._stages[position] = stages
         return self._stages[position]
