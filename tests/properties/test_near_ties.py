@@ -1,0 +1,130 @@
+"""Near ties are decided as the reference decides them, whatever runs the row."""
+
+from __future__ import annotations
+
+import near_tie_rows as near_ties
+import numpy as np
+import pytest
+import tiers
+
+import nucleate as nc
+from nucleate.sampling.backends import reference
+from nucleate.sampling.backends.numba.fused.fused_sampler import NOT_DRAWN, RowTable, thread_sampler
+from nucleate.sampling.dispatch.fused_pipeline import FusedParams, to_fused_pipeline
+from nucleate.sampling.inputs import LogitsInput
+from nucleate.sampling.pipeline import simplify
+from nucleate.sampling.stages import Gumbel
+
+
+@pytest.mark.parametrize("kind", near_ties.KINDS)
+def test_the_generator_makes_what_it_says(kind: str) -> None:
+    first = near_ties.KINDS.index(kind)
+    sides = []
+    for index in range(first, first + 12 * len(near_ties.KINDS), len(near_ties.KINDS)):
+        one, again = near_ties.case(index), near_ties.case(index)
+        assert (one.kind, one.stages, one.seed, one.step) == (kind, again.stages, again.seed, again.step)
+        assert one.logits.tobytes() == again.logits.tobytes()
+        assert one.logits.dtype == np.float32
+        wanted = abs(one.gap)
+        found = near_ties.measured(one)[kind]
+        if kind == "top_k":
+            assert found < 1e-5
+        else:
+            assert found <= 1.6 * wanted + 3e-14
+            assert found >= 0.4 * wanted - 3e-14 or kind in ("top_p", "min_p", "typical mass")  # or another is nearer
+        assert reference.draw(one.logits, one.stages, one.seed, one.step) >= 0
+        sides.append(one.gap > 0)
+    assert 0 < sum(sides) < len(sides)
+
+
+def chain_draws(case: near_ties.Case, rows: int) -> int | None:
+    """What the compiled chain draws in the last of so many rows, or NOT_DRAWN; None if it does not run the case."""
+    chain = to_fused_pipeline(simplify(case.stages))
+    if isinstance(chain, str):
+        return None
+    table = RowTable()
+    for row in range(rows):
+        table.add(row, chain.params, (0, 0), (case.seed + rows - 1 - row) % 2**64, case.step)
+    part = table.select(table.rows)
+    logits = np.broadcast_to(case.logits, (rows, len(case.logits)))
+    thread_sampler(len(case.logits)).draw(LogitsInput(logits).layout(), rows, part.control)
+    return int(part.tokens[-1])
+
+
+def hold_for_the_chain(indices: range, sizes: tuple[int, ...]) -> None:
+    """The chain draws the reference's token, in batches of any size, or leaves a row that is all but tied to others."""
+    drawn = left = 0
+    for index in indices:
+        case = near_ties.case(index)
+        found = {rows: chain_draws(case, rows) for rows in sizes}
+        [token] = set(found.values())
+        if token is None:
+            continue
+        drawn += 1
+        expected = reference.draw(case.logits, case.stages, case.seed, case.step)
+        if token == NOT_DRAWN:
+            left += 1
+            gaps = near_ties.measured(case)
+            assert min(gaps[kind] for kind in ("group", "token", "top_p", "min_p")) < 4e-5, case
+        else:
+            assert token == expected, (index, case)
+    assert drawn > len(indices) / 3
+    assert left < 0.8 * drawn
+
+
+def test_the_chain_decides_near_ties_as_the_reference() -> None:
+    hold_for_the_chain(range(tiers.count(140, 420)), (1, 2, 16))
+    hold_for_the_chain(range(1000, 1021), (1, 300))
+
+
+@pytest.mark.exhaustive
+def test_the_chain_decides_very_many_near_ties_as_the_reference() -> None:
+    hold_for_the_chain(range(10_000, 20_000), (1, 2))
+    hold_for_the_chain(range(20_000, 20_500), (16, 300))
+
+
+def test_the_chain_leaves_hardly_another_row_to_others() -> None:
+    """Rows as they come, flat ones too, where the mass of a token is near the error of float32 sums."""
+    numbers, left = np.random.default_rng(5), 0
+    asked = [
+        FusedParams(),
+        FusedParams(t=0.7, p=0.9),
+        FusedParams(t=0.8, k=40, m=0.05, p=0.95),
+        FusedParams(m=1e-3),
+        FusedParams(sigmas=1.0),
+    ]
+    for size, scale, rows in ((1000, 3.0, 2000), (20_000, 1.0, 2000), (20_000, 3.0, 1000), (128_256, 1.0, 200)):
+        logits = np.float32(numbers.normal(size=(1, size)) * scale)
+        table = RowTable()
+        for row in range(rows):
+            table.add(row, asked[row % len(asked)], (0, 0), row, 3)
+        part = table.select(table.rows)
+        thread_sampler(size).draw(LogitsInput(np.broadcast_to(logits, (rows, size))).layout(), rows, part.control)
+        left += int((part.tokens == NOT_DRAWN).sum())
+    assert left <= 1
+
+
+def hold(indices: range, rows: int) -> None:
+    """The reference's token for the last of some rows, which share the logits and have seeds of their own."""
+    for index in indices:
+        case = near_ties.case(index)
+        expected = reference.draw(case.logits, case.stages, case.seed, case.step)
+        seeds = [(case.seed + rows - 1 - row) % 2**64 for row in range(rows)]
+        batch = [(*case.stages[:-1], Gumbel(seed)) for seed in seeds]
+        logits = np.broadcast_to(case.logits, (rows, len(case.logits)))
+        found = nc.sample(logits, batch, step=case.step, backend="cpu")
+        assert found[-1] == expected, (index, case.kind, rows)
+
+
+COUNTS = {1: tiers.count(70, 210), 2: tiers.count(35, 70), 16: tiers.count(21, 35), 300: tiers.count(1, 7)}
+
+
+@pytest.mark.parametrize("rows", COUNTS)
+def test_near_ties_are_decided_as_by_the_reference(rows: int) -> None:
+    hold(range(1000, 1000 + COUNTS[rows]), rows)
+
+
+@pytest.mark.exhaustive
+def test_ten_thousand_near_ties_are_decided_as_by_the_reference() -> None:
+    for index in range(10_000):
+        hold(range(index, index + 1), (1, 1, 2, 16)[index % 4] if index % 200 else 300)

@@ -108,7 +108,7 @@ def test_a_truncation_does_not_change_scores(engine, kind):
         for logits in examples.rows():
             kept = engine.survivors(logits, (stage,), u=0.01)
             assert (kept.x_N == logits[kept.ids_N]).all()
-            assert kept.whole == engine.survivors(logits, ()).whole
+            assert kept.total == engine.survivors(logits, ()).total
 
 
 @on_every_engine

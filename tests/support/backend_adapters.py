@@ -1,0 +1,70 @@
+"""The backends as the laws see them: objects of one face, so that a law is said once and holds for all."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+import nucleate as nc
+from nucleate.sampling.backends import reference
+from nucleate.sampling.backends.numba.composed import evaluation as generic
+from nucleate.sampling.dispatch.fused_pipeline import to_fused_pipeline
+from nucleate.sampling.pipeline import simplify
+from nucleate.sampling.stage import History, Tap
+from nucleate.sampling.stages import Mask
+
+NOTHING = History()
+
+
+class Reference:
+    """The meaning itself."""
+
+    name = "reference"
+    run = staticmethod(reference.run)
+    survivors = staticmethod(reference.survivors)
+    probabilities = staticmethod(reference.probabilities)
+
+    def draw(self, logits, stages, seed, step, past=NOTHING):
+        return self.run(logits, stages, seed, step, past).token
+
+    def sampler(self, size):
+        return nc.Sampler(size, backend=self.name)
+
+    def sample(self, logits, params, **said):
+        return nc.sample(logits, params, backend=self.name, **said)
+
+
+class Stages(Reference):
+    """The generic CPU path, also for what the fused kernel could run."""
+
+    name = "cpu"
+    run = staticmethod(generic.run)
+    survivors = staticmethod(generic.survivors)
+    probabilities = staticmethod(generic.probabilities)
+
+
+class Cpu(Stages):
+    """As ``backend="cpu"``: the compiled chain runs what fits it."""
+
+    def run(self, logits, stages, seed, step, past=NOTHING):
+        chain = to_fused_pipeline(simplify(stages))
+        if isinstance(chain, str):
+            return generic.run(logits, stages, seed, step, past)
+        seeded = [dataclasses.replace(s, seed=seed) if "seed" in s.parameters else s for s in stages]
+        mask = past.mask[None] if any(isinstance(stage, Mask) for stage in stages) and past.mask is not None else None
+        said = {"prompt_ids": [past.prompt], "output_ids": [past.output], "mask": mask}
+        rows = np.asarray(logits, np.float32)[None]
+        try:
+            token = int(self.sample(rows, tuple(seeded), step=step, **said)[0])
+        except nc.LogitsError as error:
+            raise reference.RowError(error.errors[0]) from error
+        told = [stage for stage in stages if isinstance(stage, Tap) and not stage.neutral]
+        reports = [generic.step_logprobs(rows[0], token, tap.request) for tap in told]
+        return reference.RowResult(token, reports[0] if reports else None, stages)
+
+
+ENGINES = (Reference(), Stages(), Cpu())
+
+on_every_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: type(engine).__name__.lower())

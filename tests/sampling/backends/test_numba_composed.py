@@ -1,0 +1,637 @@
+"""The generic CPU path equals the reference for any pipeline: tokens, reports, the state of stages, and errors."""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+import threading
+import time
+import types
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pipeline_cases as cases
+import pytest
+import tiers
+from custom_stages import DRAWS, OWN, Foreign, Softer
+from edge_rows import KINDS, NEAR, row
+from pipeline_cases import OTHERS, case
+
+from nucleate.sampling.backends import reference
+from nucleate.sampling.backends.numba.composed import candidate_list, full_row, pipeline_steps, row_kernels
+from nucleate.sampling.backends.numba.composed import evaluation as generic
+from nucleate.sampling.backends.numba.composed.edited_row import thread_workspace
+from nucleate.sampling.backends.numba.fused import fused_sampler as special_rows
+from nucleate.sampling.dispatch import rules
+from nucleate.sampling.history import History
+from nucleate.sampling.maths import absolute, exp, log, where
+from nucleate.sampling.sampler import Sampler
+from nucleate.sampling.stage import Prefix, Scale, Shift, Tap, param
+from nucleate.sampling.stages import (
+    AdaptiveP,
+    Categorical,
+    DynamicTemperature,
+    Epsilon,
+    Eta,
+    Gumbel,
+    LogitBias,
+    Logprobs,
+    Mask,
+    MinP,
+    Mirostat,
+    PLess,
+    Suppress,
+    Temperature,
+    TopA,
+    TopH,
+    TopK,
+    TopNSigma,
+    TopP,
+    Typical,
+    Xtc,
+)
+from nucleate.sampling_params import SamplingParams
+
+PIPELINES, FEWER = tiers.count(500, 2500), tiers.count(30, 100)
+SMALL, LARGE = cases.SIZES, (2049, 3000, 5000, 20_000)
+SOME = np.random.default_rng(0).normal(size=5000).astype(np.float32) * 3
+
+
+def outcome(run, logits, stages, history=History(), step=0, seed=None):
+    """What a backend says: token, report, stages; or its error."""
+    own = getattr(stages[-1], "seed", None) if seed is None else seed
+    try:
+        return run(logits, stages, 7 if own is None else own, step, history)
+    except Exception as error:  # noqa: BLE001
+        return f"{type(error).__name__}: {error}"
+
+
+def watched(stages, size):
+    """With a Tap before the draw, if there is none, that reports every token that is in."""
+    return stages if any(isinstance(stage, Tap) for stage in stages) else (*stages[:-1], Logprobs(size), stages[-1])
+
+
+def near(a, b, part=1e-9):
+    return a == b or abs(a - b) <= part * max(1.0, abs(a), abs(b))
+
+
+def difference(one, other):
+    """In what two outcomes differ, or nothing."""
+    if isinstance(one, str) or isinstance(other, str):
+        return "" if one is other or one == other else f"error: {one} != {other}"
+    if one.token != other.token:
+        return f"token: {one.token} != {other.token}"
+    if (one.logprobs is None) != (other.logprobs is None):
+        return "one has no report"
+    reports = [[r.chosen, *r.top, *r.requested] if r else [] for r in (one.logprobs, other.logprobs)]
+    if [(t.token_id, t.rank) for t in reports[0]] != [(t.token_id, t.rank) for t in reports[1]]:
+        return "tokens reported"
+    part = NEAR if isinstance(next(s for s in one.stages if not s.neutral), Tap) else 1e-9  # of the row as given
+    if not all(near(a.logprob, b.logprob, part) for a, b in zip(*reports, strict=True)):
+        return "logprobs"
+    for a, b in zip(one.stages, other.stages, strict=True):
+        pairs = [(getattr(a, name), getattr(b, name)) for name in a.parameters]
+        if not all(u == v or (isinstance(u, float) and near(u, v)) for u, v in pairs):
+            return f"moved: {a} != {b}"
+    return ""
+
+
+def both(logits, stages, history=History(), step=0, seed=None):
+    return difference(*(outcome(run, logits, stages, history, step, seed) for run in (reference.run, generic.run)))
+
+
+@pytest.mark.parametrize(("sizes", "count"), [(SMALL, PIPELINES), (LARGE, FEWER)], ids=["small", "large"])
+def test_random_pipelines_are_those_of_the_reference(monkeypatch, sizes, count) -> None:
+    monkeypatch.setattr(cases, "SIZES", sizes)
+    fell, found, ran = Counter(), {}, reference.run
+
+    def spied(*arguments):
+        fell["raised"] += 1  # unless it comes back
+        result = ran(*arguments)
+        fell.update(odd=1, raised=-1)
+        return result
+
+    for seed in range(count):
+        logits, stages, history, step = case(seed, most=6)
+        stages = watched(stages, len(logits))
+        expected = outcome(ran, logits, stages, history, step)
+        with monkeypatch.context() as patched:
+            patched.setattr(reference, "run", spied)
+            got = outcome(generic.run, logits, stages, history, step)
+        if why := difference(expected, got):
+            found[seed] = why, stages
+    assert not found, found
+    assert fell["odd"] < 0.04 * count, fell  # the reference runs few of them, though many are as odd as can be
+    assert fell["raised"] < 0.1 * count
+
+
+@pytest.mark.parametrize(("sizes", "count"), [(SMALL, PIPELINES // 3), (LARGE, FEWER // 2)], ids=["small", "large"])
+def test_survivors_and_probabilities_are_those_of_the_reference(monkeypatch, sizes, count) -> None:
+    monkeypatch.setattr(cases, "SIZES", sizes)
+    empty = 0
+    for seed in range(count):
+        logits, stages, history, _ = case(seed, most=5)
+        for given in (stages, stages[:-1]):  # with and without a draw
+            for u in (2.0**-65, 0.4, 1.0):
+                expected, got = (told(run.survivors, logits, given, history, u) for run in (reference, generic))
+                if isinstance(expected, str):
+                    assert got == expected
+                    empty += 1
+                    continue
+                assert got.ids_N.tolist() == expected.ids_N.tolist(), (seed, given, u)
+                atol = 1e-9 * max(1.0, np.ptp(expected.x_N))
+                np.testing.assert_allclose(got.x_N, expected.x_N, rtol=1e-9, atol=atol, equal_nan=False)
+                assert got.total == pytest.approx(expected.total, rel=1e-9)
+        one, other = (told(run.probabilities, logits, stages, history) for run in (reference, generic))
+        if isinstance(one, str):
+            assert other == one, (seed, stages)
+        else:
+            np.testing.assert_allclose(other, one, rtol=1e-9, atol=1e-12, equal_nan=False, err_msg=f"{seed}: {stages}")
+    assert empty < 0.2 * 6 * count
+    assert generic.survivors(SOME, ()).ids_N.tolist() == np.argsort(-SOME, kind="stable").tolist()
+
+
+def told(run, *arguments):
+    """What a function gives, or its error."""
+    try:
+        return run(*arguments)
+    except Exception as error:  # noqa: BLE001
+        return f"{type(error).__name__}: {error}"
+
+
+@pytest.mark.fast_cases(27)
+@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize(("size", "count"), [(1000, 12), (5000, 2)])
+def test_every_stage_alone_and_after_a_cut(monkeypatch, name, size, count) -> None:
+    monkeypatch.setattr(cases, "SIZES", (size,))
+    for seed in range(count):
+        logits, stages, history, step = case(seed)
+        stage = cases.stage(cases.random.Random(seed), name, size)
+        for pipeline in ((stage, stages[-1]), (TopP(0.9), stage, stages[-1]), (stage, Temperature(0.7), stages[-1])):
+            assert both(logits, watched(pipeline, size), history, step) == "", (seed, pipeline)
+
+
+PIPELINES = (
+    (TopK(40),),
+    (Temperature(0.7), TopK(40), TopP(0.9)),
+    (Temperature(0.7), TopK(3, with_ties=True)),
+    (TopK(3000), Typical(0.5)),
+    (MinP(0.05),),
+    (MinP(1.0),),
+    (Temperature(1.3), MinP(1e-9), TopA(0.2)),
+    (DynamicTemperature(0.5, 1.5), MinP(0.1)),
+    (Temperature(0.2), Temperature(3.0), MinP(0.3), TopP(0.5, of_full_mass=True)),
+    (TopP(0.9),),
+    (Typical(0.95), Temperature(0.8)),
+    (Mirostat(3.0),),
+    (Mirostat(0.0, mu=300.0), TopP(0.9)),
+    (Typical(0.95),),
+    (Temperature(0.8), Typical(0.3), Temperature(1.5)),
+    (Temperature(1e-3), Typical(0.99)),
+    (DynamicTemperature(0.5, 1.5), TopP(0.9)),
+    (TopP(1 - 1e-7), TopH(0.9)),
+    (TopH(0.3),),
+    (TopH(0.97), MinP(0.01)),
+    (Temperature(1e4), Epsilon(1e-4)),
+    (Eta(1e-3), Xtc(1.0, 0.01)),
+    (PLess(True),),
+    (Temperature(2.0), TopNSigma(1.0), TopP(0.5)),
+    (Xtc(1.0, 0.1, exempt=(0,)), AdaptiveP(0.2)),
+)
+
+
+@pytest.mark.fast_cases(16)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", [1, 256, 257, 1000, 10_000])
+def test_every_kind_of_row(kind, size) -> None:
+    numbers = np.random.default_rng(size)
+    for stages in PIPELINES:
+        logits = row(numbers, size, kind)
+        assert both(logits, (*stages, Gumbel(3))) == "", stages
+        assert both(logits, (*stages, Categorical(3))) == "", stages
+        assert both(logits, (Logprobs(7, (0, size - 1)), *stages, Gumbel(3))) == "", stages
+        assert both(logits, (*stages, Logprobs(min(size, 1000)), Gumbel(3)), step=2**40) == "", stages
+
+
+@pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf])
+@pytest.mark.parametrize("place", [0, 700, 4999])
+def test_rows_that_cannot_be_drawn_say_the_same(bad, place) -> None:
+    logits = SOME.copy()
+    logits[place] = bad
+    for stages in ((TopK(5),), (Temperature(0.7), MinP(0.1)), (Mirostat(3.0),), (Suppress((1,)), TopK(5))):
+        said = outcome(generic.run, logits, (*stages, Gumbel(1)))
+        assert said == f"RowError: {'+inf' if bad == np.inf else 'NaN'} at token {place}"
+    assert outcome(generic.run, np.full(5000, -np.inf, np.float32), (TopK(5), Gumbel(1))).endswith(
+        "every token is at -inf"
+    )
+    over = (LogitBias({3: 1.7e308}), LogitBias({3: 1.7e308}), Suppress((3,)), Gumbel(1))
+    assert (
+        outcome(generic.run, SOME, over)
+        == outcome(reference.run, SOME, over)
+        == "RowError: +inf at token 3 after logit_bias"
+    )
+    after = (TopK(2), Suppress(tuple(range(5000))), Gumbel(1))
+    assert outcome(generic.run, SOME, after) == "RowError: every token is at -inf after suppress"
+    outside = (Temperature(0.5), Suppress((5000,)), Gumbel(1))
+    assert both(SOME, outside) == ""
+    assert "the vocabulary ends at 4999" in outcome(generic.run, SOME, outside)
+
+
+def test_a_row_may_have_any_layout_and_is_only_read() -> None:
+    stages = (Temperature(0.7), TopK(40), Gumbel(1))
+    for size in (4864, 5000):
+        plain = SOME[:size].copy()
+        frozen = plain.copy()
+        frozen.flags.writeable = False
+        wide = np.zeros(2 * size, np.float32)
+        wide[::2] = plain
+        token = reference.run(plain, stages, 1, 0).token
+        for logits in (
+            plain,
+            frozen,
+            wide[::2],
+            plain[::-1].copy()[::-1],
+            plain.astype(np.float64),
+            plain.astype(">f4"),
+        ):
+            before = logits.tobytes()
+            for longer in (stages, (LogitBias({1: 1.0}), *stages), (Mirostat(9.0), Gumbel(1))):
+                assert both(logits, longer, seed=1) == ""
+            assert generic.run(logits, stages, 1, 0).token == token
+            assert logits.tobytes() == before
+
+
+def test_threads_do_not_share_their_room() -> None:
+    stages = (Typical(0.9), Temperature(0.8), Logprobs(5), Gumbel(1))
+    expected = [reference.run(SOME * scale, stages, 1, 3).token for scale in (0.1, 1.0, 3.0)]
+    got = {}
+
+    def work(i, scale):
+        got[i] = [generic.run(SOME * scale, stages, 1, 3).token for _ in range(50)]
+
+    threads = [threading.Thread(target=work, args=(i, scale)) for i, scale in enumerate((0.1, 1.0, 3.0))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert got == {i: [token] * 50 for i, token in enumerate(expected)}
+
+
+# Stages of one's own.
+
+
+class Louder(Shift):
+    touches = "output"
+
+    def apply(self, x, token):
+        return x * 1.1 + token.output_count
+
+
+@pytest.mark.parametrize("draw", [Gumbel(1), *DRAWS], ids=repr)
+def test_stages_of_ones_own(draw) -> None:
+    numbers = np.random.default_rng(4)
+    history = History((1, 2, 3), (4, 5, 5))
+    for size in (5, 600, 3000):
+        for stage in (*OWN, Louder()):
+            for stages in ((stage,), (Temperature(0.9), stage, TopP(0.9)), (stage, stage)):
+                logits = (numbers.normal(size=size) * 3).astype(np.float32)
+                step = int(numbers.integers(9))
+                assert both(logits, watched((*stages, draw), size), history, step, 5) == "", (size, stages)
+
+
+def test_the_worked_example_of_contributing(monkeypatch) -> None:
+    page = (Path(__file__).parents[3] / "CONTRIBUTING.md").read_text("utf-8")
+    module = types.ModuleType("above_average")
+    monkeypatch.setitem(sys.modules, "above_average", module)
+    exec(re.search(r"`:\n\n```python\n(.*?)```", page, re.DOTALL)[1], module.__dict__)
+    for a in (0.0, 0.5, 3.0, 500.0):
+        for logits in (SOME, SOME[:100]):
+            assert both(logits, watched((module.AboveAverage(a), Gumbel(1)), len(logits))) == ""
+
+
+def test_what_a_rule_reads() -> None:
+    assert rules.rule_inputs(TopP(0.9), "target").row == {"mass"}
+    assert rules.rule_inputs(TopP(0.9, of_full_mass=True), "target").row == {"full_mass"}
+    assert rules.rule_inputs(TopP(0.9, of_full_mass=True), "target").attributes == ("p", "of_full_mass")
+    assert rules.rule_inputs(TopK(3), "weight") == rules.RuleInputs(frozenset(), (), is_one=True, form=rules.CONSTANT)
+    assert rules.rule_inputs(DynamicTemperature(0.5, 1.5), "apply").row == {"top", "entropy", "n"}
+    assert rules.rule_inputs(Softer(on=True), "apply").row == {"top"}
+    assert rules.rule_inputs(Softer(), "apply").row == {"var"}
+    assert rules.rule_inputs(Foreign(), "apply") == rules.UNKNOWN_INPUTS
+    assert rules.rules_of_stage(TopP(0.9))["weight"].is_softmax_weight
+    assert [*rules.rules_of_stage(TopP(0.9))] == ["weight", "target"]
+    assert [*rules.rules_of_stage(Typical(0.9))] == ["weight", "target", "order"]
+
+
+class Around(Prefix):
+    """The nearest to a score, which may be above the top."""
+
+    at: float = param("", default=-2.0, public=False)
+    steep: float = param("", default=1.0, public=False)
+    part: float = param("", default=0.5, public=False)
+
+    def order(self, x, row):
+        return absolute((x - self.at) * self.steep)
+
+    def weight(self, x, row):
+        return exp(x - row.top)
+
+    def target(self, row):
+        return self.part * row.mass
+
+
+class Stretched(Scale):
+    """A line of which a part depends on the row."""
+
+    by: float = param("", default=1.0, public=False)
+
+    def apply(self, x, row):
+        return (x - row.mean) * self.by + log(row.n)
+
+
+def drawn_stage(numbers):
+    part = float(numbers.choice([numbers.uniform(0.01, 1.0), 0.5, 0.9, 0.95]))
+    k = int(numbers.choice([numbers.integers(2, 400), numbers.integers(2, 9000)]))
+    makers = (
+        lambda: Temperature(float(numbers.uniform(0.1, 3.0))),
+        lambda: DynamicTemperature(low=float(numbers.uniform(0.3, 1.0)), high=float(numbers.uniform(1.0, 2.0))),
+        lambda: Stretched(float(numbers.uniform(0.5, 2.0))),
+        lambda: Typical(part),
+        lambda: Typical(part),
+        lambda: Around(float(numbers.uniform(-8.0, 3.0)), float(10.0 ** numbers.uniform(-3, 3)), part),
+        lambda: TopP(part),
+        lambda: TopK(k, with_ties=bool(numbers.integers(2))),
+        lambda: TopH(part),
+        lambda: MinP(float(numbers.uniform(0.0, 0.3))),
+        lambda: Eta(float(10.0 ** numbers.uniform(-5, -1))),
+        lambda: Epsilon(float(10.0 ** numbers.uniform(-5, -2))),
+        lambda: TopNSigma(float(numbers.uniform(0.5, 3.0))),
+        lambda: TopA(float(numbers.uniform(0.0, 0.5))),
+    )
+    return makers[numbers.integers(len(makers))]()
+
+
+def test_random_pipelines_on_rows_of_every_kind() -> None:
+    numbers, found = np.random.default_rng(0), []
+    for seed in range(600):
+        logits = row(numbers, int(numbers.choice((513, 700, 1024, 2049, 5000, 20_000))), str(numbers.choice(KINDS)))
+        stages = (*(drawn_stage(numbers) for _ in range(numbers.integers(1, 5))), Gumbel())
+        if why := both(logits, stages, step=seed % 7, seed=seed):
+            found.append((seed, stages, len(logits), why))
+    assert not found, found
+
+
+class Weighed(Prefix):
+    """Weights that are what they are told to be."""
+
+    low: float = param("", default=0.0, public=False)
+
+    def weight(self, x, row):
+        return exp(x - row.top) - self.low
+
+    def target(self, row):
+        return 0.5
+
+
+def test_a_negative_weight_far_down_is_not_overlooked(monkeypatch) -> None:
+    x = np.linspace(0.0, -40.0, 5000).astype(np.float32)
+    monkeypatch.setattr(Weighed, "target", lambda self, row: 30.0)
+    for low in (0.0, 1e-3, 0.1):
+        stages = (Weighed(low), Gumbel(1))
+        assert generic.survivors(x, stages).ids_N.tolist() == reference.survivors(x, stages).ids_N.tolist()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", [256, 1000, 10_000])
+def test_sums_of_a_row_are_exact(kind, size) -> None:
+    x = row(np.random.default_rng(size), size, kind)
+    tail, tops, masses, sums = np.empty(256, np.float32), *(np.empty(-(-size // 256), t) for t in "fd"), np.empty(2)
+    top = row_kernels.group_maxima(x, tail, tops)
+    assert top == x.max()
+    for slope in (1.0, 1.25, 1e-3, 1e4):
+        d = np.maximum((x.astype(np.float64) - float(top)) * slope, -700.0).tolist()
+        e = [math.exp(one) for one in d]
+        row_kernels.group_masses(x, tail, float(top), slope, masses, sums)
+        assert sums[0] == pytest.approx(math.fsum(e), rel=1e-14)
+        share = math.fsum(a * b for a, b in zip(e, d, strict=True))
+        assert sums[1] == pytest.approx(share, rel=1e-13, abs=1e-13)
+        assert masses.sum() == pytest.approx(math.fsum(e), rel=1e-14)
+        for rest in (1e-3, 0.1, 0.7):
+            least = row_kernels.threshold_by_mass(masses, rest * sums[0])
+            assert math.fsum(a for a, b in zip(e, d, strict=True) if b < least) <= rest * sums[0]
+
+
+@pytest.mark.parametrize("gap", [500.0, 690.0, 699.0, 705.0, 720.0, 744.0, 760.0, 1e30])
+def test_tokens_almost_too_light_for_a_float_count_as_in_the_reference(gap) -> None:
+    x = np.full(700, -gap, np.float32)
+    x[[3, 300]] = 0.0, -0.999 * gap
+    for stage in (TopH(0.8), TopH(1.0), Typical(0.9), Eta(1e-3), DynamicTemperature(0.5, 2.0), Mirostat(gap)):
+        stages = (stage, Gumbel(1))
+        got, expected = (run.survivors(x, stages) for run in (generic, reference))
+        assert got.ids_N.tolist() == expected.ids_N.tolist(), stage
+
+
+@pytest.mark.parametrize(
+    "stages",
+    [
+        (Temperature(0.8), Typical(0.95)),
+        (Typical(0.95), Temperature(0.8)),
+        (Mirostat(5.0),),
+        (TopP(0.95), Temperature(0.8), MinP(0.05)),
+        (DynamicTemperature(0.5, 1.5),),
+        (DynamicTemperature(0.5, 1.5), TopP(0.9)),
+        (TopA(0.2),),
+        (Epsilon(3e-4),),
+        (Eta(3e-4),),
+        (PLess(True),),
+        (TopH(0.5),),
+        (TopNSigma(1.0), Xtc(1.0, 0.1)),
+        (TopK(40), AdaptiveP(0.3)),
+        (Logprobs(5, (7,)), Temperature(0.8), TopK(40), Xtc(0.5)),
+        (Logprobs(5), Typical(0.95)),
+    ],
+    ids=repr,
+)
+def test_nobody_lists_all_tokens_of_a_row(stages, monkeypatch) -> None:
+    x = (np.random.default_rng(0).normal(size=20_000) * 2.5).astype(np.float32)
+    x[:40] += np.linspace(2, 20, 40, dtype=np.float32)
+    expected = reference.run(x, (*stages, Gumbel(1)), 1, 3)
+
+    def refused(*_):
+        raise AssertionError("all tokens were listed")
+
+    monkeypatch.setattr(full_row.FullRow, "ranked_list", refused)
+    monkeypatch.setattr(reference, "run", refused)
+    assert generic.run(x, (*stages, Gumbel(1)), 1, 3).token == expected.token
+
+
+@pytest.mark.parametrize("p", [0.05, 0.5, 0.9, 0.999])
+@pytest.mark.parametrize("far", [2.0, 5.0, 9.0, 14.0])
+def test_typical_may_leave_out_the_best_and_the_worst(p, far) -> None:
+    """Few likely tokens and many unlikely ones: what is typical is between them, above, or below."""
+    numbers = np.random.default_rng(5)
+    for share in (3, 300, 3000):
+        x = numbers.normal(size=6000).astype(np.float32) * 0.3
+        x[:share] += np.float32(far)
+        for stages in ((Typical(p), Gumbel(1)), (Temperature(0.5), Typical(p), Gumbel(1))):
+            got, expected = (run.survivors(x, stages) for run in (generic, reference))
+            assert got.ids_N.tolist() == expected.ids_N.tolist()
+            assert got.total == pytest.approx(expected.total, rel=1e-12)
+
+
+def test_asking_for_a_token_that_is_not_there_is_the_same_for_any_size() -> None:
+    for size in (100, 5000):
+        x = np.linspace(0.0, 3.0, size).astype(np.float32)
+        stages = (Logprobs(2, (1, 2**40)), TopK(3), Gumbel(1))
+        assert generic.run(x, stages, 1, 0).logprobs.requested[1].rank is None
+        assert (
+            reference.run(x, stages, 1, 0).logprobs.requested[1] == generic.run(x, stages, 1, 0).logprobs.requested[1]
+        )
+
+
+def test_threads_share_programs_and_no_room() -> None:
+    stages, got = (Typical(0.9), Temperature(0.8), Gumbel()), {}
+    some = [np.random.default_rng(i).normal(0.0, 3.0, 5000).astype(np.float32) for i in range(3)]
+    expected = [[reference.run(x, stages, 1, step).token for step in range(40)] for x in some]
+
+    def work(i):
+        got[i] = [[generic.run(some[i], stages, 1, step).token for step in range(40)] for _ in range(20)]
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert got == {i: [tokens] * 20 for i, tokens in enumerate(expected)}
+
+
+def test_the_form_of_a_rule() -> None:
+    class Either(Scale):
+        flag: bool = param("", default=False, public=False)
+
+        def apply(self, x, row):
+            return where(self.flag, x * row.var, absolute(x))
+
+    class Squared(Scale):
+        def apply(self, x, row):
+            return x * x
+
+    class Branching(Scale):
+        def apply(self, x, row):
+            return where(row.n > 3, x, absolute(x))
+
+    def form(stage, rule="apply"):
+        return rules.rule_inputs(stage, rule).form
+
+    assert form(Temperature(0.5)) == form(DynamicTemperature(0.5, 1.5)) == rules.LINEAR
+    assert form(Typical(0.5), "order") == form(Around(), "order") == rules.ABS_LINEAR
+    assert form(Either(True)) == rules.LINEAR
+    assert form(Either(False)) == rules.ABS_LINEAR
+    assert form(Squared()) == rules.OTHER
+    assert form(Branching()) == rules.OTHER
+    assert form(TopP(0.5), "weight") == rules.OTHER
+    assert form(TopP(0.5), "target") == rules.CONSTANT
+
+
+def test_each_row_is_drawn_once_by_however_many_threads(monkeypatch) -> None:
+    logits = np.random.default_rng(0).normal(size=(97, 32_000)).astype(np.float32)
+
+    def drawn(threads):
+        monkeypatch.setattr(special_rows, "cores", lambda: threads)
+        monkeypatch.setattr(special_rows, "SECONDS_PER_THREAD", 1e-9)
+        sampler = Sampler(32_000, backend="cpu")
+        for seed in range(97):
+            sampler.add(SamplingParams(temperature=0.8, top_p=0.9, seed=seed))
+        return [sampler(logits).token_ids.tolist() for _ in range(5)]
+
+    assert drawn(1) == drawn(2) == drawn(5) == drawn(200)
+
+
+def test_programs_are_of_the_pipeline_asked_about(monkeypatch) -> None:
+    monkeypatch.setattr(pipeline_steps, "CACHED_PIPELINES", 4)
+    for i in range(50):  # tuples come and go, and their places in memory are used again
+        stages = (Temperature(0.5), Gumbel(i)) if i % 2 else (TopP(0.5, of_full_mass=True), Xtc(0.5), Gumbel(i))
+        found = pipeline_steps.steps_of(stages)
+        assert found.stages is stages
+        assert (found.needs_total, found.has_ceiling) == ((False, False) if i % 2 else (True, True))
+        assert found.steps[-1].kind.shape == "Draw"
+
+
+@pytest.mark.parametrize("touches", ["unlisted", "masked"])
+def test_a_rule_over_most_of_the_vocabulary(touches) -> None:
+    kind = type(
+        "Lower", (Shift,), {"touches": touches, "apply": lambda self, x, token: x - 1.5, "__module__": __name__}
+    )
+    kind.listing = lambda self, history: {7: 0.0, 9: 0.0}
+    mask = np.full(-(-len(SOME) // 32), 0x0F0F0F0F, np.int32)
+    assert both(SOME, (kind(), TopH(0.5), Gumbel(1)), History((1, 2), (3,), mask)) == ""
+
+
+def test_edited_tokens_are_merged_by_score_and_id() -> None:
+    numbers = np.random.default_rng(3)
+    x = np.round(numbers.normal(size=3000)).astype(np.float32)  # ties everywhere
+    ids = numbers.permutation(3000)[:200].tolist()
+    bias = {token: float(numbers.choice([-1.0, 0.5, 1.0, -np.inf, 30.0])) for token in ids if token}
+    for stages in ((LogitBias({k: v for k, v in bias.items() if v > -np.inf}),), (Suppress(tuple(ids)),)):
+        for more in ((TopH(0.9),), (Typical(0.9),), (AdaptiveP(0.1),), (Xtc(1.0, 1e-3),), (TopK(700, with_ties=True),)):
+            assert both(x, watched((*stages, *more, Gumbel(1)), 3000)) == "", (stages, more)
+            got, expected = (engine.survivors(x, (*stages, *more)) for engine in (generic, reference))
+            assert got.ids_N.tolist() == expected.ids_N.tolist()
+
+
+def test_a_best_token_that_is_dropped_may_be_far_above_the_others() -> None:
+    x = np.linspace(-3.0, 0.0, 2000).astype(np.float32)
+    x[[7, 900]] = 2000.0
+    for stages in (
+        (Xtc(1.0, 0.1), Xtc(1.0, 0.1), TopP(0.5, of_full_mass=True)),
+        (Xtc(1.0, 0.3), TopP(0.9, of_full_mass=True), TopH(0.5)),
+    ):
+        assert both(x, (*stages, Gumbel(2))) == ""
+
+
+@pytest.mark.parametrize("words", [[-1], [~2], [~1]])
+def test_a_mask_after_a_cut_begins_anew_only_if_it_forbids_a_token(words: list[int]) -> None:
+    x = np.array([2.0, 0.0, 1.5, 1.0], np.float32)
+    past, stages = History(mask=np.array(words, np.int32)), (MinP(0.3), Mask(), TopP(0.6, of_full_mass=True))
+    got, expected = (engine.survivors(x, stages, past) for engine in (generic, reference))
+    assert got.ids_N.tolist() == expected.ids_N.tolist()
+    assert got.total == pytest.approx(expected.total)
+    for seed in range(8):
+        assert both(x, (*stages, Gumbel(seed)), past) == ""
+
+
+@pytest.mark.parametrize("size", [2048, 2049, 4096, 20_000])
+@pytest.mark.parametrize("last", [(), (TopP(0.9, of_full_mass=True),), (Temperature(2.0), TopH(0.5)), (MinP(0.5),)])
+def test_a_floor_that_keeps_all_or_nearly_all(size, last) -> None:
+    numbers = np.random.default_rng(size)
+    x = numbers.normal(size=size).astype(np.float32)
+    for out in (0, 1, size // 3):
+        x[numbers.permutation(size)[:out]] = -np.inf
+        for stage in (Epsilon(1e-12), Mirostat(60.0), Epsilon(0.3 / size), Eta(1.0 / size), MinP(1e-3)):
+            assert both(x, watched((stage, *last, Gumbel(1)), 50)) == "", (out, stage)
+            assert both(x, (LogitBias({3: 2.0}), stage, *last, Gumbel(1))) == "", (out, stage)
+
+
+def test_scratch_rows_are_used_again() -> None:
+    work = thread_workspace(5000)
+    work.reset()
+    first = [work.new_row(), work.new_row()]
+    work.reset()
+    assert [work.new_row() is one for one in first] == [True, True]
+    assert thread_workspace(5000) is work
+    assert candidate_list.TIE_TOLERANCE < 1e-8
+
+
+@pytest.mark.parametrize("stages", [(Typical(0.95), Temperature(0.8)), (Mirostat(5.0),), (TopK(40), Typical(0.9))])
+def test_a_whole_vocabulary_takes_a_part_of_the_time_of_the_reference(stages) -> None:
+    logits, times = (np.random.default_rng(0).normal(size=128_256) * 2.5).astype(np.float32), ([], [])
+    for step in range(6):
+        tokens = []
+        for run, taken in zip((generic.run, reference.run), times, strict=True):
+            start = time.thread_time()
+            tokens.append(run(logits, (*stages, Gumbel(1)), 1, step).token)
+            taken.append(time.thread_time() - start)
+        assert tokens[0] == tokens[1]
+    assert min(times[0]) < min(times[1]) / 4
