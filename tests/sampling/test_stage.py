@@ -302,7 +302,7 @@ def test_a_tap_of_ones_own_reports_and_changes_nothing():
     logits = np.array([2.0, 1.0, 0.0], np.float32)
     told = reference.run(logits, (TopK(2), Watch(), Gumbel(1)), 1, 0).logprobs
     assert [one.token_id for one in told.top] == [0]
-    assert (told.asked[0].logprob, told.asked[0].rank) == (-np.inf, None)
+    assert (told.requested[0].logprob, told.requested[0].rank) == (-np.inf, None)
     assert nc.probabilities(logits[None], (Watch(),)) == pytest.approx(nc.probabilities(logits[None], ()), rel=0)
 
 
