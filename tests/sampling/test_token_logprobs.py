@@ -27,7 +27,9 @@ def naive(ids, x, chosen, top=0, asked=()):
 
 
 def assert_equal(got, expected):
-    for one, other in zip((got.chosen, *got.top, *got.requested), (expected[0], *expected[1], *expected[2]), strict=True):
+    for one, other in zip(
+        (got.chosen, *got.top, *got.requested), (expected[0], *expected[1], *expected[2]), strict=True
+    ):
         assert (one.token_id, one.rank) == (other[0], other[2])
         assert one.logprob == pytest.approx(other[1], rel=1e-12, abs=1e-12)
         assert type(one.token_id) is int

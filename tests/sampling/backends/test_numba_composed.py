@@ -486,7 +486,9 @@ def test_asking_for_a_token_that_is_not_there_is_the_same_for_any_size() -> None
         x = np.linspace(0.0, 3.0, size).astype(np.float32)
         stages = (Logprobs(2, (1, 2**40)), TopK(3), Gumbel(1))
         assert generic.run(x, stages, 1, 0).logprobs.requested[1].rank is None
-        assert reference.run(x, stages, 1, 0).logprobs.requested[1] == generic.run(x, stages, 1, 0).logprobs.requested[1]
+        assert (
+            reference.run(x, stages, 1, 0).logprobs.requested[1] == generic.run(x, stages, 1, 0).logprobs.requested[1]
+        )
 
 
 def test_threads_share_programs_and_no_room() -> None:
