@@ -130,7 +130,7 @@ def near(one, other):
 def assert_told_alike(one, other):
     """Reports: the same tokens and ranks, logprobs that are ``near``. The compiled chain tells them in float32."""
     assert (one is None) == (other is None)
-    for ours, theirs in zip(*((r.chosen, *r.top, *r.asked) for r in (one, other)), strict=True) if one else ():
+    for ours, theirs in zip(*((r.chosen, *r.top, *r.requested) for r in (one, other)), strict=True) if one else ():
         assert ours[::2] == theirs[::2]
         assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-6)
 

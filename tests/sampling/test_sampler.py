@@ -620,11 +620,11 @@ def test_logprobs_of_those_who_asked_as_of_where_they_asked():
         assert math.exp(report.chosen.logprob) == pytest.approx(p[token])
         assert [one.token_id for one in report.top] == np.argsort(-p, kind="stable")[:3].tolist()
         assert [one.rank for one in report.top] == [1, 2, 3]
-        assert [one.token_id for one in report.asked] == [0, 36, 0]
-        assert [math.exp(one.logprob) for one in report.asked] == pytest.approx([p[0], p[36], p[0]])
-        assert all((one.rank is None) == (p[one.token_id] == 0) for one in report.asked)
+        assert [one.token_id for one in report.requested] == [0, 36, 0]
+        assert [math.exp(one.logprob) for one in report.requested] == pytest.approx([p[0], p[36], p[0]])
+        assert all((one.rank is None) == (p[one.token_id] == 0) for one in report.requested)
     assert got.logprobs[2] is None
-    assert got.logprobs[3].top == got.logprobs[3].asked == ()
+    assert got.logprobs[3].top == got.logprobs[3].requested == ()
     sampler.remove(0)
     sampler.remove(1)
     sampler.remove(3)
@@ -640,7 +640,7 @@ def test_raw_logprobs_do_not_know_the_mask_and_processed_ones_do():
     assert raw.chosen.logprob == pytest.approx(math.log(0.25))
     assert len(raw.top) == 4
     assert processed.chosen.logprob == pytest.approx(math.log(0.5))
-    assert (len(processed.top), processed.asked[0]) == (2, (3, -math.inf, None))
+    assert (len(processed.top), processed.requested[0]) == (2, (3, -math.inf, None))
 
 
 @pytest.mark.parametrize("backend", ["reference", "cpu"])

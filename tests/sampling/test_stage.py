@@ -122,7 +122,7 @@ def test_a_parameter_without_default_must_be_given():
     ("annotations", "values", "words"),
     [
         ({"a": complex}, {"a": param("a", neutral=0)}, "a parameter is one of float, int"),
-        ({"a": float, "b": float}, {"a": param("a"), "b": param("b")}, "a name of its own"),
+        ({"a": float, "b": float}, {"a": param("a"), "b": param("b")}, "a unique name"),
         ({"a": float, "b": int}, {"a": param("a"), "b": 5}, "b must be declared"),
     ],
 )
@@ -302,7 +302,7 @@ def test_a_tap_of_ones_own_reports_and_changes_nothing():
     logits = np.array([2.0, 1.0, 0.0], np.float32)
     told = reference.run(logits, (TopK(2), Watch(), Gumbel(1)), 1, 0).logprobs
     assert [one.token_id for one in told.top] == [0]
-    assert (told.asked[0].logprob, told.asked[0].rank) == (-np.inf, None)
+    assert (told.requested[0].logprob, told.requested[0].rank) == (-np.inf, None)
     assert nc.probabilities(logits[None], (Watch(),)) == pytest.approx(nc.probabilities(logits[None], ()), rel=0)
 
 

@@ -27,7 +27,9 @@ def naive(ids, x, chosen, top=0, asked=()):
 
 
 def assert_equal(got, expected):
-    for one, other in zip((got.chosen, *got.top, *got.asked), (expected[0], *expected[1], *expected[2]), strict=True):
+    for one, other in zip(
+        (got.chosen, *got.top, *got.requested), (expected[0], *expected[1], *expected[2]), strict=True
+    ):
         assert (one.token_id, one.rank) == (other[0], other[2])
         assert one.logprob == pytest.approx(other[1], rel=1e-12, abs=1e-12)
         assert type(one.token_id) is int
@@ -65,7 +67,7 @@ def test_ties_go_to_the_lowest_id_whatever_the_order_they_come_in(top):
     assert got.chosen.rank == 4
     equal = logprobs(ids, np.zeros(5), 30, top, (2, 9, 30))
     assert [one.token_id for one in equal.top] == [2, 4, 9, 17, 30][:top]
-    assert [one.rank for one in equal.asked] == [1, 3, 5]
+    assert [one.rank for one in equal.requested] == [1, 3, 5]
     assert [one.logprob for one in equal.top] == pytest.approx([-math.log(5)] * min(top, 5))
 
 
@@ -73,7 +75,7 @@ def test_what_is_out_has_no_rank_and_is_none_of_the_best():
     ids = np.array([0, 1, 2, 3])
     got = logprobs(ids, np.array([-INF, 2.0, -INF, 2.0]), 3, 4, (0, 1, 2, 3, 4, 99))
     assert [one.token_id for one in got.top] == [1, 3]
-    assert [(one.logprob, one.rank) for one in got.asked] == [
+    assert [(one.logprob, one.rank) for one in got.requested] == [
         *[(-INF, None), (pytest.approx(-math.log(2)), 1), (-INF, None)],
         *[(pytest.approx(-math.log(2)), 2), (-INF, None), (-INF, None)],
     ]
@@ -81,8 +83,8 @@ def test_what_is_out_has_no_rank_and_is_none_of_the_best():
 
 def test_one_token_is_certain():
     got = logprobs(np.array([5]), np.array([-1e30]), 5, 3, (5, 5, 0))
-    assert got.chosen == got.top[0] == got.asked[0] == got.asked[1] == (5, 0.0, 1)
-    assert got.asked[2] == (0, -INF, None)
+    assert got.chosen == got.top[0] == got.requested[0] == got.requested[1] == (5, 0.0, 1)
+    assert got.requested[2] == (0, -INF, None)
 
 
 @pytest.mark.parametrize("far", [3e38, -3e38, 1e5])

@@ -74,7 +74,7 @@ def tokens(make: Callable[[np.ndarray], Any], backend: str, x: np.ndarray, maske
         assert sampled.logprobs is not None
         report = sampled.logprobs[3]
         assert report is not None
-        ranked = [one[::2] for one in (report.chosen, *report.top, *report.asked)]
+        ranked = [one[::2] for one in (report.chosen, *report.top, *report.requested)]
         told.append((sampled.token_ids.tolist(), ranked))
     return told
 

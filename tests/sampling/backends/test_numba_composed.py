@@ -85,7 +85,7 @@ def difference(one, other):
         return f"token: {one.token} != {other.token}"
     if (one.logprobs is None) != (other.logprobs is None):
         return "one has no report"
-    reports = [[r.chosen, *r.top, *r.asked] if r else [] for r in (one.logprobs, other.logprobs)]
+    reports = [[r.chosen, *r.top, *r.requested] if r else [] for r in (one.logprobs, other.logprobs)]
     if [(t.token_id, t.rank) for t in reports[0]] != [(t.token_id, t.rank) for t in reports[1]]:
         return "tokens reported"
     part = NEAR if isinstance(next(s for s in one.stages if not s.neutral), Tap) else 1e-9  # of the row as given
@@ -485,8 +485,10 @@ def test_asking_for_a_token_that_is_not_there_is_the_same_for_any_size() -> None
     for size in (100, 5000):
         x = np.linspace(0.0, 3.0, size).astype(np.float32)
         stages = (Logprobs(2, (1, 2**40)), TopK(3), Gumbel(1))
-        assert generic.run(x, stages, 1, 0).logprobs.asked[1].rank is None
-        assert reference.run(x, stages, 1, 0).logprobs.asked[1] == generic.run(x, stages, 1, 0).logprobs.asked[1]
+        assert generic.run(x, stages, 1, 0).logprobs.requested[1].rank is None
+        assert (
+            reference.run(x, stages, 1, 0).logprobs.requested[1] == generic.run(x, stages, 1, 0).logprobs.requested[1]
+        )
 
 
 def test_threads_share_programs_and_no_room() -> None:

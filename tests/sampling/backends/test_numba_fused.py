@@ -182,8 +182,8 @@ def assert_told_alike(one: object, other: object) -> None:
         if told is not None:
             pairs = [
                 *zip(
-                    (told.chosen, *told.top, *told.asked),
-                    (expected.chosen, *expected.top, *expected.asked),
+                    (told.chosen, *told.top, *told.requested),
+                    (expected.chosen, *expected.top, *expected.requested),
                     strict=True,
                 )
             ]

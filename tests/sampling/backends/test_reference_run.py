@@ -67,7 +67,7 @@ def test_token_report_and_states_equal_the_naive_ones():
         if naively.told is not None:
             chosen, top, asked = naively.told
             same(result.logprobs.chosen, chosen)
-            for ours, theirs in ((result.logprobs.top, top), (result.logprobs.asked, asked)):
+            for ours, theirs in ((result.logprobs.top, top), (result.logprobs.requested, asked)):
                 assert len(ours) == len(theirs)
                 for pair in zip(ours, theirs, strict=True):
                     same(*pair)
@@ -248,7 +248,7 @@ def test_logprobs_of_huge_equal_scores_are_those_of_equal_chances():
     tap = reference.run(np.full(4, 1e30), (Logprobs(2, (3,)), Greedy()), 0, 0).logprobs
     assert tap.chosen == (0, pytest.approx(-math.log(4)), 1)
     assert [tuple(one) for one in tap.top] == [(i, pytest.approx(-math.log(4)), i + 1) for i in range(2)]
-    assert tap.asked == ((3, pytest.approx(-math.log(4)), 4),)
+    assert tap.requested == ((3, pytest.approx(-math.log(4)), 4),)
 
 
 @pytest.mark.parametrize("name", [name for name in OTHERS if STAGES[name]().neutral])

@@ -183,7 +183,7 @@ def test_log_softmax_is_what_logprobs_reports(vector):
     for row in range(len(logits)):
         for pipeline in ((Logprobs(0, range(size)), Gumbel(1)), request.pipeline()):
             told = reference.run(logits[row], pipeline, 1, 0).logprobs
-            assert [one.logprob for one in told.asked] == pytest.approx(expected[row].tolist(), rel=1e-6)
+            assert [one.logprob for one in told.requested] == pytest.approx(expected[row].tolist(), rel=1e-6)
 
 
 @pytest.mark.parametrize("name", sorted(DIFFERENT))
