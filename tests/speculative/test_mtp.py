@@ -296,7 +296,7 @@ def test_when_room_is_short_others_make_it() -> None:
     assert reader.drafts({9: long}, 1) == [()]  # 129 places
     reader.told(8, long[:-1])
     reader.assert_right({8: long[:-1]}, 1)
-    with pytest.raises(ModelError, match=f"{per_block - 1} bytes for keys and values hold no block of {per_block}"):
+    with pytest.raises(ModelError, match=f"{per_block - 1} bytes of KV cache cannot hold one block of {per_block}"):
         Mtp(reader.modules, per_block - 1)
 
 
