@@ -1,4 +1,4 @@
-"""Coupled verification: with any drafts, token for token what is drawn without, seed for seed."""
+"""Coupled verification: with any drafts, the same tokens as without drafts, seed for seed."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def test_only_the_rows_that_go_on_are_drawn():
     assert coupled([], draw) == []
 
 
-def test_an_end_within_a_draft():
+def test_eos_within_a_draft():
     verdicts = coupled([Draft((4, 5, 6))] * 2, lambda numbers, places: [5 + place for place in places], None)
     assert verdicts == [AcceptanceResult((0, 1, 2), 7)] * 2
     told = []

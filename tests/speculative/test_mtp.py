@@ -1,4 +1,4 @@
-"""Drafts by the modules that a model of Transformers brings: those that the modules themselves give, read anew."""
+"""Drafts of multi-token prediction modules equal those of the modules run from scratch."""
 
 from __future__ import annotations
 

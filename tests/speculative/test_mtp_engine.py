@@ -1,4 +1,4 @@
-"""An engine that drafts by the modules a model brings says what it says without, and has the law of the model."""
+"""An engine with MTP drafts has the same output, and the same distribution, as without."""
 
 from __future__ import annotations
 

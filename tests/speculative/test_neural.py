@@ -1,4 +1,4 @@
-"""Trained proposers: they are worth their drafts, say the same alone and in a batch, and forget what was rejected."""
+"""Trained proposers: acceptance length, independence of the batch, and cleanup after rejection."""
 
 from __future__ import annotations
 

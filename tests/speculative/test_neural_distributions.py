@@ -1,4 +1,4 @@
-"""Tokens of trained proposers are drawn from the laws they are told with, or as the target would draw them."""
+"""Trained proposers sample from the distributions they report, or with the noise of the target."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The trained parts as files: small, of this target, complete; and what they compute is what was trained."""
+"""Draft weights: size, target and completeness; NumPy inference equals the trained torch modules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Laws of a row with tokens ahead, and rules that verify by them: through the sampler, and through an engine."""
+"""Target distributions along drafts, and the acceptance rules: through the sampler and through the engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An engine that drafts: coupled, its pieces are those of the slow twin, whatever a proposer does."""
+"""Coupled verification in the engine: the chunks of the reference loop, whatever the proposer does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drafts with branches in an engine: read at once, verified along the branch that is right, the rest is forgotten."""
+"""Tree drafts in the engine: verified along the accepted branch, and the rest is discarded."""
 
 from __future__ import annotations
 
@@ -510,7 +510,7 @@ def test_an_adaptive_tree_is_cut_to_the_depth_that_pays(right: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["coupled", "rejection", "typical"])
-def test_a_row_that_cannot_be_drawn_from(llm: nc.LLM, name: str) -> None:
+def test_invalid_logits_within_a_draft(llm: nc.LLM, name: str) -> None:
     """On the branch that is right it ends the answer, after what was right before; on another it does not matter."""
 
     def broken(seen: tuple[int, ...]) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""What is said with drafts that have branches has the law of the model, whether siblings were drawn or guessed."""
+"""Tree drafts keep the output distribution, whether siblings are sampled or not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trained heads that draft trees: as those that draft chains, along every branch, and worth it."""
+"""Trained heads that draft trees: consistent with chains along every branch, and higher acceptance."""
 
 from __future__ import annotations
 
