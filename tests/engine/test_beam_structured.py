@@ -134,8 +134,8 @@ def test_a_model_that_can_write_nothing_of_the_form_is_an_error(llm: nc.LLM, gra
     engine = Engine(runner("paged", toy(of=mute)), llm.tokenizer, backend="reference")
     params = BeamParams(num_beams=2, structured_outputs=FORMS["choice"], max_tokens=5)
     [[event]] = drive(engine, [BeamRequest([1, 2], params)])
-    assert event.piece.finish_reason == "error"
-    assert "every token that is allowed is at -inf" in str(event.piece.stop_reason)
+    assert event.chunk.finish_reason == "error"
+    assert "every token that is allowed is at -inf" in str(event.chunk.stop_reason)
     assert is_empty(engine)
 
 
@@ -152,7 +152,7 @@ def test_a_form_that_fails_is_an_error_of_its_search(
     plain = BeamRequest([1, 2], BeamParams(num_beams=2, max_tokens=5))
     [event], good = drive(engine, [BeamRequest([1, 2], params), plain])
     message = "the output cannot satisfy its structured-output constraint: the grammar engine failed"
-    assert (event.piece.finish_reason, event.piece.stop_reason) == ("error", message)
+    assert (event.chunk.finish_reason, event.chunk.stop_reason) == ("error", message)
     assert found(good) == wanted(toy(), plain, llm.tokenizer.eos_token_ids)
     assert is_empty(engine)
 

@@ -298,7 +298,7 @@ def first_is_drawn(target: Target, trials: int, rule: str, proposer: Silent, llm
     requests = [Request(PROMPT, params.replace(seed=seed)) for seed in range(trials)]
     counts: Counter = Counter()
     for events in drive(engine, requests):
-        counts[tuple(event.piece.token_ids[0] for event in events)] += 1
+        counts[tuple(event.chunk.token_ids[0] for event in events)] += 1
     assert is_empty(engine)
     assert engine.stats.speculative.accepted_tokens > trials / 3
     return counts
@@ -375,7 +375,7 @@ def test_grammars_may_forbid_sampled_draft_tokens(llm: nc.LLM) -> None:
     engine = Engine(runner("paged", model, 400), llm.tokenizer, speculative_config=asked, backend="reference")
     params = nc.SamplingParams(structured_outputs=nc.StructuredOutputs(regex="[ab]{4}"), max_tokens=6)
     requests = [Request([a], params.replace(seed=seed)) for seed in range(trials)]
-    found = Counter("".join(event.piece.text for event in events) for events in drive(engine, requests))
+    found = Counter("".join(event.chunk.text for event in events) for events in drive(engine, requests))
     p_AA = np.exp(small_logits[:2, :2]) / np.exp(small_logits[:2, :2]).sum(axis=1, keepdims=True)
     target, counts = np.zeros((2,) * 4), np.zeros((2,) * 4)
     for text in itertools.product(range(2), repeat=4):
@@ -422,7 +422,7 @@ def test_logprobs_are_those_of_the_target(llm: nc.LLM) -> None:
     [events] = drive(engine, [Request(PROMPT, params)])
     before = PROMPT[-1]
     for event in events:
-        [token], [told] = event.piece.token_ids, event.piece.logprobs
+        [token], [told] = event.chunk.token_ids, event.chunk.logprobs
         wanted = logprobs(np.arange(3), target.logits[before], token, 3, ())
         assert [one.token_id for one in told.top] == [one.token_id for one in wanted.top]
         assert told.chosen.logprob == pytest.approx(wanted.chosen.logprob)

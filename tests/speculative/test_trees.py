@@ -415,8 +415,8 @@ def test_eos_within_a_branch(llm: nc.LLM) -> None:
         [events] = drive(engine, [request])
         [wanted] = alone(toy(of=says), llm.tokenizer, request)
         assert answers(events, 1) == [wanted]
-        assert "".join(event.piece.text for event in events) == text
-        assert events[-1].piece.stop_reason == reason
+        assert "".join(event.chunk.text for event in events) == text
+        assert events[-1].chunk.stop_reason == reason
         assert engine.stats.sampled_tokens == events[-1].usage.completion_tokens == len(wanted)
         assert engine.stats.num_steps <= 3
 
