@@ -89,17 +89,17 @@ def run(
 
 
 def read_prompt(
-    context: DecodingContext, prompt_ids: tuple[int, ...], params: SamplingParams, most: int = 1 << 26
+    context: DecodingContext, prompt_ids: tuple[int, ...], params: SamplingParams, max_logits: int = 1 << 26
 ) -> tuple[NDArray[np.float32], PromptLogprobs]:
-    """The logits after the prompt, and the logprobs of each prompt token; None for the first.
+    """Compute a prompt with logprobs: the logits after it, and the logprobs of each prompt token (None for the first).
 
-    The prompt is computed in chunks of at most ``most`` logits.
+    The prompt is computed in chunks of at most ``max_logits`` logits.
     """
     prompt_logprobs: list[StepLogprobs | None] = [None]
     top, more = params.prompt_logprobs or 0, params.logprob_token_ids
     logits_TV = context.forward_all(prompt_ids[:1])
     ids_V = np.arange(logits_TV.shape[1])
-    size = max(1, most // len(ids_V))
+    size = max(1, max_logits // len(ids_V))
     for start in range(1, len(prompt_ids), size):
         part = prompt_ids[start : start + size]
         before_TV, logits_TV = logits_TV[-1:], context.forward_all(part)

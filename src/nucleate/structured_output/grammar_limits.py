@@ -64,9 +64,9 @@ class GrammarLimits:
     def check_pattern(self, field: str, pattern: str, suffix: str = "") -> None:
         """Check one regular expression. suffix: its location in the field, for messages."""
         self._check_max(field, f"characters in one regex{suffix}", len(pattern), self.max_string_characters)
-        least, most = expanded_size(pattern)
-        self._check_max(field, f"repetitions in a regex at least{suffix}", least, self.max_required_repetitions)
-        self._check_max(field, f"repetitions in a regex at most{suffix}", most, self.max_repetitions)
+        minimum, maximum = expanded_size(pattern)
+        self._check_max(field, f"repetitions in a regex at least{suffix}", minimum, self.max_required_repetitions)
+        self._check_max(field, f"repetitions in a regex at most{suffix}", maximum, self.max_repetitions)
 
     def check_grammar(self, text: str) -> None:
         """Check a grammar in Lark or GBNF."""

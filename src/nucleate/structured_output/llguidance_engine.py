@@ -143,7 +143,7 @@ def _checked(spec: StructuredOutputs, call: Callable[[], Any]) -> Any:
 
 def _compile_error(spec: StructuredOutputs, message: str) -> ParameterError:
     field = spec.kind
-    reason = short_message(message, place=field == "grammar")
+    reason = short_message(message, keep_position=field == "grammar")
     if "oneOf" in reason:
         where = f" at {keyword_locations(spec.schema, 'oneOf')}" if field == "json_schema" else " in %json"
         hint = '; set on_unsupported="approximate" to treat it as anyOf' if field == "json_schema" else ""
@@ -152,5 +152,5 @@ def _compile_error(spec: StructuredOutputs, message: str) -> ParameterError:
 
 
 def _one_of_as_any_of(spec: StructuredOutputs, warnings: Sequence[str]) -> tuple[str, ...]:
-    taken = any("oneOf" in warning for warning in warnings)
-    return (f"oneOf treated as anyOf at {keyword_locations(spec.schema, 'oneOf')}",) if taken else ()
+    warned = any("oneOf" in warning for warning in warnings)
+    return (f"oneOf treated as anyOf at {keyword_locations(spec.schema, 'oneOf')}",) if warned else ()

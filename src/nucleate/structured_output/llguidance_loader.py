@@ -8,7 +8,7 @@ from typing import Any, Final
 
 FAILED: Final = "the grammar engine failed"
 
-_PLACE = re.compile(r"^(?:at )?\d+\(\d+\): ")
+_POSITION = re.compile(r"^(?:at )?\d+\(\d+\): ")
 
 
 @cache
@@ -44,15 +44,15 @@ def raise_unless_panic(error: BaseException) -> None:
         raise error
 
 
-def short_message(message: str, place: bool = False) -> str:
-    """Return an error message of llguidance on one line, cut to 200 characters. place: keep line and column."""
+def short_message(message: str, keep_position: bool = False) -> str:
+    """Shorten an error message of llguidance to one line of 200 characters. keep_position: keep line and column."""
     lines = message.partition("<non-verbose/>")[0].splitlines() or ["it cannot be used"]
     line = lines[0]
-    found = _PLACE.match(line)
+    found = _POSITION.match(line)
     reasons = [text for text in lines if text.startswith("error: ")]
     if reasons:
         line = f"{found[0] if found else ''}{reasons[-1].removeprefix('error: ')}"
-    if not place:
-        line = _PLACE.sub("", line)
+    if not keep_position:
+        line = _POSITION.sub("", line)
     line = " ".join(line.split())
     return line if len(line) <= 200 else line[:197] + "..."

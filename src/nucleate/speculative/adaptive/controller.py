@@ -151,7 +151,7 @@ class AdaptiveProposer(Proposer):
         if self._trees and best_length and draft:
             self._tokens_per_depth += WIDTH_EMA_WEIGHT * (len(draft) / draft.depth - self._tokens_per_depth)
             draft = truncate(draft, len(draft), best_length, len(draft))
-        if not best_length and draft.distributions is not None:  # only verification tells what would be accepted
+        if not best_length and draft.distributions is not None:  # acceptance of sampled tokens needs verification
             best_length, draft = 1, draft.prefix(1)
             self._shadow_seconds -= (self.costs.token_cost(1) + self.costs.fixed_cost) * self._step_seconds
         if best_length or not draft:

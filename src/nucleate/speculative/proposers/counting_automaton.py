@@ -1,7 +1,4 @@
-"""A suffix automaton that counts how often each substring occurred, and what followed it most often.
-
-Symbols are integers.
-"""
+"""A suffix automaton that counts the occurrences and the most frequent continuation of each substring."""
 
 from __future__ import annotations
 

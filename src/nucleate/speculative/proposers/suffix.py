@@ -24,8 +24,8 @@ class SuffixProposer(Proposer):
     Every suffix of the last ``max_suffix_length`` tokens that occurred before is extended by its most frequent
     continuation: for at most ``max_spec_factor`` times the length of the suffix, and while the probability of the
     continuation, estimated from the counts, is at least ``min_probability``. The draft is the continuation with the
-    highest expected number of accepted tokens. With ``tree_width`` > 1 it is a tree of the most likely tokens, with at
-    most that many children per token.
+    highest expected number of accepted tokens. With ``tree_width`` > 1, it is a tree of the most likely tokens with at
+    most ``tree_width`` children per node.
 
     Suffixes are looked up in the sequence itself and in the last ``max_cached_tokens`` output tokens of finished
     sequences (0: no token of a sequence is kept after it has finished). index_chunk_size: see ``INDEX_CHUNK_SIZE``.

@@ -37,7 +37,7 @@ class DFlash(DraftHead):
 
     def __init__(self, weights: Weights, target: Llama, tokens: int = MAX_CACHED_TOKENS) -> None:
         super().__init__(target, tokens)
-        self._fuse, self._empty = weights.matrix("fuse"), weights["empty"]
+        self._fuse, self._mask_tokens = weights.matrix("fuse"), weights["empty"]
         self._context_norm, self._norm = weights["context_norm.weight"], weights["norm.weight"]
         count = range(weights.count("norms."))
         self._norms = [weights[f"norms.{i}.weight"] for i in count]
@@ -45,7 +45,7 @@ class DFlash(DraftHead):
 
     def propose(self, contexts: Sequence[DraftContext], max_tokens: Sequence[int]) -> list[Draft]:
         """See ``Proposer.propose``. The draft is empty without hidden states of the last tokens."""
-        block_size = len(self._empty)
+        block_size = len(self._mask_tokens)
         chains = [
             ChainBuilder(context, min(count, block_size)) for context, count in zip(contexts, max_tokens, strict=True)
         ]
@@ -76,22 +76,23 @@ class DFlash(DraftHead):
             one.mark_processed()
 
     def _draft_block(self, active: list[ChainBuilder]) -> None:
-        target, block_size = self._target, len(self._empty)
-        taken = [self._sequences.captured(chain).num_processed for chain in active]
-        parts = [
-            self._sequences.model_input(chain, at, at + 1 + block_size) for chain, at in zip(active, taken, strict=True)
+        target, block_size = self._target, len(self._mask_tokens)
+        starts = [self._sequences.captured(chain).num_processed for chain in active]
+        inputs = [
+            self._sequences.model_input(chain, start, start + 1 + block_size)
+            for chain, start in zip(active, starts, strict=True)
         ]
-        layout = BatchLayout(parts, BLOCK)
+        layout = BatchLayout(inputs, BLOCK)
         rotary = rotary_tables(layout.positions_T, target)
         first_RX = rms_normalize(target.embedding[layout.ids_T[:: 1 + block_size]], target.epsilon)
-        x_TX = np.concatenate([np.concatenate([first_X[None], self._empty]) for first_X in first_RX])
+        x_TX = np.concatenate([np.concatenate([first_X[None], self._mask_tokens]) for first_X in first_RX])
         for layer, norm_X in zip(self._layers, self._norms, strict=True):
             x_TX = layer.output(x_TX, self._attend(layer, self._rms_norm(x_TX, norm_X), rotary, layout))
         x_RMX = x_TX.reshape(len(active), 1 + block_size, -1)[:, 1 : 1 + max(chain.max_tokens for chain in active)]
         depth = x_RMX.shape[1]
         logits_RMV = product(self._rms_norm(x_RMX.reshape(-1, x_RMX.shape[2]), self._norm), target.unembedding)
-        states = [chain.context for chain in active for _ in range(depth)]
-        sampled = sample_tokens(logits_RMV, states, [*range(depth)] * len(active))
+        contexts = [chain.context for chain in active for _ in range(depth)]
+        sampled = sample_tokens(logits_RMV, contexts, [*range(depth)] * len(active))
         for row, chain in enumerate(active):
             for one in sampled[row * depth : (row + 1) * depth]:
                 if not chain.add(one):

@@ -86,18 +86,18 @@ class Eagle(DraftHead):
         for chain in active:
             chain.ids = [*chain.context.token_ids]
         x_RX = self._process_pending(active)
-        node = 0
+        depth = 0
         while True:
             logits_RV = product(self._rms_norm(x_RX, self._norm), self._target.unembedding)
-            sampled = sample_tokens(logits_RV, [chain.context for chain in active], [node] * len(active))
-            stays = np.array([chain.add(one) for chain, one in zip(active, sampled, strict=True)])
-            active = [chain for chain, stay in zip(active, stays, strict=True) if stay]
+            sampled = sample_tokens(logits_RV, [chain.context for chain in active], [depth] * len(active))
+            unfinished = np.array([chain.add(one) for chain, one in zip(active, sampled, strict=True)])
+            active = [chain for chain, keep in zip(active, unfinished, strict=True) if keep]
             if not active:
                 return
             for chain in active:
                 chain.ids.append(chain.tokens[-1])
-            x_RX = self._step(active, x_RX[stays], node)
-            node += 1
+            x_RX = self._step(active, x_RX[unfinished], depth)
+            depth += 1
 
     def _process_pending(self, active: list[ChainBuilder]) -> Floats:
         """Process the pending hidden states. Returns the output [R, X] after the last token of each sequence."""
@@ -105,32 +105,24 @@ class Eagle(DraftHead):
         found = [sequences.captured(chain) for chain in active]
         for one in found:
             one.num_processed = min(one.num_processed, one.count - 1)  # the last one again, if none is pending
-        context_TX = fuse_hidden_states(
-            np.concatenate([one.states(one.num_processed) for one in found]),
-            target.hidden_size,
-            target.epsilon,
-            self._fuse,
-        )
+        hidden_TF = np.concatenate([one.states(one.num_processed) for one in found])
+        context_TX = fuse_hidden_states(hidden_TF, target.hidden_size, target.epsilon, self._fuse)
         layout = sequences.pending_layout(active, shift=1)
         input_TY = self._layer_input(layout, context_TX)
         store(self._layer.pool, layout, *self._layer.key_value(input_TY, rotary_tables(layout.positions_T, target)))
         for one in found:
             one.mark_processed()
-        last = BatchLayout(
-            [
-                sequences.model_input(chain, one.num_processed - 1, one.num_processed, 1)
-                for chain, one in zip(active, found, strict=True)
-            ],
-            BLOCK,
+        stops = [one.num_processed for one in found]
+        last = [sequences.model_input(chain, stop - 1, stop, 1) for chain, stop in zip(active, stops, strict=True)]
+        return self._run_layer(
+            input_TY[layout.logits_indices], context_TX[layout.logits_indices], BatchLayout(last, BLOCK)
         )
-        return self._run_layer(input_TY[layout.logits_indices], context_TX[layout.logits_indices], last)
 
-    def _step(self, active: list[ChainBuilder], x_RX: Floats, node: int) -> Floats:
+    def _step(self, active: list[ChainBuilder], x_RX: Floats, depth: int) -> Floats:
         """The output of the layer for the last draft token of each chain."""
-        taken = [self._sequences.captured(chain).num_processed + node for chain in active]
-        layout = BatchLayout(
-            [self._sequences.model_input(chain, at, at + 1, 1) for chain, at in zip(active, taken, strict=True)], BLOCK
-        )
+        starts = [self._sequences.captured(chain).num_processed + depth for chain in active]
+        inputs = [self._sequences.model_input(chain, at, at + 1, 1) for chain, at in zip(active, starts, strict=True)]
+        layout = BatchLayout(inputs, BLOCK)
         return self._run_layer(self._layer_input(layout, x_RX), x_RX, layout)
 
     def _layer_input(self, layout: BatchLayout, x_TX: Floats) -> Floats:
