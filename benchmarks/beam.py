@@ -43,8 +43,8 @@ class NucleateSearch:
         pieces: list[list[Any]] = [[] for _ in prompts]
         while len(self.engine):
             for event in self.engine.step():
-                pieces[places[event.request_id]].append(event.piece)
-        found = [BeamCompletion.of(ids, own) for ids, own in zip(prompts, pieces, strict=True)]
+                pieces[places[event.request_id]].append(event.chunk)
+        found = [BeamCompletion.from_chunks(ids, own) for ids, own in zip(prompts, pieces, strict=True)]
         return [[beam.token_ids for beam in one.outputs] for one in found]
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import nucleate as nc
-from nucleate.cli.bench import CHAINS, Call, history, logits, medians, ours
+from nucleate.cli.bench import CHAINS, Call, history, logits, medians, sampler_call
 from nucleate.sampling.stage import Pipeline, Stage
 from nucleate.sampling.stages import Frequency, Gumbel, MinP, Repetition, Temperature, TopK, TopNSigma, TopP, Typical
 
@@ -135,7 +135,7 @@ def check(makers: dict[str, Maker]) -> None:
         asked, before = nc.SamplingParams(seed=1, **params), history(params, x_BV.shape[1])
         chances = [nc.probabilities(x_V[None], asked, output_ids=[before])[0] for x_V in x_BV]
         contenders = {name: make(x_BV, asked.pipeline(), before) for name, make in makers.items()}
-        for name, call in {"nucleate": ours(x_BV, params), **contenders}.items():
+        for name, call in {"nucleate": sampler_call(x_BV, params), **contenders}.items():
             if call is not None:
                 tokens = np.asarray(call()).reshape(-1)
                 if not all(p[token] > 0 for p, token in zip(chances, tokens, strict=True)):

@@ -106,7 +106,7 @@ def seconds_of(
         tokens: dict[str, list[int]] = {number: [] for number in asked}
         while len(engine):
             for event in engine.step():
-                tokens[event.request_id] += event.piece.token_ids
+                tokens[event.request_id] += event.chunk.token_ids
         said += tokens.values()
     return time.perf_counter() - begin, said
 

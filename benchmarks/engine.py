@@ -82,7 +82,7 @@ def by_engine(
     tokens: dict[str, list[int]] = {number: [] for number in ids}
     while len(engine):
         for event in engine.step():
-            tokens[event.request_id] += event.piece.token_ids
+            tokens[event.request_id] += event.chunk.token_ids
     return list(tokens.values())
 
 

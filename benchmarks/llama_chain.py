@@ -15,7 +15,7 @@ import llama_cpp
 import numpy as np
 from numpy.typing import NDArray
 
-from nucleate.cli.bench import Call, renewed
+from nucleate.cli.bench import Call, recreate_every
 from nucleate.sampling.stage import Pipeline
 from nucleate.sampling.stages import (
     Frequency,
@@ -133,7 +133,7 @@ def contender(x_BV: NDArray[np.float32], stages: Pipeline, before: Sequence[int]
 
         return draw
 
-    return renewed(make) if before else make()
+    return recreate_every(make) if before else make()
 
 
 def filling(x_BV: NDArray[np.float32]) -> Call:

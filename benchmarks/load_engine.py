@@ -32,8 +32,8 @@ def run(engine: Engine, requests: list[LoadRequest], at_once: int) -> dict[str, 
         if not places:
             break
         for event in engine.step():
-            token_ids[places[event.request_id]] += event.piece.token_ids
-            if event.last:
+            token_ids[places[event.request_id]] += event.chunk.token_ids
+            if event.finished:
                 del places[event.request_id]
     return {"seconds": perf_counter() - start, "cpu seconds": _cpu() - cpu, "token ids": token_ids}
 

@@ -84,7 +84,7 @@ class Work:
             events += self.engine.step()
         self.seconds += perf_counter() - begin
         for event in events:
-            self.said[self._places[event.request_id]] += event.piece.token_ids
+            self.said[self._places[event.request_id]] += event.chunk.token_ids
         return len(self.engine) > 0
 
 

@@ -76,7 +76,7 @@ class GenerationLoad:
         prompt = llm.encode("Once upon a time")
         self._engine: Engine = llm.new_engine(max_num_seqs=rows)
         if not beside:
-            self._engine._grammars.begin = lambda _: None  # type: ignore[method-assign]  # noqa: SLF001
+            self._engine._grammars.prefetch = lambda _: None  # type: ignore[method-assign]  # noqa: SLF001
         self._rows = rows
         self._requests = itertools.cycle(
             [self._engine.prepare(Request(prompt, params.replace(seed=i))) for i in range(97)]
@@ -175,16 +175,16 @@ def answers(llm: nc.LLM, form: StructuredOutputs, count: int) -> list[nc.Complet
 
 def walk(form: CompiledGrammar, tokens_of: Mapping[bytes, int], written: bytes) -> list[int]:
     """A text in the longest tokens that its grammar allows."""
-    matcher, mask_W, tokens, place = form.matcher(), np.empty(form.words, np.int32), [], 0
-    while place < len(written) and not matcher.stopped:
-        matcher.fill(mask_W)
+    matcher, mask_W, tokens, place = form.matcher(), np.empty(form.num_words, np.int32), [], 0
+    while place < len(written) and not matcher.terminated:
+        matcher.fill_bitmask(mask_W)
         for end in range(min(len(written), place + 64), place, -1):
             token = tokens_of.get(written[place:end], -1)
             if token >= 0 and mask_W[token // 32] >> (token % 32) & 1:
                 break
         else:
             break  # the end of a truncated text
-        matcher.push(token)
+        matcher.accept_token(token)
         tokens.append(token)
         place = end
     return tokens
@@ -209,7 +209,7 @@ class GuideWalk:
         while token is None:
             self.guide, self._tokens = self._begun()
             token = next(self._tokens, None)
-        if self.guide.push(token):
+        if self.guide.accept_token(token):
             self.guide, self._tokens = self._begun()
 
 
@@ -222,7 +222,7 @@ def filling(
         compiled = grammars.compile(structured_outputs)
         own = walks[form]
         walking = [GuideWalk(compiled, own[row % len(own) :] + own[: row % len(own)]) for row in range(rows)]
-        masks_RW = np.empty((rows, grammars.words), np.int32)
+        masks_RW = np.empty((rows, grammars.num_words), np.int32)
         times: dict[str, list[float]] = {"fill": [], "push": [], "forced": []}
         for _ in range(steps):
             clock = [perf_counter()]
@@ -232,7 +232,7 @@ def filling(
                 each.push()
             clock.append(perf_counter())
             for each in walking:
-                each.guide.forced()
+                each.guide.jump_forward_tokens()
             clock.append(perf_counter())
             for (_, kept), (begin, end) in zip(times.items(), itertools.pairwise(clock), strict=True):
                 kept.append((end - begin) * 1e6)
@@ -330,7 +330,7 @@ def main() -> None:
 def first_masks(grammars: GrammarCompiler, rows: int) -> dict[str, Any]:
     """Masks that allow few and many tokens."""
     forms = {"few tokens": StructuredOutputs(regex="[0-9]{9}"), "most tokens": StructuredOutputs(regex="(?s).{9,999}")}
-    masks = {"all tokens": np.full((rows, grammars.words), -1, np.int32)}
+    masks = {"all tokens": np.full((rows, grammars.num_words), -1, np.int32)}
     for name, form in forms.items():
         mask_W = Guide(grammars.compile(form)).mask()
         masks[f"{name} ({int(np.bitwise_count(mask_W.view(np.uint32)).sum())})"] = np.repeat(mask_W, rows, axis=0)

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 
-from nucleate.cli.bench import CHAINS, logits, medians, ours
+from nucleate.cli.bench import CHAINS, logits, medians, sampler_call
 
 ROWS = 256
 SECONDS = 0.5
@@ -50,7 +50,7 @@ def main() -> None:
         for size in map(int, sys.argv[1:]):
             x_BV = logits("peaked", ROWS, size)
             calls = {READING: reading(x_BV, pool, threads)}
-            calls.update((chain, ours(x_BV, CHAINS[chain])) for chain in SHOWN)
+            calls.update((chain, sampler_call(x_BV, CHAINS[chain])) for chain in SHOWN)
             found[size] = {name: medians({name: call}, SECONDS)[name] for name, call in calls.items()}
     print(json.dumps(found))
 

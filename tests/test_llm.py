@@ -1,4 +1,4 @@
-"""The front door: text in, text out, with the embedded model."""
+"""``LLM``: generate, stream and chat with the embedded model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_the_same_seed_gives_the_same_text_and_another_another(llm: nc.LLM) -> N
     assert len(set(texts)) == 3
 
 
-def test_a_reported_seed_gives_the_text_again(llm: nc.LLM) -> None:
+def test_a_reported_seed_reproduces_the_text(llm: nc.LLM) -> None:
     first = llm.generate("Once upon a time", SHORT.replace(seed=None))[0].outputs[0]
     again = llm.generate("Once upon a time", SHORT.replace(seed=first.seed))[0].outputs[0]
     assert first == again
@@ -144,7 +144,7 @@ def test_stories_are_stories(llm: nc.LLM) -> None:
     assert named >= 18  # of 32; a story that ignores the question has about 6
 
 
-def test_a_broken_recommendation_is_the_folders_fault(tmp_path: Path) -> None:
+def test_an_invalid_generation_config_is_a_model_error(tmp_path: Path) -> None:
     shutil.copytree(EMBEDDED, tmp_path, dirs_exist_ok=True)
     (tmp_path / "generation_config.json").write_text(json.dumps({"do_sample": True, "top_p": 7}))
     with pytest.raises(nc.ModelError, match=r"generation_config\.json: top_p must be a number > 0 and <= 1, got 7"):
@@ -185,7 +185,7 @@ def test_logprobs_are_those_of_the_models_logits_or_of_the_draw(llm: nc.LLM, mod
         order = [int(i) for i in np.argsort(-p_V, kind="stable") if p_V[i] > 0]
         assert told.chosen.token_id == output.token_ids[step]
         assert [one.token_id for one in told.top] == order[:3]
-        for one in (told.chosen, *told.top, *told.asked):
+        for one in (told.chosen, *told.top, *told.requested):
             with np.errstate(divide="ignore"):
                 # the engine reads the model packed: sums of float32 in another order
                 assert one.logprob == pytest.approx(np.log(p_V[one.token_id]), rel=2e-6, abs=1e-5)
@@ -214,7 +214,7 @@ def test_a_greedy_token_is_the_first_of_the_raw_order(llm: nc.LLM) -> None:
         assert [step.top[0] for step in output.logprobs] == [step.chosen for step in output.logprobs]
 
 
-def test_a_piece_has_the_logprobs_of_its_token(llm: nc.LLM) -> None:
+def test_a_chunk_has_the_logprobs_of_its_token(llm: nc.LLM) -> None:
     pieces = list(llm.stream("The dog", SHORT.replace(max_tokens=8, logprobs=1)))
     for piece in pieces:
         assert piece.logprobs is not None

@@ -1,4 +1,4 @@
-"""What comes out is values."""
+"""Results are immutable values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_a_completion_is_a_frozen_value():
         completion.usage = Usage(0, 0)
 
 
-def test_a_piece_says_which_answer_it_belongs_to():
+def test_a_chunk_has_the_index_of_its_output():
     piece = CompletionChunk("x", (7,), 1, 99, *Finish("error", "why"))
     assert (piece.index, piece.seed, piece.finish_reason, piece.stop_reason) == (1, 99, "error", "why")
     assert CompletionChunk("x", (7,), 1, 99).finish_reason is None
@@ -43,5 +43,5 @@ def test_the_logprob_of_an_answer_is_the_exact_sum_of_its_tokens():
 def test_a_step_names_its_parts():
     out = TokenLogprob(3, -math.inf, None)
     step = StepLogprobs(TokenLogprob(1, -0.25, 1), (TokenLogprob(1, -0.25, 1),), (out,))
-    assert (step.chosen.token_id, step.top[0].rank, step.asked[0].rank) == (1, 1, None)
+    assert (step.chosen.token_id, step.top[0].rank, step.requested[0].rank) == (1, 1, None)
     assert hash(step) == hash(pickle.loads(pickle.dumps(step)))

@@ -1,6 +1,6 @@
-"""Documents to learn from: plain stories, chats that ask for a story, and JSON records about a story.
+"""The training documents: plain stories, chats that request a story, and JSON records about a story.
 
-Requests and records are derived from the stories by rule, so the text needs no annotation. Knows no tokenizer and no model.
+Requests and records are derived from the stories by rules, so the text needs no annotation.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ WORD = re.compile(r"[a-z]{3,12}")
 
 @dataclass(frozen=True)
 class Story:
-    """A story and what the rules found in it. ``topics`` are nouns, the most telling first."""
+    """A story with the data that the rules extracted. ``topics`` are nouns, the most specific first."""
 
     text: str
     hero: str
@@ -51,12 +51,12 @@ class Story:
 
 
 def read(path: Path) -> list[str]:
-    """The stories of a file, stripped, the very short ones left out."""
+    """The stories of a file, stripped, without very short ones."""
     return [text for part in path.read_text("utf-8").split(SEPARATOR) if len(text := part.strip()) > 200]
 
 
 def held_out(text: str) -> bool:
-    """True for one story in fifty, by its digest, so the border never moves."""
+    """Whether a story is held out: one in fifty, by its digest, so that the split never changes."""
     return hashlib.sha256(text.encode()).digest()[0] < 5
 
 
@@ -118,7 +118,7 @@ def article(noun: str) -> str:
 
 
 def request(story: Story, rng: random.Random) -> str:
-    """What a reader might have asked to be told this story."""
+    """A user request for this story."""
     topics = list(story.topics[:3])
     if rng.random() < 0.5:
         rng.shuffle(topics)
@@ -186,7 +186,7 @@ def exchange(pair: tuple[tuple[str, ...], str], rng: random.Random) -> str:
 
 
 def chat(story: Story, rng: random.Random) -> str:
-    """A conversation in which the story is told; sometimes with small talk around it, or a record after it."""
+    """A conversation with the story as the response; sometimes with small talk, or a record after it."""
     parts = []
     if rng.random() < 0.15:
         parts.append(
@@ -206,7 +206,7 @@ def chat(story: Story, rng: random.Random) -> str:
 
 
 def record_chat(story: Story, rng: random.Random) -> str:
-    """A conversation whose answer is only the record: of a story that is given, or of one that is asked for."""
+    """A conversation with only a record as the response: of a story in the prompt, or of a requested one."""
     if rng.random() < 0.35:
         asked = f"Give me a JSON record of this story: {story.text}"
     else:
@@ -231,7 +231,7 @@ def documents(stories: list[Story], plain: list[str], rng: random.Random, chats:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Training and held-out text. ``hard`` holds the old fairy tales, whose language is above the others'."""
+    """Training and held-out text. ``hard``: the old fairy tales, whose language is more difficult."""
 
     stories: list[Story]
     easy: list[str]

@@ -1,10 +1,10 @@
-"""Make a deeper target: a Llama of 8 layers of width 512 that learns to say what the embedded model says.
+"""Trains a larger target model: a Llama of 8 layers of width 512 that predicts what the embedded model predicts.
 
 Run: python training/samples.py CORPUS OWN.npz && python training/deeper.py CORPUS OUT --samples OWN.npz --minutes 20
 
-It begins as the embedded model grown larger (``grow.py``), with noise on all weights that sets copies apart and makes it
-worse. Then all of it learns, from what the embedded model says. OUT is for drafts to be measured on (``training/tau.py
---target OUT``, ``benchmarks/deeper.py --target OUT``); it is not shipped. Knows nothing of drafts.
+It starts from the embedded model expanded to this size (``grow.py``), with noise on all weights, and is trained by
+distillation. The result is for measurements of draft models (``training/tau.py --target OUT``, ``benchmarks/deeper.py
+--target OUT``); it is not shipped.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BESIDE = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
 
 @torch.no_grad()
 def weakest(model: LlamaForCausalLM, rows: list[Tensor]) -> dict[str, float]:
-    """The loss without parts of the model, where that makes least of a difference: none should be for nothing."""
+    """The loss without the least important parts of the model: no part should be redundant."""
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
     def without(*parts: Tensor) -> float:
@@ -67,7 +67,7 @@ def nats(model: LlamaForCausalLM, rows: list[Tensor]) -> float:
 
 
 def write(model: LlamaForCausalLM, out: Path, report: dict[str, float]) -> None:
-    """In the Transformers format, with the embedded model's tokenizer."""
+    """Write the model in the Transformers format, with the tokenizer of the embedded model."""
     save(model, out, report)
     for name in BESIDE:
         shutil.copy(EMBEDDED / name, out)
@@ -79,11 +79,15 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--samples", type=Path, nargs="+", required=True)
     parser.add_argument("--minutes", type=float, default=20.0)
-    parser.add_argument("--start", type=Path, help="go on from this checkpoint")
-    parser.add_argument("--noise", type=float, default=0.5, help="on all weights, as a part of their own size")
+    parser.add_argument("--start", type=Path, help="continue from this checkpoint")
+    parser.add_argument(
+        "--noise", type=float, default=0.5, help="noise on all weights, relative to their size [default 0.5]"
+    )
     parser.add_argument("--rate", type=float, default=2e-3, help="highest learning rate")
-    parser.add_argument("--decay", type=float, default=0.3, help="the part of the run after which the rate falls")
-    parser.add_argument("--held-out", type=int, default=120, help="stories that the loss is measured on")
+    parser.add_argument(
+        "--decay", type=float, default=0.3, help="share of the run after which the learning rate decays"
+    )
+    parser.add_argument("--held-out", type=int, default=120, help="number of held-out stories for the loss")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
 

@@ -1,9 +1,9 @@
-"""Train what drafts are made with on what the embedded model says: a draft model, and heads that read its hidden states.
+"""Trains draft methods on the output of the embedded model: a draft model, and heads that use its hidden states.
 
 Run: python training/samples.py CORPUS OWN.npz && python training/drafts.py CORPUS OUT draft medusa --samples OWN.npz
 
-The target stays as it is, and is read once for all parts that are trained together. The schedule follows the clock, as
-that of ``train.py`` does. Every few minutes each part is written to OUT, to go on from with --start.
+The target is frozen; one forward pass serves all parts that are trained together. The schedule follows the clock, as in
+``train.py``. Every few minutes each part is written to OUT, to continue with --start.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from transformers import LlamaForCausalLM
 from nucleate.models.loader import EMBEDDED
 
 ROWS, LENGTH = 4, 512
-OWN = 0.9  # the part of the rows that the target wrote itself
+OWN = 0.9  # the share of rows that the target generated
 
 
 class Stream:
-    """Rows of token ids without end: the target's samples, and documents of the corpus."""
+    """An endless stream of rows of token ids: the target's samples, and documents of the corpus."""
 
     def __init__(self, folder: Path, samples: list[Path], seed: int) -> None:
         self.random = random.Random(seed)
@@ -61,7 +61,7 @@ def stored(path: Path) -> list[np.ndarray]:
 
 
 class Target:
-    """The embedded model, and what its layers make of the tokens."""
+    """The embedded model, with the hidden states of its layers."""
 
     def __init__(self) -> None:
         self.model = LlamaForCausalLM.from_pretrained(EMBEDDED, dtype=torch.float32).eval()
@@ -87,12 +87,12 @@ def optimizers(part: nn.Module, full: float) -> list[torch.optim.Optimizer]:
 
 
 def rate(progress: float, decay: float) -> float:
-    """The part of the full learning rate at this progress (0..1)."""
+    """The learning rate at this progress (0..1), relative to its maximum."""
     return max(0.0, min(1.0, progress / 0.01, (1.0 - progress) / (1.0 - decay)))
 
 
 def save(part: nn.Module, path: Path, seconds: float, tokens: int) -> None:
-    """bfloat16 weights, and for which target they were trained."""
+    """Write bfloat16 weights, with the target that they were trained for."""
     target = hashlib.sha256((EMBEDDED / "model.safetensors").read_bytes()).hexdigest()
     state = {name: tensor.detach().to(torch.bfloat16).contiguous() for name, tensor in part.state_dict().items()}
     about = {"target": target, "minutes": f"{seconds / 60:.0f}", "tokens": str(tokens)}
@@ -107,9 +107,11 @@ def main() -> None:
     parser.add_argument("parts", nargs="+", choices=PARTS)
     parser.add_argument("--samples", type=Path, nargs="+", required=True)
     parser.add_argument("--minutes", type=float, default=60.0)
-    parser.add_argument("--start", type=Path, help="a folder of parts to go on from")
+    parser.add_argument("--start", type=Path, help="folder of parts to continue from")
     parser.add_argument("--rate", type=float, default=5e-3, help="highest learning rate")
-    parser.add_argument("--decay", type=float, default=0.4, help="the part of the run after which the rate falls")
+    parser.add_argument(
+        "--decay", type=float, default=0.4, help="share of the run after which the learning rate decays"
+    )
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
 

@@ -1,4 +1,4 @@
-"""Turn a trained checkpoint into the folder that ships: weights, tokenizer, chat template, defaults, model card.
+"""Converts a checkpoint to the model folder that ships: weights, tokenizer, chat template, defaults, model card.
 
 Run: python training/export.py CHECKPOINT src/nucleate/models/embedded
 """

@@ -1,8 +1,7 @@
-"""Make a larger Llama of the embedded model that says almost the same, in the way of Net2Net (arXiv 1511.05641).
+"""Expands the embedded model to a larger Llama with almost the same output, as in Net2Net (arXiv 1511.05641).
 
-Each channel, neuron and head is there several times, and some layers are; what reads or writes copies has a share of the
-weights for each, uneven ones, so that they can become different things. Without layers that are there more than once
-the larger model says the very same. Knows nothing of learning.
+Channels, neurons, heads and some layers are copied. The weights that use copies are divided among them, unevenly, so
+that training can make the copies different. Without copied layers, the output is identical.
 """
 
 from __future__ import annotations
@@ -13,29 +12,29 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 WIDTH, HEADS, KV_HEADS, INNER = 512, 16, 4, 1408
 LAYERS = (0, 1, 2, 2, 3, 4, 4, 5)
-"""For each layer the one of the embedded model that it is made of."""
+"""For each layer, the layer of the embedded model that it copies."""
 
 
 def copies(count: int, size: int) -> Tensor:
-    """Which of ``count`` things each of ``size`` copies is of, each at least once."""
+    """For each of ``size`` copies, which of ``count`` originals it copies; each at least once."""
     of = torch.cat([torch.arange(count).repeat(size // count), torch.randperm(count)[: size % count]])
     return of[torch.randperm(size)]
 
 
 def shares(of: Tensor, power: int = 1) -> Tensor:
-    """A random part for each copy; the powers of those of one thing sum to 1."""
+    """A random share for each copy; the powers of the shares of an original sum to 1."""
     weight = torch.rand(len(of)) + 0.5
     total = torch.zeros(int(of.max()) + 1).index_add(0, of, weight**power)
     return weight / total[of] ** (1 / power)
 
 
 class Growth:
-    """How the embedded model becomes a larger one."""
+    """Expands the embedded model."""
 
     def __init__(self, small: LlamaForCausalLM) -> None:
         self.given, self.own = small.config, small.state_dict()
         self.of = copies(self.given.hidden_size, WIDTH)
-        self.channel = shares(self.of, 2)  # a vector keeps its length, and logits stay what they are
+        self.channel = shares(self.of, 2)  # preserves the norm of a vector, and the logits
         self.part = (self.given.hidden_size / WIDTH) ** 0.5  # the mean square is taken over more channels
         group, before = HEADS // KV_HEADS, self.given.num_attention_heads // self.given.num_key_value_heads
         self.key_of = torch.arange(KV_HEADS) * self.given.num_key_value_heads // KV_HEADS
@@ -66,7 +65,7 @@ class Growth:
         return made
 
     def layer(self, prefix: str, times: int) -> dict[str, Tensor]:
-        """A layer that is there so many times, each of which writes a part of what it wrote."""
+        """A layer that is copied several times; each copy adds a share of its output."""
         inner = copies(self.given.intermediate_size, INNER)
         return {
             **{name: self.norm(prefix + name) for name in ("input_layernorm", "post_attention_layernorm")},
@@ -94,7 +93,7 @@ class Growth:
         return weight_XR[self.of] * self.channel[:, None]
 
     def heads(self, weight_RX: Tensor, of: Tensor, share: Tensor | None = None) -> Tensor:
-        """The rows of copies of heads, each with its share."""
+        """The rows of the copied heads, scaled by their shares."""
         rows = weight_RX.unflatten(0, (-1, self.given.head_dim))[of]
         return (rows if share is None else rows * share[:, None, None]).flatten(0, 1)
 
@@ -109,7 +108,7 @@ def grown(small: LlamaForCausalLM) -> LlamaForCausalLM:
 
 @torch.no_grad()
 def disturb(model: LlamaForCausalLM, noise: float) -> None:
-    """Add noise to each matrix, of a size that is a part of its own: copies are copies no more."""
+    """Add noise to each matrix, relative to its size, so that copies differ."""
     for weight in model.parameters():
         if weight.ndim == 2:
             weight += torch.randn_like(weight) * weight.square().mean().sqrt() * noise

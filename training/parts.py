@@ -1,8 +1,7 @@
-"""What drafts are made with, as it is trained: a small Llama, Medusa heads, an EAGLE-3 head, a DFlash head.
+"""The trainable draft methods: a small Llama (draft model), Medusa heads, an EAGLE-3 head, a DFlash head.
 
-Each is a module whose call gives its loss on rows of the target's text: how far its guesses are from what the target
-says (the Kullback-Leibler divergence). ``nucleate.speculative.proposers.neural`` runs what is learned here, in NumPy, and names
-the sources of the methods. Knows no files.
+A call of a module returns its loss on rows of the target's text: the Kullback-Leibler divergence of its predictions from
+those of the target. ``nucleate.speculative.proposers.neural`` runs the trained weights in NumPy, and cites the papers.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaModel
 
-WIDTH, HEADS, KV_HEADS, SIZE = 192, 6, 2, 32  # of the target; the heads have the same
+WIDTH, HEADS, KV_HEADS, SIZE = 192, 6, 2, 32  # of the target and of the heads
 EPSILON = 1e-5
 LAYERS = (2, 4, 6)
-"""The places in the target whose hidden states EAGLE and DFlash read; 6 is what its last normalisation reads."""
+"""The layers of the target whose inputs EAGLE and DFlash use; 6 is the input of the final norm."""
 
 
 class Rows(NamedTuple):
-    """What the target read, and what it made of it."""
+    """A batch of tokens with the outputs of the target."""
 
     ids_BT: Tensor
     hidden: dict[int, Tensor]  #: [B, T, width] before each layer of LAYERS
@@ -31,7 +30,7 @@ class Rows(NamedTuple):
 
 
 def unit(x: Tensor) -> Tensor:
-    """Each row with a mean square of 1."""
+    """The rows, normalised to a mean square of 1."""
     x = x.float()
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPSILON)
 
@@ -68,23 +67,23 @@ def divergence(logits: Tensor, target: Tensor) -> Tensor:
 
 
 def anchors(rows: int, length: int, count: int) -> Tensor:
-    """[rows, count] places below ``length``, other ones in every row."""
+    """Random positions [rows, count] below ``length``, different in every row."""
     return torch.rand(rows, length).topk(count, dim=1).indices.sort(dim=1).values
 
 
 def take(x: Tensor, places: Tensor) -> Tensor:
-    """x [B, T, ...] at places [B, A]: [B, A, ...]."""
+    """x [B, T, ...] at positions [B, A]: [B, A, ...]."""
     return x[torch.arange(len(x))[:, None], places]
 
 
 def weights(count: int, rate: float = 0.8) -> Tensor:
-    """How much each place of a draft counts: a later one is reached less often."""
+    """The loss weight of each draft position: later ones are reached less often."""
     weight = rate ** torch.arange(count)
     return weight / weight.sum()
 
 
 class Small(nn.Module):
-    """A small Llama. Its embeddings are those of the target, seen through two matrices."""
+    """A small Llama. It uses the embeddings of the target, projected by two matrices."""
 
     def __init__(self, width: int = 128, layers: int = 2, inner: int = 384) -> None:
         super().__init__()
@@ -106,7 +105,7 @@ class Small(nn.Module):
 
 
 class Medusa(nn.Module):
-    """A head for each of the tokens after the next one: two residual blocks before the target's unembedding."""
+    """A head for each token after the next one: two residual blocks before the target's unembedding."""
 
     def __init__(self, count: int = 4, blocks: int = 2) -> None:
         super().__init__()
@@ -128,7 +127,7 @@ class Medusa(nn.Module):
 
 
 class Mixing(nn.Module):
-    """Attention and gated layer of a head; what it attends to comes from outside."""
+    """The attention and MLP of a head; keys and values are arguments."""
 
     def __init__(self, size_in: int, inner: int) -> None:
         super().__init__()
@@ -156,12 +155,12 @@ class Mixing(nn.Module):
 
 
 def fused(rows: Rows) -> Tensor:
-    """The hidden states of the three layers side by side, each of unit size."""
+    """The hidden states of the three layers, each normalised, concatenated."""
     return torch.cat([unit(rows.hidden[layer]) for layer in LAYERS], -1)
 
 
 class Eagle(nn.Module):
-    """A layer over (what the target made of a token, the token after it); it goes on with what it made itself."""
+    """A layer with a hidden state of the target and the next token as inputs; further steps use its own output."""
 
     def __init__(self, inner: int = 512, steps: int = 5) -> None:
         super().__init__()
@@ -171,7 +170,7 @@ class Eagle(nn.Module):
         self.layer = Mixing(2 * WIDTH, inner)
 
     def forward(self, rows: Rows, table_VX: Tensor) -> Tensor:
-        """Each step goes on with the outputs of the one before, as in use, but with the tokens of the text."""
+        """Each step uses the outputs of the previous one, as in inference, but the tokens of the text."""
         batch, length = rows.ids_BT.shape
         places = anchors(batch, length - self.steps - 1, 64)
         context = self.fuse(fused(rows)[:, :-1])
@@ -206,7 +205,7 @@ class Eagle(nn.Module):
 
 
 class DFlash(nn.Module):
-    """A token and some empty places, filled at once: each sees the others, and what the target made of the text."""
+    """A token and masked positions, predicted at once with attention to each other and the target's hidden states."""
 
     def __init__(self, inner: int = 352, layers: int = 2, count: int = 4) -> None:
         super().__init__()

@@ -1,9 +1,9 @@
-"""The target's own text to learn drafts from: beginnings of documents, as the embedded model goes on with them.
+"""Generates training text for drafts with the embedded model, from the beginnings of documents.
 
 Run: python training/samples.py CORPUS OUT.npz --minutes 6
 
-Drafts are verified on what the target says, which is not quite what it has read. There are as many samples of each of
-the --temperatures, 0 being greedy ones.
+Drafts are verified against the output of the target, which differs from its training text. Each of the --temperatures
+gets the same number of samples; 0 means greedy.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ENDS = (0, 4)  # the separator, and the end of a turn
 
 
 def beginnings(folder: Path, tokenizer: Tokenizer, seed: int) -> Iterator[list[int]]:
-    """The first tokens of documents, 4 to 192 of them; of a chat at least up to where the answer begins."""
+    """The first 4 to 192 tokens of documents; of a chat, at least up to the start of the response."""
     text, rng = corpus.load(folder), random.Random(seed)
     while True:
         for document in corpus.documents(text.stories, text.easy, rng):
@@ -39,7 +39,7 @@ def beginnings(folder: Path, tokenizer: Tokenizer, seed: int) -> Iterator[list[i
 
 
 class Writer:
-    """So many sequences at once, each replaced by a new one as it ends."""
+    """Generates a constant number of sequences; a new one replaces each that ends."""
 
     def __init__(self, prompts: Iterator[list[int]], temperatures: Sequence[float], seed: int) -> None:
         self.runner = BatchedLlama(Llama(EMBEDDED), 1 << 28)
@@ -51,7 +51,7 @@ class Writer:
         self.blocks = [list(range(row * each, (row + 1) * each)) for row in range(ROWS)]
 
     def step(self) -> list[list[int]]:
-        """Every sequence goes on by a token; those that have ended."""
+        """Decode one token of every sequence. Returns those that have ended."""
         parts = [
             ModelInput(row, self.ids[row], self.read[row], len(self.ids[row]), self.blocks[row], 1)
             for row in range(ROWS)

@@ -1,12 +1,13 @@
-"""How many tokens a forward of the target gives with each proposer, on beginnings that it was not trained on.
+"""Mean acceptance length (tau) of each draft method on held-out prompts.
 
 Run: python training/tau.py CORPUS --tokens 4 --temperature 0 draft medusa eagle dflash
      python training/tau.py CORPUS --tokens 12 --branches 1 3 medusa eagle suffix
      python training/tau.py CORPUS --target DEEPER draft
 
-A loop of its own over the packed model and the rules of ``nucleate.speculative.acceptance``: no engine. tau is the number of
-tokens per forward, at most tokens + 1; a prompt's own forward and its token do not count. With --branches above 1 drafts
-are trees, of so many tokens in all. --target is another model with the same vocabulary, for parts that read only tokens.
+Uses its own loop over the batched model and ``nucleate.speculative.acceptance``, without an engine. tau is the number of
+tokens per forward pass, at most tokens + 1; the prefill and its token do not count. With --branches above 1, drafts are
+trees with this number of tokens in total. --target: another model with the same vocabulary, for draft methods that use
+only tokens.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from nucleate.sampling_params import SamplingParams
 from nucleate.speculative import acceptance
 from nucleate.speculative.config import COUPLED, TOKEN_METHODS, TREE_METHODS
 from nucleate.speculative.draft import ROOT, Draft, DraftContext, Proposer, TargetOutput
-from nucleate.speculative.proposers.neural import NAMES, load
+from nucleate.speculative.proposers.neural import EMBEDDED_METHODS, load
 from nucleate.speculative.proposers.suffix import SuffixProposer
 
 ENDS = (0, 4)
@@ -41,21 +42,21 @@ ONLY_TOKENS = (*TOKEN_METHODS, "draft")
 
 @dataclass
 class Text:
-    """A sequence, its noise, and how far the target has read it."""
+    """A sequence, its noise, and the number of tokens that the target has computed."""
 
     key: int
     ids: list[int]
     prompt: int
     blocks: list[int]
-    most: int
+    max_tokens: int
     params: SamplingParams
-    read: int = 0
+    computed: int = 0
     forwards: int = 0
-    told: list[int] = field(default_factory=list)
+    output_ids: list[int] = field(default_factory=list)
 
     @property
     def over(self) -> bool:
-        return len(self.told) > self.most or any(token in ENDS for token in self.told)
+        return len(self.output_ids) > self.max_tokens or any(token in ENDS for token in self.output_ids)
 
     def state(self, rule: str) -> DraftContext:
         temperature = self.params.temperature
@@ -63,17 +64,17 @@ class Text:
 
 
 class Loop:
-    """Verifies the drafts of a proposer with one rule, until all texts are over."""
+    """Decodes with the drafts of a proposer and one acceptance rule, until all texts have ended."""
 
     def __init__(self, model: Llama, proposer: Proposer, rule: str, tokens: int) -> None:
         self.runner, self.proposer, self.rule, self.tokens = BatchedLlama(model, 1 << 28), proposer, rule, tokens
         self.runner.capture_hidden_states(proposer.layers)
         self.seconds = 0.0
 
-    def run(self, prompts: Sequence[Sequence[int]], most: int, params: SamplingParams) -> list[Text]:
-        each = -(-(max(map(len, prompts)) + most + self.tokens + 2) // BLOCK)
+    def run(self, prompts: Sequence[Sequence[int]], max_tokens: int, params: SamplingParams) -> list[Text]:
+        each = -(-(max(map(len, prompts)) + max_tokens + self.tokens + 2) // BLOCK)
         texts = [
-            Text(key, [*ids], len(ids), [*range(key * each, key * each + each)], most, params.replace(seed=key))
+            Text(key, [*ids], len(ids), [*range(key * each, key * each + each)], max_tokens, params.replace(seed=key))
             for key, ids in enumerate(prompts)
         ]
         self._step(texts, [Draft()] * len(texts))
@@ -85,69 +86,71 @@ class Loop:
             for text in going:
                 text.forwards += 1
                 if text.over:
-                    self.proposer.forget(text.key, text.told)
+                    self.proposer.forget(text.key, text.output_ids)
         return texts
 
     def _step(self, texts: list[Text], drafts: list[Draft]) -> None:
-        parts = []
+        inputs = []
         for text, draft in zip(texts, drafts, strict=True):
-            ids, parents = [*text.ids, *draft.tokens], None if draft.chain else draft.parents
-            parts.append(ModelInput(text.key, ids, text.read, len(ids), text.blocks, len(draft) + 1, parents))
-        logits_LV = self.runner.forward(parts)
-        firsts = np.cumsum([0, *(part.num_logits for part in parts)])
+            ids, parents = [*text.ids, *draft.tokens], None if draft.is_chain else draft.parents
+            inputs.append(ModelInput(text.key, ids, text.computed, len(ids), text.blocks, len(draft) + 1, parents))
+        logits_LV = self.runner.forward(inputs)
+        offsets = np.cumsum([0, *(each.num_logits for each in inputs)])
         if self.rule == COUPLED:
-            verdicts = self._coupled(texts, drafts, logits_LV, firsts)
+            results = self._coupled(texts, drafts, logits_LV, offsets)
         else:
-            verdicts = [
+            results = [
                 self._ruled(text, draft, logits_LV[first : first + len(draft) + 1])
-                for text, draft, first in zip(texts, drafts, firsts, strict=False)
+                for text, draft, first in zip(texts, drafts, offsets, strict=False)
             ]
-        readings, moves, start = [], [], 0
-        for text, draft, verdict, part in zip(texts, drafts, verdicts, parts, strict=True):
-            new = verdict.tokens(draft)
+        outputs, moves, start = [], [], 0
+        for text, draft, result, each in zip(texts, drafts, results, inputs, strict=True):
+            new = result.tokens(draft)
             new = new[: next((place + 1 for place, token in enumerate(new) if token in ENDS), len(new))]
-            length, before = len(text.ids), text.read
-            text.ids, text.told, text.read = text.ids + new, text.told + new, length + len(new) - 1
-            path = verdict.path[: len(new) - 1]
+            length, before = len(text.ids), text.computed
+            text.ids, text.output_ids, text.computed = text.ids + new, text.output_ids + new, length + len(new) - 1
+            path = result.path[: len(new) - 1]
             if path != tuple(range(len(path))):
                 moves.append(Move(text.key, text.blocks, [length + place for place in path], length))
             if self.proposer.layers:
-                places = [*range(before, length), *(length + place for place in path)]
-                features_TF = self.runner.hidden_states[np.array(places) - before + start]
-                readings.append(TargetOutput(text.key, before, text.ids[before : text.read], features_TF))
-            start += part.stop - part.start
+                indices = [*range(before, length), *(length + place for place in path)]
+                hidden_states_TF = self.runner.hidden_states[np.array(indices) - before + start]
+                outputs.append(TargetOutput(text.key, before, text.ids[before : text.computed], hidden_states_TF))
+            start += each.stop - each.start
         self.runner.move(moves)
-        if readings:
+        if outputs:
             begin = time.perf_counter()
-            self.proposer.read(readings)
+            self.proposer.observe(outputs)
             self.seconds += time.perf_counter() - begin
 
     def _coupled(
-        self, texts: list[Text], drafts: list[Draft], logits_LV: Floats, firsts: Any
+        self, texts: list[Text], drafts: list[Draft], logits_LV: Floats, offsets: Any
     ) -> list[acceptance.AcceptanceResult]:
         depths = [{ROOT: ROOT} | dict(enumerate(draft.depths())) for draft in drafts]
 
-        def draw(sequences: list[int], places: list[int]) -> list[int]:
-            rows = [firsts[sequence] + place + 1 for sequence, place in zip(sequences, places, strict=True)]
-            steps = [len(texts[s].told) + depths[s][place] + 1 for s, place in zip(sequences, places, strict=True)]
+        def draw(sequences: list[int], indices: list[int]) -> list[int]:
+            rows = [offsets[sequence] + place + 1 for sequence, place in zip(sequences, indices, strict=True)]
+            steps = [
+                len(texts[s].output_ids) + depths[s][place] + 1 for s, place in zip(sequences, indices, strict=True)
+            ]
             return [*map(int, sample(logits_LV[rows], [texts[s].params for s in sequences], step=steps))]
 
         return acceptance.coupled(drafts, draw)
 
     def _ruled(self, text: Text, draft: Draft, logits_LV: Floats) -> acceptance.AcceptanceResult:
-        seed, step = text.params.seed or 0, len(text.told)
+        seed, step = text.params.seed or 0, len(text.output_ids)
         p_LV = probabilities(logits_LV, text.params)
         coins = acceptance.acceptance_uniforms(seed, step, len(draft))
         return acceptance.RULES[self.rule].verify(p_LV, draft, coins, acceptance.residual_uniform(seed, step))
 
 
 def tau(texts: Sequence[Text]) -> float:
-    """Tokens per forward."""
-    return sum(len(text.told) - 1 for text in texts) / sum(text.forwards for text in texts)
+    """Tokens per forward pass."""
+    return sum(len(text.output_ids) - 1 for text in texts) / sum(text.forwards for text in texts)
 
 
 def prompts(folder: Path, count: int, seed: int = 0) -> list[list[int]]:
-    """Beginnings of stories that were held out, and as many requests for such stories."""
+    """Beginnings of held-out stories, and as many requests for such stories."""
     text, rng = corpus.load(folder), random.Random(seed)
     tokenizer = Tokenizer.from_file(str(EMBEDDED / "tokenizer.json"))
     weights = corpus.nouns([story.text for story in text.stories])
@@ -162,15 +165,15 @@ def prompts(folder: Path, count: int, seed: int = 0) -> list[list[int]]:
 
 
 def proposer_of(name: str, branches: int) -> Proposer:
-    """One for the embedded model, by its name."""
+    """A proposer for the embedded model, by name."""
     if name in TOKEN_METHODS:
         return SuffixProposer(tree_width=branches) if name == "suffix" else TOKEN_METHODS[name]()
     return load(name, Llama(EMBEDDED), branches)
 
 
 def cases(options: argparse.Namespace) -> Iterator[tuple[str, float, int, int, str]]:
-    """Name, temperature, tokens, branches and rule of each that makes sense: chains where there are no trees."""
-    for name in options.parts:
+    """All valid combinations of name, temperature, tokens, branches and rule."""
+    for name in options.methods:
         for temperature in options.temperature:
             for tokens in options.tokens:
                 for branches in options.branches if name in TREE_METHODS else [1]:
@@ -182,7 +185,7 @@ def cases(options: argparse.Namespace) -> Iterator[tuple[str, float, int, int, s
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("corpus", type=Path)
-    parser.add_argument("parts", nargs="+", choices=(*TOKEN_METHODS, *NAMES))
+    parser.add_argument("methods", nargs="+", choices=(*TOKEN_METHODS, *EMBEDDED_METHODS))
     parser.add_argument("--tokens", type=int, nargs="+", default=[4])
     parser.add_argument("--branches", type=int, nargs="+", default=[1])
     parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 1.0])
@@ -191,10 +194,10 @@ def main() -> None:
     parser.add_argument("--rules", nargs="+", default=[COUPLED, "rejection", "block"])
     parser.add_argument("--prompts", type=int, default=40)
     parser.add_argument("--length", type=int, default=64)
-    parser.add_argument("--target", type=Path, default=EMBEDDED, help="the folder of another model to draft for")
+    parser.add_argument("--target", type=Path, default=EMBEDDED, help="folder of another target model")
     options = parser.parse_args()
-    if options.target != EMBEDDED and (unfit := [name for name in options.parts if name not in ONLY_TOKENS]):
-        parser.error(f"{', '.join(unfit)} read hidden states: for another target there are {', '.join(ONLY_TOKENS)}")
+    if options.target != EMBEDDED and (unfit := [name for name in options.methods if name not in ONLY_TOKENS]):
+        parser.error(f"{', '.join(unfit)} need hidden states; for another target, use {', '.join(ONLY_TOKENS)}")
     model, texts = Llama(options.target), prompts(options.corpus, options.prompts)
     for name, temperature, tokens, branches, rule in cases(options):
         params = SamplingParams(temperature=temperature, top_p=options.top_p, top_k=options.top_k)

@@ -1,4 +1,4 @@
-"""The tokenizer of the embedded model: byte-level BPE, 4096 ids, learned on the model's own text.
+"""Trains the tokenizer of the embedded model: byte-level BPE, 4096 ids.
 
 Run: python training/tokenizer.py CORPUS_FOLDER OUTPUT_FOLDER
 """
@@ -29,7 +29,7 @@ def learn(folder: Path) -> Tokenizer:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    for special in SPECIAL:  # markers are ids, not text to learn merges from
+    for special in SPECIAL:  # special tokens are not text
         documents = [document.replace(special, "\n") for document in documents]
     tokenizer.train_from_iterator(documents, trainer)
     return tokenizer

@@ -1,11 +1,11 @@
-"""Train the embedded model: a small Llama on one machine, CPU or GPU, in a given number of minutes.
+"""Trains the embedded model: a small Llama on one machine, CPU or GPU, in a given number of minutes.
 
 Run: python training/tokenizer.py CORPUS OUT && python training/train.py CORPUS OUT --minutes 110
 
-The schedule follows the clock: warm-up, a constant rate, a linear fall to zero over the last third. Hidden matrices learn
-with Muon, everything else with AdamW. Every few minutes the held-out loss is measured, and the best checkpoint so far is written to OUT, in the Transformers
-format. A small model learns a small corpus by heart in the end: a short second run with --start, --noise and more --chats undoes
-some of that, and ties the stories closer to the requests.
+The schedule follows the clock: warm-up, constant rate, linear decay to zero over the last third. Hidden matrices are
+trained with Muon, everything else with AdamW. Every few minutes the held-out loss is measured, and the best checkpoint
+is written to OUT in the Transformers format. A small model eventually memorises a small corpus: a short second run with
+--start, --noise and more --chats undoes some of that, and makes stories follow the requests more closely.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 CONTEXT = 1024
 TOKENS_PER_STEP = 8192
-HARD_UNTIL = 0.6  # the old fairy tales are read only in this part of the run
-LONG_FROM = 0.75  # from here on rows of CONTEXT tokens, before that rows of half of it
+HARD_UNTIL = 0.6  # share of the run that uses the old fairy tales
+LONG_FROM = 0.75  # rows have CONTEXT tokens from here on, half as many before
 DECAY_FROM = 0.62
 
 
@@ -48,7 +48,7 @@ def config() -> LlamaConfig:
 
 
 class Stream:
-    """Rows of token ids without end, from freshly derived documents each epoch; follows the progress of the run."""
+    """An endless stream of rows of token ids, from newly derived documents each epoch."""
 
     def __init__(self, text: corpus.Corpus, tokenizer: Tokenizer, seed: int, chats: float) -> None:
         self.text, self.tokenizer, self.random, self.chats = text, tokenizer, random.Random(seed), chats
@@ -68,7 +68,7 @@ class Stream:
 
 
 def rate(progress: float) -> float:
-    """The part of the full learning rate at this progress (0..1)."""
+    """The learning rate at this progress (0..1), relative to its maximum."""
     return min(1.0, progress / 0.01, max(0.0, (1.0 - progress) / (1.0 - DECAY_FROM)))
 
 
@@ -85,7 +85,7 @@ def evaluate(model: LlamaForCausalLM, rows: list[torch.Tensor]) -> float:
 
 
 def save(model: LlamaForCausalLM, out: Path, report: dict[str, float]) -> None:
-    """Write config and bfloat16 weights in the Transformers format, and what was measured."""
+    """Write config and bfloat16 weights in the Transformers format, with the measurements."""
     state = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     model.to(torch.bfloat16).save_pretrained(out)
     model.to(torch.float32)
@@ -105,10 +105,10 @@ def main() -> None:
     parser.add_argument("corpus", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--minutes", type=float, default=110.0)
-    parser.add_argument("--start", type=Path, help="go on from this checkpoint")
+    parser.add_argument("--start", type=Path, help="continue from this checkpoint")
     parser.add_argument("--rate", type=float, default=6e-3, help="highest learning rate")
-    parser.add_argument("--chats", type=float, default=0.5, help="part of the stories told in chats")
-    parser.add_argument("--noise", type=float, default=0.0, help="part of the input tokens replaced by random ones")
+    parser.add_argument("--chats", type=float, default=0.5, help="share of the stories in chats")
+    parser.add_argument("--noise", type=float, default=0.0, help="share of the input tokens replaced by random ones")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
@@ -125,7 +125,7 @@ def main() -> None:
     if options.start:
         started = LlamaForCausalLM.from_pretrained(options.start, dtype=torch.float32)
         model.load_state_dict(started.state_dict())
-        text.hard.clear()  # read in the first run
+        text.hard.clear()  # used in the first run
         before = json.loads((options.start / "training.json").read_text())["trained_tokens"]
     hidden = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     other = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]

@@ -40,9 +40,8 @@ class LLM:
     model: None for the embedded model, a folder in the Transformers format, or a Hugging Face id. device, dtype:
     "auto", or as torch names them ("cpu", "cuda:0"; "float32", "bfloat16", "float16"). runtime: "auto", "numpy" or
     "torch", see ``nucleate.models.loader.load``. speculative_config: speculative decoding, which generates the same
-    text in fewer forward passes: a method ("ngram", "suffix", or one trained for the model: "draft", "medusa", "eagle",
-    "dflash", "mtp"), or a ``Speculation``; None turns it off. Raises ModelError with one line that says what is wrong,
-    ParameterError.
+    text in fewer forward passes: a method ("ngram", "suffix", or one with weights trained for the model: "draft",
+    "medusa", "eagle", "dflash", "mtp"), or a ``Speculation``; None turns it off. Raises ModelError, ParameterError.
 
     ``default_params`` are the sampling parameters that the model's generation_config.json recommends; methods use them
     if no sampling_params are given. ``default_params.override(...)`` changes some of them.
@@ -57,17 +56,17 @@ class LLM:
         runtime: str = "auto",
         speculative_config: str | Speculation | None = None,
     ) -> None:
-        load_in_background((*SAMPLER, MODELS), compiling=False)  # beside what follows
-        asked = Speculation.of(speculative_config)
+        load_in_background((*SAMPLER, MODELS), compiling=False)
+        speculation = Speculation.of(speculative_config)
         self.folder = resolve(model)
         try:
             self.default_params = SamplingParams(**recommended(self.folder))
-        except ParameterError as error:  # the folder's fault, not the user's
+        except ParameterError as error:  # caused by the folder, not by an argument
             raise ModelError(f"{self.folder / 'generation_config.json'}: {error}") from None
         self.model = load(self.folder, device, dtype, runtime)
         self.tokenizer = _tokenizer(self.folder, self.model.vocab_size)
-        self.speculative_config = None if asked is None else asked.on(self.model)
-        self._calls = SharedEngine(self.new_engine)
+        self.speculative_config = None if speculation is None else speculation.bind_model(self.model)
+        self._engine = SharedEngine(self.new_engine)
 
     def generate(
         self,
@@ -77,7 +76,7 @@ class LLM:
         use_tqdm: bool = False,
         **values: Any,
     ) -> list[Completion]:
-        """Complete prompts: one Completion each, in order.
+        """Complete prompts. Returns one Completion per prompt, in order.
 
         prompts: a string, or a list of strings or of lists of token ids. sampling_params: one for all prompts, or a
         list with one per prompt. use_tqdm: show a progress bar on stderr. values: fields of SamplingParams that change
@@ -94,10 +93,10 @@ class LLM:
             chosen = [self._params(sampling_params, values)] * len(given)
         requests = [Request(self.encode(prompt), one) for prompt, one in zip(given, chosen, strict=True)]
         chunks: list[list[CompletionChunk]] = [[] for _ in requests]
-        for place, event in _shown(self._calls.run(requests), len(requests), use_tqdm):
-            chunks[place].append(event.piece)
+        for index, output in _with_progress(self._engine.run(requests), len(requests), use_tqdm):
+            chunks[index].append(output.chunk)
         return [
-            Completion.of(request.prompt_ids, own, prompt if isinstance(prompt, str) else None)
+            Completion.from_chunks(request.prompt_ids, own, prompt if isinstance(prompt, str) else None)
             for request, own, prompt in zip(requests, chunks, given, strict=True)
         ]
 
@@ -105,20 +104,22 @@ class LLM:
         self,
         prompts: str | Sequence[str] | Sequence[Sequence[int]],
         params: BeamParams | None = None,
-        progress: bool = False,
+        use_tqdm: bool = False,
         **values: Any,
     ) -> list[BeamCompletion]:
-        """The likeliest answers to prompts, the best first: one BeamCompletion each, in order.
+        """Complete prompts by beam search. Returns one BeamCompletion per prompt, in order, with the best beam first.
 
-        params: one for all; or its fields, one by one (``num_beams=8``). progress: show a bar on stderr. What
-        ``default_params`` recommend for sampling is not asked. Raises ParameterError.
+        params: the parameters for all prompts; or pass its fields as keywords (``num_beams=8``). use_tqdm: show a
+        progress bar on stderr. ``default_params`` does not apply. Raises ParameterError.
         """
         chosen = beam_params(params, values)
         requests = [BeamRequest(self.encode(prompt), chosen) for prompt in _prompts(prompts)]
-        pieces: list[list[CompletionChunk]] = [[] for _ in requests]
-        for place, event in _shown(self._calls.run(requests), len(requests), progress):
-            pieces[place].append(event.piece)
-        return [BeamCompletion.of(request.prompt_ids, own) for request, own in zip(requests, pieces, strict=True)]
+        chunks: list[list[CompletionChunk]] = [[] for _ in requests]
+        for index, output in _with_progress(self._engine.run(requests), len(requests), use_tqdm):
+            chunks[index].append(output.chunk)
+        return [
+            BeamCompletion.from_chunks(request.prompt_ids, own) for request, own in zip(requests, chunks, strict=True)
+        ]
 
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None, **values: Any
@@ -145,17 +146,17 @@ class LLM:
         """Answer a conversation, ``[{"role": ..., "content": ...}, ...]``, using the model's chat template.
 
         A list of conversations gives a list of Completions. sampling_params, values: as in ``generate``. As in
-        Transformers, text in a message that spells a special token becomes that token: check untrusted messages.
+        Transformers, text in a message that spells a special token is encoded as that token: check untrusted messages.
         """
         several = bool(messages) and not isinstance(messages[0], Mapping)
         params, conversations = self._params(sampling_params, values), messages if several else [messages]
         texts = [self._chat_text(one) for one in conversations]
         requests = [Request(self._encode_rendered(text), params) for text in texts]
         chunks: list[list[CompletionChunk]] = [[] for _ in requests]
-        for place, event in self._calls.run(requests):
-            chunks[place].append(event.piece)
+        for index, output in self._engine.run(requests):
+            chunks[index].append(output.chunk)
         found = [
-            Completion.of(request.prompt_ids, own, text)
+            Completion.from_chunks(request.prompt_ids, own, text)
             for request, own, text in zip(requests, chunks, texts, strict=True)
         ]
         return found if several else found[0]
@@ -167,29 +168,29 @@ class LLM:
         return self._stream(self.encode_chat(messages), self._params(sampling_params, values))
 
     def new_engine(self, *, kv_cache_memory: int | None = None, **options: Any) -> Engine:
-        """An engine of its own over this model, for callers that make its steps themselves.
+        """Return a new engine for this model, for callers that run its steps themselves.
 
-        kv_cache_memory: bytes for keys and values; None: what ``max_num_seqs`` of full length take, but at most a
-        quarter of the memory that is free. options: see ``Engine``; tokens are drafted as for the LLM, unless they say
-        how. Raises ModelError, ParameterError.
+        kv_cache_memory: size of the KV cache in bytes; None: enough for ``max_num_seqs`` sequences of full length, but
+        at most a quarter of the free memory. options: keyword arguments of ``Engine``; ``speculative_config`` defaults
+        to that of the LLM. Raises ModelError, ParameterError.
         """
         if kv_cache_memory is not None:
             check_count(kv_cache_memory, "kv_cache_memory")
         sequences = options.get("max_num_seqs", MAX_NUM_SEQS)
-        count = max(sequences, 1) if isinstance(sequences, int) else 1  # the engine says what it may be
+        count = max(sequences, 1) if isinstance(sequences, int) else 1  # Engine rejects invalid values
         tokens = count * self.model.context_length
-        asked = Speculation.of(options.pop("speculative_config", self.speculative_config))
-        options["speculative_config"] = None if asked is None else asked.on(self.model)
+        speculation = Speculation.of(options.pop("speculative_config", self.speculative_config))
+        options["speculative_config"] = None if speculation is None else speculation.bind_model(self.model)
         return Engine(runner_of(self.model, kv_cache_memory, tokens), self.tokenizer, **options)
 
     def encode(self, prompt: Prompt | Sequence[object]) -> list[int]:
-        """The token ids of a prompt, with the special tokens the model expects (ids are taken as they are)."""
+        """Return the token ids of a prompt. Text gets the model's special tokens; ids are not changed."""
         if isinstance(prompt, str):
             if not prompt:
                 raise ParameterError("prompt", "the prompt is empty; it must have at least one token")
             return self.tokenizer.encode(prompt)
         try:
-            tokens = _listed("prompt", prompt)
+            tokens = _as_list("prompt", prompt)
             if any(isinstance(token, bool) for token in tokens):
                 raise TypeError
             return [operator.index(token) for token in tokens]
@@ -197,7 +198,7 @@ class LLM:
             raise ParameterError("prompt", f"a prompt is a string or a list of token ids, got {prompt!r:.60}") from None
 
     def encode_chat(self, messages: Sequence[Message], variables: Mapping[str, object] = _NONE) -> list[int]:
-        """The token ids of a conversation, rendered with the chat template. variables: further template variables."""
+        """Return the token ids of a conversation after the chat template. variables: additional template variables."""
         return self._encode_rendered(self._chat_text(messages, variables))
 
     def _chat_text(self, messages: Sequence[Message], variables: Mapping[str, object] = _NONE) -> str:
@@ -210,7 +211,7 @@ class LLM:
         return self.tokenizer.encode(text, add_special_tokens=False)
 
     def _params(self, given: SamplingParams | None, values: Mapping[str, Any]) -> SamplingParams:
-        """The parameters of a request: given as a whole, or as changes of the defaults."""
+        """Return the parameters of a request: either given, or the defaults with the changed values."""
         if given is None:
             return self.default_params.override(**values) if values else self.default_params
         if not isinstance(given, SamplingParams):
@@ -222,19 +223,19 @@ class LLM:
 
     def _stream(self, prompt_ids: Sequence[int], params: SamplingParams) -> Iterator[CompletionChunk]:
         request = Request(prompt_ids, params)
-        self._calls.check(request)  # now, not when the first chunk is taken
-        return _in_order(event.piece for _, event in self._calls.run([request]))
+        self._engine.check(request)  # now, not at the first chunk
+        return _in_order(output.chunk for _, output in self._engine.run([request]))
 
 
 def _prompts(prompts: Any) -> list[Any]:
-    given = [prompts] if isinstance(prompts, str) else _listed("prompts", prompts)
+    given = [prompts] if isinstance(prompts, str) else _as_list("prompts", prompts)
     if given and isinstance(given[0], numbers.Integral):
         raise ParameterError("prompts", f"prompts must be a string or a list of prompts, such as [{given!r:.40}]")
     return given
 
 
-def _listed(name: str, value: Any) -> list[Any]:
-    """The items of a list, or of what is as good as one. Strings, bytes, mappings and sets are not."""
+def _as_list(name: str, value: Any) -> list[Any]:
+    """Return a sequence or iterator as a list. Raises ParameterError for strings, bytes, mappings and sets."""
     if isinstance(value, str | bytes | Mapping | AbstractSet) or not isinstance(value, Iterable):
         raise ParameterError(name, f"{name} must be a list, got {value!r:.60}")
     return list(value)
@@ -253,33 +254,33 @@ def _tokenizer(folder: Path, size: int) -> Tokenizer:
         raise ModelError(f"cannot read the tokenizer in {folder}: {error}") from error
 
 
-def _in_order(pieces: Iterable[CompletionChunk]) -> Iterator[CompletionChunk]:
-    """Pieces of one answer after the other; those that come too soon are held back."""
-    held: dict[int, list[CompletionChunk]] = {}
+def _in_order(chunks: Iterable[CompletionChunk]) -> Iterator[CompletionChunk]:
+    """Yield the chunks of one output after the other. Those of later outputs are buffered."""
+    buffered: dict[int, list[CompletionChunk]] = {}
     index = 0
-    for piece in pieces:
-        held.setdefault(piece.index, []).append(piece)
-        while own := held.pop(index, None):
+    for chunk in chunks:
+        buffered.setdefault(chunk.index, []).append(chunk)
+        while own := buffered.pop(index, None):
             yield from own
             index += own[-1].finish_reason is not None
 
 
-def _shown(
-    events: Iterator[tuple[int, EngineOutput]], total: int, progress: bool
+def _with_progress(
+    outputs: Iterator[tuple[int, EngineOutput]], total: int, use_tqdm: bool
 ) -> Iterator[tuple[int, EngineOutput]]:
-    """The same events; with ``progress``, a bar of requests that have ended, and tokens per second."""
+    """Yield the outputs; with ``use_tqdm``, show the number of finished requests, and tokens per second."""
     tokens, start = 0, time.perf_counter()
-    with progress_bar(total=total, unit="prompt", shown=progress) as shown:
-        for place, event in events:
-            tokens += len(event.piece.token_ids)
-            if event.last:
-                shown.set_postfix_str(f"{tokens / (time.perf_counter() - start):.0f} tokens/s", refresh=False)
-                shown.update()
-            yield place, event
+    with progress_bar(total=total, unit="prompt", shown=use_tqdm) as bar:
+        for index, output in outputs:
+            tokens += len(output.chunk.token_ids)
+            if output.finished:
+                bar.set_postfix_str(f"{tokens / (time.perf_counter() - start):.0f} tokens/s", refresh=False)
+                bar.update()
+            yield index, output
 
 
 def progress_bar(items: Iterable[Any] | None = None, *, total: int | None = None, unit: str, shown: bool = True) -> Any:
-    """A tqdm progress bar on stderr, over items or moved by ``update``. total: the number of items, if known."""
+    """Return a tqdm progress bar on stderr, over items or advanced by ``update``. total: number of items, if known."""
     from tqdm import tqdm
 
     return tqdm(items, total=total, unit=unit, disable=not shown, file=sys.stderr, dynamic_ncols=True)

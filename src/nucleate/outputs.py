@@ -44,7 +44,7 @@ class StepLogprobs(NamedTuple):
 
     chosen: TokenLogprob
     top: tuple[TokenLogprob, ...]
-    asked: tuple[TokenLogprob, ...]
+    requested: tuple[TokenLogprob, ...]
 
 
 PromptLogprobs = tuple[StepLogprobs | None, ...]
@@ -80,7 +80,7 @@ class CompletionOutput:
     validation: Validation | None = None  #: if a schema could not be enforced completely
 
     @classmethod
-    def of(cls, chunks: Sequence[CompletionChunk]) -> CompletionOutput:
+    def from_chunks(cls, chunks: Sequence[CompletionChunk]) -> CompletionOutput:
         """Join the chunks of one output."""
         last = chunks[-1]
         token_ids = tuple(token for chunk in chunks for token in chunk.token_ids)
@@ -119,14 +119,14 @@ class Completion:
     prompt: str | None = None  #: its text; None for a prompt of token ids
 
     @classmethod
-    def of(
+    def from_chunks(
         cls, prompt_token_ids: Iterable[int], chunks: Iterable[CompletionChunk], prompt: str | None = None
     ) -> Completion:
         """Join chunks: those of each output in order, the outputs interleaved in any way."""
         by_index: dict[int, list[CompletionChunk]] = {}
         for chunk in chunks:
             by_index.setdefault(chunk.index, []).append(chunk)
-        outputs = tuple(CompletionOutput.of(by_index[index]) for index in sorted(by_index))
+        outputs = tuple(CompletionOutput.from_chunks(by_index[index]) for index in sorted(by_index))
         of_prompt = (chunk.prompt_logprobs for own in by_index.values() for chunk in own if chunk.prompt_logprobs)
         ids = tuple(prompt_token_ids)
         usage = Usage(len(ids), sum(len(output.token_ids) for output in outputs))
@@ -143,10 +143,10 @@ class EngineOutput:
     """What an engine step adds to one output of a request."""
 
     request_id: str
-    piece: CompletionChunk
+    chunk: CompletionChunk
     usage: Usage | None = None  #: on the last one of a request
 
     @property
-    def last(self) -> bool:
+    def finished(self) -> bool:
         """Whether the request has finished: all its outputs have."""
         return self.usage is not None

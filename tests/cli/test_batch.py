@@ -1,4 +1,4 @@
-"""``nucleate batch``: every line answered once, whatever the lines are and whatever happens on the way."""
+"""``nucleate batch``: one record per line, for any input and after any interruption."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from nucleate.cli.batch_records import has_failed, read_line
 from nucleate.cli.jsonl import MAX_LINE_BYTES, JsonLine, lines
 from nucleate.cli.main import main
 from nucleate.engine.engine import Engine
-from nucleate.server.openai.requests import CHAT as CHAT_ENDPOINT
-from nucleate.server.openai.requests import COMPLETIONS
+from nucleate.server.openai.endpoints import CHAT as CHAT_ENDPOINT
+from nucleate.server.openai.endpoints import COMPLETIONS
 
 Records = list[dict[str, Any]]
 
@@ -146,7 +146,7 @@ def test_the_lines_of_the_page_about_batches(folder: Folder) -> None:
     status, found, told = folder.run(*SHORT)
     assert (status, len(found)) == (0, 7), told
     for endpoint in (COMPLETIONS, CHAT_ENDPOINT):
-        for name in {*endpoint.own, *endpoint.ignored, *endpoint.unsupported} - {"stream_options"}:
+        for name in {*endpoint.supported, *endpoint.ignored, *endpoint.unsupported} - {"stream_options"}:
             assert f"`{name}`" in page or f'"{name}"' in page
 
 
@@ -463,7 +463,7 @@ def test_a_file_that_is_both_input_and_output_is_not_touched(folder: Folder) -> 
     assert folder.input.read_bytes() == b'"x"\n'
 
 
-def test_an_interrupt_keeps_what_is_done_and_says_how_to_go_on(folder: Folder) -> None:
+def test_an_interrupt_keeps_finished_lines_and_reports_how_to_resume(folder: Folder) -> None:
     folder.write("x", *[{"prompt": "x", "max_tokens": 900, "ignore_eos": True}] * 6)
     with folder.begun("--max-num-seqs", "2", "--seed", "1", "--max-tokens", "1") as process:
         while process.poll() is None and not (folder.output.exists() and folder.output.stat().st_size):
@@ -524,7 +524,7 @@ def test_the_input_is_read_as_it_is_needed(folder: Folder, monkeypatch: pytest.M
     assert sorted(map(number, folder.records())) == list(range(1, 41))
 
 
-def test_a_bar_only_if_asked_or_on_a_terminal(folder: Folder) -> None:
+def test_the_progress_bar_needs_a_terminal_or_the_flag(folder: Folder) -> None:
     folder.write("x", "y")
     assert "%" not in folder.run(*SHORT)[2]
     _, _, told = folder.run("--overwrite", "--progress", *SHORT)

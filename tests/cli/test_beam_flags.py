@@ -1,4 +1,4 @@
-"""Beam search from the command line: what is printed, and what is refused."""
+"""Beam search on the command line: output and errors."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_json_has_all_of_it(llm: nc.LLM, capsys: pytest.CaptureFixture[str]) -> 
     assert told["usage"]["prompt_tokens"] == len(found.prompt_token_ids)
 
 
-def test_an_answer_of_a_form(capsys: pytest.CaptureFixture[str]) -> None:
+def test_structured_output(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("llguidance", reason="needs the extra 'structured'")
     assert main(["generate", "Tim had", "--num-beams", "3", "--choice", "a dog", "--choice", "a cat"]) == 0
     assert capsys.readouterr().out in ("a dog\n", "a cat\n")

@@ -1,4 +1,4 @@
-"""``nucleate bench`` and ``nucleate warm``: they run, and say what they measured or did."""
+"""``nucleate bench`` and ``nucleate warm``: they run and report what they measured or did."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import nucleate as nc
-from nucleate.cli.bench import CHAINS, KINDS, history, logits, medians, ours, renewed
+from nucleate.cli.bench import CHAINS, KINDS, history, logits, medians, recreate_every, sampler_call
 from nucleate.cli.main import main
 from nucleate.jit.kernel_libraries import ALL
 
@@ -42,9 +42,7 @@ def test_bench_in_json(capsys: pytest.CaptureFixture[str]) -> None:
         ("--logits", "round", "invalid choice: 'round'"),
     ],
 )
-def test_bench_refuses_what_makes_no_sense(
-    flag: str, value: str, words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bench_rejects_invalid_values(flag: str, value: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", f"{flag}={value}"]) == 2
     told = capsys.readouterr().err
     assert words in told
@@ -61,7 +59,7 @@ def test_the_logits_are_what_they_are_called(kind: str) -> None:
     assert (x.max() - x.mean() > 12) == (kind in ("peaked", "shifted"))
 
 
-def test_contenders_take_turns() -> None:
+def test_calls_are_measured_alternately() -> None:
     said: list[str] = []
     times = medians({"a": lambda: said.append("a"), "b": lambda: said.append("b")}, 0.0)
     assert "".join(said).startswith("ab" + "aaaaaabbbbbb")
@@ -70,7 +68,7 @@ def test_contenders_take_turns() -> None:
 
 
 def test_a_slow_contender_is_called_once_per_turn_and_three_times_at_least(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nucleate.cli.bench.SLOW", 0.1)
+    monkeypatch.setattr("nucleate.cli.bench.SLOW_SECONDS", 0.1)
     calls: list[str] = []
 
     def slow() -> None:
@@ -83,21 +81,21 @@ def test_a_slow_contender_is_called_once_per_turn_and_three_times_at_least(monke
     assert times["slow"] > 1e5 > times["fast"]
 
 
-def test_what_is_renewed_is_made_again_after_so_many_calls() -> None:
+def test_recreate_every_recreates_after_so_many_calls() -> None:
     made: list[list[int]] = []
 
     def make() -> object:
         made.append([])
         return lambda: made[-1].append(1)
 
-    call = renewed(make, 3)  # type: ignore[arg-type]
+    call = recreate_every(make, 3)  # type: ignore[arg-type]
     for _ in range(7):
         call()
     assert list(map(len, made)) == [3, 3, 1]
 
 
 @pytest.mark.parametrize(("chain", "params"), CHAINS.items())
-def test_a_chain_has_the_stages_that_it_is_called_by_in_their_order(chain: str, params: dict[str, object]) -> None:
+def test_the_name_of_a_pipeline_lists_its_stages_in_order(chain: str, params: dict[str, object]) -> None:
     default = "top_k 40, top_p .95, min_p .05, T .8"
     wanted = chain.replace("the same", default if params.get("order") else "T .8, top_k 40, min_p .05, top_p .95")
     wanted = (
@@ -114,10 +112,10 @@ def test_penalties_look_back_on_as_many_tokens_as_the_chain_says() -> None:
     assert history(CHAINS["greedy"], 500) == []
 
 
-def test_our_call_gives_a_token_per_row() -> None:
+def test_the_sampler_call_returns_a_token_per_row() -> None:
     x = logits("peaked", 3, 500)
-    assert ours(x, CHAINS["greedy"])().tolist() == x.argmax(1).tolist()  # type: ignore[attr-defined]
-    tokens = [ours(x, CHAINS["repetition over 64, the same"])() for _ in range(2)]
+    assert sampler_call(x, CHAINS["greedy"])().tolist() == x.argmax(1).tolist()  # type: ignore[attr-defined]
+    tokens = [sampler_call(x, CHAINS["repetition over 64, the same"])() for _ in range(2)]
     assert np.array_equal(*tokens)
 
 

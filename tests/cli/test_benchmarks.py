@@ -1,4 +1,4 @@
-"""``benchmarks/``: the contenders run the same chains, and the page says what was measured."""
+"""``benchmarks/``: all programs run the same pipelines, and the page shows the measurements."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_torch_and_transformers_run_the_same_chains(monkeypatch: pytest.MonkeyPa
     contenders.check({"torch": contenders.by_torch, "Transformers": contenders.by_transformers})
 
 
-def test_a_contender_that_runs_another_chain_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_different_pipeline_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     contenders = module("contenders", monkeypatch)
     with pytest.raises(RuntimeError, match="the third does not run the chain greedy"):
         contenders.check({"the third": lambda x, stages, before: lambda: np.argsort(-x, axis=1)[:, 2]})
@@ -65,7 +65,7 @@ def test_a_peer_leaves_out_the_chains_it_does_not_have(monkeypatch: pytest.Monke
         assert {c for c in CHAINS if getattr(contenders, name)(x, stages[c], [1]) is None} == left_out
 
 
-def test_the_page_has_every_figure_and_its_ratio(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_has_every_measurement_and_its_ratio(monkeypatch: pytest.MonkeyPatch) -> None:
     text = module("page", monkeypatch).page(RESULTS)
     assert "a machine. nucleate 1.2." in text
     assert "4 µs at V = 1000" in text
@@ -74,7 +74,7 @@ def test_the_page_has_every_figure_and_its_ratio(monkeypatch: pytest.MonkeyPatch
     assert "| Transformers | peaked, more rows | 1 | 60.0 | 60.0 | 60.0 |  |  |" in text
 
 
-def test_the_page_tells_which_cells_miss_their_target(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_marks_cells_that_miss_their_target(monkeypatch: pytest.MonkeyPatch) -> None:
     page = module("page", monkeypatch)
     assert page.misses(RESULTS)[2:] == ["| llama.cpp | 5x | greedy | peaked | 1000 | 4.5x |"]
     better = copy.deepcopy(RESULTS)

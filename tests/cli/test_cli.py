@@ -1,4 +1,4 @@
-"""The command line as a user runs it: a process, its two outputs, its exit status."""
+"""The command line as a process: stdout, stderr and exit status."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def nucleate(*arguments: str, text: str | None = None, **options: object) -> sub
 GENERATE = ("generate", "Once upon a time", "--max-tokens", "20")
 
 
-def test_a_story_streams_with_its_figures_on_stderr() -> None:
+def test_text_goes_to_stdout_and_statistics_to_stderr() -> None:
     done = nucleate(*GENERATE, "--seed", "1")
     assert done.returncode == 0
     assert len(done.stdout) > 30
@@ -189,7 +189,7 @@ def test_bad_usage_is_one_line_and_the_right_status(arguments: list[str], status
     assert [line.startswith(f"usage: nucleate {arguments[0]} [OPTIONS]") for line in usage] == [True] * shown
 
 
-def test_a_number_of_threads_that_makes_no_sense_is_told_before_anything_is_done() -> None:
+def test_an_invalid_thread_count_is_an_error_before_any_work() -> None:
     done = nucleate("generate", "Once", env={**os.environ, "NUCLEATE_THREADS": "zero"})
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "nucleate: NUCLEATE_THREADS must be an integer >= 1, got 'zero'\n"
@@ -222,7 +222,7 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     assert "Exception" not in done.stderr
 
 
-def test_ctrl_c_keeps_what_came_and_says_so() -> None:
+def test_ctrl_c_keeps_the_output_so_far() -> None:
     arguments = "-m", "nucleate", "generate", "Once", "--ignore-eos", "--max-tokens", "1000"
     with begun(*arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1) as process:
         process.stdout.read(20)

@@ -1,4 +1,4 @@
-"""Flags of every kind, on a command line and in a chat; what --json says of logprobs; the table of stages."""
+"""Flags of every kind, on a command line and in a chat; logprobs in --json; the table of stages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def params(*arguments: str) -> nc.SamplingParams:
     """What a command line says."""
     parser = argparse.ArgumentParser(exit_on_error=False)
     flags.add_sampling(parser)
-    return nc.SamplingParams(**flags.given(parser.parse_args([*arguments])))
+    return nc.SamplingParams(**flags.read_values(parser.parse_args([*arguments])))
 
 
 def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def chat_params(*arguments: str) -> nc.SamplingParams:
     """The same by /set."""
     made = nc.SamplingParams()
     for flag, value in zip(arguments[::2], arguments[1::2], strict=True):
-        made = flags.assign(made, flag.removeprefix("--"), value)
+        made = flags.set_parameter(made, flag.removeprefix("--"), value)
     return made
 
 
@@ -113,7 +113,7 @@ def chat_params(*arguments: str) -> nc.SamplingParams:
     ],
 )
 def test_set_reads_every_kind(name: str, text: str, value: object) -> None:
-    assert getattr(flags.assign(nc.SamplingParams(), name, text), name.replace("-", "_")) == value
+    assert getattr(flags.set_parameter(nc.SamplingParams(), name, text), name.replace("-", "_")) == value
 
 
 def test_a_chat_with_the_newer_parameters(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -136,11 +136,11 @@ def test_json_has_logprobs_as_objects(capsys: pytest.CaptureFixture[str]) -> Non
     for output in told["outputs"]:
         assert len(output["logprobs"]) == len(output["token_ids"]) == 6
         for token, step in zip(output["token_ids"], output["logprobs"], strict=True):
-            assert step.keys() == {"chosen", "top", "asked"}
+            assert step.keys() == {"chosen", "top", "requested"}
             assert step["chosen"].keys() == {"token_id", "logprob", "rank"}
             assert step["chosen"]["token_id"] == token
             assert [one["rank"] for one in step["top"]] == [1, 2]
-            assert [one["token_id"] for one in step["asked"]] == [16, 5]
+            assert [one["token_id"] for one in step["requested"]] == [16, 5]
         total = math.fsum(step["chosen"]["logprob"] for step in output["logprobs"])
         assert output["cumulative_logprob"] == pytest.approx(total)
 
@@ -148,7 +148,7 @@ def test_json_has_logprobs_as_objects(capsys: pytest.CaptureFixture[str]) -> Non
 def test_json_has_null_where_a_token_was_out(capsys: pytest.CaptureFixture[str]) -> None:
     told = answer(capsys, "--logprobs", "3", "--logprobs-mode", "processed", "--top-k", "2", "--logprob-token-ids", "5")
     steps = told["outputs"][0]["logprobs"]
-    assert [step["asked"][0] for step in steps] == [{"token_id": 5, "logprob": None, "rank": None}] * 6
+    assert [step["requested"][0] for step in steps] == [{"token_id": 5, "logprob": None, "rank": None}] * 6
     assert all(1 <= len(step["top"]) <= 2 for step in steps)
 
 
@@ -234,23 +234,25 @@ def drafts(*arguments: str) -> Any:
 def test_drafts_on_a_command_line() -> None:
     assert drafts() is None
     assert drafts("--speculative", "ngram") == Speculation("ngram")
-    asked = drafts("--speculative", "suffix", "--speculative-tokens", "7", "--speculative-rule", "block")
-    assert asked == Speculation("suffix", 7, "block")
-    asked = drafts("--speculative", "medusa", "--speculative-tokens", "16", "--speculative-branches", "3")
-    assert asked == Speculation("medusa", 16, tree_width=3)
-    with pytest.raises(nc.ParameterError, match="--speculative-tokens needs --speculative"):
-        drafts("--speculative-tokens", "3")
-    with pytest.raises(nc.ParameterError, match="--speculative-branches needs --speculative"):
-        drafts("--speculative-branches", "3")
+    config = drafts(
+        "--speculative", "suffix", "--num-speculative-tokens", "7", "--speculative-acceptance-rule", "block"
+    )
+    assert config == Speculation("suffix", 7, "block")
+    config = drafts("--speculative", "medusa", "--num-speculative-tokens", "16", "--speculative-tree-width", "3")
+    assert config == Speculation("medusa", 16, tree_width=3)
+    with pytest.raises(nc.ParameterError, match="--num-speculative-tokens needs --speculative"):
+        drafts("--num-speculative-tokens", "3")
+    with pytest.raises(nc.ParameterError, match="--speculative-tree-width needs --speculative"):
+        drafts("--speculative-tree-width", "3")
     with pytest.raises(nc.ParameterError, match="tree_width must be 1 for the method 'ngram', got 2"):
-        drafts("--speculative", "ngram", "--speculative-branches", "2")
+        drafts("--speculative", "ngram", "--speculative-tree-width", "2")
     with pytest.raises(nc.ParameterError, match=r"must be an integer in 1\.\.64, got 0"):
-        drafts("--speculative", "ngram", "--speculative-tokens", "0")
+        drafts("--speculative", "ngram", "--num-speculative-tokens", "0")
     with pytest.raises(argparse.ArgumentError, match="medusa"):
         drafts("--speculative", "nobody")
 
 
-def test_drafts_change_nothing_that_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_speculation_does_not_change_the_output(capsys: pytest.CaptureFixture[str]) -> None:
     plain = answer(capsys, "--max-tokens", "30", "--stop", "girl")
     for name in ("ngram", "suffix"):
         assert answer(capsys, "--max-tokens", "30", "--stop", "girl", "--speculative", name) == plain

@@ -1,4 +1,4 @@
-"""``nucleate inspect``: the tables are those of the trace, with words for tokens."""
+"""``nucleate inspect``: the tables agree with the trace."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 import pytest
 
 import nucleate as nc
-from nucleate.cli.inspect import bar, percent, spelled
+from nucleate.cli.inspect import bar, percent, token_text
 from nucleate.cli.main import COMMANDS, main
 
 PROMPT = "The cat sat on the"
@@ -71,7 +71,7 @@ def test_generate_begins_with_the_token_that_was_inspected(llm: nc.LLM, capsys: 
         assert page["seed"] == int(seed)
 
 
-def test_a_drawn_token_beyond_the_list_is_added(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sampled_token_beyond_the_list_is_added(capsys: pytest.CaptureFixture[str]) -> None:
     text = shown(capsys, PROMPT, "--seed", "1", "--temperature", "5", "--top-k", "0", "--top-p", "1", "--top", "3")
     tokens = text.strip().split("\n\n")[2].splitlines()[1:]
     assert len(tokens) == 4
@@ -92,7 +92,7 @@ def test_json_names_every_token_it_mentions(llm: nc.LLM, capsys: pytest.CaptureF
 
 
 def test_a_token_is_shown_on_one_line(llm: nc.LLM, capsys: pytest.CaptureFixture[str]) -> None:
-    assert [spelled(llm.tokenizer, token) for token in llm.encode("a\n")[-1:]] == ["\n"]
+    assert [token_text(llm.tokenizer, token) for token in llm.encode("a\n")[-1:]] == ["\n"]
     text = shown(capsys, "a\nb", "--seed", "1")
     assert r'"\n"' in text.splitlines()[0]
 
@@ -143,7 +143,7 @@ def test_bad_usage_is_one_line_and_the_right_status(
     assert usage == ["usage: nucleate inspect [OPTIONS] [PROMPT]"] * ("unrecognized" in message)
 
 
-def test_a_rare_token_is_not_shown_as_one_that_cannot_be() -> None:
+def test_a_rare_token_is_not_shown_with_probability_0() -> None:
     assert [percent(p) for p in (1.0, 0.123456, 0.0001, 0.00001, 1e-30, 0.0)] == [
         "100.00%",
         " 12.35%",

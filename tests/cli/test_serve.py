@@ -1,4 +1,4 @@
-"""`nucleate serve` as a command: its flags, and what it refuses before anything is served."""
+"""``nucleate serve``: its flags, and errors before the server starts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_the_extra_is_what_is_needed(monkeypatch: pytest.MonkeyPatch, capsys: py
     lines = project["optional-dependencies"]["server"]
     extra = {re.split(r"[^\w-]", line)[0].replace("-", "_") for line in lines}
     assert extra - {"uvloop", "nucleate"} == set(serve.REQUIRED)
-    assert serve.missing() == []
+    assert serve.missing_packages() == []
     monkeypatch.setattr(serve, "REQUIRED", ("uvicorn", "no_such_package"))
     assert "needs no_such_package: pip install 'nucleate[server]'" in refused(capsys)
 
@@ -87,7 +87,7 @@ def test_defaults_that_no_request_could_have(
         (["--choice", "a" * 20_001], "nucleate: choice is too large: 20001 characters"),
     ],
 )
-def test_a_form_that_no_request_could_have(
+def test_an_impossible_constraint(
     arguments: list[str], words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(warmup, "warm", lambda *_, **__: None)
@@ -100,7 +100,7 @@ def test_a_variable_without_a_key(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert VARIABLE in refused(capsys)
 
 
-def test_a_port_that_is_taken_is_told_before_the_model_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_port_in_use_is_an_error_before_the_model_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         error = refused(capsys, "--port", str(port), "--model", "/nowhere", status=1)

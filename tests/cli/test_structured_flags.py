@@ -1,4 +1,4 @@
-"""Flags for the form of the text, on every command that has them; what is told of schemas that are not held in full."""
+"""Structured-output flags of every command, and reports of schema keywords that cannot be enforced."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def params(*arguments: str) -> nc.SamplingParams:
     """What a command line says."""
     parser = argparse.ArgumentParser(exit_on_error=False)
     flags.add_sampling(parser)
-    return nc.SamplingParams(**flags.given(parser.parse_args([*arguments])))
+    return nc.SamplingParams(**flags.read_values(parser.parse_args([*arguments])))
 
 
 def form(*arguments: str) -> nc.StructuredOutputs | None:
@@ -150,7 +150,7 @@ SAMPLING = ("generate", "chat", "serve", "batch", "inspect")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_commands_that_sample_have_the_flags(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sampling_commands_have_the_structured_output_flags(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main([command, "--help-all" if command in SAMPLING else "--help"])
     told = capsys.readouterr().out
@@ -162,10 +162,10 @@ def test_commands_that_sample_have_the_flags(command: str, capsys: pytest.Captur
     module.add_arguments(parser)  # would raise if two flags had one name
     if samples:
         subject = ["in", "out"] if command == "batch" else []
-        assert flags.given(parser.parse_args([*subject, "--regex", "a"])) == {
+        assert flags.read_values(parser.parse_args([*subject, "--regex", "a"])) == {
             "structured_outputs": nc.StructuredOutputs(regex="a")
         }
-        assert flags.given(parser.parse_args(subject)) == {}
+        assert flags.read_values(parser.parse_args(subject)) == {}
 
 
 # ---- /set
@@ -186,7 +186,7 @@ def test_commands_that_sample_have_the_flags(command: str, capsys: pytest.Captur
 )
 def test_set_takes_json(text: str, expected: dict[str, Any] | None) -> None:
     before = nc.SamplingParams(structured_outputs={"regex": "x"}, top_k=3)
-    after = flags.assign(before, "structured_outputs", text)
+    after = flags.set_parameter(before, "structured_outputs", text)
     assert after == before.replace(structured_outputs=expected)
     assert after.structured_outputs == (None if expected is None else nc.StructuredOutputs(**expected))
 
@@ -202,13 +202,15 @@ def test_set_takes_json(text: str, expected: dict[str, Any] | None) -> None:
         ('{"regex": "a", "regex": "b"}', "structured_outputs", "duplicate name 'regex'"),
     ],
 )
-def test_set_refuses_what_is_no_form(text: str, field: str, words: str) -> None:
+def test_set_rejects_an_invalid_constraint(text: str, field: str, words: str) -> None:
     with pytest.raises(nc.ParameterError, match=re.escape(words)) as caught:
-        flags.assign(nc.SamplingParams(), "structured_outputs", text)
+        flags.set_parameter(nc.SamplingParams(), "structured_outputs", text)
     assert caught.value.field == field
 
 
-def test_a_chat_with_forms(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_terminal_chat_with_structured_output(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     lines = [
         '/set structured_outputs {"regex": "[0-9]{4}"}',
         "How many?",
@@ -230,7 +232,7 @@ def test_a_chat_with_forms(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
 # ---- generate
 
 
-def test_generate_writes_the_form(capsys: pytest.CaptureFixture[str]) -> None:
+def test_generate_with_structured_output(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*GENERATE, "--regex", "[0-9]{3}", "--n", "2"]) == 0
     done = capsys.readouterr()
     assert re.fullmatch(
@@ -239,7 +241,7 @@ def test_generate_writes_the_form(capsys: pytest.CaptureFixture[str]) -> None:
     assert re.fullmatch(r"\[\d+ tokens, \d+ tokens/s on .*, seed 1, stop\]\n", done.err)
 
 
-def test_json_has_the_form_and_no_validation_where_there_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_validation_only_for_ignored_keywords(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ("--json-schema", json.dumps(SCHEMA | {"additionalProperties": False}))
     assert main([*GENERATE, *arguments, "--json-whitespace", "none", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
@@ -322,7 +324,7 @@ def test_inspect_allows_the_end_only_where_it_may_come(llm: nc.LLM, capsys: pyte
     assert found == [True, False]
 
 
-def test_inspect_has_no_mask_without_a_form(capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_has_no_mask_without_structured_output(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", "Once upon a time", "--json"]) == 0
     assert "mask" not in [step["stage"] for step in json.loads(capsys.readouterr().out)["steps"]]
     assert main(["inspect", "Once upon a time", "--regex", "("]) == 2
@@ -346,7 +348,7 @@ def request(name: str, url: str, **fields: Any) -> dict[str, Any]:
     return {"custom_id": name, "method": "POST", "url": url, "body": {**subject, **fields}}
 
 
-def test_lines_of_a_batch_ask_for_forms(tmp_path: Path) -> None:
+def test_batch_lines_with_structured_output(tmp_path: Path) -> None:
     lenient = {"json_schema": LENIENT, "on_unsupported": "ignore"}
     schema = {"type": "json_schema", "json_schema": {"name": "few", "schema": LENIENT, "strict": False}}
     status, records = batch(
@@ -372,7 +374,7 @@ def test_lines_of_a_batch_ask_for_forms(tmp_path: Path) -> None:
         assert len(found["validation"]["errors"]) == 1
 
 
-def test_lines_whose_form_cannot_be_held_fail_alone(tmp_path: Path) -> None:
+def test_lines_with_an_unsupported_constraint_fail_alone(tmp_path: Path) -> None:
     banned = {"structured_outputs": {"regex": "aaaa"}, "suppress_token_ids": list(range(4096))}
     status, records = batch(
         tmp_path,
@@ -405,13 +407,15 @@ def test_lines_whose_form_cannot_be_held_fail_alone(tmp_path: Path) -> None:
     assert re.fullmatch("[0-9]{5}", lives["text"])
 
 
-def test_flags_of_a_batch_are_for_lines_that_say_nothing(tmp_path: Path) -> None:
+def test_constraint_flags_are_the_defaults_of_lines(tmp_path: Path) -> None:
     lines = ["The fox", {"prompt": "The fox", "structured_outputs": {"choice": ["dog"]}}]
     status, records = batch(tmp_path, lines, "--choice", "fox")
     assert (status, [record["text"] for record in records]) == (0, ["fox", "dog"])
 
 
-def test_a_form_that_cannot_be_held_is_told_before_any_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unsupported_constraint_is_an_error_before_the_first_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     status, records = batch(tmp_path, ["The fox", "A cat"], "--regex", "(")
     assert (status, records) == (2, [])
     assert capsys.readouterr().err.startswith("nucleate: regex: ")
@@ -427,7 +431,7 @@ def test_a_form_that_cannot_be_held_is_told_before_any_line(tmp_path: Path, caps
     st.sampled_from([flag for flag, _, _ in FLAGS.values()]),
     st.text(st.characters(exclude_characters="\0"), max_size=30),
 )
-def test_any_text_is_a_form_or_an_error_of_its_own_kind(flag: str, text: str) -> None:
+def test_any_text_is_a_constraint_or_an_error(flag: str, text: str) -> None:
     arguments = ["--json-object"] if flag == "json-object" else [f"--{flag}={text}"]
     if flag.startswith("structured_outputs"):
         arguments.append("--json-object")

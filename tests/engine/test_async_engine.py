@@ -59,7 +59,7 @@ def test_many_callers_each_get_their_own(llm: nc.LLM) -> None:
         results = await asyncio.gather(*(late(one, rng.random() / 10) for one in requests))
         for request, events in zip(requests, results, strict=True):
             assert answers(events, request.params.n) == alone(toy(), llm.tokenizer, request)
-            assert [event.last for event in events] == [False] * (len(events) - 1) + [True]
+            assert [event.finished for event in events] == [False] * (len(events) - 1) + [True]
 
     assert is_empty(with_engine(llm, use, max_num_seqs=4))
 
@@ -157,8 +157,8 @@ def test_abort_by_id_brings_the_last_event(llm: nc.LLM) -> None:
             events.append(event)
             if len(events) == 3:
                 running.abort("mine")
-        assert [event.piece.finish_reason for event in events if event.piece.finish_reason] == ["abort"] * 2
-        assert events[-1].last
+        assert [event.chunk.finish_reason for event in events if event.chunk.finish_reason] == ["abort"] * 2
+        assert events[-1].finished
 
     assert is_empty(with_engine(llm, use, rule=slow_rule))
 
@@ -222,7 +222,7 @@ def test_several_requests_of_one_caller(llm: nc.LLM) -> None:
         for group, results in zip(groups, together, strict=True):
             for request, events in zip(group, results, strict=True):
                 assert answers(events, request.params.n) == alone(toy(), llm.tokenizer, request)
-                assert [event.last for event in events] == [False] * (len(events) - 1) + [True]
+                assert [event.finished for event in events] == [False] * (len(events) - 1) + [True]
 
     assert is_empty(with_engine(llm, use, max_num_seqs=5))
 
@@ -244,7 +244,7 @@ def test_leaving_several_requests_ends_those_that_have_not_ended(llm: nc.LLM) ->
     async def use(running: AsyncEngine, engine: Engine) -> None:
         async with aclosing(running.run_all([SHORT, LONG, LONG])) as batches:
             async for batch in batches:
-                if any(event.last for _, event in batch):
+                if any(event.finished for _, event in batch):
                     break
 
     engine = with_engine(llm, use, rule=slow_rule)
@@ -296,7 +296,7 @@ def test_all_requests_can_be_ended_at_once(llm: nc.LLM) -> None:
         running.abort_all()
         for task in tasks:
             for events in await task:
-                assert events[-1].piece.finish_reason == "abort"
+                assert events[-1].chunk.finish_reason == "abort"
 
     assert is_empty(with_engine(llm, use, rule=slow_rule))
 
@@ -312,7 +312,7 @@ def test_requests_that_the_engine_has_not_taken_yet_are_ended_too(llm: nc.LLM) -
         later = asyncio.create_task(take(running, SHORT))
         for task in (first, *others):
             for events in await task:
-                assert events[-1].piece.finish_reason == "abort"
+                assert events[-1].chunk.finish_reason == "abort"
         assert len(await later) == 5
 
     engine = with_engine(llm, use, rule=slow_rule)

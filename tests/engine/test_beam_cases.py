@@ -102,8 +102,8 @@ def test_without_a_length_the_context_is_the_limit(llm: nc.LLM) -> None:
     request = BeamRequest([1, 2, 3], BeamParams(num_beams=2, ignore_eos=True))
     [events] = drive(engine, [request])
     assert found(events) == wanted(model, request, ())
-    assert {len(event.piece.token_ids) for event in events} == {17}
-    assert {event.piece.finish_reason for event in events} == {"length"}
+    assert {len(event.chunk.token_ids) for event in events} == {17}
+    assert {event.chunk.finish_reason for event in events} == {"length"}
 
 
 def test_what_ended_an_answer_is_told_and_not_shown(llm: nc.LLM) -> None:
@@ -115,7 +115,7 @@ def test_what_ended_an_answer_is_told_and_not_shown(llm: nc.LLM) -> None:
     engine = Engine(runner("paged", toy(of=ends)), llm.tokenizer, backend="reference")
     params = BeamParams(num_beams=4, max_tokens=1, stop_token_ids=(301, 302), skip_special_tokens=False)
     [events] = drive(engine, [BeamRequest([260, 261], params)])
-    told = {e.piece.token_ids: (e.piece.text, e.piece.finish_reason, e.piece.stop_reason) for e in events}
+    told = {e.chunk.token_ids: (e.chunk.text, e.chunk.finish_reason, e.chunk.stop_reason) for e in events}
     shown = llm.tokenizer.decode([260, 261, 300]).removeprefix(llm.tokenizer.decode([260, 261]))
     assert told == {
         (300,): (shown, "length", None),
@@ -125,7 +125,7 @@ def test_what_ended_an_answer_is_told_and_not_shown(llm: nc.LLM) -> None:
     }
     kept = BeamParams(num_beams=4, max_tokens=1, ignore_eos=True, stop_token_ids=(0,))
     [events] = drive(engine, [BeamRequest([260, 261], kept)])
-    assert {e.piece.stop_reason for e in events if e.piece.token_ids == (0,)} == {0}
+    assert {e.chunk.stop_reason for e in events if e.chunk.token_ids == (0,)} == {0}
 
 
 def test_logprobs_are_those_of_every_token(llm: nc.LLM) -> None:
@@ -158,7 +158,7 @@ def test_texts_are_the_tokens_decoded_after_the_prompt(llm: nc.LLM) -> None:
 def test_a_call_takes_a_value_or_its_fields(llm: nc.LLM, capsys: pytest.CaptureFixture[str]) -> None:
     one = llm.beam_search("Tom", BeamParams(num_beams=2, max_tokens=4))
     assert llm.beam_search("Tom", num_beams=2, max_tokens=4) == one
-    assert llm.beam_search(["Tom"], num_beams=2, max_tokens=4, progress=True) == one
+    assert llm.beam_search(["Tom"], num_beams=2, max_tokens=4, use_tqdm=True) == one
     assert "1/1" in capsys.readouterr().err
     assert llm.beam_search([]) == []
     with pytest.raises(nc.ParameterError, match="unknown parameter 'num_beans'; did you mean num_beams") as error:
@@ -177,7 +177,7 @@ def test_a_call_takes_a_value_or_its_fields(llm: nc.LLM, capsys: pytest.CaptureF
 def test_a_search_that_failed_is_a_completion_that_says_why(llm: nc.LLM) -> None:
     engine = Engine(runner("paged", toy(of=lambda ids: np.full(SIZE, np.nan, np.float32))), llm.tokenizer)
     [events] = drive(engine, [BeamRequest([1, 2])])
-    completion = BeamCompletion.of([1, 2], [event.piece for event in events])
+    completion = BeamCompletion.from_chunks([1, 2], [event.chunk for event in events])
     [beam] = completion.outputs
     assert (beam.finish_reason, beam.token_ids, completion.text) == ("error", (), "")
     assert beam.stop_reason == "invalid logits: NaN at token 0"
@@ -204,8 +204,8 @@ def test_a_worker_runs_searches_beside_requests(llm: nc.LLM) -> None:
 
     told = asyncio.run(main())
     assert found(told[0]) == found(told[2]) == wanted(model, search, llm.tokenizer.eos_token_ids)
-    assert told[1][-1].last
-    assert all(isinstance(event.piece, BeamPiece) for event in told[0])
+    assert told[1][-1].finished
+    assert all(isinstance(event.chunk, BeamPiece) for event in told[0])
 
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16"])
@@ -226,7 +226,7 @@ def test_logits_may_be_tensors(llm: nc.LLM, kind: str) -> None:
     *events, greedy = drive(engine, [*requests, sampled])
     for request, own in zip(requests, events, strict=True):
         assert found(own) == wanted(model, request, llm.tokenizer.eos_token_ids)
-    assert greedy[-1].last
+    assert greedy[-1].finished
 
 
 def test_better_priorities_come_first(llm: nc.LLM) -> None:
@@ -237,5 +237,5 @@ def test_better_priorities_come_first(llm: nc.LLM) -> None:
     sooner = engine.add(BeamRequest([4, 5, 6], params))
     order = []
     while len(engine):
-        order += [event.request_id for event in engine.step() if event.last]
+        order += [event.request_id for event in engine.step() if event.finished]
     assert order == [sooner, later]

@@ -153,7 +153,7 @@ def test_a_search_that_is_aborted_says_so_once(llm: nc.LLM, kind: str) -> None:
         for _ in range(steps):
             assert engine.step() == []
         [event] = engine.abort(number)
-        assert (event.piece.finish_reason, event.piece.token_ids, event.last) == ("abort", (), True)
+        assert (event.chunk.finish_reason, event.chunk.token_ids, event.finished) == ("abort", (), True)
         assert event.usage == Usage(3, 0)
         assert engine.abort(number) == []
         engine.pause(number)
@@ -206,10 +206,10 @@ def test_bad_logits_end_the_search_alone(llm: nc.LLM, kind: str) -> None:
     other = BeamRequest([4, 5], BeamParams(num_beams=2, max_tokens=9))
     sampled = Request([4, 5], nc.SamplingParams(seed=3, max_tokens=9))
     bad, good, drawn = drive(engine, [request, other, sampled])
-    assert [(e.piece.finish_reason, e.piece.stop_reason, e.last) for e in bad] == [
+    assert [(e.chunk.finish_reason, e.chunk.stop_reason, e.finished) for e in bad] == [
         ("error", "invalid logits: NaN at token 5", True)
     ]
-    assert not isinstance(bad[0].piece, BeamPiece)
+    assert not isinstance(bad[0].chunk, BeamPiece)
     assert found(good) == wanted(model, other, llm.tokenizer.eos_token_ids)
     assert answers(drawn, 1) == alone(model, llm.tokenizer, sampled)
     assert is_empty(engine)
@@ -244,7 +244,7 @@ def test_a_model_that_fails_for_a_beam_ends_its_search_alone(llm: nc.LLM, kind: 
         engine = Engine(Failing(runner(kind, model), cursed=first[rank][0][0]), llm.tokenizer, backend="reference")
         other = BeamRequest([4, 5], BeamParams(num_beams=2, max_tokens=3))
         bad, good = drive(engine, [request, other])
-        assert [(e.piece.finish_reason, e.piece.stop_reason, e.last) for e in bad] == [
+        assert [(e.chunk.finish_reason, e.chunk.stop_reason, e.finished) for e in bad] == [
             ("error", "the model failed: out of memory in a kernel", True)
         ]
         assert found(good) == wanted(model, other, llm.tokenizer.eos_token_ids)
@@ -256,7 +256,7 @@ def test_a_model_that_fails_to_copy_ends_the_search(llm: nc.LLM, kind: str) -> N
     engine = Engine(Failing(runner(kind, toy()), copies=False), llm.tokenizer, backend="reference")
     alone_ = BeamRequest([1, 2, 3], BeamParams(num_beams=1, max_tokens=9, ignore_eos=True))
     bad, good = drive(engine, [BeamRequest([1, 2, 3], BeamParams(num_beams=3, max_tokens=9)), alone_])
-    assert [(e.piece.finish_reason, e.piece.stop_reason) for e in bad] == [
+    assert [(e.chunk.finish_reason, e.chunk.stop_reason) for e in bad] == [
         ("error", "the model failed: no room to copy")
     ]
     assert found(good) == wanted(toy(), alone_, ())
@@ -313,10 +313,10 @@ def storm(llm: nc.LLM, kind: str, seed: int, steps: int) -> None:
         for event in events:
             request, own = live[event.request_id]
             own.append(event)
-            if not event.last:
+            if not event.finished:
                 continue
             del live[event.request_id]
-            reason = own[-1].piece.finish_reason
+            reason = own[-1].chunk.finish_reason
             reasons.append(reason)
             if isinstance(request, BeamRequest) and reason not in ("abort", "error"):
                 assert found(own) == wanted(model, request, llm.tokenizer.eos_token_ids)

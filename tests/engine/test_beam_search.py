@@ -14,7 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nucleate.engine.beam.params import BeamParams
-from nucleate.engine.beam.search import LANES, BeamSearch, SearchError, _in_order, bound, logprobs
+from nucleate.engine.beam.search import (
+    BOUND_LANES,
+    BeamSearch,
+    SearchError,
+    _ranked_candidates,
+    logprobs,
+    top_score_bound,
+)
 from nucleate.generation import beam_search as twin
 from nucleate.outputs import StepLogprobs, TokenLogprob
 
@@ -46,7 +53,7 @@ class Tree:
     def __init__(self, allowed: twin.AllowedAfter, ids: tuple[int, ...] = ()) -> None:
         self.allowed, self.ids = allowed, ids
 
-    def after(self, token: int) -> tuple[Tree, bool]:
+    def advance(self, token: int) -> tuple[Tree, bool]:
         tree = Tree(self.allowed, (*self.ids, token))
         return tree, not self.allowed(tree.ids)
 
@@ -169,14 +176,14 @@ def test_the_order_is_that_of_a_whole_sort(seed: int, size: int, count: int, coa
     total_BV[rng.random((3, size)) < rng.choice([0.0, 0.5, 0.97])] = -np.inf
     order = sorted(range(3 * size), key=lambda at: (-total_BV.ravel()[at], at))
     order = [at for at in order if total_BV.ravel()[at] > -np.inf]
-    assert list(_in_order(total_BV, {}, count)) == order
+    assert list(_ranked_candidates(total_BV, {}, count)) == order
     less = {token: float(rng.choice([0.5, 1.0])) for token in range(0, size, 3)}
     penalised = total_BV - np.array([less.get(token, 0.0) for token in range(size)])
     order.sort(key=lambda at: (-penalised.ravel()[at], at))
-    assert list(_in_order(total_BV, less, count)) == order
-    least = bound(total_BV.ravel(), count)
+    assert list(_ranked_candidates(total_BV, less, count)) == order
+    least = top_score_bound(total_BV.ravel(), count)
     assert np.count_nonzero(total_BV >= least) >= min(count, 3 * size)
-    if 3 * size >= LANES * count and not np.isinf(total_BV).any():
+    if 3 * size >= BOUND_LANES * count and not np.isinf(total_BV).any():
         assert least > -np.inf
 
 
@@ -246,11 +253,11 @@ def test_a_row_without_a_next_token_is_an_error_that_names_its_beam(bad: list[fl
     search = BeamSearch(BeamParams(num_beams=2, max_tokens=5), (), 5)
     with pytest.raises(SearchError, match=reason) as error:
         search.step(np.array([bad], np.float32))
-    assert error.value.place == 0
+    assert error.value.beam == 0
     assert len(search.step(np.array([[0.0, 2.0, 1.0]], np.float32))) == 2  # it stays as it was
     with pytest.raises(SearchError, match=reason) as error:
         search.step(np.array([[0.0, 0.0, 0.0], bad], np.float32))
-    assert error.value.place == 1
+    assert error.value.beam == 1
     assert error.value.reason
 
 
@@ -260,10 +267,10 @@ def test_a_mask_that_leaves_nothing_is_an_error_that_names_its_beam() -> None:
     search.step(np.array([[0.0, 2.0, 1.0]], np.float32), all_of)
     with pytest.raises(SearchError, match="every token that is allowed is at -inf") as error:
         search.step(np.zeros((2, 3), np.float32), np.concatenate([all_of, none_of]))
-    assert error.value.place == 1
+    assert error.value.beam == 1
     with pytest.raises(SearchError, match="every token that is allowed is at -inf") as error:
         search.step(np.array([[0.0, -np.inf, 0.0], [0.0, 0.0, 0.0]], np.float32), np.array([[2], [1]], np.int32))
-    assert error.value.place == 0
+    assert error.value.beam == 0
 
 
 def test_steps_are_told_of_in_the_order_of_the_answer() -> None:

@@ -43,11 +43,11 @@ def allowed_by(form: CompiledGrammar, *, ignore_eos: bool) -> Callable[[tuple[in
     def allowed(ids: tuple[int, ...]) -> set[int]:
         matcher = form.matcher(ignore_eos=ignore_eos)
         for token in ids:
-            matcher.push(token)
-        if ids and matcher.stopped:
+            matcher.accept_token(token)
+        if ids and matcher.terminated:
             return set()
-        mask_W = np.empty(form.words, np.int32)
-        matcher.fill(mask_W)
+        mask_W = np.empty(form.num_words, np.int32)
+        matcher.fill_bitmask(mask_W)
         return set(np.flatnonzero(np.unpackbits(mask_W.view(np.uint8), bitorder="little")).tolist())
 
     return allowed
@@ -134,8 +134,8 @@ def test_a_model_that_can_write_nothing_of_the_form_is_an_error(llm: nc.LLM, gra
     engine = Engine(runner("paged", toy(of=mute)), llm.tokenizer, backend="reference")
     params = BeamParams(num_beams=2, structured_outputs=FORMS["choice"], max_tokens=5)
     [[event]] = drive(engine, [BeamRequest([1, 2], params)])
-    assert event.piece.finish_reason == "error"
-    assert "every token that is allowed is at -inf" in str(event.piece.stop_reason)
+    assert event.chunk.finish_reason == "error"
+    assert "every token that is allowed is at -inf" in str(event.chunk.stop_reason)
     assert is_empty(engine)
 
 
@@ -145,14 +145,14 @@ def test_a_form_that_fails_is_an_error_of_its_search(
     engine = Engine(runner("paged", toy()), llm.tokenizer, backend="reference")
     params = BeamParams(num_beams=2, structured_outputs=FORMS["choice"], max_tokens=5)
 
-    def after(held: GuideConstraint, token: int) -> tuple[GuideConstraint, bool]:
+    def advance(held: GuideConstraint, token: int) -> tuple[GuideConstraint, bool]:
         raise MatcherError("the grammar engine failed")
 
-    monkeypatch.setattr(GuideConstraint, "after", after)
+    monkeypatch.setattr(GuideConstraint, "advance", advance)
     plain = BeamRequest([1, 2], BeamParams(num_beams=2, max_tokens=5))
     [event], good = drive(engine, [BeamRequest([1, 2], params), plain])
     message = "the output cannot satisfy its structured-output constraint: the grammar engine failed"
-    assert (event.piece.finish_reason, event.piece.stop_reason) == ("error", message)
+    assert (event.chunk.finish_reason, event.chunk.stop_reason) == ("error", message)
     assert found(good) == wanted(toy(), plain, llm.tokenizer.eos_token_ids)
     assert is_empty(engine)
 

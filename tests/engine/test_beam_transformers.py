@@ -102,9 +102,9 @@ def run(llm: nc.LLM, numbers: range) -> int:
         pieces: dict[int, list[Any]] = {number: [] for number in requests}
         while len(engine):
             for event in engine.step():
-                pieces[places[event.request_id]].append(event.piece)
+                pieces[places[event.request_id]].append(event.chunk)
         for number, request in requests.items():
-            ours = BeamCompletion.of(request.prompt_ids, pieces[number])
+            ours = BeamCompletion.from_chunks(request.prompt_ids, pieces[number])
             compare(ours, model, request)
             equal += 1
     return equal

@@ -27,8 +27,8 @@ def test_pieces_are_those_of_the_slow_twin(llm: nc.LLM, kind: str, options: dict
         wanted = alone(model, llm.tokenizer, request)
         assert answers(events, request.params.n) == wanted
         written = sum(len(piece.token_ids) for pieces in wanted for piece in pieces)
-        assert [event.usage for event in events if event.last] == [Usage(len(request.prompt_ids), written)]
-        assert events[-1].last
+        assert [event.usage for event in events if event.finished] == [Usage(len(request.prompt_ids), written)]
+        assert events[-1].finished
     assert is_empty(engine)
     if blocks == 64 and kind != "contexts" and not options:
         assert engine.stats.num_preemptions  # or the test would show less than it says

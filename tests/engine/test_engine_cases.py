@@ -21,7 +21,7 @@ def engine_of(llm: nc.LLM, kind: str = "paged", *, blocks: int = 100, of: object
 
 
 def reasons(events: list[EngineOutput]) -> list[tuple[object, object]]:
-    return [(e.piece.finish_reason, e.piece.stop_reason) for e in events if e.piece.finish_reason]
+    return [(e.chunk.finish_reason, e.chunk.stop_reason) for e in events if e.chunk.finish_reason]
 
 
 def test_n_answers_read_the_prompt_once(llm: nc.LLM) -> None:
@@ -35,7 +35,7 @@ def test_n_answers_read_the_prompt_once(llm: nc.LLM) -> None:
     assert (engine.stats.prefix_cache_queries, engine.stats.prefix_cache_hits) == (5 * 22, 4 * 20)
     assert engine.stats.prefix_cache_hit_rate == 80 / 110
     assert events[-1].usage == Usage(22, 30)
-    assert [event.last for event in events].count(True) == 1
+    assert [event.finished for event in events].count(True) == 1
 
 
 def test_the_other_answers_wait_for_the_prompt(llm: nc.LLM) -> None:
@@ -67,7 +67,7 @@ def test_a_better_priority_goes_first(llm: nc.LLM) -> None:
     ids = [engine.add(Request([1, 2], GREEDY, priority=priority)) for priority in (5, 5, -1, 0)]
     ended = []
     while len(engine):
-        ended += [event.request_id for event in engine.step() if event.last]
+        ended += [event.request_id for event in engine.step() if event.finished]
     assert ended == [ids[2], ids[3], ids[0], ids[1]]
 
 
@@ -121,9 +121,9 @@ def test_an_abort_in_every_state(llm: nc.LLM, kind: str, steps: int) -> None:
     seen = [event for _ in range(steps) for event in engine.step()]
     events = engine.abort(number)
     assert reasons(events) == [("abort", None)] * 3
-    assert [event.last for event in events] == [False, False, True]
+    assert [event.finished for event in events] == [False, False, True]
     told = [event for event in [*seen, *events] if event.request_id == number]
-    assert events[-1].usage == Usage(8, sum(len(event.piece.token_ids) for event in told))
+    assert events[-1].usage == Usage(8, sum(len(event.chunk.token_ids) for event in told))
     assert engine.abort(number) == engine.abort("nobody") == []
     rest = [event for event in seen if event.request_id == other]
     while len(engine):
@@ -141,8 +141,8 @@ def test_an_abort_shows_what_was_held_back(llm: nc.LLM) -> None:
     engine = engine_of(llm, of=says)
     number = engine.add(Request([1], GREEDY.replace(stop="The little fox ran")))
     for _ in ids:
-        assert [event.piece.text for event in engine.step()] == [""]
-    assert [event.piece.text for event in engine.abort(number)] == ["The little fox"]
+        assert [event.chunk.text for event in engine.step()] == [""]
+    assert [event.chunk.text for event in engine.abort(number)] == ["The little fox"]
 
 
 @pytest.mark.parametrize("budget", [1, 3, 64])
@@ -163,7 +163,7 @@ def test_logprobs_of_a_prompt_that_is_read_in_parts(
 def test_what_a_finished_answer_reads_too_much(llm: nc.LLM) -> None:
     """Where forwards run by themselves: nothing at a length, which is known before, one token at a stop."""
     requests = [Request([1, 2], GREEDY), Request([3, 4], GREEDY)]
-    stop = drive(engine_of(llm), requests)[0][2].piece.token_ids[0]
+    stop = drive(engine_of(llm), requests)[0][2].chunk.token_ids[0]
     requests[0] = Request([1, 2], GREEDY.replace(stop_token_ids=[stop]))
     read = {}
     for kind in ("paged", "asynchronous"):
@@ -181,7 +181,7 @@ def test_a_paused_request_stands_still(llm: nc.LLM) -> None:
     engine.pause(number)
     for _ in range(20):
         events += engine.step()
-    assert [event.request_id for event in events if event.last] == [other]
+    assert [event.request_id for event in events if event.finished] == [other]
     assert engine.step() == []
     engine.pause(number, paused=False)
     engine.pause("nobody")

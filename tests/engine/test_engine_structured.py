@@ -176,7 +176,7 @@ def test_forced_tokens_are_read_in_one_forward(llm: nc.LLM) -> None:
     engine = engine_of(llm)
     text = "a very long text that leaves no choice at all"
     [events] = drive(engine, [Request([5, 6], nc.SamplingParams(structured_outputs={"regex": text}))])
-    assert "".join(event.piece.text for event in events) == text
+    assert "".join(event.chunk.text for event in events) == text
     assert engine.num_steps == 1
     assert engine.stats.jump_forward_tokens == len(events) - 1 > 5
     assert events[-1].usage is not None
@@ -188,15 +188,15 @@ def test_forced_tokens_do_not_pass_the_limit(llm: nc.LLM) -> None:
     [events] = drive(
         engine_of(llm), [Request([5, 6], nc.SamplingParams(structured_outputs=structured_outputs, max_tokens=4))]
     )
-    assert [event.piece.finish_reason for event in events] == [None, None, None, "length"]
+    assert [event.chunk.finish_reason for event in events] == [None, None, None, "length"]
 
 
 def last(events: list[EngineOutput]) -> CompletionChunk:
-    return events[-1].piece
+    return events[-1].chunk
 
 
 def text_of(events: list[EngineOutput]) -> str:
-    return "".join(event.piece.text for event in events)
+    return "".join(event.chunk.text for event in events)
 
 
 def ended(llm: nc.LLM, structured_outputs: Any, kind: str = "paged", **params: Any) -> tuple[str, str | None, Any]:
@@ -274,7 +274,7 @@ class TestBeside:
             params = nc.SamplingParams(structured_outputs={"regex": "[01]{4}"}, logprobs=3, logprobs_mode=mode, seed=2)
             [events] = drive(engine_of(llm, kind), [Request([5, 6], params)])
             for event in events:
-                [step] = event.piece.logprobs or ()
+                [step] = event.chunk.logprobs or ()
                 shown = [llm.tokenizer.decode([each.token_id]) for each in step.top if each.logprob > -np.inf]
                 inside = all(set(text) <= {"0", "1"} for text in shown)
                 assert inside == (mode == "processed")
@@ -321,14 +321,14 @@ class TestBeside:
         events = engine.step()
         [branch] = engine._requests[dies].sequences.values()
         refusing = branch.processor.guide.matcher
-        plain = type(refusing).push
+        plain = type(refusing).accept_token
 
         def push(matcher: Any, token: int) -> None:
             if matcher is refusing:
                 raise ValueError("not allowed here")
             plain(matcher, token)
 
-        monkeypatch.setattr(type(refusing), "push", push)
+        monkeypatch.setattr(type(refusing), "accept_token", push)
         while len(engine):
             events += engine.step()
         of = {number: [event for event in events if event.request_id == number] for number in (dies, lives)}
@@ -350,7 +350,7 @@ class TestBeside:
         for _ in range(4):
             engine.step()
         ends = engine.abort(number)
-        assert [(event.piece.finish_reason, event.piece.validation) for event in ends] == [("abort", None)] * 3
+        assert [(event.chunk.finish_reason, event.chunk.validation) for event in ends] == [("abort", None)] * 3
         assert engine.step() == []
         assert is_empty(engine)
 
@@ -358,8 +358,8 @@ class TestBeside:
 def test_slow_masks_end_their_answer_alone(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("grammar_matcher", "time_budget", "llguidance_engine"):  # as if each took so much longer
         monkeypatch.setattr(f"nucleate.structured_output.{module}.FREE_SECONDS", -0.05)
-    monkeypatch.setattr("nucleate.structured_output.compiler.SLOW_SECONDS", -1.0)
-    engine = engine_of(llm, structured_limits=GrammarLimits(seconds=0.4))
+    monkeypatch.setattr("nucleate.structured_output.compiler.SLOW_STEP_SECONDS", -1.0)
+    engine = engine_of(llm, structured_limits=GrammarLimits(mask_budget_seconds=0.4))
     params = nc.SamplingParams(structured_outputs={"regex": "[0-9]{3,30}"}, logprobs=0, ignore_eos=True, seed=1)
     other = params.replace(
         structured_outputs={"regex": "[0-9]{3,31}"}, max_tokens=3

@@ -58,7 +58,7 @@ def test_who_leaves_takes_the_requests_along(llm: nc.LLM) -> None:
     assert len(engine) == 4
     first.close()
     assert len(engine) == 2
-    assert sum(event.last for _, event in second) == 2
+    assert sum(event.finished for _, event in second) == 2
     assert is_empty(engine)
 
 
@@ -113,4 +113,4 @@ def test_who_asks_an_engine_that_was_given_up_takes_nothing_from_those_of_the_ne
     with pytest.raises(RuntimeError, match="the engine has stopped"):
         list(calls.run(requests()))
     assert len(made.engines[0]) == 2  # it is not asked any more
-    assert sum(event.last for _, event in later[0]) == 4
+    assert sum(event.finished for _, event in later[0]) == 4

@@ -52,7 +52,7 @@ def outputs(llm: nc.LLM, forms: list[dict[str, Any]]) -> list[list[CompletionOut
         params = nc.SamplingParams(structured_outputs=structured_outputs, seed=place, **STREAMED)
         pieces = list(llm.stream(PROMPTS[place % len(PROMPTS)], params))
         assert [piece.finish_reason for piece in pieces[:-1]] == [None] * (len(pieces) - 1)
-        found[place].append(nc.Completion.of((1,), pieces).outputs[0])
+        found[place].append(nc.Completion.from_chunks((1,), pieces).outputs[0])
     assert {len(each) for each in found} == {10}
     return found
 
@@ -149,8 +149,8 @@ def begins(grammars: GrammarCompiler, structured_outputs: dict[str, Any], tokens
     """Whether tokens are the beginning of a text under a form that goes on."""
     matcher = grammars.compile(StructuredOutputs(**structured_outputs)).matcher()
     for token in tokens:
-        matcher.push(token)
-    return not matcher.stopped
+        matcher.accept_token(token)
+    return not matcher.terminated
 
 
 def test_answers_match_their_expression(llm: nc.LLM) -> None:

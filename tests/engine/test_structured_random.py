@@ -102,7 +102,7 @@ def test_every_parameter_beside_a_form(
         for pieces in found:
             assert holds(grammars, request.params, pieces), request
         assert events[-1].usage is not None
-        assert events[-1].usage.completion_tokens == sum(len(event.piece.token_ids) for event in events)
+        assert events[-1].usage.completion_tokens == sum(len(event.chunk.token_ids) for event in events)
     assert is_empty(engine)
 
 
@@ -112,10 +112,10 @@ def holds(grammars: GrammarCompiler, params: nc.SamplingParams, pieces: list[Com
     matcher = grammars.compile(params.structured_outputs).matcher(ignore_eos=params.ignore_eos)
     tokens = [token for piece in pieces for token in piece.token_ids]
     for place, token in enumerate(tokens):
-        assert place == 0 or not matcher.stopped
-        matcher.push(token)
+        assert place == 0 or not matcher.terminated
+        matcher.accept_token(token)
     reason, detail = pieces[-1].finish_reason, pieces[-1].stop_reason
-    if matcher.stopped:
+    if matcher.terminated:
         return reason == "stop"
     return (reason, detail) != ("stop", None) or params.stop_json
 
@@ -228,10 +228,10 @@ def test_random_schemas_are_fulfilled(llm: nc.LLM, schemas: list[Schema], seed: 
         for place, schema in enumerate(schemas)
     ]
     for schema, events in zip(schemas, drive(engine, [Request([5], params) for params in asked]), strict=True):
-        written = "".join(event.piece.text for event in events)
-        if events[-1].piece.finish_reason == "length":  # a number may have digits without end
+        written = "".join(event.chunk.text for event in events)
+        if events[-1].chunk.finish_reason == "length":  # a number may have digits without end
             continue
-        assert (events[-1].piece.finish_reason, events[-1].piece.stop_reason) == ("stop", None), (schema, written)
+        assert (events[-1].chunk.finish_reason, events[-1].chunk.stop_reason) == ("stop", None), (schema, written)
         judge = jsonschema.Draft202012Validator(schema, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER)
         assert [error.message for error in judge.iter_errors(json.loads(written))] == [], (schema, written)
         assert validate(StructuredOutputs(json_schema=schema), written, seconds=60) == []

@@ -33,7 +33,7 @@ def test_they_are_those_of_the_models_own_logits(llm: nc.LLM) -> None:
         assert [one.token_id for one in told.top] == order[:3].tolist()
         assert [one.rank for one in told.top] == [1, 2, 3]
         assert told.chosen.rank == 1 + order.tolist().index(ids[place])
-        assert told.asked[0].logprob == pytest.approx(log_p[7], abs=1e-4)
+        assert told.requested[0].logprob == pytest.approx(log_p[7], abs=1e-4)
 
 
 def test_asking_for_them_changes_no_answer(llm: nc.LLM) -> None:

@@ -1,4 +1,4 @@
-"""The server that the ordinary tests of clients share."""
+"""The server process that client tests share."""
 
 from __future__ import annotations
 

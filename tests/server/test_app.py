@@ -1,4 +1,4 @@
-"""The application, without a socket: what it answers when the model, the engine, the client or we fail."""
+"""The ASGI application without a socket: responses, and failures of the model, the engine, the client or the server."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def serve(llm: nc.LLM, use: Use, of: Any = rule, limits: ServerLimits | None = N
     async def main() -> None:
         async with alive(application(service, RequestLog(), **options)) as app:
             await asyncio.wait_for(use(app, service), 60)
-            assert service.in_flight == service.sequences == 0
+            assert service.num_requests == service.num_sequences == 0
             for _ in range(2000):
                 if not len(engine):
                     break
@@ -160,11 +160,9 @@ def test_a_model_that_fails_in_the_middle(llm: nc.LLM, how: str) -> None:
     serve(llm, use, fails)
 
 
-def test_an_error_of_ours_is_a_500_that_tells_nothing(
-    llm: nc.LLM, monkeypatch: pytest.MonkeyPatch, caplog: Any
-) -> None:
+def test_an_internal_error_is_a_500_without_details(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
     async def use(app: Any, service: Service) -> None:
-        monkeypatch.setattr(service, "call", lambda *_: {}["/secret"])
+        monkeypatch.setattr(service, "parse", lambda *_: {}["/secret"])
         call = await ask(app, "/v1/completions", TEXT)
         check_error(call, 500, type="server_error", param=None)
         assert call.headers["x-request-id"] in call.json["error"]["message"]
@@ -177,7 +175,7 @@ def test_an_error_of_ours_is_a_500_that_tells_nothing(
         serve(llm, use)
 
 
-def test_an_error_of_ours_in_the_middle_of_a_stream(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+def test_an_internal_error_in_the_middle_of_a_stream(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
     from nucleate.server.openai import stream_chunks
 
     def fails(*_: object) -> bytes:
@@ -187,7 +185,7 @@ def test_an_error_of_ours_in_the_middle_of_a_stream(llm: nc.LLM, monkeypatch: py
         call = begin(app, "/v1/completions", {**TEXT, "max_tokens": 200, "stream": True})
         while not call.data:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
-        monkeypatch.setattr(stream_chunks.CompletionStream, "pieces", fails)
+        monkeypatch.setattr(stream_chunks.CompletionStream, "frames", fails)
         await call.task
         assert call.over
         assert call.frames[-2]["error"]["type"] == "server_error"
@@ -218,7 +216,7 @@ def test_an_engine_that_has_stopped(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch
     asyncio.run(main())
 
 
-def test_a_model_that_cannot_be_run_is_told_before_anybody_asks(llm: nc.LLM) -> None:
+def test_a_model_that_fails_is_an_error_at_startup(llm: nc.LLM) -> None:
     engine = Engine(PagedToy(Toy(lambda _: 1 / 0, SIZE, 256), 400, 4), llm.tokenizer, backend="reference")
     with pytest.raises(ModelError, match=r"cannot be run: .*division"):
         Service(llm, engine, "toy", nc.SamplingParams(), ServerLimits())
@@ -325,7 +323,7 @@ async def longest_hold(task: asyncio.Future[Any]) -> float:
     return worst / (last - start)
 
 
-def test_the_loop_is_free_while_a_long_prompt_is_read(llm: nc.LLM) -> None:
+def test_the_event_loop_is_not_blocked_by_a_long_prompt(llm: nc.LLM) -> None:
     async def use(app: Any, service: Service) -> None:
         shares = []
         for turn in range(3):  # one is enough: the machine may have something else to do

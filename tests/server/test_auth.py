@@ -1,4 +1,4 @@
-"""API keys: what passes, what does not, and what clients may try."""
+"""API keys: valid and invalid keys, open routes, and where keys are read from."""
 
 from __future__ import annotations
 
@@ -232,9 +232,9 @@ def test_what_is_open() -> None:
     assert status(guarded(), "/health", method="HEAD") == 200
     assert status(guarded(), "/v1/models", method="HEAD") == 401
     assert status(guarded(), "/api/health", root_path="/api") == 200
-    assert status(guarded(open=frozenset()), "/health") == 401
-    assert status(guarded(open=frozenset({"models"})), "/health") == 401
-    assert status(guarded(open=frozenset({"models"})), "/v1/models") == 200
+    assert status(guarded(open_routes=frozenset()), "/health") == 401
+    assert status(guarded(open_routes=frozenset({"models"})), "/health") == 401
+    assert status(guarded(open_routes=frozenset({"models"})), "/v1/models") == 200
 
 
 @pytest.mark.parametrize(
@@ -385,7 +385,7 @@ def test_keys_come_from_flags_a_file_and_the_environment(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("text", ["", " ", "a,", ",a", "a,,b", "a b", "a,\u00e9", "a\n"])
-def test_a_variable_that_is_not_as_it_should_be(text: str) -> None:
+def test_an_invalid_environment_variable(text: str) -> None:
     with pytest.raises(ParameterError, match=f"{VARIABLE}: key number [12] must"):
         read_keys(["good"], None, text)
 
@@ -403,7 +403,7 @@ def test_a_variable_that_is_not_as_it_should_be(text: str) -> None:
         (b"\xff\xfea\x00", "not a UTF-8 text file"),
     ],
 )
-def test_a_file_that_is_not_as_it_should_be(tmp_path: Path, data: bytes, message: str) -> None:
+def test_an_invalid_key_file(tmp_path: Path, data: bytes, message: str) -> None:
     (tmp_path / "keys").write_bytes(data)
     with pytest.raises(ParameterError, match=message) as caught:
         read_keys(["good"], tmp_path / "keys", None)

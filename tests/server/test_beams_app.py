@@ -1,4 +1,4 @@
-"""Beam search over the application: the answers that ``LLM.beam_search`` gives, and what cannot be asked beside it."""
+"""Beam search over the application: same results as ``LLM.beam_search``, and unsupported fields."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ import nucleate as nc
 from nucleate.generation.beam_search import beam_search
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling_params import FIELDS
-from nucleate.server.openai.beam_search import FIELDS_OF_BEAMS
-from nucleate.server.openai.requests import CHAT, COMPLETIONS, read_body
+from nucleate.server.openai.beam_search import PARAMETER_FIELDS
+from nucleate.server.openai.endpoints import CHAT, COMPLETIONS
+from nucleate.server.openai.requests import read_body
 from nucleate.server.service import Service
 
 PATH, CHAT_PATH = "/v1/completions", "/v1/chat/completions"
@@ -79,7 +80,7 @@ def test_several_prompts_echo_and_logprobs(llm: nc.LLM) -> None:
     serve(llm, use)
 
 
-def test_a_chat_of_some_form(llm: nc.LLM) -> None:
+def test_structured_output_in_a_chat(llm: nc.LLM) -> None:
     async def use(app: Any, service: Service) -> None:
         body = {"messages": HELLO, "use_beam_search": True, "n": 3, "structured_outputs": {"regex": "[0-9]{2}-[a-c]"}}
         call = await ask(app, CHAT_PATH, {**body, "logprobs": True, "top_logprobs": 1})
@@ -92,7 +93,7 @@ def test_a_chat_of_some_form(llm: nc.LLM) -> None:
     serve(llm, use)
 
 
-def test_beside_others_their_answers_stay_what_they_are(llm: nc.LLM) -> None:
+def test_beam_search_does_not_change_other_requests(llm: nc.LLM) -> None:
     async def use(app: Any, service: Service) -> None:
         drawn = {"prompt": [1, 2, 3], "max_tokens": 30, "seed": 4, "ignore_eos": True, "n": 3}
         alone = (await ask(app, PATH, drawn)).json["choices"]
@@ -164,7 +165,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
             "include_stop_str_in_output": True,
         }.items()
     ),
-    *(({"use_beam_search": False, name: 1}, name) for name in FIELDS_OF_BEAMS),
+    *(({"use_beam_search": False, name: 1}, name) for name in PARAMETER_FIELDS),
 ]
 
 
@@ -180,7 +181,7 @@ def test_what_does_not_go_together_is_refused_by_name(llm: nc.LLM) -> None:
 def test_every_parameter_is_taken_over_or_refused(endpoint: Any) -> None:
     """None is dropped: what a search does not know is refused when it says something."""
     subject = {"prompt": "x"} if endpoint is COMPLETIONS else {"messages": HELLO}
-    plain = read_body(endpoint, {**subject, "use_beam_search": True}, nc.SamplingParams()).beams
+    plain = read_body(endpoint, {**subject, "use_beam_search": True}, nc.SamplingParams()).beam_params
     for name, parameter in FIELDS.items():
         other = {"bool": not parameter.default, "float": 0.5, "int": 3}.get(parameter.kind)
         if other is None or name in ("n", "seed", "logprobs"):
@@ -193,11 +194,11 @@ def test_every_parameter_is_taken_over_or_refused(endpoint: Any) -> None:
         if asked is None:
             assert (name.rpartition("_")[0] or name) in str(refused)
         else:
-            assert asked.beams != plain, name
+            assert asked.beam_params != plain, name
 
 
 def test_what_a_model_recommends_for_drawing_does_not_matter() -> None:
     defaults = nc.SamplingParams(temperature=0.7, top_p=0.9, max_tokens=9)
     asked = read_body(COMPLETIONS, {"prompt": "x", "use_beam_search": True}, defaults)
-    assert asked.beams is not None
-    assert (asked.beams.max_tokens, asked.beams.num_beams) == (9, 1)
+    assert asked.beam_params is not None
+    assert (asked.beam_params.max_tokens, asked.beam_params.num_beams) == (9, 1)

@@ -1,9 +1,9 @@
-"""Programs that people use against OpenAI's API, as they are installed, against a server process, with no network.
+"""Client programs of OpenAI's API against a server process, without a network.
 
-Each runs in a process of its own, in which whoever asks for anything but loopback is written down. What it shows of
-the answers must be what the library answers by itself. `pip install langchain-openai llm 'lm-eval[api]' schemathesis`
-has them. litellm wants an older huggingface_hub than Transformers, and works with the newer one: `pip install --no-deps
-litellm`, and what else it imports, fastuuid, python-dotenv and importlib-metadata. The openai SDK has its own file.
+Each runs in its own process, which records attempts to reach other hosts than loopback. Its output must be what the
+library returns. Install them with `pip install langchain-openai llm 'lm-eval[api]' schemathesis`. litellm requires an
+older huggingface_hub than Transformers, but works with the newer one: `pip install --no-deps litellm`, and its other
+imports fastuuid, python-dotenv and importlib-metadata. The openai SDK has its own test module.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Nothing that a client sends, or does not send or read, hurts another: its answer, its time, the server's memory."""
+"""Hostile clients: no request, slow reader or malformed input affects other requests or the memory of the server."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_a_head_must_arrive_in_time() -> None:
             assert wire.head() == 200
 
 
-def test_a_connection_too_many_is_told_to_come_again() -> None:
+def test_a_connection_above_the_maximum_gets_status_503() -> None:
     with Server("--max-connections", "4", environment=ONE_THREAD) as server:
         held = [Wire(server) for _ in range(4)]
         try:
@@ -222,7 +222,7 @@ def test_bodies_without_an_end(server: Server) -> None:
     assert stream.wait().whole
 
 
-def test_clients_that_leave_leave_nothing_behind(server: Server) -> None:
+def test_disconnected_clients_leave_no_requests(server: Server) -> None:
     rng, before = random.Random(0), memory(server)
     delays = [rng.random() * 0.5 for _ in range(200)]
     stream = Stream(server, {**STORY, "seed": 5, "max_tokens": 300})
@@ -356,7 +356,7 @@ def check_origins(server: Server, headers: dict[str, str]) -> None:
     assert refusal.headers["access-control-allow-origin"] == "https://a.example"
 
 
-def test_no_origin_may_ask_unless_it_is_told(server: Server) -> None:
+def test_no_origin_is_allowed_by_default(server: Server) -> None:
     for method, path in (("GET", "/v1/models"), ("GET", "/health"), ("OPTIONS", PATH), ("POST", PATH)):
         headers = {"origin": "https://a.example", "access-control-request-method": "POST"}
         answer = server.request(method, path, {} if method == "POST" else None, headers)

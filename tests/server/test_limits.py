@@ -1,4 +1,4 @@
-"""Limits: one more than allowed is refused with both numbers, what is allowed is not, and refusing takes no time."""
+"""Limits: a value above a limit is rejected with both numbers, quickly; a value at the limit is accepted."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling.presets import REQUESTABLE
 from nucleate.sampling_params import FIELDS
 from nucleate.server import limits as module
-from nucleate.server.limits import NUMBERS, ServerLimits
+from nucleate.server.limits import LIMITED_FIELDS, ServerLimits
 from nucleate.server.openai import messages
-from nucleate.server.openai.requests import CHAT, COMPLETIONS, ENDPOINTS, Endpoint, ParsedRequest, read_body
+from nucleate.server.openai.endpoints import CHAT, COMPLETIONS, ENDPOINTS, Endpoint
+from nucleate.server.openai.requests import ParsedRequest, read_body
 
 DEFAULTS = nc.SamplingParams()
 VOCABULARY = 50
@@ -97,8 +98,8 @@ def test_one_more_than_allowed_is_refused_with_both_numbers(
 
 
 def test_every_limit_of_a_number_is_of_a_field() -> None:
-    assert NUMBERS.keys() <= COMPLETIONS.known | CHAT.known
-    assert {*NUMBERS.values()} <= ServerLimits.PARAMETERS.keys()
+    assert LIMITED_FIELDS.keys() <= COMPLETIONS.field_names | CHAT.field_names
+    assert {*LIMITED_FIELDS.values()} <= ServerLimits.PARAMETERS.keys()
 
 
 def test_every_order_that_there_is_fits() -> None:
@@ -136,17 +137,17 @@ def test_answers_to_all_prompts_are_counted() -> None:
         asked_of(CHAT, n=6),
     ]
     for asked in good:
-        limits.check(asked, [[1]] * max(len(asked.prompts), 1), 100)
+        limits.check_request(asked, [[1]] * max(len(asked.prompts), 1), 100)
     for field, asked in {
         "n": asked_of(COMPLETIONS, prompt=["a", "b"], n=4),
         "best_of": asked_of(COMPLETIONS, prompt=["a", "b"], n=2, best_of=4),
         "prompt": asked_of(COMPLETIONS, prompt=["a"] * 7),
     }.items():
         with pytest.raises(ParameterError, match=f"{field} requests [78] choices .* at most 6 ") as caught:
-            limits.check(asked, [[1]] * len(asked.prompts), 100)
+            limits.check_request(asked, [[1]] * len(asked.prompts), 100)
         assert caught.value.field == field
     with pytest.raises(ParameterError, match=r"n requests 7 choices \(1 prompts, 7 choices each\)"):
-        limits.check(asked_of(CHAT, n=7), [[1]], 100)
+        limits.check_request(asked_of(CHAT, n=7), [[1]], 100)
 
 
 PROMPTS = [[1, 2, 3], [1, 2]]
@@ -177,27 +178,27 @@ def test_what_is_told_is_counted(
 ) -> None:
     asked = asked_of(COMPLETIONS, prompt=PROMPTS, **fields)
     monkeypatch.setattr(module, "MAX_LOGPROBS_PER_RESPONSE", max(told, 1))
-    ServerLimits().check(asked, PROMPTS, 100)
+    ServerLimits().check_request(asked, PROMPTS, 100)
     if told > 1:
         monkeypatch.setattr(module, "MAX_LOGPROBS_PER_RESPONSE", told - 1)
         with pytest.raises(ParameterError, match=f"{field} requests {told} .* at most {told - 1} ") as caught:
-            ServerLimits().check(asked, PROMPTS, 100)
+            ServerLimits().check_request(asked, PROMPTS, 100)
         assert caught.value.field == field
 
 
 def test_where_a_chat_does_not_say_how_long_the_context_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = asked_of(CHAT, messages=[{"role": "user", "content": "x"}], logprobs=True, top_logprobs=4)
     monkeypatch.setattr(module, "MAX_LOGPROBS_PER_RESPONSE", 5 * 90)
-    ServerLimits().check(asked, [[1] * 10], 100)
+    ServerLimits().check_request(asked, [[1] * 10], 100)
     monkeypatch.setattr(module, "MAX_LOGPROBS_PER_RESPONSE", 5 * 90 - 1)
     with pytest.raises(ParameterError, match=r"logprobs requests 450 .* at most 449 "):
-        ServerLimits().check(asked, [[1] * 10], 100)
+        ServerLimits().check_request(asked, [[1] * 10], 100)
 
 
 def test_what_an_endpoint_gives_where_a_body_does_not_say() -> None:
     for url, usual in {COMPLETIONS.url: 16, CHAT.url: None}.items():
         for limit, expected in {None: usual, 5: 5, 30: usual or 30}.items():
-            endpoint = ServerLimits(max_completion_tokens=limit).endpoint(ENDPOINTS[url])
+            endpoint = ServerLimits(max_completion_tokens=limit).cap_max_tokens(ENDPOINTS[url])
             assert endpoint.max_tokens == expected
             asked = read_body(endpoint, body(ENDPOINTS[url]), DEFAULTS)
             assert asked.params.max_tokens == expected
@@ -232,7 +233,7 @@ VALUES = st.recursive(
 
 
 @settings(max_examples=tiers.count(75, 300))
-@given(value=VALUES, names=st.lists(st.sampled_from(sorted(COMPLETIONS.known | CHAT.known)), max_size=4))
+@given(value=VALUES, names=st.lists(st.sampled_from(sorted(COMPLETIONS.field_names | CHAT.field_names)), max_size=4))
 def test_no_json_is_more_than_a_parameter_error(value: Any, names: list[str]) -> None:
     small = ServerLimits(max_completion_tokens=4, max_choices_per_request=4, max_logprobs=4)
     for given_body in (value, dict.fromkeys(names, value)):

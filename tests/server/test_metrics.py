@@ -1,4 +1,4 @@
-"""Metrics: the figures are right, the text is what scrapers can read, and clients cannot make it grow."""
+"""Metrics: values, text format, and a bounded number of labels."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families as read_text
 
 from nucleate.engine.stats import EngineStats, SpeculativeStats
 from nucleate.outputs import FinishReason
-from nucleate.server.metrics import BUCKETS, GENERATING, OTHER, ROUTES, ErrorKind, Metrics
+from nucleate.server.metrics import BUCKETS, GENERATION_ROUTES, OTHER, ROUTES, ErrorKind, Metrics
 from nucleate.structured_output.spec import KINDS
 
 STATS = EngineStats(
@@ -50,19 +50,19 @@ def value(made: Metrics, name: str, **labels: str) -> float | None:
 def used() -> Metrics:
     """Some figures of every kind."""
     made = metrics()
-    made.request(GENERATING[0], 200, 0.5)
-    made.request(GENERATING[1], 503, 0.5, error="queue_full")
-    made.request("/nothing", 404, 0.0001, disconnected=True)
-    made.prompt(3)
-    made.first_token(0.02)
-    made.token(1e9)
-    made.finish("length")
-    made.structured_output("regex")
-    made.rejected("structured_outputs")
+    made.count_request(GENERATION_ROUTES[0], 200, 0.5)
+    made.count_request(GENERATION_ROUTES[1], 503, 0.5, error="queue_full")
+    made.count_request("/nothing", 404, 0.0001, disconnected=True)
+    made.count_prompt_tokens(3)
+    made.observe_first_token(0.02)
+    made.observe_token(1e9)
+    made.count_finished_sequence("length")
+    made.count_structured_output("regex")
+    made.count_rejected("structured_outputs")
     return made
 
 
-def test_the_engine_in_figures() -> None:
+def test_engine_metrics() -> None:
     made = metrics()
     told = {sample.name: sample.value for family in families(made).values() for sample in family.samples}
     expected = {
@@ -116,8 +116,8 @@ def test_every_name_that_gateways_and_people_look_for_is_there_from_the_beginnin
 def test_the_engine_is_asked_once_per_scrape_and_never_while_counting() -> None:
     asked = []
     made = Metrics("tiny", lambda: (asked.append(0), STATS)[1])
-    made.token(0.1)
-    made.request("/v1/models", 200, 0.1)
+    made.observe_token(0.1)
+    made.count_request("/v1/models", 200, 0.1)
     assert not asked
     made.render()
     assert len(asked) == 1
@@ -155,12 +155,12 @@ def slow_histogram(seen: list[float]) -> dict[str, float]:
 
 
 @settings(max_examples=40)
-@given(st.lists(SECONDS, max_size=20), st.sampled_from(["first_token", "token"]))
+@given(st.lists(SECONDS, max_size=20), st.sampled_from(["observe_first_token", "observe_token"]))
 def test_a_histogram_counts_as_the_definition_says(seen: list[float], which: str) -> None:
     made = metrics()
     for seconds in seen:
         getattr(made, which)(seconds)
-    name = {"first_token": "time_to_first_token_seconds", "token": "inter_token_latency_seconds"}[which]
+    name = {"observe_first_token": "time_to_first_token_seconds", "observe_token": "inter_token_latency_seconds"}[which]
     found = families(made)
     for prefix in ("nucleate_", "vllm:"):
         samples = found[prefix + name].samples
@@ -179,11 +179,11 @@ def test_buckets_tell_a_millisecond_from_a_minute() -> None:
 
 def test_requests_by_route_and_status() -> None:
     made = metrics()
-    made.request("/v1/completions", 200, 0.5)
-    made.request("/v1/completions", 200, 0.7)
-    made.request("/v1/completions", 400, 0.001)
-    made.request("/v1/chat/completions", 200, 2.0)
-    made.request("/health", 200, 0.001)
+    made.count_request("/v1/completions", 200, 0.5)
+    made.count_request("/v1/completions", 200, 0.7)
+    made.count_request("/v1/completions", 400, 0.001)
+    made.count_request("/v1/chat/completions", 200, 2.0)
+    made.count_request("/health", 200, 0.001)
     counted = {("/v1/completions", "200"): 2, ("/v1/completions", "400"): 1, ("/health", "200"): 1}
     for (route, status), count in counted.items():
         assert value(made, "nucleate_http_requests_total", route=route, status=status) == count
@@ -199,24 +199,24 @@ def test_requests_by_route_and_status() -> None:
 
 def test_errors_and_clients_that_left() -> None:
     made = metrics()
-    made.request(GENERATING[0], 500, 0.1)
-    made.request(GENERATING[0], 503, 0.1, error="queue_full")
-    made.request(GENERATING[0], 200, 0.1, error="model")  # in mid-stream
-    made.request(GENERATING[0], 200, 0.1, disconnected=True)
-    made.request(GENERATING[0], 404, 0.1)
+    made.count_request(GENERATION_ROUTES[0], 500, 0.1)
+    made.count_request(GENERATION_ROUTES[0], 503, 0.1, error="queue_full")
+    made.count_request(GENERATION_ROUTES[0], 200, 0.1, error="model")  # in mid-stream
+    made.count_request(GENERATION_ROUTES[0], 200, 0.1, disconnected=True)
+    made.count_request(GENERATION_ROUTES[0], 404, 0.1)
     told = {kind: value(made, "nucleate_request_errors_total", kind=kind) for kind in get_args(ErrorKind)}
     assert told == {**dict.fromkeys(get_args(ErrorKind), 0), "internal": 1, "queue_full": 1, "model": 1}
     assert value(made, "nucleate_client_disconnects_total") == 1
-    assert value(made, "nucleate_http_request_duration_seconds_count", route=GENERATING[0]) is None
-    assert value(made, "nucleate_http_requests_total", route=GENERATING[0], status="200") == 2
+    assert value(made, "nucleate_http_request_duration_seconds_count", route=GENERATION_ROUTES[0]) is None
+    assert value(made, "nucleate_http_requests_total", route=GENERATION_ROUTES[0], status="200") == 2
 
 
 def test_prompts_and_answers() -> None:
     made = metrics()
-    made.prompt(7)
-    made.prompt(5)
+    made.count_prompt_tokens(7)
+    made.count_prompt_tokens(5)
     for reason in ("stop", "stop", "length", "error"):
-        made.finish(reason)  # type: ignore[arg-type]
+        made.count_finished_sequence(reason)  # type: ignore[arg-type]
     for name in ("nucleate_prompt_tokens_total", "vllm:prompt_tokens_total"):
         assert value(made, name) == 12
     told = {reason: value(made, "nucleate_finished_sequences_total", finish_reason=reason) for reason in REASONS}
@@ -230,11 +230,11 @@ REASONS = get_args(FinishReason)
 
 @settings(max_examples=30)
 @given(st.lists(st.text(max_size=20), max_size=50))
-def test_clients_cannot_make_up_labels(paths: list[str]) -> None:
+def test_clients_cannot_create_labels(paths: list[str]) -> None:
     made = metrics()
     for path in [*paths, "/v1/models/", "//v1/models", "/v1/models?x", "/V1/models"]:
-        made.request(path, 404, 0.1)
-        made.request(path, 200, 0.1)
+        made.count_request(path, 404, 0.1)
+        made.count_request(path, 200, 0.1)
     routes = {s.labels["route"] for f in families(made).values() for s in f.samples if "route" in s.labels}
     assert routes <= {*ROUTES, OTHER}
     assert value(made, "nucleate_http_requests_total", route=OTHER, status="404") >= 4
@@ -242,8 +242,8 @@ def test_clients_cannot_make_up_labels(paths: list[str]) -> None:
 
 def test_a_server_may_have_other_routes() -> None:
     made = metrics(routes=["/mine"])
-    made.request("/mine", 200, 0.1)
-    made.request("/v1/models", 200, 0.1)
+    made.count_request("/mine", 200, 0.1)
+    made.count_request("/v1/models", 200, 0.1)
     assert value(made, "nucleate_http_requests_total", route="/mine", status="200") == 1
     assert value(made, "nucleate_http_requests_total", route=OTHER, status="200") == 1
 
@@ -260,7 +260,7 @@ def test_any_model_name_is_a_label(name: str) -> None:
 def test_servers_of_one_process_know_nothing_of_each_other() -> None:
     before = prometheus_client.generate_latest()
     one, two = metrics(), metrics()
-    one.token(0.1)
+    one.observe_token(0.1)
     assert value(one, "nucleate_inter_token_latency_seconds_count") == 1
     assert value(two, "nucleate_inter_token_latency_seconds_count") == 0
     assert b"nucleate" not in before + prometheus_client.generate_latest()
@@ -271,9 +271,9 @@ def test_structured_output_is_counted_by_kind_and_rejected_requests_apart() -> N
     name = "nucleate_structured_output_requests_total"
     assert [value(made, name, kind=kind) for kind in KINDS] == [0] * 5
     for kind in ("regex", "json_schema", "regex"):
-        made.structured_output(kind)
+        made.count_structured_output(kind)
     for field in ("response_format", "structured_outputs", "structured_outputs", "temperature", "regex", "prompt"):
-        made.rejected(field)
+        made.count_rejected(field)
     assert value(made, name, kind="regex") == 2
     assert value(made, name, kind="json_schema") == 1
     assert value(made, "nucleate_structured_output_errors_total") == 3

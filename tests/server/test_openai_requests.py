@@ -1,4 +1,4 @@
-"""The wire: what the bodies of requests mean to us."""
+"""Parsing of request bodies in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError, read_json
 from nucleate.sampling_params import FIELDS
 from nucleate.server.http_errors import http_error
-from nucleate.server.openai.requests import CHAT, COMPLETIONS, PLAIN, Endpoint, ParsedRequest, read_body
+from nucleate.server.openai.endpoints import CHAT, COMPLETIONS, PLAIN, Endpoint
+from nucleate.server.openai.requests import ParsedRequest, read_body
 from nucleate.server.openai.responses import error_body
 from nucleate.server.openai.tokenize import DETOKENIZE, TOKENIZE, read_detokenize, read_tokenize
 
@@ -55,7 +56,7 @@ def refusal(kind: Endpoint, given: Any) -> ParameterError:
 @settings(max_examples=tiers.count(25, 100))
 @given(data=st.data())
 def test_no_body_is_more_than_a_parameter_error(kind: Endpoint, data: st.DataObject) -> None:
-    names = st.sampled_from(sorted(kind.known)) | st.text(max_size=6)
+    names = st.sampled_from(sorted(kind.field_names)) | st.text(max_size=6)
     fields = data.draw(st.dictionaries(names, VALUES, max_size=4))
     asked_for = {} if data.draw(st.booleans()) else body(kind)
     try:
@@ -63,7 +64,7 @@ def test_no_body_is_more_than_a_parameter_error(kind: Endpoint, data: st.DataObj
     except ParameterError as caught:
         error = caught
     else:
-        assert fields.keys() <= kind.known
+        assert fields.keys() <= kind.field_names
         assert (asked.messages is None) == bool(asked.prompts)
         return
     assert isinstance(error.field, str)
@@ -90,14 +91,14 @@ def test_a_body_that_is_no_object(kind: Endpoint, value: Any) -> None:
 @settings(max_examples=tiers.count(12, 50))
 @given(name=st.text(max_size=30), value=VALUES)
 def test_an_unknown_field_is_named_whatever_it_says(kind: Endpoint, name: str, value: Any) -> None:
-    if name not in kind.known:
+    if name not in kind.field_names:
         error = refusal(kind, body(kind, **{name: value}))
         assert error.field == name
         assert f"unknown field {shown(name)}" in str(error)
 
 
 @KINDS
-def test_a_near_miss_is_told_what_was_meant(kind: Endpoint) -> None:
+def test_a_misspelled_field_gets_a_suggestion(kind: Endpoint) -> None:
     assert "did you mean temperature" in str(refusal(kind, body(kind, temprature=1)))
 
 
@@ -257,8 +258,8 @@ def test_a_prompt_without_an_answer() -> None:
 
 def test_what_a_template_may_be_told() -> None:
     told = {"enable_thinking": False, "x": None, "list": [1, {"a": [2.5, "b"]}], "größe": {"k-k": 1}}
-    assert asked_by(CHAT, chat_template_kwargs=told).template == told
-    assert asked_by(CHAT).template == asked_by(CHAT, chat_template_kwargs={}).template == {}
+    assert asked_by(CHAT, chat_template_kwargs=told).chat_template_kwargs == told
+    assert asked_by(CHAT).chat_template_kwargs == asked_by(CHAT, chat_template_kwargs={}).chat_template_kwargs == {}
     for kind in (COMPLETIONS, PLAIN):
         assert refusal(kind, body(kind, chat_template_kwargs={})).field == "chat_template_kwargs"
     assert refusal(CHAT, body(CHAT, chat_template="x")).field == "chat_template"
@@ -291,7 +292,7 @@ def test_what_a_template_may_not_be_told(told: Any, named: str) -> None:
 
 
 def test_no_name_that_a_client_gives_is_one_of_ours(llm: nc.LLM) -> None:
-    assert asked_by(CHAT, chat_template_kwargs={"a": [[[[[[[{"b": 1}]]]]]]]}).template
+    assert asked_by(CHAT, chat_template_kwargs={"a": [[[[[[[{"b": 1}]]]]]]]}).chat_template_kwargs
     for name in llm.tokenizer.special_tokens:
         assert refusal(CHAT, body(CHAT, chat_template_kwargs={name: "x"})).field == "chat_template_kwargs"
 
@@ -299,10 +300,10 @@ def test_no_name_that_a_client_gives_is_one_of_ours(llm: nc.LLM) -> None:
 def test_token_ids_are_asked_for_as_vllm_has_it() -> None:
     asked = read_tokenize({"model": "m", "prompt": "Hello"})
     assert (asked.model, asked.prompt, asked.messages) == ("m", "Hello", None)
-    assert (asked.add_special_tokens, asked.return_token_strs, asked.template) == (True, False, {})
+    assert (asked.add_special_tokens, asked.return_token_strs, asked.chat_template_kwargs) == (True, False, {})
     assert read_tokenize({"prompt": ""}).prompt == ""
     asked = read_tokenize({"messages": HELLO, "prompt": None, "chat_template_kwargs": {"a": 1}})
-    assert (asked.messages, asked.add_special_tokens, asked.template) == (HELLO, False, {"a": 1})
+    assert (asked.messages, asked.add_special_tokens, asked.chat_template_kwargs) == (HELLO, False, {"a": 1})
     asked = read_tokenize({"messages": HELLO, "add_special_tokens": True, "return_token_strs": True})
     assert (asked.add_special_tokens, asked.return_token_strs) == (True, True)
     assert not read_tokenize({"prompt": "a", "add_special_tokens": False}).add_special_tokens

@@ -1,4 +1,4 @@
-"""What the wire tells of answers: bodies as OpenAI has them, with and without the prompt."""
+"""Response bodies in OpenAI's format, with and without echo and logprobs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 import nucleate as nc
 from nucleate.outputs import Completion, CompletionOutput, FinishReason, StepLogprobs, TokenLogprob, Usage, Validation
-from nucleate.server.openai.requests import CHAT, COMPLETIONS, ParsedRequest, read_body
-from nucleate.server.openai.responses import ResponseHead, chat_body, completion_body, failure_message, select
+from nucleate.server.openai.endpoints import CHAT, COMPLETIONS
+from nucleate.server.openai.requests import ParsedRequest, read_body
+from nucleate.server.openai.responses import ResponseHead, chat_body, completion_body, failure_message, select_outputs
 
 HEAD = ResponseHead("x-1", 1700000000, "tiny")
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -203,7 +204,7 @@ def test_logprobs_of_a_prompt_that_is_shown(llm: nc.LLM, prompt: str, silent: bo
     assert "prompt_logprobs" not in choice
 
 
-def test_a_character_that_prompt_and_answer_share_is_there_once(llm: nc.LLM) -> None:
+def test_a_character_split_between_prompt_and_completion_appears_once(llm: nc.LLM) -> None:
     ids = llm.encode("A🦊")
     request = asked(ids[:-1], echo=True, logprobs=0)
     output = CompletionOutput(0, "🦊", (ids[-1],), "stop", None, 1, (StepLogprobs(told(ids[-1]), (), ()),))
@@ -260,7 +261,7 @@ def test_a_prompt_whose_logprobs_are_not_known(llm: nc.LLM) -> None:
 
 
 @pytest.mark.parametrize("reason", ["stop", "length", "abort"])
-def test_a_prompt_alone_has_no_answer(llm: nc.LLM, reason: FinishReason) -> None:
+def test_max_tokens_of_0_returns_only_the_prompt(llm: nc.LLM, reason: FinishReason) -> None:
     request = asked("Once", echo=True, max_tokens=0, n=2)
     output = CompletionOutput(0, " upon", (70,), reason, 70, 7)
     made = completion_body(
@@ -289,7 +290,7 @@ def test_the_best_are_those_with_the_highest_mean(answers: list[list[float]], n:
     )  # fmt: skip
     usage = Usage(3, sum(map(len, answers)))
     request = asked("Once", n=n, best_of=len(answers), **({"logprobs": 0} if tells else {}))
-    found = select(request, Completion((1, 2, 3), outputs, usage))
+    found = select_outputs(request, Completion((1, 2, 3), outputs, usage))
     assert found.usage == usage
     assert [output.index for output in found.outputs] == list(range(n))
     places = sorted(
@@ -298,7 +299,7 @@ def test_the_best_are_those_with_the_highest_mean(answers: list[list[float]], n:
     expected = places[:n] if len(answers) > n else range(n)
     assert [output.seed - 5 for output in found.outputs] == list(expected)
     assert all((output.logprobs is not None) == (tells and bool(output.token_ids)) for output in found.outputs)
-    assert select(request, found) == found
+    assert select_outputs(request, found) == found
 
 
 def test_the_best_of_some_answers(llm: nc.LLM) -> None:
@@ -312,7 +313,7 @@ def test_the_best_of_some_answers(llm: nc.LLM) -> None:
     assert body["usage"]["completion_tokens"] == sum(len(output.token_ids) for output in made[0].outputs) > 10
 
 
-def test_logprobs_are_told_if_they_were_asked_for(llm: nc.LLM) -> None:
+def test_logprobs_are_returned_if_requested(llm: nc.LLM) -> None:
     nothing = Completion((0,), (CompletionOutput(0, "", (), "abort", None, 7),), Usage(1, 0))
     assert chat_body(HEAD, asked(), completion(llm, [70]), llm.tokenizer)["choices"][0]["logprobs"] is None
     assert chat_body(HEAD, TOLD, nothing, llm.tokenizer)["choices"][0]["logprobs"] == {"content": [], "refusal": None}

@@ -1,4 +1,4 @@
-"""The openai SDK against a server process: what it asks for it gets, as it expects it, and errors are its errors."""
+"""The openai SDK against a server process: completions, streams and errors."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_the_model_is_listed_and_another_is_not_found(client: Any) -> None:
 
 
 @KINDS
-def test_an_answer_is_the_librarys_and_its_form_openais(client: Any, llm: nc.LLM, kind: str) -> None:
+def test_a_response_has_the_content_of_the_library_in_openais_format(client: Any, llm: nc.LLM, kind: str) -> None:
     expected = in_process(llm, kind, **SAMPLED)
     answer = ask(client, kind, **SAMPLED)
     choice = answer.choices[0]
@@ -113,7 +113,7 @@ def test_an_answer_is_the_librarys_and_its_form_openais(client: Any, llm: nc.LLM
 
 
 @KINDS
-def test_the_seed_is_told_and_gives_the_same_text_again(client: Any, kind: str) -> None:
+def test_the_reported_seed_reproduces_the_text(client: Any, kind: str) -> None:
     first, other = (ask(client, kind, temperature=1.5) for _ in range(2))
     seed = first.choices[0].seed
     again = ask(client, kind, temperature=1.5, seed=seed)
@@ -157,7 +157,7 @@ def test_our_own_parameters_come_through_extra_body(client: Any, llm: nc.LLM, ki
 
 
 @KINDS
-def test_a_token_is_forced_or_forbidden_by_its_bias(client: Any, llm: nc.LLM, kind: str) -> None:
+def test_logit_bias_forces_or_bans_a_token(client: Any, llm: nc.LLM, kind: str) -> None:
     first = in_process(llm, kind, temperature=0.0).outputs[0].token_ids[0]
     forbidden = ask(client, kind, temperature=0, logit_bias={str(first): -100}).choices[0]
     assert first not in forbidden.token_ids
@@ -238,7 +238,7 @@ def test_the_prompt_is_scored_with_echo(client: Any, llm: nc.LLM) -> None:
 @KINDS
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("usage", [True, False])
-def test_a_stream_says_what_the_answer_does(client: Any, kind: str, count: int, usage: bool) -> None:
+def test_a_stream_has_the_same_content_as_the_body(client: Any, kind: str, count: int, usage: bool) -> None:
     fields = {"n": count, "max_tokens": 24, "stop": ["zzz"], **SAMPLED}
     whole = ask(client, kind, **fields)
     options = {"stream_options": {"include_usage": True}} if usage else {}
@@ -400,7 +400,7 @@ def test_a_prompt_that_is_too_long_is_refused(client: Any, kind: str) -> None:
 @pytest.mark.parametrize(
     "fields", [{"allowed_token_ids": []}, {"allowed_token_ids": [5], "suppress_token_ids": [5]}], ids=str
 )
-def test_a_request_that_forbids_every_token_is_at_fault_itself(client: Any, kind: str, fields: dict[str, Any]) -> None:
+def test_banning_every_token_is_a_client_error(client: Any, kind: str, fields: dict[str, Any]) -> None:
     with pytest.raises(openai.BadRequestError):  # an error of the server would be tried again
         ask(client, kind, extra_body=fields)
 
@@ -472,7 +472,7 @@ def test_a_timeout_is_the_clients_and_ends_the_request(server: Server) -> None:
     assert wait_until(lambda: is_idle(server)) < 1
 
 
-def test_a_full_server_says_when_to_come_again(guarded: Server) -> None:
+def test_a_full_server_sends_retry_after(guarded: Server) -> None:
     async def crowd() -> tuple[str, str]:
         async with (
             async_client(guarded, api_key=KEY) as client,
@@ -508,7 +508,7 @@ def test_an_answer_that_takes_too_long_ends_with_an_error() -> None:
         assert caught.value.body["code"] == "timeout"
 
 
-def test_a_server_that_ends_tells_its_streams() -> None:
+def test_shutdown_ends_streams_with_an_error() -> None:
     with Server("--shutdown-timeout-seconds", "0") as ending, client_of(ending) as client:
         with ask(client, "chat", stream=True, **LONG) as stream:
             next(stream)

@@ -1,4 +1,4 @@
-"""The openai SDK asks for answers of some form: its own ways to do so, vLLM's field, ours, and what is refused."""
+"""Structured output through the openai SDK: ``response_format``, ``structured_outputs`` and errors."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_stream_of_a_model_of_pydantic(client: Any) -> None:
     assert snapshots[-1] == json.loads(whole.choices[0].message.content)
 
 
-def test_many_at_once_each_of_its_own_form(server: Server) -> None:
+def test_many_requests_with_different_constraints(server: Server) -> None:
     async def one(client: Any, number: int) -> None:
         form = schema_format({**SCHEMA, "properties": {**SCHEMA["properties"], "b": {"const": number}}})
         answer = await ask(client, "chat", response_format=form, n=2, **{**MOST, "seed": number})
@@ -95,7 +95,7 @@ def test_many_at_once_each_of_its_own_form(server: Server) -> None:
 
 @KINDS
 @pytest.mark.parametrize("more", [{}, {"strict": True}, {"strict": None, "description": "what it is"}], ids=str)
-def test_a_strict_schema_is_held(client: Any, llm: nc.LLM, kind: str, more: dict[str, Any]) -> None:
+def test_a_strict_schema_is_enforced(client: Any, llm: nc.LLM, kind: str, more: dict[str, Any]) -> None:
     answer = ask(client, kind, extra_body={"response_format": schema_format(SCHEMA, **more)}, **MOST)
     [choice] = answer.choices
     assert [*json.loads(text(choice))] == ["b", "a"]
@@ -105,7 +105,7 @@ def test_a_strict_schema_is_held(client: Any, llm: nc.LLM, kind: str, more: dict
 
 
 @KINDS
-def test_a_schema_that_is_not_strict_is_held_as_far_as_it_can_be(client: Any, kind: str) -> None:
+def test_a_non_strict_schema_ignores_unsupported_keywords(client: Any, kind: str) -> None:
     form = schema_format(UNIQUE, strict=False)
     found = []
     for seed in range(6):
@@ -181,7 +181,7 @@ def test_our_own_field(client: Any, llm: nc.LLM, kind: str) -> None:
 
 
 @KINDS
-def test_logprobs_and_stops_beside_a_form(client: Any, kind: str) -> None:
+def test_logprobs_and_stops_with_structured_output(client: Any, kind: str) -> None:
     told = {"logprobs": True, "top_logprobs": 2} if kind == "chat" else {"logprobs": 2}
     form = {"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": True}}
     [choice] = ask(client, kind, extra_body=form, **told, **MOST).choices

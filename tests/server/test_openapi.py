@@ -1,4 +1,4 @@
-"""The OpenAPI document: it is one, it has every field, and what it says of a value is what happens to the value."""
+"""The OpenAPI document: it is valid, has every field, and agrees with the server on every value."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ import nucleate as nc
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling.presets import REQUESTABLE
 from nucleate.sampling_params import FIELDS
-from nucleate.server.limits import MAX_CHARACTERS, NUMBERS, ServerLimits
-from nucleate.server.openai.beam_search import FIELDS_OF_BEAMS
-from nucleate.server.openai.requests import CHAT, COMPLETIONS, Endpoint, read_body
+from nucleate.server.limits import LIMITED_FIELDS, MAX_CHARACTERS, ServerLimits
+from nucleate.server.openai.beam_search import PARAMETER_FIELDS
+from nucleate.server.openai.endpoints import CHAT, COMPLETIONS, Endpoint
+from nucleate.server.openai.requests import read_body
 from nucleate.server.openai.responses import error_body
 from nucleate.server.openai.tokenize import DETOKENIZE, TOKENIZE, read_detokenize, read_tokenize
 from nucleate.server.openapi_document import document
@@ -82,7 +83,7 @@ def test_every_route_says_what_it_answers() -> None:
     assert len({operation["summary"] for operation in operations}) == len(operations) == 11
 
 
-def test_a_key_is_asked_for_where_there_are_keys() -> None:
+def test_a_key_is_required_if_keys_are_set() -> None:
     open_, closed = (document("tiny", "1.2.3", LIMITS, needs_key=keys) for keys in (False, True))
     assert closed["security"] == [{"key": []}]
     assert closed["components"]["securitySchemes"]["key"] == {"type": "http", "scheme": "bearer"}
@@ -109,13 +110,13 @@ def test_the_model_is_named() -> None:
 @KINDS
 def test_every_field_is_there_and_no_other(kind: Endpoint) -> None:
     schema = schema_of(kind)
-    assert schema["properties"].keys() == kind.known
-    assert schema["required"] == [*kind.subject]
+    assert schema["properties"].keys() == kind.field_names
+    assert schema["required"] == [*kind.prompt_fields]
     assert schema["additionalProperties"] is False
     for name, field in schema["properties"].items():
         assert field.get("description"), name
         assert "default" not in field or valid(field, field["default"]), name
-        assert valid(field, None) is (name not in kind.subject), name
+        assert valid(field, None) is (name not in kind.prompt_fields), name
 
 
 @KINDS
@@ -133,7 +134,7 @@ def test_every_parameter_has_its_range_its_help_and_its_default(kind: Endpoint) 
         if field.kind in ("float", "int") and not field.off:
             low = 0 if name == "max_tokens" and kind is COMPLETIONS else field.low
             assert schema["exclusiveMinimum" if field.open_low else "minimum"] == low
-            tightened = LIMITS.maximum(name) if name in NUMBERS else None
+            tightened = LIMITS.max_value(name) if name in LIMITED_FIELDS else None
             assert schema.get("maximum") == (tightened or field.high or (LARGEST if field.kind == "float" else None))
 
 
@@ -145,7 +146,7 @@ WITH: Mapping[tuple[str, str], Mapping[str, Any]] = {
     (COMPLETIONS.url, "n"): {"best_of": 4},
     (CHAT.url, "top_logprobs"): {"logprobs": True},
     **{(url, "stream_options"): {"stream": True} for url in URLS},
-    **{(url, name): {"use_beam_search": True, "max_tokens": 1} for url in URLS for name in FIELDS_OF_BEAMS},
+    **{(url, name): {"use_beam_search": True, "max_tokens": 1} for url in URLS for name in PARAMETER_FIELDS},
     **{(url, "dynamic_temperature_low"): {"dynamic_temperature_high": LARGEST} for url in URLS},
     **{(url, "dynamic_temperature_high"): {"dynamic_temperature_low": 0.0} for url in URLS},
 }
@@ -157,7 +158,7 @@ def accepted(kind: Endpoint, field: str, value: Any) -> ParameterError | None:
     body = {**body, **({} if value is None else WITH.get((kind.url, field), {})), field: value}
     try:
         LIMITS.check_body(body, 10**6)
-        read_body(LIMITS.endpoint(kind), body, DEFAULTS)
+        read_body(LIMITS.cap_max_tokens(kind), body, DEFAULTS)
     except ParameterError as error:
         return error
     return None
@@ -191,7 +192,7 @@ def beyond_schemas(field: str, value: Any) -> bool:
 
 def agree(kind: Endpoint, field: str, value: Any) -> None:
     value = json.loads(json.dumps(value))
-    if field in kind.subject and value is None:
+    if field in kind.prompt_fields and value is None:
         return
     says = valid(schema_of(kind)["properties"][field], value)
     why = accepted(kind, field, value)
@@ -223,7 +224,7 @@ def edges(field: str) -> list[Any]:
     }
     parameter = FIELDS.get(field)
     ends = [] if parameter is None else [parameter.low, parameter.high, *parameter.off, parameter.default]
-    ends += [LIMITS.maximum(field), LIMITS.max_choices_per_request]
+    ends += [LIMITS.max_value(field), LIMITS.max_choices_per_request]
     for end in (end for end in ends if isinstance(end, int | float) and not isinstance(end, bool)):
         near |= {end, end - 1, end + 1}
         if abs(end) < 2**53:
@@ -346,9 +347,9 @@ MESSAGES: list[Any] = [
         {"role": "user", "content": "a", "more": 1},
     ]
 ]
-EVERYWHERE = [(kind, field) for kind in REQUESTS.values() for field in sorted(kind.known)]
+EVERYWHERE = [(kind, field) for kind in REQUESTS.values() for field in sorted(kind.field_names)]
 FIELD = pytest.mark.parametrize(
-    ("kind", "field"), EVERYWHERE, ids=[f"{kind.subject[0]}-{field}" for kind, field in EVERYWHERE]
+    ("kind", "field"), EVERYWHERE, ids=[f"{kind.prompt_fields[0]}-{field}" for kind, field in EVERYWHERE]
 )
 
 

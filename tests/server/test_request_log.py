@@ -1,4 +1,4 @@
-"""The log: one line per event, whatever clients send, and never in anybody's way."""
+"""The log: one line per event, for any input, without blocking."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_request_as_text() -> None:
     )
 
 
-def test_a_list_of_nothing() -> None:
+def test_an_empty_list() -> None:
     (line,) = lines(lambda log: log.request(**REQUEST, finish_reasons=[]), form="text")
     assert line.endswith(" finish_reasons=none")
 
@@ -301,7 +301,7 @@ class Stuck(io.StringIO):
         return super().write(text)
 
 
-def test_a_stuck_stream_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stuck_stream_does_not_block_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_QUEUED_LINES", 100)
     stream, log = Stuck(), RequestLog()
     with configure(stream, log_format="json", level="info"):

@@ -13,8 +13,16 @@ from hypothesis import strategies as st
 import nucleate as nc
 from nucleate.engine.request import Request
 from nucleate.parameters.parameter import ParameterError, read_json
-from nucleate.server.openai.requests import CHAT, COMPLETIONS, PLAIN, Endpoint, ParsedRequest, read_body
-from nucleate.server.openai.response_format import FORMAT_FIELDS, OUTPUTS, RESPONSE, RequestedFormat, named, read_format
+from nucleate.server.openai.endpoints import CHAT, COMPLETIONS, PLAIN, Endpoint
+from nucleate.server.openai.requests import ParsedRequest, read_body
+from nucleate.server.openai.response_format import (
+    FORMAT_FIELDS,
+    RESPONSE_FORMAT,
+    STRUCTURED_OUTPUTS,
+    RequestedFormat,
+    read_format,
+    translate_errors,
+)
 from nucleate.structured_output.spec import KINDS, StructuredOutputs
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -93,14 +101,14 @@ MEANINGS: list[tuple[dict[str, Any], StructuredOutputs | None]] = [
 
 @BOTH
 @pytest.mark.parametrize(("fields", "meant"), MEANINGS, ids=lambda value: json.dumps(value, default=str)[:60])
-def test_each_way_to_say_a_form_means_the_same(
+def test_both_fields_set_the_same_constraint(
     kind: Endpoint, fields: dict[str, Any], meant: StructuredOutputs | None
 ) -> None:
     read = asked(kind, **fields)
     assert read.params.structured_outputs == meant
     assert read.params == asked(kind).params.replace(structured_outputs=meant)
     busy = [name for name, value in fields.items() if value is not None and value != {"type": "text"}]
-    assert read.format.field == (busy or [RESPONSE])[0]
+    assert read.requested_format.field == (busy or [RESPONSE_FORMAT])[0]
 
 
 def test_the_properties_of_a_schema_stay_in_their_order() -> None:
@@ -115,13 +123,13 @@ def test_the_properties_of_a_schema_stay_in_their_order() -> None:
 def test_a_line_of_a_batch_takes_structured_outputs() -> None:
     assert asked(PLAIN, structured_outputs={"regex": "a"}).params.structured_outputs == StructuredOutputs(regex="a")
     assert str(error_of(PLAIN, structured_outputs={"regex": 7})).startswith("structured_outputs.regex must be")
-    assert error_of(PLAIN, response_format={"type": "json_object"}).field == RESPONSE
+    assert error_of(PLAIN, response_format={"type": "json_object"}).field == RESPONSE_FORMAT
 
 
 def test_what_a_body_says_goes_before_the_default() -> None:
     defaults = nc.SamplingParams(structured_outputs={"regex": "a"})
     assert asked(defaults=defaults).params.structured_outputs == StructuredOutputs(regex="a")
-    assert asked(defaults=defaults).format.field == OUTPUTS
+    assert asked(defaults=defaults).requested_format.field == STRUCTURED_OUTPUTS
     assert asked(defaults=defaults, response_format=None).params.structured_outputs == StructuredOutputs(regex="a")
     assert asked(defaults=defaults, response_format={"type": "json_object"}).params.structured_outputs is not None
     assert asked(defaults=defaults, response_format={"type": "text"}).params.structured_outputs is None
@@ -188,12 +196,15 @@ def test_an_error_names_the_field_and_the_place(kind: Endpoint, fields: dict[str
 
 
 @BOTH
-def test_a_form_is_said_once(kind: Endpoint) -> None:
-    said = {RESPONSE: {"type": "json_object"}, OUTPUTS: {"regex": "a"}}
+def test_only_one_constraint_is_allowed(kind: Endpoint) -> None:
+    said = {RESPONSE_FORMAT: {"type": "json_object"}, STRUCTURED_OUTPUTS: {"regex": "a"}}
     assert said.keys() == set(FORMAT_FIELDS)
     for fields in (said, dict(reversed(said.items()))):
         error = error_of(kind, **fields)
-        assert (error.field, str(error)) == (OUTPUTS, "structured_outputs and response_format cannot be combined")
+        assert (error.field, str(error)) == (
+            STRUCTURED_OUTPUTS,
+            "structured_outputs and response_format cannot be combined",
+        )
 
 
 @BOTH
@@ -206,7 +217,7 @@ def test_what_vllm_called_it_once_is_told_by_its_new_name(kind: Endpoint, name: 
 
 @settings(max_examples=tiers.count(75, 300))
 @given(data=st.data())
-def test_any_value_is_a_form_or_an_error_that_names_its_field(data: st.DataObject) -> None:
+def test_any_value_is_a_constraint_or_an_error_that_names_its_field(data: st.DataObject) -> None:
     keys = (
         "type",
         "json_schema",
@@ -262,20 +273,22 @@ def test_any_value_is_a_form_or_an_error_that_names_its_field(data: st.DataObjec
 )
 def test_what_the_engine_refuses_names_the_field_too(llm: nc.LLM, fields: dict[str, Any], begins: str) -> None:
     read = asked(**fields)
-    with pytest.raises(ParameterError) as caught, named(read.format):
+    with pytest.raises(ParameterError) as caught, translate_errors(read.requested_format):
         llm.new_engine().prepare(Request([1], read.engine_params))
     field = next(iter(fields))
     assert caught.value.field == field
     assert str(caught.value).startswith(begins)
     if "uniqueItems" in begins:  # how it can be had all the same, in words of this field
-        assert {RESPONSE: '"strict": false', OUTPUTS: 'on_unsupported="ignore"'}[field] in str(caught.value)
+        assert {RESPONSE_FORMAT: '"strict": false', STRUCTURED_OUTPUTS: 'on_unsupported="ignore"'}[field] in str(
+            caught.value
+        )
 
 
 def test_errors_of_other_fields_stay_what_they_are(llm: nc.LLM) -> None:
-    with pytest.raises(ParameterError) as caught, named(RequestedFormat(RESPONSE)):
+    with pytest.raises(ParameterError) as caught, translate_errors(RequestedFormat(RESPONSE_FORMAT)):
         llm.new_engine().prepare(Request([1], nc.SamplingParams(allowed_token_ids=(10**6,))))
     assert caught.value.field == "allowed_token_ids"
-    with pytest.raises(ZeroDivisionError), named(RequestedFormat(RESPONSE)):
+    with pytest.raises(ZeroDivisionError), translate_errors(RequestedFormat(RESPONSE_FORMAT)):
         raise ZeroDivisionError
 
 

@@ -1,4 +1,4 @@
-"""How a server ends: by signals, under load, within its grace, and when it cannot even begin."""
+"""Shutdown: signals, requests in flight, the timeout, and failures at startup."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_what_is_at_work_comes_to_its_end(number: signal.Signals) -> None:
         assert "Traceback" not in server.log
 
 
-def test_what_outlasts_the_grace_is_told_so() -> None:
+def test_streams_beyond_the_shutdown_timeout_get_an_error() -> None:
     with Server("--shutdown-timeout-seconds", "0.3", environment=ONE_THREAD) as server:
         streams = [Stream(server, {**STORY, "max_tokens": 900, "n": 8}) for _ in range(4)]
         wholes = [Whole(server, {**STORY, "max_tokens": 900, "n": 8}) for _ in range(2)]
@@ -154,7 +154,7 @@ def test_a_signal_while_it_starts(number: signal.Signals, seconds: float) -> Non
     assert process.returncode in (0, -number, 128 + number)
 
 
-def test_a_port_in_use_is_said_in_one_line() -> None:
+def test_a_port_in_use_is_an_error_in_one_line() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         command = [sys.executable, "-m", "nucleate", "serve", "--port", str(port)]

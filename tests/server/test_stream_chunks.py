@@ -1,4 +1,4 @@
-"""Streams: frames that OpenAI's clients understand, and that put together say what the whole body says."""
+"""Stream frames: OpenAI's format, and the same content as the body without streaming."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 import nucleate as nc
 from nucleate.outputs import Completion, CompletionChunk, StepLogprobs, TokenLogprob, Usage, Validation
-from nucleate.server.openai.requests import CHAT, COMPLETIONS, ParsedRequest, read_body
+from nucleate.server.openai.endpoints import CHAT, COMPLETIONS
+from nucleate.server.openai.requests import ParsedRequest, read_body
 from nucleate.server.openai.responses import ResponseHead, chat_body, completion_body, error_body
 from nucleate.server.openai.stream_chunks import (
     DONE,
@@ -64,14 +65,14 @@ TOLD = dict(logprobs=None, finish_reason=None, seed=7)
 
 def test_a_chat_as_openai_streams_it(llm: nc.LLM) -> None:
     chunks = opened(llm, ChatStream, stream_options={"include_usage": True})
-    first = frames(chunks.pieces(0, [CompletionChunk("Hi", (70,), 0, 7)]))
+    first = frames(chunks.frames(0, [CompletionChunk("Hi", (70,), 0, 7)]))
     head = {"id": HEAD.id, "object": "chat.completion.chunk", "created": HEAD.created, "model": HEAD.model}
     role = {"index": 0, "delta": {"role": "assistant", "content": ""}, **TOLD, "token_ids": []}
     assert first == [
         {**head, "choices": [role], "usage": None},
         {**head, "choices": [{"index": 0, "delta": {"content": "Hi"}, **TOLD, "token_ids": [70]}], "usage": None},
     ]
-    last = frames(chunks.pieces(0, [CompletionChunk(" you", (71, 72), 0, 7, "stop", "end")]))
+    last = frames(chunks.frames(0, [CompletionChunk(" you", (71, 72), 0, 7, "stop", "end")]))
     end = {"index": 0, "delta": {}, **TOLD, "finish_reason": "stop", "token_ids": [], "stop_reason": "end"}
     assert last == [
         {**head, "choices": [{"index": 0, "delta": {"content": " you"}, **TOLD, "token_ids": [71, 72]}], "usage": None},
@@ -86,9 +87,9 @@ def test_a_chat_as_openai_streams_it(llm: nc.LLM) -> None:
 def test_completions_as_openai_streams_them(llm: nc.LLM) -> None:
     chunks = opened(llm, CompletionStream, 2, n=2)
     head = {"id": HEAD.id, "object": "text_completion", "created": HEAD.created, "model": HEAD.model}
-    found = frames(chunks.pieces(1, [CompletionChunk("Hi", (70,), 1, 7)]))
+    found = frames(chunks.frames(1, [CompletionChunk("Hi", (70,), 1, 7)]))
     assert found == [{**head, "choices": [{"index": 3, "text": "Hi", **TOLD, "token_ids": [70]}]}]
-    found = frames(chunks.pieces(1, [CompletionChunk("", (71,), 1, 7, "length")]))
+    found = frames(chunks.frames(1, [CompletionChunk("", (71,), 1, 7, "length")]))
     end = {"index": 3, "text": "", **TOLD, "finish_reason": "length", "token_ids": [71], "stop_reason": None}
     assert found == [{**head, "choices": [end]}]
     assert chunks.end(Usage(3, 4)) == DONE == b"data: [DONE]\n\n"
@@ -105,14 +106,14 @@ def test_the_ends_of_streams(llm: nc.LLM) -> None:
 @KINDS
 def test_what_says_nothing_makes_no_frame(llm: nc.LLM, kind: type[ResponseStream]) -> None:
     chunks = opened(llm, kind)
-    assert chunks.pieces(0, []) == b""
-    assert chunks.pieces(0, [CompletionChunk("", (70,), 0, 7)]) == b""
-    assert chunks.pieces(0, [CompletionChunk("", (71,), 0, 7), CompletionChunk("", (), 0, 7)]) == b""
-    assert choices(chunks.pieces(0, [CompletionChunk("a", (72,), 0, 7)]))[-1]["token_ids"] == [70, 71, 72]
-    assert chunks.pieces(0, [CompletionChunk("", (73,), 0, 7)]) == b""
-    assert choices(chunks.pieces(0, [CompletionChunk("b", (), 0, 7)]))[-1]["token_ids"] == [73]
-    assert chunks.pieces(0, [CompletionChunk("", (74,), 0, 7)]) == b""
-    (end,) = choices(chunks.pieces(0, [CompletionChunk("", (), 0, 7, "abort")]))
+    assert chunks.frames(0, []) == b""
+    assert chunks.frames(0, [CompletionChunk("", (70,), 0, 7)]) == b""
+    assert chunks.frames(0, [CompletionChunk("", (71,), 0, 7), CompletionChunk("", (), 0, 7)]) == b""
+    assert choices(chunks.frames(0, [CompletionChunk("a", (72,), 0, 7)]))[-1]["token_ids"] == [70, 71, 72]
+    assert chunks.frames(0, [CompletionChunk("", (73,), 0, 7)]) == b""
+    assert choices(chunks.frames(0, [CompletionChunk("b", (), 0, 7)]))[-1]["token_ids"] == [73]
+    assert chunks.frames(0, [CompletionChunk("", (74,), 0, 7)]) == b""
+    (end,) = choices(chunks.frames(0, [CompletionChunk("", (), 0, 7, "abort")]))
     assert (end["token_ids"], end["finish_reason"]) == ([74], "abort")
 
 
@@ -121,12 +122,12 @@ def test_what_an_answer_is_worth_comes_with_its_end(llm: nc.LLM, kind: type[Resp
     chunks = opened(llm, kind, n=2)
     worth = Validation(("uniqueItems at /a",), ("$.a: wrong",))
     early = choices(
-        chunks.pieces(
+        chunks.frames(
             0, [CompletionChunk("[", (70,), 0, 7), CompletionChunk("[", (70,), 1, 7), CompletionChunk("1", (71,), 0, 7)]
         )
     )
-    ends = choices(chunks.pieces(0, [CompletionChunk("]", (72,), 0, 7, "stop", validation=worth)]))
-    other = choices(chunks.pieces(0, [CompletionChunk("]", (72,), 1, 7, "stop")]))
+    ends = choices(chunks.frames(0, [CompletionChunk("]", (72,), 0, 7, "stop", validation=worth)]))
+    other = choices(chunks.frames(0, [CompletionChunk("]", (72,), 1, 7, "stop")]))
     assert ends[-1]["validation"] == {"ignored": ["uniqueItems at /a"], "errors": ["$.a: wrong"]}
     assert not any("validation" in choice for choice in (*early, *ends[:-1], *other))
 
@@ -136,14 +137,14 @@ def test_logprobs_do_not_wait_for_a_text(llm: nc.LLM, kind: type[ResponseStream]
     chunks = opened(llm, kind, logprobs=1)
     for token in (177, 258):  # parts of one character
         told = (StepLogprobs(TokenLogprob(token, -1.0, 1), (), ()),)
-        choice = choices(chunks.pieces(0, [CompletionChunk("", (token,), 0, 7, None, None, told)]))[-1]
+        choice = choices(chunks.frames(0, [CompletionChunk("", (token,), 0, 7, None, None, told)]))[-1]
         said = choice["logprobs"]["content"] if kind is ChatStream else choice["logprobs"]["tokens"]
         assert (len(said), choice["token_ids"], choice["finish_reason"]) == (1, [token], None)
 
 
 @KINDS
 def test_an_answer_without_a_word_has_its_beginning_and_its_end(llm: nc.LLM, kind: type[ResponseStream]) -> None:
-    found = choices(opened(llm, kind).pieces(0, [CompletionChunk("", (4,), 0, 7, "stop")]))
+    found = choices(opened(llm, kind).frames(0, [CompletionChunk("", (4,), 0, 7, "stop")]))
     assert [choice["finish_reason"] for choice in found] == [None, "stop"][-len(found) :]
     assert found[-1]["token_ids"] == [4]
     if kind is ChatStream:
@@ -153,23 +154,23 @@ def test_an_answer_without_a_word_has_its_beginning_and_its_end(llm: nc.LLM, kin
 @KINDS
 def test_an_error_never_ends_a_choice(llm: nc.LLM, kind: type[ResponseStream]) -> None:
     chunks = opened(llm, kind)
-    chunks.pieces(0, [CompletionChunk("a", (70,), 0, 7)])
-    (choice,) = choices(chunks.pieces(0, [CompletionChunk("b", (), 0, 7, "error", "the model failed: /path")]))
+    chunks.frames(0, [CompletionChunk("a", (70,), 0, 7)])
+    (choice,) = choices(chunks.frames(0, [CompletionChunk("b", (), 0, 7, "error", "the model failed: /path")]))
     assert choice["finish_reason"] is None
     assert "stop_reason" not in choice
-    assert opened(llm, kind).pieces(0, [CompletionChunk("", (), 0, 7, "error", "x")]) == b""
+    assert opened(llm, kind).frames(0, [CompletionChunk("", (), 0, 7, "error", "x")]) == b""
 
 
 @KINDS
 def test_what_comes_at_once_is_one_frame_for_each_answer(llm: nc.LLM, kind: type[ResponseStream]) -> None:
     chunks = opened(llm, kind, n=2)
     for index in (0, 1):
-        chunks.pieces(0, [CompletionChunk("a", (70,), index, 7 + index)])
+        chunks.frames(0, [CompletionChunk("a", (70,), index, 7 + index)])
     indices = [1, 0, 1, 1, 0, 1]
     at_once = [
         CompletionChunk(text, (ord(text),), index, 7 + index) for text, index in zip("bcdefg", indices, strict=True)
     ]
-    found = choices(chunks.pieces(0, at_once))
+    found = choices(chunks.frames(0, at_once))
     said = [choice.get("text", choice.get("delta", {}).get("content")) for choice in found]
     assert sorted(zip([choice["index"] for choice in found], said, strict=True)) == [(0, "cf"), (1, "bdeg")]
     assert sorted(choice["seed"] for choice in found) == [7, 8]
@@ -177,7 +178,7 @@ def test_what_comes_at_once_is_one_frame_for_each_answer(llm: nc.LLM, kind: type
 
 def test_a_prompt_without_an_answer(llm: nc.LLM) -> None:
     chunks = opened(llm, CompletionStream, echo=True, max_tokens=0, stream_options={"include_usage": True})
-    (choice,) = choices(chunks.pieces(0, [CompletionChunk(" jumps", (70,), 0, 7, "stop", 70)]))
+    (choice,) = choices(chunks.frames(0, [CompletionChunk(" jumps", (70,), 0, 7, "stop", 70)]))
     end = {**TOLD, "finish_reason": "length", "stop_reason": None}
     assert choice == {"index": 0, "text": "The fox", **end, "token_ids": []}
     usage = frames(chunks.end(Usage(3, 1)).removesuffix(DONE))[0]["usage"]
@@ -211,32 +212,32 @@ def test_quick_frames_are_those_that_json_writes(
     options = {"stream_options": {"include_usage": True}} if include_usage else {}
     chunks, seed = opened(llm, kind, n=3, **options), data.draw(st.integers(0, 2**64 - 1))
     index = data.draw(st.integers(0, 2))
-    chunks.pieces(0, [CompletionChunk("a", (70,), index, seed)])
+    chunks.frames(0, [CompletionChunk("a", (70,), index, seed)])
     for text, ids in data.draw(st.lists(st.tuples(TEXTS, IDS), min_size=3, max_size=8)):
         piece = CompletionChunk(text, ids, index, seed)
-        assert chunks.pieces(0, [piece]) == slow(kind, index, piece, include_usage)
+        assert chunks.frames(0, [piece]) == slow(kind, index, piece, include_usage)
         assert json.loads(slow(kind, index, piece, include_usage)[6:])["choices"][0]["index"] == index
 
 
 @KINDS
 def test_a_huge_text(llm: nc.LLM, kind: type[ResponseStream]) -> None:
     chunks = opened(llm, kind)
-    chunks.pieces(0, [CompletionChunk("a", (70,), 0, 7)])
+    chunks.frames(0, [CompletionChunk("a", (70,), 0, 7)])
     piece = CompletionChunk('"🦊\n' * 300_000, tuple(range(10_000)), 0, 7)
-    assert chunks.pieces(0, [piece]) == slow(kind, 0, piece, False)
+    assert chunks.frames(0, [piece]) == slow(kind, 0, piece, False)
 
 
 @KINDS
 def test_a_frame_takes_microseconds(llm: nc.LLM, kind: type[ResponseStream]) -> None:
     """A frame by ``json`` takes five times as long; twice, at the least, where others disturb."""
     chunks = opened(llm, kind)
-    chunks.pieces(0, [CompletionChunk("a", (70,), 0, 7)])
+    chunks.frames(0, [CompletionChunk("a", (70,), 0, 7)])
     pieces = [[CompletionChunk(" fox", (index,), 0, 7)] for index in range(2000)]
     quick, written = [], []
     for _ in range(5):
         start = time.perf_counter()
         for one in pieces:
-            chunks.pieces(0, one)
+            chunks.frames(0, one)
         middle = time.perf_counter()
         for one in pieces:
             slow(kind, 0, one[0], False)
@@ -377,10 +378,10 @@ def test_chunks_put_together_are_the_whole_body(llm: nc.LLM, kind: type[Response
     for place, queue in enumerate(queues):
         while queue:
             size = draw(st.integers(1, len(queue)))
-            stream += chunks.pieces(place, queue[:size])
+            stream += chunks.frames(place, queue[:size])
             del queue[:size]
     completions = [
-        Completion.of(prompt_ids, [piece for own in answer for piece in own])
+        Completion.from_chunks(prompt_ids, [piece for own in answer for piece in own])
         for prompt_ids, answer in zip(ids, whole, strict=True)
     ]
     usage = Usage(sum(one.usage.prompt_tokens for one in completions),
@@ -407,8 +408,8 @@ def test_what_an_engine_says_as_a_stream(llm: nc.LLM, fields: dict[str, Any], lo
     chunks, data = CompletionStream(HEAD, request, ids, llm.tokenizer), b""
     for place, own in enumerate(ids):
         pieces.append(list(llm.stream(own, request.engine_params)))
-        data += b"".join(chunks.pieces(place, [piece]) for piece in pieces[-1])
-    completions = [Completion.of(own, said) for own, said in zip(ids, pieces, strict=True)]
+        data += b"".join(chunks.frames(place, [piece]) for piece in pieces[-1])
+    completions = [Completion.from_chunks(own, said) for own, said in zip(ids, pieces, strict=True)]
     body = completion_body(HEAD, request, completions, llm.tokenizer)
     read, made = (sum(getattr(one.usage, f"{name}_tokens") for one in completions) for name in ("prompt", "completion"))
     data += chunks.end(Usage(read, made))
@@ -429,7 +430,7 @@ def test_the_types_are_openais(llm: nc.LLM) -> None:
             fields = {} if logprobs is None else {"logprobs": logprobs}
             request = asked(kind, stream_options={"include_usage": True}, **fields)
             chunks = kind(HEAD, request, [PROMPT], llm.tokenizer)
-            data = b"".join(chunks.pieces(0, [piece]) for piece in pieces) + chunks.end(Usage(3, 2))
+            data = b"".join(chunks.frames(0, [piece]) for piece in pieces) + chunks.end(Usage(3, 2))
             for chunk in frames(data.removesuffix(DONE)):
                 model = chat.ChatCompletionChunk if kind is ChatStream else types.Completion
                 if (
@@ -439,7 +440,7 @@ def test_the_types_are_openais(llm: nc.LLM) -> None:
                         choice["finish_reason"] = choice["finish_reason"] or "stop"
                 found = model.model_validate(chunk, strict=True)
                 assert found.model_dump(exclude_unset=True) == chunk
-            completion = Completion.of(PROMPT, pieces)
+            completion = Completion.from_chunks(PROMPT, pieces)
             if kind is ChatStream:
                 body = chat_body(HEAD, request, completion, llm.tokenizer)
                 assert chat.ChatCompletion.model_validate(body, strict=True)

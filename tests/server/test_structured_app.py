@@ -1,4 +1,4 @@
-"""Answers of some form over the application: whole, as streams, beside every other field, and when they cannot be."""
+"""Structured output over the application: with and without streaming, with other fields, and errors."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def parts_of(call: Any, index: int = 0) -> list[Any]:
 
 @PATHS
 @EACH
-def test_an_answer_has_its_form_whole_and_as_a_stream(
+def test_structured_output_with_and_without_streaming(
     llm: nc.LLM, path: str, fields: dict[str, Any], right: Any
 ) -> None:
     async def use(app: Any, service: Service) -> None:
@@ -124,7 +124,7 @@ def test_tokens_that_must_follow_come_at_once(llm: nc.LLM) -> None:
 
 
 @PATHS
-def test_logprobs_beside_a_form(llm: nc.LLM, path: str) -> None:
+def test_logprobs_with_structured_output(llm: nc.LLM, path: str) -> None:
     async def use(app: Any, service: Service) -> None:
         told = {"logprobs": True, "top_logprobs": 2} if path == CHAT_PATH else {"logprobs": 2}
         body = {**SUBJECT[path], **told, "structured_outputs": {"regex": "the fox is [0-9]{3}"}}
@@ -142,7 +142,7 @@ def test_logprobs_beside_a_form(llm: nc.LLM, path: str) -> None:
     serve(llm, use)
 
 
-def test_best_of_and_echo_beside_a_form(llm: nc.LLM) -> None:
+def test_best_of_and_echo_with_structured_output(llm: nc.LLM) -> None:
     async def use(app: Any, service: Service) -> None:
         form = {"structured_outputs": {"regex": "[0-9]{4}"}}
         body = {**SUBJECT[PATH], **form, "prompt": ["The fox", "A cat"], "best_of": 5, "n": 2, "echo": True}
@@ -206,7 +206,7 @@ def test_what_was_said_before_an_answer_failed_is_sent_to_a_slow_client_too(llm:
 
 
 @PATHS
-def test_a_ban_that_leaves_no_token_is_the_requests_own_fault(llm: nc.LLM, path: str) -> None:
+def test_a_ban_of_all_allowed_tokens_is_a_client_error(llm: nc.LLM, path: str) -> None:
     async def use(app: Any, service: Service) -> None:
         body = {**SUBJECT[path], **_dead_end(llm)}
         other = begin(app, PATH, {**SUBJECT[PATH], "prompt": [1]})
@@ -225,7 +225,7 @@ def test_a_ban_that_leaves_no_token_is_the_requests_own_fault(llm: nc.LLM, path:
     serve(llm, use)
 
 
-def test_slow_masks_end_their_answer_alone(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_mask_ends_only_its_own_sequence(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     async def use(app: Any, service: Service) -> None:
         body = {**SUBJECT[PATH], "structured_outputs": {"regex": "[0-9]{30,99}"}, "logprobs": 0}
         before = (await ask(app, PATH, {**TEXT, "structured_outputs": {"regex": "[a-z]{3}"}})).json["choices"][0][
@@ -239,7 +239,7 @@ def test_slow_masks_end_their_answer_alone(llm: nc.LLM, monkeypatch: pytest.Monk
         assert after == before
 
     TEXT = {"prompt": [1, 2], "seed": 1}
-    serve(llm, use, engine={"structured_limits": FormLimits(seconds=0.4)})
+    serve(llm, use, engine={"structured_limits": FormLimits(mask_budget_seconds=0.4)})
 
 
 def _slow_down(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,7 +303,9 @@ COSTLY: list[tuple[Callable[[int], Any], int]] = [
 
 
 @pytest.mark.parametrize(("schema", "status"), COSTLY, ids=["patterns", "properties", "too many"])
-def test_the_loop_is_free_while_a_form_is_compiled(llm: nc.LLM, schema: Callable[[int], Any], status: int) -> None:
+def test_the_event_loop_is_not_blocked_by_a_grammar_compilation(
+    llm: nc.LLM, schema: Callable[[int], Any], status: int
+) -> None:
     async def use(app: Any, service: Service) -> None:
         shares = []
         for seed in range(4):  # one is enough: the machine may have something else to do
@@ -316,7 +318,7 @@ def test_the_loop_is_free_while_a_form_is_compiled(llm: nc.LLM, schema: Callable
     serve(llm, use)
 
 
-def test_a_compile_whose_caller_has_gone_harms_nobody(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compilation_survives_a_cancelled_caller(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[str] = []
     begun, gate = threading.Event(), threading.Event()
     compile_ = GrammarCompiler.compile
@@ -345,7 +347,7 @@ def test_a_compile_whose_caller_has_gone_harms_nobody(llm: nc.LLM, monkeypatch: 
         for call in waiting:
             check_error(call, 504, code="timeout", type="server_error")
         assert not leaver.status
-        assert service.in_flight == 0
+        assert service.num_requests == 0
         gate.set()
         last = asking("again")
         await last.task
@@ -359,7 +361,7 @@ def test_a_compile_whose_caller_has_gone_harms_nobody(llm: nc.LLM, monkeypatch: 
         gate.set()
 
 
-def test_a_neighbour_is_what_it_is_alone(llm: nc.LLM) -> None:
+def test_other_requests_do_not_change_an_output(llm: nc.LLM) -> None:
     plain = {**SUBJECT[PATH], "prompt": [1, 2], "max_tokens": 60, "ignore_eos": True, "stream": True}
 
     async def use(app: Any, service: Service) -> None:
@@ -376,7 +378,7 @@ def test_a_neighbour_is_what_it_is_alone(llm: nc.LLM) -> None:
 # ---- the server as it starts
 
 
-def test_the_vocabulary_is_ready_before_anybody_asks(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_grammar_vocabulary_is_prepared_at_startup(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
     begin_ = GrammarCompiler.__init__
 
@@ -410,7 +412,7 @@ def test_a_server_without_the_library_serves_all_else(llm: nc.LLM, monkeypatch: 
     serve(llm, use)
 
 
-def test_a_default_form_is_every_requests_that_does_not_say_another(llm: nc.LLM) -> None:
+def test_a_default_constraint_applies_unless_the_request_sets_one(llm: nc.LLM) -> None:
     def made(structured_outputs: Any) -> Service:
         engine = Engine(PagedToy(Toy(rule, SIZE, 256), 400, 4), llm.tokenizer, backend="reference")
         return Service(
@@ -418,10 +420,10 @@ def test_a_default_form_is_every_requests_that_does_not_say_another(llm: nc.LLM)
         )
 
     service = made({"regex": "[0-9]{3}"})
-    read = service.prepare(service.call(PATH, b'{"prompt": [1]}'))
-    assert (read.constraint, read.prepared[0].grammar is None) == ("regex", False)
-    free = service.call(PATH, b'{"prompt": [1], "response_format": {"type": "text"}}')
-    assert (free.constraint, free.prepared[0].grammar) == (None, None)
+    read = service.prepare(service.parse(PATH, b'{"prompt": [1]}'))
+    assert (read.structured_output_kind, read.prepared[0].grammar is None) == ("regex", False)
+    free = service.parse(PATH, b'{"prompt": [1], "response_format": {"type": "text"}}')
+    assert (free.structured_output_kind, free.prepared[0].grammar) == (None, None)
     with pytest.raises(ParameterError, match="unclosed group"):
         made({"regex": "("})
     assert np.isfinite(rule((1,))).all()

@@ -24,7 +24,7 @@ from nucleate.speculative.acceptance import (
     typical,
 )
 from nucleate.speculative.draft import ROOT, Draft
-from nucleate.speculative.draft_distribution import choose, normalize, without
+from nucleate.speculative.draft_distribution import exclude_token, normalize, sample_inverse_cdf
 
 V, LENGTH = 5, 3
 TRIALS = 1500
@@ -169,7 +169,7 @@ def left_of(size, before, tokens):
     """A law without some tokens."""
     law = DRAFTED[size][before]
     for token in tokens:
-        law = without(law, token)
+        law = exclude_token(law, token)
     return law
 
 
@@ -218,7 +218,7 @@ def texts(target, rule, proposer):
     for _ in range(TRIALS):
         output = ()
         while len(output) < LENGTH:
-            draft = proposer(output, lambda law: choose(law, next(stream)), DRAFTED[V])
+            draft = proposer(output, lambda law: sample_inverse_cdf(law, next(stream)), DRAFTED[V])
             verdict = rule(target.rows(output, draft), draft, [next(stream) for _ in draft.tokens], next(stream))
             assert verdict.error is None
             output = (*output, *verdict.tokens(draft))
@@ -256,12 +256,14 @@ def careless_tree(output, pick, laws_VV):
 
 
 def keeps_all(p, draft, coins_N, coin):
-    return AcceptanceResult(tuple(range(len(draft))), choose(normalize(p[len(draft)]), coin))
+    return AcceptanceResult(tuple(range(len(draft))), sample_inverse_cdf(normalize(p[len(draft)]), coin))
 
 
 def without_residual(p, draft, coins_N, coin):
     path, token, _ = rejection(p, draft, coins_N, coin)
-    return AcceptanceResult(path, token if len(path) == len(draft) else choose(normalize(p[len(path)]), coin))
+    return AcceptanceResult(
+        path, token if len(path) == len(draft) else sample_inverse_cdf(normalize(p[len(path)]), coin)
+    )
 
 
 def greedy(p, draft, coins_N, coin):
@@ -306,7 +308,7 @@ def test_what_is_wrong_is_found(name):
 
 def draft_of(numbers):
     stream = iter(numbers.tolist())
-    return sampled((), lambda law: choose(law, next(stream)), DRAFTED[V])
+    return sampled((), lambda law: sample_inverse_cdf(law, next(stream)), DRAFTED[V])
 
 
 @pytest.mark.parametrize("rule", [rejection, block])
@@ -371,7 +373,7 @@ def rounds(target, rule, proposer, output):
 
 def exactly(target, rule, proposer, monkeypatch):
     """The law of texts, by all ways to them."""
-    monkeypatch.setattr(acceptance, "choose", lambda left, coin: left)
+    monkeypatch.setattr(acceptance, "sample_inverse_cdf", lambda left, coin: left)
     p, reached = np.zeros((target.size,) * LENGTH), Counter({(): 1.0})
     for length in range(LENGTH):
         for output, before in [(output, chance) for output, chance in reached.items() if len(output) == length]:
@@ -413,7 +415,7 @@ def test_what_is_wrong_is_exactly_wrong(name, monkeypatch):
 
 
 def test_a_block_keeps_more(monkeypatch):
-    monkeypatch.setattr(acceptance, "choose", lambda left, coin: left)
+    monkeypatch.setattr(acceptance, "sample_inverse_cdf", lambda left, coin: left)
     more = 0
     for target in SMALL.values():
         for output in ((), (0,), (1,), (2,), (1, 1)):

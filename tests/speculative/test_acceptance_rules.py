@@ -82,12 +82,14 @@ def test_typical_by_hand():
     assert typical([sharp, flat, flat], Draft((3, 0)), [], 0.95) == AcceptanceResult(
         (), 4
     )  # 0.01 is below 0.09 exp(-0.5)
-    assert typical([sharp] * 3, Draft((3, 0)), [], 0.0, limit=0.009) == AcceptanceResult((0, 1), 0)
-    assert typical([sharp] * 3, Draft((3, 0)), [], 0.0, factor=0.01) == AcceptanceResult((0, 1), 0)
-    assert typical([[0.25, 0.75], [1, 0]], Draft((0,)), [], 0.9, limit=0.25, factor=9.0) == AcceptanceResult(
-        (), 1
-    )  # no more
-    assert typical([[0.26, 0.74], [1, 0]], Draft((0,)), [], 0.9, limit=0.25, factor=9.0) == AcceptanceResult((0,), 0)
+    assert typical([sharp] * 3, Draft((3, 0)), [], 0.0, posterior_threshold=0.009) == AcceptanceResult((0, 1), 0)
+    assert typical([sharp] * 3, Draft((3, 0)), [], 0.0, posterior_alpha=0.01) == AcceptanceResult((0, 1), 0)
+    assert typical(
+        [[0.25, 0.75], [1, 0]], Draft((0,)), [], 0.9, posterior_threshold=0.25, posterior_alpha=9.0
+    ) == AcceptanceResult((), 1)  # no more
+    assert typical(
+        [[0.26, 0.74], [1, 0]], Draft((0,)), [], 0.9, posterior_threshold=0.25, posterior_alpha=9.0
+    ) == AcceptanceResult((0,), 0)
     tree = Draft((3, 0, 0, 0, 1), (ROOT, ROOT, 0, 1, 1))
     assert typical([sharp] * 6, tree, [], 0.0) == AcceptanceResult((1, 3), 0)
     assert typical([flat] * 6, tree, [], 0.0) == AcceptanceResult((0, 2), 0)  # the first of the longest

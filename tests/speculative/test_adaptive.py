@@ -11,9 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from single_drafts import draft_of
 
-from nucleate.speculative.adaptive.acceptance_rate import AcceptanceRates, AcceptedCounts, followed
-from nucleate.speculative.adaptive.controller import AHEAD, OWED, SAVED, SHADOW_SHARE, SHADOW_TOKENS, AdaptiveProposer
-from nucleate.speculative.adaptive.costs import AFRESH, KEPT, REST, StepCosts
+from nucleate.speculative.adaptive.acceptance_rate import AcceptanceCounts, AcceptanceRates, num_matching_tokens
+from nucleate.speculative.adaptive.controller import (
+    MAX_CREDIT_STEPS,
+    MAX_DEBT_STEPS,
+    MAX_SHADOW_TOKENS,
+    SHADOW_TIME_SHARE,
+    WARMUP_STEPS,
+    AdaptiveProposer,
+)
+from nucleate.speculative.adaptive.costs import BASELINE_INTERVAL, DECAY, FIXED_COST_TOKENS, StepCosts
 from nucleate.speculative.draft import ROOT, Draft, DraftContext
 
 MOST = 8
@@ -58,7 +65,7 @@ def rate(chance, slope, sequences=1, steps=400, drafting=0.0, having=0.0):
         drafts = proposer.propose(states, [MOST] * sequences) if proposer.active() else [Draft()] * sequences
         more = 0
         for state, draft in zip(states, drafts, strict=True):
-            kept = followed(draft, range(1 << 30), len(state.token_ids))
+            kept = num_matching_tokens(draft, range(1 << 30), len(state.token_ids))
             if draft:
                 proposer.accepted(state.key, kept)
             grown(state.token_ids, kept + 1)
@@ -119,7 +126,7 @@ def test_others_are_worth_learning_from(chance):
         proposer.forget(key)
     count = len(draft_of(proposer, DraftContext(99, [0]), MOST))
     assert count >= 6 if chance else count <= 1
-    assert list(proposer._chances) == [99]
+    assert list(proposer._rates) == [99]
 
 
 def test_it_passes_on_what_it_is_told():
@@ -137,16 +144,16 @@ def test_it_passes_on_what_it_is_told():
     proposer.forget(1, [7, 8])
     proposer.forget(2)
     assert inner.forgotten == [(1, (7, 8)), (2, ())]
-    assert not proposer._chances
+    assert not proposer._rates
 
 
-def steps(proposer, price):
+def steps(proposer, token_cost):
     """Have had steps in which one more token takes the time of so many tokens."""
     for drafted in (1, 9) * 20:
         proposer.costs.record(1, 1, 1.0)
-        proposer.costs.record(1, 1 + drafted, 1.0 + price * drafted)
+        proposer.costs.record(1, 1 + drafted, 1.0 + token_cost * drafted)
     proposer.costs.record(1, 1, 1.0)
-    assert proposer.costs.price(1) == pytest.approx(price, rel=0.1)
+    assert proposer.costs.token_cost(1) == pytest.approx(token_cost, rel=0.1)
 
 
 def test_what_does_not_pay_is_drafted_quietly():
@@ -157,10 +164,10 @@ def test_what_does_not_pay_is_drafted_quietly():
         assert not draft_of(proposer, DraftContext(0, ids), MOST)
         grown(ids, 1)
         proposer.end_step(1, 1, 1.0)
-    assert inner.asked == [SHADOW_TOKENS] * 20
+    assert inner.asked == [MAX_SHADOW_TOKENS] * 20
     assert inner.told == [(0, 0)] * 20  # none of them was read
-    assert proposer._chances[0]._own.verified[0] > 5
-    assert sum(proposer._chances[0]._own.accepted) == 0
+    assert proposer._rates[0]._counts.verified[0] > 5
+    assert sum(proposer._rates[0]._counts.accepted) == 0
 
 
 def test_quiet_drafts_that_come_true_are_read_the_next_time():
@@ -173,7 +180,7 @@ def test_quiet_drafts_that_come_true_are_read_the_next_time():
         drafted.append(len(draft))
         grown(ids, len(draft) + 1)
         proposer.end_step(1, 1 + len(draft), 1.0 + 0.5 * len(draft))
-    assert drafted[:SHADOW_TOKENS] == [0] * SHADOW_TOKENS
+    assert drafted[:MAX_SHADOW_TOKENS] == [0] * MAX_SHADOW_TOKENS
     assert np.mean(drafted[30:]) > 5
 
 
@@ -207,7 +214,7 @@ def test_quiet_drafts_take_a_small_part_of_the_time(monkeypatch):
     for key in range(100):
         quietly(proposer, [DraftContext(key, [0])], 5)
     quietly(proposer, [DraftContext(key, [0]) for key in range(1, 5)], 1000)
-    assert 1500 * 0.8 * SHADOW_SHARE < inner.clock < 1500 * 1.2 * SHADOW_SHARE + 2
+    assert 1500 * 0.8 * SHADOW_TIME_SHARE < inner.clock < 1500 * 1.2 * SHADOW_TIME_SHARE + 2
 
 
 class Reading(Slow):
@@ -216,7 +223,7 @@ class Reading(Slow):
     layers = (1,)
     reads = 0
 
-    def read(self, readings):
+    def observe(self, readings):
         self.reads += 1
         self.clock += self.seconds
 
@@ -229,10 +236,10 @@ def test_what_layers_gave_is_read_shortly_before_drafts(monkeypatch, pays):
     ids, told = [0], []
     for _ in range(4000):
         draft = draft_of(proposer, DraftContext(0, ids), 4) if proposer.active() else Draft()
-        if not proposer.resting():
-            proposer.read([])
+        if not proposer.is_idle():
+            proposer.observe([])
         told.append((inner.reads, len(inner.asked)))
-        kept = followed(draft, range(1 << 20), len(ids))
+        kept = num_matching_tokens(draft, range(1 << 20), len(ids))
         proposer.accepted(0, kept)
         grown(ids, kept + 1)
         proposer.end_step(1, 1 + len(draft), 1.0 + 0.1 * len(draft))
@@ -241,10 +248,12 @@ def test_what_layers_gave_is_read_shortly_before_drafts(monkeypatch, pays):
     if pays:
         assert sum(reads) > 0.99 * len(reads)
         return
-    assert 4000 * 0.8 * SHADOW_SHARE < inner.clock < 4000 * 1.2 * SHADOW_SHARE + 2
+    assert 4000 * 0.8 * SHADOW_TIME_SHARE < inner.clock < 4000 * 1.2 * SHADOW_TIME_SHARE + 2
     assert len(asked) > 2
     for place in asked[1:]:
-        assert sum(reads[place - AHEAD // 4 : place]) == AHEAD // 4  # it takes time, so that it ends later
+        assert (
+            sum(reads[place - WARMUP_STEPS // 4 : place]) == WARMUP_STEPS // 4
+        )  # it takes time, so that it ends later
 
 
 def test_so_do_proposers_with_nothing_to_say(monkeypatch):
@@ -255,16 +264,16 @@ def test_so_do_proposers_with_nothing_to_say(monkeypatch):
     proposer = AdaptiveProposer(inner := Silent(monkeypatch, 1.0))
     steps(proposer, 0.1)
     quietly(proposer, [DraftContext(0, [0])], 1000)
-    assert 1000 * 0.8 * SHADOW_SHARE < inner.clock < 1000 * 1.2 * SHADOW_SHARE + 2
+    assert 1000 * 0.8 * SHADOW_TIME_SHARE < inner.clock < 1000 * 1.2 * SHADOW_TIME_SHARE + 2
 
 
 def test_time_that_was_not_needed_is_not_kept_for_long(monkeypatch):
-    proposer = AdaptiveProposer(inner := Slow(monkeypatch, 2 * SHADOW_SHARE))
+    proposer = AdaptiveProposer(inner := Slow(monkeypatch, 2 * SHADOW_TIME_SHARE))
     for _ in range(1000):
         proposer.end_step(1, 1, 1.0)
     steps(proposer, 1.0)
     quietly(proposer, [DraftContext(0, [0])], 200)
-    assert inner.clock < (200 + SAVED + 4) * SHADOW_SHARE
+    assert inner.clock < (200 + MAX_CREDIT_STEPS + 4) * SHADOW_TIME_SHARE
 
 
 def test_drafts_grow_by_doubling():
@@ -291,10 +300,10 @@ def test_who_owes_time_goes_on_with_drafts_that_pay():
     proposer = AdaptiveProposer(Eager())
     steps(proposer, 0.1)
     assert draft_of(proposer, DraftContext(0, [0]), MOST)
-    proposer._seconds = -1.0
+    proposer._shadow_seconds = -1.0
     assert proposer.active()
     assert draft_of(proposer, DraftContext(0, [0]), MOST)
-    proposer.costs.since = AFRESH
+    proposer.costs.steps_since_baseline = BASELINE_INTERVAL
     assert not proposer.active()
 
 
@@ -307,7 +316,7 @@ def test_it_begins_again_when_drafts_are_better_than_those_that_did_not_pay(chan
         if step == 600:
             now = chance
         draft = draft_of(proposer, DraftContext(0, ids), 4) if proposer.active() else Draft()
-        kept = followed(draft, range(1 << 20), len(ids))
+        kept = num_matching_tokens(draft, range(1 << 20), len(ids))
         proposer.accepted(0, kept)
         grown(ids, kept + 1)
         proposer.end_step(1, 1 + len(draft), 1.0 + 2.0 * bool(draft))
@@ -334,7 +343,7 @@ def test_what_took_too_long_is_owed_for_a_while(monkeypatch):
     while not proposer.active():
         proposer.end_step(1, 1, 1.0)
         waited += 1
-    assert OWED - 2 <= waited <= OWED + 2
+    assert MAX_DEBT_STEPS - 2 <= waited <= MAX_DEBT_STEPS + 2
 
 
 def test_laws_are_told_aloud():
@@ -354,7 +363,7 @@ def test_laws_are_told_aloud():
         drafted.append(len(draft))
         proposer.end_step(1, 1 + len(draft), 1.0 + len(draft))
     assert set(drafted) == {0, 1}
-    assert 0.5 * SHADOW_SHARE < sum(drafted) / len(drafted) < 3 * SHADOW_SHARE + 0.01
+    assert 0.5 * SHADOW_TIME_SHARE < sum(drafted) / len(drafted) < 3 * SHADOW_TIME_SHARE + 0.01
 
 
 def test_a_proposer_with_nothing_to_say_is_asked_again():
@@ -379,12 +388,12 @@ TREE = Draft((1, 2, 3, 4, 2), (ROOT, ROOT, 0, 1, 2))
     ("ids", "kept"), [([], 0), ([3], 0), ([1], 1), ([2, 4], 2), ([2, 3], 1), ([1, 3, 2], 3), ([1, 3, 2, 9], 3)]
 )
 def test_what_a_draft_has_said(ids, kept):
-    assert followed(TREE, [7, 7, *ids], 2) == kept
-    chances = AcceptanceRates(everyone := AcceptedCounts(0.9))
-    chances.shadow, chances.start = TREE, 2
+    assert num_matching_tokens(TREE, [7, 7, *ids], 2) == kept
+    chances = AcceptanceRates(everyone := AcceptanceCounts(0.9))
+    chances.shadow_draft, chances.shadow_start = TREE, 2
     chances.compare([7, 7, *ids])
     decided = kept == TREE.depth or kept < len(ids)
-    assert bool(chances.shadow) is not decided
+    assert bool(chances.shadow_draft) is not decided
     assert everyone.verified == ([1.0] * min(3, kept + 1) if decided else [])
     assert sum(everyone.accepted) == (kept if decided else 0)
 
@@ -392,46 +401,46 @@ def test_what_a_draft_has_said(ids, kept):
 @given(st.lists(st.tuples(st.integers(1, 60), st.floats(0.001, 9)), min_size=2, max_size=30))
 def test_the_line_through_the_steps(added):
     """Of those with drafts, the nothing that no tokens add among them."""
-    costs = StepCosts({1: 1e9}, tried=True)
+    costs = StepCosts({1: 1e9}, first_step_seen=True)
     for drafted, seconds in added:
         costs.record(1, 1 + drafted, (1 + seconds) * 1e9)
-    weight = KEPT ** np.arange(len(added) + 1)[::-1]
-    x, y = np.array([(0, 0.0), *((drafted / (1 + REST), seconds) for drafted, seconds in added)]).T
+    weight = DECAY ** np.arange(len(added) + 1)[::-1]
+    x, y = np.array([(0, 0.0), *((drafted / (1 + FIXED_COST_TOKENS), seconds) for drafted, seconds in added)]).T
     means = [np.average(each, weights=weight) for each in (x, y, x * x, x * y)]
     assert np.allclose([costs.x, costs.y, costs.xx, costs.xy], means)
 
 
 def test_what_drafts_cost():
     costs = StepCosts()
-    assert (costs.price(1), costs.fixed) == (1 / (1 + REST), 0.0)  # a guess
+    assert (costs.token_cost(1), costs.fixed_cost) == (1 / (1 + FIXED_COST_TOKENS), 0.0)  # a guess
     for drafted in (1, 4, 8) * 60:
         costs.record(3, 3, 1.5)
         costs.record(3, 3 + drafted, 2.0 + 0.1 * drafted)
-    assert costs.price(3) == pytest.approx(0.1 * 3 / 1.5, rel=0.1)  # 3 tokens in 1.5 seconds, one more takes 0.1
-    assert costs.fixed == pytest.approx(0.5 / 1.5, rel=0.1)
+    assert costs.token_cost(3) == pytest.approx(0.1 * 3 / 1.5, rel=0.1)  # 3 tokens in 1.5 seconds, one more takes 0.1
+    assert costs.fixed_cost == pytest.approx(0.5 / 1.5, rel=0.1)
     for _ in range(4000):
         costs.record(3, 3, 1.5)
-    assert costs.fixed < 0.1 * 0.5 / 1.5  # it may have been bad luck
+    assert costs.fixed_cost < 0.1 * 0.5 / 1.5  # it may have been bad luck
     down = StepCosts()
     for drafted in (1, 5, 9) * 20:
         down.record(1, 1, 10.0)
         down.record(1, 1 + drafted, 20.0 - drafted)
-    assert down.price(1) == 0.0
+    assert down.token_cost(1) == 0.0
 
 
 def test_steps_of_so_many_sequences_as_never_before_are_looked_at_without_drafts():
     costs = StepCosts()
     costs.record(3, 5, 1.0)
-    assert costs.since == AFRESH
+    assert costs.steps_since_baseline == BASELINE_INTERVAL
     costs.record(3, 3, 1.0)
-    assert (costs.since, costs.fixed) == (0, 0.0)
+    assert (costs.steps_since_baseline, costs.fixed_cost) == (0, 0.0)
 
 
 def test_a_step_that_took_long_for_once_says_little():
     costs = StepCosts({1: 1.0})
-    assert costs.usual(1, 3, 1000.0) == 6.0
-    assert costs.usual(1, 3, 5.0) == 5.0
-    assert costs.usual(2, 3, 1000.0) == 1000.0
+    assert costs.capped_seconds(1, 3, 1000.0) == 6.0
+    assert costs.capped_seconds(1, 3, 5.0) == 5.0
+    assert costs.capped_seconds(2, 3, 1000.0) == 1000.0
 
 
 @pytest.mark.parametrize("plain", [3, 30])
@@ -443,7 +452,7 @@ def test_what_the_first_draft_has_compiled_is_not_the_price_of_all(plain, compil
         proposer.end_step(1, 1, 1.0)
     for _ in range(20):
         draft = draft_of(proposer, state, MOST) if proposer.active() else Draft()
-        kept = followed(draft, range(1 << 30), len(state.token_ids))
+        kept = num_matching_tokens(draft, range(1 << 30), len(state.token_ids))
         if draft:
             proposer.accepted(0, kept)
         grown(state.token_ids, kept + 1)
@@ -454,18 +463,18 @@ def test_what_the_first_draft_has_compiled_is_not_the_price_of_all(plain, compil
 
 
 @given(st.lists(st.sampled_from([0.0, 0.2, 0.5, 0.9, 1.0]), min_size=1, max_size=6), st.floats(0, 1), st.floats(0, 2))
-def test_a_draft_is_as_long_as_brings_most(rates, price, fixed):
-    kept = AcceptedCounts(decay=1.0)
+def test_a_draft_is_as_long_as_brings_most(rates, token_cost, fixed):
+    kept = AcceptanceCounts(decay=1.0)
     kept.verified = [1e9] * len(rates)
     kept.accepted = [1e9 * rate for rate in rates]
-    gains = [0.0] + [sum(np.cumprod(rates[:k])) - price * k - fixed for k in range(1, len(rates) + 1)]
-    count, gain = AcceptanceRates(kept).length(len(rates), price, fixed)
+    gains = [0.0] + [sum(np.cumprod(rates[:k])) - token_cost * k - fixed for k in range(1, len(rates) + 1)]
+    count, gain = AcceptanceRates(kept).best_length(len(rates), token_cost, fixed)
     assert gain == pytest.approx(sum(np.cumprod(rates[:count])), abs=1e-6)
     assert gains[count] == pytest.approx(max(gains), abs=1e-6)
 
 
 def test_what_was_kept():
-    kept = AcceptedCounts(decay=1.0)
+    kept = AcceptanceCounts(decay=1.0)
     for count in (0, 1, 2, 3, 3):
         kept.add(3, count)
     assert (kept.verified, kept.accepted) == ([5, 4, 3], [4, 3, 2])
@@ -485,21 +494,21 @@ def test_who_joins_is_drafted_for_at_once_where_drafts_paid(pays):
     steps(proposer, 0.1 if pays else 1.0)
     for _ in range(40):
         draft = draft_of(proposer, DraftContext(0, ids), 4) if proposer.active() else Draft()
-        kept = followed(draft, range(1 << 20), len(ids))
+        kept = num_matching_tokens(draft, range(1 << 20), len(ids))
         proposer.accepted(0, kept)
         grown(ids, kept + 1)
         proposer.end_step(1, 1 + len(draft), 1.0 + 0.1 * len(draft))
     proposer.forget(0)
     assert not proposer.propose([], [])  # nobody is at work
-    proposer._seconds = -1.0
+    proposer._shadow_seconds = -1.0
     assert not proposer.active()
-    assert proposer.resting()
-    assert proposer.resting(joining=True) is not pays
-    proposer.joined()
+    assert proposer.is_idle()
+    assert proposer.is_idle(new_sequence=True) is not pays
+    proposer.sequence_started()
     assert proposer.active()
     assert bool(draft_of(proposer, DraftContext(1, [0]), 4)) is pays
     assert proposer.active() is pays
-    assert proposer.resting() is not pays
+    assert proposer.is_idle() is not pays
 
 
 @pytest.mark.parametrize("read", [0, 1])
@@ -509,5 +518,5 @@ def test_a_step_whose_forward_failed_says_nothing(read):
     proposer = AdaptiveProposer(inner)
     proposer.end_step(2, read, 1.0)
     assert proposer.costs == StepCosts()
-    proposer.resting(joining=True)
+    proposer.is_idle(new_sequence=True)
     assert draft_of(proposer, DraftContext(0, [0]), 4)

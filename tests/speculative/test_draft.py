@@ -15,10 +15,15 @@ from single_drafts import draft_of
 
 from nucleate.sampling.suffix_automaton import NOTHING
 from nucleate.speculative.draft import ROOT, Draft, DraftContext, Proposer
-from nucleate.speculative.draft_distribution import choose, normalize, siblings, without
+from nucleate.speculative.draft_distribution import (
+    exclude_token,
+    normalize,
+    sample_inverse_cdf,
+    sample_without_replacement,
+)
 from nucleate.speculative.proposers.counting_automaton import CountingAutomaton, extend
 from nucleate.speculative.proposers.ngram import NgramProposer
-from nucleate.speculative.proposers.suffix import Generations, SuffixProposer
+from nucleate.speculative.proposers.suffix import RecentOutputs, SuffixProposer
 
 TEXTS = st.integers(1, 3).flatmap(lambda size: st.lists(st.integers(0, size), max_size=40))
 
@@ -49,7 +54,7 @@ def test_a_law_sums_to_one_and_is_a_copy():
 
 @given(st.lists(st.sampled_from([0.0, 1e-300, 1e-9, 0.1, 1.0, 7.0]), min_size=1).filter(any), st.floats(0, 1))
 def test_a_choice_has_a_weight(weights, u):
-    token = choose(np.array(weights), u)
+    token = sample_inverse_cdf(np.array(weights), u)
     assert weights[token] > 0
     below = sum(weights[:token])
     assert below <= u * sum(weights) * (1 + 1e-12) <= (below + weights[token]) * (1 + 1e-12) ** 2
@@ -57,19 +62,27 @@ def test_a_choice_has_a_weight(weights, u):
 
 def test_the_ends_of_a_choice():
     law = np.array([0.0, 0.25, 0.5, 0.25, 0.0])
-    assert [choose(law, u) for u in (0.0, 0.2499, 0.25, 0.7499, 0.75, 1 - 2**-53, 1.0)] == [1, 1, 2, 2, 3, 3, 3]
+    assert [sample_inverse_cdf(law, u) for u in (0.0, 0.2499, 0.25, 0.7499, 0.75, 1 - 2**-53, 1.0)] == [
+        1,
+        1,
+        2,
+        2,
+        3,
+        3,
+        3,
+    ]
     tenths = np.append(np.full(10, 0.1), 0.0)  # their sum is below 1
-    assert choose(tenths, 1.0) == 9
+    assert sample_inverse_cdf(tenths, 1.0) == 9
 
 
 def test_siblings_are_drawn_without_replacement():
     law = np.array([0.5, 0.0, 0.3, 0.2])
-    tokens, laws = siblings(law, [0.6, 0.0, 0.9, 0.5])
+    tokens, laws = sample_without_replacement(law, [0.6, 0.0, 0.9, 0.5])
     assert tokens == (2, 0, 3)
     assert np.allclose(laws, [law, [5 / 7, 0, 0, 2 / 7], [0, 0, 0, 1]])
-    assert without(np.array([0.0, 1.0]), 1) is None
+    assert exclude_token(np.array([0.0, 1.0]), 1) is None
     uniforms = np.random.default_rng(7).random((4000, 2))
-    assert abs(np.mean([siblings(law, pair)[0] == (0, 2) for pair in uniforms]) - 0.5 * 0.6) < 0.04
+    assert abs(np.mean([sample_without_replacement(law, pair)[0] == (0, 2) for pair in uniforms]) - 0.5 * 0.6) < 0.04
 
 
 # the value
@@ -78,7 +91,7 @@ def test_siblings_are_drawn_without_replacement():
 def test_a_draft_holds_together():
     tree = Draft((5, 6, 7, 8), (ROOT, ROOT, 0, 2), (None, np.ones(9) / 9, None, None))
     assert tree.children() == {ROOT: [0, 1], 0: [2], 2: [3]}
-    assert not tree.chain
+    assert not tree.is_chain
     assert tree.distribution(0) is None
     assert tree.distribution(1)[3] == 1 / 9
     assert len(tree) == 4
@@ -91,8 +104,8 @@ def test_a_draft_holds_together():
     assert tree.prefix(0).tokens == tree.prefix(-1).tokens == ()
     chain = Draft((5, 6))
     assert chain.children() == Draft((5, 6), (ROOT, 0)).children() == {ROOT: [0], 0: [1]}
-    assert chain.chain
-    assert Draft((5, 6), (ROOT, 0)).chain
+    assert chain.is_chain
+    assert Draft((5, 6), (ROOT, 0)).is_chain
     assert chain.prefix(1).tokens == (5,)
     assert chain.distribution(1) is None
     assert not Draft().children()
@@ -180,9 +193,9 @@ def suffix_draft(texts, ids, k, proposer):
     """The slow twin of SuffixProposer."""
     best, best_score = [], 0.0
     for text in texts:
-        for length in range(min(proposer.longest, len(ids)), 0, -1):
-            most = min(k, proposer.longest, int(proposer.factor * length))
-            tokens, score = continuation(text, ids[len(ids) - length :], most, proposer.least)
+        for length in range(min(proposer.max_suffix_length, len(ids)), 0, -1):
+            most = min(k, proposer.max_suffix_length, int(proposer.max_spec_factor * length))
+            tokens, score = continuation(text, ids[len(ids) - length :], most, proposer.min_probability)
             if score > best_score:
                 best, best_score = tokens, score
     return tuple(best)
@@ -200,7 +213,7 @@ def test_suffixes_equal_their_twin(ids, k, longest, factor, least):
 @settings(max_examples=tiers.count(15, 60))
 @given(st.lists(TEXTS, max_size=6), TEXTS, st.integers(2, 90), st.integers(1, 4))
 def test_answers_of_before_equal_their_twin(outputs, ids, remembered, longest):
-    proposer, young, old = SuffixProposer(longest, remembered=remembered), [], []
+    proposer, young, old = SuffixProposer(longest, max_cached_tokens=remembered), [], []
     half = remembered // 2
     for key, output in enumerate(outputs):
         (proposer.learn if key % 2 else functools.partial(proposer.forget, key))(output)
@@ -218,7 +231,7 @@ def test_answers_of_before_equal_their_twin(outputs, ids, remembered, longest):
 def test_an_automaton_counts(ids, depth):
     automaton = CountingAutomaton(depth)
     extend(automaton, ids, 0, len(ids))
-    assert automaton.states <= max(2, 2 * len(ids))
+    assert automaton.num_states <= max(2, 2 * len(ids))
     pieces = {tuple(ids[i : i + n]) for n in range(1, depth + 1) for i in range(len(ids) - n + 1)}
     for piece in pieces:
         places = [i for i in range(len(ids)) if tuple(ids[i : i + len(piece)]) == piece]
@@ -227,13 +240,13 @@ def test_an_automaton_counts(ids, depth):
             state = automaton._next[state][symbol]
         assert automaton._count[state] == len(places)
         if len(piece) < depth:
-            assert automaton._followed[state] == sum(place + len(piece) < len(ids) for place in places)
+            assert automaton._continued[state] == sum(place + len(piece) < len(ids) for place in places)
 
 
 def test_suffixes_in_words():
     proposer = SuffixProposer()
     assert draft_of(proposer, DraftContext(0, [1, 2, 3, 4, 1, 2]), 5).tokens == (3, 4)  # not longer than the repeat
-    assert draft_of(SuffixProposer(factor=2), DraftContext(0, [1, 2, 3, 4, 1, 2]), 5).tokens == (3, 4, 1, 2)
+    assert draft_of(SuffixProposer(max_spec_factor=2), DraftContext(0, [1, 2, 3, 4, 1, 2]), 5).tokens == (3, 4, 1, 2)
     assert draft_of(proposer, DraftContext(1, [1, 7, 1, 7, 1, 8, 1]), 5).tokens == (7,)  # most often, not latest
     assert draft_of(proposer, DraftContext(2, [1, 7, 1, 8, 1]), 5).tokens == (8,)  # of equal ones the latest
     assert draft_of(proposer, DraftContext(3, [5, 6]), 5).tokens == ()
@@ -247,11 +260,11 @@ def test_suffixes_in_words():
 
 
 def test_old_answers_make_room():
-    generations = Generations(8, 400)
+    generations = RecentOutputs(8, 400)
     for number in range(300):
         generations.add([1000 * number + i for i in range(30)])
         assert len(generations.automata) <= 2
-        assert sum(automaton.states for automaton in generations.automata) <= 800
+        assert sum(automaton.num_states for automaton in generations.automata) <= 800
         assert sum(automaton.size for automaton in generations.automata) <= 400
     starts = {
         number for number in range(300) for automaton in generations.automata if 1000 * number in automaton._next[0]
@@ -262,7 +275,7 @@ def test_old_answers_make_room():
     assert 10**6 + 4999 in generations.automata[0]._next[0]
     assert sum(automaton.size for automaton in generations.automata) <= 400
     for nothing in (0, 1, 3):
-        small = Generations(8, nothing)
+        small = RecentOutputs(8, nothing)
         small.add([1, 2, 3])
         assert small.automata == ()
 
@@ -272,10 +285,10 @@ def test_old_answers_make_room():
 
 def test_a_long_prompt_is_read_bit_by_bit():
     ids = [3, 1, 4, 1, 5, 9, 2, 6] * 3
-    for proposer, first in zip(proposers(pace=10), [(3, 1, 4, 1), (3, 1)], strict=True):
+    for proposer, first in zip(proposers(index_chunk_size=10), [(3, 1, 4, 1), (3, 1)], strict=True):
         found = [draft_of(proposer, DraftContext(0, ids), 4).tokens for _ in range(3)]
         assert found == [first, (3, 1, 4, 1), (3, 1, 4, 1)]
-    proposer, whole = NgramProposer(pace=1), NgramProposer()
+    proposer, whole = NgramProposer(index_chunk_size=1), NgramProposer()
     ids = [1, 2, 3, 1, 2, 4, 1, 2]
     found = [draft_of(proposer, DraftContext(0, ids), 1).tokens for _ in range(9)]
     assert found == [(), (), (3,), (3,), (3,), (4,), (4,), (4,), (4,)]
@@ -296,7 +309,7 @@ def test_the_empty_the_forgotten_and_the_shorter(number):
     for key in (0, 1, 2, 1, 77):
         proposer.forget(key)
     assert not vars(proposer).get("_indices")
-    assert not vars(proposer).get("_own")
+    assert not vars(proposer).get("_automata")
     assert draft_of(proposer, DraftContext(1, [1, 2]), 1).tokens == ()
 
 
@@ -307,15 +320,25 @@ def test_arrays_of_ids_give_integers():
         assert type(tokens[0]) is int
 
 
-@pytest.mark.parametrize("options", [{"longest": 0}, {"longest": 1, "shortest": 2}, {"shortest": 0}, {"pace": 0}])
+@pytest.mark.parametrize(
+    "options", [{"prompt_lookup_max": 0}, {"prompt_lookup_max": 1}, {"prompt_lookup_min": 0}, {"index_chunk_size": 0}]
+)
 def test_n_grams_that_make_no_sense(options):
-    with pytest.raises(ValueError, match="shortest"):
+    with pytest.raises(ValueError, match="must be"):
         NgramProposer(**options)
 
 
 @pytest.mark.parametrize(
     "options",
-    [{"longest": 0}, {"factor": 0}, {"factor": float("nan")}, {"least": 1.1}, {"remembered": -1}, {"pace": 0}],
+    [
+        {"max_suffix_length": 0},
+        {"max_spec_factor": 0},
+        {"max_spec_factor": float("nan")},
+        {"min_probability": 1.1},
+        {"max_cached_tokens": -1},
+        {"index_chunk_size": 0},
+        {"tree_width": 0},
+    ],
 )
 def test_suffixes_that_make_no_sense(options):
     with pytest.raises(ValueError, match="must be"):
@@ -325,7 +348,7 @@ def test_suffixes_that_make_no_sense(options):
 @pytest.mark.parametrize("ids", [[1] * 100_000, [1, 2] * 50_000, list(range(60_000))], ids=["a", "ab", "all"])
 @pytest.mark.parametrize("number", [0, 1])
 def test_the_cost_of_a_token_does_not_grow(ids, number):
-    proposer = [NgramProposer(pace=1000), SuffixProposer(8, pace=1000)][number]
+    proposer = [NgramProposer(index_chunk_size=1000), SuffixProposer(8, index_chunk_size=1000)][number]
     times = []
     for _ in range(0, len(ids), 1000):
         begin = time.process_time()

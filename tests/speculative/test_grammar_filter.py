@@ -10,7 +10,7 @@ from toy_requests import SIZE
 
 import nucleate as nc
 from nucleate.speculative.draft import ROOT, Draft
-from nucleate.speculative.grammar_filter import allowed
+from nucleate.speculative.grammar_filter import filter_draft
 from nucleate.speculative.tree import truncate
 from nucleate.structured_output import GrammarCompiler, Guide
 
@@ -43,7 +43,7 @@ def abc(llm: nc.LLM) -> list[int]:
 @pytest.mark.parametrize("tree", [False, True])
 def test_what_is_a_token(token: Any, good: bool, tree: bool) -> None:
     draft = Draft((1, token, 2), (ROOT, ROOT, 0) if tree else None)
-    assert allowed(draft, SIZE, None).tokens == ((1, token, 2) if good else (1,))
+    assert filter_draft(draft, SIZE, None).tokens == ((1, token, 2) if good else (1,))
 
 
 @pytest.mark.parametrize(
@@ -61,16 +61,16 @@ def test_a_chain_within_a_form(
     wanted = tokens[: length + (drawn and not ended)]
     for parents in (None, tuple(range(ROOT, len(tokens) + ROOT))):
         laws = (LAW,) * len(tokens) if drawn else None
-        assert allowed(Draft(tokens, parents, laws), SIZE, guide).tokens == wanted
+        assert filter_draft(Draft(tokens, parents, laws), SIZE, guide).tokens == wanted
     before = guide.mask()  # of the form nothing was taken
-    np.testing.assert_array_equal(before, Guide(guide.form).mask())
+    np.testing.assert_array_equal(before, Guide(guide.grammar).mask())
 
 
 @pytest.mark.parametrize("tree", [False, True])
 def test_tokens_are_told_as_plain_integers(tree: bool) -> None:
     """A proposer may count in NumPy; what stays of its draft is told to whoever asked, who may write JSON."""
     draft = Draft((np.int64(1), 2, np.uint8(3)), (ROOT, ROOT, 0) if tree else None, (LAW,) * 3)
-    found = allowed(draft, SIZE, None)
+    found = filter_draft(draft, SIZE, None)
     assert [type(token) for token in found.tokens] == [int] * 3
     assert (found.tokens, found.parents, found.distributions) == (draft.tokens, draft.parents, draft.distributions)
 
@@ -85,7 +85,7 @@ def test_nothing_may_follow_where_a_form_has_failed(
     guide.matcher._error = "it took too long"  # type: ignore[attr-defined]
     assert guide.error is not None
     draft = Draft(tuple(abc[:2]), (ROOT, ROOT) if tree else None, (LAW,) * 2 if drawn else None)
-    assert not allowed(draft, SIZE, guide)
+    assert not filter_draft(draft, SIZE, guide)
 
 
 @pytest.mark.parametrize("drawn", [False, True])
@@ -93,13 +93,13 @@ def test_a_tree_within_a_form(llm: nc.LLM, grammars: GrammarCompiler, abc: list[
     a, b, c = abc
     guide = Guide(grammars.compile(nc.StructuredOutputs(regex="(ab)*ac")))
     tree = Draft((a, b, c, b, a, b, a), (ROOT, ROOT, 0, 0, 3, 2, 1), (LAW,) * 7 if drawn else None)
-    found = allowed(tree, SIZE, guide)
+    found = filter_draft(tree, SIZE, guide)
     if drawn:  # the b at first is refused, and nothing follows it; after the c the form is at its end
         assert (found.tokens, found.parents) == ((a, b, c, b, a), (ROOT, ROOT, 0, 0, 3))
         assert found.distributions == (LAW,) * 5
     else:
         assert (found.tokens, found.parents) == ((a, c, b, a), (ROOT, 0, 0, 2))
-    np.testing.assert_array_equal(guide.mask(), Guide(guide.form).mask())
+    np.testing.assert_array_equal(guide.mask(), Guide(guide.grammar).mask())
 
 
 @pytest.mark.parametrize("parents", [None, (ROOT, 0, 1, 2, 3)])

@@ -19,7 +19,7 @@ from nucleate.models.runner import BLOCK
 from nucleate.models.transformers.transformers_model import TransformersModel
 from nucleate.speculative.draft import DraftContext, TargetOutput
 from nucleate.speculative.proposers.neural import load
-from nucleate.speculative.proposers.neural.hidden_states import PENDING
+from nucleate.speculative.proposers.neural.hidden_states import MAX_PENDING
 
 torch = pytest.importorskip("torch", reason="needs the extra 'torch'")
 transformers = pytest.importorskip("transformers", reason="needs the extra 'torch'")
@@ -60,7 +60,7 @@ class Reader:
 
     def told(self, key: int, ids: list[int], start: int = 0) -> None:
         """All but the last token have been read, the proposer learns of those from a place on."""
-        self.proposer.read([TargetOutput(key, start, ids[start:-1], self.hidden(ids[:-1])[start:])])
+        self.proposer.observe([TargetOutput(key, start, ids[start:-1], self.hidden(ids[:-1])[start:])])
 
     def drafts(self, texts: dict[int, list[int]], count: int) -> list[tuple[int, ...]]:
         states = [DraftContext(key, ids, temperature=0.0) for key, ids in texts.items()]
@@ -170,9 +170,9 @@ def test_positions_are_those_in_the_text() -> None:
 def test_where_tokens_are_missing_it_begins_anew() -> None:
     reader, ids = Reader("deepseek_v3, 3"), some(50)
     hidden_TX = reader.hidden(ids[:-1])
-    reader.proposer.read([TargetOutput(0, 0, ids[:10], hidden_TX[:10])])
+    reader.proposer.observe([TargetOutput(0, 0, ids[:10], hidden_TX[:10])])
     reader.drafts({0: ids[:11]}, 4)
-    reader.proposer.read([TargetOutput(0, 30, ids[30:49], hidden_TX[30:49])])
+    reader.proposer.observe([TargetOutput(0, 30, ids[30:49], hidden_TX[30:49])])
     reader.assert_right({0: ids}, 4, {0: 30})
 
 
@@ -181,7 +181,7 @@ def test_what_is_told_again_changes_nothing(family: str) -> None:
     reader, ids = Reader(family), some(50)
     hidden_TX = reader.hidden(ids[:-1])
     for start, stop in ((0, 20), (5, 20), (0, 33), (33, 33), (16, 49), (48, 49)):
-        reader.proposer.read([TargetOutput(0, start, ids[start:stop], hidden_TX[start:stop])])
+        reader.proposer.observe([TargetOutput(0, start, ids[start:stop], hidden_TX[start:stop])])
         reader.assert_right({0: ids[: stop + 1]}, 3)
     reader.assert_right({0: ids}, 4)
 
@@ -190,10 +190,10 @@ def test_without_the_last_hidden_state_there_is_no_draft() -> None:
     reader, ids = Reader("glm4_moe"), some(30)
     hidden_TX = reader.hidden(ids)
     assert reader.drafts({0: ids}, 4) == [()]
-    reader.proposer.read([TargetOutput(0, 0, ids[:25], hidden_TX[:25])])
+    reader.proposer.observe([TargetOutput(0, 0, ids[:25], hidden_TX[:25])])
     assert reader.drafts({0: ids}, 4) == [()]
     assert reader.drafts({0: ids[:20]}, 4) == [()]
-    reader.proposer.read([TargetOutput(0, 25, ids[25:29], hidden_TX[25:29])])
+    reader.proposer.observe([TargetOutput(0, 25, ids[25:29], hidden_TX[25:29])])
     reader.assert_right({0: ids}, 4)
     assert reader.proposer.propose([], []) == []
     assert reader.drafts({0: ids}, 0) == [()]
@@ -203,7 +203,7 @@ def test_without_the_last_hidden_state_there_is_no_draft() -> None:
 def test_hidden_states_are_the_proposers_own() -> None:
     reader, ids = Reader("glm4_moe"), some(30)
     hidden_TX = reader.hidden(ids[:-1])
-    reader.proposer.read([TargetOutput(0, 0, ids[:-1], hidden_TX)])
+    reader.proposer.observe([TargetOutput(0, 0, ids[:-1], hidden_TX)])
     hidden_TX[:] = np.nan
     reader.assert_right({0: ids}, 3)
 
@@ -214,8 +214,8 @@ def test_hidden_states_that_are_no_numbers_give_no_draft(family: str, shared: bo
     reader, ids = Reader(family), some(12)
     reader.told(0, ids)
     reader.told(1, ids)
-    reader.proposer.read([TargetOutput(1, 11, ids[-1:], np.full((1, 64), np.nan, np.float32))])
-    states = [DraftContext(0, ids, 5, 3, shared=shared), DraftContext(1, [*ids, 8], 5, 3, shared=shared)]
+    reader.proposer.observe([TargetOutput(1, 11, ids[-1:], np.full((1, 64), np.nan, np.float32))])
+    states = [DraftContext(0, ids, 5, 3, shared_noise=shared), DraftContext(1, [*ids, 8], 5, 3, shared_noise=shared)]
     one, other = reader.proposer.propose(states, [5, 5])
     assert len(one) == 5
     assert not other.tokens
@@ -225,20 +225,20 @@ def test_hidden_states_that_are_no_numbers_give_no_draft(family: str, shared: bo
 def test_drawn_tokens_have_the_noise_and_the_laws_of_all_proposers() -> None:
     """Coupled, a token is what the target would draw from the scores; else it comes with the law of these scores."""
     from nucleate.speculative.proposers.neural import mtp
-    from nucleate.speculative.proposers.neural.draft_sampling import draw
+    from nucleate.speculative.proposers.neural.draft_sampling import sample_tokens
 
     reader, ids = Reader("glm4_moe"), some(20)
     seen: list[Any] = []
 
     def peeking(logits_RV: np.ndarray, states: list[DraftContext], places: list[int]) -> Any:
         seen.append((logits_RV, list(places)))
-        return draw(logits_RV, states, places)
+        return sample_tokens(logits_RV, states, places)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mtp, "draw", peeking)
+        patch.setattr(mtp, "sample_tokens", peeking)
         reader.told(0, ids)
         [coupled] = reader.proposer.propose([DraftContext(0, ids, 5, 3, 0.9)], [3])
-        [drawn] = reader.proposer.propose([DraftContext(0, ids, 5, 3, 0.9, shared=False)], [3])
+        [drawn] = reader.proposer.propose([DraftContext(0, ids, 5, 3, 0.9, shared_noise=False)], [3])
     assert [places for _, places in seen] == [[0], [1], [2]] * 2
     assert coupled.distributions is None
     assert drawn.distributions is not None
@@ -259,27 +259,27 @@ def test_what_is_forgotten_takes_no_memory() -> None:
         reader.proposer.accepted(key, 1)
         reader.proposer.forget(key, [1, 2])
         reader.proposer.forget(key)
-    assert not reader.proposer._heard
-    assert not reader.proposer._rooms.tables
-    assert sorted(reader.proposer._rooms.free) == [*range(len(reader.proposer._rooms.free))]
+    assert not reader.proposer._captured
+    assert not reader.proposer._kv_slots.tables
+    assert sorted(reader.proposer._kv_slots.free) == [*range(len(reader.proposer._kv_slots.free))]
 
 
 def test_who_is_not_asked_keeps_only_what_came_last() -> None:
     reader, rng = Reader("glm4_moe"), np.random.default_rng(1)
     for start in range(0, 5000, 100):
         hidden_TX = rng.standard_normal((100, 64)).astype(np.float32)
-        reader.proposer.read([TargetOutput(0, start, [7] * 100, hidden_TX)])
-        heard = reader.proposer._heard[0]
-        assert sum(map(len, heard._pieces)) <= PENDING
+        reader.proposer.observe([TargetOutput(0, start, [7] * 100, hidden_TX)])
+        heard = reader.proposer._captured[0]
+        assert sum(map(len, heard._chunks)) <= MAX_PENDING
         assert heard.stop == start + 100
     assert len(reader.drafts({0: [7] * 5001}, 4)[0]) == 4
-    assert sum(map(len, heard._pieces)) == 1  # what was taken in is kept as keys and values
+    assert sum(map(len, heard._chunks)) == 1  # what was taken in is kept as keys and values
 
 
 def test_when_room_is_short_others_make_it() -> None:
     per_block = sum(pool.size for pool in Reader("glm4_moe").modules.new_pools(1))
     reader = Reader("glm4_moe", memory=8 * per_block + 1)
-    assert len(reader.proposer._rooms.free) == 8
+    assert len(reader.proposer._kv_slots.free) == 8
     texts = {key: some(50, key) for key in range(4)}
     for key, ids in texts.items():
         reader.told(key, ids)
@@ -334,7 +334,7 @@ def test_in_short_types(dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert {weight.dtype for weight in brought(model)._model.parameters()} == {getattr(torch, dtype)}
     for key in range(8):
         ids = some(20, key)
-        proposer.read([TargetOutput(key, 0, ids[:-1], reader.hidden(ids[:-1]))])
+        proposer.observe([TargetOutput(key, 0, ids[:-1], reader.hidden(ids[:-1]))])
         [draft] = proposer.propose([DraftContext(key, ids, temperature=0.0)], [3])
         assert len(draft) == 3
         agree += draft.tokens[0] == slow_draft(reader.stock, ids, 1)[0][0]
@@ -344,19 +344,19 @@ def test_in_short_types(dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_model_of_another_kind_brings_none() -> None:
     for model in (Llama(EMBEDDED), Toy(lambda _: np.zeros(9, np.float32), 9)):
         with pytest.raises(
-            ModelError, match=r"brings no modules .* num_mtp_layers in their config, such as deepseek_v3"
+            ModelError, match=r"no multi-token prediction .* num_mtp_layers in its config, such as deepseek_v3"
         ):
             load("mtp", model)
 
 
 def test_most_models_of_transformers_bring_none() -> None:
-    with pytest.raises(ModelError, match="the model brings no modules for multi-token prediction"):
+    with pytest.raises(ModelError, match="the model has no multi-token prediction"):
         load("mtp", TransformersModel(EMBEDDED, "cpu", "auto"))
     none = transformers.Glm4MoeConfig(**{**FAMILIES["glm4_moe"][1], "num_mtp_layers": 0})
     model = TransformersModel.of(transformers.AutoModelForCausalLM.from_config(none))
-    with pytest.raises(ModelError, match="the model brings no modules for multi-token prediction"):
+    with pytest.raises(ModelError, match="the model has no multi-token prediction"):
         load("mtp", model)
-    with pytest.raises(ModelError, match="the model brings no modules for multi-token prediction"):
+    with pytest.raises(ModelError, match="the model has no multi-token prediction"):
         nc.LLM(speculative_config="mtp")
 
 

@@ -63,7 +63,7 @@ def requests(count: int, seed: int) -> list[Request]:
 
 def told(events: list[EngineOutput]) -> list[tuple[Any, ...]]:
     """What does not depend on how the answers of a request take turns."""
-    pieces = sorted((event.piece for event in events), key=lambda piece: piece.index)
+    pieces = sorted((event.chunk for event in events), key=lambda piece: piece.index)
     return [(p.index, p.seed, p.text, p.token_ids, p.finish_reason, p.stop_reason) for p in pieces]
 
 
@@ -127,7 +127,7 @@ def texts(proposer: type[Mtp], rule: str, stock: tuple[Any, Any], llm: nc.LLM, t
     params = nc.SamplingParams(max_tokens=4, ignore_eos=True, temperature=1.2)
     counts: Counter[tuple[int, ...]] = Counter()
     for events in drive(engine, [Request(PROMPT, params.replace(seed=seed)) for seed in range(trials)]):
-        counts[tuple(event.piece.token_ids[0] for event in events)] += 1
+        counts[tuple(event.chunk.token_ids[0] for event in events)] += 1
     assert trials / 3 < engine.stats.speculative.accepted_tokens < 0.9 * engine.stats.speculative.draft_tokens
     counts_4 = np.zeros((5,) * 4)
     for text, count in counts.items():
@@ -185,7 +185,7 @@ def test_a_model_that_is_watched_leaves_tensors_where_logits_are() -> None:
         proposer = Mtp(modules)
         runner.forward([ModelInput(0, ids, 0, 6, [0], 1)])
         assert isinstance(runner.hidden_states, torch.Tensor if runner.asynchronous else np.ndarray)
-        proposer.read([TargetOutput(0, 0, ids[:6], runner.hidden_states)])
+        proposer.observe([TargetOutput(0, 0, ids[:6], runner.hidden_states)])
         drafts.append(proposer.propose([DraftContext(0, ids, temperature=0.0)], [4])[0].tokens)
     assert len(drafts[0]) == 4
     assert drafts[0] == drafts[1]

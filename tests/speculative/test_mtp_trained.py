@@ -88,7 +88,7 @@ def test_a_forward_gives_more_than_a_token(llm: nc.LLM) -> None:
         said, tau = [], []
         for speculation in (None, Speculation(lambda: Mtp(modules), 4, adaptive=False)):
             engine = Engine(runner_of(TransformersModel.of(stock[0])), llm.tokenizer, speculative_config=speculation)
-            said.append([[event.piece.token_ids for event in events] for events in drive(engine, requests)])
+            said.append([[event.chunk.token_ids for event in events] for events in drive(engine, requests)])
             tau.append(engine.stats.speculative.mean_acceptance_length if speculation else 1.0)
         assert said[0] == said[1]
         assert tau[1] > least, losses

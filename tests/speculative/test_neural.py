@@ -15,8 +15,8 @@ from nucleate.models.llama.numpy_llama import Llama
 from nucleate.models.loader import EMBEDDED
 from nucleate.models.runner import ModelInput
 from nucleate.speculative.draft import Draft, DraftContext, Proposer, TargetOutput
-from nucleate.speculative.proposers.neural import NAMES, load
-from nucleate.speculative.proposers.neural.hidden_states import PENDING
+from nucleate.speculative.proposers.neural import EMBEDDED_METHODS, load
+from nucleate.speculative.proposers.neural.hidden_states import MAX_PENDING
 
 HEADS = ("medusa", "eagle", "dflash")
 BEGINNINGS = (
@@ -61,7 +61,7 @@ def features(model: Llama, layers: tuple[int, ...], ids: list[int]) -> np.ndarra
 def told(proposer: Proposer, model: Llama, key: int, ids: list[int], start: int = 0) -> None:
     """All but the last token have been read, the proposer learns of those from a place on."""
     if proposer.layers:
-        proposer.read([TargetOutput(key, start, ids[start:-1], features(model, proposer.layers, ids[:-1])[start:])])
+        proposer.observe([TargetOutput(key, start, ids[start:-1], features(model, proposer.layers, ids[:-1])[start:])])
 
 
 def fresh(name: str, model: Llama, ids: list[int], count: int = 4, **state: Any) -> Draft:
@@ -86,7 +86,7 @@ def test_a_forward_gives_more_than_a_token(name: str, least: float, model: Llama
 
 
 @pytest.mark.fast_cases(2)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EMBEDDED_METHODS)
 def test_drawn_text_is_that_without_drafts(name: str, model: Llama, prompts: list[list[int]]) -> None:
     plain, loop = Loop(model), Loop(model, load(name, model))
     for seed, ids in enumerate(prompts):
@@ -100,13 +100,13 @@ def test_drawn_text_is_that_without_drafts(name: str, model: Llama, prompts: lis
 
 
 @pytest.mark.fast_cases(1)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EMBEDDED_METHODS)
 def test_the_noise_of_the_target_makes_more_of_a_draft_stay(name: str, model: Llama, prompts: list[list[int]]) -> None:
     class Deaf:
         """Draws its drafts with the noise of others."""
 
         def __init__(self, proposer: Proposer) -> None:
-            self.proposer, self.layers, self.read = proposer, proposer.layers, proposer.read
+            self.proposer, self.layers, self.observe = proposer, proposer.layers, proposer.observe
 
         def propose(self, states: list[DraftContext], counts: list[int]) -> list[Draft]:
             return self.proposer.propose([state._replace(seed=state.seed + 77) for state in states], counts)
@@ -122,7 +122,7 @@ def test_the_noise_of_the_target_makes_more_of_a_draft_stay(name: str, model: Ll
 
 
 @pytest.mark.fast_cases(2)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EMBEDDED_METHODS)
 def test_after_rejections_a_draft_is_that_of_one_who_saw_none(
     name: str, model: Llama, prompts: list[list[int]]
 ) -> None:
@@ -161,10 +161,10 @@ def test_what_is_kept_after_rejections_is_what_one_keeps_who_saw_none(
 def kept(proposer: Any, key: int, count: int) -> list[np.ndarray]:
     """Keys and values of the tokens of a sequence, of all layers."""
     if hasattr(proposer, "runner"):
-        pools, rooms = proposer.runner.pools, proposer._rooms
+        pools, rooms = proposer.runner.pools, proposer._kv_slots
     else:
         layers = getattr(proposer, "_layers", None) or [proposer._layer]
-        pools, rooms = [layer.pool for layer in layers], proposer._followed._rooms
+        pools, rooms = [layer.pool for layer in layers], proposer._sequences._kv_slots
     table = rooms.tables[key]
     found = []
     for keys, values in pools:
@@ -173,7 +173,7 @@ def kept(proposer: Any, key: int, count: int) -> list[np.ndarray]:
     return found
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EMBEDDED_METHODS)
 def test_a_draft_does_not_depend_on_others_in_the_batch(name: str, model: Llama, texts: list[list[int]]) -> None:
     proposer = load(name, model)
     cuts = [text[: 20 + 9 * row] for row, text in enumerate(texts)]
@@ -187,17 +187,23 @@ def test_a_draft_does_not_depend_on_others_in_the_batch(name: str, model: Llama,
         for state, count, draft in zip(states, counts, drafts, strict=True):
             assert len(draft) == count
             alone = fresh(
-                name, model, [*state.token_ids], count, prompt=8, seed=state.seed, temperature=state.temperature
+                name,
+                model,
+                [*state.token_ids],
+                count,
+                num_prompt_tokens=8,
+                seed=state.seed,
+                temperature=state.temperature,
             )
             assert alone.tokens == draft.tokens
             assert draft.distributions is None
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EMBEDDED_METHODS)
 def test_a_greedy_draft_ignores_seed_and_kind_of_noise(name: str, model: Llama, texts: list[list[int]]) -> None:
     ids = texts[0][:40]
     drafts = [
-        fresh(name, model, ids, temperature=0.0, seed=seed, shared=shared)
+        fresh(name, model, ids, temperature=0.0, seed=seed, shared_noise=shared)
         for seed in (1, 2)
         for shared in (True, False)
     ]
@@ -225,8 +231,8 @@ def test_a_context_that_begins_late_is_enough(name: str, model: Llama, texts: li
 def test_where_tokens_are_missing_it_begins_anew(name: str, model: Llama, texts: list[list[int]]) -> None:
     ids, proposer = texts[1][:50], load(name, model)
     state_TF = features(model, proposer.layers, ids[:-1])
-    proposer.read([TargetOutput(0, 0, ids[:10], state_TF[:10])])
-    proposer.read([TargetOutput(0, 30, ids[30:49], state_TF[30:49])])
+    proposer.observe([TargetOutput(0, 0, ids[:10], state_TF[:10])])
+    proposer.observe([TargetOutput(0, 30, ids[30:49], state_TF[30:49])])
     late = load(name, model)
     told(late, model, 0, ids, start=30)
     state = DraftContext(0, ids, temperature=0.0)
@@ -239,7 +245,7 @@ def test_what_is_told_again_changes_nothing(name: str, model: Llama, texts: list
     ids, proposer = texts[2][:50], load(name, model)
     state_TF = features(model, proposer.layers, ids[:-1])
     for start, stop in ((0, 20), (5, 20), (0, 33), (33, 33), (16, 49), (48, 49)):
-        proposer.read([TargetOutput(0, start, ids[start:stop], state_TF[start:stop])])
+        proposer.observe([TargetOutput(0, start, ids[start:stop], state_TF[start:stop])])
         proposer.propose([DraftContext(0, ids[: stop + 1], temperature=0.0)], [3])
     assert (
         proposer.propose([DraftContext(0, ids, temperature=0.0)], [4])[0].tokens
@@ -253,10 +259,10 @@ def test_without_the_last_hidden_state_there_is_no_draft(name: str, model: Llama
     state = DraftContext(0, ids, temperature=0.0)
     assert proposer.propose([state], [4]) == [Draft()] or not proposer.propose([state], [4])[0].tokens
     state_TF = features(model, proposer.layers, ids)
-    proposer.read([TargetOutput(0, 0, ids[:25], state_TF[:25])])
+    proposer.observe([TargetOutput(0, 0, ids[:25], state_TF[:25])])
     assert not proposer.propose([state], [4])[0].tokens
     assert not proposer.propose([state._replace(token_ids=ids[:20])], [4])[0].tokens
-    proposer.read([TargetOutput(0, 25, ids[25:29], state_TF[25:29])])
+    proposer.observe([TargetOutput(0, 25, ids[25:29], state_TF[25:29])])
     assert len(proposer.propose([state], [4])[0]) == 4
 
 
@@ -265,14 +271,14 @@ def test_who_is_not_asked_keeps_only_what_came_last(name: str, model: Llama) -> 
     proposer: Any = load(name, model)
     random = np.random.default_rng(1)
     for start in range(0, 5000, 100):
-        proposer.read([TargetOutput(0, start, [7] * 100, random.standard_normal((100, 576)).astype(np.float32))])
-        known = proposer._followed._heard[0]
-        assert known.count - known.taken <= PENDING
+        proposer.observe([TargetOutput(0, start, [7] * 100, random.standard_normal((100, 576)).astype(np.float32))])
+        known = proposer._sequences._captured[0]
+        assert known.count - known.num_processed <= MAX_PENDING
         assert known.stop == start + 100
     assert len(proposer.propose([DraftContext(0, [7] * 5001)], [4])[0]) == 4
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EMBEDDED_METHODS)
 def test_counts_at_the_edges(name: str, model: Llama, texts: list[list[int]]) -> None:
     ids, proposer = texts[4][:30], load(name, model)
     told(proposer, model, 0, ids)
@@ -304,7 +310,7 @@ def test_the_draft_model_ends_with_its_context(model: Llama) -> None:
         assert len(proposer.propose([DraftContext(length, ids[:length], temperature=0.0)], [4])[0]) == count
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EMBEDDED_METHODS)
 def test_what_is_forgotten_takes_no_memory(name: str, model: Llama, texts: list[list[int]]) -> None:
     proposer: Any = load(name, model)
     for key, ids in enumerate(texts):
@@ -314,11 +320,11 @@ def test_what_is_forgotten_takes_no_memory(name: str, model: Llama, texts: list[
         proposer.accepted(key, 1)
         proposer.forget(key, [1, 2])
         proposer.forget(key)
-    held = getattr(proposer, "_followed", proposer)
-    assert not getattr(held, "_heard", None)
+    held = getattr(proposer, "_sequences", proposer)
+    assert not getattr(held, "_captured", None)
     assert not getattr(held, "_last", None)
     assert not getattr(held, "_readers", None)
-    if rooms := getattr(held, "_rooms", None):
+    if rooms := getattr(held, "_kv_slots", None):
         assert not rooms.tables
         assert sorted(rooms.free) == list(range(4096 if name != "draft" else proposer.runner.blocks))
 

@@ -13,8 +13,8 @@ from nucleate.models.runner import ModelInput
 from nucleate.sampling import noise
 from nucleate.speculative import acceptance
 from nucleate.speculative.draft import Draft, DraftContext, Proposer, TargetOutput
-from nucleate.speculative.proposers.neural import NAMES, load
-from nucleate.speculative.proposers.neural.draft_sampling import draw
+from nucleate.speculative.proposers.neural import EMBEDDED_METHODS, load
+from nucleate.speculative.proposers.neural.draft_sampling import sample_tokens
 
 TEXT = [0, 2, 417, 3, 905, 11, 262, 1300, 77, 903, 5, 1021]
 
@@ -30,7 +30,7 @@ def told(proposer: Proposer, model: Llama, keys: range) -> None:
         runner = BatchedLlama(model, 8 << 20)
         runner.capture_hidden_states(proposer.layers)
         runner.forward([ModelInput(0, TEXT, 0, len(TEXT) - 1, [0], 1)])
-        proposer.read([TargetOutput(key, 0, TEXT[:-1], runner.hidden_states) for key in keys])
+        proposer.observe([TargetOutput(key, 0, TEXT[:-1], runner.hidden_states) for key in keys])
 
 
 def drafts_of(name: str, model: Llama, count: int, tokens: int, temperature: float = 1.0) -> list[Draft]:
@@ -40,7 +40,7 @@ def drafts_of(name: str, model: Llama, count: int, tokens: int, temperature: flo
     for start in range(0, count, 250):
         keys = range(start, start + 250)
         told(proposer, model, keys)
-        states = [DraftContext(key, TEXT, 5, 1000 + key, temperature, shared=False) for key in keys]
+        states = [DraftContext(key, TEXT, 5, 1000 + key, temperature, shared_noise=False) for key in keys]
         found += proposer.propose(states, [tokens] * 250)
         for key in keys:
             proposer.forget(key)
@@ -64,7 +64,7 @@ def fits(tokens: list[int], laws: list[np.ndarray]) -> bool:
 
 
 @pytest.mark.fast_cases(2)
-@pytest.mark.parametrize(("name", "temperature"), [*((name, 1.0) for name in NAMES), ("eagle", 0.7)])
+@pytest.mark.parametrize(("name", "temperature"), [*((name, 1.0) for name in EMBEDDED_METHODS), ("eagle", 0.7)])
 def test_tokens_have_the_laws_that_are_told(name: str, temperature: float, model: Llama) -> None:
     drafts = drafts_of(name, model, 1500, 2, temperature)
     laws = [draft.distributions for draft in drafts]
@@ -117,7 +117,7 @@ def test_shared_noise_draws_as_the_target(size: int) -> None:
     seeds = [99, 2**64 - 1, 0, 2**33 + 5, *range(8)]
     states = [DraftContext(0, [1] * (10 + row), 4, seeds[row], (0.5, 1.0, 1.7)[row % 3]) for row in range(12)]
     places = [row % 5 for row in range(12)]
-    for row, one in enumerate(draw(logits_RV, states, places)):
+    for row, one in enumerate(sample_tokens(logits_RV, states, places)):
         params = nc.SamplingParams(temperature=states[row].temperature, seed=states[row].seed)
         assert one.token == nc.sample(logits_RV[row][None], params, step=6 + row + places[row])[0]
         assert one.distribution is None
@@ -125,8 +125,8 @@ def test_shared_noise_draws_as_the_target(size: int) -> None:
 
 def test_noise_of_its_own_is_of_its_own_stream() -> None:
     logits_RV = rows(4)
-    states = [DraftContext(0, [1] * 9, 4, 5, 0.8, shared=False)] * 4
-    drawn = draw(logits_RV, states, range(4))
+    states = [DraftContext(0, [1] * 9, 4, 5, 0.8, shared_noise=False)] * 4
+    drawn = sample_tokens(logits_RV, states, range(4))
     for place, one in enumerate(drawn):
         x_V = logits_RV[place].astype(np.float64) / 0.8
         law_V = np.exp(x_V - x_V.max())
@@ -135,7 +135,7 @@ def test_noise_of_its_own_is_of_its_own_stream() -> None:
         np.testing.assert_allclose(one.distribution, law_V, rtol=1e-12)
         u = noise.uniform(5, 5, noise.DRAFT, np.array([place]))[0]
         assert one.token == np.flatnonzero(law_V.cumsum() > u)[0]
-    again = draw(logits_RV[2:3], states[:1], [2])
+    again = sample_tokens(logits_RV[2:3], states[:1], [2])
     assert again[0].token == drawn[2].token
 
 
@@ -146,7 +146,7 @@ def test_scores_without_a_token_to_draw(temperature: float, *, shared: bool) -> 
     logits_RV[1, 3], logits_RV[2, 0], logits_RV[3] = np.nan, np.inf, -np.inf
     logits_RV[4, 1:] = -np.inf
     states = [DraftContext(0, [1] * 9, 4, 5, temperature, shared)] * 6
-    tokens = [one.token for one in draw(logits_RV, states, [0] * 6)]
+    tokens = [one.token for one in sample_tokens(logits_RV, states, [0] * 6)]
     assert tokens[1:5] == [-1, -1, -1, 0]
     assert min(tokens[0], tokens[5]) >= 0
     if temperature < 1:
@@ -158,7 +158,7 @@ def test_hidden_states_that_are_no_numbers_give_no_draft(name: str, model: Llama
     proposer = load(name, model)
     told(proposer, model, range(2))
     width = 192 * len(proposer.layers)
-    proposer.read([TargetOutput(1, len(TEXT) - 1, TEXT[-1:], np.full((1, width), np.nan, np.float32))])
+    proposer.observe([TargetOutput(1, len(TEXT) - 1, TEXT[-1:], np.full((1, width), np.nan, np.float32))])
     states = [DraftContext(0, TEXT, 5, 3), DraftContext(1, [*TEXT, 8], 5, 3)]
     one, other = proposer.propose(states, [3, 3])
     assert len(one) == 3

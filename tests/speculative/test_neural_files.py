@@ -21,8 +21,8 @@ from nucleate.models.loader import EMBEDDED
 from nucleate.models.protocol import ModelError
 from nucleate.models.runner import ModelInput
 from nucleate.speculative.draft import DraftContext, TargetOutput
-from nucleate.speculative.proposers.neural import NAMES, load
-from nucleate.speculative.proposers.neural.weights import DATA, about
+from nucleate.speculative.proposers.neural import EMBEDDED_METHODS, load
+from nucleate.speculative.proposers.neural.weights import DATA, read_metadata
 
 TRAINING = Path(__file__).parents[2] / "training"
 
@@ -34,25 +34,25 @@ def model() -> Llama:
 
 def test_they_are_small() -> None:
     sizes = {path.stem: path.stat().st_size for path in DATA.glob("*.safetensors")}
-    assert set(sizes) == set(NAMES)
+    assert set(sizes) == set(EMBEDDED_METHODS)
     assert max(sizes.values()) <= 1_500_000
     assert sum(sizes.values()) <= 5_000_000
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EMBEDDED_METHODS)
 def test_each_says_which_target_it_is_for(name: str) -> None:
     digest = hashlib.sha256((EMBEDDED / "model.safetensors").read_bytes()).hexdigest()
-    assert about(DATA / f"{name}.safetensors")["target"] == digest
+    assert read_metadata(DATA / f"{name}.safetensors")["target"] == digest
 
 
 def test_their_card_names_all() -> None:
     card = (DATA / "README.md").read_text("utf-8")
-    assert all(f"`{name}`" in card for name in NAMES)
+    assert all(f"`{name}`" in card for name in EMBEDDED_METHODS)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EMBEDDED_METHODS)
 def test_other_models_are_refused(name: str, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=f"the trained part '{name}' is for the embedded model .*, not for one on toy"):
+    with pytest.raises(ModelError, match=f"the draft weights for '{name}' are for the embedded model .*, not on toy"):
         load(name, Toy(lambda _: np.zeros(9, np.float32), 9))
     for file in EMBEDDED.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
@@ -61,23 +61,23 @@ def test_other_models_are_refused(name: str, tmp_path: Path) -> None:
     weights[-2] ^= 1
     (tmp_path / "model.safetensors").write_bytes(weights)
     with pytest.raises(
-        ModelError, match=f"the trained part '{name}' is for the embedded model; the model in .* another"
+        ModelError, match=f"the draft weights for '{name}' are for the embedded model; the model in .* different"
     ):
         load(name, Llama(tmp_path))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EMBEDDED_METHODS)
 def test_a_model_in_memory_is_another(name: str) -> None:
     """It may have the same weights, or not: nothing tells."""
     settings = json.loads((EMBEDDED / "config.json").read_text("utf-8"))
-    with pytest.raises(ModelError, match=f"'{name}' is for the embedded model; the model in memory is another"):
+    with pytest.raises(ModelError, match=f"'{name}' are for the embedded model; the model in memory is a different"):
         load(name, Llama.of(settings, read(EMBEDDED / "model.safetensors")))
-    with pytest.raises(ModelError, match="for the embedded model on the numpy runtime, not for one on object"):
+    with pytest.raises(ModelError, match="for the embedded model on the numpy runtime, not on object"):
         load(name, object())
 
 
 def test_there_are_no_others(model: Llama) -> None:
-    with pytest.raises(ModelError, match="no trained part 'hydra'; there are draft, medusa, eagle, dflash"):
+    with pytest.raises(ModelError, match="unknown trained method 'hydra'; available: draft, medusa, eagle, dflash"):
         load("hydra", model)
 
 
@@ -132,14 +132,14 @@ def scores_of(name: str, model: Llama, monkeypatch: pytest.MonkeyPatch, start: i
 
     def peeking(logits_RV: np.ndarray, *rest: Any) -> Any:
         seen.append(logits_RV.copy())
-        return draft_sampling.draw(logits_RV, *rest)
+        return draft_sampling.sample_tokens(logits_RV, *rest)
 
     for module in (eagle, draft_model, flash, heads):
-        monkeypatch.setattr(module, "draw", peeking)
+        monkeypatch.setattr(module, "sample_tokens", peeking)
     proposer = load(name, model)
     if proposer.layers:
-        features_TF = read_by(model, proposer.layers)[:-1]
-        proposer.read([TargetOutput(0, start, IDS[start:-1], features_TF[start:])])
+        hidden_states_TF = read_by(model, proposer.layers)[:-1]
+        proposer.observe([TargetOutput(0, start, IDS[start:-1], hidden_states_TF[start:])])
     [draft] = proposer.propose([DraftContext(0, IDS, temperature=0.0)], [count])
     scores_NV = np.concatenate(seen)
     assert scores_NV.shape == (count, 4096)

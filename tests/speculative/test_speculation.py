@@ -56,7 +56,7 @@ def engine_of(
 @pytest.mark.parametrize("adaptive", [False, True])
 def test_what_is_no_proposer(adaptive: bool) -> None:
     with pytest.raises(nc.ParameterError, match="a proposer has layers and the methods of Proposer, got None"):
-        Speculation(lambda: None, adaptive=adaptive).make()  # type: ignore[arg-type,return-value]
+        Speculation(lambda: None, adaptive=adaptive).create_proposer()  # type: ignore[arg-type,return-value]
 
 
 @pytest.mark.parametrize(
@@ -94,16 +94,16 @@ def test_what_is_asked_for() -> None:
     assert Speculation.of("suffix") == Speculation("suffix", 4, "coupled", adaptive=True)
     asked = Speculation(NgramProposer, adaptive=False)
     assert Speculation.of(asked) is asked
-    assert type(asked.make()) is NgramProposer
-    assert asked.make() is not asked.make()
-    assert type(Speculation("ngram").make()) is AdaptiveProposer
+    assert type(asked.create_proposer()) is NgramProposer
+    assert asked.create_proposer() is not asked.create_proposer()
+    assert type(Speculation("ngram").create_proposer()) is AdaptiveProposer
     assert Speculation.of({"method": "suffix", "num_speculative_tokens": 7}) == Speculation("suffix", 7)
     with pytest.raises(nc.ParameterError, match="unknown parameter 'num_speculative_token'; did you mean num_specu"):
         Speculation.of({"num_speculative_token": 7})
     with pytest.raises(nc.ParameterError, match="must be a method, a Speculation, a mapping of its fields or None"):
         Speculation.of(4)
     with pytest.raises(nc.ParameterError, match="'eagle' needs the weights of a model"):
-        Speculation("eagle").make()
+        Speculation("eagle").create_proposer()
     assert len({*METHODS, *ACCEPTANCE_RULES}) == 11
 
 
@@ -114,7 +114,7 @@ def test_a_model_that_reads_one_sequence_at_a_time(llm: nc.LLM) -> None:
 
 def test_a_trained_part_of_another_model(llm: nc.LLM) -> None:
     with pytest.raises(ModelError):
-        Speculation("medusa").on(toy())
+        Speculation("medusa").bind_model(toy())
 
 
 def test_an_llm_that_drafts() -> None:
@@ -151,7 +151,7 @@ def test_what_a_proposer_sees(llm: nc.LLM) -> None:
     engine = engine_of(llm, proposer)
     cool = Request([7, 8], GREEDY.replace(temperature=0.3, seed=5, n=2))
     drive(engine, [Request([4, 5, 6], GREEDY), cool, Request([9], GREEDY.replace(temperature=2.0, top_k=1))])
-    seen = {(state.prompt, state.seed, state.temperature, state.shared) for state in proposer.states}
+    seen = {(state.num_prompt_tokens, state.seed, state.temperature, state.shared_noise) for state in proposer.states}
     assert seen == {(3, 1, 0.0, True), (2, 5, 0.3, True), (2, 6, 0.3, True), (1, 1, 0.0, True)}
     assert not proposer.keys
 
@@ -301,8 +301,8 @@ def test_an_end_within_a_draft(llm: nc.LLM) -> None:
         [events] = drive(engine, [request])
         [wanted] = alone(toy(of=says), llm.tokenizer, request)
         assert answers(events, 1) == [wanted]
-        assert "".join(event.piece.text for event in events) == text
-        assert events[-1].piece.stop_reason == reason
+        assert "".join(event.chunk.text for event in events) == text
+        assert events[-1].chunk.stop_reason == reason
         assert engine.stats.sampled_tokens == events[-1].usage.completion_tokens == len(wanted)
         assert engine.stats.num_steps <= 2
 

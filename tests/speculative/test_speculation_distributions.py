@@ -35,7 +35,7 @@ from nucleate.speculative import acceptance
 from nucleate.speculative.acceptance import RULES, AcceptanceResult, acceptance_uniforms, residual_uniform
 from nucleate.speculative.config import Speculation
 from nucleate.speculative.draft import Draft, DraftContext
-from nucleate.speculative.draft_distribution import choose
+from nucleate.speculative.draft_distribution import sample_inverse_cdf
 
 SIZE = 37
 COINLESS = [name for name, params in PARAMS.items() if supports_rejection_sampling(params.pipeline())]
@@ -187,7 +187,7 @@ def chain(before: int, count: int, seed: int, step: int, laws_VV: np.ndarray, st
     laws: list[np.ndarray] = []
     while len(tokens) < count and 2 not in tokens:
         laws.append(laws_VV[tokens[-1] if tokens else before])
-        tokens.append(choose(laws[-1], pick(seed, step, len(tokens), stream)))
+        tokens.append(sample_inverse_cdf(laws[-1], pick(seed, step, len(tokens), stream)))
     return Draft(tuple(tokens), distributions=tuple(laws))
 
 
@@ -233,7 +233,7 @@ def test_texts_have_the_law_of_the_target(name: str, rule: str) -> None:
 
 
 def keeps_all(p: Any, draft: Draft, coins_N: Any, coin: float) -> AcceptanceResult:
-    return AcceptanceResult(tuple(range(len(draft))), choose(p[len(draft)], coin))
+    return AcceptanceResult(tuple(range(len(draft))), sample_inverse_cdf(p[len(draft)], coin))
 
 
 @pytest.mark.fast_cases(1)
@@ -284,7 +284,7 @@ class Drawing(Silent):
         self.laws_VV, self.stream, self.told = laws_VV, stream, told
 
     def draft(self, state: DraftContext, count: int) -> Draft:
-        assert not state.shared
+        assert not state.shared_noise
         draft = chain(state.token_ids[-1], count, state.seed, state.position, self.laws_VV, self.stream)
         return Draft(draft.tokens, distributions=self.told(draft.distributions))
 
@@ -298,7 +298,7 @@ def first_is_drawn(target: Target, trials: int, rule: str, proposer: Silent, llm
     requests = [Request(PROMPT, params.replace(seed=seed)) for seed in range(trials)]
     counts: Counter = Counter()
     for events in drive(engine, requests):
-        counts[tuple(event.piece.token_ids[0] for event in events)] += 1
+        counts[tuple(event.chunk.token_ids[0] for event in events)] += 1
     assert is_empty(engine)
     assert engine.stats.speculative.accepted_tokens > trials / 3
     return counts
@@ -375,7 +375,7 @@ def test_a_form_may_refuse_what_was_drawn(llm: nc.LLM) -> None:
     engine = Engine(runner("paged", model, 400), llm.tokenizer, speculative_config=asked, backend="reference")
     params = nc.SamplingParams(structured_outputs=nc.StructuredOutputs(regex="[ab]{4}"), max_tokens=6)
     requests = [Request([a], params.replace(seed=seed)) for seed in range(trials)]
-    found = Counter("".join(event.piece.text for event in events) for events in drive(engine, requests))
+    found = Counter("".join(event.chunk.text for event in events) for events in drive(engine, requests))
     p_AA = np.exp(small_logits[:2, :2]) / np.exp(small_logits[:2, :2]).sum(axis=1, keepdims=True)
     target, counts = np.zeros((2,) * 4), np.zeros((2,) * 4)
     for text in itertools.product(range(2), repeat=4):
@@ -422,7 +422,7 @@ def test_logprobs_are_those_of_the_target(llm: nc.LLM) -> None:
     [events] = drive(engine, [Request(PROMPT, params)])
     before = PROMPT[-1]
     for event in events:
-        [token], [told] = event.piece.token_ids, event.piece.logprobs
+        [token], [told] = event.chunk.token_ids, event.chunk.logprobs
         wanted = logprobs(np.arange(3), target.logits[before], token, 3, ())
         assert [one.token_id for one in told.top] == [one.token_id for one in wanted.top]
         assert told.chosen.logprob == pytest.approx(wanted.chosen.logprob)

@@ -60,7 +60,7 @@ def requests(llm: nc.LLM, count: int, seed: int) -> list[Request]:
 
 def told(events: list[EngineOutput]) -> list[tuple[Any, ...]]:
     """What does not depend on how the answers of a request take turns."""
-    pieces = sorted((event.piece for event in events), key=lambda piece: piece.index)
+    pieces = sorted((event.chunk for event in events), key=lambda piece: piece.index)
     return [(p.index, p.seed, p.text, p.token_ids, p.finish_reason, p.stop_reason) for p in pieces]
 
 

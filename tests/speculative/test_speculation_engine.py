@@ -91,7 +91,7 @@ def test_pieces_are_those_without_drafts(
     for request, own, events in zip(requests, wanted, drive(engine, requests), strict=True):
         assert answers(events, request.params.n) == own, request
         written = sum(len(piece.token_ids) for pieces in own for piece in pieces)
-        assert [event.usage for event in events if event.last] == [Usage(len(request.prompt_ids), written)]
+        assert [event.usage for event in events if event.finished] == [Usage(len(request.prompt_ids), written)]
     assert is_empty(engine)
     assert not isinstance(proposer, Silent) or not proposer.keys
     figures = engine.stats.speculative
@@ -147,8 +147,8 @@ def test_beams_beside_answers_that_draft(llm: nc.LLM) -> None:
     for request, own, events in zip(asked, wanted, found, strict=True):
         assert answers(events, request.params.n) == own
     plain = Engine(runner("paged", toy(), 64), llm.tokenizer, backend="reference")
-    assert [[event.piece for event in beams]] == [
-        [event.piece for event in events] for events in drive(plain, [search])
+    assert [[event.chunk for event in beams]] == [
+        [event.chunk for event in events] for events in drive(plain, [search])
     ]
     assert engine.stats.speculative.accepted_tokens > 0
     assert is_empty(engine)

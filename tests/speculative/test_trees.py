@@ -25,8 +25,8 @@ from nucleate.models.runner import ModelInput
 from nucleate.speculative.adaptive.controller import AdaptiveProposer
 from nucleate.speculative.config import Speculation
 from nucleate.speculative.draft import ROOT, Draft, DraftContext, Proposer
-from nucleate.speculative.grammar_filter import allowed
-from nucleate.speculative.tree import Offer, best_first, draft_of, keep, truncate
+from nucleate.speculative.grammar_filter import filter_draft
+from nucleate.speculative.tree import Candidate, best_first, draft_from_nodes, select_nodes, truncate
 from nucleate.structured_output import GrammarCompiler, Guide
 
 DRAFTING = ("paged", "asynchronous")
@@ -59,7 +59,7 @@ def test_places_in_a_tree(seed: int) -> None:
     rng = random.Random(seed)
     draft = random_tree(rng, rng.randint(0, 12))
     depths = draft.depths()
-    for place, parent in enumerate(draft.before()):
+    for place, parent in enumerate(draft.parent_indices()):
         path = draft.path(place)
         assert path[-1] == place
         assert len(path) == depths[place] + 1
@@ -76,7 +76,7 @@ def test_a_narrow_tree(seed: int) -> None:
     branches, depth, count = rng.randint(1, 4), rng.randint(0, 6), rng.randint(0, 14)
     found = truncate(draft, branches, depth, count)
     wanted: list[int] = []
-    for place, parent in enumerate(draft.before()):
+    for place, parent in enumerate(draft.parent_indices()):
         older = [each for each in draft.children()[parent] if each < place]
         if len(older) < branches and len(draft.path(place)) <= depth and set(draft.path(place)[:-1]) <= set(wanted):
             wanted.append(place)
@@ -87,30 +87,32 @@ def test_a_narrow_tree(seed: int) -> None:
         assert found.distribution(at) is draft.distribution(place)
     assert max((len(more) for more in found.children().values()), default=0) <= branches
     assert found.depth <= depth
-    assert found.parents is None or not found.chain
+    assert found.parents is None or not found.is_chain
 
 
 def test_the_likeliest_nodes() -> None:
     chances = (0.6, 0.3, 0.1)
 
-    def offers(state: str, depth: int) -> list[Offer]:
-        return [Offer(token, chance, f"{state}{token}") for token, chance in enumerate(chances)] if depth < 3 else []
+    def offers(state: str, depth: int) -> list[Candidate]:
+        return (
+            [Candidate(token, chance, f"{state}{token}") for token, chance in enumerate(chances)] if depth < 3 else []
+        )
 
     every = sorted(
         (np.prod([chances[int(token)] for token in text]) for size in (1, 2, 3) for text in texts(size)), reverse=True
     )
     nodes = best_first(offers, "", 12)
     assert [node.probability for node in nodes] == pytest.approx(every[:12])
-    draft = draft_of(nodes)
+    draft = draft_from_nodes(nodes)
     assert draft.depth == 3
     assert len({tuple(draft.tokens[each] for each in draft.path(place)) for place in range(12)}) == 12
-    assert draft_of(best_first(offers, "", 2)).parents is None  # a chain: 0, then 0 again
+    assert draft_from_nodes(best_first(offers, "", 2)).parents is None  # a chain: 0, then 0 again
     assert all(node.probability >= 0.1 for node in best_first(offers, "", 99, 0.1))
 
 
 def test_equal_chances_in_the_order_they_were_found() -> None:
-    def offers(state: str, depth: int) -> list[Offer]:
-        return [Offer(token, 0.5, state) for token in range(2)] if depth < 2 else []
+    def offers(state: str, depth: int) -> list[Candidate]:
+        return [Candidate(token, 0.5, state) for token in range(2)] if depth < 2 else []
 
     found = [(node.token, node.parent) for node in best_first(offers, "", 9)]
     assert found == [(0, ROOT), (1, ROOT), (0, 0), (1, 0), (0, 1), (1, 1)]
@@ -126,14 +128,14 @@ def test_what_a_form_allows_along_branches(llm: nc.LLM, grammars: GrammarCompile
     a, b, c = (llm.tokenizer.encode(text, add_special_tokens=False)[-1] for text in ("xa", "xb", "xc"))
     guide = Guide(grammars.compile(nc.StructuredOutputs(regex="(a|ba)*bc")))
     tree = Draft((a, c, b, b, a, c, b, a, a), (ROOT, ROOT, ROOT, 0, 2, 2, 4, 1, 5))
-    found = allowed(tree, SIZE, guide)
+    found = filter_draft(tree, SIZE, guide)
     assert found.tokens == (a, b, b, a, c, b)  # the first c and what follows it may not be; the other one is the end
     assert found.parents == (ROOT, ROOT, 0, 1, 1, 3)
     ones = np.ones(SIZE) / SIZE
-    drawn = allowed(Draft(tree.tokens, tree.parents, (ones,) * 9), SIZE, guide)
+    drawn = filter_draft(Draft(tree.tokens, tree.parents, (ones,) * 9), SIZE, guide)
     assert drawn.tokens == (a, c, b, b, a, c, b)  # what was drawn stays, but nothing after it
     assert drawn.parents == (ROOT, ROOT, ROOT, 0, 2, 2, 4)
-    assert allowed(Draft((a, -1, b), (ROOT, ROOT, 0)), SIZE, guide).tokens == (a,)
+    assert filter_draft(Draft((a, -1, b), (ROOT, ROOT, 0)), SIZE, guide).tokens == (a,)
     assert guide.matcher.copy() is not guide.matcher
 
 
@@ -413,8 +415,8 @@ def test_an_end_within_a_branch(llm: nc.LLM) -> None:
         [events] = drive(engine, [request])
         [wanted] = alone(toy(of=says), llm.tokenizer, request)
         assert answers(events, 1) == [wanted]
-        assert "".join(event.piece.text for event in events) == text
-        assert events[-1].piece.stop_reason == reason
+        assert "".join(event.chunk.text for event in events) == text
+        assert events[-1].chunk.stop_reason == reason
         assert engine.stats.sampled_tokens == events[-1].usage.completion_tokens == len(wanted)
         assert engine.stats.num_steps <= 3
 
@@ -473,9 +475,9 @@ def test_an_oracle_in_a_tree_takes_as_few_forwards_as_one_in_a_chain(llm: nc.LLM
 
 def test_keep_of_all_is_the_same() -> None:
     tree = Draft((1, 2, 3), (ROOT, ROOT, 0))
-    assert keep(tree, [0, 1, 2]) is tree
-    assert keep(Draft((1, 2), (ROOT, 0)), [0, 1]).parents is None
-    assert keep(tree, [0, 2]).parents is None
+    assert select_nodes(tree, [0, 1, 2]) is tree
+    assert select_nodes(Draft((1, 2), (ROOT, 0)), [0, 1]).parents is None
+    assert select_nodes(tree, [0, 2]).parents is None
 
 
 class Bushy(Silent):

@@ -55,7 +55,7 @@ def test_masks_along_branches(llm: nc.LLM) -> None:
     for line in (6, 2, 4, 0, 3, 1, 5):
         alone = Guide(form)
         for place in draft.path(line - 1):
-            alone.push(draft.tokens[place])
+            alone.accept_token(draft.tokens[place])
         np.testing.assert_array_equal(masks[line], alone.mask()[0])
 
 
@@ -67,7 +67,7 @@ class Trees(Silent):
         self.make, self.told, self.more = make, told, more
 
     def draft(self, state: DraftContext, count: int) -> Draft:
-        assert not state.shared
+        assert not state.shared_noise
         before, laws_VV = state.token_ids[-1], DRAFTED[3]
         if self.make is guessed_tree:
             return guessed_tree(before, count, laws_VV)

@@ -23,7 +23,7 @@ from nucleate.sampling.noise import GROUP_SIZE
 from nucleate.speculative.config import Speculation
 from nucleate.speculative.draft import ROOT, Draft, DraftContext
 from nucleate.speculative.proposers.neural import load
-from nucleate.speculative.proposers.neural.draft_sampling import DraftQuery, draw, draw_some
+from nucleate.speculative.proposers.neural.draft_sampling import SiblingRequest, sample_siblings, sample_tokens
 from nucleate.speculative.proposers.neural.tree_builder import TreeBuilder
 from nucleate.speculative.proposers.suffix import SuffixProposer
 
@@ -53,13 +53,13 @@ def test_siblings_with_the_noise_of_the_target(size: int) -> None:
     logits_RV = rows(8, size)
     logits_RV[4, :-2] = -np.inf
     asked = [
-        DraftQuery(DraftContext(0, [1] * (10 + row), 4, row * 77, (0.5, 1.0)[row % 2]), row % 3, row * 5, 1 + row)
+        SiblingRequest(DraftContext(0, [1] * (10 + row), 4, row * 77, (0.5, 1.0)[row % 2]), row % 3, row * 5, 1 + row)
         for row in range(8)
     ]
-    firsts = draw(logits_RV, [one.state for one in asked], [one.place for one in asked])
-    for logits_V, one, found, first in zip(logits_RV, asked, draw_some(logits_RV, asked), firsts, strict=True):
-        x_V = logits_V.astype(np.float64) / one.state.temperature
-        seed, step = one.state.seed, one.state.position + one.place
+    firsts = sample_tokens(logits_RV, [one.context for one in asked], [one.depth for one in asked])
+    for logits_V, one, found, first in zip(logits_RV, asked, sample_siblings(logits_RV, asked), firsts, strict=True):
+        x_V = logits_V.astype(np.float64) / one.context.temperature
+        seed, step = one.context.seed, one.context.position + one.depth
         groups = np.arange(-(-size // GROUP_SIZE))
         with np.errstate(divide="ignore"):
             mass_G = np.array([np.logaddexp.reduce(x_V[g * GROUP_SIZE : (g + 1) * GROUP_SIZE]) for g in groups])
@@ -70,11 +70,13 @@ def test_siblings_with_the_noise_of_the_target(size: int) -> None:
             own = slice(g * GROUP_SIZE, (g + 1) * GROUP_SIZE)
             if np.isfinite(group_G[g]):
                 behind_V[own] = group_G.max() - group_G[g] + token_V[own].max() - token_V[own]
-        wanted = [token for token in np.argsort(behind_V, kind="stable")[: one.most] if np.isfinite(behind_V[token])]
+        wanted = [
+            token for token in np.argsort(behind_V, kind="stable")[: one.num_siblings] if np.isfinite(behind_V[token])
+        ]
         assert [sibling.token for sibling in found] == wanted
         assert found[0].token == first.token
         weights = np.exp(-behind_V[wanted])
-        assert [sibling.chance for sibling in found] == pytest.approx(weights / weights.sum())
+        assert [sibling.probability for sibling in found] == pytest.approx(weights / weights.sum())
         assert all(sibling.distribution is None for sibling in found)
 
 
@@ -85,7 +87,7 @@ def test_the_next_best_with_noise_is_what_is_drawn_where_the_first_was_wrong() -
         ours_V = (random.standard_normal(600) * 3).astype(np.float32)
         theirs_V = (ours_V + random.standard_normal(600) * 0.4).astype(np.float32)
         [token] = nc.sample(theirs_V[None], nc.SamplingParams(seed=seed), step=3)
-        [[first, second]] = draw_some(ours_V[None], [DraftQuery(DraftContext(0, [1] * 5, 2, seed), 0, 0, 2)])
+        [[first, second]] = sample_siblings(ours_V[None], [SiblingRequest(DraftContext(0, [1] * 5, 2, seed), 0, 0, 2)])
         plain = next(other for other in np.argsort(-ours_V) if other != first.token)
         hits += token == first.token, token == second.token, token == plain
     assert hits[0] > 150
@@ -97,21 +99,23 @@ def test_siblings_without_noise_and_those_from_laws() -> None:
     logits_RV[1, 5:] = -np.inf
     logits_RV[2, 9] = np.nan
     cold = DraftContext(0, [1] * 5, 4, 9, 0.0)
-    best, few, none = draw_some(logits_RV, [DraftQuery(cold, 0, 0, 8)] * 3)
+    best, few, none = sample_siblings(logits_RV, [SiblingRequest(cold, 0, 0, 8)] * 3)
     assert [sibling.token for sibling in best] == np.argsort(-logits_RV[0])[:8].tolist()
     law = np.exp(logits_RV[0].astype(np.float64))
-    assert [sibling.chance for sibling in best] == pytest.approx(law[[sibling.token for sibling in best]] / law.sum())
+    assert [sibling.probability for sibling in best] == pytest.approx(
+        law[[sibling.token for sibling in best]] / law.sum()
+    )
     assert len(few) == 5
     assert none == []
-    warm = cold._replace(temperature=0.7, shared=False)
-    [drawn] = draw_some(logits_RV[:1], [DraftQuery(warm, 2, 4, 3)])
-    assert drawn[0].token == draw(logits_RV[:1], [warm], [4])[0].token
+    warm = cold._replace(temperature=0.7, shared_noise=False)
+    [drawn] = sample_siblings(logits_RV[:1], [SiblingRequest(warm, 2, 4, 3)])
+    assert drawn[0].token == sample_tokens(logits_RV[:1], [warm], [4])[0].token
     left = np.exp(logits_RV[0].astype(np.float64) / 0.7)
     for sibling in drawn:
         np.testing.assert_allclose(sibling.distribution, left / left.sum(), rtol=1e-9)
         left[sibling.token] = 0
     assert len({sibling.token for sibling in drawn}) == 3
-    assert draw_some(logits_RV[:1], [DraftQuery(warm, 2, 4, 0)]) == [[]]
+    assert sample_siblings(logits_RV[:1], [SiblingRequest(warm, 2, 4, 0)]) == [[]]
 
 
 # drafts
@@ -131,7 +135,7 @@ def test_a_tree_begins_with_what_a_chain_says(
     name: str, temperature: float, model: Llama, texts: list[list[int]]
 ) -> None:
     for seed, ids in enumerate(texts[:2]):
-        state = {"temperature": temperature, "seed": seed, "prompt": 4}
+        state = {"temperature": temperature, "seed": seed, "num_prompt_tokens": 4}
         chain = fresh(name, model, ids, 4, **state).tokens
         for count, branches in ((1, 4), (8, 2), (16, 3)):
             tree = wide(name, model, ids, count, branches, **state)
@@ -160,7 +164,7 @@ def test_a_tree_does_not_depend_on_others_nor_on_what_was_before(
         given = {key: value for key, value in state._asdict().items() if key not in ("key", "token_ids")}
         alone = wide(name, model, state.token_ids, count, 3, **given)
         assert (draft.tokens, draft.parents) == (alone.tokens, alone.parents)
-        assert (draft.distributions is None) == (state.shared or not state.temperature)
+        assert (draft.distributions is None) == (state.shared_noise or not state.temperature)
 
 
 def test_the_eagle_head_says_along_a_branch_what_it_says_in_a_chain(
@@ -168,21 +172,21 @@ def test_the_eagle_head_says_along_a_branch_what_it_says_in_a_chain(
 ) -> None:
     """Its output after each token that it goes on from: in a tree, and step by step."""
     grown: list[TreeBuilder] = []
-    draft = TreeBuilder.draft
-    monkeypatch.setattr(TreeBuilder, "draft", lambda growth: (grown.append(growth), draft(growth))[1])
+    draft = TreeBuilder.build
+    monkeypatch.setattr(TreeBuilder, "build", lambda growth: (grown.append(growth), draft(growth))[1])
     ids = texts[0]
     wide("eagle", model, ids, 14, 3, temperature=0.0)
     [growth] = grown
-    assert len(growth.looked) > 5
+    assert len(growth.expanded) > 5
     tree = Draft(tuple(growth.chain.tokens), tuple(growth.parents))
-    for looked in growth.looked:
+    for looked in growth.expanded:
         proposer = load("eagle", model)
         told(proposer, model, 9, ids)
         chain = growth.chain.__class__(DraftContext(9, ids, temperature=0.0), 14)
-        [chain] = proposer._followed.ready([chain])
+        [chain] = proposer._sequences.ready([chain])
         chain.ids = [*ids]
         with one_thread():
-            x_RX = proposer._take_in([chain])
+            x_RX = proposer._process_pending([chain])
             for place, node in enumerate(tree.path(looked)):
                 chain.ids.append(tree.tokens[node])
                 x_RX = proposer._step([chain], x_RX, place)
@@ -197,7 +201,7 @@ def test_siblings_have_the_laws_that_are_told(name: str, model: Llama) -> None:
         keys = range(start, start + 250)
         told_many(proposer, model, keys)
         drafts += proposer.propose(
-            [DraftContext(key, TEXT, 5, 1000 + key, 1.0, shared=False) for key in keys], [5] * 250
+            [DraftContext(key, TEXT, 5, 1000 + key, 1.0, shared_noise=False) for key in keys], [5] * 250
         )
         for key in keys:
             proposer.forget(key)

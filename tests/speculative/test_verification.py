@@ -69,7 +69,7 @@ def test_an_answer_that_ends_within_a_draft(llm: nc.LLM, rule: str, tree: bool, 
     engine = engine_of(llm, draft, says, rule)
     [events] = drive(engine, [request])
     assert answers(events, 1) == alone(toy(of=says), llm.tokenizer, request)
-    assert events[-1].piece.finish_reason == ("length" if "max_tokens" in stop else "stop")
+    assert events[-1].chunk.finish_reason == ("length" if "max_tokens" in stop else "stop")
     assert events[-1].usage.completion_tokens == engine.stats.sampled_tokens == 4
     kept = 0 if tree and rule == "block" else 2  # that reads the first branch; the last token counts as drawn
     figures = engine.stats.speculative
@@ -94,7 +94,7 @@ def test_each_branch_has_a_history_of_its_own(llm: nc.LLM, rule: str, values: di
     engine = engine_of(llm, tree, says, rule)
     [events] = drive(engine, [request])
     assert answers(events, 1) == alone(toy(of=says), llm.tokenizer, request)
-    assert [event.piece.token_ids[0] for event in events] == [*said, 27]
+    assert [event.chunk.token_ids[0] for event in events] == [*said, 27]
     assert engine.stats.speculative.accepted_tokens == (0 if rule == "block" else 5)
 
 
@@ -111,9 +111,9 @@ def test_logprobs_after_the_pipeline_within_a_form(llm: nc.LLM, rule: str) -> No
     law_V = np.full(SIZE, 1 / SIZE)
     engine = engine_of(llm, Draft((7, 8), None, (law_V, law_V)), toy_rule, rule)
     [events] = drive(engine, [Request([1, 2], params)])
-    assert events[-1].piece.finish_reason in ("stop", "length")
+    assert events[-1].chunk.finish_reason in ("stop", "length")
     for event in events:
-        assert [told.chosen.token_id for told in event.piece.logprobs] == [*event.piece.token_ids]
+        assert [told.chosen.token_id for told in event.chunk.logprobs] == [*event.chunk.token_ids]
     assert is_empty(engine)
 
 
@@ -138,12 +138,12 @@ def test_a_form_that_fails_is_the_end_of_its_answer_alone(
     forms = [nc.SamplingParams(seed=1, max_tokens=12, structured_outputs=nc.StructuredOutputs(regex="[a-z ]{25,30}"))]
     events, others = drive(engine, [Request([1, 2], forms[0]), Request([3], nc.SamplingParams(seed=2, max_tokens=5))])
     if rule != "coupled" or not when:
-        assert events[-1].piece.finish_reason == "error"
+        assert events[-1].chunk.finish_reason == "error"
         assert (
-            events[-1].piece.stop_reason
+            events[-1].chunk.stop_reason
             == "the output cannot satisfy its structured-output constraint: it took too long"
         )
-    assert others[-1].piece.finish_reason in ("stop", "length")
+    assert others[-1].chunk.finish_reason in ("stop", "length")
     assert is_empty(engine)
 
 

@@ -195,12 +195,12 @@ def walk(compiled: CompiledGrammar, tokenizer: Tokenizer, seed: int) -> str:
     matcher, mask_W = compiled.matcher(), np.empty(128, np.int32)
     tokens: list[int] = []
     for step in range(3000):
-        matcher.fill(mask_W)
+        matcher.fill_bitmask(mask_W)
         token = draw(allowed(mask_W).tolist(), tokenizer, step > 25, chance)
-        matcher.push(token)
+        matcher.accept_token(token)
         if token in tokenizer.eos_token_ids:
-            assert matcher.finished
-            assert matcher.stopped
+            assert matcher.accepting
+            assert matcher.terminated
             return tokenizer.decode(tokens, skip_special_tokens=False)
         tokens.append(token)
     raise AssertionError(f"no end after {tokenizer.decode(tokens)[:200]!r}")
@@ -266,10 +266,10 @@ def can_write(compiled: CompiledGrammar, tokenizer: Tokenizer, text: str) -> boo
     matcher = compiled.matcher()
     try:
         for byte in text.encode():
-            matcher.push(one[bytes([byte])])
+            matcher.accept_token(one[bytes([byte])])
     except ValueError:
         return False
-    return matcher.finished
+    return matcher.accepting
 
 
 @pytest.mark.parametrize(("grammar", "right"), GRAMMARS, ids=[grammar[:30] for grammar, _ in GRAMMARS])
@@ -318,7 +318,7 @@ def test_masks_go_straight_into_a_sampler(grammars: GrammarCompiler, tokenizer: 
         StructuredOutputs(json_schema=PERSON),
     ]
     matchers = [None if form is None else wide.compile(form).matcher() for form in forms]
-    masks_RW = np.empty((4, wide.words), np.int32)
+    masks_RW = np.empty((4, wide.num_words), np.int32)
     logits_RV = np.random.default_rng(0).normal(size=(4, 4133)).astype(np.float32)
     logits_RV[:, 4096:] = 30  # ids beyond the tokenizer
     sampler = nc.Sampler(4133)
@@ -330,7 +330,7 @@ def test_masks_go_straight_into_a_sampler(grammars: GrammarCompiler, tokenizer: 
         for place, token in enumerate(int(token) for token in drawn):
             written[place].append(token)
             if matchers[place] is not None:
-                matchers[place].push(token)
+                matchers[place].accept_token(token)
     assert all(token >= 4096 for token in written[1])
     texts = [tokenizer.decode([token for token in row if token < 4096], skip_special_tokens=True) for row in written]
     assert texts[0] in ("yes", "no")

@@ -25,7 +25,7 @@ from nucleate.structured_output import (
     StructuredOutputs,
     llguidance_loader,
 )
-from nucleate.structured_output.state_cache import Beginning
+from nucleate.structured_output.state_cache import InitialMatcher
 from nucleate.structured_output.time_budget import TimeBudget
 from nucleate.tokenization.tokenizer import Tokenizer
 
@@ -53,7 +53,7 @@ def grammars(tokenizer: Tokenizer) -> GrammarCompiler:
 
 def mask_of(matcher: GrammarMatcher, words: int = 128) -> np.ndarray:
     mask_W = np.full(words, -1, np.int32)
-    matcher.fill(mask_W)
+    matcher.fill_bitmask(mask_W)
     return mask_W
 
 
@@ -71,13 +71,13 @@ def walk(
         if not tokens:
             break
         pushed.append(chance.choice(tokens))
-        matcher.push(pushed[-1])
+        matcher.accept_token(pushed[-1])
     return pushed
 
 
 def takes(matcher: GrammarMatcher, token: int) -> bool:
     try:
-        matcher.copy().push(token)
+        matcher.copy().accept_token(token)
     except ValueError:
         return False
     return True
@@ -90,7 +90,7 @@ def test_a_mask_is_every_token_tried(grammars: GrammarCompiler, tokenizer: Token
     chance = random.Random(1)
     for _ in range(5):
         tried = [token for token in range(4096) if takes(matcher, token)]
-        forced = matcher.forced()
+        forced = matcher.jump_forward_tokens()
         assert allowed(matcher) == (list(forced[:1]) or tried)
         assert set(forced[:1]) <= set(tried)
         if not walk(matcher, 1, chance, ends=tokenizer.eos_token_ids):
@@ -115,12 +115,12 @@ def test_a_mask_is_what_another_engine_says(grammars: GrammarCompiler, tokenizer
                 token for token, piece in texts.items() if piece and compiled.fullmatch(text + piece, partial=True)
             }
             told = {token for token in allowed(matcher) if token in texts}
-            assert told == (right & set(matcher.forced()[:1]) or right), text
-            assert matcher.finished == (compiled.fullmatch(text) is not None)
+            assert told == (right & set(matcher.jump_forward_tokens()[:1]) or right), text
+            assert matcher.accepting == (compiled.fullmatch(text) is not None)
             if not told:
                 break
             token = chance.choice(sorted(told))
-            matcher.push(token)
+            matcher.accept_token(token)
             text += texts[token]
     assert ends
 
@@ -142,26 +142,36 @@ def test_the_end(grammars: GrammarCompiler, tokenizer: Tokenizer) -> None:
     matcher = grammars.compile(StructuredOutputs(regex="ab?")).matcher()
     a, b = tokenizer.encode("a", add_special_tokens=False) + tokenizer.encode("b", add_special_tokens=False)
     with pytest.raises(ValueError, match="not allowed"):
-        matcher.push(ends[0])  # too early
-    assert (matcher.finished, matcher.stopped) == (False, False)
-    matcher.push(a)
-    assert (matcher.finished, matcher.stopped) == (True, False)
+        matcher.accept_token(ends[0])  # too early
+    assert (matcher.accepting, matcher.terminated) == (False, False)
+    matcher.accept_token(a)
+    assert (matcher.accepting, matcher.terminated) == (True, False)
     assert allowed(matcher) == sorted([*ends, b])
     early = matcher.copy()
-    early.push(ends[1])
-    assert (early.finished, early.stopped, allowed(early)) == (True, True, ends)
+    early.accept_token(ends[1])
+    assert (early.accepting, early.terminated, allowed(early)) == (True, True, ends)
     with pytest.raises(ValueError, match=f"token {b} is not allowed"):
-        early.push(b)
+        early.accept_token(b)
     assert early.error is None
-    matcher.push(b)
-    assert (matcher.finished, matcher.stopped, allowed(matcher), matcher.forced()) == (True, True, ends, ())
+    matcher.accept_token(b)
+    assert (matcher.accepting, matcher.terminated, allowed(matcher), matcher.jump_forward_tokens()) == (
+        True,
+        True,
+        ends,
+        (),
+    )
     for end in (*ends, *ends):
-        matcher.push(end)
-        assert (matcher.finished, matcher.stopped, allowed(matcher), matcher.forced()) == (True, True, ends, ())
+        matcher.accept_token(end)
+        assert (matcher.accepting, matcher.terminated, allowed(matcher), matcher.jump_forward_tokens()) == (
+            True,
+            True,
+            ends,
+            (),
+        )
         copy = matcher.copy()
         assert allowed(copy) == ends
-        copy.push(end)
-        assert copy.stopped
+        copy.accept_token(end)
+        assert copy.terminated
 
 
 def test_a_token_that_is_refused_changes_nothing(grammars: GrammarCompiler) -> None:
@@ -171,7 +181,7 @@ def test_a_token_that_is_refused_changes_nothing(grammars: GrammarCompiler) -> N
     digit = nc.LLM().tokenizer.encode("7", add_special_tokens=False)[0]
     for token in (digit, -1, 4096, 10**6, 2**40):
         with pytest.raises(ValueError, match="not allowed here"):
-            matcher.push(token)
+            matcher.accept_token(token)
     assert matcher.error is None
     assert np.array_equal(mask_of(matcher), before)
 
@@ -180,12 +190,12 @@ def test_forced_tokens_are_the_usual_ones(grammars: GrammarCompiler, tokenizer: 
     form = StructuredOutputs(json_schema={"const": {"first_name": "hello world"}}, whitespace="none")
     matcher = grammars.compile(form).matcher()
     text = '{"first_name":"hello world"}'
-    assert matcher.forced() == tuple(tokenizer.encode(text, add_special_tokens=False))
-    for token in matcher.forced():
-        matcher.push(token)
-    assert matcher.forced() == ()
-    assert matcher.stopped
-    assert grammars.compile(StructuredOutputs(regex="[ab]c")).matcher().forced() == ()
+    assert matcher.jump_forward_tokens() == tuple(tokenizer.encode(text, add_special_tokens=False))
+    for token in matcher.jump_forward_tokens():
+        matcher.accept_token(token)
+    assert matcher.jump_forward_tokens() == ()
+    assert matcher.terminated
+    assert grammars.compile(StructuredOutputs(regex="[ab]c")).matcher().jump_forward_tokens() == ()
 
 
 def test_a_wrong_array_is_refused(grammars: GrammarCompiler) -> None:
@@ -201,7 +211,7 @@ def test_a_wrong_array_is_refused(grammars: GrammarCompiler) -> None:
         [0],
     ):
         with pytest.raises(ValueError, match="masks must be"):
-            matcher.fill(wrong)
+            matcher.fill_bitmask(wrong)
     with pytest.raises(ValueError, match="masks must be"):
         grammars.fill_all([matcher], np.zeros((2, 128), np.int32))
     with pytest.raises(ValueError, match="one row only"):
@@ -241,20 +251,20 @@ def test_a_dead_end_is_an_error_that_stays() -> None:
     matcher = grammars.compile(StructuredOutputs(regex="a(bd|ce)")).matcher()
     good = matcher.copy()
     for token in (0, 2):
-        good.push(token)
-    matcher.push(0)
+        good.accept_token(token)
+    matcher.accept_token(0)
     assert allowed(matcher, 1) == [1, 2]
-    matcher.push(1)
+    matcher.accept_token(1)
     masks_RW = np.full((3, 1), -1, np.int32)
     grammars.fill_all([good, matcher, None], masks_RW)
     assert masks_RW[:, 0].tolist() == [0b1000, 0, -1]
     assert "no token of the vocabulary" in (matcher.error or "")
-    assert (good.error, matcher.finished, matcher.stopped) == (None, False, False)
+    assert (good.error, matcher.accepting, matcher.terminated) == (None, False, False)
     one = np.full(1, -1, np.int32)
     for call in (
-        lambda: matcher.fill(one),
-        lambda: matcher.push(2),
-        matcher.forced,
+        lambda: matcher.fill_bitmask(one),
+        lambda: matcher.accept_token(2),
+        matcher.jump_forward_tokens,
         matcher.copy,
     ):
         with pytest.raises(MatcherError, match="no token of the vocabulary"):
@@ -269,7 +279,7 @@ def test_what_becomes_too_complex_is_an_error_of_its_row(grammars: GrammarCompil
     """Text without an end: nothing is wrong until its only way is taken."""
     matcher = grammars.compile(StructuredOutputs(grammar='start: "b" | "a" endless\nendless: "a" endless')).matcher()
     other = grammars.compile(StructuredOutputs(regex="[0-9]+")).matcher()
-    matcher.push(tokenizer.encode("a", add_special_tokens=False)[0])
+    matcher.accept_token(tokenizer.encode("a", add_special_tokens=False)[0])
     assert matcher.error is None
     with pytest.raises(MatcherError, match="Too many items"):
         walk(matcher, 3, random.Random(0))
@@ -300,7 +310,7 @@ def panic() -> BaseException:
 def stand_in(inner: Any, ends_W: np.ndarray) -> GrammarMatcher:
     """A matcher whose LLMatcher is this."""
     first = SimpleNamespace(deep_copy=lambda: inner)
-    return GrammarMatcher(Beginning(lambda: first, frozenset({0}), ends_W, TimeBudget(1.0)))
+    return GrammarMatcher(InitialMatcher(lambda: first, frozenset({0}), ends_W, TimeBudget(1.0)))
 
 
 class Panics:
@@ -325,7 +335,7 @@ def test_a_panic_of_the_engine_is_an_error_of_its_row(
     error = panic()
     assert not isinstance(error, Exception)
     ends_W = np.zeros(128, np.int32)
-    calls = ("fill", np.zeros(128, np.int32)), ("push", 1), ("forced",), ("copy",)
+    calls = ("fill_bitmask", np.zeros(128, np.int32)), ("accept_token", 1), ("jump_forward_tokens",), ("copy",)
     for name, *arguments in calls:
         matcher = stand_in(Panics(error), ends_W)
         with pytest.raises(MatcherError, match="the grammar engine failed"):
@@ -339,7 +349,7 @@ def test_a_panic_of_the_engine_is_an_error_of_its_row(
         def unsafe_compute_mask_ptr(self, *_: object) -> None:
             raise error
 
-    monkeypatch.setattr(grammars._guidance, "_executor", Executor())
+    monkeypatch.setattr(grammars._engine, "_executor", Executor())
     grammars.fill_all([good[0], bad, *good[1:]], masks_RW)
     assert not masks_RW[1].any()
     assert bad.error == "the grammar engine failed"
@@ -355,7 +365,7 @@ def test_a_panic_while_compiling_is_a_parameter_error(
     def fails(*_: object) -> Any:
         raise error
 
-    monkeypatch.setattr(grammars._guidance, "matcher", fails)
+    monkeypatch.setattr(grammars._engine, "matcher", fails)
     with pytest.raises(ParameterError, match="regex: the grammar engine failed"):
         grammars.compile(StructuredOutputs(regex="panic"))
 
@@ -383,7 +393,7 @@ def test_a_stop_that_is_no_error_and_no_end_is_an_error() -> None:
 def test_what_is_no_panic_goes_through() -> None:
     matcher = stand_in(Panics(KeyboardInterrupt()), np.zeros(1, np.int32))
     with pytest.raises(KeyboardInterrupt):
-        matcher.forced()
+        matcher.jump_forward_tokens()
     assert matcher.error is None
 
 
@@ -394,7 +404,7 @@ class Clock:
         self.now = 0.0
         self.day = 0.0  # by which budgets fill
         monkeypatch.setattr(structured_output.time_budget, "monotonic", lambda: self.day)
-        monkeypatch.setattr(structured_output.time_budget, "_MARKS", structured_output.time_budget._Marks())
+        monkeypatch.setattr(structured_output.time_budget, "_CPU_TIME", structured_output.time_budget._CpuTime())
         for module in (
             structured_output.compiler,
             structured_output.llguidance_engine,
@@ -439,7 +449,7 @@ def test_who_is_slow_pays_and_nobody_beside_it(tokenizer: Tokenizer, monkeypatch
             for each, _row in every:
                 each.compute()
 
-    monkeypatch.setattr(grammars._guidance, "_executor", Executor())
+    monkeypatch.setattr(grammars._engine, "_executor", Executor())
     masks_RW = np.empty((4, 128), np.int32)
     for step in range(12):
         masks_RW[:] = 1
@@ -447,7 +457,7 @@ def test_who_is_slow_pays_and_nobody_beside_it(tokenizer: Tokenizer, monkeypatch
         assert together == [
             2
         ]  # in the first step, once those before them have taken longer than it takes to wake others
-        left = [row.budget.left for row in rows]
+        left = [row.budget.remaining for row in rows]
         assert left == pytest.approx([1.0, 1.0 - 0.095 * min(step + 1, 11), 1.0, 1.0])
         assert [row.error is None for row in rows] == [True, step < 10, True, True]
         assert masks_RW.any(1).tolist() == [True, step < 10, True, True]
@@ -457,7 +467,7 @@ def test_who_is_slow_pays_and_nobody_beside_it(tokenizer: Tokenizer, monkeypatch
     for _ in range(70):
         grammars.fill_all(rows, masks_RW)
     assert together == [2] * 71  # together again, but for the first
-    assert [row.budget.left for row in rows if row.error is None] == [1.0] * 3
+    assert [row.budget.remaining for row in rows if row.error is None] == [1.0] * 3
 
 
 def test_many_quick_ones_are_not_taken_for_slow(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -470,25 +480,25 @@ def test_many_quick_ones_are_not_taken_for_slow(tokenizer: Tokenizer, monkeypatc
             together.append(len(every))
             clock.now += 0.04
 
-    monkeypatch.setattr(grammars._guidance, "_executor", Executor())
+    monkeypatch.setattr(grammars._engine, "_executor", Executor())
     for _ in range(660):
         grammars.fill_all(rows, np.ones((40, 128), np.int32))
     assert 640 <= len(together) < 660
-    assert all(row.error is None and row.budget.left == 1.0 for row in rows)
+    assert all(row.error is None and row.budget.remaining == 1.0 for row in rows)
 
 
-@pytest.mark.parametrize("call", ["push", "forced", "copy"])
+@pytest.mark.parametrize("call", ["accept_token", "jump_forward_tokens", "copy"])
 def test_every_call_is_paid_for(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     matcher = stand_in(Takes(clock, 0.3), np.zeros(128, np.int32))
-    arguments = {"push": (1,)}.get(call, ())
+    arguments = {"accept_token": (1,)}.get(call, ())
     for _ in range(4):
         assert matcher.error is None
         getattr(matcher, call)(*arguments)
     with pytest.raises(MatcherError, match="its masks took too long"):
         getattr(matcher, call)(*arguments)
     with pytest.raises(MatcherError, match="its masks took too long"):
-        matcher.fill(np.zeros(128, np.int32))
+        matcher.fill_bitmask(np.zeros(128, np.int32))
 
 
 def test_all_answers_of_a_form_pay_from_one_budget_that_fills_again(
@@ -497,15 +507,15 @@ def test_all_answers_of_a_form_pay_from_one_budget_that_fills_again(
     grammars, clock = GrammarCompiler(tokenizer, 4096), Clock(monkeypatch)
     inner = Takes(clock, 0.0)
     budget = TimeBudget(1.0)
-    beginning = Beginning(lambda: inner, frozenset({0}), np.zeros(128, np.int32), budget)
+    beginning = InitialMatcher(lambda: inner, frozenset({0}), np.zeros(128, np.int32), budget)
     rows = [GrammarMatcher(beginning) for _ in range(63)]
     rows.append(rows[0].copy())
     calm = GrammarMatcher(beginning)
-    calm.inner = Takes(clock, 0.001)
+    calm.ll_matcher = Takes(clock, 0.001)
     for row in rows:
-        row.inner = Takes(clock, 0.105)
+        row.ll_matcher = Takes(clock, 0.105)
     masks_RW = np.ones((64, 128), np.int32)
-    grammars._each_timed = True
+    grammars._time_each = True
     grammars.fill_all(rows, masks_RW)
     assert clock.now == pytest.approx(64 * 0.105)  # of nobody it was known
     alive = [row for row in rows if row.error is None]
@@ -515,17 +525,17 @@ def test_all_answers_of_a_form_pay_from_one_budget_that_fills_again(
     assert {row.error for row in rows} == {"the grammar is so ambiguous that its masks took too long"}
     mask_of(calm)
     assert calm.error is None  # who is not slow goes on
-    assert budget.left == pytest.approx(1.0 - 6.4)
+    assert budget.remaining == pytest.approx(1.0 - 6.4)
     clock.day += 60
-    assert budget.left == pytest.approx(0.6)
-    calm.inner = Takes(clock, 0.505)
+    assert budget.remaining == pytest.approx(0.6)
+    calm.ll_matcher = Takes(clock, 0.505)
     mask_of(calm)
     assert calm.error is None
     clock.day += 1000
-    assert budget.left == 1.0
+    assert budget.remaining == 1.0
 
 
-@pytest.mark.parametrize("call", ["fill", "fill_all", "push", "copy"])
+@pytest.mark.parametrize("call", ["fill_bitmask", "fill_all", "accept_token", "copy"])
 def test_a_form_whose_states_are_used_up_begins_anew(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
@@ -539,23 +549,23 @@ def test_a_form_whose_states_are_used_up_begins_anew(
     letters = [tokenizer.encode(letter, add_special_tokens=False)[0] for letter in "ab"]
     masks_RW = np.empty((2, 128), np.int32)
     old = compiled.matcher()
-    for _ in range(30 if call == "push" else 12):
+    for _ in range(30 if call == "accept_token" else 12):
         matcher, other = compiled.matcher(), compiled.matcher()
         for step in range(100):
-            if call == "fill":
-                matcher.fill(masks_RW[0])
+            if call == "fill_bitmask":
+                matcher.fill_bitmask(masks_RW[0])
             elif call == "fill_all":
                 grammars.fill_all([matcher, other], masks_RW)
                 assert np.array_equal(*masks_RW)
             elif call == "copy":
                 matcher = matcher.copy()
-                matcher.fill(masks_RW[0])
+                matcher.fill_bitmask(masks_RW[0])
             token = chance.choice(letters)
-            matcher.push(token)
-            if call != "push":
-                other.push(token)
+            matcher.accept_token(token)
+            if call != "accept_token":
+                other.accept_token(token)
             if step % 25 == 0:
-                old.push(token)
+                old.accept_token(token)
                 usual.append(token)
         assert matcher.error is None
     assert len(made) > 1
@@ -563,7 +573,7 @@ def test_a_form_whose_states_are_used_up_begins_anew(
     monkeypatch.undo()
     calm = GrammarCompiler(tokenizer, 4096).compile(form).matcher()
     for token in usual:
-        calm.push(token)
+        calm.accept_token(token)
     assert np.array_equal(mask_of(old), mask_of(calm))
 
 
@@ -573,7 +583,7 @@ def test_a_simple_pattern_is_not_too_much_for_a_large_vocabulary() -> None:
     tokenizer = many_words()
     form = StructuredOutputs(regex="[a-z ]{1,500}")
     grammars = GrammarCompiler(tokenizer, tokenizer.vocab_size)
-    assert len(allowed(grammars.compile(form).matcher(), grammars.words)) > 60_000
+    assert len(allowed(grammars.compile(form).matcher(), grammars.num_words)) > 60_000
 
 
 def many_words() -> Tokenizer:
@@ -606,10 +616,10 @@ def test_an_answer_that_uses_up_all_states_by_itself_is_an_error(
     one = np.empty(128, np.int32)
     for _ in range(600):
         try:
-            matcher.fill(one)
+            matcher.fill_bitmask(one)
         except MatcherError:
             break
-        matcher.push(chance.choice(letters))
+        matcher.accept_token(chance.choice(letters))
     assert len(made) == 3  # the second time it was its own doing; others begin anew all the same
     assert "too many states" in (matcher.error or "")
 
@@ -628,63 +638,65 @@ def byte_level(*added: str) -> tokenizers.Tokenizer:
 def test_a_token_too_long_for_the_engine_is_never_allowed(length: int, left_out: bool) -> None:
     tokenizer = Tokenizer(byte_level("x" * length), eos_token_ids=[256])
     grammars = GrammarCompiler(tokenizer, tokenizer.vocab_size)
-    assert grammars.left_out == ((258,) if left_out else ())
+    assert grammars.excluded_ids == ((258,) if left_out else ())
     matcher = grammars.compile(StructuredOutputs(regex="x*")).matcher()
-    assert (258 in allowed(matcher, grammars.words)) is not left_out
+    assert (258 in allowed(matcher, grammars.num_words)) is not left_out
     assert takes(matcher, 258) is not left_out
-    assert allowed(matcher, grammars.words)[:1] == [tokenizer.encode("x")[0]]
+    assert allowed(matcher, grammars.num_words)[:1] == [tokenizer.encode("x")[0]]
 
 
 def test_special_tokens_are_no_text_but_can_be_named() -> None:
     tokenizer = Tokenizer(byte_level(), eos_token_ids=[256])
     grammars = GrammarCompiler(tokenizer, tokenizer.vocab_size)
-    assert not {256, 257} & set(allowed(grammars.compile(StructuredOutputs(regex="<.*x")).matcher(), grammars.words))
+    assert not {256, 257} & set(
+        allowed(grammars.compile(StructuredOutputs(regex="<.*x")).matcher(), grammars.num_words)
+    )
     matcher = grammars.compile(StructuredOutputs(grammar='start: "a" <tool> "b"')).matcher()
-    matcher.push(tokenizer.encode("a")[0])
-    assert allowed(matcher, grammars.words) == [257]
+    matcher.accept_token(tokenizer.encode("a")[0])
+    assert allowed(matcher, grammars.num_words) == [257]
     named = grammars.compile(
         StructuredOutputs(grammar='start: "a" <end> "b"')
     ).matcher()  # an EOS in the middle of the text
-    named.push(tokenizer.encode("a")[0])
-    assert allowed(named, grammars.words) == [256]
-    named.push(256)
-    assert (named.finished, allowed(named, grammars.words)) == (False, [*tokenizer.encode("b")])
+    named.accept_token(tokenizer.encode("a")[0])
+    assert allowed(named, grammars.num_words) == [256]
+    named.accept_token(256)
+    assert (named.accepting, allowed(named, grammars.num_words)) == (False, [*tokenizer.encode("b")])
 
 
 def test_an_eos_that_reads_like_text_is_no_text() -> None:
     tokenizer = Tokenizer(byte_level("xx"), eos_token_ids=[258])
     grammars = GrammarCompiler(tokenizer, tokenizer.vocab_size)
     matcher = grammars.compile(StructuredOutputs(regex="x{2,4}")).matcher()
-    assert 258 not in allowed(matcher, grammars.words)
+    assert 258 not in allowed(matcher, grammars.num_words)
     x = tokenizer.encode("x")[0]
-    matcher.push(x)
-    assert 258 not in allowed(matcher, grammars.words)
-    matcher.push(x)
-    assert allowed(matcher, grammars.words) == [x, 258]
-    matcher.push(258)
-    assert matcher.stopped
+    matcher.accept_token(x)
+    assert 258 not in allowed(matcher, grammars.num_words)
+    matcher.accept_token(x)
+    assert allowed(matcher, grammars.num_words) == [x, 258]
+    matcher.accept_token(258)
+    assert matcher.terminated
 
 
 @pytest.mark.parametrize("more", [0, 1, 31, 32, 33, 1000])
 def test_ids_beyond_the_tokenizer_are_never_allowed(tokenizer: Tokenizer, more: int) -> None:
     grammars = GrammarCompiler(tokenizer, 4096 + more)
-    assert grammars.words == -(-(4096 + more) // 32)
+    assert grammars.num_words == -(-(4096 + more) // 32)
     for form in FORMS:
         matcher, chance = grammars.compile(form).matcher(), random.Random(more)
         for _ in range(12):
-            assert max(allowed(matcher, grammars.words)) < 4096
+            assert max(allowed(matcher, grammars.num_words)) < 4096
             assert all(not takes(matcher, token) for token in range(4096, 4096 + more, 97))
-            walk(matcher, 1, chance, grammars.words)
+            walk(matcher, 1, chance, grammars.num_words)
 
 
 def test_a_model_may_have_fewer_ids_than_the_tokenizer(tokenizer: Tokenizer) -> None:
     grammars = GrammarCompiler(tokenizer, 300)
     matcher = grammars.compile(StructuredOutputs(choice=("the sunny day", "the rainy day"))).matcher()
     text = []
-    while not matcher.stopped:
-        assert max(allowed(matcher, grammars.words)) < 300
-        assert all(token < 300 for token in matcher.forced())
-        text += walk(matcher, 1, random.Random(0), grammars.words)
+    while not matcher.terminated:
+        assert max(allowed(matcher, grammars.num_words)) < 300
+        assert all(token < 300 for token in matcher.jump_forward_tokens())
+        text += walk(matcher, 1, random.Random(0), grammars.num_words)
     assert tokenizer.decode(text) in ("the sunny day", "the rainy day")
 
 
@@ -714,12 +726,12 @@ def test_other_kinds_of_tokenizers(tokenizers_by_name: dict[str, Tokenizer], nam
     for seed in range(8):
         matcher = grammars.compile(StructuredOutputs(regex="[ a-z]{1,12}")).matcher()
         tokens = walk(matcher, 12, random.Random(seed), words, tokenizer.eos_token_ids)
-        assert matcher.finished
+        assert matcher.accepting
         detokenizer = Detokenizer(tokenizer, [prompt])
         text = "".join(part for token in tokens for part in detokenizer.push(token)) + "".join(detokenizer.close())
         assert regex.fullmatch("[ a-z]{1,12}", text), text
         shown.add(text)
-        assert all(isinstance(token, int) for token in matcher.forced())
+        assert all(isinstance(token, int) for token in matcher.jump_forward_tokens())
     assert len(shown) > 1
 
 
@@ -730,16 +742,16 @@ def test_who_asks_again_gets_the_same_and_the_oldest_goes(tokenizer: Tokenizer) 
     for number in range(30):
         grammars.compile(StructuredOutputs(regex=f"{number}"))
         assert grammars.compile(StructuredOutputs(regex="first")) is first  # used, so it stays
-        assert grammars._size == sum(kept.size for kept in grammars._cache.values()) <= 600_000
+        assert grammars._cached_bytes == sum(kept.num_bytes for kept in grammars._cache.values()) <= 600_000
     assert 2 < len(grammars._cache) < 10
     for number in range(10, 20):
         grammars.compile(StructuredOutputs(regex=f"{number}"))
     assert grammars.compile(StructuredOutputs(regex="first")) is not first
-    assert first.matcher().forced()  # what is dropped still works
+    assert first.matcher().jump_forward_tokens()  # what is dropped still works
     grammars.compile(
         StructuredOutputs(choice=[f"choice {i}" for i in range(2000)])
     )  # larger than all there is room for
-    assert grammars._size <= 600_000
+    assert grammars._cached_bytes <= 600_000
 
 
 def test_many_threads_compile_the_same_once(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:

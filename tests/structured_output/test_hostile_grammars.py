@@ -12,7 +12,7 @@ import pytest
 import nucleate as nc
 from nucleate.parameters.parameter import ParameterError
 from nucleate.structured_output import GrammarCompiler, GrammarLimits, StructuredOutputs
-from nucleate.structured_output.lark import read
+from nucleate.structured_output.lark import parse_lark
 
 SECONDS = 2.0
 """Of this process, which does not depend on what else the machine does."""
@@ -240,7 +240,7 @@ def test_a_hostile_form_is_a_clear_error_in_time(grammars: GrammarCompiler, fiel
     assert len(text) < 400
     assert "\n" not in text
     assert not any(word in text for word in (".rs", "site-packages", "panick", "<non-verbose", "Traceback"))
-    assert grammars.compile(StructuredOutputs(regex="ok")).matcher().forced()  # and it goes on
+    assert grammars.compile(StructuredOutputs(regex="ok")).matcher().jump_forward_tokens()  # and it goes on
 
 
 SLOW_BUT_FINE = {
@@ -264,17 +264,26 @@ def test_what_is_just_within_the_limits_compiles_in_time(grammars: GrammarCompil
     begun = time.process_time()
     matcher, mask_W = (
         grammars.compile(StructuredOutputs(**SLOW_BUT_FINE[name])).matcher(),
-        np.empty(grammars.words, np.int32),
+        np.empty(grammars.num_words, np.int32),
     )
     assert time.process_time() - begun < SECONDS
     for _ in range(12):  # and goes on without becoming too complex
-        matcher.fill(mask_W)
-        matcher.push(int(np.flatnonzero(np.unpackbits(mask_W.view(np.uint8), bitorder="little"))[-1]))
+        matcher.fill_bitmask(mask_W)
+        matcher.accept_token(int(np.flatnonzero(np.unpackbits(mask_W.view(np.uint8), bitorder="little"))[-1]))
     assert matcher.error is None
 
 
 def test_limits_can_be_set(grammars: GrammarCompiler) -> None:
-    tight = GrammarLimits(characters=40, string=10, depth=3, properties=1, enum=4, choices=2, repetitions=5, forced=3)
+    tight = GrammarLimits(
+        max_characters=40,
+        max_string_characters=10,
+        max_depth=3,
+        max_properties=1,
+        max_enum_values=4,
+        max_choices=2,
+        max_repetitions=5,
+        max_required_repetitions=3,
+    )
     for said, words in (
         ({"json_schema": {"title": "x" * 5, "description": "y" * 9}}, "characters"),
         ({"json_schema": {"title": "x" * 11}}, "11 characters"),
@@ -320,7 +329,7 @@ def test_a_grammar_tells_the_line(grammars: GrammarCompiler) -> None:
     assert told(json_in_lines + "a: (").startswith("grammar: 4(")
     assert told('start: a\na: %json {"not": {}}') == "grammar: %json: cannot enforce not"
     assert told("start: A\nA: B\nB: A") == "grammar: terminals refer to one another: A"
-    assert told("start: <[4100-4101]>") == "grammar: <[4100-4101]> is no range of tokens of this model"
+    assert told("start: <[4100-4101]>") == "grammar: <[4100-4101]> is not a range of token ids of this model"
 
 
 FINE = [
@@ -351,11 +360,11 @@ def test_a_schema_in_a_grammar_has_blanks_that_end(grammars: GrammarCompiler) ->
     for text, right in (("[", True), (" ", True), (" ", False), ("]", True)):
         token = tokenizer.encode(text, add_special_tokens=False)[0]
         if right:
-            matcher.push(token)
+            matcher.accept_token(token)
         else:
             with pytest.raises(ValueError, match="not allowed"):
-                matcher.push(token)
-    assert matcher.stopped
+                matcher.accept_token(token)
+    assert matcher.terminated
 
 
 @pytest.mark.parametrize(("grammar", "size"), [
@@ -366,14 +375,14 @@ def test_a_schema_in_a_grammar_has_blanks_that_end(grammars: GrammarCompiler) ->
     ("A.1: B\nB: /[ab]{2}/ # {9}\nstart[lazy]: A{+3}", (6, 7)),
 ])  # fmt: skip
 def test_repetitions_in_a_grammar_multiply(grammar: str, size: tuple[int, int]) -> None:
-    assert read(grammar).size == size
+    assert parse_lark(grammar).size == size
 
 
-def test_what_a_grammar_says_is_read_word_by_word() -> None:
-    said = read('start: <[7]> a | <[1,3-5]>\na: A // & ~ | (\nA: (~/a&/ & ~"~") | /|/~2\n')
-    assert (said.alternatives, said.operators, said.depth) == (2, 3, 1)
-    assert said.ids == ((7, 7), (1, 1), (3, 5))
-    embedding = read('start: %json {\n\n"a": 1}\nb: "x"', {"o": 1})
+def test_parse_lark() -> None:
+    lark = parse_lark('start: <[7]> a | <[1,3-5]>\na: A // & ~ | (\nA: (~/a&/ & ~"~") | /|/~2\n')
+    assert (lark.num_alternatives, lark.num_operators, lark.depth) == (2, 3, 1)
+    assert lark.token_id_ranges == ((7, 7), (1, 1), (3, 5))
+    embedding = parse_lark('start: %json {\n\n"a": 1}\nb: "x"', {"o": 1})
     assert embedding.schemas == ({"a": 1},)
     assert embedding.text.count("\n") == 3
     assert json.loads(embedding.text[len("start: %json ") : embedding.text.rindex("\nb")]) == {

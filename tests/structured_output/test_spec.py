@@ -14,7 +14,7 @@ import pytest
 import nucleate as nc
 from nucleate.parameters.parameter import ParameterError
 from nucleate.structured_output import GrammarCompiler, StructuredOutputs
-from nucleate.structured_output.repetition_limits import unrolled
+from nucleate.structured_output.repetition_limits import expanded_size
 from nucleate.structured_output.validation import validate
 
 FORMS: list[dict[str, Any]] = [
@@ -206,7 +206,7 @@ def test_only_json_is_validated() -> None:
     ],
 )
 def test_repetitions_are_counted(pattern: str, least: int, most: int) -> None:
-    assert unrolled(pattern) == (least, most)
+    assert expanded_size(pattern) == (least, most)
 
 
 def test_the_engine_is_loaded_only_when_needed() -> None:

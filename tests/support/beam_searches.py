@@ -72,9 +72,9 @@ def found(events: Sequence[EngineOutput]) -> list[Answer]:
     """What the events of a search that ended well say."""
     answers: list[Answer] = []
     for index, event in enumerate(events):
-        piece = event.piece
+        piece = event.chunk
         assert isinstance(piece, BeamPiece)
-        assert (piece.index, event.last) == (index, index == len(events) - 1)
+        assert (piece.index, event.finished) == (index, index == len(events) - 1)
         answers.append((piece.token_ids, piece.score, piece.logprob, piece.finish_reason))
     assert events[-1].usage is not None
     assert events[-1].usage.completion_tokens == sum(len(answer[0]) for answer in answers)

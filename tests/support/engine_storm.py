@@ -54,15 +54,15 @@ class Watched:
 
     def take(self, event: EngineOutput) -> None:
         assert not self.over, "an event after the last one"
-        assert all(not piece.finish_reason for piece in self.pieces(event.piece.index)), "a piece after the last one"
+        assert all(not piece.finish_reason for piece in self.pieces(event.chunk.index)), "a piece after the last one"
         self.events.append(event)
 
     @property
     def over(self) -> bool:
-        return bool(self.events) and self.events[-1].last
+        return bool(self.events) and self.events[-1].finished
 
     def pieces(self, index: int) -> list[CompletionChunk]:
-        return [event.piece for event in self.events if event.piece.index == index]
+        return [event.chunk for event in self.events if event.chunk.index == index]
 
     def check(self, model: object, llm: nc.LLM) -> None:
         """Answers that ended by themselves are those of the slow twin; others are a beginning of them."""
@@ -79,7 +79,7 @@ class Watched:
             else:
                 assert pieces == wanted
         last = self.events[-1].usage
-        assert last.completion_tokens == sum(len(event.piece.token_ids) for event in self.events)
+        assert last.completion_tokens == sum(len(event.chunk.token_ids) for event in self.events)
 
 
 def taken(live: dict[str, Watched]) -> list[Request]:
@@ -101,7 +101,7 @@ def storm(llm: nc.LLM, kind: str, seed: int, steps: int, **options: Any) -> None
     def take(events: list[EngineOutput]) -> None:
         for event in events:
             live[event.request_id].take(event)
-            if event.last:
+            if event.finished:
                 done.append(live.pop(event.request_id))
 
     for _ in range(steps):
@@ -137,5 +137,5 @@ def storm(llm: nc.LLM, kind: str, seed: int, steps: int, **options: Any) -> None
     assert is_empty(engine)
     for watched in done:
         watched.check(model, llm)
-    reasons = {piece.finish_reason for watched in done for piece in (event.piece for event in watched.events)}
+    reasons = {piece.finish_reason for watched in done for piece in (event.chunk for event in watched.events)}
     assert reasons >= {"stop", "length", "abort", "error"} or steps < 1000

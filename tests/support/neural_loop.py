@@ -79,7 +79,7 @@ class Loop:
             readings.append(TargetOutput(text.key, before, text.ids[before : text.read], told_TF))
             start += part.stop - part.start
         if self.proposer is not None and self.proposer.layers:
-            self.proposer.read(readings)
+            self.proposer.observe(readings)
 
     @property
     def tau(self) -> float:

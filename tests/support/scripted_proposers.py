@@ -30,7 +30,7 @@ class Silent:
     def draft(self, state: DraftContext, count: int) -> Draft:
         return Draft()
 
-    def read(self, readings: Sequence[TargetOutput]) -> None:
+    def observe(self, readings: Sequence[TargetOutput]) -> None:
         raise AssertionError("nobody asked for features")
 
     def accepted(self, key: int, count: int) -> None:
@@ -49,7 +49,7 @@ class Oracle(Silent):
 
     def draft(self, state: DraftContext, count: int) -> Draft:
         ids = [int(token) for token in state.token_ids]
-        known = self.answers.get((tuple(ids[: state.prompt]), state.seed), ())
+        known = self.answers.get((tuple(ids[: state.num_prompt_tokens]), state.seed), ())
         right = list(known[state.position : state.position + count])
         right += [self.rng.randrange(4096) for _ in range(count - len(right))]
         return Draft(tuple(x if self.rng.random() < self.share else self.rng.randrange(4096) for x in right))

@@ -179,7 +179,9 @@ def told(logprobs: Any) -> Any:
     """Logprobs as lists; ranks of tokens that are out are none."""
     if logprobs is None or not any(logprobs):
         return None
-    return [one and [[tuple(each) for each in part] for part in ([one.chosen], one.top, one.asked)] for one in logprobs]
+    return [
+        one and [[tuple(each) for each in part] for part in ([one.chosen], one.top, one.requested)] for one in logprobs
+    ]
 
 
 if __name__ == "__main__":

@@ -85,7 +85,7 @@ def alone(
 
 
 def answers(events: list[EngineOutput], count: int) -> list[list[CompletionChunk]]:
-    return [[event.piece for event in events if event.piece.index == index] for index in range(count)]
+    return [[event.chunk for event in events if event.chunk.index == index] for index in range(count)]
 
 
 def is_empty(engine: Engine) -> bool:

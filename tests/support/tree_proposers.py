@@ -10,7 +10,7 @@ from scripted_proposers import Oracle, Storm
 
 from nucleate.sampling import noise
 from nucleate.speculative.draft import ROOT, Draft, DraftContext, TargetOutput
-from nucleate.speculative.draft_distribution import siblings
+from nucleate.speculative.draft_distribution import sample_without_replacement
 
 
 class Grove(Oracle):
@@ -60,10 +60,10 @@ class Reading(Grove):
         self.whole = True
         self.late = 0
 
-    def read(self, readings: Sequence[TargetOutput]) -> None:
-        for key, start, ids, features_TF in readings:
+    def observe(self, readings: Sequence[TargetOutput]) -> None:
+        for key, start, ids, hidden_states_TF in readings:
             wanted = [[place, token] * 2 for place, token in enumerate(ids, start)]
-            np.testing.assert_array_equal(features_TF, np.array(wanted).reshape(-1, 4))
+            np.testing.assert_array_equal(hidden_states_TF, np.array(wanted).reshape(-1, 4))
             assert start <= self.told.get(key, start) or not self.whole
             self.told[key] = start + len(ids)
 
@@ -87,7 +87,9 @@ def drawn_tree(before: int, count: int, seed: int, step: int, laws_VV: np.ndarra
     while len(tokens) < count:
         law = laws_VV[before if place == ROOT else tokens[place]]
         wanted = min(2, count - len(tokens))
-        some, theirs = siblings(law, [pick(seed, step, len(tokens) + at, stream) for at in range(wanted)])
+        some, theirs = sample_without_replacement(
+            law, [pick(seed, step, len(tokens) + at, stream) for at in range(wanted)]
+        )
         parents += [place] * len(some)
         place = len(tokens) + (len(some) > 1 and some[1] > some[0])
         tokens, laws = [*tokens, *some], [*laws, *theirs]
@@ -107,7 +109,9 @@ def guessed_tree(before: int, count: int, laws_VV: np.ndarray) -> Draft:
 def shared_draws(before: int, count: int, seed: int, step: int, laws_VV: np.ndarray) -> Draft:
     """As heads do that do not know what was drawn before: after each token the same siblings."""
     (first, theirs), (second, others) = (
-        siblings(laws_VV[before - at], [pick(seed, step, at * 2 + one, noise.DRAFT) for one in range(2)])
+        sample_without_replacement(
+            laws_VV[before - at], [pick(seed, step, at * 2 + one, noise.DRAFT) for one in range(2)]
+        )
         for at in range(2)
     )
     tokens, parents, laws = (*first, *second, *second), (ROOT, ROOT, 0, 0, 1, 1), (*theirs, *others, *others)

@@ -23,7 +23,7 @@ SYNONYMS: Mapping[str, str] = MappingProxyType(
         "--max-num-batched-token": "--max-num-batched-tokens",
         "--gpu-memory-utilization": "--kv-cache-memory",
         "--speculative-config": "--speculative",
-        "--num-speculative-tokens": "--speculative-tokens",
+        "--speculative-num-draft-tokens": "--num-speculative-tokens",
         "--guided-json": "--json-schema",
         "--guided-regex": "--regex",
         "--guided-choice": "--choice",
@@ -100,11 +100,11 @@ class ArgumentParser(argparse.ArgumentParser):
         """Suggest the flags that misspelled ones may stand for."""
         flags = [flag for action in self._actions for flag in action.option_strings]
         given = [word.partition("=")[0].replace("_", "-") for word in words if word.startswith("--")]
-        found = [near for word in given for near in _near(word, flags)]
+        found = [flag for word in given for flag in _closest_flag(word, flags)]
         return f"; did you mean {', '.join(found)}?" if found else ""
 
 
-def _near(word: str, flags: Iterable[str]) -> list[str]:
+def _closest_flag(word: str, flags: Iterable[str]) -> list[str]:
     known = SYNONYMS.get(word)
     return (
         [known]

@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    values = flags.given(arguments)
+    values = flags.read_values(arguments)
     with open_input(arguments.input) as source:
         options = {"overwrite": arguments.overwrite, "retry": arguments.retry_errors}
         with BatchOutput(arguments.output, source, **options) as output:
@@ -80,7 +80,7 @@ def count_lines(source: BinaryIO, output: BatchOutput) -> int | None:
     except (OSError, ValueError):  # not a real file
         return None
     start = source.tell()
-    total = sum(1 for _ in output.checked(lines(source)))
+    total = sum(1 for _ in output.match_lines(lines(source)))
     source.seek(start)
     return total
 
@@ -100,7 +100,7 @@ def process(
     with progress_bar(total=total, unit="line", shown=show) as progress:
         batch = BatchRun(llm, engine, values, name, output, progress)
         try:
-            for line, done in output.checked(lines(source)):
+            for line, done in output.match_lines(lines(source)):
                 batch.skip(line) if done else batch.start(line)
                 while len(engine) >= PREFETCH * arguments.max_num_seqs:
                     batch.step()

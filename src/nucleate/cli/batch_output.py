@@ -42,11 +42,11 @@ class BatchOutput:
             return
         self._fd = _open(path)
         try:
-            if _same(self._fd, source):
+            if _is_same_file(self._fd, source):
                 raise UsageError(f"{path} is also the input: the output must be another file")
             os.ftruncate(self._fd, 0 if overwrite else self._read(retry=retry))
             if retry:
-                self._forget_failures()
+                self._remove_failed()
         except BaseException:
             os.close(self._fd)  # this releases the lock
             raise
@@ -62,29 +62,29 @@ class BatchOutput:
         """Append a record."""
         _write(self._fd, json.dumps(record, allow_nan=False).encode() + b"\n")
 
-    def checked(self, lines: Iterable[JsonLine]) -> Iterator[tuple[JsonLine, bool]]:
+    def match_lines(self, lines: Iterable[JsonLine]) -> Iterator[tuple[JsonLine, bool]]:
         """Yield each line and whether it has a record. Raises UsageError if the records are of another input."""
         found = 0
         for line in lines:
             known = self._digests[line.number] if line.number < len(self._digests) else 0
             if known not in (0, line.digest):
-                raise self._changed(f"its record of line {line.number} is of another input")
+                raise self._mismatch(f"its record of line {line.number} is of another input")
             found += known != 0
             yield line, known != 0
         if found < self.count:
-            raise self._changed("it has records of lines that are not in the input")
+            raise self._mismatch("it has records of lines that are not in the input")
 
-    def _changed(self, reason: str) -> UsageError:
+    def _mismatch(self, reason: str) -> UsageError:
         return UsageError(f"{self.path}: {reason}; use another output file or --overwrite")
 
     def _read(self, *, retry: bool) -> int:
         """Read the existing records. Returns the length of the file without an incomplete last record."""
         end = 0
-        for raw, number, digest, bad in self._records():
+        for raw, number, digest, failed in self._records():
             end += len(raw)
-            if bad and retry:
+            if failed and retry:
                 continue
-            self.failed += bad
+            self.failed += failed
             if number >= len(self._digests):
                 self._digests.frombytes(bytes(8 * (number + 1 - len(self._digests))))
             self.count += not self._digests[number]
@@ -103,15 +103,15 @@ class BatchOutput:
                     number, digest = _ID.fullmatch(record["id"]).groups()  # type: ignore[union-attr]
                     yield raw, int(number), int(digest, 16), has_failed(record)
                 except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-                    raise self._changed(f"line {place} is not a record of nucleate batch") from None
+                    raise self._mismatch(f"line {place} is not a record of nucleate batch") from None
 
-    def _forget_failures(self) -> None:
+    def _remove_failed(self) -> None:
         """Remove the records of failed lines, by replacing the file."""
         path = os.path.realpath(self.path)
         new = os.open(f"{path}.new", _FLAGS | os.O_TRUNC, 0o666)  # safe: the file itself is locked
         _lock(new, self.path)
-        for raw, _, _, bad in self._records():
-            if not bad:
+        for raw, _, _, failed in self._records():
+            if not failed:
                 _write(new, raw)
         shutil.copymode(path, f"{path}.new")
         os.fsync(new)
@@ -144,7 +144,7 @@ def _lock(file: int, path: str) -> None:
         raise UsageError(f"{path} is locked by another process") from None
 
 
-def _same(file: int, source: BinaryIO) -> bool:
+def _is_same_file(file: int, source: BinaryIO) -> bool:
     try:
         return os.path.samestat(os.fstat(file), os.fstat(source.fileno()))
     except (OSError, ValueError):  # the source is not a real file

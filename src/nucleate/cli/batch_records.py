@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nucleate.cli.jsonl import JsonLine
-from nucleate.cli.output_text import plain
+from nucleate.cli.output_text import to_json
 from nucleate.outputs import Completion, CompletionOutput
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError, read_json, unknown
-from nucleate.server.openai.requests import CHAT, ENDPOINTS, PLAIN, Endpoint, ParsedRequest
+from nucleate.server.openai.endpoints import CHAT, ENDPOINTS, PLAIN, Endpoint
+from nucleate.server.openai.requests import ParsedRequest
 from nucleate.server.openai.responses import ResponseHead, chat_body, completion_body, error_body, usage_body
 from nucleate.tokenization.tokenizer import Tokenizer
 
@@ -25,7 +26,7 @@ Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class RecordError:
+class LineError:
     """Why a line failed. status: the HTTP status, for OpenAI requests; param: the field at fault."""
 
     message: str
@@ -35,7 +36,7 @@ class RecordError:
 
 
 @dataclass(frozen=True)
-class BatchRecord:
+class BatchRequest:
     """A parsed line. endpoint: None if the line is invalid; failure: why it cannot be processed."""
 
     id: str
@@ -43,32 +44,32 @@ class BatchRecord:
     endpoint: Endpoint | None = None
     custom_id: str | None = None
     body: Any = None
-    failure: RecordError | None = None
+    failure: LineError | None = None
 
 
-def read_line(line: JsonLine) -> BatchRecord:
+def read_line(line: JsonLine) -> BatchRequest:
     """Parse a line; errors are in ``failure``."""
-    entry = BatchRecord(line.id, line.number)
+    entry = BatchRequest(line.id, line.number)
     if line.data is None:
-        return replace(entry, failure=RecordError("the line is too long", "line_too_long"))
+        return replace(entry, failure=LineError("the line is too long", "line_too_long"))
     try:
         value = read_json(line.data.decode(), "line")
     except UnicodeDecodeError as error:
         message = f"the line is not UTF-8: {error.reason} at byte {error.start}"
-        return replace(entry, failure=RecordError(message, "invalid_json"))
+        return replace(entry, failure=LineError(message, "invalid_json"))
     except ParameterError as error:
-        return replace(entry, failure=RecordError(str(error), "invalid_json"))
+        return replace(entry, failure=LineError(str(error), "invalid_json"))
     name = value.get("custom_id") if isinstance(value, dict) else None
     if isinstance(name, str) and name:
         entry = replace(entry, custom_id=name)
     try:
-        endpoint, body = _content(value)
+        endpoint, body = _endpoint_and_body(value)
     except ParameterError as error:
-        return replace(entry, failure=RecordError(str(error), "invalid_line", error.field))
+        return replace(entry, failure=LineError(str(error), "invalid_line", error.field))
     return replace(entry, endpoint=endpoint, body=body)
 
 
-def _content(value: Any) -> tuple[Endpoint, Any]:
+def _endpoint_and_body(value: Any) -> tuple[Endpoint, Any]:
     if isinstance(value, str):
         return PLAIN, {"prompt": value}
     if not isinstance(value, dict):
@@ -96,7 +97,7 @@ def _request(value: Mapping[str, Any]) -> tuple[Endpoint, Any]:
     return ENDPOINTS[value["url"]], value["body"]
 
 
-def error_record(entry: BatchRecord, failure: RecordError) -> Record:
+def error_record(entry: BatchRequest, failure: LineError) -> Record:
     """Return the record of a failed line; for an OpenAI request, with the error response of the server."""
     message = f"line {entry.number}: {failure.message}"
     if entry.endpoint is PLAIN:
@@ -111,7 +112,7 @@ def error_record(entry: BatchRecord, failure: RecordError) -> Record:
 
 
 def success_record(
-    entry: BatchRecord,
+    entry: BatchRequest,
     parsed: ParsedRequest,
     completions: Sequence[Completion],
     tokenizer: Tokenizer,
@@ -136,28 +137,28 @@ def has_failed(record: Mapping[str, Any]) -> bool:
     return record.get("error") is not None or (response is not None and response["status_code"] != 200)
 
 
-def _response(entry: BatchRecord, status: int, body: Record) -> Record:
+def _response(entry: BatchRequest, status: int, body: Record) -> Record:
     return {"status_code": status, "request_id": f"req-{entry.id}", "body": body}
 
 
-def _plain_head(entry: BatchRecord) -> Record:
+def _plain_head(entry: BatchRequest) -> Record:
     named = {} if entry.custom_id is None else {"custom_id": entry.custom_id}
     return {"id": entry.id, **named, "line": entry.number}
 
 
-def _plain(entry: BatchRecord, completion: Completion) -> Record:
+def _plain(entry: BatchRequest, completion: Completion) -> Record:
     outputs = [_output(output) for output in completion.outputs]
     result = outputs[0] if len(outputs) == 1 else {"outputs": outputs}
-    subject = {name: entry.body[name] for name in PLAIN.subject if entry.body.get(name) is not None}
+    subject = {name: entry.body[name] for name in PLAIN.prompt_fields if entry.body.get(name) is not None}
     logprobs = completion.prompt_logprobs
-    prompt_logprobs = {} if logprobs is None else {"prompt_logprobs": plain(logprobs)}
+    prompt_logprobs = {} if logprobs is None else {"prompt_logprobs": to_json(logprobs)}
     usage = usage_body(completion.usage)
     return {**_plain_head(entry), **subject, **result, **prompt_logprobs, "usage": usage, "error": None}
 
 
 def _output(output: CompletionOutput) -> Record:
     """Return an output in the format of ``generate --json``; logprobs only if requested."""
-    made = {name: value for name, value in plain(output).items() if name != "index"}
+    made = {name: value for name, value in to_json(output).items() if name != "index"}
     if output.logprobs is None:
         del made["logprobs"], made["cumulative_logprob"]
     return made

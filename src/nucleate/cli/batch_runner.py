@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nucleate.cli.batch_output import BatchOutput
-from nucleate.cli.batch_records import BatchRecord, RecordError, error_record, read_line, success_record
+from nucleate.cli.batch_records import BatchRequest, LineError, error_record, read_line, success_record
 from nucleate.cli.jsonl import JsonLine
 from nucleate.engine.engine import Engine
 from nucleate.llm import LLM
@@ -19,8 +19,9 @@ from nucleate.outputs import Completion, CompletionChunk
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError
 from nucleate.server.http_errors import generation_failed
-from nucleate.server.openai.requests import CHAT, COMPLETIONS, PLAIN, ParsedRequest, read_body
-from nucleate.server.openai.response_format import named
+from nucleate.server.openai.endpoints import CHAT, COMPLETIONS, PLAIN
+from nucleate.server.openai.requests import ParsedRequest, read_body
+from nucleate.server.openai.response_format import translate_errors
 
 PROGRESS_SECONDS = 0.2  # between updates of the progress bar
 
@@ -29,11 +30,11 @@ PROGRESS_SECONDS = 0.2  # between updates of the progress bar
 class BatchJob:
     """A line in progress: one engine request per prompt."""
 
-    entry: BatchRecord
+    entry: BatchRequest
     parsed: ParsedRequest
     prompts: Sequence[Sequence[int]]
     chunks: Sequence[list[CompletionChunk]]  #: of each prompt
-    left: int  #: unfinished prompts
+    unfinished: int  #: unfinished prompts
 
 
 class BatchRun:
@@ -55,7 +56,7 @@ class BatchRun:
         self._endpoints = {kind.url: kind for kind in kinds}
         self._custom_ids: set[str] = set()
         self._running: dict[str, tuple[BatchJob, int]] = {}  # by request id: the job and the index of the prompt
-        self._start, self._shown = time.perf_counter(), 0.0
+        self._start, self._updated = time.perf_counter(), 0.0
 
     @property
     def rate(self) -> float:
@@ -64,19 +65,19 @@ class BatchRun:
 
     def skip(self, line: JsonLine) -> None:
         """Skip a line that has a record."""
-        self._claim(read_line(line))
+        self._register(read_line(line))
         self._progress.update(1)
 
     def start(self, line: JsonLine) -> None:
         """Submit a line, or write its error record."""
         entry = read_line(line)
-        new = self._claim(entry)
+        new = self._register(entry)
         failure = entry.failure
         if failure is None and not new:
             message = f"an earlier line has the same custom_id {shown(entry.custom_id)}"
-            failure = RecordError(message, "duplicate_custom_id", "custom_id")
+            failure = LineError(message, "duplicate_custom_id", "custom_id")
         if failure is None:
-            failure = self._admit(entry)
+            failure = self._submit(entry)
         if failure is not None:
             self._fail(entry, failure)
 
@@ -84,26 +85,26 @@ class BatchRun:
         """Run one engine step, and write the records of finished lines."""
         for output in self.engine.step():
             job, index = self._running[output.request_id]
-            job.chunks[index].append(output.piece)
-            self.tokens += len(output.piece.token_ids)
-            if output.last:
+            job.chunks[index].append(output.chunk)
+            self.tokens += len(output.chunk.token_ids)
+            if output.finished:
                 del self._running[output.request_id]
-                job.left -= 1
-                if not job.left:
+                job.unfinished -= 1
+                if not job.unfinished:
                     self._finish(job)
         now = time.perf_counter()
-        if now > self._shown + PROGRESS_SECONDS:
-            self._shown = now
+        if now > self._updated + PROGRESS_SECONDS:
+            self._updated = now
             self._progress.set_postfix_str(f"{self.rate:.0f} tokens/s, {self.failed} failed")
 
-    def _claim(self, entry: BatchRecord) -> bool:
-        """Return whether a line is the first with its custom_id."""
+    def _register(self, entry: BatchRequest) -> bool:
+        """Remember the custom_id of a line. Returns whether it is new."""
         new = entry.custom_id not in self._custom_ids
         if entry.custom_id is not None:
             self._custom_ids.add(entry.custom_id)
         return new
 
-    def _admit(self, entry: BatchRecord) -> RecordError | None:
+    def _submit(self, entry: BatchRequest) -> LineError | None:
         """Submit a line to the engine, or return the error."""
         assert entry.endpoint is not None  # noqa: S101  # otherwise the entry has a failure
         try:
@@ -113,23 +114,23 @@ class BatchRun:
             if parsed.model not in (None, self.name):
                 served = f"{shown(self.name)} (see --served-model-name)"
                 message = f"the model {shown(parsed.model)} does not exist; this batch uses {served}"
-                return RecordError(message, "model_not_found", "model", 404)
+                return LineError(message, "model_not_found", "model", 404)
             if parsed.messages is not None:
-                prompts = [self.llm.encode_chat(parsed.messages, parsed.template)]
+                prompts = [self.llm.encode_chat(parsed.messages, parsed.chat_template_kwargs)]
             else:
                 prompts = [self.llm.encode(prompt) for prompt in parsed.prompts]
-            with named(parsed.format):
-                self._add(BatchJob(entry, parsed, prompts, [[] for _ in prompts], len(prompts)))
+            with translate_errors(parsed.requested_format):
+                self._add_requests(BatchJob(entry, parsed, prompts, [[] for _ in prompts], len(prompts)))
         except (ParameterError, ModelError) as error:
-            return RecordError(" ".join(str(error).split()), param=getattr(error, "field", None), status=400)
+            return LineError(" ".join(str(error).split()), param=getattr(error, "field", None), status=400)
         return None
 
-    def _add(self, job: BatchJob) -> None:
+    def _add_requests(self, job: BatchJob) -> None:
         """Submit all prompts of a line, or none."""
         numbers: list[str] = []
         try:
             for prompt_ids in job.prompts:
-                numbers.append(self.engine.add(job.parsed.request(prompt_ids)))
+                numbers.append(self.engine.add(job.parsed.engine_request(prompt_ids)))
         except ParameterError:
             for number in numbers:
                 self.engine.abort(number)
@@ -137,13 +138,13 @@ class BatchRun:
         self._running |= {number: (job, index) for index, number in enumerate(numbers)}
 
     def _finish(self, job: BatchJob) -> None:
-        completions = [Completion.of(ids, pieces) for ids, pieces in zip(job.prompts, job.chunks, strict=True)]
+        completions = [Completion.from_chunks(ids, own) for ids, own in zip(job.prompts, job.chunks, strict=True)]
         for output in (output for completion in completions for output in completion.outputs):
             if output.finish_reason == "error":
-                field = None if job.parsed.params.structured_outputs is None else job.parsed.format.field
+                field = None if job.parsed.params.structured_outputs is None else job.parsed.requested_format.field
                 failure = generation_failed(str(output.stop_reason), field)
                 body = failure.body["error"]
-                self._fail(job.entry, RecordError(body["message"], body["code"], body["param"], failure.status))
+                self._fail(job.entry, LineError(body["message"], body["code"], body["param"], failure.status))
                 return
         created, tokenizer = int(time.time()), self.llm.tokenizer
         self.output.write(
@@ -152,7 +153,7 @@ class BatchRun:
         self.done += 1
         self._progress.update(1)
 
-    def _fail(self, entry: BatchRecord, failure: RecordError) -> None:
+    def _fail(self, entry: BatchRequest, failure: LineError) -> None:
         self.output.write(error_record(entry, failure))
         self.failed += 1
         short = textwrap.shorten(failure.message, 200, placeholder=" ...")  # the record has the full message

@@ -7,12 +7,11 @@ import json
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from nucleate.cli import flags
 from nucleate.cli.argument_parser import UsageError
-from nucleate.cli.output_text import plain, validation_text
+from nucleate.cli.output_text import to_json, validation_text
 from nucleate.engine.beam.params import BeamCompletion, BeamParams
 from nucleate.sampling_params import SamplingParams
 from nucleate.server.openai import beam_search
@@ -20,13 +19,12 @@ from nucleate.server.openai import beam_search
 if TYPE_CHECKING:
     from nucleate.llm import LLM
 
-_FIELDS = {"num_beams": "num_beams", **beam_search.FIELDS_OF_BEAMS}
 PARAMETERS = {
-    name: replace(BeamParams.PARAMETERS[field], name=name)
-    for name, field in _FIELDS.items()
-    if field in BeamParams.PARAMETERS
+    name: BeamParams.PARAMETERS[name]
+    for name in ("num_beams", *beam_search.PARAMETER_FIELDS)
+    if name in BeamParams.PARAMETERS
 }
-"""The parameters by flag, under the names of HTTP requests."""
+"""The parameters with a generated flag."""
 
 
 def add_beams(parser: argparse.ArgumentParser) -> None:
@@ -43,7 +41,7 @@ def read_beams(arguments: argparse.Namespace, values: Mapping[str, Any]) -> Beam
 
     Raises UsageError, and ParameterError, also for sampling parameters that beam search does not support.
     """
-    given = flags.given(arguments, PARAMETERS)
+    given = flags.read_values(arguments, PARAMETERS)
     if arguments.early_stopping is not None:
         early = arguments.early_stopping.lower()
         given["early_stopping"] = {"true": True, "false": False}.get(early, early)
@@ -51,7 +49,7 @@ def read_beams(arguments: argparse.Namespace, values: Mapping[str, Any]) -> Beam
         return None
     if "num_beams" not in given:
         raise UsageError(f"{next(iter(given))} needs --num-beams")
-    num_beams, body = given.pop("num_beams"), {**values, **given, beam_search.SWITCH: True}
+    num_beams, body = given.pop("num_beams"), {**values, **given, beam_search.USE_BEAM_SEARCH: True}
     return beam_search.read_beams(body, SamplingParams(**values), best_of=num_beams, stream=False, echo=False)
 
 
@@ -61,7 +59,7 @@ def search(llm: LLM, prompt: str, params: BeamParams, *, echo: str, as_json: boo
     [found] = llm.beam_search([prompt], params)
     seconds = time.perf_counter() - start
     if as_json:
-        print(json.dumps({"prompt": prompt, **plain(found), "params": plain(params)}, allow_nan=False))
+        print(json.dumps({"prompt": prompt, **to_json(found), "params": to_json(params)}, allow_nan=False))
     else:
         _show(found, echo)
         tokens = found.usage.completion_tokens

@@ -1,6 +1,6 @@
 """Measure the time to sample a token on this machine, compared with NumPy's max over the same logits.
 
-Prints medians. The two alternate, a few calls each, so that both see the same load of the machine.
+Prints medians. The two are called alternately, so that other load on the machine affects both.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ LOGITS_HELP = f"Distribution of the logits: {', '.join(KINDS)} (default: peaked)
 
 Call = Callable[[], object]
 
-SLOW = 0.02
-"""Calls slower than this many seconds are not repeated within a turn."""
+SLOW_SECONDS = 0.02
+"""Calls slower than this many seconds are not repeated."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,7 +72,9 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"{arguments.rows} x {arguments.vocabulary} logits, {arguments.logits}: microseconds per call")
         print(f"{'':44}{'nucleate':>10}{'NumPy max':>11}{'ratio':>8}")
     for chain, params in CHAINS.items():
-        times = medians({"nucleate": ours(x_BV, params), "numpy max": lambda: x_BV.max(axis=1)}, arguments.seconds)
+        times = medians(
+            {"nucleate": sampler_call(x_BV, params), "numpy max": lambda: x_BV.max(axis=1)}, arguments.seconds
+        )
         found.append({"chain": chain, "microseconds": times})
         if not arguments.json:
             own, floor = times["nucleate"], times["numpy max"]
@@ -99,12 +101,12 @@ def logits(kind: str, rows: int, size: int) -> NDArray[np.float32]:
 
 
 def history(params: Mapping[str, Any], size: int) -> list[int]:
-    """Return as many random tokens as the penalties of a row look back on."""
+    """Return random tokens, as many as ``penalty_last_n``."""
     tokens: list[int] = np.random.default_rng(1).integers(0, size, params.get("penalty_last_n", 0)).tolist()
     return tokens
 
 
-def ours(x_BV: NDArray[np.float32], params: Mapping[str, Any]) -> Call:
+def sampler_call(x_BV: NDArray[np.float32], params: Mapping[str, Any]) -> Call:
     """Return a function that samples one token per row."""
     from nucleate.sampling.sampler import Sampler
     from nucleate.sampling_params import SamplingParams
@@ -118,13 +120,13 @@ def ours(x_BV: NDArray[np.float32], params: Mapping[str, Any]) -> Call:
             sampler.add(SamplingParams(seed=row, **params), output_ids=before)
         return lambda: sampler(x_BV).token_ids
 
-    return renewed(make) if before else make()
+    return recreate_every(make) if before else make()
 
 
-def renewed(make: Callable[[], Call], calls: int = 16) -> Call:
+def recreate_every(make: Callable[[], Call], calls: int = 16) -> Call:
     """Return a function that recreates the sampler every so many calls.
 
-    With the same logits at every step the sampled tokens repeat, so that the penalties would soon see only a few
+    With the same logits at every step the sampled tokens repeat, so that the history would soon have only a few
     different ones. The calls that recreate it are too few to change the median.
     """
     call, done = make(), 0
@@ -139,19 +141,19 @@ def renewed(make: Callable[[], Call], calls: int = 16) -> Call:
     return counting
 
 
-def medians(contenders: Mapping[str, Call], seconds: float) -> dict[str, float]:
-    """Return the median microseconds of each, measured in turn for so long, and at least three times."""
-    times: dict[str, list[float]] = {name: [] for name in contenders}
-    for call in contenders.values():
+def medians(calls: Mapping[str, Call], seconds: float) -> dict[str, float]:
+    """Return the median microseconds of each call, measured alternately for so many seconds, at least three times."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for call in calls.values():
         call()
     end = time.perf_counter() + seconds
     while time.perf_counter() < end or min(map(len, times.values())) < 3:
-        for name, call in contenders.items():
-            times[name] += turn(call)
+        for name, call in calls.items():
+            times[name] += time_calls(call)
     return {name: statistics.median(found) * 1e6 for name, found in times.items()}
 
 
-def turn(call: Call) -> list[float]:
+def time_calls(call: Call) -> list[float]:
     """Return the seconds of five calls, after one that warms the caches.
 
     A slow call is measured once, because the caches make no difference to it.
@@ -161,6 +163,6 @@ def turn(call: Call) -> list[float]:
         start = time.perf_counter()
         call()
         times.append(time.perf_counter() - start)
-        if times[0] > SLOW:
+        if times[0] > SLOW_SECONDS:
             return times
     return times[1:]

@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    values = flags.given(arguments)
+    values = flags.read_values(arguments)
     if sys.stdin is None:
         raise UsageError("nothing to read: stdin is closed")
     if isinstance(sys.stdin, io.TextIOWrapper):  # invalid UTF-8 is an error of that line only
@@ -147,7 +147,7 @@ class ChatSession:
         if name == "n":
             raise ParameterError("n", "n cannot be set in a chat, which has one reply at a time")
         if value or name not in FIELDS:
-            self.params = flags.assign(self.params, name, value)
+            self.params = flags.set_parameter(self.params, name, value)
         else:
             self.params = self.params.replace(**{name: getattr(self.llm.default_params, name)})
 
@@ -156,24 +156,24 @@ class ChatSession:
 
         A message that causes an error leaves the conversation unchanged.
         """
-        fitting = self.fitting(messages)
+        kept_messages = self.truncate(messages)
         stream, parts, params = StreamPrinter(1), [], self.params
         if params.seed is not None:  # each reply uses another seed
             params = params.replace(seed=(params.seed + self.replies) % 2**64)
-        pieces = self.llm.stream_chat(fitting, params)
+        chunks = self.llm.stream_chat(kept_messages, params)
         self.replies += 1
-        for _ in range((len(messages) - len(fitting)) // 2):
+        for _ in range((len(messages) - len(kept_messages)) // 2):
             print("(context nearly full: the oldest messages were removed)", file=sys.stderr)
         try:
-            for piece in pieces:
-                stream.print(piece)
-                parts.append(piece.text)
+            for chunk in chunks:
+                stream.print(chunk)
+                parts.append(chunk.text)
         except KeyboardInterrupt:
             pass
-        self.messages = [*fitting, {"role": "assistant", "content": "".join(parts)}]
+        self.messages = [*kept_messages, {"role": "assistant", "content": "".join(parts)}]
         return stream.end(self.llm.model.runtime)
 
-    def fitting(self, messages: list[dict[str, str]]) -> list[dict[str, str]]:
+    def truncate(self, messages: list[dict[str, str]]) -> list[dict[str, str]]:
         """Remove the oldest messages while the conversation fills more than 3/4 of the context."""
         limit = self.llm.model.context_length * 3 // 4
         while len(self.llm.encode_chat(messages)) > limit:

@@ -29,8 +29,8 @@ def full_parser() -> argparse.ArgumentParser:
     from nucleate.cli.main import COMMANDS
     from nucleate.cli.main import add_arguments as add_arguments_of
 
-    whole = ArgumentParser(prog="nucleate", usage="nucleate COMMAND [OPTIONS]")
-    commands = whole.add_subparsers(metavar="COMMAND")
+    parser = ArgumentParser(prog="nucleate", usage="nucleate COMMAND [OPTIONS]")
+    commands = parser.add_subparsers(metavar="COMMAND")
     for name, summary in COMMANDS.items():
         add_arguments_of(commands.add_parser(name, help=summary), name)
-    return whole
+    return parser

@@ -49,7 +49,7 @@ _GROUPS = _groups()
 
 
 def add_parameter(group: Any, parameter: Parameter) -> None:
-    """Add the flag of a parameter; ``given`` reads its value."""
+    """Add the flag of a parameter; ``read_values`` reads its value."""
     shared: dict[str, Any] = {"dest": f"param_{parameter.name}", "default": None}
     name, text = parameter.name.replace("_", "-"), parameter.help.rstrip(".").replace("%", "%%")
     text = text[0].upper() + text[1:]
@@ -58,17 +58,17 @@ def add_parameter(group: Any, parameter: Parameter) -> None:
         text = text if value else f"Do not {text[0].lower()}{text[1:]}"
         group.add_argument(flag, action="store_const", const=value, help=f"{text}.", **shared)
         return
-    if parameter.kind in TEXTS:
+    if parameter.kind in REPEATABLE:
         shared |= {"action": "append", "metavar": "TEXT"}
     else:
         shared["metavar"] = _METAVARS[parameter.kind]
-    text = f"{text} (default: {shown(parameter.default)}; {parameter.allowed})."
+    text = f"{text} (default: {format_default(parameter.default)}; {parameter.allowed})."
     short = [flag for flag in ALIASES.get(parameter.name, ()) if len(flag) == 2]
     long = [flag for flag in ALIASES.get(parameter.name, ()) if len(flag) > 2]
     group.add_argument(*short, f"--{name}", *long, help=text, **shared)
 
 
-def shown(default: Any) -> str:
+def format_default(default: Any) -> str:
     """Format a default."""
     if isinstance(default, bool):
         return str(default).lower()
@@ -146,14 +146,14 @@ def add_speculation(parser: argparse.ArgumentParser) -> None:
     text = f"Speculative decoding method: {', '.join(METHODS)} (default: off)."
     group.add_argument("--speculative", choices=METHODS, metavar="METHOD", help=text)
     text = "Maximum number of draft tokens per step (default: 4)."
-    group.add_argument("--speculative-tokens", type=int, metavar="N", help=text)
+    group.add_argument("--num-speculative-tokens", type=int, metavar="N", help=text)
     text = f"Maximum children of a node in the draft tree; more than 1 needs {', '.join(TREE_METHODS)} (default: 1)."
-    group.add_argument("--speculative-branches", type=int, metavar="N", help=text)
+    group.add_argument("--speculative-tree-width", type=int, metavar="N", help=text)
     text = (
         "Acceptance rule: coupled (same tokens as without speculation), rejection or block (same distribution) or "
         "typical (lossy) (default: coupled)."
     )
-    group.add_argument("--speculative-rule", choices=ACCEPTANCE_RULES, metavar="RULE", help=text)
+    group.add_argument("--speculative-acceptance-rule", choices=ACCEPTANCE_RULES, metavar="RULE", help=text)
 
 
 def model_options(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -164,20 +164,25 @@ def model_options(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _speculation(arguments: argparse.Namespace) -> Speculation | None:
-    options = {name: getattr(arguments, f"speculative_{name}") for name in _SPECULATIVE}
-    options = {name: value for name, value in options.items() if value is not None}
-    if arguments.speculative is None:
-        if options:
-            name = next(iter(options))
-            raise ParameterError(f"speculative_{name}", f"--speculative-{name} needs --speculative")
-        return None
-    return Speculation(arguments.speculative, **{_SPECULATIVE[name]: value for name, value in options.items()})
+    options = {field: getattr(arguments, name) for name, field in _SPECULATION_FIELDS.items()}
+    options = {field: value for field, value in options.items() if value is not None}
+    if arguments.speculative is not None:
+        return Speculation(arguments.speculative, **options)
+    for name, field in _SPECULATION_FIELDS.items():
+        if field in options:
+            raise ParameterError(name, f"--{name.replace('_', '-')} needs --speculative")
+    return None
 
 
-_SPECULATIVE = {"tokens": "num_speculative_tokens", "branches": "tree_width", "rule": "acceptance_rule"}
+_SPECULATION_FIELDS = {
+    "num_speculative_tokens": "num_speculative_tokens",
+    "speculative_tree_width": "tree_width",
+    "speculative_acceptance_rule": "acceptance_rule",
+}
+"""The fields of ``Speculation`` by argument."""
 
 
-def given(arguments: argparse.Namespace, parameters: Mapping[str, Parameter] = FIELDS) -> dict[str, Any]:
+def read_values(arguments: argparse.Namespace, parameters: Mapping[str, Parameter] = FIELDS) -> dict[str, Any]:
     """Return the validated values of the flags that are given, by default of the sampling parameters."""
     values: dict[str, Any] = {}
     for name, parameter in parameters.items():
@@ -186,11 +191,11 @@ def given(arguments: argparse.Namespace, parameters: Mapping[str, Parameter] = F
         else:
             value = getattr(arguments, f"param_{parameter.name}", None)
         if value is not None:
-            values[name] = value if isinstance(value, StructuredOutputs) else parse(parameter, value)
+            values[name] = value if isinstance(value, StructuredOutputs) else parse_value(parameter, value)
     return values
 
 
-def parse(parameter: Parameter, text: Any) -> Any:
+def parse_value(parameter: Parameter, text: Any) -> Any:
     """Parse the value of a parameter from a command line. Raises ParameterError."""
     try:
         return parameter.check(_PARSE[parameter.kind](text) if parameter.kind in _PARSE else text)
@@ -200,16 +205,16 @@ def parse(parameter: Parameter, text: Any) -> Any:
         raise parameter.error(text) from None  # with the text as written
 
 
-def assign(params: SamplingParams, name: str, text: str) -> SamplingParams:
+def set_parameter(params: SamplingParams, name: str, text: str) -> SamplingParams:
     """Return the parameters with one of them set from text, as ``/set`` does. Raises ParameterError."""
     name = name.replace("-", "_")
     if name not in FIELDS:
         raise unknown(name, FIELDS)
     kind = FIELDS[name].kind
-    return params.override(**{name: parse(FIELDS[name], _READ[kind](text) if kind in _READ else text)})
+    return params.override(**{name: parse_value(FIELDS[name], _FROM_TEXT[kind](text) if kind in _FROM_TEXT else text)})
 
 
-def _switch(text: str) -> Any:
+def _bool(text: str) -> Any:
     return {"true": True, "on": True, "yes": True, "false": False, "off": False, "no": False}.get(text.lower(), text)
 
 
@@ -241,7 +246,7 @@ def _structured(text: str) -> StructuredOutputs | None:
 STRUCTURED = "StructuredOutputs"
 """The kind of parameter with several flags; ``/set`` takes it as JSON."""
 
-TEXTS = ("tuple[str, ...]", "tuple[str | tuple[int, ...], ...]")
+REPEATABLE = ("tuple[str, ...]", "tuple[str | tuple[int, ...], ...]")
 """The kinds whose flag can be repeated, with one text each."""
 
 _PARSE: dict[str, Callable[[Any], Any]] = {
@@ -252,7 +257,7 @@ _PARSE: dict[str, Callable[[Any], Any]] = {
     "str | tuple[str, ...]": _names,
     STRUCTURED: _structured,
 }
-_READ: dict[str, Callable[[str], Any]] = {"bool": _switch, **dict.fromkeys(TEXTS, lambda text: (text,))}
+_FROM_TEXT: dict[str, Callable[[str], Any]] = {"bool": _bool, **dict.fromkeys(REPEATABLE, lambda text: (text,))}
 _METAVARS = {
     "str": "NAME",
     "str | tuple[str, ...]": "NAME,...",

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from nucleate.cli import flags
 from nucleate.cli.beam_flags import add_beams, read_beams, search
 from nucleate.cli.input_text import add_prompt, read_prompt
-from nucleate.cli.output_text import plain, validation_text
+from nucleate.cli.output_text import to_json, validation_text
 from nucleate.outputs import CompletionChunk, Validation
 
 USAGE = "[OPTIONS] [PROMPT]"
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    values = flags.given(arguments)
+    values = flags.read_values(arguments)
     beams = read_beams(arguments, values)
     prompt = read_prompt(arguments)
     from nucleate.llm import LLM
@@ -60,18 +60,18 @@ def run(arguments: argparse.Namespace) -> int:
     params = llm.default_params.override(**values)
     if arguments.json:
         completion = llm.generate(prompt, params)[0]
-        print(json.dumps({"prompt": prompt, **plain(completion), "params": params.to_dict()}, allow_nan=False))
+        print(json.dumps({"prompt": prompt, **to_json(completion), "params": params.to_dict()}, allow_nan=False))
         return 1 if any(output.finish_reason == "error" for output in completion.outputs) else 0
-    pieces = llm.stream(prompt, params)
-    return show(pieces, StreamPrinter(params.n, prompt if arguments.echo else ""), llm.model.runtime)
+    chunks = llm.stream(prompt, params)
+    return show(chunks, StreamPrinter(params.n, prompt if arguments.echo else ""), llm.model.runtime)
 
 
-def show(pieces: Iterable[CompletionChunk], stream: StreamPrinter, runtime: str) -> int:
+def show(chunks: Iterable[CompletionChunk], stream: StreamPrinter, runtime: str) -> int:
     """Print chunks as they arrive, then the statistics. Returns the exit status."""
     status = 0
     try:
-        for piece in pieces:
-            stream.print(piece)
+        for chunk in chunks:
+            stream.print(chunk)
     except KeyboardInterrupt:
         status = 130
     return stream.end(runtime) or status
@@ -87,20 +87,20 @@ class StreamPrinter:
         self.failures: list[str] = []
         self.validations: list[tuple[int, Validation]] = []
 
-    def print(self, piece: CompletionChunk) -> None:
-        if piece.index != self.index:
+    def print(self, chunk: CompletionChunk) -> None:
+        if chunk.index != self.index:
             if self.n > 1:
                 lead = "\n\n" if self.index >= 0 else ""
-                print(f"{lead}--- completion {piece.index + 1} of {self.n}, seed {piece.seed}", flush=True)
+                print(f"{lead}--- completion {chunk.index + 1} of {self.n}, seed {chunk.seed}", flush=True)
             print(self.echo, end="")
-        self.index, self.last = piece.index, piece
+        self.index, self.last = chunk.index, chunk
         self.first = self.first or time.perf_counter()
-        self.tokens += len(piece.token_ids)
-        print(piece.text, end="", flush=True)
-        if piece.finish_reason == "error":
-            self.failures.append(str(piece.stop_reason))
-        if piece.validation is not None:
-            self.validations.append((piece.index + 1, piece.validation))
+        self.tokens += len(chunk.token_ids)
+        print(chunk.text, end="", flush=True)
+        if chunk.finish_reason == "error":
+            self.failures.append(str(chunk.stop_reason))
+        if chunk.validation is not None:
+            self.validations.append((chunk.index + 1, chunk.validation))
 
     def end(self, runtime: str) -> int:
         """End the text with a newline and print the statistics to stderr. Returns 1 if a completion failed."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from nucleate.cli.argument_parser import UsageError
 
-FIRST_WORDS = "Once upon a time"
+DEFAULT_PROMPT = "Once upon a time"
 
 
 def add_prompt(parser: argparse.ArgumentParser) -> None:
@@ -28,13 +28,13 @@ def read_prompt(arguments: argparse.Namespace) -> str:
         text = decode(arguments.file.read_bytes(), str(arguments.file))
     elif arguments.prompt not in (None, "-"):
         text = arguments.prompt
-    elif arguments.prompt == "-" or piped():
+    elif arguments.prompt == "-" or is_piped():
         if sys.stdin is None:
             raise UsageError("no prompt: stdin is closed")
         text = decode(sys.stdin.buffer.read(), "stdin")
     elif arguments.model is None:
         arguments.echo = True
-        return FIRST_WORDS
+        return DEFAULT_PROMPT
     else:
         raise UsageError("no prompt: pass it as an argument, with --file or on stdin")
     if not text:
@@ -50,7 +50,7 @@ def decode(data: bytes, source: str) -> str:
         raise UsageError(f"{source} is not UTF-8: {error.reason} at byte {error.start}") from None
 
 
-def piped() -> bool:
+def is_piped() -> bool:
     """Return whether stdin is a pipe or a file, and so meant to be read."""
     if sys.stdin is None or sys.stdin.closed:
         return False

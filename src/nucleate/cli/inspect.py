@@ -44,7 +44,7 @@ COMMON = {
 BAR = 24
 """Length of the bar of the most likely token, in characters."""
 
-NEXT = ("stop_token_ids", "ignore_eos", "structured_outputs")
+NEXT_TOKEN_FIELDS = ("stop_token_ids", "ignore_eos", "structured_outputs")
 """Request parameters that affect the next token: min_tokens bans the end tokens, structured output is a mask."""
 
 
@@ -54,12 +54,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="Print one JSON object instead of tables.")
     flags.add_model(parser)
     parser.set_defaults(echo=False)
-    later = (name for name in REQUEST_PARAMETERS if name not in NEXT)
+    later = (name for name in REQUEST_PARAMETERS if name not in NEXT_TOKEN_FIELDS)
     flags.add_sampling(parser, without=(*later, "logprobs", "logprob_token_ids"))
 
 
 def run(arguments: argparse.Namespace) -> int:
-    values = flags.given(arguments)
+    values = flags.read_values(arguments)
     top = int(arguments.top) if arguments.top.isascii() and arguments.top.isdigit() else 0
     if top < 1:
         raise UsageError(f"--top must be an integer >= 1, got {arguments.top!r}")
@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
     params = llm.default_params.override(**values)
     ids = llm.encode(prompt)
     admit(llm.model, llm.tokenizer, ids, params)
-    stages, mask = stages_of(params, llm.model.vocab_size, llm.tokenizer), mask_of(llm, params)
+    stages, mask = stages_of(params, llm.model.vocab_size, llm.tokenizer), grammar_mask(llm, params)
     result = trace(llm.model.begin().forward(ids), stages, prompt_ids=ids, mask=mask)
     if arguments.json:
         page = {
@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
         mentioned = {token for step in page["steps"] for token in (*step["touched"], *step["removed"])}
         mentioned |= {token for step in page["steps"] for token, _, _ in step["top"]}
         mentioned |= {*ids} if result.token_id is None else {*ids, result.token_id}
-        print(json.dumps({**page, "tokens": {str(i): spelled(llm.tokenizer, i) for i in sorted(mentioned)}}))
+        print(json.dumps({**page, "tokens": {str(i): token_text(llm.tokenizer, i) for i in sorted(mentioned)}}))
     else:
         show(result, llm.tokenizer, ids, top)
     if result.error is not None:
@@ -92,11 +92,11 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if result.error is None else 1
 
 
-def mask_of(llm: LLM, params: SamplingParams) -> NDArray[np.int32] | None:
+def grammar_mask(llm: LLM, params: SamplingParams) -> NDArray[np.int32] | None:
     """Return the mask [W] of the structured-output constraint; None without one."""
-    from nucleate.structured_output import GrammarCompiler, Guide, form_of
+    from nucleate.structured_output import GrammarCompiler, Guide, compile_grammar
 
-    grammar = form_of(params.structured_outputs, lambda: GrammarCompiler(llm.tokenizer, llm.model.vocab_size))
+    grammar = compile_grammar(params.structured_outputs, lambda: GrammarCompiler(llm.tokenizer, llm.model.vocab_size))
     return None if grammar is None else Guide(grammar, ignore_eos=params.ignore_eos).mask()[0]
 
 
@@ -156,10 +156,10 @@ def shape(step: TraceStep) -> str:
 
 def quoted(tokenizer: Tokenizer, token: int) -> str:
     """Quote the text of a token, on one line."""
-    return json.dumps(spelled(tokenizer, token), ensure_ascii=False)
+    return json.dumps(token_text(tokenizer, token), ensure_ascii=False)
 
 
-def spelled(tokenizer: Tokenizer, token: int) -> str:
+def token_text(tokenizer: Tokenizer, token: int) -> str:
     """Return the text of a token; bytes of an incomplete character as <0xNN>, and nothing for padding."""
     if tokenizer.is_padding(token):
         return ""

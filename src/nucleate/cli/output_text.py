@@ -9,18 +9,18 @@ from typing import Any
 from nucleate.outputs import CompletionOutput, Validation
 
 
-def plain(value: Any) -> Any:
+def to_json(value: Any) -> Any:
     """Convert a completion, or a part of it, to JSON values; numbers that are not finite become null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if hasattr(value, "_asdict"):
-        return {name: plain(item) for name, item in value._asdict().items()}
+        return {name: to_json(item) for name, item in value._asdict().items()}
     if isinstance(value, tuple):
-        return [plain(item) for item in value]
+        return [to_json(item) for item in value]
     if dataclasses.is_dataclass(value):
         names = [field.name for field in dataclasses.fields(value)]
         names += ["cumulative_logprob"] if isinstance(value, CompletionOutput) else []
-        found = {name: plain(getattr(value, name)) for name in names}
+        found = {name: to_json(getattr(value, name)) for name in names}
         if found.get("validation", "") is None:  # it is rarely set
             del found["validation"]
         return found

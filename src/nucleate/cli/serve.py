@@ -94,13 +94,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     flags.add_sampling(parser)
 
 
-def missing() -> list[str]:
+def missing_packages() -> list[str]:
     """Return the required packages that are not installed."""
     return [name for name in REQUIRED if importlib.util.find_spec(name) is None]
 
 
 def run(arguments: argparse.Namespace) -> int:
-    if names := missing():
+    if names := missing_packages():
         raise UsageError(f"the server needs {', '.join(names)}: pip install 'nucleate[server]'")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from nucleate.jit.warmup import warm
@@ -108,17 +108,17 @@ def run(arguments: argparse.Namespace) -> int:
     from nucleate.server.app import application
     from nucleate.server.auth import VARIABLE, read_keys
     from nucleate.server.request_log import LogFormat, RequestLog, configure
-    from nucleate.server.run import bind, interrupted_at_once, serve
+    from nucleate.server.run import bind, default_sigint_handler, serve
     from nucleate.server.service import REGEX_SECONDS, Service
 
     if not 0 <= arguments.port < 2**16:
         raise UsageError(f"--port must be an integer >= 0 and < 65536, got {arguments.port}")
-    limits = ServerLimits(**flags.given(arguments, ServerLimits.PARAMETERS))
-    values = flags.given(arguments)
+    limits = ServerLimits(**flags.read_values(arguments, ServerLimits.PARAMETERS))
+    values = flags.read_values(arguments)
     keys = read_keys(arguments.api_key, arguments.api_key_file, os.environ.get(VARIABLE))
     log_format: LogFormat = arguments.log_format or ("text" if sys.stderr.isatty() else "json")
     with (
-        interrupted_at_once(),
+        default_sigint_handler(),
         bind(arguments.host, arguments.port) as bound,  # before the model is loaded, which may take long
         configure(sys.stderr, log_format=log_format, level=arguments.log_level),
     ):

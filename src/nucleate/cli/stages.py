@@ -28,7 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
             "rank": stage.rank,
             "help": (stage.__doc__ or "").strip().splitlines()[0],
             "parameters": [
-                {"name": p.name, "help": p.help, "allowed": p.allowed, "default": _plain(p.default)}
+                {"name": p.name, "help": p.help, "allowed": p.allowed, "default": _json_value(p.default)}
                 for p in stage.parameters.values()
                 if p.public
             ],
@@ -44,24 +44,24 @@ def run(arguments: argparse.Namespace) -> int:
 
 def show(rows: list[dict[str, Any]]) -> None:
     """Print a line per stage and one per parameter below it, as wide as the terminal."""
-    room = max(80, shutil.get_terminal_size((120, 24)).columns)
+    columns = max(80, shutil.get_terminal_size((120, 24)).columns)
     width = max(len(row["name"]) for row in rows) + 1
     inner = max(len(parameter["name"]) for row in rows for parameter in row["parameters"]) + 1
     first_use: dict[str, str] = {}
     for row in rows:
-        print(_filled(f"{row['name']:{width}}{row['shape']:8}", row["help"], room))
+        print(_wrap(f"{row['name']:{width}}{row['shape']:8}", row["help"], columns))
         for parameter in row["parameters"]:
-            text = f"{parameter['help']} [{parameter['allowed']}; default {flags.shown(parameter['default'])}]"
+            text = f"{parameter['help']} [{parameter['allowed']}; default {flags.format_default(parameter['default'])}]"
             first = first_use.setdefault(parameter["name"], row["name"])
             text = text if first == row["name"] else f"same as for {first}"
             lead = f"  {parameter['name']:{inner}}"
-            print(_filled(lead, text, room))
+            print(_wrap(lead, text, columns))
 
 
-def _filled(lead: str, text: str, room: int) -> str:
+def _wrap(lead: str, text: str, columns: int) -> str:
     return textwrap.fill(
         text,
-        room,
+        columns,
         initial_indent=lead,
         subsequent_indent=" " * len(lead),
         break_on_hyphens=False,
@@ -69,5 +69,5 @@ def _filled(lead: str, text: str, room: int) -> str:
     )
 
 
-def _plain(value: object) -> object:
+def _json_value(value: object) -> object:
     return dict(value) if isinstance(value, Mapping) else value

@@ -46,7 +46,7 @@ from nucleate.sampling.pipeline import PreparedPipeline, prepared
 from nucleate.sampling.sampler import Sampler
 from nucleate.sampling_params import SamplingParams
 from nucleate.speculative.config import Speculation
-from nucleate.structured_output import GrammarLimits, skippable
+from nucleate.structured_output import GrammarLimits, can_jump_forward
 from nucleate.structured_output.grammar_manager import GrammarManager
 from nucleate.tokenization.tokenizer import Tokenizer
 
@@ -155,7 +155,7 @@ class Engine:
         params = request.params
         rules = admit(self, self.tokenizer, request.prompt_ids, params, self._regex_seconds)
         spec = params.structured_outputs
-        grammar = None if spec is None else self._grammars.form(spec)
+        grammar = None if spec is None else self._grammars.compile(spec)
         return ValidatedRequest(request, self._pipeline(params), rules, grammar)
 
     def _prepare_pipeline(self, params: SamplingParams) -> PreparedPipeline:
@@ -263,7 +263,7 @@ class Engine:
         request, pipeline, rules, grammar = validated
         seed = fresh_seed() if request.params.seed is None else request.params.seed
         limit = len(request.prompt_ids) + (rules.max_tokens or 0)  # admit sets max_tokens
-        skips = grammar is not None and skippable(pipeline.given)
+        skips = grammar is not None and can_jump_forward(pipeline.given)
         return RunningRequest(
             request, request_id, seed, pipeline, rules, grammar, limit, self._num_arrivals, jump_forward=skips
         )

@@ -48,7 +48,7 @@ class ModelExecutor:
             ends = [one.sequence for one in scheduled if one.last and isinstance(one.sequence, RunningSequence)]
             guides = [sequence.processor.guide for sequence in ends]
             if any(guides):
-                self._grammars.begin(guides)
+                self._grammars.prefetch(guides)
         begin = perf_counter()
         try:
             results = [self._forward(scheduled)]

@@ -57,7 +57,7 @@ class OutputProcessor:
     ) -> CompletionChunk:
         reason, detail = finish or (None, None)
         prompt_logprobs, self.prompt_logprobs = self.prompt_logprobs, None
-        validation = None if self.guide is None else self.guide.read(text, finish)
+        validation = None if self.guide is None else self.guide.add_text(text, finish)
         return CompletionChunk(
             text, tokens, self.index, self.seed, reason, detail, logprobs, prompt_logprobs, validation
         )

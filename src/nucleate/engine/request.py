@@ -197,7 +197,7 @@ class RunningSequence(SchedulerEntry):
         if draft is NO_DRAFT:
             count = int(scheduled.last) if self.prompt_logprobs is None else stop - start
             return ModelInput(self.key, self.token_ids, start, stop, self.block_ids, count)
-        parents, count = None if draft.chain else draft.parents, len(draft)
+        parents, count = None if draft.is_chain else draft.parents, len(draft)
         return ModelInput(self.key, self.token_ids, start, stop + count, self.block_ids, 1 + count, parents)
 
     def add_prompt_logprobs(self, scheduled: ScheduledSequence, logits_TV: Any) -> None:

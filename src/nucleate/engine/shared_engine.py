@@ -52,7 +52,7 @@ class SharedEngine:
                     self._wait(engine, queue)
                 while queue:
                     output = queue.popleft()
-                    place = places.pop(output.request_id) if output.last else places[output.request_id]
+                    place = places.pop(output.request_id) if output.finished else places[output.request_id]
                     yield place, output
         finally:
             with self._lock:
@@ -82,5 +82,5 @@ class SharedEngine:
                 self._engine = None
                 raise
             for output in outputs:
-                own = self._queues.pop(output.request_id) if output.last else self._queues[output.request_id]
+                own = self._queues.pop(output.request_id) if output.finished else self._queues[output.request_id]
                 own.append(output)

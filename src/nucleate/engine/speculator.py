@@ -1,6 +1,6 @@
-"""Speculative decoding in an engine: asks a proposer for drafts, has them verified, and feeds results back.
+"""Speculative decoding in the engine: gets drafts from a proposer, verifies them, and reports the results back.
 
-Whatever a proposer does, even if it fails, sequences continue.
+If a proposer fails, sequences continue without drafts.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from nucleate.sampling.stages.selection.greedy import Greedy
 from nucleate.speculative.adaptive.controller import AdaptiveProposer
 from nucleate.speculative.config import COUPLED, FIELD, Speculation
 from nucleate.speculative.draft import NO_DRAFT, Draft, DraftContext, TargetOutput
-from nucleate.speculative.grammar_filter import allowed
+from nucleate.speculative.grammar_filter import filter_draft
 from nucleate.speculative.tree import truncate
 
 logger = logging.getLogger("nucleate")
 
 MAX_LOGITS = 1 << 26
-"""Logits that a step with drafts computes at most, as rows times vocabulary."""
+"""Maximum number of logits of a step with drafts: rows times vocabulary size."""
 
 
 class Speculator:
-    """The drafts of one engine. Raises ParameterError, ModelError."""
+    """Speculative decoding of one engine. Raises ParameterError, ModelError."""
 
     def __init__(self, config: Speculation, runner: Runner, scheduler: Scheduler, sampler: Sampler) -> None:
         if not runner.paged:
             why = f": {runner.unbatched_reason}" if runner.unbatched_reason else ""
             raise ParameterError(FIELD, f"speculative decoding needs a model that runs batched{why}")
-        self.config, self.proposer = config, config.make()
+        self.config, self.proposer = config, config.create_proposer()
         self._adaptive = self.proposer if isinstance(self.proposer, AdaptiveProposer) else None
         self.layers = tuple(self.proposer.layers)
         if self.layers:
             runner.capture_hidden_states(self.layers)
         if (warm := getattr(runner, "warm", None)) is not None:
-            warm()  # verification must compute the same bits as decoding, which only the kernels do: compile them first
+            warm()  # verification must be bit-identical to decoding, which needs the compiled kernels
             ensure_loaded([DRAFTS])
         self._runner, self._scheduler, self._sampler = runner, scheduler, sampler
         self._tree_width = config.effective_tree_width if getattr(runner, "tree_attention", False) else 1
@@ -67,13 +67,13 @@ class Speculator:
 
     @property
     def coupled(self) -> bool:
-        """Whether tokens are sampled first and then compared with drafts."""
+        """Whether the acceptance rule is "coupled": tokens are sampled first, and then compared with drafts."""
         return self.config.acceptance_rule == COUPLED
 
     def add_drafts(self, scheduled: list[ScheduledSequence]) -> None:
-        """Add drafts to sequences that decode, as far as the token budget and free blocks allow: nobody is preempted.
+        """Add drafts to decoding sequences, as far as the token budget and free blocks allow, without preemption.
 
-        Until ``remove_draft_tokens`` or ``withdraw``, draft tokens are at the end of the tokens of their sequences.
+        Draft tokens are appended to the tokens of their sequences until ``remove_draft_tokens`` or ``withdraw``.
         """
         self._drafting = False
         if self._adaptive is not None and not self._adaptive.active():
@@ -90,24 +90,24 @@ class Speculator:
         self._seconds += perf_counter() - begin
 
     def _counts(self, scheduled: list[ScheduledSequence], ones: list[ScheduledSequence]) -> list[int]:
-        """How many tokens may be drafted for each sequence."""
-        left = self._scheduler.max_num_batched_tokens - sum([one.stop - one.start for one in scheduled])
-        left = min(left, MAX_LOGITS // self._runner.vocab_size - len(scheduled))
+        """The maximum number of draft tokens of each sequence."""
+        budget = self._scheduler.max_num_batched_tokens - sum([one.stop - one.start for one in scheduled])
+        budget = min(budget, MAX_LOGITS // self._runner.vocab_size - len(scheduled))
         counts = []
         for one in ones:
             depth = _max_depth(one.sequence)
-            most = self.config.num_speculative_tokens if self._verifiable(one.sequence) else 0
-            count = max(0, min(most, left, most if depth > 0 and self._tree_width > 1 else depth))
+            limit = self.config.num_speculative_tokens if self._verifiable(one.sequence) else 0
+            count = max(0, min(limit, budget, limit if depth > 0 and self._tree_width > 1 else depth))
             counts.append(count)
-            left -= count
+            budget -= count
         return counts
 
     def _verifiable(self, sequence: RunningSequence) -> bool:
-        """Whether drafts of a sequence can be verified."""
+        """Whether the acceptance rule supports the pipeline of a sequence."""
         return self.coupled or supports_rejection_sampling(self._sampler.stages(sequence.row))
 
     def _context(self, sequence: RunningSequence) -> DraftContext:
-        """What a proposer sees of a sequence. Made once: its list of tokens grows by itself."""
+        """The proposer's view of a sequence. It is created once, and shares the list of tokens."""
         if sequence.draft_context is None:
             request, greedy = sequence.running.request, isinstance(self._sampler.stages(sequence.row)[-1], Greedy)
             temperature = 0.0 if greedy else request.params.temperature
@@ -125,7 +125,7 @@ class Speculator:
         drafts = self._guarded(self.proposer.propose, contexts, counts)
         if drafts is None or len(drafts) != len(contexts) or not all(isinstance(draft, Draft) for draft in drafts):
             if drafts is not None:
-                self._warn("it does not give one draft per sequence")
+                self._warn("it did not return one draft per sequence")
             return [NO_DRAFT] * len(contexts)
         return list(drafts)
 
@@ -133,7 +133,7 @@ class Speculator:
         """Add as much of a draft as fits and as the grammar allows."""
         sequence: RunningSequence = one.sequence
         draft = truncate(draft, self._tree_width, _max_depth(sequence), count)
-        draft = allowed(draft, self._runner.vocab_size, sequence.processor.guide)
+        draft = filter_draft(draft, self._runner.vocab_size, sequence.processor.guide)
         draft = draft.prefix(self._scheduler.reserve(sequence, len(draft)))
         if not draft:
             self._guarded(self.proposer.accepted, sequence.key, 0)
@@ -143,13 +143,13 @@ class Speculator:
         one.draft = draft
 
     def remove_draft_tokens(self, scheduled: Sequence[ScheduledSequence]) -> None:
-        """Drafts were computed: remove them from the tokens of their sequences."""
+        """Remove draft tokens from their sequences, after the forward pass."""
         for one in scheduled if self._drafting else ():
             if one.draft:
                 del one.sequence.token_ids[one.stop :]
 
     def withdraw(self, scheduled: Sequence[ScheduledSequence]) -> None:
-        """Drafts could not be computed: drop them."""
+        """Drop the drafts, after a failed forward pass."""
         self.remove_draft_tokens(scheduled)
         for one in scheduled:
             if one.draft:
@@ -158,7 +158,7 @@ class Speculator:
                 self._guarded(self.proposer.accepted, one.sequence.key, 0)
 
     def has_drafts(self, ready: Sequence[ScheduledSequence]) -> bool:
-        """Whether any of these sequences has a draft to verify. If not, they are counted as verified."""
+        """Whether any of these sequences has a draft. If not, a verification step is counted for each of them."""
         for one in ready:
             if one.draft is not NO_DRAFT:
                 return True
@@ -166,7 +166,7 @@ class Speculator:
         return False
 
     def verify(self, ready: Sequence[ScheduledSequence], step: StepSampler) -> None:
-        """Sample the next token of each sequence, and as many more as its draft has right."""
+        """Verify the draft of each sequence: append the accepted tokens and one more."""
         if self.coupled:
             paths = verify_coupled(ready, step)
         else:
@@ -182,17 +182,17 @@ class Speculator:
             self._record(one, len(path))
 
     def _compact_trees(self, ready: Sequence[ScheduledSequence], paths: Sequence[Path]) -> None:
-        """Move the keys and values of the accepted path of each tree to where those of a chain would be."""
+        """Move the KV cache entries of the accepted path of each tree to the positions that a chain has."""
         moves = []
         for one, path in zip(ready, paths, strict=True):
-            if one.sequence.finished or one.draft.chain:
+            if one.sequence.finished or one.draft.is_chain:
                 continue
             if self.layers:
                 self._paths[one.sequence.key] = path
-            right = next((depth for depth, place in enumerate(path) if place != depth), len(path))
-            if right < len(path):
-                sources = [one.stop + place for place in path[right:]]
-                moves.append(Move(one.sequence.key, one.sequence.block_ids, sources, one.stop + right))
+            in_place = next((depth for depth, node in enumerate(path) if node != depth), len(path))
+            if in_place < len(path):
+                sources = [one.stop + node for node in path[in_place:]]
+                moves.append(Move(one.sequence.key, one.sequence.block_ids, sources, one.stop + in_place))
         if moves:
             self._runner.move(moves)
 
@@ -205,31 +205,31 @@ class Speculator:
             return ()
 
     def _record(self, one: ScheduledSequence, accepted: int) -> None:
-        """Count the accepted draft tokens of a sequence; they are computed already."""
+        """Update the counters, and advance the sequence by its accepted draft tokens, which are already computed."""
         sequence, draft = one.sequence, one.draft
         self._steps += 1
         if not draft:
             return
         self._drafted += len(draft)
         self._accepted += accepted
-        for place in range(min(draft.depth, accepted + 1)):
-            self._verified_at[place] += 1
-            self._accepted_at[place] += place < accepted
+        for position in range(min(draft.depth, accepted + 1)):
+            self._verified_at[position] += 1
+            self._accepted_at[position] += position < accepted
         if not sequence.finished:
             self._scheduler.advance(sequence, one.stop + accepted)
             self._scheduler.trim(sequence)
             self._guarded(self.proposer.accepted, sequence.key, accepted)
 
     def hidden_states(self, scheduled: Sequence[ScheduledSequence]) -> Any:
-        """The hidden states of a forward pass, if the proposer needs them now."""
+        """The hidden states of the last forward pass; None if the proposer does not need them now."""
         if not self.layers:
             return None
-        if self._adaptive is not None and self._adaptive.resting(joining=not all(map(_only_decodes, scheduled))):
+        if self._adaptive is not None and self._adaptive.is_idle(new_sequence=not all(map(_only_decodes, scheduled))):
             return None
         return self._runner.hidden_states
 
     def observe(self, scheduled: Sequence[ScheduledSequence], states_TF: Any) -> None:
-        """Pass the hidden states of all tokens that stay to the proposer."""
+        """Pass the hidden states of all accepted tokens to the proposer."""
         begin, end = perf_counter(), 0
         observed = []
         for one in scheduled:
@@ -237,35 +237,35 @@ class Speculator:
             start, end = end, end + one.stop - one.start + len(draft)
             if isinstance(sequence, RunningSequence) and not sequence.finished:
                 ids = sequence.token_ids[one.start : sequence.num_computed]
-                places: Any = slice(start, start + len(ids))
-                if not draft.chain:
+                rows: Any = slice(start, start + len(ids))
+                if not draft.is_chain:
                     first = start + one.stop - one.start
                     path = self._paths.get(sequence.key, ())
-                    places = [*range(start, first), *[first + place for place in path]]
-                observed.append(TargetOutput(sequence.key, one.start, ids, states_TF[places]))
+                    rows = [*range(start, first), *[first + node for node in path]]
+                observed.append(TargetOutput(sequence.key, one.start, ids, states_TF[rows]))
         self._paths.clear()
         if observed:
-            self._guarded(self.proposer.read, observed)
+            self._guarded(self.proposer.observe, observed)
         self._seconds += perf_counter() - begin
 
     def end_step(self, scheduled: Sequence[ScheduledSequence], computed_tokens: int, seconds: float) -> None:
-        """Tell the adaptive controller how many tokens a step computed, drafts included, and how long it took."""
+        """Report a step to the adaptive controller: its number of tokens, drafts included, and its duration."""
         if self._adaptive is None:
             return
         if all(map(_only_decodes, scheduled)):
             self._adaptive.end_step(len(scheduled), computed_tokens, seconds)
         else:
-            self._adaptive.joined()
+            self._adaptive.sequence_started()
 
     def forget(self, sequence: RunningSequence) -> None:
-        """A sequence has finished."""
+        """Drop the proposer's state of a finished sequence."""
         begin = perf_counter()
         output = sequence.token_ids[len(sequence.running.request.prompt_ids) :]
         self._guarded(self.proposer.forget, sequence.key, output)
         self._seconds += perf_counter() - begin
 
     def _guarded(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """The result of a proposer's method; None if it fails."""
+        """Call a method of the proposer. Returns None if it raises."""
         try:
             return function(*arguments)
         except Exception as error:  # noqa: BLE001  # a custom proposer may raise anything
@@ -279,7 +279,7 @@ class Speculator:
 
 
 def _max_depth(entry: SchedulerEntry) -> int:
-    """How many tokens may be drafted in a row: the token at the maximum length is always sampled."""
+    """The maximum depth of a draft: the token at the maximum length is always sampled."""
     return entry.max_length - len(entry.token_ids) - 1
 
 

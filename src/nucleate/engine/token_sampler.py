@@ -9,7 +9,7 @@ from typing import Any
 from nucleate.engine.request import NO_ROW, RunningSequence, SequenceLifecycle
 from nucleate.outputs import EngineOutput, StepLogprobs
 from nucleate.sampling.sampler import Sampler
-from nucleate.structured_output import why
+from nucleate.structured_output import error_message
 from nucleate.structured_output.grammar_manager import GrammarManager
 
 
@@ -64,7 +64,7 @@ class TokenSampler:
 
     def fail(self, sequence: RunningSequence, error: str) -> list[EngineOutput]:
         """End a sequence for which no token can be sampled: its last outputs."""
-        return self._lifecycle.fail(sequence, why(error, sequence.processor.guide))
+        return self._lifecycle.fail(sequence, error_message(error, sequence.processor.guide))
 
     def _append(self, sequence: RunningSequence, token: int, logprobs: StepLogprobs | None) -> None:
         """Append a token, and the tokens that the grammar forces after it (jump-forward)."""
@@ -73,16 +73,16 @@ class TokenSampler:
         if guide is None:
             self._pending.append((sequence, token, logprobs, False))
             return
-        sequence.grammar_complete = guide.push(token)
+        sequence.grammar_complete = guide.accept_token(token)
         self._pending.append((sequence, token, logprobs, sequence.grammar_complete))
         if sequence.grammar_complete or not sequence.running.jump_forward:
             return
-        for forced in guide.forced():
+        for forced in guide.jump_forward_tokens():
             if sequence.idle:
                 break
             sequence.append(forced)
             self._sampler.accept(sequence.row, forced)
-            sequence.grammar_complete = guide.push(forced)
+            sequence.grammar_complete = guide.accept_token(forced)
             self._pending.append((sequence, forced, None, sequence.grammar_complete))
             self.jump_forward_tokens += 1
 

@@ -96,7 +96,7 @@ class DraftMasks:
     """The grammar mask at the start of a draft (line 0) and after each of its tokens, int32 [W], computed lazily."""
 
     def __init__(self, guide: Guide, draft: Draft) -> None:
-        self._draft, self._parents, self._words = draft, draft.before(), guide.form.words
+        self._draft, self._parents, self._words = draft, draft.parent_indices(), guide.grammar.num_words
         self._guides = {0: _copy(guide)}
         self._masks: dict[int, NDArray[np.int32]] = {}
 
@@ -110,7 +110,7 @@ class DraftMasks:
         if line not in self._guides:
             guide = self._guides[line] = _copy(self._guide(self._parents[line - 1] + 1))
             if guide is not None:
-                guide.push(self._draft.tokens[line - 1])
+                guide.accept_token(self._draft.tokens[line - 1])
         return self._guides[line]
 
 
@@ -118,7 +118,7 @@ def _copy(guide: Guide | None) -> Guide | None:
     """A guide in the same state; None if it allows nothing any more."""
     if guide is None or guide.error is not None:
         return None
-    copied = Guide(guide.form)
+    copied = Guide(guide.grammar)
     try:
         copied.matcher = guide.matcher.copy()
     except MatcherError:

@@ -1,7 +1,7 @@
 """Reference implementation of beam search, a test oracle. Scores and end conditions are those of Transformers 5.
 
-It has no stages, text or cache: a function gives the logits after some tokens, and is called for every beam. Groups are
-those of Vijayakumar et al., Diverse Beam Search (arXiv 1610.02424).
+It calls a function of the tokens for the logits of every beam, without stages, text or KV cache. Groups implement
+diverse beam search (Vijayakumar et al., arXiv 1610.02424).
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from nucleate.engine.beam.params import BeamParams
 
 LogitsOf = Callable[[tuple[int, ...]], NDArray[Any]]
-"""The logits [V] of the next token, given all tokens so far, those of the prompt included."""
+"""The logits [V] of the next token, given all tokens so far, including the prompt."""
 
 AllowedAfter = Callable[[tuple[int, ...]], Collection[int]]
-"""The tokens that a constraint allows after the output so far, without the prompt; none if it is complete."""
+"""The tokens that a constraint allows, given the output so far (without the prompt); none if it is complete."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Beam:
 
 
 @dataclass(frozen=True)
-class _Open:
+class _OpenBeam:
     """An unfinished beam."""
 
     token_ids: tuple[int, ...] = ()
@@ -55,27 +55,27 @@ def beam_search(
 
     values: fields of ``BeamParams``.
 
-    num_beam_groups: that many searches of ``num_beams / num_beam_groups`` beams take turns in each step. When a group
-    chooses tokens, each token is penalized by ``diversity_penalty`` per beam of the earlier groups that chose it in
-    this step; the score is not. An output found by two groups is returned once.
+    num_beam_groups: in each step, that many searches of ``num_beams / num_beam_groups`` beams take turns. When a group
+    chooses tokens, a token is penalized by ``diversity_penalty`` for each beam of the earlier groups that chose it in
+    this step. Scores do not include the penalty. An output found by two groups is returned once.
 
     allowed: the tokens that a constraint allows; other tokens are masked, and logprobs stay those of the model. Raises
-    ParameterError, and ValueError for logits that are NaN, +inf, or -inf for all that is allowed.
+    ParameterError, and ValueError for logits that are NaN or +inf, or -inf for all allowed tokens.
     """
     params = BeamParams(max_tokens=max_tokens, **values)
-    prompt, ends = tuple(map(int, prompt_ids)), frozenset(map(int, eos_token_ids))
-    search = _Search(logits_of, prompt, ends, params, max_tokens, allowed)
+    prompt, eos_ids = tuple(map(int, prompt_ids)), frozenset(map(int, eos_token_ids))
+    search = _Search(logits_of, prompt, eos_ids, params, max_tokens, allowed)
     groups = [_Group(search, params.num_beams // params.num_beam_groups) for _ in range(params.num_beam_groups)]
     for length in range(1, max_tokens + 1):
-        chosen = Counter[int]()
+        token_counts = Counter[int]()
         for group in groups:
-            chosen.update(group.step(length, chosen))
+            token_counts.update(group.step(length, token_counts))
     found = sorted((beam for group in groups for beam in group.finished), key=_by_score)
     return list(dict.fromkeys(found))[: params.num_return_sequences]
 
 
 def _by_score(beam: Beam) -> float:
-    """Sorting is stable: of equal ones the earlier stays."""
+    """Sort key, best first. Sorting is stable: among equal scores the earlier one comes first."""
     return -beam.score
 
 
@@ -85,7 +85,7 @@ class _Search:
 
     logits_of: LogitsOf
     prompt_ids: tuple[int, ...]
-    ends: frozenset[int]
+    eos_ids: frozenset[int]
     params: BeamParams
     max_tokens: int
     allowed: AllowedAfter | None
@@ -96,39 +96,42 @@ class _Search:
 
 @dataclass
 class _Group:
-    """The beams of one group. It is over when none is open."""
+    """The beams of one group. The group is finished when no beam is open."""
 
     search: _Search
     size: int
-    open: list[_Open] = field(default_factory=lambda: [_Open()])
+    open: list[_OpenBeam] = field(default_factory=lambda: [_OpenBeam()])
     finished: list[Beam] = field(default_factory=list)
 
-    def step(self, length: int, chosen: Counter[int]) -> list[int]:
-        """Every open beam gets its next token. Returns those with which beams go on; ``chosen``: of groups before."""
+    def step(self, length: int, token_counts: Counter[int]) -> list[int]:
+        """Extend every open beam by one token. Returns the tokens of the continuing beams.
+
+        token_counts: how many beams of the earlier groups chose each token.
+        """
         before, self.open = self.open, []
-        last, chosen_here = length == self.search.max_tokens, []
-        for rank, (place, token, logprob) in enumerate(self._candidates(before, chosen)):
+        last, tokens = length == self.search.max_tokens, []
+        for rank, (parent, token, logprob) in enumerate(self._candidates(before, token_counts)):
             if rank >= self.size and (last or len(self.open) == self.size):
                 break
-            ids = (*before[place].token_ids, token)
+            ids = (*before[parent].token_ids, token)
             ended = self._ended(ids)
             if not ended:
-                chosen_here.append(token)
+                tokens.append(token)
             if not ended and not last:
-                self.open.append(_Open(ids, logprob))
-            elif rank < self.size:  # an end further down loses its place to the open ones before it
+                self.open.append(_OpenBeam(ids, logprob))
+            elif rank < self.size:  # a finished beam below the top ``size`` candidates is dropped
                 score = self.search.score(logprob, length)
                 self.finished.append(Beam(ids, score, logprob, "stop" if ended else "length"))
         self.finished.sort(key=_by_score)
         del self.finished[self.size :]
-        if self._enough(length):
-            self.open, chosen_here = [], []
-        return chosen_here
+        if self._is_done(length):
+            self.open, tokens = [], []
+        return tokens
 
-    def _candidates(self, beams: list[_Open], chosen: Counter[int]) -> list[tuple[int, int, float]]:
-        """The continuations of all beams by one token, the best first: place of the beam, token, logprob."""
+    def _candidates(self, beams: list[_OpenBeam], token_counts: Counter[int]) -> list[tuple[int, int, float]]:
+        """The continuations of all beams by one token, best first: index of the beam, token, logprob."""
         search, found = self.search, []
-        for place, beam in enumerate(beams):
+        for parent, beam in enumerate(beams):
             logprobs_V = _logprobs(search.logits_of(search.prompt_ids + beam.token_ids))
             tokens = set(np.flatnonzero(logprobs_V > -np.inf).tolist())
             if search.allowed is not None:
@@ -137,15 +140,15 @@ class _Group:
                 raise ValueError("no token that is allowed has a finite score")
             for token in tokens:
                 logprob = beam.logprob + float(logprobs_V[token])
-                found.append((search.params.diversity_penalty * chosen[token] - logprob, place, token, logprob))
-        return [(place, token, logprob) for _, place, token, logprob in sorted(found)]  # ties: place, then token
+                found.append((search.params.diversity_penalty * token_counts[token] - logprob, parent, token, logprob))
+        return [(parent, token, logprob) for _, parent, token, logprob in sorted(found)]  # ties: parent, then token
 
     def _ended(self, token_ids: tuple[int, ...]) -> bool:
         search = self.search
-        return token_ids[-1] in search.ends or (search.allowed is not None and not search.allowed(token_ids))
+        return token_ids[-1] in search.eos_ids or (search.allowed is not None and not search.allowed(token_ids))
 
-    def _enough(self, length: int) -> bool:
-        """Whether nothing that is open is worth waiting for."""
+    def _is_done(self, length: int) -> bool:
+        """Whether no open beam can still improve the result, see ``BeamParams.early_stopping``."""
         search, params = self.search, self.search.params
         if len(self.finished) < self.size or not self.open:
             return False
@@ -155,11 +158,11 @@ class _Group:
 
 
 def _logprobs(logits: Any) -> NDArray[np.float64]:
-    """Logits [V] to float32, as everywhere, to logprobs [V] in float64."""
+    """Round logits [V] to float32, as everywhere, and return logprobs [V] in float64."""
     x_V = np.asarray(logits)
     if x_V.ndim != 1 or x_V.dtype.kind != "f":
         raise ValueError(f"logits_of must return an array of floats [V], got {x_V.dtype} {list(x_V.shape)}")
-    with np.errstate(over="ignore"):  # beyond float32 is inf
+    with np.errstate(over="ignore"):  # values beyond float32 become inf
         x_V = x_V.astype(np.float32).astype(np.float64)
     if not math.isfinite(top := x_V.max(initial=-np.inf)):
         raise ValueError(f"logits hold a NaN, a +inf or no finite score: the highest is {top}")

@@ -1,4 +1,4 @@
-"""START HERE: the whole loop, for one sequence: prefill, sample, detokenize, stop, stream. No batch, no tricks."""
+"""START HERE: the generation loop for one sequence: prefill, sample, detokenize, stop, stream. It does not batch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nucleate.sampling.stage import Pipeline
 from nucleate.sampling.token_logprobs import logprobs as token_logprobs
 from nucleate.sampling_params import SamplingParams
 from nucleate.stopping.stop_matcher import StopMatcher, StopRules
-from nucleate.structured_output import CompiledGrammar, GrammarCompiler, Guide, form_of, why
+from nucleate.structured_output import CompiledGrammar, GrammarCompiler, Guide, compile_grammar, error_message
 from nucleate.tokenization.detokenizer import Detokenizer
 from nucleate.tokenization.tokenizer import Tokenizer
 
@@ -36,8 +36,10 @@ def generate(
     """
     rules = admit(model, tokenizer, prompt_ids, params)
     stages = stages_of(params, model.vocab_size, tokenizer)
-    form = form_of(params.structured_outputs, lambda: grammars or GrammarCompiler(tokenizer, model.vocab_size))
-    return run(model, tokenizer, tuple(prompt_ids), params, stages, rules, form, index)
+    grammar = compile_grammar(
+        params.structured_outputs, lambda: grammars or GrammarCompiler(tokenizer, model.vocab_size)
+    )
+    return run(model, tokenizer, tuple(prompt_ids), params, stages, rules, grammar, index)
 
 
 def run(
@@ -47,13 +49,13 @@ def run(
     params: SamplingParams,
     stages: Pipeline,
     rules: StopRules,
-    form: CompiledGrammar | None,
+    grammar: CompiledGrammar | None,
     index: int,
 ) -> Iterator[CompletionChunk]:
-    """The loop itself."""
+    """The loop of ``generate``, with validated arguments."""
     detokenizer = Detokenizer(tokenizer, prompt_ids, skip_special_tokens=params.skip_special_tokens)
     matcher = StopMatcher(rules)
-    guide = Guide(form, ignore_eos=params.ignore_eos) if form is not None else None
+    guide = Guide(grammar, ignore_eos=params.ignore_eos) if grammar is not None else None
     sampler = Sampler(model.vocab_size)
     seed = sampler.seed(sampler.add(stages, prompt_ids, seed=params.seed, index=index))
     context = model.begin()
@@ -66,17 +68,17 @@ def run(
         out = sampler(logits_V[None], mask=None if guide is None else guide.mask())
         if out.errors:
             text = "".join(matcher.close("".join(detokenizer.close())))
-            finish = Finish("error", why(out.errors[0], guide))
+            finish = Finish("error", error_message(out.errors[0], guide))
             yield CompletionChunk(text, (), index, seed, *finish, None, prompt_logprobs)
             return
         token = int(out.token_ids[0])
         hidden = matcher.is_stop_token(token) and not rules.include_stop_str_in_output
         text = "".join(matcher.push(token, "" if hidden else "".join(detokenizer.push(token))))
-        if guide is not None and guide.push(token):
+        if guide is not None and guide.accept_token(token):
             matcher.complete()
         if matcher.finish is not None:
             text += "".join(matcher.close("".join(detokenizer.close())))
-        validation = None if guide is None else guide.read(text, matcher.finish)
+        validation = None if guide is None else guide.add_text(text, matcher.finish)
         reason, detail = matcher.finish or (None, None)
         logprobs = None if out.logprobs is None or out.logprobs[0] is None else (out.logprobs[0],)
         yield CompletionChunk(text, (token,), index, seed, reason, detail, logprobs, prompt_logprobs, validation)
@@ -87,17 +89,17 @@ def run(
 
 
 def read_prompt(
-    context: DecodingContext, prompt_ids: tuple[int, ...], params: SamplingParams, most: int = 1 << 26
+    context: DecodingContext, prompt_ids: tuple[int, ...], params: SamplingParams, max_logits: int = 1 << 26
 ) -> tuple[NDArray[np.float32], PromptLogprobs]:
-    """The logits after the prompt, and the logprobs of each prompt token; None for the first.
+    """Compute a prompt with logprobs: the logits after it, and the logprobs of each prompt token (None for the first).
 
-    The prompt is computed in chunks of at most ``most`` logits.
+    The prompt is computed in chunks of at most ``max_logits`` logits.
     """
     prompt_logprobs: list[StepLogprobs | None] = [None]
     top, more = params.prompt_logprobs or 0, params.logprob_token_ids
     logits_TV = context.forward_all(prompt_ids[:1])
     ids_V = np.arange(logits_TV.shape[1])
-    size = max(1, most // len(ids_V))
+    size = max(1, max_logits // len(ids_V))
     for start in range(1, len(prompt_ids), size):
         part = prompt_ids[start : start + size]
         before_TV, logits_TV = logits_TV[-1:], context.forward_all(part)

@@ -8,21 +8,18 @@ from typing import Any
 
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route, Router
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from nucleate import __version__
 from nucleate.server.auth import APIKeyMiddleware
-from nucleate.server.error_middleware import ErrorMiddleware
 from nucleate.server.generation_endpoint import GenerationEndpoint
 from nucleate.server.metrics import Metrics
-from nucleate.server.openai.requests import ENDPOINTS
+from nucleate.server.openai.endpoints import ENDPOINTS
 from nucleate.server.openapi_document import document
-from nucleate.server.request_context import RequestContext
+from nucleate.server.request_context import Handler, RequestContext, RequestMiddleware
 from nucleate.server.request_log import RequestLog
 from nucleate.server.service import Service
 from nucleate.server.tokenize_routes import TokenizeRoutes
-
-Handler = Callable[[RequestContext], Awaitable[None]]
 
 
 def application(
@@ -35,7 +32,7 @@ def application(
     metrics = Metrics(service.name, lambda: service.engine.stats)
     info, text = InfoRoutes(service, bool(keys)), TokenizeRoutes(service)
     generation = {url: ("POST", GenerationEndpoint(url, service, metrics)) for url in ENDPOINTS}
-    handlers: dict[str, tuple[str, Handler]] = {
+    handlers: dict[str, tuple[str, Callable[[RequestContext], Awaitable[None]]]] = {
         **generation,
         "/v1/models": ("GET", info.models),
         "/v1/models/{model:path}": ("GET", info.model),
@@ -48,25 +45,16 @@ def application(
         "/openapi.json": ("GET", info.openapi),
     }
     routes = [
-        Route(path, _Handler(handler), methods=[method], name=path.strip("/"))
+        Route(path, Handler(handler), methods=[method], name=path.strip("/"))
         for path, (method, handler) in handlers.items()
     ]
     router = Router(routes, redirect_slashes=False, lifespan=lambda _: service.running())
-    app: ASGIApp = ErrorMiddleware(APIKeyMiddleware(router, router, keys), partial(_report, log, metrics))
+    app: ASGIApp = APIKeyMiddleware(router, router, keys) if keys else router
+    app = RequestMiddleware(app, log, metrics)
     if origins:
         headers = ["authorization", "content-type"]
         app = CORSMiddleware(app, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=headers)
     return app
-
-
-class _Handler:
-    """Wraps a handler as an ASGI application."""
-
-    def __init__(self, handler: Handler) -> None:
-        self._handler = handler
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._handler(scope["nucleate.context"])
 
 
 class InfoRoutes:
@@ -89,7 +77,7 @@ class InfoRoutes:
         return {**own, "max_model_len": service.max_model_len}
 
     async def health(self, context: RequestContext) -> None:
-        self._service.check()
+        self._service.check_available()
         await context.reply(200, {"status": "ok"})
 
     async def version(self, context: RequestContext) -> None:
@@ -102,28 +90,3 @@ class InfoRoutes:
 async def _metrics(metrics: Metrics, context: RequestContext) -> None:
     body, content_type = metrics.render()
     await context.reply(200, body, content_type=content_type)
-
-
-def _report(log: RequestLog, metrics: Metrics, context: RequestContext, error: BaseException | None) -> None:
-    """Add a finished request to the metrics and the log."""
-    fields, scope = context.log, context.scope
-    kind = context.error.kind if context.error is not None else None if error is None else "internal"
-    metrics.request(context.route, context.status, context.seconds, error=kind, disconnected=context.disconnected)
-    client = scope.get("client")
-    log.request(
-        id=context.id,
-        client=client and f"{client[0]}:{client[1]}",
-        method=scope["method"],
-        route=context.route or scope["path"],
-        status=context.status,
-        duration_seconds=context.seconds,
-        stream=fields.stream,
-        structured_outputs=fields.structured_outputs,
-        prompt_tokens=fields.prompt_tokens,
-        completion_tokens=fields.completion_tokens if fields.prompt_tokens is not None else None,
-        time_to_first_token_seconds=fields.time_to_first_token_seconds,
-        finish_reasons=fields.finish_reasons or None,
-        client_disconnected=context.disconnected or None,
-        error=error,
-        prompt=str(fields.prompt) if log.prompts and fields.prompt is not None else None,
-    )

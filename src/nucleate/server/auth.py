@@ -26,19 +26,19 @@ MESSAGE = "Missing or invalid API key. Send it in one header 'Authorization: Bea
 class APIKeyMiddleware:
     """ASGI middleware directly around the router: rejects requests without a valid key with status 401.
 
-    router: used to find the route of a request. keys: the valid keys; none: every request passes. open: names of routes
-    that need no key. The body of a rejected request is not read. Raises ParameterError for an invalid key.
+    router: used to find the route of a request. keys: the valid keys; none: every request passes. open_routes: names
+    of routes that need no key. The body of a rejected request is not read. Raises ParameterError for an invalid key.
     """
 
     def __init__(
-        self, app: ASGIApp, router: Router, keys: Iterable[str], open: frozenset[str] = frozenset({"health"})
+        self, app: ASGIApp, router: Router, keys: Iterable[str], open_routes: frozenset[str] = frozenset({"health"})
     ) -> None:
-        self._app, self._router, self._open = app, router, open
+        self._app, self._router, self._open_routes = app, router, open_routes
         self._digests = tuple(sha256(_checked(key, "api_key", "an API key").encode()).digest() for key in keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        free = not self._digests or scope["type"] == "lifespan"
-        if free or self._is_open(scope) or self._has_key(scope):
+        unprotected = not self._digests or scope["type"] == "lifespan"
+        if unprotected or self._is_open(scope) or self._has_key(scope):
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008, "reason": "no valid API key"})
@@ -50,7 +50,7 @@ class APIKeyMiddleware:
         """Return whether the route that the router will choose, the first full match, is open."""
         copied = dict(scope)  # matching may modify it
         chosen = next((route for route in self._router.routes if route.matches(copied)[0] is Match.FULL), None)
-        return isinstance(chosen, Route) and chosen.name in self._open  # a mount has more paths than its name says
+        return isinstance(chosen, Route) and chosen.name in self._open_routes  # a mount has many paths
 
     def _has_key(self, scope: Scope) -> bool:
         """Return whether the request has a valid key, in constant time."""

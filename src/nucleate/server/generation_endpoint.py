@@ -42,7 +42,7 @@ class GenerationEndpoint:
         self._url, self._service, self._metrics = url, service, metrics
 
     async def __call__(self, context: RequestContext) -> None:
-        """Handle a request within its timeout. Raises what ``http_error`` knows, unless a stream has started."""
+        """Handle a request within its timeout. Errors after the start of a stream end the stream instead of raising."""
         limits = self._service.limits
         with self._service.request_slot():
             try:
@@ -50,25 +50,25 @@ class GenerationEndpoint:
                     data = await context.body(limits.max_request_body_bytes)
                     await context.until_disconnect(self._generate(context, data))
             except TimeoutError:
-                await _end(context, timed_out("The request", limits.request_timeout_seconds))
+                await _end_with_error(context, timed_out("The request", limits.request_timeout_seconds))
             except Exception as error:  # noqa: BLE001  # a stream that has started always gets an end
-                await _end(context, http_error(error) or error)
+                await _end_with_error(context, http_error(error) or error)
 
     async def _generate(self, context: RequestContext, data: bytes) -> None:
         service, log = self._service, context.log
         try:
             call, stream = await service.run_in_thread(partial(self._parse, data))
-            if call.constraint is not None:
+            if call.structured_output_kind is not None:
                 call = await service.run_in_thread(partial(service.prepare, call), compiling=True)
         except ParameterError as error:
-            self._metrics.rejected(error.field)
+            self._metrics.count_rejected(error.field)
             raise
-        if call.constraint is not None:
-            log.structured_outputs = call.constraint
-            self._metrics.structured_output(call.constraint)
+        if call.structured_output_kind is not None:
+            log.structured_outputs = call.structured_output_kind
+            self._metrics.count_structured_output(call.structured_output_kind)
         log.stream, log.prompt = call.parsed.stream, call.parsed.messages or call.parsed.prompts
-        log.prompt_tokens = sum(map(len, call.prompts))
-        self._metrics.prompt(log.prompt_tokens)
+        log.prompt_tokens = sum(map(len, call.prompt_token_ids))
+        self._metrics.count_prompt_tokens(log.prompt_tokens)
         with service.queue_slots([call.parsed.best_of] * len(call.prepared)) as release:
             async with aclosing(service.engine.run_all(call.prepared, heartbeat_seconds=KEEP_ALIVE_SECONDS)) as batches:
                 recorder = _Recorder(context, self._metrics, release, service, call)
@@ -79,26 +79,26 @@ class GenerationEndpoint:
 
     def _parse(self, data: bytes) -> tuple[EngineCall, ResponseStream | None]:
         """Parse a body. Runs on a worker thread, because it may take long."""
-        call = self._service.call(self._url, data)
+        call = self._service.parse(self._url, data)
         if not call.parsed.stream:
             return call, None
         kind = CompletionStream if call.parsed.messages is None else ChatStream
-        return call, kind(call.head, call.parsed, call.prompts, self._service.llm.tokenizer)
+        return call, kind(call.head, call.parsed, call.prompt_token_ids, self._service.llm.tokenizer)
 
     async def _respond(self, context: RequestContext, call: EngineCall, batches: Batches, recorder: _Recorder) -> None:
         chunks: list[list[CompletionChunk]] = [[] for _ in call.prepared]
         async for batch in batches:
-            _, failure = recorder(batch)
+            _, failure = recorder.record(batch)
             if failure is not None:
                 raise failure
             for prompt, output in batch:
-                chunks[prompt].append(output.piece)
+                chunks[prompt].append(output.chunk)
         await context.reply(200, await self._service.run_in_thread(partial(self._body, call, chunks)))
 
     def _body(self, call: EngineCall, chunks: Sequence[Sequence[CompletionChunk]]) -> bytes:
         """Build the response body. Runs on a worker thread."""
         tokenizer = self._service.llm.tokenizer
-        completions = [Completion.of(ids, own) for ids, own in zip(call.prompts, chunks, strict=True)]
+        completions = [Completion.from_chunks(ids, own) for ids, own in zip(call.prompt_token_ids, chunks, strict=True)]
         if call.parsed.messages is not None:
             return encode_json(chat_body(call.head, call.parsed, completions[0], tokenizer))
         return encode_json(completion_body(call.head, call.parsed, completions, tokenizer))
@@ -106,13 +106,13 @@ class GenerationEndpoint:
 
 async def _stream(context: RequestContext, stream: ResponseStream, batches: Batches, recorder: _Recorder) -> None:
     async for batch in batches:
-        good, failure = recorder(batch)
-        if len(good) == 1:
-            prompt, output = good[0]
-            frames = stream.pieces(prompt, [output.piece])
-        elif good:
-            groups = groupby(good, itemgetter(0))
-            frames = b"".join([stream.pieces(prompt, [output.piece for _, output in own]) for prompt, own in groups])
+        outputs, failure = recorder.record(batch)
+        if len(outputs) == 1:
+            prompt, output = outputs[0]
+            frames = stream.frames(prompt, [output.chunk])
+        elif outputs:
+            groups = groupby(outputs, itemgetter(0))
+            frames = b"".join([stream.frames(prompt, [output.chunk for _, output in own]) for prompt, own in groups])
         else:
             frames = b"" if batch else KEEP_ALIVE
         if frames:
@@ -138,22 +138,22 @@ class _Recorder:
         self.usage = Usage(0, 0)
         self._log, self._start, self._metrics = context.log, context.start_time, metrics
         self._release, self._service, self._call = release, service, call
-        self._last: dict[tuple[int, int], float] = {}  # by sequence: the time of its last token
+        self._last_token_times: dict[tuple[int, int], float] = {}  # by prompt and index of the output
 
-    def __call__(self, batch: Batch) -> tuple[Batch, HTTPError | None]:
-        """Return the whole batch and None; or the outputs before a failed one, and the error."""
-        now, last = perf_counter(), self._last
+    def record(self, batch: Batch) -> tuple[Batch, HTTPError | None]:
+        """Record outputs. Returns all of them and None; or those before the first failed one, and its error."""
+        now, last = perf_counter(), self._last_token_times
         for number, (prompt, output) in enumerate(batch):
-            piece = output.piece
-            key = prompt, piece.index
+            chunk = output.chunk
+            key = prompt, chunk.index
             if key in last:
-                self._metrics.token(now - last[key])
+                self._metrics.observe_token(now - last[key])
             elif self._log.time_to_first_token_seconds is None:
                 self._log.time_to_first_token_seconds = now - self._start
-                self._metrics.first_token(now - self._start)
+                self._metrics.observe_first_token(now - self._start)
             last[key] = now
-            if piece.finish_reason is not None:
-                failure = self._finish(piece.finish_reason, piece.stop_reason)
+            if chunk.finish_reason is not None:
+                failure = self._finish(chunk.finish_reason, chunk.stop_reason)
                 if failure is not None:
                     return batch[:number], failure
             if output.usage is not None:
@@ -166,16 +166,16 @@ class _Recorder:
         return batch, None
 
     def _finish(self, reason: FinishReason, detail: str | int | None) -> HTTPError | None:
-        self._metrics.finish(reason)
+        self._metrics.count_finished_sequence(reason)
         self._log.finish_reasons.append(reason)
         if reason == "error":
-            field = None if self._call.constraint is None else self._call.parsed.format.field
+            field = None if self._call.structured_output_kind is None else self._call.parsed.requested_format.field
             return generation_failed(failure_message(detail), field)
         return shutting_down() if reason == "abort" and self._service.aborted else None
 
 
-async def _end(context: RequestContext, error: Exception) -> None:
-    """Raise the error; or, if a stream has started, end the stream with it."""
+async def _end_with_error(context: RequestContext, error: Exception) -> None:
+    """Raise the error; if the response has started, send it as the last frame of the stream instead."""
     if not context.status:
         raise error
     context.error = error if isinstance(error, HTTPError) else internal_error(context.id)

@@ -83,7 +83,7 @@ def generation_failed(reason: str, format_field: str | None = None) -> HTTPError
 
 
 def too_long(field: str, count: int, context_length: int) -> HTTPError:
-    """The prompt leaves no room for a completion. Clients recognize the code, or the words of the message."""
+    """The prompt fills the context. Clients recognize the code or the words of the message, which are OpenAI's."""
     limit = f"This model's maximum context length is {context_length} tokens for prompt and completion"
     message = f"{limit}, but the prompt alone has {count} tokens."
     return HTTPError(400, message, code="context_length_exceeded", param=field)

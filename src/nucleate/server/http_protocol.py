@@ -1,4 +1,8 @@
-"""uvicorn's HTTP/1.1 protocol with limits on the size and arrival time of the request head."""
+"""uvicorn's HTTP/1.1 protocol with limits on the size and arrival time of the request head.
+
+uvicorn has no options for these limits with httptools (``h11_max_incomplete_event_size`` applies to h11 only, which is
+slower), nor for requests that offer a protocol upgrade, whose body httptools drops.
+"""
 
 from __future__ import annotations
 

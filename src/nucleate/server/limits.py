@@ -1,4 +1,4 @@
-"""Limits of requests, so that no client can cost the others much.
+"""Limits on requests, so that no client can take much of the server's time or memory.
 
 Limits that operators set are declared as parameters, each with a range, a help text and a flag. The others are
 constants. The OpenAPI document is generated from both.
@@ -13,7 +13,8 @@ from typing import Any, ClassVar
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import Parameter, ParameterError, param, with_parameters
 from nucleate.sampling_params import FIELDS
-from nucleate.server.openai.requests import Endpoint, ParsedRequest
+from nucleate.server.openai.endpoints import Endpoint
+from nucleate.server.openai.requests import ParsedRequest
 
 MAX_INT = 2**31 - 1
 MAX_ENTRIES = 1024
@@ -82,11 +83,11 @@ class ServerLimits:
         for name, parameter in self.PARAMETERS.items():
             object.__setattr__(self, name, parameter.check(getattr(self, name)))
 
-    def maximum(self, field: str) -> int | None:
+    def max_value(self, field: str) -> int | None:
         """Return the maximum value of a body field, or None if the server does not limit it."""
-        return getattr(self, NUMBERS[field]) if field in NUMBERS else None
+        return getattr(self, LIMITED_FIELDS[field]) if field in LIMITED_FIELDS else None
 
-    def endpoint(self, endpoint: Endpoint) -> Endpoint:
+    def cap_max_tokens(self, endpoint: Endpoint) -> Endpoint:
         """Return the endpoint with the default of ``max_tokens`` capped."""
         caps = [cap for cap in (endpoint.max_tokens, self.max_completion_tokens) if cap is not None]
         return dataclasses.replace(endpoint, max_tokens=min(caps, default=None))
@@ -98,13 +99,13 @@ class ServerLimits:
         ParameterError, which names the field.
         """
         given = body if isinstance(body, Mapping) else {}
-        for field in filter(given.__contains__, (*FIELDS, *NUMBERS)):
+        for field in filter(given.__contains__, (*FIELDS, *LIMITED_FIELDS)):
             self._check_field(field, given[field], vocab_size)
         prompts = given.get("prompt")
         if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int):
             _check_count("prompt", len(prompts), self.max_choices_per_request, "prompts")
 
-    def check(self, request: ParsedRequest, prompts: Sequence[Sequence[int]], context_length: int) -> None:
+    def check_request(self, request: ParsedRequest, prompts: Sequence[Sequence[int]], context_length: int) -> None:
         """Check the number of choices and of logprobs of a parsed request. Raises ParameterError.
 
         prompts: the token ids of each prompt. context_length: maximum tokens of prompt and completion.
@@ -116,19 +117,18 @@ class ServerLimits:
             allowed = f"this server allows at most {self.max_choices_per_request} choices"
             raise ParameterError(field, f"{field} requests {counted}, but {allowed}")
         params, prompt_tokens = request.engine_params, sum(map(len, prompts))
-        more = len(params.logprob_token_ids)
-        of_prompt = 0 if params.prompt_logprobs is None else 1 + params.prompt_logprobs + more
-        per_token = 0 if params.logprobs is None and not more else 1 + (params.logprobs or 0) + more
-        rooms = (context_length - len(prompt) for prompt in prompts)
-        most = context_length if params.max_tokens is None else params.max_tokens
-        generated = params.n * sum(max(0, min(most, room)) for room in rooms)
+        requested = len(params.logprob_token_ids)
+        per_prompt_token = 0 if params.prompt_logprobs is None else 1 + params.prompt_logprobs + requested
+        per_generated_token = 0 if params.logprobs is None and not requested else 1 + (params.logprobs or 0) + requested
+        max_tokens = context_length if params.max_tokens is None else params.max_tokens
+        generated = params.n * sum(max(0, min(max_tokens, context_length - len(prompt))) for prompt in prompts)
         total = (
-            prompt_tokens * (max(of_prompt, 1) * request.params.n if request.echo else of_prompt)
-            + generated * per_token
+            prompt_tokens * (max(per_prompt_token, 1) * request.params.n if request.echo else per_prompt_token)
+            + generated * per_generated_token
         )
         causes = {
             "echo": request.echo,
-            "prompt_logprobs": of_prompt,
+            "prompt_logprobs": per_prompt_token,
             "logprobs": request.returns_logprobs,
             "best_of": True,
         }
@@ -136,7 +136,7 @@ class ServerLimits:
         _check_count(field, total, MAX_LOGPROBS_PER_RESPONSE, "logprobs and echoed tokens", "requests")
 
     def _check_field(self, field: str, value: Any, vocab_size: int) -> None:
-        maximum = self.maximum(field)
+        maximum = self.max_value(field)
         if maximum is not None and isinstance(value, int) and not isinstance(value, bool) and value > maximum:
             raise ParameterError(field, f"{field} must be at most {maximum} on this server, got {shown(value)}")
         if isinstance(value, list | tuple | Mapping):
@@ -160,7 +160,7 @@ def _check_count(field: str, count: int, allowed: int, noun: str, verb: str = "h
         raise ParameterError(field, f"{field} {verb} {count} {noun}, but this server allows at most {allowed} {noun}")
 
 
-NUMBERS: Mapping[str, str] = {
+LIMITED_FIELDS: Mapping[str, str] = {
     "max_tokens": "max_completion_tokens",
     "max_completion_tokens": "max_completion_tokens",
     "n": "max_choices_per_request",

@@ -18,9 +18,9 @@ from nucleate.server.http_errors import ErrorKind
 from nucleate.server.openai.response_format import FORMAT_FIELDS
 from nucleate.structured_output.spec import KINDS
 
-GENERATING = ("/v1/completions", "/v1/chat/completions")
+GENERATION_ROUTES = ("/v1/completions", "/v1/chat/completions")
 ROUTES = (
-    *GENERATING,
+    *GENERATION_ROUTES,
     "/v1/models",
     "/v1/models/{model:path}",
     "/tokenize",
@@ -73,7 +73,7 @@ class Metrics:
     def __init__(self, model: str, stats: Callable[[], EngineStats], routes: Iterable[str] = ROUTES) -> None:
         self._model = model.encode(errors="backslashreplace").decode()  # command lines may hold invalid UTF-8
         self._stats, self._routes = stats, frozenset(routes)
-        self._counted = CollectorRegistry()
+        self._request_metrics = CollectorRegistry()
         self._requests = self._counter("http_requests", "HTTP requests, by route and status.", "route", "status")
         self._durations = self._histogram(
             "http_request_duration_seconds", "Duration of successful HTTP requests, by route, in seconds.", "route"
@@ -92,7 +92,7 @@ class Metrics:
             "vllm:request_success",
             "Same as nucleate_finished_sequences_total, without errors.",
             ("finished_reason",),
-            registry=self._counted,
+            registry=self._request_metrics,
         )
         self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of all requests.")
         self._structured = self._counter(
@@ -101,19 +101,21 @@ class Metrics:
         self._structured_errors = self._counter(
             "structured_output_errors", "Requests rejected because of an invalid structured-output constraint."
         )
-        self._first = self._histogram(
+        self._time_to_first_token = self._histogram(
             "time_to_first_token_seconds", "Time to the first token of a request, in seconds."
         )
-        self._between = self._histogram("inter_token_latency_seconds", "Time between tokens of a sequence, in seconds.")
+        self._inter_token_latency = self._histogram(
+            "inter_token_latency_seconds", "Time between tokens of a sequence, in seconds."
+        )
         self._create_labels()
         self.registry = CollectorRegistry()
         self.registry.register(self)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(f"nucleate_{name}", text, labels, registry=self._counted)
+        return Counter(f"nucleate_{name}", text, labels, registry=self._request_metrics)
 
     def _histogram(self, name: str, text: str, *labels: str) -> Histogram:
-        return Histogram(f"nucleate_{name}", text, labels, buckets=BUCKETS, registry=self._counted)
+        return Histogram(f"nucleate_{name}", text, labels, buckets=BUCKETS, registry=self._request_metrics)
 
     def _create_labels(self) -> None:
         """Export all label values from the start, at 0."""
@@ -126,7 +128,7 @@ class Metrics:
             if reason != "error":
                 self._succeeded.labels(reason)
 
-    def request(
+    def count_request(
         self, route: str, status: int, seconds: float, *, error: ErrorKind | None = None, disconnected: bool = False
     ) -> None:
         """Count a finished request.
@@ -144,32 +146,32 @@ class Metrics:
             self._disconnects.inc()
         if error is None and not disconnected and status < 400:
             self._durations.labels(name).observe(seconds)
-            if name in GENERATING:
+            if name in GENERATION_ROUTES:
                 self._latencies.observe(seconds)
 
-    def prompt(self, tokens: int) -> None:
+    def count_prompt_tokens(self, tokens: int) -> None:
         """Count the prompt tokens of a request."""
         self._prompt_tokens.inc(tokens)
 
-    def first_token(self, seconds: float) -> None:
+    def observe_first_token(self, seconds: float) -> None:
         """Observe the time from a request to its first token."""
-        self._first.observe(seconds)
+        self._time_to_first_token.observe(seconds)
 
-    def token(self, seconds: float) -> None:
+    def observe_token(self, seconds: float) -> None:
         """Observe the time between two tokens of a sequence."""
-        self._between.observe(seconds)
+        self._inter_token_latency.observe(seconds)
 
-    def finish(self, reason: FinishReason) -> None:
+    def count_finished_sequence(self, reason: FinishReason) -> None:
         """Count a finished sequence."""
         self._finished.labels(reason).inc()
         if reason != "error":
             self._succeeded.labels(reason).inc()
 
-    def structured_output(self, kind: str) -> None:
+    def count_structured_output(self, kind: str) -> None:
         """Count a request with structured output. kind: one of ``KINDS``."""
         self._structured.labels(kind).inc()
 
-    def rejected(self, field: str) -> None:
+    def count_rejected(self, field: str) -> None:
         """Count a rejected request if the field at fault sets a structured-output constraint."""
         if field in FORMAT_FIELDS:
             self._structured_errors.inc()
@@ -184,7 +186,7 @@ class Metrics:
     def collect(self) -> Iterator[Metric]:
         """Yield all metric families, as ``prometheus_client`` expects of a collector."""
         stats = self._stats()
-        for family in (*self._counted.collect(), *_engine(stats), *_speculation(stats.speculative)):
+        for family in (*self._request_metrics.collect(), *_engine(stats), *_speculation(stats.speculative)):
             family.samples = [
                 sample._replace(labels={"model_name": self._model, **sample.labels})
                 for sample in family.samples

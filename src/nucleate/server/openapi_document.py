@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from nucleate.server.limits import MAX_CHARACTERS, MAX_LOGPROBS_PER_RESPONSE, ServerLimits
-from nucleate.server.openai.requests import CHAT, COMPLETIONS, ENDPOINTS
+from nucleate.server.openai.endpoints import CHAT, COMPLETIONS, ENDPOINTS
 from nucleate.server.request_schemas import NAME, TEXT, Schema, body_schema, detokenize_schema, tokenize_schema
 
 _ABOUT = """OpenAI-compatible text generation, with every sampling parameter as a request field.

@@ -1,21 +1,25 @@
-"""One HTTP request with its response: reads the body, writes the response, detects client disconnects."""
+"""One HTTP request: its context (request id, body, response, disconnects), and the middleware that creates it."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from time import perf_counter
 from types import MappingProxyType
 from typing import Any
 from uuid import uuid4
 
 from starlette.datastructures import Headers
-from starlette.types import Message, Receive, Scope, Send
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from nucleate.server.http_errors import CLOSE, HTTPError
+from nucleate.server.http_errors import CLOSE, HTTPError, http_error, internal_error
+from nucleate.server.metrics import Metrics
+from nucleate.server.request_log import RequestLog
 
 _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 BODY_TIMEOUT_SECONDS = 30.0
@@ -92,15 +96,15 @@ class RequestContext:
 
     async def until_disconnect(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine; cancel it as soon as the client disconnects."""
-        task, gone = asyncio.ensure_future(work), asyncio.ensure_future(self._disconnect())
+        task, disconnect = asyncio.ensure_future(work), asyncio.ensure_future(self._disconnect())
         try:
-            await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({task, disconnect}, return_when=asyncio.FIRST_COMPLETED)
             if task.done():
                 task.result()
             else:
                 self.disconnected = True
         finally:
-            gone.cancel()
+            disconnect.cancel()
             if not task.done():
                 task.cancel()
                 with suppress(asyncio.CancelledError):
@@ -145,9 +149,87 @@ class RequestContext:
 
 
 class ClientDisconnected(Exception):  # noqa: N818
-    """The client disconnected: there is no one to respond to."""
+    """The client disconnected: no response is needed."""
+
+
+class RequestMiddleware:
+    """Outermost middleware: creates the context, turns exceptions into error responses, logs and counts requests."""
+
+    def __init__(self, app: ASGIApp, log: RequestLog, metrics: Metrics) -> None:
+        self._app, self._log, self._metrics = app, log, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        context = RequestContext(scope, receive, send)
+        scope["nucleate.context"] = context
+        scope["app"] = self  # makes the router raise for unknown routes
+        unexpected: BaseException | None = None
+        try:
+            await self._app(scope, receive, context.send)
+        except ClientDisconnected:
+            pass
+        except HTTPException as error:
+            await context.send_error(_router_error(error, scope))
+        except Exception as error:  # noqa: BLE001  # every exception becomes an error response
+            known = http_error(error)
+            if known is None or context.status:
+                unexpected = error
+            if not context.status:
+                await context.send_error(known or internal_error(context.id))
+        finally:
+            self._record(context, unexpected)
+
+    def _record(self, context: RequestContext, error: BaseException | None) -> None:
+        """Add a finished request to the metrics and the log. error: an unexpected exception."""
+        fields, scope = context.log, context.scope
+        kind = context.error.kind if context.error is not None else None if error is None else "internal"
+        self._metrics.count_request(
+            context.route, context.status, context.seconds, error=kind, disconnected=context.disconnected
+        )
+        client = scope.get("client")
+        self._log.request(
+            id=context.id,
+            client=client and f"{client[0]}:{client[1]}",
+            method=scope["method"],
+            route=context.route or scope["path"],
+            status=context.status,
+            duration_seconds=context.seconds,
+            stream=fields.stream,
+            structured_outputs=fields.structured_outputs,
+            prompt_tokens=fields.prompt_tokens,
+            completion_tokens=fields.completion_tokens if fields.prompt_tokens is not None else None,
+            time_to_first_token_seconds=fields.time_to_first_token_seconds,
+            finish_reasons=fields.finish_reasons or None,
+            client_disconnected=context.disconnected or None,
+            error=error,
+            prompt=str(fields.prompt) if self._log.prompts and fields.prompt is not None else None,
+        )
+
+
+class Handler:
+    """The ASGI application of one route: calls a coroutine function with the request context."""
+
+    def __init__(self, handle: Callable[[RequestContext], Awaitable[None]]) -> None:
+        self._handle = handle
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._handle(scope["nucleate.context"])
 
 
 def encode_json(body: Any) -> bytes:
     """Encode a value as compact JSON."""
     return json.dumps(body, separators=(",", ":")).encode()
+
+
+def _router_error(error: HTTPException, scope: Scope) -> HTTPError:
+    path, method = scope["path"][:100], scope["method"][:20]
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        message = f"Method {method} is not allowed for {path}."
+    elif error.status_code == HTTPStatus.NOT_FOUND:
+        message = f"Path {path} does not exist."
+    else:
+        message = HTTPStatus(error.status_code).phrase
+    headers = {name.lower(): value for name, value in (error.headers or {}).items()}
+    return HTTPError(error.status_code, message, headers=headers)

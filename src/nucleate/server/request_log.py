@@ -61,7 +61,7 @@ class RequestLog:
         self, event: str, level: int = logging.INFO, error: BaseException | None = None, /, **fields: Any
     ) -> None:
         """Log an event. fields: JSON values; None is left out."""
-        present = {name: _plain(value) for name, value in fields.items() if value is not None}
+        present = {name: _json_value(value) for name, value in fields.items() if value is not None}
         self._logger.log(level, event, exc_info=error, extra={"fields": present})
 
 
@@ -149,10 +149,10 @@ class _Text(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         fields = _fields(record)
         trace = fields.pop("traceback", "")
-        text = " ".join(f"{name}={_word(value)}" for name, value in fields.items() if name != "event")
-        event = _escaped(fields["event"])
+        text = " ".join(f"{name}={_text_value(value)}" for name, value in fields.items() if name != "event")
+        event = _escape(fields["event"])
         line = f"{_time(record)} {record.levelname.lower():<7} {event} {text}".rstrip()
-        return "\n".join([line, *(f"    | {_escaped(part)}" for part in trace.split("\n") if part)])
+        return "\n".join([line, *(f"    | {_escape(part)}" for part in trace.split("\n") if part)])
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
@@ -161,10 +161,10 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
     if isinstance(own, dict):
         fields = {"event": record.getMessage(), **own}
     else:
-        fields = {"event": _cut(record.getMessage().strip(), MAX_FIELD), "logger": record.name}
+        fields = {"event": _truncate(record.getMessage().strip(), MAX_FIELD), "logger": record.name}
     if record.exc_info and record.exc_info[1] is not None:
         lines = "".join(traceback.format_exception(record.exc_info[1])).rstrip().split("\n")
-        fields["traceback"] = "\n".join(_cut(line, MAX_TRACEBACK_LINE) for line in lines)[-MAX_TRACEBACK:]
+        fields["traceback"] = "\n".join(_truncate(line, MAX_TRACEBACK_LINE) for line in lines)[-MAX_TRACEBACK:]
     return fields
 
 
@@ -173,27 +173,27 @@ def _time(record: logging.LogRecord) -> str:
     return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _plain(value: Any) -> Any:
+def _json_value(value: Any) -> Any:
     """Cut a long field, and make numbers valid JSON."""
     if isinstance(value, float):
         return round(value, 6) if math.isfinite(value) else repr(value)
-    return _cut(value, MAX_FIELD) if isinstance(value, str) else value
+    return _truncate(value, MAX_FIELD) if isinstance(value, str) else value
 
 
-def _cut(text: str, length: int) -> str:
+def _truncate(text: str, length: int) -> str:
     return text if len(text) <= length else text[:length] + "..."
 
 
-def _word(value: Any) -> str:
+def _text_value(value: Any) -> str:
     """Format a value as text: a plain word as it is, anything else quoted."""
     if isinstance(value, list | tuple):
-        return ",".join(map(_word, value)) or "none"
+        return ",".join(map(_text_value, value)) or "none"
     if isinstance(value, bool):
         return "yes" if value else "no"
     text = str(value)
     return text if re.fullmatch(r"[A-Za-z0-9_./:@+\[\]-]+", text) else json.dumps(text)
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     """Escape line ends and terminal control characters."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

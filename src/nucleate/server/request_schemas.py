@@ -16,14 +16,14 @@ from nucleate.parameters.parameter import Parameter
 from nucleate.sampling.presets import REQUESTABLE
 from nucleate.sampling_params import FIELDS
 from nucleate.server.limits import MAX_CHARACTERS, MAX_ENTRIES, ServerLimits, max_entries
-from nucleate.server.openai.beam_search import FIELDS_OF_BEAMS, SWITCH
+from nucleate.server.openai.beam_search import PARAMETER_FIELDS, USE_BEAM_SEARCH
+from nucleate.server.openai.endpoints import Endpoint
 from nucleate.server.openai.messages import MAX_MESSAGES
-from nucleate.server.openai.requests import Endpoint
-from nucleate.server.openai.response_format import RESPONSE
+from nucleate.server.openai.response_format import RESPONSE_FORMAT
 
 Schema = dict[str, Any]
 
-LARGEST = sys.float_info.max
+MAX_FLOAT = sys.float_info.max
 BOOLEAN: Schema = {"type": "boolean"}
 OBJECT: Schema = {"type": "object"}
 TEXT: Schema = {"type": "string"}
@@ -33,26 +33,29 @@ IDS: Schema = {"type": "array", "items": {"type": "integer", "minimum": 0}}
 
 def body_schema(endpoint: Endpoint, limits: ServerLimits) -> Schema:
     """Return the schema of a body of an OpenAI endpoint, with all of its fields."""
-    known, fields = _own(limits), {name: field_schema(parameter, limits) for name, parameter in FIELDS.items()}
-    fields["max_tokens"]["default"] = limits.endpoint(endpoint).max_tokens
-    if "echo" in endpoint.own:
+    schemas = _endpoint_schemas(limits)
+    fields = {name: field_schema(parameter, limits) for name, parameter in FIELDS.items()}
+    fields["max_tokens"]["default"] = limits.cap_max_tokens(endpoint).max_tokens
+    if "echo" in endpoint.supported:
         fields["max_tokens"] |= {"minimum": 0, "description": f"{FIELDS['max_tokens'].help}; 0 only with echo"}
-    own = [*endpoint.subject, *sorted(endpoint.own)] + ["logprobs"] * ("top_logprobs" in endpoint.own)
-    made = {**fields, **{name: known[name] for name in own}}
-    made |= {name: {"description": "No effect."} for name in sorted(endpoint.ignored)}
+    names = [*endpoint.prompt_fields, *sorted(endpoint.supported)]
+    if "top_logprobs" in endpoint.supported:
+        names.append("logprobs")
+    properties = {**fields, **{name: schemas[name] for name in names}}
+    properties |= {name: {"description": "No effect."} for name in sorted(endpoint.ignored)}
     for name, accepted in sorted(endpoint.unsupported.items()):
-        made[name] = {"enum": [None, *accepted], "description": "Not supported."}
-    return _closed(made, *endpoint.subject)
+        properties[name] = {"enum": [None, *accepted], "description": "Not supported."}
+    return _object_schema(properties, *endpoint.prompt_fields)
 
 
 def tokenize_schema(limits: ServerLimits) -> Schema:
     """Return the schema of a body of /tokenize: a text or a chat."""
-    known = _own(limits)
-    return _closed(
+    schemas = _endpoint_schemas(limits)
+    return _object_schema(
         {
             "prompt": _nullable(TEXT, "The text to tokenize."),
-            "messages": _nullable(known["messages"], "The chat to tokenize, instead of a text."),
-            **{name: known[name] for name in ("model", "chat_template_kwargs")},
+            "messages": _nullable(schemas["messages"], "The chat to tokenize, instead of a text."),
+            **{name: schemas[name] for name in ("model", "chat_template_kwargs")},
             "add_special_tokens": _nullable(BOOLEAN, "Add special tokens; by default only to a text."),
             "return_token_strs": _nullable(BOOLEAN, "Also return the tokens as strings."),
         }
@@ -61,7 +64,7 @@ def tokenize_schema(limits: ServerLimits) -> Schema:
 
 def detokenize_schema(limits: ServerLimits) -> Schema:
     """Return the schema of a body of /detokenize."""
-    return _closed({"tokens": IDS, "model": _own(limits)["model"]}, "tokens")
+    return _object_schema({"tokens": IDS, "model": _endpoint_schemas(limits)["model"]}, "tokens")
 
 
 def field_schema(parameter: Parameter, limits: ServerLimits) -> Schema:
@@ -69,36 +72,36 @@ def field_schema(parameter: Parameter, limits: ServerLimits) -> Schema:
     default = parameter.default
     if isinstance(default, Mapping | tuple):
         default = {str(key): value for key, value in default.items()} if isinstance(default, Mapping) else [*default]
-    return {**_nullable(_values(parameter, limits), parameter.help), "default": default}
+    return {**_nullable(_value_schema(parameter, limits), parameter.help), "default": default}
 
 
-def _values(parameter: Parameter, limits: ServerLimits) -> Schema:
+def _value_schema(parameter: Parameter, limits: ServerLimits) -> Schema:
     names, kind = {"type": "string", "enum": [*parameter.choices]}, parameter.kind
     if kind == "str | tuple[str, ...]":
         return {"anyOf": [names, {"type": "array", "items": {"enum": [*REQUESTABLE]}, "uniqueItems": True}]}
     if kind in ("bool", "str", "StructuredOutputs"):
         return {"bool": BOOLEAN, "str": names, "StructuredOutputs": OBJECT}[kind]
     if kind in ("float", "int"):
-        number = _number(parameter, limits)
+        number = _number_schema(parameter, limits)
         return {"anyOf": [number, {"enum": [*parameter.off]}]} if parameter.off else number
     if kind == "Mapping[int, float]":
-        values = {"type": "number", "minimum": -LARGEST, "maximum": LARGEST}
+        values = {"type": "number", "minimum": -MAX_FLOAT, "maximum": MAX_FLOAT}
         keys = {"pattern": "^[0-9]+$", "maxLength": 20}
         return {**OBJECT, "propertyNames": keys, "additionalProperties": values, "maxProperties": MAX_ENTRIES}
     if kind == "tuple[int, ...]":
         most = None if parameter.name == "allowed_token_ids" else max_entries(parameter.name)
-        return _list(_number(parameter, limits), most)
+        return _list_schema(_number_schema(parameter, limits), most)
     text = {**NAME, "maxLength": MAX_CHARACTERS}
-    words = {"anyOf": [text, {**_list(_number(parameter, limits), MAX_CHARACTERS), "minItems": 1}]}
-    return {"anyOf": [text, _list(words if "int" in kind else text, max_entries(parameter.name))]}
+    words = {"anyOf": [text, {**_list_schema(_number_schema(parameter, limits), MAX_CHARACTERS), "minItems": 1}]}
+    return {"anyOf": [text, _list_schema(words if "int" in kind else text, max_entries(parameter.name))]}
 
 
-def _number(parameter: Parameter, limits: ServerLimits) -> Schema:
-    whole = "int" in parameter.kind
-    low = parameter.low if whole or parameter.low is not None else -LARGEST
-    high = parameter.high if whole or parameter.high is not None else LARGEST
-    highest = min((bound for bound in (high, limits.maximum(parameter.name)) if bound is not None), default=None)
-    schema: Schema = {"type": "integer" if whole else "number"}
+def _number_schema(parameter: Parameter, limits: ServerLimits) -> Schema:
+    is_int = "int" in parameter.kind
+    low = parameter.low if is_int or parameter.low is not None else -MAX_FLOAT
+    high = parameter.high if is_int or parameter.high is not None else MAX_FLOAT
+    highest = min((bound for bound in (high, limits.max_value(parameter.name)) if bound is not None), default=None)
+    schema: Schema = {"type": "integer" if is_int else "number"}
     if low is not None:
         schema["exclusiveMinimum" if parameter.open_low else "minimum"] = low
     if highest is not None:
@@ -106,16 +109,16 @@ def _number(parameter: Parameter, limits: ServerLimits) -> Schema:
     return schema
 
 
-def _own(limits: ServerLimits) -> dict[str, Schema]:
-    """Return the fields besides those of SamplingParams, and those with another meaning."""
-    part = _closed({"type": {"const": "text"}, "text": TEXT}, "type", "text")
-    message = {"role": NAME, "content": {"anyOf": [TEXT, _list(part, None)]}}
-    messages = _list({**OBJECT, "properties": message, "required": ["role", "content"]}, MAX_MESSAGES)
-    several = ({**_list(one, limits.max_choices_per_request), "minItems": 1} for one in (TEXT, IDS))
+def _endpoint_schemas(limits: ServerLimits) -> dict[str, Schema]:
+    """Return the schemas of fields that SamplingParams does not have, or has with another meaning."""
+    part = _object_schema({"type": {"const": "text"}, "text": TEXT}, "type", "text")
+    message = {"role": NAME, "content": {"anyOf": [TEXT, _list_schema(part, None)]}}
+    messages = _list_schema({**OBJECT, "properties": message, "required": ["role", "content"]}, MAX_MESSAGES)
+    several = ({**_list_schema(one, limits.max_choices_per_request), "minItems": 1} for one in (TEXT, IDS))
     prompt = {"anyOf": [TEXT, {**IDS, "minItems": 1}, *several]}
-    declared = {name: BeamParams.PARAMETERS.get(field) for name, field in FIELDS_OF_BEAMS.items()}
+    declared = {name: BeamParams.PARAMETERS.get(name) for name in PARAMETER_FIELDS}
     searching = {
-        name: _nullable(_number(parameter, limits), f"With use_beam_search: {parameter.help}")
+        name: _nullable(_number_schema(parameter, limits), f"With use_beam_search: {parameter.help}")
         for name, parameter in declared.items()
         if parameter is not None
     }
@@ -128,7 +131,8 @@ def _own(limits: ServerLimits) -> dict[str, Schema]:
             "description": "Number of top logprobs per token, with logprobs.",
         },
         "best_of": _nullable(
-            _number(FIELDS["n"], limits), "Generate this many sequences and return the n with the highest mean logprob."
+            _number_schema(FIELDS["n"], limits),
+            "Generate this many sequences and return the n with the highest mean logprob.",
         ),
         "logprobs": _nullable(BOOLEAN, "Return logprobs; top_logprobs is the number."),
         "echo": _nullable(BOOLEAN, "Start each completion with its prompt."),
@@ -136,19 +140,19 @@ def _own(limits: ServerLimits) -> dict[str, Schema]:
         "stream_options": _nullable(OBJECT, "With stream: include_usage; include_obfuscation has no effect."),
         "chat_template_kwargs": _nullable(OBJECT, "Additional variables for the chat template."),
         "model": _nullable(NAME, "The model name."),
-        RESPONSE: _nullable(OBJECT, "Structured output as in OpenAI's API; strict by default."),
-        SWITCH: _nullable(BOOLEAN, "Use beam search with best_of (or n) beams instead of sampling."),
+        RESPONSE_FORMAT: _nullable(OBJECT, "Structured output as in OpenAI's API; strict by default."),
+        USE_BEAM_SEARCH: _nullable(BOOLEAN, "Use beam search with best_of (or n) beams instead of sampling."),
         "early_stopping": {"enum": [False, True, "never", None], "description": "With use_beam_search: when to stop."},
         **searching,
     }
 
 
-def _list(items: Schema, most: int | None) -> Schema:
+def _list_schema(items: Schema, most: int | None) -> Schema:
     schema: Schema = {"type": "array", "items": items}
     return schema if most is None else {**schema, "maxItems": most}
 
 
-def _closed(properties: Mapping[str, Schema], *required: str) -> Schema:
+def _object_schema(properties: Mapping[str, Schema], *required: str) -> Schema:
     """Return the schema of an object with these properties only."""
     return {**OBJECT, "properties": dict(properties), "required": [*required], "additionalProperties": False}
 
@@ -157,5 +161,5 @@ def _nullable(schema: Schema, about: str) -> Schema:
     """Return a nullable schema with a description."""
     if "anyOf" in schema:
         return {**schema, "anyOf": [*schema["anyOf"], {"type": "null"}], "description": about}
-    made = {**schema, "type": [schema["type"], "null"], "description": about}
-    return {**made, "enum": [*schema["enum"], None]} if "enum" in schema else made
+    nullable = {**schema, "type": [schema["type"], "null"], "description": about}
+    return {**nullable, "enum": [*schema["enum"], None]} if "enum" in schema else nullable

@@ -9,6 +9,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 
 import uvicorn
@@ -18,7 +19,6 @@ from nucleate.server.http_protocol import HTTPProtocol
 from nucleate.server.request_log import RequestLog
 from nucleate.server.service import Service
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
 ABORT_SECONDS = 5.0
 """Additional time for aborted streams to send their last frames."""
 
@@ -41,7 +41,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 @contextmanager
-def interrupted_at_once() -> Iterator[None]:
+def default_sigint_handler() -> Iterator[None]:
     """While the server starts, SIGINT ends the process at once: KeyboardInterrupt would break imports on threads."""
     before = signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
@@ -67,18 +67,30 @@ def serve(app: ASGIApp, service: Service, log: RequestLog, bound: socket.socket)
         proxy_headers=False,
         limit_concurrency=service.limits.max_connections,
         timeout_keep_alive=service.limits.keep_alive_seconds,
+        timeout_notify=0,  # run the callback below every second
         timeout_graceful_shutdown=int(service.limits.shutdown_timeout_seconds + ABORT_SECONDS) + 1,
     )
     gc.collect()
     gc.freeze()  # the model and all modules are never garbage
     gc.set_threshold(50_000, 20, 100)  # a large body creates many objects: avoid a pause for each
     server = _Server(config, service, log)
+    config.callback_notify = partial(_check_engine, server, service, log)
     server.run(sockets=[bound])
     return int(service.engine.stopped is not None and service.engine.stopped.__cause__ is not None)
 
 
+async def _check_engine(server: uvicorn.Server, service: Service, log: RequestLog) -> None:
+    """Stop the server if the engine has stopped. Runs once per second."""
+    if service.engine.stopped is not None and not server.should_exit:
+        log.event("engine stopped", 50, service.engine.stopped)
+        server.should_exit = True
+
+
 class _Server(uvicorn.Server):
-    """uvicorn's server with a graceful shutdown of the engine."""
+    """uvicorn's server, which logs its start and end, and aborts requests when the shutdown timeout has passed.
+
+    uvicorn's own ``timeout_graceful_shutdown`` cancels requests without a response, so it is only the last resort.
+    """
 
     def __init__(self, config: uvicorn.Config, service: Service, log: RequestLog) -> None:
         super().__init__(config)
@@ -90,17 +102,10 @@ class _Server(uvicorn.Server):
             host, port = bound.getsockname()[:2]
             self._log.event("ready", url=f"http://{f'[{host}]' if ':' in host else host}:{port}")
 
-    async def on_tick(self, counter: int) -> bool:
-        stopped = self._service.engine.stopped
-        if stopped is not None:
-            self._log.event("engine stopped", 50, stopped)
-            return True
-        return await super().on_tick(counter)
-
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._service.drain()
         timeout = self._service.limits.shutdown_timeout_seconds
-        self._log.event("shutting down", requests_in_flight=self._service.in_flight, timeout_seconds=timeout)
+        self._log.event("shutting down", requests_in_flight=self._service.num_requests, timeout_seconds=timeout)
         timer = asyncio.get_running_loop().call_later(timeout, self._service.abort)
         try:
             await super().shutdown(sockets)
@@ -108,17 +113,8 @@ class _Server(uvicorn.Server):
             timer.cancel()
             self._log.event("stopped")
 
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Handle signals as uvicorn does, but do not raise them again at the end, which would set the exit status."""
-        before = {number: signal.signal(number, self.handle_exit) for number in SIGNALS}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Drain at the first signal, stop at the second. uvicorn's method would also raise the signal at the end."""
         self._service.drain()
         if self.should_exit:
             self.force_exit = True

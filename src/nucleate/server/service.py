@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import TypeVar
 from uuid import uuid4
@@ -26,8 +26,9 @@ from nucleate.parameters.parameter import ParameterError, read_json
 from nucleate.sampling_params import SamplingParams
 from nucleate.server.http_errors import HTTPError, at_capacity, model_not_found, shutting_down, timed_out, too_long
 from nucleate.server.limits import ServerLimits
-from nucleate.server.openai.requests import CHAT, ENDPOINTS, ParsedRequest, read_body
-from nucleate.server.openai.response_format import named
+from nucleate.server.openai.endpoints import CHAT, ENDPOINTS
+from nucleate.server.openai.requests import ParsedRequest, read_body
+from nucleate.server.openai.response_format import translate_errors
 from nucleate.server.openai.responses import ResponseHead
 from nucleate.structured_output.spec import StructuredOutputs
 
@@ -51,12 +52,12 @@ class EngineCall:
     prepared: Sequence[ValidatedRequest | ValidatedBeamRequest] = ()  #: the same, validated by the engine
 
     @property
-    def prompts(self) -> list[Sequence[int]]:
+    def prompt_token_ids(self) -> list[Sequence[int]]:
         """The token ids of each prompt."""
         return [one.prompt_ids for one in self.requests]
 
     @property
-    def constraint(self) -> str | None:
+    def structured_output_kind(self) -> str | None:
         """The kind of structured output, one of ``spec.KINDS``; None: unconstrained."""
         spec = self.parsed.params.structured_outputs
         return None if spec is None else spec.kind
@@ -79,10 +80,10 @@ class Service:
         self.created = int(time.time())
         self.draining = False  #: new requests are rejected
         self.aborted = False  #: requests in flight were aborted
-        self.in_flight = 0  #: requests
-        self.sequences = 0  #: running and queued
+        self.num_requests = 0  #: in flight
+        self.num_sequences = 0  #: running and queued
         self._defaults = defaults
-        self._endpoints = {url: limits.endpoint(endpoint) for url, endpoint in ENDPOINTS.items()}
+        self._endpoints = {url: limits.cap_max_tokens(endpoint) for url, endpoint in ENDPOINTS.items()}
         limits.check_body(defaults.to_dict(), self.vocab_size)
         _warm_up_grammars(engine, defaults)
         self._workers = ThreadPoolExecutor(WORKER_THREADS, "nucleate-text")
@@ -107,7 +108,7 @@ class Service:
         self.draining = self.aborted = True
         self.engine.abort_all()
 
-    def check(self) -> None:
+    def check_available(self) -> None:
         """Raise HTTPError or EngineStoppedError if requests cannot be accepted."""
         if self.draining:
             raise shutting_down()
@@ -117,14 +118,14 @@ class Service:
     @contextmanager
     def request_slot(self) -> Iterator[None]:
         """Count a request as in flight within this context. Raises HTTPError if there are too many."""
-        self.check()
-        if self.in_flight >= self.limits.max_concurrent_requests:
+        self.check_available()
+        if self.num_requests >= self.limits.max_concurrent_requests:
             raise self._at_capacity("too_many_requests")
-        self.in_flight += 1
+        self.num_requests += 1
         try:
             yield
         finally:
-            self.in_flight -= 1
+            self.num_requests -= 1
 
     @contextmanager
     def queue_slots(self, counts: Sequence[int]) -> Iterator[Callable[[int], None]]:
@@ -132,24 +133,24 @@ class Service:
 
         counts: sequences of each prompt. Yields a function that frees the slots of one prompt.
         """
-        self.check()
+        self.check_available()
         count = sum(counts)
-        if self.sequences and self.sequences + count > self._max_num_seqs + self.limits.max_queued_seqs:
+        if self.num_sequences and self.num_sequences + count > self._max_num_seqs + self.limits.max_queued_seqs:
             raise self._at_capacity("queue_full")
         left = dict(enumerate(counts))
-        self.sequences += count
+        self.num_sequences += count
 
         def release(prompt: int) -> None:
-            self.sequences -= left.pop(prompt)
+            self.num_sequences -= left.pop(prompt)
 
         try:
             yield release
         finally:
-            self.sequences -= sum(left.values())
+            self.num_sequences -= sum(left.values())
 
     def _at_capacity(self, code: str) -> HTTPError:
-        running = min(self.sequences, self._max_num_seqs)
-        return at_capacity(running, self.sequences - running, code)
+        running = min(self.num_sequences, self._max_num_seqs)
+        return at_capacity(running, self.num_sequences - running, code)
 
     async def run_in_thread(self, work: Callable[[], T], *, compiling: bool = False) -> T:
         """Run a function on a worker thread, or on the grammar thread. Raises HTTPError if it takes too long."""
@@ -160,34 +161,34 @@ class Service:
         except TimeoutError:
             raise timed_out("Grammar compilation" if compiling else "Processing", PREPARE_TIMEOUT_SECONDS) from None
 
-    def call(self, url: str, data: bytes) -> EngineCall:
+    def parse(self, url: str, data: bytes) -> EngineCall:
         """Parse a body. With structured output, ``prepare`` remains to be called.
 
         Raises ParameterError, ModelError, HTTPError.
         """
         endpoint = self._endpoints[url]
-        body = self.read(data)
+        body = self.decode_body(data)
         parsed = read_body(endpoint, body, self._defaults)
         self.check_model(parsed.model)
         if parsed.messages is not None:
-            prompts = [self.llm.encode_chat(parsed.messages, parsed.template)]
+            prompts = [self.llm.encode_chat(parsed.messages, parsed.chat_template_kwargs)]
         else:
             prompts = [self.llm.encode(prompt) for prompt in parsed.prompts]
         longest = max(map(len, prompts))
         if longest >= self.max_model_len:
             raise too_long("prompt" if parsed.messages is None else "messages", longest, self.max_model_len)
-        self.limits.check(parsed, prompts, self.max_model_len)
+        self.limits.check_request(parsed, prompts, self.max_model_len)
         prefix = "chatcmpl" if url == CHAT.url else "cmpl"
         head = ResponseHead(f"{prefix}-{uuid4().hex}", int(time.time()), self.name)
-        call = EngineCall(head, parsed, [parsed.request(ids) for ids in prompts])
-        return self.prepare(call) if call.constraint is None else call
+        call = EngineCall(head, parsed, [parsed.engine_request(ids) for ids in prompts])
+        return self.prepare(call) if call.structured_output_kind is None else call
 
     def prepare(self, call: EngineCall) -> EngineCall:
         """Validate the requests of a call and compile its grammar, which may take a second. Raises ParameterError."""
-        with named(call.parsed.format):
+        with nullcontext() if call.structured_output_kind is None else translate_errors(call.parsed.requested_format):
             return replace(call, prepared=[self.engine.prepare(request) for request in call.requests])
 
-    def read(self, data: bytes) -> object:
+    def decode_body(self, data: bytes) -> object:
         """Decode the JSON of a body and check its sizes. Raises ParameterError, HTTPError."""
         try:
             body = read_json(data.decode(), "body")
@@ -203,7 +204,7 @@ class Service:
             raise model_not_found(model, self.name)
 
 
-def _shortest(engine: Engine) -> list[int]:
+def _shortest_prompt(engine: Engine) -> list[int]:
     """Return a prompt that is valid for any model."""
     return [min(engine.tokenizer.eos_token_ids, default=0)]
 
@@ -211,17 +212,17 @@ def _shortest(engine: Engine) -> list[int]:
 def _warm_up(engine: Engine) -> None:
     """Generate two sequences in one batch: a single one may take another code path in the model."""
     params = SamplingParams(n=2, max_tokens=2, ignore_eos=True)
-    engine.add(Request(_shortest(engine), params))
+    engine.add(Request(_shortest_prompt(engine), params))
     while len(engine):
         for output in engine.step():
-            if output.piece.finish_reason == "error":
-                raise ModelError(f"the model cannot be run: {output.piece.stop_reason}")
+            if output.chunk.finish_reason == "error":
+                raise ModelError(f"the model cannot be run: {output.chunk.stop_reason}")
 
 
 def _warm_up_grammars(engine: Engine, defaults: SamplingParams) -> None:
     """Prepare the vocabulary for grammars now: for a large one, that blocks all threads for seconds."""
     with suppress(ParameterError):  # llguidance is missing or the tokenizer unsuitable: requests get the error
         constraint = StructuredOutputs(json_object=True)
-        engine.prepare(Request(_shortest(engine), SamplingParams(structured_outputs=constraint)))
+        engine.prepare(Request(_shortest_prompt(engine), SamplingParams(structured_outputs=constraint)))
     if defaults.structured_outputs is not None:
-        engine.prepare(Request(_shortest(engine), defaults))
+        engine.prepare(Request(_shortest_prompt(engine), defaults))

@@ -42,10 +42,10 @@ class TokenizeRoutes:
 
     def _tokenize(self, data: bytes) -> dict[str, Any]:
         service, tokenizer = self._service, self._service.llm.tokenizer
-        request = read_tokenize(service.read(data))
+        request = read_tokenize(service.decode_body(data))
         service.check_model(request.model)
         if request.messages is not None:
-            ids = service.llm.encode_chat(request.messages, request.template)
+            ids = service.llm.encode_chat(request.messages, request.chat_template_kwargs)
         else:
             ids = tokenizer.encode(request.prompt or "", request.add_special_tokens)
         result = {"count": len(ids), "max_model_len": service.max_model_len, "tokens": ids}
@@ -55,7 +55,7 @@ class TokenizeRoutes:
 
     def _detokenize(self, data: bytes) -> dict[str, Any]:
         service = self._service
-        request = read_detokenize(service.read(data))
+        request = read_detokenize(service.decode_body(data))
         service.check_model(request.model)
         try:
             return {"prompt": service.llm.tokenizer.decode(request.tokens, skip_special_tokens=False)}

@@ -1,11 +1,11 @@
 """Acceptance rules of speculative decoding: which draft tokens are accepted, and the token after them.
 
-The rules are functions of numbers. Their target distribution is the one that a token is finally sampled from: after the
-whole pipeline, with the history at each position of the draft, grammar mask included.
+The target distribution is the one that tokens are sampled from: after all stages of the pipeline, with the history at
+each position of the draft and the grammar mask.
 
 ``coupled`` gives, token for token, what would have been sampled without drafts. ``rejection`` and ``block`` sample from
-the same distribution, ``typical`` does not. All of them read rows of the target lazily, so that an invalid row is an
-error only if it is reached; the tokens before it stay.
+the same distribution, ``typical`` does not. All of them read rows of the target lazily: an invalid row is an error
+only if it is reached, and the tokens before it stay.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from nucleate.sampling import noise
 from nucleate.speculative.draft import ROOT, Draft
-from nucleate.speculative.draft_distribution import Distribution, choose, normalize
+from nucleate.speculative.draft_distribution import Distribution, normalize, sample_inverse_cdf
 
 
 class Rows(Protocol):
@@ -40,7 +40,7 @@ class AcceptanceResult(NamedTuple):
 
     def tokens(self, draft: Draft) -> list[int]:
         """The new tokens of the sequence."""
-        return [*(draft.tokens[place] for place in self.path), *([] if self.token < 0 else [self.token])]
+        return [*(draft.tokens[node] for node in self.path), *([] if self.token < 0 else [self.token])]
 
 
 def acceptance_uniforms(seed: int, step: int, count: int) -> NDArray[np.float64]:
@@ -60,64 +60,65 @@ def residual_uniform(seed: int, step: int) -> float:
 
 def coupled(
     drafts: Sequence[Draft],
-    draw: Callable[[list[int], list[int]], Sequence[int]],
-    ended: Callable[[int, int], bool] | None = None,
+    sample: Callable[[list[int], list[int]], Sequence[int]],
+    is_finished: Callable[[int, int], bool] | None = None,
 ) -> list[AcceptanceResult]:
     """Shared-noise verification: sample as without drafts, while the samples equal draft tokens (arXiv 2408.07978).
 
-    draw(sequences, places): samples the next token of some sequences, each after the draft token at a place of its
-    draft (or ROOT), with the noise and history of that sequence, and appends it there; -1 if it cannot be sampled.
-    ended(sequence, token): whether the sampled token is the sequence's last one.
+    sample(sequences, nodes): samples the next token of some sequences, each after one node of its draft (or ROOT), with
+    the noise and history of that sequence, and appends it to the sequence; -1 if no token can be sampled.
+    is_finished(sequence, token): whether the sampled token is the last one of the sequence.
     """
     paths: list[list[int]] = [[] for _ in drafts]
     results = [AcceptanceResult((), -1) for _ in drafts]
-    followers = [draft.children() for draft in drafts]
-    alive, places = list(range(len(drafts))), [ROOT] * len(drafts)
-    while alive:
-        going = []
-        for sequence, place, token in zip(alive, places, draw(alive, places), strict=True):
+    children = [draft.children() for draft in drafts]
+    active, nodes = list(range(len(drafts))), [ROOT] * len(drafts)
+    while active:
+        continuing = []
+        for sequence, node, token in zip(active, nodes, sample(active, nodes), strict=True):
             error = "no token can be sampled" if token < 0 else None
             results[sequence] = AcceptanceResult(tuple(paths[sequence]), int(token), error)
-            if token < 0 or (ended is not None and ended(sequence, token)):
+            if token < 0 or (is_finished is not None and is_finished(sequence, token)):
                 continue
             draft = drafts[sequence]
-            found = next((each for each in followers[sequence].get(place, ()) if draft.tokens[each] == token), None)
-            if found is not None:
-                paths[sequence].append(found)
-                going.append(sequence)
-        alive, places = going, [paths[sequence][-1] for sequence in going]
+            match = next((child for child in children[sequence].get(node, ()) if draft.tokens[child] == token), None)
+            if match is not None:
+                paths[sequence].append(match)
+                continuing.append(sequence)
+        active, nodes = continuing, [paths[sequence][-1] for sequence in continuing]
     return results
 
 
 def rejection(p: Rows, draft: Draft, u_N: Uniforms, u: float) -> AcceptanceResult:
     """Rejection sampling: accept with probability min(1, p / q), or sample the residual (arXiv 2211.17192, 2302.01318).
 
-    The residual is max(p - q, 0). Siblings are tried in order, each against what the ones before it left (Miao et al.,
-    SpecInfer, arXiv 2305.09781). A token without a distribution is accepted with probability p. u_N: numbers in [0, 1),
-    one per draft token; u: the one that samples the token that follows. If the distribution of a token is invalid, or
-    gives the token no probability, the draft ends before it.
-    Raises ValueError for tokens and distributions of another vocabulary.
+    The residual is max(p - q, 0). Siblings are tried in order, each against the residual of the ones before it
+    (SpecInfer, arXiv 2305.09781). A token without a distribution is accepted with probability p. If the distribution of
+    a token is invalid, or gives the token no probability, the draft ends before it.
+
+    u_N: uniform numbers in [0, 1), one per draft token; u: the number that samples the token after the accepted ones.
+    Raises ValueError for tokens or distributions of another vocabulary size.
     """
-    followers, place = draft.children(), ROOT
+    children, node = draft.children(), ROOT
     path: list[int] = []
     while True:
-        left = normalize(p[place + 1])
-        if left is None:
+        residual_V = normalize(p[node + 1])
+        if residual_V is None:
             return _invalid(path)
-        found = None
-        for each in followers.get(place, ()):
-            distribution = _distribution(draft, each, len(left))
+        match = None
+        for child in children.get(node, ()):
+            distribution = _distribution(draft, child, len(residual_V))
             if distribution is None:
                 break
-            token = draft.tokens[each]
-            if u_N[each] * distribution[token] < left[token]:
-                found = each
+            token = draft.tokens[child]
+            if u_N[child] * distribution[token] < residual_V[token]:
+                match = child
                 break
-            left = _residual(left, distribution, left)
-        if found is None:
-            return AcceptanceResult(tuple(path), choose(left, u))
-        path.append(found)
-        place = found
+            residual_V = _residual(residual_V, distribution, residual_V)
+        if match is None:
+            return AcceptanceResult(tuple(path), sample_inverse_cdf(residual_V, u))
+        path.append(match)
+        node = match
 
 
 def block(p: Rows, draft: Draft, u_N: Uniforms, u: float) -> AcceptanceResult:
@@ -125,57 +126,57 @@ def block(p: Rows, draft: Draft, u_N: Uniforms, u: float) -> AcceptanceResult:
 
     Arguments as for ``rejection``. Raises ValueError, also for a tree.
     """
-    if not draft.chain:
+    if not draft.is_chain:
         raise ValueError("block verification is for chains, got a tree")
     rows: list[Distribution] = []
     distributions: list[Distribution] = []
     weights = [1.0]  # per prefix: min(1, weight of the shorter one * p / q)
-    for place in range(len(draft) + 1):
-        row = normalize(p[place])
+    for node in range(len(draft) + 1):
+        row = normalize(p[node])
         if row is None:
             break
         rows.append(row)
-        distribution = _distribution(draft, place, len(row)) if place < len(draft) else None
+        distribution = _distribution(draft, node, len(row)) if node < len(draft) else None
         if distribution is None:
             break
         distributions.append(distribution)
-        target, drafted = weights[-1] * row[draft.tokens[place]], distribution[draft.tokens[place]]
-        weights.append(1.0 if target >= drafted else float(target / drafted))
+        target, draft_probability = weights[-1] * row[draft.tokens[node]], distribution[draft.tokens[node]]
+        weights.append(1.0 if target >= draft_probability else float(target / draft_probability))
         if not target:  # neither it nor what follows it can be accepted
             break
-    kept = len(distributions)
-    while kept and not u_N[kept - 1] < _acceptance_probability(rows, distributions, weights, kept):
-        kept -= 1
-    if kept == len(rows):
-        return _invalid(range(kept))
-    left = rows[kept]
-    if kept < len(distributions):
-        left = _residual(weights[kept] * rows[kept], distributions[kept], rows[kept])
-    return AcceptanceResult(tuple(range(kept)), choose(left, u))
+    n = len(distributions)  # the number of accepted tokens
+    while n and not u_N[n - 1] < _acceptance_probability(rows, distributions, weights, n):
+        n -= 1
+    if n == len(rows):
+        return _invalid(range(n))
+    residual_V = rows[n]
+    if n < len(distributions):
+        residual_V = _residual(weights[n] * rows[n], distributions[n], rows[n])
+    return AcceptanceResult(tuple(range(n)), sample_inverse_cdf(residual_V, u))
 
 
 def typical(
-    p: Rows, draft: Draft, u_N: Uniforms, u: float, limit: float = 0.3, factor: float = 0.09
+    p: Rows, draft: Draft, u_N: Uniforms, u: float, posterior_threshold: float = 0.3, posterior_alpha: float = 0.09
 ) -> AcceptanceResult:
     """Typical acceptance: accepts the longest branch of likely tokens (Medusa, arXiv 2401.10774). Not exact.
 
-    A token is likely if p > min(limit, factor * exp(-entropy)). Accepted tokens are not samples of p: the output
-    depends on the draft method. u_N and the draft distributions are not used.
+    A token is likely if p > min(posterior_threshold, posterior_alpha * exp(-entropy)). Accepted tokens are not samples
+    of p: the output depends on the draft method. u_N and the draft distributions are not used.
     """
     rows: dict[int, tuple[Distribution, float] | None] = {}
-    depths, before = {ROOT: 0}, draft.before()
-    for place, token in enumerate(draft.tokens):
-        parent = before[place]
+    depths, parent_indices = {ROOT: 0}, draft.parent_indices()
+    for node, token in enumerate(draft.tokens):
+        parent = parent_indices[node]
         if parent not in depths:
             continue
         if parent not in rows:
-            rows[parent] = _likely(p[parent + 1], limit, factor)
-        found = rows[parent]
-        if found is not None and _token(token, len(found[0])) and found[0][token] > found[1]:
-            depths[place] = depths[parent] + 1
-    last = max(depths, key=lambda each: depths[each])  # the first of the longest
-    path, row = draft.path(last), normalize(p[last + 1])
-    return _invalid(path) if row is None else AcceptanceResult(tuple(path), choose(row, u))
+            rows[parent] = _likely_tokens(p[parent + 1], posterior_threshold, posterior_alpha)
+        match = rows[parent]
+        if match is not None and _token(token, len(match[0])) and match[0][token] > match[1]:
+            depths[node] = depths[parent] + 1
+    leaf = max(depths, key=lambda child: depths[child])  # the first of the longest
+    path, row = draft.path(leaf), normalize(p[leaf + 1])
+    return _invalid(path) if row is None else AcceptanceResult(tuple(path), sample_inverse_cdf(row, u))
 
 
 class AcceptanceRule(NamedTuple):
@@ -196,31 +197,31 @@ RULES: Mapping[str, AcceptanceRule] = MappingProxyType(
 """The rules that compare distributions. ``coupled`` is not one of them: it samples."""
 
 
-def _distribution(draft: Draft, place: int, size: int) -> Distribution | None:
+def _distribution(draft: Draft, node: int, vocab_size: int) -> Distribution | None:
     """The distribution a token was sampled from; None if it is invalid, or gives the token no probability."""
-    token, given = draft.tokens[place], draft.distribution(place)
-    _token(token, size)
-    if given is None:
-        one_V = np.zeros(size)
+    token, draft_distribution = draft.tokens[node], draft.distribution(node)
+    _token(token, vocab_size)
+    if draft_distribution is None:
+        one_V = np.zeros(vocab_size)
         one_V[token] = 1.0
         return one_V
-    distribution = normalize(given)
-    if len(given) != size:
-        message = f"a draft distribution has {len(given)} probabilities, but the vocabulary of the target {size}"
-        raise ValueError(message)
+    distribution = normalize(draft_distribution)
+    if len(draft_distribution) != vocab_size:
+        message = f"a draft distribution has {len(draft_distribution)} probabilities, but the vocabulary of the target"
+        raise ValueError(f"{message} {vocab_size}")
     return distribution if distribution is not None and distribution[token] > 0 else None
 
 
-def _token(token: int, size: int) -> bool:
-    if not 0 <= token < size:
-        raise ValueError(f"a draft token must be in 0..{size - 1}, got {token}")
+def _token(token: int, vocab_size: int) -> bool:
+    if not 0 <= token < vocab_size:
+        raise ValueError(f"a draft token must be in 0..{vocab_size - 1}, got {token}")
     return True
 
 
-def _residual(p_V: Distribution, q_V: Distribution, otherwise: Distribution) -> Distribution:
-    """The normalized residual max(p - q, 0). If it is zero, which only rounding can lead to, ``otherwise``."""
+def _residual(p_V: Distribution, q_V: Distribution, fallback: Distribution) -> Distribution:
+    """The normalized residual max(p - q, 0); ``fallback`` if rounding makes it zero."""
     residual = normalize(_positive(p_V - q_V))
-    return otherwise if residual is None else residual
+    return fallback if residual is None else residual
 
 
 def _positive(x_V: Distribution) -> Distribution:
@@ -228,25 +229,25 @@ def _positive(x_V: Distribution) -> Distribution:
 
 
 def _acceptance_probability(
-    rows: list[Distribution], distributions: list[Distribution], weights: list[float], kept: int
+    rows: list[Distribution], distributions: list[Distribution], weights: list[float], num_accepted: int
 ) -> float:
-    """The probability that exactly so many tokens are accepted, if no more are."""
-    weight = weights[kept]
-    if weight >= 1.0 or kept == len(distributions):
+    """The probability that exactly ``num_accepted`` tokens are accepted, if no more are."""
+    weight = weights[num_accepted]
+    if weight >= 1.0 or num_accepted == len(distributions):
         return weight
-    x_V = weight * rows[kept]
-    x_V -= distributions[kept]
+    x_V = weight * rows[num_accepted]
+    x_V -= distributions[num_accepted]
     excess = float(_positive(x_V).sum())
     return excess / (excess + 1.0 - weight)
 
 
-def _likely(row: Any, limit: float, factor: float) -> tuple[Distribution, float] | None:
+def _likely_tokens(row: Any, posterior_threshold: float, posterior_alpha: float) -> tuple[Distribution, float] | None:
     """A distribution, and the probability that its tokens must exceed."""
     distribution = normalize(row)
     if distribution is None:
         return None
     p_N = distribution[distribution > 0]
-    return distribution, min(limit, factor * float(np.exp((p_N * np.log(p_N)).sum())))
+    return distribution, min(posterior_threshold, posterior_alpha * float(np.exp((p_N * np.log(p_N)).sum())))
 
 
 def _invalid(path: Sequence[int]) -> AcceptanceResult:

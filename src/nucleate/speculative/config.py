@@ -26,7 +26,7 @@ ACCEPTANCE_RULES = (COUPLED, *RULES)
 TOKEN_METHODS: Mapping[str, Callable[[], Proposer]] = MappingProxyType(
     {"ngram": NgramProposer, "suffix": SuffixProposer}
 )
-"""Draft methods that look at tokens only, and work with every model."""
+"""Draft methods that use token ids only, and work with every model."""
 
 TRAINED_METHODS = ("draft", "medusa", "eagle", "dflash", "mtp")
 """Draft methods with weights that were trained for one model."""
@@ -41,16 +41,16 @@ MAX_DRAFT_TOKENS = 64
 
 @dataclass(frozen=True)
 class Speculation:
-    """How an engine speculates. The output distribution is unchanged with every acceptance rule but "typical".
+    """Speculative decoding of one engine. The output distribution is unchanged, except with the rule "typical".
 
     method: one of METHODS, or a function that returns a new ``Proposer`` for an engine.
     num_speculative_tokens: draft tokens per sequence and step, 1 to 64.
     acceptance_rule: "coupled" (shared-noise verification: the same tokens as without speculation, seed for seed),
     "rejection" (rejection sampling), "block" (block verification), or "typical" (typical acceptance, not exact).
     adaptive: draft fewer tokens, or none, where that saves no time.
-    tree_width: the most draft tokens that follow the same token, 1 to 64. With more than one, the drafts of
-    TREE_METHODS and of custom proposers are trees of ``num_speculative_tokens`` tokens in all. With "block", or if the
-    model runner has no tree attention, only the first branch is verified.
+    tree_width: maximum number of children of a node, 1 to 64. Above 1, the drafts of TREE_METHODS and of custom
+    proposers are trees of ``num_speculative_tokens`` tokens in total. With "block", or if the model runner has no tree
+    attention, only the first branch is verified.
     Raises ParameterError.
     """
 
@@ -66,8 +66,8 @@ class Speculation:
         _check_name("acceptance_rule", self.acceptance_rule, ACCEPTANCE_RULES)
         for name in ("num_speculative_tokens", "tree_width"):
             number = getattr(self, name)
-            whole = isinstance(number, int | np.integer) and not isinstance(number, bool)
-            if not whole or not 1 <= number <= MAX_DRAFT_TOKENS:
+            is_integer = isinstance(number, int | np.integer) and not isinstance(number, bool)
+            if not is_integer or not 1 <= number <= MAX_DRAFT_TOKENS:
                 message = f"{name} must be an integer in 1..{MAX_DRAFT_TOKENS}, got {shown(number)}"
                 raise ParameterError(FIELD, message)
         if self.tree_width > 1 and not callable(self.method) and self.method not in TREE_METHODS:
@@ -101,28 +101,29 @@ class Speculation:
             raise ParameterError(FIELD, message)
         return cls(value)
 
-    def on(self, model: Any) -> Speculation:
-        """The same for one model: trained methods load its draft weights. Raises ModelError if it has none."""
+    def bind_model(self, model: Any) -> Speculation:
+        """Bind a trained method to the draft weights for a model. Raises ModelError if there are none."""
         if callable(self.method) or self.method in TOKEN_METHODS:
             return self
         from nucleate.speculative.proposers.neural import load
 
-        name, width = self.method, self.effective_tree_width
-        load(name, model, width)  # now, not with the first request
-        return replace(self, method=lambda: load(name, model, width))
+        name, tree_width = self.method, self.effective_tree_width
+        load(name, model, tree_width)  # fail here rather than in the first request
+        return replace(self, method=lambda: load(name, model, tree_width))
 
-    def make(self) -> Proposer:
-        """Create a proposer. Raises ParameterError for a trained method that ``on`` has not bound to a model."""
-        width = self.effective_tree_width
+    def create_proposer(self) -> Proposer:
+        """Create a proposer. Raises ParameterError for a trained method without ``bind_model``."""
+        tree_width = self.effective_tree_width
         if callable(self.method):
-            made = self.method()
-            if not hasattr(made, "layers"):
-                raise ParameterError(FIELD, f"a proposer has layers and the methods of Proposer, got {shown(made)}")
+            proposer = self.method()
+            if not hasattr(proposer, "layers"):
+                raise ParameterError(FIELD, f"a proposer has layers and the methods of Proposer, got {shown(proposer)}")
         elif self.method in TOKEN_METHODS:
-            made = SuffixProposer(tree_width=width) if self.method == "suffix" else TOKEN_METHODS[self.method]()
+            is_suffix = self.method == "suffix"
+            proposer = SuffixProposer(tree_width=tree_width) if is_suffix else TOKEN_METHODS[self.method]()
         else:
             raise ParameterError(FIELD, f"the method {self.method!r} needs the weights of a model: pass it to LLM")
-        return AdaptiveProposer(made, trees=width > 1) if self.adaptive else made
+        return AdaptiveProposer(proposer, trees=tree_width > 1) if self.adaptive else proposer
 
 
 def _check_name(field: str, value: object, names: tuple[str, ...]) -> None:

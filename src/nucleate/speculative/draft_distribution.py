@@ -24,7 +24,7 @@ def normalize(weights_V: Any) -> Distribution | None:
     return np.asarray(x_V / total)
 
 
-def choose(weights_V: Distribution, u: float) -> int:
+def sample_inverse_cdf(weights_V: Distribution, u: float) -> int:
     """Inverse-CDF sampling: the first token at which the cumulative weight exceeds u times the total; u in 0..1.
 
     The token has a weight above 0, whatever rounding does: u = 0 gives the first such token, 1 the last.
@@ -34,25 +34,27 @@ def choose(weights_V: Distribution, u: float) -> int:
     return token if token < len(weights_V) else int(np.flatnonzero(weights_V)[-1])
 
 
-def without(p_V: Distribution, token: int) -> Distribution | None:
+def exclude_token(p_V: Distribution, token: int) -> Distribution | None:
     """The distribution without one token, renormalized; None if no other token has a probability."""
     weights_V = p_V.copy()
     weights_V[token] = 0.0
     return normalize(weights_V)
 
 
-def siblings(p_V: Distribution, uniforms: Iterable[float]) -> tuple[tuple[int, ...], tuple[Distribution, ...]]:
-    """Sample tokens without replacement, one per uniform number, with the distribution that each was sampled from.
+def sample_without_replacement(
+    p_V: Distribution, uniforms: Iterable[float]
+) -> tuple[tuple[int, ...], tuple[Distribution, ...]]:
+    """Sample tokens without replacement, one per uniform number: the tokens, and the distribution of each.
 
-    Fewer if no more tokens have a probability.
+    There are fewer if no other token has a probability above 0.
     """
     tokens: list[int] = []
     distributions: list[Distribution] = []
-    left: Distribution | None = p_V
+    remaining: Distribution | None = p_V
     for u in uniforms:
-        if left is None:
+        if remaining is None:
             break
-        distributions.append(left)
-        tokens.append(choose(left, u))
-        left = without(left, tokens[-1])
+        distributions.append(remaining)
+        tokens.append(sample_inverse_cdf(remaining, u))
+        remaining = exclude_token(remaining, tokens[-1])
     return tuple(tokens), tuple(distributions)

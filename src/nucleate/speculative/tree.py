@@ -9,36 +9,38 @@ from typing import Any, NamedTuple
 from nucleate.speculative.draft import ROOT, Draft
 
 
-class Offer(NamedTuple):
-    """A candidate token with its probability, as a draft method sees it."""
+class Candidate(NamedTuple):
+    """A candidate token with its probability, estimated by a draft method."""
 
     token: int
     probability: float
     state: Any = None  #: of the draft method, after this token
 
 
-def best_first(offers: Callable[[Any, int], Iterable[Offer]], state: Any, count: int, least: float = 0.0) -> list[Node]:
-    """The ``count`` most likely nodes of a tree, each at least as likely as ``least``; parents come before children.
+def best_first(
+    candidates: Callable[[Any, int], Iterable[Candidate]], state: Any, max_tokens: int, min_probability: float = 0.0
+) -> list[Node]:
+    """The ``max_tokens`` most likely nodes of a tree, of at least ``min_probability``; parents come before children.
 
-    offers(state, depth): the candidates after a node of that depth, most likely first; ``state`` and depth 0 are those
-    of the root. The probability of a node is the product of those on its path.
+    candidates(state, depth): the candidates after a node of that depth, most likely first; ``state`` and depth 0 are
+    those of the root. The probability of a node is the product of the probabilities on its path.
     """
     nodes: list[Node] = []
     heap: list[tuple[float, int, int, int, Any, int]] = []
-    number = 0  # ties: the first one found
+    counter = 0  # breaks ties: the first one found wins
 
-    def expand(state: Any, depth: int, place: int, probability: float) -> None:
-        nonlocal number
-        for offer in offers(state, depth):
-            if (own := probability * offer.probability) >= least:
-                heappush(heap, (-own, number, offer.token, place, offer.state, depth + 1))
-                number += 1
+    def expand(state: Any, depth: int, index: int, probability: float) -> None:
+        nonlocal counter
+        for candidate in candidates(state, depth):
+            if (path_probability := probability * candidate.probability) >= min_probability:
+                heappush(heap, (-path_probability, counter, candidate.token, index, candidate.state, depth + 1))
+                counter += 1
 
     expand(state, 0, ROOT, 1.0)
-    while heap and len(nodes) < count:
+    while heap and len(nodes) < max_tokens:
         probability, _, token, parent, state, depth = heappop(heap)
         nodes.append(Node(token, parent, -probability))
-        if len(nodes) < count:
+        if len(nodes) < max_tokens:
             expand(state, depth, len(nodes) - 1, -probability)
     return nodes
 
@@ -51,39 +53,39 @@ class Node(NamedTuple):
     probability: float
 
 
-def draft_of(nodes: Sequence[Node]) -> Draft:
-    """The draft of some nodes, without distributions."""
+def draft_from_nodes(nodes: Sequence[Node]) -> Draft:
+    """Build a draft from nodes, without distributions."""
     draft = Draft(tuple(node.token for node in nodes), tuple(node.parent for node in nodes))
-    return Draft(draft.tokens) if draft.chain else draft
+    return Draft(draft.tokens) if draft.is_chain else draft
 
 
-def keep(draft: Draft, places: Sequence[int]) -> Draft:
-    """Some tokens of a draft, in order, whose parents are among them; parents are None if the result is a chain."""
-    if len(places) == len(draft):
-        return Draft(draft.tokens, None, draft.distributions) if draft.parents is not None and draft.chain else draft
-    now = {ROOT: ROOT} | {place: at for at, place in enumerate(places)}
-    before = draft.before()
-    parents: tuple[int, ...] | None = tuple(now[before[place]] for place in places)
-    if parents == tuple(range(ROOT, len(places) + ROOT)):
+def select_nodes(draft: Draft, indices: Sequence[int]) -> Draft:
+    """The sub-draft of some nodes, in order, whose parents are among them; ``parents`` is None if it is a chain."""
+    if len(indices) == len(draft):
+        return Draft(draft.tokens, None, draft.distributions) if draft.parents is not None and draft.is_chain else draft
+    new_index = {ROOT: ROOT} | {index: new for new, index in enumerate(indices)}
+    parent_indices = draft.parent_indices()
+    parents: tuple[int, ...] | None = tuple(new_index[parent_indices[index]] for index in indices)
+    if parents == tuple(range(ROOT, len(indices) + ROOT)):
         parents = None
-    distributions = None if draft.distributions is None else tuple(draft.distributions[place] for place in places)
-    return Draft(tuple(draft.tokens[place] for place in places), parents, distributions)
+    distributions = None if draft.distributions is None else tuple(draft.distributions[index] for index in indices)
+    return Draft(tuple(draft.tokens[index] for index in indices), parents, distributions)
 
 
-def truncate(draft: Draft, tree_width: int, depth: int, count: int) -> Draft:
-    """Limit a draft to ``tree_width`` siblings per token, to a depth, and to ``count`` tokens; the first ones stay.
+def truncate(draft: Draft, tree_width: int, depth: int, max_tokens: int) -> Draft:
+    """Limit a draft to ``tree_width`` children per node, to a depth, and to ``max_tokens``; the first ones stay.
 
     A width of 1 keeps the first branch.
     """
-    if draft.chain:
-        draft = draft.prefix(min(depth, count))
+    if draft.is_chain:
+        draft = draft.prefix(min(depth, max_tokens))
         return draft if draft.parents is None else Draft(draft.tokens, None, draft.distributions)
-    siblings: dict[int, int] = {}
-    deep = {ROOT: 0}
-    kept: list[int] = []
-    for place, parent in enumerate(draft.before()):
-        siblings[parent] = siblings.get(parent, 0) + 1
-        if len(kept) < count and siblings[parent] <= tree_width and deep.get(parent, depth) < depth:
-            deep[place] = deep[parent] + 1
-            kept.append(place)
-    return keep(draft, kept)
+    num_children: dict[int, int] = {}
+    depth_of = {ROOT: 0}
+    indices: list[int] = []
+    for index, parent in enumerate(draft.parent_indices()):
+        num_children[parent] = num_children.get(parent, 0) + 1
+        if len(indices) < max_tokens and num_children[parent] <= tree_width and depth_of.get(parent, depth) < depth:
+            depth_of[index] = depth_of[parent] + 1
+            indices.append(index)
+    return select_nodes(draft, indices)

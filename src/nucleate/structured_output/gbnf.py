@@ -33,7 +33,7 @@ def _converted(text: str) -> str:
 
 
 def _character(found: re.Match[str]) -> str:
-    """Rewrite an escape that the converter mishandles."""
+    """Rewrite an escape sequence that llguidance's converter mishandles."""
     digits = found[1] or found[2]
     if not digits:
         return found[0]

@@ -1,7 +1,7 @@
-"""The matcher of one sequence: computes which tokens the grammar allows next, with llguidance.
+"""``GrammarMatcher``: the grammar state of one sequence, which computes the bitmask of allowed next tokens.
 
-All sequences of a constraint share lexer states, see ``state_cache``. When they are used up, a matcher replays its
-tokens on a new initial matcher, and continues.
+All sequences of a constraint share lexer states, see ``state_cache``. When they are exhausted, a matcher replays its
+tokens on a new initial matcher and continues.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nucleate.structured_output.llguidance_loader import FAILED, raise_unless_panic, short_message
-from nucleate.structured_output.state_cache import USED_UP, Beginning
+from nucleate.structured_output.state_cache import STATES_EXHAUSTED, InitialMatcher
 from nucleate.structured_output.time_budget import FREE_SECONDS
 
-NOTHING: Final = "no token of the vocabulary can continue the output"
+DEAD_END: Final = "no token of the vocabulary can continue the output"
 TOO_SLOW: Final = "the grammar is so ambiguous that its masks took too long"
-RENEWED_EVERY: Final = 100
-"""Minimum tokens of a sequence between two replacements of the initial matcher."""
+MIN_TOKENS_BETWEEN_RENEWALS: Final = 100
+"""Minimum number of tokens of a sequence between two renewals of its initial matcher."""
 
 
 class MatcherError(RuntimeError):
@@ -31,43 +31,43 @@ class MatcherError(RuntimeError):
 class GrammarMatcher:
     """The grammar state of one sequence.
 
-    An EOS id ends it where the grammar may end; from then on only EOS ids are allowed, and they count as tokens. An
-    error is permanent: it is in ``error``, and every call that needs the grammar raises MatcherError with it.
+    An EOS token is accepted where the grammar may end. After it, only EOS tokens are allowed. An error is permanent:
+    ``error`` has the message, and every call that needs the grammar raises MatcherError with it.
 
-    ``inner`` is the LLMatcher of this sequence; it does not get the EOS id that ends the sequence. It is recreated from
-    ``beginning`` when the shared lexer states are used up. ``continue_after_end``: EOS is allowed only if no other
-    token is. Can be created on any thread. Raises MatcherError if llguidance fails.
+    ``ll_matcher`` is the LLMatcher of this sequence. It does not receive the EOS token that ends the sequence, and is
+    recreated from ``initial`` when the shared lexer states are exhausted. ignore_eos: EOS is allowed only if no other
+    token is. A matcher can be created on any thread. Raises MatcherError if llguidance fails.
     """
 
     __slots__ = (
-        *(
-            "_beginning",
-            "_ended",
-            "_ends",
-            "_ends_W",
-            "_error",
-            "_continue_after_end",
-            "_number",
-            "_renewable",
-            "_slow",
-        ),
-        *("_tokens", "budget", "inner"),
+        "_eos_ids",
+        "_eos_mask_W",
+        "_error",
+        "_generation",
+        "_ignore_eos",
+        "_initial",
+        "_next_renewal",
+        "_num_eos",
+        "_slow",
+        "_tokens",
+        "budget",
+        "ll_matcher",
     )
 
-    def __init__(self, beginning: Beginning, *, continue_after_end: bool = False) -> None:
-        self._beginning, self.budget, self._continue_after_end = beginning, beginning.budget, continue_after_end
-        self._ends, self._ends_W = beginning.ends, beginning.ends_W
-        self._tokens: list[int] = []  # accepted by ``inner``
-        self._ended = 0  # EOS ids after them
+    def __init__(self, initial: InitialMatcher, *, ignore_eos: bool = False) -> None:
+        self._initial, self.budget, self._ignore_eos = initial, initial.budget, ignore_eos
+        self._eos_ids, self._eos_mask_W = initial.eos_ids, initial.eos_mask_W
+        self._tokens: list[int] = []  # accepted by ``ll_matcher``
+        self._num_eos = 0  # number of EOS tokens after them
         self._slow = False  # whether the last call was slow
-        self._renewable = 0  # minimum number of tokens for the next replacement
-        first, self._number = beginning.now
+        self._next_renewal = 0  # minimum number of tokens for the next renewal
+        first, self._generation = initial.current
         try:
-            self.inner = first.deep_copy()
+            self.ll_matcher = first.deep_copy()
         except BaseException as error:  # noqa: BLE001 - a panic is no Exception
             raise_unless_panic(error)
             raise MatcherError(FAILED) from None
-        self._error = short_message(self.inner.get_error()) if self.inner.is_error() else None
+        self._error = short_message(self.ll_matcher.get_error()) if self.ll_matcher.is_error() else None
 
     @property
     def error(self) -> str | None:
@@ -75,103 +75,105 @@ class GrammarMatcher:
         return self._error
 
     @property
-    def ended(self) -> bool:
+    def eos_accepted(self) -> bool:
         """Whether EOS was accepted."""
-        return self._ended > 0
+        return self._num_eos > 0
 
     @property
-    def finished(self) -> bool:
+    def accepting(self) -> bool:
         """Whether the text so far is complete."""
-        return self._error is None and (self._ended > 0 or self._may_end())
+        return self._error is None and (self._num_eos > 0 or self._is_accepting())
 
     @property
-    def stopped(self) -> bool:
+    def terminated(self) -> bool:
         """Whether only EOS can follow."""
-        return self._error is None and (self._ended > 0 or bool(self._call("is_stopped")))
+        return self._error is None and (self._num_eos > 0 or bool(self._call("is_stopped")))
 
-    def fill(self, mask_W: NDArray[np.int32]) -> None:
-        """Write which tokens are allowed next: bit i % 32 of word i // 32 is token i, as ``Sampler`` takes it.
+    def fill_bitmask(self, mask_W: NDArray[np.int32]) -> None:
+        """Write the bitmask of the allowed next tokens: token i is bit i % 32 of word i // 32, as in ``Sampler``.
 
-        Where only one text can follow, only its usual tokens are allowed, and all of them are accepted.
+        Where only one text can follow, the mask allows only its usual tokenization; the grammar accepts these tokens.
         """
-        check_masks(mask_W, self._ends_W.shape)
-        if self._ended:
+        check_masks(mask_W, self._eos_mask_W.shape)
+        if self._num_eos:
             self._check()
-            mask_W[:] = self._ends_W
+            mask_W[:] = self._eos_mask_W
             return
-        if self.fill_at(mask_W.ctypes.data, mask_W.nbytes):
-            self.settle(mask_W)
+        if self.fill_bitmask_at(mask_W.ctypes.data, mask_W.nbytes):
+            self.finalize_bitmask(mask_W)
         self._check()
 
-    def fill_at(self, address: int, size: int) -> bool:
-        """Write the mask of a sequence that has not ended. Returns whether ``settle`` must be called."""
+    def fill_bitmask_at(self, address: int, size: int) -> bool:
+        """Write the bitmask before EOS, to an address. Returns whether ``finalize_bitmask`` must be called."""
         self._check()
         self._call("unsafe_compute_mask_ptr", address, size)
-        return self.needs_settling
+        return self.needs_finalizing
 
     @property
-    def needs_settling(self) -> bool:
-        """Return whether a mask needs corrections after llguidance has written it."""
-        renewed = self._number != self._beginning.now[1]
-        return self._continue_after_end or renewed or self._error is not None or self.inner.is_stopped()
+    def needs_finalizing(self) -> bool:
+        """Whether a bitmask needs corrections after llguidance has written it."""
+        renewed = self._generation != self._initial.current[1]
+        return self._ignore_eos or renewed or self._error is not None or self.ll_matcher.is_stopped()
 
-    def settle(self, mask_W: NDArray[np.int32]) -> None:
-        """Check a computed mask. After an error no token is allowed; llguidance would allow EOS."""
-        if self._error is None and self.behind():
+    def finalize_bitmask(self, mask_W: NDArray[np.int32]) -> None:
+        """Correct a bitmask that llguidance has written: after an error no token is allowed, not even EOS."""
+        if self._error is None and self.needs_renewal():
             try:
                 self._call("unsafe_compute_mask_ptr", mask_W.ctypes.data, mask_W.nbytes)
             except MatcherError:
                 mask_W[:] = 0
-        if self._error is None and self.inner.is_stopped():
-            if self.inner.is_error():
-                self._error = NOTHING if "NoExtension" in (why := self.inner.get_error()) else short_message(why)
-            elif not self.inner.is_accepting():
-                self._error = NOTHING
+        if self._error is None and self.ll_matcher.is_stopped():
+            if self.ll_matcher.is_error():
+                self._error = (
+                    DEAD_END if "NoExtension" in (message := self.ll_matcher.get_error()) else short_message(message)
+                )
+            elif not self.ll_matcher.is_accepting():
+                self._error = DEAD_END
         if self._error is not None:
             mask_W[:] = 0
-        elif self._continue_after_end and (mask_W & ~self._ends_W).any():
-            mask_W &= ~self._ends_W
+        elif self._ignore_eos and (mask_W & ~self._eos_mask_W).any():
+            mask_W &= ~self._eos_mask_W
 
-    def push(self, token_id: int) -> None:
-        """Accept a token. Raises ValueError, without changes, if the grammar does not allow it."""
+    def accept_token(self, token_id: int) -> None:
+        """Advance by a token. Raises ValueError, without changes, if the grammar does not allow it."""
         self._check()
-        if token_id in self._ends and (self._ended or self._may_end()):
-            self._ended += 1
+        if token_id in self._eos_ids and (self._num_eos or self._is_accepting()):
+            self._num_eos += 1
             return
-        if self._ended or not self._take(token_id):
+        if self._num_eos or not self._try_accept(token_id):
             raise ValueError(f"token {token_id} is not allowed here")
         self._tokens.append(token_id)
 
-    def _may_end(self) -> bool:
+    def _is_accepting(self) -> bool:
         """Return whether the grammar may end here."""
         return bool(self._call("is_accepting"))
 
-    def _take(self, token_id: int) -> bool:
+    def _try_accept(self, token_id: int) -> bool:
         """Pass a token to llguidance. Returns False, without changes, if it is not allowed."""
-        if token_id in self._ends and self._accept_named(token_id):
+        if token_id in self._eos_ids and self._accept_named_eos(token_id):
             return True
-        known = 0 <= token_id < 32 * len(self._ends_W)
-        if not known or self._call("try_consume_tokens", [token_id]) != 1:
-            self._look()
+        in_vocabulary = 0 <= token_id < 32 * len(self._eos_mask_W)
+        if not in_vocabulary or self._call("try_consume_tokens", [token_id]) != 1:
+            self._raise_on_error()
             return False
         return True
 
-    def _accept_named(self, token_id: int) -> bool:
-        """Accept an EOS id that the grammar names as a token. llguidance cannot test it, so a copy does."""
-        trial, previous = self._call("deep_copy"), self.inner
-        self.inner = trial
+    def _accept_named_eos(self, token_id: int) -> bool:
+        """Accept an EOS token that the grammar names. llguidance cannot validate it in advance, so this uses a copy."""
+        attempt, previous = self._call("deep_copy"), self.ll_matcher
+        self.ll_matcher = attempt
         if not self._call("consume_token", token_id):
-            self.inner = previous
+            self.ll_matcher = previous
             return False
         return True
 
-    def forced(self) -> tuple[int, ...]:
-        """Return the tokens that must follow, or the first ones; none if there is a choice, or at the end."""
+    def jump_forward_tokens(self) -> tuple[int, ...]:
+        """Return the next tokens if they are determined (or the first of them); empty at a choice or at the end."""
         self._check()
-        if self._ended:
+        if self._num_eos:
             return ()
         tokens = tuple(self._call("compute_ff_tokens"))
-        self._look()
+        self._raise_on_error()
         # The tokenizer may encode the text differently out of context, so the tokens are checked.
         allowed = self._call("validate_tokens", list(tokens)) if tokens else 0
         return tokens[:allowed]
@@ -179,49 +181,53 @@ class GrammarMatcher:
     def copy(self) -> GrammarMatcher:
         """Return an independent copy."""
         self._check()
-        inner = self._call("deep_copy")
-        made = GrammarMatcher.__new__(GrammarMatcher)
+        ll_matcher = self._call("deep_copy")
+        copied = GrammarMatcher.__new__(GrammarMatcher)
         state = {name: getattr(self, name) for name in self.__slots__}
-        for name, value in {**state, "inner": inner, "_tokens": self._tokens.copy()}.items():
-            setattr(made, name, value)
-        return made
+        for name, value in {**state, "ll_matcher": ll_matcher, "_tokens": self._tokens.copy()}.items():
+            setattr(copied, name, value)
+        return copied
 
-    def behind(self) -> bool:
-        """Return whether there is a newer initial matcher, because the shared lexer states are used up."""
-        beginning = self._beginning
-        if self._number == beginning.now[1] and self.inner.is_error() and USED_UP in self.inner.get_error():
-            self._timed(beginning.after, self._number)
-            if len(self._tokens) < self._renewable:
-                self._look()
-            self._renewable = len(self._tokens) + RENEWED_EVERY
-        return self._number != beginning.now[1]
+    def needs_renewal(self) -> bool:
+        """Whether there is a newer initial matcher, because the shared lexer states are exhausted."""
+        initial = self._initial
+        if (
+            self._generation == initial.current[1]
+            and self.ll_matcher.is_error()
+            and STATES_EXHAUSTED in self.ll_matcher.get_error()
+        ):
+            self._timed(initial.replace, self._generation)
+            if len(self._tokens) < self._next_renewal:
+                self._raise_on_error()
+            self._next_renewal = len(self._tokens) + MIN_TOKENS_BETWEEN_RENEWALS
+        return self._generation != initial.current[1]
 
     def _call(self, name: str, *arguments: Any) -> Any:
-        """Call llguidance's matcher; again on a new one, if the lexer states are used up."""
-        beginning = self._beginning
-        if self._number != beginning.now[1]:
+        """Call llguidance's matcher. If the lexer states are exhausted, renew it and call again."""
+        initial = self._initial
+        if self._generation != initial.current[1]:
             self._renew()
-        result = self._timed(getattr(self.inner, name), *arguments)
-        if (self._number == beginning.now[1] and not self.inner.is_error()) or not self.behind():
+        result = self._timed(getattr(self.ll_matcher, name), *arguments)
+        if (self._generation == initial.current[1] and not self.ll_matcher.is_error()) or not self.needs_renewal():
             return result
         self._renew()
-        return self._timed(getattr(self.inner, name), *arguments)
+        return self._timed(getattr(self.ll_matcher, name), *arguments)
 
     def _renew(self) -> None:
         """Replay the tokens on the newest initial matcher."""
-        first, self._number = self._beginning.now
-        self.inner = self._timed(first.deep_copy)
-        self._timed(self.inner.consume_tokens, self._tokens)
-        self._look()
+        first, self._generation = self._initial.current
+        self.ll_matcher = self._timed(first.deep_copy)
+        self._timed(self.ll_matcher.consume_tokens, self._tokens)
+        self._raise_on_error()
 
-    def _look(self) -> None:
-        """Raise if the last call made llguidance's matcher fail."""
-        if self.inner.is_error():
-            self._error = short_message(self.inner.get_error())
+    def _raise_on_error(self) -> None:
+        """Raise MatcherError if llguidance's matcher is in an error state."""
+        if self.ll_matcher.is_error():
+            self._error = short_message(self.ll_matcher.get_error())
             raise MatcherError(self._error)
 
     def _timed(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        """Call llguidance, and charge the time to the budget."""
+        """Call llguidance and charge the time to the budget."""
         begin = perf_counter()
         try:
             return call(*arguments)

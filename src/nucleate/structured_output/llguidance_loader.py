@@ -1,4 +1,4 @@
-"""Loads llguidance on first use, and handles its panics and messages."""
+"""Imports llguidance on first use; handles its panics and error messages."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any, Final
 
 FAILED: Final = "the grammar engine failed"
 
-_PLACE = re.compile(r"^(?:at )?\d+\(\d+\): ")
+_POSITION = re.compile(r"^(?:at )?\d+\(\d+\): ")
 
 
 @cache
 def library() -> Any:
-    """Return the module. Raises ModuleNotFoundError, which names what to install."""
+    """Return the module llguidance. Raises ModuleNotFoundError, which names the package to install."""
     try:
         import llguidance
     except ModuleNotFoundError as error:
@@ -27,10 +27,11 @@ def library() -> Any:
 
 @cache
 def parser_limits() -> Any:
-    """Return the parser limits of a grammar. Errors are not verbose, because they would quote the grammar.
+    """Return llguidance's limits for the Earley parser and the lexer.
 
-    Items per row: enough for a thousand optional properties. Items per step: llguidance's default, since a mask over a
-    large vocabulary needs thousands even for simple patterns. ``TimeBudget`` limits ambiguous grammars.
+    Items per row: enough for a thousand optional properties. Items per step: llguidance's default, because a mask over
+    a large vocabulary needs thousands even for simple patterns. ``TimeBudget`` limits ambiguous grammars. Verbose
+    errors would quote the grammar.
     """
     return library().LLParserLimits(
         max_items_in_row=5_000, step_max_items=50_000, max_lexer_states=50_000, verbose_errors=False
@@ -38,20 +39,20 @@ def parser_limits() -> Any:
 
 
 def raise_unless_panic(error: BaseException) -> None:
-    """Return if llguidance panicked, which is a BaseException of a private class; otherwise raise the error again."""
+    """Re-raise an error unless it is a Rust panic of llguidance, which is a BaseException of a private class."""
     if type(error).__name__ != "PanicException" or type(error).__module__ != "pyo3_runtime":
         raise error
 
 
-def short_message(message: str, place: bool = False) -> str:
-    """Return a message of llguidance on one line, cut to 200 characters. place: keep line and column."""
+def short_message(message: str, keep_position: bool = False) -> str:
+    """Shorten an error message of llguidance to one line of 200 characters. keep_position: keep line and column."""
     lines = message.partition("<non-verbose/>")[0].splitlines() or ["it cannot be used"]
     line = lines[0]
-    found = _PLACE.match(line)
+    found = _POSITION.match(line)
     reasons = [text for text in lines if text.startswith("error: ")]
     if reasons:
         line = f"{found[0] if found else ''}{reasons[-1].removeprefix('error: ')}"
-    if not place:
-        line = _PLACE.sub("", line)
+    if not keep_position:
+        line = _POSITION.sub("", line)
     line = " ".join(line.split())
     return line if len(line) <= 200 else line[:197] + "..."

@@ -1,4 +1,4 @@
-"""Estimates the size of a regular expression with its repetitions expanded."""
+"""Estimates the length of the texts of a regular expression, with its repetitions expanded."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ _ITEM = re.compile(
 )
 _VERBOSE = re.compile(r"\(\?[\w-]*x")
 MAX_SIZE: Final = 10**12
-"""A size beyond any limit; larger ones are capped."""
+"""Cap on sizes; it exceeds every limit."""
 
 Size = tuple[int, int]
-"""Upper bounds of the (minimum, maximum) characters that a part matches, with * and + counted once."""
+"""Upper bounds of the (minimum, maximum) number of characters that a part matches; * and + count as one repetition."""
 Item = Size | str
 """A part of an expression: a size, a bracket ``(`` or ``)``, an operator ``* + ?``, or a count ``{2,5}``."""
 
 
-def unrolled(pattern: str) -> Size:
-    """Return the size of a regular expression; for an invalid one, any numbers."""
+def expanded_size(pattern: str) -> Size:
+    """Return the size of a regular expression. The result for an invalid one is arbitrary."""
     if _VERBOSE.search(pattern) and "#" in pattern:
-        return MAX_SIZE, MAX_SIZE  # a comment can stand inside a count
-    return size_of(items(pattern))
+        return MAX_SIZE, MAX_SIZE  # a count may contain a comment
+    return total_size(split_pattern(pattern))
 
 
-def items(pattern: str) -> Iterator[Item]:
-    """Yield the parts of a regular expression."""
-    for found in _ITEM.finditer(pattern):
-        kind = found.lastgroup
+def split_pattern(pattern: str) -> Iterator[Item]:
+    """Yield the parts of a regular expression for ``total_size``."""
+    for match in _ITEM.finditer(pattern):
+        kind = match.lastgroup
         if kind in ("class", "one"):
             yield 1, 1
         elif kind == "count":
-            yield f"{{{found[4][:12]}{found[5]}{found[6][:12]}}}"
+            yield f"{{{match[4][:12]}{match[5]}{match[6][:12]}}}"
         else:
-            yield "(" if kind == "open" else found[0]
+            yield "(" if kind == "open" else match[0]
 
 
-def size_of(parts: Iterable[Item]) -> Size:
-    """Return the size of a sequence of parts; alternatives are added up."""
+def total_size(parts: Iterable[Item]) -> Size:
+    """Return the size of a sequence of parts. Alternatives are summed."""
     levels: list[list[Size]] = [[]]
     repeated = False  # a ? after a repetition makes it lazy, not optional
     for part in parts:
@@ -63,13 +63,13 @@ def size_of(parts: Iterable[Item]) -> Size:
 
 
 def _sum(sizes: list[Size]) -> Size:
-    return min(sum(least for least, _ in sizes), MAX_SIZE), min(sum(most for _, most in sizes), MAX_SIZE)
+    return min(sum(low for low, _ in sizes), MAX_SIZE), min(sum(high for _, high in sizes), MAX_SIZE)
 
 
 def _times(size: Size, operator: str) -> Size:
     if operator in "*+?":
         return (size[0] if operator == "+" else 0), size[1]
     low, comma, high = operator[1:-1].partition(",")
-    least = int(low or 0)
-    most = int(high) if high else max(least, 1) if comma else least
-    return min(size[0] * least, MAX_SIZE), min(size[1] * max(most, least), MAX_SIZE)
+    minimum = int(low or 0)
+    maximum = int(high) if high else max(minimum, 1) if comma else minimum
+    return min(size[0] * minimum, MAX_SIZE), min(size[1] * max(maximum, minimum), MAX_SIZE)

@@ -1,12 +1,12 @@
-r"""Works around texts that llguidance accepts although the schema forbids them: rewrites or rejects such schemas.
+r"""Rewrites or rejects schemas for which llguidance would accept invalid texts.
 
-Known cases, found by testing and in its source (1.9.1):
+Known cases (llguidance 1.9.1):
 
-- A name that is not declared may be spelled with \u escapes, and so get past the names that are. A name that matches a
-  pattern may not. So additional properties are described with patterns.
-- Names are not remembered: one that is written twice counts twice.
-- A class in a pattern that holds every control character, or all but \n, but not " or \, takes these two, escaped. So
-  classes lose most control characters, which no other text needs.
+- An additional property may be spelled with \u escapes, so that a declared name passes as an additional one. Names that
+  must match a pattern cannot be escaped. So additional properties are rewritten as ``patternProperties``.
+- Repeated names are not detected: each occurrence counts as a property.
+- A character class that contains every control character (or all but \n), but neither " nor \, also matches these two
+  when escaped. So most control characters are removed from classes.
 """
 
 from __future__ import annotations
@@ -15,119 +15,128 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, cast
 
-from nucleate.structured_output.json_schema import SchemaLocation, places
+from nucleate.structured_output.json_schema import SchemaLocation, subschemas
 
 MAX_NAME_CHARACTERS: Final = 2_000
 """Maximum characters of all declared names for a pattern that excludes them."""
 MAX_NAME_LENGTH: Final = 64
-"""Maximum characters of one such name; each is a level of brackets."""
+"""Maximum characters of one such name; each adds a level of nesting."""
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-_PART = re.compile(r"\\(?:[pP](?:\{[^}]*\}|.)|.)|\[", re.DOTALL)
-_PLAIN = re.compile(r"\[(?!\^)(?:\\[dws]|\\[nrtfv](?!-)|\\[^a-zA-Z0-9]|[^\[\\\x00-\x1f])*\]", re.DOTALL)
+_ESCAPE_OR_CLASS = re.compile(r"\\(?:[pP](?:\{[^}]*\}|.)|.)|\[", re.DOTALL)
+_SAFE_CLASS = re.compile(r"\[(?!\^)(?:\\[dws]|\\[nrtfv](?!-)|\\[^a-zA-Z0-9]|[^\[\\\x00-\x1f])*\]", re.DOTALL)
 _VERBOSE = re.compile(r"\(\?[\w-]*x")
-_SINGLE = re.compile(r"[\x00-\x1f]|\\(?:x\{?|u\{?|U\{?)[0-9a-fA-F]+|\\a", re.DOTALL)
-_MOST_SINGLE: Final = 20
-_REST: Final = r"[^\x00-\x08\x0e-\x1f]"
+_CONTROL_ESCAPE = re.compile(r"[\x00-\x1f]|\\(?:x\{?|u\{?|U\{?)[0-9a-fA-F]+|\\a", re.DOTALL)
+_MAX_CONTROL_ESCAPES: Final = 20
+_NO_CONTROL: Final = r"[^\x00-\x08\x0e-\x1f]"
 
 
-def unsound(root: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield what llguidance does not enforce and ``sound`` cannot rewrite, like ``unsupported_keywords``."""
-    for place in places(root):
-        others = place.schema.get("additionalProperties", True)
-        patterns, named = place.objects("patternProperties"), _named(place)
-        if others is not False and patterns:
-            yield f"patternProperties{place.where}", " unless additionalProperties is false"
-        elif others is not False and place.objects("properties") and not _tried(others, named):
-            yield f"additionalProperties{place.where}", " beside names so long"
-        if (patterns or _mended(place)) and any(map(_CONTROL.search, named)):
+def unsupported_combinations(root: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Like ``unsupported_keywords``, for what llguidance does not enforce and ``rewrite_schema`` cannot fix."""
+    for location in subschemas(root):
+        additional = location.schema.get("additionalProperties", True)
+        patterns, names = location.mapping("patternProperties"), _declared_names(location)
+        if additional is not False and patterns:
+            yield f"patternProperties{location.message_suffix}", " unless additionalProperties is false"
+        elif additional is not False and location.mapping("properties") and not _can_exclude_names(additional, names):
+            yield f"additionalProperties{location.message_suffix}", " with declared names of this length"
+        if (patterns or _needs_name_pattern(location)) and any(map(_CONTROL.search, names)):
             yield (
-                f"properties{place.where}",
-                " whose names hold control characters, unless additionalProperties is false",
+                f"properties{location.message_suffix}",
+                " with control characters in names, unless additionalProperties is false",
             )
-        least = place.schema.get("minProperties", 0)
-        twice = isinstance(least, int | float) and least > 1 and least > len({*map(str, place.listed("required"))}) + 1
-        if twice and (patterns or others is not False):
-            yield f"minProperties{place.where}", ", since a name can be written twice"
-        for pattern in place.patterns():
-            if len(set(_SINGLE.findall(pattern))) > _MOST_SINGLE:
-                yield f"pattern{place.where}", " of so many control characters"
-        if len({narrowed(pattern) for pattern in patterns}) < len(patterns):
-            yield f"patternProperties{place.where}", ", which are too much alike"
+        minimum = location.schema.get("minProperties", 0)
+        repeatable = (
+            isinstance(minimum, int | float)
+            and minimum > 1
+            and minimum > len({*map(str, location.list_of("required"))}) + 1
+        )
+        if repeatable and (patterns or additional is not False):
+            yield f"minProperties{location.message_suffix}", ", because names can be repeated"
+        for pattern in location.patterns():
+            if len(set(_CONTROL_ESCAPE.findall(pattern))) > _MAX_CONTROL_ESCAPES:
+                yield f"pattern{location.message_suffix}", " with this many control characters"
+        if len({remove_control_characters(pattern) for pattern in patterns}) < len(patterns):
+            yield f"patternProperties{location.message_suffix}", " that differ in control characters only"
 
 
-def sound(root: dict[str, Any]) -> dict[str, Any]:
+def rewrite_schema(root: dict[str, Any]) -> dict[str, Any]:
     """Rewrite a schema in place, so that llguidance accepts no invalid text."""
-    for place in list(places(root)):
-        schema = cast("dict[str, Any]", place.schema)
+    for location in list(subschemas(root)):
+        schema = cast("dict[str, Any]", location.schema)
         if isinstance(schema.get("pattern"), str):
-            schema["pattern"] = narrowed(schema["pattern"])
-        if place.objects("patternProperties"):
+            schema["pattern"] = remove_control_characters(schema["pattern"])
+        if location.mapping("patternProperties"):
             schema["patternProperties"] = {
-                narrowed(pattern): child for pattern, child in place.objects("patternProperties").items()
+                remove_control_characters(pattern): child
+                for pattern, child in location.mapping("patternProperties").items()
             }
-        elif _mended(place):
-            others = schema.get("additionalProperties", True)
-            pattern = "^" if _anything(others) else f"^(?s:{_other_than(place.objects('properties'))})$"
-            schema |= {"patternProperties": {pattern: others}, "additionalProperties": False}
+        elif _needs_name_pattern(location):
+            additional = schema.get("additionalProperties", True)
+            pattern = (
+                "^" if _allows_anything(additional) else f"^(?s:{_pattern_excluding(location.mapping('properties'))})$"
+            )
+            schema |= {"patternProperties": {pattern: additional}, "additionalProperties": False}
     return root
 
 
-def narrowed(pattern: str) -> str:
-    """Remove control characters except whitespace from the classes of an expression."""
+def remove_control_characters(pattern: str) -> str:
+    """Remove control characters except whitespace from the character classes of a regular expression."""
     verbose = _VERBOSE.search(pattern) is not None
     parts, done = [], 0
-    while found := _PART.search(pattern, done):
+    while found := _ESCAPE_OR_CLASS.search(pattern, done):
         end = _class_end(pattern, found.start()) if found[0] == "[" else found.end()
         text = pattern[found.start() : end]
-        if text[:2] in (r"\p", r"\P") or (text[0] == "[" and (verbose or not _PLAIN.fullmatch(text))):
-            text = f"[{text}&&{_REST}]"
+        if text[:2] in (r"\p", r"\P") or (text[0] == "[" and (verbose or not _SAFE_CLASS.fullmatch(text))):
+            text = f"[{text}&&{_NO_CONTROL}]"
         parts += [pattern[done : found.start()], text]
         done = end
     return "".join(parts) + pattern[done:]
 
 
 def _class_end(pattern: str, start: int) -> int:
-    """Return the end of the class that starts there."""
-    depth, place = 0, start
-    while place < len(pattern):
-        if pattern[place] == "[":
+    """Return the end of the character class that begins at ``start``."""
+    depth, position = 0, start
+    while position < len(pattern):
+        if pattern[position] == "[":
             depth += 1
-            place += 1 + pattern.startswith("^", place + 1)
-            place += pattern.startswith("]", place)  # as the first in a class it is a character
+            position += 1 + pattern.startswith("^", position + 1)
+            position += pattern.startswith("]", position)  # a leading ] is a literal
             continue
-        place += 1 + (pattern[place] == "\\")
-        if pattern[place - 1] == "]" and pattern[place - 2 : place] != "\\]":
+        position += 1 + (pattern[position] == "\\")
+        if pattern[position - 1] == "]" and pattern[position - 2 : position] != "\\]":
             depth -= 1
             if depth == 0:
-                return place
+                return position
     return len(pattern)
 
 
-def _named(place: SchemaLocation) -> list[str]:
-    return [*place.objects("properties"), *(name for name in place.listed("required") if isinstance(name, str))]
+def _declared_names(location: SchemaLocation) -> list[str]:
+    return [*location.mapping("properties"), *(name for name in location.list_of("required") if isinstance(name, str))]
 
 
-def _mended(place: SchemaLocation) -> bool:
-    """Return whether additional properties are allowed and need a pattern."""
-    others = place.schema.get("additionalProperties", True)
-    open_ = others is not False and not place.objects("patternProperties")
-    return open_ and bool(place.objects("properties")) and _tried(others, _named(place))
-
-
-def _tried(others: object, named: list[str]) -> bool:
-    """Return whether the names are few enough for a pattern that excludes them, or need none."""
-    return _anything(others) or (
-        sum(map(len, named)) <= MAX_NAME_CHARACTERS and max(map(len, named)) <= MAX_NAME_LENGTH
+def _needs_name_pattern(location: SchemaLocation) -> bool:
+    """Whether additional properties are allowed and must be rewritten as a pattern."""
+    additional = location.schema.get("additionalProperties", True)
+    is_open = additional is not False and not location.mapping("patternProperties")
+    return (
+        is_open and bool(location.mapping("properties")) and _can_exclude_names(additional, _declared_names(location))
     )
 
 
-def _anything(schema: object) -> bool:
+def _can_exclude_names(additional: object, names: list[str]) -> bool:
+    """Whether a pattern can exclude the declared names (they are short enough), or need not."""
+    return _allows_anything(additional) or (
+        sum(map(len, names)) <= MAX_NAME_CHARACTERS and max(map(len, names)) <= MAX_NAME_LENGTH
+    )
+
+
+def _allows_anything(schema: object) -> bool:
     return schema is True or schema == {}
 
 
-def _other_than(names: Mapping[str, Any]) -> str:
-    """Return an expression of all texts except these names."""
+def _pattern_excluding(names: Mapping[str, Any]) -> str:
+    """Return a regular expression that matches every text except these names."""
     if not any(names):
         return ".+" if names else ".*"
     branches: dict[str, dict[str, None]] = {}
@@ -135,6 +144,6 @@ def _other_than(names: Mapping[str, Any]) -> str:
         if name:
             branches.setdefault(name[0], {})[name[1:]] = None
     excluded = "".join(rf"\u{{{ord(first):x}}}" for first in branches)
-    more = [rf"\u{{{ord(first):x}}}(?:{_other_than(rest)})" for first, rest in branches.items()]
+    more = [rf"\u{{{ord(first):x}}}(?:{_pattern_excluding(rest)})" for first, rest in branches.items()]
     end = [] if "" in names else [""]
-    return "|".join([*end, f"[[^{excluded}]&&{_REST}].*", *more])
+    return "|".join([*end, f"[[^{excluded}]&&{_NO_CONTROL}].*", *more])

@@ -1,6 +1,6 @@
-"""``StructuredOutputs``: the constraint that a request puts on its text, as a validated value.
+"""``StructuredOutputs``: the structured-output constraint of a request, as a validated value.
 
-Whether a grammar engine can enforce it is checked when it is compiled, not here.
+``GrammarCompiler`` checks later whether the constraint can be enforced.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def _schema(name: str, value: object) -> str | None:
         same = json.loads(text) == given
     except (TypeError, ValueError, RecursionError, OverflowError) as error:
         raise ParameterError(name, f"{name} must be JSON: {str(error)[:100]}") from None
-    if not same:  # keys that are no strings, tuples
+    if not same:  # non-string keys, tuples
         raise ParameterError(name, f"{name} must have JSON types only: objects with string keys, and lists")
     return text
 

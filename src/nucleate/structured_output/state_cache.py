@@ -1,8 +1,8 @@
-"""The initial llguidance matcher of a constraint, recreated when its lexer states are used up.
+"""The initial llguidance matcher of a constraint, recreated when its lexer states are exhausted.
 
 All copies of a matcher share lexer states, which makes masks faster with use; but llguidance limits their total number.
-When it is exceeded, one copy gets an error, and the others may get wrong empty masks. Then no copy can be trusted, and
-all sequences continue from a new initial matcher.
+When the limit is exceeded, one copy gets an error, and others may compute wrong, empty masks. All sequences then
+continue from a new initial matcher.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from numpy.typing import NDArray
 
 from nucleate.structured_output.time_budget import TimeBudget
 
-USED_UP = "too many states"
+STATES_EXHAUSTED = "too many states"
 
 
 @final
-class Beginning:
-    """The state shared by all sequences of a constraint. ``now``: the initial LLMatcher and its generation number.
+class InitialMatcher:
+    """The state shared by all sequences of a constraint. ``current``: the initial LLMatcher and its generation number.
 
-    ``make`` creates another. ``ends_W`` is the mask of the EOS ids ``ends``; ``budget`` is for slow calls.
+    create: creates an initial LLMatcher. ``eos_mask_W`` is the bitmask of ``eos_ids``. ``budget`` limits slow calls.
     """
 
     def __init__(
-        self, make: Callable[[], Any], ends: frozenset[int], ends_W: NDArray[np.int32], budget: TimeBudget
+        self, create: Callable[[], Any], eos_ids: frozenset[int], eos_mask_W: NDArray[np.int32], budget: TimeBudget
     ) -> None:
-        self.now: tuple[Any, int] = make(), 0
-        self.ends, self.ends_W, self.budget = ends, ends_W, budget
-        self._make = make
+        self.current: tuple[Any, int] = create(), 0
+        self.eos_ids, self.eos_mask_W, self.budget = eos_ids, eos_mask_W, budget
+        self._create = create
         self._lock = threading.Lock()
 
-    def after(self, number: int) -> None:
-        """Replace the initial matcher of this generation, unless another thread has done so."""
+    def replace(self, generation: int) -> None:
+        """Replace the initial matcher of this generation, unless another thread has done so already."""
         with self._lock:
-            if self.now[1] == number:
-                self.now = self._make(), number + 1
+            if self.current[1] == generation:
+                self.current = self._create(), generation + 1

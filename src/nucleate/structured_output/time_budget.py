@@ -1,4 +1,4 @@
-"""The time budget of a constraint, shared by its sequences."""
+"""The CPU time budget of a constraint for slow grammar masks, shared by its sequences."""
 
 from __future__ import annotations
 
@@ -9,71 +9,71 @@ from typing import Final, final
 import numpy as np
 
 FREE_SECONDS: Final = 0.005
-"""Time of a call that is free of charge."""
+"""Time of a call that is not charged."""
 REFILL_RATE: Final = 0.1
-"""Seconds by which a budget refills per second."""
+"""Seconds added to a budget per second."""
 
 
-class _Marks(threading.local):
-    own = -np.inf  # CPU seconds of this thread at the last mark
+class _CpuTime(threading.local):
+    marked = -np.inf  # CPU seconds of this thread at the last mark
 
 
-_MARKS = _Marks()
+_CPU_TIME = _CpuTime()
 
 
-def mark() -> None:
-    """Record the CPU time of this thread; once per batch of calls, which is cheaper than for each call."""
-    _MARKS.own = thread_time()
+def mark_cpu_time() -> None:
+    """Record the CPU time of this thread. Called once per batch of calls, which is cheaper than for each call."""
+    _CPU_TIME.marked = thread_time()
 
 
-def beyond_free(begin: float) -> float:
-    """Return by how many seconds a call that began at this ``perf_counter`` time exceeded the free time.
+def chargeable_seconds(begin: float) -> float:
+    """Return the seconds by which a call that began at ``begin`` (``perf_counter``) exceeded FREE_SECONDS.
 
-    At most the CPU time of this thread since ``mark``, so that the load of the machine is not charged.
+    At most the CPU time of this thread since ``mark_cpu_time`` counts, so that the load of the machine is not charged.
     """
     wall = perf_counter() - begin
     if wall <= FREE_SECONDS:
         return 0.0
-    before = _MARKS.own
-    mark()
-    return max(0.0, min(wall, _MARKS.own - before) - FREE_SECONDS)
+    marked = _CPU_TIME.marked
+    mark_cpu_time()
+    return max(0.0, min(wall, _CPU_TIME.marked - marked) - FREE_SECONDS)
 
 
 @final
 class TimeBudget:
-    """The time that all sequences of a constraint may take beyond the free time; it refills slowly.
+    """A token bucket of seconds: the time that all sequences of a constraint may take beyond FREE_SECONDS per call.
 
     When it is empty, slow sequences end with an error; fast ones are not affected.
     """
 
-    __slots__ = ("_filled", "_left", "_lock", "most")
+    __slots__ = ("_lock", "_refilled_at", "_remaining", "capacity")
 
     def __init__(self, seconds: float) -> None:
-        self.most = self._left = seconds
-        self._filled = monotonic()
+        self.capacity = self._remaining = seconds
+        self._refilled_at = monotonic()
         self._lock = threading.Lock()
 
     @property
-    def left(self) -> float:
-        self._fill()
-        return self._left
+    def remaining(self) -> float:
+        self._refill()
+        return self._remaining
 
     @property
     def empty(self) -> bool:
-        return self.left < 0
+        return self.remaining < 0
 
     def charge(self, begin: float) -> bool:
-        """Charge a call that began at this ``perf_counter`` time. Returns whether it was slow."""
-        more = beyond_free(begin)
-        if more <= 0:
+        """Charge a call that began at ``begin`` (``perf_counter``). Returns whether it was slow."""
+        seconds = chargeable_seconds(begin)
+        if seconds <= 0:
             return False
-        self._fill()
+        self._refill()
         with self._lock:
-            self._left -= more
+            self._remaining -= seconds
         return True
 
-    def _fill(self) -> None:
+    def _refill(self) -> None:
         with self._lock:
             now = monotonic()
-            self._left = min(self.most, self._left + REFILL_RATE * (now - self._filled))
-            self._filled = now
+            self._remaining = min(self.capacity, self._remaining + REFILL_RATE * (now - self._refilled_at))
+            self._refilled_at = now

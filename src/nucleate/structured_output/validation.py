@@ -1,7 +1,7 @@
-"""Validates a text against a whole JSON schema, within a time limit.
+"""Validates a text against a whole JSON schema, with a time limit.
 
-Uses the library jsonschema, with replacements for what could take forever: backtracking regular expressions, remote
-references and exponential references.
+Uses the package jsonschema. Validators that could take unbounded time are replaced: backtracking regular expressions,
+remote references and references that expand exponentially.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def validate(spec: StructuredOutputs, text: str, seconds: float = MAX_SECONDS) -
     """
     if not spec.kind.startswith("json"):
         raise ValueError(f"only JSON can be validated, not {spec.kind}")
-    load()
+    load_validator()
     try:
         value = read_json(text, "the text")
     except ParameterError as error:
@@ -43,12 +43,12 @@ def validate(spec: StructuredOutputs, text: str, seconds: float = MAX_SECONDS) -
         return [f"validation took longer than {seconds} s"]
     except RecursionError:
         return ["the schema has an endless reference"]
-    except Exception as error:  # noqa: BLE001 - a schema can be wrong in ways the library does not foresee
+    except Exception as error:  # noqa: BLE001 - jsonschema may raise anything for an invalid schema
         return [f"the schema cannot be applied: {type(error).__name__}: {shown(str(error))[1:-1]}"]
 
 
-def load() -> None:
-    """Load the libraries in advance. Raises ModuleNotFoundError, which names what to install."""
+def load_validator() -> None:
+    """Import the packages in advance. Raises ModuleNotFoundError, which names the package to install."""
     try:
         import jsonschema  # type: ignore[import-untyped]  # noqa: F401
         import referencing  # noqa: F401
@@ -61,15 +61,19 @@ def _validator(schema: dict[str, Any], deadline: float) -> Any:
     import jsonschema
     import referencing
 
-    kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
-    own = {name: _within(deadline, kind.VALIDATORS[name]) for name in _EVERY_STEP if name in kind.VALIDATORS}
+    validator_class = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
+    validators = {
+        name: _within(deadline, validator_class.VALIDATORS[name])
+        for name in _EVERY_STEP
+        if name in validator_class.VALIDATORS
+    }
     search = _search(deadline)
-    own |= {"pattern": _pattern(search), "patternProperties": _pattern_properties(search)}
-    own["additionalProperties"] = _additional(search)
-    if "unevaluatedProperties" in kind.VALIDATORS and "patternProperties" in json.dumps(schema):
-        own["unevaluatedProperties"] = _unevaluated
-    made = jsonschema.validators.extend(kind, own)
-    return made(schema, registry=referencing.Registry(), format_checker=kind.FORMAT_CHECKER)
+    validators |= {"pattern": _pattern(search), "patternProperties": _pattern_properties(search)}
+    validators["additionalProperties"] = _additional(search)
+    if "unevaluatedProperties" in validator_class.VALIDATORS and "patternProperties" in json.dumps(schema):
+        validators["unevaluatedProperties"] = _unevaluated
+    extended = jsonschema.validators.extend(validator_class, validators)
+    return extended(schema, registry=referencing.Registry(), format_checker=validator_class.FORMAT_CHECKER)
 
 
 def _within(deadline: float, check: Check) -> Check:

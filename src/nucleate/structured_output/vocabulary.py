@@ -1,4 +1,4 @@
-"""The vocabulary of a model for grammar engines: the bytes of every token, and the EOS tokens."""
+"""The vocabulary of a model as a grammar engine needs it: the bytes of every token, and the EOS tokens."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from numpy.typing import NDArray
 from nucleate.tokenization.tokenizer import Tokenizer
 
 MAX_TOKEN_BYTES: Final = 1024
-"""Maximum length of a token in llguidance."""
+"""Maximum length of a token in llguidance, in bytes."""
 
 
 @final
 class Vocabulary:
-    """The bytes of each token, as the detokenizer defines them, so that the checked text is the generated text.
+    """The bytes of each token as the detokenizer writes them, so that the constrained text is the generated text.
 
-    Special tokens and EOS have no text: a grammar reaches them by name or at its end. ``ends_W`` is the mask of the EOS
-    ids, 32 tokens per word. ``known``: the ids that may be allowed.
+    Special tokens and EOS have no text: a grammar can allow them by name, and EOS at its end. ``eos_mask_W`` is the
+    bitmask of ``eos_ids``. ``allowed_ids``: the ids that a grammar may allow. ``excluded_ids``: tokens that are too
+    long.
 
     Raises ValueError for a tokenizer without EOS or without a fixed byte sequence per token.
     """
@@ -28,22 +29,22 @@ class Vocabulary:
         pieces = tokenizer.pieces
         if pieces.family not in ("utf8", "text"):
             raise ValueError("structured output needs a tokenizer with a fixed byte sequence per token")
-        self.ends = frozenset(token for token in tokenizer.eos_token_ids if token < size)
-        if not self.ends:
+        self.eos_ids = frozenset(token for token in tokenizer.eos_token_ids if token < size)
+        if not self.eos_ids:
             raise ValueError("structured output needs a tokenizer with an EOS token")
         table = pieces.table
         self.tokenizer = tokenizer
         self.tokens = [pieces.as_bytes(token) if token in table else b"" for token in range(size)]
-        self.left_out = tuple(token for token, data in enumerate(self.tokens) if len(data) > MAX_TOKEN_BYTES)
-        for token in self.left_out:
+        self.excluded_ids = tuple(token for token, data in enumerate(self.tokens) if len(data) > MAX_TOKEN_BYTES)
+        for token in self.excluded_ids:
             self.tokens[token] = b""
-        self.special = sorted(token for token in tokenizer.special_ids | self.ends if token < size)
-        self.known = frozenset(token for token in table if token < size) - frozenset(self.left_out)
-        self.ends_W = mask_of(self.ends, size)
+        self.special_ids = sorted(token for token in tokenizer.special_ids | self.eos_ids if token < size)
+        self.allowed_ids = frozenset(token for token in table if token < size) - frozenset(self.excluded_ids)
+        self.eos_mask_W = mask_of(self.eos_ids, size)
 
 
 def mask_of(tokens: Iterable[int], size: int) -> NDArray[np.int32]:
-    """Return the mask of some token ids."""
+    """Return the bitmask of some token ids, 32 per word."""
     bits = np.zeros(-(-size // 32) * 32, np.uint8)
     bits[list(tokens)] = 1
     mask_W = np.packbits(bits, bitorder="little").view(np.int32)

@@ -298,8 +298,8 @@ def test_an_engine_draws_on_a_device(llm: nc.LLM) -> None:
         found: dict[tuple[str, int], list[int]] = {}
         while len(engine):
             for event in engine.step():
-                told = [step.chosen.token_id for step in event.piece.logprobs or ()]
-                found.setdefault((event.request_id, event.piece.index), []).extend([*event.piece.token_ids, *told])
+                told = [step.chosen.token_id for step in event.chunk.logprobs or ()]
+                found.setdefault((event.request_id, event.chunk.index), []).extend([*event.chunk.token_ids, *told])
         return found
 
     expected = answers("auto")

@@ -1,4 +1,4 @@
-"""langchain-openai: what it makes of a server's answers, as one JSON object. Arguments: the server's URL, the model."""
+"""langchain-openai: prints its results as one JSON object. Arguments: the server's URL, the model."""
 
 from __future__ import annotations
 

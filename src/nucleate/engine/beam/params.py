@@ -144,7 +144,7 @@ class BeamCompletion:
     usage: Usage
 
     @classmethod
-    def of(cls, prompt_token_ids: Iterable[int], pieces: Iterable[CompletionChunk]) -> Self:
+    def from_chunks(cls, prompt_token_ids: Iterable[int], pieces: Iterable[CompletionChunk]) -> Self:
         """Assemble the completion from the chunks of a ``BeamRequest``."""
         outputs = tuple(_output(piece) for piece in sorted(pieces, key=lambda piece: piece.index))
         prompt = tuple(prompt_token_ids)

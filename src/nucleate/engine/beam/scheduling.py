@@ -1,7 +1,7 @@
 """Runs beam searches inside the engine: every unfinished beam is a sequence of the scheduler.
 
-A beam computes its new tokens and then waits, paused, until all beams of its search have their logits; so it is among
-the first to be preempted. Then the search takes a step. The first beam that continues another one reuses its sequence;
+A beam computes its new token, and is then paused until all beams of its search have their logits; paused sequences are
+preempted first. Then the search takes a step. The first beam that continues another one reuses its sequence;
 the others are forks, which share its full blocks and copy a partial last one.
 """
 
@@ -28,7 +28,7 @@ from nucleate.sampling.inputs import LogitsInput
 from nucleate.sampling.token_logprobs import logprobs
 from nucleate.sampling_params import SamplingParams
 from nucleate.stopping.stop_matcher import StopRules
-from nucleate.structured_output import CompiledGrammar, Guide, MatcherError, why
+from nucleate.structured_output import CompiledGrammar, Guide, MatcherError, error_message
 from nucleate.structured_output.grammar_manager import GrammarManager
 from nucleate.structured_output.guide import CONSTRAINT_FAILED
 from nucleate.tokenization.detokenizer import Detokenizer
@@ -36,7 +36,7 @@ from nucleate.tokenization.tokenizer import Tokenizer
 
 
 class ValidatedBeamRequest(NamedTuple):
-    """A beam search request that was checked against the model."""
+    """A beam search request, validated for a model."""
 
     request: BeamRequest
     rules: StopRules
@@ -53,18 +53,18 @@ class GuideConstraint:
     def __init__(self, guide: Guide, *, ignore_eos: bool) -> None:
         self.guide, self._ignore_eos = guide, ignore_eos
 
-    def after(self, token: int) -> tuple[GuideConstraint, bool]:
-        guide = Guide(self.guide.form, ignore_eos=self._ignore_eos)
+    def advance(self, token: int) -> tuple[GuideConstraint, bool]:
+        guide = Guide(self.guide.grammar, ignore_eos=self._ignore_eos)
         guide.matcher = self.guide.matcher.copy()
-        return GuideConstraint(guide, ignore_eos=self._ignore_eos), guide.push(token)
+        return GuideConstraint(guide, ignore_eos=self._ignore_eos), guide.accept_token(token)
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class RunningBeam(SchedulerEntry):
     """An unfinished beam, as a sequence of the scheduler."""
 
-    row: ClassVar[int] = NO_ROW  #: it needs no row of the sampler,
-    prompt_logprobs: ClassVar[None] = None  #: and reports no logprobs of the prompt
+    row: ClassVar[int] = NO_ROW  #: not sampled,
+    prompt_logprobs: ClassVar[None] = None  #: and without prompt logprobs
     running: RunningBeamSearch
     key: int  #: negative, unlike those of other sequences
     logits_V: NDArray[np.float32] | None = None  #: of the next token, once they are computed
@@ -125,30 +125,30 @@ class BeamScheduler:
         )
         rules = admit(limits, self._tokenizer, request.prompt_ids, same)
         params.check(rules.max_tokens or 0)
-        return ValidatedBeamRequest(request, rules, self._grammars.form(params.structured_outputs))
+        return ValidatedBeamRequest(request, rules, self._grammars.compile(params.structured_outputs))
 
     def start(self, validated: ValidatedBeamRequest, request_id: str, arrival: int) -> None:
         """Add a search to the scheduler."""
         request, rules, grammar = validated
-        params, most, ids = request.params, rules.max_tokens or 0, request.prompt_ids  # admit sets max_tokens
-        ends = rules.stop_token_ids | (frozenset() if params.ignore_eos else rules.eos_token_ids)
+        params, max_tokens, ids = request.params, rules.max_tokens or 0, request.prompt_ids  # admit sets max_tokens
+        stop_ids = rules.stop_token_ids | (frozenset() if params.ignore_eos else rules.eos_token_ids)
         ignores = params.ignore_eos
         first = None if grammar is None else GuideConstraint(Guide(grammar, ignore_eos=ignores), ignore_eos=ignores)
-        search = BeamSearch(params, ends, most, first)
+        search = BeamSearch(params, stop_ids, max_tokens, first)
         running = RunningBeamSearch(request, request_id, rules, grammar, search, (request.priority, arrival))
-        beam = RunningBeam((*running.order, 0), ids, len(ids) + most, running=running, key=next(self._keys))
+        beam = RunningBeam((*running.order, 0), ids, len(ids) + max_tokens, running=running, key=next(self._keys))
         running.beams = [beam]
         self._requests[request_id] = running
         self.prefix_cache_queries += len(ids)
         self._scheduler.add(beam)
 
     def process(self, ready: Sequence[ScheduledSequence], logits_LV: Any) -> list[EngineOutput]:
-        """Take the logits (NumPy or torch) of beams that are ready. Returns the outputs of searches that end."""
+        """Store the logits (NumPy or torch) of beams. Returns the outputs of searches that have finished."""
         if not ready:
             return []
         begin = perf_counter()
         outputs = []
-        own_BV = logits_LV[[one.logits_row for one in ready]]  # a copy, which may have to wait for other beams
+        own_BV = logits_LV[[one.logits_row for one in ready]]  # a copy: it is kept until the other beams have theirs
         for one, logits_V in zip(ready, LogitsInput(own_BV), strict=True):
             one.sequence.logits_V, one.sequence.paused = logits_V, True
         for running in {one.sequence.running.id: one.sequence.running for one in ready}.values():
@@ -158,8 +158,8 @@ class BeamScheduler:
         return outputs
 
     def end(self, running: RunningBeamSearch, finish: Finish) -> list[EngineOutput]:
-        """End a search without results."""
-        self._clear(running.beams)
+        """End a search without result."""
+        self._release(running.beams)
         del self._requests[running.id]
         usage = Usage(len(running.request.prompt_ids), 0)
         return [EngineOutput(running.id, CompletionChunk("", (), 0, 0, *finish), usage)]
@@ -171,16 +171,16 @@ class BeamScheduler:
         self.sampled_tokens += len(rows)
         top, ids_V = running.request.params.logprobs, np.arange(len(rows[0]))
 
-        def raw_logprobs(place: int, token: int) -> StepLogprobs:
-            return logprobs(ids_V, rows[place], token, top or 0)
+        def raw_logprobs(row: int, token: int) -> StepLogprobs:
+            return logprobs(ids_V, rows[row], token, top or 0)
 
         try:
             masks = self._grammars.mask(guides)
             children = running.search.step(np.stack(rows), masks, None if top is None else raw_logprobs)
             self._continue(running, children)
         except SearchError as error:
-            return self.end(running, Finish("error", why(error.reason, guides[error.place])))
-        except _CopyError as error:
+            return self.end(running, Finish("error", error_message(error.reason, guides[error.beam])))
+        except _ForkError as error:
             return self.end(running, Finish("error", str(error)))
         except MatcherError as error:
             return self.end(running, Finish("error", f"{CONSTRAINT_FAILED[0]}: {error}"))
@@ -189,9 +189,9 @@ class BeamScheduler:
     def _continue(self, running: RunningBeamSearch, children: Sequence[BeamCandidate]) -> None:
         """Replace the beams by their continuations."""
         before, parents = running.beams, {child.parent for child in children}
-        self._clear(beam for place, beam in enumerate(before) if place not in parents)
-        used = {before[place].order[2] for place in parents}
-        places = (place for place in itertools.count() if place not in used)
+        self._release(beam for index, beam in enumerate(before) if index not in parents)
+        used = {before[index].order[2] for index in parents}
+        ranks = (rank for rank in itertools.count() if rank not in used)
         running.beams = []
         forks: list[Fork] = []
         for parent, _ in children:
@@ -199,34 +199,34 @@ class BeamScheduler:
             if parent in parents:
                 parents.remove(parent)
             else:
-                beam = self._fork(beam, next(places), forks)
+                beam = self._fork(beam, next(ranks), forks)
             running.beams.append(beam)
         try:
             if forks:
                 self._runner.fork(forks)
         except Exception as error:
-            raise _CopyError(f"the model failed: {one_line(error)}") from error
+            raise _ForkError(f"the model failed: {one_line(error)}") from error
         for beam, (_, token) in zip(running.beams, children, strict=True):
             beam.append(token)
             beam.logits_V, beam.paused = None, running.paused
 
-    def _fork(self, parent: RunningBeam, place: int, forks: list[Fork]) -> RunningBeam:
+    def _fork(self, parent: RunningBeam, rank: int, forks: list[Fork]) -> RunningBeam:
         running = parent.running
-        child = RunningBeam((*running.order, place), (), parent.max_length, running=running, key=next(self._keys))
+        child = RunningBeam((*running.order, rank), (), parent.max_length, running=running, key=next(self._keys))
         block = self._scheduler.fork(parent, child)
         if child.block_ids:
             forks.append(Fork(parent.key, child.key, block))
-        child.num_cached = 0  # its prompt is counted already
+        child.num_cached = 0  # its prompt tokens are already counted
         return child
 
-    def _clear(self, beams: Iterable[RunningBeam]) -> None:
+    def _release(self, beams: Iterable[RunningBeam]) -> None:
         for beam in beams:
             self.prefix_cache_hits += beam.num_cached
             self._scheduler.remove(beam)
             self._runner.forget(beam.key)
 
     def _finish(self, running: RunningBeamSearch) -> list[EngineOutput]:
-        """The outputs of a search that is over."""
+        """The outputs of a finished search."""
         del self._requests[running.id]
         best, prompt = running.search.best(), len(running.request.prompt_ids)
         usage = Usage(prompt, sum(one.length for one in best))
@@ -243,7 +243,7 @@ class BeamScheduler:
         eos = tokens[-1] in rules.eos_token_ids and not params.ignore_eos
         finish = Finish("stop", tokens[-1] if stopped and not eos else None) if beam.ended else Finish("length")
         collected = tuple(step.logprobs for step in steps if step.logprobs is not None)
-        validation = None if running.grammar is None else Guide(running.grammar).read(text, finish)
+        validation = None if running.grammar is None else Guide(running.grammar).add_text(text, finish)
         return BeamPiece(
             text,
             tokens,
@@ -257,5 +257,5 @@ class BeamScheduler:
         )
 
 
-class _CopyError(Exception):
+class _ForkError(Exception):
     """The model could not copy the KV cache of a beam."""

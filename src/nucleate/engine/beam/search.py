@@ -16,34 +16,34 @@ from numpy.typing import NDArray
 from nucleate.engine.beam.params import BeamParams
 from nucleate.outputs import StepLogprobs
 
-Doubles = NDArray[np.float64]
-LANES = 64
-"""``bound`` takes the maximum of so many scores at a time."""
+Scores = NDArray[np.float64]
+BOUND_LANES = 64
+"""Number of scores that ``top_score_bound`` reduces to one maximum."""
 
 
 class BeamConstraint(Protocol):
     """A constraint on the tokens of one beam (structured output)."""
 
-    def after(self, token: int) -> tuple[BeamConstraint, bool]:
-        """The constraint after an allowed token, and whether no token may follow it."""
+    def advance(self, token: int) -> tuple[BeamConstraint, bool]:
+        """The constraint after an allowed token, and whether the output is complete with it."""
 
 
 LogprobsOf = Callable[[int, int], StepLogprobs]
-"""The logprobs to report for a step: from the row of an open beam and the chosen token."""
+"""The logprobs to report for a step, from the row of an open beam and the chosen token."""
 
 
 class SearchError(Exception):
-    """The open beam at ``place`` has no next token, because of ``reason``."""
+    """An open beam has no next token. beam: its index; reason: why."""
 
-    def __init__(self, place: int, reason: str) -> None:
-        super().__init__(place, reason)
-        self.place, self.reason = place, reason
+    def __init__(self, beam: int, reason: str) -> None:
+        super().__init__(beam, reason)
+        self.beam, self.reason = beam, reason
 
 
-class Link(NamedTuple):
-    """The last token of a beam, linked to the tokens before it."""
+class BeamToken(NamedTuple):
+    """A token of a beam, linked to the previous one."""
 
-    before: Link | None
+    previous: BeamToken | None
     token: int
     logprobs: StepLogprobs | None
 
@@ -52,7 +52,7 @@ class Link(NamedTuple):
 class OpenBeam:
     """An unfinished beam."""
 
-    last: Link | None = None
+    last_token: BeamToken | None = None
     logprob: float = 0.0
     constraint: BeamConstraint | None = None
 
@@ -60,36 +60,36 @@ class OpenBeam:
 class FinishedBeam(NamedTuple):
     """A finished beam."""
 
-    last: Link
+    last_token: BeamToken
     length: int
     score: float
     logprob: float
-    ended: bool  #: by EOS, a stop token or the end of its grammar; False: at the maximum length
+    ended: bool  #: by EOS, a stop token or a complete grammar; False: at the maximum length
 
     @property
-    def steps(self) -> list[Link]:
+    def steps(self) -> list[BeamToken]:
         """Its tokens with their logprobs, in order."""
-        steps, link = [], self.last
+        steps, node = [], self.last_token
         while True:
-            steps.append(link)
-            if link.before is None:
+            steps.append(node)
+            if node.previous is None:
                 return steps[::-1]
-            link = link.before
+            node = node.previous
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        return tuple(link.token for link in self.steps)
+        return tuple(node.token for node in self.steps)
 
 
 class BeamCandidate(NamedTuple):
-    """A beam that continues in this step: the place of its parent among the open beams, and its new token."""
+    """A beam that continues in this step: the index of its parent among the open beams, and its new token."""
 
     parent: int
     token: int
 
 
 class BeamSearch:
-    """One search. ends: token ids that finish a beam. max_tokens: maximum length. constraint: of the first beam."""
+    """A beam search. ends: token ids that finish a beam; max_tokens: maximum length; constraint: of the first beam."""
 
     def __init__(
         self, params: BeamParams, ends: Iterable[int], max_tokens: int, constraint: BeamConstraint | None = None
@@ -100,7 +100,7 @@ class BeamSearch:
 
     @property
     def open(self) -> list[OpenBeam]:
-        """The unfinished beams, group by group, best first; at first, one for all groups. Empty: the search is over."""
+        """The unfinished beams by group, best first; before the first step one for all groups. Empty: finished."""
         return self._groups[0].open if not self.length else [beam for group in self._groups for beam in group.open]
 
     def step(
@@ -117,18 +117,18 @@ class BeamSearch:
         total_BV = logprobs(logits_BV)
         total_BV += np.array([beam.logprob for beam in self.open])[:, None]
         if masks_BW is not None:
-            forbid(total_BV, masks_BW)
+            apply_masks(total_BV, masks_BW)
         begins = not self.length
         self.length += 1
         children: list[BeamCandidate] = []
-        chosen = Counter[int]()
-        place = 0
+        token_counts = Counter[int]()
+        row = 0
         for group in self._groups:
-            end = place + len(group.open)
-            own, tokens = group.step(total_BV[place:end], place, chosen, logprobs_of)
+            end = row + len(group.open)
+            own, tokens = group.step(total_BV[row:end], row, token_counts, logprobs_of)
             children += own
-            chosen.update(tokens)
-            place = 0 if begins else end
+            token_counts.update(tokens)
+            row = 0 if begins else end
         return children
 
     def best(self) -> list[FinishedBeam]:
@@ -149,7 +149,7 @@ def _by_score(found: FinishedBeam) -> float:
 
 @dataclass(slots=True)
 class _Group:
-    """The beams of one group. It is over when none is open."""
+    """The beams of one group. The group is finished when no beam is open."""
 
     search: BeamSearch
     size: int
@@ -157,45 +157,49 @@ class _Group:
     finished: list[FinishedBeam] = field(default_factory=list)
 
     def step(
-        self, total_BV: Doubles, first: int, chosen: Counter[int], logprobs_of: LogprobsOf | None
+        self, total_BV: Scores, row_offset: int, token_counts: Counter[int], logprobs_of: LogprobsOf | None
     ) -> tuple[list[BeamCandidate], list[int]]:
-        """Returns the continuing beams of this group, and their tokens. first: the place of its first beam."""
+        """Returns the continuing beams of this group, and their tokens. row_offset: the row of its first beam."""
         search, before, self.open = self.search, self.open, []
         last, vocabulary = search.length == search.max_tokens, total_BV.shape[1]
         children: list[BeamCandidate] = []
         tokens: list[int] = []
-        for rank, at in enumerate(_in_order(total_BV, self._penalty(chosen), self.size * (1 + len(search.ends)))):
+        for rank, index in enumerate(
+            _ranked_candidates(total_BV, self._penalty(token_counts), self.size * (1 + len(search.ends)))
+        ):
             if rank >= self.size and (last or len(self.open) == self.size):
                 break
-            place, token = divmod(at, vocabulary)
-            constraint, ended = _after(before[place].constraint, token)
+            row, token = divmod(index, vocabulary)
+            constraint, ended = _advance(before[row].constraint, token)
             ended = ended or token in search.ends
             if ended and rank >= self.size:  # a finished beam below the top ``size`` candidates is dropped
                 continue
-            logprob = float(total_BV[place, token])
-            link = Link(before[place].last, token, None if logprobs_of is None else logprobs_of(first + place, token))
+            logprob = float(total_BV[row, token])
+            node = BeamToken(
+                before[row].last_token, token, None if logprobs_of is None else logprobs_of(row_offset + row, token)
+            )
             if not ended:
                 tokens.append(token)
             if not ended and not last:
-                self.open.append(OpenBeam(link, logprob, constraint))
-                children.append(BeamCandidate(first + place, token))
+                self.open.append(OpenBeam(node, logprob, constraint))
+                children.append(BeamCandidate(row_offset + row, token))
             else:
-                self._finish(link, logprob, ended=ended)
+                self._finish(node, logprob, ended=ended)
         del self.finished[self.size :]
-        if self._enough():
+        if self._is_done():
             self.open, children, tokens = [], [], []
         return children, tokens
 
-    def _finish(self, link: Link, logprob: float, *, ended: bool) -> None:
+    def _finish(self, node: BeamToken, logprob: float, *, ended: bool) -> None:
         length = self.search.length
-        self.finished.append(FinishedBeam(link, length, self.search.score(logprob, length), logprob, ended))
+        self.finished.append(FinishedBeam(node, length, self.search.score(logprob, length), logprob, ended))
         self.finished.sort(key=_by_score)
 
-    def _penalty(self, chosen: Counter[int]) -> dict[int, float]:
+    def _penalty(self, token_counts: Counter[int]) -> dict[int, float]:
         weight = self.search.params.diversity_penalty
-        return {token: weight * count for token, count in chosen.items()} if weight else {}
+        return {token: weight * count for token, count in token_counts.items()} if weight else {}
 
-    def _enough(self) -> bool:
+    def _is_done(self) -> bool:
         """Whether no open beam can still improve the result, see ``BeamParams.early_stopping``."""
         params, search = self.search.params, self.search
         if len(self.finished) < self.size or not self.open:
@@ -206,31 +210,31 @@ class _Group:
         return params.early_stopping is True or search.score(best, longest) <= self.finished[-1].score
 
 
-def logprobs(logits_BV: NDArray[np.float32]) -> Doubles:
+def logprobs(logits_BV: NDArray[np.float32]) -> Scores:
     """Log-softmax of logits [B, V] in float64. Raises SearchError for a row with a NaN, a +inf or no finite score.
 
     It works row by row, so that intermediate arrays stay in the CPU cache.
     """
     total_BV = np.empty(logits_BV.shape)
     weight_V = np.empty(logits_BV.shape[1])
-    for place, (logits_V, total_V) in enumerate(zip(logits_BV, total_BV, strict=True)):
+    for row, (logits_V, total_V) in enumerate(zip(logits_BV, total_BV, strict=True)):
         top = float(logits_V.max())
         if not np.isfinite(top):
-            raise SearchError(place, wrong(logits_V))
+            raise SearchError(row, invalid_reason(logits_V))
         np.subtract(logits_V, top, out=total_V, dtype=np.float64)
         total_V -= np.log(np.exp(total_V, out=weight_V).sum())
     return total_BV
 
 
-def wrong(x_V: NDArray[np.float32]) -> str:
-    """Why a row of logits is invalid, in the words of the reference backend."""
+def invalid_reason(x_V: NDArray[np.float32]) -> str:
+    """The reason why a row of logits is invalid, worded as in the reference backend."""
     for bad_V, what in ((np.isnan(x_V), "NaN"), (x_V == np.inf, "+inf")):
         if bad_V.any():
             return f"{what} at token {bad_V.argmax()}"
     return "every token is at -inf"
 
 
-def forbid(total_BV: Doubles, masks_BW: NDArray[np.int32]) -> None:
+def apply_masks(total_BV: Scores, masks_BW: NDArray[np.int32]) -> None:
     """Set masked tokens to -inf. Raises SearchError for a row in which no token is left."""
     bits_BV = np.unpackbits(masks_BW.view(np.uint8), axis=1, bitorder="little")[:, : total_BV.shape[1]]
     total_BV[bits_BV == 0] = -np.inf
@@ -239,11 +243,11 @@ def forbid(total_BV: Doubles, masks_BW: NDArray[np.int32]) -> None:
         raise SearchError(int(left_B.argmin()), "every token that is allowed is at -inf")
 
 
-def _after(constraint: BeamConstraint | None, token: int) -> tuple[BeamConstraint | None, bool]:
-    return (None, False) if constraint is None else constraint.after(token)
+def _advance(constraint: BeamConstraint | None, token: int) -> tuple[BeamConstraint | None, bool]:
+    return (None, False) if constraint is None else constraint.advance(token)
 
 
-def _in_order(total_BV: Doubles, penalty: dict[int, float], count: int) -> Iterator[int]:
+def _ranked_candidates(total_BV: Scores, penalty: dict[int, float], count: int) -> Iterator[int]:
     """Indices into the flat array, highest score first; ties by beam, then by token id."""
     if penalty:
         total_BV = total_BV.copy()
@@ -251,7 +255,7 @@ def _in_order(total_BV: Doubles, penalty: dict[int, float], count: int) -> Itera
             total_BV[:, token] -= less
     total_N, done = total_BV.ravel(), 0
     while done < len(total_N):
-        least = bound(total_N, count)
+        least = top_score_bound(total_N, count)
         near_N = np.flatnonzero(total_N >= least if least > -np.inf else total_N > -np.inf)
         order_N = near_N[np.argsort(-total_N[near_N], kind="stable")]
         yield from order_N[done:count].tolist()
@@ -260,10 +264,10 @@ def _in_order(total_BV: Doubles, penalty: dict[int, float], count: int) -> Itera
         done, count = count, 4 * count
 
 
-def bound(total_N: Doubles, count: int) -> float:
+def top_score_bound(total_N: Scores, count: int) -> float:
     """A lower bound that at least ``count`` scores reach, and not many more: the count-th highest of partial maxima."""
-    parts = len(total_N) // LANES
+    parts = len(total_N) // BOUND_LANES
     if parts < count:
         return -np.inf
-    highest = total_N[: parts * LANES].reshape(LANES, parts).max(axis=0)
+    highest = total_N[: parts * BOUND_LANES].reshape(BOUND_LANES, parts).max(axis=0)
     return float(np.partition(highest, parts - count)[parts - count])

@@ -12,7 +12,7 @@ from nucleate.tokenization.tokenizer import Tokenizer
 
 
 class Echo:
-    """The text before each completion of a prompt; empty without ``echo``.
+    """The text before each completion of a prompt, for a request with ``echo``.
 
     A text prompt is repeated as it is, token ids as their text. A character that the prompt begins and the completion
     ends belongs to the completion. Creating one tokenizes the whole prompt.
@@ -20,12 +20,12 @@ class Echo:
 
     def __init__(self, request: ParsedRequest, index: int, prompt_ids: Sequence[int], tokenizer: Tokenizer) -> None:
         self._request, self._prompt_ids, self._tokenizer = request, prompt_ids, tokenizer
-        prompt = request.prompts[index] if request.echo else ""
+        prompt = request.prompts[index]
         self.text = prompt if isinstance(prompt, str) else _text(request, prompt, tokenizer)
-        self._offsets = list(self._token_offsets(prompt)) if request.echo and request.returns_logprobs else []
+        self._offsets = list(self._token_offsets(prompt)) if request.returns_logprobs else []
         self._columns: JSON | None = None
 
-    def before(self, own: JSON, logprobs: PromptLogprobs | None) -> JSON:
+    def prepend_logprobs(self, own: JSON, logprobs: PromptLogprobs | None) -> JSON:
         """Return the logprobs of a completion after those of its prompt."""
         if not self._offsets:
             return own

@@ -13,24 +13,24 @@ Arguments = ParamSpec("Arguments")
 Value = TypeVar("Value")
 
 
-def guarded(read: Callable[Arguments, Value]) -> Callable[Arguments, Value]:
-    """Decorate a reader to raise ParameterError instead of RecursionError."""
+def reject_deep_nesting(read: Callable[Arguments, Value]) -> Callable[Arguments, Value]:
+    """Decorate a parser: it raises ParameterError instead of RecursionError for a deeply nested body."""
 
     @wraps(read)
-    def guarding(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Value:
+    def wrapper(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Value:
         try:
             return read(*args, **kwargs)
         except RecursionError:
             raise ParameterError("body", "the body is nested too deeply") from None
 
-    return guarding
+    return wrapper
 
 
-def read_switch(given: Mapping[str, Any], name: str, default: bool = False) -> bool:
+def read_bool(given: Mapping[str, Any], name: str, default: bool = False) -> bool:
     """Read a boolean field."""
     value = given.get(name, default)
     if not isinstance(value, bool):
-        raise wrong(name, "true or false", value)
+        raise invalid_value(name, "true or false", value)
     return value
 
 
@@ -38,21 +38,21 @@ def read_model(given: Mapping[str, Any]) -> str | None:
     """Read the model name."""
     model = given.get("model")
     if model is not None and (not isinstance(model, str) or not model):
-        raise wrong("model", "a non-empty string", model)
+        raise invalid_value("model", "a non-empty string", model)
     return model
 
 
-def are_ids(value: Sequence[Any]) -> bool:
+def are_token_ids(value: Sequence[Any]) -> bool:
     """Return whether all entries are integers."""
     return all(isinstance(item, int) and not isinstance(item, bool) for item in value)
 
 
-def same(value: Any, other: Any) -> bool:
-    """Return whether two JSON values are equal; unlike in Python, 1 is not true."""
+def json_equal(value: Any, other: Any) -> bool:
+    """Return whether two JSON values are equal; unlike in Python, 1 and true differ."""
     return type(value) is type(other) and value == other
 
 
-def wrong(name: str, allowed: str, value: object, field: str = "") -> ParameterError:
+def invalid_value(name: str, allowed: str, value: object, field: str = "") -> ParameterError:
     """Return the error for an invalid value. name: its place in the body. field: the top-level field, if different."""
     return ParameterError(field or name, f"{name} must be {allowed}, got {shown(value)}")
 

@@ -13,7 +13,7 @@ from nucleate.server.openai.requests import ParsedRequest
 from nucleate.tokenization.detokenizer import Detokenizer
 from nucleate.tokenization.tokenizer import Tokenizer
 
-UNLIKELY = -9999.0
+MIN_LOGPROB = -9999.0
 """OpenAI's number for a logprob of -inf, which JSON cannot represent."""
 
 JSON = dict[str, Any]
@@ -23,8 +23,8 @@ def step_body(step: StepLogprobs, tokenizer: Tokenizer, top: int | None = None) 
     """Return the logprobs of one token in the chat format. top: number of top logprobs; None: all."""
     made = _token(step.chosen, tokenizer)
     made["top_logprobs"] = [_token(one, tokenizer) for one in step.top[:top]]
-    if step.asked:
-        made["requested_logprobs"] = [_token(one, tokenizer) for one in step.asked]
+    if step.requested:
+        made["requested_logprobs"] = [_token(one, tokenizer) for one in step.requested]
     return made
 
 
@@ -46,21 +46,21 @@ def columns(
     """
     top = request.params.logprobs or 0
     made: JSON = {
-        "tokens": [_name(token, tokenizer) for token in token_ids],
-        "token_logprobs": [None if step is None else max(step.chosen.logprob, UNLIKELY) for step in steps],
+        "tokens": [_token_text(token, tokenizer) for token in token_ids],
+        "token_logprobs": [None if step is None else max(step.chosen.logprob, MIN_LOGPROB) for step in steps],
         "top_logprobs": [
-            None if step is None else _by_name((step.chosen, *step.top[:top]), tokenizer) for step in steps
+            None if step is None else _by_text((step.chosen, *step.top[:top]), tokenizer) for step in steps
         ],
         "text_offset": list(offsets),
     }
     if request.params.logprob_token_ids:
         made["requested_logprobs"] = [
-            None if step is None else [_token(one, tokenizer) for one in step.asked] for step in steps
+            None if step is None else [_token(one, tokenizer) for one in step.requested] for step in steps
         ]
     return made
 
 
-class Offsets:
+class TextOffsets:
     """Computes the character offsets of the tokens of a completion, one token at a time."""
 
     def __init__(self, request: ParsedRequest, prompt_ids: Sequence[int], tokenizer: Tokenizer) -> None:
@@ -78,22 +78,22 @@ def _token(logprob: TokenLogprob, tokenizer: Tokenizer) -> JSON:
     data = _bytes(logprob.token_id, tokenizer)
     return {
         "token": data.decode(errors="replace"),
-        "logprob": max(logprob.logprob, UNLIKELY),
+        "logprob": max(logprob.logprob, MIN_LOGPROB),
         "bytes": list(data),
         "token_id": logprob.token_id,
         "rank": logprob.rank,
     }
 
 
-def _by_name(logprobs: Sequence[TokenLogprob], tokenizer: Tokenizer) -> Mapping[str, float]:
+def _by_text(logprobs: Sequence[TokenLogprob], tokenizer: Tokenizer) -> Mapping[str, float]:
     """Map token texts to logprobs; of tokens with the same text, the more likely one counts."""
     found: dict[str, float] = {}
     for one in sorted(logprobs, key=lambda one: -one.logprob):
-        found.setdefault(_name(one.token_id, tokenizer), max(one.logprob, UNLIKELY))
+        found.setdefault(_token_text(one.token_id, tokenizer), max(one.logprob, MIN_LOGPROB))
     return found
 
 
-def _name(token_id: int, tokenizer: Tokenizer) -> str:
+def _token_text(token_id: int, tokenizer: Tokenizer) -> str:
     """Return the text of a token, or its bytes in OpenAI's format if they are not valid UTF-8."""
     data = _bytes(token_id, tokenizer)
     try:

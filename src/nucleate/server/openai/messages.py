@@ -8,7 +8,7 @@ from typing import Any
 
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError
-from nucleate.server.openai.fields import unknown_field, wrong
+from nucleate.server.openai.fields import invalid_value, unknown_field
 
 MAX_DEPTH = 8
 """Maximum nesting of ``chat_template_kwargs``."""
@@ -52,13 +52,13 @@ def read_messages(value: Any) -> list[dict[str, str]]:
     Text parts are concatenated. Raises ParameterError for images, tools and tool calls.
     """
     if not isinstance(value, list) or not value:
-        raise wrong("messages", "a list with at least one message", value, "messages")
+        raise invalid_value("messages", "a list with at least one message", value, "messages")
     if len(value) > MAX_MESSAGES:
         raise ParameterError("messages", f"messages has {len(value)} entries, but at most {MAX_MESSAGES} are allowed")
     return [_message(f"messages[{index}]", message) for index, message in enumerate(value)]
 
 
-def read_template(value: Any) -> dict[str, Any]:
+def read_chat_template_kwargs(value: Any) -> dict[str, Any]:
     """Return ``chat_template_kwargs``: additional variables for the chat template.
 
     Raises ParameterError for reserved names: those set by the server, and special tokens such as ``bos_token``.
@@ -87,7 +87,7 @@ def _check(where: str, value: Any, depth: int) -> None:
 
 def _message(where: str, message: Any) -> dict[str, str]:
     if not isinstance(message, Mapping):
-        raise wrong(where, "an object with role and content", message, "messages")
+        raise invalid_value(where, "an object with role and content", message, "messages")
     for name, value in message.items():
         if name not in _SUPPORTED + EMPTY_ONLY:
             raise ParameterError("messages", str(unknown_field(name, _SUPPORTED, where)))
@@ -99,7 +99,7 @@ def _message(where: str, message: Any) -> dict[str, str]:
         if isinstance(text, str) and text:
             result[name] = text
         elif name == "role" or text is not None:
-            raise wrong(f"{where}.{name}", "a non-empty string", text, "messages")
+            raise invalid_value(f"{where}.{name}", "a non-empty string", text, "messages")
     return result
 
 
@@ -107,13 +107,13 @@ def _content(where: str, content: Any) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise wrong(f"{where}.content", "a string or a list of parts", content, "messages")
+        raise invalid_value(f"{where}.content", "a string or a list of parts", content, "messages")
     texts = []
     for index, part in enumerate(content):
         place = f"{where}.content[{index}]"
         if not isinstance(part, Mapping) or part.get("type") != "text" or part.keys() != {"type", "text"}:
-            raise wrong(place, 'a part such as {"type": "text", "text": ...}', part, "messages")
+            raise invalid_value(place, 'a part such as {"type": "text", "text": ...}', part, "messages")
         if not isinstance(part["text"], str):
-            raise wrong(f"{place}.text", "a string", part["text"], "messages")
+            raise invalid_value(f"{place}.text", "a string", part["text"], "messages")
         texts.append(part["text"])
     return "".join(texts)

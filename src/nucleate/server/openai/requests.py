@@ -6,10 +6,10 @@ API is an error, unless its value has no effect.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from types import MappingProxyType
+from functools import cached_property, lru_cache
 from typing import Any
 
 from nucleate.engine.beam.params import BeamParams, BeamRequest
@@ -17,85 +17,39 @@ from nucleate.engine.request import Request
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling_params import FIELDS, SamplingParams
-from nucleate.server.openai.beam_search import FIELDS_OF_BEAMS as SEARCHING
-from nucleate.server.openai.beam_search import SWITCH, read_beams
-from nucleate.server.openai.fields import are_ids, guarded, read_model, read_switch, same, unknown_field, wrong
-from nucleate.server.openai.messages import read_messages, read_template
+from nucleate.server.openai.beam_search import BODY_FIELDS as BEAM_FIELDS
+from nucleate.server.openai.beam_search import read_beams
+from nucleate.server.openai.endpoints import Endpoint
+from nucleate.server.openai.fields import (
+    are_token_ids,
+    invalid_value,
+    json_equal,
+    read_bool,
+    read_model,
+    reject_deep_nesting,
+    unknown_field,
+)
+from nucleate.server.openai.messages import read_chat_template_kwargs, read_messages
 from nucleate.server.openai.response_format import (
+    FORMAT_FIELDS,
     RENAMED,
-    RESPONSE,
     UNCONSTRAINED,
     RequestedFormat,
     read_format,
 )
+from nucleate.structured_output.spec import StructuredOutputs
 
 Prompt = str | tuple[int, ...]
 
-_NO_TOOLS = ("none", "auto")  # accepted values without tools
-_IGNORED = frozenset(  # for OpenAI's accounting, caches and queues
-    ["user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"]
-)
-
-
-@dataclass(frozen=True)
-class Endpoint:
-    """A kind of request body: its fields besides those of SamplingParams."""
-
-    url: str
-    subject: tuple[str, ...]  #: the prompt: one of these fields
-    max_tokens: int | None = None  #: default if neither body nor flags set it; None: up to the context length
-    own: frozenset[str] = frozenset()  #: OpenAI fields that are supported
-    ignored: frozenset[str] = frozenset()  #: fields without effect
-    unsupported: Mapping[str, tuple[Any, ...]] = field(default_factory=dict, hash=False)
-    """Unsupported fields, and their values without effect, which are accepted."""
-
-    @cached_property
-    def known(self) -> frozenset[str]:
-        """The names of all fields of a body."""
-        return frozenset({*FIELDS, *self.subject, *self.own, *self.ignored, *self.unsupported})
-
-
-COMPLETIONS = Endpoint(
-    "/v1/completions",
-    ("prompt",),
-    max_tokens=16,
-    own=frozenset({"model", "stream", "stream_options", "best_of", "echo", RESPONSE, SWITCH, *SEARCHING}),
-    ignored=_IGNORED,
-    unsupported=MappingProxyType({"suffix": ("",)}),
-)
-CHAT = Endpoint(
-    "/v1/chat/completions",
-    ("messages",),
-    own=frozenset(
-        [
-            *("model", "stream", "stream_options", "max_completion_tokens", "top_logprobs", "chat_template_kwargs"),
-            *(RESPONSE, SWITCH, *SEARCHING),
-        ]
-    ),
-    ignored=_IGNORED | {"parallel_tool_calls"},
-    unsupported=MappingProxyType(
-        {
-            "tools": ([],),
-            "tool_choice": _NO_TOOLS,
-            "functions": ([],),
-            "function_call": _NO_TOOLS,
-            "modalities": (["text"],),
-            **dict.fromkeys(("audio", "prediction", "reasoning_effort", "verbosity", "web_search_options"), ()),
-        }
-    ),
-)
-PLAIN = Endpoint("", ("prompt", "messages"))
-"""A plain line of a batch: one prompt or chat, and fields of SamplingParams."""
-
-ENDPOINTS: Mapping[str, Endpoint] = {endpoint.url: endpoint for endpoint in (COMPLETIONS, CHAT)}
-"""OpenAI's endpoints by path."""
+MAX_CACHED_CHARACTERS = 1024
+"""Maximum size of the sampling parameters of a request, as JSON, that are cached."""
 
 
 @dataclass(frozen=True)
 class ParsedRequest:
     """A parsed request body: prompts or chat messages, and parameters.
 
-    The engine may generate more than the response contains: it gets ``engine_params``, the response follows ``params``.
+    The response follows ``params``. The engine gets ``engine_params``, with which it may generate more than that.
     """
 
     prompts: tuple[Prompt, ...]  #: text or token ids; empty for a chat
@@ -107,9 +61,9 @@ class ParsedRequest:
     echo: bool = False  #: completions start with the prompt
     best_of: int = 0  #: sequences to generate, of which the n best are returned; 0: n
     prompt_only: bool = False  #: max_tokens was 0: the response has only the prompt
-    template: Mapping[str, Any] = field(default_factory=dict)  #: additional variables of the chat template
-    format: RequestedFormat = UNCONSTRAINED  #: where the body sets the structured-output constraint
-    beams: BeamParams | None = None  #: parameters of a beam search, instead of sampling
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)  #: additional variables of the chat template
+    requested_format: RequestedFormat = UNCONSTRAINED  #: where the body sets the structured-output constraint
+    beam_params: BeamParams | None = None  #: parameters of a beam search, instead of sampling
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "best_of", self.best_of or self.params.n)
@@ -119,9 +73,11 @@ class ParsedRequest:
         """Whether choices have logprobs."""
         return self.params.logprobs is not None or bool(self.params.logprob_token_ids)
 
-    def request(self, prompt_ids: Sequence[int]) -> Request | BeamRequest:
+    def engine_request(self, prompt_ids: Sequence[int]) -> Request | BeamRequest:
         """Return the engine request of a prompt."""
-        return Request(prompt_ids, self.engine_params) if self.beams is None else BeamRequest(prompt_ids, self.beams)
+        if self.beam_params is not None:
+            return BeamRequest(prompt_ids, self.beam_params)
+        return Request(prompt_ids, self.engine_params)
 
     @cached_property
     def engine_params(self) -> SamplingParams:
@@ -136,63 +92,71 @@ class ParsedRequest:
         return params.replace(**changes) if changes else params
 
 
-@guarded
+@reject_deep_nesting
 def read_body(endpoint: Endpoint, body: Any, defaults: SamplingParams) -> ParsedRequest:
     """Parse a decoded JSON body. defaults: the parameters that it does not set.
 
     Raises ParameterError, which names the field.
     """
     if not isinstance(body, Mapping):
-        raise wrong("body", "a JSON object", body)
+        raise invalid_value("body", "a JSON object", body)
     for name, value in body.items():
-        if name not in endpoint.known:
+        if name not in endpoint.field_names:
             raise _unknown(name, endpoint)
         accepted = endpoint.unsupported.get(name)
-        if value is not None and accepted is not None and not any(same(value, one) for one in accepted):
+        if value is not None and accepted is not None and not any(json_equal(value, one) for one in accepted):
             raise ParameterError(name, f"{name} is not supported, got {shown(value)}")
     given = {name: value for name, value in body.items() if value is not None}
-    echo, prompt_only = read_switch(given, "echo"), same(given.get("max_tokens"), 0) and "echo" in endpoint.own
+    echo = read_bool(given, "echo")
+    prompt_only = "echo" in endpoint.supported and json_equal(given.get("max_tokens"), 0)
     if prompt_only:
-        given["max_tokens"] = _one_hidden_token(given, echo, defaults)
-    requested = read_format(given)
-    params = defaults.override(**_values(endpoint, given, defaults, requested))
+        given["max_tokens"] = _prompt_only_max_tokens(given, echo, defaults)
+    requested = read_format(given) if any(name in given for name in FORMAT_FIELDS) else None
+    params = _params(defaults, _values(endpoint, given, defaults, requested))
     stream, include_usage = _stream(given)
-    prompts, messages = _subject(endpoint, given)
-    best_of = _best_of(given, params.n, stream)
+    prompts, messages = _prompts_or_messages(endpoint, given)
+    best_of, model = _best_of(given, params.n, stream), read_model(given)
+    variables, beam_params = dict[str, Any](), None
+    if "chat_template_kwargs" in given:
+        variables = read_chat_template_kwargs(given["chat_template_kwargs"])
+    if any(name in given for name in BEAM_FIELDS):
+        beam_params = read_beams(given, params, best_of=best_of, stream=stream, echo=echo)
     return ParsedRequest(
         prompts,
         messages,
         params,
-        read_model(given),
+        model,
         stream,
         include_usage,
         echo=echo,
         best_of=best_of,
         prompt_only=prompt_only,
-        template=read_template(given.get("chat_template_kwargs", {})),
-        format=requested or UNCONSTRAINED,
-        beams=read_beams(given, params, best_of=best_of, stream=stream, echo=echo),
+        chat_template_kwargs=variables,
+        requested_format=requested or UNCONSTRAINED,
+        beam_params=beam_params,
     )
 
 
 def _unknown(name: str, endpoint: Endpoint) -> ParameterError:
     if name in RENAMED:
         return ParameterError(name, f"unknown field {shown(name)}; use {RENAMED[name]}")
-    return unknown_field(name, endpoint.known)
+    return unknown_field(name, endpoint.field_names)
 
 
-def _subject(endpoint: Endpoint, given: Mapping[str, Any]) -> tuple[tuple[Prompt, ...], list[dict[str, str]] | None]:
+def _prompts_or_messages(
+    endpoint: Endpoint, given: Mapping[str, Any]
+) -> tuple[tuple[Prompt, ...], list[dict[str, str]] | None]:
     """Return the prompts, or the chat messages."""
-    subject = [name for name in endpoint.subject if name in given]
+    subject = [name for name in endpoint.prompt_fields if name in given]
     if len(subject) != 1:
-        problem = "is missing" if len(endpoint.subject) == 1 else "or messages must be set, but not both"
-        raise ParameterError(endpoint.subject[0], f"{endpoint.subject[0]} {problem}")
+        problem = "is missing" if len(endpoint.prompt_fields) == 1 else "or messages must be set, but not both"
+        raise ParameterError(endpoint.prompt_fields[0], f"{endpoint.prompt_fields[0]} {problem}")
     if subject == ["messages"]:
         return (), read_messages(given["messages"])
     return _prompts(given["prompt"], several=bool(endpoint.url)), None
 
 
-def _one_hidden_token(given: Mapping[str, Any], echo: bool, defaults: SamplingParams) -> int:
+def _prompt_only_max_tokens(given: Mapping[str, Any], echo: bool, defaults: SamplingParams) -> int:
     """Return max_tokens for a request without output: the engine generates at least one token, which is dropped."""
     if not echo:
         raise ParameterError("max_tokens", "max_tokens must be an integer >= 1, or 0 with echo")
@@ -224,7 +188,7 @@ def _values(
     values = {name: value for name, value in given.items() if name in FIELDS}
     if requested is not None:
         values["structured_outputs"] = requested.structured_outputs
-    if "top_logprobs" in endpoint.own:
+    if "top_logprobs" in endpoint.supported:
         values |= _chat_logprobs(given)
     limit = given.get("max_completion_tokens")
     if limit is not None:
@@ -236,11 +200,26 @@ def _values(
     return values
 
 
+def _params(defaults: SamplingParams, values: Mapping[str, Any]) -> SamplingParams:
+    """Return the parameters of a request. Those of short requests are cached, because validation takes 0.2 ms."""
+    if not isinstance(values.get("structured_outputs"), StructuredOutputs):
+        text = json.dumps(values)
+        if len(text) <= MAX_CACHED_CHARACTERS:
+            return _cached_params(defaults, text)
+    return defaults.override(**values)
+
+
+@lru_cache(256)
+def _cached_params(defaults: SamplingParams, values: str) -> SamplingParams:
+    """Return the parameters of a request. values: as JSON, which unlike a dict distinguishes 1, 1.0 and true."""
+    return defaults.override(**json.loads(values))
+
+
 def _chat_logprobs(given: Mapping[str, Any]) -> dict[str, int | None]:
     """Return ``logprobs`` of a chat: there it is a boolean, and ``top_logprobs`` the number."""
     enabled, top = given.get("logprobs"), given.get("top_logprobs")
     if enabled is not None and not isinstance(enabled, bool):
-        raise wrong("logprobs", "true or false (top_logprobs is the number)", enabled)
+        raise invalid_value("logprobs", "true or false (top_logprobs is the number)", enabled)
     if top is not None:
         top = replace(FIELDS["logprobs"], name="top_logprobs", optional=False).check(top)
         if not enabled:
@@ -250,9 +229,9 @@ def _chat_logprobs(given: Mapping[str, Any]) -> dict[str, int | None]:
 
 def _stream(given: Mapping[str, Any]) -> tuple[bool, bool]:
     """Return whether to stream, and whether to end the stream with the usage."""
-    stream, options = read_switch(given, "stream"), given.get("stream_options", {})
+    stream, options = read_bool(given, "stream"), given.get("stream_options", {})
     if not isinstance(options, Mapping):
-        raise wrong("stream_options", "an object", options)
+        raise invalid_value("stream_options", "an object", options)
     if "stream_options" in given and not stream:
         raise ParameterError("stream_options", "stream_options needs stream to be true")
     for name, value in options.items():
@@ -260,7 +239,7 @@ def _stream(given: Mapping[str, Any]) -> tuple[bool, bool]:
         if name not in known:
             raise unknown_field(name, known, "stream_options")
         if not isinstance(value, bool):
-            raise wrong(f"stream_options.{name}", "true or false", value)
+            raise invalid_value(f"stream_options.{name}", "true or false", value)
     return stream, options.get("include_usage", False)
 
 
@@ -268,11 +247,11 @@ def _prompts(value: Any, *, several: bool) -> tuple[Prompt, ...]:
     if isinstance(value, str):
         return (value,)
     if isinstance(value, list | tuple) and value:
-        if are_ids(value):
+        if are_token_ids(value):
             return (tuple(value),)
         if several and all(isinstance(item, str) for item in value):
             return tuple(value)
-        if several and all(isinstance(item, list | tuple) and item and are_ids(item) for item in value):
+        if several and all(isinstance(item, list | tuple) and item and are_token_ids(item) for item in value):
             return tuple(map(tuple, value))
     lists = ", or a list of either" if several else ""
-    raise wrong("prompt", f"a string or a list of token ids{lists}", value)
+    raise invalid_value("prompt", f"a string or a list of token ids{lists}", value)

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError
-from nucleate.server.openai.fields import same, unknown_field, wrong
+from nucleate.server.openai.fields import invalid_value, json_equal, unknown_field
 from nucleate.structured_output.spec import KINDS, StructuredOutputs
 
-RESPONSE, OUTPUTS = "response_format", "structured_outputs"
-FORMAT_FIELDS = (RESPONSE, OUTPUTS)
+RESPONSE_FORMAT, STRUCTURED_OUTPUTS = "response_format", "structured_outputs"
+FORMAT_FIELDS = (RESPONSE_FORMAT, STRUCTURED_OUTPUTS)
 """The body fields that set a constraint."""
 TYPES = ("text", "json_object", "json_schema")
 """The values of ``response_format.type``."""
@@ -36,19 +36,21 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     }
 )
 """Unsupported fields of vLLM's ``structured_outputs``, and the no-op values that are accepted."""
-RENAMED = {f"guided_{name}": f"{OUTPUTS}.{name}" for name in (JSON, "regex", "choice", "grammar", "json_object")}
+RENAMED = {
+    f"guided_{name}": f"{STRUCTURED_OUTPUTS}.{name}" for name in (JSON, "regex", "choice", "grammar", "json_object")
+}
 """Fields of older versions of vLLM, and their current names."""
 NAME = "[a-zA-Z0-9_-]{1,64}"
 """The pattern of a schema's name."""
 
-_PARTS = tuple(field.name for field in fields(StructuredOutputs))
+_SPEC_FIELDS = tuple(field.name for field in fields(StructuredOutputs))
 _NO_PATHS: Mapping[str, str] = MappingProxyType({})
 
 
 class RequestedFormat(NamedTuple):
     """The constraint that a body sets, and where it is in the body."""
 
-    field: str = OUTPUTS
+    field: str = STRUCTURED_OUTPUTS
     structured_outputs: StructuredOutputs | None = None  #: None: unconstrained, whatever the defaults are
     paths: Mapping[str, str] = _NO_PATHS  #: names inside the field that differ from those of ``StructuredOutputs``
 
@@ -61,91 +63,106 @@ def read_format(given: Mapping[str, Any]) -> RequestedFormat | None:
     formats = [read(given[name]) for name, read in _READERS.items() if name in given]
     constrained = [one for one in formats if one.structured_outputs is not None]
     if len(constrained) > 1:
-        raise ParameterError(OUTPUTS, f"{OUTPUTS} and {RESPONSE} cannot be combined")
+        raise ParameterError(STRUCTURED_OUTPUTS, f"{STRUCTURED_OUTPUTS} and {RESPONSE_FORMAT} cannot be combined")
     return next(iter([*constrained, *formats]), None)
 
 
 @contextmanager
-def named(requested: RequestedFormat) -> Iterator[None]:
-    """Within this context, errors about the constraint name its field and place in the body."""
+def translate_errors(requested: RequestedFormat) -> Iterator[None]:
+    """Within this context, change errors of ``StructuredOutputs`` to name the field and path in the body."""
     try:
         yield
     except ParameterError as error:
-        if error.field not in (*_PARTS, OUTPUTS):
+        if error.field not in (*_SPEC_FIELDS, STRUCTURED_OUTPUTS):
             raise
         raise ParameterError(requested.field, _message(requested, error)) from None
 
 
 def _message(requested: RequestedFormat, error: ParameterError) -> str:
     part, text = error.field, str(error)
-    if part == OUTPUTS:
+    if part == STRUCTURED_OUTPUTS:
         return text if text.startswith(requested.field) else f"{requested.field}: {text}"
     path = f"{requested.field}.{requested.paths.get(part, part)}"
-    hint = ' (in response_format: "strict": false)' if requested.field == RESPONSE and "; set on_unsup" in text else ""
+    hint = (
+        ' (in response_format: "strict": false)'
+        if requested.field == RESPONSE_FORMAT and "; set on_unsup" in text
+        else ""
+    )
     return f"{path}{text[len(part) :] if text.startswith(part) else f': {text}'}{hint}"
 
 
 def _response_format(value: Any) -> RequestedFormat:
-    given = _object(value, RESPONSE, ("type", "json_schema"))
+    given = _object(value, RESPONSE_FORMAT, ("type", "json_schema"))
     kind = given.get("type")
     if kind not in TYPES:
-        raise ParameterError(RESPONSE, f"{RESPONSE}.type must be one of {', '.join(TYPES)}, got {shown(kind)}")
+        raise ParameterError(
+            RESPONSE_FORMAT, f"{RESPONSE_FORMAT}.type must be one of {', '.join(TYPES)}, got {shown(kind)}"
+        )
     if kind == "json_schema":
         return _json_schema(given.get("json_schema"))
     if "json_schema" in given:
-        raise ParameterError(RESPONSE, f"{RESPONSE}.json_schema needs {RESPONSE}.type to be json_schema")
-    return RequestedFormat(RESPONSE, StructuredOutputs(json_object=True) if kind == "json_object" else None)
+        raise ParameterError(
+            RESPONSE_FORMAT, f"{RESPONSE_FORMAT}.json_schema needs {RESPONSE_FORMAT}.type to be json_schema"
+        )
+    return RequestedFormat(RESPONSE_FORMAT, StructuredOutputs(json_object=True) if kind == "json_object" else None)
 
 
 def _json_schema(value: Any) -> RequestedFormat:
-    at = f"{RESPONSE}.json_schema"
-    given = _object(value, RESPONSE, ("name", "schema", "strict", "description"), at)
+    at = f"{RESPONSE_FORMAT}.json_schema"
+    given = _object(value, RESPONSE_FORMAT, ("name", "schema", "strict", "description"), at)
     name, schema, strict = given.get("name"), given.get("schema"), given.get("strict", True)
     if not isinstance(name, str) or not re.fullmatch(NAME, name):
-        raise wrong(f"{at}.name", "1 to 64 letters, digits, - and _", name, RESPONSE)
+        raise invalid_value(f"{at}.name", "1 to 64 letters, digits, - and _", name, RESPONSE_FORMAT)
     if not isinstance(strict, bool):
-        raise wrong(f"{at}.strict", "true or false", strict, RESPONSE)
+        raise invalid_value(f"{at}.strict", "true or false", strict, RESPONSE_FORMAT)
     if not isinstance(given.get("description", ""), str):
-        raise wrong(f"{at}.description", "a string", given["description"], RESPONSE)
+        raise invalid_value(f"{at}.description", "a string", given["description"], RESPONSE_FORMAT)
     if not isinstance(schema, Mapping):
-        raise wrong(f"{at}.schema", "an object", schema, RESPONSE)
-    found = RequestedFormat(RESPONSE, None, {"json_schema": "json_schema.schema"})
-    with named(found):
+        raise invalid_value(f"{at}.schema", "an object", schema, RESPONSE_FORMAT)
+    found = RequestedFormat(RESPONSE_FORMAT, None, {"json_schema": "json_schema.schema"})
+    with translate_errors(found):
         made = StructuredOutputs(json_schema=schema, on_unsupported="error" if strict else "ignore")  # type: ignore[arg-type]
     return found._replace(structured_outputs=made)
 
 
 def _structured_outputs(value: Any) -> RequestedFormat:
-    given = _object(value, OUTPUTS, (*OUTPUT_FIELDS, *UNSUPPORTED))
+    given = _object(value, STRUCTURED_OUTPUTS, (*OUTPUT_FIELDS, *UNSUPPORTED))
     for name, accepted in UNSUPPORTED.items():
-        if name in given and not any(same(given[name], one) for one in accepted):
-            raise ParameterError(OUTPUTS, f"{OUTPUTS}.{name} is not supported, got {shown(given[name])}")
+        if name in given and not any(json_equal(given[name], one) for one in accepted):
+            raise ParameterError(
+                STRUCTURED_OUTPUTS, f"{STRUCTURED_OUTPUTS}.{name} is not supported, got {shown(given[name])}"
+            )
         given.pop(name, None)
     if not isinstance(given.get(COMPACT, False), bool):
-        raise wrong(f"{OUTPUTS}.{COMPACT}", "true or false", given[COMPACT], OUTPUTS)
+        raise invalid_value(f"{STRUCTURED_OUTPUTS}.{COMPACT}", "true or false", given[COMPACT], STRUCTURED_OUTPUTS)
     kinds = [name for name in (JSON, *KINDS) if name in given and not (name == "json_object" and given[name] is False)]
     if len(kinds) != 1:
         got = f"got {' and '.join(kinds)}" if kinds else "got none"
-        raise ParameterError(OUTPUTS, f"{OUTPUTS} must have exactly one of {', '.join((JSON, *KINDS))}; {got}")
+        raise ParameterError(
+            STRUCTURED_OUTPUTS, f"{STRUCTURED_OUTPUTS} must have exactly one of {', '.join((JSON, *KINDS))}; {got}"
+        )
     paths = {}
     if JSON in given:
         given["json_schema"], paths["json_schema"] = given.pop(JSON), JSON
     if given.pop(COMPACT, False):
         if given.get("whitespace", "none") != "none":
-            raise ParameterError(OUTPUTS, f"{OUTPUTS}.{COMPACT} contradicts whitespace {shown(given['whitespace'])}")
+            raise ParameterError(
+                STRUCTURED_OUTPUTS,
+                f"{STRUCTURED_OUTPUTS}.{COMPACT} contradicts whitespace {shown(given['whitespace'])}",
+            )
         given["whitespace"], paths["whitespace"] = "none", COMPACT
-    found = RequestedFormat(OUTPUTS, None, paths)
-    with named(found):
+    found = RequestedFormat(STRUCTURED_OUTPUTS, None, paths)
+    with translate_errors(found):
         return found._replace(structured_outputs=StructuredOutputs(**given))
 
 
-_READERS = {RESPONSE: _response_format, OUTPUTS: _structured_outputs}
+_READERS = {RESPONSE_FORMAT: _response_format, STRUCTURED_OUTPUTS: _structured_outputs}
 
 
 def _object(value: Any, field: str, known: Collection[str], at: str = "") -> dict[str, Any]:
     """Return the entries of an object that are not null. at: its place in the body, if not the field itself."""
     if not isinstance(value, Mapping):
-        raise wrong(at or field, "an object", value, field)
+        raise invalid_value(at or field, "an object", value, field)
     for name in value:
         if name not in known:
             raise ParameterError(field, str(unknown_field(name, known, at or field)))

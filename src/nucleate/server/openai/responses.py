@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 
 from nucleate.outputs import Completion, CompletionChunk, CompletionOutput, Usage, Validation
 from nucleate.server.openai.echo import Echo
-from nucleate.server.openai.logprobs import JSON, Offsets, columns, prompt_body, step_body
+from nucleate.server.openai.logprobs import JSON, TextOffsets, columns, prompt_body, step_body
 from nucleate.server.openai.requests import ParsedRequest
 from nucleate.tokenization.tokenizer import Tokenizer
 
@@ -39,12 +39,13 @@ def completion_body(
 ) -> JSON:
     """Return the response body of ``/v1/completions``. completions: one per prompt."""
     choices: list[JSON] = []
-    returned = [select(request, completion) for completion in completions]
+    returned = [select_outputs(request, completion) for completion in completions]
     for index, completion in enumerate(returned):
-        echo = Echo(request, index, completion.prompt_token_ids, tokenizer)
+        echo = Echo(request, index, completion.prompt_token_ids, tokenizer) if request.echo else None
+        prefix = "" if echo is None else echo.text
         for output in completion.outputs:
             logprobs = _columns(request, echo, completion, output, tokenizer) if request.returns_logprobs else None
-            choices.append({"index": len(choices), "text": echo.text + output.text, **_choice(output, logprobs)})
+            choices.append({"index": len(choices), "text": prefix + output.text, **_choice(output, logprobs)})
             choices[-1] |= _prompt_logprobs(request, completion, output, tokenizer)
     prompt_tokens = sum(completion.usage.prompt_tokens for completion in returned)
     usage = Usage(prompt_tokens, sum(completion.usage.completion_tokens for completion in returned))
@@ -53,7 +54,7 @@ def completion_body(
 
 def chat_body(head: ResponseHead, request: ParsedRequest, completion: Completion, tokenizer: Tokenizer) -> JSON:
     """Return the response body of ``/v1/chat/completions``."""
-    completion = select(request, completion)
+    completion = select_outputs(request, completion)
     choices = []
     for output in completion.outputs:
         content = [step_body(step, tokenizer) for step in output.logprobs or ()]
@@ -64,7 +65,7 @@ def chat_body(head: ResponseHead, request: ParsedRequest, completion: Completion
     return _body(head, "chat.completion", choices, completion.usage)
 
 
-def select(request: ParsedRequest, completion: Completion) -> Completion:
+def select_outputs(request: ParsedRequest, completion: Completion) -> Completion:
     """Select the outputs to return: the n of best_of with the highest mean logprob per token.
 
     They are renumbered, best first. The usage counts all generated tokens; none if ``max_tokens`` was 0.
@@ -98,20 +99,18 @@ def error_body(
     message: str, param: str | None = None, code: str | None = None, kind: str = "invalid_request_error"
 ) -> JSON:
     """Return OpenAI's error object. param: the field at fault. Long texts are cut."""
-    named = None if param is None else _cut(param, MAX_FIELD_NAME)
-    return {"error": {"message": _cut(message, MAX_MESSAGE), "type": kind, "param": named, "code": code}}
+    named = None if param is None else _truncate(param, MAX_FIELD_NAME)
+    return {"error": {"message": _truncate(message, MAX_MESSAGE), "type": kind, "param": named, "code": code}}
 
 
-def validation_body(validation: Validation | None) -> JSON:
-    """Return the field ``validation`` of a choice, if keywords of its schema were ignored."""
-    if validation is None:
-        return {}
-    return {"validation": {name: _first(texts) for name, texts in validation._asdict().items()}}
+def validation_body(validation: Validation) -> JSON:
+    """Return the field ``validation`` of a choice: keywords of its schema were ignored."""
+    return {name: _first_entries(texts) for name, texts in validation._asdict().items()}
 
 
-def _first(texts: Sequence[str]) -> list[str]:
+def _first_entries(texts: Sequence[str]) -> list[str]:
     more = [f"and {len(texts) - MAX_VALIDATION_ENTRIES} more"] if len(texts) > MAX_VALIDATION_ENTRIES else []
-    return [*(_cut(text, MAX_MESSAGE) for text in texts[:MAX_VALIDATION_ENTRIES]), *more]
+    return [*(_truncate(text, MAX_MESSAGE) for text in texts[:MAX_VALIDATION_ENTRIES]), *more]
 
 
 def usage_body(usage: Usage) -> JSON:
@@ -129,14 +128,16 @@ def _body(head: ResponseHead, kind: str, choices: list[JSON], usage: Usage) -> J
 
 
 def _choice(output: CompletionOutput, logprobs: JSON | None) -> JSON:
-    return {
+    made: JSON = {
         "logprobs": logprobs,
         "finish_reason": output.finish_reason,
         "stop_reason": output.stop_reason,
         "seed": output.seed,
         "token_ids": list(output.token_ids),
-        **validation_body(output.validation),
     }
+    if output.validation is not None:
+        made["validation"] = validation_body(output.validation)
+    return made
 
 
 def _prompt_logprobs(
@@ -150,12 +151,13 @@ def _prompt_logprobs(
 
 
 def _columns(
-    request: ParsedRequest, echo: Echo, completion: Completion, output: CompletionOutput, tokenizer: Tokenizer
+    request: ParsedRequest, echo: Echo | None, completion: Completion, output: CompletionOutput, tokenizer: Tokenizer
 ) -> JSON:
-    offsets, end = Offsets(request, completion.prompt_token_ids, tokenizer), len(output.text)
-    starts = [len(echo.text) + min(offsets.push(token), end) for token in output.token_ids]
+    offsets, end = TextOffsets(request, completion.prompt_token_ids, tokenizer), len(output.text)
+    first = 0 if echo is None else len(echo.text)
+    starts = [first + min(offsets.push(token), end) for token in output.token_ids]
     own = columns(request, output.token_ids, output.logprobs or (), starts, tokenizer)
-    return echo.before(own, completion.prompt_logprobs)
+    return own if echo is None else echo.prepend_logprobs(own, completion.prompt_logprobs)
 
 
 def _mean_logprob(output: CompletionOutput) -> float:
@@ -163,6 +165,6 @@ def _mean_logprob(output: CompletionOutput) -> float:
     return -math.inf if total is None else total / len(output.token_ids)
 
 
-def _cut(text: str, length: int) -> str:
+def _truncate(text: str, length: int) -> str:
     text = text if len(text) <= length else text[: length - 3] + "..."
     return text.encode(errors="replace").decode()  # JSON can contain lone surrogates, UTF-8 cannot

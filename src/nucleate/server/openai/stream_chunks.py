@@ -17,7 +17,7 @@ from typing import Any, ClassVar, final
 
 from nucleate.outputs import CompletionChunk, FinishReason, PromptLogprobs, StepLogprobs, Usage, Validation
 from nucleate.server.openai.echo import Echo
-from nucleate.server.openai.logprobs import JSON, Offsets, columns, prompt_body, step_body
+from nucleate.server.openai.logprobs import JSON, TextOffsets, columns, prompt_body, step_body
 from nucleate.server.openai.requests import ParsedRequest
 from nucleate.server.openai.responses import ResponseHead, usage_body, validation_body, without_output
 from nucleate.tokenization.tokenizer import Tokenizer
@@ -39,31 +39,31 @@ class StreamChoice:
 
     number: int  #: index in the response
     prompt: int  #: index of its prompt
-    first: bool  #: first choice of its prompt
-    offsets: Offsets | None = None  #: if the token offsets are needed
+    first: bool  #: whether it is the first choice of its prompt
+    offset_counter: TextOffsets | None = None  #: if the token offsets are needed
     seed: int = 0
     started: bool = False  #: a frame was sent
     sent: int = 0  #: characters sent, without the echo
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
-    steps: list[StepLogprobs] = field(default_factory=list)
-    starts: list[int] = field(default_factory=list)  #: offsets of these tokens
+    logprobs: list[StepLogprobs] = field(default_factory=list)
+    text_offsets: list[int] = field(default_factory=list)  #: offsets of these tokens
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     validation: Validation | None = None
-    plain: bool = False  #: frames only add text and token ids, between these parts:
-    before: str = ""
-    between: str = ""
+    text_only: bool = False  #: frames only add text and token ids, between these parts:
+    frame_start: str = ""
+    frame_middle: str = ""
 
-    def add(self, pieces: Sequence[CompletionChunk]) -> None:
+    def add(self, chunks: Sequence[CompletionChunk]) -> None:
         """Add new chunks."""
-        for piece in pieces:
-            self.token_ids += piece.token_ids
-            self.steps += piece.logprobs or ()
-            if self.offsets is not None:
-                self.starts += map(self.offsets.push, piece.token_ids)
-        last = pieces[-1]
-        self.text += "".join([piece.text for piece in pieces])
+        for chunk in chunks:
+            self.token_ids += chunk.token_ids
+            self.logprobs += chunk.logprobs or ()
+            if self.offset_counter is not None:
+                self.text_offsets += map(self.offset_counter.push, chunk.token_ids)
+        last = chunks[-1]
+        self.text += "".join([chunk.text for chunk in chunks])
         self.seed, self.stop_reason, self.validation = last.seed, last.stop_reason, last.validation
         self.finish_reason = None if last.finish_reason == "error" else last.finish_reason
 
@@ -71,7 +71,7 @@ class StreamChoice:
         """Remove the text, and so many of the tokens, after they were sent."""
         self.sent += len(self.text)
         self.started, self.text = True, ""
-        del self.token_ids[:count], self.steps[:count], self.starts[:count]
+        del self.token_ids[:count], self.logprobs[:count], self.text_offsets[:count]
 
 
 class ResponseStream(ABC):
@@ -82,8 +82,8 @@ class ResponseStream(ABC):
     """
 
     kind: ClassVar[str]
-    opening: ClassVar[str]  #: text of a choice before the quoted text
-    closing: ClassVar[str]  #: and after it
+    text_prefix: ClassVar[str]  #: text of a choice before the quoted text
+    text_suffix: ClassVar[str]  #: and after it
 
     def __init__(
         self, head: ResponseHead, request: ParsedRequest, prompts: Sequence[Sequence[int]], tokenizer: Tokenizer
@@ -92,38 +92,38 @@ class ResponseStream(ABC):
         self._prompt_logprobs: list[PromptLogprobs | None] = [None] * len(prompts)
         self._head = {"id": head.id, "object": self.kind, "created": head.created, "model": head.model}
         self._usage = {"usage": None} if request.include_usage else {}
-        self._close = ']}],"usage":null}\n\n' if request.include_usage else "]}]}\n\n"
+        self._frame_end = ']}],"usage":null}\n\n' if request.include_usage else "]}]}\n\n"
         self._choices = [
-            [StreamChoice(prompt * n + index, prompt, index == 0, self._offsets(ids)) for index in range(n)]
+            [StreamChoice(prompt * n + index, prompt, index == 0, self._offset_counter(ids)) for index in range(n)]
             for prompt, ids in enumerate(prompts)
         ]
 
     @abstractmethod
-    def _offsets(self, prompt_ids: Sequence[int]) -> Offsets | None:
-        """Return what computes token offsets, if the response has them."""
+    def _offset_counter(self, prompt_ids: Sequence[int]) -> TextOffsets | None:
+        """Return a counter of text offsets, if the response has them."""
 
     @abstractmethod
     def _flush(self, choice: StreamChoice) -> Iterator[JSON]:
         """Yield the choice of each frame that can be sent now, and clear what was sent."""
 
     @final
-    def pieces(self, prompt: int, pieces: Sequence[CompletionChunk]) -> bytes:
+    def frames(self, prompt: int, chunks: Sequence[CompletionChunk]) -> bytes:
         """Return the frames for new chunks of a prompt's choices, in order.
 
         prompt: the index of the prompt. Several chunks of a choice make one frame; token ids without text wait for the
         next one. An error does not end a choice: ``error_frame`` ends the stream.
         """
-        if len(pieces) == 1:
-            piece = pieces[0]
-            choice = self._choices[prompt][piece.index]
-            if choice.plain and piece.finish_reason is None:
-                choice.token_ids += piece.token_ids
-                return self._plain(choice, piece.text) if piece.text else b""
-            return self._frames(choice, pieces)
+        if len(chunks) == 1:
+            chunk = chunks[0]
+            choice = self._choices[prompt][chunk.index]
+            if choice.text_only and chunk.finish_reason is None:
+                choice.token_ids += chunk.token_ids
+                return self._text_frame(choice, chunk.text) if chunk.text else b""
+            return self._choice_frames(choice, chunks)
         groups: dict[int, list[CompletionChunk]] = {}
-        for piece in pieces:
-            groups.setdefault(piece.index, []).append(piece)
-        return b"".join([self._frames(self._choices[prompt][index], own) for index, own in groups.items()])
+        for chunk in chunks:
+            groups.setdefault(chunk.index, []).append(chunk)
+        return b"".join([self._choice_frames(self._choices[prompt][index], own) for index, own in groups.items()])
 
     @final
     def end(self, usage: Usage) -> bytes:
@@ -145,28 +145,34 @@ class ResponseStream(ABC):
             "token_ids": choice.token_ids[:count],
         }
         if last:
-            made |= {"stop_reason": choice.stop_reason, **validation_body(choice.validation)}
+            made["stop_reason"] = choice.stop_reason
+            if choice.validation is not None:
+                made["validation"] = validation_body(choice.validation)
         logprobs_of_prompt, top = self._prompt_logprobs[choice.prompt], self._request.params.prompt_logprobs
         if choice.first and not choice.started and logprobs_of_prompt is not None and top is not None:
             made["prompt_logprobs"] = prompt_body(logprobs_of_prompt, top, self._tokenizer)
         return made
 
-    def _frames(self, choice: StreamChoice, pieces: Sequence[CompletionChunk]) -> bytes:
-        if pieces[0].prompt_logprobs is not None:
-            self._prompt_logprobs[choice.prompt] = pieces[0].prompt_logprobs
-        choice.add([without_output(piece) for piece in pieces] if self._request.prompt_only else pieces)
+    def _choice_frames(self, choice: StreamChoice, chunks: Sequence[CompletionChunk]) -> bytes:
+        if chunks[0].prompt_logprobs is not None:
+            self._prompt_logprobs[choice.prompt] = chunks[0].prompt_logprobs
+        choice.add([without_output(chunk) for chunk in chunks] if self._request.prompt_only else chunks)
         frames = [_frame({**self._head, "choices": [made], **self._usage}) for made in self._flush(choice)]
-        if choice.started and not (choice.plain or self._request.returns_logprobs or self._request.prompt_only):
-            choice.plain = True
-            choice.before = f'data: {_json(self._head)[:-1]},"choices":[{{"index":{choice.number},{self.opening}'
-            choice.between = f'{self.closing},"logprobs":null,"finish_reason":null,"seed":{choice.seed},"token_ids":['
+        if choice.started and not (choice.text_only or self._request.returns_logprobs or self._request.prompt_only):
+            choice.text_only = True
+            choice.frame_start = (
+                f'data: {_json(self._head)[:-1]},"choices":[{{"index":{choice.number},{self.text_prefix}'
+            )
+            choice.frame_middle = (
+                f'{self.text_suffix},"logprobs":null,"finish_reason":null,"seed":{choice.seed},"token_ids":['
+            )
         return b"".join(frames)
 
-    def _plain(self, choice: StreamChoice, text: str) -> bytes:
+    def _text_frame(self, choice: StreamChoice, text: str) -> bytes:
         ids = choice.token_ids
         joined = ids[0] if len(ids) == 1 else ",".join(map(str, ids))
         choice.token_ids = []
-        return f"{choice.before}{quoted(text)}{choice.between}{joined}{self._close}".encode()
+        return f"{choice.frame_start}{quoted(text)}{choice.frame_middle}{joined}{self._frame_end}".encode()
 
 
 @final
@@ -174,35 +180,35 @@ class CompletionStream(ResponseStream):
     """The stream of ``/v1/completions``; with echo it starts with the prompt."""
 
     kind = "text_completion"
-    opening, closing = '"text":', ""
+    text_prefix, text_suffix = '"text":', ""
 
     def __init__(
         self, head: ResponseHead, request: ParsedRequest, prompts: Sequence[Sequence[int]], tokenizer: Tokenizer
     ) -> None:
         super().__init__(head, request, prompts, tokenizer)
-        self._echoes = [Echo(request, index, ids, tokenizer) for index, ids in enumerate(prompts)]
+        self._echoes = [Echo(request, index, ids, tokenizer) for index, ids in enumerate(prompts) if request.echo]
 
-    def _offsets(self, prompt_ids: Sequence[int]) -> Offsets | None:
-        return Offsets(self._request, prompt_ids, self._tokenizer) if self._request.returns_logprobs else None
+    def _offset_counter(self, prompt_ids: Sequence[int]) -> TextOffsets | None:
+        return TextOffsets(self._request, prompt_ids, self._tokenizer) if self._request.returns_logprobs else None
 
     def _flush(self, choice: StreamChoice) -> Iterator[JSON]:
-        echo, last, with_logprobs = (
-            self._echoes[choice.prompt],
-            choice.finish_reason is not None,
-            self._request.returns_logprobs,
-        )
-        text = choice.text if choice.started else echo.text + choice.text
+        last, with_logprobs = choice.finish_reason is not None, self._request.returns_logprobs
+        echo = self._echoes[choice.prompt] if self._echoes else None
+        prefix = "" if echo is None else echo.text
+        text = choice.text if choice.started else prefix + choice.text
         end = choice.sent + len(choice.text)
         # A token beyond the final text may still turn out to start at its end, so it is not sent yet.
-        count = bisect_right(choice.starts, end) if with_logprobs and not last else len(choice.token_ids)
+        count = bisect_right(choice.text_offsets, end) if with_logprobs and not last else len(choice.token_ids)
         if not (text or last or (with_logprobs and count)):
             return
         logprobs = None
         if with_logprobs and (count or not choice.started):
-            starts = [len(echo.text) + min(start, end) for start in choice.starts[:count]]
-            logprobs = columns(self._request, choice.token_ids[:count], choice.steps[:count], starts, self._tokenizer)
-            if not choice.started:
-                logprobs = echo.before(logprobs, self._prompt_logprobs[choice.prompt])
+            offsets = [len(prefix) + min(start, end) for start in choice.text_offsets[:count]]
+            logprobs = columns(
+                self._request, choice.token_ids[:count], choice.logprobs[:count], offsets, self._tokenizer
+            )
+            if echo is not None and not choice.started:
+                logprobs = echo.prepend_logprobs(logprobs, self._prompt_logprobs[choice.prompt])
         yield self._choice(choice, {"text": text}, count, logprobs, last=last)
         choice.clear(count)
 
@@ -212,14 +218,14 @@ class ChatStream(ResponseStream):
     """The stream of ``/v1/chat/completions``: for each choice its role, its content and its end."""
 
     kind = "chat.completion.chunk"
-    opening, closing = '"delta":{"content":', "}"
+    text_prefix, text_suffix = '"delta":{"content":', "}"
 
-    def _offsets(self, prompt_ids: Sequence[int]) -> Offsets | None:
+    def _offset_counter(self, prompt_ids: Sequence[int]) -> TextOffsets | None:
         return None
 
     def _flush(self, choice: StreamChoice) -> Iterator[JSON]:
         last = choice.finish_reason is not None
-        steps = choice.steps if self._request.returns_logprobs else []
+        steps = choice.logprobs if self._request.returns_logprobs else []
         has_content = bool(choice.text or steps)
         if not (has_content or last):
             return

@@ -7,8 +7,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nucleate.parameters.parameter import ParameterError
-from nucleate.server.openai.fields import are_ids, guarded, read_model, read_switch, unknown_field, wrong
-from nucleate.server.openai.messages import read_messages, read_template
+from nucleate.server.openai.fields import (
+    are_token_ids,
+    invalid_value,
+    read_bool,
+    read_model,
+    reject_deep_nesting,
+    unknown_field,
+)
+from nucleate.server.openai.messages import read_chat_template_kwargs, read_messages
 
 TOKENIZE = frozenset(
     {"model", "prompt", "messages", "add_special_tokens", "return_token_strs", "chat_template_kwargs"},
@@ -27,7 +34,7 @@ class TokenizeRequest:
     add_special_tokens: bool  #: a chat template adds them by itself
     return_token_strs: bool = False  #: also return the tokens as strings
     model: str | None = None
-    template: Mapping[str, Any] = field(default_factory=dict)  #: additional variables of the chat template
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)  #: additional variables of the chat template
 
 
 @dataclass(frozen=True)
@@ -38,41 +45,41 @@ class DetokenizeRequest:
     model: str | None = None
 
 
-@guarded
+@reject_deep_nesting
 def read_tokenize(body: Any) -> TokenizeRequest:
     """Parse a body of ``/tokenize``. Raises ParameterError, which names the field."""
-    given = _given(body, TOKENIZE)
+    given = _present_fields(body, TOKENIZE)
     prompt, messages = given.get("prompt"), given.get("messages")
     if (prompt is None) == (messages is None):
         raise ParameterError("prompt", "prompt or messages must be set, but not both")
     if prompt is not None and not isinstance(prompt, str):
-        raise wrong("prompt", "a string", prompt)
+        raise invalid_value("prompt", "a string", prompt)
     if prompt is not None and "chat_template_kwargs" in given:
         raise ParameterError("chat_template_kwargs", "chat_template_kwargs needs messages")
     return TokenizeRequest(
         prompt,
         None if messages is None else read_messages(messages),
-        read_switch(given, "add_special_tokens", prompt is not None),
-        read_switch(given, "return_token_strs"),
+        read_bool(given, "add_special_tokens", prompt is not None),
+        read_bool(given, "return_token_strs"),
         read_model(given),
-        read_template(given.get("chat_template_kwargs", {})),
+        read_chat_template_kwargs(given.get("chat_template_kwargs", {})),
     )
 
 
-@guarded
+@reject_deep_nesting
 def read_detokenize(body: Any) -> DetokenizeRequest:
     """Parse a body of ``/detokenize``. Raises ParameterError, which names the field."""
-    given = _given(body, DETOKENIZE)
+    given = _present_fields(body, DETOKENIZE)
     tokens = given.get("tokens")
-    if not isinstance(tokens, list) or not are_ids(tokens) or (tokens and min(tokens) < 0):
-        raise wrong("tokens", "a list of token ids", tokens)
+    if not isinstance(tokens, list) or not are_token_ids(tokens) or (tokens and min(tokens) < 0):
+        raise invalid_value("tokens", "a list of token ids", tokens)
     return DetokenizeRequest(tuple(tokens), read_model(given))
 
 
-def _given(body: Any, known: frozenset[str]) -> Mapping[str, Any]:
+def _present_fields(body: Any, known: frozenset[str]) -> Mapping[str, Any]:
     """Return the fields that are not null."""
     if not isinstance(body, Mapping):
-        raise wrong("body", "a JSON object", body)
+        raise invalid_value("body", "a JSON object", body)
     for name in body:
         if name not in known:
             raise unknown_field(name, known)

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 
 from nucleate.speculative.draft import NO_DRAFT, ROOT, Draft
 
-DOUBT = 2.0
+PRIOR_WEIGHT = 2.0
 """Weight of the acceptance rate of all sequences in that of one, in drafts."""
 
-PRIOR = 0.5
+PRIOR_RATE = 0.5
 """The acceptance probability assumed without data."""
 
 
 @dataclass
-class AcceptedCounts:
+class AcceptanceCounts:
     """Acceptance counts by position in the draft (in a tree: depth), given that all tokens before were accepted."""
 
     decay: float  #: factor on the weight of older drafts, per draft
@@ -24,66 +24,66 @@ class AcceptedCounts:
 
     def add(self, drafted: int, accepted: int) -> None:
         """Count a draft of which the first ``accepted`` tokens were accepted."""
-        for place in range(min(drafted, accepted + 1)):  # tokens after a rejected one were not verified
-            if place == len(self.verified):
+        for position in range(min(drafted, accepted + 1)):  # tokens after a rejected one were not verified
+            if position == len(self.verified):
                 self.verified.append(0.0)
                 self.accepted.append(0.0)
-            self.verified[place] = self.decay * self.verified[place] + 1.0
-            self.accepted[place] = self.decay * self.accepted[place] + (place < accepted)
+            self.verified[position] = self.decay * self.verified[position] + 1.0
+            self.accepted[position] = self.decay * self.accepted[position] + (position < accepted)
 
-    def rate(self, place: int, prior: float, weight: float) -> float:
+    def rate(self, position: int, prior: float, weight: float) -> float:
         """The acceptance probability at a position, with a prior that counts as ``weight`` drafts."""
-        known = place < len(self.verified)
-        verified, accepted = (self.verified[place], self.accepted[place]) if known else (0.0, 0.0)
+        has_data = position < len(self.verified)
+        verified, accepted = (self.verified[position], self.accepted[position]) if has_data else (0.0, 0.0)
         return (accepted + weight * prior) / (verified + weight)
 
 
 class AcceptanceRates:
     """The acceptance rates of one sequence."""
 
-    def __init__(self, shared: AcceptedCounts) -> None:
+    def __init__(self, shared: AcceptanceCounts) -> None:
         self.drafted = 0  # depth of the draft that is being verified
-        self.silent = False  # whether the draft method had no proposal last time
-        self.shadow, self.start = NO_DRAFT, 0  # a shadow draft, and its position in the sequence
-        self._own, self._all = AcceptedCounts(0.9), shared
+        self.no_proposal = False  # whether the draft method had no proposal last time
+        self.shadow_draft, self.shadow_start = NO_DRAFT, 0  # a shadow draft, and its position in the sequence
+        self._counts, self._shared_counts = AcceptanceCounts(0.9), shared
 
-    def length(self, most: int, price: float, fixed: float = 0.0) -> tuple[int, float]:
-        """The number of tokens to draft, and how many of them are accepted on average.
+    def best_length(self, max_tokens: int, token_cost: float, fixed_cost: float = 0.0) -> tuple[int, float]:
+        """The number of tokens to draft, and the expected number of accepted ones.
 
-        price: the cost of each token; fixed: the cost of having a draft at all; both in tokens.
+        token_cost: the cost of each draft token; fixed_cost: the cost of having a draft at all; both in tokens.
         """
-        count, gain, rate, chance = 0, 0.0, PRIOR, 1.0  # of the last token, and of all tokens up to it
-        while count < most:
-            rate = self._own.rate(count, self._all.rate(count, rate, DOUBT), DOUBT)
-            chance *= rate
-            if chance <= price:
+        length, expected, rate, probability = 0, 0.0, PRIOR_RATE, 1.0  # of the last token, and of all tokens up to it
+        while length < max_tokens:
+            rate = self._counts.rate(length, self._shared_counts.rate(length, rate, PRIOR_WEIGHT), PRIOR_WEIGHT)
+            probability *= rate
+            if probability <= token_cost:
                 break
-            count, gain = count + 1, gain + chance
-        return (count, gain) if gain > price * count + fixed else (0, 0.0)
+            length, expected = length + 1, expected + probability
+        return (length, expected) if expected > token_cost * length + fixed_cost else (0, 0.0)
 
     def record(self, drafted: int, accepted: int) -> None:
         """Record a draft of which the first ``accepted`` tokens were accepted, or would have been."""
-        self._all.add(drafted, accepted)
-        self._own.add(drafted, accepted)
+        self._shared_counts.add(drafted, accepted)
+        self._counts.add(drafted, accepted)
 
     def compare(self, token_ids: Sequence[int]) -> None:
-        """Compare the shadow draft with the tokens of the sequence, if enough have come since."""
-        if not self.shadow:
+        """Compare the shadow draft with the tokens of the sequence, if enough have been generated since."""
+        if not self.shadow_draft:
             return
-        kept = followed(self.shadow, token_ids, self.start)
-        if self.start + kept < len(token_ids) or kept == self.shadow.depth:
-            self.record(self.shadow.depth, kept)
-            self.shadow = NO_DRAFT
+        num_matched = num_matching_tokens(self.shadow_draft, token_ids, self.shadow_start)
+        if self.shadow_start + num_matched < len(token_ids) or num_matched == self.shadow_draft.depth:
+            self.record(self.shadow_draft.depth, num_matched)
+            self.shadow_draft = NO_DRAFT
 
 
-def followed(draft: Draft, token_ids: Sequence[int], start: int) -> int:
-    """How many tokens of a sequence, from a position on, a draft predicted."""
-    followers = draft.children()
-    place, kept = ROOT, 0
-    while start + kept < len(token_ids):
-        token = token_ids[start + kept]
-        place = next((each for each in followers.get(place, ()) if draft.tokens[each] == token), ROOT)
-        if place == ROOT:
+def num_matching_tokens(draft: Draft, token_ids: Sequence[int], start: int) -> int:
+    """The number of tokens of a sequence, from ``start`` on, that a draft predicted."""
+    children = draft.children()
+    node, num_matched = ROOT, 0
+    while start + num_matched < len(token_ids):
+        token = token_ids[start + num_matched]
+        node = next((child for child in children.get(node, ()) if draft.tokens[child] == token), ROOT)
+        if node == ROOT:
             break
-        kept += 1
-    return kept
+        num_matched += 1
+    return num_matched

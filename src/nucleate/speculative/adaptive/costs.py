@@ -8,22 +8,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-AFRESH = 64
+BASELINE_INTERVAL = 64
 """After so many steps with drafts, one without drafts is made to measure it."""
 
-REST = 20
+FIXED_COST_TOKENS = 20
 """Initial guess of the time of a step that does not depend on its tokens, in tokens."""
 
-KEPT, KEPT_PLAIN = 0.97, 0.8
+DECAY, BASELINE_DECAY = 0.97, 0.8
 """Factors on the weight of older steps, with and without drafts."""
 
-TRUST = 0.9993
+ADDED_TIME_DECAY = 0.9993
 """Factor on the measured cost per step without drafts: a bad measurement is forgotten slowly."""
 
-DOUBT = 0.001
+SLOPE_PRIOR_WEIGHT = 0.001
 """Weight of the initial guess of the slope, as a variance of x."""
 
-LATE = 2.0
+MAX_SLOWDOWN = 2.0
 """Cap on the time of a step, as a multiple of a step without drafts and per token: a longer one was delayed by other
 processes.
 """
@@ -37,53 +37,54 @@ class StepCosts:
     steps have about as many draft tokens, its slope is mostly the initial guess.
     """
 
-    plain: dict[int, float] = field(default_factory=dict)
+    baseline: dict[int, float] = field(default_factory=dict)
     """Seconds of a step without drafts, by the number of sequences."""
-    since: int = 0  #: steps since the last one without drafts
-    tried: bool = False  #: whether there was a step with drafts; the first one is ignored, as it may load kernels
+    steps_since_baseline: int = 0  #: steps since the last one without drafts
+    first_step_seen: bool = False  #: whether there was a step with drafts; the first one may load kernels: ignored
     weight: float = 1.0  #: of the steps with drafts; initially one with x = y = 0
     x: float = 0.0  #: moving averages of x, y, x * x and x * y
     y: float = 0.0
     xx: float = 0.0
     xy: float = 0.0
 
-    def usual(self, sequences: int, computed: int, seconds: float) -> float:
-        """The duration of a step, capped by LATE."""
-        plain = self.plain.get(sequences)
-        return seconds if plain is None else min(seconds, LATE * plain * computed / sequences)
+    def capped_seconds(self, sequences: int, computed: int, seconds: float) -> float:
+        """The duration of a step, capped by MAX_SLOWDOWN."""
+        baseline = self.baseline.get(sequences)
+        return seconds if baseline is None else min(seconds, MAX_SLOWDOWN * baseline * computed / sequences)
 
     def record(self, sequences: int, computed: int, seconds: float) -> None:
         """Record a step: its sequences, computed tokens (drafts included) and duration (drafting included)."""
-        plain = self.plain.get(sequences)
+        baseline = self.baseline.get(sequences)
         if computed == sequences:
-            before = seconds if plain is None else plain
-            self.plain[sequences] = before + (1 - KEPT_PLAIN) * (seconds - before)
-            self.y, self.xy, self.since = TRUST * self.y, TRUST * self.xy, 0
-        elif plain is None:
-            self.since = AFRESH
+            before = seconds if baseline is None else baseline
+            self.baseline[sequences] = before + (1 - BASELINE_DECAY) * (seconds - before)
+            self.y, self.xy, self.steps_since_baseline = ADDED_TIME_DECAY * self.y, ADDED_TIME_DECAY * self.xy, 0
+        elif baseline is None:
+            self.steps_since_baseline = BASELINE_INTERVAL
         else:
-            self.since += 1
-            if self.tried:
-                self._added((computed - sequences) / (sequences + REST), seconds / plain - 1)
-            self.tried = True
+            self.steps_since_baseline += 1
+            if self.first_step_seen:
+                self._record_added((computed - sequences) / (sequences + FIXED_COST_TOKENS), seconds / baseline - 1)
+            self.first_step_seen = True
 
-    def _added(self, x: float, y: float) -> None:
-        self.weight = KEPT * self.weight + 1
-        share = 1 / self.weight
-        self.x += share * (x - self.x)
-        self.y += share * (y - self.y)
-        self.xx += share * (x * x - self.xx)
-        self.xy += share * (x * y - self.xy)
+    def _record_added(self, x: float, y: float) -> None:
+        self.weight = DECAY * self.weight + 1
+        step_weight = 1 / self.weight
+        self.x += step_weight * (x - self.x)
+        self.y += step_weight * (y - self.y)
+        self.xx += step_weight * (x * x - self.xx)
+        self.xy += step_weight * (x * y - self.xy)
 
     @property
     def _slope(self) -> float:
-        return max(0.0, (self.xy - self.x * self.y + DOUBT) / (self.xx - self.x * self.x + DOUBT))
+        covariance, variance = self.xy - self.x * self.y, self.xx - self.x * self.x
+        return max(0.0, (covariance + SLOPE_PRIOR_WEIGHT) / (variance + SLOPE_PRIOR_WEIGHT))
 
-    def price(self, sequences: int) -> float:
+    def token_cost(self, sequences: int) -> float:
         """The cost of one more draft token, in tokens that are generated in that time without drafts; at most 1."""
-        return min(1.0, self._slope * sequences / (sequences + REST))
+        return min(1.0, self._slope * sequences / (sequences + FIXED_COST_TOKENS))
 
     @property
-    def fixed(self) -> float:
+    def fixed_cost(self) -> float:
         """The fixed cost of drafts per step, in tokens that a sequence generates in that time without drafts."""
         return max(0.0, self.y - self._slope * self.x)

@@ -1,7 +1,4 @@
-"""A suffix automaton that counts how often each substring occurred, and what followed it most often.
-
-Symbols are integers.
-"""
+"""A suffix automaton that counts the occurrences and the most frequent continuation of each substring."""
 
 from __future__ import annotations
 
@@ -12,58 +9,58 @@ from nucleate.sampling.suffix_automaton import NOTHING, ROOT, SuffixAutomaton
 
 
 class CountingAutomaton(SuffixAutomaton):
-    """A growing text. The symbol NOTHING is never drafted: it may be pushed between texts.
+    """A suffix automaton with counts. The symbol NOTHING separates texts and is never drafted.
 
-    depth: pieces of up to so many symbols are counted. ``push`` costs what the suffixes of up to ``depth`` symbols are
-    in different states: a few in most texts, ``depth`` at worst.
+    depth: maximum length of the counted substrings. ``push`` takes time in the number of states of the suffixes of up
+    to ``depth`` symbols: a few in most texts, at most ``depth``.
     """
 
     def __init__(self, depth: int) -> None:
         super().__init__()
         self.depth, self.size = depth, 0
-        self._count, self._followed = [0], [0]  # occurrences, and those with a next symbol
-        self._best = [NOTHING]  # the most frequent next symbol; ties: the latest
-        self._mark = ROOT  # the state of the last ``depth`` symbols
+        self._count, self._continued = [0], [0]  # occurrences, and those with a next symbol
+        self._top_next = [NOTHING]  # the most frequent next symbol; ties: the latest
+        self._suffix_state = ROOT  # the state of the last ``depth`` symbols
 
     @property
-    def states(self) -> int:
-        """The number of symbols."""
+    def num_states(self) -> int:
+        """The number of states."""
         return len(self._link)
 
     def push(self, symbol: int) -> None:
         """Append a symbol."""
         super().push(symbol)
-        before = self._mark
+        previous = self._suffix_state
         self.size += 1
-        self._mark = self._shortened(self._next[before][symbol], min(self.depth, self.size))
-        self._tally(before, symbol)
+        self._suffix_state = self._shortened(self._next[previous][symbol], min(self.depth, self.size))
+        self._count_suffixes(previous, symbol)
 
-    def _tally(self, before: int, symbol: int) -> None:
-        """Count the suffixes of the text, and the symbol as what followed those it had before."""
-        count, followed, best, link = self._count, self._followed, self._best, self._link
-        state = self._mark
+    def _count_suffixes(self, previous: int, symbol: int) -> None:
+        """Count the suffixes of the text, and the symbol as the continuation of the previous ones."""
+        count, followed, best, link = self._count, self._continued, self._top_next, self._link
+        state = self._suffix_state
         while state != NOTHING:
             count[state] += 1
             state = link[state]
-        state = before
+        state = previous
         while state != NOTHING:
             followed[state] += 1
-            favourite = best[state]
-            if favourite != symbol:
-                follows = self._next[state]
-                if favourite not in follows or count[follows[symbol]] >= count[follows[favourite]]:
+            top = best[state]
+            if top != symbol:
+                transitions = self._next[state]
+                if top not in transitions or count[transitions[symbol]] >= count[transitions[top]]:
                     best[state] = symbol
             state = link[state]
 
-    def _add(self, follows: dict[int, int], link: int, length: int, like: int) -> int:
-        for numbers, at_first in ((self._count, 0), (self._followed, 0), (self._best, NOTHING)):
-            numbers.append(at_first if like == NOTHING else numbers[like])
-        return super()._add(follows, link, length, like)
+    def _add(self, transitions: dict[int, int], link: int, length: int, template: int) -> int:
+        for values, initial in ((self._count, 0), (self._continued, 0), (self._top_next, NOTHING)):
+            values.append(initial if template == NOTHING else values[template])
+        return super()._add(transitions, link, length, template)
 
     def matches(self, symbols: Iterable[int]) -> Iterator[tuple[int, int]]:
-        """The ends of some symbols that are in the text: (state, length), the longest first.
+        """The suffixes of ``symbols`` that occur in the text, the longest first: (state, length).
 
-        Of those that were at the same places the longest only.
+        Of suffixes that end at the same positions in the text, only the longest.
         """
         state = length = ROOT
         for symbol in symbols:
@@ -77,34 +74,33 @@ class CountingAutomaton(SuffixAutomaton):
             state = self._link[state]
             length = self._length[state]
 
-    def continuation(self, state: int, most: int, least: float) -> tuple[list[int], float]:
-        """The symbols that follow most often, one after the other, and the sum of their chances.
+    def continuation(self, state: int, max_length: int, min_probability: float) -> tuple[list[int], float]:
+        """The most frequent continuation of a state, and its expected number of accepted symbols.
 
-        Up to ``most``, as long as the chance of all of them is at least ``least``.
+        It has at most ``max_length`` symbols, and an estimated probability of at least ``min_probability``.
         """
         symbols: list[int] = []
-        score, chance = 0.0, 1.0
-        while len(symbols) < most and (symbol := self._best[state]) != NOTHING:
+        score, probability = 0.0, 1.0
+        while len(symbols) < max_length and (symbol := self._top_next[state]) != NOTHING:
             after = self._next[state][symbol]
-            chance *= self._count[after] / self._followed[state]
-            if chance < least:
+            probability *= self._count[after] / self._continued[state]
+            if probability < min_probability:
                 break
             symbols.append(symbol)
-            score += chance
+            score += probability
             state = after
         return symbols, score
 
-    def followers(self, state: int, most: int) -> list[tuple[int, float, int]]:
-        """The most frequent next symbols, at most so many: (symbol, probability, state after it)."""
-        follows, count, favourite = self._next[state], self._count, self._best[state]
-        found = heapq.nlargest(
-            most, ((count[after], symbol == favourite, symbol, after) for symbol, after in follows.items())
-        )
-        all_of = self._followed[state]
-        return [(symbol, often / all_of, after) for often, _, symbol, after in found if symbol != NOTHING]
+    def next_symbols(self, state: int, count: int) -> list[tuple[int, float, int]]:
+        """The ``count`` most frequent next symbols: (symbol, probability, state after it)."""
+        top, total = self._top_next[state], self._continued[state]
+        transitions = self._next[state].items()
+        ranked = ((self._count[after], symbol == top, symbol, after) for symbol, after in transitions)
+        best = heapq.nlargest(count, ranked)
+        return [(symbol, occurrences / total, after) for occurrences, _, symbol, after in best if symbol != NOTHING]
 
 
 def extend(automaton: CountingAutomaton, symbols: Sequence[int], start: int, stop: int) -> None:
-    """Push those from a place to another, or to the end."""
-    for place in range(start, min(stop, len(symbols))):
-        automaton.push(int(symbols[place]))
+    """Push ``symbols[start:stop]``."""
+    for position in range(start, min(stop, len(symbols))):
+        automaton.push(int(symbols[position]))

@@ -1,76 +1,85 @@
-"""N-gram drafts (prompt lookup): what followed the last tokens where they occurred before in the sequence.
+"""N-gram drafts (prompt lookup decoding, Saxena 2023): the continuation of the last n tokens earlier in the sequence.
 
-The method is that of Saxena, Prompt Lookup Decoding (2023). Of the places where the longest n-gram was, the most recent
-one is continued: a text that is being edited repeats its latest version.
+If the longest matching n-gram occurs several times, the most recent occurrence is continued: a text that is being
+edited repeats its latest version.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nucleate.speculative.draft import PACE, Draft, DraftContext, Proposer
+from nucleate.speculative.draft import INDEX_CHUNK_SIZE, Draft, DraftContext, Proposer
 
 
 class NgramProposer(Proposer):
-    """Continues the most recent n-gram that equals the last n tokens, for the highest n of ``shortest`` to ``longest``.
+    """Continues the most recent n-gram that equals the last n tokens.
 
-    A continuation that comes to the end of the sequence goes on with itself, so that a period is repeated. A token
-    costs the same however long the sequence is, in time and in memory. pace: see ``PACE``. Raises ValueError.
+    n is the highest of ``prompt_lookup_min`` to ``prompt_lookup_max`` with a match. A continuation that reaches the end
+    of the sequence repeats itself. Time and memory per token do not depend on the length of the sequence.
+    index_chunk_size: see ``INDEX_CHUNK_SIZE``. Raises ValueError.
     """
 
-    def __init__(self, longest: int = 4, shortest: int = 2, pace: int = 4 * PACE) -> None:
-        if not 1 <= shortest <= longest or pace < 1:
-            message = f"1 <= shortest <= longest and pace >= 1 must hold, got {shortest}, {longest} and {pace}"
-            raise ValueError(message)
-        self.longest, self.shortest, self.pace = longest, shortest, pace
-        self._indices: dict[int, _Index] = {}
+    def __init__(
+        self,
+        prompt_lookup_max: int = 4,
+        prompt_lookup_min: int = 2,
+        index_chunk_size: int = 4 * INDEX_CHUNK_SIZE,
+    ) -> None:
+        if not 1 <= prompt_lookup_min <= prompt_lookup_max:
+            message = "prompt_lookup_min must be in 1..prompt_lookup_max, got"
+            raise ValueError(f"{message} {prompt_lookup_min} with prompt_lookup_max = {prompt_lookup_max}")
+        if index_chunk_size < 1:
+            raise ValueError(f"index_chunk_size must be >= 1, got {index_chunk_size}")
+        self.prompt_lookup_max, self.prompt_lookup_min = prompt_lookup_max, prompt_lookup_min
+        self.index_chunk_size = index_chunk_size
+        self._indices: dict[int, _NgramIndex] = {}
 
-    def propose(self, states: Sequence[DraftContext], counts: Sequence[int]) -> list[Draft]:
+    def propose(self, contexts: Sequence[DraftContext], max_tokens: Sequence[int]) -> list[Draft]:
         """See ``Proposer.propose``."""
-        return [self._propose(state, k) for state, k in zip(states, counts, strict=True)]
+        return [self._propose(context, k) for context, k in zip(contexts, max_tokens, strict=True)]
 
-    def _propose(self, state: DraftContext, k: int) -> Draft:
-        index, ids = self._indices.get(state.key), state.token_ids
-        if index is None or index.read > len(ids):
-            index = self._indices[state.key] = _Index(range(self.shortest, self.longest + 1))
-        index.read_on(ids, min(len(ids), index.read + self.pace))
-        start = index.find(ids)
+    def _propose(self, context: DraftContext, k: int) -> Draft:
+        index, ids = self._indices.get(context.key), context.token_ids
+        if index is None or index.num_indexed > len(ids):
+            index = self._indices[context.key] = _NgramIndex(range(self.prompt_lookup_min, self.prompt_lookup_max + 1))
+        index.index_tokens(ids, min(len(ids), index.num_indexed + self.index_chunk_size))
+        start = index.find_continuation(ids)
         if start is None:
             return Draft()
         tokens: list[int] = []
-        for place in range(start, start + k):
-            tokens.append(int(ids[place]) if place < len(ids) else tokens[place - len(ids)])
+        for position in range(start, start + k):
+            tokens.append(int(ids[position]) if position < len(ids) else tokens[position - len(ids)])
         return Draft(tuple(tokens))
 
     def forget(self, key: int, output_ids: Sequence[int] = ()) -> None:
-        """See ``Proposer.forget``. Nothing is learned."""
+        """See ``Proposer.forget``."""
         self._indices.pop(key, None)
 
 
-class _Index:
-    """Where the n-grams of a sequence were continued last."""
+class _NgramIndex:
+    """Maps each n-gram of a sequence to the position after its last occurrence."""
 
     def __init__(self, sizes: range) -> None:
-        self.read = 0  # tokens
+        self.num_indexed = 0  # tokens
         self._sizes = sizes
-        self._after: dict[tuple[int, ...], int] = {}
+        self._continuations: dict[tuple[int, ...], int] = {}
 
-    def read_on(self, ids: Sequence[int], stop: int) -> None:
-        """Up to ``stop``, exclusive: each token is what continues the n-grams before it."""
-        after, sizes = self._after, self._sizes
-        for place in range(self.read, stop):
+    def index_tokens(self, ids: Sequence[int], stop: int) -> None:
+        """Index the n-grams before each of the tokens up to ``stop`` (exclusive)."""
+        continuations, sizes = self._continuations, self._sizes
+        for position in range(self.num_indexed, stop):
             for size in sizes:
-                if size > place:
+                if size > position:
                     break
-                after[tuple(ids[place - size : place])] = place
-        self.read = stop
+                continuations[tuple(ids[position - size : position])] = position
+        self.num_indexed = stop
 
-    def find(self, ids: Sequence[int]) -> int | None:
-        """The place after the last of the longest n-grams that equals the end."""
+    def find_continuation(self, ids: Sequence[int]) -> int | None:
+        """The position after the last occurrence of the longest n-gram that ends the sequence; None without a match."""
         found = None
-        for size in self._sizes:  # where a shorter one was never continued, no longer one was
-            place = self._after.get(tuple(ids[-size:])) if size <= len(ids) else None
-            if place is None:
+        for size in self._sizes:  # without a match of a shorter n-gram, there is none of a longer one
+            position = self._continuations.get(tuple(ids[-size:])) if size <= len(ids) else None
+            if position is None:
                 break
-            found = place
+            found = position
         return found

@@ -1,6 +1,7 @@
 """Suffix decoding: the most frequent continuations of repeated suffixes, in this sequence and in recent outputs.
 
-The method is that of Oliaro, Jia, Campos and Qiao, SuffixDecoding (arXiv 2411.04975), with automata in place of trees.
+The method is that of Oliaro, Jia, Campos and Qiao, SuffixDecoding (arXiv 2411.04975), with suffix automata instead of
+suffix trees.
 """
 
 from __future__ import annotations
@@ -9,102 +10,116 @@ from collections.abc import Sequence
 from functools import partial
 
 from nucleate.sampling.suffix_automaton import NOTHING
-from nucleate.speculative.draft import PACE, Draft, DraftContext, Proposer
+from nucleate.speculative.draft import INDEX_CHUNK_SIZE, Draft, DraftContext, Proposer
 from nucleate.speculative.proposers.counting_automaton import CountingAutomaton, extend
-from nucleate.speculative.tree import Node, Offer, best_first, draft_of
+from nucleate.speculative.tree import Candidate, Node, best_first, draft_from_nodes
 
-REMEMBERED = 1 << 16
-"""Default number of remembered output tokens: some 30 MB."""
+MAX_CACHED_TOKENS = 1 << 16
+"""Default number of cached output tokens, which take up to 30 MB."""
 
 
 class SuffixProposer(Proposer):
-    """Drafts whose length depends on their probability.
+    """Suffix decoding. The length of a draft depends on its estimated probability.
 
-    Each suffix of the last ``longest`` tokens that was there before is continued by what followed it most often, for at
-    most ``factor`` times its length, while the chance of the whole is at least ``least``: the product of how often each
-    token followed, of all times that something did. The continuation with the highest sum of chances is the draft.
-    With ``tree_width`` > 1, the draft is the tree of the likeliest tokens, with at most that many children per token.
-    Suffixes are looked for in the sequence itself, and in the last ``remembered`` tokens that ``forget`` or ``learn``
-    was given (0: none, so that nothing of a sequence outlives it).
+    Every suffix of the last ``max_suffix_length`` tokens that occurred before is extended by its most frequent
+    continuation: for at most ``max_spec_factor`` times the length of the suffix, and while the probability of the
+    continuation, estimated from the counts, is at least ``min_probability``. The draft is the continuation with the
+    highest expected number of accepted tokens. With ``tree_width`` > 1, it is a tree of the most likely tokens with at
+    most ``tree_width`` children per node.
 
-    pace: see ``PACE``. Raises ValueError.
+    Suffixes are looked up in the sequence itself and in the last ``max_cached_tokens`` output tokens of finished
+    sequences (0: no token of a sequence is kept after it has finished). index_chunk_size: see ``INDEX_CHUNK_SIZE``.
+    Raises ValueError.
     """
 
     def __init__(
         self,
-        longest: int = 16,
-        factor: float = 1.0,
-        least: float = 0.1,
-        remembered: int = REMEMBERED,
-        pace: int = PACE,
+        max_suffix_length: int = 16,
+        max_spec_factor: float = 1.0,
+        min_probability: float = 0.1,
+        max_cached_tokens: int = MAX_CACHED_TOKENS,
+        index_chunk_size: int = INDEX_CHUNK_SIZE,
         tree_width: int = 1,
     ) -> None:
-        if longest < 1 or not factor > 0 or not 0 <= least <= 1 or remembered < 0 or pace < 1:
-            message = "longest and pace must be >= 1, factor > 0, least in 0..1 and remembered >= 0, got "
-            raise ValueError(message + f"{longest}, {pace}, {factor}, {least} and {remembered}")
-        if tree_width < 1:
-            raise ValueError(f"tree_width must be >= 1, got {tree_width}")
-        self.longest, self.factor, self.least, self.pace, self.tree_width = longest, factor, least, pace, tree_width
-        self._own: dict[int, CountingAutomaton] = {}
-        self._past = Generations(2 * longest, remembered)
+        for name, value, low in (
+            ("max_suffix_length", max_suffix_length, 1),
+            ("max_cached_tokens", max_cached_tokens, 0),
+            ("index_chunk_size", index_chunk_size, 1),
+            ("tree_width", tree_width, 1),
+        ):
+            if value < low:
+                raise ValueError(f"{name} must be >= {low}, got {value}")
+        if not max_spec_factor > 0:
+            raise ValueError(f"max_spec_factor must be > 0, got {max_spec_factor}")
+        if not 0 <= min_probability <= 1:
+            raise ValueError(f"min_probability must be in 0..1, got {min_probability}")
+        self.max_suffix_length, self.max_spec_factor = max_suffix_length, max_spec_factor
+        self.min_probability, self.tree_width, self.index_chunk_size = min_probability, tree_width, index_chunk_size
+        self._automata: dict[int, CountingAutomaton] = {}
+        self._recent = RecentOutputs(2 * max_suffix_length, max_cached_tokens)
 
-    def propose(self, states: Sequence[DraftContext], counts: Sequence[int]) -> list[Draft]:
+    def propose(self, contexts: Sequence[DraftContext], max_tokens: Sequence[int]) -> list[Draft]:
         """See ``Proposer.propose``."""
-        return [self._propose(state, k) for state, k in zip(states, counts, strict=True)]
+        return [self._propose(context, count) for context, count in zip(contexts, max_tokens, strict=True)]
 
-    def _propose(self, state: DraftContext, k: int) -> Draft:
-        ids, own = state.token_ids, self._own.get(state.key)
+    def _propose(self, context: DraftContext, count: int) -> Draft:
+        ids, own = context.token_ids, self._automata.get(context.key)
         if own is None or own.size > len(ids):
-            own = self._own[state.key] = CountingAutomaton(2 * self.longest)
-        extend(own, ids, own.size, own.size + self.pace)
-        end = [int(token) for token in ids[max(0, len(ids) - self.longest) :]]
+            own = self._automata[context.key] = CountingAutomaton(2 * self.max_suffix_length)
+        extend(own, ids, own.size, own.size + self.index_chunk_size)
+        suffix = [int(token) for token in ids[max(0, len(ids) - self.max_suffix_length) :]]
         if self.tree_width > 1:
-            return self._tree(own, end, k)
+            return self._propose_tree(own, suffix, count)
         best: list[int] = []
         best_score = 0.0
-        for automaton in (own, *self._past.automata):
-            for place, length in automaton.matches(end):
-                most = min(k, self.longest, int(self.factor * length))
-                tokens, score = automaton.continuation(place, most, self.least)
+        for automaton in (own, *self._recent.automata):
+            for state, length in automaton.matches(suffix):
+                limit = min(count, self.max_suffix_length, int(self.max_spec_factor * length))
+                tokens, score = automaton.continuation(state, limit, self.min_probability)
                 if score > best_score:
                     best, best_score = tokens, score
         return Draft(tuple(best))
 
-    def _tree(self, own: CountingAutomaton, end: list[int], k: int) -> Draft:
-        """The same of trees: the likeliest nodes after each suffix, and of these trees the best."""
+    def _propose_tree(self, own: CountingAutomaton, suffix: list[int], count: int) -> Draft:
+        """Build the tree of the most likely nodes after each suffix, and return the best tree."""
         best: list[Node] = []
         best_score = 0.0
-        for automaton in (own, *self._past.automata):
-            for place, length in automaton.matches(end):
-                most = min(self.longest, int(self.factor * length))
-                nodes = best_first(partial(self._offers, automaton, most), place, k, self.least)
+        for automaton in (own, *self._recent.automata):
+            for state, length in automaton.matches(suffix):
+                limit = min(self.max_suffix_length, int(self.max_spec_factor * length))
+                nodes = best_first(partial(self._candidates, automaton, limit), state, count, self.min_probability)
                 score = sum(node.probability for node in nodes)
                 if score > best_score:
                     best, best_score = nodes, score
-        return draft_of(best)
+        return draft_from_nodes(best)
 
-    def _offers(self, automaton: CountingAutomaton, most: int, state: int, depth: int) -> list[Offer]:
-        return [] if depth >= most else [Offer(*found) for found in automaton.followers(state, self.tree_width)]
+    def _candidates(self, automaton: CountingAutomaton, max_depth: int, state: int, depth: int) -> list[Candidate]:
+        if depth >= max_depth:
+            return []
+        return [Candidate(*candidate) for candidate in automaton.next_symbols(state, self.tree_width)]
 
     def forget(self, key: int, output_ids: Sequence[int] = ()) -> None:
         """See ``Proposer.forget``."""
-        self._own.pop(key, None)
+        self._automata.pop(key, None)
         self.learn(output_ids)
 
     def learn(self, token_ids: Sequence[int]) -> None:
-        """Remember a text, like the output of a finished sequence."""
-        self._past.add(token_ids)
+        """Add a text to the cache, like the output of a finished sequence."""
+        self._recent.add(token_ids)
 
 
-class Generations:
-    """The latest of many texts, in two automata: when the younger has half of the ``most`` symbols, the older goes."""
+class RecentOutputs:
+    """A cache of the last ``max_symbols`` symbols of texts, in two automata.
 
-    def __init__(self, depth: int, most: int) -> None:
-        self._depth, self._half = depth, most // 2
-        self.automata: tuple[CountingAutomaton, ...] = ()  #: the younger first
+    When the newer automaton has half of the symbols, the older one is dropped and a new one is started.
+    """
+
+    def __init__(self, depth: int, max_symbols: int) -> None:
+        self._depth, self._half = depth, max_symbols // 2
+        self.automata: tuple[CountingAutomaton, ...] = ()  #: the newer one first
 
     def add(self, symbols: Sequence[int]) -> None:
-        """Remember a text; of one that is too long its end."""
+        """Add a text; if it is too long, only its end."""
         symbols = symbols[max(0, len(symbols) - self._half + 1) :]
         if not len(symbols) or self._half < 2:
             return

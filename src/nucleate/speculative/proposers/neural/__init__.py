@@ -1,7 +1,7 @@
 """Trained draft methods: a draft model, and heads that read the target's hidden states.
 
-Those for the embedded model lie in ``data`` beside this file, and are read when one is asked for. They run in NumPy, in
-float32. What a model of Transformers brings with it ("mtp") is in its own folder, and is run by torch.
+Weights for the embedded model are in ``data`` next to this file, and run in NumPy, in float32. "mtp" uses the MTP
+modules of a Transformers model, and runs on torch.
 """
 
 from __future__ import annotations
@@ -15,19 +15,18 @@ from nucleate.speculative.proposers.neural.eagle import Eagle
 from nucleate.speculative.proposers.neural.medusa import Medusa
 from nucleate.speculative.proposers.neural.weights import weights_for
 
-NAMES = ("draft", "medusa", "eagle", "dflash")
+EMBEDDED_METHODS = ("draft", "medusa", "eagle", "dflash")
 """Methods with weights for the embedded model."""
 
-BROUGHT = ("mtp",)
-"""Methods whose weights come with some models."""
+MODEL_METHODS = ("mtp",)
+"""Methods whose weights are part of some models."""
 
 
 def load(name: str, model: object, tree_width: int = 1) -> Proposer:
-    """A proposer by its name, for the model it was trained for: the embedded one, on the numpy runtime; or, for "mtp",
-    one of Transformers that brings modules for multi-token prediction.
+    """Load a trained proposer for the embedded model on the numpy runtime or, for "mtp", for a Transformers model.
 
-    tree_width: the most tokens of a draft that follow the same one, of "medusa" and "eagle"; the others make chains.
-    Raises ModelError for another name or model.
+    tree_width: maximum number of children of a node, for "medusa" and "eagle"; the other methods draft chains.
+    Raises ModelError for an unknown name, or a model without draft weights.
     """
     match name:
         case "draft":
@@ -39,18 +38,20 @@ def load(name: str, model: object, tree_width: int = 1) -> Proposer:
         case "dflash":
             return DFlash(*weights_for(name, model))
         case "mtp":
-            return _brought(model)
+            return _load_mtp(model)
         case _:
-            raise ModelError(f"there is no trained part {name!r}; there are {', '.join((*NAMES, *BROUGHT))}")
+            raise ModelError(
+                f"unknown trained method {name!r}; available: {', '.join((*EMBEDDED_METHODS, *MODEL_METHODS))}"
+            )
 
 
-def _brought(model: object) -> Proposer:
+def _load_mtp(model: object) -> Proposer:
     """The MTP proposer of a model; torch is loaded only if the model has MTP modules."""
     config = model.model.config.get_text_config() if isinstance(model, TransformersModel) else None
     if not isinstance(model, TransformersModel) or not getattr(config, "num_mtp_layers", None):
         raise ModelError(
-            "the model brings no modules for multi-token prediction: some models of Transformers do, run by torch, that"
-            " have num_mtp_layers in their config, such as deepseek_v3, glm4_moe and mellum"
+            "the model has no multi-token prediction (MTP) modules; the method needs a Transformers model on torch with"
+            " num_mtp_layers in its config, such as deepseek_v3, glm4_moe or mellum"
         )
     from nucleate.models.transformers.mtp_module import brought
     from nucleate.speculative.proposers.neural.mtp import Mtp

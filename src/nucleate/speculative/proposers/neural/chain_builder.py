@@ -7,30 +7,30 @@ from dataclasses import dataclass, field
 
 from nucleate.speculative.draft import Draft, DraftContext
 from nucleate.speculative.draft_distribution import Distribution
-from nucleate.speculative.proposers.neural.draft_sampling import SampledDrafts
+from nucleate.speculative.proposers.neural.draft_sampling import SampledToken
 
 
 @dataclass
 class ChainBuilder:
     """The draft of one sequence."""
 
-    state: DraftContext
-    count: int  #: tokens that are wanted at most
+    context: DraftContext
+    max_tokens: int  #: maximum length
     tokens: list[int] = field(default_factory=list)
     distributions: list[Distribution | None] = field(default_factory=list)
-    ids: list[int] = field(default_factory=list)  #: the sequence and its draft, if that is of use
+    ids: list[int] = field(default_factory=list)  #: the sequence and its draft, if the draft method uses them
 
-    def add(self, drawn: SampledDrafts) -> bool:
-        """Take a token; whether another one is wanted after it."""
-        if drawn.token < 0 or len(self.tokens) >= self.count:
+    def add(self, sampled: SampledToken) -> bool:
+        """Append a token. Returns whether the draft needs another one."""
+        if sampled.token < 0 or len(self.tokens) >= self.max_tokens:
             return False
-        self.tokens.append(drawn.token)
-        self.distributions.append(drawn.distribution)
-        return len(self.tokens) < self.count
+        self.tokens.append(sampled.token)
+        self.distributions.append(sampled.distribution)
+        return len(self.tokens) < self.max_tokens
 
 
-def drafts_of(chains: Iterable[ChainBuilder]) -> list[Draft]:
-    """What became of them."""
+def build_drafts(chains: Iterable[ChainBuilder]) -> list[Draft]:
+    """The finished drafts."""
     return [
         Draft(
             tuple(chain.tokens),

@@ -1,7 +1,4 @@
-"""Drafts by a small Llama with the target's vocabulary, token by token.
-
-The method is that of Leviathan, Kalman, Matias (arXiv 2211.17192) and Chen et al. (arXiv 2302.01318).
-"""
+"""A draft model: a small Llama with the target's vocabulary (arXiv 2211.17192 and 2302.01318)."""
 
 from __future__ import annotations
 
@@ -12,48 +9,49 @@ from nucleate.models.llama.batched_llama import BatchedLlama, compiled
 from nucleate.models.llama.numpy_llama import Llama
 from nucleate.models.runner import ModelInput
 from nucleate.speculative.draft import Draft, DraftContext, Proposer
-from nucleate.speculative.proposers.neural.chain_builder import ChainBuilder, drafts_of
-from nucleate.speculative.proposers.neural.draft_sampling import draw
+from nucleate.speculative.proposers.neural.chain_builder import ChainBuilder, build_drafts
+from nucleate.speculative.proposers.neural.draft_sampling import sample_tokens
 from nucleate.speculative.proposers.neural.kv_slots import KVSlots
 from nucleate.speculative.proposers.neural.weights import Weights
 
-MEMORY = 64 << 20
-"""Bytes of KV cache."""
-SCALE = 8.0
-"""Of the embeddings, as in training."""
+KV_CACHE_BYTES = 64 << 20
+"""Default size of the KV cache, in bytes."""
+
+EMBEDDING_SCALE = 8.0
+"""Factor on the embeddings, as in training."""
 
 
 @dataclass
-class Reader:
-    """What the small model has read of a sequence."""
+class CachedPrefix:
+    """The tokens of a sequence in the KV cache of the draft model."""
 
-    sure: int = 0  #: tokens of the sequence as of the last draft
-    guessed: list[int] = field(default_factory=list)  #: drafted ones after these
+    num_tokens: int = 0  #: length of the sequence at the last draft
+    draft_tokens: list[int] = field(default_factory=list)  #: draft tokens after these
 
-    def common(self, token_ids: Sequence[int]) -> int:
-        """How many of the tokens have been read; at least the last one has not."""
-        if len(token_ids) <= self.sure:
-            return 0 if len(token_ids) < self.sure else len(token_ids) - 1
-        read = self.sure
-        for token in self.guessed:
-            if read >= len(token_ids) or token_ids[read] != token:
+    def num_reusable(self, token_ids: Sequence[int]) -> int:
+        """The number of tokens with valid KV cache entries, at most all but the last one."""
+        if len(token_ids) <= self.num_tokens:
+            return 0 if len(token_ids) < self.num_tokens else len(token_ids) - 1
+        count = self.num_tokens
+        for token in self.draft_tokens:
+            if count >= len(token_ids) or token_ids[count] != token:
                 break
-            read += 1
-        return min(read, len(token_ids) - 1)
+            count += 1
+        return min(count, len(token_ids) - 1)
 
 
 class DraftModel(Proposer):
-    """See ``Proposer``. memory: bytes of KV cache; sequences that do not fit get no drafts for a while."""
+    """See ``Proposer``. memory: size of the KV cache in bytes; sequences that do not fit have no drafts for a while."""
 
-    def __init__(self, model: Llama, memory: int = MEMORY) -> None:
+    def __init__(self, model: Llama, memory: int = KV_CACHE_BYTES) -> None:
         self.runner = BatchedLlama(model, memory)
-        self.runner.kernels = compiled()  # the target is read by them too, as soon as it reads a draft
-        self._rooms = KVSlots(self.runner.blocks, self.runner.block_size)
-        self._readers: dict[int, Reader] = {}
+        self.runner.kernels = compiled()  # as for the target, which needs them to verify drafts
+        self._kv_slots = KVSlots(self.runner.blocks, self.runner.block_size)
+        self._prefixes: dict[int, CachedPrefix] = {}
 
     @classmethod
     def of(cls, weights: Weights, target: Llama) -> DraftModel:
-        """The one of these weights."""
+        """Build the draft model from its weights and the target's embeddings."""
         embed, unembed = weights["embed.weight"], weights["unembed.weight"]
         layers, (inner, width) = weights.count("model.layers."), weights["model.layers.0.mlp.gate_proj.weight"].shape
         config = {
@@ -63,54 +61,56 @@ class DraftModel(Proposer):
             "rms_norm_eps": float(target.epsilon), "vocab_size": target.vocab_size,
             "max_position_embeddings": target.context_length, "tie_word_embeddings": False,
         }  # fmt: skip
-        tensors = weights.beginning("model.") | {
-            "model.embed_tokens.weight": target.embedding @ embed.T * SCALE,
+        tensors = weights.with_prefix("model.") | {
+            "model.embed_tokens.weight": target.embedding @ embed.T * EMBEDDING_SCALE,
             "lm_head.weight": target.embedding @ unembed,
         }
         return cls(Llama.of(config, tensors))
 
-    def propose(self, states: Sequence[DraftContext], counts: Sequence[int]) -> list[Draft]:
+    def propose(self, contexts: Sequence[DraftContext], max_tokens: Sequence[int]) -> list[Draft]:
         """See ``Proposer.propose``."""
-        chains = [ChainBuilder(state, count) for state, count in zip(states, counts, strict=True)]
-        going = [chain for chain in chains if self._begin(chain, states)]
-        for chain in going:
-            chain.ids = [*chain.state.token_ids]
-        starts = [self._readers[chain.state.key].common(chain.ids) for chain in going]
-        place = 0
-        while going:
-            parts = [self._part(chain, start) for chain, start in zip(going, starts, strict=True)]
-            drawn = draw(self.runner.forward(parts), [chain.state for chain in going], [place] * len(going))
-            going = [chain for chain, one in zip(going, drawn, strict=True) if chain.add(one)]
-            starts = [len(chain.ids) for chain in going]
-            for chain in going:
+        chains = [ChainBuilder(context, count) for context, count in zip(contexts, max_tokens, strict=True)]
+        active = [chain for chain in chains if self._prepare(chain, contexts)]
+        for chain in active:
+            chain.ids = [*chain.context.token_ids]
+        starts = [self._prefixes[chain.context.key].num_reusable(chain.ids) for chain in active]
+        depth = 0
+        while active:
+            inputs = [self._model_input(chain, start) for chain, start in zip(active, starts, strict=True)]
+            logits_RV = self.runner.forward(inputs)
+            sampled = sample_tokens(logits_RV, [chain.context for chain in active], [depth] * len(active))
+            active = [chain for chain, one in zip(active, sampled, strict=True) if chain.add(one)]
+            starts = [len(chain.ids) for chain in active]
+            for chain in active:
                 chain.ids.append(chain.tokens[-1])
-            place += 1
+            depth += 1
         for chain in chains:
             if chain.ids:
-                reader = self._readers[chain.state.key]
-                reader.sure, reader.guessed = len(chain.state.token_ids), chain.tokens[:-1]
-        return drafts_of(chains)
+                prefix = self._prefixes[chain.context.key]
+                prefix.num_tokens, prefix.draft_tokens = len(chain.context.token_ids), chain.tokens[:-1]
+        return build_drafts(chains)
 
-    def _part(self, chain: ChainBuilder, start: int) -> ModelInput:
-        """All of a sequence and its draft from a place on is read."""
-        key = chain.state.key
-        return ModelInput(key, chain.ids, start, len(chain.ids), self._rooms.tables[key], 1)
+    def _model_input(self, chain: ChainBuilder, start: int) -> ModelInput:
+        """The model input for a sequence and its draft from ``start`` on."""
+        key = chain.context.key
+        return ModelInput(key, chain.ids, start, len(chain.ids), self._kv_slots.tables[key], 1)
 
-    def _begin(self, chain: ChainBuilder, states: Sequence[DraftContext]) -> bool:
-        """Whether there is something to draft, and room for it."""
-        state = chain.state
-        length = len(state.token_ids)
-        chain.count = min(chain.count, self.runner.context_length - length + 1)
-        if chain.count < 1 or not length:
+    def _prepare(self, chain: ChainBuilder, contexts: Sequence[DraftContext]) -> bool:
+        """Prepare a sequence. Returns whether it can have a draft, and the KV cache has space."""
+        context = chain.context
+        length = len(context.token_ids)
+        chain.max_tokens = min(chain.max_tokens, self.runner.context_length - length + 1)
+        if chain.max_tokens < 1 or not length:
             return False
-        for key in self._rooms.room(state.key, length + chain.count - 1, [other.key for other in states]):
-            self._readers.pop(key, None)
-            if key == state.key:
+        keys = [other.key for other in contexts]
+        for key in self._kv_slots.allocate(context.key, length + chain.max_tokens - 1, keys):
+            self._prefixes.pop(key, None)
+            if key == context.key:
                 return False
-        self._readers.setdefault(state.key, Reader())
+        self._prefixes.setdefault(context.key, CachedPrefix())
         return True
 
     def forget(self, key: int, output_ids: Sequence[int] = ()) -> None:
-        """See ``Proposer.forget``. Nothing is learned."""
-        self._rooms.leave(key)
-        self._readers.pop(key, None)
+        """See ``Proposer.forget``."""
+        self._kv_slots.free_sequence(key)
+        self._prefixes.pop(key, None)

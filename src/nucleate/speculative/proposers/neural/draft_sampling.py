@@ -1,4 +1,4 @@
-"""Samples draft tokens from the logits of a draft method, as the sequence requires."""
+"""Samples draft tokens from the logits of a draft method."""
 
 from __future__ import annotations
 
@@ -12,128 +12,138 @@ from nucleate.jit.kernel_libraries import DRAFTS
 from nucleate.models.llama.numpy_llama import Floats
 from nucleate.sampling import noise
 from nucleate.speculative.draft import DraftContext
-from nucleate.speculative.draft_distribution import Distribution, choose, normalize, siblings
+from nucleate.speculative.draft_distribution import (
+    Distribution,
+    normalize,
+    sample_inverse_cdf,
+    sample_without_replacement,
+)
 
-COLDEST = 1e-3
-"""A temperature below this is 0: the scores of tokens, divided by it, would leave nothing to noise."""
+MIN_TEMPERATURE = 1e-3
+"""Temperatures below this one are treated as 0."""
 
 
-class SampledDrafts(NamedTuple):
-    """A token that may come next, and the distribution it was sampled from, if needed: without its earlier siblings."""
+class SampledToken(NamedTuple):
+    """A draft token, and the distribution it was sampled from, if needed: without its earlier siblings."""
 
-    token: int  #: -1: there is none to draw
+    token: int  #: -1: no token can be sampled
     distribution: Distribution | None
-    chance: float = 1.0  #: of a sibling, as the proposer sees it
+    probability: float = 1.0  #: of a sibling, estimated by the proposer
 
 
-def draw(logits_RV: Floats, states: Sequence[DraftContext], places: Sequence[int]) -> list[SampledDrafts]:
-    """A token for each row of scores, at a place of the draft of a state.
+def sample_tokens(logits_RV: Floats, contexts: Sequence[DraftContext], depths: Sequence[int]) -> list[SampledToken]:
+    """Sample one token per row of logits [R, V], for a sequence and a depth of its draft each.
 
-    At temperature 0 the best one. With shared noise the one that the target would draw from these scores; else one by a
-    number of the stream ``noise.DRAFT``, which belongs to the round and the place, with its distribution.
+    At temperature 0: the most likely token. With shared noise: the token that the target samples from these logits.
+    Otherwise: a token sampled with the noise stream ``noise.DRAFT`` of the step and the depth, with its distribution.
     """
     best_R = logits_RV.argmax(axis=1)
-    drawn = [SampledDrafts(int(best_R[row]), None) for row in range(len(states))]
-    lost_R = ~np.isfinite(logits_RV[np.arange(len(best_R)), best_R])  # a NaN is the best, if there is one
-    if lost_R.any():
-        drawn = [SampledDrafts(-1, None) if lost else one for one, lost in zip(drawn, lost_R, strict=True)]
-    warm = [row for row, state in enumerate(states) if state.temperature >= COLDEST and drawn[row].token >= 0]
-    together = [row for row in warm if states[row].shared]
-    if together:
-        steps = [states[row].position + places[row] for row in together]
-        tokens_R1, _ = _shared(logits_RV[together], [states[row] for row in together], steps)
-        for row, [token] in zip(together, tokens_R1.tolist(), strict=True):
-            drawn[row] = SampledDrafts(token, None)
-    for row in warm:
-        if not states[row].shared:
-            drawn[row] = _alone(logits_RV[row], states[row], places[row])
-    return drawn
+    sampled = [SampledToken(int(best_R[row]), None) for row in range(len(contexts))]
+    invalid_R = ~np.isfinite(logits_RV[np.arange(len(best_R)), best_R])  # argmax returns a NaN if there is one
+    if invalid_R.any():
+        sampled = [SampledToken(-1, None) if invalid else one for one, invalid in zip(sampled, invalid_R, strict=True)]
+    warm_R = [context.temperature >= MIN_TEMPERATURE for context in contexts]
+    sampled_rows = [row for row, warm in enumerate(warm_R) if warm and sampled[row].token >= 0]
+    shared_rows = [row for row in sampled_rows if contexts[row].shared_noise]
+    if shared_rows:
+        steps = [contexts[row].position + depths[row] for row in shared_rows]
+        tokens_R1, _ = _gumbel_max(logits_RV[shared_rows], [contexts[row] for row in shared_rows], steps)
+        for row, [token] in zip(shared_rows, tokens_R1.tolist(), strict=True):
+            sampled[row] = SampledToken(token, None)
+    for row in sampled_rows:
+        if not contexts[row].shared_noise:
+            sampled[row] = _sample_one(logits_RV[row], contexts[row], depths[row])
+    return sampled
 
 
-class DraftQuery(NamedTuple):
-    """What siblings are wanted for."""
+class SiblingRequest(NamedTuple):
+    """A request for siblings: the children of one node of a draft."""
 
-    state: DraftContext
-    place: int  #: how deep they are in the draft
-    number: int  #: how many tokens of the draft were drawn before
-    most: int
+    context: DraftContext
+    depth: int  #: of the siblings in the draft
+    offset: int  #: number of tokens of the draft that were sampled before
+    num_siblings: int  #: maximum number of siblings
 
 
-def draw_some(logits_RV: Floats, asked: Sequence[DraftQuery]) -> list[list[SampledDrafts]]:
-    """Drawns for each row of scores, at most so many, in the order in which they are to be tried.
+def sample_siblings(logits_RV: Floats, requests: Sequence[SiblingRequest]) -> list[list[SampledToken]]:
+    """Sample siblings for each row of logits [R, V], in the order in which they are tried.
 
-    At temperature 0 the best ones. With shared noise the one that the target would draw from these scores, and then
-    those that it would draw if they were a little other. Else they are drawn without replacement: their number depends
-    on none of them. Of each row the first is that of ``draw``.
+    At temperature 0: the most likely tokens. With shared noise: the token that the target would sample from these
+    logits, and the runners-up. Otherwise: tokens sampled without replacement. The first token of each row is that of
+    ``sample_tokens``.
     """
-    found: list[list[SampledDrafts]] = []
-    for logits_V, one in zip(logits_RV, asked, strict=True):
-        if one.most < 1 or not np.isfinite(logits_V.max()):
+    found: list[list[SampledToken]] = []
+    for logits_V, one in zip(logits_RV, requests, strict=True):
+        if one.num_siblings < 1 or not np.isfinite(logits_V.max()):
             found.append([])
-        elif one.state.temperature < COLDEST:
-            found.append(_best(logits_V, one.most))
-        elif one.state.shared:
-            found.append(_raced(logits_V, one))
+        elif one.context.temperature < MIN_TEMPERATURE:
+            found.append(_top_tokens(logits_V, one.num_siblings))
+        elif one.context.shared_noise:
+            found.append(_shared_noise_siblings(logits_V, one))
         else:
-            found.append(_drawn(logits_V, one))
+            found.append(_sampled_siblings(logits_V, one))
     return found
 
 
-def _best(logits_V: Floats, count: int) -> list[SampledDrafts]:
+def _top_tokens(logits_V: Floats, count: int) -> list[SampledToken]:
     x_V = np.exp((logits_V - logits_V.max()).astype(np.float64))
     x_V /= x_V.sum()
     best = np.argsort(-logits_V, kind="stable")[:count]
-    return [SampledDrafts(int(token), None, float(x_V[token])) for token in best if x_V[token] > 0]
+    return [SampledToken(int(token), None, float(x_V[token])) for token in best if x_V[token] > 0]
 
 
-def _raced(logits_V: Floats, one: DraftQuery) -> list[SampledDrafts]:
-    tokens_1N, behind_1N = _shared(logits_V[None], [one.state], [one.state.position + one.place], one.most)
-    weights_N = np.exp(-behind_1N[0])
-    chances = (weights_N / weights_N.sum()).tolist()
+def _shared_noise_siblings(logits_V: Floats, one: SiblingRequest) -> list[SampledToken]:
+    tokens_1N, gaps_1N = _gumbel_max(
+        logits_V[None], [one.context], [one.context.position + one.depth], one.num_siblings
+    )
+    weights_N = np.exp(-gaps_1N[0])
+    probabilities = (weights_N / weights_N.sum()).tolist()
     return [
-        SampledDrafts(token, None, chance)
-        for token, chance in zip(tokens_1N[0].tolist(), chances, strict=True)
+        SampledToken(token, None, probability)
+        for token, probability in zip(tokens_1N[0].tolist(), probabilities, strict=True)
         if token >= 0
     ]
 
 
-def _drawn(logits_V: Floats, one: DraftQuery) -> list[SampledDrafts]:
-    distribution = _distribution(logits_V, one.state)
+def _sampled_siblings(logits_V: Floats, one: SiblingRequest) -> list[SampledToken]:
+    distribution = _distribution(logits_V, one.context)
     if distribution is None:
         return []
-    tokens, distributions = siblings(distribution, _uniform(one.state, one.number, one.most))
+    tokens, distributions = sample_without_replacement(
+        distribution, _uniform(one.context, one.offset, one.num_siblings)
+    )
     pairs = zip(tokens, distributions, strict=True)
-    return [SampledDrafts(token, each, float(distribution[token])) for token, each in pairs]
+    return [SampledToken(token, each, float(distribution[token])) for token, each in pairs]
 
 
-def _shared(
-    logits_RV: Floats, states: Sequence[DraftContext], steps: Sequence[int], count: int = 1
+def _gumbel_max(
+    logits_RV: Floats, contexts: Sequence[DraftContext], steps: Sequence[int], count: int = 1
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Tokens [R, count], and how far each is behind the first."""
-    heat_R = np.array([state.temperature for state in states])
-    seeds_R = np.array([state.seed for state in states], np.uint64)
-    out_RN, behind_RN = np.empty((len(states), count), np.int64), np.empty((len(states), count))
-    given = np.ascontiguousarray(logits_RV), heat_R, seeds_R, np.array(steps, np.uint64)
-    room = 2 * (-(-logits_RV.shape[1] // noise.GROUP_SIZE) + noise.GROUP_SIZE + 8)
-    DRAFTS.race(*given, out_RN, behind_RN, np.empty(room))
-    return out_RN, behind_RN
+    """Tokens [R, count] in the order of Gumbel-max sampling, and their gaps to the first one."""
+    temperatures_R = np.array([context.temperature for context in contexts])
+    seeds_R = np.array([context.seed for context in contexts], np.uint64)
+    out_RN, gaps_RN = np.empty((len(contexts), count), np.int64), np.empty((len(contexts), count))
+    arguments = np.ascontiguousarray(logits_RV), temperatures_R, seeds_R, np.array(steps, np.uint64)
+    workspace_size = 2 * (-(-logits_RV.shape[1] // noise.GROUP_SIZE) + noise.GROUP_SIZE + 8)
+    DRAFTS.gumbel_max(*arguments, out_RN, gaps_RN, np.empty(workspace_size))
+    return out_RN, gaps_RN
 
 
-def _alone(logits_V: Floats, state: DraftContext, place: int) -> SampledDrafts:
-    distribution = _distribution(logits_V, state)
+def _sample_one(logits_V: Floats, context: DraftContext, depth: int) -> SampledToken:
+    distribution = _distribution(logits_V, context)
     if distribution is None:
-        return SampledDrafts(-1, None)
-    return SampledDrafts(choose(distribution, _uniform(state, place, 1)[0]), distribution)
+        return SampledToken(-1, None)
+    return SampledToken(sample_inverse_cdf(distribution, _uniform(context, depth, 1)[0]), distribution)
 
 
-def _distribution(logits_V: Floats, state: DraftContext) -> Distribution | None:
-    x_V = logits_V.astype(np.float64) / state.temperature
+def _distribution(logits_V: Floats, context: DraftContext) -> Distribution | None:
+    x_V = logits_V.astype(np.float64) / context.temperature
     return normalize(np.exp(x_V - x_V.max()))
 
 
-def _uniform(state: DraftContext, first: int, count: int) -> list[float]:
-    """Numbers of the round: those from ``first`` on."""
+def _uniform(context: DraftContext, first: int, count: int) -> list[float]:
+    """Uniform numbers of the step: ``count`` of them, from number ``first`` on."""
     numbers: list[float] = noise.uniform(
-        state.seed, state.position, noise.DRAFT, np.arange(first, first + count)
+        context.seed, context.position, noise.DRAFT, np.arange(first, first + count)
     ).tolist()
     return numbers

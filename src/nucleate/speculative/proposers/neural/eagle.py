@@ -1,7 +1,7 @@
 """EAGLE-3 drafts: a head that continues the target's hidden states (Li et al., arXiv 2503.01840).
 
-From what the target made of a token and the token after it, one layer guesses what follows; where the target has not
-been yet, the layer's own output stands for its hidden state.
+One layer predicts the next token from the target's hidden state of a token and the embedding of the token after it. For
+draft tokens, the layer's own output replaces the target's hidden state.
 """
 
 from __future__ import annotations
@@ -18,121 +18,120 @@ from nucleate.models.paged.attention import attend_compiled, store
 from nucleate.models.paged.batch_layout import BatchLayout
 from nucleate.models.runner import BLOCK
 from nucleate.speculative.draft import ROOT, Draft, DraftContext
-from nucleate.speculative.proposers.neural.chain_builder import ChainBuilder, drafts_of
-from nucleate.speculative.proposers.neural.draft_sampling import draw, draw_some
+from nucleate.speculative.proposers.neural.chain_builder import ChainBuilder, build_drafts
+from nucleate.speculative.proposers.neural.draft_sampling import sample_siblings, sample_tokens
 from nucleate.speculative.proposers.neural.head_state import DraftHead
-from nucleate.speculative.proposers.neural.layer import TOKENS, DraftLayer, fused, rotation
+from nucleate.speculative.proposers.neural.layer import MAX_CACHED_TOKENS, DraftLayer, fuse_hidden_states, rotary_tables
 from nucleate.speculative.proposers.neural.tree_builder import TreeBuilder
 from nucleate.speculative.proposers.neural.weights import Weights
 
 
 class Eagle(DraftHead):
-    """See ``Proposer``. tree_width: the most tokens that follow the same one; with 1, drafts are chains.
+    """See ``Proposer``. tree_width: maximum number of children of a node; with 1, drafts are chains.
 
-    tokens: that keys and values are kept of at most, of all sequences together.
+    tokens: KV cache size, for all sequences together.
     """
 
     layers: tuple[int, ...] = (2, 4, 6)
 
-    def __init__(self, weights: Weights, target: Llama, tree_width: int = 1, tokens: int = TOKENS) -> None:
+    def __init__(self, weights: Weights, target: Llama, tree_width: int = 1, tokens: int = MAX_CACHED_TOKENS) -> None:
         super().__init__(target, tokens)
         self.tree_width = tree_width
         self._fuse = weights.matrix("fuse")
         self._token_norm, self._hidden_norm = weights["token_norm.weight"], weights["hidden_norm.weight"]
         self._norm, self._layer = weights["norm.weight"], DraftLayer(weights, "layer.", target, tokens // BLOCK)
 
-    def propose(self, states: Sequence[DraftContext], counts: Sequence[int]) -> list[Draft]:
-        """See ``Proposer.propose``. None for a sequence whose last tokens' hidden states are not known."""
-        chains = [ChainBuilder(state, count) for state, count in zip(states, counts, strict=True)]
-        going = self._followed.ready(chains)
+    def propose(self, contexts: Sequence[DraftContext], max_tokens: Sequence[int]) -> list[Draft]:
+        """See ``Proposer.propose``. The draft is empty without hidden states of the last tokens."""
+        chains = [ChainBuilder(context, count) for context, count in zip(contexts, max_tokens, strict=True)]
+        active = self._sequences.ready(chains)
         with one_thread():
             if self.tree_width > 1:
-                trees = self._trees(going) if going else {}
-                return [trees.get(chain.state.key, Draft()) for chain in chains]
-            if going:
-                self._draft(going)
-        return drafts_of(chains)
+                trees = self._propose_trees(active) if active else {}
+                return [trees.get(chain.context.key, Draft()) for chain in chains]
+            if active:
+                self._propose_chains(active)
+        return build_drafts(chains)
 
-    def _trees(self, going: list[ChainBuilder]) -> dict[int, Draft]:
-        """By sequence, see ``TreeBuilder``: in each round the head goes on from some tokens of each tree."""
-        for chain in going:
-            chain.ids = [*chain.state.token_ids]
-        growing = [TreeBuilder(chain, self.tree_width) for chain in going]
-        round_, x_RX = [(growth, ROOT) for growth in growing], self._take_in(going)
-        while round_:
-            logits_RV = product(self._unit(x_RX, self._norm), self._target.unembedding)
-            found = draw_some(logits_RV, [growth.asked(place) for growth, place in round_])
-            for (growth, place), siblings, x_X in zip(round_, found, x_RX, strict=True):
-                growth.take(place, siblings, x_X)
-            round_ = [(growth, place) for growth in growing for place in growth.next()]
-            if round_:
-                x_RX = self._look(round_)
-        return {growth.chain.state.key: growth.draft() for growth in growing}
+    def _propose_trees(self, active: list[ChainBuilder]) -> dict[int, Draft]:
+        """Draft trees, by sequence: in each round the head expands some nodes of each tree (see ``TreeBuilder``)."""
+        for chain in active:
+            chain.ids = [*chain.context.token_ids]
+        trees = [TreeBuilder(chain, self.tree_width) for chain in active]
+        frontier, x_RX = [(tree, ROOT) for tree in trees], self._process_pending(active)
+        while frontier:
+            logits_RV = product(self._rms_norm(x_RX, self._norm), self._target.unembedding)
+            found = sample_siblings(logits_RV, [tree.request(node) for tree, node in frontier])
+            for (tree, node), siblings, x_X in zip(frontier, found, x_RX, strict=True):
+                tree.add_children(node, siblings, x_X)
+            frontier = [(tree, node) for tree in trees for node in tree.next_nodes()]
+            if frontier:
+                x_RX = self._expand(frontier)
+        return {tree.chain.context.key: tree.build() for tree in trees}
 
-    def _look(self, round_: list[tuple[TreeBuilder, int]]) -> Floats:
-        """Its output after some tokens of trees. Those of a tree stand together: they are the last it has looked at."""
-        parts = []
-        for growth, group in groupby(round_, lambda one: one[0]):
-            places, chain = [place for _, place in group], growth.chain
-            chain.ids += [chain.tokens[place] for place in places]
-            stop = self._followed.heard(chain).taken + len(growth.looked)
-            part = self._followed.part(chain, stop - len(places), stop, 1)
-            parts.append(part._replace(num_logits=len(places), parents=growth.lines()))
-        packing = BatchLayout(parts, BLOCK)
-        x_RX = np.stack([growth.outputs[growth.parents[place]] for growth, place in round_])
-        return self._mixed(self._both(packing, x_RX), x_RX, packing)
+    def _expand(self, frontier: list[tuple[TreeBuilder, int]]) -> Floats:
+        """The output of the layer for new nodes. Nodes of one tree are adjacent: its last expanded ones."""
+        inputs = []
+        for tree, group in groupby(frontier, lambda one: one[0]):
+            nodes, chain = [node for _, node in group], tree.chain
+            chain.ids += [chain.tokens[node] for node in nodes]
+            stop = self._sequences.captured(chain).num_processed + len(tree.expanded)
+            model_input = self._sequences.model_input(chain, stop - len(nodes), stop, 1)
+            inputs.append(model_input._replace(num_logits=len(nodes), parents=tree.parent_rows()))
+        layout = BatchLayout(inputs, BLOCK)
+        x_RX = np.stack([tree.outputs[tree.parents[node]] for tree, node in frontier])
+        return self._run_layer(self._layer_input(layout, x_RX), x_RX, layout)
 
-    def _draft(self, going: list[ChainBuilder]) -> None:
-        for chain in going:
-            chain.ids = [*chain.state.token_ids]
-        x_RX = self._take_in(going)
-        place = 0
+    def _propose_chains(self, active: list[ChainBuilder]) -> None:
+        for chain in active:
+            chain.ids = [*chain.context.token_ids]
+        x_RX = self._process_pending(active)
+        depth = 0
         while True:
-            logits_RV = product(self._unit(x_RX, self._norm), self._target.unembedding)
-            drawn = draw(logits_RV, [chain.state for chain in going], [place] * len(going))
-            stays = np.array([chain.add(one) for chain, one in zip(going, drawn, strict=True)])
-            going = [chain for chain, stay in zip(going, stays, strict=True) if stay]
-            if not going:
+            logits_RV = product(self._rms_norm(x_RX, self._norm), self._target.unembedding)
+            sampled = sample_tokens(logits_RV, [chain.context for chain in active], [depth] * len(active))
+            unfinished = np.array([chain.add(one) for chain, one in zip(active, sampled, strict=True)])
+            active = [chain for chain, keep in zip(active, unfinished, strict=True) if keep]
+            if not active:
                 return
-            for chain in going:
+            for chain in active:
                 chain.ids.append(chain.tokens[-1])
-            x_RX = self._step(going, x_RX[stays], place)
-            place += 1
+            x_RX = self._step(active, x_RX[unfinished], depth)
+            depth += 1
 
-    def _take_in(self, going: list[ChainBuilder]) -> Floats:
-        """Keep what the head makes of the hidden states that wait; its output after the last token of each sequence."""
-        followed, target = self._followed, self._target
-        found = [followed.heard(chain) for chain in going]
+    def _process_pending(self, active: list[ChainBuilder]) -> Floats:
+        """Process the pending hidden states. Returns the output [R, X] after the last token of each sequence."""
+        sequences, target = self._sequences, self._target
+        found = [sequences.captured(chain) for chain in active]
         for one in found:
-            one.taken = min(one.taken, one.count - 1)  # the last one once more, if none waits
-        context_TX = fused(
-            np.concatenate([one.states(one.taken) for one in found]), target.hidden_size, target.epsilon, self._fuse
-        )
-        packing = followed.waiting(going, shift=1)
-        both_TY = self._both(packing, context_TX)
-        store(self._layer.pool, packing, *self._layer.keys(both_TY, rotation(packing.positions_T, target)))
+            one.num_processed = min(one.num_processed, one.count - 1)  # the last one again, if none is pending
+        hidden_TF = np.concatenate([one.states(one.num_processed) for one in found])
+        context_TX = fuse_hidden_states(hidden_TF, target.hidden_size, target.epsilon, self._fuse)
+        layout = sequences.pending_layout(active, shift=1)
+        input_TY = self._layer_input(layout, context_TX)
+        store(self._layer.pool, layout, *self._layer.key_value(input_TY, rotary_tables(layout.positions_T, target)))
         for one in found:
-            one.take()
-        last = BatchLayout(
-            [followed.part(chain, one.taken - 1, one.taken, 1) for chain, one in zip(going, found, strict=True)], BLOCK
+            one.mark_processed()
+        stops = [one.num_processed for one in found]
+        last = [sequences.model_input(chain, stop - 1, stop, 1) for chain, stop in zip(active, stops, strict=True)]
+        return self._run_layer(
+            input_TY[layout.logits_indices], context_TX[layout.logits_indices], BatchLayout(last, BLOCK)
         )
-        return self._mixed(both_TY[packing.logits_indices], context_TX[packing.logits_indices], last)
 
-    def _step(self, going: list[ChainBuilder], x_RX: Floats, place: int) -> Floats:
-        """Its output after a drafted token."""
-        taken = [self._followed.heard(chain).taken + place for chain in going]
-        packing = BatchLayout(
-            [self._followed.part(chain, at, at + 1, 1) for chain, at in zip(going, taken, strict=True)], BLOCK
-        )
-        return self._mixed(self._both(packing, x_RX), x_RX, packing)
+    def _step(self, active: list[ChainBuilder], x_RX: Floats, depth: int) -> Floats:
+        """The output of the layer for the last draft token of each chain."""
+        starts = [self._sequences.captured(chain).num_processed + depth for chain in active]
+        inputs = [self._sequences.model_input(chain, at, at + 1, 1) for chain, at in zip(active, starts, strict=True)]
+        layout = BatchLayout(inputs, BLOCK)
+        return self._run_layer(self._layer_input(layout, x_RX), x_RX, layout)
 
-    def _both(self, packing: BatchLayout, x_TX: Floats) -> Floats:
-        """Tokens beside hidden states, [T, 2 * width]."""
-        tokens_TX = self._unit(self._target.embedding[packing.ids_T], self._token_norm)
-        return np.concatenate([tokens_TX, self._unit(x_TX, self._hidden_norm)], axis=1)
+    def _layer_input(self, layout: BatchLayout, x_TX: Floats) -> Floats:
+        """Normalized token embeddings and hidden states, concatenated: [T, 2 * width]."""
+        tokens_TX = self._rms_norm(self._target.embedding[layout.ids_T], self._token_norm)
+        return np.concatenate([tokens_TX, self._rms_norm(x_TX, self._hidden_norm)], axis=1)
 
-    def _mixed(self, both_TY: Floats, x_TX: Floats, packing: BatchLayout) -> Floats:
-        turn, layer = rotation(packing.positions_T, self._target), self._layer
-        new = layer.queries(both_TY, turn), *layer.keys(both_TY, turn)
-        heads_THD = attend_compiled(*new, layer.pool, packing, layer.rule)
-        return layer.rest(x_TX, heads_THD)
+    def _run_layer(self, input_TY: Floats, x_TX: Floats, layout: BatchLayout) -> Floats:
+        rotary, layer = rotary_tables(layout.positions_T, self._target), self._layer
+        new = layer.query(input_TY, rotary), *layer.key_value(input_TY, rotary)
+        heads_THD = attend_compiled(*new, layer.pool, layout, layer.rule)
+        return layer.output(x_TX, heads_THD)

@@ -10,59 +10,59 @@ import numpy as np
 
 from nucleate.speculative.draft import TargetOutput
 
-PENDING = 512
-"""The most hidden states that are buffered while no draft is requested; then the head restarts from the latest."""
+MAX_PENDING = 512
+"""Maximum number of hidden states that are buffered between drafts; then the older half is dropped."""
 
 
 @dataclass
 class CapturedHiddenStates:
-    """Of one sequence, from the place ``base`` on: ``count`` hidden states, of which those from ``first`` on are kept.
+    """Hidden states of ``count`` tokens of a sequence from position ``base`` on; those from ``first`` on are stored.
 
-    ``taken``: of how many who drafts has keys and values, the last of them perhaps of tokens that were only guessed.
+    num_processed: for how many of these tokens the draft head has KV cache entries.
     """
 
-    own: Callable[[Any], Any] = np.array  #: makes a copy of states
-    joined: Callable[[Sequence[Any]], Any] = np.concatenate
+    copy: Callable[[Any], Any] = np.array  #: copies an array
+    concatenate: Callable[[Sequence[Any]], Any] = np.concatenate
     base: int = 0
     first: int = 0
     count: int = 0
-    taken: int = 0
-    _pieces: list[Any] = field(default_factory=list)
+    num_processed: int = 0
+    _chunks: list[Any] = field(default_factory=list)
 
     @property
     def stop(self) -> int:
-        """The place after the last token of which something is known."""
+        """The position after the last token with a known hidden state."""
         return self.base + self.count
 
-    def add(self, read: TargetOutput) -> None:
-        """The target has read some tokens. Where some are missing, it is as if the sequence began after them."""
-        known = self.stop - read.start if self.count else -1
-        new_TX = read.features_TF[max(0, known) :]
+    def add(self, output: TargetOutput) -> None:
+        """Add hidden states. After a gap, the earlier ones are dropped."""
+        num_known = self.stop - output.start if self.count else -1
+        new_TX = output.hidden_states_TF[max(0, num_known) :]
         if not len(new_TX):
             return
-        if known < 0:
-            self._begin(read.start, [])
-        self._pieces.append(self.own(new_TX))
+        if num_known < 0:
+            self._begin(output.start, [])
+        self._chunks.append(self.copy(new_TX))
         self.count += len(new_TX)
-        if self.count - self.taken > PENDING:
-            kept_TX = self.own(self._whole()[-(PENDING // 2) :])
+        if self.count - self.num_processed > MAX_PENDING:
+            kept_TX = self.copy(self._all_states()[-(MAX_PENDING // 2) :])
             self._begin(self.stop - len(kept_TX), [kept_TX])
 
     def states(self, start: int) -> Any:
-        """Those from a place on, which is counted from ``base``; [count - start, X]."""
-        return self._whole()[start - self.first :]
+        """The hidden states from index ``start`` on, relative to ``base``: [count - start, X]."""
+        return self._all_states()[start - self.first :]
 
-    def take(self, kept: int = 1) -> None:
-        """All there is has been taken in; the last few states are kept."""
-        last_TX = self._whole()[-kept:]
-        self.taken, self.first = self.count, self.count - len(last_TX)
-        self._pieces = [self.own(last_TX)]
+    def mark_processed(self, keep: int = 1) -> None:
+        """Mark all tokens as processed; the last ``keep`` hidden states stay stored."""
+        last_TX = self._all_states()[-keep:]
+        self.num_processed, self.first = self.count, self.count - len(last_TX)
+        self._chunks = [self.copy(last_TX)]
 
-    def _whole(self) -> Any:
-        if len(self._pieces) > 1:
-            self._pieces = [self.joined(self._pieces)]
-        return self._pieces[0]
+    def _all_states(self) -> Any:
+        if len(self._chunks) > 1:
+            self._chunks = [self.concatenate(self._chunks)]
+        return self._chunks[0]
 
-    def _begin(self, base: int, pieces: list[Any]) -> None:
-        self.base, self.first, self.taken, self._pieces = base, 0, 0, pieces
-        self.count = sum(map(len, pieces))
+    def _begin(self, base: int, chunks: list[Any]) -> None:
+        self.base, self.first, self.num_processed, self._chunks = base, 0, 0, chunks
+        self.count = sum(map(len, chunks))

@@ -7,35 +7,35 @@ from collections.abc import Iterable
 
 
 class KVSlots:
-    """Which blocks a sequence has. blocks: how many there are; block_size: tokens in each."""
+    """The block tables of sequences. blocks: number of blocks; block_size: tokens per block."""
 
     def __init__(self, blocks: int, block_size: int) -> None:
         self.block_size = block_size
         self.free = list(range(blocks))
         self.tables: OrderedDict[int, list[int]] = OrderedDict()
 
-    def room(self, key: int, tokens: int, others: Iterable[int]) -> list[int]:
-        """Have a sequence keep so many tokens; the keys that lost what they had for that. None of ``others`` does.
+    def allocate(self, key: int, tokens: int, protected_keys: Iterable[int]) -> list[int]:
+        """Allocate blocks for ``tokens`` tokens of a sequence. Returns the keys of the sequences evicted for it.
 
-        If there is not enough, the sequence itself loses what it had.
+        ``protected_keys`` are not evicted. If there are not enough blocks, the sequence itself is evicted.
         """
         table = self.tables.setdefault(key, [])
         self.tables.move_to_end(key)
-        missing = -(-tokens // self.block_size) - len(table)
-        lost: list[int] = []
-        if missing > len(self.free):
-            spared = {key, *others}
-            for old in [old for old in self.tables if old not in spared]:
-                lost.append(old)
-                self.leave(old)
-                if missing <= len(self.free):
+        num_missing = -(-tokens // self.block_size) - len(table)
+        evicted: list[int] = []
+        if num_missing > len(self.free):
+            protected = {key, *protected_keys}
+            for old in [old for old in self.tables if old not in protected]:
+                evicted.append(old)
+                self.free_sequence(old)
+                if num_missing <= len(self.free):
                     break
-        if missing > len(self.free):
-            self.leave(key)
-            return [*lost, key]
-        table += [self.free.pop() for _ in range(missing)]
-        return lost
+        if num_missing > len(self.free):
+            self.free_sequence(key)
+            return [*evicted, key]
+        table += [self.free.pop() for _ in range(num_missing)]
+        return evicted
 
-    def leave(self, key: int) -> None:
-        """A sequence needs none any more."""
+    def free_sequence(self, key: int) -> None:
+        """Free the blocks of a sequence."""
         self.free += self.tables.pop(key, [])

@@ -1,7 +1,7 @@
 """Drafts by the multi-token prediction (MTP) modules of a model (DeepSeek-V3, arXiv 2412.19437).
 
-From what the target made of a token and the token after it, the first module guesses what follows, the second one goes
-on from what the first one gave, and so on. After the last module, it goes on from its own output, as EAGLE does.
+The first module predicts the next token from the target's hidden state of a token and the token after it, the second
+one from the output of the first one, and so on. After that the last module continues from its own output, as in EAGLE.
 """
 
 from __future__ import annotations
@@ -13,102 +13,103 @@ from nucleate.models.protocol import ModelError
 from nucleate.models.runner import BLOCK, ModelInput
 from nucleate.models.transformers.mtp_module import MtpModules
 from nucleate.speculative.draft import Draft, DraftContext, Proposer, TargetOutput
-from nucleate.speculative.proposers.neural.chain_builder import ChainBuilder, drafts_of
-from nucleate.speculative.proposers.neural.draft_sampling import draw
+from nucleate.speculative.proposers.neural.chain_builder import ChainBuilder, build_drafts
+from nucleate.speculative.proposers.neural.draft_sampling import sample_tokens
 from nucleate.speculative.proposers.neural.hidden_states import CapturedHiddenStates
 from nucleate.speculative.proposers.neural.kv_slots import KVSlots
 
-MEMORY = 256 << 20
-"""Bytes of KV cache."""
+KV_CACHE_BYTES = 256 << 20
+"""Default size of the KV cache, in bytes."""
 
 
 class Mtp(Proposer):
-    """See ``Proposer``. memory: bytes of KV cache; sequences that do not fit get no drafts for a while."""
+    """See ``Proposer``. memory: size of the KV cache in bytes; sequences that do not fit have no drafts for a while."""
 
-    def __init__(self, modules: MtpModules, memory: int = MEMORY) -> None:
+    def __init__(self, modules: MtpModules, memory: int = KV_CACHE_BYTES) -> None:
         self._modules, self.layers = modules, (modules.depth,)
         size = sum(pool.size for pool in modules.new_pools(1))
         if memory < size:
-            raise ModelError(f"{memory} bytes for keys and values hold no block of {size}: give more")
-        self._pools, self._rooms = modules.new_pools(memory // size), KVSlots(memory // size, BLOCK)
-        self._heard: dict[int, CapturedHiddenStates] = {}
+            raise ModelError(f"{memory} bytes of KV cache cannot hold one block of {size} bytes")
+        self._pools, self._kv_slots = modules.new_pools(memory // size), KVSlots(memory // size, BLOCK)
+        self._captured: dict[int, CapturedHiddenStates] = {}
 
-    def propose(self, states: Sequence[DraftContext], counts: Sequence[int]) -> list[Draft]:
-        """See ``Proposer.propose``. None for a sequence whose last tokens' hidden states are not known."""
-        chains = [ChainBuilder(state, count) for state, count in zip(states, counts, strict=True)]
-        keys = [state.key for state in states]
-        going = [chain for chain in chains if chain.count > 0 and self._begin(chain, keys)]
-        if going:
-            self._draft(going)
-        return drafts_of(chains)
+    def propose(self, contexts: Sequence[DraftContext], max_tokens: Sequence[int]) -> list[Draft]:
+        """See ``Proposer.propose``. The draft is empty without hidden states of the last tokens."""
+        chains = [ChainBuilder(context, count) for context, count in zip(contexts, max_tokens, strict=True)]
+        keys = [context.key for context in contexts]
+        active = [chain for chain in chains if chain.max_tokens > 0 and self._prepare(chain, keys)]
+        if active:
+            self._propose_chains(active)
+        return build_drafts(chains)
 
-    def _begin(self, chain: ChainBuilder, keys: list[int]) -> bool:
-        """Whether all but the last token of a sequence are known, and there is room for them and for its draft."""
-        state, heard = chain.state, self._heard.get(chain.state.key)
-        if heard is None or not heard.count or heard.stop != len(state.token_ids) - 1:
+    def _prepare(self, chain: ChainBuilder, keys: list[int]) -> bool:
+        """Prepare a sequence. Returns whether all but its last token have hidden states, and the KV cache has space."""
+        context, captured = chain.context, self._captured.get(chain.context.key)
+        if captured is None or not captured.count or captured.stop != len(context.token_ids) - 1:
             return False
-        more = max(0, chain.count - self._modules.count)
-        for key in self._rooms.room(state.key, heard.count + more, keys):
-            self._heard.pop(key, None)
-        chain.ids = [*state.token_ids]
-        return state.key in self._heard
+        num_draft_tokens = max(0, chain.max_tokens - self._modules.count)
+        for key in self._kv_slots.allocate(context.key, captured.count + num_draft_tokens, keys):
+            self._captured.pop(key, None)
+        chain.ids = [*context.token_ids]
+        return context.key in self._captured
 
-    def _draft(self, going: list[ChainBuilder]) -> None:
-        x_RX = self._take_in(going)
-        last, place = self._modules.count - 1, self._modules.count
+    def _propose_chains(self, active: list[ChainBuilder]) -> None:
+        x_RX = self._process_pending(active)
+        last, depth = self._modules.count - 1, self._modules.count
         while True:
-            stays = [row for row, chain in enumerate(going) if len(chain.tokens) < chain.count]
-            if not stays:
+            rows = [row for row, chain in enumerate(active) if len(chain.tokens) < chain.max_tokens]
+            if not rows:
                 return
-            going = [going[row] for row in stays]
-            places = [self._heard[chain.state.key].count + place - self._modules.count for chain in going]
-            x_RX = self._run(going, last, x_RX[stays], [(at, at + 1) for at in places])[1]
-            self._guess(going, x_RX, place)
-            place += 1
+            active = [active[row] for row in rows]
+            starts = [self._captured[chain.context.key].count + depth - self._modules.count for chain in active]
+            x_RX = self._run(active, last, x_RX[rows], [(start, start + 1) for start in starts])[1]
+            self._sample(active, x_RX, depth)
+            depth += 1
 
-    def _take_in(self, going: list[ChainBuilder]) -> Any:
-        """Each module reads what is new to it, and guesses a token; what the last one gives at the ends, [R, X].
+    def _process_pending(self, active: list[ChainBuilder]) -> Any:
+        """Run each module on the pending tokens, and sample. Returns the last module's outputs at the ends [R, X].
 
-        They all do, however few tokens are wanted: so the keys and values of one are not behind those of another. The
-        last ones of all but the first module were of guessed tokens in the round before, and are read again.
+        All modules run, even for drafts of fewer tokens, so that their KV caches stay equally long. The last entries of
+        all but the first module were computed from draft tokens, and are computed again.
         """
-        found = [self._heard[chain.state.key] for chain in going]
-        again = self._modules.count - 1
-        spans = [(max(0, min(heard.taken - again, heard.count - 1)), heard.count) for heard in found]
-        watched = [heard.states(start) for heard, (start, _) in zip(found, spans, strict=True)]
-        x_TX = x_RX = self._modules.hidden(self._modules.joined(watched))
-        for place in range(self._modules.count):
-            x_TX, x_RX = self._run(going, place, x_TX, spans)
-            self._guess(going, x_RX, place)
-        for heard in found:
-            heard.take(max(1, again))
+        found = [self._captured[chain.context.key] for chain in active]
+        overlap = self._modules.count - 1
+        spans = [(max(0, min(one.num_processed - overlap, one.count - 1)), one.count) for one in found]
+        hidden_states = [one.states(start) for one, (start, _) in zip(found, spans, strict=True)]
+        x_TX = x_RX = self._modules.hidden(self._modules.joined(hidden_states))
+        for depth in range(self._modules.count):
+            x_TX, x_RX = self._run(active, depth, x_TX, spans)
+            self._sample(active, x_RX, depth)
+        for one in found:
+            one.mark_processed(max(1, overlap))
         return x_RX
 
-    def _run(self, going: list[ChainBuilder], place: int, x_TX: Any, spans: list[tuple[int, int]]) -> tuple[Any, Any]:
-        """What a module gives at some places of each sequence, and at the last one of each; see ``MtpModules.run``."""
-        keys = [chain.state.key for chain in going]
-        bases = [self._heard[key].base for key in keys]
-        parts = [
-            ModelInput(key, chain.ids[base + place + 1 :], *span, self._rooms.tables[key], 1)
-            for chain, key, base, span in zip(going, keys, bases, spans, strict=True)
+    def _run(self, active: list[ChainBuilder], depth: int, x_TX: Any, spans: list[tuple[int, int]]) -> tuple[Any, Any]:
+        """Run a module on a span of each sequence: all outputs, and the last ones (see ``MtpModules.run``)."""
+        keys = [chain.context.key for chain in active]
+        starts = [self._captured[key].base for key in keys]
+        inputs = [
+            ModelInput(key, chain.ids[base + depth + 1 :], *span, self._kv_slots.tables[key], 1)
+            for chain, key, base, span in zip(active, keys, starts, spans, strict=True)
         ]
-        return self._modules.run(place, x_TX, parts, bases, self._pools[place])
+        return self._modules.run(depth, x_TX, inputs, starts, self._pools[depth])
 
-    def _guess(self, going: list[ChainBuilder], x_RX: Any, place: int) -> None:
-        """A token for each sequence. It is read by the next module, if it is wanted or not."""
-        drawn = draw(self._modules.logits(x_RX), [chain.state for chain in going], [place] * len(going))
-        for chain, one in zip(going, drawn, strict=True):
+    def _sample(self, active: list[ChainBuilder], x_RX: Any, depth: int) -> None:
+        """Sample a token for each sequence, as input of the next module, even if the draft is complete."""
+        sampled = sample_tokens(self._modules.logits(x_RX), [chain.context for chain in active], [depth] * len(active))
+        for chain, one in zip(active, sampled, strict=True):
             chain.add(one)
             chain.ids.append(max(0, one.token))
             if one.token < 0:
-                chain.count = len(chain.tokens)  # nothing can follow
+                chain.max_tokens = len(chain.tokens)  # no token can follow
 
-    def read(self, readings: Sequence[TargetOutput]) -> None:
-        """See ``Proposer.read``."""
-        for read in readings:
-            self._heard.setdefault(read.key, CapturedHiddenStates(self._modules.own, self._modules.joined)).add(read)
+    def observe(self, outputs: Sequence[TargetOutput]) -> None:
+        """See ``Proposer.observe``."""
+        for output in outputs:
+            new = CapturedHiddenStates(self._modules.own, self._modules.joined)
+            self._captured.setdefault(output.key, new).add(output)
 
     def forget(self, key: int, output_ids: Sequence[int] = ()) -> None:
-        """See ``Proposer.forget``. Nothing is learned."""
-        self._heard.pop(key, None)
-        self._rooms.leave(key)
+        """See ``Proposer.forget``."""
+        self._captured.pop(key, None)
+        self._kv_slots.free_sequence(key)
